@@ -23,6 +23,7 @@
 #include "reshard/layouts/state_names.h"
 #include "reshard/layouts/strangers.h"
 #include "reshard/layouts/tied_tensors.h"
+#include "reshard/layouts/expert_stacks.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/model_config.h"
 
@@ -192,6 +193,7 @@ Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vect
     return planned_model(config, containers, notes);
   });
   checkpoint.map = whole_map(containers);
+  unpack_experts(checkpoint, context);
   settle_ties(files, checkpoint);
   take_records(containers, checkpoint);
   if (containers.size() == 1) checkpoint.file_metadata = containers.front().metadata;

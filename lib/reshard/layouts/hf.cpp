@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <unordered_map>
 #include <utility>
 
 #include "reshard/base/error.h"
@@ -28,6 +29,17 @@ namespace fs = std::filesystem;
 
 constexpr Format kHfFormats[] = {Format::kSafetensors, Format::kPytorch};
 constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face's directory of whole tensors", "", kHfFormats};
+
+/// Whether all experts of a layer become one tensor.
+/// \throws Error kUsage where that is asked for, and nobody knows the model.
+bool packs_experts(const TargetRequest& request, const TargetContext& context) {
+  const std::string form = request.options.choice(kExperts);
+  if (form == "packed" && context.model == nullptr)
+    throw Error(ErrorKind::kUsage, "`experts` packed: the model is not known")
+        .hint("give its config.json with `config`, or its family with `family`");
+  if (context.model == nullptr || form == "separate") return false;
+  return form == "packed" || saves_packed(context.logical, *context.model);
+}
 
 /// Built-in families under which every tensor of the files is explained. What is wrong with the files comes second.
 std::vector<std::string> fitting_families(Files& files, const fs::path& directory, const ModelConfig& config) {
@@ -71,7 +83,7 @@ Checkpoint read_of_family(Files& files, Checkpoint checkpoint, const std::vector
 class HfLayout final : public Layout {
  public:
   const LayoutTraits& traits() const override { return kTraits; }
-  std::vector<const LayoutOption*> options() const override { return {&kMaxShardSize}; }
+  std::vector<const LayoutOption*> options() const override { return {&kMaxShardSize, &kExperts}; }
 
   std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
     const auto names = hf_names_in(files, path);
@@ -111,7 +123,14 @@ class HfLayout final : public Layout {
     validate_request(request);
     const Format format = format_of(request);
     TargetPlan plan;
-    plan.map = hf_target_map(context.logical, request.options.number(kMaxShardSize).value(), format);
+    const bool packs = packs_experts(request, context);
+    plan.map = hf_target_map(context.logical,
+                             packs ? packed_entries_of(context.logical, *context.model) : entries_of(context.logical),
+                             request.options.number(kMaxShardSize).value(), format);
+    if (packs)
+      plan.notes.emplace_back(
+          "all experts of a layer are written in one tensor, as Transformers 5 has them in memory: Transformers 4 does "
+          "not load them, and some versions start them at random without an error");
     if (plan.map.files.size() > 1) {
       HfIndex index = index_of(plan.map);
       index.metadata = context.index_metadata;
@@ -128,13 +147,19 @@ class HfLayout final : public Layout {
 
 }  // namespace
 
-TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes, Format format) {
+TensorMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
+                        std::uint64_t max_file_bytes, Format format) {
   std::vector<std::vector<StoredTensor>> files;
   std::vector<StoredTensor> open;
   std::uint64_t open_bytes = 0;
-  for (const LogicalTensor& tensor : logical) {
-    const std::uint64_t bytes = num_bytes(tensor.dtype, tensor.shape).value_or(0);
-    StoredTensor stored{tensor.name, tensor.dtype, tensor.shape};
+  for (const WholeEntry& entry : entries) {
+    const LogicalTensor& first = logical[entry.logical.front()];
+    StoredTensor stored{entry.name, first.dtype, first.shape};
+    if (entry.slices > 0) {
+      stored.shape[0] *= entry.logical.size();
+      stored.slices = entry.slices;
+    }
+    const std::uint64_t bytes = num_bytes(stored.dtype, stored.shape).value_or(0);
     if (bytes > max_file_bytes) {
       files.push_back({std::move(stored)});
       continue;
@@ -148,15 +173,29 @@ TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t ma
   }
   if (!open.empty() || files.empty()) files.push_back(std::move(open));
 
+  std::unordered_map<std::string_view, const WholeEntry*> by_name;
+  for (const WholeEntry& entry : entries) by_name.emplace(entry.name, &entry);
   TensorMap map;
   map.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
   for (std::size_t f = 0; f < files.size(); ++f) {
     const auto indices = add_target_container(
         map, {format, hf_file_name(format, f + 1, files.size()), 0, 0, 0, std::move(files[f]), {}});
-    for (const std::uint32_t stored : indices) map.add_whole(stored, map.stored[stored].name);
+    for (const std::uint32_t stored : indices) {
+      std::uint64_t row = 0;
+      for (const std::uint32_t l : by_name.at(map.stored[stored].name.text())->logical) {
+        const Dims& shape = logical[l].shape;
+        Piece piece{stored, whole(shape), Dims(shape.size(), 0)};
+        if (!shape.empty()) piece.stored_begin[0] = std::exchange(row, row + shape[0]);
+        map.pieces[l].push_back(std::move(piece));
+      }
+    }
   }
   return map;
+}
+
+TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes, Format format) {
+  return hf_target_map(logical, entries_of(logical), max_file_bytes, format);
 }
 
 HfIndex index_of(const TensorMap& target) {

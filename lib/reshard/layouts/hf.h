@@ -8,6 +8,7 @@
 #include "reshard/formats/format.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/expert_stacks.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/tensor_map.h"
 
@@ -17,12 +18,21 @@ namespace reshard {
 inline constexpr LayoutOption kMaxShardSize{
     "max-shard-size", LayoutOption::Type::kSize, "Tensor bytes in one file at most", {}, "5GB"};
 
+inline constexpr const char* kExpertForms[] = {"auto", "packed", "separate"};
+inline constexpr LayoutOption kExperts{
+    "experts", LayoutOption::Type::kChoice,
+    "Experts of a layer in one tensor, as Transformers 5 has them in memory (packed), or each in its own (separate); "
+    "auto: as save_pretrained writes them",
+    kExpertForms};
+
 /// Tensor bytes in one file, at most, unless a request says otherwise.
 inline constexpr std::uint64_t kMaxShardBytes = 5'000'000'000;
 
-/// The Hugging Face checkpoint that holds `logical`, in its order, in files of at most `max_file_bytes` of tensors (a
+/// The Hugging Face checkpoint that holds `logical`, as `entries` in their order, in files of at most `max_file_bytes` of tensors (a
 /// larger tensor gets a file to itself), as huggingface_hub's split_torch_state_dict_into_shards cuts it. Paths are
 /// file names. `format` is not xser.
+TensorMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
+                        std::uint64_t max_file_bytes, Format format = Format::kSafetensors);
 TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes,
                         Format format = Format::kSafetensors);
 

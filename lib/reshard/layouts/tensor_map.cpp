@@ -325,6 +325,17 @@ void TensorMap::tie_logical(std::uint32_t tied, std::uint32_t source) {
     (logical[i].filler ? filler_by_name_ : logical_by_name_).emplace(logical[i].name, i);
 }
 
+std::vector<std::pair<LogicalTensor, std::vector<Piece>>> TensorMap::take_logical() {
+  std::vector<std::pair<LogicalTensor, std::vector<Piece>>> taken;
+  taken.reserve(logical.size());
+  for (std::size_t l = 0; l < logical.size(); ++l) taken.emplace_back(std::move(logical[l]), std::move(pieces[l]));
+  logical.clear();
+  pieces.clear();
+  logical_by_name_.clear();
+  filler_by_name_.clear();
+  return taken;
+}
+
 void TensorMap::keep_stored(const std::vector<bool>& used) {
   std::vector<std::uint32_t> numbers(stored.size());
   std::vector<StoredTensor> kept;

@@ -195,6 +195,9 @@ class TensorMap {
   /// it. Later logical tensors get new indices.
   void tie_logical(std::uint32_t tied, std::uint32_t source);
 
+  /// Takes out all logical tensors, each with its pieces.
+  std::vector<std::pair<LogicalTensor, std::vector<Piece>>> take_logical();
+
   /// Takes out the stored tensors `s` that are not wanted, `used[s]`, with all pieces of them. The others get new
   /// numbers; of a source only.
   void keep_stored(const std::vector<bool>& used);

@@ -12,6 +12,7 @@
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/tied_tensors.h"
+#include "reshard/layouts/expert_stacks.h"
 #include "reshard/specs/language_model.h"
 #include "reshard/specs/model_config.h"
 
@@ -110,6 +111,7 @@ void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext&
     return planned_model(config, {tensors}, notes);
   });
   checkpoint.map = make_map(checkpoint.model);
+  unpack_experts(checkpoint, context);
   settle_ties(files, checkpoint);
   if (context.use != ConfigUse::kLenient && checkpoint.model) {
     const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);

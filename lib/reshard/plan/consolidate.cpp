@@ -2,6 +2,8 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
+#include "reshard/layouts/expert_stacks.h"
+#include "reshard/layouts/hf.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/cast_dtypes.h"
 #include "reshard/plan/config_dtype.h"
@@ -51,6 +53,7 @@ std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
     if (const auto adapters = adapters_meant(files, found.path); !adapters.empty())
       return plan_adapters(files, request, found, adapters);
   Checkpoint checkpoint = read_sharded(files, found.path, context_of(request.source, ConfigUse::kStrict));
+  if (request.target.options.choice(kExperts) == "separate") separate_experts(checkpoint);
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   validate_names(checkpoint, *request.target.layout);
   auto job = start_job("consolidate", checkpoint, output_of(files, request, checkpoint), request.force);

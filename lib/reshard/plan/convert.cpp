@@ -11,6 +11,8 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
+#include "reshard/layouts/expert_stacks.h"
+#include "reshard/layouts/hf.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/tied_tensors.h"
 #include "reshard/layouts/whole_map.h"
@@ -232,8 +234,7 @@ std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Se
     for (std::string& name : take_extra_tensors(job, request.source.extra, target,
                                                 checkpoint.model ? &*checkpoint.model : nullptr, selection.wanted))
       selection.dropped.push_back(std::move(name));
-  if (!traits.has_ranks) return plan_target(files, job, target, nullptr, selection.wanted, checkpoint.states_or_null());
-  if (traits.needs_no_mesh) {
+  if (!traits.has_ranks || traits.needs_no_mesh) {
     const Model* model = checkpoint.model ? &*checkpoint.model : nullptr;
     return plan_target(files, job, target, model, selection.wanted, checkpoint.states_or_null());
   }
@@ -288,6 +289,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   }
   Checkpoint checkpoint =
       read_checkpoint(files, found.path, context_of(request.source, ConfigUse::kStrict, request.target.layout));
+  if (request.target.options.choice(kExperts) == "separate") separate_experts(checkpoint);
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   if (request.lora_fuse && !checkpoint.adapter)
     throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: this is no adapter").in(checkpoint.path);
