@@ -177,7 +177,7 @@ TEST_CASE("Packed experts are read from all that trainers save, however their ra
 
 TEST_CASE("Every architecture's experts that Transformers packs come back from one tensor a layer") {
   std::size_t packed_ones = 0;
-  for (const std::string& name : architecture_names()) {
+  for (const std::string& name : sample_of(architecture_names())) {
     const Architecture of = architecture(name);
     if (!has_experts(of)) continue;
     const TempDir temp;
@@ -194,7 +194,7 @@ TEST_CASE("Every architecture's experts that Transformers packs come back from o
     packed_ones += packed.size() < tensors.size() ? 1 : 0;
     CHECK((in_form(temp / "packed", temp / "back", packed.size() < tensors.size() ? "separate" : "auto") == tensors));
   }
-  CHECK(packed_ones > 20);
+  CHECK(packed_ones > (has_all_seeds() ? 20 : 3));
 }
 
 TEST_CASE("The names of packed experts are those of Transformers' own mapping") {

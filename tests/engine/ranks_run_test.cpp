@@ -87,6 +87,7 @@ TEST_CASE("Ranks of these tests have lots, and fewer or none where they would me
 
 TEST_CASE("Two to seven ranks write the bytes of one process, whatever their threads and memory") {
   const Jobs jobs;
+  Sample sample(4);
   for (const auto& [what, plan] : jobs.planners) {
     DYNAMIC_SECTION(what) {
       const fs::path whole = jobs.temp / "whole", parts = jobs.temp / "parts";
@@ -95,6 +96,7 @@ TEST_CASE("Two to seven ranks write the bytes of one process, whatever their thr
       const RunResult expected = execute(*job, unsynced());
       const auto files = snapshot(whole);
       for (std::uint32_t size = 2; size <= 7; ++size) {
+        if (sample.skips()) continue;
         CAPTURE(size);
         RunResult result;
         const auto thrown = run_ranks(size, [&, &plan = plan](Together& together) {
@@ -120,6 +122,7 @@ TEST_CASE("Two to seven ranks write the bytes of one process, whatever their thr
 
 TEST_CASE("Machines whose caches differ write the bytes of one process: no page gets bytes of two ranks") {
   const Jobs jobs;
+  Sample sample(5);
   for (const auto& [what, plan] : jobs.planners) {
     DYNAMIC_SECTION(what) {
       const fs::path whole = jobs.temp / "whole", parts = jobs.temp / "parts";
@@ -127,6 +130,7 @@ TEST_CASE("Machines whose caches differ write the bytes of one process: no page 
       const auto files = snapshot(whole);
       for (const std::uint64_t page_bytes : {64u, 512u, 4096u})
         for (std::uint32_t size = 2; size <= 5; ++size) {
+          if (sample.skips()) continue;
           CAPTURE(page_bytes, size);
           std::deque<PageCacheStorage> machines;
           for (std::uint32_t rank = 0; rank < size; ++rank) machines.emplace_back(page_bytes);

@@ -27,6 +27,17 @@ std::vector<Trial> sample_of(const std::vector<Trial>& trials) {
   return sample;
 }
 
+/// The same for trials in nested loops: one of `step`.
+class Sample {
+ public:
+  explicit Sample(std::size_t step) : step_(share_of_trials() > 1 ? step : 1) {}
+  bool skips() { return count_++ % step_ != 0; }
+
+ private:
+  std::size_t step_;
+  std::size_t count_ = 0;
+};
+
 /// Whether seeds() has them all, so that a test may count what they have met.
 bool has_all_seeds();
 
