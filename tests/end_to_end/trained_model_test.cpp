@@ -7,6 +7,7 @@
 #include "support/dcp.h"
 #include "support/dtensors.h"
 #include "support/errors.h"
+#include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/pickles.h"
@@ -66,6 +67,67 @@ TEST_CASE("Tensors besides a model that is all there are noted, and written as t
                Says("config.json does not explain these tensors: model.layers.1.gauge.scale"));
     convert(request);
     CHECK((read_model(temp / "out") == tensors));
+  }
+}
+
+/// The tensors as PEFT has them in a model that it wraps, with an adapter of q_proj.
+TensorMap adapted(const TensorMap& tensors, Random& random) {
+  TensorMap wrapped;
+  for (const auto& [name, tensor] : tensors) {
+    const std::size_t at = name.find("q_proj.");
+    if (at == name.npos) {
+      wrapped[name] = tensor;
+      continue;
+    }
+    wrapped[std::string(name).insert(at + 7, "base_layer.")] = tensor;
+    const std::string module = name.substr(0, at + 7);
+    wrapped[module + "lora_A.default.weight"] = random_tensor(random, DType::kF32, {4, tensor.shape[1]});
+    wrapped[module + "lora_B.default.weight"] = random_tensor(random, DType::kF32, {tensor.shape[0], 4});
+  }
+  return wrapped;
+}
+
+TEST_CASE("A model that PEFT wraps is taken apart by names, whoever saved it") {
+  for (const std::string kind : kKinds) {
+    DYNAMIC_SECTION(kind) {
+      Random random(15);
+      const TinyModel tiny;
+      const TensorMap tensors = random_tensors(tiny, random);
+      const TensorMap wrapped = adapted(tensors, random);
+      const TempDir temp;
+      write_trained(kind, temp / "in", tiny, wrapped, random);
+
+      const Error error = error_of([&] { convert(convert_request(temp / "in", temp / "out")); });
+      CHECK(error.kind() == ErrorKind::kUnsupported);
+      CHECK_THAT(error.tensor(), Says(".self_attn.q_proj."));
+      CHECK_THAT(error.what(), Says("belongs to a LoRA adapter that is not merged"));
+      CHECK_THAT(error.hint(), Says("`drop` \"lora_\" and `rename` \"base_layer\\.=\" make the base model"));
+
+      ConvertRequest base = convert_request(temp / "in", temp / "base");
+      base.names.drop.emplace_back("drop", "lora_");
+      base.names.renames.push_back(parse_rename("rename", "base_layer\\.="));
+      convert(base);
+      CHECK((read_model(temp / "base") == tensors));
+      base.output_directory = temp / "ranks";
+      base.target.layout = layout("ranks");
+      base.target.tp = 2;
+      convert(base);
+      CHECK((consolidated(temp / "ranks", temp / "whole") == tensors));
+
+      ConvertRequest adapter = convert_request(temp / "in", temp / "adapter");
+      adapter.names.keep.emplace_back("keep", "lora_");
+      convert(adapter);
+      TensorMap lora = wrapped;
+      std::erase_if(lora, [](const auto& item) { return item.first.find("lora_") == std::string::npos; });
+      CHECK((read_model(temp / "adapter") == lora));
+
+      base = convert_request(temp / "in", temp / "less");
+      base.names.drop.emplace_back("drop", "lora_");
+      const Error incomplete = error_of([&] { convert(base); });
+      CHECK(incomplete.kind() == ErrorKind::kBadInput);
+      CHECK_THAT(incomplete.what(), Says("2 tensors that config.json asks for are missing"));
+      for (const char* output : {"out", "less"}) CHECK_FALSE(fs::exists(temp / output));
+    }
   }
 }
 

@@ -111,7 +111,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
   const ConfigUse use = context.use;
   const bool is_described = checkpoint.config.empty() && describes_model(spec);
   if (use != ConfigUse::kNeeded && checkpoint.config.empty() && !is_described) {
-    if (use == ConfigUse::kStrict && checkpoint.has_ranks())
+    if (use != ConfigUse::kLenient && checkpoint.has_ranks())
       checkpoint.notes.push_back(
           "there is no config.json in " + checkpoint.directory.string() +
           ", so whether the checkpoint has every tensor of its model is not known; `config` names one "
@@ -130,7 +130,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
       return;
     }
     if (!found.family) {
-      if (use == ConfigUse::kStrict && checkpoint.has_ranks())
+      if ((use == ConfigUse::kStrict || use == ConfigUse::kRenamed) && checkpoint.has_ranks())
         checkpoint.notes.push_back(describe_unknown_type(found.config) +
                                    ", so the metadata alone says what the tensors are");
       return;

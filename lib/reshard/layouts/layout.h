@@ -119,6 +119,7 @@ using FamilySpec = std::shared_ptr<const Family>;
 enum class ConfigUse {
   kLenient,  // a config.json that makes no sense is a note
   kStrict,   // it is an error, and so is a sharded checkpoint that is not the model it describes
+  kRenamed,  // as kStrict, but the caller changes names first, and then looks for missing tensors itself
   kNeeded,   // the same, and so is none at all, or one of an unknown family without a plan
 };
 

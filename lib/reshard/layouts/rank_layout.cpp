@@ -225,9 +225,11 @@ void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& contex
   if (shards.has_old_metadata) distrust_replicated_matrices(checkpoint.map);
   if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
     validate_heads(shards, *checkpoint.model);
-    if (shards.allows_extra)
+    // Metadata says how tensors of any name are partitioned.
+    const bool may_be_other = context.use == ConfigUse::kRenamed && !shards.metadata.empty();
+    if (shards.allows_extra && !may_be_other)
       validate_trained_against_model(checkpoint.map, *checkpoint.model, shards.folder.path);
-    else
+    else if (!may_be_other)
       validate_against_model(checkpoint.map, *checkpoint.model, shards.folder.path, kSameFamily);
   }
   validate_all_ranks_are_there(shards, checkpoint);

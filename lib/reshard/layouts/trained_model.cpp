@@ -2,17 +2,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/expert_stacks.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/tied_tensors.h"
-#include "reshard/layouts/expert_stacks.h"
 #include "reshard/specs/language_model.h"
 #include "reshard/specs/model_config.h"
 
@@ -22,6 +23,25 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kConfigFolder = "huggingface";
+
+/// Validates that all tensors of the model are there, and notes the others.
+void validate_trained(Checkpoint& checkpoint) {
+  try {
+    const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);
+    if (!besides.empty())
+      checkpoint.notes.push_back("config.json does not explain these tensors: " + list_names(besides));
+  } catch (Error& error) {
+    const auto is_of_peft = [](const LogicalTensor& tensor) {
+      return tensor.name.find(".base_layer.") != std::string::npos;
+    };
+    const auto& logical = checkpoint.map.logical;
+    if (error.kind() == ErrorKind::kUnsupported && std::any_of(logical.begin(), logical.end(), is_of_peft))
+      error.hint(
+          "save the model merged (merge_and_unload), or convert it twice: `drop` \"lora_\" and `rename` "
+          "\"base_layer\\.=\" make the base model, `keep` \"lora_\" the tensors of the adapter");
+    throw;
+  }
+}
 
 /// "2 tensors beside the model are left out"
 std::string left_out_text(std::uint64_t count, const std::string& what) {
@@ -113,11 +133,8 @@ void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext&
   checkpoint.map = make_map(checkpoint.model);
   unpack_experts(checkpoint, context);
   settle_ties(files, checkpoint);
-  if (context.use != ConfigUse::kLenient && checkpoint.model) {
-    const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);
-    if (!besides.empty())
-      checkpoint.notes.push_back("config.json does not explain these tensors: " + list_names(besides));
-  }
+  if ((context.use == ConfigUse::kStrict || context.use == ConfigUse::kNeeded) && checkpoint.model)
+    validate_trained(checkpoint);
   order_tensors(checkpoint);
 }
 

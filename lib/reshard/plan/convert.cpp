@@ -287,8 +287,9 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
     request.target.layout = &layout_of_source(files, request, found.path);
     validate();
   }
+  const auto use = request.names.empty() ? ConfigUse::kStrict : ConfigUse::kRenamed;
   Checkpoint checkpoint =
-      read_checkpoint(files, found.path, context_of(request.source, ConfigUse::kStrict, request.target.layout));
+      read_checkpoint(files, found.path, context_of(request.source, use, request.target.layout));
   if (request.target.options.choice(kExperts) == "separate") separate_experts(checkpoint);
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   if (request.lora_fuse && !checkpoint.adapter)

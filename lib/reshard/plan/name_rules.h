@@ -32,6 +32,8 @@ struct NameRules {
   std::vector<std::pair<NamePattern, std::string>> renames;  // applied in order
   std::vector<NamePattern> drop;                             // tensors to leave out
   std::vector<NamePattern> keep;                             // if there are any: the only ones to take
+
+  bool empty() const { return renames.empty() && drop.empty() && keep.empty(); }
 };
 
 /// "REGEX=REPLACEMENT", cut at the last "=".
