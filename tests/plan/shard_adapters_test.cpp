@@ -192,7 +192,13 @@ TEST_CASE("An adapter that does not fit the model or its own config is refused b
   refused(kLayer + "mlp.down_proj.lora_A.weight", {2, 4}, ErrorKind::kBadInput, "make it [1, 4]");
   refused(kLayer + "mlp.down_proj.lora_B.weight", {5, 1}, ErrorKind::kBadInput, "make it [4, 1]");
   refused(kLayer + "mlp.down_proj.lora_magnitude_vector", {5}, ErrorKind::kBadInput, "make it [4]");
-  refused(kLayer + "mlp.down_proj.lora_A.mine.weight", {1, 4}, ErrorKind::kUnsupported, "kind of adapter");
+  refused(kLayer + "mlp.down_proj.lora_A.mine.weight", {1, 4}, ErrorKind::kUnsupported, "has an adapter's name in it");
+  refused(kLayer + "mlp.down_proj.lora_C.weight", {1, 4}, ErrorKind::kBadInput, "is neither");
+  refused("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", {2, 4}, ErrorKind::kUnsupported,
+          "is of trainable tokens");
+  refused("base_model.model.score.weight", {2, 4}, ErrorKind::kUnsupported, "is of a head that the adapter adds");
+  refused("base_model.model.model.language_model.layers.0.mlp.down_proj.lora_A.weight", {1, 4}, ErrorKind::kUnsupported,
+          "adapts a part of a model of several parts");
   refused(kLayer + "mlp.sideways.lora_A.weight", {1, 4}, ErrorKind::kBadInput, "the model does not have");
   refused("base_model.model.model.layers.1.mlp.down_proj.lora_A.weight", {1, 4}, ErrorKind::kBadInput,
           "the model does not have");
@@ -201,6 +207,11 @@ TEST_CASE("An adapter that does not fit the model or its own config is refused b
   refused("base_model.model.lm_head.weight", {5, 4}, ErrorKind::kBadInput, "make it [32, 4]");
   refused(kLayer + "mlp.gate_proj.weight", {4, 4}, ErrorKind::kUnsupported, "fused with others");
   refused(kLayer + "self_attn.o_proj.base_layer.weight", {4, 8}, ErrorKind::kUnsupported, "has no place");
+  Case packed;
+  packed.config["target_parameters"] = {"mlp.experts.gate_up_proj"};
+  packed.tensors[kLayer + "mlp.experts.base_layer.lora_A.weight"] = Case::counting({3, 4});
+  CHECK(packed.error().kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(packed.error().what(), Says("adapts experts that are packed in one tensor (target_parameters)"));
   Case c;
   c.adapt("mlp.down_proj", 4, 4);
   c.tensors.erase(kLayer + "mlp.down_proj.lora_B.weight");

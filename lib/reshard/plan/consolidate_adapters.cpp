@@ -65,7 +65,8 @@ std::optional<std::string> separate_config_text(Files& files, const Adapter& ada
   try {
     const AdapterConfig config = read_adapter_config(files, adapter.config);
     SeparateConfig separate = separate_config(config, adapter.modules);
-    if (!separate.unexplained.empty())
+    // The lora_A of packed experts has the rank of each, one below the other.
+    if (!separate.unexplained.empty() && config.target_parameters.empty())
       notes.push_back(
           fmt::format("adapter_config.json gives another rank than lora_A has: {}. It is not the one that the adapter "
                       "was trained with, so the scale is unknown, and PEFT does not load the adapter: set "

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "reshard/base/error.h"
+#include "reshard/base/pattern.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/adapter_folders.h"
@@ -37,6 +38,25 @@ PeftAdapter read_one(Files& files, const std::string& name, const fs::path& dire
   return adapter;
 }
 
+/// What adapters contain besides matrices for the model's linears.
+struct Other {
+  const char* pattern;  // found in the name of a tensor
+  const char* what;
+  const char* hint;
+};
+constexpr Other kOthers[] = {
+    {R"(\.lora_(A|B)\.[^.]+\.weight$|\.lora_embedding_[AB]\.[^.]+$|\.modules_to_save\.)",
+     "has an adapter's name in it, as in the memory of PEFT", "save the adapter with save_pretrained"},
+    {R"(\.token_adapter\.|\.trainable_tokens)", "is of trainable tokens, which are not sharded",
+     "merge the adapter into the model (merge_and_unload) and shard that"},
+    {R"(^(score|classifier|classification_head|qa_outputs|v_head|summary)\.)",
+     "is of a head that the adapter adds to the model, which is not sharded",
+     "save the adapter without the head, or merge it into the model (merge_and_unload) and shard that"},
+    {R"((^|\.)(language_model|text_model|vision_tower|vision_model|visual|multi_modal_projector|connector|thinker)\.)",
+     "adapts a part of a model of several parts, whose names are not those of its language model",
+     "merge the adapter into the model (merge_and_unload) and shard that"},
+};
+
 /// Sorts the tensors of one adapter's file.
 class Sorter {
  public:
@@ -59,6 +79,19 @@ class Sorter {
     return Error(kind, message).in(adapter_.path).tensor(tensor.name);
   }
 
+  /// The error for a tensor of no module of the model; `message` where nothing else explains it.
+  Error unknown(const LogicalTensor& tensor, const std::string& name, const char* message) const {
+    if (!adapter_.config.target_parameters.empty() && name.find(".experts.") != name.npos)
+      return error(tensor, ErrorKind::kUnsupported,
+                   "adapts experts that are packed in one tensor (target_parameters), which is not supported");
+    for (const Other& other : kOthers)
+      if (Pattern(other.pattern).found_in(name))
+        return error(tensor, ErrorKind::kUnsupported, other.what).hint(other.hint);
+    const bool is_own = lora_name(name) && parameters_.count(lora_name(name)->module + ".weight") > 0;
+    if (is_own) return error(tensor, ErrorKind::kUnsupported, message);
+    return error(tensor, ErrorKind::kBadInput, message).hint("config.json belongs to another model than the adapter");
+  }
+
   void sort(const LogicalTensor& tensor) {
     if (!tensor.name.starts_with(kPeftPrefix))
       throw error(tensor, ErrorKind::kBadInput, "does not begin with base_model.model., as PEFT names tensors");
@@ -69,9 +102,7 @@ class Sorter {
     const bool wrapped = module.ends_with(kBaseLayer);
     if (wrapped) module.resize(module.size() - kBaseLayer.size());
     const auto found = parameters_.find(module + name.substr(leaf));
-    if (found == parameters_.end())
-      throw error(tensor, ErrorKind::kBadInput, "is neither an adapter's nor the model's")
-          .hint("config.json belongs to another model than the adapter");
+    if (found == parameters_.end()) throw unknown(tensor, name, "is neither an adapter's nor the model's");
     if (fused_.count(module))
       throw error(tensor, ErrorKind::kUnsupported, "is a copy of a linear that is fused with others");
     validate_shape(tensor, found->second->shape);
@@ -84,8 +115,7 @@ class Sorter {
   void sort_lora(const LogicalTensor& tensor, const LoraName& name) {
     const auto found = parameters_.find(name.module + ".weight");
     if (found == parameters_.end() || found->second->shape.size() != 2)
-      throw error(tensor, ErrorKind::kBadInput, "adapts a module that the model does not have")
-          .hint("config.json belongs to another model than the adapter");
+      throw unknown(tensor, tensor.name.substr(kPeftPrefix.size()), "adapts a module that the model does not have");
     const std::string kind = name.component + (name.rest.empty() ? "" : "." + name.rest);
     const bool transposed = is_transposed(*found->second);
     const std::uint64_t out = found->second->shape[transposed ? 1 : 0];
@@ -103,7 +133,7 @@ class Sorter {
     else if (embedding && kind == "lora_embedding_B")
       validate_shape(tensor, {in, r});
     else
-      throw error(tensor, ErrorKind::kUnsupported, "is of a kind of adapter that is not known");
+      throw unknown(tensor, tensor.name.substr(kPeftPrefix.size()), "is of a kind of adapter that is not known");
     own_[name.module].insert(kind);
     const auto layer = fused_.find(name.module);
     const std::string& module = layer == fused_.end() ? name.module : layer->second->module;

@@ -133,11 +133,14 @@ AdapterConfig parse_adapter_config(std::string text, const fs::path& path) {
   read_patterns(json, "alpha_pattern", path, [&](const std::string& key, const OrderedJson& value) {
     config.alpha_pattern.emplace_back(key, alpha_value(value, key, path));
   });
-  if (object.has("modules_to_save") && !object.at("modules_to_save").is_null())
-    for (const Json& name : object.array_at("modules_to_save")) {
-      if (!name.is_string()) object.fail("modules_to_save", "an array of names");
-      config.modules_to_save.push_back(name.get<std::string>());
+  for (const auto& [key, names] : {std::pair("modules_to_save", &config.modules_to_save),
+                                   std::pair("target_parameters", &config.target_parameters)}) {
+    if (!object.has(key) || object.at(key).is_null()) continue;
+    for (const Json& name : object.array_at(key)) {
+      if (!name.is_string()) object.fail(key, "an array of names");
+      names->push_back(name.get<std::string>());
     }
+  }
   return config;
 }
 

@@ -41,6 +41,7 @@ struct AdapterConfig {
   std::vector<std::pair<std::string, std::uint64_t>> rank_pattern;  // regular expressions, in the file's order
   std::vector<std::pair<std::string, double>> alpha_pattern;
   std::vector<std::string> modules_to_save;
+  std::vector<std::string> target_parameters;  // parameters of packed experts, "mlp.experts.gate_up_proj"
 
   /// The first pattern that matches decides, as in PEFT.
   std::uint64_t rank_of(const std::string& module) const;
