@@ -365,6 +365,11 @@ TEST_CASE("A config with other ranks than the files is left as it is, and the sc
   CHECK_THAT(job->notes[0], Says("the scale is unknown"));
   execute(*job, unsynced());
   CHECK(read_file(c.temp / "again/adapter_config.json") == c.config.dump());
+  // The lora_A of packed experts has the rank of each, so that it is no other rank.
+  c.config["target_parameters"] = {"mlp.experts.gate_up_proj"};
+  write_file(c.temp / "out/adapter_default/adapter_config.json", c.config.dump());
+  back.output_directory = c.temp / "third";
+  CHECK(plan_consolidate(back)->notes.empty());
 }
 
 }  // namespace
