@@ -111,6 +111,10 @@ TEST_CASE(
   ConvertRequest request = model.request("hf");
   request.names.renames.push_back(parse_rename("rename", "self_attn=attention"));
   CHECK(notes_with(*plan_convert(model.files, request), "missing").empty());
+  const std::vector<std::string> counted = notes_with(*plan_convert(model.files, request), "config.json asks for");
+  REQUIRE(counted.size() == 1);
+  CHECK_THAT(counted.front(), Says("`rename` gives "));
+  CHECK_THAT(counted.front(), Says(" tensors other names than config.json asks for"));
 
   TensorMap tensors;
   for (const TinyParameter& parameter : parameters_of({})) {

@@ -117,14 +117,18 @@ std::vector<std::string> missing_tensors(const Checkpoint& checkpoint, const Con
   if (dropped > 0)
     job.notes.push_back(fmt::format("`drop` or `keep` leaves out {} that config.json asks for",
                                     dropped == 1 ? std::string("1 tensor") : fmt::format("{} tensors", dropped)));
-  if (missing.empty() || request.names.renames.empty() || !checkpoint.language_model.family) return missing;
+  if (request.names.renames.empty() || !checkpoint.language_model.family) return missing;
   TensorMap renamed = job.source;
   Job unused;
   rename(renamed, request.names, unused);
   std::unordered_set<std::string_view> names;
   for (const LogicalTensor& tensor : renamed.logical) names.insert(tensor.name);
   std::vector<std::string> still = find_misfits(renamed, instantiate(checkpoint.language_model, names)).missing;
-  return still.size() < missing.size() ? still : missing;
+  if (still.size() < missing.size()) return still;
+  if (const std::size_t lost = still.size() - missing.size(); lost > 0)
+    job.notes.push_back(fmt::format("`rename` gives {} other names than config.json asks for",
+                                    lost == 1 ? std::string("1 tensor") : fmt::format("{} tensors", lost)));
+  return missing;
 }
 
 /// \throws Error kBadInput if tensors are missing and the request does not allow it.
