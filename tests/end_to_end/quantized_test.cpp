@@ -117,7 +117,13 @@ std::vector<Method> methods() {
        {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 16}, {"version", "gemm"}},
        {{"qweight", DType::kI32, {{'i', 1}, {'o', 8}}},
         {"qzeros", DType::kI32, {{'i', 16}, {'o', 8}}},
-        {"scales", DType::kF16, {{'i', 16}, {'o', 1}}}}}};
+        {"scales", DType::kF16, {{'i', 16}, {'o', 1}}}}},
+      {"ModelOpt MXFP8",
+       {{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}},
+       {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}}, {"weight_scale", DType::kU8, {{'o', 1}, {'i', 32}}}}},
+      {"MXFP8",
+       {{"quant_method", "mxfp8"}},
+       {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}}, {"weight_scale_inv", DType::kU8, {{'o', 1}, {'i', 32}}}}}};
 }
 
 struct Linear {
