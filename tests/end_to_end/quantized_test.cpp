@@ -211,6 +211,10 @@ TEST_CASE("On each rank, the parts of a quantised linear belong to the same outp
   const auto [tp, intermediate] =
       GENERATE(table<std::uint32_t, std::uint64_t>({{2, 144}, {4, 144}, {4, 136}, {2, 72}}));
   DYNAMIC_SECTION(method.name << ", tp " << tp << ", intermediate_size " << intermediate) {
+    std::uint64_t block = 16;
+    for (const Part& part : method.parts)
+      for (const auto& dim : part.dims) block = std::max<std::uint64_t>(block, dim.per);
+    if (block > 16 && tp == 4) return;  // blocks of 32 part heads: that is the next test's
     const TempDir temp;
     const TensorMap tensors = write_quantized(method, intermediate, temp / "model");
     ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
@@ -220,9 +224,6 @@ TEST_CASE("On each rank, the parts of a quantised linear belong to the same outp
 
     const TensorMap rank = read_weights(temp / "out").at("weights/tp0_sharded_checkpoint.safetensors");
     std::map<std::uint64_t, std::uint64_t> sizes;  // of whole outputs or inputs → on a rank
-    std::uint64_t block = 16;
-    for (const Part& part : method.parts)
-      for (const auto& dim : part.dims) block = std::max<std::uint64_t>(block, dim.per);
     for (const Linear& linear : linears(intermediate)) {
       const std::uint64_t whole = linear.by_rows ? linear.inputs : linear.outputs;
       for (const Part& part : method.parts) {
