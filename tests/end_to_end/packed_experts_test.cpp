@@ -272,6 +272,13 @@ TEST_CASE("What cannot be packed or taken apart is refused with its name") {
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK_THAT(error.what(), Says("model.layers.0.block_sparse_moe.experts.2.w1.weight"));
   }
+  SECTION("a stack of no bytes that claims any number of experts") {
+    tensors[stack] = {DType::kBF16, {1'000'000, 2, 0}, {}};
+    write_safetensors(temp / "in/model.safetensors", tensors);
+    const Error error = error_of([&] { shard(shard_request(temp / "in", temp / "out", 2)); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(), Says(stack));
+  }
   SECTION("experts of two dtypes") {
     TensorMap apart = read_model(model / "original");
     TensorData& tensor = apart["model.layers.0.block_sparse_moe.experts.1.w1.weight"];

@@ -131,6 +131,27 @@ TEST_CASE("A model that PEFT wraps is taken apart by names, whoever saved it") {
   }
 }
 
+TEST_CASE("Rules for names do not let a model through that has other shapes than its config.json") {
+  for (const std::string kind : kKinds) {
+    DYNAMIC_SECTION(kind) {
+      Random random(16);
+      const TinyModel tiny;
+      const TempDir temp;
+      write_trained(kind, temp / "in", tiny, random_tensors(tiny, random), random);
+      TinyModel other = tiny;
+      other.intermediate += 8;
+      write_file(temp / "in/config.json", other.config().dump());
+      ConvertRequest request = convert_request(temp / "in", temp / "out");
+      request.names.drop.emplace_back("drop", "no such tensor");
+      const Error error = error_of([&] { convert(request); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK_THAT(error.tensor(), Says(".mlp."));
+      CHECK_THAT(error.what(), Says("but config.json asks for [32, 16]"));
+      CHECK_FALSE(fs::exists(temp / "out"));
+    }
+  }
+}
+
 TEST_CASE("Where a model's tensor is missing, those that fit no name are listed with the nearest") {
   for (const std::string kind : kKinds) {
     CAPTURE(kind);

@@ -88,6 +88,23 @@ TEST_CASE("Tensors that rules drop are counted, where config.json asks for them"
   CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for").empty());
 }
 
+TEST_CASE("Names are renamed before they are compared with the model, and what rules leave out is never silent") {
+  LackingModel model;
+  ConvertRequest request = model.request("hf");
+  request.names.renames.push_back(parse_rename("rename", "self_attn=other"));
+  request.names.drop.emplace_back("drop", "self_attn");
+  const auto notes = notes_with(*plan_convert(model.files, request), "config.json asks for");
+  REQUIRE(notes.size() == 1);
+  CHECK_THAT(notes.front(), Says("`drop` or `keep` leaves out "));
+  // A dropped tensor does not stand in the way of one that takes its name.
+  ConvertRequest taken = model.request("hf");
+  taken.names.drop.emplace_back("drop", "^lm_head");
+  taken.names.renames.push_back(parse_rename("rename", "^model.norm.weight$=lm_head.weight"));
+  const auto job = plan_convert(model.files, taken);
+  CHECK(job->target.find_logical("lm_head.weight"));
+  CHECK_FALSE(job->target.find_logical("model.norm.weight"));
+}
+
 TEST_CASE(
     "A model without its attention is counted as such in layouts of whole tensors, and no shards are made of it") {
   LackingModel model;

@@ -177,7 +177,7 @@ void validate_checksums(const fs::path& file, const std::vector<ChecksummedRange
                               range.size_bytes, crc, range.crc32))
           .in(file)
           .at_byte(range.offset_bytes)
-          .hint("the file is damaged: fetch it again");
+          .hint("the file is damaged: fetch it again, or take another checkpoint of the run");
   }
 }
 

@@ -25,18 +25,29 @@ bool is_own_stack(const ModelParameter& parameter) {
   return parameter.experts > 0 && !parameter.expert;
 }
 
-bool is_stack(const LogicalTensor& tensor, const PackedExperts& packed) {
-  return tensor.shape.size() == 3 && !tensor.filler && packed.find(tensor.name).has_value();
-}
+/// The names of stacks, and how many experts a layer of the model has: what claims more is none of its stacks.
+struct Stacks {
+  PackedExperts names;
+  std::uint64_t most = 0;
+
+  explicit Stacks(const Model& model) : names(*model.family) {
+    for (const ModelParameter& parameter : model.parameters) most = std::max(most, parameter.experts);
+  }
+
+  bool has(const LogicalTensor& tensor) const {
+    return tensor.shape.size() == 3 && !tensor.filler && tensor.shape[0] <= most &&
+           num_elems(tensor.shape).value_or(0) > 0 && names.find(tensor.name).has_value();
+  }
+};
 
 /// Whether all tensors that the model has packed, too, have its shapes. Transformers 4 has the last two dims of some
 /// families the other way round: (E, H, 2 I). Of a square matrix that cannot be told, but the other one is none then.
-bool are_models_own(const TensorMap& map, const PackedExperts& packed, const Model& model) {
+bool are_models_own(const TensorMap& map, const Stacks& stacks, const Model& model) {
   Parameters parameters;
   for (const ModelParameter& parameter : model.parameters) parameters.emplace(parameter.name, &parameter);
   bool any = false;
   for (const LogicalTensor& tensor : map.logical) {
-    if (!is_stack(tensor, packed)) continue;
+    if (!stacks.has(tensor)) continue;
     const auto own = parameters.find(tensor.name);
     if (own == parameters.end() || own->second->shape != tensor.shape) return false;
     any = any || tensor.shape[1] != tensor.shape[2];
@@ -90,24 +101,24 @@ std::uint32_t add_new(TensorMap& map, const LogicalTensor& tensor, const std::st
 namespace {
 
 /// The first tensor that holds all experts of a layer, by its name; null if there is none.
-const LogicalTensor* first_stack(const TensorMap& map, const PackedExperts& packed) {
+const LogicalTensor* first_stack(const TensorMap& map, const Stacks& stacks) {
   const auto first = std::find_if(map.logical.begin(), map.logical.end(),
-                                  [&](const LogicalTensor& tensor) { return is_stack(tensor, packed); });
+                                  [&](const LogicalTensor& tensor) { return stacks.has(tensor); });
   return first == map.logical.end() ? nullptr : &*first;
 }
 
 /// Makes of each stack the tensors of its experts, and the model that has these.
-void take_apart(Checkpoint& checkpoint, const PackedExperts& packed) {
+void take_apart(Checkpoint& checkpoint, const Stacks& stacks) {
   TensorMap& map = checkpoint.map;
   std::unordered_set<std::string> names;
   for (auto& [tensor, pieces] : map.take_logical()) {
-    if (!is_stack(tensor, packed)) {
-      tensor.name = packed.own_name(tensor.name);
+    if (!stacks.has(tensor)) {
+      tensor.name = stacks.names.own_name(tensor.name);
       map.pieces[add_new(map, tensor, tensor.name)] = std::move(pieces);
       names.insert(tensor.name);
       continue;
     }
-    const PackedExperts::Stack stack = *packed.find(tensor.name);
+    const PackedExperts::Stack stack = *stacks.names.find(tensor.name);
     const std::size_t parts = stack.parts.size();
     if (tensor.shape[1] % parts != 0)
       throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, of which each expert has {} matrices, one under "
@@ -142,17 +153,17 @@ void take_apart(Checkpoint& checkpoint, const PackedExperts& packed) {
 
 void unpack_experts(Checkpoint& checkpoint, const ReadContext& context) {
   if (!checkpoint.model || !checkpoint.language_model.family) return;
-  const PackedExperts packed(*checkpoint.model->family);
-  const LogicalTensor* first = packed.empty() ? nullptr : first_stack(checkpoint.map, packed);
+  const Stacks stacks(*checkpoint.model);
+  const LogicalTensor* first = stacks.names.empty() ? nullptr : first_stack(checkpoint.map, stacks);
   if (first == nullptr) return;
-  if (are_models_own(checkpoint.map, packed, *checkpoint.model)) return;
+  if (are_models_own(checkpoint.map, stacks, *checkpoint.model)) return;
   if (context.with_optimizer)
     throw Error(ErrorKind::kUnsupported,
                 "all experts of a layer are in one tensor, and states of the optimizer are not taken apart for them")
         .in(checkpoint.path)
         .tensor(first->name)
         .hint("do without `with-optimizer`");
-  take_apart(checkpoint, packed);
+  take_apart(checkpoint, stacks);
   checkpoint.notes.emplace_back(
       "all experts of a layer are in one tensor, as Transformers 5 has them in memory: each is read as a tensor of its "
       "own, by the names of the model's files");
@@ -164,9 +175,9 @@ void separate_experts(Checkpoint& checkpoint) {
   const auto first = std::find_if(parameters.begin(), parameters.end(), is_own_stack);
   if (first == parameters.end()) return;
   const std::string name = first->name;
-  const PackedExperts packed(*checkpoint.model->family);
-  if (first_stack(checkpoint.map, packed) != nullptr && !packed.stay_packed())
-    take_apart(checkpoint, packed);
+  const Stacks stacks(*checkpoint.model);
+  if (first_stack(checkpoint.map, stacks) != nullptr && !stacks.names.stay_packed())
+    take_apart(checkpoint, stacks);
   else
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("`experts` separate: models of {} have all experts of a layer in one tensor",

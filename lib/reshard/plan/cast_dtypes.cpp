@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -65,12 +66,13 @@ bool is_float8(DType dtype) {
 /// \param cast  names of the tensors that become float8.
 void validate_float8(Job& job, const std::vector<std::string>& cast, CastRequest request, const OrderedJson& config) {
   if (cast.empty()) return;
+  const bool is_adapter = std::any_of(cast.begin(), cast.end(),
+                                      [](const std::string& name) { return name.find(".lora_") != std::string::npos; });
   const char* const dtype = describe(request.dtype).torch_name;
-  if (!config.is_null() && !request.selected)
+  if ((!config.is_null() || is_adapter) && !request.selected)
     throw Error(ErrorKind::kUnsupported,
-                fmt::format("`dtype` {} would cast all of the model, norms and embeddings too, and write no scales: no "
-                            "program loads such a model",
-                            dtype))
+                fmt::format("`dtype` {} would cast all of the {} and write no scales: no program loads it then", dtype,
+                            is_adapter ? "adapter" : "model, norms and embeddings too,"))
         .tensor(cast.front())
         .hint("quantise the model with a tool that writes scales; convert with `keep` casts selected tensors");
   job.notes.push_back(

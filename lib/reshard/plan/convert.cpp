@@ -55,32 +55,43 @@ void note_useless_rules(const NameRules& rules, const TensorMap& source, Job& jo
   for (const NamePattern& pattern : rules.keep) check("`keep`", pattern);
 }
 
-/// Renames the source's tensors; each rule sees what those before it made.
-/// \throws Error kUsage if two would have one name.
-void rename(TensorMap& source, const NameRules& rules, Job& job) {
+std::vector<std::string> names_of(const TensorMap& map) {
+  std::vector<std::string> names;
+  names.reserve(map.logical.size());
+  for (const LogicalTensor& tensor : map.logical) names.push_back(tensor.name);
+  return names;
+}
+
+/// Renames the source's tensors; each rule sees what those before it made. A dropped tensor gets out of the way of one
+/// that takes its name.
+/// \throws Error kUsage if two that are not dropped would have one name.
+void rename(TensorMap& source, const NameRules& rules, const std::vector<bool>& dropped, Job& job) {
   if (rules.renames.empty()) return;
   std::vector<bool> matched(rules.renames.size());
-  std::unordered_map<std::string, std::string> old_names;
-  std::vector<std::string> new_names;
-  for (const LogicalTensor& tensor : source.logical) {
-    std::string name = tensor.name;
-    if (tensor.filler) {
-      new_names.push_back(std::move(name));
-      continue;
-    }
+  std::unordered_map<std::string, std::string> old_names;  // of new names
+  std::vector<std::string> new_names = names_of(source);
+  for (std::size_t i = 0; i < new_names.size(); ++i) {
+    if (source.logical[i].filler) continue;
+    const std::string old = new_names[i];
+    std::string& name = new_names[i];
     for (std::size_t r = 0; r < rules.renames.size(); ++r) {
       const auto& [pattern, replacement] = rules.renames[r];
       if (!pattern.matches(name)) continue;
       matched[r] = true;
       name = pattern.replace(name, replacement);
     }
-    if (name.empty()) throw Error(ErrorKind::kUsage, "`rename` leaves nothing of its name").tensor(tensor.name);
-    const auto [found, is_new] = old_names.emplace(name, tensor.name);
+    if (dropped[i] && name.empty()) name = old;
+    if (dropped[i]) continue;
+    if (name.empty()) throw Error(ErrorKind::kUsage, "`rename` leaves nothing of its name").tensor(old);
+    const auto [found, is_new] = old_names.emplace(name, old);
     if (!is_new)
       throw Error(ErrorKind::kUsage,
                   fmt::format("`rename` gives it and {} the same name, {}", printable(found->second), printable(name)))
-          .tensor(tensor.name);
-    new_names.push_back(std::move(name));
+          .tensor(old);
+  }
+  for (std::size_t i = 0; i < new_names.size(); ++i) {
+    if (source.logical[i].filler || !dropped[i]) continue;
+    while (!old_names.emplace(new_names[i], source.logical[i].name).second) new_names[i] += " (left out)";
   }
   for (std::size_t r = 0; r < matched.size(); ++r)
     if (!matched[r])
@@ -94,46 +105,73 @@ bool is_whole(const LayoutTraits& traits) {
   return !traits.has_ranks || traits.needs_no_mesh;
 }
 
-/// Returns the tensors that config.json asks for and that the source lacks, also under the names that the rules give
-/// its tensors. Notes how many tensors the rules drop. Empty if the model's tensors are not known.
-/// \throws Error kUsage if the request allows missing tensors in a layout that needs them.
-std::vector<std::string> missing_tensors(const Checkpoint& checkpoint, const ConvertRequest& request, Job& job) {
-  if (!is_whole(request.target.layout->traits())) {
-    if (request.allow_missing)
-      throw Error(ErrorKind::kUsage, fmt::format("`allow-missing`: layout {} needs every tensor of the model",
-                                                 request.target.layout->traits().name))
-          .hint("it is for layouts " + layout_names([](const Layout& layout) {
-                  return layout.traits().is_written() && is_whole(layout.traits());
-                }));
-    return {};
-  }
-  if (checkpoint.adapter || !checkpoint.model || checkpoint.model->quantization_problem) return {};
-  std::vector<std::string> missing = find_misfits(job.source, *checkpoint.model).missing;
-  std::erase_if(missing, [&](const std::string& name) { return is_dropped(request.names, name); });
-  const std::vector<ModelParameter>& parameters = checkpoint.model->parameters;
-  const auto dropped = std::count_if(parameters.begin(), parameters.end(), [&](const ModelParameter& parameter) {
-    return !parameter.optional && job.source.find_logical(parameter.name) && is_dropped(request.names, parameter.name);
-  });
-  if (dropped > 0)
-    job.notes.push_back(fmt::format("`drop` or `keep` leaves out {} that config.json asks for",
-                                    dropped == 1 ? std::string("1 tensor") : fmt::format("{} tensors", dropped)));
-  if (request.names.renames.empty() || !checkpoint.language_model.family) return missing;
-  TensorMap renamed = job.source;
-  Job unused;
-  rename(renamed, request.names, unused);
-  std::unordered_set<std::string_view> names;
-  for (const LogicalTensor& tensor : renamed.logical) names.insert(tensor.name);
-  std::vector<std::string> still = find_misfits(renamed, instantiate(checkpoint.language_model, names)).missing;
-  if (still.size() < missing.size()) return still;
-  if (const std::size_t lost = still.size() - missing.size(); lost > 0)
-    job.notes.push_back(fmt::format("`rename` gives {} other names than config.json asks for",
-                                    lost == 1 ? std::string("1 tensor") : fmt::format("{} tensors", lost)));
-  return missing;
+std::string counted(std::size_t tensors) {
+  return tensors == 1 ? "1 tensor" : fmt::format("{} tensors", tensors);
 }
 
-/// \throws Error kBadInput if tensors are missing and the request does not allow it.
-void validate_complete(const Checkpoint& checkpoint, const ConvertRequest& request, Job& job) {
-  const std::vector<std::string> missing = missing_tensors(checkpoint, request, job);
+/// \throws Error kBadInput for tensors of other shapes than config.json says, unless the source is not held against it.
+void validate_shapes(const Misfits& misfits, const Checkpoint& checkpoint, Job& job) {
+  if (misfits.shapes.empty()) return;
+  const auto& [tensor, expected] = misfits.shapes.front();
+  const std::string what = fmt::format("has the shape {}, but config.json asks for {}", to_string(tensor->shape),
+                                       to_string(expected->shape));
+  if (checkpoint.layout != nullptr && checkpoint.layout != &whole_layout())
+    throw Error(ErrorKind::kBadInput, what)
+        .in(checkpoint.path)
+        .tensor(tensor->name)
+        .hint("config.json belongs to another model, or the checkpoint is damaged");
+  job.notes.push_back(fmt::format("{} of other shapes than config.json asks for, such as {}, which {}",
+                                  misfits.shapes.size() == 1 ? "1 tensor is" : counted(misfits.shapes.size()) + " are",
+                                  printable(tensor->name), what));
+}
+
+/// Compares the tensors that are selected, under their new names, with the model. Notes how many the rules take from it.
+/// \param old_names  of all of the source's, before they were renamed.
+/// \throws Error kBadInput if others are missing, and the request does not allow that, or if shapes differ; kUsage if the
+/// request allows missing tensors in a layout that needs them.
+void validate_complete(const Checkpoint& checkpoint, const ConvertRequest& request, const Selection& selection,
+                       const std::vector<std::string>& old_names, Job& job) {
+  if (!is_whole(request.target.layout->traits())) {
+    if (!request.allow_missing) return;
+    throw Error(ErrorKind::kUsage, fmt::format("`allow-missing`: layout {} needs every tensor of the model",
+                                               request.target.layout->traits().name))
+        .hint("it is for layouts " + layout_names([](const Layout& layout) {
+                return layout.traits().is_written() && is_whole(layout.traits());
+              }));
+  }
+  if (checkpoint.adapter || !checkpoint.model || checkpoint.model->quantization_problem) return;
+  std::unordered_set<std::string_view> names, renamed_away;
+  for (std::size_t i = 0; i < old_names.size(); ++i) {
+    names.insert(job.source.logical[i].name);
+    if (job.source.logical[i].name != old_names[i]) renamed_away.insert(old_names[i]);
+  }
+  std::optional<Model> renamed;
+  if (!request.names.renames.empty() && checkpoint.language_model.family)
+    renamed = instantiate(checkpoint.language_model, names);
+  TensorMap wanted;
+  for (const LogicalTensor& tensor : selection.wanted) wanted.add_logical(tensor, {});
+  const Misfits misfits = find_misfits(wanted, renamed ? *renamed : *checkpoint.model);
+  validate_shapes(misfits, checkpoint, job);
+  if (checkpoint.beside_model && !request.names.empty() && !misfits.unlisted.empty()) {
+    std::vector<std::string> unlisted;
+    for (const LogicalTensor* tensor : misfits.unlisted) unlisted.push_back(tensor->name);
+    job.notes.push_back("config.json does not explain these tensors: " + list_names(unlisted));
+  }
+  const std::unordered_set<std::string_view> dropped(selection.dropped.begin(), selection.dropped.end());
+  std::vector<std::string> missing;
+  std::size_t left_out = 0, other_names = 0;
+  for (const std::string& name : misfits.missing) {
+    if (dropped.count(name) > 0 || is_dropped(request.names, name))
+      ++left_out;
+    else if (renamed_away.count(name) > 0)
+      ++other_names;
+    else
+      missing.push_back(name);
+  }
+  if (left_out > 0)
+    job.notes.push_back(fmt::format("`drop` or `keep` leaves out {} that config.json asks for", counted(left_out)));
+  if (other_names > 0)
+    job.notes.push_back(fmt::format("`rename` gives {} other names than config.json asks for", counted(other_names)));
   if (missing.empty()) return;
   const std::string what = missing.size() == 1
                                ? "1 tensor that config.json asks for is missing"
@@ -158,7 +196,7 @@ Selection select(TensorMap& source, const ConvertRequest& request, Job& job) {
   note_useless_rules(request.names, source, job);
   std::vector<bool> dropped;
   for (const LogicalTensor& tensor : source.logical) dropped.push_back(is_dropped(request.names, tensor.name));
-  rename(source, request.names, job);
+  rename(source, request.names, dropped, job);
   Selection selection;
   for (std::size_t i = 0; i < source.logical.size(); ++i) {
     const LogicalTensor& tensor = source.logical[i];
@@ -172,13 +210,6 @@ Selection select(TensorMap& source, const ConvertRequest& request, Job& job) {
   if (!selection.dropped.empty())
     job.index_metadata = recounted_metadata(job.index_metadata, elems_of(source.logical), elems_of(selection.wanted));
   return selection;
-}
-
-std::vector<std::string> names_of(const TensorMap& map) {
-  std::vector<std::string> names;
-  names.reserve(map.logical.size());
-  for (const LogicalTensor& tensor : map.logical) names.push_back(tensor.name);
-  return names;
 }
 
 /// States follow what name rules have made of their parameters.
@@ -292,8 +323,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
     validate();
   }
   const auto use = request.names.empty() ? ConfigUse::kStrict : ConfigUse::kRenamed;
-  Checkpoint checkpoint =
-      read_checkpoint(files, found.path, context_of(request.source, use, request.target.layout));
+  Checkpoint checkpoint = read_checkpoint(files, found.path, context_of(request.source, use, request.target.layout));
   if (request.target.options.choice(kExperts) == "separate") separate_experts(checkpoint);
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   if (request.lora_fuse && !checkpoint.adapter)
@@ -307,13 +337,14 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   note_states_left(*job, checkpoint, *request.target.layout);
   validate_outside(files, request.output_directory, checkpoint);
   OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
-  const std::vector<std::string> old_names =
-      checkpoint.states.empty() ? std::vector<std::string>{} : names_of(job->source);
-  validate_complete(checkpoint, request, *job);
+  const std::vector<std::string> old_names = names_of(job->source);
   Selection selection = select(job->source, request, *job);
+  validate_complete(checkpoint, request, selection, old_names, *job);
   if (request.dtype)
-    cast_tensors(*job, selection.wanted, {*request.dtype, request.cast_all, !request.names.keep.empty()}, config);
-  std::vector<std::string> states_dropped = follow_model(checkpoint.states, old_names, *job, selection.dropped);
+    cast_tensors(*job, selection.wanted,
+                 {*request.dtype, request.cast_all, !request.names.keep.empty() && !selection.dropped.empty()}, config);
+  std::vector<std::string> states_dropped;
+  if (!checkpoint.states.empty()) states_dropped = follow_model(checkpoint.states, old_names, *job, selection.dropped);
   if (!request.dtype) take_model_dtypes(*job, selection.wanted);
   if (!request.dtype && !request.target.layout->traits().has_ranks && checkpoint.beside_model)
     note_config_dtype(files, *job, checkpoint, selection.wanted);

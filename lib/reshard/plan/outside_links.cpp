@@ -6,6 +6,7 @@
 #include <string>
 
 #include "reshard/base/error.h"
+#include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/model_bounds.h"
 #include "reshard/specs/adapter_config.h"
@@ -22,11 +23,13 @@ bool is_config(const fs::path& path) {
   return name == kConfigFile || name == kAdapterConfigFile || name == kUnfusedConfigFile;
 }
 
-Error outside(Files& files, const fs::path& link) {
+/// \param output  where a copy of it would be.
+Error outside(Files& files, const fs::path& link, const fs::path& output) {
   return std::move(
       Error(ErrorKind::kBadInput, "is a link to outside of the model, to " + printable(files.resolve(link).string()))
           .in(link)
-          .hint("replace the link by the file itself, or name it with `config`"));
+          .hint(std::string("replace the link by the file itself") +
+                (output == kConfigFile ? ", or name it with `config`" : "")));
 }
 
 }  // namespace
@@ -35,15 +38,28 @@ void leave_out_outside_links(Files& files, Job& job, const SourceRequest& reques
                              const std::vector<fs::path>& adapters) {
   std::vector<fs::path> given = adapters;
   given.insert(given.end(), {request.path, job.source_directory, job.model_directory, request.config});
-  if (!request.config.empty() && !files.is_directory(request.config))  // a tokenizer may come from there, too
-    given.push_back(request.config.has_parent_path() ? request.config.parent_path() : fs::path("."));
-  const ModelBounds bounds(files, given);
+  const ModelBounds model(files, given);
+  // A tokenizer may come from the directory of a config.json that is given. What else that contains is not the model's:
+  // only its own entries may lead there.
+  fs::path beside_config;
+  if (!request.config.empty() && !files.is_directory(request.config))
+    beside_config = files.absolute(request.config).lexically_normal().parent_path();
+  const ModelBounds beside(files, {beside_config});
+  const auto holds = [&](const fs::path& source) {
+    if (model.hold(source)) return true;
+    const fs::path path = files.absolute(source).lexically_normal();
+    const auto is_in = [&](const fs::path& folder) {
+      return !folder.empty() && lies_inside(path, files.absolute(folder).lexically_normal());
+    };
+    return is_in(beside_config) && std::none_of(given.begin(), given.end(), is_in) && beside.hold(source);
+  };
   for (const TextFile& file : job.text_files)
-    if (is_config(file.path) && !file.source.empty() && !bounds.hold(file.source)) throw outside(files, file.source);
+    if (is_config(file.path) && !file.source.empty() && !holds(file.source))
+      throw outside(files, file.source, file.path);
   std::vector<std::string> left_out;
   std::erase_if(job.copied_files, [&](const CopiedFile& file) {
-    if (bounds.hold(file.source)) return false;
-    if (is_config(file.path)) throw outside(files, file.source);
+    if (holds(file.source)) return false;
+    if (is_config(file.path)) throw outside(files, file.source, file.path);
     left_out.push_back(file.path.string());
     return true;
   });
