@@ -224,10 +224,11 @@ TEST_CASE("The names of packed experts are those of Transformers' own mapping") 
         std::string in_file = numbered(rule["parts"][part]["file"]);
         in_file.replace(in_file.find(".E."), 3, ".11.");
         CHECK(stack->name_of(part, 11) == in_file);
-        const auto found = packed.stack_of(in_file);
+        const auto found = packed.place_of(in_file);
         REQUIRE(found);
-        CHECK(found->first.name == stack->name);
-        CHECK(found->second == 11);
+        CHECK(found->stack.name == stack->name);
+        CHECK(found->expert == 11);
+        CHECK(found->part == part);
       }
     }
     for (const auto& [name, in_file] : facts["renamed"].items()) {
@@ -253,7 +254,7 @@ TEST_CASE("What cannot be packed or taken apart is refused with its name") {
     const Error error = error_of([&] { in_form(temp / "in", temp / "out", "auto"); });
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.tensor() == stack);
-    CHECK_THAT(error.what(), Says("has the shape [3, 79, 32], of which each expert has 2 matrices"));
+    CHECK_THAT(error.what(), Says("has the shape [3, 79, 32], whose rows are not those of 2 matrices"));
   }
   SECTION("an expert that is there twice") {
     tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight"] = part_of(tensors[stack], {2, 40, 0}, {1, 40, 32});
@@ -262,7 +263,7 @@ TEST_CASE("What cannot be packed or taken apart is refused with its name") {
     const Error error = error_of([&] { in_form(temp / "in", temp / "out", "auto"); });
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.tensor() == "model.layers.1.block_sparse_moe.experts.2.w3.weight");
-    CHECK_THAT(error.what(), Says("is there by its own name and as " + stack));
+    CHECK_THAT(error.what(), Says("exists twice, once as " + stack));
   }
   SECTION("experts that are too few for config.json") {
     for (auto& [name, tensor] : tensors)
@@ -271,6 +272,58 @@ TEST_CASE("What cannot be packed or taken apart is refused with its name") {
     const Error error = error_of([&] { shard(shard_request(temp / "in", temp / "out", 2)); });
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK_THAT(error.what(), Says("model.layers.0.block_sparse_moe.experts.2.w1.weight"));
+  }
+  SECTION("matrices in the order of Transformers 4 in a family that never had them packed") {
+    for (auto& [name, tensor] : tensors)
+      if (tensor.shape.size() == 3) std::swap(tensor.shape[1], tensor.shape[2]);
+    write_safetensors(temp / "in/model.safetensors", tensors);
+    const Error error = error_of([&] { in_form(temp / "in", temp / "out", "auto"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.tensor() == "model.layers.0.mlp.experts.down_proj");
+    CHECK_THAT(error.what(), Says("for each expert, but config.json asks for"));
+  }
+  SECTION("stacks in two orders") {
+    fs::copy(golden_model("qwen3_vl_moe") / "original", temp / "two");
+    TensorMap two = read_model(temp / "two");
+    TensorData& turned = two["model.language_model.layers.1.mlp.experts.gate_up_proj"];
+    std::swap(turned.shape[1], turned.shape[2]);
+    fs::remove(temp / "two/model.safetensors");
+    write_safetensors(temp / "two/model.safetensors", two);
+    for (const char* form : {"auto", "separate"}) {
+      const Error error = error_of([&] { in_form(temp / "two", temp / "out", form); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.tensor() == "model.language_model.layers.1.mlp.experts.gate_up_proj");
+      CHECK_THAT(error.what(), Says("has the experts of a layer in the order"));
+    }
+  }
+  SECTION("more of the experts than their weights") {
+    tensors["model.layers.1.mlp.experts.gate_up_proj_scale_inv"] = {DType::kF32, {3, 1, 1}, std::string(12, 'x')};
+    write_safetensors(temp / "in/model.safetensors", tensors);
+    const Error error = error_of([&] { in_form(temp / "in", temp / "out", "auto"); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK(error.tensor() == "model.layers.1.mlp.experts.gate_up_proj_scale_inv");
+  }
+  SECTION("experts whose numbers are not written as numbers are") {
+    TensorMap apart = read_model(model / "original");
+    for (const char* number : {"00", "99999999999999999999999", "999999"})
+      apart[fmt::format("model.layers.0.block_sparse_moe.experts.{}.w1.weight", number)] =
+          apart.at("model.layers.0.block_sparse_moe.experts.0.w1.weight");
+    fs::create_directory(temp / "apart");
+    fs::copy_file(model / "original/config.json", temp / "apart/config.json");
+    write_safetensors(temp / "apart/model.safetensors", apart);
+    const Error error = error_of([&] { in_form(temp / "apart", temp / "out", "packed"); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK_THAT(error.tensor(), Says(".w1.weight"));
+  }
+  SECTION("two names that become one") {
+    TensorMap apart = read_model(model / "original");
+    apart["model.layers.0.mlp.gate.weight"] = apart.at("model.layers.0.block_sparse_moe.gate.weight");
+    fs::create_directory(temp / "apart");
+    fs::copy_file(model / "original/config.json", temp / "apart/config.json");
+    write_safetensors(temp / "apart/model.safetensors", apart);
+    const Error error = error_of([&] { in_form(temp / "apart", temp / "out", "packed"); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK_THAT(error.what(), Says("two tensors would have this name"));
   }
   SECTION("a stack of no bytes that claims any number of experts") {
     tensors[stack] = {DType::kBF16, {1'000'000, 2, 0}, {}};
@@ -300,9 +353,11 @@ TEST_CASE("What cannot be packed or taken apart is refused with its name") {
   }
   SECTION("a model that nobody knows") {
     fs::remove(temp / "in/config.json");
-    const Error error = error_of([&] { in_form(temp / "in", temp / "out", "packed"); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("`experts` packed: the model is not known"));
+    for (const std::string form : {"packed", "separate"}) {
+      const Error error = error_of([&] { in_form(temp / "in", temp / "out", form); });
+      CHECK(error.kind() == ErrorKind::kUsage);
+      CHECK_THAT(error.what(), Says("`experts` " + form + ": the model is not known"));
+    }
   }
   CHECK_FALSE(fs::exists(temp / "out"));
 }

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -15,8 +17,6 @@
 
 namespace reshard {
 namespace {
-
-constexpr std::uint32_t kNone = UINT32_MAX;
 
 using Parameters = std::unordered_map<std::string_view, const ModelParameter*>;
 
@@ -40,25 +40,36 @@ struct Stacks {
   }
 };
 
-/// Whether all tensors that the model has packed, too, have its shapes. Transformers 4 has the last two dims of some
-/// families the other way round: (E, H, 2 I). Of a square matrix that cannot be told, but the other one is none then.
-bool are_models_own(const TensorMap& map, const Stacks& stacks, const Model& model) {
+/// Whether the model has these stacks in its files, too, and in this order: Transformers 4 has the last two dims of some
+/// families swapped, (E, H, 2 I). A square matrix may be in either order.
+/// \throws Error kBadInput if some are in another order than the others.
+bool are_models_own(const TensorMap& map, const Stacks& stacks, const Model& model,
+                    const std::filesystem::path& where) {
   Parameters parameters;
   for (const ModelParameter& parameter : model.parameters) parameters.emplace(parameter.name, &parameter);
-  bool any = false;
+  const LogicalTensor* own = nullptr;
+  const LogicalTensor* other = nullptr;
   for (const LogicalTensor& tensor : map.logical) {
     if (!stacks.has(tensor)) continue;
-    const auto own = parameters.find(tensor.name);
-    if (own == parameters.end() || own->second->shape != tensor.shape) return false;
-    any = any || tensor.shape[1] != tensor.shape[2];
+    const auto found = parameters.find(tensor.name);
+    if (found == parameters.end() || found->second->shape != tensor.shape)
+      other = &tensor;
+    else if (tensor.shape[1] != tensor.shape[2])
+      own = &tensor;
   }
-  return any;
+  if (own != nullptr && other != nullptr)
+    throw Error(ErrorKind::kBadInput, fmt::format("has the experts of a layer in the order {}, but {} has {}",
+                                                  to_string(other->shape), printable(own->name), to_string(own->shape)))
+        .in(where)
+        .tensor(other->name)
+        .hint("config.json belongs to another model, or files of several checkpoints are mixed");
+  return own != nullptr;
 }
 
 /// Takes a stored tensor of three dims for the matrices that it is made of, one under the other.
 void take_as_rows(TensorMap& map, std::uint32_t stored) {
   StoredTensor& tensor = map.stored[stored];
-  if (tensor.shape.size() == 2) return;  // another piece of it has been here
+  if (tensor.shape.size() == 2) return;  // done for another piece of it
   const auto strided = map.strides.find(stored);
   if (strided != map.strides.end()) {
     const Dims steps = strided->second;
@@ -72,8 +83,9 @@ void take_as_rows(TensorMap& map, std::uint32_t stored) {
   tensor.shape = {tensor.shape[0] * tensor.shape[1], tensor.shape[2]};
 }
 
-/// Adds what `piece`, of a stack in which each part of an expert has `rows` rows, is of the logical tensors `parts`, by
-/// expert and part.
+/// Adds the pieces of experts' matrices that one piece of a stack consists of.
+/// \param rows  of one matrix.
+/// \param logical  the matrices, by expert and part.
 void add_pieces_of(TensorMap& map, const Piece& piece, std::uint64_t rows_of_slice, std::uint64_t rows,
                    const std::vector<std::uint32_t>& logical, std::size_t parts) {
   const Box& box = piece.box;
@@ -89,16 +101,15 @@ void add_pieces_of(TensorMap& map, const Piece& piece, std::uint64_t rows_of_sli
     }
 }
 
+/// \param in_file  the name of the tensor that contains it.
 /// \throws Error kBadInput if there is such a tensor already.
-std::uint32_t add_new(TensorMap& map, const LogicalTensor& tensor, const std::string& in_file) {
-  if (map.find_logical(tensor.name))
-    throw Error(ErrorKind::kBadInput, fmt::format("is there by its own name and as {}", in_file)).tensor(tensor.name);
-  return map.add_logical(tensor, {});
+std::uint32_t add_new(Checkpoint& checkpoint, const LogicalTensor& tensor, const std::string& in_file) {
+  if (checkpoint.map.find_logical(tensor.name))
+    throw Error(ErrorKind::kBadInput, fmt::format("exists twice, once as {}", printable(in_file)))
+        .in(checkpoint.path)
+        .tensor(tensor.name);
+  return checkpoint.map.add_logical(tensor, {});
 }
-
-}  // namespace
-
-namespace {
 
 /// The first tensor that holds all experts of a layer, by its name; null if there is none.
 const LogicalTensor* first_stack(const TensorMap& map, const Stacks& stacks) {
@@ -107,22 +118,54 @@ const LogicalTensor* first_stack(const TensorMap& map, const Stacks& stacks) {
   return first == map.logical.end() ? nullptr : &*first;
 }
 
+/// Validates that all of the experts have been taken apart, into matrices that the model has.
+/// \param in_file  the name of the stack that a matrix comes from.
+/// \throws Error kBadInput for another shape than config.json asks for; kUnsupported for a tensor of the experts, such as
+/// a bias or a scale, that is still packed.
+void validate_apart(const Checkpoint& checkpoint, const Stacks& stacks,
+                    const std::unordered_map<std::string, std::string>& in_file) {
+  Parameters parameters;
+  for (const ModelParameter& parameter : checkpoint.model->parameters) parameters.emplace(parameter.name, &parameter);
+  for (const LogicalTensor& tensor : checkpoint.map.logical) {
+    const auto found = parameters.find(tensor.name);
+    const auto stack = in_file.find(tensor.name);
+    if (stack == in_file.end() && stacks.names.find(tensor.name))
+      throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but a layer of the model has {} experts",
+                                                    to_string(tensor.shape), stacks.most))
+          .in(checkpoint.path)
+          .tensor(tensor.name)
+          .hint("config.json belongs to another model, or the checkpoint is damaged");
+    if (found == parameters.end() && stack == in_file.end() && tensor.name.find(".experts.") != tensor.name.npos &&
+        !PackedExperts::is_of_expert(tensor.name))
+      throw Error(ErrorKind::kUnsupported, "belongs to experts that are packed, and is not split among them")
+          .in(checkpoint.path)
+          .tensor(tensor.name)
+          .hint("save the model with save_pretrained of Transformers 5, which writes each expert by itself");
+    if (found == parameters.end() || stack == in_file.end() || found->second->shape == tensor.shape) continue;
+    throw Error(ErrorKind::kBadInput, fmt::format("has matrices {} for each expert, but config.json asks for {}",
+                                                  to_string(tensor.shape), to_string(found->second->shape)))
+        .in(checkpoint.path)
+        .tensor(stack->second)
+        .hint("config.json belongs to another model, or the checkpoint is damaged");
+  }
+}
+
 /// Makes of each stack the tensors of its experts, and the model that has these.
 void take_apart(Checkpoint& checkpoint, const Stacks& stacks) {
   TensorMap& map = checkpoint.map;
   std::unordered_set<std::string> names;
+  std::unordered_map<std::string, std::string> stacks_in_file;  // by the tensors that they are made of
   for (auto& [tensor, pieces] : map.take_logical()) {
     if (!stacks.has(tensor)) {
-      tensor.name = stacks.names.own_name(tensor.name);
-      map.pieces[add_new(map, tensor, tensor.name)] = std::move(pieces);
+      const std::string in_file = std::exchange(tensor.name, stacks.names.own_name(tensor.name));
+      map.pieces[add_new(checkpoint, tensor, in_file)] = std::move(pieces);
       names.insert(tensor.name);
       continue;
     }
     const PackedExperts::Stack stack = *stacks.names.find(tensor.name);
     const std::size_t parts = stack.parts.size();
     if (tensor.shape[1] % parts != 0)
-      throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, of which each expert has {} matrices, one under "
-                                                    "the other",
+      throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, whose rows are not those of {} matrices",
                                                     to_string(tensor.shape), parts))
           .in(checkpoint.path)
           .tensor(tensor.name);
@@ -133,8 +176,9 @@ void take_apart(Checkpoint& checkpoint, const Stacks& stacks) {
     for (std::uint64_t expert = 0; expert < tensor.shape[0]; ++expert)
       for (std::size_t part = 0; part < parts; ++part) {
         matrix.name = stack.name_of(part, expert);
-        logical.push_back(add_new(map, matrix, tensor.name));
+        logical.push_back(add_new(checkpoint, matrix, tensor.name));
         names.insert(matrix.name);
+        stacks_in_file.emplace(matrix.name, tensor.name);
       }
     for (const Piece& piece : pieces) {
       if (volume(piece.box) == 0) continue;
@@ -147,6 +191,7 @@ void take_apart(Checkpoint& checkpoint, const Stacks& stacks) {
   const FamilyFrom from = checkpoint.model->family_from;
   checkpoint.model = instantiate(checkpoint.language_model, {names.begin(), names.end()});
   checkpoint.model->family_from = from;
+  validate_apart(checkpoint, stacks, stacks_in_file);
 }
 
 }  // namespace
@@ -156,7 +201,7 @@ void unpack_experts(Checkpoint& checkpoint, const ReadContext& context) {
   const Stacks stacks(*checkpoint.model);
   const LogicalTensor* first = stacks.names.empty() ? nullptr : first_stack(checkpoint.map, stacks);
   if (first == nullptr) return;
-  if (are_models_own(checkpoint.map, stacks, *checkpoint.model)) return;
+  if (are_models_own(checkpoint.map, stacks, *checkpoint.model, checkpoint.path)) return;
   if (context.with_optimizer)
     throw Error(ErrorKind::kUnsupported,
                 "all experts of a layer are in one tensor, and states of the optimizer are not taken apart for them")
@@ -170,7 +215,11 @@ void unpack_experts(Checkpoint& checkpoint, const ReadContext& context) {
 }
 
 void separate_experts(Checkpoint& checkpoint) {
-  if (!checkpoint.model || !checkpoint.language_model.family) return;
+  if (!checkpoint.model)
+    throw Error(ErrorKind::kUsage, "`experts` separate: the model is not known")
+        .in(checkpoint.path)
+        .hint("give its config.json with `config`, or its family with `family`");
+  if (!checkpoint.language_model.family) return;
   const std::vector<ModelParameter>& parameters = checkpoint.model->parameters;
   const auto first = std::find_if(parameters.begin(), parameters.end(), is_own_stack);
   if (first == parameters.end()) return;
@@ -196,49 +245,51 @@ std::vector<WholeEntry> entries_of(std::span<const LogicalTensor> logical) {
 
 std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical, const Model& model) {
   const PackedExperts packed(*model.family);
+  const auto refuse = [](const std::string& why, const std::string& tensor = {}) {
+    Error error(ErrorKind::kUnsupported, "`experts` packed: " + why);
+    if (!tensor.empty()) error.tensor(tensor);
+    return std::move(error.hint("leave out `experts`"));
+  };
   std::vector<WholeEntry> entries;
-  std::unordered_map<std::string, std::size_t> stacks;  // indices of entries
-  std::string left;                                     // a tensor of an expert that has no place in them
+  std::unordered_map<std::string, std::size_t> stacks;          // indices of entries
+  std::vector<std::map<std::uint64_t, std::uint32_t>> members;  // of entries: logical tensors by expert and part
+  std::unordered_set<std::string> names;
+  std::string left;  // a tensor of an expert that has no place in them
   for (std::uint32_t l = 0; l < logical.size(); ++l) {
-    const auto found = packed.stack_of(logical[l].name);
-    if (!found || found->second >= logical.size()) {
-      left = left.empty() && PackedExperts::is_of_expert(logical[l].name) ? logical[l].name : left;
-      entries.push_back({packed.packed_name(logical[l].name), {l}});
+    const std::string& name = logical[l].name;
+    const auto place = packed.place_of(name);
+    if (place && place->expert < logical.size()) {
+      const auto [at, is_new] = stacks.emplace(place->stack.name, entries.size());
+      if (is_new) entries.push_back({place->stack.name, {}});
+      members.resize(entries.size());
+      members[at->second].emplace(place->expert * place->stack.parts.size() + place->part, l);
+      entries[at->second].slices = static_cast<std::uint32_t>(place->stack.parts.size());  // for now
+      if (is_new && !names.insert(place->stack.name).second) throw refuse("two tensors would have this name", name);
       continue;
     }
-    const auto& [stack, expert] = *found;
-    const std::size_t parts = stack.parts.size();
-    const auto [at, is_new] = stacks.emplace(stack.name, entries.size());
-    if (is_new) entries.push_back({stack.name, {}});
-    std::size_t part = 0;
-    while (stack.name_of(part, expert) != logical[l].name) ++part;
-    std::vector<std::uint32_t>& members = entries[at->second].logical;
-    members.resize(std::max<std::size_t>(members.size(), (expert + 1) * parts), kNone);
-    members[expert * parts + part] = l;
-    entries[at->second].slices = static_cast<std::uint32_t>(members.size() / parts);
+    if (left.empty() && PackedExperts::is_of_expert(name)) left = name;
+    entries.push_back({packed.packed_name(name), {l}});
+    if (!names.insert(entries.back().name).second) throw refuse("two tensors would have this name", name);
   }
   if (stacks.empty() && std::any_of(model.parameters.begin(), model.parameters.end(), is_own_stack))
     return entries_of(logical);  // they are packed in the model's files
-  if (stacks.empty())
-    throw Error(ErrorKind::kUnsupported,
-                fmt::format("`experts` packed: models of {} have no experts that Transformers packs",
-                            printable(model.family->model_type)))
-        .hint("leave out `experts`");
-  if (!left.empty())
-    throw Error(ErrorKind::kUnsupported, "`experts` packed: has no place in the packed form, which has weights alone")
-        .tensor(left)
-        .hint("leave out `experts`");
-  for (const WholeEntry& entry : entries) {
-    if (entry.slices == 0) continue;
-    const auto is_other = [&](std::uint32_t l) {
-      return l == kNone || logical[l].dtype != logical[entry.logical.front()].dtype ||
-             logical[l].shape != logical[entry.logical.front()].shape || logical[l].shape.size() != 2;
-    };
-    if (entry.logical.front() == kNone || std::any_of(entry.logical.begin(), entry.logical.end(), is_other))
-      throw Error(ErrorKind::kUnsupported,
-                  "`experts` packed: of its experts, one is missing or differs in dtype or shape")
-          .tensor(entry.name)
-          .hint("leave out `experts`");
+  if (stacks.empty() || !packed.is_known())
+    throw refuse(
+        fmt::format("models of {} have no experts that Transformers packs", printable(model.family->model_type)));
+  if (!left.empty()) throw refuse("the packed form has no place for it, as it has weights alone", left);
+  members.resize(entries.size());
+  for (std::size_t e = 0; e < entries.size(); ++e) {
+    WholeEntry& entry = entries[e];
+    if (members[e].empty()) continue;
+    for (const auto& [place, l] : members[e]) {
+      const LogicalTensor& first = logical[members[e].begin()->second];
+      if (place != entry.logical.size() || logical[l].dtype != first.dtype || logical[l].shape != first.shape ||
+          first.shape.size() != 2)
+        throw refuse("an expert is missing, or differs in dtype or shape", entry.name);
+      entry.logical.push_back(l);
+    }
+    if (entry.logical.size() % entry.slices != 0) throw refuse("an expert lacks a matrix", entry.name);
+    entry.slices = static_cast<std::uint32_t>(entry.logical.size()) / entry.slices;
   }
   return entries;
 }
@@ -247,7 +298,7 @@ bool saves_packed(std::span<const LogicalTensor> logical, const Model& model) {
   const PackedExperts packed(*model.family);
   return packed.stay_packed() && !model.quantized &&
          std::any_of(logical.begin(), logical.end(),
-                     [&](const LogicalTensor& tensor) { return packed.stack_of(tensor.name).has_value(); });
+                     [&](const LogicalTensor& tensor) { return packed.place_of(tensor.name).has_value(); });
 }
 
 }  // namespace reshard

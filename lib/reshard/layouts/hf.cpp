@@ -30,15 +30,23 @@ namespace fs = std::filesystem;
 constexpr Format kHfFormats[] = {Format::kSafetensors, Format::kPytorch};
 constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face's directory of whole tensors", "", kHfFormats};
 
-/// Whether all experts of a layer become one tensor.
-/// \throws Error kUsage where that is asked for, and nobody knows the model.
-bool packs_experts(const TargetRequest& request, const TargetContext& context) {
+/// The tensors of the output: with all experts of a layer in one, if that is asked for, or if Transformers saves the model
+/// so and all of them are there.
+/// \throws Error kUsage if they are to be packed and the model is not known; as packed_entries_of.
+std::vector<WholeEntry> entries_for(const TargetRequest& request, const TargetContext& context) {
   const std::string form = request.options.choice(kExperts);
   if (form == "packed" && context.model == nullptr)
     throw Error(ErrorKind::kUsage, "`experts` packed: the model is not known")
         .hint("give its config.json with `config`, or its family with `family`");
-  if (context.model == nullptr || form == "separate") return false;
-  return form == "packed" || saves_packed(context.logical, *context.model);
+  if (form == "packed") return packed_entries_of(context.logical, *context.model);
+  if (form == "auto" && context.model != nullptr && saves_packed(context.logical, *context.model)) {
+    try {
+      return packed_entries_of(context.logical, *context.model);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kUnsupported) throw;
+    }
+  }
+  return entries_of(context.logical);
 }
 
 /// Built-in families under which every tensor of the files is explained. What is wrong with the files comes second.
@@ -123,11 +131,9 @@ class HfLayout final : public Layout {
     validate_request(request);
     const Format format = format_of(request);
     TargetPlan plan;
-    const bool packs = packs_experts(request, context);
-    plan.map = hf_target_map(context.logical,
-                             packs ? packed_entries_of(context.logical, *context.model) : entries_of(context.logical),
-                             request.options.number(kMaxShardSize).value(), format);
-    if (packs)
+    const std::vector<WholeEntry> entries = entries_for(request, context);
+    plan.map = hf_target_map(context.logical, entries, request.options.number(kMaxShardSize).value(), format);
+    if (entries.size() < context.logical.size())
       plan.notes.emplace_back(
           "all experts of a layer are written in one tensor, as Transformers 5 has them in memory: Transformers 4 does "
           "not load them, and some versions start them at random without an error");

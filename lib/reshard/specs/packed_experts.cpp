@@ -20,6 +20,15 @@ constexpr Linear kLinears[] = {{"gate_proj", "gate_up_proj", 0}, {"up_proj", "ga
                                {"down_proj", "down_proj", 0},    {"w1", "gate_up_proj", 0},
                                {"w3", "gate_up_proj", 1},        {"w2", "down_proj", 0}};
 
+/// Whose experts Transformers 5 has packed in memory, and apart in files.
+constexpr std::string_view kKnown[] = {"deepseek_v2",      "deepseek_v3",    "dots1",          "ernie4_5_moe",
+                                       "exaone_moe",       "flex_olmo",      "glm4_moe",       "glm4_moe_lite",
+                                       "glm4v_moe",        "glm4v_moe_text", "hunyuan_v1_moe", "jamba",
+                                       "lfm2_moe",         "longcat_flash",  "minimax",        "minimax_m2",
+                                       "mixtral",          "olmoe",          "phimoe",         "qwen2_moe",
+                                       "qwen3_5_moe_text", "qwen3_moe",      "qwen3_next",     "qwen3_vl_moe_text",
+                                       "solar_open"};
+
 /// What Transformers 4 saved packed, with the last two dims the other way round, and Transformers 5 saves packed.
 constexpr std::string_view kStayPacked[] = {"qwen3_vl_moe_text"};
 
@@ -44,7 +53,7 @@ std::optional<std::string> replaced(const std::string& name, std::string_view fr
 /// The numbers between dots, in their order.
 std::vector<std::string> numbers_in(std::string_view name) {
   std::vector<std::string> numbers = split(name, '.');
-  std::erase_if(numbers, [](const std::string& part) { return !parse_unsigned(part); });
+  std::erase_if(numbers, [](const std::string& part) { return with_stars(part) != "*"; });
   return numbers;
 }
 
@@ -69,7 +78,11 @@ PackedExperts::PackedExperts(const Family& family) {
   const auto is_turned = [](const Family::Module& module) {
     return module.stacked && module.plan == TensorParallelPlan::kPackedRowwise;
   };
-  stay_packed_ = std::find(std::begin(kStayPacked), std::end(kStayPacked), family.model_type) != std::end(kStayPacked);
+  const auto is_one_of = [&](const auto& types) {
+    return std::find(std::begin(types), std::end(types), family.model_type) != std::end(types);
+  };
+  is_known_ = is_one_of(kKnown);
+  stay_packed_ = is_one_of(kStayPacked);
   // Others that are packed (E, H, 2 I) in files are so in memory.
   if (!stay_packed_ && std::any_of(family.modules.begin(), family.modules.end(), is_turned)) return;
   for (const Rename& rename : kRenames)
@@ -106,15 +119,17 @@ std::optional<PackedExperts::Stack> PackedExperts::find(std::string_view name) c
   return stack;
 }
 
-std::optional<std::pair<PackedExperts::Stack, std::uint64_t>> PackedExperts::stack_of(
-    std::string_view parameter) const {
+std::optional<PackedExperts::Place> PackedExperts::place_of(std::string_view parameter) const {
   const std::string starred = with_stars(parameter);
   for (const Stack& stack : stacks_) {
-    if (std::find(stack.parts.begin(), stack.parts.end(), starred) == stack.parts.end()) continue;
+    const auto part = std::find(stack.parts.begin(), stack.parts.end(), starred);
+    if (part == stack.parts.end()) continue;
     std::vector<std::string> numbers = numbers_in(parameter);
     const auto expert = parse_unsigned(numbers.back());
+    if (!expert || std::to_string(*expert) != numbers.back()) return std::nullopt;  // "007"
     numbers.pop_back();
-    return std::pair(*find(with_numbers(stack.name, numbers)), *expert);
+    return Place{*find(with_numbers(stack.name, numbers)), *expert,
+                 static_cast<std::size_t>(part - stack.parts.begin())};
   }
   return std::nullopt;
 }

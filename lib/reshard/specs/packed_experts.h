@@ -31,12 +31,20 @@ class PackedExperts {
 
   /// Whether experts of the family are packed at all.
   bool empty() const { return stacks_.empty(); }
+  /// Whether Transformers 5 is known to have models of this family so. Others may be read, but are not written.
+  bool is_known() const { return is_known_; }
   /// Whether save_pretrained of Transformers 5 leaves them packed. Elsewhere it writes the names of the model's files.
   bool stay_packed() const { return stay_packed_; }
   /// The stack of this name in a layer, or std::nullopt.
   std::optional<Stack> find(std::string_view name) const;
-  /// The stack, of a layer, that a parameter of an expert is in, and the number of the expert.
-  std::optional<std::pair<Stack, std::uint64_t>> stack_of(std::string_view parameter) const;
+  /// Where a parameter of an expert is.
+  struct Place {
+    Stack stack;  // of its layer
+    std::uint64_t expert = 0;
+    std::size_t part = 0;
+  };
+  /// The place of a parameter in the stack of its layer, or std::nullopt.
+  std::optional<Place> place_of(std::string_view parameter) const;
 
   /// What Transformers 5 calls a parameter that is in no stack.
   std::string packed_name(const std::string& own) const;
@@ -48,6 +56,7 @@ class PackedExperts {
  private:
   std::vector<Stack> stacks_;
   std::set<std::string> names_;  // all parameters of the family, with stars for numbers
+  bool is_known_ = false;
   bool stay_packed_ = false;
   std::vector<std::pair<std::string_view, std::string_view>> renames_;  // parts of names: the family's, Transformers'
 };
