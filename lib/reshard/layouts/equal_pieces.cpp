@@ -120,24 +120,6 @@ void validate_pieces_differ(Files& files, const TensorMap& map) {
     if (!map.logical[logical].filler && map.logical[logical].role == TensorRole::kParameter) comparison.run(logical);
 }
 
-namespace {
-
-/// Whether all elements of a box have one value.
-bool is_constant(OpenedFiles& files, const TensorMap& map, const StoredPlace& place, const Dims& size) {
-  StoredPlace next = place;
-  for (std::size_t d = 0; d < size.size(); ++d) {  // equal to itself, moved along each dim
-    if (size[d] == 1) continue;
-    Dims rest = size;
-    --rest[d];
-    next.begin = place.begin;
-    ++next.begin[d];
-    if (!have_equal_bytes(files, map, place, next, rest)) return false;
-  }
-  return true;
-}
-
-}  // namespace
-
 void validate_heads_differ(Files& files, const TensorMap& map, const Model& model) {
   if (!model.family->attention || model.layers == 0) return;
   const Family::Attention& attention = *model.family->attention;
@@ -173,7 +155,8 @@ void validate_heads_differ(Files& files, const TensorMap& map, const Model& mode
             .tensor(map.logical[*logical].name)
             .hint(
                 "they are replicas: num_key_value_heads in config.json is a multiple of the model's; take the "
-                "config.json that came with the weights");
+                "config.json that came with the weights. If the model has equal heads, `from-kv-size-multiplier` 1 "
+                "confirms it in layouts with that option");
       }
       break;
     }

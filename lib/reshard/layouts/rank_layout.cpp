@@ -25,6 +25,7 @@
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/strangers.h"
 #include "reshard/layouts/tied_tensors.h"
+#include "reshard/layouts/training_layout.h"
 #include "reshard/layouts/weights_option.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/metadata.h"
@@ -445,7 +446,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
   read_optimizer(files, layout, shards, context, checkpoint);
   if (planned)
     validate_pieces_differ(files, checkpoint.map);
-  else if (inferred)
+  else if (inferred && !context.options.has(kKvSizeMultiplier.name))  // nobody says what is replicated
     validate_heads_differ(files, checkpoint.map, *checkpoint.model);
   order_tensors(checkpoint);
   note_left_out(shards, checkpoint);

@@ -103,4 +103,17 @@ bool have_equal_bytes(OpenedFiles& files, const TensorMap& map, const StoredPlac
   return have_equal_bytes({files, in_a, first_a, sizes, inner_a}, {files, in_b, first_b, sizes, inner_b});
 }
 
+bool is_constant(OpenedFiles& files, const TensorMap& map, const StoredPlace& place, const Dims& size) {
+  StoredPlace next = place;
+  for (std::size_t d = 0; d < size.size(); ++d) {  // equal to itself, moved along each dim
+    if (size[d] == 1) continue;
+    Dims rest = size;
+    --rest[d];
+    next.begin = place.begin;
+    ++next.begin[d];
+    if (!have_equal_bytes(files, map, place, next, rest)) return false;
+  }
+  return true;
+}
+
 }  // namespace reshard

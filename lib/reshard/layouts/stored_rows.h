@@ -72,4 +72,7 @@ struct StoredPlace {
 bool have_equal_bytes(OpenedFiles& files, const TensorMap& map, const StoredPlace& a, const StoredPlace& b,
                       const Dims& size);
 
+/// Whether all elements of a box have the same bytes.
+bool is_constant(OpenedFiles& files, const TensorMap& map, const StoredPlace& place, const Dims& size);
+
 }  // namespace reshard

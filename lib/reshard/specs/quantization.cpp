@@ -221,13 +221,15 @@ struct Reading {
 };
 
 bool is_mlx(const Json& quantization) {
-  return quantization.is_object() && quantization.contains("bits") && quantization.contains("group_size") &&
-         !quantization.contains("quant_method");
+  const auto has = [&](const char* key) { return quantization.contains(key); };
+  // Older files of AutoGPTQ and AutoAWQ have the first two keys as well, and no quant_method.
+  return quantization.is_object() && has("bits") && has("group_size") && !has("quant_method") && !has("desc_act") &&
+         !has("sym") && !has("zero_point");
 }
 
 /// The quantization_config, which older versions of mlx-lm call "quantization"; nullptr if it is absent.
 const Json* quantization_in(const Json& config) {
-  if (const auto found = config.find("quantization_config"); found != config.end()) return &*found;
+  if (const auto found = config.find("quantization_config"); found != config.end() && !found->is_null()) return &*found;
   const auto found = config.find("quantization");
   return found != config.end() && is_mlx(*found) ? &*found : nullptr;
 }
