@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "engine/stopped_run.h"
+#include "reshard/base/sealed_text.h"
 #include "reshard/engine/output.h"
-#include "reshard/engine/sealed_text.h"
 #include "support/test_directories.h"
 #include "support/thread_ranks.h"
 

@@ -4,10 +4,10 @@
 #include <set>
 
 #include "engine/some_jobs.h"
+#include "reshard/base/sealed_text.h"
 #include "reshard/base/wire.h"
 #include "reshard/engine/group.h"
 #include "reshard/engine/job_run.h"
-#include "reshard/engine/sealed_text.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"

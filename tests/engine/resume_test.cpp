@@ -8,11 +8,11 @@
 #include <optional>
 
 #include "engine/stopped_run.h"
+#include "reshard/base/sealed_text.h"
 #include "reshard/engine/earlier_runs.h"
 #include "reshard/engine/execute.h"
 #include "reshard/engine/journal.h"
 #include "reshard/engine/output.h"
-#include "reshard/engine/sealed_text.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/sealed_text.h"
 #include "reshard/engine/page_fragments.h"
 #include "reshard/engine/run_fingerprint.h"
-#include "reshard/engine/sealed_text.h"
 #include "reshard/formats/format.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/layout.h"

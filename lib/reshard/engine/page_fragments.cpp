@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/sealed_text.h"
 #include "reshard/base/wire.h"
-#include "reshard/engine/sealed_text.h"
 #include "reshard/io/text_file.h"
 
 namespace reshard {

@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/base/sealed_text.h"
 #include "reshard/base/strings.h"
 #include "reshard/base/wire.h"
 #include "reshard/engine/journal.h"
 #include "reshard/engine/output.h"
 #include "reshard/engine/publish.h"
-#include "reshard/engine/sealed_text.h"
 #include "reshard/io/text_file.h"
 
 namespace reshard {

@@ -1,4 +1,4 @@
-#include "reshard/engine/sealed_text.h"
+#include "reshard/base/sealed_text.h"
 
 #include <span>
 
