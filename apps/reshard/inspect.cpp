@@ -13,6 +13,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/digests.h"
 #include "reshard/engine/stats.h"
+#include "reshard/layouts/interrupted_swap.h"
 #include "reshard/layouts/sharded_adapter.h"
 #include "reshard/local_files.h"
 #include "reshard/plan/metadata_model.h"
@@ -79,6 +80,7 @@ void read_values(Checkpoint& checkpoint, const InspectArguments& arguments, RunO
 /// Several adapters in one directory, of which it gives an overview.
 void inspect_adapters(const std::string& path, const std::vector<AdapterFolder>& folders, const FoundCheckpoint& found,
                       const InspectArguments& arguments) {
+  validate_not_swapping(local_storage(), found.path);
   std::vector<Checkpoint> adapters;
   adapters.reserve(folders.size());
   for (const AdapterFolder& folder : folders)

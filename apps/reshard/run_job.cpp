@@ -101,6 +101,8 @@ std::uint64_t source_bytes(const Job& job) {
 /// Where the outputs may not be written, what killed runs have left is removed all the same, or named.
 void look_at_output(const Job& job, const CommonArguments& arguments, Storage& storage,
                     const std::function<void(const std::string&)>& tell) {
+  if (!arguments.dry_run)
+    for (const std::string& note : finish_swaps(storage, job)) tell(note);
   try {
     validate_output(storage, job);
   } catch (Error& error) {
@@ -118,6 +120,10 @@ std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArgum
     const std::string what = fmt::format("{}: {}", run.root.string(), format_bytes(run.size_bytes));
     if (run.state == EarlierRun::State::kLives)
       notes.push_back(what + ", of a run that goes on");
+    else if (run.state == EarlierRun::State::kSwaps)
+      notes.push_back(what +
+                      ", of a run that was killed while it moved its outputs into place: the next run into this "
+                      "directory finishes that");
     else if (arguments.clean || (arguments.resume && run.journal == JournalFound::kNone))
       continue;  // another note will say what became of it
     else if (run.state == EarlierRun::State::kUnknown)

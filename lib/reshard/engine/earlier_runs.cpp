@@ -14,6 +14,7 @@
 #include "reshard/engine/publish.h"
 #include "reshard/engine/staging_mark.h"
 #include "reshard/formats/manifest.h"
+#include "reshard/layouts/interrupted_swap.h"
 #include "reshard/tensor/dtype.h"
 
 namespace reshard {
@@ -36,7 +37,7 @@ std::uint64_t size_of_tree(Files& files, const fs::path& directory) {
 }
 
 /// The lock of a dead run; null if it lives, or where that is not known (then `state` says it).
-std::unique_ptr<FileLock> lock_dead(Storage& storage, const fs::path& root, EarlierRun::State& state) {
+std::unique_ptr<FileLock> take_lock(Storage& storage, const fs::path& root, EarlierRun::State& state) {
   state = EarlierRun::State::kUnknown;
   try {
     if (!storage.is_file(root / kLockFile)) return nullptr;
@@ -46,6 +47,14 @@ std::unique_ptr<FileLock> lock_dead(Storage& storage, const fs::path& root, Earl
   } catch (const Error&) {
     return nullptr;
   }
+}
+
+/// The same, and null for one that was giving outputs their names.
+std::unique_ptr<FileLock> lock_dead(Storage& storage, const fs::path& root, EarlierRun::State& state) {
+  auto lock = take_lock(storage, root, state);
+  if (!lock || !read_swap_record(storage, root)) return lock;
+  state = EarlierRun::State::kSwaps;
+  return nullptr;
 }
 
 /// The lock of a dead run that this program may remove; else null, and `run` says why.
@@ -59,12 +68,10 @@ std::unique_ptr<FileLock> lock_removable(Storage& storage, EarlierRun& run) {
 }
 
 /// Makes the lock file of a run that was killed before it had one, or whose lock was moved away. A run that
-/// lives has one wherever the file system has locks, but not while it swaps outputs: then it is in kUnusedFolder.
+/// lives has one wherever the file system has locks.
 void make_missing_lock(Storage& storage, const fs::path& root) {
   try {
-    if (storage.kind_of(root / kLockFile) != FileKind::kNone || storage.exists(root / kUnusedFolder / kLockFile) ||
-        !why_not_only_ours(storage, root).empty())
-      return;
+    if (storage.kind_of(root / kLockFile) != FileKind::kNone || !why_not_only_ours(storage, root).empty()) return;
     storage.directories().lock(root / kLockFile, true);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kUnsupported) storage.directories().remove_tree(root / kLockFile);
@@ -79,6 +86,23 @@ std::optional<EarlierRun> remove_run(Storage& storage, const fs::path& root) {
   if (!lock) return std::nullopt;
   remove_staging(storage, root, std::move(lock));
   return run;
+}
+
+/// Old outputs whose successors are still in `root` leave, the last first; then the new ones come.
+/// \throws Error kBadInput if something has the name of an output whose predecessor has left; kIo.
+void finish_swap(Storage& storage, const fs::path& root, const fs::path& output, const std::vector<fs::path>& entries) {
+  Directories& directories = storage.directories();
+  const auto is_there = [&](const fs::path& path) { return storage.kind_of(path) != FileKind::kNone; };
+  for (auto it = entries.rbegin(); it != entries.rend(); ++it)
+    if (is_there(root / *it) && is_there(output / *it))
+      rename_new(directories, output / *it, make_replaced(directories, root, *it));
+  std::set<fs::path> named;
+  for (const fs::path& entry : entries) {
+    named.insert((output / entry).parent_path());
+    if (is_there(root / entry)) rename_new(directories, root / entry, output / entry);
+  }
+  directories.open(named, root)->flush();
+  directories.remove_tree(root / kSwapFile);
 }
 
 std::string removed_text(const EarlierRun& run) {
@@ -200,6 +224,35 @@ std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
     runs.push_back(std::move(run));
   }
   return runs;
+}
+
+std::vector<std::string> finish_swaps(Storage& storage, const Job& job) {
+  std::vector<std::string> notes;
+  const fs::path output = storage.resolve(job.output_directory);
+  for (const fs::path& root : stale_stagings(storage, job)) {
+    const auto entries = root.parent_path() == output ? read_swap_record(storage, root) : std::nullopt;
+    if (!entries) continue;
+    EarlierRun::State state{};
+    auto lock = take_lock(storage, root, state);
+    if (state == EarlierRun::State::kLives) continue;
+    std::string why = why_not_ours(storage, root);
+    if (!lock && why.empty()) why = "whether that run still lives cannot be known here";
+    if (!why.empty())
+      throw Error(
+          ErrorKind::kBadInput,
+          "contains outputs that a run was giving their names when it was killed, and this cannot be finished: " + why)
+          .in(root)
+          .hint(
+              "run the command again as the user whose run it was, on a file system with locks; or delete this "
+              "directory, and write all outputs anew with `force`");
+    finish_swap(storage, root, output, *entries);
+    why = why_not_only_ours(storage, root);
+    if (why.empty()) remove_staging(storage, root, std::move(lock));
+    notes.push_back(
+        fmt::format("{}: the outputs of a run that was killed while it moved them into place are all in place now{}",
+                    root.string(), why.empty() ? "" : ". What they replaced stays there, since " + why));
+  }
+  return notes;
 }
 
 std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job) {

@@ -20,6 +20,7 @@ struct EarlierRun {
     kLives,    // its process holds its lock
     kUnknown,  // it has no lock file, or the file system has no locks
     kForeign,  // no run of this user made it, or not all that it holds
+    kSwaps,    // its process is gone, and was giving outputs their names: finish_swaps
   };
   std::filesystem::path root;
   State state = State::kUnknown;
@@ -41,6 +42,12 @@ void validate_no_foreign_files(Files& files, const Job& job, const std::filesyst
 /// Removes a staging directory, its lock last: if this process is killed meanwhile, `clean` removes the rest.
 /// \param lock  on it; may be null.
 void remove_staging(Storage& storage, const std::filesystem::path& root, std::unique_ptr<FileLock> lock) noexcept;
+
+/// Finishes what dead runs were doing that gave their outputs their names one by one: their new outputs, which are
+/// complete, replace the old ones. If this process is killed meanwhile, the next one goes on.
+/// \returns notes, whole sentences.
+/// \throws Error kBadInput if that cannot be done by this user, or on this file system; kIo.
+std::vector<std::string> finish_swaps(Storage& storage, const Job& job);
 
 /// Removes those whose process is gone. Those that live, or of which that is not known, are left alone, and so is what
 /// no run has made.

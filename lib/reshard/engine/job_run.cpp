@@ -66,6 +66,7 @@ JobRun::JobRun(const Job& job, RunOptions options)
 void JobRun::prepare(std::uint32_t ranks) {
   start_ = std::chrono::steady_clock::now();
   Storage& storage = *options_.storage;
+  for (std::string& text : finish_swaps(storage, job_)) note(std::move(text));
   if (options_.clean)  // first: what a run has left is to go away, though the output is complete by now
     for (std::string& text : clean(storage, job_)) note(std::move(text));
   try {
@@ -394,7 +395,13 @@ RunResult JobRun::publish(ShareReport report) {
     result.notes.push_back("there was no space for the journal: had this run been killed, `resume` could not go on");
   if (job_.manifest) write_manifest(report, result);
   if (options_.progress) options_.progress->phase = RunPhase::kPublishing;
-  const std::vector<std::string> notes = staging_->publish(options_.sync);
+  std::vector<std::string> notes;
+  try {
+    notes = staging_->publish(options_.sync);
+  } catch (...) {
+    prepared_.root = staging_->root();  // which may have moved
+    throw;
+  }
   journal_.reset();
   result.notes.insert(result.notes.end(), notes.begin(), notes.end());
   result.divergent = std::move(report.divergent);

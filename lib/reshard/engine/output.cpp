@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "reshard/engine/proof.h"
 #include "reshard/formats/manifest.h"
 #include "reshard/io/text_file.h"
+#include "reshard/layouts/interrupted_swap.h"
 #include "reshard/layouts/own_files.h"
 #include "reshard/plan/job_manifest.h"
 
@@ -163,6 +165,25 @@ void validate_only_ours(Files& files, const Job& job, const fs::path& folder, co
                   list_names(unproven))
       .in(files.resolve(job.output_directory) / folder)
       .hint("move them away or choose another output directory; files of others are never deleted");
+}
+
+bool is_all_replaced(Files& files, const Job& job, const fs::path& outputs, const fs::path& except) {
+  std::set<fs::path> replaced, folders;
+  for (const fs::path& relative : output_files(job)) {
+    replaced.insert(relative);
+    for (fs::path folder = relative.parent_path(); !folder.empty(); folder = folder.parent_path())
+      folders.insert(folder);
+  }
+  const std::function<bool(const fs::path&)> look = [&](const fs::path& folder) {
+    const std::vector<DirectoryEntry> entries = files.list(outputs / folder);
+    return std::all_of(entries.begin(), entries.end(), [&](const DirectoryEntry& entry) {
+      const fs::path relative = folder / entry.name;
+      if (entry.kind != FileKind::kDirectory || entry.is_link) return replaced.contains(relative);
+      return outputs / relative == except || in_whole_folder(job, relative) ||
+             (folders.contains(relative) && look(relative));
+    });
+  };
+  return look({});
 }
 
 void validate_output(Storage& storage, const Job& job) {

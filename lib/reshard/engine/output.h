@@ -29,6 +29,13 @@ bool in_whole_folder(const Job& job, const std::filesystem::path& relative);
 void validate_only_ours(Files& files, const Job& job, const std::filesystem::path& folder,
                         const std::filesystem::path& old_outputs);
 
+/// Whether a directory of outputs contains, at any depth, only what the job replaces. Its whole folders may contain more
+/// (validate_only_ours).
+/// \param except  An entry that is not looked at.
+/// \throws Error kIo.
+bool is_all_replaced(Files& files, const Job& job, const std::filesystem::path& outputs,
+                     const std::filesystem::path& except = {});
+
 /// Room for a job's outputs, as far as the file system says.
 struct OutputSpace {
   std::uint64_t needed_bytes = 0;
@@ -36,9 +43,8 @@ struct OutputSpace {
   std::filesystem::path file_system;  // the existing directory that was asked
 };
 
-/// What the name of a run's hidden directory begins with: in the output directory if that exists, else beside it. Six
-/// characters follow. Names of the output directory that are too long are cut, and told apart by a CRC.
-inline constexpr std::string_view kStagingPrefix = ".reshard-";
+/// Name of a staging directory beside the output directory, without its last six characters; the names of those in it
+/// begin with kStagingPrefix. Names of the output directory that are too long are cut, and told apart by a CRC.
 std::string staging_prefix(const std::filesystem::path& output_directory);
 
 /// Hidden directories beside the output, or in it, that runs have left which were killed (or that still go on), as far

@@ -14,6 +14,7 @@
 #include "reshard/engine/journal.h"
 #include "reshard/engine/staging_mark.h"
 #include "reshard/formats/manifest.h"
+#include "reshard/layouts/interrupted_swap.h"
 
 namespace reshard {
 namespace {
@@ -24,7 +25,21 @@ void rename_entry(Directories& directories, const fs::path& from, const fs::path
   directories.rename(from, to, RenameMode::kReplace);
 }
 
-/// Renames to a name that nothing has; what appeared there meanwhile is not replaced where the file system can tell.
+void add_directories(Files& files, const fs::path& directory, std::set<fs::path>& found) {
+  found.insert(directory);
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (entry.kind == FileKind::kDirectory && !entry.is_link) add_directories(files, directory / entry.name, found);
+}
+
+/// The random end of a staging directory's name.
+std::string suffix_of(const fs::path& root) {
+  constexpr std::size_t kSuffix = 6;
+  const std::string name = root.filename().string();
+  return name.substr(name.size() - kSuffix);
+}
+
+}  // namespace
+
 void rename_new(Directories& directories, const fs::path& from, const fs::path& to) {
   switch (directories.rename(from, to, RenameMode::kNew)) {
     case RenameResult::kDone: return;
@@ -36,13 +51,11 @@ void rename_new(Directories& directories, const fs::path& from, const fs::path& 
   }
 }
 
-void add_directories(Files& files, const fs::path& directory, std::set<fs::path>& found) {
-  found.insert(directory);
-  for (const DirectoryEntry& entry : files.list(directory))
-    if (entry.kind == FileKind::kDirectory && !entry.is_link) add_directories(files, directory / entry.name, found);
+fs::path make_replaced(Directories& directories, const fs::path& root, const fs::path& relative) {
+  fs::path folder = root;
+  for (const fs::path& part : (kReplacedFolder / relative).parent_path()) directories.make(folder /= part, 0700);
+  return folder / relative.filename();
 }
-
-}  // namespace
 
 void take_apart(Storage& storage, const fs::path& root) {
   const fs::path whole = root / kWholeFolder;
@@ -159,58 +172,32 @@ void Staging::make_staged_folders(const fs::path& relative) {
 }
 
 std::vector<fs::path> Staging::entries_in_order() const {
-  std::vector<fs::path> entries, last;  // the last ones say that all else is there
+  std::vector<fs::path> entries, last;
+  std::set<fs::path> tensor_files;
+  for (const TensorFile& file : job_.target.files) tensor_files.insert(file.path);
   const auto is_last = [&](const fs::path& relative) {
     return std::any_of(job_.text_files.begin(), job_.text_files.end(),
                        [&](const TextFile& file) { return file.is_last && file.path == relative; });
   };
-  for (const fs::path& relative : output_files(job_))
-    if (!in_whole_folder(job_, relative)) (is_last(relative) ? last : entries).push_back(relative);
-  for (const fs::path& folder : job_.whole_folders) entries.push_back(folder);
+  const std::vector<fs::path> files = output_files(job_);
+  const auto add = [&](bool with_tensors) {
+    for (const fs::path& relative : files)
+      if (!in_whole_folder(job_, relative) && tensor_files.contains(relative) == with_tensors)
+        (is_last(relative) ? last : entries).push_back(relative);
+  };
+  add(true);
+  entries.insert(entries.end(), job_.whole_folders.begin(), job_.whole_folders.end());
+  add(false);
   entries.insert(entries.end(), last.begin(), last.end());
   return entries;
 }
 
-/// Swaps two entries: in one step where the file system can, by way of a third name where it cannot.
-void Staging::exchange(const fs::path& staged, const fs::path& final) {
-  if (directories().rename(staged, final, RenameMode::kExchange) == RenameResult::kDone) return;
-  const fs::path aside = staged.parent_path() / kAsideName;  // no output is hidden
-  rename_entry(directories(), final, aside);
-  try {
-    rename_entry(directories(), staged, final);
-  } catch (...) {
-    rename_entry(directories(), aside, final);
-    throw;
-  }
-  try {
-    rename_entry(directories(), aside, staged);
-  } catch (...) {
-    rename_entry(directories(), final, staged);
-    rename_entry(directories(), aside, final);
-    throw;
-  }
-}
-
-void Staging::publish_entry(const fs::path& relative) {
-  Step step{root_ / relative, final_ / relative, false};
-  if (storage_.kind_of(step.final) == FileKind::kNone) {
-    try {
-      rename_new(directories(), step.staged, step.final);
-    } catch (const Error&) {
-      if (is_left_alone(storage_, job_, relative, step.final)) return;  // it has come just now
-      throw;
-    }
-    steps_.push_back(step);
-    return;
-  }
-  if (is_left_alone(storage_, job_, relative, step.final)) return;
-  if (!job_.force)
-    throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced without `force`")
-        .in(step.final);
-  step.replaced = true;
-  exchange(step.staged, step.final);
-  steps_.push_back(step);
-  if (in_whole_folder(job_, relative)) validate_only_ours(storage_, job_, relative, root_);  // others may have written
+void Staging::take(Step step) {
+  if (step.mode == RenameMode::kNew)
+    rename_new(directories(), step.from, step.to);
+  else if (directories().rename(step.from, step.to, step.mode) != RenameResult::kDone)
+    throw Error(ErrorKind::kUnsupported, "cannot be swapped in one step").in(step.to);
+  steps_.push_back(std::move(step));
 }
 
 /// Takes every step back. What cannot be taken back keeps the staging directory, which then holds the only copy.
@@ -218,30 +205,41 @@ void Staging::undo(const std::string& reason) {
   std::string kept;
   for (auto it = steps_.rbegin(); it != steps_.rend(); ++it) {
     try {
-      if (it->replaced)
-        exchange(it->final, it->staged);
-      else
-        rename_entry(directories(), it->final, it->staged);
+      directories().rename(it->to, it->from,
+                           it->mode == RenameMode::kNew ? RenameMode::kReplace : RenameMode::kExchange);
     } catch (const Error&) {
-      kept += (kept.empty() ? "" : ", ") + it->final.filename().string();
+      kept += (kept.empty() ? "" : ", ") + it->to.filename().string();
     }
   }
   steps_.clear();
-  if (kept.empty()) return;
+  if (kept.empty()) {
+    directories().remove_tree(root_ / kSwapFile);
+    directories().remove_tree(root_ / kReplacedFolder);
+    return;
+  }
   const fs::path home = std::exchange(root_, {});  // so that nothing in it is removed
   throw Error(ErrorKind::kIo, reason + "; and what it had replaced could not be put back: " + kept)
       .in(home)
-      .hint("this directory holds what stood there before; move it back by hand");
+      .hint("this directory holds what stood there before; move it back by hand, or give the command again");
 }
 
-/// The directories in which something gets its name.
-std::set<fs::path> Staging::named_directories() const {
-  std::set<fs::path> named;
+/// Moves the staging directory itself.
+void Staging::move_to(const fs::path& directory, std::string_view prefix) {
+  const fs::path to = directory / (std::string(prefix) + suffix_of(root_));
+  if (to == root_) return;
+  rename_new(directories(), root_, to);
+  root_ = to;
+}
+
+/// Has the disk confirm all of root(), and opens the directories in which it gets its names: what fails now fails before
+/// that.
+Staging::Opened Staging::flush_before_naming(std::set<fs::path> named, bool sync) {
+  if (!sync) return nullptr;
+  flush_tree(storage_, root_);
   for (const fs::path& made : made_directories_) named.insert(made.parent_path());
-  if (!output_existed_) named.insert(final_.parent_path());
-  if (output_existed_)
-    for (const fs::path& relative : entries_in_order()) named.insert((final_ / relative).parent_path());
-  return named;
+  Opened opened = directories().open(named, root_);
+  opened->flush();
+  return opened;
 }
 
 /// Moves all outputs into a directory of their own, so that one rename gives them their names while lock and journals
@@ -255,23 +253,18 @@ void Staging::gather() {
   for (const fs::path& entry : entries) rename_entry(directories(), root_ / entry, whole / entry);
 }
 
-/// From here on what lies in root_ is not what a journal says, after a crash of the machine, too. Where outputs are
-/// replaced it will hold the only copy of these, so that the lock goes as well: nobody takes it for a dead run's.
-void Staging::set_aside_own_files(bool sync) {
-  std::vector<std::string> own_files = journal_and_fragment_files(storage_, root_);
-  const std::vector<fs::path> entries = entries_in_order();
-  if (lock_ && std::any_of(entries.begin(), entries.end(),
-                           [&](const fs::path& entry) { return storage_.kind_of(final_ / entry) != FileKind::kNone; }))
-    own_files.emplace_back(kLockFile);
-  if (own_files.empty()) return;
+/// From here on what lies in root_ is not what a journal says, after a crash of the machine, too.
+void Staging::set_aside_journals(bool sync) {
+  const std::vector<std::string> journals = journal_and_fragment_files(storage_, root_);
+  if (journals.empty()) return;
   const fs::path unused = root_ / kUnusedFolder;
   directories().make(unused, 0700);
-  for (const std::string& name : own_files) rename_entry(directories(), root_ / name, unused / name);
+  for (const std::string& name : journals) rename_entry(directories(), root_ / name, unused / name);
   if (sync) directories().open({root_}, root_)->flush();
 }
 
 /// All is as it was: a later run can go on.
-void Staging::put_back_own_files() {
+void Staging::put_back_journals() {
   const fs::path unused = root_ / kUnusedFolder;
   if (root_.empty() || !storage_.is_directory(unused)) return;
   for (const DirectoryEntry& entry : storage_.list(unused))
@@ -279,56 +272,136 @@ void Staging::put_back_own_files() {
   directories().remove_empty(unused);
 }
 
-void Staging::give_names() {
-  if (!output_existed_) {
-    const fs::path whole = root_ / kWholeFolder;
-    try {
-      rename_new(directories(), whole, final_);
-    } catch (const Error&) {
-      if (!storage_.is_directory(final_) || !storage_.list(final_).empty()) throw;
-      rename_entry(directories(), whole, final_);  // over one that was made meanwhile, with nothing in it
-    }
-  } else {
-    try {
-      for (const fs::path& relative : entries_in_order()) publish_entry(relative);
-    } catch (const std::exception& error) {
-      undo(error.what());
-      throw;
-    }
+Staging::Opened Staging::name_directory(bool sync) {
+  gather();
+  Opened opened = flush_before_naming({final_.parent_path()}, sync);
+  const fs::path whole = root_ / kWholeFolder;
+  try {
+    rename_new(directories(), whole, final_);
+  } catch (const Error&) {
+    if (!storage_.is_directory(final_) || !storage_.list(final_).empty()) throw;
+    rename_entry(directories(), whole, final_);  // over one that was made meanwhile, with nothing in it
   }
-  published_ = true;
+  return opened;
+}
+
+/// Whether the output directory may become another one. This process does not work in it, and nothing in it stays.
+bool Staging::can_swap_directory() const {
+  if (!job_.force || job_.shares_directory) return false;
+  try {
+    return directories().is_own(final_) && !lies_inside(storage_.resolve("."), final_) &&
+           is_all_replaced(storage_, job_, final_, root_);
+  } catch (const Error&) {
+    return false;  // who can look at it goes on
+  }
+}
+
+/// Swaps the output directory with one that contains the new outputs, if that can be done in one step.
+/// \returns what is to be flushed then; without published_ nothing has changed.
+Staging::Opened Staging::swap_directory(bool sync) {
+  if (!can_swap_directory()) return nullptr;
+  try {
+    gather();
+    const auto old_access = directories().access(final_), new_access = directories().access(root_ / kWholeFolder);
+    if (!old_access || !new_access || old_access->group != new_access->group)
+      throw Error(ErrorKind::kUnsupported, "would be another group's").in(final_);
+    if (old_access->bits != new_access->bits) directories().set_access_bits(root_ / kWholeFolder, old_access->bits);
+    set_aside_journals(sync);
+    move_to(final_.parent_path(), staging_prefix(final_));
+    Opened opened = flush_before_naming({final_.parent_path()}, sync);
+    const fs::path whole = root_ / kWholeFolder;
+    take({whole, final_, RenameMode::kExchange});
+    // Others may have written.
+    if (!is_all_replaced(storage_, job_, whole))
+      throw Error(ErrorKind::kUnsupported, "has a file that stays").in(final_);
+    for (const fs::path& folder : job_.whole_folders) validate_only_ours(storage_, job_, folder, whole);
+    published_ = true;
+    return opened;
+  } catch (const std::exception& thrown) {
+    undo(thrown.what());
+    take_apart(storage_, root_);
+    const auto* error = dynamic_cast<const Error*>(&thrown);
+    if (error == nullptr || (error->kind() != ErrorKind::kUnsupported && !error->code())) throw;
+    return nullptr;  // a mount, a parent that may not be written to, a file system that cannot do it
+  }
+}
+
+/// Writes down, for whoever comes after a kill, what gets its name from here on. All of it is on the disk.
+void Staging::begin_swap(const std::vector<fs::path>& entries, bool sync) {
+  const std::string record = swap_record(entries);
+  const auto sink = storage_.create(root_ / kSwapFile, record.size());
+  sink->write_at(0, std::as_bytes(std::span(record)));
+  sync ? sink->sync() : sink->finish();
+  if (sync) directories().open({root_}, root_)->flush();
+}
+
+/// Replaces outputs one by one. What another process does after a kill is finish_swaps.
+Staging::Opened Staging::swap_entries(bool sync) {
+  std::vector<fs::path> entries = entries_in_order();
+  std::erase_if(entries,
+                [&](const fs::path& relative) { return is_left_alone(storage_, job_, relative, final_ / relative); });
+  for (const fs::path& relative : entries) make_directories((final_ / relative).parent_path());
+  set_aside_journals(sync);
+  move_to(final_, kStagingPrefix);
+  std::vector<fs::path> old;
+  std::set<fs::path> named;
+  for (const fs::path& relative : entries) {
+    named.insert((final_ / relative).parent_path());
+    if (storage_.kind_of(final_ / relative) == FileKind::kNone) continue;
+    if (!job_.force)
+      throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced without `force`")
+          .in(final_ / relative);
+    old.push_back(relative);
+    make_replaced(directories(), root_, relative);
+  }
+  try {
+    Opened opened = flush_before_naming(named, sync);
+    begin_swap(entries, sync);
+    for (auto it = old.rbegin(); it != old.rend(); ++it) {
+      take({final_ / *it, root_ / kReplacedFolder / *it});
+      if (in_whole_folder(job_, *it))  // others may have written
+        validate_only_ours(storage_, job_, *it, root_ / kReplacedFolder);
+    }
+    if (opened && !old.empty()) opened->flush();
+    for (const fs::path& relative : entries) {
+      try {
+        take({root_ / relative, final_ / relative});
+      } catch (const Error&) {
+        if (!is_left_alone(storage_, job_, relative, final_ / relative)) throw;  // else it has come just now
+      }
+    }
+    published_ = true;
+    return opened;
+  } catch (const std::exception& error) {
+    undo(error.what());
+    throw;
+  }
 }
 
 std::vector<std::string> Staging::publish(bool sync) {
-  std::unique_ptr<OpenDirectories> named;
+  Opened opened;
   try {
-    if (output_existed_)
-      for (const fs::path& relative : entries_in_order()) make_directories((final_ / relative).parent_path());
-    else
-      gather();
-    if (sync) {
-      flush_tree(storage_, root_);
-      named = directories().open(named_directories(), root_);
-      named->flush();  // what fails now fails before anything has its name
-    }
-    if (output_existed_) set_aside_own_files(sync);
-    give_names();
+    opened = output_existed_ ? swap_directory(sync) : name_directory(sync);
+    if (output_existed_ && !published_) opened = swap_entries(sync);
+    published_ = true;
   } catch (...) {
     try {
       take_apart(storage_, root_);
-      put_back_own_files();
+      put_back_journals();
     } catch (const Error&) {
       // The next run tries once more, or has none to go on with.
     }
     throw;
   }
-  if (!named) return {};
+  std::vector<std::string> notes;
   try {
-    named->flush();
+    if (opened) opened->flush();
   } catch (const Error& error) {
-    return {fmt::format("the outputs are complete, but a crash of the machine may still lose them: {}", error.what())};
+    notes.push_back(
+        fmt::format("the outputs are complete, but a crash of the machine may still lose them: {}", error.what()));
   }
-  return {};
+  directories().remove_tree(root_ / kSwapFile);
+  return notes;
 }
 
 }  // namespace reshard

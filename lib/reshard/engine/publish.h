@@ -4,6 +4,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reshard/engine/output.h"
@@ -14,9 +15,19 @@
 namespace reshard {
 
 /// What else than outputs may lie in a staging directory while they get their names.
-inline constexpr const char* kAsideName = ".aside";      // what stands between two names that are swapped
-inline constexpr const char* kWholeFolder = ".whole";    // a new output directory
-inline constexpr const char* kUnusedFolder = ".unused";  // journals of what is no longer as they say, and the lock
+inline constexpr const char* kWholeFolder = ".whole";        // a whole output directory
+inline constexpr const char* kReplacedFolder = ".replaced";  // old outputs, which new ones replace one by one
+inline constexpr const char* kUnusedFolder = ".unused";      // journals of what is no longer as they say
+
+/// Renames to a name that nothing has; what appeared there meanwhile is not replaced where the file system can tell.
+/// \throws Error kBadInput if something has; kIo.
+void rename_new(Directories& directories, const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// Makes the folders above `relative` in kReplacedFolder of a staging directory.
+/// \returns the path of `relative` there.
+/// \throws Error kIo.
+std::filesystem::path make_replaced(Directories& directories, const std::filesystem::path& root,
+                                    const std::filesystem::path& relative);
 
 /// Puts back what was gathered in kWholeFolder by a run that did not get as far as its name.
 /// \throws Error kIo.
@@ -49,10 +60,11 @@ class Staging {
   /// Leaves it all where it is, for a later run.
   void keep();
 
-  /// Gives everything in root() its final name: the whole directory by one rename where the output directory is new;
-  /// otherwise entry by entry, weights before indexes, whole folders last, and all of it undone if one step fails. What
-  /// was replaced goes away with the staging. With `sync`, once this returns, all of it outlives a crash of the
-  /// machine.
+  /// Gives everything in root() its final name, so that no reader finds old outputs among new ones. By one rename if the
+  /// output directory is new, or contains nothing that is not replaced and can be swapped as a whole. Else one by one,
+  /// with kSwapFile in root() meanwhile: all old outputs leave, the last first, then the new ones come: weights, whole
+  /// folders, other files, and last those that say that all else is there. All of it is undone if one step fails. What
+  /// was replaced goes away with the staging. With `sync`, once this returns, all of it outlives a crash of the machine.
   /// \returns notes, whole sentences: that the disk did not confirm the names, though it could before. Mostly none.
   /// \throws Error kIo, kBadInput; then nothing has its final name.
   std::vector<std::string> publish(bool sync = true);
@@ -65,10 +77,11 @@ class Staging {
         permissions_(job, storage) {}  // so that a constructor that fails is cleaned up after
 
   struct Step {
-    std::filesystem::path staged;
-    std::filesystem::path final;
-    bool replaced = false;  // `staged` now holds what stood at `final`
+    std::filesystem::path from;
+    std::filesystem::path to;
+    RenameMode mode = RenameMode::kNew;
   };
+  using Opened = std::unique_ptr<OpenDirectories>;  // in which something gets its name; null without `sync`
 
   Directories& directories() const { return storage_.directories(); }
   void claim_output();
@@ -77,13 +90,17 @@ class Staging {
   void make_directories(const std::filesystem::path& directory);
   void make_staged_folders(const std::filesystem::path& relative);
   std::vector<std::filesystem::path> entries_in_order() const;
-  std::set<std::filesystem::path> named_directories() const;
+  bool can_swap_directory() const;
+  Opened flush_before_naming(std::set<std::filesystem::path> directories, bool sync);
   void gather();
-  void set_aside_own_files(bool sync);
-  void put_back_own_files();
-  void give_names();
-  void publish_entry(const std::filesystem::path& relative);
-  void exchange(const std::filesystem::path& staged, const std::filesystem::path& final);
+  void set_aside_journals(bool sync);
+  void put_back_journals();
+  Opened name_directory(bool sync);
+  Opened swap_directory(bool sync);
+  Opened swap_entries(bool sync);
+  void move_to(const std::filesystem::path& directory, std::string_view prefix);
+  void begin_swap(const std::vector<std::filesystem::path>& entries, bool sync);
+  void take(Step step);
   void undo(const std::string& reason);
 
   const Job& job_;
@@ -96,7 +113,7 @@ class Staging {
   bool output_existed_ = false;
   bool published_ = false;
   std::vector<std::filesystem::path> made_directories_;  // outermost first
-  std::vector<Step> steps_;
+  std::vector<Step> steps_;                              // that were taken
 };
 
 }  // namespace reshard

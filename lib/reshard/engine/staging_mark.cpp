@@ -14,6 +14,7 @@
 #include "reshard/engine/output.h"
 #include "reshard/engine/publish.h"
 #include "reshard/io/text_file.h"
+#include "reshard/layouts/interrupted_swap.h"
 
 namespace reshard {
 namespace {
@@ -56,7 +57,7 @@ class Walk {
       const bool is_folder = entry.kind == FileKind::kDirectory && !entry.is_link;
       if (is_folder && entry.name == kUnusedFolder)
         look_at_own_files(entry.name);
-      else if (is_folder && entry.name == kWholeFolder)
+      else if (is_folder && (entry.name == kWholeFolder || entry.name == kReplacedFolder))
         look_into(entry.name, {});
       else if (!is_own_file(entry.name, entry))
         look_at(entry.name, entry.name, entry);
@@ -69,7 +70,7 @@ class Walk {
   bool is_own_file(const fs::path& path, const DirectoryEntry& entry) const {
     if (entry.kind != FileKind::kFile || entry.is_link) return false;
     if (entry.name == kLockFile) return storage_.size_bytes(root_ / path) == 0;
-    return entry.name == kMarkFile || entry.name.starts_with(kJournalPrefix);
+    return entry.name == kMarkFile || entry.name == kSwapFile || entry.name.starts_with(kJournalPrefix);
   }
 
   void look_at_own_files(const fs::path& folder) {

@@ -13,6 +13,7 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/adapter_folders.h"
+#include "reshard/layouts/interrupted_swap.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/model_bounds.h"
 #include "reshard/layouts/nearby_checkpoints.h"
@@ -399,9 +400,7 @@ Error no_directory(Files& files, const fs::path& path) {
       .hint("give the directory of the checkpoint, not one of its files");
 }
 
-}  // namespace
-
-Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& context) {
+Checkpoint sharded_at(Files& files, const fs::path& path, const ReadContext& context) {
   if (files.is_file(path) && !is_part_name(path.filename())) return read_lone_model(files, path, context);
   if (!files.is_directory(path)) throw no_directory(files, path);
   if (const auto shards = find_shards(files, path)) return read(files, *shards, context);
@@ -419,7 +418,7 @@ Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& c
       .hint(nearby.empty() ? "give the directory of the shards folder, or that folder itself" : nearby);
 }
 
-Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext& context) {
+Checkpoint whole_at(Files& files, const fs::path& directory, const ReadContext& context) {
   if (files.is_file(directory)) return read_lone_model(files, directory, context);
   if (!files.exists(directory)) throw nothing_there(files, directory);
   if (!files.is_directory(directory))
@@ -445,7 +444,7 @@ Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext
   }
 }
 
-Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext& context) {
+Checkpoint checkpoint_at(Files& files, const fs::path& path, const ReadContext& context) {
   if (!files.exists(path)) throw nothing_there(files, path);
   if (!files.is_directory(path)) {
     Checkpoint checkpoint = read_any_file(files, path, context);
@@ -462,9 +461,23 @@ Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext
     for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
       if (files.exists(path / name)) return read_adapter_file(files, path, path / name, context);
   }
-  Checkpoint checkpoint = read_whole(files, path, context);
+  Checkpoint checkpoint = whole_at(files, path, context);
   if (shards && !shards->is_empty) note_shards_beside(checkpoint, *shards);
   return checkpoint;
+}
+
+}  // namespace
+
+Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& context) {
+  return read_unless_swapping(files, path, [&] { return sharded_at(files, path, context); });
+}
+
+Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext& context) {
+  return read_unless_swapping(files, directory, [&] { return whole_at(files, directory, context); });
+}
+
+Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext& context) {
+  return read_unless_swapping(files, path, [&] { return checkpoint_at(files, path, context); });
 }
 
 }  // namespace reshard

@@ -10,6 +10,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/adapter_folders.h"
+#include "reshard/layouts/interrupted_swap.h"
 #include "reshard/specs/adapter_metadata.h"
 
 namespace reshard {
@@ -205,6 +206,7 @@ std::vector<PeftAdapter> read_peft_adapters(Files& files, const std::vector<fs::
     adapters.push_back(read_one(files, name, directory));
   };
   for (const fs::path& directory : directories) {
+    validate_not_swapping(files, directory);
     const std::size_t before = adapters.size();
     const fs::path full = files.resolve(directory);
     if (is_peft_directory(files, directory))

@@ -1,0 +1,374 @@
+// Runs with `force` that are killed at any moment of replacing outputs.
+
+#include "reshard/layouts/interrupted_swap.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/engine/earlier_runs.h"
+#include "reshard/engine/execute.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/layouts.h"
+#include "support/local_files.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+#include "support/test_directories.h"
+#include "support/thread_ranks.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Tensors and config.json; std::nullopt if a reader refuses the outputs because they are being swapped.
+using Content = std::optional<std::pair<TensorMap, std::string>>;
+
+void validate_refusal(const Error& error) {
+  INFO(error.what());
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("was killed while it moved its outputs into place"));
+  CHECK_THAT(error.hint(), Says("run its command again"));
+  CHECK_THAT(error.hint(), Says(".reshard-"));
+}
+
+/// What `convert` and `inspect` make of a directory.
+Content content_of(const fs::path& directory) {
+  const TempDir out;
+  try {
+    convert(convert_request(directory, out / "out"));
+  } catch (const Error& error) {
+    validate_refusal(error);
+    validate_refusal(error_of([&] { read_checkpoint(directory, {.use = ConfigUse::kLenient}); }));
+    return std::nullopt;
+  }
+  CHECK_NOTHROW(read_checkpoint(directory, {.use = ConfigUse::kLenient}));
+  return std::pair(read_model(out / "out"), read_file(out / "out/config.json"));
+}
+
+/// Keeps what is in a directory at every moment of publishing at which something has changed.
+class Watch {
+ public:
+  Watch(fs::path directory, fs::path kept, bool exchanges)
+      : test(exchanges), directory_(std::move(directory)), kept_(std::move(kept)) {
+    test.directories.before = [&](const char*, const fs::path&) { look(); };
+    test.storage.before = [&](FaultStorage::Operation, std::uint64_t) { look(); };
+  }
+  RunOptions options() {
+    RunOptions options = unsynced();
+    options.storage = &test.storage;
+    options.threads = 1;
+    options.progress = &progress;
+    return options;
+  }
+  void look() {
+    if (progress.phase != RunPhase::kPublishing) return;
+    std::map<fs::path, FileStamp> now;
+    for (const auto& entry : fs::recursive_directory_iterator(directory_))
+      now.emplace(entry.path(), entry.is_directory() ? FileStamp() : local_storage().stamp(entry.path()));
+    if (now == last_) return;
+    last_ = std::move(now);
+    states.push_back(kept_ / std::to_string(states.size()));
+    fs::create_directories(kept_);
+    fs::copy(directory_, states.back(), fs::copy_options::recursive);
+  }
+
+  TestStorage test;
+  Progress progress;
+  std::vector<fs::path> states;
+
+ private:
+  fs::path directory_, kept_;
+  std::map<fs::path, FileStamp> last_;
+};
+
+/// Two models that differ in all tensors and in config.json, and outputs of the first in `temp`/work/out.
+class Replaced {
+ public:
+  explicit Replaced(std::string layout_name) : name_(std::move(layout_name)) {
+    for (const char* name : {"old", "new"}) {
+      Random random(name == std::string("old") ? 1 : 2);
+      write_model(temp / name, {}, random_tensors({}, random));
+      std::string config = read_file(temp / name / "config.json");
+      write_file(temp / name / "config.json",
+                 config.replace(config.find('{'), 1, fmt::format("{{\"of\": \"{}\",", name)));
+    }
+    execute(*job("old", temp / "work/out"), unsynced());
+    old_content = content_of(temp / "work/out");
+    execute(*job("new", temp / "new-out"), unsynced());
+    new_content = content_of(temp / "new-out");
+    REQUIRE((old_content && new_content && *old_content != *new_content));
+  }
+  std::unique_ptr<Job> job(const char* source, const fs::path& output, bool force = true) const {
+    ConvertRequest request = convert_request(temp / source, output);
+    request.target.layout = layout(name_);
+    if (request.target.layout->traits().has_ranks && !request.target.layout->traits().needs_no_mesh)
+      request.target.tp = 2;
+    if (name_ == "dcp") request.target.options.set_number("fsdp", 2);
+    if (name_ == "hf") request.target.options.set_number("max-shard-size", 3000);
+    request.force = force;
+    auto planned = plan_convert(local_storage(), request);
+    planned->manifest = name_ == "ranks";
+    return planned;
+  }
+  /// The directory above the output, as it was when a run was killed.
+  fs::path restore(const fs::path& state) {
+    const fs::path work = temp / ("restored" + std::to_string(restored_++));
+    fs::copy(state, work, fs::copy_options::recursive);
+    return work;
+  }
+  /// Runs the command again, in one of four ways, with what a kill has left.
+  void run_again(const fs::path& state, int way) {
+    const fs::path output = restore(state) / "out";
+    RunOptions options = unsynced();
+    options.clean = way == 1;
+    options.resume = way == 2;
+    options.sync = way == 2;
+    if (way < 3) {
+      CHECK_NOTHROW(execute(*job("new", output), options));
+      CHECK(content_of(output) == new_content);
+      CHECK((way == 0 || earlier_runs(local_storage(), *job("new", output)).empty()));
+    } else {
+      const Error error = error_of([&] { execute(*job("new", output, false), options); });
+      CHECK_THAT(error.what(), Says("already there"));
+      const Content now = content_of(output);
+      CHECK((now == old_content || now == new_content));
+    }
+  }
+
+  TempDir temp;
+  Content old_content, new_content;
+
+ private:
+  std::string name_;
+  int restored_ = 0;
+};
+
+TEST_CASE("At whatever moment a run with force is killed, readers see old outputs or new ones or the interrupted run") {
+  const auto to = GENERATE(as<std::string>(), "hf", "dcp", "ranks", "vllm");
+  // Beside files that stay, directories are not swapped.
+  const auto [has_others, exchanges] = GENERATE(table<bool, bool>({{false, true}, {false, false}, {true, true}}));
+  CAPTURE(to, has_others, exchanges);
+  Replaced replaced(to);
+  if (has_others) write_file(replaced.temp / "work/out/notes.txt", "mine");
+  Watch watch(replaced.temp / "work", replaced.temp / "states", exchanges);
+  execute(*replaced.job("new", replaced.temp / "work/out"), watch.options());
+  CHECK(content_of(replaced.temp / "work/out") == replaced.new_content);
+  CHECK(fs::exists(replaced.temp / "work/out/notes.txt") == has_others);
+  REQUIRE(watch.states.size() >= 4);
+  std::size_t refused = 0;
+  int way = 0;
+  for (const fs::path& state : watch.states) {
+    INFO(state.string());
+    const Content found = content_of(state / "out");
+    CHECK((!found || found == replaced.old_content || found == replaced.new_content));
+    refused += found ? 0 : 1;
+    if (!found || way % 3 == 0) replaced.run_again(state, way % 4);
+    ++way;
+  }
+  CHECK((refused == 0) == (exchanges && !has_others));
+  CHECK(refused < watch.states.size());
+}
+
+TEST_CASE("A run that finishes an interrupted one may be killed, too") {
+  Replaced replaced("hf");
+  write_file(replaced.temp / "work/out/notes.txt", "mine");
+  Watch first(replaced.temp / "work", replaced.temp / "states", true);
+  execute(*replaced.job("new", replaced.temp / "work/out"), first.options());
+  std::size_t finished = 0;
+  for (const fs::path& state : first.states) {
+    if (content_of(state / "out")) continue;
+    const fs::path work = replaced.restore(state);
+    Watch second(work, replaced.temp / ("again" + std::to_string(finished++)), true);
+    second.progress.phase = RunPhase::kPublishing;
+    const auto job = replaced.job("new", work / "out");
+    const auto notes = finish_swaps(second.test.storage, *job);
+    REQUIRE(notes.size() == 1);
+    CHECK_THAT(notes[0], Says("all in place now"));
+    CHECK(content_of(work / "out") == replaced.new_content);
+    CHECK(fs::exists(work / "out/notes.txt"));
+    CHECK(earlier_runs(local_storage(), *job).empty());
+    for (std::size_t i = 0; i < second.states.size(); i += 3) {
+      const fs::path again = replaced.restore(second.states[i]);
+      finish_swaps(local_storage(), *replaced.job("new", again / "out"));
+      CHECK(content_of(again / "out") == replaced.new_content);
+    }
+  }
+  CHECK(finished > 4);
+}
+
+TEST_CASE("Several ranks replace outputs as one does") {
+  Replaced replaced("dcp");
+  write_file(replaced.temp / "work/out/notes.txt", "mine");
+  Watch watch(replaced.temp / "work", replaced.temp / "states", true);
+  const auto job = replaced.job("new", replaced.temp / "work/out");
+  const auto thrown = run_ranks(
+      2, [&](Together& together) { execute(*job, together.leads() ? watch.options() : unsynced(), together); });
+  for (const auto& error : thrown) CHECK_FALSE(error);
+  CHECK(content_of(replaced.temp / "work/out") == replaced.new_content);
+  std::size_t refused = 0;
+  for (const fs::path& state : watch.states) {
+    const Content found = content_of(state / "out");
+    CHECK((!found || found == replaced.old_content || found == replaced.new_content));
+    refused += found ? 0 : 1;
+    if (!found) replaced.run_again(state, 0);
+  }
+  CHECK(refused > 4);
+}
+
+TEST_CASE("A command that reads from the directory that it writes to finishes what it had begun") {
+  Replaced replaced("ranks");
+  const fs::path work = replaced.temp / "work";
+  const auto plan = [](const fs::path& output) {
+    ConsolidateRequest request;
+    request.source.path = output;
+    request.target.options.set_number("max-shard-size", 3000);
+    request.force = true;
+    return plan_consolidate(request);
+  };
+  fs::remove(work / "out/reshard.manifest.json");
+  execute(*plan(work / "out"), unsynced());
+  const auto expected = snapshot(work);
+  Watch watch(work, replaced.temp / "states", true);
+  execute(*plan(work / "out"), watch.options());
+  REQUIRE(watch.states.size() > 8);
+  for (const fs::path& state : watch.states) {
+    INFO(state.string());
+    const fs::path again = replaced.restore(state);
+    RunOptions options = unsynced();
+    options.clean = true;
+    execute(*plan(again / "out"), options);
+    CHECK((snapshot(again) == expected));
+  }
+}
+
+/// What a run leaves that is killed while half of its outputs have their names.
+fs::path half_way(Replaced& replaced) {
+  write_file(replaced.temp / "work/out/notes.txt", "mine");
+  Watch watch(replaced.temp / "work", replaced.temp / "states", true);
+  execute(*replaced.job("new", replaced.temp / "work/out"), watch.options());
+  std::vector<fs::path> refused;
+  for (const fs::path& state : watch.states)
+    if (!content_of(state / "out")) refused.push_back(state);
+  REQUIRE(refused.size() > 2);
+  return replaced.restore(refused[refused.size() / 2]);
+}
+
+TEST_CASE("An interrupted swap is told, and neither removed nor gone on with") {
+  Replaced replaced("hf");
+  const fs::path work = half_way(replaced);
+  const auto before = snapshot(work);
+  const auto job = replaced.job("new", work / "out");
+  const auto runs = earlier_runs(local_storage(), *job);
+  REQUIRE(runs.size() == 1);
+  CHECK(runs[0].state == EarlierRun::State::kSwaps);
+  CHECK(remove_dead_runs(local_storage(), *job).empty());
+  CHECK((snapshot(work) == before));
+  SECTION("a file of another run is not refused") {
+    execute(*replaced.job("old", work / "out/other"), unsynced());
+    CHECK(content_of(work / "out/other") == replaced.old_content);
+  }
+  SECTION("weights that are given as a file are refused, too") {
+    const auto entries = read_swap_record(local_storage(), runs[0].root);
+    REQUIRE(entries);
+    REQUIRE(entries->front().extension() == ".safetensors");
+    validate_refusal(error_of([&] { read_checkpoint(work / "out" / entries->front(), {}); }));
+  }
+  SECTION("a directory without swaps is read, also the root") {
+    CHECK_THROWS_AS(read_checkpoint("/", {}), Error);
+    CHECK_THROWS_AS(read_checkpoint("/tensor_parallel_shards", {}), Error);
+  }
+  SECTION("a run that lives is left to itself") {
+    const auto lock = local_directories().lock(runs[0].root / kLockFile, true);
+    CHECK(finish_swaps(local_storage(), *job).empty());
+    CHECK((snapshot(work) == before));
+    const Error error = error_of([&] { execute(*job, unsynced()); });
+    CHECK(error.kind() == ErrorKind::kIo);
+    CHECK_THAT(error.what(), Says("another run is writing here"));
+  }
+}
+
+TEST_CASE("An interrupted swap that cannot be finished stops the next run and stays as it is") {
+  Replaced replaced("hf");
+  const fs::path work = half_way(replaced);
+  const auto job = replaced.job("new", work / "out");
+  const fs::path root = earlier_runs(local_storage(), *job).at(0).root;
+  std::string why;
+  TestStorage test;
+  SECTION("another user's") {
+    test.directories.owns = false;
+    why = "it is another user's";
+  }
+  SECTION("without its lock") {
+    fs::remove(root / kLockFile);
+    why = "cannot be known here";
+  }
+  SECTION("in the way of what somebody has put there") {
+    for (const auto& entry : fs::recursive_directory_iterator(root / ".replaced"))
+      write_file(work / "out" / entry.path().lexically_relative(root / ".replaced"), "mine");
+    why = "is not replaced";
+  }
+  const auto before = snapshot(work);
+  RunOptions options = unsynced();
+  options.storage = &test.storage;
+  options.clean = true;
+  const Error error = error_of([&] { execute(*job, options); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says(why));
+  CHECK((snapshot(work) == before));
+}
+
+TEST_CASE("A record of a swap that is torn, or leads out of the directory, is none") {
+  const TempDir temp;
+  const auto read = [&](const std::string& text) {
+    write_file(temp / "staging/.swap", text);
+    return read_swap_record(local_storage(), temp / "staging");
+  };
+  const std::vector<fs::path> entries{"a", "b/c"};
+  const std::string text = swap_record(entries);
+  CHECK(read(text) == entries);
+  CHECK_FALSE(read(text.substr(0, text.size() - 1)));
+  CHECK_FALSE(read(""));
+  for (const char* path : {"", "/a", "..", "a/../../b"}) CHECK_FALSE(read(swap_record({"a", path})));
+  CHECK_FALSE(read_swap_record(local_storage(), temp / "other"));
+}
+
+TEST_CASE("An output directory that is swapped keeps its permissions, and one that the process works in stays") {
+  Replaced replaced("hf");
+  const fs::path output = replaced.temp / "work/out";
+  fs::permissions(output, fs::perms::owner_all | fs::perms::group_read);
+  const auto inode = [&] { return local_storage().stamp(output); };
+  const auto before = inode();
+  execute(*replaced.job("new", output), unsynced());
+  CHECK(inode() != before);
+  CHECK(fs::status(output).permissions() == (fs::perms::owner_all | fs::perms::group_read));
+  const fs::path working = fs::current_path();
+  fs::current_path(output);
+  execute(*replaced.job("old", output), unsynced());
+  CHECK(fs::exists("config.json"));
+  CHECK(fs::equivalent(".", output));
+  fs::current_path(working);
+  CHECK(content_of(output) == replaced.old_content);
+}
+
+TEST_CASE("What others write into an output directory that is swapped stays") {
+  Replaced replaced("hf");
+  TestStorage test;
+  test.directories.before = [&](const char* step, const fs::path& path) {
+    if (step == std::string("rename") && path == replaced.temp / "work/out") write_file(path / "late.txt", "mine");
+  };
+  RunOptions options = unsynced();
+  options.storage = &test.storage;
+  execute(*replaced.job("new", replaced.temp / "work/out"), options);
+  CHECK(read_file(replaced.temp / "work/out/late.txt") == "mine");
+  CHECK(content_of(replaced.temp / "work/out") == replaced.new_content);
+}
+
+}  // namespace
+}  // namespace reshard::test
