@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Kills the program of BUILD (a folder such as build/release) at random moments, with SIGKILL, and has it go on with
 # --resume until it is done: the outputs have to be those of a run that nobody disturbed. Then with SIGTERM, which leaves
-# a journal, and without --resume nothing.
+# a journal, and without --resume nothing; and while --force replaces outputs.
 #
 #   scripts/test-resume.sh BUILD           10 runs that are killed
 #   scripts/test-resume.sh BUILD 300       300 of them
@@ -122,3 +122,38 @@ compgen -G "$work/.out-dir.reshard-*" >/dev/null && fail "--clean left something
 [[ -d "$work/.other.reshard-abcdef" ]] || fail "--clean removed what belongs to another output"
 rm -rf "$work/out-dir"
 echo "--clean removed what a killed run had left, and nothing else"
+
+# Killed while --force replaces outputs one by one: readers see the old ones, the new ones, or an error that names the
+# interrupted run, and the next run finishes it.
+for seed in 1 2; do
+  "$build/apps/tools/make_model" "$work/small-$seed" --hidden 64 --intermediate 128 --layers 60 --vocab 256 \
+    --seed $seed >"$work/out"
+  "$reshard" convert "$work/small-$seed" "$work/whole-$seed" --max-shard-size 30000 --quiet
+  sums "$work/whole-$seed" >"$work/whole-$seed.sums"
+done
+old=0 new=0 refused=0
+for ((i = 0; i < 10 || (refused == 0 && i < 40); ++i)); do
+  cp -r "$work/whole-1" "$work/out-dir"
+  touch "$work/out-dir/mine" # which stays, so that the directory cannot be swapped as a whole
+  "$reshard" convert "$work/small-2" "$work/out-dir" --max-shard-size 30000 --force --quiet 2>"$work/err" &
+  pid=$!
+  while kill -0 "$pid" 2>/dev/null && ! compgen -G "$work/out-dir/.reshard-*/.swap" >/dev/null; do :; done
+  kill -9 "$pid" 2>/dev/null || true
+  wait "$pid" 2>/dev/null || true
+  if "$reshard" verify "$work/out-dir" "$work/small-1" --quiet >"$work/out" 2>"$work/err"; then
+    old=$((old + 1))
+  elif "$reshard" verify "$work/out-dir" "$work/small-2" --quiet >"$work/out" 2>"$work/err"; then
+    new=$((new + 1))
+  else
+    grep -q "run was killed while it moved its outputs into place" "$work/err" || fail "old and new outputs are mixed"
+    refused=$((refused + 1))
+    "$reshard" convert "$work/small-2" "$work/out-dir" --max-shard-size 30000 --quiet 2>"$work/err" &&
+      fail "outputs were replaced without --force"
+    "$reshard" verify "$work/out-dir" "$work/small-2" --quiet >"$work/out" || fail "the next run did not finish"
+  fi
+  "$reshard" convert "$work/small-2" "$work/out-dir" --max-shard-size 30000 --force --clean --quiet 2>"$work/err"
+  rm "$work/out-dir/mine"
+  sums "$work/out-dir" | cmp -s - "$work/whole-2.sums" || fail "other bytes after an interrupted --force"
+  rm -r "$work/out-dir"
+done
+echo "of $i runs with --force that were killed, $old left the old outputs, $new the new ones, $refused were finished by the next run"
