@@ -2,10 +2,13 @@
 // stored, absent, equal to the embedding or different, whatever the levels of config.json say of them.
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <unordered_set>
 
+#include "reshard/base/strings.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/language_model.h"
 #include "support/architectures.h"
@@ -100,6 +103,110 @@ TEST_CASE("Every architecture with any boolean of its config.json turned comes b
   }
   CHECK(trials > 500);
   CHECK(checked * trials_per_run() > trials / 2);
+}
+
+using Shapes = std::map<std::string, Dims>;
+
+/// The tensors of a checkpoint with a config.json.
+struct ConfiguredTensors {
+  Shapes required;
+  std::set<std::string> optional;  // numbers as stars
+};
+
+ConfiguredTensors tensors_of(const json& config, const Architecture& of) {
+  const TempDir temp;
+  write_file(temp / "config.json", config.dump());
+  std::vector<std::string> stored;
+  for (const auto& [name, facts] : of.facts.at("tensors").items()) stored.push_back(name);
+  const std::unordered_set<std::string_view> names(stored.begin(), stored.end());
+  ConfiguredTensors tensors;
+  for (const ModelParameter& p : instantiate(find_language_model(read_model_config(temp.path())), names).parameters)
+    if (p.optional)
+      tensors.optional.insert(with_stars(p.name));
+    else if (p.tied_to.empty())
+      tensors.required[p.name] = p.shape;
+  return tensors;
+}
+
+/// The names in `these` that `others` lacks, numbers as stars.
+std::set<std::string> not_among(const Shapes& these, const Shapes& others) {
+  std::set<std::string> names;
+  for (const auto& [name, shape] : these)
+    if (others.count(name) == 0) names.insert(with_stars(name));
+  return names;
+}
+
+std::set<std::string> resized(const Shapes& before, const Shapes& after) {
+  std::set<std::string> names;
+  for (const auto& [name, shape] : before)
+    if (const auto found = after.find(name); found != after.end() && found->second != shape)
+      names.insert(with_stars(name));
+  return names;
+}
+
+TEST_CASE("Each boolean of config.json switches the tensors that the modelling code switches") {
+  const json all = json::parse(read_file(testdata("configuration.json")));
+  std::size_t checked = 0;
+  for (const auto& [name, switches] : all.items()) {
+    const Architecture of = architecture(name);
+    const json original = of.facts.at("config");
+    const ConfiguredTensors as_is = tensors_of(original, of);
+    for (const auto& [key, facts] : switches.items()) {
+      if (key == "defaults") continue;
+      CAPTURE(name, key);
+      json config = original;
+      levels_of(config).back()->operator[](key) = facts.at("is");
+      CHECK((tensors_of(config, of).required == as_is.required));
+      levels_of(config).back()->operator[](key) = !facts.at("is").get<bool>();
+      const ConfiguredTensors turned = tensors_of(config, of);
+      const auto check = [&, &facts = facts](const char* what, std::set<std::string> found) {
+        CAPTURE(what);
+        std::set<std::string> listed;
+        if (facts.contains(what)) listed = facts.at(what).get<std::set<std::string>>();
+        for (std::set<std::string>* names : {&found, &listed})
+          std::erase_if(*names, [&](const std::string& one) {
+            return as_is.optional.count(one) > 0 || turned.optional.count(one) > 0;
+          });
+        CHECK(found == listed);
+      };
+      check("adds", not_among(turned.required, as_is.required));
+      check("removes", not_among(as_is.required, turned.required));
+      check("resizes", resized(as_is.required, turned.required));
+      if (facts.contains("absent")) {
+        levels_of(config).back()->erase(key);
+        CHECK((tensors_of(config, of).required == (facts.at("absent") == facts.at("is") ? as_is : turned).required));
+      }
+      ++checked;
+    }
+  }
+  CHECK(checked > 150);
+}
+
+/// The tensors that a config.json needs, or why it is refused.
+std::pair<Shapes, std::string> tensors_or_refusal(const json& config, const Architecture& of) {
+  try {
+    return {tensors_of(config, of).required, ""};
+  } catch (const Error& error) {
+    return {Shapes(), error.message()};
+  }
+}
+
+TEST_CASE("A key that config.json lacks has the value of Transformers' configuration class") {
+  const json all = json::parse(read_file(testdata("configuration.json")));
+  std::size_t checked = 0;
+  for (const auto& [name, facts] : all.items()) {
+    if (!facts.contains("defaults")) continue;
+    const Architecture of = architecture(name);
+    for (const auto& [key, value] : facts.at("defaults").items()) {
+      CAPTURE(name, key, value);
+      json absent = of.facts.at("config"), given = absent;
+      levels_of(absent).back()->erase(key);
+      levels_of(given).back()->operator[](key) = value;
+      CHECK((tensors_or_refusal(absent, of) == tensors_or_refusal(given, of)));
+      ++checked;
+    }
+  }
+  CHECK(checked > 200);
 }
 
 enum class Head : std::uint8_t { kDifferent, kEqual, kAbsent, kAlone };
