@@ -119,9 +119,9 @@ TEST_CASE("An OrderedDict that gets its items in any way is a state dict") {
   CHECK(names(read_content(archive_of(items))) == std::vector<std::string>{"a"});
 }
 
-TEST_CASE("The state dict under model, state_dict or module is taken, and that is said") {
+TEST_CASE("The state dict under a usual key is taken, and that is said") {
   const std::string inner = dict({{"a.w", tensor()}});
-  for (const std::string wrapper : {"model", "state_dict", "module"}) {
+  for (const std::string wrapper : {"model", "state_dict", "module", "model_state_dict", "weights"}) {
     const Container read = read_content(archive_of(dict({{"epoch", number(1)}, {wrapper, inner}, {"rng", tensor()}})));
     CHECK(names(read) == std::vector<std::string>{"a.w"});
     CHECK(read.warnings == std::vector<std::string>{"took the state dict under \"" + wrapper + "\"",
@@ -129,6 +129,40 @@ TEST_CASE("The state dict under model, state_dict or module is taken, and that i
   }
   CHECK(names(read_content(archive_of(dict({{"module", inner}, {"model", dict({{"b", tensor()}})}})))) ==
         std::vector<std::string>{"b"});
+}
+
+TEST_CASE("An average of the weights is left out next to the weights, and taken alone") {
+  const std::string inner = dict({{"a.w", tensor()}}),
+                    average = dict({{"a.w", tensor({.shape = {6}, .strides = {1}})}});
+  for (const std::string ema : {"ema", "model_ema", "ema_model", "ema_state_dict", "state_dict_ema"}) {
+    for (const std::string wrapper : {"model", "state_dict", "weights"})
+      for (const bool is_first : {false, true}) {
+        const Container read = read_content(
+            archive_of(is_first ? dict({{ema, average}, {wrapper, inner}}) : dict({{wrapper, inner}, {ema, average}})));
+        REQUIRE(read.tensors.size() == 1);
+        CHECK(read.tensors[0].shape != Dims{6});
+        CHECK(read.warnings == std::vector<std::string>{"took the state dict under \"" + wrapper + "\"",
+                                                        "left out an average of the weights, under " + ema +
+                                                            "; to convert it, save it in a file of its own"});
+      }
+    const Container alone = read_content(archive_of(dict({{"step", number(1)}, {ema, average}})));
+    REQUIRE(alone.tensors.size() == 1);
+    CHECK(alone.tensors[0].shape == Dims{6});
+    CHECK(alone.warnings ==
+          std::vector<std::string>{"took the state dict under \"" + ema + "\", an average of the weights",
+                                   "skipped what is not a tensor of the state dict: step"});
+  }
+}
+
+TEST_CASE("Two state dicts of one model are refused") {
+  const std::string inner = dict({{"a.w", tensor()}, {"b", tensor()}});
+  refused(archive_of(dict({{"weights", inner}, {"model", dict({{"b", tensor()}})}})), ErrorKind::kUnsupported,
+          "holds state dicts under \"model\" and \"weights\", which have the same names");
+  refused(archive_of(dict({{"model_ema", inner}, {"ema", inner}})), ErrorKind::kUnsupported,
+          "holds state dicts under \"ema\" and \"model_ema\", which have the same names");
+  // Other names are another model's, or the optimizer's.
+  CHECK(names(read_content(archive_of(dict({{"weights", dict({{"c", tensor()}})}, {"model", inner}})))) ==
+        std::vector<std::string>{"a.w", "b"});
 }
 
 TEST_CASE("Where there is no one state dict, none is guessed") {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "reshard/base/strings.h"
 #include "reshard/formats/pickle_values.h"
@@ -14,7 +15,14 @@ namespace {
 
 using Pairs = std::vector<PicklePair>;
 
-constexpr std::string_view kWrappers[] = {"model", "state_dict", "module"};
+/// Keys of a state dict in a file of other things; a key goes before those behind it.
+struct Wrapper {
+  std::string_view key;
+  bool is_average = false;  // of the weights over the steps of training (EMA)
+};
+constexpr Wrapper kWrappers[] = {
+    {"model"},     {"state_dict"},      {"module"},          {"model_state_dict"},     {"weights"},
+    {"ema", true}, {"model_ema", true}, {"ema_model", true}, {"ema_state_dict", true}, {"state_dict_ema", true}};
 constexpr std::size_t kShownNameBytes = 100;              // of a name in a list
 constexpr std::string_view kExtraState = "_extra_state";  // what a module adds to its state dict by get_extra_state
 
@@ -72,6 +80,9 @@ class Finder {
   }
 
   Pairs top_mapping() const;
+  std::vector<const Wrapper*> wrappers_in(const Pairs& top) const;
+  void refuse_rivals(const Pairs& top, const std::vector<const Wrapper*>& wrappers) const;
+  const PicklePair* pair_of(const Pairs& pairs, std::string_view key) const;
   PickleRef wrapped(const Pairs& top);
   bool add_description(std::string_view key);
   void refuse_deeper(const Pairs& pairs);
@@ -93,33 +104,76 @@ Pairs Finder::top_mapping() const {
   throw unsupported("holds " + pickle_.describe(root) + ", not a state dict");
 }
 
+const PicklePair* Finder::pair_of(const Pairs& pairs, std::string_view key) const {
+  const auto found = std::find_if(pairs.begin(), pairs.end(), [&](const PicklePair& pair) {
+    return pickle_.kind(pair.first) == PickleKind::kString && pickle_.text(pair.first) == key;
+  });
+  return found == pairs.end() ? nullptr : &*found;
+}
+
+/// Those of kWrappers that `top` has a mapping with tensors under.
+std::vector<const Wrapper*> Finder::wrappers_in(const Pairs& top) const {
+  std::vector<const Wrapper*> wrappers;
+  for (const Wrapper& wrapper : kWrappers) {
+    const PicklePair* const pair = pair_of(top, wrapper.key);
+    if (!pair || !is_mapping(pickle_, pair->second)) continue;
+    const Pairs inner = mapping_items(pickle_, pair->second);
+    if (std::any_of(inner.begin(), inner.end(), [&](const PicklePair& one) { return is_value_(one.second); }))
+      wrappers.push_back(&wrapper);
+  }
+  return wrappers;
+}
+
+/// The first of `wrappers` counts. Another that is as good may have the names of another model, but not the same.
+void Finder::refuse_rivals(const Pairs& top, const std::vector<const Wrapper*>& wrappers) const {
+  const Wrapper& first = *wrappers.front();
+  std::unordered_set<std::string_view> names;
+  for (const Wrapper* const rival : wrappers) {
+    if (rival->is_average != first.is_average) continue;
+    for (const PicklePair& pair : mapping_items(pickle_, pair_of(top, rival->key)->second)) {
+      if (!is_value_(pair.second) || pickle_.kind(pair.first) != PickleKind::kString) continue;
+      if (rival == &first)
+        names.insert(pickle_.text(pair.first));
+      else if (names.count(pickle_.text(pair.first)) > 0)
+        throw unsupported(
+            fmt::format("holds state dicts under \"{}\" and \"{}\", which have the same names: which is the model's?",
+                        first.key, rival->key));
+    }
+  }
+}
+
 /// The mapping under the first of kWrappers that holds tensors, or kNoNode.
 PickleRef Finder::wrapped(const Pairs& top) {
-  const auto is_value = [&](const PicklePair& pair) { return is_value_(pair.second); };
-  for (const std::string_view wrapper : kWrappers) {
-    const auto found = std::find_if(top.begin(), top.end(), [&](const PicklePair& pair) {
-      return pickle_.kind(pair.first) == PickleKind::kString && pickle_.text(pair.first) == wrapper;
-    });
-    if (found == top.end() || !is_mapping(pickle_, found->second)) continue;
-    const Pairs inner = mapping_items(pickle_, found->second);
-    if (std::none_of(inner.begin(), inner.end(), is_value)) continue;
-    for (const PicklePair& other : top) {
-      if (&other == &*found) continue;
-      // Loaders disagree which of two values of a key counts.
-      if (label(other.first) == wrapper)
-        throw Error(ErrorKind::kBadInput, fmt::format("holds \"{}\" twice", wrapper)).in(file_.path());
-      // A counter or the state of a generator may stand beside; a name of several parts is a parameter's.
-      if (is_value(other) && label(other.first).substr(0, kMaxTensorNameBytes).find('.') != std::string_view::npos)
-        throw unsupported(fmt::format(
-            "holds tensors, and a mapping of more tensors under \"{}\": which is the state dict?", wrapper));
-      if (!add_description(label(other.first))) aside_.add(label(other.first));
-    }
-    // With a description next to it, or in a file that this program wrote, the state dict is expected here.
-    if (result_.descriptions.empty() && file_.metadata().empty())
-      result_.warnings.push_back(fmt::format("took the state dict under \"{}\"", wrapper));
-    return found->second;
+  const std::vector<const Wrapper*> wrappers = wrappers_in(top);
+  if (wrappers.empty()) return kNoNode;
+  const Wrapper& wrapper = *wrappers.front();
+  const PicklePair* const found = pair_of(top, wrapper.key);
+  ShortList averages;
+  for (const PicklePair& other : top) {
+    if (&other == found) continue;
+    // Loaders disagree which of two values of a key counts.
+    if (label(other.first) == wrapper.key)
+      throw Error(ErrorKind::kBadInput, fmt::format("holds \"{}\" twice", wrapper.key)).in(file_.path());
+    // A counter or the state of a generator may stand beside; a name of several parts is a parameter's.
+    if (is_value_(other.second) &&
+        label(other.first).substr(0, kMaxTensorNameBytes).find('.') != std::string_view::npos)
+      throw unsupported(fmt::format(
+          "holds tensors, and a mapping of more tensors under \"{}\": which is the state dict?", wrapper.key));
+    if (std::any_of(wrappers.begin(), wrappers.end(),
+                    [&](const Wrapper* one) { return one->is_average && one->key == label(other.first); }))
+      averages.add(label(other.first));
+    else if (!add_description(label(other.first)))
+      aside_.add(label(other.first));
   }
-  return kNoNode;
+  refuse_rivals(top, wrappers);
+  // With a description next to it, or in a file that this program wrote, the state dict is expected here.
+  if (result_.descriptions.empty() && file_.metadata().empty())
+    result_.warnings.push_back(fmt::format("took the state dict under \"{}\"{}", wrapper.key,
+                                           wrapper.is_average ? ", an average of the weights" : ""));
+  if (!averages.empty())
+    result_.warnings.push_back(fmt::format(
+        "left out an average of the weights, under {}; to convert it, save it in a file of its own", averages.text()));
+  return found->second;
 }
 
 /// \returns whether `key` describes the state dict next to it.

@@ -24,9 +24,10 @@ struct StateDict {
 };
 
 /// Finds the state dict in `file`: its mapping of names to what `is_value` takes for a tensor, or such a mapping under
-/// "model", "state_dict" or "module" in it. Nested mappings are not joined into one: nothing says how the parts of a
-/// name belong together.
-/// \throws Error kUnsupported where there is no one state dict; kBadInput for keys that are no names, or come twice.
+/// "model", "state_dict", "module", "model_state_dict" or "weights" in it, or else under "ema" and the like, which are
+/// averages of the weights. Nested mappings are not joined into one: nothing says how the parts of a name belong together.
+/// \throws Error kUnsupported where there is no one state dict, or two have the same names; kBadInput for keys that are
+/// no names, or come twice.
 StateDict find_state_dict(const TorchFile& file, const std::function<bool(PickleRef)>& is_value);
 
 /// Whether `node` is what xser puts into a state dict in the place of a tensor.

@@ -66,8 +66,8 @@ class TorchFile {
 ///         TorchScript, big-endian files and the formats before torch 0.1.10; kIo.
 TorchFile read_torch_file(const Source& source, const std::filesystem::path& path);
 
-/// The state dict in a file of torch.save, tensors in its own order. Takes the mapping under "model", "state_dict" or
-/// "module" where the file holds it there; what is no tensor is left aside. `warnings` say both.
+/// The state dict in a file of torch.save, tensors in its own order, which find_state_dict finds; what is no tensor is
+/// left aside. `warnings` say both.
 /// \throws Error as read_torch_file and TorchFile::tensor do; kUnsupported where there is no one state dict.
 Container read_torch(const Source& source, const std::filesystem::path& path);
 
