@@ -99,12 +99,17 @@ TEST_CASE("A model of which config.json says that it has several parts keeps all
 }
 
 TEST_CASE("Of a model and its average, the model is taken") {
-  std::vector<std::string> entries = with_prefix("ema.");
-  const std::vector<std::string> model = with_prefix("model.");
-  entries.insert(entries.end(), model.begin(), model.end());
-  const StateNames found = find_state_names(entries, nullptr);
-  CHECK(found.prefix == "model.");
-  CHECK(found.names[0].empty());
+  for (const std::string average : {"ema.", "model_ema.", "ema_state_dict."})
+    for (const std::string prefix : {"model.", "module.", "state_dict.", "model_state_dict.", "weights.", "a.model."})
+      for (const Family* family : {builtin_family("llama").get(), static_cast<const Family*>(nullptr)}) {
+        CAPTURE(average, prefix, family != nullptr);
+        std::vector<std::string> entries = with_prefix(average);
+        const std::vector<std::string> model = with_prefix(prefix);
+        entries.insert(entries.end(), model.begin(), model.end());
+        const StateNames found = find_state_names(entries, family);
+        CHECK(found.prefix == prefix);
+        CHECK(found.names[0].empty());
+      }
 }
 
 TEST_CASE("Training states are not the model's, though they have its names inside") {

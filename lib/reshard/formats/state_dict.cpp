@@ -226,6 +226,11 @@ StateDict find_state_dict(const TorchFile& file, const std::function<bool(Pickle
   return Finder(file, is_value).find();
 }
 
+bool is_average_key(std::string_view key) {
+  return std::any_of(std::begin(kWrappers), std::end(kWrappers),
+                     [&](const Wrapper& wrapper) { return wrapper.is_average && wrapper.key == key; });
+}
+
 bool is_xser_reference(const Pickle& pickle, PickleRef node) {
   return pickle.is_object_of(node, "torch_xla.utils.serialization", "TensorReference");
 }

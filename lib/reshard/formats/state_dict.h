@@ -30,6 +30,9 @@ struct StateDict {
 /// no names, or come twice.
 StateDict find_state_dict(const TorchFile& file, const std::function<bool(PickleRef)>& is_value);
 
+/// Whether programs put an average of the weights over the steps of training (EMA) under this key: "model_ema".
+bool is_average_key(std::string_view key);
+
 /// Whether `node` is what xser puts into a state dict in the place of a tensor.
 bool is_xser_reference(const Pickle& pickle, PickleRef node);
 

@@ -11,6 +11,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/state_dict.h"
 
 namespace reshard {
 namespace {
@@ -23,7 +24,7 @@ constexpr std::string_view kModuleWrapper = "module";
 
 constexpr std::string_view kModelPrefix = "model.";
 /// Under which training programs put the model's state dict.
-constexpr std::string_view kUsualPrefixes[] = {kModelPrefix, "module.", "state_dict.", "app."};
+constexpr std::string_view kUsualPrefixes[] = {kModelPrefix, "module.", "state_dict.", "app.", "model_state_dict."};
 /// Language models in larger ones, whose other parts have names of their own.
 constexpr std::string_view kPartsOfLarger[] = {"language", "language_model", "text_model", "thinker", "talker", "llm"};
 /// What names of many models begin with. A module of one's own may be called "module" as well.
@@ -113,12 +114,19 @@ std::size_t most(const Votes& votes) {
   return count;
 }
 
+/// Whether an average of the weights lies under `prefix`: "ema.".
+bool is_of_average(std::string_view prefix) {
+  const std::vector<std::string> parts = split(prefix, '.');
+  return std::any_of(parts.begin(), parts.end(), is_average_key);
+}
+
 /// That of most votes. Of several that have as many, as of a model and its average, the first that is usual for models.
 std::string chosen_prefix(const Votes& votes) {
   const auto order = [](const std::string& prefix) {
     const auto usual = std::find_if(std::begin(kUsualPrefixes), std::end(kUsualPrefixes),
                                     [&](std::string_view start) { return prefix.starts_with(start); });
-    return std::tuple(prefix.empty() ? -1 : usual - std::begin(kUsualPrefixes), prefix.size(), prefix);
+    return std::tuple(is_of_average(prefix), prefix.empty() ? -1 : usual - std::begin(kUsualPrefixes), prefix.size(),
+                      prefix);
   };
   std::string chosen;
   std::size_t voters = 0;

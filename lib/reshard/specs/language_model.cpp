@@ -58,10 +58,19 @@ std::shared_ptr<const Family> described(const std::string& model_type) {
   return family && !family->modules.empty() ? family : nullptr;
 }
 
-/// "model." of "model.layers", "" of "layers".
-std::string base_of(const std::string& layers) {
-  const std::size_t dot = layers.rfind('.');
-  return dot == std::string::npos ? std::string() : layers.substr(0, dot + 1);
+/// What the names of the layers and of all embeddings outside them begin with, up to a dot: "model." for
+/// "model.layers" and "model.embed_tokens", for "model.decoder.layers" next to "model.encoder.embed_tokens", too.
+/// Embeddings that begin with another word do not count.
+std::string base_of(const Family& family) {
+  const std::string root = family.layers.substr(0, family.layers.find('.') + 1);
+  std::string base = family.layers.substr(0, family.layers.rfind('.') + 1);
+  for (const Family::Module& module : family.modules) {
+    if (module.plan != TensorParallelPlan::kEmbeddingRowwise || !module.name.starts_with(root) ||
+        module.name.starts_with(family.layers + "."))
+      continue;
+    while (!module.name.starts_with(base)) base.erase(base.rfind('.', base.size() - 2) + 1);
+  }
+  return base;
 }
 
 /// The prefixes that `suffix` has in names, each once.
@@ -177,7 +186,7 @@ bool is_cache_scale(std::string_view name) {
 /// outside the layers.
 void add_unlisted(Model& model, const std::unordered_set<std::string_view>& names, bool other_parts) {
   const std::string layers = model.family->layers + ".";  // "." if there are none: no name begins with it
-  const std::string base = base_of(model.family->layers);
+  const std::string base = base_of(*model.family);
   const bool own_base = std::count(base.begin(), base.end(), '.') > 1;  // only the language model has that prefix
   const auto is_whole = [&](std::string_view name) {
     return std::any_of(model.family->whole.begin(), model.family->whole.end(), [&](const std::string& module) {
@@ -321,7 +330,7 @@ Error unknown_model_type(const ModelConfig& config, const std::vector<std::strin
 std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> family,
                                                const std::unordered_set<std::string_view>& names) {
   if (family->layers.empty()) return family;  // every name is written out
-  const std::string base = base_of(family->layers);
+  const std::string base = base_of(*family);
   const auto embedding =
       std::find_if(family->modules.begin(), family->modules.end(), [&](const Family::Module& module) {
         return module.plan == TensorParallelPlan::kEmbeddingRowwise && module.name.starts_with(base);
@@ -347,6 +356,7 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
     if (!module.tied_to.empty() && !module.name.starts_with(base))
       if (const auto heads = prefixes_before(module.name + "." + module.parameter, names); heads.size() == 1)
         head = heads.front();
+  const bool is_base_alone = !base.empty() && !own.starts_with(base) && !("." + own).ends_with("." + base);
   const auto rename = [&](std::string& name) {
     if (name.empty()) return;
     if (name.starts_with(base))
@@ -357,7 +367,7 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
   rename(renamed.layers);
   for (Family::Module& module : renamed.modules) {
     // A base model alone has no head.
-    if (own.empty() && !base.empty() && !module.name.starts_with(base)) module.optional = true;
+    if (is_base_alone && !module.name.starts_with(base)) module.optional = true;
     rename(module.name);
     rename(module.tied_to);
   }
