@@ -38,9 +38,10 @@ TEST_CASE("Weights of any format and indexes of weights stay behind") {
   MemoryFiles files;
   const fs::path temp = "m";
   for (const char* name :
-       {"model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-        "pytorch_model.bin.index.json", "x.pt", "x.pth", "x.ckpt", "tf_model.h5", "flax_model.msgpack", "x.gguf",
-        "weights.npz", "rust_model.ot", "onnx/model.onnx"})
+       {"model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
+        "model.fp16.safetensors", "model.safetensors.index.fp16.json", "pytorch_model.bin.index.bf16.json",
+        "pytorch_model.bin", "pytorch_model.bin.index.json", "x.pt", "x.pth", "x.ckpt", "tf_model.h5",
+        "flax_model.msgpack", "x.gguf", "weights.npz", "rust_model.ot", "onnx/model.onnx"})
     files.write(temp / name, name);
   CHECK(companions(files, temp).empty());
 }
@@ -137,6 +138,7 @@ TEST_CASE("Folders that are checkpoints of their own stay behind with all they h
                                  "runs/big/pytorch_model-00001-of-00002.bin",
                                  "runs/notes.txt",
                                  "index/model.safetensors.index.json",
+                                 "variant/pytorch_model.bin.index.fp16.json",
                                  "index/tokenizer.json",
                                  "ranks/config.json",
                                  "ranks/tensor_parallel_shards/tp_rank_00_pp_rank_00/model.safetensors",

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
@@ -30,6 +32,53 @@ constexpr NumberedNames kSafetensorsNames{"model", ".safetensors"};
 constexpr NumberedNames kPytorchNames{"pytorch_model", ".bin"};
 constexpr NumberedNames kDiffusersNames[] = {{"diffusion_pytorch_model", ".safetensors"},
                                              {"diffusion_pytorch_model", ".bin"}};
+
+constexpr const NumberedNames* kAllNames[] = {&kSafetensorsNames, &kPytorchNames, &kDiffusersNames[0],
+                                              &kDiffusersNames[1]};
+
+/// What `name` has between the stem and the ending of weight files: "-00001-of-00003", ".fp16-00001-of-00003".
+std::optional<std::string_view> middle_of(std::string_view name, const NumberedNames& names) {
+  if (name.size() < names.stem.size() + names.ending.size() || !name.starts_with(names.stem) ||
+      !name.ends_with(names.ending))
+    return std::nullopt;
+  return name.substr(names.stem.size(), name.size() - names.stem.size() - names.ending.size());
+}
+
+/// The parts of such a middle.
+struct NameParts {
+  std::string_view variant;                                       // empty for none
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> number;  // of how many
+};
+
+bool is_variant(std::string_view word) {
+  return !word.empty() && std::all_of(word.begin(), word.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+  });
+}
+
+/// Returns std::nullopt if it has another form.
+std::optional<NameParts> parts_of(std::string_view middle) {
+  constexpr std::string_view kOf = "-of-";
+  NameParts parts;
+  if (const std::size_t dot = middle.rfind('.'); dot != middle.npos) {
+    const std::size_t end = dot == 0 ? std::min(middle.find('-'), middle.size()) : middle.size();
+    parts.variant = middle.substr(dot + 1, end - dot - 1);
+    if (!is_variant(parts.variant)) return std::nullopt;
+    middle = dot == 0 ? middle.substr(end) : middle.substr(0, dot);
+  }
+  if (middle.empty()) return parts;
+  const std::size_t of = middle.find(kOf);
+  if (middle.front() != '-' || of == middle.npos || of == 0) return std::nullopt;
+  const auto number = parse_unsigned(middle.substr(1, of - 1), kMaxFiles);
+  const auto count = parse_unsigned(middle.substr(of + kOf.size()), kMaxFiles);
+  if (!number || !count) return std::nullopt;
+  parts.number = {*number, *count};
+  return parts;
+}
+
+std::string whole_name(const NumberedNames& names) {
+  return std::string(names.stem) + std::string(names.ending);
+}
 
 bool is_plain_file_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\\\0", 3)) == name.npos;
@@ -107,18 +156,49 @@ std::string hf_file_name(Format format, std::size_t number, std::size_t count) {
 }
 
 std::optional<HfFileNumber> hf_file_number(std::string_view name) {
-  constexpr std::string_view kOf = "-of-";
-  for (const NumberedNames* names : {&kSafetensorsNames, &kPytorchNames, &kDiffusersNames[0], &kDiffusersNames[1]}) {
-    const std::size_t least = names->stem.size() + kOf.size() + names->ending.size();
-    if (!names->match(name) || name.size() <= least) continue;
-    const std::string_view numbers = name.substr(names->stem.size() + 1, name.size() - least + kOf.size() - 1);
-    const std::size_t of = numbers.find(kOf);
-    if (of == numbers.npos) continue;
-    const auto number = parse_unsigned(numbers.substr(0, of), kMaxFiles);
-    const auto count = parse_unsigned(numbers.substr(of + kOf.size()), kMaxFiles);
-    if (number && count) return HfFileNumber{std::string(names->stem) + std::string(names->ending), *number, *count};
+  for (const NumberedNames* names : kAllNames) {
+    const auto middle = middle_of(name, *names);
+    const auto parts = middle ? parts_of(*middle) : std::nullopt;
+    if (!parts || !parts->number) continue;
+    const std::string whole = hf_variant_name({whole_name(*names), std::string(parts->variant)});
+    return HfFileNumber{whole, parts->number->first, parts->number->second};
   }
   return std::nullopt;
+}
+
+std::string_view indexed_name(std::string_view name) {
+  constexpr std::string_view kIndex = ".index", kJson = ".json";
+  const std::size_t index = name.rfind(kIndex);
+  if (index == name.npos || !name.ends_with(kJson) || name.size() < index + kIndex.size() + kJson.size()) return {};
+  const std::size_t begin = index + kIndex.size();
+  const std::string_view variant = name.substr(begin, name.size() - kJson.size() - begin);
+  const bool fits = variant.empty() || (variant.front() == '.' && is_variant(variant.substr(1)));
+  return fits ? name.substr(0, index) : std::string_view();
+}
+
+std::optional<HfVariant> hf_variant(std::string_view name) {
+  const std::string_view indexed = indexed_name(name);
+  for (const NumberedNames* names : kAllNames) {
+    const std::string whole = whole_name(*names);
+    if (indexed == whole && name.size() > whole.size() + std::string_view(kIndexEnding).size()) {
+      name.remove_prefix(whole.size() + std::string_view(".index.").size());
+      return HfVariant{whole, std::string(name.substr(0, name.rfind('.')))};
+    }
+    const auto middle = middle_of(name, *names);
+    const auto parts = middle ? parts_of(*middle) : std::nullopt;
+    if (parts && !parts->variant.empty()) return HfVariant{whole, std::string(parts->variant)};
+  }
+  return std::nullopt;
+}
+
+std::string hf_variant_name(const HfVariant& variant) {
+  if (variant.variant.empty()) return variant.whole;
+  const std::size_t dot = variant.whole.rfind('.');
+  return variant.whole.substr(0, dot + 1) + variant.variant + variant.whole.substr(dot);
+}
+
+std::string hf_variant_index_name(const HfVariant& variant) {
+  return fmt::format("{}.index{}{}.json", variant.whole, variant.variant.empty() ? "" : ".", variant.variant);
 }
 
 bool is_hf_weights_name(std::string_view name) {

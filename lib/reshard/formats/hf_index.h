@@ -55,12 +55,29 @@ std::string kept_index_metadata_text(const std::string& metadata);
 std::string hf_file_name(Format format, std::size_t number, std::size_t count);
 /// Number of a weight file among those of its model, as its name states it.
 struct HfFileNumber {
-  std::string whole;  // name of a model in one file by the same program: "model.safetensors"
+  std::string whole;  // name of a model in one file by the same program, with its variant: "model.fp16.safetensors"
   std::uint64_t number = 0;
   std::uint64_t count = 0;
 };
 /// Parses names such as "model-00001-of-00003.safetensors", with numbers of any width; std::nullopt for other names.
 std::optional<HfFileNumber> hf_file_number(std::string_view name);
+/// The name of the file that `name` is an index of, one of several files or of a variant of it: "model.safetensors" for
+/// "model.safetensors.index.json" and "model.safetensors.index.fp16.json"; empty if it is no such name.
+std::string_view indexed_name(std::string_view name);
+
+/// A variant of a model, which save_pretrained(variant="fp16") writes next to others.
+struct HfVariant {
+  std::string whole;    // name of a model in one file without a variant: "model.safetensors"
+  std::string variant;  // "fp16"
+};
+/// Parses names of weights and of indexes: "model.fp16.safetensors", "model.safetensors.index.fp16.json",
+/// "model.fp16-00001-of-00002.safetensors" and, as diffusers has it, "model-00001-of-00002.fp16.safetensors";
+/// std::nullopt for other names.
+std::optional<HfVariant> hf_variant(std::string_view name);
+/// The other way round: "model.fp16.safetensors" for a model in one file.
+std::string hf_variant_name(const HfVariant& variant);
+std::string hf_variant_index_name(const HfVariant& variant);
+
 /// Whether files of a Hugging Face checkpoint, or its index, have such names, whatever their numbers:
 /// "pytorch_model-….bin".
 bool is_hf_weights_name(std::string_view name);

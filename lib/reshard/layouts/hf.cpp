@@ -122,8 +122,8 @@ class HfLayout final : public Layout {
     // Where other files are copied, the note on those that are not names these, too.
     if (context.use == ConfigUse::kLenient && !report.unlisted.empty())
       checkpoint.notes.push_back(
-          fmt::format("left out, as {} does not name them: {}", names->index(), list_names(report.unlisted)));
-    if (!checkpoint.index_metadata.empty()) checkpoint.index_metadata_file = found.path / names->index();
+          fmt::format("left out, as {} does not name them: {}", names->index, list_names(report.unlisted)));
+    if (!checkpoint.index_metadata.empty()) checkpoint.index_metadata_file = found.path / names->index;
     return read_of_family(files, std::move(checkpoint), containers, context);
   }
 

@@ -68,6 +68,25 @@ std::vector<NumberedFiles> numbered_sets(const std::vector<DirectoryEntry>& entr
   return sets;
 }
 
+/// The names that each program gives a model, safetensors first.
+std::vector<WholeNames> names_of_variant(const std::string& variant) {
+  std::vector<WholeNames> all;
+  for (const auto& [format, whole] :
+       {std::pair(Format::kSafetensors, kSafetensorsFile), std::pair(Format::kPytorch, kPytorchFile),
+        std::pair(Format::kSafetensors, kDiffusersSafetensorsFile), std::pair(Format::kPytorch, kDiffusersPytorchFile)})
+    all.push_back({format, hf_variant_name({whole, variant}), hf_variant_index_name({whole, variant}), variant});
+  return all;
+}
+
+/// The variants of a model in a directory, and the names that a file of each would have with the whole model.
+std::map<std::string, std::set<std::string>> variants_in(const std::vector<DirectoryEntry>& entries) {
+  std::map<std::string, std::set<std::string>> variants;
+  for (const DirectoryEntry& entry : entries)
+    if (const auto found = entry.kind == FileKind::kDirectory ? std::nullopt : hf_variant(entry.name))
+      variants[found->variant].insert(hf_variant_name(*found));
+  return variants;
+}
+
 /// The files that make up the model if there is no index: the whole model's file, or else a complete numbered set.
 /// Empty if there are neither.
 std::vector<std::string> files_without_index(Files& files, const fs::path& directory, const WholeNames& names) {
@@ -84,6 +103,12 @@ Error no_weights(Files& files, const fs::path& directory) {
       numbered.push_back(entry.name);
   Error error(ErrorKind::kBadInput, "holds neither model.safetensors nor pytorch_model.bin, nor an index of either");
   error.in(directory);
+  if (const auto variants = variants_in(entries_of(files, directory)); variants.size() > 1) {
+    std::vector<std::string> names;
+    for (const auto& [variant, names_of_whole] : variants) names.push_back(variant);
+    return error.hint(
+        fmt::format("it contains variants of a model ({}): move the files of all but one away", list_names(names)));
+  }
   if (numbered.size() > 1 || (numbered.size() == 1 && numbered.front().find("-of-") != std::string::npos))
     error.hint("there are other weight files (" + list_names(numbered) + "); is the index missing?");
   return error;
@@ -94,7 +119,7 @@ Error no_weights(Files& files, const fs::path& directory) {
 std::vector<Container> read_numbered(Files& files, const fs::path& directory, const WholeNames& names_of,
                                      std::vector<std::string>& notes) {
   const std::vector<NumberedFiles> sets = numbered_sets(entries_of(files, directory), names_of.whole);
-  const std::string index = names_of.index();
+  const std::string index = names_of.index;
   if (sets.empty()) throw no_weights(files, directory);  // deleted since they were recognised
   if (sets.size() > 1) {
     std::vector<std::uint64_t> counts;
@@ -226,7 +251,7 @@ void validate_against_index(const Container& file, const std::vector<std::string
 
 std::vector<Container> read_indexed(Files& files, const fs::path& directory, const WholeNames& names_of,
                                     HfIndexReport& report) {
-  const fs::path index_path = directory / names_of.index();
+  const fs::path index_path = directory / names_of.index;
   IndexedFiles indexed{files, directory, names_of, read_hf_index(files, index_path), {}};
   report.metadata = indexed.index.metadata;
   for (const auto& [name, file] : indexed.index.weight_map) indexed.names_by_file[file].push_back(name);
@@ -254,23 +279,25 @@ std::vector<Container> read_indexed(Files& files, const fs::path& directory, con
 }  // namespace
 
 std::optional<WholeNames> hf_names_in(Files& files, const fs::path& directory) {
-  const WholeNames all[] = {{Format::kSafetensors, kSafetensorsFile},
-                            {Format::kPytorch, kPytorchFile},
-                            {Format::kSafetensors, kDiffusersSafetensorsFile},
-                            {Format::kPytorch, kDiffusersPytorchFile}};
+  const std::vector<WholeNames> all = names_of_variant("");
   for (const WholeNames& names : all)
-    for (const std::string& name : {names.whole, names.index()})
+    for (const std::string& name : {names.whole, names.index})
       if (files.kind_of(directory / name) != FileKind::kNone) return names;
   if (!files.is_directory(directory)) return std::nullopt;
   const std::vector<DirectoryEntry> entries = entries_of(files, directory);
   for (const WholeNames& names : all)
     if (!numbered_sets(entries, names.whole).empty()) return names;
+  const auto variants = variants_in(entries);
+  if (variants.size() != 1) return std::nullopt;
+  const auto& [variant, names_of_whole] = *variants.begin();
+  for (const WholeNames& names : names_of_variant(variant))
+    if (names_of_whole.count(names.whole) > 0) return names;
   return std::nullopt;
 }
 
 bool holds_weights(Files& files, const fs::path& directory, const WholeNames& names_of) {
   const std::string& whole = names_of.whole;
-  const fs::path index = directory / names_of.index();
+  const fs::path index = directory / names_of.index;
   const bool has_index = files.kind_of(index) != FileKind::kNone;
   if (!has_index && files.kind_of(directory / whole) == FileKind::kNone)
     return !files_without_index(files, directory, names_of).empty();
@@ -297,7 +324,7 @@ std::optional<Format> hf_format(Files& files, const fs::path& directory) {
 std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& directory, HfIndexReport* report) {
   const auto names = hf_names_in(files, directory);
   if (!names) throw no_weights(files, directory);
-  const fs::path index_path = directory / names->index();
+  const fs::path index_path = directory / names->index;
   const fs::path single_path = directory / names->whole;
   for (const fs::path& path : {index_path, single_path})
     if (files.kind_of(path) == FileKind::kBrokenLink)
@@ -326,6 +353,8 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
                     (files.exists(directory / kPytorchFile) || files.exists(directory / kPytorchIndexFile));
   if (both)
     containers.front().warnings.push_back("there are PyTorch weights beside it, which are ignored, as in transformers");
+  if (!names->variant.empty())
+    filled.notes.push_back(fmt::format("read the variant {} of the model, the only one", names->variant));
   take_out_wrappers(containers, filled.notes);
   return containers;
 }

@@ -16,12 +16,14 @@ namespace reshard {
 /// The names that one program gives the files of a model.
 struct WholeNames {
   Format format;
-  std::string whole;  // name of a model in one file
-  std::string index() const { return whole + kIndexEnding; }
+  std::string whole;         // name of a model in one file
+  std::string index;         // name of its index, if it is in several
+  std::string variant = {};  // "fp16", which is part of both names; empty for none
 };
 
 /// The names of the files in `directory`, by Transformers or diffusers, safetensors first; std::nullopt if there are
-/// none. Numbered files count only if there is neither a whole file nor an index.
+/// none. Numbered files count only if there is neither a whole file nor an index, and a variant of the model only if it
+/// is the only one and there is nothing else.
 std::optional<WholeNames> hf_names_in(Files& files, const std::filesystem::path& directory);
 
 /// Whether there is any file of weights, and not an index alone, as other systems copy it beside files of their own.

@@ -55,13 +55,12 @@ bool starts_with_any(const std::string& file_name, const std::array<const char*,
 }
 
 bool is_tensor_index(std::string_view file_name) {
-  constexpr std::string_view kEnding = kIndexEnding;
-  return file_name.ends_with(kEnding) && holds_tensors(file_name.substr(0, file_name.size() - kEnding.size()));
+  return holds_tensors(indexed_name(file_name));
 }
 
 /// Weights by their name, or an index of them.
 bool is_weights(const std::string& file_name) {
-  return holds_tensors(file_name) || file_name.ends_with(kGraphExtension) || file_name.ends_with(kIndexEnding);
+  return holds_tensors(file_name) || file_name.ends_with(kGraphExtension) || !indexed_name(file_name).empty();
 }
 
 /// The name of the file that a detached signature is of; nothing if `file_name` is none.
