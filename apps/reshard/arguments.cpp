@@ -497,8 +497,8 @@ namespace {
 
 /// Other names of dtypes.
 constexpr std::pair<std::string_view, std::string_view> kOtherDtypes[] = {
-    {"bf16", "bfloat16"}, {"fp16", "float16"},  {"f16", "float16"},  {"half", "float16"},   {"fp32", "float32"},
-    {"f32", "float32"},   {"float", "float32"}, {"fp64", "float64"}, {"double", "float64"}, {"fp8", "float8_e4m3fn"}};
+    {"bf16", "bfloat16"}, {"fp16", "float16"},  {"f16", "float16"},  {"half", "float16"},  {"fp32", "float32"},
+    {"f32", "float32"},   {"float", "float32"}, {"fp64", "float64"}, {"double", "float64"}};
 
 std::string own_dtype(const std::string& text) {
   constexpr std::string_view kTorch = "torch.";
@@ -506,6 +506,15 @@ std::string own_dtype(const std::string& text) {
   for (const auto& [other, own] : kOtherDtypes)
     if (alone == other) return std::string(own);
   return std::string(alone);
+}
+
+/// Whether a word is of numbers that need scales: "fp8", "float8", "e4m3", "nf4", "8bit".
+bool names_few_bits(const std::string& word) {
+  if (word.starts_with("e4m3") || word.starts_with("e5m2")) return true;
+  const std::size_t digit = word.find_first_of("0123456789");
+  const std::string number =
+      digit == word.npos ? "" : word.substr(digit, word.find_first_not_of("0123456789", digit) - digit);
+  return number == "4" || number == "8";
 }
 
 }  // namespace
@@ -516,13 +525,17 @@ std::optional<DType> dtype_of(const CastArguments& arguments) {
   std::vector<std::string> names;
   for (const DTypeRow& row : kDTypes) {
     if (!can_cast(DType::kF32, row.dtype)) continue;
-    if (arguments.dtype == row.torch_name) return row.dtype;
-    if (own == row.torch_name && describe(row.dtype).bits > 8) return row.dtype;
+    if (own == row.torch_name) return row.dtype;
     names.emplace_back(row.torch_name);
   }
   Error error(ErrorKind::kUsage,
               fmt::format("--dtype: \"{}\" is not one of {}", printable(arguments.dtype), join(names, ", ")));
-  const std::string guess = std::find(names.begin(), names.end(), own) != names.end() ? own : nearest(own, names);
+  if (names_few_bits(own))
+    throw error.hint(
+        "quantise the model with a tool that writes scales; convert with --keep casts selected tensors to "
+        "float8_e4m3fn "
+        "or float8_e5m2");
+  const std::string guess = nearest(own, names);
   if (!guess.empty()) error.hint("did you mean " + guess + "?");
   throw error;
 }

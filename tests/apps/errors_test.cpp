@@ -260,6 +260,24 @@ TEST_CASE("shards that were made with --family name it where they are read witho
                "if the shards were made with --family or --spec, give the same here"});
 }
 
+TEST_CASE("what was given already is not proposed") {
+  ModelCopy copy;
+  REQUIRE(copy.shard({"--tp", "2", "--layout", "presharded"}).exit_code == 0);
+  const auto read = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"consolidate", copy.out(), (copy.dir / "back").string()});
+    return run_reshard(arguments).err;
+  };
+  copy.patch_config("num_hidden_layers", 1);
+  fs::copy(copy.model / "config.json", copy.out(), fs::copy_options::overwrite_existing);
+  const std::string same = "if the shards were made with --family or --spec, give the same here";
+  CHECK_THAT(read({}), Says(same));
+  CHECK_THAT(read({"--family", "mistral"}), Says("config.json belongs to another model") && !Says(same));
+
+  copy.patch_config("model_type", "unheard");
+  CHECK_THAT(run_reshard({"convert", copy.model.string(), copy.out() + "2", "--to", "dcp", "--tp", "2"}).err,
+             Says("(--config), with --family or --spec, if its model_type is not known"));
+}
+
 TEST_CASE("sizes that do not divide are told with the degrees that would") {
   ModelCopy copy;
   copy.check_fails(2, {"5 ranks", "TP degrees that work for this model: 1, 2, 4, 8"}, {"--tp", "5"});

@@ -131,7 +131,11 @@ TEST_CASE("dtypes in the words of other programs are taken, but for those that m
     CHECK(planned(joined(tp, {"--dtype", word})) == planned(joined(tp, {"--dtype", own})));
   }
   const auto hint = [](const char* dtype) { return refused({"shard", kModel, "o", "--tp", "2", "--dtype", dtype}); };
-  CHECK_THAT(hint("fp8"), Says("did you mean float8_e4m3fn?"));
+  for (const char* word : {"fp8", "float8", "torch.float8_e4m3", "e5m2", "int8", "fp4", "nf4", "int4", "8bit"}) {
+    INFO(word);
+    CHECK_THAT(hint(word), Says("quantise the model with a tool that writes scales") && !Says("did you mean"));
+  }
+  CHECK_THAT(hint("float17"), Says("did you mean float16?"));
   CHECK_THAT(hint("zzz"), !Says("did you mean"));
 }
 

@@ -213,6 +213,15 @@ TEST_CASE("The family of a larger model stands for that of its language model") 
   }
 }
 
+TEST_CASE("A language model with the model_type of a larger model is refused, and the hint does not name the same") {
+  const TempDir temp;
+  write_file(temp / "config.json",
+             R"({"model_type": "x", "text_config": {"model_type": "glm_ocr", "hidden_size": 8}})");
+  const Error error = error_of([&] { instantiate(read_model_config(temp.path())); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(error.hint(), Says("give a built-in family with `family`") && !Says("the nearest known is glm_ocr;"));
+}
+
 TEST_CASE("A language model that is not known inside one that is gives a note") {
   const TempDir temp;
   Architecture of = architecture("llava");

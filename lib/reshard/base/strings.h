@@ -37,7 +37,8 @@ std::optional<std::uint64_t> parse_size(std::string_view text);
 /// A whole decimal number without sign or space, at most `max`; nothing otherwise.
 std::optional<std::uint64_t> parse_unsigned(std::string_view text, std::uint64_t max = UINT64_MAX);
 
-/// The candidate nearest to `word` by edit distance, or empty if none is near (more than a third of the word away).
+/// The candidate nearest to `word` by edit distance, and not `word` itself; empty if none is near (more than a third of
+/// the word away).
 std::string nearest(std::string_view word, std::span<const std::string> candidates);
 
 /// Whether `a` comes before `b`, numbers in them compared as numbers: layers.2 before layers.10.

@@ -50,10 +50,14 @@ class Cutter {
       : logical_(logical), states_(states), cut_(cut), rank_bytes_(std::size_t{cut.fsdp} * cut.tp) {
     if (cut.tp > 1 && model == nullptr)
       throw Error(ErrorKind::kUsage, "`tp`: nothing says which dims of which tensors tensor-parallel ranks split")
-          .hint("give the model's config.json (`config`), or leave out `tp`: torch loads the checkpoint into any mesh");
+          .hint(
+              "give the model's config.json (`config`), with `family` or `spec`, if its model_type is not known, or "
+              "leave out `tp`: torch loads the checkpoint into any mesh");
     if (!cut.names.empty() && model == nullptr)
       throw Error(ErrorKind::kUsage, "`names`: nothing says which tensors of the model have them")
-          .hint("give the model's config.json (`config`), or leave out `names`");
+          .hint(
+              "give the model's config.json (`config`), with `family`, if its model_type is not known, or leave out "
+              "`names`");
     if (!cut.names.empty()) names_.emplace(*model, cut.names);
     if (model == nullptr) return;
     // A family that was changed after the tensors of this checkpoint, or made of them, is none that a reader has.

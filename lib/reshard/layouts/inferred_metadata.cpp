@@ -47,9 +47,9 @@ class Derivation {
             .hint(is_quantized_tensor(tensor.name) && model_.quant_method.empty()
                       ? "the model is quantised, but config.json has no quantization_config: take the config.json that "
                         "came with the weights"
-                      : fmt::format("config.json belongs to another model; {}; if it is no weight, such as a buffer, "
+                      : fmt::format("config.json belongs to another model; {}if it is no weight, such as a buffer, "
                                     "`extra-tensors` keeps it or leaves it out",
-                                    kSameFamily));
+                                    model_.family_from == FamilyFrom::kConfig ? std::string(kSameFamily) + "; " : ""));
     }
     for (auto& [name, specs] : modules_) metadata_.modules.push_back({name, std::move(specs)});
     return std::move(metadata_);
