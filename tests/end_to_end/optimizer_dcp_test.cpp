@@ -66,15 +66,6 @@ void check_written(const fs::path& output, const TrainingRun& run, const OracleO
   check_saved_trees(output / "optim", expected_optimizer(run, mesh, dp, output / "model"));
 }
 
-/// Asks for what a conversion from `first` keeps unless something else is asked for.
-void ask_for_kept_form(const TinyModel& model, const OracleOptions& first, OracleOptions& second) {
-  second.fuse_qkv = second.fuse_qkv || first.fuse_qkv;
-  if (second.kv_size_multiplier != 0) return;
-  OracleOptions kept = second;
-  kept.kv_size_multiplier = first.kv_size_multiplier;
-  if (is_legal(model, kept)) second = kept;
-}
-
 TEST_CASE("An optimizer that NxD saved through torch.distributed.checkpoint goes to any mesh") {
   for (const std::uint64_t seed : seeds(40)) {
     CAPTURE(seed);

@@ -104,9 +104,13 @@ TEST_CASE("States go from any mesh, layout and format to any other, and come bac
     CAPTURE(seed);
     Random random(seed);
     const TrainingRun run = random_training(random, random_model(random));
-    const Target first = random_target(random, run.model), second = random_target(random, run.model);
+    const Target first = random_target(random, run.model);
+    Target second = random_target(random, run.model);
+    ask_for_kept_form(run.model, first.mesh, second.mesh);
     CAPTURE(first.layout, first.mesh.tp, first.mesh.pp, first.mesh.vpp, first.dp);
     CAPTURE(second.layout, second.mesh.tp, second.mesh.pp, second.mesh.vpp, second.dp, run.model.tied);
+    CAPTURE(run.model.heads, run.model.kv_heads, first.mesh.kv_size_multiplier, first.mesh.qkv_linear,
+            first.mesh.fuse_qkv, second.mesh.kv_size_multiplier, second.mesh.qkv_linear, second.mesh.fuse_qkv);
     const TempDir temp;
     write_dcp(temp / "dcp", run, random, random() % 2);
     write_file(temp / "dcp/config.json", run.model.config().dump());
@@ -117,6 +121,7 @@ TEST_CASE("States go from any mesh, layout and format to any other, and come bac
         request.source.options.set_number("kv-size-multiplier", first.mesh.kv_size_multiplier);
       return request;
     };
+    check_written(temp / "first", run, first);
     convert(request_from(temp / "first", temp / "second", second));
     check_written(temp / "second", run, second);
     if (run.states.count("master") > 0) continue;  // which torch's optimizers do not have

@@ -168,9 +168,11 @@ TEST_CASE("Where a model's tensor is missing, those that fit no name are listed 
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.path() == (temp / "in").string());
     CHECK(error.tensor() == "model.layers.1.mlp.gate_proj.weight");
-    CHECK_THAT(error.what(), Says("is missing, but config.json asks for it; 2 other tensors fit no name of the family: "
-                                  "model.layers.1.mlp.gate_porj.weight (did you mean "
-                                  "model.layers.1.mlp.gate_proj.weight?), model.zzz"));
+    CHECK_THAT(error.what(),
+               Says("is missing, but config.json asks for it; 2 other tensors fit no name of the family: "));
+    CHECK_THAT(error.what(), Says("model.layers.1.mlp.gate_porj.weight (did you mean "
+                                  "model.layers.1.mlp.gate_proj.weight?)"));
+    CHECK_THAT(error.what(), Says("model.zzz"));
     CHECK_FALSE(fs::exists(temp / "out"));
   }
 }

@@ -235,7 +235,9 @@ std::map<std::string, SavedTree> expected_optimizer(const TrainingRun& run, cons
   LocalStates local = local_states(run, mesh);
   if (run.states.count("master") == 0) {
     TensorMap masters;
-    for (const auto& [name, data] : run.weights) masters[name] = cast_to(data, run.state_dtype);
+    // Masters that are made have the dtype of the parameter's other states, or float32 where it has none.
+    for (const auto& [name, data] : run.weights)
+      masters[name] = cast_to(data, run.states.at("exp_avg").count(name) > 0 ? run.state_dtype : DType::kF32);
     local["master"] = expected_ranks(run.model, masters, mesh);
   }
   std::map<std::string, SavedTree> files;

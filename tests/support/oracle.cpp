@@ -242,4 +242,12 @@ bool is_legal(const TinyModel& model, const OracleOptions& options) {
   return false;
 }
 
+void ask_for_kept_form(const TinyModel& model, const OracleOptions& first, OracleOptions& second) {
+  second.fuse_qkv = second.fuse_qkv || first.fuse_qkv;
+  if (second.kv_size_multiplier != 0) return;
+  OracleOptions kept = second;
+  kept.kv_size_multiplier = first.kv_size_multiplier;
+  if (is_legal(model, kept)) second = kept;
+}
+
 }  // namespace reshard::test

@@ -27,4 +27,7 @@ std::map<std::string, TensorMap> expected_ranks(const TinyModel& model, const Te
 /// Whether the reference could split the model so at all (sizes that divide, a multiplier that works).
 bool is_legal(const TinyModel& model, const OracleOptions& options);
 
+/// Asks for what a conversion from `first` keeps unless something else is asked for.
+void ask_for_kept_form(const TinyModel& model, const OracleOptions& first, OracleOptions& second);
+
 }  // namespace reshard::test

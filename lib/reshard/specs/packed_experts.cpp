@@ -92,7 +92,9 @@ PackedExperts::PackedExperts(const Family& family) {
   for (const Family::Module& module : family.modules) {
     names_.insert(module.parameter.empty() ? module.name : module.name + "." + module.parameter);
     const std::size_t at = module.name.rfind(kExperts);
-    if (!module.experts || module.stacked || module.first_expert || at == module.name.npos) continue;
+    if (!module.experts || module.stacked || module.first_expert || at == module.name.npos ||
+        module.parameter != "weight")
+      continue;
     const std::string_view leaf = std::string_view(module.name).substr(at + kExperts.size());
     const auto linear =
         std::find_if(std::begin(kLinears), std::end(kLinears), [&](const Linear& one) { return one.name == leaf; });
