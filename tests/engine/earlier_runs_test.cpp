@@ -9,7 +9,9 @@
 
 #include "engine/stopped_run.h"
 #include "reshard/base/sealed_text.h"
+#include "reshard/base/wire.h"
 #include "reshard/engine/output.h"
+#include "reshard/engine/staging_mark.h"
 #include "support/test_directories.h"
 #include "support/thread_ranks.h"
 
@@ -108,6 +110,29 @@ TEST_CASE(
     INFO(root.string());
     CHECK_FALSE(fs::exists(root));
   }
+}
+
+TEST_CASE("A file that is only called like a journal is of somebody else, and so is a mark of deep folders") {
+  Stopped stopped;
+  write_file(stopped.root / ".journal-notes.txt", "mine");
+  std::vector<std::string> notes;
+  execute(*stopped.job, cleaning(notes));
+  CHECK(read_file(stopped.root / ".journal-notes.txt") == "mine");
+  REQUIRE(notes.size() == 1);
+  CHECK_THAT(notes[0], Says("left alone, since it holds .journal-notes.txt"));
+
+  fs::remove(stopped.root / ".journal-notes.txt");
+  std::string deep;
+  for (int level = 0; level < 100; ++level) deep += "d/";
+  WireWriter wire;
+  wire.add(std::uint64_t{1});
+  wire.add(deep + "file");
+  write_file(stopped.root / kMarkFile, sealed("reshard staging directory 2\n", wire.bytes()));
+  notes.clear();
+  execute(*stopped.job, cleaning(notes));
+  CHECK(fs::exists(stopped.root / kMarkFile));
+  REQUIRE(notes.size() == 1);
+  CHECK_THAT(notes[0], Says("its .mark is not of this program"));
 }
 
 TEST_CASE("A lock file that is not empty is of another program") {

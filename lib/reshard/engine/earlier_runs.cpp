@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "reshard/base/error.h"
@@ -67,11 +69,17 @@ std::unique_ptr<FileLock> lock_removable(Storage& storage, EarlierRun& run) {
   return nullptr;
 }
 
+/// A run has its lock this long after it has made its directory, unless it was killed in between.
+constexpr auto kStart = std::chrono::milliseconds(500);
+
 /// Makes the lock file of a run that was killed before it had one, or whose lock was moved away. A run that
 /// lives has one wherever the file system has locks.
 void make_missing_lock(Storage& storage, const fs::path& root) {
   try {
-    if (storage.kind_of(root / kLockFile) != FileKind::kNone || !why_not_only_ours(storage, root).empty()) return;
+    const auto is_locked = [&] { return storage.kind_of(root / kLockFile) != FileKind::kNone; };
+    if (is_locked() || !why_not_only_ours(storage, root).empty()) return;
+    std::this_thread::sleep_for(kStart);
+    if (is_locked()) return;
     storage.directories().lock(root / kLockFile, true);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kUnsupported) storage.directories().remove_tree(root / kLockFile);

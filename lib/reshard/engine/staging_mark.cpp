@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <set>
+#include <system_error>
 #include <vector>
 
 #include "reshard/base/error.h"
@@ -24,6 +26,10 @@ namespace fs = std::filesystem;
 constexpr std::string_view kFirstLine = "reshard staging directory 2\n";
 constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;  // names of a quarter of a million files
 
+// Of an output in its directory: no layout has deeper ones.
+constexpr std::size_t kMaxPathBytes = 1024;
+constexpr std::ptrdiff_t kMaxFolders = 16;
+
 std::string mark_text(Storage& storage, const fs::path& root) {
   return read_text_file(storage, root / kMarkFile, kMaxBytes);
 }
@@ -36,7 +42,11 @@ std::optional<std::set<fs::path>> marked_paths(Storage& storage, const fs::path&
     if (!body) return std::nullopt;
     WireReader wire(*body);
     std::set<fs::path> paths;
-    for (std::uint64_t i = wire.count(); i > 0; --i) paths.emplace(wire.text());
+    for (std::uint64_t i = wire.count(); i > 0; --i) {
+      const std::string path(wire.text());
+      if (path.size() > kMaxPathBytes || std::count(path.begin(), path.end(), '/') > kMaxFolders) return std::nullopt;
+      paths.emplace(path);
+    }
     return paths;
   } catch (const Error&) {
     return std::nullopt;
@@ -49,7 +59,8 @@ class Walk {
   Walk(Storage& storage, const fs::path& root, std::set<fs::path> outputs)
       : storage_(storage), root_(root), outputs_(std::move(outputs)) {
     for (const fs::path& output : outputs_)
-      for (fs::path above = output.parent_path(); !above.empty(); above = above.parent_path()) folders_.insert(above);
+      for (fs::path above = output.parent_path(); !above.empty() && folders_.insert(above).second;)
+        above = above.parent_path();
   }
 
   std::vector<std::string> foreign() {
@@ -70,7 +81,10 @@ class Walk {
   bool is_own_file(const fs::path& path, const DirectoryEntry& entry) const {
     if (entry.kind != FileKind::kFile || entry.is_link) return false;
     if (entry.name == kLockFile) return storage_.size_bytes(root_ / path) == 0;
-    return entry.name == kMarkFile || entry.name == kSwapFile || entry.name.starts_with(kJournalPrefix);
+    const std::string_view rest =
+        std::string_view(entry.name).substr(std::min(kJournalPrefix.size(), entry.name.size()));
+    const bool is_journal = entry.name.starts_with(kJournalPrefix) && rest.find_first_of("0123456789") == 0;
+    return entry.name == kMarkFile || entry.name == kSwapFile || is_journal;
   }
 
   void look_at_own_files(const fs::path& folder) {
@@ -132,8 +146,13 @@ std::string why_not_only_ours(Storage& storage, const fs::path& root) {
   const auto outputs = marked_paths(storage, root);
   if (!outputs && storage.kind_of(root / kMarkFile) != FileKind::kNone)
     return not_this_programs(std::string(kMarkFile));
-  const std::vector<std::string> foreign = Walk(storage, root, outputs.value_or(std::set<fs::path>())).foreign();
-  return foreign.empty() ? std::string() : fmt::format("it holds {}, which no run has made", list_names(foreign));
+  try {
+    const std::vector<std::string> foreign = Walk(storage, root, outputs.value_or(std::set<fs::path>())).foreign();
+    return foreign.empty() ? std::string() : fmt::format("it holds {}, which no run has made", list_names(foreign));
+  } catch (const Error& error) {
+    if (error.code() != std::errc::permission_denied) throw;
+    return fmt::format("{} cannot be read", error.path());
+  }
 }
 
 }  // namespace reshard
