@@ -122,6 +122,7 @@ TEST_CASE("A file that is only called like a journal is of somebody else, and so
   CHECK_THAT(notes[0], Says("left alone, since it holds .journal-notes.txt"));
 
   fs::remove(stopped.root / ".journal-notes.txt");
+  stopped.job->force = true;
   std::string deep;
   for (int level = 0; level < 100; ++level) deep += "d/";
   WireWriter wire;

@@ -20,7 +20,7 @@ class OrderedMap : private std::vector<std::pair<const Key, T>, Allocator> {
  public:
   using key_type = Key;
   using mapped_type = T;
-  using key_compare = std::equal_to<>;
+  using key_compare = std::equal_to<>;  // NOLINT(readability-identifier-naming): the standard library's name
   using typename Members::allocator_type;
   using typename Members::const_iterator;
   using typename Members::const_reference;

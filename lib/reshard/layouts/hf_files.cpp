@@ -105,6 +105,7 @@ Error no_weights(Files& files, const fs::path& directory) {
   error.in(directory);
   if (const auto variants = variants_in(entries_of(files, directory)); variants.size() > 1) {
     std::vector<std::string> names;
+    names.reserve(variants.size());
     for (const auto& [variant, names_of_whole] : variants) names.push_back(variant);
     return error.hint(
         fmt::format("it contains variants of a model ({}): move the files of all but one away", list_names(names)));

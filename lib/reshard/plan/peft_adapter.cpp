@@ -159,7 +159,7 @@ class Sorter {
       throw Error(ErrorKind::kBadInput,
                   fmt::format("is missing, though the {} of the module is there", left.substr(0, left.find('.'))))
           .in(adapter_.path)
-          .tensor(std::string(kPeftPrefix) + module + "." + lost)
+          .tensor(fmt::format("{}{}.{}", kPeftPrefix, module, lost))
           .hint("save the adapter again, or fetch the file again");
     }
   }
