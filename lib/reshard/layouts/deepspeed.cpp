@@ -218,8 +218,9 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   for (const ZeroTensor& tensor : zero.tensors)
     entries.push_back({tensor.name, num_bytes(tensor.dtype, tensor.shape).value_or(0), tensor.dtype});
   BesideModel& beside = checkpoint.beside_model.emplace();
-  const LanguageModel model = trained_language_model(files, checkpoint, context);
-  rename(zero, own_names_in_model(entries, {model.family.get(), model.is_part}, found.path, beside, checkpoint.notes));
+  const LanguageModel described = trained_language_model(files, checkpoint, context);
+  rename(zero, own_names_in_model(entries, {described.family.get(), described.is_part}, found.path, beside,
+                                  checkpoint.notes));
   read_trained_model(files, checkpoint, context, container_of(zero), [&](const std::optional<Model>& model) {
     note_choice(files, found, checkpoint.notes);
     return ZeroMapper(zero, shared_in(zero, model)).map(checkpoint.notes);

@@ -254,9 +254,9 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   for (const TensorEntry& tensor : whole_tensors.tensors)
     entries.push_back({tensor.name, num_bytes(tensor.dtype, tensor.shape).value_or(0), tensor.dtype});
   BesideModel& beside = checkpoint.beside_model.emplace();
-  const LanguageModel model = trained_language_model(files, checkpoint, context);
+  const LanguageModel described = trained_language_model(files, checkpoint, context);
   const auto in_model =
-      own_names_in_model(entries, {model.family.get(), model.is_part}, found.path, beside, checkpoint.notes);
+      own_names_in_model(entries, {described.family.get(), described.is_part}, found.path, beside, checkpoint.notes);
   std::unordered_map<std::string, std::string> names;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     if (!in_model[i].empty()) names.emplace(entries[i].name, in_model[i]);

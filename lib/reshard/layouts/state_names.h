@@ -32,7 +32,7 @@ struct KnownModel {
   const Family* family = nullptr;  // the language model's; null if it is not known
   bool is_part = false;            // the model has other tensors next to those of the family
 
-  KnownModel(const Family* family, bool is_part = false) : family(family), is_part(is_part) {}
+  KnownModel(const Family* known, bool part = false) : family(known), is_part(part) {}
 };
 
 /// Finds the prefix under which most entries have the names of the model's family, its own or those of another program,
