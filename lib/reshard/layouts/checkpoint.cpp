@@ -13,6 +13,7 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/adapter_folders.h"
+#include "reshard/layouts/expert_stacks.h"
 #include "reshard/layouts/interrupted_swap.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/model_bounds.h"
@@ -24,7 +25,6 @@
 #include "reshard/layouts/state_names.h"
 #include "reshard/layouts/strangers.h"
 #include "reshard/layouts/tied_tensors.h"
-#include "reshard/layouts/expert_stacks.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/model_config.h"
 

@@ -341,8 +341,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   Selection selection = select(job->source, request, *job);
   validate_complete(checkpoint, request, selection, old_names, *job);
   if (request.dtype)
-    cast_tensors(*job, selection.wanted,
-                 {*request.dtype, request.cast_all, !request.names.keep.empty()}, config);
+    cast_tensors(*job, selection.wanted, {*request.dtype, request.cast_all, !request.names.keep.empty()}, config);
   std::vector<std::string> states_dropped;
   if (!checkpoint.states.empty()) states_dropped = follow_model(checkpoint.states, old_names, *job, selection.dropped);
   if (!request.dtype) take_model_dtypes(*job, selection.wanted);
