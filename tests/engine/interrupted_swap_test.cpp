@@ -314,6 +314,13 @@ TEST_CASE("An interrupted swap that cannot be finished stops the next run and st
       write_file(work / "out" / entry.path().lexically_relative(root / ".replaced"), "mine");
     why = "is not replaced";
   }
+  SECTION("with a record of a folder that leads elsewhere") {
+    write_file(replaced.temp / "elsewhere/keys", "mine");
+    fs::create_directory_symlink(replaced.temp / "elsewhere", work / "out/linked");
+    write_file(root / "linked/keys", "another's");
+    write_file(root / ".swap", swap_record({"linked/keys"}));
+    why = "linked is a link";
+  }
   const auto before = snapshot(work);
   RunOptions options = unsynced();
   options.storage = &test.storage;
@@ -322,6 +329,7 @@ TEST_CASE("An interrupted swap that cannot be finished stops the next run and st
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK_THAT(error.what(), Says(why));
   CHECK((snapshot(work) == before));
+  if (fs::exists(replaced.temp / "elsewhere")) CHECK(read_file(replaced.temp / "elsewhere/keys") == "mine");
 }
 
 TEST_CASE("A record of a swap that is torn, or leads out of the directory, is none") {

@@ -96,6 +96,16 @@ std::optional<EarlierRun> remove_run(Storage& storage, const fs::path& root) {
   return run;
 }
 
+/// A folder that entries of a swap are in and that is a link: anyone can write a record, and a link may lead anywhere.
+/// Empty if there is none. \param directory  resolved.
+fs::path linked_folder(Storage& storage, const fs::path& directory, const std::vector<fs::path>& entries) {
+  for (const fs::path& entry : entries)
+    for (fs::path folder = entry.parent_path(); !folder.empty(); folder = folder.parent_path())
+      if (storage.exists(directory / folder) && storage.resolve(directory / folder) != directory / folder)
+        return directory / folder;
+  return {};
+}
+
 /// Old outputs whose successors are still in `root` leave, the last first; then the new ones come.
 /// \throws Error kBadInput if something has the name of an output whose predecessor has left; kIo.
 void finish_swap(Storage& storage, const fs::path& root, const fs::path& output, const std::vector<fs::path>& entries) {
@@ -245,6 +255,9 @@ std::vector<std::string> finish_swaps(Storage& storage, const Job& job) {
     if (state == EarlierRun::State::kLives) continue;
     std::string why = why_not_ours(storage, root);
     if (!lock && why.empty()) why = "whether that run still lives cannot be known here";
+    for (const fs::path& directory : {output, root})
+      if (const fs::path link = linked_folder(storage, directory, *entries); why.empty() && !link.empty())
+        why = fmt::format("{} is a link", link.string());
     if (!why.empty())
       throw Error(
           ErrorKind::kBadInput,
