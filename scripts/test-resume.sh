@@ -132,7 +132,7 @@ for seed in 1 2; do
   sums "$work/whole-$seed" >"$work/whole-$seed.sums"
 done
 old=0 new=0 refused=0
-for ((i = 0; i < 10 || (refused == 0 && i < 40); ++i)); do
+for ((i = 0; i < kills || (refused == 0 && i < 40); ++i)); do
   cp -r "$work/whole-1" "$work/out-dir"
   touch "$work/out-dir/mine" # which stays, so that the directory cannot be swapped as a whole
   "$reshard" convert "$work/small-2" "$work/out-dir" --max-shard-size 30000 --force --quiet 2>"$work/err" &
