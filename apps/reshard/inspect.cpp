@@ -77,7 +77,7 @@ void read_values(Checkpoint& checkpoint, const InspectArguments& arguments, RunO
   for (std::string& note : divergent_notes(divergent)) checkpoint.notes.push_back(std::move(note));
 }
 
-/// Several adapters in one directory, of which it gives an overview.
+/// Prints an overview of several adapters in one directory.
 void inspect_adapters(const std::string& path, const std::vector<AdapterFolder>& folders, const FoundCheckpoint& found,
                       const InspectArguments& arguments) {
   validate_not_swapping(local_storage(), found.path);

@@ -21,7 +21,7 @@ double bytes_per_second(const RunResult& result);
 /// One object for each: tensor, text, whether it is drift and how much.
 Document divergent_document(const std::vector<Divergence>& divergent);
 
-/// The document as it is printed; names that are not UTF-8 are mended, since JSON cannot hold them.
+/// The document as it is printed; invalid UTF-8 in names is replaced, since JSON cannot contain it.
 std::string to_text(const Document& document);
 
 }  // namespace reshard::cli

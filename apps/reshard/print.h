@@ -4,7 +4,7 @@
 
 namespace reshard::cli {
 
-/// Nobody reads standard output any more, as in `reshard inspect … | head -n 1`.
+/// The reader of standard output has closed it, as in `reshard inspect … | head -n 1`.
 struct ReaderGone {};
 
 /// Whether nothing is printed from now on, since one of several processes speaks for all.

@@ -54,7 +54,7 @@ std::string last_line(const Job& job, const RunResult& result, const Together& t
                      hashed);
 }
 
-/// The outputs stand, so a report that cannot be made or printed takes nothing of that back.
+/// The outputs are complete, so it is no error if the report cannot be made or printed.
 void print_report(const Job& job, const CommonArguments& arguments, const OutputSpace& space, const RunResult& result,
                   const Together& together) {
   try {
@@ -66,9 +66,9 @@ void print_report(const Job& job, const CommonArguments& arguments, const Output
     else if (!arguments.quiet)
       print_text(last_line(job, result, together) + "\n");
   } catch (const ReaderGone&) {
-    // Nobody is left to be told.
+    // The reader has closed standard output.
   } catch (const std::exception& error) {
-    if (!arguments.quiet || arguments.json)  // who asked for a document has to know that there is none
+    if (!arguments.quiet || arguments.json)  // the caller of --json must learn that no document follows
       print_notes({fmt::format("the outputs in {} are complete, but {}", job.output_directory.string(), error.what())});
   }
 }
@@ -79,7 +79,8 @@ void validate_arguments(const CommonArguments& arguments) {
   if (arguments.resume && arguments.clean)
     throw Error(ErrorKind::kUsage, "--clean removes what --resume goes on from").hint("leave out one of the two");
   if (arguments.resume && arguments.no_sync)
-    throw Error(ErrorKind::kUsage, "--resume has no effect with --no-sync: what the disk has not confirmed is no base")
+    throw Error(ErrorKind::kUsage,
+                "--resume has no effect with --no-sync: data that the disk has not confirmed cannot be relied on")
         .hint("leave out one of the two");
   for (const auto& [given, option] : {std::pair(arguments.resume, "--resume"),
                                       {arguments.clean, "--clean"},
@@ -90,7 +91,7 @@ void validate_arguments(const CommonArguments& arguments) {
           .hint("leave out one of the two");
 }
 
-/// Of all its files.
+/// The size of all source files.
 std::uint64_t source_bytes(const Job& job) {
   std::uint64_t bytes = 0;
   for (const TensorFile& file : job.source.files) bytes += file.size_bytes;
@@ -113,7 +114,7 @@ void look_at_output(const Job& job, const CommonArguments& arguments, Storage& s
   }
 }
 
-/// Notes of what lies beside the output, or in it.
+/// Notes on staging directories of earlier runs, in the output directory and next to it.
 std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArguments& arguments, Storage& storage) {
   std::vector<std::string> notes;
   for (const EarlierRun& run : earlier_runs(storage, job)) {

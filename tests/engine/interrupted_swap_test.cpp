@@ -344,6 +344,9 @@ TEST_CASE("A record of a swap that is torn, or leads out of the directory, is no
   CHECK_FALSE(read(text.substr(0, text.size() - 1)));
   CHECK_FALSE(read(""));
   for (const char* path : {"", "/a", "..", "a/../../b"}) CHECK_FALSE(read(swap_record({"a", path})));
+  std::string deep;  // each folder above it would be looked at
+  for (int level = 0; level < 100; ++level) deep += "d/";
+  CHECK_FALSE(read(swap_record({"a", deep + "file"})));
   CHECK_FALSE(read_swap_record(local_storage(), temp / "other"));
 }
 

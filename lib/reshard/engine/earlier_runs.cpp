@@ -96,11 +96,14 @@ std::optional<EarlierRun> remove_run(Storage& storage, const fs::path& root) {
   return run;
 }
 
-/// A folder that entries of a swap are in and that is a link: anyone can write a record, and a link may lead anywhere.
-/// Empty if there is none. \param directory  resolved.
+/// The first link among the folders that contain entries of a swap; an empty path if no folder is a link. Anyone can write
+/// a record, and a link may lead anywhere.
+/// \param directory  resolved.
 fs::path linked_folder(Storage& storage, const fs::path& directory, const std::vector<fs::path>& entries) {
+  std::set<fs::path> seen;
   for (const fs::path& entry : entries)
-    for (fs::path folder = entry.parent_path(); !folder.empty(); folder = folder.parent_path())
+    for (fs::path folder = entry.parent_path(); !folder.empty() && seen.insert(folder).second;
+         folder = folder.parent_path())
       if (storage.exists(directory / folder) && storage.resolve(directory / folder) != directory / folder)
         return directory / folder;
   return {};

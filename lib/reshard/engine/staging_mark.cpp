@@ -26,10 +26,6 @@ namespace fs = std::filesystem;
 constexpr std::string_view kFirstLine = "reshard staging directory 2\n";
 constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;  // names of a quarter of a million files
 
-// Of an output in its directory: no layout has deeper ones.
-constexpr std::size_t kMaxPathBytes = 1024;
-constexpr std::ptrdiff_t kMaxFolders = 16;
-
 std::string mark_text(Storage& storage, const fs::path& root) {
   return read_text_file(storage, root / kMarkFile, kMaxBytes);
 }
@@ -43,8 +39,8 @@ std::optional<std::set<fs::path>> marked_paths(Storage& storage, const fs::path&
     WireReader wire(*body);
     std::set<fs::path> paths;
     for (std::uint64_t i = wire.count(); i > 0; --i) {
-      const std::string path(wire.text());
-      if (path.size() > kMaxPathBytes || std::count(path.begin(), path.end(), '/') > kMaxFolders) return std::nullopt;
+      const std::string_view path = wire.text();
+      if (!is_short_path(path)) return std::nullopt;
       paths.emplace(path);
     }
     return paths;

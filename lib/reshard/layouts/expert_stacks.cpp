@@ -25,7 +25,7 @@ bool is_own_stack(const ModelParameter& parameter) {
   return parameter.experts > 0 && !parameter.expert;
 }
 
-/// The names of stacks, and how many experts a layer of the model has: what claims more is none of its stacks.
+/// The names of stacks, and the number of experts in a layer of the model. A tensor that claims more experts is no stack.
 struct Stacks {
   PackedExperts names;
   std::uint64_t most = 0;
@@ -66,7 +66,7 @@ bool are_models_own(const TensorMap& map, const Stacks& stacks, const Model& mod
   return own != nullptr;
 }
 
-/// Takes a stored tensor of three dims for the matrices that it is made of, one under the other.
+/// Describes a stored tensor of three dims as one matrix, with the rows of all its slices.
 void take_as_rows(TensorMap& map, std::uint32_t stored) {
   StoredTensor& tensor = map.stored[stored];
   if (tensor.shape.size() == 2) return;  // done for another piece of it
@@ -150,7 +150,7 @@ void validate_apart(const Checkpoint& checkpoint, const Stacks& stacks,
   }
 }
 
-/// Makes of each stack the tensors of its experts, and the model that has these.
+/// Replaces each stack by the tensors of its experts, and the model by the one with these tensors.
 void take_apart(Checkpoint& checkpoint, const Stacks& stacks) {
   TensorMap& map = checkpoint.map;
   std::unordered_set<std::string> names;

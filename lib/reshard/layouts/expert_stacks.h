@@ -12,10 +12,11 @@
 
 namespace reshard {
 
-/// Gives a checkpoint that is as Transformers 5 has the model in memory (PackedExperts) the tensors of each expert, and
-/// the names of the model's files: views of what is stored. No-op where nothing is packed that the model has apart.
-/// \throws Error kBadInput for an expert that is there twice; kUnsupported for what cannot be taken apart, and for the
-/// optimizer's states of packed experts.
+/// Splits experts that are packed as in the memory of Transformers 5 (PackedExperts) into one tensor for each matrix, under
+/// the names of the model's files. The new tensors are parts of the stored ones: no data is read. No-op if the model has no
+/// such experts, or has them packed in its files as well.
+/// \throws Error kBadInput for an expert that exists twice, or that has another shape than config.json says; kUnsupported
+/// for tensors of packed experts that cannot be split, and for the optimizer's states of packed experts.
 void unpack_experts(Checkpoint& checkpoint, const ReadContext& context);
 
 /// Does the same for a family whose files may contain either form.
@@ -32,7 +33,7 @@ struct WholeEntry {
 /// One for each of `logical`, under its own name.
 std::vector<WholeEntry> entries_of(std::span<const LogicalTensor> logical);
 
-/// The same with all experts of a layer in one tensor, and with the names that a model has then (PackedExperts).
+/// The entries with all experts of a layer in one tensor, under the names in memory (PackedExperts).
 /// \throws Error kUnsupported for a model whose experts are never packed, are quantised, or differ in dtype or shape.
 std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical, const Model& model);
 

@@ -22,7 +22,7 @@ inline constexpr const char* kExpertForms[] = {"auto", "packed", "separate"};
 inline constexpr LayoutOption kExperts{
     "experts", LayoutOption::Type::kChoice,
     "Experts of a layer in one tensor, as Transformers 5 has them in memory (packed), or each in its own (separate); "
-    "auto: as save_pretrained writes them",
+    "auto: as the files of such models have them",
     kExpertForms};
 
 /// Tensor bytes in one file, at most, unless a request says otherwise.

@@ -92,6 +92,12 @@ void validate_apart(const std::vector<Swap>& swaps, const fs::path& path) {
 
 }  // namespace
 
+bool is_short_path(std::string_view path) {
+  constexpr std::size_t kMaxBytesOfPath = 1024;
+  constexpr std::ptrdiff_t kMaxFolders = 16;
+  return path.size() <= kMaxBytesOfPath && std::count(path.begin(), path.end(), '/') <= kMaxFolders;
+}
+
 std::string swap_record(const std::vector<fs::path>& entries) {
   WireWriter wire;
   wire.add(entries.size());
@@ -108,7 +114,9 @@ std::optional<std::vector<fs::path>> read_swap_record(Files& files, const fs::pa
     WireReader wire(*body);
     std::vector<fs::path> entries;
     for (std::uint64_t i = wire.count(); i > 0; --i) {
-      fs::path entry(wire.text());
+      const std::string_view text_of_entry = wire.text();
+      if (!is_short_path(text_of_entry)) return std::nullopt;
+      fs::path entry(text_of_entry);
       const bool leads_out = entry.is_absolute() ||
                              std::any_of(entry.begin(), entry.end(), [](const fs::path& part) { return part == ".."; });
       if (entry.empty() || leads_out) return std::nullopt;

@@ -20,6 +20,10 @@ namespace reshard {
 inline constexpr std::string_view kStagingPrefix = ".reshard-";
 inline constexpr const char* kSwapFile = ".swap";
 
+/// Whether an output, relative to its directory, has a path that a run makes: none is longer or deeper. Records come from
+/// files that anyone can write.
+bool is_short_path(std::string_view path);
+
 /// The text of kSwapFile.
 /// \param entries  files and whole folders, relative to the output directory, in the order in which they get their names.
 std::string swap_record(const std::vector<std::filesystem::path>& entries);
