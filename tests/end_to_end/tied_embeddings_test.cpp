@@ -52,6 +52,10 @@ TensorMap whole_of(const fs::path& checkpoint, const fs::path& output) {
   return read_model(output);
 }
 
+json config_of(const fs::path& directory) {
+  return json::parse(read_file(directory / "config.json"));
+}
+
 /// Writes `tensors`, of an untied model, in a layout, next to the config.json of a tied one.
 void write_in(const std::string& layout_name, const TensorMap& tensors, const TempDir& temp) {
   write_model(temp / "model", tiny(false), tensors);
@@ -72,14 +76,54 @@ TEST_CASE("A head with values of its own is kept, with a note, though config.jso
     write_in(name, tensors, temp);
     CHECK(has_note(notes_of(temp / "out", temp), "lm_head.weight differs from model.embed_tokens.weight"));
     CHECK((whole_of(temp / "out", temp / "whole") == tensors));
+    CHECK(config_of(temp / "whole")["tie_word_embeddings"] == false);  // or loaders would take the embedding for it
 
-    ConvertRequest request = convert_request(temp / "out", temp / "ranks");
-    request.target.layout = layout("ranks");
-    request.target.tp = 4;
-    request.target.pp = 1;
-    convert(request);
-    CHECK((whole_of(temp / "ranks", temp / "again") == tensors));
+    for (const std::string to : {"ranks", "vllm"}) {
+      CAPTURE(to);
+      ConvertRequest request = convert_request(temp / "out", temp / to);
+      request.target.layout = layout(to);
+      request.target.tp = 4;
+      if (to == "ranks") request.target.pp = 1;
+      convert(request);
+      CHECK(config_of(temp / to)["tie_word_embeddings"] == false);
+      CHECK((whole_of(temp / to, temp / (to + "-again")) == tensors));
+    }
   }
+}
+
+TEST_CASE("A config.json of one stored weight says at all levels that head and embedding are tied") {
+  const TempDir temp;
+  Architecture of = architecture("qwen3_vl_own_head");
+  of.facts["config"]["tie_word_embeddings"] = false;
+  of.facts["config"]["text_config"].erase("tie_word_embeddings");
+  TensorMap tensors = write_architecture(of, temp / "model");
+  const auto embedding = std::find_if(tensors.begin(), tensors.end(), [](const auto& tensor) {
+    return tensor.first.ends_with("language_model.embed_tokens.weight");
+  });
+  REQUIRE(embedding != tensors.end());
+  for (const bool has_head : {true, false}) {
+    CAPTURE(has_head);
+    TensorMap stored = tensors;
+    stored.erase(has_head ? embedding->first : kOutput);
+    write_safetensors(temp / "model/model.safetensors", stored);
+    const fs::path output = temp / (has_head ? "head" : "embedding");
+    convert(to_whole(temp / "model", output));
+    const json config = config_of(output);
+    CHECK(config["tie_word_embeddings"] == true);
+    CHECK(config["text_config"]["tie_word_embeddings"] == true);
+    CHECK(notes_of(output, temp).empty());
+  }
+}
+
+TEST_CASE("A config.json that says what the files hold stays as it is, to the byte") {
+  const TempDir temp;
+  Random random(3);
+  const bool tied = GENERATE(false, true);
+  write_model(temp / "model", tiny(tied), random_tensors(tiny(tied), random));
+  const std::string text = tiny(tied).config().dump() + "  \n";
+  write_file(temp / "model/config.json", text);
+  convert(to_whole(temp / "model", temp / "out"));
+  CHECK(read_file(temp / "out/config.json") == text);
 }
 
 TEST_CASE("A head that differs from the embedding in one element only is kept") {

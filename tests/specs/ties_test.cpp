@@ -9,11 +9,20 @@ namespace {
 TEST_CASE("Tied embeddings are found at each level of a nested configuration, the outermost first") {
   const Json config = Json::parse(R"({"tie_word_embeddings": false, "a": 1,
     "thinker_config": {"text_config": {"tie_word_embeddings": true}, "audio_config": {"tie_word_embeddings": false}}})");
-  const auto levels = ties_by_level(config, {"text_config", "thinker_config"});
+  const auto levels = ties_by_level(config);
   REQUIRE(levels.size() == 2);
   CHECK(levels[0] == std::pair<std::string, bool>("tie_word_embeddings", false));
   CHECK(levels[1] == std::pair<std::string, bool>("thinker_config.text_config.tie_word_embeddings", true));
-  CHECK(ties_by_level(Json::object(), {"text_config"}).empty());
+  CHECK(ties_by_level(Json::object()).empty());
+}
+
+TEST_CASE("Ties are set at each level of a nested configuration, and nowhere else") {
+  OrderedJson config = OrderedJson::parse(R"({"tie_word_embeddings": false, "vision_config": {},
+    "thinker_config": {"text_config": {"a": 1}, "audio_config": {"tie_word_embeddings": false}}})");
+  set_ties(config, true);
+  CHECK(config == OrderedJson::parse(R"({"tie_word_embeddings": true, "vision_config": {},
+    "thinker_config": {"text_config": {"a": 1, "tie_word_embeddings": true},
+                       "audio_config": {"tie_word_embeddings": false}, "tie_word_embeddings": true}})"));
 }
 
 TEST_CASE("One stored weight of two that may be tied is both, and config.json is asked only about two or none") {

@@ -108,6 +108,7 @@ void settle_ties(Files& files, Checkpoint& checkpoint) {
   const std::vector<TiedParameter> tied = tied_parameters(checkpoint.model);
   for (const TiedParameter& one : join_tied(files, map, tied)) {
     untie(model, one.name);
+    model.tied_by_files = false;
     checkpoint.notes.push_back(
         fmt::format("{} differs from {}, so both are kept, though config.json says that they are tied ({})", one.name,
                     one.source, kTiedKey));

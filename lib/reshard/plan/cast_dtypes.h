@@ -22,8 +22,4 @@ struct CastRequest {
 ///         model that would become float8 without scales.
 void cast_tensors(Job& job, std::vector<LogicalTensor>& wanted, CastRequest request, const OrderedJson& config);
 
-/// Writes `config`, which is that at `file`, with the dtype that loaders shall take, if it names one and is not the
-/// file in the output itself.
-void write_config_dtype(Files& files, Job& job, const std::filesystem::path& file, OrderedJson config, DType dtype);
-
 }  // namespace reshard

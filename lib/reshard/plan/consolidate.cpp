@@ -64,13 +64,12 @@ std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
   std::vector<LogicalTensor> logical = job->source.state_dict();
   options.dropped = take_extra_tensors(*job, request.source.extra, request.target,
                                        checkpoint.model ? &*checkpoint.model : nullptr, logical);
-  OrderedJson config = take_dtypes(files, *job, checkpoint, *request.target.layout, request.dtype, logical);
+  take_dtypes(files, *job, checkpoint, *request.target.layout, request.dtype, logical);
   for (std::string& name :
        plan_target(files, *job, request.target, checkpoint.model ? &*checkpoint.model : nullptr, logical))
     options.dropped.push_back(std::move(name));
   options.check_replicas = request.check_replicas;
   job->program = make_program(job->source, job->target, options);
-  if (request.dtype) write_config_dtype(files, *job, checkpoint.config, std::move(config), *request.dtype);
   carry_companions(files, *job, checkpoint, {job->output_directory, checkpoint.path});
   return job;
 }

@@ -39,14 +39,13 @@ std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
   std::vector<LogicalTensor> logical = job->source.state_dict();
   ProgramOptions options;
   options.dropped = take_extra_tensors(*job, request.source.extra, request.target, &*checkpoint.model, logical);
-  OrderedJson config = take_dtypes(files, *job, checkpoint, *request.target.layout, request.dtype, logical);
+  take_dtypes(files, *job, checkpoint, *request.target.layout, request.dtype, logical);
   for (std::string& name :
        plan_target(files, *job, request.target, &*checkpoint.model, logical, checkpoint.states_or_null()))
     options.dropped.push_back(std::move(name));
   add_states(job->source, std::move(checkpoint.states.map), job->target.same);
   options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
-  if (request.dtype) write_config_dtype(files, *job, checkpoint.config, std::move(config), *request.dtype);
   carry_companions(files, *job, checkpoint, {request.output_directory});
   return job;
 }

@@ -20,6 +20,7 @@
 #include "reshard/plan/config_dtype.h"
 #include "reshard/plan/trainer_files.h"
 #include "reshard/specs/model_config.h"
+#include "reshard/specs/ties.h"
 
 namespace reshard {
 namespace {
@@ -322,18 +323,16 @@ void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const s
                                   count == 1 ? "it" : "them"));
 }
 
-OrderedJson take_dtypes(Files& files, Job& job, const Checkpoint& source, const Layout& target,
-                        std::optional<DType> dtype, std::vector<LogicalTensor>& logical) {
+void take_dtypes(Files& files, Job& job, const Checkpoint& source, const Layout& target, std::optional<DType> dtype,
+                 std::vector<LogicalTensor>& logical) {
   job.dtype = dtype;
   if (dtype) {
-    OrderedJson config = read_ordered_config(files, source.config);
-    cast_tensors(job, logical, {*dtype}, config);
-    return config;
+    cast_tensors(job, logical, {*dtype}, read_ordered_config(files, source.config));
+    return;
   }
   take_model_dtypes(job, logical);
   take_config_dtype(files, job, target, source.config, logical);
   if (!target.traits().casts_to_config_dtype) note_config_dtype(files, job, source, logical);
-  return {};
 }
 
 void validate_outside(Files& files, const fs::path& output_directory, const Checkpoint& source) {
@@ -452,18 +451,25 @@ void validate_no_trainer_files(Files& files, const Job& job) {
       .hint("move what it holds away, or choose another output directory");
 }
 
-/// Adds config.json if it is not among the companions: it was given, or has another name in the source.
+/// Adds config.json, unless it is among the companions and stays as it is.
 void carry_config(Files& files, Job& job, const Checkpoint& source) {
-  const auto is_config = [](const auto& file) { return file.path == kConfigFile; };
-  const OrderedJson compiled = read_compiled_config(files, source.config);
-  if (!source.config_given && compiled.is_null()) return;
-  std::erase_if(job.copied_files, is_config);
-  if (!compiled.is_null()) {
-    if (std::none_of(job.text_files.begin(), job.text_files.end(), is_config))
-      job.text_files.push_back({kConfigFile, json_text(compiled, 2) + "\n", source.config});
-  } else if (!is_in_place(files, source.config, job.output_directory)) {
-    job.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
+  if (source.config.empty() || is_in_place(files, source.config, job.output_directory)) return;
+  OrderedJson config = read_compiled_config(files, source.config);
+  bool is_new = !config.is_null();
+  if (!is_new) config = read_ordered_config(files, source.config);
+  if (job.dtype) is_new = set_config_dtype(config, *job.dtype) || is_new;
+  if (source.model && source.model->tied_by_files && config.is_object()) {
+    set_ties(config, *source.model->tied_by_files);
+    is_new = true;
+    job.notes.push_back(
+        fmt::format("the config.json that is written says \"{}\": {}", kTiedKey, *source.model->tied_by_files));
   }
+  if (!is_new && !source.config_given) return;
+  std::erase_if(job.copied_files, [](const CopiedFile& file) { return file.path == kConfigFile; });
+  if (is_new)
+    job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", source.config});
+  else
+    job.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
 }
 
 }  // namespace

@@ -43,10 +43,9 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
                                      const std::vector<LogicalTensor>& logical, const TrainingStates* states = nullptr);
 
 /// Gives tensors the dtype that the request asks for, else the one of the model or of the target's layout.
-/// \returns config.json if `dtype` is given, for write_config_dtype; else null.
 /// \throws Error as cast_tensors and take_config_dtype.
-OrderedJson take_dtypes(Files& files, Job& job, const Checkpoint& source, const Layout& target,
-                        std::optional<DType> dtype, std::vector<LogicalTensor>& logical);
+void take_dtypes(Files& files, Job& job, const Checkpoint& source, const Layout& target, std::optional<DType> dtype,
+                 std::vector<LogicalTensor>& logical);
 
 /// Gives tensors the dtype that the model has them in (LogicalTensor::model_dtype), and notes it.
 void take_model_dtypes(Job& job, std::vector<LogicalTensor>& logical);

@@ -14,9 +14,7 @@
 namespace reshard {
 namespace {
 
-/// Keys of config.json under which a larger model has the configuration of its language model.
-constexpr const char* kTextConfigs[] = {"text_config", "llm_config", "language_config", "thinker_config"};
-/// Those of other parts; one beside the keys of a language model says that there are such parts.
+/// Keys for parts that are no language model; one beside the keys of a language model says that there are such parts.
 constexpr const char* kOtherConfigs[] = {"vision_config", "audio_config", "visual", "vit_config", "embd_layer"};
 /// What the whole configuration says of its language model, too.
 constexpr const char* kSharedKeys[] = {kTiedKey, "quantization_config", "dtype", "torch_dtype"};
@@ -284,7 +282,7 @@ LanguageModel find_language_model(const ModelConfig& config, const std::shared_p
     model.unknown_type = part_type;
     model.config.model_type = outer->language_model;
   }
-  model.config.ties = ties_by_level(*config.json, {std::begin(kTextConfigs), std::end(kTextConfigs)});
+  model.config.ties = ties_by_level(*config.json);
   Json json = *part;
   for (const char* key : kSharedKeys) {
     const auto own = json.find(key);
@@ -340,11 +338,17 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
       prefixes_before(embedding->name.substr(base.size()) + "." + embedding->parameter, names);
   if (std::find(found.begin(), found.end(), base) != found.end()) return family;
   const std::string layers = family->layers.substr(base.size());
+  const auto has_layers = [&](const std::string& prefix) {
+    return std::any_of(names.begin(), names.end(),
+                       [&, start = prefix + layers + "."](std::string_view name) { return name.starts_with(start); });
+  };
   // Layers of multi-token prediction have embeddings of their own.
-  std::erase_if(found, [&](const std::string& prefix) {
-    return std::none_of(names.begin(), names.end(),
-                        [&, start = prefix + layers + "."](std::string_view name) { return name.starts_with(start); });
-  });
+  std::erase_if(found, [&](const std::string& prefix) { return !has_layers(prefix); });
+  // So may other parts of a larger model, and the language model's may be stored as its head alone.
+  for (const Family::Module& module : family->modules)
+    if (is_head(module) && !module.name.starts_with(base))
+      if (const auto heads = prefixes_before("." + module.name + "." + module.parameter, names); heads.size() == 1)
+        if (const std::string own = heads.front() + "." + base; has_layers(own)) found = {own};
   if (found.empty()) found = prefix_of_layers(*family, base, names);  // the embedding may be what is missing
   if (std::find(found.begin(), found.end(), base) != found.end()) return family;
   if (found.size() != 1) return family;

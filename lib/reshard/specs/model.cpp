@@ -324,7 +324,9 @@ class ModelBuilder {
                              : has_head                ? HeldWeights::kHead
                              : has_embedding           ? HeldWeights::kEmbedding
                                                        : HeldWeights::kNeither;
-    return are_tied(said_, held, module.name + ".weight", module.tied_to + ".weight", model_.tie_notes);
+    const bool tied = are_tied(said_, held, module.name + ".weight", module.tied_to + ".weight", model_.tie_notes);
+    if (held != HeldWeights::kNeither && said_.says(!tied)) model_.tied_by_files = tied;
+    return tied;
   }
 
   std::string layer_name(const Filled& filled) const {
@@ -387,6 +389,7 @@ SaidTies said_ties(const Family& family, const ConfigValues& values, const Model
   SaidTies said;
   said.tied = values.in_description(tied->name, "tied_to", tied->line, [&] { return values.flag(kTiedKey); });
   said.levels = config.ties;
+  said.outer_is_silent = !said.levels.empty() && said.levels.front().first != kTiedKey;
   const Json* own = find_key(*config.json, kTiedKey);
   if (said.levels.empty() && own && own->is_boolean()) said.levels.emplace_back(kTiedKey, said.tied);
   return said;

@@ -82,6 +82,7 @@ struct Model {
   std::string stacked_suffix;                               // what stacked experts have behind its name
   std::vector<std::string> notes;                           // to print
   std::vector<std::string> tie_notes;  // on weights that the files show to be tied or not, against config.json
+  std::optional<bool> tied_by_files;   // whether they are, where config.json says otherwise
   bool renamed = false;                // its names have another prefix than the family's, or it has another head
   bool is_part = false;                // of a larger one, whose other tensors are among the parameters
   FamilyFrom family_from = FamilyFrom::kConfig;

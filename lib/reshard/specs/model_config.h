@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -14,6 +15,8 @@
 namespace reshard {
 
 inline constexpr const char* kConfigFile = "config.json";
+/// Keys of config.json under which a larger model has the configuration of its language model.
+inline constexpr std::array kTextConfigs = {"text_config", "llm_config", "language_config", "thinker_config"};
 inline constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
 
 /// A model's config.json, as transformers writes it. Its quantization_config may be from a file beside it, where

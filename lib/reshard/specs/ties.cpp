@@ -6,8 +6,28 @@
 
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
+#include "reshard/specs/model_config.h"
 
 namespace reshard {
+namespace {
+
+/// Calls `visit` with a configuration and that of its language model, and so on, and the keys before those in it.
+template <typename AnyJson, typename Visit>
+void for_each_level(AnyJson& config, const Visit& visit) {
+  std::string prefix;
+  for (AnyJson* level = &config; level != nullptr;) {
+    visit(*level, prefix);
+    const auto part = std::find_if(kTextConfigs.begin(), kTextConfigs.end(), [&](const char* key) {
+      const auto found = level->find(key);
+      return found != level->end() && found->is_object();
+    });
+    if (part == kTextConfigs.end()) break;
+    prefix += std::string(*part) + ".";
+    level = &level->at(*part);
+  }
+}
+
+}  // namespace
 
 bool SaidTies::says(bool value) const {
   return tied == value ||
@@ -21,21 +41,17 @@ std::string SaidTies::text() const {
   return join(texts, ", ");
 }
 
-std::vector<std::pair<std::string, bool>> ties_by_level(const Json& config, const std::vector<const char*>& parts) {
+std::vector<std::pair<std::string, bool>> ties_by_level(const Json& config) {
   std::vector<std::pair<std::string, bool>> levels;
-  std::string prefix;
-  for (const Json* level = &config; level != nullptr;) {
-    if (const auto said = level->find(kTiedKey); said != level->end() && said->is_boolean())
+  for_each_level(config, [&](const Json& level, const std::string& prefix) {
+    if (const auto said = level.find(kTiedKey); said != level.end() && said->is_boolean())
       levels.emplace_back(prefix + kTiedKey, said->get<bool>());
-    const auto part = std::find_if(parts.begin(), parts.end(), [&](const char* key) {
-      const auto found = level->find(key);
-      return found != level->end() && found->is_object();
-    });
-    if (part == parts.end()) break;
-    prefix += std::string(*part) + ".";
-    level = &level->at(*part);
-  }
+  });
   return levels;
+}
+
+void set_ties(OrderedJson& config, bool tied) {
+  for_each_level(config, [&](OrderedJson& level, const std::string&) { level[kTiedKey] = tied; });
 }
 
 bool are_tied(const SaidTies& said, HeldWeights held, const std::string& head, const std::string& embedding,
@@ -54,12 +70,13 @@ bool are_tied(const SaidTies& said, HeldWeights held, const std::string& head, c
                         head, embedding, said.text()));
       return true;
     case HeldWeights::kBoth:
-      if (said.says(true) && said.says(false))
+      if (said.says(true) && (said.says(false) || said.outer_is_silent))
         notes.push_back(
             fmt::format("{} and {} are both stored, and both are kept: config.json does not agree with "
-                        "itself whether they are tied ({})",
-                        head, embedding, said.text()));
-      return !said.says(false);
+                        "itself whether they are tied ({}{})",
+                        head, embedding, said.text(),
+                        said.outer_is_silent ? fmt::format(", outside of it \"{}\" is missing", kTiedKey) : ""));
+      return !said.says(false) && !said.outer_is_silent;
   }
   return said.tied;
 }

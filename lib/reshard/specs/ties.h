@@ -15,6 +15,7 @@ inline constexpr const char* kTiedKey = "tie_word_embeddings";
 struct SaidTies {
   bool tied = false;  // by the language model's own level, else by the outer one, else by default
   std::vector<std::pair<std::string, bool>> levels;  // "text_config.tie_word_embeddings" and the value; empty: default
+  bool outer_is_silent = false;  // only inner levels say it, which some classes read, and others do not
 
   bool says(bool value) const;
   /// "\"tie_word_embeddings\" is true, \"text_config.tie_word_embeddings\" is false"
@@ -22,8 +23,10 @@ struct SaidTies {
 };
 
 /// The levels of `config` that have the key, the outermost first.
-/// \param parts  keys under which a level may contain the next one, in the order in which they are tried.
-std::vector<std::pair<std::string, bool>> ties_by_level(const Json& config, const std::vector<const char*>& parts);
+std::vector<std::pair<std::string, bool>> ties_by_level(const Json& config);
+
+/// Makes all levels of `config` say whether embeddings are tied.
+void set_ties(OrderedJson& config, bool tied);
 
 /// Which of two weights that may be tied a checkpoint has.
 enum class HeldWeights : std::uint8_t { kNeither, kHead, kEmbedding, kBoth };
