@@ -33,11 +33,19 @@ std::string replaced(std::string name, const std::string& part, const std::strin
   return name;
 }
 
-/// The tensors as they are called where `wrapper` is around all of the model, around each layer, or around attention.
+/// What stands before all names.
+const std::string kInFront[] = {"module.", "module._orig_mod.", "model.",           "policy.",
+                                "actor.",  "state_dict.model.", "base_model.model."};
+
+/// The tensors as they are called where `wrapper` is around all of the model, the base model, or attention.
 TensorMap wrapped(const TensorMap& tensors, const std::string& wrapper) {
   TensorMap renamed;
   for (const auto& [name, tensor] : tensors) {
-    if (wrapper == "module." || wrapper == "module._orig_mod.")
+    if (wrapper == "model.module.")
+      renamed[replaced(name, "model.", wrapper)] = tensor;
+    else if (wrapper == "self_attn.module.")
+      renamed[replaced(name, "self_attn.", wrapper)] = tensor;
+    else if (std::find(std::begin(kInFront), std::end(kInFront), wrapper) != std::end(kInFront))
       renamed[wrapper + name] = tensor;
     else
       renamed[wrapper + replaced(name, "self_attn.", "self_attn." + wrapper)] = tensor;
@@ -49,8 +57,18 @@ bool has_note(const std::vector<std::string>& notes, const std::string& says) {
   return std::any_of(notes.begin(), notes.end(), [&](const std::string& note) { return note.find(says) != note.npos; });
 }
 
-const std::string kWrappers[] = {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.",
-                                 "module._orig_mod."};
+const std::string kWrappers[] = {"_orig_mod.",
+                                 "_fsdp_wrapped_module.",
+                                 "_checkpoint_wrapped_module.",
+                                 "module.",
+                                 "module._orig_mod.",
+                                 "model.module.",
+                                 "self_attn.module.",
+                                 "model.",
+                                 "policy.",
+                                 "actor.",
+                                 "state_dict.model.",
+                                 "base_model.model."};
 
 TEST_CASE("What wrappers leave in the names of whole tensors is taken out, with a note") {
   for (const std::string& wrapper : kWrappers) {
@@ -96,6 +114,23 @@ TEST_CASE("What wrappers leave in the names of ranks is taken out, with a note")
   }
 }
 
+TEST_CASE("What stands before all names of a model without a head is taken out as well, and nothing of its own") {
+  const TempDir temp;
+  TinyModel model;
+  model.tied = true;
+  Random random(1);
+  const TensorMap tensors = random_tensors(model, random);
+  for (const std::string prefix : {"", "model.", "policy.model."}) {
+    DYNAMIC_SECTION(prefix) {
+      TensorMap stored;
+      for (const auto& [name, tensor] : tensors) stored[prefix + name] = tensor;
+      write_model(temp / "model", model, stored);
+      convert(convert_request(temp / "model", temp / "out"));
+      CHECK((read_model(temp / "out") == tensors));
+    }
+  }
+}
+
 TEST_CASE("Two names that become one are an error, and a module of one's own may be called module") {
   const TempDir temp;
   TensorMap tensors = tiny_model(temp / "model");
@@ -105,6 +140,7 @@ TEST_CASE("Two names that become one are an error, and a module of one's own may
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.path() == (temp / "model/model.safetensors").string());
   CHECK_THAT(error.what(), Says("gets the name model.norm.weight"));
+  CHECK_THAT(error.hint(), Says("keep one of the two in the file"));
 
   fs::create_directories(temp / "own");
   const TensorMap own{{"module.linear.weight", {DType::kU8, {2}, "ab"}}};

@@ -25,6 +25,9 @@ constexpr std::string_view kModuleWrapper = "module";
 constexpr std::string_view kModelPrefix = "model.";
 /// Under which training programs put the model's state dict.
 constexpr std::string_view kUsualPrefixes[] = {kModelPrefix, "module.", "state_dict.", "app.", "model_state_dict."};
+/// What wraps a whole model: the classes of trainers and of PEFT.
+constexpr std::string_view kOuterWords[] = {
+    "model", "module", "state_dict", "app", "model_state_dict", "policy", "actor", "base_model", "_forward_module"};
 /// Language models in larger ones, whose other parts have names of their own.
 constexpr std::string_view kPartsOfLarger[] = {"language", "language_model", "text_model", "thinker", "talker", "llm"};
 /// What names of many models begin with. A module of one's own may be called "module" as well.
@@ -52,6 +55,11 @@ std::string without_parts(std::string_view name, const IsLeft& is_left) {
     if (dot == name.npos) return rest;
     name.remove_prefix(dot + 1);
   }
+}
+
+std::string without_module_parts(const std::string& name) {
+  std::string rest = without_parts(name, [](std::string_view part) { return part == kModuleWrapper; });
+  return rest.empty() ? name : rest;
 }
 
 using Names = std::set<std::string, std::less<>>;
@@ -263,6 +271,68 @@ bool is_training_state(std::string_view entry, const OptimizerEntries& optimizer
   return optimizer.has(entry) || is_one_of(entry.substr(0, entry.find('.')), kOtherRoots);
 }
 
+/// Whether behind "model." names of models may begin.
+bool may_be_wrapped(const std::string& name) {
+  if (!name.starts_with(kModelPrefix)) return false;
+  const std::string_view rest = std::string_view(name).substr(kModelPrefix.size());
+  return begins_model(rest) || is_one_of(rest.substr(0, rest.find('.')), kOuterWords);
+}
+
+using NamesByFile = std::vector<std::vector<std::string>>;
+
+void replace_names(NamesByFile& by_file, std::vector<std::string>& names) {
+  auto name = names.begin();
+  for (std::vector<std::string>& of_file : by_file)
+    for (std::string& one : of_file) one = std::move(*name++);
+}
+
+/// The words of `prefix`, "state_dict" and "model" of "state_dict.model.", if trainers put each of them around models.
+std::vector<std::string> outer_words(const std::string& prefix) {
+  if (prefix.empty()) return {};
+  std::vector<std::string> words = split(std::string_view(prefix).substr(0, prefix.size() - 1), '.');
+  const bool are_known =
+      std::all_of(words.begin(), words.end(), [](const std::string& word) { return is_one_of(word, kOuterWords); });
+  return are_known ? words : std::vector<std::string>();
+}
+
+/// Takes out of the names, which are those of files, what trainers put in front of all names of a model, and "module"
+/// anywhere where more names are a known family's without it. What it took out joins `wrappers`.
+void take_out_words(NamesByFile& by_file, std::set<std::string>& wrappers) {
+  std::vector<std::string> names;
+  for (const std::vector<std::string>& of_file : by_file) names.insert(names.end(), of_file.begin(), of_file.end());
+  if (names.empty()) return;
+  const bool has_module = std::any_of(
+      names.begin(), names.end(), [](const std::string& name) { return is_one_of(kModuleWrapper, split(name, '.')); });
+  const std::string& first = names.front();
+  if (!has_module && !is_one_of(first.substr(0, first.find('.')), kOuterWords)) return;
+  if (!has_module && first.starts_with(kModelPrefix) && std::none_of(names.begin(), names.end(), may_be_wrapped))
+    return;
+  Names known;
+  for (const std::string& model_type : known_model_types()) add_names(*builtin_family(model_type), known);
+  Votes votes = vote(names, known);
+  if (has_module) {
+    std::vector<std::string> without = names;
+    for (std::string& name : without) name = without_module_parts(name);
+    if (Votes others = vote(without, known); most(others) > most(votes)) {
+      votes = std::move(others);
+      names = std::move(without);
+      wrappers.emplace(kModuleWrapper);
+    }
+  }
+  std::string prefix = votes.empty() ? std::string() : chosen_prefix(votes);
+  constexpr std::string_view kFront = "module.";
+  if (votes.empty() && std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+        return name.starts_with(kFront) && begins_model(std::string_view(name).substr(kFront.size()));
+      }))
+    prefix = kFront;
+  const std::vector<std::string> words = outer_words(prefix);
+  if (!words.empty() && have_prefix(names, prefix)) {
+    for (std::string& name : names) name.erase(0, prefix.size());
+    wrappers.insert(words.begin(), words.end());
+  }
+  replace_names(by_file, names);
+}
+
 }  // namespace
 
 std::string without_wrappers(std::string_view name, const StateNames& names) {
@@ -287,7 +357,7 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
       if (is_wrapper) wrappers.emplace(part);
       return is_wrapper;
     });
-    without_module[i] = without_parts(bare[i], [](std::string_view part) { return part == kModuleWrapper; });
+    without_module[i] = without_module_parts(bare[i]);
   }
   Names known;
   std::map<std::string, Names> other_programs;
@@ -335,11 +405,10 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
 }
 
 void take_out_wrappers(std::span<Container> containers, std::vector<std::string>& notes) {
-  constexpr std::string_view kModule = "module.", kExtraState = "_extra_state";
+  constexpr std::string_view kExtraState = "_extra_state";
   std::set<std::string> wrappers;
   std::size_t extra_states = 0;
   std::vector<std::vector<std::string>> names(containers.size());
-  bool all_in_module = true, is_whole = false;
   for (std::size_t i = 0; i < containers.size(); ++i) {
     extra_states += std::erase_if(containers[i].tensors, [&](const TensorEntry& tensor) {
       return std::string_view(tensor.name).substr(tensor.name.rfind('.') + 1) == kExtraState;
@@ -351,22 +420,17 @@ void take_out_wrappers(std::span<Container> containers, std::vector<std::string>
         return is_wrapper;
       }));
       if (name.empty()) names[i].back() = tensor.name;
-      all_in_module = all_in_module && name.starts_with(kModule);
-      is_whole = is_whole || (all_in_module && begins_model(std::string_view(name).substr(kModule.size())));
     }
   }
-  if (all_in_module && is_whole) {
-    wrappers.emplace(kModuleWrapper);
-    for (std::vector<std::string>& of_file : names)
-      for (std::string& name : of_file) name.erase(0, kModule.size());
-  }
+  take_out_words(names, wrappers);
   for (std::size_t i = 0; i < containers.size() && !wrappers.empty(); ++i) {
     std::vector<std::string> entries;
     for (TensorEntry& tensor : containers[i].tensors) entries.push_back(tensor.name);
     try {
       validate_unique(entries, names[i]);
     } catch (Error& error) {
-      throw error.in(containers[i].path);
+      throw error.in(containers[i].path)
+          .hint("it is stored with the name of a wrapper and without: keep one of the two in the file");
     }
     for (std::size_t t = 0; t < entries.size(); ++t) containers[i].tensors[t].name = std::move(names[i][t]);
   }

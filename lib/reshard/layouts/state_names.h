@@ -50,7 +50,8 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
 std::string without_wrappers(std::string_view name, const StateNames& names);
 
 /// Takes out of the names in `containers`, the files of one state dict, what wrappers of modules leave in them:
-/// "_orig_mod." anywhere, "module." in front of all. Leaves out `_extra_state`, which modules of TransformerEngine save
+/// "_orig_mod." anywhere, "module." where names are a known family's without it, "state_dict." and the like in front of
+/// all. Leaves out `_extra_state`, which modules of TransformerEngine save
 /// with their weights. Adds a note on each to `notes`, unless `notes` has it already.
 /// \throws Error kBadInput, naming the tensor, if two tensors of a file would have one name.
 void take_out_wrappers(std::span<Container> containers, std::vector<std::string>& notes);
