@@ -58,6 +58,32 @@ TEST_CASE("A hidden folder is of a run that writes, and no checkpoint") {
   CHECK(layout("dcp")->recognise(storage, temp / "runs").size() == 1);
 }
 
+TEST_CASE("Of a folder of other weights and one of dcp none is taken, unless accelerate named it") {
+  const fs::path golden = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded");
+  const TempDir temp;
+  const auto copy = [&](const fs::path& folder, const char* name) {
+    fs::create_directories(temp / "run");
+    fs::copy(folder, temp / "run" / name, fs::copy_options::recursive);
+  };
+  copy(golden / "pytorch_model_fsdp_0", "mine");
+  copy(golden / "optimizer_0", "optimizer_0");
+  CHECK(layout("dcp")->recognise(local_storage(), temp / "run").size() == 1);
+  const std::string other = GENERATE("hf", "ranks");
+  if (other == "hf")
+    copy(testdata("golden/optimum/llama-tp8-gqa/original"), "other");
+  else
+    copy(testdata("golden/optimum/llama-tp8-gqa/sharded"), "other");
+  CHECK(layout("dcp")->recognise(local_storage(), temp / "run").empty());
+  ConsolidateRequest request;
+  request.source.path = temp / "run";
+  request.output_directory = temp / "out";
+  const Error error = error_of([&] { consolidate(request); });
+  CHECK(error.path() == (temp / "run").string());
+  CHECK_THAT(error.hint(), Says("give one of them: mine/, ") || Says("give its own directory"));
+  fs::rename(temp / "run/mine", temp / "run/pytorch_model_fsdp_0");
+  CHECK(layout("dcp")->recognise(local_storage(), temp / "run").size() == 1);
+}
+
 TEST_CASE("The optimizer beside the model is found however the model's folder is written") {
   const fs::path model = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded/pytorch_model_fsdp_0");
   for (const fs::path& source : {model, model / "", model / ".", model / "../pytorch_model_fsdp_0"}) {

@@ -112,7 +112,8 @@ class DcpLayout final : public Layout {
       if (error.code() != std::errc::permission_denied) throw;
     }
     // Several are steps of one run, or several models that were trained together.
-    if (found.size() > 1)
+    const bool is_inside = !found.empty() && found.front().path != path && found.front().path != path / kShardsFolder;
+    if (is_inside && (found.size() > 1 || holds_other_model(files, path, found.front().path)))
       std::erase_if(found,
                     [](const FoundLayout& one) { return !one.path.filename().string().starts_with(kModelFolder); });
     return found;
@@ -271,6 +272,21 @@ class DcpLayout final : public Layout {
     return holds_dcp_metadata(files, model) && !files.is_same(model, folder) ? model : fs::path();
   }
 
+  /// Whether a folder in `path` beside `model` holds weights, too.
+  static bool holds_other_model(Files& files, const fs::path& path, const fs::path& model) {
+    const std::vector<DirectoryEntry> entries = files.list(path);
+    return std::any_of(entries.begin(), entries.end(), [&](const DirectoryEntry& entry) {
+      const fs::path folder = path / entry.name;
+      if (entry.kind != FileKind::kDirectory || entry.name.starts_with('.') || is_optimizer_folder(entry.name) ||
+          folder == model)
+        return false;
+      try {
+        return find_whole(files, folder) || find_shards(files, folder);
+      } catch (const Error& error) {
+        return !is_denied(error);
+      }
+    });
+  }
   static bool is_optimizer_folder(std::string_view name) {
     return std::any_of(std::begin(kOptimizerFolders), std::end(kOptimizerFolders),
                        [&](std::string_view start) { return name.starts_with(start); });
