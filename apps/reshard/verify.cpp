@@ -23,6 +23,7 @@
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/compare_states.h"
+#include "reshard/layouts/expert_stacks.h"
 #include "reshard/layouts/weights_option.h"
 #include "reshard/local_files.h"
 #include "reshard/plan/tags.h"
@@ -431,6 +432,7 @@ int run_verify(const VerifyArguments& arguments, Together& together) {
   together.step("plan", progress, [&] {
     a = read_side(arguments.a, arguments, true, used);
     b = read_side(arguments.b, arguments, true, used);
+    align_experts(a, b);
     result.other_values = compare_values(a, b, arguments.source_options);
     for (Checkpoint* side : {&a, &b}) note_trainer_files(*side);
     for (Checkpoint* side : {&a, &b}) add_states(side->map, std::move(side->states.map));

@@ -58,6 +58,19 @@ TEST_CASE("verify ends with 0 where the two are the same, whatever their forms")
   }
 }
 
+TEST_CASE("verify compares experts in one tensor with the same experts apart") {
+  for (const std::string name : {"mixtral", "deepseek_v3", "qwen3_5_moe"}) {
+    const std::string packed = testdata("golden/experts/" + name + "/packed").string();
+    const std::string apart = testdata("golden/experts/" + name + "/original").string();
+    for (const auto& [a, b] : {std::pair(packed, apart), {apart, packed}, {packed, packed}}) {
+      const ProgramResult result = run_reshard({"verify", a, b});
+      INFO(a << " " << b << " " << result.out << result.err);
+      CHECK(result.exit_code == 0);
+      CHECK_THAT(result.out, Says("same: "));
+    }
+  }
+}
+
 TEST_CASE("verify ends with 1 where they differ, and says where and by how much") {
   const TwoFiles files;
   const ProgramResult result = run_reshard({"verify", files.a, files.b});

@@ -236,6 +236,15 @@ void separate_experts(Checkpoint& checkpoint) {
         .hint("leave out `experts`");
 }
 
+void align_experts(Checkpoint& a, Checkpoint& b) {
+  const auto may_take_apart = [](const Checkpoint& checkpoint) {
+    if (!checkpoint.model || !checkpoint.language_model.family || !checkpoint.states.empty()) return false;
+    const Stacks stacks(*checkpoint.model);
+    return !stacks.names.empty() && !stacks.names.stay_packed() && first_stack(checkpoint.map, stacks) != nullptr;
+  };
+  if (const bool is_a = may_take_apart(a); is_a != may_take_apart(b)) separate_experts(is_a ? a : b);
+}
+
 std::vector<WholeEntry> entries_of(std::span<const LogicalTensor> logical) {
   std::vector<WholeEntry> entries;
   entries.reserve(logical.size());

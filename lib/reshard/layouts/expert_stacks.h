@@ -23,6 +23,10 @@ void unpack_experts(Checkpoint& checkpoint, const ReadContext& context);
 /// \throws Error kUnsupported if they only contain stacks.
 void separate_experts(Checkpoint& checkpoint);
 
+/// Does so for one of two checkpoints that are to be compared, where only the other has its experts apart. No-op with
+/// states of an optimizer.
+void align_experts(Checkpoint& a, Checkpoint& b);
+
 /// A tensor of whole files, and what it is made of.
 struct WholeEntry {
   std::string name;
