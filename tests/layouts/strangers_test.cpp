@@ -208,6 +208,9 @@ TEST_CASE("A path that has the form of a model's name on the Hugging Face Hub ge
   files.write("here/model.safetensors", "");
   for (const auto read : {read_checkpoint, read_sharded, read_whole}) {
     CHECK_THAT(error_of([&] { read(files, "Qwen/Qwen3-8B", {}); }).hint(), Says("hf download Qwen/Qwen3-8B"));
+    for (const char* path : {"hf://Qwen/Qwen3-8B", "https://huggingface.co/Qwen/Qwen3-8B",
+                             "https://huggingface.co/Qwen/Qwen3-8B/tree/main"})
+      CHECK_THAT(error_of([&] { read(files, path, {}); }).hint(), Says("hf download Qwen/Qwen3-8B") && !Says("main"));
     for (const char* path : {"here/Qwen3-8B", "/Qwen/Qwen3-8B", "./Qwen3-8B", "Qwen3-8B", "a/b/c"})
       CHECK_THAT(error_of([&] { read(files, path, {}); }).hint(), !Says("hf download"));
   }

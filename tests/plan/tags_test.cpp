@@ -276,6 +276,18 @@ TEST_CASE("Folders with the names of tags that hold no weights are an error that
   CHECK(find_checkpoint(files, temp / "other", {}).path == temp / "other");
 }
 
+TEST_CASE("A run of Megatron-LM is named as what it is, and no run without checkpoints") {
+  for (const std::string rank : {"mp_rank_00", "mp_rank_00_000"}) {
+    MemoryFiles files;
+    files.write("m/iter_0000010/" + rank + "/model_optim_rng.pt", "");
+    const bool has_latest = GENERATE(false, true);
+    if (has_latest) files.write("m/latest_checkpointed_iteration.txt", "10");
+    const Error error = error_of([&] { find_checkpoint(files, "m", {}); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK_THAT(error.what(), Says("a checkpoint of Megatron-LM"));
+  }
+}
+
 TEST_CASE("An adapter's folder that may not be read hides neither a checkpoint nor the tags beside it") {
   const TempDir temp;
   write_file(temp / "m/model.safetensors", "");

@@ -387,9 +387,13 @@ Checkpoint read_lone_model(Files& files, const fs::path& path, const ReadContext
 /// For a path where nothing is. It may be the name of a model on the Hugging Face Hub.
 Error nothing_there(Files& files, const fs::path& path) {
   Error error(ErrorKind::kBadInput, "no such file or directory");
-  const Pattern hub_name(R"(^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$)");
-  if (hub_name.found_in(path.string()) && !files.exists(path.parent_path()))
-    error.hint("fetch a model of the Hugging Face Hub first: hf download " + path.string());
+  const Pattern hub_name(R"(^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$)"),
+      hub_address(R"(^(hf:/+|https?:/+(www\.)?huggingface\.co/)([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*).*$)");
+  const std::string text = path.string();
+  if (hub_address.found_in(text))
+    error.hint("fetch a model of the Hugging Face Hub first: hf download " + hub_address.replace_all(text, "$3"));
+  else if (hub_name.found_in(text) && !files.exists(path.parent_path()))
+    error.hint("fetch a model of the Hugging Face Hub first: hf download " + text);
   return error.in(path);
 }
 

@@ -311,7 +311,9 @@ class Cutter {
                                                name.empty() ? "as an entry beside the model, such as an optimizer's"
                                                             : fmt::format("under the name {}", printable(name))))
         .tensor(expected)
-        .hint(cut_.prefix.empty() ? "choose a `prefix`, such as model" : "choose another prefix, such as model");
+        .hint(cut_.prefix == "model." ? "rename the tensors with `rename`, so that they begin as the model's do"
+              : cut_.prefix.empty()   ? "choose a `prefix`, such as model"
+                                      : "choose another prefix, such as model");
   }
 
   void add_chunks(std::uint32_t e) {

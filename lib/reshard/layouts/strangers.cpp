@@ -92,6 +92,10 @@ Error error_for(const Stranger& row, const char* verb) {
 
 }  // namespace
 
+bool is_of_peft(std::string_view name) {
+  return name.find(".base_layer.") != name.npos;
+}
+
 std::optional<Error> stranger_among(const std::vector<std::string_view>& names, const Model* model) {
   const std::unordered_set<std::string_view> all(names.begin(), names.end());
   const bool is_plan = model != nullptr && model->by_config_plan;  // which calls every tensor its own

@@ -21,6 +21,14 @@ std::optional<Error> stranger_among(const std::vector<std::string_view>& names, 
 /// The same by the files of `directory` and of its folders; the Error has a path. Lists each folder once.
 std::optional<Error> stranger_in(Files& files, const std::filesystem::path& directory);
 
+/// Whether a tensor of this name is a linear's that PEFT has wrapped, as in models that were saved with their adapters.
+bool is_of_peft(std::string_view name);
+/// What to do with those.
+inline constexpr const char* kHintForPeft =
+    "save the model merged (merge_and_unload), or convert it twice: `drop` \"lora_\" and `rename` \"base_layer\\.=\" "
+    "make "
+    "the base model, `keep` \"lora_\" the tensors of the adapter";
+
 /// What to do with checkpoints of NxD's mixtures of experts.
 inline constexpr const char* kHintForExperts =
     "take the Hugging Face model that the files were made from, or save the trained model under Hugging Face's names";

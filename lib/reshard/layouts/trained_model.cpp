@@ -13,6 +13,7 @@
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/rank_folder.h"
+#include "reshard/layouts/strangers.h"
 #include "reshard/layouts/tied_tensors.h"
 #include "reshard/specs/language_model.h"
 #include "reshard/specs/model_config.h"
@@ -31,14 +32,10 @@ void validate_trained(Checkpoint& checkpoint) {
     if (!besides.empty())
       checkpoint.notes.push_back("config.json does not explain these tensors: " + list_names(besides));
   } catch (Error& error) {
-    const auto is_of_peft = [](const LogicalTensor& tensor) {
-      return tensor.name.find(".base_layer.") != std::string::npos;
-    };
     const auto& logical = checkpoint.map.logical;
-    if (error.kind() == ErrorKind::kUnsupported && std::any_of(logical.begin(), logical.end(), is_of_peft))
-      error.hint(
-          "save the model merged (merge_and_unload), or convert it twice: `drop` \"lora_\" and `rename` "
-          "\"base_layer\\.=\" make the base model, `keep` \"lora_\" the tensors of the adapter");
+    if (error.kind() == ErrorKind::kUnsupported &&
+        std::any_of(logical.begin(), logical.end(), [](const LogicalTensor& one) { return is_of_peft(one.name); }))
+      error.hint(kHintForPeft);
     throw;
   }
 }

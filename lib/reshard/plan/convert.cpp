@@ -14,6 +14,7 @@
 #include "reshard/layouts/expert_stacks.h"
 #include "reshard/layouts/hf.h"
 #include "reshard/layouts/misfits.h"
+#include "reshard/layouts/strangers.h"
 #include "reshard/layouts/tied_tensors.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/plan/adapters.h"
@@ -176,6 +177,13 @@ void validate_complete(const Checkpoint& checkpoint, const ConvertRequest& reque
   const std::string what = missing.size() == 1
                                ? "1 tensor that config.json asks for is missing"
                                : fmt::format("{} tensors that config.json asks for are missing", missing.size());
+  if (const auto peft = std::find_if(misfits.unlisted.begin(), misfits.unlisted.end(),
+                                     [](const LogicalTensor* tensor) { return is_of_peft(tensor->name); });
+      peft != misfits.unlisted.end() && request.names.empty() && !request.allow_missing)
+    throw Error(ErrorKind::kUnsupported, "belongs to a LoRA adapter that is not merged into the weights")
+        .in(checkpoint.path)
+        .tensor((*peft)->name)
+        .hint(kHintForPeft);
   if (request.allow_missing) return job.notes.push_back(fmt::format("{}: {}", what, list_names(missing, SIZE_MAX)));
   throw Error(ErrorKind::kBadInput, fmt::format("{}: {}", what, list_names(missing)))
       .in(checkpoint.path)
@@ -336,12 +344,12 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   job->dtype = request.dtype;
   note_states_left(*job, checkpoint, *request.target.layout);
   validate_outside(files, request.output_directory, checkpoint);
-  OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
   const std::vector<std::string> old_names = names_of(job->source);
   Selection selection = select(job->source, request, *job);
   validate_complete(checkpoint, request, selection, old_names, *job);
   if (request.dtype)
-    cast_tensors(*job, selection.wanted, {*request.dtype, request.cast_all, !request.names.keep.empty()}, config);
+    cast_tensors(*job, selection.wanted, {*request.dtype, request.cast_all, !request.names.keep.empty()},
+                 read_ordered_config(files, checkpoint.config));
   std::vector<std::string> states_dropped;
   if (!checkpoint.states.empty()) states_dropped = follow_model(checkpoint.states, old_names, *job, selection.dropped);
   if (!request.dtype) take_model_dtypes(*job, selection.wanted);
@@ -359,7 +367,6 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
   if (checkpoint.adapter) return job;  // config.json is the base model's
-  if (request.dtype) write_config_dtype(files, *job, checkpoint.config, std::move(config), *request.dtype);
   carry_companions(files, *job, checkpoint, {request.output_directory, checkpoint.path});
   return job;
 }

@@ -11,6 +11,7 @@
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/rank_folder.h"
+#include "reshard/layouts/strangers.h"
 
 namespace reshard {
 namespace {
@@ -323,6 +324,9 @@ FoundCheckpoint find_checkpoint(Files& files, const fs::path& path, const std::o
     const auto latest = read_latest(files, path);
     const bool listed = std::any_of(tags.begin(), tags.end(), [&](const Tag& t) { return t.name == latest; });
     if (latest && !listed) tags.push_back(look_at(files, path / *latest));
+    if (std::none_of(tags.begin(), tags.end(), [](const Tag& one) { return one.has_weights; }))
+      for (const fs::path& folder : {path, path / tags.back().name})
+        if (auto stranger = stranger_in(files, folder)) throw *std::move(stranger);
     const TagChoice choice = choose_tag(tags, latest);
     if (choice.name != latest && !is_tag_name(choice.name) && !is_only_model(files, path, choice.name))
       throw unrelated(tags);
