@@ -585,6 +585,23 @@ TEST_CASE("What bitsandbytes stores is refused with the reason, for 4 bits and f
   CHECK(error.kind() == ErrorKind::kUnsupported);
   CHECK_THAT(error.what(), Says(four ? "cannot be partitioned: its weights are stored as one row"
                                      : "cannot be partitioned: its outliers"));
+
+  // Converted, scales stay in float32, as nothing else is read.
+  const std::string scale = "weight.absmax";
+  for (const Linear& linear : linears(128))
+    if (four) tensors[linear.module + "." + scale] = random_tensor(random, DType::kF32, {7});
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  ConvertRequest request = convert_request(temp / "model", temp / "cast");
+  request.dtype = DType::kF16;
+  convert(request);
+  for (const auto& [name, tensor] : read_model(temp / "cast")) {
+    CAPTURE(name);
+    const bool is_scale = name.ends_with(scale) || name.ends_with(".SCB");
+    if (is_scale || tensor.dtype == DType::kU8)
+      CHECK((tensor == tensors.at(name)));
+    else
+      CHECK(tensor.dtype == DType::kF16);
+  }
 }
 
 TEST_CASE("A quantization_config that makes no sense is told as what it is, and sizes of words that none has") {

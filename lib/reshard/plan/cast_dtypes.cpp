@@ -17,7 +17,14 @@
 namespace reshard {
 namespace {
 
+/// Whether bitsandbytes has it in float32 beside a weight of 4 or 8 bits: the largest values, and a table.
+bool is_of_bitsandbytes(std::string_view name) {
+  constexpr std::string_view kEndings[] = {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".SCB"};
+  return std::any_of(std::begin(kEndings), std::end(kEndings), [&](auto ending) { return name.ends_with(ending); });
+}
+
 DType dtype_after(const LogicalTensor& tensor, CastRequest request) {
+  if (is_of_bitsandbytes(tensor.name)) return tensor.dtype;
   const Integers integers = request.all ? Integers::kAllow : Integers::kRefuse;
   if (can_cast(tensor.dtype, request.dtype, integers)) return request.dtype;
   if (!request.all && can_cast(tensor.dtype, request.dtype, Integers::kAllow)) return tensor.dtype;
@@ -84,25 +91,22 @@ void validate_float8(Job& job, const std::vector<std::string>& cast, CastRequest
 }  // namespace
 
 void cast_tensors(Job& job, std::vector<LogicalTensor>& wanted, CastRequest request, const OrderedJson& config) {
-  bool scaled = false;
+  bool scaled = false, kept = false;
   std::vector<std::string> to_float8;
   for (LogicalTensor& tensor : wanted) {
     const DType dtype = dtype_after(tensor, request);
     validate_not_quantized(job.source, tensor.name, tensor.dtype, dtype, config);
+    kept = kept || is_of_bitsandbytes(tensor.name);
     scaled = scaled || (dtype != tensor.dtype && is_scale(tensor.name));
     if (dtype != tensor.dtype && is_float8(dtype)) to_float8.push_back(tensor.name);
     tensor.dtype = dtype;
   }
   validate_float8(job, to_float8, request, config);
+  if (kept) job.notes.emplace_back("the model is quantised: `dtype` casts what is not quantised, and no scales");
   if (scaled)
     job.notes.push_back(
         "the model is quantised: `dtype` casts its scales and what is not quantised; quantised weights stay as they "
         "are");
-}
-
-void write_config_dtype(Files& files, Job& job, const std::filesystem::path& file, OrderedJson config, DType dtype) {
-  if (file.empty() || is_in_place(files, file, job.output_directory)) return;
-  if (set_config_dtype(config, dtype)) job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", file});
 }
 
 }  // namespace reshard
