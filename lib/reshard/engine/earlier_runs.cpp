@@ -131,47 +131,43 @@ std::string removed_text(const EarlierRun& run) {
                      format_bytes(run.size_bytes));
 }
 
-/// Why a run cannot go on from another's journal.
-Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalHeader& ours) {
-  const char* hint = "give the same command line on the same files, or remove what is left with `clean`";
-  for (std::size_t i = 0; i < std::max(theirs.sources.size(), ours.sources.size()); ++i) {
-    const auto name = [&](const JournalHeader& header) {
-      return i < header.sources.size() ? header.sources[i].name : std::string();
-    };
-    if (i < theirs.sources.size() && i < ours.sources.size() && theirs.sources[i] == ours.sources[i]) continue;
-    const std::string changed = name(theirs).empty() ? name(ours) : name(theirs);
-    return std::move(
-        Error(ErrorKind::kBadInput, fmt::format("the run that left this read another {}: {}", changed,
-                                                name(theirs) != name(ours) ? "the source has other files now"
-                                                                           : "it was replaced or written to since"))
-            .in(root)
-            .hint(hint));
-  }
+/// What a run was told otherwise than this one: "was not given `dtype`"; empty where that is nothing.
+std::string other_request(const JournalHeader& theirs, const JournalHeader& ours) {
   for (std::size_t i = 0; i < std::min(theirs.options.size(), ours.options.size()); ++i)
     if (theirs.options[i] != ours.options[i])
-      return std::move(
-          Error(ErrorKind::kUsage, fmt::format("the run that left this had {} {}, and not {}", theirs.options[i].first,
-                                               theirs.options[i].second, ours.options[i].second))
-              .in(root)
-              .hint(hint));
+      return fmt::format("had {} {}, and not {}", theirs.options[i].first, theirs.options[i].second,
+                         ours.options[i].second);
   std::set<std::string> names;
   for (const JournalHeader* header : {&theirs, &ours})
     for (const auto& entry : header->given) names.insert(entry.first);
   for (const std::string& name : names) {
     const auto had = theirs.given.find(name), has = ours.given.find(name);
-    std::string text;
-    if (had == theirs.given.end())
-      text = fmt::format("was not given `{}`", name);
-    else if (has == ours.given.end())
-      text = fmt::format("was given `{}`{}", name, had->second == "true" ? "" : " " + had->second);
-    else if (had->second != has->second)
-      text = fmt::format("had `{}` {}, and not {}", name, had->second, has->second);
-    if (!text.empty()) return std::move(Error(ErrorKind::kUsage, "the run that left this " + text).in(root).hint(hint));
+    if (had == theirs.given.end()) return fmt::format("was not given `{}`", name);
+    if (has == ours.given.end())
+      return fmt::format("was given `{}`{}", name, had->second == "true" ? "" : " " + had->second);
+    if (had->second != has->second) return fmt::format("had `{}` {}, and not {}", name, had->second, has->second);
   }
-  return std::move(
-      Error(ErrorKind::kUsage, "the run that left this had other options, or was of another version of reshard")
-          .in(root)
-          .hint(hint));
+  return {};
+}
+
+/// Why a run cannot go on from another's journal.
+Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalHeader& ours) {
+  const auto refuse = [&](ErrorKind kind, const std::string& text) {
+    return std::move(Error(kind, "the run that left this " + text)
+                         .in(root)
+                         .hint("give the same command line on the same files, or remove what is left with `clean`"));
+  };
+  const auto [a, b] =
+      std::mismatch(theirs.sources.begin(), theirs.sources.end(), ours.sources.begin(), ours.sources.end());
+  const bool has_a = a != theirs.sources.end(), has_b = b != ours.sources.end();
+  if (has_a && has_b && a->name == b->name)
+    return refuse(ErrorKind::kBadInput, fmt::format("read another {}: it was replaced or written to since", a->name));
+  // Options may change which files are read.
+  if (const std::string text = other_request(theirs, ours); !text.empty()) return refuse(ErrorKind::kUsage, text);
+  if (has_a || has_b)
+    return refuse(ErrorKind::kBadInput,
+                  fmt::format("read another {}: the source has other files now", has_a ? a->name : b->name));
+  return refuse(ErrorKind::kUsage, "had other options, or was of another version of reshard");
 }
 
 /// A journal may be anybody's.
