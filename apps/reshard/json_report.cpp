@@ -6,6 +6,7 @@
 #include "option_names.h"
 #include "progress.h"
 #include "reshard/formats/manifest.h"
+#include "reshard/plan/fingerprint.h"
 #include "reshard/plan/job_manifest.h"
 #include "run_job.h"
 
@@ -115,6 +116,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
   if (job.attention) json["attention"] = attention_document(*job.attention);
   json["tensors"] = job.source.tensor_count();
   if (Document states = states_document(job.target); !states.is_null()) json["states"] = std::move(states);
+  if (result == nullptr) json["fingerprint"] = to_string(fingerprint_of(job));
   json["bytes"] = {{"read", job.program.read_bytes + job.program.check_bytes},
                    {"placed", job.program.read_bytes},
                    {"compared", job.program.check_bytes},

@@ -158,6 +158,9 @@ TEST_CASE("a dry run and a run agree on the files and their sizes") {
   CHECK(planned["dry_run"] == true);
   CHECK(done["dry_run"] == false);
   CHECK(planned["files"] == done["files"]);
+  CHECK(nlohmann::json::parse(run_reshard(dry).out)["fingerprint"] == planned["fingerprint"]);
+  dry.insert(dry.end(), {"--dtype", "float32"});
+  CHECK(nlohmann::json::parse(run_reshard(dry).out)["fingerprint"] != planned["fingerprint"]);
   std::size_t weights = 0;
   for (const auto& file : done["files"]) {
     CHECK(fs::file_size(dir.path() / "o" / file["path"].get<std::string>()) == file["bytes"].get<std::uint64_t>());
