@@ -271,7 +271,6 @@ void add_config(CLI::App& command, SourceArguments& arguments) {
 }
 
 std::string config_of(const SourceArguments& arguments) {
-  if (arguments.config == "") throw Error(ErrorKind::kUsage, "--config is empty");
   return arguments.config.value_or("");
 }
 
@@ -500,8 +499,9 @@ constexpr std::pair<std::string_view, std::string_view> kOtherDtypes[] = {
     {"bf16", "bfloat16"}, {"fp16", "float16"},  {"f16", "float16"},  {"half", "float16"},  {"fp32", "float32"},
     {"f32", "float32"},   {"float", "float32"}, {"fp64", "float64"}, {"double", "float64"}};
 
-std::string own_dtype(const std::string& text) {
+std::string own_dtype(std::string text) {
   constexpr std::string_view kTorch = "torch.";
+  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   const std::string_view alone = std::string_view(text).substr(text.starts_with(kTorch) ? kTorch.size() : 0);
   for (const auto& [other, own] : kOtherDtypes)
     if (alone == other) return std::string(own);

@@ -118,6 +118,7 @@ int parse_and_run(int argc, char** argv, Together& together) {
   app.parse_complete_callback([&] {  // before that of the command
     const CLI::App& command = *app.get_subcommands().at(0);
     reshard::cli::learn_command(command);
+    reshard::cli::validate_values(command);
     std::map<std::string, std::string> given = reshard::cli::given_options(command);
     given["reshard"] = reshard::cli::kVersion;
     together.set_given(std::move(given));

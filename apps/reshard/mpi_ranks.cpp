@@ -246,13 +246,14 @@ std::vector<std::string> MpiRanks::gather_all(const std::string& mine) {
     std::vector<std::int64_t> sizes_bytes;
     std::string all;
   };
+  static auto* const left = new std::vector<std::unique_ptr<Buffers>>;  // never freed: MPI may still use them
   auto buffers = std::make_unique<Buffers>(Buffers{mine, std::vector<std::int64_t>(size_), {}});
   Patience coming(limits_.gather_s, stop_, kLongestNapSeconds);
   Patience moving(limits_.gather_s, stop_, kShortestNapSeconds);  // all are there; each test moves some bytes
   char error[kReshardMpiTextBytes] = "";
   const auto check = [&](int status, const Patience& patience) {
     if (status == kReshardMpiDone) return;
-    static_cast<void>(buffers.release());  // MPI may still use them
+    left->push_back(std::move(buffers));
     if (status == kReshardMpiFailed) throw mpi_error(error);
     throw no_answer(patience);
   };

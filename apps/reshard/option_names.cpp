@@ -5,6 +5,7 @@
 #include <set>
 #include <string_view>
 
+#include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 
 namespace reshard::cli {
@@ -52,6 +53,15 @@ void learn_option_names(const CLI::App& app) {
 void learn_command(const CLI::App& command) {
   names_of_command().clear();
   add_names(command, names_of_command());
+}
+
+void validate_values(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options())
+    if (!option->get_lnames().empty() && option->get_items_expected_max() > 0)
+      for (const std::string& value : option->results())
+        if (value.empty())
+          throw Error(ErrorKind::kUsage, "--" + option->get_lnames().front() + ": the value is empty")
+              .hint("give a value, or leave out the option");
 }
 
 std::map<std::string, std::string> given_options(const CLI::App& command) {

@@ -13,6 +13,10 @@ void learn_option_names(const CLI::App& app);
 /// Takes the command that was parsed, whose names of options with_options prefers.
 void learn_command(const CLI::App& command);
 
+/// Validates that no option of a command that was parsed has an empty value, as of a shell's variable that is not set.
+/// \throws Error kUsage.
+void validate_values(const CLI::App& command);
+
 /// What a command that was parsed was given, by name, with its values; empty for a switch. Without what may differ
 /// between the ranks of a run: threads, memory and the like, and what counts as rank 0 has it.
 std::map<std::string, std::string> given_options(const CLI::App& command);

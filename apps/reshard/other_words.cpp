@@ -171,8 +171,9 @@ std::optional<std::string> advice_on(const CLI::App& command, const std::string&
 
 std::vector<std::string> in_own_words(const CLI::App& app, std::vector<std::string> arguments) {
   if (!arguments.empty() && arguments.front() == "help") {
-    const bool of_command = arguments.size() > 1 && command_named(app, arguments[1]) != nullptr;
-    return of_command ? std::vector<std::string>{arguments[1], "--help"} : std::vector<std::string>{"--help"};
+    if (arguments.size() < 2 || arguments[1] == "help" || arguments[1] == "version") return {"--help"};
+    if (command_named(app, arguments[1]) == nullptr) return {arguments[1]};  // which is refused
+    return {arguments[1], "--help"};
   }
   if (!arguments.empty() && arguments.front() == "version") return {"--version"};
   const CLI::App* command = arguments.empty() ? nullptr : command_named(app, arguments.front());

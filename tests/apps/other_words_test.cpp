@@ -126,7 +126,8 @@ TEST_CASE("dtypes in the words of other programs are taken, but for those that m
   const Arguments tp{"--tp", "2"};
   for (const auto& [word, own] :
        {std::pair{"bf16", "bfloat16"}, std::pair{"fp16", "float16"}, std::pair{"half", "float16"},
-        std::pair{"torch.float16", "float16"}, std::pair{"fp32", "float32"}, std::pair{"float", "float32"}}) {
+        std::pair{"torch.float16", "float16"}, std::pair{"fp32", "float32"}, std::pair{"float", "float32"},
+        std::pair{"BF16", "bfloat16"}, std::pair{"FP16", "float16"}, std::pair{"torch.Float32", "float32"}}) {
     INFO(word);
     CHECK(planned(joined(tp, {"--dtype", word})) == planned(joined(tp, {"--dtype", own})));
   }
@@ -139,6 +140,13 @@ TEST_CASE("dtypes in the words of other programs are taken, but for those that m
   CHECK_THAT(hint("zzz"), !Says("did you mean"));
 }
 
+TEST_CASE("an option with an empty value is refused, as a shell's variable that is not set may give it") {
+  for (const char* option : {"--dtype", "--format", "--family", "--spec", "--pipeline-cuts", "--config", "--layout"}) {
+    INFO(option);
+    CHECK_THAT(refused({"shard", kModel, "o", "--tp", "2", option, ""}), Says(option + std::string(": ")));
+  }
+}
+
 TEST_CASE("an option in front of the subcommand is told to come after it") {
   CHECK_THAT(refused({"--tp", "2"}), Says("the subcommand comes first; --tp is an option of shard, convert"));
   CHECK_THAT(refused({"--dtype=bf16", "shard"}), Says("--dtype is an option of shard, consolidate, convert"));
@@ -149,7 +157,7 @@ TEST_CASE("help and version come under their usual names") {
   const std::string help = run_reshard({"--help"}).out;
   CHECK(run_reshard({"help"}).out == help);
   CHECK(run_reshard({"help", "shard"}).out == run_reshard({"shard", "--help"}).out);
-  CHECK(run_reshard({"help", "shrad"}).out == help);
+  CHECK_THAT(refused({"help", "shrad"}), Says("did you mean shard?"));
   CHECK(run_reshard({"-V"}).out == run_reshard({"--version"}).out);
   CHECK(run_reshard({"version"}).out == run_reshard({"--version"}).out);
 }

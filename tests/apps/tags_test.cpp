@@ -86,9 +86,10 @@ TEST_CASE("The option --tag takes the checkpoint of that name, finished or not")
 TEST_CASE("A --tag or --config that makes no sense, or would do nothing, is an error") {
   const Run run;
   for (const char* tag : {"", "..", "../run", "step_3/", "/"})
-    check_error(run_reshard({"inspect", run.path, "--tag", tag}), 2, {"--tag", "is not the name of a folder"});
+    check_error(run_reshard({"inspect", run.path, "--tag", tag}), 2,
+                {"--tag", *tag ? "is not the name of a folder" : "the value is empty"});
   check_error(run_reshard({"inspect", kConfig, "--tag", "step_3"}), 2, {"is not a directory", "--tag"});
-  check_error(run_reshard({"inspect", run.path, "--config", ""}), 2, {"--config is empty"});
+  check_error(run_reshard({"inspect", run.path, "--config", ""}), 2, {"--config: the value is empty"});
   check_error(run_reshard({"inspect", run.path, "--config", run.path}), 3, {"holds no config.json"});
   check_error(run_reshard({"verify", kOriginal, kOriginal, "--tag", "step_3"}), 2, {"--tag has no effect"});
   check_error(run_reshard({"verify", kOriginal, kOriginal, "--config", kConfig}), 2, {"--config has no effect"});
