@@ -7,8 +7,8 @@
 #include <string>
 
 #include "bench.h"
-#include "reshard/tensor/cast.h"
-#include "reshard/tensor/simd.h"
+#include "reshard/tensor/cast/cast.h"
+#include "reshard/tensor/values/simd.h"
 
 namespace reshard::bench {
 namespace {

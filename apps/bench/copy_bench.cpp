@@ -15,9 +15,9 @@
 
 #include "bench.h"
 #include "reshard/base/crc32.h"
-#include "reshard/tensor/copy.h"
-#include "reshard/tensor/runs.h"
-#include "reshard/tensor/simd.h"
+#include "reshard/tensor/copy/copy.h"
+#include "reshard/tensor/copy/runs.h"
+#include "reshard/tensor/values/simd.h"
 
 namespace reshard::bench {
 namespace {

@@ -10,9 +10,9 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/local_files.h"
-#include "reshard/plan/companions.h"
-#include "reshard/specs/family_parser.h"
-#include "reshard/specs/mesh.h"
+#include "reshard/plan/target/companions.h"
+#include "reshard/specs/family/family_parser.h"
+#include "reshard/specs/parallel/mesh.h"
 
 namespace reshard::cli {
 namespace {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "reshard/engine/run.h"
+#include "reshard/engine/move/run.h"
 #include "reshard/layouts/layout.h"
-#include "reshard/plan/job.h"
+#include "reshard/plan/job/job.h"
 
 namespace reshard::cli {
 

@@ -4,7 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "reshard/engine/together.h"
+#include "reshard/engine/ranks/together.h"
 
 namespace reshard::cli {
 

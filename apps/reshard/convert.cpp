@@ -1,4 +1,4 @@
-#include "reshard/plan/convert.h"
+#include "reshard/plan/job/convert.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/local_files.h"
-#include "reshard/plan/target.h"
+#include "reshard/plan/target/target.h"
 #include "run_job.h"
 
 namespace reshard::cli {

@@ -8,7 +8,7 @@
 
 #include "fold.h"
 #include "reshard/base/strings.h"
-#include "reshard/engine/output.h"
+#include "reshard/engine/publish/output.h"
 #include "reshard/formats/manifest.h"
 #include "reshard/layouts/layout.h"
 #include "table.h"

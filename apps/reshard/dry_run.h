@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "reshard/engine/output.h"
-#include "reshard/plan/job.h"
+#include "reshard/engine/publish/output.h"
+#include "reshard/plan/job/job.h"
 
 namespace reshard::cli {
 

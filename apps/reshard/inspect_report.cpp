@@ -12,7 +12,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/layouts/record_validation.h"
 #include "reshard/layouts/sharded_adapter.h"
-#include "reshard/specs/adapter_metadata.h"
+#include "reshard/specs/peft/adapter_metadata.h"
 #include "table.h"
 
 namespace reshard::cli {

@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "reshard/specs/model.h"
-#include "reshard/tensor/shape.h"
+#include "reshard/specs/model/model.h"
+#include "reshard/tensor/values/shape.h"
 
 namespace reshard::cli {
 namespace {

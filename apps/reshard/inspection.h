@@ -8,7 +8,7 @@
 
 #include "reshard/formats/manifest.h"
 #include "reshard/layouts/checkpoint.h"
-#include "reshard/tensor/numeric.h"
+#include "reshard/tensor/cast/numeric.h"
 
 namespace reshard::cli {
 

@@ -4,8 +4,8 @@
 
 #include "reshard/base/json.h"
 #include "reshard/engine/execute.h"
-#include "reshard/engine/output.h"
-#include "reshard/plan/job.h"
+#include "reshard/engine/publish/output.h"
+#include "reshard/plan/job/job.h"
 
 namespace reshard::cli {
 

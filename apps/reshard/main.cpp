@@ -23,7 +23,7 @@
 #include "option_names.h"
 #include "print.h"
 #include "reshard/base/error.h"
-#include "reshard/engine/together.h"
+#include "reshard/engine/ranks/together.h"
 #include "signals.h"
 #include "table.h"
 #include "version.h"

@@ -7,7 +7,7 @@
 
 #include "launcher.h"
 #include "mpi/mpi_plugin.h"
-#include "reshard/engine/ranks.h"
+#include "reshard/engine/ranks/ranks.h"
 
 namespace reshard::cli {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "reshard/engine/run.h"
+#include "reshard/engine/move/run.h"
 #include "signals.h"
 
 namespace reshard::cli {

@@ -5,8 +5,8 @@
 
 #include "arguments.h"
 #include "reshard/engine/job_run.h"
-#include "reshard/engine/together.h"
-#include "reshard/plan/job.h"
+#include "reshard/engine/ranks/together.h"
+#include "reshard/plan/job/job.h"
 
 namespace reshard::cli {
 

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <string>
 
-#include "reshard/engine/run.h"
+#include "reshard/engine/move/run.h"
 
 namespace reshard::cli {
 

@@ -1,4 +1,4 @@
-#include "reshard/engine/verify.h"
+#include "reshard/engine/check/verify.h"
 
 #include <fmt/format.h>
 
@@ -18,7 +18,7 @@
 #include "progress.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/engine/verify_manifest.h"
+#include "reshard/engine/check/verify_manifest.h"
 #include "reshard/formats/manifest.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/checkpoint.h"
@@ -26,8 +26,8 @@
 #include "reshard/layouts/expert_stacks.h"
 #include "reshard/layouts/weights_option.h"
 #include "reshard/local_files.h"
-#include "reshard/plan/tags.h"
-#include "reshard/plan/trainer_files.h"
+#include "reshard/plan/source/tags.h"
+#include "reshard/plan/target/trainer_files.h"
 #include "run_job.h"
 
 namespace reshard::cli {

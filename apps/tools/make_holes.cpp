@@ -22,7 +22,7 @@
 #include "reshard/layouts/target_file.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/local_files.h"
-#include "reshard/plan/job.h"
+#include "reshard/plan/job/job.h"
 
 namespace {
 

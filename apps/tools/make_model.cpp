@@ -27,7 +27,7 @@
 #include "reshard/layouts/hf.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/layouts/whole_map.h"
-#include "reshard/specs/language_model.h"
+#include "reshard/specs/model/language_model.h"
 
 namespace {
 

@@ -15,9 +15,9 @@
 #include "reshard/io/local_storage.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/layout.h"
-#include "reshard/plan/job.h"
-#include "reshard/plan/program.h"
-#include "reshard/specs/model_config.h"
+#include "reshard/plan/job/job.h"
+#include "reshard/plan/job/program.h"
+#include "reshard/specs/config/model_config.h"
 
 namespace {
 

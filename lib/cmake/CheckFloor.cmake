@@ -1,5 +1,6 @@
-# Fails if a file of FOLDER includes a header of a floor that is not in ALLOWED (comma-separated), or, with FILES_DOOR
-# or STORAGE_DOOR, asks the operating system about files. Touches STAMP. Run with cmake -P.
+# Fails if a file of FOLDER includes a header of a floor that is not in ALLOWED, or of a room of its own floor that
+# stands after its own in ROOMS (both comma-separated), or, with FILES_DOOR or STORAGE_DOOR, asks the operating system
+# about files. Touches STAMP. Run with cmake -P.
 cmake_minimum_required(VERSION 3.25)  # for IN_LIST
 string(REPLACE "," ";" allowed ${ALLOWED})
 # What std::filesystem offers beyond paths, which are names: any call of it in lower case, in either spelling; what else
@@ -11,13 +12,28 @@ string(JOIN "|" local_calls
 if(FILES_DOOR)
   string(APPEND local_calls "|local_storage\\(")
 endif()
-file(GLOB files ${FOLDER}/*.h ${FOLDER}/*.cpp)
+string(REPLACE "," ";" rooms "${ROOMS}")
+get_filename_component(floor ${FOLDER} NAME)
+file(GLOB_RECURSE files ${FOLDER}/*.h ${FOLDER}/*.cpp)
 foreach(file ${files})
+  # The floor's own folder, which is no room, comes last.
+  file(RELATIVE_PATH path ${FOLDER} ${file})
+  get_filename_component(room "${path}" DIRECTORY)
+  list(FIND rooms "${room}" number)
+  if(room AND number EQUAL -1)
+    message(FATAL_ERROR "${file}: the floor ${floor} has the rooms ${ROOMS}, and not ${room}")
+  endif()
   file(STRINGS ${file} includes REGEX "^#include \"reshard/")
   foreach(include ${includes})
-    string(REGEX MATCH "^#include \"reshard/([a-z_]+)/" matched "${include}")
+    string(REGEX MATCH "^#include \"reshard/([a-z_]+)/(([a-z_]+)/)?" matched "${include}")
     if(NOT CMAKE_MATCH_1 IN_LIST allowed)
       message(FATAL_ERROR "${file}: ${include}: this floor may include only from: ${ALLOWED}")
+    endif()
+    if(room AND CMAKE_MATCH_1 STREQUAL floor)
+      list(FIND rooms "${CMAKE_MATCH_3}" included)
+      if(included EQUAL -1 OR included GREATER number)
+        message(FATAL_ERROR "${file}: ${include}: the room ${room} may include only from those before it of: ${ROOMS}")
+      endif()
     endif()
   endforeach()
   if(FILES_DOOR OR STORAGE_DOOR)

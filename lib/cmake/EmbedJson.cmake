@@ -7,7 +7,7 @@ foreach(file ${files})
   file(READ ${file} json)
   string(APPEND entries "    {\"${name}\", R\"json(${json})json\"sv},\n")
 endforeach()
-file(WRITE ${OUTPUT} "#include \"reshard/specs/builtin_files.h\"
+file(WRITE ${OUTPUT} "#include \"reshard/specs/family/builtin_files.h\"
 
 namespace reshard {
 namespace {

@@ -4,17 +4,18 @@ function(reshard_apart)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
-# reshard_floor(NAME DEPENDS … PRIVATE_DEPENDS … [FILES_DOOR | STORAGE_DOOR]): one static library from all sources of
-# lib/reshard/NAME. With a door none of them may ask the operating system about files; with
+# reshard_floor(NAME DEPENDS … PRIVATE_DEPENDS … ROOMS … [FILES_DOOR | STORAGE_DOOR]): one static library from all sources
+# of lib/reshard/NAME and its rooms, the folders in it. With a door none of them may ask the operating system about files; with
 # STORAGE_DOOR they may name the local file system as a Storage.
 #
-# Headers are included by their path from lib/: "reshard/<floor>/<header>.h". A floor may include its own headers and
-# those of the floors it depends on, directly or not; the build runs CheckFloor.cmake, which fails on any other.
+# Headers are included by their path from lib/: "reshard/<floor>/<room>/<header>.h". A floor may include its own headers
+# and those of the floors it depends on, directly or not; a room those of the rooms before it in ROOMS, and the floor's
+# own folder those of all rooms. The build runs CheckFloor.cmake, which fails on any other include.
 function(reshard_floor name)
-  cmake_parse_arguments(FLOOR "FILES_DOOR;STORAGE_DOOR" "" "DEPENDS;PRIVATE_DEPENDS" ${ARGN})
+  cmake_parse_arguments(FLOOR "FILES_DOOR;STORAGE_DOOR" "" "DEPENDS;PRIVATE_DEPENDS;ROOMS" ${ARGN})
   set(folder ${CMAKE_CURRENT_SOURCE_DIR}/reshard/${name})
-  file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
-  file(GLOB headers CONFIGURE_DEPENDS ${folder}/*.h)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folder}/*.cpp)
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS ${folder}/*.h)
   set(allowed ${name})
   foreach(dependency ${FLOOR_DEPENDS})
     if(dependency MATCHES "^reshard::(.+)$")
@@ -23,10 +24,11 @@ function(reshard_floor name)
     endif()
   endforeach()
   list(JOIN allowed "," allowed_text)
+  list(JOIN FLOOR_ROOMS "," rooms_text)
   set(checked ${CMAKE_CURRENT_BINARY_DIR}/${name}_floor_checked)
   add_custom_command(OUTPUT ${checked}
-                     COMMAND ${CMAKE_COMMAND} -DFOLDER=${folder} -DALLOWED=${allowed_text} -DSTAMP=${checked}
-                             -DFILES_DOOR=${FLOOR_FILES_DOOR} -DSTORAGE_DOOR=${FLOOR_STORAGE_DOOR}
+                     COMMAND ${CMAKE_COMMAND} -DFOLDER=${folder} -DALLOWED=${allowed_text} -DROOMS=${rooms_text}
+                             -DSTAMP=${checked} -DFILES_DOOR=${FLOOR_FILES_DOOR} -DSTORAGE_DOOR=${FLOOR_STORAGE_DOOR}
                              -P ${PROJECT_SOURCE_DIR}/lib/cmake/CheckFloor.cmake
                      DEPENDS ${sources} ${headers} ${PROJECT_SOURCE_DIR}/lib/cmake/CheckFloor.cmake
                      COMMENT "Checking the includes of ${name}")

@@ -9,10 +9,10 @@
 
 #include "reshard/io/local_storage.h"
 #include "reshard/layouts/checkpoint.h"
-#include "reshard/plan/convert.h"
-#include "reshard/plan/job.h"
-#include "reshard/plan/tags.h"
-#include "reshard/specs/family_parser.h"
+#include "reshard/plan/job/convert.h"
+#include "reshard/plan/job/job.h"
+#include "reshard/plan/source/tags.h"
+#include "reshard/specs/family/family_parser.h"
 
 namespace reshard {
 

@@ -11,19 +11,19 @@
 //   execute(*plan_shard(request), RunOptions{});
 #pragma once
 
-#include "reshard/engine/digests.h"          // compute_digests(map, …): SHA-256 of tensors, whatever the layout
-#include "reshard/engine/execute.h"          // execute(job, options)
-#include "reshard/engine/stats.h"            // compute_stats(map, …): minimum, maximum, mean
-#include "reshard/engine/verify.h"           // verify(a, b, …)
-#include "reshard/engine/verify_manifest.h"  // verify_manifest(map, manifest, …), verify_files
-#include "reshard/layouts/checkpoint.h"      // read_checkpoint(files, path, context): what stands there
-#include "reshard/layouts/layout.h"          // Layout, layouts(), TargetRequest
-#include "reshard/layouts/lower_metadata.h"  // partition_rules(metadata, …): what each rank has of a tensor
-#include "reshard/local_files.h"             // all of these without a Files: on the local file system
-#include "reshard/plan/convert.h"            // ConvertRequest, plan_convert
-#include "reshard/plan/job.h"                // ShardRequest, plan_shard; ConsolidateRequest, plan_consolidate
-#include "reshard/plan/tags.h"               // find_checkpoint: checkpoints of a training run
-#include "reshard/specs/family.h"            // Family: a model's parameters as data
-#include "reshard/specs/family_parser.h"     // read_family: from a file
-#include "reshard/specs/metadata.h"          // StageMetadata of a model of your own
-#include "reshard/specs/parallel_layers.h"   // and the layers that it describes
+#include "reshard/engine/check/digests.h"          // compute_digests(map, …): SHA-256 of tensors, whatever the layout
+#include "reshard/engine/check/stats.h"            // compute_stats(map, …): minimum, maximum, mean
+#include "reshard/engine/check/verify.h"           // verify(a, b, …)
+#include "reshard/engine/check/verify_manifest.h"  // verify_manifest(map, manifest, …), verify_files
+#include "reshard/engine/execute.h"                // execute(job, options)
+#include "reshard/layouts/checkpoint.h"            // read_checkpoint(files, path, context): what stands there
+#include "reshard/layouts/layout.h"                // Layout, layouts(), TargetRequest
+#include "reshard/layouts/lower_metadata.h"        // partition_rules(metadata, …): what each rank has of a tensor
+#include "reshard/local_files.h"                   // all of these without a Files: on the local file system
+#include "reshard/plan/job/convert.h"              // ConvertRequest, plan_convert
+#include "reshard/plan/job/job.h"                  // ShardRequest, plan_shard; ConsolidateRequest, plan_consolidate
+#include "reshard/plan/source/tags.h"              // find_checkpoint: checkpoints of a training run
+#include "reshard/specs/family/family.h"           // Family: a model's parameters as data
+#include "reshard/specs/family/family_parser.h"    // read_family: from a file
+#include "reshard/specs/nxd/metadata.h"            // StageMetadata of a model of your own
+#include "reshard/specs/nxd/parallel_layers.h"     // and the layers that it describes

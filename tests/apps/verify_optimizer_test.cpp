@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "reshard/formats/plain_value.h"
+#include "reshard/formats/pickle/plain_value.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"

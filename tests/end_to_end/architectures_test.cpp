@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/base/strings.h"
-#include "reshard/engine/verify.h"
+#include "reshard/engine/check/verify.h"
 #include "reshard/layouts/checkpoint.h"
-#include "reshard/specs/language_model.h"
+#include "reshard/specs/model/language_model.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

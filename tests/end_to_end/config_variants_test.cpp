@@ -10,7 +10,7 @@
 
 #include "reshard/base/strings.h"
 #include "reshard/layouts/whole_map.h"
-#include "reshard/specs/language_model.h"
+#include "reshard/specs/model/language_model.h"
 #include "support/architectures.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

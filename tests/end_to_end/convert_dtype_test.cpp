@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "reshard/tensor/cast.h"
+#include "reshard/tensor/cast/cast.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "reshard/engine/verify_manifest.h"
+#include "reshard/engine/check/verify_manifest.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/dcp_target.h"
 #include "support/catch.h"

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "reshard/formats/dcp_item.h"
-#include "reshard/formats/dcp_metadata.h"
+#include "reshard/formats/dcp/dcp_item.h"
+#include "reshard/formats/dcp/dcp_metadata.h"
 #include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

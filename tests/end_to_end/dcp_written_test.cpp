@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <map>
 
-#include "reshard/formats/dcp_metadata.h"
+#include "reshard/formats/dcp/dcp_metadata.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"

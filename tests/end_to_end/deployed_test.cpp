@@ -3,11 +3,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/engine/verify.h"
+#include "reshard/engine/check/verify.h"
 #include "reshard/layouts/checkpoint.h"
-#include "reshard/plan/convert.h"
-#include "reshard/specs/family_parser.h"
-#include "reshard/specs/head_slots.h"
+#include "reshard/plan/job/convert.h"
+#include "reshard/specs/family/family_parser.h"
+#include "reshard/specs/parallel/head_slots.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

@@ -4,8 +4,8 @@
 #include <tuple>
 
 #include "reshard/base/error.h"
-#include "reshard/plan/convert.h"
-#include "reshard/specs/family_parser.h"
+#include "reshard/plan/job/convert.h"
+#include "reshard/specs/family/family_parser.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

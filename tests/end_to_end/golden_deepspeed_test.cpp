@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/engine/verify.h"
+#include "reshard/engine/check/verify.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

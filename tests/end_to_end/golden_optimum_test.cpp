@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/formats/torch_file.h"
-#include "reshard/formats/zip.h"
+#include "reshard/formats/torch/torch_file.h"
+#include "reshard/formats/zip/zip.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

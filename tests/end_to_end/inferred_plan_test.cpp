@@ -6,7 +6,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "reshard/plan/job.h"
+#include "reshard/plan/job/job.h"
 #include "support/architectures.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

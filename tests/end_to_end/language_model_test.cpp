@@ -8,8 +8,8 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/specs/family.h"
-#include "reshard/specs/family_parser.h"
+#include "reshard/specs/family/family.h"
+#include "reshard/specs/family/family_parser.h"
 #include "support/architectures.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

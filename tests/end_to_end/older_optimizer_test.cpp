@@ -6,7 +6,7 @@
 #include <functional>
 #include <map>
 
-#include "reshard/engine/digests.h"
+#include "reshard/engine/check/digests.h"
 #include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "reshard/formats/plain_value.h"
+#include "reshard/formats/pickle/plain_value.h"
 #include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

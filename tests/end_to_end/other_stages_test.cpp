@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/engine/verify.h"
+#include "reshard/engine/check/verify.h"
 #include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

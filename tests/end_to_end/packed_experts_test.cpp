@@ -1,6 +1,6 @@
 // Checkpoints with all experts of a layer in one tensor, as Transformers 5 has them in memory, and with each in its own.
 
-#include "reshard/specs/packed_experts.h"
+#include "reshard/specs/model/packed_experts.h"
 
 #include <fmt/format.h>
 

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "reshard/layouts/training_layout.h"
-#include "reshard/plan/convert.h"
+#include "reshard/plan/job/convert.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

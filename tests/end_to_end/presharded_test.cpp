@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/plan/convert.h"
+#include "reshard/plan/job/convert.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

@@ -3,9 +3,9 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "reshard/engine/output.h"
-#include "reshard/engine/publish.h"
-#include "reshard/formats/safetensors.h"
+#include "reshard/engine/publish/output.h"
+#include "reshard/engine/publish/publish.h"
+#include "reshard/formats/safetensors/safetensors.h"
 #include "reshard/io/local_storage.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

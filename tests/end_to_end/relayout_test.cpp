@@ -1,6 +1,6 @@
 // From ranks to ranks of another mesh, without the whole model in between.
 
-#include "reshard/formats/safetensors.h"
+#include "reshard/formats/safetensors/safetensors.h"
 #include "reshard/layouts/hf.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/sharded_checkpoint.h"
@@ -8,8 +8,8 @@
 #include "reshard/layouts/tied_tensors.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/layouts/whole_map.h"
-#include "reshard/specs/language_model.h"
-#include "reshard/specs/metadata.h"
+#include "reshard/specs/model/language_model.h"
+#include "reshard/specs/nxd/metadata.h"
 #include "support/catch.h"
 #include "support/layouts.h"
 #include "support/local_files.h"

@@ -6,9 +6,9 @@
 #include <random>
 #include <set>
 
-#include "reshard/engine/verify.h"
+#include "reshard/engine/check/verify.h"
 #include "reshard/layouts/checkpoint.h"
-#include "reshard/tensor/cast.h"
+#include "reshard/tensor/cast/cast.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

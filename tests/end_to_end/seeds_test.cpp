@@ -3,8 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/formats/torch_file.h"
-#include "reshard/plan/metadata_model.h"
+#include "reshard/formats/torch/torch_file.h"
+#include "reshard/plan/source/metadata_model.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/containers.h"

@@ -1,11 +1,11 @@
 // Directories of training runs as NxD and optimum-neuron leave them: testdata/golden/zero1.
 
-#include "reshard/plan/tags.h"
+#include "reshard/plan/source/tags.h"
 
 #include <nlohmann/json.hpp>
 
 #include "reshard/layouts/checkpoint.h"
-#include "reshard/plan/convert.h"
+#include "reshard/plan/job/convert.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

@@ -9,8 +9,8 @@
 #include <set>
 
 #include "reshard/base/strings.h"
-#include "reshard/engine/digests.h"
-#include "reshard/engine/verify.h"
+#include "reshard/engine/check/digests.h"
+#include "reshard/engine/check/verify.h"
 #include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

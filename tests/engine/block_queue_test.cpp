@@ -1,4 +1,4 @@
-#include "reshard/engine/block_queue.h"
+#include "reshard/engine/move/block_queue.h"
 
 #include <map>
 #include <set>

@@ -1,6 +1,6 @@
-#include "reshard/engine/blocks.h"
+#include "reshard/engine/units/blocks.h"
 
-#include "reshard/tensor/runs.h"
+#include "reshard/tensor/copy/runs.h"
 #include "support/catch.h"
 #include "support/models.h"
 

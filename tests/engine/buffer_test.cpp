@@ -1,4 +1,4 @@
-#include "reshard/engine/buffer.h"
+#include "reshard/engine/move/buffer.h"
 
 #include <cstring>
 #include <random>

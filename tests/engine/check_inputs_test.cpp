@@ -1,6 +1,6 @@
 // Sources that are held against the digests that are known of them.
 
-#include "reshard/engine/check_inputs.h"
+#include "reshard/engine/check/check_inputs.h"
 
 #include "reshard/engine/execute.h"
 #include "reshard/formats/manifest.h"

@@ -1,12 +1,12 @@
 // Digests of tensors: independent of layout, format, mesh, shares, threads; and what a manifest is compared with.
 
-#include "reshard/engine/digests.h"
+#include "reshard/engine/check/digests.h"
 
 #include <algorithm>
 #include <filesystem>
 
+#include "reshard/engine/check/verify_manifest.h"
 #include "reshard/engine/execute.h"
-#include "reshard/engine/verify_manifest.h"
 #include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

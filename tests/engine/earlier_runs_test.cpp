@@ -1,6 +1,6 @@
 // What runs that stopped have left: what is told of it, gone on with and removed, and what is left alone.
 
-#include "reshard/engine/earlier_runs.h"
+#include "reshard/engine/publish/earlier_runs.h"
 
 #include <sys/stat.h>
 
@@ -10,8 +10,8 @@
 #include "engine/stopped_run.h"
 #include "reshard/base/sealed_text.h"
 #include "reshard/base/wire.h"
-#include "reshard/engine/output.h"
-#include "reshard/engine/staging_mark.h"
+#include "reshard/engine/publish/output.h"
+#include "reshard/engine/publish/staging_mark.h"
 #include "support/test_directories.h"
 #include "support/thread_ranks.h"
 

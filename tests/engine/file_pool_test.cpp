@@ -1,4 +1,4 @@
-#include "reshard/engine/file_pool.h"
+#include "reshard/engine/move/file_pool.h"
 
 #include <algorithm>
 #include <atomic>

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "reshard/base/error.h"
-#include "reshard/engine/earlier_runs.h"
 #include "reshard/engine/execute.h"
+#include "reshard/engine/publish/earlier_runs.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

@@ -1,6 +1,6 @@
 // Lots: whatever is handed over from rank to rank, each is done once, and ranks that are done get of those that are not.
 
-#include "reshard/engine/lots.h"
+#include "reshard/engine/units/lots.h"
 
 #include <algorithm>
 #include <chrono>

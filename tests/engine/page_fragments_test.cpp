@@ -1,4 +1,4 @@
-#include "reshard/engine/page_fragments.h"
+#include "reshard/engine/move/page_fragments.h"
 
 #include <map>
 #include <set>
@@ -6,8 +6,8 @@
 #include "engine/some_jobs.h"
 #include "reshard/base/sealed_text.h"
 #include "reshard/base/wire.h"
-#include "reshard/engine/group.h"
 #include "reshard/engine/job_run.h"
+#include "reshard/engine/move/group.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"

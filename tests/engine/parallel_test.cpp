@@ -1,4 +1,4 @@
-#include "reshard/engine/parallel.h"
+#include "reshard/engine/units/parallel.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,6 +1,6 @@
 // Which permissions outputs get, and what a run may be denied.
 
-#include "reshard/engine/permissions.h"
+#include "reshard/engine/publish/permissions.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "reshard/plan/convert.h"
+#include "reshard/plan/job/convert.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"

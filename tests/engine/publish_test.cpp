@@ -1,6 +1,6 @@
 // What may be written where, and how it looks afterwards.
 
-#include "reshard/engine/publish.h"
+#include "reshard/engine/publish/publish.h"
 
 #include <sys/stat.h>
 

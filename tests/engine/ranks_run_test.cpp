@@ -8,12 +8,12 @@
 #include <thread>
 
 #include "engine/some_jobs.h"
-#include "reshard/engine/digests.h"
-#include "reshard/engine/earlier_runs.h"
+#include "reshard/engine/check/digests.h"
+#include "reshard/engine/check/stats.h"
+#include "reshard/engine/check/verify.h"
+#include "reshard/engine/check/verify_manifest.h"
 #include "reshard/engine/execute.h"
-#include "reshard/engine/stats.h"
-#include "reshard/engine/verify.h"
-#include "reshard/engine/verify_manifest.h"
+#include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/formats/manifest.h"
 #include "support/catch.h"
 #include "support/errors.h"

@@ -9,10 +9,10 @@
 
 #include "engine/stopped_run.h"
 #include "reshard/base/sealed_text.h"
-#include "reshard/engine/earlier_runs.h"
 #include "reshard/engine/execute.h"
-#include "reshard/engine/journal.h"
-#include "reshard/engine/output.h"
+#include "reshard/engine/publish/earlier_runs.h"
+#include "reshard/engine/publish/journal.h"
+#include "reshard/engine/publish/output.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"

@@ -1,4 +1,4 @@
-#include "reshard/engine/run_fingerprint.h"
+#include "reshard/engine/ranks/run_fingerprint.h"
 
 #include <map>
 #include <set>

@@ -1,6 +1,6 @@
 // How the engine reads: each source byte once; small memory; progress; what stops it.
 
-#include "reshard/engine/run.h"
+#include "reshard/engine/move/run.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-#include "reshard/engine/staging_mark.h"
+#include "reshard/engine/publish/staging_mark.h"
 #include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"

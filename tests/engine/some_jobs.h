@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "reshard/plan/job.h"
+#include "reshard/plan/job/job.h"
 #include "support/checkpoints.h"
 #include "support/layouts.h"
 #include "support/local_files.h"

@@ -1,4 +1,4 @@
-#include "reshard/engine/stats.h"
+#include "reshard/engine/check/stats.h"
 
 #include <cstring>
 

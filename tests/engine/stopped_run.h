@@ -13,7 +13,7 @@
 
 #include "engine/some_jobs.h"
 #include "reshard/engine/execute.h"
-#include "reshard/engine/journal.h"
+#include "reshard/engine/publish/journal.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"

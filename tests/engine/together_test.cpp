@@ -1,6 +1,6 @@
 // Steps that ranks take together: what fails on one fails on all, with the same error, and nobody waits for ever.
 
-#include "reshard/engine/together.h"
+#include "reshard/engine/ranks/together.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,4 +1,4 @@
-#include "reshard/engine/units.h"
+#include "reshard/engine/units/units.h"
 
 #include <algorithm>
 #include <map>
@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "reshard/engine/block_queue.h"
+#include "reshard/engine/move/block_queue.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"

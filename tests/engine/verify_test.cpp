@@ -1,4 +1,4 @@
-#include "reshard/engine/verify.h"
+#include "reshard/engine/check/verify.h"
 
 #include <algorithm>
 #include <cmath>

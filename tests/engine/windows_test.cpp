@@ -1,4 +1,4 @@
-#include "reshard/engine/windows.h"
+#include "reshard/engine/move/windows.h"
 
 #include <algorithm>
 

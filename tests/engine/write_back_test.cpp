@@ -1,4 +1,4 @@
-#include "reshard/engine/write_back.h"
+#include "reshard/engine/move/write_back.h"
 
 #include <algorithm>
 #include <map>

@@ -1,11 +1,11 @@
 // The `.metadata` of torch.distributed.checkpoint: those of real torch, and hostile ones.
 
-#include "reshard/formats/dcp_metadata.h"
+#include "reshard/formats/dcp/dcp_metadata.h"
 
 #include <chrono>
 #include <nlohmann/json.hpp>
 
-#include "reshard/formats/dcp_item.h"
+#include "reshard/formats/dcp/dcp_item.h"
 #include "support/catch.h"
 #include "support/dcp.h"
 #include "support/errors.h"

@@ -1,10 +1,10 @@
 // What is written for torch.distributed.checkpoint, read back; tests/torch/check_dcp.py has torch judge it.
 
-#include "reshard/formats/dcp_plan.h"
+#include "reshard/formats/dcp/dcp_plan.h"
 
 #include <fmt/format.h>
 
-#include "reshard/formats/dcp_item.h"
+#include "reshard/formats/dcp/dcp_item.h"
 #include "reshard/io/memory_files.h"
 #include "support/catch.h"
 #include "support/dcp.h"

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "reshard/formats/read_container.h"
-#include "reshard/formats/xser.h"
+#include "reshard/formats/torch/xser.h"
 #include "reshard/io/memory_files.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"

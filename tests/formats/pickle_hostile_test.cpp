@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "reshard/formats/pickle.h"
+#include "reshard/formats/pickle/pickle.h"
 #include "support/catch.h"
 #include "support/errors.h"
 

@@ -1,4 +1,4 @@
-#include "reshard/formats/pickle.h"
+#include "reshard/formats/pickle/pickle.h"
 
 #include <cmath>
 

@@ -1,8 +1,8 @@
-#include "reshard/formats/plain_value.h"
+#include "reshard/formats/pickle/plain_value.h"
 
 #include <cmath>
 
-#include "reshard/formats/torch_file.h"
+#include "reshard/formats/torch/torch_file.h"
 #include "reshard/io/memory_files.h"
 #include "support/catch.h"
 #include "support/errors.h"

@@ -1,4 +1,4 @@
-#include "reshard/formats/safetensors_header.h"
+#include "reshard/formats/safetensors/safetensors_header.h"
 
 #include "support/catch.h"
 #include "support/errors.h"

@@ -4,7 +4,7 @@
 #include <random>
 #include <set>
 
-#include "reshard/formats/safetensors.h"
+#include "reshard/formats/safetensors/safetensors.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

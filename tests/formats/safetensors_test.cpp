@@ -1,4 +1,4 @@
-#include "reshard/formats/safetensors.h"
+#include "reshard/formats/safetensors/safetensors.h"
 
 #include <cstring>
 

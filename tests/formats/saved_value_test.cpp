@@ -1,8 +1,8 @@
-#include "reshard/formats/saved_value.h"
+#include "reshard/formats/pickle/saved_value.h"
 
 #include "reshard/base/crc32.h"
-#include "reshard/formats/torch_plan.h"
-#include "reshard/formats/xser.h"
+#include "reshard/formats/torch/torch_plan.h"
+#include "reshard/formats/torch/xser.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/random.h"

@@ -1,6 +1,6 @@
 // Whole files: what is an archive or a stream of torch's, and where the state dict in it is.
 
-#include "reshard/formats/torch_file.h"
+#include "reshard/formats/torch/torch_file.h"
 
 #include "reshard/io/memory_files.h"
 #include "support/catch.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "reshard/formats/torch_file.h"
-#include "reshard/formats/xser.h"
+#include "reshard/formats/torch/torch_file.h"
+#include "reshard/formats/torch/xser.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/golden.h"

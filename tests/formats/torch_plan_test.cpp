@@ -1,13 +1,13 @@
-#include "reshard/formats/torch_plan.h"
+#include "reshard/formats/torch/torch_plan.h"
 
 #include <algorithm>
 
 #include "reshard/base/crc32.h"
-#include "reshard/formats/safetensors.h"
-#include "reshard/formats/tensor_names.h"
-#include "reshard/formats/torch_file.h"
-#include "reshard/formats/xser.h"
-#include "reshard/formats/zip.h"
+#include "reshard/formats/common/tensor_names.h"
+#include "reshard/formats/safetensors/safetensors.h"
+#include "reshard/formats/torch/torch_file.h"
+#include "reshard/formats/torch/xser.h"
+#include "reshard/formats/zip/zip.h"
 #include "support/catch.h"
 #include "support/containers.h"
 #include "support/errors.h"

@@ -1,6 +1,6 @@
 // One tensor in an archive: what its pickle may say, and what it may not.
 
-#include "reshard/formats/torch_file.h"
+#include "reshard/formats/torch/torch_file.h"
 #include "reshard/io/memory_files.h"
 #include "support/catch.h"
 #include "support/errors.h"

@@ -1,6 +1,6 @@
-#include "reshard/formats/xser.h"
+#include "reshard/formats/torch/xser.h"
 
-#include "reshard/formats/torch_file.h"
+#include "reshard/formats/torch/torch_file.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -3,7 +3,7 @@
 #include <fstream>
 #include <functional>
 
-#include "reshard/formats/zip.h"
+#include "reshard/formats/zip/zip.h"
 #include "reshard/io/local_storage.h"
 #include "reshard/io/memory_files.h"
 #include "support/catch.h"

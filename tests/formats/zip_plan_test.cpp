@@ -1,11 +1,11 @@
-#include "reshard/formats/zip_plan.h"
+#include "reshard/formats/zip/zip_plan.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "reshard/base/crc32.h"
-#include "reshard/formats/zip.h"
-#include "reshard/formats/zip_end.h"
+#include "reshard/formats/zip/zip.h"
+#include "reshard/formats/zip/zip_end.h"
 #include "support/catch.h"
 #include "support/random.h"
 

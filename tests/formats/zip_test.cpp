@@ -1,4 +1,4 @@
-#include "reshard/formats/zip.h"
+#include "reshard/formats/zip/zip.h"
 
 #include "reshard/io/memory_files.h"
 #include "support/catch.h"

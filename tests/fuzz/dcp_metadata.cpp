@@ -1,13 +1,13 @@
 // Checkpoints of torch.distributed.checkpoint: an input is a `.metadata`, or two with an "@@" between them: the
 // `.metadata`, and the file that it names, whatever its name.
 
-#include "reshard/formats/dcp_metadata.h"
+#include "reshard/formats/dcp/dcp_metadata.h"
 
 #include <cstdlib>
 #include <string>
 
 #include "fuzz/time_limit.h"
-#include "reshard/formats/dcp_item.h"
+#include "reshard/formats/dcp/dcp_item.h"
 #include "reshard/io/memory_files.h"
 
 namespace reshard {

@@ -1,6 +1,6 @@
 // Pickles: every node must lead to nodes that are there.
 
-#include "reshard/formats/pickle.h"
+#include "reshard/formats/pickle/pickle.h"
 
 #include <cstdlib>
 

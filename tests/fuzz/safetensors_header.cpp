@@ -6,7 +6,7 @@
 
 #include "fuzz/time_limit.h"
 #include "reshard/base/error.h"
-#include "reshard/formats/safetensors.h"
+#include "reshard/formats/safetensors/safetensors.h"
 
 /// The first 8 bytes are the length of the data, the rest is the header.
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* bytes, std::size_t size) {

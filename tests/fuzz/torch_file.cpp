@@ -1,6 +1,6 @@
 // Files of torch.save. An input is a file as it is, or, after a '@', the pickle of an archive with two storages.
 
-#include "reshard/formats/torch_file.h"
+#include "reshard/formats/torch/torch_file.h"
 
 #include <cstdlib>
 #include <string>

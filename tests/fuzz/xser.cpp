@@ -1,7 +1,7 @@
 // xser containers. An input is up to three pickles with "@@" between them: of the reference file, of the one tensor
 // file, and of the info file. A container of files that are whole archives is their readers' matter (torch_file.cpp).
 
-#include "reshard/formats/xser.h"
+#include "reshard/formats/torch/xser.h"
 
 #include <algorithm>
 #include <cstdlib>

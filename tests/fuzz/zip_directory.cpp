@@ -3,7 +3,7 @@
 #include <cstdlib>
 
 #include "fuzz/time_limit.h"
-#include "reshard/formats/zip.h"
+#include "reshard/formats/zip/zip.h"
 #include "reshard/io/memory_files.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* bytes, std::size_t size) {

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "reshard/formats/hf_index.h"
+#include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/memory_files.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/checkpoint.h"

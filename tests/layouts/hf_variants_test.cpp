@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/formats/hf_index.h"
+#include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/hf_files.h"
 #include "support/catch.h"

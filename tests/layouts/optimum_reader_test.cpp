@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "reshard/formats/xser.h"
+#include "reshard/formats/torch/xser.h"
 #include "reshard/layouts/sharded_checkpoint.h"
-#include "reshard/plan/job.h"
+#include "reshard/plan/job/job.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

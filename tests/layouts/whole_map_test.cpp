@@ -2,7 +2,7 @@
 
 #include "reshard/layouts/hf.h"
 #include "reshard/layouts/target_file.h"
-#include "reshard/plan/job.h"
+#include "reshard/plan/job/job.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/local_files.h"

@@ -2,8 +2,8 @@
 // the ranks' files, from which reshard consolidate reads them, and the shapes that a rank has.
 #include <reshard/io/local_storage.h>
 #include <reshard/layouts/lower_metadata.h>
-#include <reshard/specs/metadata.h>
-#include <reshard/specs/parallel_layers.h>
+#include <reshard/specs/nxd/metadata.h>
+#include <reshard/specs/nxd/parallel_layers.h>
 
 #include <cstdio>
 #include <cstdlib>

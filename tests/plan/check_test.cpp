@@ -1,6 +1,6 @@
-#include "reshard/plan/check.h"
+#include "reshard/plan/job/check.h"
 
-#include "reshard/plan/program.h"
+#include "reshard/plan/job/program.h"
 #include "support/catch.h"
 #include "support/errors.h"
 

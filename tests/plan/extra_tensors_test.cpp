@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "reshard/plan/convert.h"
-#include "reshard/plan/job.h"
+#include "reshard/plan/job/convert.h"
+#include "reshard/plan/job/job.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

@@ -1,4 +1,4 @@
-#include "reshard/plan/fingerprint.h"
+#include "reshard/plan/job/fingerprint.h"
 
 #include <functional>
 #include <map>

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "reshard/io/memory_files.h"
-#include "reshard/plan/fingerprint.h"
+#include "reshard/plan/job/fingerprint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

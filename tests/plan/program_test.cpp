@@ -1,4 +1,4 @@
-#include "reshard/plan/program.h"
+#include "reshard/plan/job/program.h"
 
 #include <memory>
 

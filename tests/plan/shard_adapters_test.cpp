@@ -1,6 +1,6 @@
 #include <nlohmann/json.hpp>
 
-#include "reshard/specs/adapter_config.h"
+#include "reshard/specs/peft/adapter_config.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/layouts.h"

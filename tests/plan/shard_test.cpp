@@ -2,7 +2,7 @@
 
 #include "reshard/base/strings.h"
 #include "reshard/io/memory_files.h"
-#include "reshard/plan/job.h"
+#include "reshard/plan/job/job.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/local_files.h"

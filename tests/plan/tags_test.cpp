@@ -1,4 +1,4 @@
-#include "reshard/plan/tags.h"
+#include "reshard/plan/source/tags.h"
 
 #include <fmt/format.h>
 

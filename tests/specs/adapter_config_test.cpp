@@ -1,7 +1,7 @@
-#include "reshard/specs/adapter_config.h"
+#include "reshard/specs/peft/adapter_config.h"
 
 #include "reshard/base/json.h"
-#include "reshard/specs/adapter_metadata.h"
+#include "reshard/specs/peft/adapter_metadata.h"
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"

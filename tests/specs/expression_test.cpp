@@ -1,4 +1,4 @@
-#include "reshard/specs/expression.h"
+#include "reshard/specs/family/expression.h"
 
 #include <map>
 

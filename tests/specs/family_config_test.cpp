@@ -1,9 +1,9 @@
 // What config.json may leave out of a family's numbers, and what it may not say.
 #include "reshard/base/json.h"
-#include "reshard/specs/family.h"
-#include "reshard/specs/family_parser.h"
-#include "reshard/specs/language_model.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/family/family.h"
+#include "reshard/specs/family/family_parser.h"
+#include "reshard/specs/model/language_model.h"
+#include "reshard/specs/nxd/stage_plan.h"
 #include "support/catch.h"
 #include "support/errors.h"
 

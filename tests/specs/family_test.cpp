@@ -1,10 +1,10 @@
-#include "reshard/specs/family.h"
+#include "reshard/specs/family/family.h"
 
 #include <fstream>
 #include <set>
 
 #include "reshard/base/json.h"
-#include "reshard/specs/language_model.h"
+#include "reshard/specs/model/language_model.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -1,4 +1,4 @@
-#include "reshard/specs/fused_adapter_config.h"
+#include "reshard/specs/peft/fused_adapter_config.h"
 
 #include <cmath>
 

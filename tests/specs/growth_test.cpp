@@ -3,8 +3,8 @@
 #include "support/growth.h"
 
 #include "reshard/base/json.h"
-#include "reshard/specs/adapter_config.h"
-#include "reshard/specs/family_parser.h"
+#include "reshard/specs/family/family_parser.h"
+#include "reshard/specs/peft/adapter_config.h"
 #include "support/catch.h"
 
 namespace reshard::test {

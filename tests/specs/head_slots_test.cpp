@@ -1,4 +1,4 @@
-#include "reshard/specs/head_slots.h"
+#include "reshard/specs/parallel/head_slots.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "reshard/specs/mesh.h"
+#include "reshard/specs/parallel/mesh.h"
 
 #include <numeric>
 

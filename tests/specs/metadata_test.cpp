@@ -1,10 +1,10 @@
-#include "reshard/specs/metadata.h"
+#include "reshard/specs/nxd/metadata.h"
 
 #include <algorithm>
 #include <random>
 
 #include "reshard/base/json.h"
-#include "reshard/specs/mesh.h"
+#include "reshard/specs/parallel/mesh.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

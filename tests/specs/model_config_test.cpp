@@ -1,4 +1,4 @@
-#include "reshard/specs/model_config.h"
+#include "reshard/specs/config/model_config.h"
 
 #include "reshard/base/json.h"
 #include "support/catch.h"

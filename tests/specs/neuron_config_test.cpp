@@ -1,7 +1,7 @@
-#include "reshard/specs/neuron_config.h"
+#include "reshard/specs/config/neuron_config.h"
 
 #include "reshard/base/json.h"
-#include "reshard/specs/model_config.h"
+#include "reshard/specs/config/model_config.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -1,8 +1,8 @@
-#include "reshard/specs/parallel_layers.h"
+#include "reshard/specs/nxd/parallel_layers.h"
 
 #include <algorithm>
 
-#include "reshard/specs/metadata.h"
+#include "reshard/specs/nxd/metadata.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/local_files.h"

@@ -1,13 +1,13 @@
-#include "reshard/specs/resolve_family.h"
+#include "reshard/specs/family/resolve_family.h"
 
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
-#include "reshard/specs/family.h"
-#include "reshard/specs/family_parser.h"
-#include "reshard/specs/model.h"
+#include "reshard/specs/family/family.h"
+#include "reshard/specs/family/family_parser.h"
+#include "reshard/specs/model/model.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

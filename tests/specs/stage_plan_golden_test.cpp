@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "reshard/base/json.h"
-#include "reshard/specs/language_model.h"
-#include "reshard/specs/metadata.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/model/language_model.h"
+#include "reshard/specs/nxd/metadata.h"
+#include "reshard/specs/nxd/stage_plan.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -1,11 +1,11 @@
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/nxd/stage_plan.h"
 
 #include <algorithm>
 #include <random>
 #include <set>
 
 #include "reshard/base/json.h"
-#include "reshard/specs/language_model.h"
+#include "reshard/specs/model/language_model.h"
 #include "support/catch.h"
 #include "support/errors.h"
 

@@ -1,4 +1,4 @@
-#include "reshard/specs/ties.h"
+#include "reshard/specs/config/ties.h"
 
 #include "reshard/base/json.h"
 #include "support/catch.h"

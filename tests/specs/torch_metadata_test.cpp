@@ -1,4 +1,4 @@
-#include "reshard/specs/torch_metadata.h"
+#include "reshard/specs/nxd/torch_metadata.h"
 
 #include <map>
 

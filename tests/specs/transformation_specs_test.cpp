@@ -1,4 +1,4 @@
-#include "reshard/specs/transformation_specs.h"
+#include "reshard/specs/parallel/transformation_specs.h"
 
 #include <algorithm>
 

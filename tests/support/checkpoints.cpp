@@ -3,9 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/base/crc32.h"
-#include "reshard/formats/hf_index.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/formats/zip.h"
+#include "reshard/formats/safetensors/hf_index.h"
+#include "reshard/formats/zip/zip.h"
 #include "reshard/layouts/hf_files.h"
 #include "reshard/layouts/rank_layout.h"
 #include "support/catch.h"

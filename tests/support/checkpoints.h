@@ -8,7 +8,7 @@
 #include <string>
 
 #include "reshard/engine/execute.h"
-#include "reshard/plan/convert.h"
+#include "reshard/plan/job/convert.h"
 #include "support/containers.h"
 #include "support/files.h"
 #include "support/models.h"

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "reshard/base/crc32.h"
-#include "reshard/formats/zip.h"
+#include "reshard/formats/zip/zip.h"
 #include "reshard/io/local_storage.h"
 #include "support/catch.h"
 #include "support/strided.h"

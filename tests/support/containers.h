@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <filesystem>
 
-#include "reshard/formats/container.h"
+#include "reshard/formats/common/container.h"
 #include "support/files.h"
 
 namespace reshard::test {

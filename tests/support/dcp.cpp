@@ -3,7 +3,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "reshard/formats/dcp_item.h"
+#include "reshard/formats/dcp/dcp_item.h"
 #include "support/local_files.h"
 #include "support/pickles.h"
 #include "support/zips.h"

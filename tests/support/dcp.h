@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/dcp_metadata.h"
+#include "reshard/formats/dcp/dcp_metadata.h"
 #include "support/files.h"
 
 /// Checkpoints of torch.distributed.checkpoint by hand, as torch 2.6 writes them.

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "reshard/io/memory_files.h"
-#include "reshard/tensor/shape.h"
+#include "reshard/tensor/values/shape.h"
 
 namespace reshard {
 

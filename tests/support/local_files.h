@@ -7,20 +7,20 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/hf_index.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/formats/safetensors.h"
-#include "reshard/formats/torch_file.h"
-#include "reshard/formats/xser.h"
+#include "reshard/formats/safetensors/hf_index.h"
+#include "reshard/formats/safetensors/safetensors.h"
+#include "reshard/formats/torch/torch_file.h"
+#include "reshard/formats/torch/xser.h"
 #include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/local_files.h"
-#include "reshard/plan/companions.h"
-#include "reshard/specs/adapter_config.h"
-#include "reshard/specs/metadata.h"
-#include "reshard/specs/model_config.h"
-#include "reshard/specs/torch_metadata.h"
+#include "reshard/plan/target/companions.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/nxd/metadata.h"
+#include "reshard/specs/nxd/torch_metadata.h"
+#include "reshard/specs/peft/adapter_config.h"
 
 namespace reshard {
 

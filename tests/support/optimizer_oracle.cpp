@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "reshard/formats/plain_value.h"
-#include "reshard/tensor/cast.h"
+#include "reshard/formats/pickle/plain_value.h"
+#include "reshard/tensor/cast/cast.h"
 #include "support/dcp.h"
 #include "support/pickles.h"
 #include "support/zips.h"

@@ -4,9 +4,9 @@
 #include <bit>
 #include <utility>
 
-#include "reshard/formats/pickle_values.h"
-#include "reshard/formats/state_dict.h"
-#include "reshard/formats/torch_file.h"
+#include "reshard/formats/pickle/pickle_values.h"
+#include "reshard/formats/torch/state_dict.h"
+#include "reshard/formats/torch/torch_file.h"
 #include "reshard/io/local_storage.h"
 #include "support/catch.h"
 #include "support/local_files.h"

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "reshard/formats/container.h"
+#include "reshard/formats/common/container.h"
 #include "reshard/io/storage.h"
 
 namespace reshard::test {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/engine/together.h"
+#include "reshard/engine/ranks/together.h"
 
 namespace reshard::test {
 

@@ -2,8 +2,8 @@
 
 #include "reshard/base/crc32.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/formats/torch_plan.h"
-#include "reshard/formats/xser.h"
+#include "reshard/formats/torch/torch_plan.h"
+#include "reshard/formats/torch/xser.h"
 #include "reshard/io/local_storage.h"
 #include "support/local_files.h"
 #include "support/strided.h"

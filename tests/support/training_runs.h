@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/plan/convert.h"
+#include "reshard/plan/job/convert.h"
 #include "support/dcp.h"
 #include "support/random.h"
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "reshard/io/storage.h"
-#include "reshard/plan/job.h"
+#include "reshard/plan/job/job.h"
 #include "support/models.h"
 #include "support/oracle.h"
 

@@ -1,4 +1,4 @@
-#include "reshard/tensor/box.h"
+#include "reshard/tensor/values/box.h"
 
 #include <random>
 #include <set>

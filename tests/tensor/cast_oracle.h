@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "reshard/tensor/dtype.h"
+#include "reshard/tensor/values/dtype.h"
 
 namespace reshard::test {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cast_oracle.h"
-#include "reshard/tensor/cast.h"
+#include "reshard/tensor/cast/cast.h"
 #include "simd_support.h"
 
 namespace reshard::test {

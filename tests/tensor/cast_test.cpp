@@ -1,4 +1,4 @@
-#include "reshard/tensor/cast.h"
+#include "reshard/tensor/cast/cast.h"
 
 #include <array>
 #include <bit>
@@ -6,8 +6,8 @@
 #include <random>
 
 #include "cast_support.h"
-#include "reshard/tensor/cast_kernels.h"
-#include "reshard/tensor/number.h"
+#include "reshard/tensor/cast/cast_kernels.h"
+#include "reshard/tensor/values/number.h"
 #include "support/errors.h"
 
 namespace reshard {

@@ -1,4 +1,4 @@
-#include "reshard/tensor/compare.h"
+#include "reshard/tensor/cast/compare.h"
 
 #include <bit>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <random>
 
 #include "cast_support.h"
-#include "reshard/tensor/float_format.h"
+#include "reshard/tensor/values/float_format.h"
 
 namespace reshard {
 namespace {

@@ -2,7 +2,7 @@
 #include <numeric>
 #include <vector>
 
-#include "reshard/tensor/runs.h"
+#include "reshard/tensor/copy/runs.h"
 #include "support/catch.h"
 
 namespace reshard {

@@ -1,10 +1,10 @@
-#include "reshard/tensor/copy.h"
+#include "reshard/tensor/copy/copy.h"
 
 #include <random>
 #include <set>
 #include <vector>
 
-#include "reshard/tensor/copy_kernels.h"
+#include "reshard/tensor/copy/copy_kernels.h"
 #include "simd_support.h"
 
 namespace reshard {

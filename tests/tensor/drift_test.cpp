@@ -1,4 +1,4 @@
-#include "reshard/tensor/drift.h"
+#include "reshard/tensor/cast/drift.h"
 
 #include <bit>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "reshard/tensor/cast.h"
+#include "reshard/tensor/cast/cast.h"
 #include "support/catch.h"
 
 namespace reshard {

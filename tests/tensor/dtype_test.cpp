@@ -1,4 +1,4 @@
-#include "reshard/tensor/dtype.h"
+#include "reshard/tensor/values/dtype.h"
 
 #include <map>
 #include <string>

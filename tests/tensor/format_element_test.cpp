@@ -1,4 +1,4 @@
-#include "reshard/tensor/format_element.h"
+#include "reshard/tensor/cast/format_element.h"
 
 #include <bit>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-#include "reshard/tensor/numeric.h"
+#include "reshard/tensor/cast/numeric.h"
 
 #include <cmath>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "reshard/tensor/runs.h"
+#include "reshard/tensor/copy/runs.h"
 
 #include <array>
 #include <random>

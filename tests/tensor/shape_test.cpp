@@ -1,4 +1,4 @@
-#include "reshard/tensor/shape.h"
+#include "reshard/tensor/values/shape.h"
 
 #include "support/catch.h"
 

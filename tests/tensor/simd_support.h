@@ -1,7 +1,7 @@
 // What the tests of kernels share.
 #pragma once
 
-#include "reshard/tensor/simd.h"
+#include "reshard/tensor/values/simd.h"
 #include "support/catch.h"
 
 namespace reshard::test {

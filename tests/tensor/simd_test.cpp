@@ -1,9 +1,9 @@
-#include "reshard/tensor/simd.h"
+#include "reshard/tensor/values/simd.h"
 
 #include <set>
 
 #include "cast_support.h"
-#include "reshard/tensor/cast_kernels.h"
+#include "reshard/tensor/cast/cast_kernels.h"
 #include "support/errors.h"
 
 namespace reshard {

@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/formats/torch_file.h"
-#include "reshard/formats/xser.h"
+#include "reshard/formats/torch/torch_file.h"
+#include "reshard/formats/torch/xser.h"
 #include "reshard/io/local_storage.h"
 #include "support/catch.h"
 #include "support/errors.h"

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "reshard/base/wire.h"
-#include "reshard/engine/lots.h"
-#include "reshard/engine/run_fingerprint.h"
-#include "reshard/engine/same_run.h"
+#include "reshard/engine/ranks/run_fingerprint.h"
+#include "reshard/engine/ranks/same_run.h"
+#include "reshard/engine/units/lots.h"
 
 namespace reshard {
 namespace {

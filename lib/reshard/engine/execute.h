@@ -1,7 +1,7 @@
 #pragma once
 
 #include "reshard/engine/job_run.h"
-#include "reshard/engine/together.h"
+#include "reshard/engine/ranks/together.h"
 
 namespace reshard {
 

@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "reshard/engine/earlier_runs.h"
-#include "reshard/engine/journal.h"
-#include "reshard/engine/lots.h"
-#include "reshard/engine/page_fragments.h"
-#include "reshard/engine/publish.h"
-#include "reshard/engine/run.h"
-#include "reshard/plan/job.h"
+#include "reshard/engine/move/page_fragments.h"
+#include "reshard/engine/move/run.h"
+#include "reshard/engine/publish/earlier_runs.h"
+#include "reshard/engine/publish/journal.h"
+#include "reshard/engine/publish/publish.h"
+#include "reshard/engine/units/lots.h"
+#include "reshard/plan/job/job.h"
 
 namespace reshard {
 

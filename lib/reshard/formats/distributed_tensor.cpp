@@ -7,11 +7,11 @@
 #include <unordered_map>
 
 #include "reshard/base/strings.h"
-#include "reshard/formats/pickle_values.h"
-#include "reshard/formats/state_dict.h"
-#include "reshard/formats/torch_file.h"
-#include "reshard/formats/torch_storage.h"
-#include "reshard/tensor/box.h"
+#include "reshard/formats/pickle/pickle_values.h"
+#include "reshard/formats/torch/state_dict.h"
+#include "reshard/formats/torch/torch_file.h"
+#include "reshard/formats/torch/torch_storage.h"
+#include "reshard/tensor/values/box.h"
 
 namespace reshard {
 namespace {

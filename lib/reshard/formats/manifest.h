@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "reshard/base/sha256.h"
-#include "reshard/formats/tensor_role.h"
+#include "reshard/formats/common/tensor_role.h"
 #include "reshard/io/files.h"
-#include "reshard/tensor/dtype.h"
-#include "reshard/tensor/shape.h"
+#include "reshard/tensor/values/dtype.h"
+#include "reshard/tensor/values/shape.h"
 
 namespace reshard {
 

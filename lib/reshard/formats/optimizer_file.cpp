@@ -8,10 +8,10 @@
 
 #include "reshard/base/strings.h"
 #include "reshard/formats/optimizer_keys.h"
-#include "reshard/formats/pickle_values.h"
-#include "reshard/formats/state_dict.h"
-#include "reshard/formats/xser.h"
-#include "reshard/formats/xser_tensors.h"
+#include "reshard/formats/pickle/pickle_values.h"
+#include "reshard/formats/torch/state_dict.h"
+#include "reshard/formats/torch/xser.h"
+#include "reshard/formats/torch/xser_tensors.h"
 
 namespace reshard {
 namespace {

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "reshard/formats/container.h"
-#include "reshard/formats/plain_value.h"
+#include "reshard/formats/common/container.h"
+#include "reshard/formats/pickle/plain_value.h"
 #include "reshard/io/files.h"
 
 namespace reshard {

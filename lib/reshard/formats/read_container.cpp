@@ -2,10 +2,10 @@
 
 #include <string>
 
-#include "reshard/formats/magic.h"
-#include "reshard/formats/safetensors.h"
-#include "reshard/formats/torch_file.h"
-#include "reshard/formats/xser.h"
+#include "reshard/formats/common/magic.h"
+#include "reshard/formats/safetensors/safetensors.h"
+#include "reshard/formats/torch/torch_file.h"
+#include "reshard/formats/torch/xser.h"
 
 namespace reshard {
 namespace {

@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <string_view>
 
-#include "reshard/formats/container.h"
-#include "reshard/formats/format.h"
+#include "reshard/formats/common/container.h"
+#include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
 
 namespace reshard {

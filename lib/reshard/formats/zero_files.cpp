@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "reshard/base/strings.h"
-#include "reshard/formats/pickle_values.h"
-#include "reshard/formats/torch_file.h"
+#include "reshard/formats/pickle/pickle_values.h"
+#include "reshard/formats/torch/torch_file.h"
 
 namespace reshard {
 namespace {

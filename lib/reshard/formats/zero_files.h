@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "reshard/formats/container.h"
+#include "reshard/formats/common/container.h"
 #include "reshard/io/files.h"
 
 namespace reshard {

@@ -6,7 +6,7 @@
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
-#include "reshard/specs/metadata.h"
+#include "reshard/specs/nxd/metadata.h"
 
 namespace reshard {
 namespace {

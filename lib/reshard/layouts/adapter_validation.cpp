@@ -7,7 +7,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/layouts/sharded_map.h"
-#include "reshard/specs/adapter_metadata.h"
+#include "reshard/specs/peft/adapter_metadata.h"
 
 namespace reshard {
 

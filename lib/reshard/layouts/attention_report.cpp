@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "reshard/specs/head_slots.h"
+#include "reshard/specs/parallel/head_slots.h"
 
 namespace reshard {
 

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "reshard/specs/model.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/model/model.h"
+#include "reshard/specs/nxd/stage_plan.h"
 
 namespace reshard {
 

@@ -10,8 +10,8 @@
 #include "reshard/base/error.h"
 #include "reshard/base/pattern.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/hf_index.h"
 #include "reshard/formats/read_container.h"
+#include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/expert_stacks.h"
 #include "reshard/layouts/interrupted_swap.h"
@@ -26,7 +26,7 @@
 #include "reshard/layouts/strangers.h"
 #include "reshard/layouts/tied_tensors.h"
 #include "reshard/layouts/whole_map.h"
-#include "reshard/specs/model_config.h"
+#include "reshard/specs/config/model_config.h"
 
 namespace reshard {
 namespace {

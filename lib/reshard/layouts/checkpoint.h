@@ -9,16 +9,16 @@
 #include <utility>
 #include <vector>
 
-#include "reshard/formats/container.h"
-#include "reshard/formats/format.h"
+#include "reshard/formats/common/container.h"
+#include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/optimizer_summary.h"
 #include "reshard/layouts/tensor_map.h"
-#include "reshard/specs/language_model.h"
-#include "reshard/specs/mesh.h"
-#include "reshard/specs/model_config.h"
-#include "reshard/specs/transformation_specs.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/language_model.h"
+#include "reshard/specs/parallel/mesh.h"
+#include "reshard/specs/parallel/transformation_specs.h"
 
 namespace reshard {
 

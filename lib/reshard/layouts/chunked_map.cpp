@@ -9,7 +9,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/specs/model.h"
+#include "reshard/specs/model/model.h"
 
 namespace reshard {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/layouts/training_states.h"
-#include "reshard/specs/model.h"
+#include "reshard/specs/model/model.h"
 
 namespace reshard {
 

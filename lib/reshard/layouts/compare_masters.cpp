@@ -13,7 +13,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/opened_files.h"
-#include "reshard/tensor/cast.h"
+#include "reshard/tensor/cast/cast.h"
 
 namespace reshard {
 namespace {

@@ -10,10 +10,10 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/dcp_shards.h"
-#include "reshard/formats/hf_index.h"
+#include "reshard/formats/common/tensor_names.h"
+#include "reshard/formats/dcp/dcp_shards.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/formats/tensor_names.h"
+#include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/chunked_map.h"
 #include "reshard/layouts/dcp_directory.h"

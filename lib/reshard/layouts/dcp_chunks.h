@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "reshard/formats/dcp_item.h"
+#include "reshard/formats/dcp/dcp_item.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/chunked_map.h"
 #include "reshard/layouts/dcp_directory.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "reshard/formats/dcp_metadata.h"
+#include "reshard/formats/dcp/dcp_metadata.h"
 #include "reshard/io/files.h"
 
 namespace reshard {

@@ -13,8 +13,8 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/optimizer_keys.h"
-#include "reshard/formats/pickler.h"
-#include "reshard/formats/torch_file.h"
+#include "reshard/formats/pickle/pickler.h"
+#include "reshard/formats/torch/torch_file.h"
 #include "reshard/io/memory_files.h"
 #include "reshard/layouts/opened_files.h"
 

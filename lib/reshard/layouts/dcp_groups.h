@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/plain_value.h"
+#include "reshard/formats/pickle/plain_value.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/layouts/training_states.h"

@@ -11,7 +11,7 @@
 #include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/dcp_shards.h"
+#include "reshard/formats/dcp/dcp_shards.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/dcp_chunks.h"
 #include "reshard/layouts/dcp_directory.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/format.h"
+#include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/chunked_map.h"

@@ -8,7 +8,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/tensor/shape.h"
+#include "reshard/tensor/values/shape.h"
 
 namespace reshard {
 namespace {

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "reshard/formats/dcp_metadata.h"
+#include "reshard/formats/dcp/dcp_metadata.h"
 #include "reshard/layouts/state_names.h"
 #include "reshard/layouts/training_states.h"
 

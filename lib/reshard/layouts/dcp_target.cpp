@@ -14,7 +14,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/dcp_plan.h"
+#include "reshard/formats/dcp/dcp_plan.h"
 #include "reshard/layouts/dcp_entries.h"
 #include "reshard/layouts/dcp_groups.h"
 #include "reshard/layouts/state_names.h"

@@ -20,7 +20,7 @@
 #include "reshard/layouts/whole_map.h"
 #include "reshard/layouts/zero_checkpoint.h"
 #include "reshard/layouts/zero_folder.h"
-#include "reshard/specs/model_config.h"
+#include "reshard/specs/config/model_config.h"
 
 namespace reshard {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "reshard/io/files.h"
 #include "reshard/layouts/tensor_map.h"
-#include "reshard/specs/model.h"
+#include "reshard/specs/model/model.h"
 
 namespace reshard {
 

@@ -13,7 +13,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/specs/packed_experts.h"
+#include "reshard/specs/model/packed_experts.h"
 
 namespace reshard {
 namespace {

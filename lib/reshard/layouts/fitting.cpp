@@ -8,7 +8,7 @@
 #include "reshard/base/error.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/whole_map.h"
-#include "reshard/specs/language_model.h"
+#include "reshard/specs/model/language_model.h"
 
 namespace reshard {
 namespace {

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/container.h"
-#include "reshard/specs/model_config.h"
+#include "reshard/formats/common/container.h"
+#include "reshard/specs/config/model_config.h"
 
 namespace reshard {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "reshard/tensor/shape.h"
+#include "reshard/tensor/values/shape.h"
 
 namespace reshard {
 

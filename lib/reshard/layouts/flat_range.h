@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "reshard/tensor/box.h"
+#include "reshard/tensor/values/box.h"
 
 namespace reshard {
 

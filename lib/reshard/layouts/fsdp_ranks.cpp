@@ -17,8 +17,8 @@
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/mesh_boxes.h"
 #include "reshard/layouts/trained_model.h"
-#include "reshard/specs/model_config.h"
-#include "reshard/specs/planned_sizes.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/planned_sizes.h"
 
 namespace reshard {
 namespace {

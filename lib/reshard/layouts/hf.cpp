@@ -18,9 +18,9 @@
 #include "reshard/layouts/nearby_checkpoints.h"
 #include "reshard/layouts/state_names.h"
 #include "reshard/layouts/target_file.h"
-#include "reshard/specs/config_plan.h"
-#include "reshard/specs/language_model.h"
-#include "reshard/specs/model_config.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/config_plan.h"
+#include "reshard/specs/model/language_model.h"
 
 namespace reshard {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/format.h"
-#include "reshard/formats/hf_index.h"
+#include "reshard/formats/common/format.h"
+#include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/expert_stacks.h"
 #include "reshard/layouts/layout.h"

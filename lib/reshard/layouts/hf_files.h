@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/container.h"
-#include "reshard/formats/format.h"
-#include "reshard/formats/hf_index.h"
+#include "reshard/formats/common/container.h"
+#include "reshard/formats/common/format.h"
+#include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
 
 /// Which files of a Hugging Face directory make up its model: one file, those of an index, or a numbered set.

@@ -10,8 +10,8 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/text_file.h"
-#include "reshard/specs/model_config.h"
-#include "reshard/specs/neuron_config.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/config/neuron_config.h"
 
 namespace reshard {
 namespace {

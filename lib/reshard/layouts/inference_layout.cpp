@@ -12,9 +12,9 @@
 #include "reshard/layouts/rank_record.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
-#include "reshard/specs/mesh.h"
-#include "reshard/specs/model_config.h"
-#include "reshard/specs/neuron_config.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/config/neuron_config.h"
+#include "reshard/specs/parallel/mesh.h"
 
 namespace reshard {
 namespace {

@@ -7,7 +7,7 @@
 #include "reshard/layouts/placed_rules.h"
 #include "reshard/layouts/rank_layout.h"
 #include "reshard/layouts/sharded_map.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/nxd/stage_plan.h"
 
 namespace reshard {
 

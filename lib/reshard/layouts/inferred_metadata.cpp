@@ -13,7 +13,7 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/lower_metadata.h"
 #include "reshard/layouts/sharded_checkpoint.h"
-#include "reshard/specs/quantization.h"
+#include "reshard/specs/model/quantization.h"
 
 namespace reshard {
 namespace {

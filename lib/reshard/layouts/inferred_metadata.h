@@ -1,7 +1,7 @@
 #pragma once
 
 #include "reshard/layouts/sharded_checkpoint.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/nxd/stage_plan.h"
 
 namespace reshard {
 

@@ -15,13 +15,13 @@
 #include <vector>
 
 #include "reshard/base/error.h"
-#include "reshard/formats/format.h"
+#include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/attention_report.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/layouts/training_states.h"
-#include "reshard/specs/family.h"
-#include "reshard/specs/mesh.h"
+#include "reshard/specs/family/family.h"
+#include "reshard/specs/parallel/mesh.h"
 
 namespace reshard {
 

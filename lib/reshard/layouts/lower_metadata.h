@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "reshard/layouts/partition.h"
-#include "reshard/specs/transformation_specs.h"
+#include "reshard/specs/parallel/transformation_specs.h"
 
 namespace reshard {
 

@@ -5,9 +5,9 @@
 
 #include "reshard/base/error.h"
 #include "reshard/formats/optimizer_keys.h"
-#include "reshard/formats/state_dict.h"
-#include "reshard/formats/torch_file.h"
-#include "reshard/formats/xser.h"
+#include "reshard/formats/torch/state_dict.h"
+#include "reshard/formats/torch/torch_file.h"
+#include "reshard/formats/torch/xser.h"
 
 namespace reshard {
 namespace {

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "reshard/formats/distributed_tensor.h"
-#include "reshard/tensor/box.h"
+#include "reshard/tensor/values/box.h"
 
 namespace reshard {
 

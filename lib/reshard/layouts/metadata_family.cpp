@@ -16,8 +16,8 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/lower_metadata.h"
-#include "reshard/specs/model.h"
-#include "reshard/specs/resolve_family.h"
+#include "reshard/specs/family/resolve_family.h"
+#include "reshard/specs/model/model.h"
 
 namespace reshard {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "reshard/base/json_fwd.h"
 #include "reshard/layouts/tensor_map.h"
-#include "reshard/specs/model_config.h"
-#include "reshard/specs/transformation_specs.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/parallel/transformation_specs.h"
 
 namespace reshard {
 

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <filesystem>
 
-#include "reshard/formats/container.h"
+#include "reshard/formats/common/container.h"
 #include "reshard/layouts/sharded_checkpoint.h"
-#include "reshard/specs/transformation_specs.h"
+#include "reshard/specs/parallel/transformation_specs.h"
 
 namespace reshard {
 

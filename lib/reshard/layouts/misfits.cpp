@@ -11,8 +11,8 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/strangers.h"
-#include "reshard/specs/language_model.h"
-#include "reshard/specs/quantization.h"
+#include "reshard/specs/model/language_model.h"
+#include "reshard/specs/model/quantization.h"
 
 namespace reshard {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "reshard/tensor/numeric.h"
+#include "reshard/tensor/cast/numeric.h"
 
 namespace reshard {
 

@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "reshard/formats/plain_value.h"
+#include "reshard/formats/pickle/plain_value.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/opened_files.h"
 #include "reshard/layouts/tensor_map.h"

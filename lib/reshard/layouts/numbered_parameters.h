@@ -11,7 +11,7 @@
 
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/layouts/training_states.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/nxd/stage_plan.h"
 
 namespace reshard {
 

@@ -12,7 +12,7 @@
 #include "reshard/layouts/inference_layout.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
-#include "reshard/specs/head_slots.h"
+#include "reshard/specs/parallel/head_slots.h"
 
 namespace reshard {
 namespace {

@@ -20,7 +20,7 @@
 #include "reshard/layouts/row_shards.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/layouts/whole_map.h"
-#include "reshard/tensor/cast.h"
+#include "reshard/tensor/cast/cast.h"
 
 namespace reshard {
 namespace {

@@ -12,7 +12,7 @@
 #include "reshard/layouts/opened_files.h"
 #include "reshard/layouts/optimizer_files.h"
 #include "reshard/layouts/optimizer_states.h"
-#include "reshard/tensor/numeric.h"
+#include "reshard/tensor/cast/numeric.h"
 
 namespace reshard {
 namespace {

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "reshard/formats/plain_value.h"
+#include "reshard/formats/pickle/plain_value.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/tensor_map.h"
-#include "reshard/tensor/dtype.h"
+#include "reshard/tensor/values/dtype.h"
 
 namespace reshard {
 

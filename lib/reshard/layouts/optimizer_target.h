@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "reshard/formats/format.h"
+#include "reshard/formats/common/format.h"
 #include "reshard/layouts/layout.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/nxd/stage_plan.h"
 
 namespace reshard {
 

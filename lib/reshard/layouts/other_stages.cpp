@@ -9,7 +9,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/specs/metadata.h"
+#include "reshard/specs/nxd/metadata.h"
 
 namespace reshard {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "reshard/layouts/sharded_checkpoint.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/nxd/stage_plan.h"
 
 namespace reshard {
 

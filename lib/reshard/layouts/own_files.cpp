@@ -9,13 +9,13 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/formats/safetensors.h"
-#include "reshard/formats/torch_file.h"
-#include "reshard/formats/xser.h"
+#include "reshard/formats/safetensors/safetensors.h"
+#include "reshard/formats/torch/torch_file.h"
+#include "reshard/formats/torch/xser.h"
 #include "reshard/layouts/master_weights.h"
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/rank_record.h"
-#include "reshard/specs/metadata.h"
+#include "reshard/specs/nxd/metadata.h"
 
 namespace reshard {
 namespace {

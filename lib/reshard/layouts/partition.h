@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "reshard/tensor/box.h"
-#include "reshard/tensor/dtype.h"
-#include "reshard/tensor/shape.h"
+#include "reshard/tensor/values/box.h"
+#include "reshard/tensor/values/dtype.h"
+#include "reshard/tensor/values/shape.h"
 
 namespace reshard {
 

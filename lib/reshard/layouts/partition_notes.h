@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/specs/model.h"
+#include "reshard/specs/model/model.h"
 
 namespace reshard {
 

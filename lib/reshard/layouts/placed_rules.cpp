@@ -7,7 +7,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/layouts/lower_metadata.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/nxd/stage_plan.h"
 
 namespace reshard {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "reshard/layouts/partition.h"
-#include "reshard/specs/model.h"
+#include "reshard/specs/model/model.h"
 
 namespace reshard {
 

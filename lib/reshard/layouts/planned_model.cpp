@@ -6,7 +6,7 @@
 
 #include "reshard/base/strings.h"
 #include "reshard/layouts/sharded_map.h"
-#include "reshard/specs/language_model.h"
+#include "reshard/specs/model/language_model.h"
 
 namespace reshard {
 namespace {

@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/container.h"
+#include "reshard/formats/common/container.h"
 #include "reshard/layouts/sharded_checkpoint.h"
-#include "reshard/specs/config_plan.h"
+#include "reshard/specs/model/config_plan.h"
 
 namespace reshard {
 

@@ -6,8 +6,8 @@
 #include <map>
 
 #include "reshard/base/strings.h"
-#include "reshard/formats/xser.h"
-#include "reshard/specs/mesh.h"
+#include "reshard/formats/torch/xser.h"
+#include "reshard/specs/parallel/mesh.h"
 
 namespace reshard {
 

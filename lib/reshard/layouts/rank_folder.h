@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "reshard/formats/format.h"
+#include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
 
 namespace reshard {

@@ -10,7 +10,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/hf_index.h"
+#include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/compare_masters.h"
 #include "reshard/layouts/equal_pieces.h"
@@ -28,9 +28,9 @@
 #include "reshard/layouts/training_layout.h"
 #include "reshard/layouts/weights_option.h"
 #include "reshard/layouts/whole_map.h"
-#include "reshard/specs/metadata.h"
-#include "reshard/specs/model_config.h"
-#include "reshard/specs/planned_sizes.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/planned_sizes.h"
+#include "reshard/specs/nxd/metadata.h"
 
 namespace reshard {
 namespace {

@@ -8,7 +8,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
-#include "reshard/specs/mesh.h"
+#include "reshard/specs/parallel/mesh.h"
 
 namespace reshard {
 namespace {

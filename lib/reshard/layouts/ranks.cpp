@@ -9,13 +9,13 @@
 #include <unordered_map>
 
 #include "reshard/base/error.h"
-#include "reshard/formats/hf_index.h"
-#include "reshard/formats/tensor_names.h"
-#include "reshard/formats/xser.h"
+#include "reshard/formats/common/tensor_names.h"
+#include "reshard/formats/safetensors/hf_index.h"
+#include "reshard/formats/torch/xser.h"
 #include "reshard/layouts/optimizer_groups.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/layouts/weights_option.h"
-#include "reshard/specs/torch_metadata.h"
+#include "reshard/specs/nxd/torch_metadata.h"
 
 namespace reshard {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <string_view>
 
-#include "reshard/formats/magic.h"
-#include "reshard/formats/zip.h"
+#include "reshard/formats/common/magic.h"
+#include "reshard/formats/zip/zip.h"
 
 namespace reshard {
 namespace {

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "reshard/base/error.h"
-#include "reshard/formats/state_dict.h"
+#include "reshard/formats/torch/state_dict.h"
 #include "reshard/layouts/metadata_validation.h"
-#include "reshard/specs/torch_metadata.h"
+#include "reshard/specs/nxd/torch_metadata.h"
 
 namespace reshard {
 namespace {

@@ -19,9 +19,9 @@
 #include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/stacked_adapters.h"
-#include "reshard/specs/adapter_metadata.h"
-#include "reshard/specs/metadata.h"
-#include "reshard/specs/model_config.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/nxd/metadata.h"
+#include "reshard/specs/peft/adapter_metadata.h"
 
 namespace reshard {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/checkpoint.h"
-#include "reshard/specs/fused_adapter_config.h"
+#include "reshard/specs/peft/fused_adapter_config.h"
 
 namespace reshard {
 

@@ -14,7 +14,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/formats/xser.h"
+#include "reshard/formats/torch/xser.h"
 #include "reshard/layouts/master_weights.h"
 #include "reshard/layouts/metadata_validation.h"
 #include "reshard/layouts/other_stages.h"
@@ -24,9 +24,9 @@
 #include "reshard/layouts/saved_metadata.h"
 #include "reshard/layouts/state_names.h"
 #include "reshard/layouts/strangers.h"
-#include "reshard/specs/adapter_metadata.h"
-#include "reshard/specs/metadata.h"
-#include "reshard/specs/torch_metadata.h"
+#include "reshard/specs/nxd/metadata.h"
+#include "reshard/specs/nxd/torch_metadata.h"
+#include "reshard/specs/peft/adapter_metadata.h"
 
 namespace reshard {
 namespace {

@@ -10,8 +10,8 @@
 #include "reshard/layouts/partition.h"
 #include "reshard/layouts/rank_record.h"
 #include "reshard/layouts/tensor_map.h"
-#include "reshard/specs/mesh.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/nxd/stage_plan.h"
+#include "reshard/specs/parallel/mesh.h"
 
 namespace reshard {
 

@@ -15,7 +15,7 @@
 #include "reshard/layouts/rank_layout.h"
 #include "reshard/layouts/rank_record.h"
 #include "reshard/layouts/target_file.h"
-#include "reshard/specs/metadata.h"
+#include "reshard/specs/nxd/metadata.h"
 
 namespace reshard {
 namespace {

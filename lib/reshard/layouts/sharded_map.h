@@ -7,7 +7,7 @@
 #include "reshard/layouts/partition.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/layouts/tensor_map.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/nxd/stage_plan.h"
 
 namespace reshard {
 

@@ -11,7 +11,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/state_dict.h"
+#include "reshard/formats/torch/state_dict.h"
 
 namespace reshard {
 namespace {

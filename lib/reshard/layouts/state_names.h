@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include "reshard/formats/container.h"
+#include "reshard/formats/common/container.h"
 #include "reshard/layouts/optimizer_entries.h"
-#include "reshard/specs/family.h"
+#include "reshard/specs/family/family.h"
 
 namespace reshard {
 

@@ -7,7 +7,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/io/files.h"
-#include "reshard/specs/model.h"
+#include "reshard/specs/model/model.h"
 
 namespace reshard {
 

@@ -3,9 +3,9 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "reshard/formats/dcp_plan.h"
-#include "reshard/formats/safetensors.h"
-#include "reshard/formats/xser.h"
+#include "reshard/formats/dcp/dcp_plan.h"
+#include "reshard/formats/safetensors/safetensors.h"
+#include "reshard/formats/torch/xser.h"
 
 namespace reshard {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/format.h"
+#include "reshard/formats/common/format.h"
 #include "reshard/layouts/tensor_map.h"
 
 namespace reshard {

@@ -9,8 +9,8 @@
 #include <set>
 
 #include "reshard/base/error.h"
-#include "reshard/tensor/numeric.h"
-#include "reshard/tensor/runs.h"
+#include "reshard/tensor/cast/numeric.h"
+#include "reshard/tensor/copy/runs.h"
 
 namespace reshard {
 namespace {

@@ -11,14 +11,14 @@
 #include <utility>
 #include <vector>
 
-#include "reshard/formats/container.h"
-#include "reshard/formats/tensor_role.h"
-#include "reshard/formats/torch_plan.h"
+#include "reshard/formats/common/container.h"
+#include "reshard/formats/common/tensor_role.h"
+#include "reshard/formats/torch/torch_plan.h"
 #include "reshard/io/zstd_source.h"
 #include "reshard/layouts/partition.h"
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/rank_record.h"
-#include "reshard/tensor/box.h"
+#include "reshard/tensor/values/box.h"
 
 namespace reshard {
 

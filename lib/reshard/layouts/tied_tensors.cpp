@@ -10,7 +10,7 @@
 #include "reshard/layouts/opened_files.h"
 #include "reshard/layouts/stored_rows.h"
 #include "reshard/layouts/whole_map.h"
-#include "reshard/specs/ties.h"
+#include "reshard/specs/config/ties.h"
 
 namespace reshard {
 namespace {

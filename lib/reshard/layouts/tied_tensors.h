@@ -5,7 +5,7 @@
 #include "reshard/io/files.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/tensor_map.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/nxd/stage_plan.h"
 
 namespace reshard {
 

@@ -15,8 +15,8 @@
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/strangers.h"
 #include "reshard/layouts/tied_tensors.h"
-#include "reshard/specs/language_model.h"
-#include "reshard/specs/model_config.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/language_model.h"
 
 namespace reshard {
 namespace {

@@ -10,7 +10,7 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/state_names.h"
-#include "reshard/specs/language_model.h"
+#include "reshard/specs/model/language_model.h"
 
 namespace reshard {
 

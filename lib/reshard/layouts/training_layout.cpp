@@ -14,7 +14,7 @@
 #include "reshard/layouts/optimizer_target.h"
 #include "reshard/layouts/partition_notes.h"
 #include "reshard/layouts/sharded_map.h"
-#include "reshard/specs/metadata.h"
+#include "reshard/specs/nxd/metadata.h"
 
 namespace reshard {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "reshard/layouts/rank_layout.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/nxd/stage_plan.h"
 
 namespace reshard {
 

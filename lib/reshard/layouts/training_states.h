@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "reshard/formats/dcp_metadata.h"
-#include "reshard/formats/plain_value.h"
+#include "reshard/formats/dcp/dcp_metadata.h"
+#include "reshard/formats/pickle/plain_value.h"
 #include "reshard/layouts/tensor_map.h"
 
 namespace reshard {

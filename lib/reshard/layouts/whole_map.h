@@ -4,10 +4,10 @@
 #include <optional>
 #include <vector>
 
-#include "reshard/formats/container.h"
+#include "reshard/formats/common/container.h"
 #include "reshard/layouts/tensor_map.h"
-#include "reshard/specs/model.h"
-#include "reshard/specs/stage_plan.h"
+#include "reshard/specs/model/model.h"
+#include "reshard/specs/nxd/stage_plan.h"
 
 namespace reshard {
 

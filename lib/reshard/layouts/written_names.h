@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "reshard/specs/model.h"
+#include "reshard/specs/model/model.h"
 
 namespace reshard {
 

@@ -12,7 +12,7 @@
 #include "reshard/layouts/zero_folder.h"
 #include "reshard/layouts/zero_partitions.h"
 #include "reshard/layouts/zero_universal.h"
-#include "reshard/tensor/cast.h"
+#include "reshard/tensor/cast/cast.h"
 
 namespace reshard {
 namespace {

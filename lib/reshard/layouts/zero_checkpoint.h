@@ -10,7 +10,7 @@
 
 #include "reshard/formats/zero_files.h"
 #include "reshard/io/files.h"
-#include "reshard/tensor/shape.h"
+#include "reshard/tensor/values/shape.h"
 
 namespace reshard {
 

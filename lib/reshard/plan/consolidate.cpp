@@ -4,14 +4,14 @@
 #include "reshard/base/json.h"
 #include "reshard/layouts/expert_stacks.h"
 #include "reshard/layouts/hf.h"
-#include "reshard/plan/adapters.h"
-#include "reshard/plan/cast_dtypes.h"
-#include "reshard/plan/config_dtype.h"
-#include "reshard/plan/extra_tensors.h"
-#include "reshard/plan/job.h"
-#include "reshard/plan/outside_links.h"
-#include "reshard/plan/tags.h"
-#include "reshard/plan/target.h"
+#include "reshard/plan/adapters/adapters.h"
+#include "reshard/plan/job/job.h"
+#include "reshard/plan/source/tags.h"
+#include "reshard/plan/target/cast_dtypes.h"
+#include "reshard/plan/target/config_dtype.h"
+#include "reshard/plan/target/extra_tensors.h"
+#include "reshard/plan/target/outside_links.h"
+#include "reshard/plan/target/target.h"
 
 namespace reshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "reshard/plan/convert.h"
+#include "reshard/plan/job/convert.h"
 
 #include <fmt/format.h>
 
@@ -10,24 +10,24 @@
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/hf_index.h"
+#include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/layouts/expert_stacks.h"
 #include "reshard/layouts/hf.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/strangers.h"
 #include "reshard/layouts/tied_tensors.h"
 #include "reshard/layouts/whole_map.h"
-#include "reshard/plan/adapters.h"
-#include "reshard/plan/cast_dtypes.h"
-#include "reshard/plan/config_dtype.h"
-#include "reshard/plan/extra_tensors.h"
-#include "reshard/plan/metadata_model.h"
-#include "reshard/plan/outside_links.h"
-#include "reshard/plan/tags.h"
-#include "reshard/plan/target.h"
-#include "reshard/specs/language_model.h"
-#include "reshard/specs/model_config.h"
-#include "reshard/tensor/cast.h"
+#include "reshard/plan/adapters/adapters.h"
+#include "reshard/plan/source/metadata_model.h"
+#include "reshard/plan/source/tags.h"
+#include "reshard/plan/target/cast_dtypes.h"
+#include "reshard/plan/target/config_dtype.h"
+#include "reshard/plan/target/extra_tensors.h"
+#include "reshard/plan/target/outside_links.h"
+#include "reshard/plan/target/target.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/language_model.h"
+#include "reshard/tensor/cast/cast.h"
 
 namespace reshard {
 namespace {

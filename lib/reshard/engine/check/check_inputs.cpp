@@ -1,0 +1,252 @@
+#include "reshard/engine/check/check_inputs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "reshard/base/crc32.h"
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/engine/check/digests.h"
+#include "reshard/engine/units/parallel.h"
+#include "reshard/formats/manifest.h"
+#include "reshard/io/text_file.h"
+#include "reshard/layouts/recorded_checksums.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kMaxSumsBytes = std::uint64_t{256} << 20;
+constexpr std::uint64_t kMaxMetadataBytes = 4096;
+constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;  // read at once
+
+using Found = std::optional<ExpectedDigest>;
+
+/// Calls `look` with the directory of a file and the two above it, and the file's path relative to each, until it finds
+/// something. `file` is absolute.
+template <typename Look>
+Found look_above(const fs::path& file, const Look& look) {
+  constexpr int kMostLevels = 3;
+  fs::path relative = file.filename(), directory = file.parent_path();
+  for (int level = 0; level < kMostLevels; ++level) {
+    if (Found found = look(directory, relative)) return found;
+    if (directory.filename().empty() || directory.filename() == "..") break;
+    relative = directory.filename() / relative;
+    directory = directory.parent_path();
+  }
+  return std::nullopt;
+}
+
+/// The lists are read once each.
+class Sums {
+ public:
+  explicit Sums(Files& files) : files_(files) {}
+
+  /// From a list beside the file, or in one of the directories above, as rank files have it.
+  Found find(const fs::path& file) {
+    return look_above(file, [&](const fs::path& directory, const fs::path&) -> Found {
+      const SumsList& list = list_in(directory);
+      const auto found = list.digests.find(file.lexically_normal().string());
+      if (found == list.digests.end()) return std::nullopt;
+      const fs::path from = directory / kSha256SumsFile;
+      if (!found->second)
+        throw Error(ErrorKind::kBadInput, fmt::format("lists {} twice, with two digests", printable(file.string())))
+            .in(from)
+            .hint("make the list anew with sha256sum");
+      return ExpectedDigest{*found->second, from};
+    });
+  }
+
+  /// What to know of lists in which lines say nothing; empty if there are none.
+  std::string doubts() const {
+    std::string text;
+    for (const auto& [directory, list] : lists_)
+      if (!list.other_lines.empty())
+        text += fmt::format("; in {} these lines are no SHA-256 of a file: {}", (directory / kSha256SumsFile).string(),
+                            list_numbers(list.other_lines));
+    return text;
+  }
+
+ private:
+  const SumsList& list_in(const fs::path& directory) {
+    const auto [found, is_new] = lists_.try_emplace(directory);
+    const fs::path sums = directory / kSha256SumsFile;
+    if (is_new && files_.is_file(sums))
+      found->second = read_sha256sums(read_text_file(files_, sums, kMaxSumsBytes), directory);
+    return found->second;
+  }
+
+  Files& files_;
+  std::map<fs::path, SumsList> lists_;
+};
+
+Found of_blob(Files& files, const fs::path& file) {
+  const fs::path blob = files.resolve(file);
+  if (blob.parent_path().filename() != "blobs") return std::nullopt;
+  const auto digest = sha256_of_hex(blob.filename().string());
+  return digest ? Found(ExpectedDigest{*digest, blob}) : std::nullopt;
+}
+
+/// In the directory that was downloaded, of which the file may lie in a subfolder.
+Found of_metadata(Files& files, const fs::path& file) {
+  return look_above(file, [&](const fs::path& directory, const fs::path& relative) -> Found {
+    const fs::path metadata = directory / ".cache/huggingface/download" / (relative.string() + ".metadata");
+    if (!files.is_file(metadata)) return std::nullopt;
+    const std::vector<std::string> lines = split(read_text_file(files, metadata, kMaxMetadataBytes), '\n');
+    if (lines.size() < 2) return std::nullopt;
+    const auto digest = sha256_of_hex(lines[1]);
+    return digest ? Found(ExpectedDigest{*digest, metadata}) : std::nullopt;
+  });
+}
+
+/// What a git-lfs pointer says (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
+Found of_pointer(Files& files, const fs::path& pointer) {
+  constexpr std::uint64_t kMaxPointerBytes = 1024;
+  constexpr std::string_view kVersion = "version https://git-lfs", kDigest = "oid sha256:";
+  if (!files.is_file(pointer) || files.size_bytes(pointer) > kMaxPointerBytes) return std::nullopt;
+  const std::string text = read_text_file(files, pointer, kMaxPointerBytes);
+  if (!text.starts_with(kVersion)) return std::nullopt;
+  for (const std::string& line : split(text, '\n')) {
+    if (!line.starts_with(kDigest)) continue;
+    const auto digest = sha256_of_hex(std::string_view(line).substr(kDigest.size()));
+    if (digest) return ExpectedDigest{*digest, pointer};
+  }
+  throw Error(ErrorKind::kBadInput, "is a git-lfs pointer without a SHA-256").in(pointer);
+}
+
+Found expected_digest(Files& files, Sums& sums, const fs::path& file, const fs::path& against) {
+  const fs::path absolute = files.absolute(file);
+  Found digest;
+  if (!against.empty()) digest = of_pointer(files, against);
+  if (!digest && !against.empty()) digest = sums.find(files.absolute(against));
+  if (!digest) digest = sums.find(absolute);
+  if (!digest) digest = of_blob(files, file);
+  if (!digest) digest = of_metadata(files, absolute);
+  return digest;
+}
+
+using Recorded = std::optional<std::vector<ChecksummedRange>>;
+
+/// Of all files of tensors: one that nobody checks would pass as checked.
+/// \param is_known  of the files of tensors.
+/// \param doubts    of Sums.
+void validate_all_known(const Job& job, const std::vector<bool>& is_known, const std::string& doubts) {
+  const std::size_t all = job.source.files.size();
+  const auto unknown = std::find(is_known.begin(), is_known.end(), false);
+  if (unknown == is_known.end()) return;
+  const auto count = static_cast<std::size_t>(std::count(unknown, is_known.end(), false));
+  const std::string hint =
+      "a SHA256SUMS beside them or above says it, the cache of a download from Hugging Face, or what `check-against` "
+      "names" +
+      doubts;
+  if (count == all)
+    throw Error(ErrorKind::kBadInput, all == 1
+                                          ? std::string("no SHA-256 is known of its file of tensors")
+                                          : fmt::format("no SHA-256 is known of any of its {} files of tensors", all))
+        .in(job.source_directory)
+        .hint(hint);
+  throw Error(ErrorKind::kBadInput,
+              count == 1 ? fmt::format("no SHA-256 is known of it, the only such file of {}", all)
+                         : fmt::format("no SHA-256 is known of it, the first of {} such files of {}", count, all))
+      .in(job.source.files[static_cast<std::size_t>(unknown - is_known.begin())].path)
+      .hint(hint);
+}
+
+/// Reads the ranges of a file.
+/// \throws Error kBadInput that names the first damaged one; kIo; kInterrupted.
+void validate_checksums(const fs::path& file, const std::vector<ChecksummedRange>& ranges, const RunOptions& options,
+                        Progress& progress) {
+  const auto source = options.storage->open(file);
+  std::vector<std::byte> block(kBlockBytes);
+  for (const ChecksummedRange& range : ranges) {
+    std::uint32_t crc = 0;
+    for (std::uint64_t done = 0; done < range.size_bytes;) {
+      throw_if_stopped(options);
+      const auto bytes = std::span(block).first(std::min(kBlockBytes, range.size_bytes - done));
+      source->read_at(range.offset_bytes + done, bytes);
+      crc = crc32(bytes, crc);
+      done += bytes.size();
+      progress.done_bytes += bytes.size();
+    }
+    if (crc != range.crc32)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("the {} bytes of a zip entry that begin here have CRC-32 {:08x}, but should have {:08x}",
+                              range.size_bytes, crc, range.crc32))
+          .in(file)
+          .at_byte(range.offset_bytes)
+          .hint("the file is damaged: fetch it again, or take another checkpoint of the run");
+  }
+}
+
+}  // namespace
+
+std::vector<Found> expected_digests(Files& files, const std::vector<fs::path>& paths) {
+  Sums sums(files);
+  std::vector<Found> digests;
+  digests.reserve(paths.size());
+  for (const fs::path& file : paths) digests.push_back(expected_digest(files, sums, file, {}));
+  return digests;
+}
+
+std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& options, Together& together,
+                                              const fs::path& against) {
+  Files& storage = *options.storage;
+  Progress own;
+  Progress& progress = options.progress ? *options.progress : own;
+  std::vector<fs::path> paths;
+  std::vector<ExpectedDigest> expected;
+  std::vector<Recorded> recorded;  // of files of tensors without a known digest
+  together.step("look for digests", progress, [&] {
+    std::vector<fs::path> files;
+    for (const TensorFile& file : job.source.files) files.push_back(file.path);
+    for (const CopiedFile& file : job.copied_files) files.push_back(file.source);
+    Sums sums(storage);
+    std::vector<Found> digests;
+    if (!against.empty() && !storage.is_directory(against))
+      throw Error(ErrorKind::kBadInput, "is not a directory, in which digests are").in(against);
+    for (const fs::path& file : files) {
+      const fs::path relative = storage.absolute(file).lexically_relative(storage.absolute(job.source_directory));
+      const bool is_inside = !relative.empty() && *relative.begin() != "..";
+      digests.push_back(
+          expected_digest(storage, sums, file, is_inside && !against.empty() ? against / relative : fs::path()));
+    }
+    std::vector<bool> is_known(job.source.files.size());
+    recorded.resize(is_known.size());
+    for (std::size_t i = 0; i < is_known.size(); ++i) {
+      if (!digests[i]) recorded[i] = recorded_checksums(storage, job.source.files[i]);
+      is_known[i] = digests[i] || recorded[i];
+    }
+    validate_all_known(job, is_known, sums.doubts());
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      if (!digests[i]) continue;
+      paths.push_back(std::move(files[i]));
+      expected.push_back(std::move(*digests[i]));
+    }
+  });
+  together.step("check files", progress, [&] {
+    std::vector<std::size_t> mine;  // the files of this rank, of those that have no digest
+    for (std::size_t i = 0, n = 0; i < recorded.size(); ++i)
+      if (recorded[i] && n++ % together.size() == together.rank()) mine.push_back(i);
+    for_each_number(mine.size(), thread_count(options), [&](std::size_t i) {
+      validate_checksums(job.source.files[mine[i]].path, *recorded[mine[i]], options, progress);
+    });
+  });
+  const auto read = [&](std::uint64_t bytes) { progress.done_bytes += bytes; };
+  const std::vector<Sha256Digest> digests = digest_files(paths, options, read, together);
+  std::map<fs::path, Sha256Digest> known;
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    if (digests[i] != expected[i].digest)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("has SHA-256 {}, but should have {}, as {} says", to_hex(digests[i]),
+                              to_hex(expected[i].digest), expected[i].from.string()))
+          .in(paths[i])
+          .hint("the file is damaged, or was changed: get it anew");
+    known.emplace(paths[i], digests[i]);
+  }
+  return known;
+}
+
+}  // namespace reshard

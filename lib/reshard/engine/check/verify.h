@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/engine/move/run.h"
+#include "reshard/engine/ranks/together.h"
+#include "reshard/layouts/tensor_map.h"
+#include "reshard/tensor/cast/compare.h"
+
+namespace reshard {
+
+/// A tensor that both checkpoints hold, with other numbers.
+struct TensorDifference {
+  std::string name;
+  std::uint64_t differing = 0;  // elements
+  std::uint64_t elems = 0;
+  Dims first;          // index of the first element that differs
+  std::string a, b;    // its values, as text that tells them apart
+  double max_abs = 0;  // largest absolute difference
+};
+
+/// What two checkpoints have in common, and what not. Names in the order of the checkpoint that has them.
+struct Verification {
+  std::uint64_t compared_tensors = 0;
+  std::uint64_t compared_bytes = 0;  // of one side
+  std::vector<std::string> only_a;
+  std::vector<std::string> only_b;
+  std::vector<std::string> other_form;  // "NAME: BF16 [2, 3] and F32 [2, 3]"
+  std::vector<TensorDifference> different;
+
+  bool same() const { return only_a.empty() && only_b.empty() && other_form.empty() && different.empty(); }
+};
+
+/// How two checkpoints are held against each other.
+struct VerifyOptions {
+  /// Values are compared, and a tensor may have another dtype; without it bytes are, and dtypes have to be the same, or
+  /// the one that the model has it in (LogicalTensor::model_dtype), which it is cast to.
+  std::optional<Tolerance> tolerance;
+};
+
+/// Compares the logical tensors of two maps: names, shapes, dtypes and values.
+/// Reads each byte of what can be compared once; replicas inside each are compared as in any other run.
+/// \throws Error as run_program does.
+Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, const RunOptions& options);
+/// The same by several ranks, each of which reads some of the tensors and knows all differences afterwards.
+/// \throws as read_together.
+Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, const RunOptions& options,
+                    Together& together);
+
+}  // namespace reshard

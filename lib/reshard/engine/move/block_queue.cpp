@@ -1,0 +1,147 @@
+#include "reshard/engine/move/block_queue.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/manifest.h"
+
+namespace reshard {
+namespace {
+
+bool is_strided(const TensorMap* map, const std::optional<Reading>& reading) {
+  if (!map || map->strides.empty() || !reading) return false;
+  return std::any_of(reading->reads.begin(), reading->reads.end(),
+                     [&](const Piece& piece) { return map->strides.count(piece.stored) > 0; });
+}
+
+}  // namespace
+
+BlockQueue::BlockQueue(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
+                       std::uint64_t block_bytes, std::uint64_t strided_block_bytes, unsigned workers, bool leaves)
+    : maps_(maps),
+      program_(program),
+      block_bytes_(block_bytes),
+      strided_block_bytes_(strided_block_bytes),
+      leaves_(leaves),
+      bytes_before_{0},
+      stretches_(workers) {
+  append(parts);
+  const std::uint64_t bytes = bytes_before_.back();
+  Place begin{0, 0};
+  for (unsigned worker = 0; worker < workers; ++worker) {
+    const Place end = worker + 1 == workers ? Place{parts_.size(), 0} : place_at(bytes / workers * (worker + 1));
+    stretches_[worker].begin = begin;
+    stretches_[worker].end = end;
+    begin = end;
+  }
+}
+
+void BlockQueue::append(const std::vector<Part>& parts) {
+  parts_.reserve(parts_.size() + parts.size());
+  bytes_before_.reserve(parts_.size() + parts.size() + 1);
+  for (const Part& part : parts) {
+    parts_.push_back(part);
+    const std::size_t last = parts_.size() - 1;
+    const DType dtype = transfer_of(last).tensor(maps_).dtype;
+    bytes_before_.push_back(bytes_before_.back() + num_bytes(dtype, box_of(last).size).value_or(0));
+  }
+}
+
+void BlockQueue::add(unsigned worker, const std::vector<Part>& parts) {
+  const std::lock_guard lock(mutex_);
+  stretches_[worker].begin = {parts_.size(), 0};
+  append(parts);
+  stretches_[worker].end = {parts_.size(), 0};
+}
+
+std::uint64_t BlockQueue::block_bytes_of(const Transfer& transfer) const {
+  const bool strided = is_strided(maps_.source, transfer.source) || is_strided(maps_.against, transfer.against);
+  std::uint64_t bytes = strided ? strided_block_bytes_ : block_bytes_;
+  // The block after a cast, too, has to fit.
+  const DType dtype = transfer.tensor(maps_).dtype;
+  const LogicalTensor* result = transfer.result(maps_);
+  if (leaves_) return result ? kLeafBytes * bits(dtype) / bits(result->dtype) : kLeafBytes;
+  if (result && bits(result->dtype) > bits(dtype)) bytes = bytes * bits(dtype) / bits(result->dtype);
+  return bytes;
+}
+
+Box BlockQueue::box_of(std::size_t part) const {
+  return parts_[part].box(transfer_of(part).tensor(maps_));
+}
+
+BlockGrid BlockQueue::grid_of(std::size_t part) const {
+  return {transfer_of(part).tensor(maps_).dtype, box_of(part).size, block_bytes_of(transfer_of(part))};
+}
+
+/// The place before which about so many bytes lie.
+BlockQueue::Place BlockQueue::place_at(std::uint64_t bytes) const {
+  const auto after = std::upper_bound(bytes_before_.begin(), bytes_before_.end() - 1, bytes);
+  if (after == bytes_before_.begin()) return {0, 0};
+  const auto part = static_cast<std::size_t>(after - bytes_before_.begin()) - 1;
+  const BlockGrid grid = grid_of(part);
+  const std::uint64_t block = grid.block_bytes() == 0 ? 0 : (bytes - bytes_before_[part]) / grid.block_bytes();
+  return block < grid.count() ? Place{part, block} : Place{part + 1, 0};
+}
+
+std::uint64_t BlockQueue::bytes_before(const Place& place) const {
+  if (place.block == 0) return bytes_before_[place.part];
+  return std::min(bytes_before_[place.part] + place.block * grid_of(place.part).block_bytes(),
+                  bytes_before_[place.part + 1]);
+}
+
+/// Takes the second half of the largest stretch that is left.
+bool BlockQueue::steal(Stretch& stretch) {
+  Stretch* largest = nullptr;
+  std::uint64_t most = 0;
+  for (Stretch& other : stretches_) {
+    if (other.begin == other.end) continue;
+    const std::uint64_t left = bytes_before(other.end) - bytes_before(other.begin);
+    if (largest && left <= most) continue;
+    largest = &other;
+    most = left;
+  }
+  if (!largest) return false;
+  Place middle = place_at(bytes_before(largest->begin) + most / 2);
+  const auto before = [](const Place& a, const Place& b) {
+    return a.part != b.part ? a.part < b.part : a.block < b.block;
+  };
+  if (before(middle, largest->begin)) middle = largest->begin;  // tensors without bytes have no middle
+  if (!before(middle, largest->end)) middle = largest->begin;
+  stretch.begin = middle;
+  stretch.end = std::exchange(largest->end, middle);
+  return true;
+}
+
+bool BlockQueue::next(unsigned worker, Item& item) {
+  const std::lock_guard lock(mutex_);
+  Stretch& stretch = stretches_[worker];
+  while (stretch.begin != stretch.end || steal(stretch)) {
+    const std::size_t part = stretch.begin.part;
+    const Transfer& transfer = transfer_of(part);
+    if (stretch.grid_of != part) {
+      stretch.grid = std::make_unique<BlockGrid>(grid_of(part));
+      stretch.grid_of = part;
+      stretch.grid_begin = box_of(part).begin;
+      const std::uint64_t most = std::max(block_bytes_of(transfer), kBlockBytes);
+      if (stretch.grid->block_bytes() > most)
+        throw Error(ErrorKind::kUnsupported,
+                    fmt::format("its rows are not whole bytes, and eight of them take {}, which is "
+                                "too much to hold in memory at once",
+                                format_bytes(stretch.grid->block_bytes())))
+            .tensor(transfer.tensor(maps_).name);
+    }
+    const std::uint64_t block = stretch.begin.block;
+    const bool is_last = block + 1 >= stretch.grid->count();
+    stretch.begin = is_last ? Place{part + 1, 0} : Place{part, block + 1};
+    if (stretch.grid->count() == 0) continue;  // no elements
+    item = {parts_[part].transfer, block, stretch.grid->block(block), parts_[part].unit};
+    for (std::size_t d = 0; d < stretch.grid_begin.size(); ++d) item.box.begin[d] += stretch.grid_begin[d];
+    return true;
+  }
+  return false;
+}
+
+}  // namespace reshard

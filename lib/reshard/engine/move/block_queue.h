@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "reshard/engine/units/blocks.h"
+#include "reshard/engine/units/units.h"
+#include "reshard/plan/job/program.h"
+
+namespace reshard {
+
+/// The most that a block has where memory is no concern: it stays in the cache, and is worth a system call even when it
+/// is written to many files.
+inline constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
+/// Of a matrix that lies in columns, a block of rows is short ranges: the more rows, the longer.
+inline constexpr std::uint64_t kStridedBlockBytes = std::uint64_t{32} << 20;
+
+/// The blocks of parts of a program. Each worker has a stretch, about as many bytes as the others', and
+/// walks it in order: so workers read each a file from front to back, and mostly write to different files, which a file
+/// system does at the same time. Who is done takes half of what the slowest still has to do. Thread-safe.
+class BlockQueue {
+ public:
+  struct Item {
+    std::size_t transfer;
+    std::uint64_t block;  // of the part
+    Box box;
+    std::uint32_t unit;
+  };
+
+  /// Blocks of at most `block_bytes`; `strided_block_bytes` where a tensor is read from one that is not in C order.
+  /// With `leaves`, each block is a leaf of the tensor as it is written. The maps are the program's; they and it are
+  /// borrowed.
+  BlockQueue(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts, std::uint64_t block_bytes,
+             std::uint64_t strided_block_bytes, unsigned workers, bool leaves = false);
+
+  /// \returns false when there is nothing left.
+  /// \throws Error kUnsupported for a tensor of which no block of whole bytes is small enough.
+  bool next(unsigned worker, Item& item);
+  /// Adds parts for a worker that has nothing left.
+  void add(unsigned worker, const std::vector<Part>& parts);
+
+ private:
+  /// Blocks from one place up to another; each place is a part and a block of it. A place has as its block 0 and not
+  /// the count of the part before.
+  struct Place {
+    std::size_t part = 0;
+    std::uint64_t block = 0;
+    bool operator==(const Place&) const = default;
+  };
+  struct Stretch {
+    Place begin;
+    Place end;
+    std::unique_ptr<BlockGrid> grid;  // of begin.part
+    std::size_t grid_of = SIZE_MAX;
+    Dims grid_begin;  // of the grid, in the tensor
+  };
+
+  std::uint64_t block_bytes_of(const Transfer& transfer) const;
+  const Transfer& transfer_of(std::size_t part) const { return program_.transfers[parts_[part].transfer]; }
+  Box box_of(std::size_t part) const;
+  BlockGrid grid_of(std::size_t part) const;
+  Place place_at(std::uint64_t bytes) const;
+  std::uint64_t bytes_before(const Place& place) const;
+  void append(const std::vector<Part>& parts);
+  bool steal(Stretch& stretch);
+
+  ProgramMaps maps_;
+  const Program& program_;
+  std::uint64_t block_bytes_;
+  std::uint64_t strided_block_bytes_;
+  bool leaves_;
+  std::vector<Part> parts_;
+  std::vector<std::uint64_t> bytes_before_;  // of all parts before one, and of all
+  std::mutex mutex_;
+  std::vector<Stretch> stretches_;  // of each worker
+};
+
+}  // namespace reshard

@@ -1,0 +1,282 @@
+#include "reshard/engine/move/block_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "reshard/base/error.h"
+#include "reshard/engine/units/blocks.h"
+#include "reshard/tensor/cast/format_element.h"
+#include "reshard/tensor/cast/numeric.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with what lies between them
+constexpr std::uint64_t kLargestElement = 16;
+constexpr std::uint64_t kDistanceBlockBytes = std::uint64_t{64} << 10;
+
+/// Why a replica that differs is no drift.
+std::string too_far(const ReplicaDistance& distance) {
+  return fmt::format("too far apart for drift in training: relative difference {:.2g}, drift is below {}",
+                     distance.relative(), ReplicaDistance::kMaxRelative);
+}
+
+/// The file offset that byte 0 of the block goes with, where a group is read into it as it is.
+std::optional<std::uint64_t> place_read_from(const TensorMap& map, std::span<const Group> groups) {
+  for (const Group& group : groups)
+    if (group.is_one_run())
+      return map.stored[group.stored].offset_bytes + group.runs.front().a_begin_bytes -
+             group.runs.front().b_begin_bytes;
+  return std::nullopt;
+}
+
+}  // namespace
+
+Dims index_in(const Box& box, std::uint64_t elem) {
+  Dims index(box.begin.size());
+  for (std::size_t d = index.size(); d-- > 0;) {
+    index[d] = box.begin[d] + elem % box.size[d];
+    elem /= box.size[d];
+  }
+  return index;
+}
+
+std::span<const std::byte> BlockReader::read(const TensorMap& map, FilePool<Source>& files, const Reading& reading,
+                                             const LogicalTensor& tensor, const Box& box, Buffer& buffer,
+                                             std::optional<std::uint64_t> written_to_bytes) {
+  const std::uint64_t bytes = *num_bytes(tensor.dtype, box.size);
+  const std::vector<Group> groups = groups_of(map, reading.reads, tensor, box);
+  std::span<const std::byte> block;
+  if (groups.size() == 1 && groups.front().is_one_run() && groups.front().total_bytes == bytes)
+    block = view(map, files, groups.front(), 1);
+  if (block.empty()) {
+    const auto room = buffer.make_room(bytes, {place_read_from(map, groups), written_to_bytes});
+    if (const auto filler = map.logical[reading.logical].filler) fill_elements(tensor.dtype, room, *filler);
+    load_all(map, files, groups, room);
+    block = room;
+  }
+  const std::vector<Group> copies = groups_of(map, reading.checks, tensor, box);
+  for (const Group& group : copies) compare(map, files, reading, group, copies.size(), tensor, box, block);
+  return block;
+}
+
+bool BlockReader::read_parts(const TensorMap& map, FilePool<Source>& files, std::span<const Group> groups,
+                             std::vector<std::span<const std::byte>>& parts) {
+  parts.clear();
+  if (groups.empty()) return false;
+  if (groups.size() == 1 && groups.front().is_one_run()) {
+    const auto bytes = view(map, files, groups.front(), 1);
+    if (!bytes.empty()) parts.push_back(bytes);
+    return !bytes.empty();
+  }
+  // Columns of the block side by side, in rows of one length.
+  const Runs& first = groups.front().runs.front();
+  for (const Group& group : groups) {
+    const Runs& runs = group.runs.front();
+    if (group.runs.size() != 1 || runs.loops.size() != 1 || runs.run_bytes < shared_.options.tuning.least_part_bytes ||
+        runs.loops.front().count != first.loops.front().count ||
+        runs.loops.front().b_stride_bytes != first.loops.front().b_stride_bytes)
+      return false;
+  }
+  std::vector<const Group*> columns;
+  for (const Group& group : groups) columns.push_back(&group);
+  std::sort(columns.begin(), columns.end(), [](const Group* a, const Group* b) {
+    return a->runs.front().b_begin_bytes < b->runs.front().b_begin_bytes;
+  });
+  std::uint64_t row_bytes = 0;
+  for (const Group* column : columns) {
+    if (column->runs.front().b_begin_bytes != row_bytes) return false;
+    row_bytes += column->runs.front().run_bytes;
+  }
+  if (row_bytes != first.loops.front().b_stride_bytes) return false;
+  std::vector<const std::byte*> at;
+  for (const Group* column : columns) {
+    const auto bytes = view(map, files, *column, groups.size());
+    if (bytes.empty()) return false;
+    at.push_back(bytes.data() + (column->runs.front().a_begin_bytes - column->begin_bytes));
+  }
+  for (std::uint64_t row = 0; row < first.loops.front().count; ++row)
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      const Runs& runs = columns[c]->runs.front();
+      parts.emplace_back(at[c] + row * runs.loops.front().a_stride_bytes, runs.run_bytes);
+    }
+  return true;
+}
+
+/// Of what the group spans in its file; `groups` are wanted for the block.
+std::span<const std::byte> BlockReader::view(const TensorMap& map, FilePool<Source>& files, const Group& group,
+                                             std::size_t groups) {
+  if (!windows_.can_view()) return {};
+  const StoredTensor& stored = map.stored[group.stored];
+  const std::uint64_t span_bytes = group.end_bytes - group.begin_bytes;
+  if (span_bytes > 2 * group.total_bytes) return {};  // most of it is for others
+  const auto file = shared_.open(map, files, stored.file);
+  return windows_.view(file, stored.offset_bytes + group.begin_bytes, span_bytes, groups);
+}
+
+/// Puts the groups' bytes into `block`.
+void BlockReader::load_all(const TensorMap& map, FilePool<Source>& files, std::span<const Group> groups,
+                           std::span<std::byte> block) {
+  copies_.clear();
+  for (const Group& group : groups) {
+    const auto seen = view(map, files, group, groups.size());
+    if (seen.empty()) {
+      load(map, files, group, block);
+      continue;
+    }
+    for (const Runs& runs : group.runs) copies_.push_back({&runs, seen.data(), group.begin_bytes, block.data(), 0});
+  }
+  copy_runs_together(copies_);
+}
+
+/// Puts the group's bytes into `block`, from the file in as few calls as do not read what others need.
+void BlockReader::load(const TensorMap& map, FilePool<Source>& files, const Group& group, std::span<std::byte> block) {
+  const StoredTensor& stored = map.stored[group.stored];
+  const auto file = shared_.open(map, files, stored.file);
+  const std::uint64_t span_bytes = group.end_bytes - group.begin_bytes;
+  if (group.is_one_run()) {
+    const Runs& run = group.runs.front();
+    file->read_at(stored.offset_bytes + run.a_begin_bytes, block.subspan(run.b_begin_bytes, run.run_bytes));
+  } else if (group.dense() || (group.runs.front().run_bytes < kWorthASystemCall && span_bytes <= 2 * block.size())) {
+    const std::uint64_t from = stored.offset_bytes + group.begin_bytes;
+    const auto staging = buffers_.staging.make_room(span_bytes, {.read_from_bytes = from});
+    file->read_at(from, staging);
+    for (const Runs& runs : group.runs) copy_runs(runs, staging.data(), group.begin_bytes, block.data(), 0);
+  } else {
+    for (const Runs& runs : group.runs) load_apart(*file, stored.offset_bytes, runs, block);
+  }
+}
+
+/// Reads runs that lie far from each other: each where it goes, or, where others lie between its elements in the block,
+/// first what lies together in the file.
+void BlockReader::load_apart(const Source& file, std::uint64_t offset_bytes, const Runs& runs,
+                             std::span<std::byte> block) {
+  const Gather gathered = gather(runs);
+  if (gathered.reads.run_bytes == runs.run_bytes && gathered.packed_bytes == runs.total_bytes()) {
+    runs.for_each(
+        [&](std::uint64_t a, std::uint64_t b) { file.read_at(offset_bytes + a, block.subspan(b, runs.run_bytes)); });
+    return;
+  }
+  buffers_.staging.make_room(gathered.packed_bytes);
+  read_ranges(file, offset_bytes, gathered.reads);
+  copy_runs(gathered.scatter, buffers_.staging.data(), 0, block.data(), 0);
+}
+
+/// Reads ranges into the staging buffer; single elements that lie near each other with what lies between them.
+void BlockReader::read_ranges(const Source& file, std::uint64_t offset_bytes, const Runs& reads) {
+  std::vector<std::byte>& window = buffers_.window;
+  window.clear();
+  const std::uint64_t end_bytes = reads.a_begin_bytes + reads.a_span_bytes();
+  std::uint64_t window_begin = 0;
+  reads.for_each([&](std::uint64_t a, std::uint64_t b) {
+    const std::span out = buffers_.staging.bytes().subspan(b, reads.run_bytes);
+    if (reads.run_bytes > kLargestElement || reads.loops.empty() ||
+        reads.loops.back().a_stride_bytes > 8 * kLargestElement) {
+      file.read_at(offset_bytes + a, out);
+      return;
+    }
+    if (window.empty() || a < window_begin || a + reads.run_bytes > window_begin + window.size()) {
+      window_begin = a;
+      window.resize(std::min(kReadAheadBytes, end_bytes - a));
+      file.read_at(offset_bytes + a, window);
+    }
+    std::memcpy(out.data(), window.data() + (a - window_begin), reads.run_bytes);
+  });
+}
+
+/// The bytes of a replica are those of the first.
+/// \throws Error with the first element that differs.
+void BlockReader::compare(const TensorMap& map, FilePool<Source>& files, const Reading& reading, const Group& group,
+                          std::size_t groups, const LogicalTensor& tensor, const Box& box,
+                          std::span<const std::byte> block) {
+  const auto seen = view(map, files, group, groups + 1);
+  if (seen.empty()) {
+    load(map, files, group, buffers_.other.make_room(block.size(), {place_read_from(map, {&group, 1}), {}}));
+  }
+  std::optional<std::uint64_t> differs_at;  // the first byte of the block that does
+  std::string values;                       // of a number: its own, and that of the replica
+  for (const Runs& runs : group.runs)
+    runs.for_each([&](std::uint64_t a, std::uint64_t b) {
+      const std::byte* const copy = seen.empty() ? buffers_.other.data() + b : seen.data() + (a - group.begin_bytes);
+      if (differs_at || std::memcmp(block.data() + b, copy, runs.run_bytes) == 0) return;
+      std::uint64_t at = 0;
+      while (at + 1 < runs.run_bytes && block[b + at] == copy[at]) ++at;
+      differs_at = b + at;
+      if (tensor.shape.empty())
+        values = fmt::format("{} there, {} here", format_element(tensor.dtype, block, 0),
+                             format_element(tensor.dtype, {copy, runs.run_bytes}, 0));
+    });
+  if (differs_at)
+    differ(map, files, reading, group.stored, tensor, index_in(box, *differs_at * 8 / bits(tensor.dtype)), values);
+}
+
+/// Decides about the whole replica, whichever block showed that it differs.
+void BlockReader::differ(const TensorMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
+                         const LogicalTensor& tensor, const Dims& index, std::string_view values) {
+  windows_.validate_whole();  // else it is no difference, but a file that was cut
+  const Check& check = *std::find_if(reading.checks.begin(), reading.checks.end(),
+                                     [&](const Check& one) { return one.stored == stored; });
+  const Replicas replicas = shared_.options.replicas;
+  const bool takes_first = replicas == Replicas::kFirst && check.may_differ;
+  const bool drifts = replicas != Replicas::kExact && check.may_drift;
+  const auto difference = [&](const Dims& at, std::string_view detail = {}) {
+    return failed_check(map, reading.logical, reading.reads, check, at, detail);
+  };
+  if (!drifts && !takes_first) throw difference(index, values);
+  {
+    const std::lock_guard lock(shared_.failure_mutex);
+    if (!shared_.divergent.emplace(&map, stored, reading.logical).second) return;
+  }
+  Divergence found{tensor.name, {}};
+  if (drifts) {
+    Dims first = index;  // of the whole tensor, and not of this block
+    const ReplicaDistance apart = distance(map, files, reading, stored, tensor, first);
+    found = {tensor.name, difference(first).what(), apart.is_drift(), apart.max_abs(), apart.relative()};
+    if (!apart.is_drift() && !takes_first) throw difference(first, too_far(apart));
+  } else {
+    found.text = difference(index).what();
+  }
+  found.stored = stored;
+  found.logical = reading.logical;
+  const std::lock_guard lock(shared_.failure_mutex);
+  if (shared_.ledger) noted_.push_back(found);
+  if (shared_.options.on_divergence) shared_.options.on_divergence(std::move(found));
+}
+
+/// Between all that `stored` holds of the tensor and the first rank's; the same whatever the blocks of the run.
+/// \param first  becomes the index of the first element that differs, if any does.
+ReplicaDistance BlockReader::distance(const TensorMap& map, FilePool<Source>& files, const Reading& reading,
+                                      std::uint32_t stored, const LogicalTensor& tensor, Dims& first) {
+  std::vector<Check> checks;
+  for (const Check& check : reading.checks)
+    if (check.stored == stored) checks.push_back(check);
+  ReplicaDistance apart;
+  std::vector<std::byte> placed, replica;
+  const BlockGrid grid(tensor.dtype, tensor.shape, kDistanceBlockBytes);
+  for (std::uint64_t i = 0; i < grid.count(); ++i) {
+    const Box box = grid.block(i);
+    placed.resize(*num_bytes(tensor.dtype, box.size));
+    replica.resize(placed.size());
+    std::optional<std::uint64_t> first_bytes;  // in the block
+    const std::vector<Group> groups = groups_of(map, checks, tensor, box);
+    if (groups.empty()) continue;
+    for (const Group& group : groups_of(map, reading.reads, tensor, box)) load(map, files, group, placed);
+    for (const Group& group : groups) {
+      load(map, files, group, replica);
+      for (const Runs& runs : group.runs)
+        runs.for_each([&](std::uint64_t, std::uint64_t b) {
+          const bool none_yet = apart.differing() == 0;
+          const auto at = apart.add(tensor.dtype, std::span(placed).subspan(b, runs.run_bytes),
+                                    std::span(replica).subspan(b, runs.run_bytes));
+          if (at && none_yet) first_bytes = b + *at * bits(tensor.dtype) / 8;
+        });
+    }
+    if (first_bytes) first = index_in(box, *first_bytes * 8 / bits(tensor.dtype));
+  }
+  return apart;
+}
+
+}  // namespace reshard

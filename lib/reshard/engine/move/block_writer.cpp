@@ -1,0 +1,147 @@
+#include "reshard/engine/move/block_writer.h"
+
+#include "reshard/engine/move/page_fragments.h"
+
+namespace reshard {
+
+std::shared_ptr<Sink> BlockWriter::sink_of(const StoredTensor& stored) {
+  return shared_.sinks.get(stored.file, [&] {
+    auto sink = shared_.options.storage->reopen(shared_.target_root / shared_.maps.target->files[stored.file].path);
+    PageFragments* fragments = shared_.options.fragments;
+    return fragments ? fragments->guard(stored.file, std::move(sink)) : std::move(sink);
+  });
+}
+
+/// That something is written to a stored tensor, and what it adds to its CRC.
+void BlockWriter::note_written(std::uint32_t stored, std::uint32_t crc) {
+  const std::uint32_t file = shared_.maps.target->stored[stored].file;
+  shared_.written[file].store(true, std::memory_order_relaxed);
+  if (!shared_.ledger) return;
+  noted_.files.push_back(file);
+  if (crc != 0) noted_.crcs.push_back({stored, crc});
+}
+
+void BlockWriter::write(const Group& group, std::uint64_t begin_bytes, std::span<const std::byte> bytes) {
+  gathered_.assign(1, bytes);
+  write_gathered(group, begin_bytes);
+}
+
+/// Writes gathered_, which may be one range, to where it begins in the group's stored tensor.
+void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) {
+  const TensorMap& target = *shared_.maps.target;
+  const StoredTensor& stored = target.stored[group.stored];
+  std::uint64_t bytes = 0;
+  for (const auto part : gathered_) bytes += part.size();
+  const std::uint32_t crc = shared_.checksums.add(target, group.stored, begin_bytes, bytes, gathered_);
+  note_written(group.stored, crc);
+  const auto sink = sink_of(stored);
+  ++shared_.writers[stored.file];  // after a failure nobody asks
+  if (gathered_.size() == 1)
+    sink->write_at(stored.offset_bytes + begin_bytes, gathered_.front());
+  else
+    sink->write_gathered(stored.offset_bytes + begin_bytes, gathered_);
+  --shared_.writers[stored.file];
+  if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, stored.offset_bytes + begin_bytes, bytes);
+}
+
+/// The offset in its file where a group's part of its stored tensor begins.
+std::uint64_t BlockWriter::place_of(const Group& group) const {
+  return shared_.maps.target->stored[group.stored].offset_bytes + group.begin_bytes;
+}
+
+/// Whether its runs make one range of the file, and are too short for the kernel to put them together.
+bool BlockWriter::is_put_together(const Group& group) const {
+  return !group.is_one_run() && group.dense() &&
+         (group.runs.size() > 1 || group.runs.front().run_bytes < shared_.options.tuning.least_part_bytes);
+}
+
+std::optional<std::uint64_t> BlockWriter::place_written_to(std::span<const Group> groups) const {
+  for (const Group& group : groups)
+    if (!is_put_together(group))
+      return shared_.maps.target->stored[group.stored].offset_bytes + group.runs.front().a_begin_bytes -
+             group.runs.front().b_begin_bytes;
+  return std::nullopt;
+}
+
+std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const std::byte> block) {
+  std::uint64_t stored_bytes = 0;
+  while (!groups.empty()) {
+    // A few at a time, where they are put together: of copies for many ranks all at once would take too much memory.
+    std::uint64_t staged_bytes = 0;
+    std::size_t count = 0;
+    for (; count < groups.size(); ++count) {
+      const std::uint64_t more = is_put_together(groups[count]) ? groups[count].total_bytes + kLineBytes : 0;
+      if (count > 0 && more > 0 && staged_bytes + more > block.size()) break;
+      staged_bytes += more;
+      stored_bytes += groups[count].total_bytes;
+    }
+    buffers_.staging.make_room(staged_bytes);
+    write_together(groups.first(count), block);
+    groups = groups.subspan(count);
+  }
+  return stored_bytes;
+}
+
+/// Writes groups; those that are put together have room in the staging buffer.
+void BlockWriter::write_together(std::span<const Group> groups, std::span<const std::byte> block) {
+  swapped_.clear();
+  for (const Group& group : groups)
+    if (is_put_together(group))
+      for (const Runs& runs : group.runs) swapped_.push_back(swapped(runs));
+  copies_.clear();
+  std::byte* staged = buffers_.staging.data();
+  for (const Group& group : groups) {
+    if (!is_put_together(group)) continue;
+    staged += bytes_to_line_up(staged, place_of(group));
+    for (std::size_t i = 0; i < group.runs.size(); ++i)
+      copies_.push_back({&swapped_[copies_.size()], block.data(), 0, staged, group.begin_bytes});
+    staged += group.total_bytes;
+  }
+  copy_runs_together(copies_);
+  staged = buffers_.staging.data();
+  for (const Group& group : groups) {
+    if (is_put_together(group)) {
+      staged += bytes_to_line_up(staged, place_of(group));
+      write(group, group.begin_bytes, {staged, group.total_bytes});
+      staged += group.total_bytes;
+    } else if (group.is_one_run() || !group.dense()) {
+      for (const Runs& runs : group.runs)
+        runs.for_each([&](std::uint64_t a, std::uint64_t b) { write(group, a, block.subspan(b, runs.run_bytes)); });
+    } else {
+      const Runs& runs = group.runs.front();
+      gathered_.clear();
+      runs.for_each([&](std::uint64_t, std::uint64_t b) { gathered_.push_back(block.subspan(b, runs.run_bytes)); });
+      write_gathered(group, group.begin_bytes);
+    }
+  }
+}
+
+void BlockWriter::store(const Group& group, std::span<const std::span<const std::byte>> parts) {
+  const Runs& run = group.runs.front();
+  const std::uint64_t begin = run.b_begin_bytes;
+  const std::uint64_t end = begin + run.run_bytes;
+  gathered_.clear();
+  std::uint64_t at = 0;
+  for (const std::span<const std::byte> part : parts) {
+    const std::uint64_t part_begin = std::max(at, begin);
+    const std::uint64_t part_end = std::min(at + part.size(), end);
+    if (part_begin < part_end) gathered_.push_back(part.subspan(part_begin - at, part_end - part_begin));
+    at += part.size();
+    if (at >= end) break;
+  }
+  write_gathered(group, run.a_begin_bytes);
+}
+
+bool BlockWriter::copy(const Group& group, const Source& source, std::uint64_t source_offset_bytes) {
+  const StoredTensor& stored = shared_.maps.target->stored[group.stored];
+  const Runs& run = group.runs.front();
+  const auto sink = sink_of(stored);
+  const std::uint64_t from = source_offset_bytes + run.b_begin_bytes;
+  const std::uint64_t to = stored.offset_bytes + run.a_begin_bytes;
+  if (!sink->copy_pays(source, from, to) || !sink->copy_from(source, from, to, run.run_bytes)) return false;
+  note_written(group.stored, 0);
+  if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, to, run.run_bytes);
+  return true;
+}
+
+}  // namespace reshard

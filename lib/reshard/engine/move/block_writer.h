@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "reshard/engine/move/group.h"
+#include "reshard/engine/move/shared_run.h"
+
+namespace reshard {
+
+/// Writes the blocks of one thread to the target's files.
+class BlockWriter {
+ public:
+  BlockWriter(SharedRun& shared, Buffers& buffers) : shared_(shared), buffers_(buffers) {}
+
+  /// The file offset that byte 0 of the block goes with, where one of the groups is written from it as it is.
+  std::optional<std::uint64_t> place_written_to(std::span<const Group> groups) const;
+
+  /// Writes the groups' parts of a block: each in one call where it makes one range of its file.
+  /// \returns their bytes.
+  /// \throws Error kNoSpace or kIo.
+  std::uint64_t store(std::span<const Group> groups, std::span<const std::byte> block);
+
+  /// Writes a group, one run, of a block that lies in parts.
+  void store(const Group& group, std::span<const std::span<const std::byte>> parts);
+
+  /// What was written since the last call, for a UnitLedger.
+  UnitReport take_noted() { return std::exchange(noted_, {}); }
+
+  /// Whether another thread is writing to the group's file.
+  bool has_to_wait(const Group& group) const {
+    return shared_.writers[shared_.maps.target->stored[group.stored].file] > 0;
+  }
+
+  /// Has the file system copy the group, one run, from a range of a file. \returns false where that does not pay or
+  /// cannot be.
+  bool copy(const Group& group, const Source& source, std::uint64_t source_offset_bytes);
+
+ private:
+  std::shared_ptr<Sink> sink_of(const StoredTensor& stored);
+  bool is_put_together(const Group& group) const;
+  std::uint64_t place_of(const Group& group) const;
+  void note_written(std::uint32_t stored, std::uint32_t crc);
+  void write_together(std::span<const Group> groups, std::span<const std::byte> block);
+  void write(const Group& group, std::uint64_t begin_bytes, std::span<const std::byte> bytes);
+  void write_gathered(const Group& group, std::uint64_t begin_bytes);
+
+  SharedRun& shared_;
+  Buffers& buffers_;
+  std::vector<std::span<const std::byte>> gathered_;
+  std::vector<Runs> swapped_;
+  std::vector<RunsCopy> copies_;
+  UnitReport noted_;
+};
+
+}  // namespace reshard

@@ -1,0 +1,378 @@
+#include "reshard/engine/move/run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <iterator>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/sha256.h"
+#include "reshard/base/strings.h"
+#include "reshard/engine/move/block_reader.h"
+#include "reshard/engine/move/block_writer.h"
+#include "reshard/engine/move/shared_run.h"
+#include "reshard/engine/units/lots.h"
+#include "reshard/engine/units/parallel.h"
+#include "reshard/tensor/cast/numeric.h"
+
+namespace reshard {
+namespace {
+
+/// Buffers: the block, up to two for staging, one for a replica or after a cast.
+constexpr std::uint64_t kPlainBuffers = 4;
+constexpr unsigned kMaxDefaultThreads = 16;
+constexpr std::uint64_t kComparedBlockBytes = std::uint64_t{64} << 10;
+
+std::uint64_t first_elem(const Dims& shape, const Box& box) {
+  std::uint64_t elem = 0;
+  for (std::size_t d = 0; d < shape.size(); ++d) elem = elem * shape[d] + box.begin[d];
+  return elem;
+}
+
+/// One thread of a run.
+class Worker {
+ public:
+  Worker(SharedRun& shared, unsigned number, std::uint64_t max_window_bytes)
+      : shared_(shared), number_(number), reader_(shared, buffers_, max_window_bytes), writer_(shared, buffers_) {}
+
+  void run() {
+    BlockQueue::Item item;
+    while (!shared_.failed) {
+      if (!shared_.queue.next(number_, item)) {
+        if (!shared_.add_lot(number_)) break;
+        continue;
+      }
+      throw_if_stopped(shared_.options);
+      reader_.start_block();
+      try {
+        process(item);
+      } catch (const Error&) {
+        reader_.validate_whole();  // a file that was cut is the reason for what else went wrong
+        throw;
+      }
+      reader_.validate_whole();
+    }
+  }
+
+ private:
+  void process(const BlockQueue::Item& item) {
+    const Transfer& transfer = shared_.program.transfers[item.transfer];
+    const ProgramMaps& maps = shared_.maps;
+    std::vector<Group> targets;
+    if (transfer.target)
+      targets = groups_of(*maps.target, transfer.writes(maps), maps.target->logical[*transfer.target], item.box);
+    std::uint64_t done = 0;
+    if (targets.empty() && transfer.target && !shared_.visitor) {
+      // Of ranks left out.
+    } else if (move(item, targets)) {
+      for (const Group& target : targets) done += target.total_bytes;
+    } else {
+      const auto written_to_bytes = writer_.place_written_to(targets);
+      std::span<const std::byte> block = read(transfer, item.box, written_to_bytes);
+      if (transfer.target) {
+        block = cast(transfer, item.box, block, written_to_bytes);
+        parts_.assign(1, block);
+        hash_parts(item);
+        done = writer_.store(targets, block);
+      }
+      std::span<const std::byte> against;
+      if (transfer.against)
+        against = reader_.read(*maps.against, shared_.others, *transfer.against, *transfer.result(maps), item.box,
+                               buffers_.against);
+      if (shared_.visitor) {
+        shared_.visitor({item.transfer, item.block, first_elem(transfer.tensor(maps).shape, item.box), block, against});
+        done = block.size() + against.size();
+      }
+    }
+    shared_.done_bytes += done;
+    if (shared_.options.progress) shared_.options.progress->done_bytes += done;
+    const LogicalTensor& tensor = transfer.tensor(maps);
+    const std::uint64_t block_bytes = num_bytes(tensor.dtype, item.box.size).value_or(0);
+    if (shared_.ledger) note_block(item, block_bytes, done);
+    if (shared_.options.lots) shared_.options.lots->did(block_bytes);
+  }
+
+  /// Tells the ledger what a block did.
+  /// \param block_bytes  of the tensor as it is read.
+  void note_block(const BlockQueue::Item& item, std::uint64_t block_bytes, std::uint64_t written_bytes) {
+    UnitReport block = writer_.take_noted();
+    block.unit = item.unit;
+    block.written_bytes = written_bytes;
+    block.divergent = reader_.take_noted();
+    if (leaf_) block.leaves.push_back(*std::exchange(leaf_, std::nullopt));
+    if (const auto mean = shared_.means.find(item.transfer);
+        written_bytes > 0 && mean != shared_.means.end() && mean->second.differ)
+      block.lossy_means.push_back(item.transfer);
+    shared_.ledger->add(block, block_bytes);
+  }
+
+  /// Writes a block without bringing it into one piece, where nobody has to look at it and its parts are long.
+  bool move(const BlockQueue::Item& item, std::span<const Group> targets) {
+    const Transfer& transfer = shared_.program.transfers[item.transfer];
+    const Box& box = item.box;
+    const ProgramMaps& maps = shared_.maps;
+    if (!transfer.target || !transfer.source || !transfer.more.empty() || shared_.visitor || transfer.against ||
+        !transfer.source->checks.empty())
+      return false;
+    const LogicalTensor& tensor = transfer.tensor(maps);
+    if (tensor.filler || tensor.dtype != maps.target->logical[*transfer.target].dtype) return false;
+    for (const Group& target : targets)
+      if (!target.is_one_run()) return false;
+    const std::vector<Group> sources = groups_of(*maps.source, transfer.source->reads, tensor, box);
+    if (reader_.read_parts(*maps.source, shared_.sources, sources, parts_)) {
+      hash_parts(item);
+      store_parts(targets);
+    } else if (!shared_.digests.empty() || sources.size() != 1 || !sources.front().is_one_run() ||
+               !copy_in_kernel(sources.front(), targets)) {
+      return false;
+    }
+    return true;
+  }
+
+  /// Hashes a block as it is written, which lies in parts_.
+  void hash_parts(const BlockQueue::Item& item) {
+    if (shared_.digests.empty()) return;
+    const std::uint32_t target = *shared_.program.transfers[item.transfer].target;
+    const LogicalTensor& tensor = shared_.maps.target->logical[target];
+    if (tensor.filler) return;
+    const auto begin = std::chrono::steady_clock::now();
+    for (const auto part : parts_) hash_.update(part);
+    const UnitReport::Leaf leaf{target, first_elem(tensor.shape, item.box), hash_.finish()};
+    shared_.digests[target].add(leaf.first_elem, leaf.digest);
+    if (shared_.ledger) leaf_ = leaf;
+    shared_.hashing_ns += static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count());
+  }
+
+  /// A file system lets one thread at a time write to a file. Where another one does, this puts the block together
+  /// meanwhile: then its own turn is short.
+  void store_parts(std::span<const Group> targets) {
+    if (parts_.size() == 1 || std::none_of(targets.begin(), targets.end(),
+                                           [&](const Group& target) { return writer_.has_to_wait(target); })) {
+      for (const Group& target : targets) writer_.store(target, parts_);
+      return;
+    }
+    std::uint64_t bytes = 0;
+    for (const auto part : parts_) bytes += part.size();
+    buffers_.block.make_room(bytes, {{}, writer_.place_written_to(targets)});
+    std::byte* at = buffers_.block.data();
+    for (const auto part : parts_) at = std::copy(part.begin(), part.end(), at);
+    writer_.store(targets, buffers_.block.bytes());
+  }
+
+  /// Has the file system copy the block, where that pays, no checksums are wanted, and each byte goes to one place.
+  bool copy_in_kernel(const Group& source, std::span<const Group> targets) {
+    std::uint64_t bytes = 0;
+    for (const Group& target : targets) bytes += target.total_bytes;
+    if (shared_.checksums.wanted() || bytes > source.total_bytes) return false;
+    const TensorMap& map = *shared_.maps.source;
+    const StoredTensor& stored = map.stored[source.stored];
+    const auto file = shared_.open(map, shared_.sources, stored.file);
+    return std::all_of(targets.begin(), targets.end(), [&](const Group& target) {
+      return writer_.copy(target, *file, stored.offset_bytes + source.runs.front().a_begin_bytes);
+    });
+  }
+
+  std::span<const std::byte> read(const Transfer& transfer, const Box& box,
+                                  std::optional<std::uint64_t> written_to_bytes) {
+    const LogicalTensor& tensor = transfer.tensor(shared_.maps);
+    if (!transfer.source) {
+      const auto room = buffers_.block.make_room(*num_bytes(tensor.dtype, box.size), {{}, written_to_bytes});
+      fill_elements(tensor.dtype, room, *tensor.filler);
+      return room;
+    }
+    const bool is_mean = !transfer.more.empty() && terms_differ(transfer);
+    const auto block = reader_.read(*shared_.maps.source, shared_.sources, *transfer.source, tensor, box,
+                                    buffers_.block, written_to_bytes);
+    return is_mean ? mean(transfer, box, block, written_to_bytes) : block;
+  }
+
+  /// Whether the tensors of a mean differ anywhere. If not, it is each of them, to the byte: arithmetic could change
+  /// the sign of a zero or the payload of a NaN.
+  bool terms_differ(const Transfer& transfer) {
+    MeanTerms& terms = shared_.means.at(static_cast<std::size_t>(&transfer - shared_.program.transfers.data()));
+    std::call_once(terms.compared, [&] {
+      const LogicalTensor& tensor = transfer.tensor(shared_.maps);
+      const BlockGrid grid(tensor.dtype, tensor.shape, kComparedBlockBytes);
+      for (std::uint64_t i = 0; i < grid.count() && !terms.differ; ++i) {
+        throw_if_stopped(shared_.options);
+        reader_.start_block();
+        const auto blocks = read_terms(transfer, grid.block(i), {});
+        for (const auto block : blocks)
+          terms.differ = terms.differ || std::memcmp(blocks.front().data(), block.data(), block.size()) != 0;
+        reader_.validate_whole();
+      }
+      reader_.start_block();
+    });
+    return terms.differ;
+  }
+
+  /// The block of each tensor of a mean.
+  /// \param first  that of the first, where it is known.
+  std::vector<std::span<const std::byte>> read_terms(const Transfer& transfer, const Box& box,
+                                                     std::optional<std::span<const std::byte>> first) {
+    const TensorMap& source = *shared_.maps.source;
+    const LogicalTensor& tensor = transfer.tensor(shared_.maps);
+    if (!first)
+      first = reader_.read(source, shared_.sources, *transfer.source, tensor, box, buffers_.block, std::nullopt);
+    while (buffers_.terms.size() < transfer.more.size()) buffers_.terms.emplace_back();
+    std::vector<std::span<const std::byte>> terms{*first};
+    for (std::size_t i = 0; i < transfer.more.size(); ++i)
+      terms.push_back(reader_.read(source, shared_.sources, transfer.more[i], tensor, box, buffers_.terms[i]));
+    return terms;
+  }
+
+  /// The mean of this tensor's block and others'.
+  std::span<const std::byte> mean(const Transfer& transfer, const Box& box, std::span<const std::byte> block,
+                                  std::optional<std::uint64_t> written_to_bytes) {
+    const auto terms = read_terms(transfer, box, block);
+    const auto result = buffers_.mean.make_room(block.size(), {{}, written_to_bytes});
+    mean_elements(transfer.tensor(shared_.maps).dtype, terms, result);
+    return result;
+  }
+
+  /// The block in the dtype that is written.
+  std::span<const std::byte> cast(const Transfer& transfer, const Box& box, std::span<const std::byte> block,
+                                  std::optional<std::uint64_t> written_to_bytes) {
+    const TensorMap& source = *shared_.maps.source;
+    const LogicalTensor& tensor = transfer.tensor(shared_.maps);
+    const DType to = shared_.maps.target->logical[*transfer.target].dtype;
+    if (tensor.dtype == to) return block;
+    const auto result = buffers_.other.make_room(*num_bytes(to, box.size), {{}, written_to_bytes});
+    const auto overflowed = cast_elements(tensor.dtype, block, to, result, shared_.options.overflow);
+    if (overflowed)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("its element {} does not fit {}", to_string(index_in(box, *overflowed)), name(to)))
+          .in(source.files[source.stored[transfer.source->reads.front().stored].file].path)
+          .tensor(tensor.name)
+          .hint("choose a wider dtype, or saturate out-of-range values (`overflow` saturate)");
+    return result;
+  }
+
+  SharedRun& shared_;
+  unsigned number_;
+  Buffers buffers_;
+  BlockReader reader_;
+  BlockWriter writer_;
+  std::vector<std::span<const std::byte>> parts_;
+  Sha256 hash_;
+  std::optional<UnitReport::Leaf> leaf_;  // of the block
+};
+
+/// Blocks that one thread holds at once.
+std::uint64_t buffers_per_thread(const ProgramMaps& maps, const Program& program) {
+  std::uint64_t terms = 0;
+  for (const Transfer& transfer : program.transfers) terms = std::max<std::uint64_t>(terms, transfer.more.size() + 1);
+  return kPlainBuffers + (maps.against ? 1 : 0) + (terms > 1 ? terms : 0);
+}
+
+/// The most bytes of a tensor as it is read that are a leaf of it as it is written.
+std::uint64_t leaf_source_bytes(const ProgramMaps& maps, const Program& program) {
+  std::uint64_t most = 0;
+  for (const Transfer& transfer : program.transfers)
+    if (const LogicalTensor* result = transfer.result(maps))
+      most = std::max<std::uint64_t>(most, kLeafBytes * bits(transfer.tensor(maps).dtype) / bits(result->dtype));
+  return most;
+}
+
+void run_worker(SharedRun& shared, unsigned number, std::uint64_t max_window_bytes) {
+  try {
+    Worker(shared, number, max_window_bytes).run();
+  } catch (...) {
+    shared.fail(std::current_exception());
+  }
+}
+
+/// Runs parts of the program; with a visitor, all of it.
+ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
+                       const std::filesystem::path& target_root, const RunOptions& options, const BlockVisitor& visitor,
+                       std::uint64_t visit_block_bytes) {
+  if (options.max_memory_bytes < kMinMemoryBytes)
+    throw Error(ErrorKind::kUsage,
+                "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to work in")
+        .hint("give at least " + format_memory(kMinMemoryBytes));
+  // Memory comes first: with little of it, fewer threads work, each in blocks that are still worth a system call.
+  if (options.digests) visit_block_bytes = std::max(kLeafBytes, leaf_source_bytes(maps, program));
+  const std::uint64_t visited_bytes = (options.digests ? buffers_per_thread(maps, program) : kPlainBuffers) *
+                                      visit_block_bytes * (options.storage->maps() ? 2 : 1);
+  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+  if (visit_block_bytes >= kLeafBytes && visited_bytes + kReadAheadBytes > options.max_memory_bytes)
+    throw Error(ErrorKind::kUsage,
+                "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to hash tensors in")
+        .hint(fmt::format("give at least {}{}",
+                          format_memory((visited_bytes + kReadAheadBytes + kMiB - 1) / kMiB * kMiB),
+                          options.digests ? ", or do without `manifest`" : ""));
+  const std::uint64_t least_per_thread = std::max(kMinMemoryBytes / 2, visited_bytes);
+  const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
+      thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));
+  const std::uint64_t per_thread = options.max_memory_bytes / threads - kReadAheadBytes;
+  const std::uint64_t window_bytes = options.storage->maps() ? per_thread / 2 : 0;
+  const std::uint64_t most = (per_thread - window_bytes) / buffers_per_thread(maps, program);
+  const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
+  const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
+  SharedRun shared(maps, program, parts, target_root, options, visitor, threads, block_bytes, strided_bytes);
+  // Where fewer threads are to be had, one is several workers, and finds the later ones' work done.
+  for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i), window_bytes); });
+  shared.write_back.clear();
+  shared.sinks.clear();  // which may have a failure to tell
+  if (shared.failure) std::rethrow_exception(shared.failure);
+  for (const TensorMap* map : {maps.source, maps.against}) {
+    if (map == nullptr) continue;
+    for (const TensorFile& file : map->files) validate_unchanged(*options.storage, file);
+  }
+  ShareReport report;
+  report.crcs = shared.checksums.values();
+  report.digests = std::move(shared.digests);
+  report.hashing_seconds = static_cast<double>(shared.hashing_ns) / 1e9;
+  report.written_bytes = shared.done_bytes;
+  for (std::uint32_t file = 0; file < shared.written.size(); ++file)
+    if (shared.written[file]) report.written_files.push_back(file);
+  for (const auto& [transfer, terms] : shared.means)
+    if (terms.differ) report.lossy_means.push_back(transfer);
+  return report;
+}
+
+}  // namespace
+
+unsigned thread_count(const RunOptions& options) {
+  if (options.threads != 0) return options.threads;
+  return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxDefaultThreads);
+}
+
+void throw_if_stopped(const RunOptions& options) {
+  if (options.progress && options.progress->stop) throw Error(ErrorKind::kInterrupted, kStoppedMessage);
+}
+
+std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& program,
+                                       const std::filesystem::path& target_root, const RunOptions& options,
+                                       const BlockVisitor& visitor, std::uint64_t visit_block_bytes) {
+  return run_blocks(maps, program, whole_program(maps, program), target_root, options, visitor, visit_block_bytes).crcs;
+}
+
+ShareReport run_parts(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
+                      const std::filesystem::path& target_root, RunOptions options) {
+  std::vector<Divergence> divergent;
+  options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
+  ShareReport report = run_blocks(maps, program, parts, target_root, options, {}, 0);
+  report.divergent = std::move(divergent);
+  return report;
+}
+
+ShareReport run_share(const ProgramMaps& maps, const Program& program, const Share& share,
+                      const std::filesystem::path& target_root, RunOptions options) {
+  if (share.index >= share.count)
+    throw Error(ErrorKind::kUsage, fmt::format("there is no share {} of {}", share.index, share.count));
+  std::vector<Part> parts;
+  if (share.count == 1)
+    parts = whole_program(maps, program);
+  else
+    Units(maps, program, share.count, options.digests).add_parts(share.index, parts);
+  return run_parts(maps, program, parts, target_root, std::move(options));
+}
+
+}  // namespace reshard

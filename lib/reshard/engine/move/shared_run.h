@@ -1,0 +1,95 @@
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <exception>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "reshard/engine/move/block_queue.h"
+#include "reshard/engine/move/buffer.h"
+#include "reshard/engine/move/checksums.h"
+#include "reshard/engine/move/file_pool.h"
+#include "reshard/engine/move/run.h"
+#include "reshard/engine/move/write_back.h"
+#include "reshard/engine/units/unit_ledger.h"
+
+namespace reshard {
+
+/// How many files each pool of a run keeps open: an eighth of what the process may have, at most 256. There are three
+/// pools; windows and what is on its way to the disk keep about as many each; files past the page cache are open twice.
+std::size_t open_files();
+
+/// A file of a source in `files` is still the one that the map is about.
+/// \throws Error kIo.
+void validate_unchanged(Files& files, const TensorFile& file);
+
+/// What is known of the tensors that a mean is taken of.
+struct MeanTerms {
+  std::once_flag compared;
+  bool differ = false;  // once they are compared
+};
+
+/// What all threads of a run, or of a share of it, have in common.
+struct SharedRun {
+  SharedRun(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
+            const std::filesystem::path& target_root, const RunOptions& options, const BlockVisitor& visitor,
+            unsigned threads, std::uint64_t block_bytes, std::uint64_t strided_block_bytes);
+
+  /// Keeps the first of several failures, and has all threads stop.
+  void fail(std::exception_ptr why);
+
+  /// Gives a worker that has nothing left a further lot, or waits a moment for one. \returns false when none will come.
+  /// \throws Error kInterrupted.
+  bool add_lot(unsigned worker);
+
+  /// File `file` of a map, from its pool.
+  /// \throws Error kBadInput or kIo.
+  std::shared_ptr<Source> open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const;
+
+  ProgramMaps maps;
+  const Program& program;
+  const std::filesystem::path& target_root;
+  const RunOptions& options;
+  const BlockVisitor& visitor;
+  unsigned threads;
+  BlockQueue queue;
+  std::atomic<bool> failed{false};   // or interrupted: all threads stop
+  std::atomic<bool> spoiled{false};  // failed for another reason than a signal
+  std::mutex failure_mutex;
+  std::exception_ptr failure;
+  /// Replicas that differ and may: index of the stored tensor, and of the logical one, of a map.
+  std::set<std::tuple<const TensorMap*, std::uint32_t, std::uint32_t>> divergent;
+  std::map<std::size_t, MeanTerms> means;  // by the index of the transfer; has all of the program
+  FilePool<Source> sources;
+  FilePool<Source> others;  // of ProgramMaps::against
+  FilePool<Sink> sinks;
+  Checksums checksums;
+  std::vector<LeafDigests> digests;  // by the target's tensor; empty where none are wanted
+  std::atomic<std::uint64_t> hashing_ns{0};
+  std::unique_ptr<UnitLedger> ledger;  // null where nobody asks for units
+  WriteBack write_back;
+  std::vector<std::atomic<unsigned>> writers;  // of each target file: threads that write to it just now
+  std::vector<std::atomic<bool>> written;      // whether anything was written to each target file
+  std::atomic<std::uint64_t> done_bytes{0};    // as of Progress
+};
+
+/// Of single elements that lie near each other in a file, so much is read at once.
+inline constexpr std::uint64_t kReadAheadBytes = std::uint64_t{256} << 10;
+
+/// One thread's memory, each at most as large as a block; `staging` up to two.
+struct Buffers {
+  Buffer block;
+  Buffer staging;
+  Buffer other;
+  Buffer against;
+  Buffer mean;
+  std::deque<Buffer> terms;       // of a mean, beside `block`
+  std::vector<std::byte> window;  // of kReadAheadBytes at most
+};
+
+}  // namespace reshard

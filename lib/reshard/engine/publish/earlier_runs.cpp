@@ -1,0 +1,351 @@
+#include "reshard/engine/publish/earlier_runs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/engine/move/page_fragments.h"
+#include "reshard/engine/publish/output.h"
+#include "reshard/engine/publish/publish.h"
+#include "reshard/engine/publish/staging_mark.h"
+#include "reshard/formats/manifest.h"
+#include "reshard/layouts/interrupted_swap.h"
+#include "reshard/tensor/values/dtype.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::uint64_t size_of_tree(Files& files, const fs::path& directory) {
+  std::uint64_t bytes = 0;
+  try {
+    for (const DirectoryEntry& entry : files.list(directory)) {
+      if (entry.is_link) continue;
+      if (entry.kind == FileKind::kDirectory) bytes += size_of_tree(files, directory / entry.name);
+      if (entry.kind == FileKind::kFile) bytes += files.size_bytes(directory / entry.name);
+    }
+  } catch (const Error&) {
+    // What cannot be seen is not counted: its run may be removing it just now.
+  }
+  return bytes;
+}
+
+/// The lock of a dead run; null if it lives, or where that is not known (then `state` says it).
+std::unique_ptr<FileLock> take_lock(Storage& storage, const fs::path& root, EarlierRun::State& state) {
+  state = EarlierRun::State::kUnknown;
+  try {
+    if (!storage.is_file(root / kLockFile)) return nullptr;
+    auto lock = storage.directories().lock(root / kLockFile, false);
+    state = lock ? EarlierRun::State::kDead : EarlierRun::State::kLives;
+    return lock;
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+/// The same, and null for one that was giving outputs their names.
+std::unique_ptr<FileLock> lock_dead(Storage& storage, const fs::path& root, EarlierRun::State& state) {
+  auto lock = take_lock(storage, root, state);
+  if (!lock || !read_swap_record(storage, root)) return lock;
+  state = EarlierRun::State::kSwaps;
+  return nullptr;
+}
+
+/// The lock of a dead run that this program may remove; else null, and `run` says why.
+std::unique_ptr<FileLock> lock_removable(Storage& storage, EarlierRun& run) {
+  auto lock = lock_dead(storage, run.root, run.state);
+  if (!lock) return nullptr;
+  run.why_foreign = why_not_only_ours(storage, run.root);
+  if (run.why_foreign.empty()) return lock;
+  run.state = EarlierRun::State::kForeign;
+  return nullptr;
+}
+
+/// A run has its lock this long after it has made its directory, unless it was killed in between.
+constexpr auto kStart = std::chrono::milliseconds(500);
+
+/// Makes the lock file of a run that was killed before it had one, or whose lock was moved away. A run that
+/// lives has one wherever the file system has locks.
+void make_missing_lock(Storage& storage, const fs::path& root) {
+  try {
+    const auto is_locked = [&] { return storage.kind_of(root / kLockFile) != FileKind::kNone; };
+    if (is_locked() || !why_not_only_ours(storage, root).empty()) return;
+    std::this_thread::sleep_for(kStart);
+    if (is_locked()) return;
+    storage.directories().lock(root / kLockFile, true);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kUnsupported) storage.directories().remove_tree(root / kLockFile);
+  }
+}
+
+/// Removes what a dead run has left. \returns it; std::nullopt if it may not be removed.
+std::optional<EarlierRun> remove_run(Storage& storage, const fs::path& root) {
+  EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), JournalFound::kNone, {}};
+  make_missing_lock(storage, root);
+  auto lock = lock_removable(storage, run);
+  if (!lock) return std::nullopt;
+  remove_staging(storage, root, std::move(lock));
+  return run;
+}
+
+/// The first link among the folders that contain entries of a swap; an empty path if no folder is a link. Anyone can write
+/// a record, and a link may lead anywhere.
+/// \param directory  resolved.
+fs::path linked_folder(Storage& storage, const fs::path& directory, const std::vector<fs::path>& entries) {
+  std::set<fs::path> seen;
+  for (const fs::path& entry : entries)
+    for (fs::path folder = entry.parent_path(); !folder.empty() && seen.insert(folder).second;
+         folder = folder.parent_path())
+      if (storage.exists(directory / folder) && storage.resolve(directory / folder) != directory / folder)
+        return directory / folder;
+  return {};
+}
+
+/// Old outputs whose successors are still in `root` leave, the last first; then the new ones come.
+/// \throws Error kBadInput if something has the name of an output whose predecessor has left; kIo.
+void finish_swap(Storage& storage, const fs::path& root, const fs::path& output, const std::vector<fs::path>& entries) {
+  Directories& directories = storage.directories();
+  const auto is_there = [&](const fs::path& path) { return storage.kind_of(path) != FileKind::kNone; };
+  for (auto it = entries.rbegin(); it != entries.rend(); ++it)
+    if (is_there(root / *it) && is_there(output / *it))
+      rename_new(directories, output / *it, make_replaced(directories, root, *it));
+  std::set<fs::path> named;
+  for (const fs::path& entry : entries) {
+    named.insert((output / entry).parent_path());
+    if (is_there(root / entry)) rename_new(directories, root / entry, output / entry);
+  }
+  directories.open(named, root)->flush();
+  directories.remove_tree(root / kSwapFile);
+}
+
+std::string removed_text(const EarlierRun& run) {
+  return fmt::format("{}: removed, which a run that was killed had left ({})", run.root.string(),
+                     format_bytes(run.size_bytes));
+}
+
+/// What a run was told otherwise than this one: "was not given `dtype`"; empty where that is nothing.
+std::string other_request(const JournalHeader& theirs, const JournalHeader& ours) {
+  for (std::size_t i = 0; i < std::min(theirs.options.size(), ours.options.size()); ++i)
+    if (theirs.options[i] != ours.options[i])
+      return fmt::format("had {} {}, and not {}", theirs.options[i].first, theirs.options[i].second,
+                         ours.options[i].second);
+  std::set<std::string> names;
+  for (const JournalHeader* header : {&theirs, &ours})
+    for (const auto& entry : header->given) names.insert(entry.first);
+  for (const std::string& name : names) {
+    const auto had = theirs.given.find(name), has = ours.given.find(name);
+    if (had == theirs.given.end()) return fmt::format("was not given `{}`", name);
+    if (has == ours.given.end())
+      return fmt::format("was given `{}`{}", name, had->second == "true" ? "" : " " + had->second);
+    if (had->second != has->second) return fmt::format("had `{}` {}, and not {}", name, had->second, has->second);
+  }
+  return {};
+}
+
+/// Why a run cannot go on from another's journal.
+Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalHeader& ours) {
+  const auto refuse = [&](ErrorKind kind, const std::string& text) {
+    return std::move(Error(kind, "the run that left this " + text)
+                         .in(root)
+                         .hint("give the same command line on the same files, or remove what is left with `clean`"));
+  };
+  const auto [a, b] =
+      std::mismatch(theirs.sources.begin(), theirs.sources.end(), ours.sources.begin(), ours.sources.end());
+  const bool has_a = a != theirs.sources.end(), has_b = b != ours.sources.end();
+  if (has_a && has_b && a->name == b->name)
+    return refuse(ErrorKind::kBadInput, fmt::format("read another {}: it was replaced or written to since", a->name));
+  // Options may change which files are read.
+  if (const std::string text = other_request(theirs, ours); !text.empty()) return refuse(ErrorKind::kUsage, text);
+  if (has_a || has_b)
+    return refuse(ErrorKind::kBadInput,
+                  fmt::format("read another {}: the source has other files now", has_a ? a->name : b->name));
+  return refuse(ErrorKind::kUsage, "had other options, or was of another version of reshard");
+}
+
+/// A journal may be anybody's.
+/// \throws Error kBadInput.
+void validate_unit(const UnitReport& unit, const Job& job) {
+  const TensorMap& target = job.target;
+  const auto below = [](std::size_t count) { return [=](const auto index) { return index < count; }; };
+  const bool fits =
+      unit.written_bytes <= job.program.write_bytes &&
+      std::all_of(unit.files.begin(), unit.files.end(), below(target.files.size())) &&
+      std::all_of(unit.lossy_means.begin(), unit.lossy_means.end(), below(job.program.transfers.size())) &&
+      std::all_of(unit.crcs.begin(), unit.crcs.end(),
+                  [&](const UnitReport::Crc& crc) { return crc.stored < target.stored.size(); }) &&
+      std::all_of(unit.leaves.begin(), unit.leaves.end(), [&](const UnitReport::Leaf& leaf) {
+        return leaf.target < target.logical.size() &&
+               leaf.first_elem < num_elems(target.logical[leaf.target].shape).value_or(0);
+      });
+  if (!fits) throw Error(ErrorKind::kBadInput, "has a unit that is none of this run's");
+}
+
+}  // namespace
+
+bool run_lives(Storage& storage, const fs::path& root) {
+  EarlierRun::State state{};
+  lock_dead(storage, root, state);
+  return state == EarlierRun::State::kLives;
+}
+
+void validate_no_foreign_files(Files& files, const Job& job, const fs::path& root) {
+  std::set<fs::path> ours{kLockFile, kMarkFile, kManifestFile, kSha256SumsFile};
+  std::set<fs::path> folders;
+  for (const fs::path& file : output_files(job)) {
+    ours.insert(file);
+    for (fs::path above = file.parent_path(); !above.empty(); above = above.parent_path()) folders.insert(above);
+  }
+  for (const std::string& name : journal_and_fragment_files(files, root)) ours.insert(name);
+  const std::function<void(const fs::path&)> look = [&](const fs::path& folder) {
+    for (const DirectoryEntry& entry : files.list(root / folder)) {
+      const fs::path relative = folder / entry.name;
+      if (entry.kind == FileKind::kDirectory && !entry.is_link && folders.contains(relative))
+        look(relative);
+      else if (entry.is_link || !ours.contains(relative))
+        throw Error(ErrorKind::kBadInput, "is nothing of the run that is to go on")
+            .in(root / relative)
+            .hint("move it away");
+    }
+  };
+  look({});
+}
+
+void remove_staging(Storage& storage, const fs::path& root, std::unique_ptr<FileLock> lock) noexcept {
+  Directories& directories = storage.directories();
+  try {
+    for (const DirectoryEntry& entry : storage.list(root))
+      if (entry.name != kLockFile && entry.name != kMarkFile) directories.remove_tree(root / entry.name);
+  } catch (const std::exception&) {
+    // Below it is tried once more.
+  }
+  directories.remove_tree(root / kMarkFile);  // without it only an empty directory is removed
+  directories.remove_tree(root / kLockFile);  // a network file system keeps what is open in its directory
+  lock.reset();
+  directories.remove_tree(root);
+}
+
+std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
+  std::vector<EarlierRun> runs;
+  for (const fs::path& root : stale_stagings(storage, job)) {
+    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), JournalFound::kNone, {}};
+    const auto lock = lock_removable(storage, run);
+    if (lock) run.journal = find_journal(storage, root);
+    runs.push_back(std::move(run));
+  }
+  return runs;
+}
+
+std::vector<std::string> finish_swaps(Storage& storage, const Job& job) {
+  std::vector<std::string> notes;
+  const fs::path output = storage.resolve(job.output_directory);
+  for (const fs::path& root : stale_stagings(storage, job)) {
+    const auto entries = root.parent_path() == output ? read_swap_record(storage, root) : std::nullopt;
+    if (!entries) continue;
+    EarlierRun::State state{};
+    auto lock = take_lock(storage, root, state);
+    if (state == EarlierRun::State::kLives) continue;
+    std::string why = why_not_ours(storage, root);
+    if (!lock && why.empty()) why = "whether that run still lives cannot be known here";
+    for (const fs::path& directory : {output, root})
+      if (const fs::path link = linked_folder(storage, directory, *entries); why.empty() && !link.empty())
+        why = fmt::format("{} is a link", link.string());
+    if (!why.empty())
+      throw Error(
+          ErrorKind::kBadInput,
+          "contains outputs that a run was giving their names when it was killed, and this cannot be finished: " + why)
+          .in(root)
+          .hint(
+              "run the command again as the user whose run it was, on a file system with locks; or delete this "
+              "directory, and write all outputs anew with `force`");
+    finish_swap(storage, root, output, *entries);
+    why = why_not_only_ours(storage, root);
+    if (why.empty()) remove_staging(storage, root, std::move(lock));
+    notes.push_back(
+        fmt::format("{}: the outputs of a run that was killed while it moved them into place are all in place now{}",
+                    root.string(), why.empty() ? "" : ". What they replaced stays there, since " + why));
+  }
+  return notes;
+}
+
+std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job) {
+  std::vector<EarlierRun> removed;
+  for (const fs::path& root : stale_stagings(storage, job))
+    if (auto run = remove_run(storage, root)) removed.push_back(std::move(*run));
+  return removed;
+}
+
+std::vector<std::string> clean(Storage& storage, const Job& job) {
+  std::vector<std::string> notes;
+  for (const EarlierRun& run : remove_dead_runs(storage, job)) notes.push_back(removed_text(run));
+  for (const EarlierRun& run : earlier_runs(storage, job))
+    if (run.state == EarlierRun::State::kForeign)
+      notes.push_back(fmt::format("{}: left alone, since {}", run.root.string(), run.why_foreign));
+    else if (run.state == EarlierRun::State::kUnknown)
+      notes.push_back(fmt::format(
+          "{}: left alone, since a run may go on with it, which cannot be known here; if none does, delete it",
+          run.root.string()));
+  return notes;
+}
+
+std::vector<std::string> clean_after_resume(Storage& storage, const Job& job) {
+  std::vector<std::string> notes;
+  for (const fs::path& root : stale_stagings(storage, job)) {
+    if (job.shares_directory && !has_mark_of(storage, root, job)) continue;
+    if (const auto run = remove_run(storage, root)) notes.push_back(removed_text(*run));
+  }
+  return notes;
+}
+
+void hint_at_dead_runs(Error& error, Storage& storage, const Job& job) {
+  for (const EarlierRun& run : earlier_runs(storage, job))
+    if (run.state == EarlierRun::State::kDead)
+      error.hint(fmt::format("{}{}a run that was killed has left {} in {}, which `clean` removes", error.hint(),
+                             error.hint().empty() ? "" : "; ", format_bytes(run.size_bytes), run.root.string()));
+}
+
+std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const JournalHeader& header) {
+  std::optional<Error> why_not;
+  std::optional<Resumable> best;
+  for (const fs::path& root : stale_stagings(storage, job)) {
+    EarlierRun::State state{};
+    Resumable found{root, lock_dead(storage, root, state), {}};
+    if (!found.lock || !why_not_ours(storage, root).empty()) continue;
+    std::set<std::uint32_t> known;
+    for (const std::string& name : journal_files(storage, root)) {
+      try {
+        auto journal = read_journal(storage, root / name);
+        if (!journal) continue;  // torn
+        if (journal->header != header) {
+          // Others write other ranks into the same directory.
+          if (job.shares_directory && journal->header.sources == header.sources) continue;
+          if (!why_not) why_not = mismatch(root, journal->header, header);
+          continue;
+        }
+        if (!std::all_of(journal->fragment_files.begin(), journal->fragment_files.end(),
+                         [&](const std::string& file) { return is_whole_fragments_file(storage, root / file); }))
+          continue;  // as torn
+        for (const UnitReport& unit : journal->units) validate_unit(unit, job);
+        for (UnitReport& unit : journal->units)
+          if (known.insert(unit.unit).second) found.units.push_back(std::move(unit));
+      } catch (Error& error) {
+        error.in(root / name);
+        if (error.hint().empty()) error.hint("remove what is left with `clean`, and begin anew");
+        if (!why_not) why_not = error;
+      }
+    }
+    if (!best || found.units.size() > best->units.size()) best = std::move(found);
+  }
+  if (best && !best->units.empty()) return best;
+  if (why_not) throw Error(*why_not);
+  return std::nullopt;
+}
+
+}  // namespace reshard

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/io/storage.h"
+#include "reshard/plan/job/job.h"
+
+namespace reshard {
+
+/// Every file that a job writes, relative to its output directory, in the order in which they get their names.
+std::vector<std::filesystem::path> output_files(const Job& job);
+
+/// Whether `final`, whose name in the output directory is `relative`, is a copy of a file of the model that a run has
+/// made which shares the directory.
+bool is_left_alone(Storage& storage, const Job& job, const std::filesystem::path& relative,
+                   const std::filesystem::path& final);
+
+/// Whether an output is one of the folders that are replaced as a whole, or lies in one.
+bool in_whole_folder(const Job& job, const std::filesystem::path& relative);
+
+/// Validates that replacing `folder`, one of the job's whole folders, loses no file that others wrote: every entry has
+/// the name of an output or is proven to be this program's (unproven_entries), also by a manifest.
+/// \param old_outputs  the directory that now contains the folder and the manifest of earlier outputs.
+/// \throws Error kBadInput that names the entries; kIo.
+void validate_only_ours(Files& files, const Job& job, const std::filesystem::path& folder,
+                        const std::filesystem::path& old_outputs);
+
+/// Whether a directory of outputs contains, at any depth, only what the job replaces. Its whole folders may contain more
+/// (validate_only_ours).
+/// \param except  An entry that is not looked at.
+/// \throws Error kIo.
+bool is_all_replaced(Files& files, const Job& job, const std::filesystem::path& outputs,
+                     const std::filesystem::path& except = {});
+
+/// Room for a job's outputs, as far as the file system says.
+struct OutputSpace {
+  std::uint64_t needed_bytes = 0;
+  std::uint64_t free_bytes = 0;
+  std::filesystem::path file_system;  // the existing directory that was asked
+};
+
+/// Name of a staging directory beside the output directory, without its last six characters; the names of those in it
+/// begin with kStagingPrefix. Names of the output directory that are too long are cut, and told apart by a CRC.
+std::string staging_prefix(const std::filesystem::path& output_directory);
+
+/// Hidden directories beside the output, or in it, that runs have left which were killed (or that still go on), as far
+/// as the names say; no links.
+std::vector<std::filesystem::path> stale_stagings(Files& files, const Job& job);
+
+/// Validates that the outputs may be written: no output is an input, nothing that exists is replaced without `force`, a
+/// folder that is replaced as a whole holds nothing that this program does not write. Writes nothing.
+/// \throws Error kUsage, kBadInput or kIo.
+void validate_output(Storage& storage, const Job& job);
+
+/// Asks the file system.
+/// \throws Error kIo.
+OutputSpace output_space(Storage& storage, const Job& job);
+
+/// \throws Error kNoSpace with both numbers if the outputs do not fit.
+void validate_space(const OutputSpace& space);
+
+}  // namespace reshard

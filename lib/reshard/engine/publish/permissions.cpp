@@ -1,0 +1,137 @@
+#include "reshard/engine/publish/permissions.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/paths.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint32_t kAll = 0777;
+constexpr std::uint32_t kOwner = 0700;
+
+}  // namespace
+
+AllowedMode& AllowedMode::operator&=(const AllowedMode& other) {
+  bits &= other.bits;
+  groups.insert(other.groups.begin(), other.groups.end());
+  kept &= other.kept;
+  return *this;
+}
+
+std::uint32_t AllowedMode::for_group(std::uint32_t group) const {
+  const bool is_inputs = std::all_of(groups.begin(), groups.end(), [&](std::uint32_t one) { return one == group; });
+  return is_inputs ? bits & kept : for_any_group();
+}
+
+std::uint32_t AllowedMode::for_any_group() const {
+  const std::uint32_t others_as_group = (bits & 0007) << 3;
+  return bits & (0707 | others_as_group) & kept;
+}
+
+AllowedMode Permissions::allowed_by(const fs::path& path) const {
+  const auto access = storage_.directories().access(path);
+  if (!access) return {kOwner, {}, kAll};
+  AllowedMode allowed{access->bits, {}, kAll};
+  if (allowed.for_any_group() != allowed.bits) allowed.groups.insert(access->group);
+  return allowed;
+}
+
+Permissions::Permissions(const Job& job, Storage& storage)
+    : storage_(storage), umask_left_(storage.directories().bits_for_new()) {
+  model_directory_ = storage.resolve(job.model_directory.empty() ? job.source_directory : job.model_directory);
+  for (const TensorFile& file : job.source.files) weights_ &= allowed_by(file.path);
+  look_at_directories(job);
+  look_at_folders(job);
+  look_at_output(job);
+  weights_ &= shown_;
+  weights_.bits |= 0600;
+  weights_.kept = umask_left_ | 0600;
+}
+
+/// The model's directory, and those of all inputs that come from elsewhere than their outputs' place in it.
+void Permissions::look_at_directories(const Job& job) {
+  const auto resolved = [&](const fs::path& path) { return storage_.resolve(path.empty() ? "." : path); };
+  std::set<fs::path> parents;
+  for (const TensorFile& file : job.source.files) parents.insert(file.path.parent_path());
+  std::set<std::pair<fs::path, fs::path>> moves;  // of other files, from one directory to another
+  for (const CopiedFile& file : job.copied_files) moves.emplace(file.source.parent_path(), file.path.parent_path());
+  for (const TextFile& file : job.text_files)
+    if (!file.source.empty()) moves.emplace(file.source.parent_path(), file.path.parent_path());
+  for (const auto& [from, to] : moves)
+    if (resolved(from) != resolved(model_directory_ / to)) parents.insert(from);
+  std::set<fs::path> directories{model_directory_};
+  for (const fs::path& parent : parents)
+    for (fs::path path = resolved(parent); directories.insert(path).second;)
+      if (lies_inside(path, model_directory_)) path = path.parent_path();
+  for (const fs::path& path : directories) directories_ &= allowed_by(path);
+}
+
+/// The folders that copied files lie in.
+void Permissions::look_at_folders(const Job& job) {
+  for (const CopiedFile& file : job.copied_files) {
+    fs::path source = file.source.parent_path();
+    for (fs::path relative = file.path.parent_path(); !relative.empty(); relative = relative.parent_path()) {
+      if (!folders_.emplace(relative, allowed_by(source)).second) break;
+      source = source.parent_path();
+    }
+  }
+}
+
+/// A new output directory hides what the input's hides. One that is there keeps its permissions, so that files have to
+/// hide themselves.
+void Permissions::look_at_output(const Job& job) {
+  const auto output = storage_.directories().access(job.output_directory);
+  if (!output || !storage_.is_directory(job.output_directory)) return;
+  const std::uint32_t opened = output->bits & ~directories_.for_group(output->group);
+  if ((opened & 0010) != 0) shown_.bits &= 0700;  // the directory's group may be others to a file of another group
+  if ((opened & 0001) != 0) {
+    shown_.bits &= 0770;
+    shown_.groups = directories_.groups;
+  }
+}
+
+AllowedMode Permissions::directory(const fs::path& relative) const {
+  AllowedMode allowed = directories_;
+  const auto own = folders_.find(relative);
+  if (own != folders_.end()) allowed &= own->second;
+  allowed.bits |= kOwner;
+  allowed.kept = umask_left_ | kOwner;
+  return allowed;
+}
+
+AllowedMode Permissions::text(const TextFile& file) const {
+  const fs::path source = file.source.empty() ? model_directory_ / file.path : file.source;
+  AllowedMode allowed = weights_;
+  if (file.source.empty() && !storage_.directories().access(source)) return allowed;
+  allowed &= allowed_by(source);
+  allowed.bits |= 0600;
+  return allowed;
+}
+
+AllowedMode Permissions::copy(const CopiedFile& file) const {
+  AllowedMode allowed = allowed_by(file.source);
+  allowed &= shown_;
+  allowed.kept = umask_left_;
+  return allowed;
+}
+
+void set_permissions(Directories& directories, const fs::path& path, const AllowedMode& allowed) {
+  const auto access = directories.access(path);
+  if (!access) throw Error(ErrorKind::kIo, "cannot look at its permissions").in(path);
+  const std::uint32_t bits = allowed.for_group(access->group);
+  if (access->bits != bits) directories.set_access_bits(path, bits);
+}
+
+bool make_directory(Directories& directories, const fs::path& path, const AllowedMode& allowed) {
+  if (!directories.make(path, allowed.for_any_group())) return false;        // another run has made it meanwhile
+  if (!allowed.groups.empty()) set_permissions(directories, path, allowed);  // its group is known only now
+  return true;
+}
+
+}  // namespace reshard

@@ -1,0 +1,407 @@
+#include "reshard/engine/publish/publish.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/paths.h"
+#include "reshard/engine/publish/earlier_runs.h"
+#include "reshard/engine/publish/journal.h"
+#include "reshard/engine/publish/staging_mark.h"
+#include "reshard/formats/manifest.h"
+#include "reshard/layouts/interrupted_swap.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+void rename_entry(Directories& directories, const fs::path& from, const fs::path& to) {
+  directories.rename(from, to, RenameMode::kReplace);
+}
+
+void add_directories(Files& files, const fs::path& directory, std::set<fs::path>& found) {
+  found.insert(directory);
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (entry.kind == FileKind::kDirectory && !entry.is_link) add_directories(files, directory / entry.name, found);
+}
+
+/// The random end of a staging directory's name.
+std::string suffix_of(const fs::path& root) {
+  constexpr std::size_t kSuffix = 6;
+  const std::string name = root.filename().string();
+  return name.substr(name.size() - kSuffix);
+}
+
+}  // namespace
+
+void rename_new(Directories& directories, const fs::path& from, const fs::path& to) {
+  switch (directories.rename(from, to, RenameMode::kNew)) {
+    case RenameResult::kDone: return;
+    case RenameResult::kExists:
+      throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced")
+          .in(to)
+          .hint("another run may have made it");
+    case RenameResult::kUnsupported: rename_entry(directories, from, to);
+  }
+}
+
+fs::path make_replaced(Directories& directories, const fs::path& root, const fs::path& relative) {
+  fs::path folder = root;
+  for (const fs::path& part : (kReplacedFolder / relative).parent_path()) directories.make(folder /= part, 0700);
+  return folder / relative.filename();
+}
+
+void take_apart(Storage& storage, const fs::path& root) {
+  const fs::path whole = root / kWholeFolder;
+  if (root.empty() || storage.directories().is_link(whole) || !storage.is_directory(whole)) return;
+  for (const DirectoryEntry& entry : storage.list(whole))
+    rename_entry(storage.directories(), whole / entry.name, root / entry.name);
+  storage.directories().remove_empty(whole);
+}
+
+void flush_tree(Storage& storage, const fs::path& root) {
+  std::set<fs::path> found;
+  add_directories(storage, root, found);
+  for (const fs::path& path : found) storage.directories().open({path}, root)->flush();
+}
+
+Staging::Staging(const Job& job, Storage& storage) : Staging(job, storage, Unmade{}) {
+  claim_output();
+  const fs::path home = output_existed_ ? final_ : final_.parent_path();
+  make_directories(home);
+  root_ = directories().make_private(home / (output_existed_ ? std::string(kStagingPrefix) : staging_prefix(final_)));
+  mark_and_lock(root_);
+  validate_alone(root_);
+  for (const fs::path& relative : output_files(job)) make_staged_folders(relative.parent_path());
+}
+
+Staging::Staging(const Job& job, Storage& storage, fs::path root, std::unique_ptr<FileLock> lock)
+    : Staging(job, storage, Unmade{}) {
+  claim_output();
+  lock_ = std::move(lock);
+  lock_->share();  // with the ranks of this run
+  validate_alone(root);
+  for (const CopiedFile& file : job.copied_files) directories().remove_tree(root / file.path);
+  for (const TextFile& file : job.text_files) directories().remove_tree(root / file.path);
+  for (const char* name : {kManifestFile, kSha256SumsFile}) directories().remove_tree(root / name);
+  root_ = std::move(root);
+  try {
+    std::set<fs::path> folders;
+    for (const fs::path& relative : output_files(job))
+      for (fs::path folder = relative.parent_path(); !folder.empty(); folder = folder.parent_path())
+        folders.insert(folder);
+    for (const fs::path& folder : folders) {
+      make_staged_folders(folder);
+      set_permissions(directories(), root_ / folder, permissions_.directory(folder));  // inputs may be private by now
+    }
+  } catch (...) {
+    root_.clear();  // so that nothing in it is removed
+    throw;
+  }
+}
+
+/// Lets others know whose the directory is, and that this process lives, where the file system has locks.
+void Staging::mark_and_lock(const fs::path& root) {
+  constexpr int kTries = 50;  // others look at the lock for a moment
+  try {
+    for (int i = 0; i < kTries && !lock_; ++i) {
+      if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      lock_ = directories().lock(root / kLockFile, true);
+    }
+    if (!lock_) throw Error(ErrorKind::kIo, "another run goes on with it").in(root).hint("wait until it is done");
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUnsupported) throw;
+    directories().remove_tree(root / kLockFile);
+  }
+  const std::string mark = staging_mark(job_);
+  storage_.create(root / kMarkFile, mark.size())->write_at(0, std::as_bytes(std::span(mark)));
+}
+
+/// Finds out whether the output directory exists, and keeps others from it.
+void Staging::claim_output() {
+  final_ = storage_.resolve(job_.output_directory);
+  if (job_.shares_directory) make_directories(final_);  // at once, for others to find
+  output_existed_ = storage_.is_directory(final_);
+  if (output_existed_) claim_ = directories().claim(final_, job_.shares_directory);
+}
+
+/// No other run writes to the same output, on any machine whose locks are seen here. Of two that start at the same time,
+/// both may find the other.
+void Staging::validate_alone(const fs::path& root) const {
+  if (job_.shares_directory) return;
+  for (const fs::path& other : stale_stagings(storage_, job_))
+    if (other != root && run_lives(storage_, other))
+      throw Error(ErrorKind::kIo, "another run is writing here").in(final_).hint("wait until it is done");
+}
+
+void Staging::keep() {
+  lock_.reset();
+  root_.clear();
+}
+
+Staging::~Staging() {
+  if (!root_.empty()) remove_staging(storage_, root_, std::move(lock_));
+  claim_.reset();
+  if (published_) return;
+  for (auto it = made_directories_.rbegin(); it != made_directories_.rend(); ++it) directories().remove_empty(*it);
+}
+
+/// Makes `directory` and those above it that are missing, and remembers which.
+void Staging::make_directories(const fs::path& directory) {
+  std::vector<fs::path> missing;
+  for (fs::path path = directory; !storage_.exists(path); path = path.parent_path()) missing.push_back(path);
+  for (; !missing.empty(); missing.pop_back()) {
+    const fs::path& path = missing.back();
+    const bool inside = lies_inside(path, final_) && path != final_;
+    if (make_directory(directories(), path,
+                       permissions_.directory(inside ? path.lexically_relative(final_) : fs::path())))
+      made_directories_.push_back(path);
+  }
+}
+
+void Staging::make_staged_folders(const fs::path& relative) {
+  if (relative.empty() || storage_.exists(root_ / relative)) return;
+  make_staged_folders(relative.parent_path());
+  make_directory(directories(), root_ / relative, permissions_.directory(relative));
+}
+
+std::vector<fs::path> Staging::entries_in_order() const {
+  std::vector<fs::path> entries, last;
+  std::set<fs::path> tensor_files;
+  for (const TensorFile& file : job_.target.files) tensor_files.insert(file.path);
+  const auto is_last = [&](const fs::path& relative) {
+    return std::any_of(job_.text_files.begin(), job_.text_files.end(),
+                       [&](const TextFile& file) { return file.is_last && file.path == relative; });
+  };
+  const std::vector<fs::path> files = output_files(job_);
+  const auto add = [&](bool with_tensors) {
+    for (const fs::path& relative : files)
+      if (!in_whole_folder(job_, relative) && tensor_files.contains(relative) == with_tensors)
+        (is_last(relative) ? last : entries).push_back(relative);
+  };
+  add(true);
+  entries.insert(entries.end(), job_.whole_folders.begin(), job_.whole_folders.end());
+  add(false);
+  entries.insert(entries.end(), last.begin(), last.end());
+  return entries;
+}
+
+void Staging::take(Step step) {
+  if (step.mode == RenameMode::kNew)
+    rename_new(directories(), step.from, step.to);
+  else if (directories().rename(step.from, step.to, step.mode) != RenameResult::kDone)
+    throw Error(ErrorKind::kUnsupported, "cannot be swapped in one step").in(step.to);
+  steps_.push_back(std::move(step));
+}
+
+/// Takes every step back. What cannot be taken back keeps the staging directory, which then holds the only copy.
+void Staging::undo(const std::string& reason) {
+  std::string kept;
+  for (auto it = steps_.rbegin(); it != steps_.rend(); ++it) {
+    try {
+      directories().rename(it->to, it->from,
+                           it->mode == RenameMode::kNew ? RenameMode::kReplace : RenameMode::kExchange);
+    } catch (const Error&) {
+      kept += (kept.empty() ? "" : ", ") + it->to.filename().string();
+    }
+  }
+  steps_.clear();
+  if (kept.empty()) {
+    directories().remove_tree(root_ / kSwapFile);
+    directories().remove_tree(root_ / kReplacedFolder);
+    return;
+  }
+  const fs::path home = std::exchange(root_, {});  // so that nothing in it is removed
+  throw Error(ErrorKind::kIo, reason + "; and what it had replaced could not be put back: " + kept)
+      .in(home)
+      .hint("this directory holds what stood there before; move it back by hand, or give the command again");
+}
+
+/// Moves the staging directory itself.
+void Staging::move_to(const fs::path& directory, std::string_view prefix) {
+  const fs::path to = directory / (std::string(prefix) + suffix_of(root_));
+  if (to == root_) return;
+  rename_new(directories(), root_, to);
+  root_ = to;
+}
+
+/// Has the disk confirm all of root(), and opens the directories in which it gets its names: what fails now fails before
+/// that.
+Staging::Opened Staging::flush_before_naming(std::set<fs::path> named, bool sync) {
+  if (!sync) return nullptr;
+  flush_tree(storage_, root_);
+  for (const fs::path& made : made_directories_) named.insert(made.parent_path());
+  Opened opened = directories().open(named, root_);
+  opened->flush();
+  return opened;
+}
+
+/// Moves all outputs into a directory of their own, so that one rename gives them their names while lock and journals
+/// stay: until then a later run can go on.
+void Staging::gather() {
+  const fs::path whole = root_ / kWholeFolder;
+  directories().make(whole, 0700);
+  set_permissions(directories(), whole, permissions_.directory());
+  std::set<fs::path> entries;
+  for (const fs::path& relative : output_files(job_)) entries.insert(*relative.begin());
+  for (const fs::path& entry : entries) rename_entry(directories(), root_ / entry, whole / entry);
+}
+
+/// From here on what lies in root_ is not what a journal says, after a crash of the machine, too.
+void Staging::set_aside_journals(bool sync) {
+  const std::vector<std::string> journals = journal_and_fragment_files(storage_, root_);
+  if (journals.empty()) return;
+  const fs::path unused = root_ / kUnusedFolder;
+  directories().make(unused, 0700);
+  for (const std::string& name : journals) rename_entry(directories(), root_ / name, unused / name);
+  if (sync) directories().open({root_}, root_)->flush();
+}
+
+/// All is as it was: a later run can go on.
+void Staging::put_back_journals() {
+  const fs::path unused = root_ / kUnusedFolder;
+  if (root_.empty() || !storage_.is_directory(unused)) return;
+  for (const DirectoryEntry& entry : storage_.list(unused))
+    rename_entry(directories(), unused / entry.name, root_ / entry.name);
+  directories().remove_empty(unused);
+}
+
+Staging::Opened Staging::name_directory(bool sync) {
+  gather();
+  Opened opened = flush_before_naming({final_.parent_path()}, sync);
+  const fs::path whole = root_ / kWholeFolder;
+  try {
+    rename_new(directories(), whole, final_);
+  } catch (const Error&) {
+    if (!storage_.is_directory(final_) || !storage_.list(final_).empty()) throw;
+    rename_entry(directories(), whole, final_);  // over one that was made meanwhile, with nothing in it
+  }
+  return opened;
+}
+
+/// Whether the output directory may become another one. This process does not work in it, and nothing in it stays.
+bool Staging::can_swap_directory() const {
+  if (!job_.force || job_.shares_directory) return false;
+  try {
+    return directories().is_own(final_) && !lies_inside(storage_.resolve("."), final_) &&
+           is_all_replaced(storage_, job_, final_, root_);
+  } catch (const Error&) {
+    return false;  // who can look at it goes on
+  }
+}
+
+/// Swaps the output directory with one that contains the new outputs, if that can be done in one step.
+/// \returns what is to be flushed then; without published_ nothing has changed.
+Staging::Opened Staging::swap_directory(bool sync) {
+  if (!can_swap_directory()) return nullptr;
+  try {
+    gather();
+    const auto old_access = directories().access(final_), new_access = directories().access(root_ / kWholeFolder);
+    if (!old_access || !new_access || old_access->group != new_access->group)
+      throw Error(ErrorKind::kUnsupported, "would be another group's").in(final_);
+    if (old_access->bits != new_access->bits) directories().set_access_bits(root_ / kWholeFolder, old_access->bits);
+    set_aside_journals(sync);
+    move_to(final_.parent_path(), staging_prefix(final_));
+    Opened opened = flush_before_naming({final_.parent_path()}, sync);
+    const fs::path whole = root_ / kWholeFolder;
+    take({whole, final_, RenameMode::kExchange});
+    // Others may have written.
+    if (!is_all_replaced(storage_, job_, whole))
+      throw Error(ErrorKind::kUnsupported, "has a file that stays").in(final_);
+    for (const fs::path& folder : job_.whole_folders) validate_only_ours(storage_, job_, folder, whole);
+    published_ = true;
+    return opened;
+  } catch (const std::exception& thrown) {
+    undo(thrown.what());
+    take_apart(storage_, root_);
+    const auto* error = dynamic_cast<const Error*>(&thrown);
+    if (error == nullptr || (error->kind() != ErrorKind::kUnsupported && !error->code())) throw;
+    return nullptr;  // a mount, a parent that may not be written to, a file system that cannot do it
+  }
+}
+
+/// Writes down, for whoever comes after a kill, what gets its name from here on. All of it is on the disk.
+void Staging::begin_swap(const std::vector<fs::path>& entries, bool sync) {
+  const std::string record = swap_record(entries);
+  const auto sink = storage_.create(root_ / kSwapFile, record.size());
+  sink->write_at(0, std::as_bytes(std::span(record)));
+  sync ? sink->sync() : sink->finish();
+  if (sync) directories().open({root_}, root_)->flush();
+}
+
+/// Replaces outputs one by one. What another process does after a kill is finish_swaps.
+Staging::Opened Staging::swap_entries(bool sync) {
+  std::vector<fs::path> entries = entries_in_order();
+  std::erase_if(entries,
+                [&](const fs::path& relative) { return is_left_alone(storage_, job_, relative, final_ / relative); });
+  for (const fs::path& relative : entries) make_directories((final_ / relative).parent_path());
+  set_aside_journals(sync);
+  move_to(final_, kStagingPrefix);
+  std::vector<fs::path> old;
+  std::set<fs::path> named;
+  for (const fs::path& relative : entries) {
+    named.insert((final_ / relative).parent_path());
+    if (storage_.kind_of(final_ / relative) == FileKind::kNone) continue;
+    if (!job_.force)
+      throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced without `force`")
+          .in(final_ / relative);
+    old.push_back(relative);
+    make_replaced(directories(), root_, relative);
+  }
+  try {
+    Opened opened = flush_before_naming(named, sync);
+    begin_swap(entries, sync);
+    for (auto it = old.rbegin(); it != old.rend(); ++it) {
+      take({final_ / *it, root_ / kReplacedFolder / *it});
+      if (in_whole_folder(job_, *it))  // others may have written
+        validate_only_ours(storage_, job_, *it, root_ / kReplacedFolder);
+    }
+    if (opened && !old.empty()) opened->flush();
+    for (const fs::path& relative : entries) {
+      try {
+        take({root_ / relative, final_ / relative});
+      } catch (const Error&) {
+        if (!is_left_alone(storage_, job_, relative, final_ / relative)) throw;  // else it has come just now
+      }
+    }
+    published_ = true;
+    return opened;
+  } catch (const std::exception& error) {
+    undo(error.what());
+    throw;
+  }
+}
+
+std::vector<std::string> Staging::publish(bool sync) {
+  Opened opened;
+  try {
+    opened = output_existed_ ? swap_directory(sync) : name_directory(sync);
+    if (output_existed_ && !published_) opened = swap_entries(sync);
+    published_ = true;
+  } catch (...) {
+    try {
+      take_apart(storage_, root_);
+      put_back_journals();
+    } catch (const Error&) {
+      // The next run tries once more, or has none to go on with.
+    }
+    throw;
+  }
+  std::vector<std::string> notes;
+  try {
+    if (opened) opened->flush();
+  } catch (const Error& error) {
+    notes.push_back(
+        fmt::format("the outputs are complete, but a crash of the machine may still lose them: {}", error.what()));
+  }
+  directories().remove_tree(root_ / kSwapFile);
+  return notes;
+}
+
+}  // namespace reshard

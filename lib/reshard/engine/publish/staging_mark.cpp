@@ -1,0 +1,154 @@
+#include "reshard/engine/publish/staging_mark.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <system_error>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/base/sealed_text.h"
+#include "reshard/base/strings.h"
+#include "reshard/base/wire.h"
+#include "reshard/engine/publish/journal.h"
+#include "reshard/engine/publish/output.h"
+#include "reshard/engine/publish/publish.h"
+#include "reshard/io/text_file.h"
+#include "reshard/layouts/interrupted_swap.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kFirstLine = "reshard staging directory 2\n";
+constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;  // names of a quarter of a million files
+
+std::string mark_text(Storage& storage, const fs::path& root) {
+  return read_text_file(storage, root / kMarkFile, kMaxBytes);
+}
+
+/// The paths in the mark of a directory; std::nullopt if it has none.
+std::optional<std::set<fs::path>> marked_paths(Storage& storage, const fs::path& root) {
+  try {
+    const std::string text = mark_text(storage, root);
+    const auto body = unsealed(kFirstLine, text);
+    if (!body) return std::nullopt;
+    WireReader wire(*body);
+    std::set<fs::path> paths;
+    for (std::uint64_t i = wire.count(); i > 0; --i) {
+      const std::string_view path = wire.text();
+      if (!is_short_path(path)) return std::nullopt;
+      paths.emplace(path);
+    }
+    return paths;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+/// Finds what runs have not put into a staging directory.
+class Walk {
+ public:
+  Walk(Storage& storage, const fs::path& root, std::set<fs::path> outputs)
+      : storage_(storage), root_(root), outputs_(std::move(outputs)) {
+    for (const fs::path& output : outputs_)
+      for (fs::path above = output.parent_path(); !above.empty() && folders_.insert(above).second;)
+        above = above.parent_path();
+  }
+
+  std::vector<std::string> foreign() {
+    for (const DirectoryEntry& entry : storage_.list(root_)) {
+      const bool is_folder = entry.kind == FileKind::kDirectory && !entry.is_link;
+      if (is_folder && entry.name == kUnusedFolder)
+        look_at_own_files(entry.name);
+      else if (is_folder && (entry.name == kWholeFolder || entry.name == kReplacedFolder))
+        look_into(entry.name, {});
+      else if (!is_own_file(entry.name, entry))
+        look_at(entry.name, entry.name, entry);
+    }
+    return std::move(foreign_);
+  }
+
+ private:
+  /// This program's lock files are empty.
+  bool is_own_file(const fs::path& path, const DirectoryEntry& entry) const {
+    if (entry.kind != FileKind::kFile || entry.is_link) return false;
+    if (entry.name == kLockFile) return storage_.size_bytes(root_ / path) == 0;
+    const std::string_view rest =
+        std::string_view(entry.name).substr(std::min(kJournalPrefix.size(), entry.name.size()));
+    const bool is_journal = entry.name.starts_with(kJournalPrefix) && rest.find_first_of("0123456789") == 0;
+    return entry.name == kMarkFile || entry.name == kSwapFile || is_journal;
+  }
+
+  void look_at_own_files(const fs::path& folder) {
+    for (const DirectoryEntry& entry : storage_.list(root_ / folder))
+      if (!is_own_file(folder / entry.name, entry)) foreign_.push_back((folder / entry.name).string());
+  }
+
+  /// \param path    in the staging directory.
+  /// \param output  where it would be in the output directory.
+  void look_at(const fs::path& path, const fs::path& output, const DirectoryEntry& entry) {
+    if (entry.kind == FileKind::kDirectory && !entry.is_link && folders_.contains(output))
+      look_into(path, output);
+    else if (entry.kind != FileKind::kFile || entry.is_link || !outputs_.contains(output))
+      foreign_.push_back(path.string());
+  }
+
+  void look_into(const fs::path& path, const fs::path& output) {
+    for (const DirectoryEntry& entry : storage_.list(root_ / path))
+      look_at(path / entry.name, output / entry.name, entry);
+  }
+
+  Storage& storage_;
+  const fs::path& root_;
+  std::set<fs::path> outputs_;
+  std::set<fs::path> folders_;  // that contain outputs
+  std::vector<std::string> foreign_;
+};
+
+std::string not_this_programs(const std::string& name) {
+  return fmt::format("its {} is not of this program", name);
+}
+
+}  // namespace
+
+std::string staging_mark(const Job& job) {
+  std::set<fs::path> paths;
+  for (const fs::path& file : output_files(job)) paths.insert(file);
+  WireWriter wire;
+  wire.add(paths.size());
+  for (const fs::path& path : paths) wire.add(path.generic_string());
+  return sealed(kFirstLine, wire.bytes());
+}
+
+bool has_mark_of(Storage& storage, const fs::path& root, const Job& job) {
+  try {
+    return mark_text(storage, root) == staging_mark(job);
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+std::string why_not_ours(Storage& storage, const fs::path& root) {
+  if (!storage.directories().is_own(root)) return "it is another user's";
+  return marked_paths(storage, root) ? std::string() : not_this_programs(std::string(kMarkFile));
+}
+
+std::string why_not_only_ours(Storage& storage, const fs::path& root) {
+  if (!storage.directories().is_own(root)) return "it is another user's";
+  const auto outputs = marked_paths(storage, root);
+  if (!outputs && storage.kind_of(root / kMarkFile) != FileKind::kNone)
+    return not_this_programs(std::string(kMarkFile));
+  try {
+    const std::vector<std::string> foreign = Walk(storage, root, outputs.value_or(std::set<fs::path>())).foreign();
+    return foreign.empty() ? std::string() : fmt::format("it holds {}, which no run has made", list_names(foreign));
+  } catch (const Error& error) {
+    if (error.code() != std::errc::permission_denied) throw;
+    return fmt::format("{} cannot be read", error.path());
+  }
+}
+
+}  // namespace reshard

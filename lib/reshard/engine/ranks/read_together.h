@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "reshard/base/wire.h"
+#include "reshard/engine/move/run.h"
+#include "reshard/engine/ranks/together.h"
+
+namespace reshard {
+
+/// Transfers [first, last) of a program, those that one rank has visited.
+struct VisitedRange {
+  std::size_t first = 0;
+  std::size_t last = 0;
+};
+
+/// Runs a program that writes nothing, as run_program does, by all ranks: each visits whole tensors, about as many
+/// bytes as the others. RunOptions::on_divergence of each rank is told what any of them has found.
+/// \param what  the command, with what it depends on beside the maps, to find ranks that were told something else.
+/// \throws as run_program and Together::step; AgreedError if the ranks do not read the same.
+VisitedRange read_together(const ProgramMaps& maps, const Program& program, const RunOptions& options,
+                           const BlockVisitor& visitor, std::uint64_t visit_block_bytes, std::string_view what,
+                           Together& together);
+
+/// Has all ranks know what each found of the transfers that it visited.
+/// \param write  puts what is known of a transfer into a WireWriter; `read` takes it from a WireReader.
+template <typename Write, typename Read>
+void share_findings(const VisitedRange& visited, Together& together, const Write& write, const Read& read) {
+  if (together.size() == 1) return;
+  WireWriter wire;
+  wire.add(visited.first);
+  wire.add(visited.last);
+  for (std::size_t t = visited.first; t < visited.last; ++t) write(wire, t);
+  for (const std::string& bytes : together.gather("merge", std::move(wire.bytes()))) {
+    WireReader reader(bytes);
+    const std::uint64_t first = reader.number(), last = reader.number();
+    for (std::size_t t = first; t < last; ++t) read(reader, t);
+  }
+}
+
+}  // namespace reshard

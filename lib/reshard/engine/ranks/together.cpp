@@ -1,0 +1,343 @@
+#include "reshard/engine/ranks/together.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "reshard/base/strings.h"
+#include "reshard/base/wire.h"
+
+namespace reshard {
+enum class State : std::uint64_t { kWorks, kDone, kFailed };
+
+/// What a rank tells the others, in a step again and again.
+struct Beat {
+  std::uint64_t step = 0;  // counts steps and gathers
+  std::string name;
+  State state = State::kWorks;
+  bool signalled = false;
+  std::uint64_t done_bytes = 0;
+  std::string payload;  // what a gather gathers, or Talk::tell
+
+  std::string text() const {
+    WireWriter wire;
+    wire.add(step);
+    wire.add(name);
+    wire.add(state);
+    wire.add(signalled);
+    wire.add(done_bytes);
+    wire.add(payload);
+    return std::move(wire.bytes());
+  }
+  static Beat of(const std::string& text) {
+    WireReader wire(text);
+    Beat beat;
+    beat.step = wire.number();
+    beat.name = wire.text();
+    beat.state = static_cast<State>(wire.number());
+    beat.signalled = wire.number() != 0;
+    beat.done_bytes = wire.number();
+    beat.payload = wire.text();
+    return beat;
+  }
+};
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// Ranks keep in touch often at the beginning, since steps of small models are short, and then ever more rarely. A
+// launcher that has ended a process may kill the others 0.2 s later, and a rank has to hear of the end before.
+constexpr auto kShortestNap = 1ms;
+constexpr auto kLongestNap = 50ms;
+constexpr auto kSignalNap = 5ms;
+constexpr auto kUrgentNap = 5ms;
+
+bool any_in(const std::vector<Beat>& beats, State state) {
+  return std::any_of(beats.begin(), beats.end(), [&](const Beat& beat) { return beat.state == state; });
+}
+
+std::string error_text(const Error& error) {
+  WireWriter wire;
+  wire.add(error.kind());
+  wire.add(error.message());
+  wire.add(error.path());
+  wire.add(error.tensor());
+  wire.add(error.offset_bytes().has_value());
+  wire.add(error.offset_bytes().value_or(0));
+  wire.add(error.line().has_value());
+  wire.add(error.line().value_or(0));
+  wire.add(error.hint());
+  return std::move(wire.bytes());
+}
+
+Error error_of(const std::string& text) {
+  WireReader wire(text);
+  const auto kind = static_cast<ErrorKind>(wire.number());
+  Error error(kind, std::string(wire.text()));
+  error.in(std::string(wire.text()));
+  error.tensor(std::string(wire.text()));
+  const bool has_offset = wire.number() != 0;
+  const std::uint64_t offset_bytes = wire.number();
+  if (has_offset) error.at_byte(offset_bytes);
+  const bool has_line = wire.number() != 0;
+  const std::uint64_t line = wire.number();
+  if (has_line) error.at_line(line);
+  error.hint(std::string(wire.text()));
+  return error;
+}
+
+/// Work on a thread of its own, and cleaning up if a signal comes, until the step is over.
+class Worker {
+ public:
+  Worker(const std::function<void()>& work, const std::function<void()>& clean_up, std::function<bool()> signalled)
+      : work_(work), clean_up_(clean_up), signalled_(std::move(signalled)), thread_([this] { run(); }) {}
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  ~Worker() { end(); }
+
+  State state() {
+    const std::lock_guard lock(mutex_);
+    return state_;
+  }
+  const std::exception_ptr& failure() const { return failure_; }  // after the work
+
+  /// Sleeps for as long, or until the work ends or a signal has come.
+  void nap(std::chrono::milliseconds time) {
+    const auto until = std::chrono::steady_clock::now() + time;
+    std::unique_lock lock(mutex_);
+    while (state_ == State::kWorks && !signalled_() && std::chrono::steady_clock::now() < until)
+      changed_.wait_for(lock, std::min<std::chrono::milliseconds>(time, kSignalNap));
+    if (state_ != State::kWorks || signalled_()) {
+      lock.unlock();
+      std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(time, kSignalNap));
+    }
+  }
+
+  /// Waits for the work to end.
+  void end() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  void run() {
+    State end = State::kDone;
+    try {
+      work_();
+    } catch (...) {
+      failure_ = std::current_exception();
+      end = State::kFailed;
+    }
+    std::unique_lock lock(mutex_);
+    state_ = end;
+    changed_.notify_all();
+    while (clean_up_ && !signalled_() && !over_) changed_.wait_for(lock, kSignalNap);
+    lock.unlock();
+    if (clean_up_ && signalled_()) clean_up_();
+  }
+
+  const std::function<void()>& work_;
+  const std::function<void()>& clean_up_;
+  std::function<bool()> signalled_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  State state_ = State::kWorks;
+  bool over_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;  // the last, since it uses the others
+};
+
+}  // namespace
+
+Together::Together(Ranks& ranks, const std::string& host) : ranks_(&ranks), hosts_(ranks.gather(host)) {}
+
+std::uint32_t Together::local_size() const {
+  return ranks_ ? static_cast<std::uint32_t>(std::count(hosts_.begin(), hosts_.end(), hosts_.at(rank()))) : 1;
+}
+
+std::string Together::process(std::uint32_t rank) const {
+  return fmt::format("rank {} on {}", rank, hosts_.at(rank));
+}
+
+std::string Together::other_options(std::uint32_t rank) const {
+  if (!ranks_) return {};
+  WireWriter wire;
+  wire.add(given_.size());
+  for (const auto& [name, value] : given_) {
+    wire.add(name);
+    wire.add(value);
+  }
+  const std::vector<std::string> all = ranks_->gather(wire.bytes());
+  const auto given_of = [&](std::uint32_t of) {
+    std::map<std::string, std::string> given;
+    WireReader reader(all.at(of));
+    for (std::uint64_t left = reader.count(16); left > 0; --left) {
+      std::string name(reader.text());
+      given.emplace(std::move(name), reader.text());
+    }
+    return given;
+  };
+  const auto text = [](const auto& option) {
+    return option.second.empty() ? option.first : fmt::format("{} {}", option.first, printable(option.second));
+  };
+  const auto ours = given_of(0), theirs = given_of(rank);
+  std::vector<std::string> differences;
+  for (const auto& option : theirs) {
+    const auto found = ours.find(option.first);
+    if (found == ours.end())
+      differences.push_back(text(option) + " besides");
+    else if (found->second != option.second)
+      differences.push_back(fmt::format("{} in place of {}", text(option), text(*found)));
+  }
+  for (const auto& option : ours)
+    if (!theirs.contains(option.first)) differences.push_back("without " + text(option));
+  if (differences.empty()) return {};
+  return ": " + join(differences, "; ");
+}
+
+/// Meets the others until none of them works any more: at once where none does.
+/// \param mine  what to tell them now.
+/// \param heard  called with what all have told, each time.
+/// \returns what all told last; nobody failed.
+std::vector<Beat> Together::meet(const std::function<Beat()>& mine,
+                                 const std::function<void(const std::vector<Beat>&)>& heard,
+                                 const std::function<std::exception_ptr()>& failure) {
+  std::vector<Beat> beats;
+  do {
+    beats.clear();
+    for (const std::string& text : ranks_->gather(mine().text())) beats.push_back(Beat::of(text));
+    validate_same_step(beats);
+    heard(beats);
+  } while (any_in(beats, State::kWorks));
+  if (any_in(beats, State::kFailed)) throw_agreed(failure(), beats);
+  return beats;
+}
+
+/// Of ranks that did not fail, which may have happened before the step.
+void Together::validate_same_step(const std::vector<Beat>& beats) const {
+  if (any_in(beats, State::kFailed)) return;
+  for (std::uint32_t rank = 1; rank < beats.size(); ++rank) {
+    if (beats[rank].step == beats[0].step && beats[rank].name == beats[0].name) continue;
+    throw AgreedError(
+        std::move(Error(ErrorKind::kUsage, fmt::format("{} wants to {}, and {} to {}{}", process(0), beats[0].name,
+                                                       process(rank), beats[rank].name, other_options(rank)))
+                      .hint("start all ranks with the same command line")));
+  }
+}
+
+void Together::step(const std::string& name, Progress& progress, const std::function<void()>& work,
+                    const std::function<void()>& clean_up, const Talk& talk) {
+  if (!ranks_) return work();
+  ++steps_;
+  std::atomic<bool> stopped_by_others{false};
+  const auto signalled = [&] { return progress.stop && !stopped_by_others; };
+  Worker worker(work, clean_up, signalled);
+  auto nap = std::chrono::milliseconds(kShortestNap);
+  const auto heard = [&](const std::vector<Beat>& beats) {
+    std::uint64_t others_bytes = 0;
+    bool any_stops = false;
+    for (std::uint32_t rank = 0; rank < beats.size(); ++rank) {
+      any_stops = any_stops || beats[rank].state == State::kFailed || beats[rank].signalled;
+      if (rank != this->rank()) others_bytes += beats[rank].done_bytes;
+    }
+    progress.others_bytes = others_bytes;
+    if (any_stops && !progress.stop) {
+      stopped_by_others = true;
+      progress.stop = true;
+    }
+    if (!any_in(beats, State::kWorks)) return;
+    bool is_urgent = false;
+    if (talk.hear && !any_in(beats, State::kFailed)) {
+      std::vector<std::string> told;
+      told.reserve(beats.size());
+      for (const Beat& beat : beats) told.push_back(beat.payload);
+      is_urgent = talk.hear(told);
+    }
+    worker.nap(is_urgent ? std::min(nap, std::chrono::milliseconds(kUrgentNap)) : nap);
+    nap = std::min(nap * 3 / 2 + 1ms, std::chrono::milliseconds(kLongestNap));
+  };
+  const auto mine = [&] {
+    return Beat{
+        steps_, name, worker.state(), signalled(), progress.done_bytes, talk.tell ? talk.tell() : std::string()};
+  };
+  try {
+    meet(mine, heard, [&] { return worker.failure(); });
+  } catch (...) {
+    stopped_by_others = true;
+    progress.stop = true;
+    worker.end();
+    throw;
+  }
+  worker.end();
+}
+
+void Together::fail(const std::exception_ptr& why) {
+  if (!ranks_) std::rethrow_exception(why);
+  Beat beat{++steps_, "fail", State::kFailed, false, 0, {}};
+  meet([&] { return beat; }, [](const std::vector<Beat>&) {}, [&] { return why; });
+  throw Error(ErrorKind::kInternal, "ranks did not agree on a failure");  // meet throws
+}
+
+/// Throws one of the ranks' errors, of which there is at least one.
+void Together::throw_agreed(const std::exception_ptr& mine, const std::vector<Beat>& beats) {
+  const std::vector<std::string> texts = ranks_->gather(mine ? error_text(as_error(mine)) : std::string());
+  std::optional<std::uint32_t> chosen;
+  bool all_alike = true;
+  bool is_stop = true;  // the chosen one is of a rank that was stopped
+  for (std::uint32_t rank = 0; rank < texts.size(); ++rank) {
+    all_alike = all_alike && texts[rank] == texts[0];
+    if (texts[rank].empty()) continue;
+    const bool stops = error_of(texts[rank]).kind() == ErrorKind::kInterrupted;
+    // Who was stopped because another one failed has nothing to say; but after a signal, what else fails follows
+    // from it.
+    if (!chosen || (is_stop && !stops)) {
+      chosen = rank;
+      is_stop = stops;
+    }
+    if (stops && beats[rank].signalled) {
+      chosen = rank;
+      break;
+    }
+  }
+  Error error = error_of(texts.at(chosen.value()));
+  if (!all_alike && error.kind() != ErrorKind::kInterrupted) error.by(process(*chosen));
+  throw AgreedError(std::move(error));
+}
+
+std::vector<std::string> Together::gather(const std::string& name, std::string mine) {
+  std::vector<std::string> all;
+  if (!ranks_) {
+    all.push_back(std::move(mine));
+    return all;
+  }
+  Beat beat{++steps_, name, State::kDone, false, 0, std::move(mine)};
+  for (Beat& one : meet([&] { return beat; }, [](const std::vector<Beat>&) {}, [] { return nullptr; }))
+    all.push_back(std::move(one.payload));
+  return all;
+}
+
+std::string Together::from_leader(const std::string& name, std::string mine) {
+  return std::move(gather(name, leads() ? std::move(mine) : std::string()).front());
+}
+
+unsigned default_threads(const Together& together) {
+  const unsigned most = thread_count({});
+  const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
+  const unsigned usable = std::max(1u, std::thread::hardware_concurrency());  // of the process's mask
+  if (online > 0 && usable < static_cast<unsigned long>(online)) return most;
+  return std::clamp(usable / together.local_size(), 1u, most);
+}
+
+}  // namespace reshard

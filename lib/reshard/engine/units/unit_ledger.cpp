@@ -1,0 +1,139 @@
+#include "reshard/engine/units/unit_ledger.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "reshard/base/error.h"
+#include "reshard/tensor/values/dtype.h"
+
+namespace reshard {
+namespace {
+
+template <typename Item>
+void append(std::vector<Item>& to, const std::vector<Item>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+void sort_unique(std::vector<std::uint32_t>& numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+}
+
+}  // namespace
+
+void UnitReport::write(WireWriter& wire) const {
+  wire.add(unit);
+  wire.add(written_bytes);
+  wire.add(crcs.size());
+  for (const Crc& crc : crcs) {
+    wire.add(crc.stored);
+    wire.add(crc.contribution);
+  }
+  wire.add(files.size());
+  for (const std::uint32_t file : files) wire.add(file);
+  wire.add(leaves.size());
+  for (const Leaf& leaf : leaves) {
+    wire.add(leaf.target);
+    wire.add(leaf.first_elem);
+    wire.add_raw({reinterpret_cast<const char*>(leaf.digest.data()), leaf.digest.size()});
+  }
+  wire.add(lossy_means.size());
+  for (const std::size_t transfer : lossy_means) wire.add(transfer);
+  wire.add(divergent.size());
+  for (const Divergence& divergence : divergent) write_divergence(wire, divergence);
+}
+
+UnitReport UnitReport::read(WireReader& wire) {
+  UnitReport report;
+  report.unit = static_cast<std::uint32_t>(wire.number());
+  report.written_bytes = wire.number();
+  report.crcs.resize(wire.count(16));
+  for (Crc& crc : report.crcs) {
+    crc.stored = static_cast<std::uint32_t>(wire.number());
+    crc.contribution = static_cast<std::uint32_t>(wire.number());
+  }
+  report.files.resize(wire.count());
+  for (std::uint32_t& file : report.files) file = static_cast<std::uint32_t>(wire.number());
+  report.leaves.resize(wire.count(16 + sizeof(Sha256Digest)));
+  for (Leaf& leaf : report.leaves) {
+    leaf.target = static_cast<std::uint32_t>(wire.number());
+    leaf.first_elem = wire.number();
+    std::memcpy(leaf.digest.data(), wire.raw(sizeof leaf.digest).data(), sizeof leaf.digest);
+  }
+  report.lossy_means.resize(wire.count());
+  for (std::size_t& transfer : report.lossy_means) transfer = wire.number();
+  for (std::uint64_t i = wire.count(kDivergenceBytes); i > 0; --i) report.divergent.push_back(read_divergence(wire));
+  return report;
+}
+
+void merge(ShareReport& into, const UnitReport& unit, const TensorMap& target) {
+  const auto validate = [](bool holds) {
+    if (!holds) throw Error(ErrorKind::kBadInput, "is of another program");
+  };
+  into.written_bytes += unit.written_bytes;
+  for (const UnitReport::Crc& crc : unit.crcs) {
+    validate(crc.stored < into.crcs.size());
+    into.crcs[crc.stored] ^= crc.contribution;
+  }
+  for (const UnitReport::Leaf& leaf : unit.leaves) {
+    validate(leaf.target < into.digests.size() &&
+             leaf.first_elem < num_elems(target.logical[leaf.target].shape).value_or(0));
+    into.digests[leaf.target].add(leaf.first_elem, leaf.digest);
+  }
+  for (const std::uint32_t file : unit.files) validate(file < target.files.size());
+  append(into.written_files, unit.files);
+  sort_unique(into.written_files);
+  for (const std::size_t transfer : unit.lossy_means)
+    if (const auto at = std::lower_bound(into.lossy_means.begin(), into.lossy_means.end(), transfer);
+        at == into.lossy_means.end() || *at != transfer)
+      into.lossy_means.insert(at, transfer);
+  ShareReport found;
+  found.crcs.resize(into.crcs.size());
+  found.divergent = unit.divergent;
+  merge(into, std::move(found));
+}
+
+UnitLedger::UnitLedger(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
+                       std::function<void(UnitReport)> done)
+    : maps_(maps), program_(program), done_(std::move(done)) {
+  expect(parts);
+}
+
+void UnitLedger::expect(const std::vector<Part>& parts) {
+  const std::lock_guard lock(mutex_);
+  for (const Part& part : parts) {
+    const LogicalTensor& tensor = program_.transfers[part.transfer].tensor(maps_);
+    Open& unit = open_[part.unit];
+    unit.left_bytes += num_bytes(tensor.dtype, part.box(tensor).size).value_or(0);
+    unit.report.unit = part.unit;
+  }
+}
+
+void UnitLedger::add(const UnitReport& of_block, std::uint64_t block_bytes) {
+  UnitReport complete;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = open_.find(of_block.unit);
+    if (found == open_.end()) return;
+    Open& unit = found->second;
+    UnitReport& report = unit.report;
+    report.written_bytes += of_block.written_bytes;
+    append(report.crcs, of_block.crcs);
+    append(report.files, of_block.files);
+    append(report.leaves, of_block.leaves);
+    append(report.lossy_means, of_block.lossy_means);
+    append(report.divergent, of_block.divergent);
+    unit.left_bytes -= std::min(unit.left_bytes, block_bytes);
+    if (unit.left_bytes > 0) return;
+    complete = std::move(report);
+    open_.erase(found);
+  }
+  sort_unique(complete.files);
+  std::sort(complete.lossy_means.begin(), complete.lossy_means.end());
+  complete.lossy_means.erase(std::unique(complete.lossy_means.begin(), complete.lossy_means.end()),
+                             complete.lossy_means.end());
+  done_(std::move(complete));
+}
+
+}  // namespace reshard

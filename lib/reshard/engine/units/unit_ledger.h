@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "reshard/base/sha256.h"
+#include "reshard/base/wire.h"
+#include "reshard/engine/units/share_report.h"
+#include "reshard/engine/units/units.h"
+#include "reshard/plan/job/program.h"
+
+namespace reshard {
+
+/// What became of one unit of a program: what a ShareReport says, of a few tensors.
+struct UnitReport {
+  struct Crc {
+    std::uint32_t stored = 0;
+    std::uint32_t contribution = 0;
+  };
+  struct Leaf {
+    std::uint32_t target = 0;  // logical tensor
+    std::uint64_t first_elem = 0;
+    Sha256Digest digest{};
+  };
+  std::uint32_t unit = 0;
+  std::uint64_t written_bytes = 0;
+  std::vector<Crc> crcs;             // a tensor may be there several times
+  std::vector<std::uint32_t> files;  // written to, ascending
+  std::vector<Leaf> leaves;
+  std::vector<std::size_t> lossy_means;
+  std::vector<Divergence> divergent;
+
+  void write(WireWriter& wire) const;
+  /// \throws Error kBadInput if these are no such bytes.
+  static UnitReport read(WireReader& wire);
+};
+
+/// Adds what a unit did to a report that has room for all tensors of `target`.
+/// \throws Error kBadInput if it is of another target.
+void merge(ShareReport& into, const UnitReport& unit, const TensorMap& target);
+
+/// Finds out when all blocks of a unit are done. Thread-safe.
+class UnitLedger {
+ public:
+  /// \param done  called with each unit when it is complete, by the thread that did its last block.
+  UnitLedger(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
+             std::function<void(UnitReport)> done);
+  /// Adds parts: units that are not known yet.
+  void expect(const std::vector<Part>& parts);
+
+  /// Adds what a block did, in `of_block`, whose unit is that of the block.
+  /// \param block_bytes  of the tensor as it is read.
+  void add(const UnitReport& of_block, std::uint64_t block_bytes);
+
+ private:
+  struct Open {
+    std::uint64_t left_bytes = 0;
+    UnitReport report;
+  };
+
+  ProgramMaps maps_;
+  const Program& program_;
+  std::function<void(UnitReport)> done_;
+  std::mutex mutex_;
+  std::map<std::uint32_t, Open> open_;
+};
+
+}  // namespace reshard

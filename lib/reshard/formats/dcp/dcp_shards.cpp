@@ -1,0 +1,82 @@
+#include "reshard/formats/dcp/dcp_shards.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+
+namespace reshard {
+namespace {
+
+constexpr const char* kInfoKey = "DCP_SHARDING_INFO";
+constexpr const char* kOffsetsKey = "saved_offsets";
+
+/// Takes `text` from the start of `rest`.
+bool take(std::string_view& rest, std::string_view text) {
+  if (!rest.starts_with(text)) return false;
+  rest.remove_prefix(text.size());
+  return true;
+}
+
+/// Takes a number, of any width, from the start of `rest`.
+bool take_number(std::string_view& rest, std::uint32_t& number) {
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+  rest.remove_prefix(static_cast<std::size_t>(end - rest.data()));
+  return error == std::errc();
+}
+
+}  // namespace
+
+std::optional<DcpShardName> dcp_shard_name(std::string_view name) {
+  DcpShardName found;
+  const bool fits = take(name, "shard-") && take_number(name, found.rank) && take(name, "-model-") &&
+                    take_number(name, found.part) && take(name, "-of-") && take_number(name, found.parts) &&
+                    name == ".safetensors";
+  return fits ? std::optional(found) : std::nullopt;
+}
+
+bool is_dcp_shard_name(std::string_view name) {
+  return dcp_shard_name(name).has_value();
+}
+
+bool has_saved_offsets(const Container& file) {
+  return std::any_of(file.metadata.begin(), file.metadata.end(),
+                     [](const auto& entry) { return entry.first == kInfoKey; });
+}
+
+std::vector<Dims> read_saved_offsets(const Container& file) {
+  const auto found = std::find_if(file.metadata.begin(), file.metadata.end(),
+                                  [](const auto& entry) { return entry.first == kInfoKey; });
+  if (found == file.metadata.end())
+    throw Error(ErrorKind::kBadInput, std::string("has no ") + kInfoKey + " in its metadata")
+        .in(file.path)
+        .hint("it is no file of torch's HuggingFaceStorageWriter, or another program has written it again");
+  const Json json = parse_json(found->second, file.path, JsonDialect::kPython);
+  const JsonObject info(json, file.path, kInfoKey);
+  std::vector<Dims> offsets;
+  offsets.reserve(file.tensors.size());
+  for (const TensorEntry& tensor : file.tensors) {
+    const auto bad = [&](const std::string& what) {
+      return Error(ErrorKind::kBadInput, std::string(kInfoKey) + " " + what).in(file.path).tensor(tensor.name);
+    };
+    if (!info.has(tensor.name)) throw bad("does not say where it begins");
+    const Json& entry = info.at(tensor.name);
+    if (!entry.is_object() || !entry.contains(kOffsetsKey) || !entry[kOffsetsKey].is_array())
+      throw bad("has no list of offsets for it");
+    Dims begin;
+    for (const Json& offset : entry[kOffsetsKey]) {
+      if (!offset.is_number_unsigned()) throw bad("has " + brief(offset) + " in the place of an offset");
+      begin.push_back(offset.get<std::uint64_t>());
+    }
+    if (begin.size() != tensor.shape.size())
+      throw bad("has " + std::to_string(begin.size()) + " offsets for its " + std::to_string(tensor.shape.size()) +
+                " dims");
+    offsets.push_back(std::move(begin));
+  }
+  return offsets;
+}
+
+}  // namespace reshard

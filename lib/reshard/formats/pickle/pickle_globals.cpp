@@ -1,0 +1,220 @@
+#include "reshard/formats/pickle/pickle_globals.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace reshard {
+namespace {
+
+/// What checkpoints call to make plain data. All of torch's own rebuild functions are here; which of them make a tensor
+/// that is understood is for the reader of tensors to say.
+constexpr PickleGlobal kKnown[] = {
+    {"_codecs", "encode"},
+    {"builtins", "bool"},
+    {"builtins", "bytearray"},
+    {"builtins", "bytes"},
+    {"builtins", "complex"},
+    {"builtins", "dict"},
+    {"builtins", "float"},
+    {"builtins", "frozenset"},
+    {"builtins", "int"},
+    {"builtins", "list"},
+    {"builtins", "object"},
+    {"builtins", "range"},
+    {"builtins", "set"},
+    {"builtins", "slice"},
+    {"builtins", "str"},
+    {"builtins", "tuple"},
+    {"collections", "Counter"},
+    {"collections", "OrderedDict"},
+    {"collections", "defaultdict"},
+    {"collections", "deque"},
+    {"copyreg", "_reconstructor"},
+    {"datetime", "date"},
+    {"datetime", "datetime"},
+    {"datetime", "time"},
+    {"datetime", "timedelta"},
+    {"datetime", "timezone"},
+    {"deepspeed.utils.tensor_fragment", "fragment_address"},
+    {"neuronx_distributed.trainer.checkpoint", "_InternalTensorReference"},
+    {"numpy", "dtype"},
+    {"numpy", "ndarray"},
+    {"numpy._core.multiarray", "_reconstruct"},
+    {"numpy._core.multiarray", "scalar"},
+    {"numpy.core.multiarray", "_reconstruct"},
+    {"numpy.core.multiarray", "scalar"},
+    {"numpy.random._pickle", "__bit_generator_ctor"},
+    {"numpy.random._pickle", "__generator_ctor"},
+    {"numpy.random._pickle", "__randomstate_ctor"},
+    {"torch", "Size"},
+    {"torch", "Tensor"},
+    {"torch", "device"},
+    {"torch._tensor", "_rebuild_from_type_v2"},
+    {"torch._utils", "_rebuild_device_tensor_from_cpu_tensor"},
+    {"torch._utils", "_rebuild_device_tensor_from_numpy"},
+    {"torch._utils", "_rebuild_meta_tensor_no_storage"},
+    {"torch._utils", "_rebuild_nested_tensor"},
+    {"torch._utils", "_rebuild_parameter"},
+    {"torch._utils", "_rebuild_parameter_with_state"},
+    {"torch._utils", "_rebuild_qtensor"},
+    {"torch._utils", "_rebuild_sparse_csr_tensor"},
+    {"torch._utils", "_rebuild_sparse_tensor"},
+    {"torch._utils", "_rebuild_tensor"},
+    {"torch._utils", "_rebuild_tensor_v2"},
+    {"torch._utils", "_rebuild_tensor_v3"},
+    {"torch._utils", "_rebuild_wrapper_subclass"},
+    {"torch._utils", "_rebuild_xla_tensor"},
+    {"torch.distributed._mesh_layout", "_MeshLayout"},
+    {"torch.distributed._shard.checkpoint.filesystem", "_StorageInfo"},
+    {"torch.distributed._shard.metadata", "ShardMetadata"},
+    {"torch.distributed._shard.sharded_tensor.api", "ShardedTensor"},
+    {"torch.distributed._shard.sharded_tensor.api", "ShardedTensor.ProcessGroupState"},
+    {"torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"},
+    {"torch.distributed._shard.sharded_tensor.metadata", "ShardedTensorMetadata"},
+    {"torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"},
+    {"torch.distributed._shard.sharded_tensor.shard", "Shard"},
+    {"torch.distributed._shard.sharding_spec.api", "EnumerableShardingSpec"},
+    {"torch.distributed._shard.sharding_spec.chunk_sharding_spec", "ChunkShardingSpec"},
+    {"torch.distributed._tensor", "DTensor"},
+    {"torch.distributed._tensor._dtensor_spec", "DTensorSpec"},
+    {"torch.distributed._tensor._dtensor_spec", "TensorMeta"},
+    {"torch.distributed._tensor.api", "DTensor"},
+    {"torch.distributed._tensor.placement_types", "DTensorSpec"},
+    {"torch.distributed._tensor.placement_types", "Replicate"},
+    {"torch.distributed._tensor.placement_types", "Shard"},
+    {"torch.distributed._tensor.placement_types", "TensorMeta"},
+    {"torch.distributed._tensor.placement_types", "_StridedShard"},
+    {"torch.distributed.checkpoint.filesystem", "_StorageInfo"},
+    {"torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"},
+    {"torch.distributed.device_mesh", "DeviceMesh"},
+    {"torch.distributed.remote_device", "_remote_device"},
+    {"torch.distributed.tensor", "DTensor"},
+    {"torch.distributed.tensor._api", "DTensor"},
+    {"torch.distributed.tensor._dtensor_spec", "DTensorSpec"},
+    {"torch.distributed.tensor._dtensor_spec", "TensorMeta"},
+    {"torch.distributed.tensor.placement_types", "Replicate"},
+    {"torch.distributed.tensor.placement_types", "Shard"},
+    {"torch.distributed.tensor.placement_types", "_StridedShard"},
+    {"torch.nn.parameter", "Parameter"},
+    {"torch.serialization", "_get_layout"},
+    {"torch_xla.utils.serialization", "TensorReference"},
+    {"types", "SimpleNamespace"},
+};
+
+struct Caller {
+  PickleGlobal global;
+  std::size_t argument;
+};
+constexpr Caller kCallers[] = {
+    {{"copyreg", "_reconstructor"}, 0},
+    {{"numpy.random._pickle", "__bit_generator_ctor"}, 0},
+    {{"numpy.random._pickle", "__generator_ctor"}, 1},
+    {{"numpy.random._pickle", "__randomstate_ctor"}, 1},
+    {{"torch._tensor", "_rebuild_from_type_v2"}, 0},
+};
+
+/// Modules whose classes, too, run code (subprocess.Popen), with all that is in them.
+constexpr std::string_view kRunsCode[] = {"_posixsubprocess",
+                                          "_pyrepl",
+                                          "_winapi",
+                                          "asyncio",
+                                          "bdb",
+                                          "builtins",
+                                          "cProfile",
+                                          "code",
+                                          "codeop",
+                                          "commands",
+                                          "concurrent",
+                                          "ctypes",
+                                          "dill",
+                                          "distutils",
+                                          "doctest",
+                                          "ensurepip",
+                                          "functools",
+                                          "http",
+                                          "imp",
+                                          "importlib",
+                                          "inspect",
+                                          "joblib",
+                                          "linecache",
+                                          "marshal",
+                                          "multiprocessing",
+                                          "nt",
+                                          "ntpath",
+                                          "operator",
+                                          "os",
+                                          "pdb",
+                                          "pickle",
+                                          "pip",
+                                          "pkgutil",
+                                          "platform",
+                                          "popen2",
+                                          "posix",
+                                          "posixpath",
+                                          "profile",
+                                          "pty",
+                                          "pydoc",
+                                          "requests",
+                                          "runpy",
+                                          "setuptools",
+                                          "shutil",
+                                          "signal",
+                                          "site",
+                                          "smtplib",
+                                          "socket",
+                                          "sqlite3",
+                                          "ssl",
+                                          "subprocess",
+                                          "sys",
+                                          "tempfile",
+                                          "threading",
+                                          "timeit",
+                                          "trace",
+                                          "types",
+                                          "urllib",
+                                          "urllib2",
+                                          "venv",
+                                          "webbrowser",
+                                          "xmlrpc",
+                                          "zipimport"};
+
+bool runs_code(std::string_view module) {
+  return std::find(std::begin(kRunsCode), std::end(kRunsCode), module) != std::end(kRunsCode);
+}
+
+}  // namespace
+
+PickleCall judge_call(const PickleGlobal& global) {
+  for (const PickleGlobal& known : kKnown)
+    if (global.module == known.module && global.name == known.name) return PickleCall::kKnown;
+  if (runs_code(global.module.substr(0, global.module.find('.')))) return PickleCall::kRunsCode;
+  // A name of several parts walks through what the module has imported: `torch` `os.system` is `os.system`.
+  std::string_view last = global.name;
+  for (std::size_t dot = last.find('.'); dot != last.npos; dot = last.find('.')) {
+    if (runs_code(last.substr(0, dot))) return PickleCall::kRunsCode;
+    last.remove_prefix(dot + 1);
+  }
+  const bool capital = !last.empty() && last[0] >= 'A' && last[0] <= 'Z';
+  return capital ? PickleCall::kUnknownClass : PickleCall::kRunsCode;
+}
+
+bool is_inert_class(const PickleGlobal& global) {
+  std::string_view last = global.name.substr(global.name.rfind('.') + 1);
+  last.remove_prefix(std::min(last.find_first_not_of('_'), last.size()));
+  const bool capital = !last.empty() && last[0] >= 'A' && last[0] <= 'Z';
+  return capital && judge_call(global) != PickleCall::kRunsCode;
+}
+
+std::optional<std::size_t> called_argument(const PickleGlobal& global) {
+  for (const Caller& caller : kCallers)
+    if (global.module == caller.global.module && global.name == caller.global.name) return caller.argument;
+  return std::nullopt;
+}
+
+std::string_view python3_module(std::string_view module) {
+  if (module == "__builtin__") return "builtins";
+  if (module == "copy_reg") return "copyreg";
+  return module;
+}
+
+}  // namespace reshard

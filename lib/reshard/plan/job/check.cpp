@@ -1,0 +1,120 @@
+#include "reshard/plan/job/check.h"
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "reshard/tensor/cast/drift.h"
+
+namespace reshard {
+namespace {
+
+CheckReason reason_of(const StoredTensor& stored, const LogicalTensor& tensor) {
+  switch (tensor.filler.fill()) {
+    case Filler::Fill::kNone: break;
+    case Filler::Fill::kPadding: return CheckReason::kPadding;
+    case Filler::Fill::kRankNumber: return CheckReason::kRankNumber;
+    case Filler::Fill::kConstant: return CheckReason::kConstant;
+  }
+  return stored.tied ? CheckReason::kTied : CheckReason::kReplica;
+}
+
+/// Whether a stored tensor is a parameter that every rank trains a replica of. Replicated heads are none: their
+/// gradients are summed before the step, which keeps them equal. Nor is what another data-parallel rank has saved of
+/// the same one.
+bool is_trained_replica(const TensorMap& map, const StoredTensor& stored, const LogicalTensor& tensor,
+                        const std::vector<Piece>& reads) {
+  if (!stored.replicated || !can_drift(tensor.dtype) || reads.empty()) return false;
+  const TensorFile& first = map.files[map.stored[reads.front().stored].file];
+  const TensorFile& other = map.files[stored.file];
+  return first.tp_rank != other.tp_rank || first.ep_rank != other.ep_rank;
+}
+
+/// " in FILE": where the element was read that others are compared with.
+std::string first_file(const TensorMap& map, const std::vector<Piece>& reads, const Dims& index) {
+  const Box element{index, Dims(index.size(), 1)};
+  for (const Piece& piece : reads)
+    if (intersect(piece.box, element)) return " in " + map.files[map.stored[piece.stored].file].path.string();
+  return {};
+}
+
+std::string message_of(CheckReason reason, const TensorMap& map, const LogicalTensor& tensor,
+                       const std::vector<Piece>& reads, const Dims& index) {
+  switch (reason) {
+    case CheckReason::kRankNumber:
+      return fmt::format("is not the number of {}, the rank in the name of its file", *tensor.filler);
+    case CheckReason::kConstant:
+      return fmt::format("differs from the value that the layout has there, first at {}", to_string(index));
+    case CheckReason::kPadding:
+      return fmt::format("holds other values than {} in its padding, first at {}",
+                         *tensor.filler == 0 ? "zeros" : "the lowest of its dtype", to_string(index));
+    case CheckReason::kTied:
+    case CheckReason::kReplica:
+      return fmt::format("is a replica of {}{}, but differs from it{}", tensor.name, first_file(map, reads, index),
+                         tensor.shape.empty() ? "" : ", first at element " + to_string(index));
+  }
+  return {};
+}
+
+/// Whether it counts what ranks do together: the step of an optimizer.
+bool is_count(const LogicalTensor& tensor) {
+  return tensor.role == TensorRole::kState && tensor.shape.empty();
+}
+
+/// Whether a caller may keep the first of two replicas that differ. Equal replicas confirm an inferred partition, but not
+/// those of a parameter that every rank is known to have whole. Ranks at different steps are of two saves.
+bool may_differ(const TensorMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
+  if (is_count(tensor) || !tensor.unconfirmed_hint.empty()) return false;
+  return map.inferred_partition_hint.empty() || (stored.replicated && stored.label == PartitionLabel::kReplicated);
+}
+
+std::string hint_of(CheckReason reason, const TensorMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
+  const bool is_state = tensor.role == TensorRole::kState;
+  switch (reason) {
+    case CheckReason::kRankNumber: return "files of ranks were renamed or swapped";
+    case CheckReason::kConstant: return "the file is of another layout, or of another version of its reader";
+    case CheckReason::kPadding:
+      return is_state
+                 ? "the files come from two saves, or files of ranks were swapped, or the optimizer is of another model"
+                 : "config.json belongs to another model, or the weights were changed after they were padded";
+    case CheckReason::kTied:
+      return "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false";
+    case CheckReason::kReplica:
+      if (is_count(tensor)) return "the files come from two saves, or files of ranks were swapped";
+      if (!tensor.unconfirmed_hint.empty()) return std::string(tensor.unconfirmed_hint);
+      if (!may_differ(map, stored, tensor))
+        return is_state ? "the files come from two saves, or files of ranks were swapped, or the partition that was "
+                          "inferred without metadata is another: `replicas` first has no effect"
+                        : map.inferred_partition_hint;
+      return fmt::format("{}, or training let them diverge; `replicas` first takes the first rank's values",
+                         is_state ? "the files come from two saves, or files of ranks were swapped"
+                                  : "the ranks are mixed up, or come from different checkpoints");
+  }
+  return {};
+}
+
+}  // namespace
+
+Check make_check(const TensorMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Piece& piece) {
+  const StoredTensor& stored = map.stored[piece.stored];
+  const LogicalTensor& tensor = map.logical[logical];
+  Check check(piece, reason_of(stored, tensor));
+  if (check.reason != CheckReason::kReplica) return check;
+  check.may_drift =
+      !is_count(tensor) && tensor.unconfirmed_hint.empty() && is_trained_replica(map, stored, tensor, reads);
+  check.may_differ = may_differ(map, stored, tensor);
+  return check;
+}
+
+Error failed_check(const TensorMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Check& check,
+                   const Dims& index, std::string_view detail) {
+  const StoredTensor& stored = map.stored[check.stored];
+  std::string message = message_of(check.reason, map, map.logical[logical], reads, index);
+  if (!detail.empty()) message.append("; ").append(detail);
+  return Error(ErrorKind::kBadInput, std::move(message))
+      .in(map.files[stored.file].path)
+      .tensor(stored.name)
+      .hint(hint_of(check.reason, map, stored, map.logical[logical]));
+}
+
+}  // namespace reshard

@@ -1,0 +1,98 @@
+// plan/: from what is asked for to what will be done: map × map → program, with the checks that it is complete,
+// and the jobs that programs come from. Reads headers only; moves nothing.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reshard/layouts/tensor_map.h"
+#include "reshard/plan/job/check.h"
+
+namespace reshard {
+
+/// How one logical tensor is read from one map: `reads` fill it without gap or overlap, `checks` are boxes that must
+/// hold the same bytes. `stored` is of that map; each list is grouped by it. Padding has no reads.
+struct Reading {
+  std::uint32_t logical = 0;  // index into the map
+  std::vector<Piece> reads;
+  std::vector<Check> checks;
+
+  friend bool operator==(const Reading&, const Reading&) = default;
+};
+
+/// The maps whose tensors and pieces a program's indices mean: borrowed, and the very maps that it was made from, or
+/// equal ones. Kept apart from the program so that both can be copied, moved and sent to another process.
+struct ProgramMaps {
+  const TensorMap* source = nullptr;
+  const TensorMap* target = nullptr;   // null for a program that only reads
+  const TensorMap* against = nullptr;  // a second source, to compare with
+};
+
+/// All that happens to one logical tensor: a value, whose indices mean tensors of the program's maps.
+struct Transfer {
+  std::optional<Reading> source;  // none: padding that only the target, or the map compared with, has
+  std::vector<Reading> more;      // of the source, of the same dtype and shape: the mean of all is written, or the
+                                  // first where all hold the same bytes
+  std::optional<Reading> against;
+  std::optional<std::uint32_t> target;  // index of the logical tensor that is written; none if nothing is
+  std::vector<Piece> regrouped_writes;  // the target's pieces, grouped by `stored`; empty where they are already
+
+  /// The logical tensor as it is read. \p maps are the program's.
+  const LogicalTensor& tensor(const ProgramMaps& maps) const;
+  /// As it is written, or as ProgramMaps::against has it; null if neither.
+  const LogicalTensor* result(const ProgramMaps& maps) const;
+  /// Its places in the target, grouped by `stored`; borrowed from `maps` or from this. Empty if nothing is written.
+  std::span<const Piece> writes(const ProgramMaps& maps) const;
+  /// Bytes that are read, compared and written for it: what it costs.
+  std::uint64_t moved_bytes(const ProgramMaps& maps) const;
+
+  friend bool operator==(const Transfer&, const Transfer&) = default;
+};
+
+/// What is to be moved from one map to another, or compared, validated whole. It holds indices and boxes and no
+/// address, so that it can be copied, compared, and planned anew by each process of a run.
+struct Program {
+  std::vector<Transfer> transfers;
+
+  std::uint64_t read_bytes = 0;     // source bytes that are read to be placed; an estimate where only some ranks are
+  std::uint64_t check_bytes = 0;    // source bytes that are read to be compared with those
+  std::uint64_t skipped_bytes = 0;  // replicas that are not read
+  std::uint64_t dropped_bytes = 0;  // of tensors that the request leaves out
+  std::uint64_t write_bytes = 0;    // target bytes, headers not counted
+
+  friend bool operator==(const Program&, const Program&) = default;
+};
+
+/// A target tensor that is the mean of several of the source; these to the byte where they are equal. Whether they are,
+/// the run finds out, unless they are the same bytes of a file.
+struct Mean {
+  std::string target;
+  std::vector<std::string> sources;
+};
+
+struct ProgramOptions {
+  bool check_replicas = true;        // else replicas are not read, unless they are the only evidence for the map
+  std::vector<std::string> dropped;  // logical tensors of the source that need no place
+  std::vector<Mean> means;
+  bool partial_target = false;  // it has only some of the ranks, and so not every part of each tensor
+};
+
+/// The program that makes `target` out of `source`. Validates that both maps are tiled (validate_tiling), that every
+/// logical tensor of each side is on the other with the same shape and a dtype that it can be cast to, and that the
+/// source covers each of them whole. Every source byte is read once: placed, or, where it is a replica or a tied
+/// parameter, compared with the one that is placed.
+/// \throws Error kBadInput naming the tensor and the box that is missing; kUnsupported for a cast that cannot be.
+Program make_program(const TensorMap& source, const TensorMap& target, const ProgramOptions& options = {});
+
+/// The program that reads every logical tensor of `source` once, and writes nothing. Replicas are read, and compared,
+/// only where they are the evidence for the map, or if all are to be.
+Program make_reading_program(const TensorMap& source, bool check_replicas = false);
+
+/// The program that reads the tensors that both maps hold, in the order of `a`, and compares them. Replicas on either
+/// side are compared with the first, and padding with what it should be: a transfer of padding has one side alone.
+Program make_comparing_program(const TensorMap& a, const TensorMap& b);
+
+}  // namespace reshard

@@ -1,0 +1,340 @@
+#include "reshard/plan/source/tags.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/io/text_file.h"
+#include "reshard/layouts/adapter_folders.h"
+#include "reshard/layouts/layout.h"
+#include "reshard/layouts/rank_folder.h"
+#include "reshard/layouts/strangers.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kCheckpointsFolder = "checkpoints";  // in a run of NxD Training, next to its logs
+constexpr std::uint64_t kMaxLatestBytes = 4096;            // it holds one name of a folder
+constexpr const char* kChoose = "choose one with `tag`, or give its own directory";
+
+/// The words that training code makes names of checkpoints from, with numbers between and after them.
+constexpr std::array<std::string_view, 9> kTagWords = {"checkpoint", "ckpt", "epoch", "global", "iter",
+                                                       "iteration",  "step", "steps", "update"};
+/// In names that Lightning makes, with any text before: NAME--step=10-consumed_samples=320.0.ckpt of NxD Training.
+constexpr std::string_view kLightningStep = "step=";
+/// Of a checkpoint that a trainer has not renamed yet, as it does when it is complete (transformers 4.37 and 4.38).
+constexpr std::string_view kStagingPrefix = "tmp-";
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+/// A name without its numbers: two names are comparable if these are equal. "epoch_1_step_20" → "epoch_#_step_#".
+std::string stem_of(std::string_view name) {
+  std::string stem;
+  for (const char c : name)
+    if (!is_digit(c))
+      stem += c;
+    else if (!stem.ends_with('#'))
+      stem += '#';
+  return stem;
+}
+
+/// The numbers in a name, of any size, without leading zeros.
+std::vector<std::string> numbers_of(std::string_view name) {
+  std::vector<std::string> numbers;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    if (!is_digit(name[i])) continue;
+    std::size_t end = i;
+    while (end < name.size() && is_digit(name[end])) ++end;
+    while (i + 1 < end && name[i] == '0') ++i;
+    numbers.emplace_back(name.substr(i, end - i));
+    i = end;
+  }
+  return numbers;
+}
+
+/// Whether `a` has smaller numbers than `b`, whose stem is the same.
+bool is_older(const std::string& a, const std::string& b) {
+  const auto less = [](const std::string& x, const std::string& y) {
+    return x.size() != y.size() ? x.size() < y.size() : x < y;
+  };
+  const auto x = numbers_of(a), y = numbers_of(b);
+  return std::lexicographical_compare(x.begin(), x.end(), y.begin(), y.end(), less);
+}
+
+void look_at_markers(Files& files, const fs::path& folder, Tag& tag) {
+  const bool done = files.is_file(folder / kDoneMarker);
+  tag.is_cut_off = tag.is_cut_off || (!done && files.is_file(folder / kCheckpointMarker));
+  tag.is_done = !tag.is_cut_off && (tag.is_done || done);
+}
+
+/// Whether `directory` holds a model or an adapter as Hugging Face's libraries save them.
+bool holds_hugging_face(Files& files, const fs::path& directory) {
+  return find_whole(files, directory) || files.exists(directory / kAdapterSafetensorsFile) ||
+         files.exists(directory / kAdapterPytorchFile);
+}
+
+/// What `directory` holds.
+Tag look_at(Files& files, const fs::path& directory) {
+  Tag tag;
+  tag.name = directory.filename().string();
+  tag.has_trainer_state = files.is_file(directory / kTrainerStateFile);
+  look_at_markers(files, directory, tag);
+  try {
+    const auto shards = find_shards(files, directory);
+    if (shards && shards->path != directory) look_at_markers(files, shards->path, tag);
+    const auto adapters = find_adapter_folders(files, directory);
+    for (const AdapterFolder& adapter : adapters) look_at_markers(files, adapter.shards.path, tag);
+    tag.has_shards = (shards && !shards->is_empty) || !adapters.empty();
+    if (shards && shards->is_empty) tag.lacks = shards->lacks;
+    tag.has_weights = tag.has_shards || holds_hugging_face(files, directory);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo || error.code()) throw;  // it cannot be looked at
+    // What is wrong with it the user is told once it is chosen.
+    tag.has_weights = tag.has_shards = true;
+  }
+  return tag;
+}
+
+/// Whether it is a checkpoint by what it holds.
+bool is_marked(const Tag& tag) {
+  return tag.is_cut_off || tag.has_trainer_state || (tag.is_done && tag.has_weights);
+}
+
+/// The folder beside it that the link `name` leads to, so that this is another name of it; nothing for others.
+std::optional<std::string> other_name(Files& files, const fs::path& directory, const std::string& name) {
+  const fs::path resolved = files.resolve(directory / name);
+  if (resolved.parent_path() != files.resolve(directory) || resolved.filename() == name) return std::nullopt;
+  return resolved.filename().string();
+}
+
+/// Whether it can be the name of a folder and of nothing outside the directory.
+bool is_plain_name(std::string_view name) {
+  if (name.empty() || name == "." || name == "..") return false;
+  return std::none_of(name.begin(), name.end(),
+                      [](char c) { return c == '/' || static_cast<unsigned char>(c) < ' ' || c == '\x7f'; });
+}
+
+std::string names_text(const std::vector<Tag>& tags) {
+  std::vector<std::string> names;
+  for (const Tag& tag : tags) names.push_back(printable(tag.name));
+  return list_names(names);
+}
+
+/// The tag that `latest` in the run's directory names, if there is such a file or link.
+std::optional<std::string> read_latest(Files& files, const fs::path& directory) {
+  const fs::path path = directory / kLatestFile;
+  if (files.is_directory(path)) return other_name(files, directory, kLatestFile);  // else a folder like others
+  if (!files.is_file(path)) return std::nullopt;
+  std::string name = read_text_file(files, path, kMaxLatestBytes);
+  name.erase(
+      std::find_if_not(name.rbegin(), name.rend(), [](char c) { return c == '\n' || c == '\r' || c == ' '; }).base(),
+      name.end());
+  if (is_plain_name(name) && files.is_directory(directory / name)) return name;
+  throw Error(ErrorKind::kBadInput,
+              is_plain_name(name) ? fmt::format("names the checkpoint {}, which is not beside it", printable(name))
+                                  : fmt::format("holds \"{}\", which is not the name of a folder", printable(name)))
+      .in(path)
+      .hint("choose a checkpoint with `tag`, or give its own directory");
+}
+
+/// The folder `name` of the run's directory.
+FoundCheckpoint take_tag(Files& files, const fs::path& directory, const std::string& name) {
+  if (!is_plain_name(name))
+    throw Error(ErrorKind::kUsage, fmt::format("`tag`: \"{}\" is not the name of a folder", printable(name)))
+        .hint("give the name alone, such as step_3, and the directory that holds it as the path");
+  if (!files.is_directory(directory))
+    throw Error(files.exists(directory) ? ErrorKind::kUsage : ErrorKind::kBadInput,
+                files.exists(directory) ? "is not a directory, so `tag` has nothing to choose from"
+                                        : "no such file or directory")
+        .in(directory);
+  if (files.is_directory(directory / name)) return {directory / name, {}};
+  if (is_checkpoint(files, directory))
+    throw Error(ErrorKind::kUsage,
+                "`tag` has no effect: this is a checkpoint itself, and holds no folder " + printable(name))
+        .in(directory)
+        .hint("leave out `tag`, or give the directory that holds the folder of that name");
+  const std::vector<Tag> tags = list_tags(files, directory);
+  Error error(ErrorKind::kBadInput, fmt::format("holds no folder {}", printable(name)));
+  error.in(directory);
+  if (!tags.empty()) error.hint("the checkpoints in it are " + names_text(tags));
+  throw error;
+}
+
+/// The text after "; " of unfinished tags that a user may have expected instead of `chosen`.
+std::string unfinished_text(const std::vector<Tag>& tags, const std::string& chosen,
+                            const std::optional<std::string>& latest) {
+  std::string text;
+  for (const Tag& tag : tags) {
+    const bool newer = stem_of(tag.name) == stem_of(chosen) && is_older(chosen, tag.name);
+    const auto reason = unfinished_reason(tag, tags);
+    if (!reason || (!newer && tag.name != latest)) continue;
+    text += fmt::format("; {} is {}, but not finished: {}", printable(tag.name),
+                        tag.name == latest ? "named by the file \"latest\"" : "newer", *reason);
+  }
+  return text;
+}
+
+/// A directory of unrelated models has markers, too, but not the names of tags.
+Error unrelated(const std::vector<Tag>& finished) {
+  return Error(ErrorKind::kUsage, "holds checkpoints, but none named like a training run's (step_3, checkpoint-10): " +
+                                      names_text(finished))
+      .hint(kChoose);
+}
+
+/// Whether no other folder of `directory` holds weights of any kind.
+bool is_only_model(Files& files, const fs::path& directory, const std::string& name) {
+  for (const DirectoryEntry& entry : files.list(directory)) {
+    if (entry.name == name || entry.name.starts_with('.') || entry.kind != FileKind::kDirectory) continue;
+    if (entry.is_link && other_name(files, directory, entry.name) == name) continue;
+    try {
+      if (look_at(files, directory / entry.name).has_weights) return false;
+    } catch (const Error& error) {
+      if (!is_denied(error)) throw;  // else it could not be chosen either
+    }
+  }
+  return true;
+}
+
+/// The tag with the largest number.
+const Tag& newest(const std::vector<Tag>& finished) {
+  const Tag& found = *std::max_element(finished.begin(), finished.end(),
+                                       [](const Tag& a, const Tag& b) { return is_older(a.name, b.name); });
+  const bool told = std::all_of(finished.begin(), finished.end(), [&](const Tag& tag) {
+    return &tag == &found || (stem_of(tag.name) == stem_of(found.name) && is_older(tag.name, found.name));
+  });
+  if (!told)
+    throw Error(ErrorKind::kUsage,
+                "holds several checkpoints, and their names do not tell which is the newest: " + names_text(finished))
+        .hint(kChoose);
+  return found;
+}
+
+}  // namespace
+
+bool is_tag_name(std::string_view name) {
+  if (const auto key = name.find(kLightningStep); key != name.npos)
+    return key + kLightningStep.size() < name.size() && is_digit(name[key + kLightningStep.size()]);
+  if (name.empty() || !is_digit(name.back())) return false;
+  bool any_word = false;
+  for (std::size_t i = 0; i < name.size();) {
+    std::size_t end = i;
+    while (end < name.size() && name[end] >= 'a' && name[end] <= 'z') ++end;
+    const bool word = end > i;
+    if (word && std::find(kTagWords.begin(), kTagWords.end(), name.substr(i, end - i)) == kTagWords.end()) return false;
+    if (!word && !is_digit(name[i]) && std::string_view("-_=.").find(name[i]) == std::string_view::npos) return false;
+    any_word = any_word || word;
+    i = word ? end : i + 1;
+  }
+  return any_word || std::all_of(name.begin(), name.end(), is_digit);  // else a date
+}
+
+std::vector<Tag> list_tags(Files& files, const fs::path& directory) {
+  std::vector<Tag> tags;
+  for (const DirectoryEntry& entry : files.list(directory)) {
+    if (entry.name.starts_with('.') || entry.kind != FileKind::kDirectory) continue;
+    try {
+      if (entry.is_link && other_name(files, directory, entry.name)) continue;
+      Tag tag = look_at(files, directory / entry.name);
+      if (is_marked(tag) || is_tag_name(entry.name)) tags.push_back(std::move(tag));
+    } catch (const Error& error) {
+      if (!is_denied(error)) throw;  // else it cannot be chosen
+    }
+  }
+  std::sort(tags.begin(), tags.end(), [](const Tag& a, const Tag& b) { return natural_less(a.name, b.name); });
+  return tags;
+}
+
+bool is_tag_folder(Files& files, const fs::path& directory) {
+  const Tag tag = look_at(files, directory);
+  return is_tag_name(tag.name) ? tag.is_cut_off || tag.has_weights : is_marked(tag) && tag.has_weights;
+}
+
+std::optional<std::string> unfinished_reason(const Tag& tag, const std::vector<Tag>& tags) {
+  if (tag.is_cut_off) return fmt::format("it has no file \"{}\"", kDoneMarker);
+  if (!tag.has_weights) return fmt::format("it holds no {}", tag.lacks);
+  if (tag.name.starts_with(kStagingPrefix)) return "its trainer has not given it its final name";
+  if (tag.is_done || tag.has_trainer_state) return std::nullopt;
+  for (const Tag& other : tags) {
+    if (stem_of(other.name) != stem_of(tag.name)) continue;
+    if (other.is_done || other.has_trainer_state)
+      return fmt::format("it has no file \"{}\", but {} has", other.is_done ? kDoneMarker : kTrainerStateFile,
+                         printable(other.name));
+  }
+  return std::nullopt;
+}
+
+TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::string>& latest) {
+  std::vector<Tag> finished;
+  std::vector<std::string> reasons;
+  for (const Tag& tag : tags)
+    if (const auto reason = unfinished_reason(tag, tags))
+      reasons.push_back(fmt::format("{} ({})", printable(tag.name), *reason));
+    else
+      finished.push_back(tag);
+  const bool any_weights = std::any_of(tags.begin(), tags.end(), [](const Tag& tag) { return tag.has_weights; });
+  if (finished.empty())
+    throw Error(ErrorKind::kBadInput, "holds no finished checkpoint: " + list_names(reasons))
+        .hint(any_weights ? "`tag` takes one all the same" : "give the directory of a checkpoint");
+  const auto named = std::find_if(finished.begin(), finished.end(), [&](const Tag& tag) { return tag.name == latest; });
+  const Tag& chosen = named != finished.end() ? *named : newest(finished);
+  if (named == finished.end() && tags.size() > 1 && !is_tag_name(chosen.name)) throw unrelated(finished);
+  std::string why = finished.size() == 1 ? "the only finished checkpoint in it"
+                                         : fmt::format("the newest of {} finished checkpoints in it", finished.size());
+  if (named != finished.end()) why = "which the file \"latest\" names";
+  return {chosen.name,
+          fmt::format("{} is taken, {}{}{}", printable(chosen.name), why, unfinished_text(tags, chosen.name, latest),
+                      tags.size() == 1 ? "" : "; `tag` takes another")};
+}
+
+bool is_checkpoint(Files& files, const fs::path& directory, TagContent content) {
+  if (content == TagContent::kAny && holds_hugging_face(files, directory)) return true;
+  return find_shards(files, directory) || !find_adapter_folders(files, directory).empty();
+}
+
+namespace {
+
+/// The checkpoint in the folder for those of a run, if `directory` has such a folder; else `directory` itself.
+FoundCheckpoint find_in_checkpoints(Files& files, const fs::path& directory, TagContent content) {
+  const fs::path folder = directory / kCheckpointsFolder;
+  if (!files.is_directory(folder) || list_tags(files, folder).empty()) return {directory, {}};
+  return find_checkpoint(files, folder, {}, content);
+}
+
+}  // namespace
+
+FoundCheckpoint find_checkpoint(Files& files, const fs::path& path, const std::optional<std::string>& tag,
+                                TagContent content) {
+  if (tag) {
+    const fs::path folder = path / kCheckpointsFolder;
+    const bool is_inside = is_plain_name(*tag) && !files.is_directory(path / *tag) && files.is_directory(folder / *tag);
+    return take_tag(files, is_inside ? folder : path, *tag);
+  }
+  if (!files.is_directory(path) || is_checkpoint(files, path, content)) return {path, {}};
+  std::vector<Tag> tags = list_tags(files, path);
+  std::erase_if(tags, [&](const Tag& t) { return content == TagContent::kShards && t.has_weights && !t.has_shards; });
+  if (tags.empty()) return find_in_checkpoints(files, path, content);
+  try {
+    const auto latest = read_latest(files, path);
+    const bool listed = std::any_of(tags.begin(), tags.end(), [&](const Tag& t) { return t.name == latest; });
+    if (latest && !listed) tags.push_back(look_at(files, path / *latest));
+    if (std::none_of(tags.begin(), tags.end(), [](const Tag& one) { return one.has_weights; }))
+      for (const fs::path& folder : {path, path / tags.back().name})
+        if (auto stranger = stranger_in(files, folder)) throw *std::move(stranger);
+    const TagChoice choice = choose_tag(tags, latest);
+    if (choice.name != latest && !is_tag_name(choice.name) && !is_only_model(files, path, choice.name))
+      throw unrelated(tags);
+    return {path / choice.name, {path.string() + ": " + choice.note}};
+  } catch (Error& error) {
+    if (error.path().empty()) error.in(path);
+    throw;
+  }
+}
+
+}  // namespace reshard

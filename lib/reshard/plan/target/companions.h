@@ -1,0 +1,41 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/io/files.h"
+#include "reshard/plan/job/job.h"
+
+namespace reshard {
+
+/// Whether a file has a name as weights have it: "….safetensors", "….bin" and the like.
+bool has_weights_ending(std::string_view file_name);
+
+/// The files beside a checkpoint's weights that belong to the model, in sorted order.
+struct Companions {
+  std::vector<CopiedFile> files;
+  std::vector<std::string> notes;                // folders that were left out, whole sentences
+  std::vector<std::filesystem::path> weights{};  // files that stay behind because their names are those of weights
+};
+
+/// Everything under `directory` that is neither weights, nor an index of weights, nor hidden, nor about its shards, nor
+/// a manifest of its files or a signature of these or of weights, nor what marks the checkpoints of a training run. Left
+/// out with a note: folders that are checkpoints of their own, linked folders, folders below `directory` that may not be
+/// read, links to nowhere, and pipes, sockets and devices. The folders `left_out` stay behind without one.
+/// \throws Error kIo if `directory` itself cannot be read.
+Companions companion_files(Files& files, const std::filesystem::path& directory,
+                           const std::vector<std::filesystem::path>& left_out = {});
+
+/// The files directly in `directory` whose names are those of weights, sorted; empty if it may not be read.
+std::vector<std::filesystem::path> weights_in(Files& files, const std::filesystem::path& directory);
+
+/// Whether a file of this name is a tokenizer, or its vocabulary.
+bool is_tokenizer(const std::string& file_name);
+
+/// The files directly in `directory` whose names are those of a tokenizer or its settings, sorted; empty if it may not
+/// be read.
+std::vector<CopiedFile> tokenizer_files(Files& files, const std::filesystem::path& directory);
+
+}  // namespace reshard

@@ -1,0 +1,74 @@
+#include "reshard/plan/target/extra_tensors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/inference_layout.h"
+#include "reshard/layouts/layout.h"
+
+namespace reshard {
+namespace {
+
+/// A parameter that every rank of its stage has whole.
+ModelParameter whole_parameter(const LogicalTensor& tensor, const Model& model) {
+  ModelParameter parameter;
+  parameter.name = tensor.name;
+  parameter.module = tensor.name.substr(0, tensor.name.rfind('.'));
+  parameter.shape = tensor.shape;
+  const std::string layers = model.family->layers + ".";
+  if (tensor.name.starts_with(layers)) {
+    const std::string_view rest = std::string_view(tensor.name).substr(layers.size());
+    parameter.layer = parse_unsigned(rest.substr(0, rest.find('.')), kMaxLayers - 1);
+    if (parameter.layer && *parameter.layer >= model.layers) parameter.layer.reset();
+  }
+  return parameter;
+}
+
+/// Inference engines, whose layouts cast, load the tensors of their own model alone; padded ranks are read by the model's
+/// sizes.
+bool has_place(const TargetRequest& target) {
+  return !target.layout->traits().casts_to_config_dtype && !target.options.flag(kPad.name);
+}
+
+}  // namespace
+
+std::vector<std::string> take_extra_tensors(Job& job, ExtraTensors extra, const TargetRequest& target, Model* model,
+                                            std::vector<LogicalTensor>& logical) {
+  if (extra == ExtraTensors::kRefuse) return {};
+  if (model == nullptr) {
+    job.notes.push_back("`extra-tensors` has no effect: there is no config.json of a known family");
+    return {};
+  }
+  std::unordered_set<std::string> own;
+  for (const ModelParameter& parameter : model->parameters) own.insert(parameter.name);
+  std::vector<std::string> names;
+  for (const LogicalTensor& tensor : logical) {
+    if (own.count(tensor.name) > 0) continue;
+    names.push_back(tensor.name);
+    if (extra == ExtraTensors::kKeep) model->parameters.push_back(whole_parameter(tensor, *model));
+  }
+  if (names.empty()) {
+    job.notes.push_back("`extra-tensors` has no effect: config.json explains every tensor");
+    return {};
+  }
+  if (extra == ExtraTensors::kKeep) {
+    if (!has_place(target))
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("layout {}{} has no place for tensors that config.json does not explain: {}",
+                              target.layout->traits().name, target.options.flag(kPad.name) ? ", padded," : "",
+                              list_names(names)))
+          .in(job.source_directory)
+          .hint("`extra-tensors` drop leaves them out");
+    job.notes.push_back("kept, though config.json does not explain them: " + list_names(names));
+    return {};
+  }
+  job.notes.push_back("left out, as config.json does not explain them: " + list_names(names));
+  std::erase_if(logical, [&](const LogicalTensor& tensor) { return own.count(tensor.name) == 0; });
+  return names;
+}
+
+}  // namespace reshard

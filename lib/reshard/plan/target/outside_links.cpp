@@ -1,0 +1,74 @@
+#include "reshard/plan/target/outside_links.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "reshard/base/error.h"
+#include "reshard/base/paths.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/model_bounds.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/peft/adapter_config.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Whether the output is of no use without the file.
+bool is_config(const fs::path& path) {
+  const fs::path name = path.filename();
+  return name == kConfigFile || name == kAdapterConfigFile || name == kUnfusedConfigFile;
+}
+
+/// \param output  where a copy of it would be.
+Error outside(Files& files, const fs::path& link, const fs::path& output) {
+  return std::move(
+      Error(ErrorKind::kBadInput, "is a link to outside of the model, to " + printable(files.resolve(link).string()))
+          .in(link)
+          .hint(std::string("replace the link by the file itself") +
+                (output == kConfigFile ? ", or name it with `config`" : "")));
+}
+
+}  // namespace
+
+void leave_out_outside_links(Files& files, Job& job, const SourceRequest& request,
+                             const std::vector<fs::path>& adapters) {
+  std::vector<fs::path> given = adapters;
+  given.insert(given.end(), {request.path, job.source_directory, job.model_directory, request.config});
+  const ModelBounds model(files, given);
+  // A tokenizer may come from the directory of a config.json that is given. What else that contains is not the model's:
+  // only its own entries may lead there.
+  fs::path beside_config;
+  if (!request.config.empty() && !files.is_directory(request.config))
+    beside_config = files.absolute(request.config).lexically_normal().parent_path();
+  const ModelBounds beside(files, {beside_config});
+  const auto holds = [&](const fs::path& source) {
+    if (model.hold(source)) return true;
+    const fs::path path = files.absolute(source).lexically_normal();
+    const auto is_in = [&](const fs::path& folder) {
+      return !folder.empty() && lies_inside(path, files.absolute(folder).lexically_normal());
+    };
+    return is_in(beside_config) && std::none_of(given.begin(), given.end(), is_in) && beside.hold(source);
+  };
+  for (const TextFile& file : job.text_files)
+    if (is_config(file.path) && !file.source.empty() && !holds(file.source))
+      throw outside(files, file.source, file.path);
+  std::vector<std::string> left_out;
+  std::erase_if(job.copied_files, [&](const CopiedFile& file) {
+    if (holds(file.source)) return false;
+    if (is_config(file.path)) throw outside(files, file.source, file.path);
+    left_out.push_back(file.path.string());
+    return true;
+  });
+  if (left_out.empty()) return;
+  std::sort(left_out.begin(), left_out.end());
+  job.notes.push_back(fmt::format(
+      "{} left out: {}",
+      left_out.size() == 1 ? "a link to a file outside of the model is" : "links to files outside of the model are",
+      list_names(left_out, SIZE_MAX)));
+}
+
+}  // namespace reshard

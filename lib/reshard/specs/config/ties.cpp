@@ -1,0 +1,84 @@
+#include "reshard/specs/config/ties.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/specs/config/model_config.h"
+
+namespace reshard {
+namespace {
+
+/// Calls `visit` with a configuration and that of its language model, and so on, and the keys before those in it.
+template <typename AnyJson, typename Visit>
+void for_each_level(AnyJson& config, const Visit& visit) {
+  std::string prefix;
+  for (AnyJson* level = &config; level != nullptr;) {
+    visit(*level, prefix);
+    const auto part = std::find_if(kTextConfigs.begin(), kTextConfigs.end(), [&](const char* key) {
+      const auto found = level->find(key);
+      return found != level->end() && found->is_object();
+    });
+    if (part == kTextConfigs.end()) break;
+    prefix += std::string(*part) + ".";
+    level = &level->at(*part);
+  }
+}
+
+}  // namespace
+
+bool SaidTies::says(bool value) const {
+  return tied == value ||
+         std::any_of(levels.begin(), levels.end(), [&](const auto& level) { return level.second == value; });
+}
+
+std::string SaidTies::text() const {
+  if (levels.empty()) return fmt::format("\"{}\" is {} by default", kTiedKey, tied);
+  std::vector<std::string> texts;
+  for (const auto& [key, value] : levels) texts.push_back(fmt::format("\"{}\" is {}", key, value));
+  return join(texts, ", ");
+}
+
+std::vector<std::pair<std::string, bool>> ties_by_level(const Json& config) {
+  std::vector<std::pair<std::string, bool>> levels;
+  for_each_level(config, [&](const Json& level, const std::string& prefix) {
+    if (const auto said = level.find(kTiedKey); said != level.end() && said->is_boolean())
+      levels.emplace_back(prefix + kTiedKey, said->get<bool>());
+  });
+  return levels;
+}
+
+void set_ties(OrderedJson& config, bool tied) {
+  for_each_level(config, [&](OrderedJson& level, const std::string&) { level[kTiedKey] = tied; });
+}
+
+bool are_tied(const SaidTies& said, HeldWeights held, const std::string& head, const std::string& embedding,
+              std::vector<std::string>& notes) {
+  switch (held) {
+    case HeldWeights::kNeither: return said.tied;
+    case HeldWeights::kHead:
+      notes.push_back(fmt::format("{} is stored as {}, which is tied to it{}", embedding, head,
+                                  said.tied ? "" : ", though " + said.text()));
+      return true;
+    case HeldWeights::kEmbedding:
+      if (!said.tied)
+        notes.push_back(
+            fmt::format("there is no {}, so it is taken as tied to {}, though {}; if the model has a head of its own, "
+                        "the checkpoint is incomplete",
+                        head, embedding, said.text()));
+      return true;
+    case HeldWeights::kBoth:
+      if (said.says(true) && (said.says(false) || said.outer_is_silent))
+        notes.push_back(
+            fmt::format("{} and {} are both stored, and both are kept: config.json does not agree with "
+                        "itself whether they are tied ({}{})",
+                        head, embedding, said.text(),
+                        said.outer_is_silent ? fmt::format(", outside of it \"{}\" is missing", kTiedKey) : ""));
+      return !said.says(false) && !said.outer_is_silent;
+  }
+  return said.tied;
+}
+
+}  // namespace reshard

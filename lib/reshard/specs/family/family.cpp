@@ -1,0 +1,121 @@
+#include "reshard/specs/family/family.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <mutex>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/specs/family/builtin_files.h"
+#include "reshard/specs/family/family_parser.h"
+#include "reshard/specs/family/resolve_family.h"
+
+namespace reshard {
+
+namespace fs = std::filesystem;
+
+std::shared_ptr<const Family> builtin_family(std::string_view model_type) {
+  static std::mutex mutex;
+  static std::map<std::string, std::shared_ptr<const Family>, std::less<>> parsed;
+  const std::lock_guard lock(mutex);
+  if (const auto known = parsed.find(model_type); known != parsed.end()) return known->second;
+  const auto resolved = builtin_description(std::string(model_type));
+  if (!resolved) return nullptr;
+  const fs::path path = fs::path("built-in family") / (std::string(model_type) + ".json");
+  auto family = std::make_shared<const Family>(parse_family_text(family_text(*resolved), path));
+  return parsed.emplace(model_type, std::move(family)).first->second;
+}
+
+std::optional<TensorParallelPlan> plan_of_word(std::string_view word) {
+  for (const PlanWord& row : kPlanWords)
+    if (word == row.word) return row.plan;
+  return std::nullopt;
+}
+
+std::vector<std::string> plan_words() {
+  std::vector<std::string> words;
+  for (const PlanWord& row : kPlanWords) words.push_back(row.word);
+  return words;
+}
+
+std::optional<std::uint32_t> split_dim_of(TensorParallelPlan plan, std::size_t ndim) {
+  const auto last = static_cast<std::uint32_t>(ndim) - 1;
+  switch (plan) {
+    case TensorParallelPlan::kColwise:
+    case TensorParallelPlan::kPackedColwise: return ndim == 1 ? 0 : last - 1;
+    case TensorParallelPlan::kRowwise:
+    case TensorParallelPlan::kPackedRowwise: return last;
+    case TensorParallelPlan::kEmbeddingRowwise: return 0;
+    case TensorParallelPlan::kReplicate: return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string> known_model_types() {
+  std::vector<std::string> names;
+  for (const BuiltinFile& file : kBuiltinFamilies) names.push_back(fs::path(file.name).stem().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+namespace {
+
+/// What a built-in family's file says of another one.
+struct Likeness {
+  std::string like;             // the family it is made from; empty for none
+  bool is_second_name = false;  // and nothing else is said
+};
+
+/// By model_type.
+const std::map<std::string, Likeness, std::less<>>& likenesses() {
+  static const std::map<std::string, Likeness, std::less<>> kOfFamilies = [] {
+    std::map<std::string, Likeness, std::less<>> all;
+    for (const BuiltinFile& file : kBuiltinFamilies) {
+      const Json json = Json::parse(file.json);
+      Likeness& likeness = all[fs::path(file.name).stem()];
+      if (!json.contains("like")) continue;
+      likeness = {json.at("like").get<std::string>(), json.size() == 2};
+    }
+    return all;
+  }();
+  return kOfFamilies;
+}
+
+}  // namespace
+
+bool is_second_name(std::string_view model_type) {
+  const auto known = likenesses().find(model_type);
+  return known != likenesses().end() && known->second.is_second_name;
+}
+
+std::map<std::string, std::size_t> families_like() {
+  std::map<std::string, std::size_t> counts;
+  for (const auto& [model_type, likeness] : likenesses())
+    if (!likeness.like.empty()) ++counts[likeness.like];
+  return counts;
+}
+
+bool describes_model(const std::shared_ptr<const Family>& spec) {
+  return spec && !spec->file.empty() && !spec->modules.empty();
+}
+
+std::string expand_layer(std::string_view pattern, std::uint64_t layer) {
+  std::string name(pattern);
+  if (const auto star = name.find('*'); star != std::string::npos) name.replace(star, 1, std::to_string(layer));
+  return name;
+}
+
+bool Family::Module::is_layered() const {
+  return std::count(name.begin(), name.end(), '*') > (is_list() ? 1 : 0);
+}
+
+bool Family::OtherName::stacked() const {
+  return std::count(parameter.begin(), parameter.end(), '*') == 2 &&
+         std::count(names.front().begin(), names.front().end(), '*') == 1;
+}
+
+}  // namespace reshard

@@ -1,0 +1,540 @@
+// From a family's JSON to the type, with every mistake in it reported when it is read.
+
+#include "reshard/specs/family/family_parser.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/io/text_file.h"
+#include "reshard/specs/family/family_validation.h"
+#include "reshard/specs/family/resolve_family.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// One object of the file, of which every key has to be known.
+class SpecObject {
+ public:
+  /// `where` names it for people, and is empty for the whole file.
+  SpecObject(const Json& json, const DescriptionFile& file, std::string pointer, std::string where)
+      : json_(json), file_(file), pointer_(std::move(pointer)), where_(std::move(where)) {
+    if (!json.is_object())
+      throw file.error(pointer_,
+                       (where_.empty() ? "the file" : where_) + " is " + brief(json) + ", expected an object");
+  }
+
+  /// \throws Error for any other key.
+  void validate_keys(const std::vector<std::string>& known) const {
+    for (const auto& [key, value] : json_.items()) {
+      if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+      Error error = file_.error(pointer_to(key), prefix() + "the key \"" + printable(key) + "\" is not known");
+      const std::string guess = nearest(key, known);
+      throw error.hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean \"" + guess + "\"?");
+    }
+  }
+
+  bool has(const std::string& key) const { return json_.contains(key); }
+  std::string pointer_to(const std::string& key) const { return pointer_ + "/" + pointer_part(key); }
+  const std::string& pointer() const { return pointer_; }
+  const DescriptionFile& file() const { return file_; }
+
+  const Json& at(const std::string& key) const {
+    const auto found = json_.find(key);
+    if (found == json_.end()) throw file_.error(pointer_, prefix() + "the key \"" + printable(key) + "\" is missing");
+    return *found;
+  }
+
+  [[noreturn]] void fail(const std::string& key, const std::string& expected, const std::string& hint = {}) const {
+    throw file_
+        .error(pointer_to(key), prefix() + "\"" + printable(key) + "\" is " + brief(at(key)) + ", expected " + expected)
+        .hint(hint);
+  }
+
+  const std::string& string_at(const std::string& key) const {
+    const Json& value = at(key);
+    if (!value.is_string()) fail(key, "a string");
+    return value.get_ref<const std::string&>();
+  }
+
+  bool bool_at(const std::string& key) const {
+    const Json& value = at(key);
+    if (!value.is_boolean()) fail(key, "true or false");
+    return value.get<bool>();
+  }
+
+  const Json& array_at(const std::string& key) const {
+    const Json& value = at(key);
+    if (!value.is_array()) fail(key, "an array");
+    return value;
+  }
+
+  std::vector<std::string> strings_at(const std::string& key) const {
+    std::vector<std::string> strings;
+    for (const Json& item : array_at(key)) {
+      if (!item.is_string()) fail(key, "an array of strings");
+      strings.push_back(item.get<std::string>());
+    }
+    return strings;
+  }
+
+  Expression expression_at(const std::string& key) const { return expression_of(at(key), pointer_to(key), key); }
+
+  /// A size or a condition at `pointer` under `key`: an expression, or the plain value.
+  Expression expression_of(const Json& value, const std::string& pointer, const std::string& key) const {
+    if (value.is_string()) return expression(value.get_ref<const std::string&>(), pointer, key);
+    if (value.is_boolean()) return Expression::parse(value.get<bool>() ? "true" : "false");
+    if (value.is_number_unsigned()) return Expression::parse(std::to_string(value.get<std::uint64_t>()));
+    throw file_.error(pointer, fmt::format("{}\"{}\" has {}, expected a whole number, or an expression in a string",
+                                           prefix(), printable(key), brief(value)));
+  }
+
+  /// The expression `text`, which stands at `pointer` under `key`.
+  Expression expression(const std::string& text, const std::string& pointer, const std::string& key) const {
+    try {
+      return Expression::parse(text);
+    } catch (const Error& error) {
+      throw file_.error(pointer, prefix() + "\"" + printable(key) + "\": " + error.message());
+    }
+  }
+
+ private:
+  std::string prefix() const { return where_.empty() ? std::string() : where_ + ": "; }
+
+  const Json& json_;
+  const DescriptionFile& file_;
+  std::string pointer_;
+  std::string where_;
+};
+
+TensorParallelPlan plan_at(const SpecObject& object) {
+  const std::string& given = object.string_at("plan");
+  if (const auto plan = plan_of_word(given)) return *plan;
+  const std::vector<std::string> words = plan_words();
+  const std::string guess = nearest(given, words);
+  object.fail("plan", "one of " + join(words, ", "), guess.empty() ? std::string() : "did you mean \"" + guess + "\"?");
+}
+
+std::vector<Family::Packed> packed_at(const SpecObject& module) {
+  std::vector<Family::Packed> packed;
+  std::size_t i = 0;
+  for (const Json& item : module.array_at("packed")) {
+    const std::string pointer = module.pointer_to("packed") + "/" + std::to_string(i++);
+    if (!item.is_object()) {
+      packed.push_back({module.expression_of(item, pointer, "packed"), {}, false});
+      continue;
+    }
+    const SpecObject part(item, module.file(), pointer, "packed");
+    part.validate_keys({"size", "count", "plan"});
+    if (part.has("plan") && part.string_at("plan") != "replicate") part.fail("plan", "\"replicate\", or no such key");
+    packed.push_back(
+        {part.expression_at("size"), part.has("count") ? part.expression_at("count") : Expression(), part.has("plan")});
+  }
+  if (packed.empty()) module.fail("packed", "at least one size");
+  return packed;
+}
+
+Family::Module parse_module(const SpecObject& object) {
+  object.validate_keys({"name", "parameter", "plan", "shape", "bias", "when", "packed", "stride", "heads", "experts",
+                        "stacked_experts", "first_expert", "items", "variant", "optional", "stage", "tied_to", "dim"});
+  Family::Module module;
+  module.name = object.string_at("name");
+  module.parameter = object.has("parameter") ? object.string_at("parameter") : "weight";
+  module.plan = plan_at(object);
+  module.any_shape = !object.has("shape") && object.has("optional") && object.bool_at("optional") &&
+                     module.plan == TensorParallelPlan::kReplicate;
+  if (!module.any_shape)
+    for (const Json& size : object.array_at("shape"))
+      module.shape.push_back(object.expression_of(size, object.pointer_to("shape"), "shape"));
+  if (object.has("bias")) {
+    const bool always = object.at("bias") == "always";
+    module.bias = always ? Expression::parse("true") : object.expression_at("bias");
+  }
+  if (object.has("when")) module.when = object.expression_at("when");
+  if (object.has("packed")) module.packed = packed_at(object);
+  if (object.has("heads")) module.heads = object.expression_at("heads");
+  if (object.has("experts")) module.experts = object.expression_at("experts");
+  if (object.has("stacked_experts")) {
+    if (module.experts) object.fail("stacked_experts", "nothing beside \"experts\"");
+    if (module.shape.empty()) object.fail("stacked_experts", "a \"shape\" beside it, whose dim 0 has the experts");
+    module.experts = object.expression_at("stacked_experts");
+    module.stacked = true;
+  }
+  if (object.has("first_expert")) {
+    if (!module.experts || module.stacked) object.fail("first_expert", "\"experts\" beside it");
+    module.first_expert = object.expression_at("first_expert");
+  }
+  if (object.has("items")) {
+    if (module.experts) object.fail("items", "nothing beside \"experts\"");
+    module.items = object.expression_at("items");
+  }
+  if (object.has("variant")) module.variant = object.string_at("variant");
+  if (object.has("optional")) module.optional = object.bool_at("optional");
+  if (object.has("stage")) {
+    const std::string& stage = object.string_at("stage");
+    if (stage != "first" && stage != "last") object.fail("stage", "\"first\" or \"last\"");
+    module.on_last_stage = stage == "last";
+  }
+  if (object.has("tied_to")) module.tied_to = object.string_at("tied_to");
+
+  const bool rowwise = module.plan == TensorParallelPlan::kRowwise || module.plan == TensorParallelPlan::kPackedRowwise;
+  const std::size_t needed = rowwise ? 2 : module.plan == TensorParallelPlan::kReplicate ? 0 : 1;
+  if (module.shape.size() < needed)
+    throw object.file().error(object.pointer_to("shape"),
+                              fmt::format("\"shape\" of {} has {} dims, which is too few for its plan",
+                                          printable(module.name), module.shape.size()));
+  if (object.has("dim")) {
+    const Json& dim = object.at("dim");
+    if (!dim.is_number_unsigned() || dim.get<std::uint64_t>() >= module.shape.size() ||
+        module.plan == TensorParallelPlan::kReplicate)
+      object.fail("dim", "the number of one of the dims of \"shape\", counted from 0, of what is split");
+    module.dim = dim.get<std::uint32_t>();
+  }
+  if (!module.packed.empty() && !is_packed(module.plan))
+    object.fail("packed", "a plan of packed_colwise or packed_rowwise");
+  if (object.has("stride")) {
+    if (module.plan == TensorParallelPlan::kReplicate || is_packed(module.plan))
+      object.fail("stride", "a plan of colwise, rowwise or embedding_rowwise");
+    module.stride = object.expression_at("stride");
+  }
+  const auto stars = std::count(module.name.begin(), module.name.end(), '*');
+  if (stars > 2 || (stars == 2 && !module.is_list()) || (stars == 0 && module.is_list()))
+    throw object.file().error(
+        object.pointer_to("name"),
+        fmt::format(
+            "\"name\" {} has {} stars: the first is the layer's number, and with \"experts\" or \"items\" there is "
+            "a second, theirs, which outside the layers is the only one",
+            printable(module.name), stars));
+  return module;
+}
+
+/// The keys that a default refers to, in all its forms.
+std::vector<std::string> keys_of_default(const Json& value) {
+  std::vector<std::string> keys;
+  const auto add = [&](const Json& form) {
+    if (!form.is_string()) return;
+    for (std::string& key : Expression::parse(form.get_ref<const std::string&>()).keys())
+      keys.push_back(std::move(key));
+  };
+  if (!value.is_object()) {
+    add(value);
+  } else {
+    for (const auto& [when, form] : value.items()) add(form);
+  }
+  return keys;
+}
+
+/// No default or definition needs itself, by whatever way, or others in a long row.
+class DefaultCheck {
+ public:
+  DefaultCheck(const SpecObject& defaults, const SpecObject& definitions)
+      : defaults_(defaults), definitions_(definitions) {}
+
+  void validate(const std::string& key, std::size_t depth = 0) {
+    const bool defined = definitions_.has(key);
+    const SpecObject& object = defined ? definitions_ : defaults_;
+    if (!object.has(key) || done_.count(key)) return;
+    const auto fail = [&](const char* what) {
+      throw object.file().error(object.pointer_to(key), (defined ? "the definition of \"" : "the default of \"") +
+                                                            printable(key) + "\" " + what);
+    };
+    if (!on_the_way_.insert(key).second) fail("depends on itself");
+    if (depth > kMaxDepth) fail("is at the end of a longer row of defaults than any model has");
+    for (const std::string& next : keys_of_default(object.at(key))) validate(next, depth + 1);
+    on_the_way_.erase(key);
+    done_.insert(key);
+  }
+
+ private:
+  static constexpr std::size_t kMaxDepth = 64;
+
+  const SpecObject& defaults_;
+  const SpecObject& definitions_;
+  std::set<std::string> on_the_way_;
+  std::set<std::string> done_;
+};
+
+void validate_defaults(const SpecObject& defaults, const Json& json) {
+  for (const auto& item : json.items()) {
+    const std::string& key = item.key();
+    const Json& value = item.value();
+    const std::string pointer = defaults.pointer_to(key);
+    if (value.is_object() && !(value.size() == 2 && value.contains("absent") && value.contains("null")))
+      throw defaults.file().error(pointer,
+                                  "the default of \"" + printable(key) + "\" must have \"absent\" and \"null\"");
+    const auto validate_form = [&](const Json& form) {
+      if (form.is_string()) defaults.expression(form.get<std::string>(), pointer, key);
+      if (form.is_object()) defaults.fail(key, "a value, or an expression");
+    };
+    if (!value.is_object())
+      validate_form(value);
+    else
+      for (const auto& [when, form] : value.items()) validate_form(form);
+  }
+}
+
+std::map<std::string, Expression, std::less<>> definitions_at(const SpecObject& definitions, const Json& json) {
+  std::map<std::string, Expression, std::less<>> named;
+  for (const auto& item : json.items()) named.emplace(item.key(), definitions.expression_at(item.key()));
+  return named;
+}
+
+/// Other names of whole modules in the one of attention.
+std::map<std::string, std::string> inference_names_at(const SpecObject& object, const Family& family) {
+  if (!family.attention) object.fail("nxd_inference", "an \"attention\" beside it, whose heads it places");
+  const Json& json = object.at("nxd_inference");
+  const SpecObject renamed(json, object.file(), object.pointer_to("nxd_inference"), "nxd_inference");
+  std::map<std::string, std::string> names;
+  for (const auto& item : json.items()) {
+    const std::string name = family.attention->module + "." + item.key();
+    const auto is_it = [&](const Family::Module& module) {
+      return module.name == name && module.plan == TensorParallelPlan::kReplicate;
+    };
+    if (std::none_of(family.modules.begin(), family.modules.end(), is_it))
+      throw object.file().error(
+          renamed.pointer_to(item.key()),
+          "\"nxd_inference\" names the module " + printable(name) + ", which is not there, or not replicated");
+    names.emplace(item.key(), renamed.string_at(item.key()));
+  }
+  return names;
+}
+
+/// What a program calls one parameter: a name, several, or an object with more.
+Family::OtherName other_name_at(const SpecObject& parameters, const std::string& parameter, const Family& family) {
+  Family::OtherName other;
+  other.parameter = parameter;
+  const auto is_it = [&](const Family::Module& module) {
+    return parameter == (module.parameter.empty() ? module.name : module.name + "." + module.parameter);
+  };
+  if (std::none_of(family.modules.begin(), family.modules.end(), is_it))
+    throw parameters.file().error(parameters.pointer_to(parameter), "\"other_names\" names the parameter " +
+                                                                        printable(parameter) + ", which is not there");
+  const auto add_names = [&](const SpecObject& object, const std::string& key) {
+    if (object.at(key).is_string())
+      other.names = {object.string_at(key)};
+    else
+      other.names = object.strings_at(key);
+  };
+  if (parameters.at(parameter).is_object()) {
+    const SpecObject object(parameters.at(parameter), parameters.file(), parameters.pointer_to(parameter),
+                            "other_names");
+    object.validate_keys({"name", "rotary"});
+    add_names(object, "name");
+    if (object.has("rotary") && object.string_at("rotary") != "interleaved") object.fail("rotary", "\"interleaved\"");
+    other.interleaved = object.has("rotary");
+  } else {
+    add_names(parameters, parameter);
+  }
+  if (other.names.empty()) parameters.fail(parameter, "at least one name");
+  const auto stars = [](const std::string& name) { return std::count(name.begin(), name.end(), '*'); };
+  const auto own = stars(parameter);
+  for (const std::string& name : other.names)
+    if (stars(name) != stars(other.names.front()) || (stars(name) != own && !(own == 2 && stars(name) == 1)))
+      parameters.fail(parameter, "names with its stars, or without that of experts");
+  return other;
+}
+
+std::vector<Family::OtherNames> other_names_at(const SpecObject& object, const Family& family) {
+  const Json& json = object.at("other_names");
+  const SpecObject programs(json, object.file(), object.pointer_to("other_names"), "other_names");
+  std::vector<Family::OtherNames> all;
+  for (const auto& item : json.items()) {
+    const SpecObject of_program(item.value(), object.file(), programs.pointer_to(item.key()), "other_names");
+    of_program.validate_keys({"parameters", "versions", "unused"});
+    Family::OtherNames names{item.key(), {}, {}, {}};
+    const Json& listed = of_program.at("parameters");
+    const SpecObject parameters(listed, object.file(), of_program.pointer_to("parameters"), "other_names");
+    for (const auto& parameter : listed.items())
+      names.parameters.push_back(other_name_at(parameters, parameter.key(), family));
+    if (of_program.has("versions")) names.versions = of_program.strings_at("versions");
+    for (const Family::OtherName& other : names.parameters)
+      if (other.names.size() != 1 && other.names.size() != names.versions.size())
+        parameters.fail(other.parameter, "one name, or one of each of \"versions\"");
+    if (of_program.has("unused")) names.unused = of_program.strings_at("unused");
+    all.push_back(std::move(names));
+  }
+  return all;
+}
+
+/// The axis of fused linears: that along which the first is split.
+std::uint32_t fuse_axis_of(const Family& family, const Family::Fused& fused) {
+  if (fused.linears.empty()) return 0;
+  for (const Family::Module& module : family.modules)
+    if (module.name == fused.module + "." + fused.linears.front() && module.parameter == "weight")
+      return module.plan == TensorParallelPlan::kRowwise ? 1 : 0;
+  return 0;
+}
+
+/// A module for people: its name, or which one it is.
+std::string module_text(const Json& module, std::size_t index) {
+  const auto name = module.is_object() ? module.find("name") : module.end();
+  if (name == module.end() || !name->is_string()) return fmt::format("modules[{}]", index);
+  return printable(name->get_ref<const std::string&>());
+}
+
+/// Where in a family that says "like" stands what pointers into the resolved one name.
+class DerivedPointers {
+ public:
+  DerivedPointers(const Json& resolved, const Json& derived) : derived_(derived) {
+    if (!derived.contains("modules")) return;
+    std::map<std::string, std::vector<std::size_t>> given;  // modules of one name, in their order
+    std::map<std::string, std::size_t> seen;                // how many of that name came before
+    const Json& modules = derived.at("modules");
+    for (std::size_t i = 0; i < modules.size(); ++i) given[name_of(modules[i])].push_back(i);
+    for (const Json& module : resolved.at("modules")) {
+      const std::string name = name_of(module);
+      const std::size_t before = seen[name]++;
+      const auto found = given.find(name);
+      const bool is_given = found != given.end() && before < found->second.size();
+      modules_.push_back(is_given ? std::optional(found->second[before]) : std::nullopt);
+    }
+  }
+
+  /// "/like" for what is the other family's.
+  std::string operator()(const std::string& pointer) const {
+    const std::vector<std::string> parts = split(pointer, '/');
+    if (parts.size() < 2 || !derived_.contains(parts[1])) return "/like";
+    if (parts[1] != "modules" || parts.size() < 3) return pointer;
+    const auto index = parse_unsigned(parts[2]);
+    if (!index || *index >= modules_.size() || !modules_[*index]) return "/like";
+    return fmt::format("/modules/{}{}", *modules_[*index], pointer.substr(("/modules/" + parts[2]).size()));
+  }
+
+ private:
+  static std::string name_of(const Json& module) {
+    return json_text(Json{module.value("name", Json()), module.value("parameter", Json("weight"))});
+  }
+
+  const Json& derived_;
+  std::vector<std::optional<std::size_t>> modules_;  // [i]: index in the derived family of the resolved one's module i
+};
+
+void read_modules(const SpecObject& object, const DescriptionFile& file, Family& family) {
+  if (object.array_at("modules").empty()) object.fail("modules", "at least one module");
+  std::size_t i = 0;
+  bool behind_layers = false;
+  for (const Json& json_of_module : object.array_at("modules")) {
+    const SpecObject of_module(json_of_module, file, fmt::format("/modules/{}", i), module_text(json_of_module, i));
+    Family::Module module = parse_module(of_module);
+    const bool layered = module.is_layered();
+    behind_layers = behind_layers || layered;
+    module.line = file.line(of_module.pointer());
+    module.stage_assumed = behind_layers && !layered && !of_module.has("stage");
+    family.modules.push_back(std::move(module));
+    ++i;
+  }
+}
+
+Family::Attention attention_at(const SpecObject& object, const DescriptionFile& file) {
+  const SpecObject json(object.at("attention"), file, "/attention", "attention");
+  json.validate_keys({"module", "query", "key", "value", "output", "fused", "fuse_qkv", "kv_size_multiplier"});
+  Family::Attention attention{json.string_at("module"), json.string_at("query"),  json.string_at("key"),
+                              json.string_at("value"),  json.string_at("output"), json.string_at("fused")};
+  attention.fuse_qkv = json.has("fuse_qkv") && json.bool_at("fuse_qkv");
+  if (!json.has("kv_size_multiplier")) return attention;
+  const Json& multiplier = json.at("kv_size_multiplier");
+  if (!multiplier.is_number_unsigned() || multiplier == 0) json.fail("kv_size_multiplier", "a whole number from 1");
+  attention.kv_size_multiplier = multiplier.get<std::uint64_t>();
+  return attention;
+}
+
+void read_fused(const SpecObject& object, const DescriptionFile& file, Family& family) {
+  std::size_t i = 0;
+  for (const Json& item : object.array_at("fused")) {
+    const SpecObject fused(item, file, fmt::format("/fused/{}", i), fmt::format("fused[{}]", i));
+    fused.validate_keys({"module", "name", "linears"});
+    family.fused.push_back({fused.string_at("module"), fused.string_at("name"), fused.strings_at("linears")});
+    family.fused.back().axis = fuse_axis_of(family, family.fused.back());
+    ++i;
+  }
+}
+
+Family parse(const Json& json, const DescriptionFile& file) {
+  const SpecObject object(json, file, "", "");
+  Family family;
+  if (object.has("language_model")) {
+    object.validate_keys({"$schema", "model_type", "language_model"});
+    family.model_type = object.string_at("model_type");
+    family.language_model = object.string_at("language_model");
+    const auto known = builtin_description(family.language_model);
+    if (!known || !known->contains("modules"))
+      object.fail("language_model", "the name of a built-in family that has modules");
+    return family;
+  }
+  std::vector<std::string> known = {"$schema"};
+  for (const FamilyKey& key : family_keys()) known.emplace_back(key.name);
+  object.validate_keys(known);
+  family.model_type = object.string_at("model_type");
+  if (object.has("layers")) {
+    family.layers = object.string_at("layers");
+    if (family.layers.empty()) object.fail("layers", "the prefix of a layer's names, or no such key");
+    family.num_layers =
+        object.has("num_layers") ? object.expression_at("num_layers") : Expression::parse("num_hidden_layers");
+  } else if (object.has("num_layers")) {
+    object.fail("num_layers", "\"layers\" next to it, the prefix of a layer's names");
+  }
+  family.layers_line = file.line("/num_layers");
+  family.defaults = std::make_shared<const Json>(object.has("defaults") ? object.at("defaults") : Json::object());
+  const SpecObject defaults(*family.defaults, file, "/defaults", "defaults");
+  validate_defaults(defaults, *family.defaults);
+  const Json none = Json::object();
+  const Json& defined = object.has("define") ? object.at("define") : none;
+  if (!defined.is_object()) object.fail("define", "an object");
+  const SpecObject definitions(defined, file, "/define", "define");
+  family.definitions = definitions_at(definitions, defined);
+  DefaultCheck check(defaults, definitions);
+  for (const auto& item : family.defaults->items()) check.validate(item.key());
+  for (const auto& item : defined.items()) check.validate(item.key());
+  if (object.has("class_defaults")) {
+    const SpecObject class_defaults(object.at("class_defaults"), file, "/class_defaults", "class_defaults");
+    family.class_defaults = std::make_shared<const Json>(object.at("class_defaults"));
+  }
+  read_modules(object, file, family);
+  if (object.has("attention")) family.attention = attention_at(object, file);
+  if (object.has("fused")) read_fused(object, file, family);
+  if (object.has("whole")) family.whole = object.strings_at("whole");
+  if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
+  validate_family(family, file);
+  if (object.has("other_names")) family.other_names = other_names_at(object, family);
+  return family;
+}
+
+}  // namespace
+
+Family parse_family(const Json& json, const fs::path& path) {
+  return parse(json, {path});
+}
+
+Family parse_family_text(std::string text, const fs::path& path) {
+  const LocatedJson located = parse_located_json(text, path);
+  const DescriptionFile file{path, [&](const std::string& pointer) { return located.places.line_of(pointer); }};
+  if (!located.json.is_object() || !located.json.contains("like")) {
+    Family family = parse(located.json, file);
+    family.json_text = std::move(text);
+    return family;
+  }
+  std::string whole = family_text(resolve_family(parse_ordered_json(text, path), builtin_description, file));
+  const Json resolved = Json::parse(whole);
+  const DerivedPointers pointers(resolved, located.json);
+  Family family =
+      parse(resolved, {path, [&](const std::string& pointer) { return located.places.line_of(pointers(pointer)); }});
+  family.json_text = std::move(whole);
+  return family;
+}
+
+std::shared_ptr<const Family> read_family(Files& files, const fs::path& path) {
+  constexpr std::uint64_t kMaxFamilyBytes = std::uint64_t{1} << 20;
+  Family family = parse_family_text(read_text_file(files, path, kMaxFamilyBytes), path);
+  family.file = path;
+  return std::make_shared<const Family>(std::move(family));
+}
+
+}  // namespace reshard

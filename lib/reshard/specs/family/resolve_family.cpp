@@ -1,0 +1,383 @@
+#include "reshard/specs/family/resolve_family.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/specs/family/builtin_files.h"
+#include "reshard/specs/family/family.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kLike = "like";
+constexpr const char* kDefaultParameter = "weight";
+
+/// Where `part` stands in `name` between dots or at its ends, from `from` on; npos where it does not.
+std::size_t find_part(std::string_view name, std::string_view part, std::size_t from = 0) {
+  for (std::size_t at = name.find(part, from); at != name.npos; at = name.find(part, at + 1)) {
+    const std::size_t end = at + part.size();
+    if ((at == 0 || name[at - 1] == '.') && (end == name.size() || name[end] == '.')) return at;
+  }
+  return std::string_view::npos;
+}
+
+/// Other names for parts of names. Each part of a name is replaced once.
+class Renames {
+ public:
+  Renames(const OrderedJson& derived, const DescriptionFile& file) : file_(file) {
+    const auto found = derived.find("rename");
+    if (found == derived.end()) return;
+    if (!found->is_object())
+      throw file.error("/rename", "\"rename\" is " + brief(Json(*found)) + ", expected an object");
+    for (const auto& [from, to] : found->items()) {
+      if (from.empty() || !to.is_string() || to.get_ref<const std::string&>().empty())
+        throw file.error("/rename/" + pointer_part(from), "\"rename\": \"" + printable(from) + "\" has no new name");
+      renames_.emplace_back(from, to.get<std::string>());
+    }
+    // The longest first: "self_attn.o_proj" before "self_attn".
+    std::stable_sort(renames_.begin(), renames_.end(),
+                     [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+  }
+
+  std::string operator()(std::string name) {
+    std::size_t at = 0;
+    while (at < name.size()) {
+      const auto fits = [&](const auto& rename) { return find_part(name, rename.first, at) == at; };
+      const auto rename = std::find_if(renames_.begin(), renames_.end(), fits);
+      if (rename != renames_.end()) {
+        name.replace(at, rename->first.size(), rename->second);
+        at += rename->second.size();
+        used_.insert(rename->first);
+      } else {
+        at = name.find('.', at);
+      }
+      if (at == name.npos || at == name.size()) break;
+      ++at;
+    }
+    return name;
+  }
+
+  void validate_used() const {
+    for (const auto& [from, to] : renames_)
+      if (used_.count(from) == 0)
+        throw file_.error("/rename/" + pointer_part(from),
+                          "\"rename\": no module has \"" + printable(from) + "\" in its name");
+  }
+
+ private:
+  const DescriptionFile& file_;
+  std::vector<std::pair<std::string, std::string>> renames_;
+  std::set<std::string> used_;
+};
+
+std::string text_at(const OrderedJson& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+/// A linear's name, from that of its module and its own.
+std::string joined(const std::string& module, const std::string& linear) {
+  return module + "." + linear;
+}
+
+/// `module` and the linears under `keys` of `object`, renamed together.
+void rename_linears(OrderedJson& object, const std::vector<std::string>& keys, Renames& rename) {
+  const std::string module = text_at(object, "module");
+  std::string renamed_module = rename(module);
+  for (const std::string& key : keys) {
+    const std::string linear = rename(joined(module, text_at(object, key.c_str())));
+    object[key] = linear.substr(linear.rfind('.') + 1);
+    renamed_module = linear.substr(0, linear.rfind('.'));
+  }
+  object["module"] = renamed_module;
+}
+
+void rename_all(OrderedJson& family, Renames& rename) {
+  family["layers"] = rename(text_at(family, "layers"));
+  for (OrderedJson& module : family["modules"])
+    for (const char* key : {"name", "tied_to"})
+      if (module.contains(key)) module[key] = rename(text_at(module, key));
+  if (family.contains("attention")) rename_linears(family["attention"], {"query", "key", "value", "output"}, rename);
+  if (!family.contains("fused")) return;
+  for (OrderedJson& fused : family["fused"]) {
+    const std::string module = text_at(fused, "module");
+    fused["module"] = rename(module);
+    for (OrderedJson& linear : fused["linears"]) {
+      const std::string name = rename(joined(module, linear.get<std::string>()));
+      linear = name.substr(name.rfind('.') + 1);
+      fused["module"] = name.substr(0, name.rfind('.'));
+    }
+  }
+}
+
+void remove_modules(OrderedJson& family, const OrderedJson& derived, const DescriptionFile& file) {
+  const auto removed = derived.find("remove");
+  if (removed == derived.end()) return;
+  if (!removed->is_array()) throw file.error("/remove", "\"remove\" is not an array of names");
+  for (const OrderedJson& part : *removed) {
+    if (!part.is_string() || part.get_ref<const std::string&>().empty())
+      throw file.error("/remove", "\"remove\" is not an array of names");
+    const auto& name = part.get_ref<const std::string&>();
+    OrderedJson left = OrderedJson::array();
+    for (const OrderedJson& module : family["modules"]) {
+      const std::string parameter = module.contains("parameter") ? text_at(module, "parameter") : std::string();
+      const std::string full = parameter.empty() ? text_at(module, "name") : joined(text_at(module, "name"), parameter);
+      if (find_part(full, name) == std::string::npos) left.push_back(module);
+    }
+    if (left.size() == family["modules"].size())
+      throw file.error("/remove", "\"remove\": no module has \"" + printable(name) + "\" in its name");
+    family["modules"] = std::move(left);
+  }
+}
+
+/// Drops what speaks of modules that are gone.
+void drop_dangling(OrderedJson& family) {
+  std::set<std::string> names;
+  for (const OrderedJson& module : family["modules"]) names.insert(text_at(module, "name"));
+  const auto has = [&](const OrderedJson& object, const std::string& linear) {
+    return names.count(joined(text_at(object, "module"), linear)) > 0;
+  };
+  if (family.contains("attention")) {
+    const OrderedJson& attention = family["attention"];
+    for (const char* key : {"query", "key", "value", "output"})
+      if (!has(attention, text_at(attention, key))) {
+        family.erase("attention");
+        break;
+      }
+  }
+  if (!family.contains("fused")) return;
+  OrderedJson left = OrderedJson::array();
+  for (const OrderedJson& fused : family["fused"]) {
+    const OrderedJson& linears = fused["linears"];
+    if (std::all_of(linears.begin(), linears.end(),
+                    [&](const OrderedJson& linear) { return has(fused, linear.get<std::string>()); }))
+      left.push_back(fused);
+  }
+  family["fused"] = std::move(left);
+}
+
+std::string parameter_of(const OrderedJson& module) {
+  return module.contains("parameter") ? text_at(module, "parameter") : kDefaultParameter;
+}
+
+/// As Family::Module::is_layered.
+bool is_layered(const OrderedJson& module) {
+  const std::string name = text_at(module, "name");
+  const bool is_list = module.contains("items") || module.contains("experts");
+  return std::count(name.begin(), name.end(), '*') > (is_list ? 1 : 0);
+}
+
+/// Puts new modules behind those of their kind: of the first stage, of the layers, of the last.
+void insert_modules(OrderedJson& modules, const std::vector<const OrderedJson*>& added) {
+  constexpr std::size_t kFirst = 0, kLayer = 1, kLast = 2, kKinds = 3;
+  const auto is_last = [](const OrderedJson& module) { return text_at(module, "stage") == "last"; };
+  std::vector<const OrderedJson*> of_kind[kKinds];
+  for (const OrderedJson* module : added)
+    of_kind[is_last(*module) ? kLast : is_layered(*module) ? kLayer : kFirst].push_back(module);
+  OrderedJson all = OrderedJson::array();
+  std::size_t next = kFirst;  // kinds before it have been added
+  const auto add_before = [&](std::size_t kind) {
+    for (; next < kind; ++next)
+      for (const OrderedJson* module : of_kind[next]) all.push_back(*module);
+  };
+  for (OrderedJson& module : modules) {
+    add_before(is_layered(module) ? kLayer : is_last(module) ? kLast : kFirst);
+    all.push_back(std::move(module));
+  }
+  add_before(kKinds);
+  modules = std::move(all);
+}
+
+/// Whether `module` says all that a new one must; else it was meant to change one that is there.
+bool is_whole(const OrderedJson& module) {
+  const auto optional = module.find("optional");
+  return module.contains("plan") && (module.contains("shape") || (optional != module.end() && *optional == true));
+}
+
+/// That a family has no module to be changed as `change`, at `pointer`, says.
+Error no_such_module(const OrderedJson& change, const OrderedJson& modules, const std::string& like,
+                     const DescriptionFile& file, const std::string& pointer) {
+  const std::string name = text_at(change, "name");
+  Error error = file.error(pointer, "the family \"" + printable(like) + "\" has no module " + printable(name) +
+                                        (change.contains("parameter") ? " with that \"parameter\"" : "") +
+                                        " to change, and a new one needs \"plan\" and \"shape\"");
+  std::vector<std::string> names;
+  for (const OrderedJson& module : modules) names.push_back(text_at(module, "name"));
+  const std::string guess = nearest(name, names);
+  return error.hint(guess.empty() || guess == name ? std::string() : "did you mean " + guess + "?");
+}
+
+void change_modules(OrderedJson& family, const OrderedJson& derived, const DescriptionFile& file) {
+  const auto changes = derived.find("modules");
+  if (changes == derived.end()) return;
+  if (!changes->is_array())
+    throw file.error("/modules", "\"modules\" is " + brief(Json(*changes)) + ", expected an array");
+  OrderedJson& modules = family["modules"];
+  std::vector<const OrderedJson*> added;
+  std::set<std::string> before;
+  for (const OrderedJson& module : modules) before.insert(joined(text_at(module, "name"), parameter_of(module)));
+  for (std::size_t i = 0; i < changes->size(); ++i) {
+    const OrderedJson& change = changes->at(i);
+    const std::string pointer = "/modules/" + std::to_string(i);
+    if (!change.is_object() || text_at(change, "name").empty())
+      throw file.error(pointer, "\"modules\" has an item without a \"name\"");
+    const std::string name = joined(text_at(change, "name"), parameter_of(change));
+    if (before.count(name) == 0) {
+      if (!is_whole(change)) throw no_such_module(change, modules, text_at(derived, kLike), file, pointer);
+      added.push_back(&change);
+      continue;
+    }
+    std::vector<OrderedJson*> same;
+    for (OrderedJson& module : modules)
+      if (joined(text_at(module, "name"), parameter_of(module)) == name) same.push_back(&module);
+    if (same.size() > 1)
+      throw file.error(pointer,
+                       "\"modules\": " + printable(name) + " is there " + std::to_string(same.size()) +
+                           " times in the family that this one is like: take it away with \"remove\" and add it anew");
+    for (const auto& [key, value] : change.items()) {
+      if (value.is_null())
+        same.front()->erase(key);
+      else
+        (*same.front())[key] = value;
+    }
+  }
+  insert_modules(modules, added);
+}
+
+void merge_keys(OrderedJson& family, const OrderedJson& derived, const std::string& key, const DescriptionFile& file) {
+  const auto given = derived.find(key);
+  if (given == derived.end()) return;
+  if (!given->is_object())
+    throw file.error("/" + key, "\"" + key + "\" is " + brief(Json(*given)) + ", expected an object");
+  if (!family.contains(key)) family[key] = OrderedJson::object();
+  for (const auto& [name, value] : given->items()) family[key][name] = value;
+}
+
+/// JSON on one line, with a blank behind each comma and colon.
+void write_line(const OrderedJson& value, std::string& text) {
+  const char* separator = "";
+  if (value.is_object()) {
+    text += '{';
+    for (const auto& [key, item] : value.items()) {
+      text += std::exchange(separator, ", ") + json_text(OrderedJson(key)) + ": ";
+      write_line(item, text);
+    }
+    text += '}';
+  } else if (value.is_array()) {
+    text += '[';
+    for (const OrderedJson& item : value) {
+      text += std::exchange(separator, ", ");
+      write_line(item, text);
+    }
+    text += ']';
+  } else {
+    text += json_text(value);
+  }
+}
+
+}  // namespace
+
+Error DescriptionFile::error(const std::string& pointer, const std::string& message) const {
+  Error error(ErrorKind::kBadInput, message);
+  error.in(path);
+  if (line_of) error.at_line(line_of(pointer));
+  return error;
+}
+
+const std::vector<FamilyKey>& family_keys() {
+  static const std::vector<FamilyKey> kKeys = {
+      {"model_type", Inherit::kNever}, {"layers", Inherit::kReplace},        {"num_layers", Inherit::kReplace},
+      {"defaults", Inherit::kMerge},   {"class_defaults", Inherit::kNever},  {"define", Inherit::kMerge},
+      {"modules", Inherit::kModules},  {"attention", Inherit::kMerge, true}, {"fused", Inherit::kReplace},
+      {"whole", Inherit::kReplace},    {"nxd_inference", Inherit::kNever},   {"other_names", Inherit::kNever},
+  };
+  return kKeys;
+}
+
+OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find, const DescriptionFile& file) {
+  if (!derived.is_object() || !derived.contains(kLike)) return derived;
+  std::vector<std::string> known = {"$schema", kLike, "rename", "remove"};
+  for (const FamilyKey& key : family_keys()) known.emplace_back(key.name);
+  for (const auto& [key, value] : derived.items())
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      const std::string guess = nearest(key, known);
+      throw file.error("/" + pointer_part(key), "the key \"" + printable(key) + "\" is not known")
+          .hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean \"" + guess + "\"?");
+    }
+  if (!derived.contains("model_type")) throw file.error("", "the key \"model_type\" is missing");
+  if (!derived.at(kLike).is_string())
+    throw file.error(std::string("/") + kLike,
+                     "\"like\" is " + brief(Json(derived.at(kLike))) + ", expected the name of a family");
+  const std::string like = text_at(derived, kLike);
+  auto parent = find(like);
+  if (parent && parent->contains("language_model")) parent = find(text_at(*parent, "language_model"));
+  if (!parent) {
+    Error error = file.error(std::string("/") + kLike,
+                             "\"like\" names the family \"" + printable(like) + "\", which is not known");
+    if (const std::string guess = nearest(like, known_model_types()); !guess.empty())
+      error.hint("did you mean \"" + guess + "\"?");
+    throw error;
+  }
+
+  OrderedJson family = OrderedJson::object();
+  family["model_type"] = text_at(derived, "model_type");
+  for (const FamilyKey& key : family_keys())
+    if (key.inherit != Inherit::kNever && parent->contains(key.name)) family[key.name] = parent->at(key.name);
+  Renames rename(derived, file);
+  rename_all(family, rename);
+  rename.validate_used();
+  remove_modules(family, derived, file);
+  change_modules(family, derived, file);
+  drop_dangling(family);
+  for (const FamilyKey& key : family_keys()) {
+    const auto given = derived.find(key.name);
+    if (given == derived.end() || key.inherit == Inherit::kModules) continue;
+    if (key.inherit != Inherit::kMerge)
+      family[key.name] = *given;
+    else if (given->is_null() && key.may_be_null)
+      family.erase(key.name);
+    else
+      merge_keys(family, derived, key.name, file);
+  }
+  return family;
+}
+
+std::optional<OrderedJson> builtin_description(const std::string& model_type) {
+  for (const BuiltinFile& file : kBuiltinFamilies) {
+    if (fs::path(file.name).stem() != model_type) continue;
+    const fs::path path = fs::path("built-in family") / file.name;
+    return resolve_family(parse_ordered_json(file.json, path), builtin_description, {path});
+  }
+  return std::nullopt;
+}
+
+std::string family_text(const OrderedJson& family) {
+  std::string text = "{";
+  const char* separator = "\n";
+  for (const auto& [key, value] : family.items()) {
+    text += std::exchange(separator, ",\n") + std::string("  ") + json_text(OrderedJson(key)) + ": ";
+    const bool lines = (value.is_object() && key != "attention") || (value.is_array() && !value.empty());
+    if (!lines || value.empty()) {
+      write_line(value, text);
+      continue;
+    }
+    const char* item_separator = "\n";
+    text += value.is_object() ? '{' : '[';
+    for (const auto& [name, item] : value.items()) {
+      text += std::exchange(item_separator, ",\n") + std::string("    ");
+      if (value.is_object()) text += json_text(OrderedJson(name)) + ": ";
+      write_line(item, text);
+    }
+    text += value.is_object() ? "\n  }" : "\n  ]";
+  }
+  return text + "\n}\n";
+}
+
+}  // namespace reshard

@@ -1,0 +1,87 @@
+#include "reshard/specs/peft/adapter_metadata.h"
+
+#include <algorithm>
+#include <array>
+
+namespace reshard {
+namespace {
+
+constexpr std::array<std::string_view, 5> kComponents = {"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B",
+                                                         "lora_magnitude_vector"};
+constexpr std::string_view kModulesToSave = ".modules_to_save.";
+
+/// What stands after `adapter` in "adapter.weight", or nothing if another name stands there. The name may have dots,
+/// what follows has none.
+std::optional<std::string> after_adapter(const std::string& rest, const std::string& adapter) {
+  if (rest == adapter) return "";
+  if (!rest.starts_with(adapter + ".")) return std::nullopt;
+  const std::string leaf = rest.substr(adapter.size() + 1);
+  if (leaf.find('.') != std::string::npos) return std::nullopt;
+  return leaf;
+}
+
+/// The name in the adapter's files, or nothing if the tensor is another adapter's.
+std::optional<std::string> name_in_files(const LoraName& name, const std::string& adapter) {
+  const auto leaf = after_adapter(name.rest, adapter);
+  if (!leaf) return std::nullopt;
+  const std::string stem = name.module + "." + name.component;
+  // PEFT saves what was a bare parameter once as one still.
+  const bool bare = name.component != "lora_A" && name.component != "lora_B";
+  return bare || leaf->empty() ? stem : stem + "." + *leaf;
+}
+
+/// The same for a trained copy of a module: what follows the adapter's name may have dots, so that a longer name of
+/// another adapter may begin the same.
+std::optional<std::string> saved_name(const std::string& name, std::size_t at, const std::string& adapter,
+                                      const std::set<std::string>& adapters) {
+  const std::string rest = name.substr(at + kModulesToSave.size());
+  std::string owner = adapter;
+  for (const std::string& other : adapters)
+    if (other.size() > owner.size() && rest.starts_with(other + ".")) owner = other;
+  if (owner != adapter || !rest.starts_with(adapter + ".")) return std::nullopt;
+  return name.substr(0, at) + rest.substr(adapter.size());
+}
+
+}  // namespace
+
+std::optional<LoraName> lora_name(std::string_view name) {
+  for (std::size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1)) {
+    const std::size_t end = std::min(name.find('.', dot + 1), name.size());
+    const std::string_view component = name.substr(dot + 1, end - dot - 1);
+    if (component == "modules_to_save") return std::nullopt;  // what follows is an adapter's name, whatever it says
+    if (std::find(kComponents.begin(), kComponents.end(), component) == kComponents.end()) continue;
+    return LoraName{std::string(name.substr(0, dot)), std::string(component),
+                    std::string(end == name.size() ? "" : name.substr(end + 1))};
+  }
+  return std::nullopt;
+}
+
+std::set<std::string> adapter_names(const StageMetadata& metadata) {
+  std::set<std::string> names;
+  for (const ParallelParameter& parameter : metadata.parameters) {
+    const auto name = lora_name(parameter.name);
+    if (!name || name->rest.empty()) continue;
+    const bool bare = name->component.starts_with("lora_embedding_");
+    names.insert(bare ? name->rest : name->rest.substr(0, name->rest.rfind('.')));
+  }
+  return names;
+}
+
+StageMetadata adapter_metadata(const StageMetadata& metadata, const std::string& adapter) {
+  const std::set<std::string> adapters = adapter_names(metadata);
+  StageMetadata own;
+  own.modules = metadata.modules;
+  for (const ParallelParameter& parameter : metadata.parameters) {
+    std::optional<std::string> name = parameter.name;
+    if (const auto lora = lora_name(parameter.name))
+      name = name_in_files(*lora, adapter);
+    else if (const auto at = parameter.name.find(kModulesToSave); at != std::string::npos)
+      name = saved_name(parameter.name, at, adapter, adapters);
+    if (!name) continue;
+    own.parameters.push_back(parameter);
+    own.parameters.back().name = *name;
+  }
+  return own;
+}
+
+}  // namespace reshard

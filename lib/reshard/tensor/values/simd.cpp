@@ -1,0 +1,89 @@
+#include "reshard/tensor/values/simd.h"
+
+#include <hwy/highway.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+
+#include "reshard/base/error.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kScalar = "scalar";
+
+std::atomic<bool> scalar_is_forced{false};
+
+/// What is named on both sides of a choice: what the CPU has and this build has code for.
+struct Target {
+  std::string name;
+  std::int64_t bit;
+};
+
+std::vector<Target> vector_targets() {
+  std::vector<Target> targets;
+  // A lower bit is a better instruction set. Highway's own scalar and emulated targets are no better than plain C++.
+  for (const std::int64_t bit : hwy::SupportedAndGeneratedTargets()) {
+    if (bit == HWY_SCALAR || bit == HWY_EMU128) continue;
+    std::string name = hwy::TargetName(bit);
+    for (char& c : name)
+      if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+    targets.push_back({std::move(name), bit});
+  }
+  return targets;
+}
+
+/// Taken before any target is disabled, which would hide it from Highway's list.
+const std::vector<Target>& all_vector_targets() {
+  static const std::vector<Target> targets = vector_targets();
+  return targets;
+}
+
+void force(std::string_view name, std::string_view asked_by) {
+  if (name == kScalar) {
+    scalar_is_forced = true;
+    return;
+  }
+  std::string known;
+  for (const Target& target : all_vector_targets()) {
+    if (target.name == name) {
+      hwy::DisableTargets(~target.bit);
+      scalar_is_forced = false;
+      return;
+    }
+    known += target.name + ", ";
+  }
+  throw Error(ErrorKind::kUsage,
+              std::string(asked_by) + " names no instruction set of this machine: \"" + std::string(name) + "\"")
+      .hint("Here there are " + known + std::string(kScalar) + ".");
+}
+
+/// Set once the environment has been read or overruled.
+std::once_flag chosen;
+
+void choose_from_environment() {
+  const char* name = std::getenv("RESHARD_SIMD");
+  if (name && *name) force(name, "RESHARD_SIMD");
+}
+
+}  // namespace
+
+std::vector<std::string> simd_targets() {
+  std::vector<std::string> names;
+  for (const Target& target : all_vector_targets()) names.push_back(target.name);
+  names.emplace_back(kScalar);
+  return names;
+}
+
+void use_simd_target(std::string_view name) {
+  std::call_once(chosen, [] {});
+  force(name, "The request");
+}
+
+bool simd_is_scalar() {
+  std::call_once(chosen, choose_from_environment);
+  return scalar_is_forced.load(std::memory_order_relaxed);
+}
+
+}  // namespace reshard
