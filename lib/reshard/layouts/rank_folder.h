@@ -9,6 +9,7 @@
 
 #include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
+#include "reshard/specs/parallel/mesh.h"
 
 namespace reshard {
 
@@ -18,17 +19,6 @@ inline constexpr const char* kDoneMarker = "done";
 
 /// A rank's state dict in a folder of its own, as NxD's older trainers save it (parallel_layers/checkpointing.py).
 inline constexpr const char* kRankCheckpointFile = "checkpoint.pt";
-
-/// One rank of a checkpoint.
-struct RankId {
-  std::uint32_t tp_rank = 0;
-  std::uint32_t pp_rank = 0;
-  std::uint32_t dp_rank = 0;  // replicas of the same weights
-  std::uint32_t ep_rank = 0;
-  bool has_ep = false;  // experts are spread, and names say over which rank
-
-  friend auto operator<=>(const RankId&, const RankId&) = default;
-};
 
 /// "tp_rank_03_pp_rank_00", at least two digits each. With experts "ep_rank_01_" stands before "tp_rank" (NxD), with
 /// `dp` "dp_rank_00_" before all.

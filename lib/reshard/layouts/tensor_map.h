@@ -16,8 +16,8 @@
 #include "reshard/formats/torch/torch_plan.h"
 #include "reshard/io/zstd_source.h"
 #include "reshard/layouts/partition.h"
-#include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/rank_record.h"
+#include "reshard/specs/parallel/mesh.h"
 #include "reshard/tensor/values/box.h"
 
 namespace reshard {

@@ -2,12 +2,24 @@
 // pipeline stages, transformation specs, model families, metadata files. No tensors' bytes, no directories.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace reshard {
+
+/// One rank of a checkpoint.
+struct RankId {
+  std::uint32_t tp_rank = 0;
+  std::uint32_t pp_rank = 0;
+  std::uint32_t dp_rank = 0;  // replicas of the same weights
+  std::uint32_t ep_rank = 0;
+  bool has_ep = false;  // experts are spread, and names say over which rank
+
+  friend auto operator<=>(const RankId&, const RankId&) = default;
+};
 
 /// The grid of ranks: `tp` ranks of tensor parallelism × `pp` of pipeline parallelism × `ep` of expert parallelism,
 /// `vpp` virtual stages a pipeline rank. Of a checkpoint that FSDP spreads, `tp` × `fsdp` ranks.
