@@ -6,10 +6,18 @@
 #include <vector>
 
 #include "reshard/layouts/tensor_map.h"
-#include "reshard/layouts/training_states.h"
 #include "reshard/specs/model/model.h"
 
 namespace reshard {
+
+/// Which place a tensor or an object has in a training run.
+struct TrainingState {
+  /// The part of its name that is the name of the parameter it belongs to, as the model has it; of no size: none.
+  std::uint16_t parameter_begin = 0;
+  std::uint16_t parameter_size = 0;
+  bool left_out = false;   // its parameter was, and it is not to be written
+  std::uint32_t path = 0;  // index into TrainingStates::paths
+};
 
 /// A tensor of a model that a distributed checkpoint stores in chunks, each a box of it at a place of its own. Chunks
 /// of one box are replicas.

@@ -12,20 +12,10 @@
 
 #include "reshard/formats/dcp/dcp_metadata.h"
 #include "reshard/formats/pickle/plain_value.h"
+#include "reshard/layouts/chunked_map.h"
 #include "reshard/layouts/tensor_map.h"
 
 namespace reshard {
-
-struct ChunkedTensor;
-
-/// Which place a tensor or an object has in a training run.
-struct TrainingState {
-  /// The part of its name that is the name of the parameter it belongs to, as the model has it; of no size: none.
-  std::uint16_t parameter_begin = 0;
-  std::uint16_t parameter_size = 0;
-  bool left_out = false;   // its parameter was, and it is not to be written
-  std::uint32_t path = 0;  // index into TrainingStates::paths
-};
 
 /// Parameters whose hyperparameters an optimizer has in common.
 struct OptimizerGroup {
