@@ -27,4 +27,13 @@ bool Files::exists(const std::filesystem::path& path) {
   return found != FileKind::kNone && found != FileKind::kBrokenLink;
 }
 
+std::filesystem::path directory_above(Files& files, const std::filesystem::path& path) {
+  const std::filesystem::path full = files.absolute(path).lexically_normal();
+  return full.filename().empty() ? full.parent_path().parent_path() : full.parent_path();
+}
+
+std::string own_name(Files& files, const std::filesystem::path& path) {
+  return files.absolute(path / "").lexically_normal().parent_path().filename().string();
+}
+
 }  // namespace reshard

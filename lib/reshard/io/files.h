@@ -122,4 +122,9 @@ class Files {
   bool is_file(const std::filesystem::path& path) { return kind_of(path) == FileKind::kFile; }
 };
 
+/// The directory above `path`, whichever way that is written.
+std::filesystem::path directory_above(Files& files, const std::filesystem::path& path);
+/// The last part of `path`, whichever way that is written.
+std::string own_name(Files& files, const std::filesystem::path& path);
+
 }  // namespace reshard

@@ -14,6 +14,7 @@
 #include "reshard/formats/dcp/dcp_shards.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/safetensors/hf_index.h"
+#include "reshard/io/files.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/chunked_map.h"
 #include "reshard/layouts/dcp_directory.h"
@@ -21,7 +22,6 @@
 #include "reshard/layouts/dcp_source.h"
 #include "reshard/layouts/dcp_target.h"
 #include "reshard/layouts/layout.h"
-#include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/trained_model.h"
 #include "reshard/layouts/written_names.h"
 

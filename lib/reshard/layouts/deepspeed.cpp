@@ -10,11 +10,11 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/io/files.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/flat_range.h"
 #include "reshard/layouts/layout.h"
-#include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/trained_model.h"
 #include "reshard/layouts/weights_option.h"
 #include "reshard/layouts/whole_map.h"

@@ -44,13 +44,4 @@ Format torch_format_of(Files& files, const fs::path& path) {
   return is_xser(files, path) ? Format::kXser : Format::kPytorch;
 }
 
-fs::path directory_above(Files& files, const fs::path& path) {
-  const fs::path full = files.absolute(path).lexically_normal();
-  return full.filename().empty() ? full.parent_path().parent_path() : full.parent_path();
-}
-
-std::string own_name(Files& files, const fs::path& path) {
-  return files.absolute(path / "").lexically_normal().parent_path().filename().string();
-}
-
 }  // namespace reshard

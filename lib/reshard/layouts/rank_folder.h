@@ -39,9 +39,4 @@ struct RankFile {
 /// The format of a file that torch saved: xser if the folder of its tensors is beside it.
 Format torch_format_of(Files& files, const std::filesystem::path& path);
 
-/// The directory above `path`, whichever way that is written.
-std::filesystem::path directory_above(Files& files, const std::filesystem::path& path);
-/// The last part of `path`, whichever way that is written.
-std::string own_name(Files& files, const std::filesystem::path& path);
-
 }  // namespace reshard

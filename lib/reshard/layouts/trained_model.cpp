@@ -9,10 +9,10 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/io/files.h"
 #include "reshard/layouts/expert_stacks.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/planned_model.h"
-#include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/strangers.h"
 #include "reshard/layouts/tied_tensors.h"
 #include "reshard/specs/config/model_config.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "reshard/layouts/rank_folder.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
 
