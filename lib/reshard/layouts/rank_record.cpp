@@ -125,4 +125,15 @@ std::optional<RankRecord> read_record(const Container& file) {
   return record;
 }
 
+std::string describe_rank(const RankRecord& record) {
+  std::vector<std::string> parts;
+  const auto add = [&](const char* kind, std::uint32_t rank, std::uint32_t degree) {
+    if (degree > 1) parts.push_back(fmt::format("{} rank {} of {}", kind, rank, degree));
+  };
+  add("tensor-parallel", record.tp_rank, record.tp_degree);
+  add("pipeline", record.pp_rank, record.pp_degree);
+  add("expert-parallel", record.ep_rank, record.ep_degree);
+  return join(parts, ", ");
+}
+
 }  // namespace reshard

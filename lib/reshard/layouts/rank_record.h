@@ -38,4 +38,8 @@ FileMetadata record_metadata(const RankRecord& record);
 /// \throws Error kBadInput for one that makes no sense.
 std::optional<RankRecord> read_record(const Container& file);
 
+/// "tensor-parallel rank 0 of 2, pipeline rank 1 of 2": the ranks that a file records, of the kinds of which there are
+/// several. Empty for the only rank of a checkpoint.
+std::string describe_rank(const RankRecord& record);
+
 }  // namespace reshard

@@ -17,8 +17,4 @@ void validate_record(const Container& file, RankId rank, ShardedCheckpoint& chec
 /// \throws Error kBadInput as validate_record.
 void validate_part_record(const Container& part, const Container& first);
 
-/// "tensor-parallel rank 0 of 2, pipeline rank 1 of 2": the ranks that a file records, of the kinds of which there are
-/// several. Empty for the only rank of a checkpoint.
-std::string describe_rank(const RankRecord& record);
-
 }  // namespace reshard

@@ -1,0 +1,330 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "reshard/base/error.h"
+#include "reshard/base/pattern.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/layouts/adapter_folders.h"
+#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/interrupted_swap.h"
+#include "reshard/layouts/misfits.h"
+#include "reshard/layouts/model_bounds.h"
+#include "reshard/layouts/nearby_checkpoints.h"
+#include "reshard/layouts/rank_record.h"
+#include "reshard/layouts/sharded_adapter.h"
+#include "reshard/layouts/state_names.h"
+#include "reshard/layouts/strangers.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A hint that names the directory of all ranks, for a path of one of them.
+std::string hint_for_one_rank(Files& files, const fs::path& path) {
+  fs::path above = path;
+  for (int level = 0; level < 2; ++level) {
+    above = directory_above(files, above);
+    try {
+      if (find_shards(files, above)) return "give the directory of all ranks: " + above.string();
+    } catch (const Error&) {  // it cannot be listed, or holds several checkpoints
+    }
+  }
+  return "give the directory of all ranks";
+}
+
+/// Refuses a file of tensors that records that it is one rank of several. No-op for a lenient reader, which gets a note.
+void validate_no_rank(Files& files, const Checkpoint& checkpoint, ConfigUse use) {
+  if (use == ConfigUse::kLenient) return;
+  for (const TensorFile& file : checkpoint.map.files)
+    if (file.record)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("records that it is {} of a sharded checkpoint, and so no whole model",
+                              describe_rank(*file.record)))
+          .in(file.path)
+          .hint(hint_for_one_rank(files, checkpoint.path));
+}
+
+/// \throws Error kUnsupported if files in `path` show that another system wrote them.
+void refuse_strange_files(Files& files, const fs::path& path) {
+  if (const auto stranger = stranger_in(files, path)) throw Error(*stranger);
+}
+
+/// \throws Error where a layout can say why `path` is none of its checkpoints.
+void refuse_part(Files& files, const fs::path& path) {
+  for (const Layout* layout : layouts())
+    if (const auto error = layout->explain_missing(files, path)) throw Error(*error);
+  refuse_strange_files(files, path);
+}
+
+/// Reads a file that is given alone, though it may be only a part of a checkpoint.
+Container read_lone_file(Files& files, const fs::path& path, Format format) {
+  try {
+    return read_container(files, path, format);
+  } catch (Error& error) {
+    if (error.kind() != ErrorKind::kIo) refuse_part(files, path);
+    const auto owns = [&](const Layout* layout) {
+      return layout->traits().needs_no_mesh && layout->owns(files, path.parent_path(), path.filename().string());
+    };
+    if (error.hint().empty() && std::any_of(layouts().begin(), layouts().end(), owns))
+      error.hint("it is a part of a checkpoint: give the directory that holds all of it");
+    throw;
+  }
+}
+
+Checkpoint read_file(Files& files, const fs::path& path, const ReadContext& context) {
+  Checkpoint checkpoint;
+  checkpoint.path = path;
+  checkpoint.directory = files.absolute(path).parent_path();
+  find_config(files, checkpoint, context.config);
+  checkpoint.format = format_of_file(files, path);
+  std::vector<Container> containers{read_lone_file(files, path, checkpoint.format)};
+  if (!read_record(containers.front())) take_out_wrappers(containers, checkpoint.notes);
+  return read_whole_files(files, std::move(checkpoint), containers, context);
+}
+
+/// A file that need not be a model.
+Checkpoint read_any_file(Files& files, const fs::path& path, const ReadContext& context) {
+  ReadContext lenient = context;
+  lenient.use = ConfigUse::kLenient;
+  Checkpoint checkpoint = read_file(files, path, lenient);
+  validate_no_rank(files, checkpoint, context.use);
+  return checkpoint;
+}
+
+/// PEFT saves further adapters in folders beside the first.
+Checkpoint read_adapter_file(Files& files, const fs::path& directory, const fs::path& file,
+                             const ReadContext& context) {
+  Checkpoint checkpoint = read_any_file(files, file, context);
+  std::vector<std::string> others;
+  for (const DirectoryEntry& entry : files.list(directory))
+    for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
+      if (entry.kind == FileKind::kDirectory && files.exists(directory / entry.name / name))
+        others.push_back(entry.name);
+  if (!others.empty())
+    checkpoint.notes.push_back("this is about " + file.string() +
+                               " alone; the adapters in its folders are not looked at: " + list_names(others));
+  describe_peft_adapter(checkpoint, directory);
+  return checkpoint;
+}
+
+/// Options that say how ranks were made, and that this checkpoint's layout does not have.
+void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
+  for (const std::string& name : values.names()) {
+    const auto has = [&](const Layout& layout) {
+      const auto options = layout.options();
+      return std::any_of(options.begin(), options.end(),
+                         [&](const LayoutOption* option) { return option->of_source && name == option->name; });
+    };
+    if (checkpoint.layout == nullptr || !has(*checkpoint.layout))
+      checkpoint.notes.push_back(fmt::format("`from-{}` has no effect on {}: it is for sources in layout {}", name,
+                                             checkpoint.path.string(), layout_names(has)));
+  }
+}
+
+/// Of the two in one directory the Hugging Face weights were read.
+void note_shards_beside(Checkpoint& checkpoint, const FoundLayout& shards) {
+  fs::path other = shards.path;
+  if (other == checkpoint.path) other /= shards.layout->traits().folder;
+  checkpoint.notes.push_back(fmt::format(
+      "there is also a sharded checkpoint in {}; this is about the Hugging Face weights{}", shards.path.string(),
+      other.has_filename() ? fmt::format(", give {} to have the shards", other.string()) : ""));
+}
+
+/// Who reads leniently is not stopped by a config.json that somebody names and that is another model's, but told.
+void note_misfits(Checkpoint& checkpoint) {
+  if (!checkpoint.config_given || !checkpoint.model) return;
+  try {
+    const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);
+    if (!besides.empty())
+      checkpoint.notes.push_back(
+          fmt::format("{} does not explain these tensors: {}", checkpoint.config.string(), list_names(besides)));
+  } catch (const Error& error) {
+    checkpoint.notes.push_back(
+        error.kind() == ErrorKind::kUnsupported
+            ? error.what()
+            : fmt::format("{} seems to be of another model: {}", checkpoint.config.string(), error.what()));
+  }
+}
+
+/// Notes which other system the names belong to, if no model explains them.
+void note_strangers(Checkpoint& checkpoint) {
+  if (checkpoint.model || checkpoint.has_mesh()) return;
+  std::vector<std::string_view> names;
+  names.reserve(checkpoint.map.logical.size());
+  for (const LogicalTensor& tensor : checkpoint.map.logical) names.push_back(tensor.name);
+  if (const auto stranger = stranger_among(names, nullptr))
+    checkpoint.notes.push_back(
+        fmt::format("{}, so names and shapes stay as they are; {}", stranger->what(), stranger->hint()));
+}
+
+/// \throws Error kUnsupported instead of the layout's own error if the files show that another system wrote them.
+Checkpoint read_found(Files& files, const FoundLayout& found, const ReadContext& context) {
+  try {
+    return found.layout->read(files, found, context);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kBadInput || error.kind() == ErrorKind::kIo) refuse_strange_files(files, found.path);
+    throw;
+  }
+}
+
+Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) {
+  Checkpoint checkpoint = read_found(files, found, context);
+  // A rank file may be read at any place and as any bytes, while weights of a Hugging Face directory have to be a
+  // container of tensors, wherever they are linked from.
+  if (checkpoint.has_ranks()) validate_no_outside_links(files, checkpoint);
+  validate_no_rank(files, checkpoint, context.use);
+  note_strangers(checkpoint);
+  if (context.use == ConfigUse::kLenient) note_misfits(checkpoint);
+  note_idle_options(checkpoint, context.options);
+  return checkpoint;
+}
+
+Checkpoint read_adapter(Files& files, const AdapterFolder& adapter, const ReadContext& context) {
+  Checkpoint checkpoint = read_sharded_adapter(files, adapter, context);
+  validate_no_outside_links(files, checkpoint);
+  note_idle_options(checkpoint, context.options);
+  return checkpoint;
+}
+
+/// The folders that the layouts of ranks write to.
+std::string shards_folders() {
+  std::vector<std::string> folders;
+  for (const Layout* layout : layouts()) {
+    const LayoutTraits& traits = layout->traits();
+    const std::string folder = std::string(traits.folder) + "/";
+    if (traits.has_ranks && *traits.folder != '\0' &&
+        std::find(folders.begin(), folders.end(), folder) == folders.end())
+      folders.push_back(folder);
+  }
+  return join(folders, " nor ");
+}
+
+/// Whether a file has the name of a part of a model, or of an adapter.
+bool is_part_name(const fs::path& name) {
+  if (name == kAdapterSafetensorsFile || name == kAdapterPytorchFile) return true;
+  return std::any_of(layouts().begin(), layouts().end(),
+                     [&](const Layout* layout) { return layout->is_rank_name(name); });
+}
+
+/// Reads the model in a single file, such as a saved state dict.
+/// \throws Error kBadInput if config.json describes more than the file contains.
+Checkpoint read_lone_model(Files& files, const fs::path& path, const ReadContext& context) {
+  const auto number = hf_file_number(path.filename().string());
+  if (number && number->count > 1)
+    throw Error(ErrorKind::kBadInput, "is one of several weight files of a model")
+        .in(path)
+        .hint("give the directory that contains all of them");
+  Checkpoint checkpoint = read_file(files, path, context);
+  validate_no_rank(files, checkpoint, context.use);
+  if (context.use == ConfigUse::kNeeded && !checkpoint.model)
+    throw unknown_model_type(checkpoint.language_model.config, {});
+  if (checkpoint.model) validate_against_model(checkpoint.map, *checkpoint.model, path, context.extra);
+  note_idle_options(checkpoint, context.options);
+  return checkpoint;
+}
+
+/// For a path where nothing is. It may be the name of a model on the Hugging Face Hub.
+Error nothing_there(Files& files, const fs::path& path) {
+  Error error(ErrorKind::kBadInput, "no such file or directory");
+  const Pattern hub_name(R"(^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$)"),
+      hub_address(R"(^(hf:/+|https?:/+(www\.)?huggingface\.co/)([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*).*$)");
+  const std::string text = path.string();
+  if (hub_address.found_in(text))
+    error.hint("fetch a model of the Hugging Face Hub first: hf download " + hub_address.replace_all(text, "$3"));
+  else if (hub_name.found_in(text) && !files.exists(path.parent_path()))
+    error.hint("fetch a model of the Hugging Face Hub first: hf download " + text);
+  return error.in(path);
+}
+
+Error no_directory(Files& files, const fs::path& path) {
+  if (!files.exists(path)) return nothing_there(files, path);
+  return Error(ErrorKind::kBadInput, "is not a directory")
+      .in(path)
+      .hint("give the directory of the checkpoint, not one of its files");
+}
+
+Checkpoint sharded_at(Files& files, const fs::path& path, const ReadContext& context) {
+  if (files.is_file(path) && !is_part_name(path.filename())) return read_lone_model(files, path, context);
+  if (!files.is_directory(path)) throw no_directory(files, path);
+  if (const auto shards = find_shards(files, path)) return read(files, *shards, context);
+  if (find_whole(files, path)) {
+    refuse_strange_files(files, path);
+    validate_no_rank(files, read(files, {&whole_layout(), path, path}, {.use = ConfigUse::kLenient}), context.use);
+    throw Error(ErrorKind::kBadInput, "holds whole tensors, and no ranks to consolidate")
+        .in(path)
+        .hint("it is a Hugging Face checkpoint already");
+  }
+  refuse_part(files, path);
+  const std::string nearby = hint_for_contents(files, path);
+  throw Error(ErrorKind::kBadInput, fmt::format("holds neither {} nor files of ranks", shards_folders()))
+      .in(path)
+      .hint(nearby.empty() ? "give the directory of the shards folder, or that folder itself" : nearby);
+}
+
+Checkpoint whole_at(Files& files, const fs::path& directory, const ReadContext& context) {
+  if (files.is_file(directory)) return read_lone_model(files, directory, context);
+  if (!files.exists(directory)) throw nothing_there(files, directory);
+  if (!files.is_directory(directory))
+    throw Error(ErrorKind::kBadInput, "is not a directory")
+        .in(directory)
+        .hint("give the directory that contains config.json and the weights, or a file with a state dict");
+  const bool is_whole = find_whole(files, directory).has_value();
+  const auto shards = is_whole ? std::nullopt : find_shards(files, directory);
+  if (shards && shards->layout->traits().needs_no_mesh) return read(files, *shards, context);
+  if (shards) {
+    refuse_strange_files(files, directory);
+    throw Error(ErrorKind::kBadInput, "is a sharded checkpoint, and holds no whole tensors")
+        .in(directory)
+        .hint("convert reads it, or consolidate it first");
+  }
+  if (!is_whole) refuse_part(files, directory);
+  try {
+    return read(files, {&whole_layout(), directory, directory}, context);
+  } catch (Error& error) {
+    if (!is_whole && error.path() == directory.string())
+      if (const std::string nearby = hint_for_contents(files, directory); !nearby.empty()) error.hint(nearby);
+    throw;
+  }
+}
+
+Checkpoint checkpoint_at(Files& files, const fs::path& path, const ReadContext& context) {
+  if (!files.exists(path)) throw nothing_there(files, path);
+  if (!files.is_directory(path)) {
+    Checkpoint checkpoint = read_any_file(files, path, context);
+    note_idle_options(checkpoint, context.options);
+    return checkpoint;
+  }
+  const auto adapters = adapters_to_read(files, path);
+  if (adapters.size() > 1) refuse_several_adapters(path, adapters);
+  if (!adapters.empty()) return read_adapter(files, adapters.front(), context);
+  const auto whole = find_whole(files, path);
+  const auto shards = find_shards(files, path);
+  if (shards && (!whole || whole->is_empty)) return read(files, *shards, context);
+  if (!shards && !whole) {
+    for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
+      if (files.exists(path / name)) return read_adapter_file(files, path, path / name, context);
+  }
+  Checkpoint checkpoint = whole_at(files, path, context);
+  if (shards && !shards->is_empty) note_shards_beside(checkpoint, *shards);
+  return checkpoint;
+}
+
+}  // namespace
+
+Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& context) {
+  return read_unless_swapping(files, path, [&] { return sharded_at(files, path, context); });
+}
+
+Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext& context) {
+  return read_unless_swapping(files, directory, [&] { return whole_at(files, directory, context); });
+}
+
+Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext& context) {
+  return read_unless_swapping(files, path, [&] { return checkpoint_at(files, path, context); });
+}
+
+}  // namespace reshard
