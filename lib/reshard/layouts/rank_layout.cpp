@@ -20,7 +20,7 @@
 #include "reshard/layouts/optimizer_ids.h"
 #include "reshard/layouts/optimizer_states.h"
 #include "reshard/layouts/other_stages.h"
-#include "reshard/layouts/planned_model.h"
+#include "reshard/layouts/planned_shards.h"
 #include "reshard/layouts/saved_metadata.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/strangers.h"
