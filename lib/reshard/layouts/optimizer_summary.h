@@ -16,7 +16,6 @@
 
 namespace reshard {
 
-struct OptimizerFiles;
 struct TrainingStates;
 
 /// What the optimizer's files of a training checkpoint hold, as their headers say it.
@@ -58,6 +57,12 @@ class StateCounts {
   std::unordered_map<std::string, std::size_t> by_name_;
 };
 
+/// The state that counts an optimizer's steps.
+inline constexpr const char* kStep = "step";
+
+/// A number as floating point; nothing for any other value.
+std::optional<double> real_of(const PlainValue& value);
+
 /// The groups that `states` have as values.
 std::vector<OptimizerSummary::Group> groups_of(const TrainingStates& states);
 
@@ -65,13 +70,5 @@ std::vector<OptimizerSummary::Group> groups_of(const TrainingStates& states);
 /// which lie in `in_files`.
 /// \throws Error kIo.
 std::optional<double> last_step(Files& files, std::span<const TensorFile> in_files, const TrainingStates& states);
-
-/// Reads the step; all else is in `optimizer`.
-/// \throws Error kIo.
-OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimizer);
-
-/// Parameters that are trained have the same step on all pipeline stages. Reads the steps of one rank of each.
-/// \throws Error kBadInput, naming two files and their steps; kIo.
-void validate_steps(Files& files, const OptimizerFiles& optimizer);
 
 }  // namespace reshard
