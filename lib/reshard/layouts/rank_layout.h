@@ -82,6 +82,11 @@ class RankLayout : public Layout {
   /// Explains shards without metadata by `checkpoint.model`: fills `shards.metadata` or `shards.rules`.
   /// \throws Error kBadInput if the model does not explain them.
   virtual void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& options) const;
+  /// Reads what lies beside the weights, such as an optimizer.
+  virtual void read_beside(Files& /*files*/, const ShardedCheckpoint& /*shards*/, const ReadContext& /*context*/,
+                           Checkpoint& /*checkpoint*/) const {}
+  /// Adds to the hint of `error`, that the weights do not fit config.json, what lies beside them and shows why.
+  virtual void explain_misfit(Files& /*files*/, const ShardedCheckpoint& /*shards*/, Error& /*error*/) const {}
   /// What to try where replicas differ, and nothing but replicas shows that the partition is right.
   virtual std::string hint_for_replicas() const;
 

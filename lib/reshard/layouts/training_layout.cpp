@@ -10,6 +10,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/optimizer_beside.h"
 #include "reshard/layouts/optimizer_groups.h"
 #include "reshard/layouts/optimizer_target.h"
 #include "reshard/layouts/partition_notes.h"
@@ -239,6 +240,16 @@ PartitionOptions described_options(const Model& model, PartitionOptions options)
 }
 
 }  // namespace
+
+void TrainingLayout::read_beside(Files& files, const ShardedCheckpoint& shards, const ReadContext& context,
+                                 Checkpoint& checkpoint) const {
+  if (const auto folder = optimizer_folder(shards.folder.path))
+    read_optimizer_beside(files, *folder, shards, context, checkpoint);
+}
+
+void TrainingLayout::explain_misfit(Files& files, const ShardedCheckpoint& shards, Error& error) const {
+  if (const auto folder = optimizer_folder(shards.folder.path)) hint_at_lost_ranks(files, *folder, shards, error);
+}
 
 TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContext& context) const {
   validate_request(request);

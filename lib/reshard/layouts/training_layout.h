@@ -47,6 +47,10 @@ class TrainingLayout : public RankLayout {
   virtual PartitionOptions options_of(const OptionValues& values, const PartitionOptions& source) const;
 
  protected:
+  void read_beside(Files& files, const ShardedCheckpoint& shards, const ReadContext& context,
+                   Checkpoint& checkpoint) const override;
+  void explain_misfit(Files& files, const ShardedCheckpoint& shards, Error& error) const override;
+
   /// Whether the linears that the family fuses (Family::fused) are stored fused; `source` says whether the ranks that
   /// they come from chose that.
   virtual bool fuses_linears(const TargetRequest&, const PartitionOptions& /*source*/) const { return true; }
