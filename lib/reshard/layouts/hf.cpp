@@ -15,7 +15,6 @@
 #include "reshard/layouts/fitting.h"
 #include "reshard/layouts/hf_files.h"
 #include "reshard/layouts/layout.h"
-#include "reshard/layouts/nearby_checkpoints.h"
 #include "reshard/layouts/state_names.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/specs/config/model_config.h"

@@ -360,4 +360,28 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
   return containers;
 }
 
+namespace {
+
+constexpr std::string_view kNotWeights[] = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt"};
+
+/// Whether a file of this name may contain all of a model.
+bool is_weights_name(std::string_view name) {
+  return name.find("-of-") == name.npos &&
+         std::find(std::begin(kNotWeights), std::end(kNotWeights), name) == std::end(kNotWeights) &&
+         std::any_of(std::begin(kContainerEndings), std::end(kContainerEndings),
+                     [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+}  // namespace
+
+std::optional<std::string> only_weights_file(Files& files, const fs::path& directory) {
+  std::optional<std::string> found;
+  for (const DirectoryEntry& entry : files.list(directory)) {
+    if (entry.kind != FileKind::kFile || entry.name.starts_with('.') || !is_weights_name(entry.name)) continue;
+    if (found) return std::nullopt;
+    found = entry.name;
+  }
+  return found;
+}
+
 }  // namespace reshard

@@ -48,4 +48,7 @@ struct HfIndexReport {
 std::vector<Container> read_hf_checkpoint(Files& files, const std::filesystem::path& directory,
                                           HfIndexReport* report = nullptr);
 
+/// The only file in `directory` that may contain all of a model, by its name; std::nullopt unless it is exactly one.
+std::optional<std::string> only_weights_file(Files& files, const std::filesystem::path& directory);
+
 }  // namespace reshard

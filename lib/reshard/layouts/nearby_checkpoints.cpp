@@ -11,6 +11,7 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/adapter_folders.h"
+#include "reshard/layouts/hf_files.h"
 #include "reshard/layouts/layout.h"
 
 namespace reshard {
@@ -19,15 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kMostFolders = 64;  // that are looked into: it may be a home directory
-constexpr std::string_view kNotWeights[] = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt"};
-
-/// Whether a file of this name may contain all of a model.
-bool is_weights_name(std::string_view name) {
-  return name.find("-of-") == name.npos &&
-         std::find(std::begin(kNotWeights), std::end(kNotWeights), name) == std::end(kNotWeights) &&
-         std::any_of(std::begin(kContainerEndings), std::end(kContainerEndings),
-                     [&](std::string_view ending) { return name.ends_with(ending); });
-}
 
 bool holds_checkpoint(Files& files, const fs::path& folder) {
   try {
@@ -36,20 +28,6 @@ bool holds_checkpoint(Files& files, const fs::path& folder) {
     return error.kind() == ErrorKind::kBadInput && !error.code();  // it holds two of them
   }
 }
-
-}  // namespace
-
-std::optional<std::string> only_weights_file(Files& files, const fs::path& directory) {
-  std::optional<std::string> found;
-  for (const DirectoryEntry& entry : files.list(directory)) {
-    if (entry.kind != FileKind::kFile || entry.name.starts_with('.') || !is_weights_name(entry.name)) continue;
-    if (found) return std::nullopt;
-    found = entry.name;
-  }
-  return found;
-}
-
-namespace {
 
 /// The snapshots of `directory` if it is a model in the cache of the Hugging Face Hub (models--ORG--NAME): that of
 /// refs/main, or else all of them.
