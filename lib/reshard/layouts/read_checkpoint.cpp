@@ -7,6 +7,7 @@
 #include "reshard/base/pattern.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
+#include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/interrupted_swap.h"

@@ -9,6 +9,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/layouts/opened_files.h"
+#include "reshard/layouts/training_states.h"
 #include "reshard/tensor/cast/numeric.h"
 
 namespace reshard {

@@ -12,10 +12,6 @@ namespace reshard {
 /// Options of training layouts, which several of them have.
 inline constexpr LayoutOption kFuseQkv{"fuse-qkv", LayoutOption::Type::kFlag,
                                        "Fuse the query, key and value projections where the model can"};
-inline constexpr LayoutOption kKvSizeMultiplier{
-    "kv-size-multiplier", LayoutOption::Type::kCount,
-    "Replicas of each key/value head (default: TP / key-value heads, or the fewest that place whole heads)"};
-
 inline constexpr LayoutOption kFuseLinears{
     "fuse-linears", LayoutOption::Type::kFlag,
     "Fuse the linears that NxD's model classes fuse, such as gate_proj and up_proj (safetensors: always)"};
