@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "reshard/engine/move/run.h"
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/layout.h"
 #include "reshard/plan/job/job.h"
 
 namespace reshard::cli {

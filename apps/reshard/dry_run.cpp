@@ -10,7 +10,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/publish/output.h"
 #include "reshard/formats/manifest.h"
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/layout.h"
 #include "table.h"
 
 namespace reshard::cli {

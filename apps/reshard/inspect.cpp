@@ -14,7 +14,7 @@
 #include "reshard/engine/check/digests.h"
 #include "reshard/engine/check/stats.h"
 #include "reshard/layouts/interrupted_swap.h"
-#include "reshard/layouts/sharded_adapter.h"
+#include "reshard/layouts/peft/sharded_adapter.h"
 #include "reshard/local_files.h"
 #include "reshard/plan/job/name_rules.h"
 #include "reshard/plan/source/metadata_model.h"

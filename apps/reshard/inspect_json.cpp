@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "option_names.h"
-#include "reshard/layouts/sharded_adapter.h"
+#include "reshard/layouts/peft/sharded_adapter.h"
 
 namespace reshard::cli {
 namespace {

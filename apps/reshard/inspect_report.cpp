@@ -10,8 +10,8 @@
 #include "fold.h"
 #include "option_names.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/record_validation.h"
-#include "reshard/layouts/sharded_adapter.h"
+#include "reshard/layouts/peft/sharded_adapter.h"
+#include "reshard/layouts/ranks/record_validation.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 #include "table.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "reshard/formats/manifest.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "reshard/tensor/cast/numeric.h"
 
 namespace reshard::cli {

@@ -18,9 +18,9 @@
 
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/hf.h"
-#include "reshard/layouts/target_file.h"
-#include "reshard/layouts/whole_map.h"
+#include "reshard/layouts/hf/hf.h"
+#include "reshard/layouts/map/target_file.h"
+#include "reshard/layouts/map/whole_map.h"
 #include "reshard/local_files.h"
 #include "reshard/plan/job/job.h"
 

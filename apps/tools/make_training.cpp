@@ -13,8 +13,8 @@
 
 #include "reshard/engine/execute.h"
 #include "reshard/io/local_storage.h"
-#include "reshard/layouts/checkpoint.h"
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/layout.h"
 #include "reshard/plan/job/job.h"
 #include "reshard/plan/job/program.h"
 #include "reshard/specs/config/model_config.h"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "reshard/io/local_storage.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "reshard/plan/job/convert.h"
 #include "reshard/plan/job/job.h"
 #include "reshard/plan/source/tags.h"

@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "reshard/base/json.h"
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/layout.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -9,7 +9,7 @@
 
 #include "reshard/base/strings.h"
 #include "reshard/engine/check/verify.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "reshard/specs/model/language_model.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

@@ -9,7 +9,7 @@
 #include <unordered_set>
 
 #include "reshard/base/strings.h"
-#include "reshard/layouts/whole_map.h"
+#include "reshard/layouts/map/whole_map.h"
 #include "reshard/specs/model/language_model.h"
 #include "support/architectures.h"
 #include "support/catch.h"

@@ -3,8 +3,8 @@
 #include <filesystem>
 
 #include "reshard/engine/check/verify_manifest.h"
-#include "reshard/layouts/checkpoint.h"
-#include "reshard/layouts/dcp_target.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/dcp/dcp_target.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

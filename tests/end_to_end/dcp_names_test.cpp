@@ -8,7 +8,7 @@
 
 #include "reshard/formats/dcp/dcp_item.h"
 #include "reshard/formats/dcp/dcp_metadata.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"

@@ -1,6 +1,6 @@
 // The layout deepspeed on random parameters, groups, stages and ranks, in files that the tests write by themselves.
 
-#include "reshard/layouts/flat_range.h"
+#include "reshard/layouts/map/flat_range.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

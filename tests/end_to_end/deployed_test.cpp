@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/engine/check/verify.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "reshard/plan/job/convert.h"
 #include "reshard/specs/family/family_parser.h"
 #include "reshard/specs/parallel/head_slots.h"

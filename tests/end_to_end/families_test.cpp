@@ -10,11 +10,11 @@
 #include <tuple>
 
 #include "reshard/base/error.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "reshard/plan/job/convert.h"
 #include "reshard/specs/family/builtin_files.h"
 #include "reshard/specs/model/language_model.h"
-#include "reshard/specs/nxd/stage_plan.h"
+#include "reshard/specs/stages/stage_plan.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/layouts.h"

@@ -1,11 +1,11 @@
 // A checkpoint that NxD saved without its weights, as the optimizer's files have them.
 
-#include "reshard/layouts/master_weights.h"
+#include "reshard/layouts/ranks/master_weights.h"
 
 #include <nlohmann/json.hpp>
 
 #include "reshard/base/strings.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

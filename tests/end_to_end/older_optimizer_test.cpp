@@ -7,7 +7,7 @@
 #include <map>
 
 #include "reshard/engine/check/digests.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "reshard/layouts/checkpoint.h"
-#include "reshard/layouts/optimizer_summary.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/states/optimizer_summary.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "reshard/formats/pickle/plain_value.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/engine/check/verify.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

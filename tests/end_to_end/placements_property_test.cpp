@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "reshard/layouts/training_layout.h"
+#include "reshard/layouts/training/training_layout.h"
 #include "reshard/plan/job/convert.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

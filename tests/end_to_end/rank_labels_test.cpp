@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/formats/read_container.h"
-#include "reshard/layouts/rank_layout.h"
+#include "reshard/layouts/ranks/rank_layout.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

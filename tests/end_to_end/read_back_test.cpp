@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/io/memory_files.h"
-#include "reshard/layouts/checkpoint.h"
-#include "reshard/layouts/target_file.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/map/target_file.h"
 #include "support/architectures.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

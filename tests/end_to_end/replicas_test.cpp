@@ -7,7 +7,7 @@
 #include <set>
 
 #include "reshard/engine/check/verify.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "reshard/tensor/cast/cast.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

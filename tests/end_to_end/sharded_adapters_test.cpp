@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/engine/check/verify.h"
-#include "reshard/layouts/sharded_adapter.h"
+#include "reshard/layouts/peft/sharded_adapter.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "reshard/plan/job/convert.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/layouts/rank_layout.h"
+#include "reshard/layouts/ranks/rank_layout.h"
 #include "reshard/plan/job/convert.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

@@ -1,6 +1,6 @@
 // An embedding that is not parallel, by the description in docs/families.md.
 
-#include "reshard/layouts/whole_map.h"
+#include "reshard/layouts/map/whole_map.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/layouts.h"

@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

@@ -11,7 +11,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/check/digests.h"
 #include "reshard/engine/check/verify.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

@@ -4,7 +4,7 @@
 
 #include "reshard/engine/execute.h"
 #include "reshard/formats/manifest.h"
-#include "reshard/layouts/recorded_checksums.h"
+#include "reshard/layouts/contents/recorded_checksums.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

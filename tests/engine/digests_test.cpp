@@ -7,7 +7,7 @@
 
 #include "reshard/engine/check/verify_manifest.h"
 #include "reshard/engine/execute.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "reshard/engine/publish/staging_mark.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"

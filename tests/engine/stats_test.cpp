@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/local_files.h"

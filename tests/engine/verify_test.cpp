@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

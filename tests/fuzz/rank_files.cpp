@@ -8,7 +8,7 @@
 #include "reshard/formats/distributed_tensor.h"
 #include "reshard/formats/zero_files.h"
 #include "reshard/io/memory_files.h"
-#include "reshard/specs/nxd/torch_metadata.h"
+#include "reshard/specs/stages/torch_metadata.h"
 #include "support/zips.h"
 
 namespace reshard {

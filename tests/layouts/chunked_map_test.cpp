@@ -1,4 +1,4 @@
-#include "reshard/layouts/chunked_map.h"
+#include "reshard/layouts/map/chunked_map.h"
 
 #include <numeric>
 

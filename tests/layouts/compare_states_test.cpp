@@ -1,4 +1,4 @@
-#include "reshard/layouts/compare_states.h"
+#include "reshard/layouts/states/compare_states.h"
 
 #include "reshard/io/memory_files.h"
 #include "support/catch.h"

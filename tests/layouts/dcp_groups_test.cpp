@@ -1,6 +1,6 @@
 // The groups of an optimizer in a checkpoint of torch.distributed.checkpoint.
 
-#include "reshard/layouts/dcp_groups.h"
+#include "reshard/layouts/dcp/dcp_groups.h"
 
 #include <chrono>
 

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <set>
 
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -1,7 +1,7 @@
 #include <nlohmann/json.hpp>
 
-#include "reshard/layouts/checkpoint.h"
-#include "reshard/layouts/zero_folder.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/deepspeed/zero_folder.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/local_files.h"

@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/formats/safetensors/hf_index.h"
-#include "reshard/layouts/checkpoint.h"
-#include "reshard/layouts/hf_files.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/hf/hf_files.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -3,10 +3,10 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/formats/safetensors/hf_index.h"
-#include "reshard/layouts/checkpoint.h"
-#include "reshard/layouts/hf.h"
-#include "reshard/layouts/hf_files.h"
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/hf/hf.h"
+#include "reshard/layouts/hf/hf_files.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

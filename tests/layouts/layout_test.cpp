@@ -1,9 +1,9 @@
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/layout.h"
 
 #include <map>
 #include <set>
 
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

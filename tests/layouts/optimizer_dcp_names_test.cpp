@@ -1,4 +1,4 @@
-#include "reshard/layouts/optimizer_dcp_names.h"
+#include "reshard/layouts/optimizer/optimizer_dcp_names.h"
 
 #include <string>
 

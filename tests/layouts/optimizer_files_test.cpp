@@ -1,4 +1,4 @@
-#include "reshard/layouts/optimizer_files.h"
+#include "reshard/layouts/optimizer/optimizer_files.h"
 
 #include <fmt/format.h>
 
@@ -7,9 +7,9 @@
 #include <map>
 
 #include "reshard/io/local_storage.h"
-#include "reshard/layouts/optimizer_groups.h"
-#include "reshard/layouts/optimizer_ids.h"
-#include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/layouts/optimizer/optimizer_groups.h"
+#include "reshard/layouts/optimizer/optimizer_ids.h"
+#include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

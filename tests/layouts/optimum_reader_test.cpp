@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "reshard/formats/torch/xser.h"
-#include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/plan/job/job.h"
 #include "support/catch.h"
 #include "support/errors.h"

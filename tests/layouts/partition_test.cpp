@@ -1,7 +1,7 @@
-#include "reshard/layouts/partition.h"
+#include "reshard/layouts/map/partition.h"
 
-#include "reshard/layouts/lower_metadata.h"
-#include "reshard/layouts/tensor_map.h"
+#include "reshard/layouts/map/lower_metadata.h"
+#include "reshard/layouts/map/tensor_map.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/io/memory_files.h"
-#include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/local_files.h"

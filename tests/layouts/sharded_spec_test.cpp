@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/layouts.h"

@@ -1,4 +1,4 @@
-#include "reshard/layouts/state_names.h"
+#include "reshard/layouts/names/state_names.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

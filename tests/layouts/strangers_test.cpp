@@ -1,13 +1,13 @@
 // Checkpoints of systems that are not read: names and files that only they have.
 
-#include "reshard/layouts/strangers.h"
+#include "reshard/layouts/core/strangers.h"
 
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "reshard/io/memory_files.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -1,4 +1,4 @@
-#include "reshard/layouts/tensor_map.h"
+#include "reshard/layouts/map/tensor_map.h"
 
 #include <chrono>
 

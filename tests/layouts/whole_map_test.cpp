@@ -1,7 +1,7 @@
-#include "reshard/layouts/whole_map.h"
+#include "reshard/layouts/map/whole_map.h"
 
-#include "reshard/layouts/hf.h"
-#include "reshard/layouts/target_file.h"
+#include "reshard/layouts/hf/hf.h"
+#include "reshard/layouts/map/target_file.h"
 #include "reshard/plan/job/job.h"
 #include "support/catch.h"
 #include "support/errors.h"

@@ -1,5 +1,5 @@
 #include "reshard/io/memory_files.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/layouts.h"

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "reshard/layouts/whole_map.h"
+#include "reshard/layouts/map/whole_map.h"
 #include "support/catch.h"
 #include "support/errors.h"
 

@@ -3,7 +3,7 @@
 #include "reshard/specs/family/family.h"
 #include "reshard/specs/family/family_parser.h"
 #include "reshard/specs/model/language_model.h"
-#include "reshard/specs/nxd/stage_plan.h"
+#include "reshard/specs/stages/stage_plan.h"
 #include "support/catch.h"
 #include "support/errors.h"
 

@@ -1,4 +1,4 @@
-#include "reshard/specs/nxd/metadata.h"
+#include "reshard/specs/stages/metadata.h"
 
 #include <algorithm>
 #include <random>

@@ -1,8 +1,8 @@
-#include "reshard/specs/nxd/parallel_layers.h"
+#include "reshard/specs/stages/parallel_layers.h"
 
 #include <algorithm>
 
-#include "reshard/specs/nxd/metadata.h"
+#include "reshard/specs/stages/metadata.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/local_files.h"

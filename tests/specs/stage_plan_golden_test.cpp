@@ -3,8 +3,8 @@
 
 #include "reshard/base/json.h"
 #include "reshard/specs/model/language_model.h"
-#include "reshard/specs/nxd/metadata.h"
-#include "reshard/specs/nxd/stage_plan.h"
+#include "reshard/specs/stages/metadata.h"
+#include "reshard/specs/stages/stage_plan.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

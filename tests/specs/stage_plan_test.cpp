@@ -1,4 +1,4 @@
-#include "reshard/specs/nxd/stage_plan.h"
+#include "reshard/specs/stages/stage_plan.h"
 
 #include <algorithm>
 #include <random>

@@ -1,4 +1,4 @@
-#include "reshard/specs/nxd/torch_metadata.h"
+#include "reshard/specs/stages/torch_metadata.h"
 
 #include <map>
 

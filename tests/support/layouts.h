@@ -1,7 +1,7 @@
 #pragma once
 
 #include "reshard/base/error.h"
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/layout.h"
 
 namespace reshard::test {
 

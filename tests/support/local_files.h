@@ -14,13 +14,13 @@
 #include "reshard/formats/torch/xser.h"
 #include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
-#include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/local_files.h"
 #include "reshard/plan/target/companions.h"
 #include "reshard/specs/config/model_config.h"
-#include "reshard/specs/nxd/metadata.h"
-#include "reshard/specs/nxd/torch_metadata.h"
 #include "reshard/specs/peft/adapter_config.h"
+#include "reshard/specs/stages/metadata.h"
+#include "reshard/specs/stages/torch_metadata.h"
 
 namespace reshard {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "reshard/layouts/target_file.h"
-#include "reshard/layouts/whole_map.h"
+#include "reshard/layouts/map/target_file.h"
+#include "reshard/layouts/map/whole_map.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "reshard/layouts/rank_folder.h"
+#include "reshard/layouts/ranks/rank_folder.h"
 #include "support/saved_trees.h"
 
 namespace reshard::test {

@@ -15,7 +15,7 @@
 #include "reshard/engine/ranks/together.h"
 #include "reshard/engine/units/parallel.h"
 #include "reshard/formats/manifest.h"
-#include "reshard/layouts/target_file.h"
+#include "reshard/layouts/map/target_file.h"
 
 namespace reshard {
 namespace {

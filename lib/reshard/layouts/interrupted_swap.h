@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "reshard/io/files.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 
 namespace reshard {
 

@@ -1,5 +1,5 @@
 // The table of layouts: a line to declare each, and a line that puts it into the list.
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/layout.h"
 
 namespace reshard {
 

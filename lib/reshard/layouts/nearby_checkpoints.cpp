@@ -10,9 +10,9 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/io/text_file.h"
-#include "reshard/layouts/adapter_folders.h"
-#include "reshard/layouts/hf_files.h"
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/hf/hf_files.h"
+#include "reshard/layouts/peft/adapter_folders.h"
 
 namespace reshard {
 namespace {

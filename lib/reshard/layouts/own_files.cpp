@@ -12,10 +12,10 @@
 #include "reshard/formats/safetensors/safetensors.h"
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/formats/torch/xser.h"
-#include "reshard/layouts/master_weights.h"
-#include "reshard/layouts/rank_folder.h"
-#include "reshard/layouts/rank_record.h"
-#include "reshard/specs/nxd/metadata.h"
+#include "reshard/layouts/map/rank_record.h"
+#include "reshard/layouts/ranks/master_weights.h"
+#include "reshard/layouts/ranks/rank_folder.h"
+#include "reshard/specs/stages/metadata.h"
 
 namespace reshard {
 namespace {

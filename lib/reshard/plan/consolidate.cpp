@@ -2,8 +2,8 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
-#include "reshard/layouts/expert_stacks.h"
-#include "reshard/layouts/hf.h"
+#include "reshard/layouts/core/expert_stacks.h"
+#include "reshard/layouts/hf/hf.h"
 #include "reshard/plan/adapters/adapters.h"
 #include "reshard/plan/job/job.h"
 #include "reshard/plan/source/tags.h"

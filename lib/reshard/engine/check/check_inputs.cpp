@@ -12,7 +12,7 @@
 #include "reshard/engine/units/parallel.h"
 #include "reshard/formats/manifest.h"
 #include "reshard/io/text_file.h"
-#include "reshard/layouts/recorded_checksums.h"
+#include "reshard/layouts/contents/recorded_checksums.h"
 
 namespace reshard {
 namespace {

@@ -9,7 +9,7 @@
 #include "reshard/engine/move/run.h"
 #include "reshard/engine/ranks/together.h"
 #include "reshard/formats/manifest.h"
-#include "reshard/layouts/tensor_map.h"
+#include "reshard/layouts/map/tensor_map.h"
 
 namespace reshard {
 

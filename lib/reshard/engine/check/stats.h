@@ -4,7 +4,7 @@
 
 #include "reshard/engine/move/run.h"
 #include "reshard/engine/ranks/together.h"
-#include "reshard/layouts/tensor_map.h"
+#include "reshard/layouts/map/tensor_map.h"
 #include "reshard/tensor/cast/numeric.h"
 
 namespace reshard {

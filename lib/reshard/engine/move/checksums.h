@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "reshard/base/crc32.h"
-#include "reshard/layouts/target_file.h"
+#include "reshard/layouts/map/target_file.h"
 
 namespace reshard {
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "reshard/layouts/tensor_map.h"
+#include "reshard/layouts/map/tensor_map.h"
 #include "reshard/plan/job/check.h"
 #include "reshard/tensor/copy/runs.h"
 

@@ -13,7 +13,7 @@
 #include "reshard/engine/ranks/run_fingerprint.h"
 #include "reshard/formats/common/format.h"
 #include "reshard/io/text_file.h"
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/layout.h"
 
 namespace reshard {
 namespace {

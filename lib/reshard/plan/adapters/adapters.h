@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/layouts/sharded_adapter.h"
+#include "reshard/layouts/peft/sharded_adapter.h"
 #include "reshard/plan/job/convert.h"
 #include "reshard/plan/job/job.h"
 #include "reshard/plan/source/tags.h"

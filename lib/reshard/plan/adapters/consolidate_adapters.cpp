@@ -4,7 +4,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/target_file.h"
+#include "reshard/layouts/map/target_file.h"
 #include "reshard/plan/adapters/adapters.h"
 #include "reshard/plan/target/target.h"
 

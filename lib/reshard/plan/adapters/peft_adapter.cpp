@@ -9,8 +9,8 @@
 #include "reshard/base/pattern.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/interrupted_swap.h"
+#include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 
 namespace reshard {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "reshard/formats/common/container.h"
-#include "reshard/layouts/tensor_map.h"
+#include "reshard/layouts/map/tensor_map.h"
 #include "reshard/specs/model/model.h"
 #include "reshard/specs/peft/adapter_config.h"
 #include "reshard/specs/peft/peft_stages.h"

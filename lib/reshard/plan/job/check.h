@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
-#include "reshard/layouts/tensor_map.h"
+#include "reshard/layouts/map/tensor_map.h"
 
 namespace reshard {
 

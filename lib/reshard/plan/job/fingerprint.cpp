@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "reshard/layouts/rank_record.h"
+#include "reshard/layouts/map/rank_record.h"
 
 namespace reshard {
 namespace {

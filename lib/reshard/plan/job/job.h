@@ -10,12 +10,12 @@
 
 #include "reshard/base/sha256.h"
 #include "reshard/io/files.h"
-#include "reshard/layouts/checkpoint.h"
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/layout.h"
 #include "reshard/plan/job/program.h"
-#include "reshard/specs/nxd/stage_plan.h"
 #include "reshard/specs/parallel/mesh.h"
 #include "reshard/specs/peft/adapter_config.h"
+#include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
 

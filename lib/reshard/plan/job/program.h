@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/layouts/tensor_map.h"
+#include "reshard/layouts/map/tensor_map.h"
 #include "reshard/plan/job/check.h"
 
 namespace reshard {

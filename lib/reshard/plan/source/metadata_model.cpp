@@ -6,8 +6,8 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/metadata_family.h"
-#include "reshard/layouts/rank_layout.h"
+#include "reshard/layouts/ranks/metadata_family.h"
+#include "reshard/layouts/ranks/rank_layout.h"
 #include "reshard/specs/family/family_parser.h"
 #include "reshard/specs/model/model.h"
 

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "reshard/layouts/checkpoint.h"
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/layout.h"
 
 namespace reshard {
 

@@ -8,10 +8,10 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/text_file.h"
-#include "reshard/layouts/adapter_folders.h"
-#include "reshard/layouts/layout.h"
-#include "reshard/layouts/rank_folder.h"
-#include "reshard/layouts/strangers.h"
+#include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/core/strangers.h"
+#include "reshard/layouts/peft/adapter_folders.h"
+#include "reshard/layouts/ranks/rank_folder.h"
 
 namespace reshard {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/inference_layout.h"
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/inference/inference_layout.h"
 
 namespace reshard {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
-#include "reshard/layouts/layout.h"
+#include "reshard/layouts/core/layout.h"
 
 namespace reshard {
 namespace {

@@ -8,7 +8,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/model_bounds.h"
+#include "reshard/layouts/core/model_bounds.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/peft/adapter_config.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "reshard/plan/job/job.h"
 
 namespace reshard {

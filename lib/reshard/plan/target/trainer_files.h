@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "reshard/io/files.h"
-#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/core/checkpoint.h"
 #include "reshard/plan/job/job.h"
 #include "reshard/plan/source/tags.h"
 

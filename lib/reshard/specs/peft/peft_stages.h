@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/specs/nxd/stage_plan.h"
+#include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
 

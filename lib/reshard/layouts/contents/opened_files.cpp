@@ -1,0 +1,28 @@
+#include "reshard/layouts/contents/opened_files.h"
+
+#include <utility>
+
+#include "reshard/io/zstd_source.h"
+
+namespace reshard {
+
+const Source& OpenedFiles::at(std::uint32_t file) {
+  constexpr std::size_t kMaxOpen = 16;
+  if (sources_.size() >= kMaxOpen && !sources_.contains(file)) sources_.clear();
+  std::unique_ptr<Source>& source = sources_[file];
+  if (source) return *source;
+  const TensorFile& described = in_files_[file];
+  source = files_.open(described.path);
+  if (described.frame) source = open_zstd(std::move(source), *described.frame, described.size_bytes, described.path);
+  return *source;
+}
+
+const Source& LastOpened::at(const std::filesystem::path& path) {
+  if (!source_ || path != path_) {
+    source_ = files_.open(path);
+    path_ = path;
+  }
+  return *source_;
+}
+
+}  // namespace reshard

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+
+#include "reshard/io/files.h"
+#include "reshard/layouts/map/tensor_map.h"
+
+namespace reshard {
+
+/// Files of a source map for small reads while planning: a few stay open, decoded where they are compressed.
+class OpenedFiles {
+ public:
+  /// Both are borrowed.
+  OpenedFiles(Files& files, std::span<const TensorFile> in_files) : files_(files), in_files_(in_files) {}
+
+  /// Valid until the next one.
+  /// \param file  index into the files of the map.
+  /// \throws Error kIo; kBadInput if it is gone.
+  const Source& at(std::uint32_t file);
+  const TensorFile& described(std::uint32_t file) const { return in_files_[file]; }
+
+ private:
+  Files& files_;
+  std::span<const TensorFile> in_files_;
+  std::map<std::uint32_t, std::unique_ptr<Source>> sources_;
+};
+
+/// For small reads that follow one another in the same file: only the file that was opened last stays open, as xser has
+/// one per tensor.
+class LastOpened {
+ public:
+  explicit LastOpened(Files& files) : files_(files) {}  // borrowed
+
+  /// Valid until the next one.
+  /// \throws Error kIo; kBadInput if it is gone.
+  const Source& at(const std::filesystem::path& path);
+
+ private:
+  Files& files_;
+  std::filesystem::path path_;
+  std::unique_ptr<Source> source_;  // of `path_`
+};
+
+}  // namespace reshard

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "reshard/io/files.h"
+#include "reshard/layouts/map/tensor_map.h"
+
+namespace reshard {
+
+/// Bytes of a file whose CRC-32 the file itself records.
+struct ChecksummedRange {
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t size_bytes = 0;
+  std::uint32_t crc32 = 0;
+};
+
+/// The members of the zip archives in a file of a source, as torch.save writes them: the whole file, or the items of
+/// TensorFile::archives. Reads headers only. std::nullopt if the file is no archive, or does not record the CRC-32 of
+/// every member (torch.serialization.set_crc32_options(False) leaves it 0).
+/// \throws Error as read_zip.
+std::optional<std::vector<ChecksummedRange>> recorded_checksums(Files& files, const TensorFile& file);
+
+}  // namespace reshard

@@ -1,0 +1,36 @@
+#include "reshard/layouts/core/attention_report.h"
+
+#include <algorithm>
+
+#include "reshard/specs/parallel/head_slots.h"
+
+namespace reshard {
+
+AttentionReport attention_report(const Model& model, std::uint32_t tp, const PartitionOptions& options) {
+  AttentionReport report{attention_form(model, tp, options), model.heads, model.kv_heads, model.head_dim, 1, {}};
+  if (!is_grouped_query(report.form)) return report;
+  const GQAQKVColumnParallelLinearSpec spec = gqa_spec(model, tp, options);
+  report.copies = spec.kv_size_multiplier;
+  for (std::uint32_t rank = 0; rank < tp; ++rank)
+    report.ranks.push_back({spec.query_heads(rank), spec.key_value_heads(rank)});
+  return report;
+}
+
+AttentionReport inference_report(const Model& model, std::uint32_t tp, bool fused) {
+  const HeadSlots slots =
+      inference_head_slots(static_cast<std::uint32_t>(model.heads), static_cast<std::uint32_t>(model.kv_heads), tp);
+  const bool as_they_are = slots.query.size() == model.heads && slots.key_value.size() == model.kv_heads;
+  AttentionReport report{attention_form_of(!as_they_are, fused), model.heads, model.kv_heads, model.head_dim, 1, {}};
+  if (as_they_are) return report;
+  report.copies = static_cast<std::uint64_t>(std::count(slots.key_value.begin(), slots.key_value.end(), 0u));
+  const auto part = [&](const std::vector<std::uint32_t>& all, std::size_t rank) {
+    const auto each = static_cast<std::ptrdiff_t>(all.size() / tp);
+    const auto first = all.begin() + static_cast<std::ptrdiff_t>(rank) * each;
+    return std::vector(first, first + each);
+  };
+  for (std::size_t rank = 0; rank < tp; ++rank)
+    report.ranks.push_back({part(slots.query, rank), part(slots.key_value, rank)});
+  return report;
+}
+
+}  // namespace reshard

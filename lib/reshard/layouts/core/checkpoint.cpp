@@ -1,0 +1,172 @@
+#include "reshard/layouts/core/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <string_view>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/safetensors/hf_index.h"
+#include "reshard/io/files.h"
+#include "reshard/layouts/core/expert_stacks.h"
+#include "reshard/layouts/core/misfits.h"
+#include "reshard/layouts/core/planned_model.h"
+#include "reshard/layouts/core/tied_tensors.h"
+#include "reshard/layouts/map/rank_record.h"
+#include "reshard/layouts/map/whole_map.h"
+#include "reshard/specs/config/model_config.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+void order_naturally(TensorMap& map) {
+  std::vector<std::string> names;
+  for (const LogicalTensor& tensor : map.logical) names.push_back(tensor.name);
+  std::sort(names.begin(), names.end(), natural_less);
+  map.order_logical(names);
+}
+
+void add_names(const Container& file, std::unordered_set<std::string_view>& names) {
+  for (const TensorEntry& tensor : file.tensors) names.insert(tensor.name);
+}
+
+void note_warnings(const Container& file, std::vector<std::string>& notes) {
+  for (const std::string& warning : file.warnings) notes.push_back(file.path.filename().string() + ": " + warning);
+}
+
+/// Records in the map which rank its files are of, where they say that there are others.
+void take_records(const std::vector<Container>& containers, Checkpoint& checkpoint) {
+  std::size_t first_file = 0;
+  std::string rank;
+  for (const Container& file : containers) {
+    const auto record = read_record(file);
+    if (record && rank.empty()) rank = describe_rank(*record);
+    if (record && !describe_rank(*record).empty()) checkpoint.map.files[first_file].record = record;
+    first_file += file.files.size();
+  }
+  if (!rank.empty())
+    checkpoint.notes.push_back("this is one rank's part of a sharded checkpoint, and no whole model: " + rank);
+}
+
+}  // namespace
+
+void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choice) {
+  const bool looks_at_own = choice.path.empty() || choice.where_missing;
+  const auto own = looks_at_own ? find_model_config(files, checkpoint.directory) : std::nullopt;
+  checkpoint.config_given = !choice.path.empty() && !own;
+  if (checkpoint.config_given && files.is_directory(choice.path))
+    checkpoint.config = find_model_config(files, choice.path).value_or(choice.path / kConfigFile);
+  else if (checkpoint.config_given)
+    checkpoint.config = choice.path;
+  else if (own)
+    checkpoint.config = *own;
+  if (checkpoint.config_given && !files.exists(checkpoint.config))
+    throw Error(ErrorKind::kBadInput,
+                files.is_directory(choice.path) ? "holds no config.json" : "no such file or directory")
+        .in(choice.path)
+        .hint("`config` takes the model's config.json, or the directory that holds it");
+}
+
+void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
+                const std::unordered_set<std::string_view>& names, const PlannedModel& planned) {
+  const FamilySpec& spec = context.family;
+  const ConfigUse use = context.use;
+  const bool is_described = checkpoint.config.empty() && describes_model(spec);
+  if (use != ConfigUse::kNeeded && checkpoint.config.empty() && !is_described) {
+    if (use != ConfigUse::kLenient && checkpoint.has_ranks())
+      checkpoint.notes.push_back(
+          "there is no config.json in " + checkpoint.directory.string() +
+          ", so whether the checkpoint has every tensor of its model is not known; `config` names one "
+          "that is elsewhere");
+    return;
+  }
+  try {
+    const ModelConfig config = is_described                ? empty_model_config(spec->model_type)
+                               : checkpoint.config.empty() ? read_model_config(files, checkpoint.directory)
+                                                           : read_model_config_file(files, checkpoint.config);
+    checkpoint.model_type = config.model_type;
+    checkpoint.language_model = find_language_model(config, spec);
+    const LanguageModel& found = checkpoint.language_model;
+    if (!found.family && has_config_plan(config)) {
+      checkpoint.model = planned(config, checkpoint.notes);
+      return;
+    }
+    if (!found.family) {
+      if ((use == ConfigUse::kStrict || use == ConfigUse::kRenamed) && checkpoint.has_ranks())
+        checkpoint.notes.push_back(describe_unknown_type(found.config) +
+                                   ", so the metadata alone says what the tensors are");
+      return;
+    }
+    if (!found.unknown_type.empty())
+      checkpoint.notes.push_back(fmt::format(
+          "the model_type \"{}\" in text_config is not known; it is read as {}, which is usual in models of {}",
+          printable(found.unknown_type), found.family->model_type, printable(config.model_type)));
+    const bool other = spec && spec->model_type != config.model_type && spec->model_type != found.config.model_type;
+    const bool is_builtin = spec && spec == builtin_family(spec->model_type);
+    if (other && !is_builtin && !config.model_type.empty())
+      checkpoint.notes.push_back(fmt::format("`spec` describes the model_type \"{}\", but {} says \"{}\"",
+                                             printable(spec->model_type), config.path.string(),
+                                             printable(config.model_type)));
+    checkpoint.model = instantiate(found, names);
+    for (const std::string& note : checkpoint.model->tie_notes) checkpoint.notes.push_back(note);
+    if (spec && !is_builtin) checkpoint.model->family_from = FamilyFrom::kSpec;
+    if (other && is_builtin) checkpoint.model->family_from = FamilyFrom::kOption;
+  } catch (Error& error) {
+    if (spec && error.hint().empty())
+      error.hint(spec == builtin_family(spec->model_type)
+                     ? "config.json lacks what this family needs: take another `family`, or mend config.json"
+                 : is_described ? "correct the description, or say with `config` where the model's config.json is"
+                                : "`spec` and config.json do not fit: correct one of the two");
+    if (use != ConfigUse::kLenient || checkpoint.config_given || is_described) throw;
+    checkpoint.notes.push_back(error.what());
+  }
+}
+
+void order_tensors(Checkpoint& checkpoint) {
+  if (!checkpoint.model) {
+    if (checkpoint.has_ranks()) order_naturally(checkpoint.map);
+    return;
+  }
+  std::vector<std::string> names;
+  names.reserve(checkpoint.model->parameters.size());
+  for (const ModelParameter& parameter : checkpoint.model->parameters) names.push_back(parameter.name);
+  checkpoint.map.order_logical(names);
+}
+
+std::string hint_for_model(const Checkpoint& checkpoint) {
+  const std::string& model_type = checkpoint.language_model.config.model_type;
+  if (!model_type.empty())
+    return fmt::format(
+        "{} has the model_type \"{}\", which is not known: give a built-in family with `family`, or a description with "
+        "`spec`",
+        checkpoint.config.string(), printable(model_type));
+  if (checkpoint.language_model.config.json)
+    return fmt::format("{} has no \"model_type\": give a built-in family with `family`, or a description with `spec`",
+                       checkpoint.config.string());
+  return "copy the model's config.json into " + checkpoint.directory.string() + ", or say with `config` where it is";
+}
+
+Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
+                            const ReadContext& context) {
+  std::unordered_set<std::string_view> names;
+  names.reserve(number_of_tensors(containers));
+  for (const Container& file : containers) add_names(file, names);
+  read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
+    return planned_model(config, containers, notes);
+  });
+  checkpoint.map = whole_map(containers);
+  unpack_experts(checkpoint, context);
+  settle_ties(files, checkpoint);
+  take_records(containers, checkpoint);
+  if (containers.size() == 1) checkpoint.file_metadata = containers.front().metadata;
+  for (const Container& file : containers) note_warnings(file, checkpoint.notes);
+  order_tensors(checkpoint);
+  return checkpoint;
+}
+
+}  // namespace reshard

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "reshard/formats/common/container.h"
+#include "reshard/formats/common/format.h"
+#include "reshard/io/files.h"
+#include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/map/tensor_map.h"
+#include "reshard/layouts/states/optimizer_summary.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/language_model.h"
+#include "reshard/specs/parallel/mesh.h"
+#include "reshard/specs/parallel/transformation_specs.h"
+
+namespace reshard {
+
+struct Adapter;
+
+/// What a training checkpoint holds beside the model, and what is never read of it.
+struct BesideModel {
+  TensorCount optimizer;  // states, and master weights that are not taken
+  /// Those of `optimizer` whose dtypes are known, where no file of it is opened: else they are in `summary`.
+  std::vector<OptimizerSummary::State> states{};
+  std::vector<OptimizerSummary::Group> groups{};  // of those, as far as they are plain values
+  std::optional<double> step{};                   // the largest of those
+  TensorCount other;
+  std::uint64_t files = 0;  // of the optimizer and the trainer, which are not opened
+  std::uint64_t file_bytes = 0;
+  /// Of the optimizer, with ReadContext::looks_at_optimizer, as `groups` and `step`.
+  std::optional<OptimizerSummary> summary{};
+  std::string unreadable{};  // why there is none, as a sentence, where there are files of it
+
+  bool empty() const { return optimizer.tensors == 0 && other.tensors == 0 && files == 0; }
+};
+
+/// What stands on disk, whatever it is: a file of tensors, or a directory of some layout. PEFT's directory of an
+/// adapter counts as its one file.
+struct Checkpoint {
+  const Layout* layout = nullptr;        // null: a single file
+  Format format = Format::kSafetensors;  // of its first file
+  std::filesystem::path path;            // the file, the model's directory, or the shards folder
+  std::filesystem::path directory;       // the checkpoint's own, with its config.json, if there is one
+  std::filesystem::path config;          // the config.json that was read; empty if there is none
+  bool config_given = false;             // it is the one of ConfigChoice
+  std::string model_type;                // empty if unknown
+  std::optional<Model> model;            // of a known family, or as the plan in config.json says
+  LanguageModel language_model;          // what `model` is made of; without a family where there is none
+  TensorMap map;
+  TrainingStates states;       // with ReadContext::with_optimizer
+  bool leaves_states = false;  // there are some, which were not read
+  /// The program whose names the tensors have, and whose order of rows, as nothing says what the model's own are: empty
+  /// where they have these.
+  std::string names_of;
+  Mesh mesh;
+  PartitionOptions partition;           // how ranks are partitioned, as far as that was a choice
+  std::vector<StageMetadata> metadata;  // [pp_rank], the ranks' own; empty if they have none
+  std::filesystem::path
+      model_elsewhere;  // of an optimizer that was given alone: the folder of its model, if it is known
+  std::optional<BesideModel> beside_model;                         // of layouts that training programs write
+  std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
+  std::string index_metadata;                                      // as of HfIndex
+  std::filesystem::path index_metadata_file;                       // where it stands; empty if it is empty
+  std::shared_ptr<const Adapter> adapter;                          // null if it is none, or a file given by itself
+  std::vector<std::string> notes;                                  // what the user should know, whole sentences
+
+  bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks; }
+  /// Whether its ranks are those of a mesh, which a target may take over.
+  bool has_mesh() const { return has_ranks() && !layout->traits().needs_no_mesh; }
+  const TrainingStates* states_or_null() const { return states.empty() ? nullptr : &states; }
+  FoundLayout found() const { return {layout, path, directory}; }
+};
+
+/// Looks at `path`, reads all headers and metadata and validates them; the logical tensors come in the model's order
+/// where the model is known. The model's family is that of the context, else the built-in one of its model_type, else
+/// what the plan in config.json says (ConfigPlan).
+/// \throws Error kBadInput, kUnsupported or kIo.
+Checkpoint read_checkpoint(Files& files, const std::filesystem::path& path, const ReadContext& context);
+/// The same for a path that must be a sharded checkpoint, or a single file with a whole model.
+Checkpoint read_sharded(Files& files, const std::filesystem::path& path, const ReadContext& context);
+/// The same for a path that must be a directory of whole tensors, or of shards that are read as such, or a single file
+/// with a whole model.
+Checkpoint read_whole(Files& files, const std::filesystem::path& directory, const ReadContext& context);
+
+// What layouts read a checkpoint with.
+
+/// Sets the config.json of `checkpoint`, whose directory is known.
+/// \throws Error kBadInput if the chosen one is not there.
+void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choice);
+
+/// The model of a checkpoint whose config.json says by itself how it is split. What to know of it joins `notes`.
+using PlannedModel = std::function<Model(const ModelConfig& config, std::vector<std::string>& notes)>;
+
+/// Reads the model of its config.json, if there is one and its family is known, or `planned` can make it.
+/// `names` are those of the weights' tensors; none where the layout has names of its own.
+void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
+                const std::unordered_set<std::string_view>& names, const PlannedModel& planned);
+
+/// Puts the logical tensors into the model's order, or those of ranks without a model into a natural one.
+void order_tensors(Checkpoint& checkpoint);
+
+/// A checkpoint of whole tensors, in these containers.
+Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
+                            const ReadContext& context);
+
+/// What to try where shards are not those of the model of config.json.
+inline constexpr const char* kSameFamily = "if the shards were made with `family` or `spec`, give the same here";
+
+/// What to try where there is no model to read shards by.
+std::string hint_for_model(const Checkpoint& checkpoint);
+
+}  // namespace reshard

@@ -1,0 +1,306 @@
+#include "reshard/layouts/core/misfits.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/core/strangers.h"
+#include "reshard/specs/model/language_model.h"
+#include "reshard/specs/model/quantization.h"
+
+namespace reshard {
+namespace {
+
+/// The one of `candidates` (with a `name`) that is most like `name`; empty where none is.
+template <typename Candidates>
+std::string nearest_name(const std::string& name, const Candidates& candidates) {
+  constexpr std::size_t kMost = 10000;
+  if (name.empty()) return {};
+  std::vector<std::string> names;
+  for (const auto* candidate : candidates)
+    if (names.size() < kMost && !candidate->name.empty() && candidate->name.front() == name.front())
+      names.push_back(candidate->name);
+  const std::string guess = nearest(name, names);
+  if (guess.empty()) return {};
+  // A long beginning that all names of a layer have makes none of them alike.
+  const std::size_t differ = static_cast<std::size_t>(
+      std::mismatch(name.begin(), name.end(), guess.begin(), guess.end()).first - name.begin());
+  const std::size_t dot = name.rfind('.', differ);
+  const std::size_t rest = dot == name.npos ? 0 : dot + 1;
+  const std::vector<std::string> own{guess.substr(std::min(rest, guess.size()))};
+  return nearest(std::string_view(name).substr(rest), own).empty() ? std::string() : guess;
+}
+
+std::vector<const ModelParameter*> pointers_to(const std::vector<ModelParameter>& parameters) {
+  std::vector<const ModelParameter*> pointers;
+  pointers.reserve(parameters.size());
+  for (const ModelParameter& parameter : parameters) pointers.push_back(&parameter);
+  return pointers;
+}
+
+/// "NAME (did you mean GUESS?)"
+template <typename Candidates>
+std::string with_nearest(const std::string& name, const Candidates& candidates) {
+  const std::string guess = nearest_name(name, candidates);
+  return guess.empty() ? name : name + " (did you mean " + guess + "?)";
+}
+
+/// The first misfits, a line each, one of each kind: layers repeat them.
+std::vector<std::string> describe(const Misfits& misfits, const Model& model) {
+  constexpr std::size_t kMost = 5;
+  std::vector<std::string> lines;
+  std::set<std::string> kinds;
+  const auto is_new = [&](const std::string& name) {
+    return lines.size() < kMost && kinds.insert(with_stars(name)).second;
+  };
+  for (const auto& [tensor, expected] : misfits.shapes)
+    if (is_new(tensor->name))
+      lines.push_back(fmt::format("{} has the shape {}, expected {}", tensor->name, to_string(tensor->shape),
+                                  to_string(expected->shape)));
+  for (const LogicalTensor* tensor : misfits.unlisted)
+    if (is_new(tensor->name))
+      lines.push_back("unexpected " + with_nearest(tensor->name, pointers_to(model.parameters)));
+  for (const std::string& name : misfits.missing)
+    if (is_new(name)) lines.push_back("missing " + with_nearest(name, misfits.unlisted));
+  return lines;
+}
+
+std::vector<std::string> names_of(const std::vector<const LogicalTensor*>& tensors) {
+  std::vector<std::string> names;
+  names.reserve(tensors.size());
+  for (const LogicalTensor* tensor : tensors) names.push_back(tensor->name);
+  return names;
+}
+
+bool is_quantized(const Misfits::Shape& misfit) {
+  return misfit.expected->linear_size != 0 || is_quantized_tensor(misfit.tensor->name);
+}
+
+/// Which numbers of an expected shape are not config.json's but the family's; empty where none is.
+std::string note_defaults(const Misfits::Shape& misfit, const Model& model) {
+  std::vector<std::string> texts;
+  for (const auto& [key, value] : defaults_in_shape(model, *misfit.expected))
+    texts.push_back(fmt::format("{}, for which family {} takes {}", key, model.family->model_type, value));
+  return texts.empty() ? std::string() : "config.json has no " + join(texts, "; nor ") + "; ";
+}
+
+/// What to try, by what is wrong first.
+std::string hint_for(const Misfits& misfits, const Model& model) {
+  const bool quantized = std::any_of(misfits.unlisted.begin(), misfits.unlisted.end(),
+                                     [](const LogicalTensor* tensor) { return is_quantized_tensor(tensor->name); });
+  if (model.quant_method.empty() && quantized)
+    return "the model is quantised, but config.json has no quantization_config: take the config.json that came with "
+           "the weights";
+  if (const auto others = model.find_other_families ? model.find_other_families() : std::vector<std::string>();
+      !others.empty())
+    return propose_families(others);
+  const bool spec = model.family_from == FamilyFrom::kSpec;
+  if (spec) return "mend the description, or config.json if its numbers are another model's";
+  if (!misfits.shapes.empty()) {
+    const std::string config = model.quantized && is_quantized(misfits.shapes.front())
+                                   ? "config.json is another model's (its sizes, or bits, groups and blocks in "
+                                     "quantization_config), or the checkpoint is damaged"
+                                   : "config.json belongs to another model, or the checkpoint is damaged";
+    const std::string hint = note_defaults(misfits.shapes.front(), model) + config;
+    return model.family_from == FamilyFrom::kOption ? "take another `family`; or " + hint : hint;
+  }
+  if (model.family_from == FamilyFrom::kOption) return "take another `family`";
+  if (!misfits.unlisted.empty()) {
+    const std::string guess = nearest_name(misfits.unlisted.front()->name, pointers_to(model.parameters));
+    return (guess.empty() ? std::string() : "the nearest name that it explains is " + guess + "; ") +
+           "config.json belongs to another model, or the checkpoint is of a variant (quantised, adapters, more heads) "
+           "that this family does not describe" +
+           (misfits.missing.empty() ? "; `extra-tensors` keeps what is no weight, such as a buffer, or leaves it out"
+                                    : "");
+  }
+  return "the checkpoint is incomplete, or config.json belongs to another model";
+}
+
+/// "; 3 other tensors fit no name of the family: ...": what may be those that are missing under another name.
+std::string text_of_unlisted(const Misfits& misfits, const Model& model) {
+  if (misfits.unlisted.empty()) return {};
+  constexpr std::size_t kMost = 4;
+  std::vector<std::string> shown;
+  for (const LogicalTensor* tensor : misfits.unlisted)
+    if (shown.size() < kMost) shown.push_back(with_nearest(tensor->name, pointers_to(model.parameters)));
+  const std::size_t count = misfits.unlisted.size();
+  return fmt::format("; {} other tensor{} no name of the family: {}{}", count, count == 1 ? " fits" : "s fit",
+                     join(shown, ", "), count > kMost ? ", …" : "");
+}
+
+/// What does not fit a family that nobody chose. What a trainer has besides is no error by itself.
+Error error_for(const Misfits& misfits, const Model& model, bool trained) {
+  const std::string others = trained ? text_of_unlisted(misfits, model) : std::string();
+  if (!misfits.shapes.empty()) {
+    const auto& [tensor, expected] = misfits.shapes.front();
+    const bool defaults = !defaults_in_shape(model, *expected).empty();
+    return Error(ErrorKind::kBadInput,
+                 fmt::format("has the shape {}, but config.json{} asks for {}{}", to_string(tensor->shape),
+                             defaults ? ", with defaults of its model_type," : "", to_string(expected->shape), others))
+        .tensor(tensor->name);
+  }
+  if (!trained && misfits.unlisted.size() == 1)
+    return Error(ErrorKind::kBadInput,
+                 fmt::format("is not explained by config.json (model_type {})", model.family->model_type))
+        .tensor(misfits.unlisted.front()->name);
+  if (!trained && !misfits.unlisted.empty())
+    return {ErrorKind::kBadInput,
+            fmt::format("{} tensors are not explained by config.json (model_type {}): {}", misfits.unlisted.size(),
+                        model.family->model_type, list_names(names_of(misfits.unlisted)))};
+  if (misfits.missing.size() == 1)
+    return Error(ErrorKind::kBadInput, "is missing, but config.json asks for it" + others)
+        .tensor(misfits.missing.front());
+  return {ErrorKind::kBadInput, fmt::format("{} tensors that config.json asks for are missing: {}{}",
+                                            misfits.missing.size(), list_names(misfits.missing), others)};
+}
+
+/// Of a model without a family, each layer has at least one tensor.
+void validate_layers(const Model& model, const std::filesystem::path& where) {
+  std::vector<bool> held(model.layers);
+  for (const ModelParameter& parameter : model.parameters)
+    if (parameter.layer) held[*parameter.layer] = true;
+  std::vector<std::uint64_t> missing;
+  for (std::uint64_t layer = 0; layer < model.layers; ++layer)
+    if (!held[layer]) missing.push_back(layer);
+  if (!missing.empty())
+    throw Error(ErrorKind::kBadInput, fmt::format("of the model's {} layers some have no tensors: {}.{{{}}}",
+                                                  model.layers, model.family->layers, list_ranges(missing)))
+        .in(where)
+        .hint("the checkpoint is incomplete, or num_hidden_layers in config.json is another model's");
+}
+
+/// That config.json counts more layers than the files have, or fewer, where that explains every misfit.
+std::optional<std::string> layers_problem(const TensorMap& map, const Misfits& misfits, const Model& model) {
+  if (!misfits.shapes.empty() || misfits.unlisted.empty() == misfits.missing.empty()) return std::nullopt;
+  if (misfits.unlisted.size() + misfits.missing.size() == 1) return std::nullopt;  // no layer
+  const std::string prefix = model.family->layers + ".";
+  const auto layer_of = [&](std::string_view name) -> std::optional<std::uint64_t> {
+    if (!name.starts_with(prefix)) return std::nullopt;
+    name.remove_prefix(prefix.size());
+    return parse_unsigned(name.substr(0, name.find('.')), kMaxLayers - 1);
+  };
+  std::uint64_t held = 0;
+  for (const LogicalTensor& tensor : map.logical)
+    if (const auto layer = layer_of(tensor.name)) held = std::max(held, *layer + 1);
+  const std::uint64_t common = std::min(held, model.layers);
+  const auto is_behind = [&](std::string_view name) { return layer_of(name).value_or(0) >= common; };
+  if (common == 0 || held == model.layers ||
+      !std::all_of(misfits.unlisted.begin(), misfits.unlisted.end(),
+                   [&](const LogicalTensor* tensor) { return is_behind(tensor->name); }) ||
+      !std::all_of(misfits.missing.begin(), misfits.missing.end(), is_behind))
+    return std::nullopt;
+  return fmt::format("{} is {} in config.json, but the files have layers 0 to {}", model.family->num_layers.text(),
+                     model.layers, held - 1);
+}
+
+/// The scale of a weight that has none.
+std::string missing_scale(const ModelParameter& weight, const Model& model) {
+  const bool stacked = weight.experts != 0 && !weight.expert;
+  return stacked ? weight.name + model.stacked_suffix : weight.module + "." + model.quantization_marker;
+}
+
+bool has_shape(const LogicalTensor& tensor, const ModelParameter& expected) {
+  if (expected.scalar) return num_elems(tensor.shape) == 1u;
+  return expected.any_shape || tensor.shape == expected.shape;
+}
+
+}  // namespace
+
+Misfits find_misfits(const TensorMap& map, const Model& model) {
+  std::unordered_map<std::string_view, const ModelParameter*> expected;
+  expected.reserve(model.parameters.size());
+  for (const ModelParameter& parameter : model.parameters) expected.emplace(parameter.name, &parameter);
+  Misfits misfits;
+  for (const LogicalTensor& tensor : map.logical) {
+    if (tensor.filler) continue;
+    const auto found = expected.find(tensor.name);
+    if (found == expected.end()) {
+      misfits.unlisted.push_back(&tensor);
+      continue;
+    }
+    if (!has_shape(tensor, *found->second)) misfits.shapes.push_back({&tensor, found->second});
+    // A linear in so few bits is quantised, and what it lacks is what one is known by.
+    if (found->second->plain && bits(tensor.dtype) <= 8)
+      misfits.missing.push_back(missing_scale(*found->second, model));
+    expected.erase(found);
+  }
+  // Of tied parameters, one is enough.
+  for (const ModelParameter& parameter : model.parameters)
+    if (!parameter.tied_to.empty() && expected.erase(parameter.name) == 0) expected.erase(parameter.tied_to);
+  for (const ModelParameter& parameter : model.parameters)
+    if (!parameter.optional && expected.count(parameter.name) > 0) misfits.missing.push_back(parameter.name);
+  return misfits;
+}
+
+namespace {
+
+/// \throws Error kUnsupported if a name shows that another system wrote the tensors.
+void refuse_strangers(const TensorMap& map, const Model& model, const std::filesystem::path& where) {
+  std::vector<std::string_view> names;
+  names.reserve(map.logical.size());
+  for (const LogicalTensor& tensor : map.logical)
+    if (!tensor.filler) names.push_back(tensor.name);
+  if (auto stranger = stranger_among(names, &model)) throw stranger->in(where);
+}
+
+/// \param trained  it may have more than the model.
+void validate(TensorMap& map, const Model& model, const Misfits& misfits, bool trained,
+              const std::filesystem::path& where, const std::string& hint) {
+  const bool fits = misfits.shapes.empty() && misfits.missing.empty() && (trained || misfits.unlisted.empty());
+  if (!fits || model.by_config_plan) refuse_strangers(map, model, where);
+  if (model.by_config_plan) validate_layers(model, where);
+  if (model.quantization_problem && (!misfits.shapes.empty() || !misfits.unlisted.empty())) {
+    const std::string& name =
+        misfits.unlisted.empty() ? misfits.shapes.front().tensor->name : misfits.unlisted.front()->name;
+    throw Error(model.quantization_problem->kind, model.quantization_problem->what)
+        .in(where)
+        .tensor(name)
+        .hint(model.quantization_problem->hint);
+  }
+  if (const auto problem = layers_problem(map, misfits, model))
+    throw Error(ErrorKind::kBadInput, *problem)
+        .in(where)
+        .hint(misfits.missing.empty() ? "mend config.json, or take the one that came with the weights"
+                                      : "files are missing, or config.json belongs to another model");
+  if (!fits) {
+    const bool chosen = model.family_from != FamilyFrom::kConfig;
+    const char* const by = model.family_from == FamilyFrom::kSpec ? "that `spec` describes as" : "of the family";
+    Error error = chosen ? Error(ErrorKind::kBadInput,
+                                 fmt::format("the tensors are not those {} {}: {}", by,
+                                             printable(model.family->model_type), join(describe(misfits, model), "; ")))
+                         : error_for(misfits, model, trained);
+    throw error.in(where).hint(hint_for(misfits, model) + (chosen || hint.empty() ? "" : "; " + hint));
+  }
+  std::vector<std::string> order;
+  order.reserve(model.parameters.size());
+  for (const ModelParameter& parameter : model.parameters) order.push_back(parameter.name);
+  map.order_logical(order);
+}
+
+}  // namespace
+
+void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
+                            const std::string& hint) {
+  validate(map, model, find_misfits(map, model), false, where, hint);
+}
+
+void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
+                            ExtraTensors extra) {
+  validate(map, model, find_misfits(map, model), extra != ExtraTensors::kRefuse, where, {});
+}
+
+std::vector<std::string> validate_trained_against_model(TensorMap& map, const Model& model,
+                                                        const std::filesystem::path& where) {
+  const Misfits misfits = find_misfits(map, model);
+  std::vector<std::string> besides = names_of(misfits.unlisted);
+  validate(map, model, misfits, true, where, {});
+  return besides;
+}
+
+}  // namespace reshard

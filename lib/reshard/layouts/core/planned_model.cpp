@@ -1,0 +1,40 @@
+#include "reshard/layouts/core/planned_model.h"
+
+#include <fmt/format.h>
+
+#include "reshard/base/strings.h"
+#include "reshard/specs/model/language_model.h"
+
+namespace reshard {
+namespace {
+
+std::vector<std::string> names_of(const std::vector<WholeTensor>& tensors) {
+  std::vector<std::string> names;
+  names.reserve(tensors.size());
+  for (const WholeTensor& tensor : tensors) names.push_back(tensor.name);
+  return names;
+}
+
+}  // namespace
+
+ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& tensors, std::string_view who_says,
+                    std::vector<std::string>& notes) {
+  ConfigPlan plan(config, names_of(tensors));
+  notes.push_back(fmt::format("{}; {}", describe_unknown_type(config), who_says));
+  const auto note_idle = [&](const char* what, const std::vector<std::string>& keys) {
+    if (!keys.empty())
+      notes.push_back(fmt::format("{} in config.json names modules that are not there: {}", what, list_names(keys)));
+  };
+  note_idle("the plan", plan.idle_keys());
+  note_idle("base_model_pp_plan", plan.idle_stage_keys());
+  return plan;
+}
+
+Model planned_model(const ModelConfig& config, const std::vector<Container>& files, std::vector<std::string>& notes) {
+  std::vector<WholeTensor> tensors;
+  for (const Container& file : files)
+    for (const TensorEntry& tensor : file.tensors) tensors.push_back({tensor.name, tensor.shape});
+  return plan_for(config, tensors, kByPlan, notes).model(tensors);
+}
+
+}  // namespace reshard

@@ -1,0 +1,138 @@
+#include "reshard/layouts/core/strangers.h"
+
+#include <algorithm>
+#include <string>
+#include <unordered_set>
+
+#include "reshard/base/pattern.h"
+
+namespace reshard {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Names that one system uses, what they belong to, and what to do. A row with a condition is a guess, for tensors that
+/// nothing explains.
+struct Stranger {
+  const char* pattern;  // found in the name of a tensor
+  const char* system;   // "belongs to ..."
+  const char* hint;
+  const char* sibling = nullptr;  // condition: there is a tensor with this in place of the name's last part
+  const char* never = nullptr;    // condition: no name has a match of this pattern
+  const char* needs = nullptr;    // condition: some name has a match of this pattern
+
+  bool is_guess() const { return sibling != nullptr || never != nullptr || needs != nullptr; }
+};
+
+constexpr const char* kTakeOriginal = "take the Hugging Face model that it was made from";
+
+/// Special ones come before general ones: the first row that matches any name counts.
+constexpr Stranger kStrangers[] = {
+    {R"((^|\.)language_model\.(encoder|embedding|output_layer)\.)",
+     "a checkpoint in NxD Training's megatron style (model_source: megatron)",
+     "checkpoints of runs with model_source: hf are read"},
+    {R"(^(target|draft)_model\.)", "fused speculation in NxD Inference: a target and a draft model in one file",
+     "take the two Hugging Face models that the files were made from"},
+    {R"((^|\.)medusa_heads?[_.])", "the heads of Medusa", "take the Hugging Face model without them"},
+    {R"(\.lora_[AB]\.weight_active$)", "NxD Inference's multi-LoRA serving",
+     "take the Hugging Face model and the adapters that the files were made from"},
+    {R"(\.lora_(embedding_)?[AB]\.|\.base_layer\.)", "a LoRA adapter that is not merged into the weights",
+     "save the model merged: in NxD with save_lora_base and merge_lora, in PEFT with merge_and_unload"},
+    {R"(\.(cte|tkg)_(qkv_proj|o_proj|mlp)\.)",
+     "NxD Inference's separate weights for context encoding and token generation (cp_degree, attention_dp_degree, "
+     "mlp_cp_degree)",
+     "take the Hugging Face model that the files were made from"},
+    {R"(\.expert_mlps\.|\.router\.linear_router\.)", "NxD's modules for mixtures of experts", kHintForExperts},
+    {R"(\.self_attention\.linear_(qkv|proj|q_|kv_)|^decoder\.layers\.(\d+\.)?mlp\.linear_fc[12]\.)",
+     "a checkpoint of Megatron-LM",
+     "export the model from Megatron-LM under Hugging Face's names, for instance with Megatron Bridge"},
+    {R"((^|\.)(fc|hidden_norm)\.weight$|(^|\.)midlayer\.)", "a draft model of EAGLE",
+     "it is no model by itself: NxD Inference takes the draft's Hugging Face folder as it is", nullptr,
+     R"((^|\.)layers\.[1-9])", R"((^|\.)(layers\.0|midlayer)\.)"},
+    {R"(\.scale$)", "NxD's own quantisation, whose scales stand next to the weights as .scale",
+     "take the model that was quantised, or quantise it with a program that writes quantization_config", ".weight"},
+};
+
+/// Files that one system writes: the name of a file, or FOLDER/NAME.
+constexpr Stranger kStrangeFiles[] = {
+    {R"(^(mp_rank_\d+(_\d+)*/)?(model_optim_rng|model_rng|distrib_optim)\.pt$|^latest_checkpointed_iteration\.txt$)",
+     "a checkpoint of Megatron-LM",
+     "export the model from Megatron-LM under Hugging Face's names, for instance with Megatron Bridge"},
+    {R"(^(tp_rank_\d+_pp_rank_\d+/)?model_optim_rng\.ckpt$)", "a checkpoint of neuronx-nemo-megatron",
+     "export the model with the converters of the program that trained it"},
+    {R"(^(pytorch_model\.bin/)?key_to_filename\.json$)",
+     "a checkpoint that transformers-neuronx split (save_pretrained_split)", kTakeOriginal},
+    {R"(^consolidated(\.\d+)?\.pth$)", "a checkpoint under Meta's own names",
+     "take the model in Hugging Face's form, or convert it with Transformers' script for this family"},
+    {R"(^consolidated.*\.safetensors(\.index\.json)?$)", "a checkpoint under Mistral's own names",
+     "take the model in Hugging Face's form, model.safetensors or model-00001-of-N.safetensors"},
+    {R"(^rank\d+\.(engine|safetensors)$)", "an engine of TensorRT-LLM", kTakeOriginal},
+    {R"(^[^/]+\.gguf$)", "llama.cpp (GGUF)", kTakeOriginal},
+    {R"(^[^/]+\.onnx$)", "an exported ONNX graph", kTakeOriginal},
+    {R"(^(tf_model\.h5|flax_model\.msgpack)$)", "a model of TensorFlow or Flax",
+     "load it in Transformers with from_tf or from_flax, and save it with save_pretrained"},
+};
+
+bool holds(const Stranger& row, std::string_view name, const std::unordered_set<std::string_view>& all) {
+  if (row.sibling != nullptr && all.count(std::string(name.substr(0, name.rfind('.'))) + row.sibling) == 0)
+    return false;
+  const auto found = [&](const char* text) {
+    const Pattern pattern(text);
+    return std::any_of(all.begin(), all.end(), [&](std::string_view other) { return pattern.found_in(other); });
+  };
+  return (row.never == nullptr || !found(row.never)) && (row.needs == nullptr || found(row.needs));
+}
+
+Error error_for(const Stranger& row, const char* verb) {
+  Error error(ErrorKind::kUnsupported, std::string(verb) + row.system + "; such checkpoints are not supported");
+  error.hint(row.hint);
+  return error;
+}
+
+}  // namespace
+
+bool is_of_peft(std::string_view name) {
+  return name.find(".base_layer.") != name.npos;
+}
+
+std::optional<Error> stranger_among(const std::vector<std::string_view>& names, const Model* model) {
+  const std::unordered_set<std::string_view> all(names.begin(), names.end());
+  const bool is_plan = model != nullptr && model->by_config_plan;  // which calls every tensor its own
+  std::unordered_set<std::string_view> explained;
+  if (model != nullptr && !is_plan)
+    for (const ModelParameter& parameter : model->parameters) explained.insert(parameter.name);
+  for (const Stranger& row : kStrangers) {
+    if (is_plan && row.is_guess()) continue;
+    const Pattern pattern(row.pattern);
+    for (const std::string_view name : names)
+      if (explained.count(name) == 0 && pattern.found_in(name) && holds(row, name, all))
+        return error_for(row, "belongs to ").tensor(std::string(name));
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> stranger_in(Files& files, const fs::path& directory) {
+  constexpr std::size_t kMostFolders = 64;
+  if (!files.is_directory(directory)) return std::nullopt;
+  std::vector<std::string> names;
+  std::size_t folders = 0;
+  for (const DirectoryEntry& entry : files.list(directory)) {
+    names.push_back(entry.name);
+    if (entry.kind != FileKind::kDirectory || ++folders > kMostFolders) continue;
+    try {
+      for (const DirectoryEntry& inner : files.list(directory / entry.name))
+        names.push_back(entry.name + "/" + inner.name);
+    } catch (const Error&) {  // a folder that cannot be listed gives nothing away
+    }
+  }
+  std::sort(names.begin(), names.end());
+  for (const Stranger& row : kStrangeFiles) {
+    const Pattern pattern(row.pattern);
+    for (const std::string& name : names)
+      if (pattern.found_in(name)) return error_for(row, "is a file of ").in(directory / name);
+  }
+  return std::nullopt;
+}
+
+}  // namespace reshard

@@ -1,0 +1,126 @@
+#include "reshard/layouts/core/tied_tensors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "reshard/layouts/contents/opened_files.h"
+#include "reshard/layouts/contents/stored_rows.h"
+#include "reshard/layouts/map/whole_map.h"
+#include "reshard/specs/config/ties.h"
+
+namespace reshard {
+namespace {
+
+/// The pieces of a logical tensor without those of the same box as another.
+std::vector<const Piece*> distinct_pieces(const TensorMap& map, std::uint32_t logical) {
+  std::set<std::pair<Dims, Dims>> seen;
+  std::vector<const Piece*> pieces;
+  for (const Piece& piece : map.pieces[logical])
+    if (seen.emplace(piece.box.begin, piece.box.size).second) pieces.push_back(&piece);
+  return pieces;
+}
+
+/// Where a piece stores the first element of `box`, which it contains.
+StoredPlace place_of(const Piece& piece, const Box& box) {
+  StoredPlace place{piece.stored, piece.stored_begin};
+  for (std::size_t d = 0; d < place.begin.size(); ++d) place.begin[d] += box.begin[d] - piece.box.begin[d];
+  return place;
+}
+
+class Comparison {
+ public:
+  Comparison(Files& files, const TensorMap& map) : files_(files, map.files), map_(map) {}
+
+  /// Whether two tensors are one, or have to be: if rank files agree in a part, or have the parts of other ranks, the
+  /// files were damaged or swapped, and the run says which.
+  bool are_one(std::uint32_t a, std::uint32_t b) {
+    const LogicalTensor &one = map_.logical[a], &other = map_.logical[b];
+    if (one.dtype != other.dtype || one.shape != other.shape) return false;
+    const std::vector<const Piece*> pieces = distinct_pieces(map_, a), others = distinct_pieces(map_, b);
+    const bool has_ranks = std::any_of(pieces.begin(), pieces.end(), [&](const Piece* piece) {
+      return map_.files[map_.stored[piece->stored].file].tp_rank > 0;
+    });
+    bool some_equal = false, some_differ = false;
+    for (const Piece* piece : pieces)
+      for (const Piece* with : others) {
+        const auto box = intersect(piece->box, with->box);
+        if (!box) continue;
+        const bool is_equal = have_equal_bytes(files_, map_, place_of(*piece, *box), place_of(*with, *box), box->size);
+        // Rows of unused tokens may be zero in both, whatever the others are.
+        if (is_equal && has_ranks && is_constant(files_, map_, place_of(*piece, *box), box->size)) continue;
+        (is_equal ? some_equal : some_differ) = true;
+        if (some_differ && !has_ranks) return false;
+        if (some_differ && some_equal) return true;
+      }
+    return !some_differ || (has_ranks && holds_elsewhere(*pieces.front(), others));
+  }
+
+ private:
+  /// Whether one of `others` has the bytes of `piece` in another place.
+  bool holds_elsewhere(const Piece& piece, const std::vector<const Piece*>& others) {
+    return std::any_of(others.begin(), others.end(), [&](const Piece* other) {
+      return other->box.size == piece.box.size &&
+             have_equal_bytes(files_, map_, {piece.stored, piece.stored_begin}, {other->stored, other->stored_begin},
+                              piece.box.size);
+    });
+  }
+
+  OpenedFiles files_;
+  const TensorMap& map_;
+};
+
+void rename_logical(TensorMap& map, std::uint32_t logical, const std::string& name) {
+  std::vector<std::string> names;
+  names.reserve(map.logical.size());
+  for (const LogicalTensor& tensor : map.logical) names.push_back(tensor.name);
+  names[logical] = name;
+  map.rename_logical(names);
+}
+
+void untie(Model& model, const std::string& name) {
+  for (ModelParameter& parameter : model.parameters)
+    if (parameter.name == name) parameter.tied_to.clear();
+}
+
+}  // namespace
+
+std::vector<TiedParameter> join_tied(Files& files, TensorMap& map, const std::vector<TiedParameter>& tied) {
+  std::vector<TiedParameter> different;
+  for (const TiedParameter& one : tied) {
+    const auto own = map.find_logical(one.name), source = map.find_logical(one.source);
+    if (!own || !source) continue;
+    if (Comparison(files, map).are_one(*own, *source))
+      map.tie_logical(*own, *source);
+    else
+      different.push_back(one);
+  }
+  return different;
+}
+
+void settle_ties(Files& files, Checkpoint& checkpoint) {
+  if (!checkpoint.model) return;
+  Model& model = *checkpoint.model;
+  TensorMap& map = checkpoint.map;
+  const std::vector<TiedParameter> tied = tied_parameters(checkpoint.model);
+  for (const TiedParameter& one : join_tied(files, map, tied)) {
+    untie(model, one.name);
+    model.tied_by_files = false;
+    checkpoint.notes.push_back(
+        fmt::format("{} differs from {}, so both are kept, though config.json says that they are tied ({})", one.name,
+                    one.source, kTiedKey));
+  }
+  for (const TiedParameter& one : tied)
+    if (const auto own = map.find_logical(one.name); own && !map.find_logical(one.source))
+      rename_logical(map, *own, one.source);
+}
+
+void untie_held(Model& model, const TensorMap& map) {
+  for (const TiedParameter& one : tied_parameters(model))
+    if (map.find_logical(one.name) && map.find_logical(one.source)) untie(model, one.name);
+}
+
+}  // namespace reshard

@@ -1,0 +1,138 @@
+#include "reshard/layouts/core/trained_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/io/files.h"
+#include "reshard/layouts/core/expert_stacks.h"
+#include "reshard/layouts/core/misfits.h"
+#include "reshard/layouts/core/planned_model.h"
+#include "reshard/layouts/core/strangers.h"
+#include "reshard/layouts/core/tied_tensors.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/language_model.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kConfigFolder = "huggingface";
+
+/// Validates that all tensors of the model are there, and notes the others.
+void validate_trained(Checkpoint& checkpoint) {
+  try {
+    const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);
+    if (!besides.empty())
+      checkpoint.notes.push_back("config.json does not explain these tensors: " + list_names(besides));
+  } catch (Error& error) {
+    const auto& logical = checkpoint.map.logical;
+    if (error.kind() == ErrorKind::kUnsupported &&
+        std::any_of(logical.begin(), logical.end(), [](const LogicalTensor& one) { return is_of_peft(one.name); }))
+      error.hint(kHintForPeft);
+    throw;
+  }
+}
+
+/// "2 tensors beside the model are left out"
+std::string left_out_text(std::uint64_t count, const std::string& what) {
+  return fmt::format("{} tensor{} {} {} left out", count, count == 1 ? "" : "s", what, count == 1 ? "is" : "are");
+}
+
+}  // namespace
+
+fs::path trained_directory(Files& files, const fs::path& folder) {
+  const fs::path above = directory_above(files, folder);
+  for (const fs::path& directory : {folder, folder / kConfigFolder, above, above / kConfigFolder})
+    if (files.exists(directory / kConfigFile)) return directory;
+  return folder;
+}
+
+LanguageModel trained_language_model(Files& files, const Checkpoint& checkpoint, const ReadContext& context) {
+  LanguageModel model;
+  if (checkpoint.config.empty()) {
+    model.family = context.family;
+    return model;
+  }
+  try {
+    model = find_language_model(read_model_config_file(files, checkpoint.config), context.family);
+  } catch (const Error&) {
+    model.family.reset();
+  }
+  return model;
+}
+
+StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
+                          const std::vector<std::string>& beside, const fs::path& where,
+                          std::vector<std::string>& notes) {
+  std::vector<std::string> names;
+  names.reserve(entries.size());
+  for (const StateEntry& entry : entries) names.push_back(entry.name);
+  StateNames found;
+  try {
+    found = find_state_names(names, model, beside);
+  } catch (Error& error) {
+    throw error.in(where);
+  }
+  if (std::string note = state_names_note(found); !note.empty()) notes.push_back(std::move(note));
+  return found;
+}
+
+void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& names, BesideModel& beside,
+                      std::vector<std::string>& notes) {
+  std::vector<std::string> others;
+  TensorCount states;
+  StateCounts counts;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (i < names.names.size() && !names.names[i].empty()) continue;
+    const bool is_state = names.optimizer.has(entries[i].name);
+    TensorCount& count = is_state ? states : beside.other;
+    ++count.tensors;
+    count.bytes += entries[i].bytes;
+    if (!is_state) others.push_back(entries[i].name);
+    if (is_state && entries[i].dtype)
+      counts.add(entries[i].name.substr(entries[i].name.rfind('.') + 1), *entries[i].dtype, entries[i].bytes);
+  }
+  beside.optimizer.tensors += states.tensors;
+  beside.optimizer.bytes += states.bytes;
+  for (OptimizerSummary::State& state : counts.take()) beside.states.push_back(std::move(state));
+  if (states.tensors > 0)
+    notes.push_back(left_out_text(states.tensors, "of the optimizer's state (" + format_bytes(states.bytes) + ")"));
+  if (!others.empty()) notes.push_back(left_out_text(others.size(), "beside the model") + ": " + list_names(others));
+}
+
+std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
+                                            const fs::path& where, BesideModel& beside,
+                                            std::vector<std::string>& notes) {
+  StateNames found = names_in_model(entries, model, {}, where, notes);
+  if (!found.program.empty())
+    throw Error(ErrorKind::kUnsupported, "its tensors have the names of " + found.program +
+                                             ", which are read from torch.distributed.checkpoint alone")
+        .in(where);
+  leave_out_others(entries, found, beside, notes);
+  return std::move(found.names);
+}
+
+void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, const Container& tensors,
+                        const std::function<TensorMap(const std::optional<Model>& model)>& make_map) {
+  std::unordered_set<std::string_view> names;
+  names.reserve(tensors.tensors.size());
+  for (const TensorEntry& tensor : tensors.tensors) names.insert(tensor.name);
+  read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
+    return planned_model(config, {tensors}, notes);
+  });
+  checkpoint.map = make_map(checkpoint.model);
+  unpack_experts(checkpoint, context);
+  settle_ties(files, checkpoint);
+  if ((context.use == ConfigUse::kStrict || context.use == ConfigUse::kNeeded) && checkpoint.model)
+    validate_trained(checkpoint);
+  order_tensors(checkpoint);
+}
+
+}  // namespace reshard

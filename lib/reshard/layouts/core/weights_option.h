@@ -1,0 +1,25 @@
+#pragma once
+
+#include "reshard/layouts/core/layout.h"
+
+namespace reshard {
+
+inline constexpr const char* kWeightsChoices[] = {"model", "master"};
+
+/// Which of its weights a training checkpoint is read for: those that the model runs with, or the optimizer's.
+inline constexpr LayoutOption kWeights{.name = "weights",
+                                       .type = LayoutOption::Type::kChoice,
+                                       .help = "Which weights are read",
+                                       .choices = kWeightsChoices,
+                                       .of_source = true,
+                                       .source_help =
+                                           "Weights that are read: model, in the dtype that the model was trained "
+                                           "in, or master, the optimizer's fp32",
+                                       .only_of_source = true};
+
+/// Whether the optimizer's are wanted.
+inline bool wants_master_weights(const OptionValues& values) {
+  return values.choice(kWeights) == "master";
+}
+
+}  // namespace reshard

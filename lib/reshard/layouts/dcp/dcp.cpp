@@ -1,0 +1,303 @@
+// What torch.distributed.checkpoint saves: `.metadata`, which says which chunks every tensor has, and files of items;
+// or, by its HuggingFaceStorageWriter, a safetensors file per rank. FSDP, accelerate, torchtitan and others write it,
+// with the model's state dict under a prefix of their own.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/common/tensor_names.h"
+#include "reshard/formats/dcp/dcp_shards.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/formats/safetensors/hf_index.h"
+#include "reshard/io/files.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/core/trained_model.h"
+#include "reshard/layouts/dcp/dcp_directory.h"
+#include "reshard/layouts/dcp/dcp_groups.h"
+#include "reshard/layouts/dcp/dcp_source.h"
+#include "reshard/layouts/dcp/dcp_target.h"
+#include "reshard/layouts/map/chunked_map.h"
+#include "reshard/layouts/names/written_names.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr Format kDcpFormats[] = {Format::kPytorch};
+constexpr LayoutTraits kDcpTraits{.name = "dcp",
+                                  .reported_as = "dcp",
+                                  .meaning = "torch.distributed.checkpoint: FSDP, accelerate, torchtitan",
+                                  .folder = "",
+                                  .formats = kDcpFormats,
+                                  .has_ranks = true,
+                                  .needs_no_mesh = true,
+                                  .reads_states = true,
+                                  .writes_states = true};
+
+/// What accelerate calls folders of models, and others those of optimizers.
+constexpr std::string_view kModelFolder = "pytorch_model_fsdp_";
+constexpr std::string_view kOptimizerFolders[] = {"optimizer", "optim"};
+/// accelerate's of the optimizer of the model with the same number.
+constexpr std::string_view kOptimizerFolder = "optimizer_";
+
+/// Where HuggingFaceStorageWriter puts the files of ranks beside consolidated ones.
+constexpr const char* kShardsFolder = "sharded";
+
+constexpr LayoutOption kFsdp{.name = "fsdp",
+                             .type = LayoutOption::Type::kCount,
+                             .help = "Number of ranks to shard rows over (FSDP), one file per rank that has rows",
+                             .default_value = "1"};
+constexpr LayoutOption kPrefix{.name = "prefix",
+                               .type = LayoutOption::Type::kText,
+                               .help = "Prefix of every tensor name, such as model. for accelerate"};
+
+constexpr LayoutOption kNames{
+    .name = "names",
+    .type = LayoutOption::Type::kText,
+    .help = "Names of tensors: hf (the default), or a program's, such as torchtitan (its newest) or torchtitan-0.2"};
+
+/// \throws Error kUsage.
+std::string prefix_of(const std::string& given) {
+  if (given.empty()) return given;
+  std::string prefix = given.ends_with('.') ? given : given + '.';
+  if (prefix.starts_with('.') || prefix.find("..") != prefix.npos || prefix.find_first_of("/ ") != prefix.npos ||
+      !is_plain_text(prefix))
+    throw Error(ErrorKind::kUsage, fmt::format("`prefix`: \"{}\" is not names with dots between", printable(given)));
+  return prefix;
+}
+
+/// The tensors as one container.
+Container container_of(const std::vector<ChunkedTensor>& tensors) {
+  Container container;
+  for (const ChunkedTensor& tensor : tensors) container.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
+  return container;
+}
+
+class DcpLayout final : public Layout {
+ public:
+  const LayoutTraits& traits() const override { return kDcpTraits; }
+  std::vector<const LayoutOption*> options() const override { return {&kFsdp, &kNames, &kPrefix}; }
+
+  std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
+    std::vector<FoundLayout> found;
+    const auto add = [&](const fs::path& folder, bool is_whole) {
+      found.push_back({this, folder, trained_directory(files, folder), !is_whole, kDcpMetadataFile});
+    };
+    try {
+      const fs::path shards = path / kShardsFolder;
+      if (holds_dcp_metadata(files, path) || holds_dcp_shards(files, path)) {
+        add(path, true);
+      } else if (holds_dcp_items(files, path)) {
+        add(path, false);
+      } else if (files.is_directory(shards) && holds_dcp_shards(files, shards)) {
+        add(shards, true);
+      } else {
+        for (const DirectoryEntry& entry : files.list(path)) {
+          const fs::path folder = path / entry.name;
+          // Hidden ones are of runs that write here: at any time they may be gone.
+          if (entry.kind != FileKind::kDirectory || entry.name.starts_with('.') || is_optimizer_folder(entry.name))
+            continue;
+          if (const bool is_whole = holds_dcp_metadata(files, folder); is_whole || holds_dcp_items(files, folder))
+            add(folder, is_whole);
+        }
+      }
+    } catch (const Error& error) {
+      if (error.code() != std::errc::permission_denied) throw;
+    }
+    // Several are steps of one run, or several models that were trained together.
+    const bool is_inside = !found.empty() && found.front().path != path && found.front().path != path / kShardsFolder;
+    if (is_inside && (found.size() > 1 || holds_other_model(files, path, found.front().path)))
+      std::erase_if(found,
+                    [](const FoundLayout& one) { return !one.path.filename().string().starts_with(kModelFolder); });
+    return found;
+  }
+
+  std::optional<Error> explain_missing(Files& files, const fs::path& path) const override {
+    if (!files.is_file(path)) return std::nullopt;
+    const std::string name = own_name(files, path);
+    const char* what = nullptr;
+    if (is_dcp_metadata_name(name))
+      what = "is the metadata of a torch.distributed.checkpoint, whose tensors are in the files beside it";
+    else if (is_dcp_items_name(name) && format_of_file(files, path) == Format::kPytorch)
+      what = "holds tensors of a torch.distributed.checkpoint, and its .metadata alone says which";
+    if (what == nullptr) return std::nullopt;
+    return Error(ErrorKind::kBadInput, what)
+        .in(path)
+        .hint("give the directory that holds all of it: " + directory_above(files, path).string());
+  }
+
+  Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override {
+    Checkpoint checkpoint;
+    checkpoint.layout = this;
+    checkpoint.path = found.path;
+    checkpoint.directory = found.directory;
+    find_config(files, checkpoint, context.config);
+    checkpoint.index_metadata = read_kept_index_metadata(files, checkpoint.directory);
+    if (!checkpoint.index_metadata.empty())
+      checkpoint.index_metadata_file = checkpoint.directory / kKeptIndexMetadataFile;
+    const LanguageModel described = trained_language_model(files, checkpoint, context);
+    const KnownModel known(described.family.get(), described.is_part);
+    const auto content = context.with_optimizer ? DcpContent::kRun : DcpContent::kModel;
+    const fs::path optimizer = optimizer_beside(files, found.path);
+    const bool has_items = found.is_empty || holds_dcp_metadata(files, found.path);
+    DcpSource source = has_items ? read_dcp_source(files, found.path, known, content, optimizer)
+                                 : read_dcp_shards(files, found.path, known);
+    checkpoint.model_elsewhere = model_of_optimizer(files, found.path);
+    checkpoint.leaves_states = !context.with_optimizer && (source.beside.optimizer.tensors > 0 || !optimizer.empty());
+    checkpoint.format = source.format;
+    checkpoint.notes = std::move(source.notes);
+    checkpoint.beside_model = source.beside;
+    checkpoint.names_of = std::move(source.program);
+    source.tensors = unstacked(std::move(source.tensors), source.where);
+    source.states = unstacked(std::move(source.states), source.where);
+    const Container tensors = container_of(source.tensors);
+    read_trained_model(files, checkpoint, context, tensors, [&](const std::optional<Model>& model) {
+      if (model) validate_interleaved(source.tensors, *model, source.where);  // states are as large as their parameters
+      if (model || context.use != ConfigUse::kLenient)
+        for (auto* some : {&source.tensors, &source.states})
+          deinterleave(*some, model ? model->head_dim : 0, source.where);
+      if (!model && source.format == Format::kSafetensors)
+        checkpoint.notes.push_back(
+            "nothing says how large whole tensors are: without a config.json, missing files of the last ranks are not "
+            "noticed");
+      return chunked_map(std::move(source.files), std::move(source.tensors), source.where);
+    });
+    if (context.looks_at_optimizer && checkpoint.leaves_states && has_items)
+      look_at_optimizer(files, found.path, known, optimizer, *checkpoint.beside_model);
+    checkpoint.states = training_states(std::move(source.states), std::move(source.paths), source.where);
+    checkpoint.states.prefix = std::move(source.prefix);
+    if (context.with_groups)
+      (context.groups_may_stay ? try_dcp_groups : read_dcp_groups)(files, checkpoint.map.files, checkpoint.states);
+    return checkpoint;
+  }
+
+  TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {
+    validate_request(request);
+    TargetPlan plan;
+    plan.mesh.tp = request.tp.value_or(1);
+    const auto fsdp = static_cast<std::uint32_t>(request.options.number(kFsdp).value());
+    if (std::uint64_t{fsdp} * plan.mesh.tp > kMaxParallelDegree)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("`fsdp` {} and `tp` {} make more than {} ranks", fsdp, plan.mesh.tp, kMaxParallelDegree));
+    plan.mesh.fsdp = fsdp;
+    DcpCut cut{fsdp, plan.mesh.tp, prefix_of(request.options.text(kPrefix)), request.options.text(kNames)};
+    if (cut.names == whole_layout().traits().name) cut.names.clear();  // the model's own
+    plan.map = dcp_target_map(context.logical, context.states, context.model, cut, &plan.notes);
+    plan.text_files = std::move(plan.map.text_files);
+    if (context.states != nullptr) leave_masters(*context.states, context.logical, plan);
+    if (context.states != nullptr && !context.states->prefix.empty() && !request.options.has(kPrefix.name))
+      plan.notes.push_back(
+          fmt::format("the model's names lose the prefix {0}, which the training run had: `prefix` {0} "
+                      "keeps it",
+                      printable(context.states->prefix)));
+    if (!cut.names.empty())
+      if (const auto unused = WrittenNames(*context.model, cut.names).unused(); !unused.empty())
+        plan.notes.push_back("the program may have more tensors, which the model has no values for: " +
+                             list_names(unused));
+    return plan;
+  }
+
+  /// torch reads only what `.metadata` names, but who looks at the directory sees files of two saves.
+  void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
+    const auto is_ours = [](const std::string& name) { return is_dcp_metadata_name(name) || is_dcp_items_name(name); };
+    validate_no_leftovers(files, plan, output_directory, is_ours, "files of another checkpoint");
+  }
+
+  bool owns(Files&, const fs::path&, const std::string& name) const override {
+    return is_dcp_metadata_name(name) || is_dcp_items_name(name) || is_dcp_shard_name(name);
+  }
+  bool is_checkpoint(const std::set<std::string>& files, const std::set<std::string>&) const override {
+    return std::any_of(files.begin(), files.end(),
+                       [](const std::string& name) { return is_dcp_metadata_name(name) || is_dcp_items_name(name); });
+  }
+
+ private:
+  /// Reads the groups and the steps, for who looks at the checkpoint; what is wrong with them is no error here.
+  static void look_at_optimizer(Files& files, const fs::path& directory, const KnownModel& model,
+                                const fs::path& optimizer, BesideModel& beside) {
+    try {
+      DcpSource run = read_dcp_source(files, directory, model, DcpContent::kRun, optimizer);
+      TrainingStates states = training_states(std::move(run.states), std::move(run.paths), run.where);
+      beside.step = last_step(files, run.files, states);
+      try_dcp_groups(files, run.files, states);
+      beside.groups = groups_of(states);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kIo) throw;
+      beside.unreadable = error.with_hint();
+    }
+  }
+
+  /// torch's optimizers step the model's own weights, so that master weights have no place beside these.
+  static void leave_masters(const TrainingStates& states, std::span<const LogicalTensor> logical, TargetPlan& plan) {
+    std::unordered_map<std::string_view, DType> dtypes;
+    for (const LogicalTensor& tensor : logical) dtypes.emplace(tensor.name, tensor.dtype);
+    std::size_t finer = 0;  // than the model's weights
+    for (std::size_t i = 0; i < states.of.size(); ++i) {
+      if (states.of[i].left_out || !is_master(states, i)) continue;
+      const auto found = dtypes.find(states.parameter(i));
+      finer += found != dtypes.end() && found->second != states.map.logical[i].dtype;
+      plan.without_place.push_back(states.map.logical[i].name);
+    }
+    if (finer > 0)
+      plan.notes.push_back(
+          fmt::format("{} master weights are left out, which torch's optimizers do not have: `weights` master makes "
+                      "them the model's",
+                      finer));
+  }
+
+  /// accelerate's folder of the optimizer of the model in `folder`; empty for none. Where one folder has both, another
+  /// name leads to it.
+  static fs::path optimizer_beside(Files& files, const fs::path& folder) {
+    std::string name = own_name(files, folder);
+    if (!name.starts_with(kModelFolder)) return {};
+    const fs::path above = folder.filename() == name ? folder.parent_path() : directory_above(files, folder);
+    name.replace(0, kModelFolder.size(), kOptimizerFolder);
+    const fs::path optimizer = above / name;
+    return holds_dcp_metadata(files, optimizer) && !files.is_same(optimizer, folder) ? optimizer : fs::path();
+  }
+
+  /// accelerate's folder of the model whose optimizer is in `folder`; empty for none.
+  static fs::path model_of_optimizer(Files& files, const fs::path& folder) {
+    std::string name = own_name(files, folder);
+    if (!name.starts_with(kOptimizerFolder)) return {};
+    name.replace(0, kOptimizerFolder.size(), kModelFolder);
+    const fs::path model = directory_above(files, folder) / name;
+    return holds_dcp_metadata(files, model) && !files.is_same(model, folder) ? model : fs::path();
+  }
+
+  /// Whether a folder in `path` beside `model` holds weights, too.
+  static bool holds_other_model(Files& files, const fs::path& path, const fs::path& model) {
+    const std::vector<DirectoryEntry> entries = files.list(path);
+    return std::any_of(entries.begin(), entries.end(), [&](const DirectoryEntry& entry) {
+      const fs::path folder = path / entry.name;
+      if (entry.kind != FileKind::kDirectory || entry.name.starts_with('.') || is_optimizer_folder(entry.name) ||
+          folder == model)
+        return false;
+      try {
+        return find_whole(files, folder) || find_shards(files, folder);
+      } catch (const Error& error) {
+        return !is_denied(error);
+      }
+    });
+  }
+  static bool is_optimizer_folder(std::string_view name) {
+    return std::any_of(std::begin(kOptimizerFolders), std::end(kOptimizerFolders),
+                       [&](std::string_view start) { return name.starts_with(start); });
+  }
+};
+
+}  // namespace
+
+const Layout& dcp_layout() {
+  static const DcpLayout kLayout;
+  return kLayout;
+}
+
+}  // namespace reshard

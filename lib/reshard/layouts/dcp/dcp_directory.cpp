@@ -1,0 +1,190 @@
+#include "reshard/layouts/dcp/dcp_directory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <optional>
+#include <set>
+#include <unordered_map>
+
+#include "reshard/base/checked.h"
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kItemsEnding = ".distcp";
+
+std::string metadata_of_rank(std::uint64_t rank) {
+  return fmt::format("__{}{}", rank, kDcpMetadataFile);
+}
+
+/// The number in "__12.metadata".
+std::optional<std::uint64_t> rank_of_metadata(std::string_view name) {
+  constexpr std::string_view kBegin = "__";
+  const std::string_view whole_name = name;
+  if (!name.starts_with(kBegin) || !name.ends_with(kDcpMetadataFile)) return std::nullopt;
+  name.remove_prefix(kBegin.size());
+  name.remove_suffix(std::string_view(kDcpMetadataFile).size());
+  const auto rank = parse_unsigned(name);
+  return rank && metadata_of_rank(*rank) == whole_name ? rank : std::nullopt;
+}
+
+/// Adds what a rank's metadata says to that of the ranks before it. Entries that are no tensors are each rank's own.
+/// \param by_path, by_name  the files and tensors of `read` so far.
+void add_metadata(DcpMetadata other, const fs::path& where, DcpDirectory& read,
+                  std::unordered_map<std::string, std::uint32_t>& by_path,
+                  std::unordered_map<std::string, std::size_t>& by_name) {
+  DcpMetadata& all = read.all;
+  std::vector<std::uint32_t> file_of;  // by the numbers of `other`: ranks may share a file
+  for (std::string& file : other.files) {
+    const auto [known, is_new] = by_path.emplace(file, static_cast<std::uint32_t>(all.files.size()));
+    file_of.push_back(known->second);
+    if (!is_new) continue;
+    all.files.push_back(std::move(file));
+    read.of_file.push_back(where);
+  }
+  const auto first_transforms = static_cast<std::uint32_t>(all.transforms.size());
+  std::move(other.transforms.begin(), other.transforms.end(), std::back_inserter(all.transforms));
+  for (DcpTensor& tensor : other.tensors) {
+    for (DcpChunk& chunk : tensor.chunks) {
+      chunk.place.file = file_of[chunk.place.file];
+      chunk.place.transforms += first_transforms;
+    }
+    const auto [found, is_new] = by_name.emplace(tensor.name, all.tensors.size());
+    if (is_new) {
+      all.tensors.push_back(std::move(tensor));
+      continue;
+    }
+    DcpTensor& known = all.tensors[found->second];
+    if (known.torch_dtype != tensor.torch_dtype || known.shape != tensor.shape)
+      throw Error(ErrorKind::kBadInput, fmt::format("is {} {}, but {} {} by other ranks", tensor.torch_dtype,
+                                                    to_string(tensor.shape), known.torch_dtype, to_string(known.shape)))
+          .in(where)
+          .tensor(tensor.name)
+          .hint("the files are of several saves");
+    std::move(tensor.chunks.begin(), tensor.chunks.end(), std::back_inserter(known.chunks));
+  }
+  std::move(other.paths.begin(), other.paths.end(), std::back_inserter(all.paths));
+  for (DcpBytes& bytes : other.bytes) {
+    bytes.place.file = file_of[bytes.place.file];
+    bytes.place.transforms += first_transforms;
+    all.bytes.push_back(std::move(bytes));
+  }
+}
+
+/// The ranks whose metadata `directory` has: how many of the last ones are missing, nothing says.
+/// \throws Error kBadInput if that of a rank before them is missing.
+std::uint64_t count_ranks(Files& files, const fs::path& directory) {
+  std::set<std::uint64_t> ranks;
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (const auto rank = rank_of_metadata(entry.name)) ranks.insert(*rank);
+  std::uint64_t expected = 0;
+  for (const std::uint64_t rank : ranks) {
+    if (rank != expected)
+      throw Error(ErrorKind::kBadInput, fmt::format("is missing, though there is {}", metadata_of_rank(rank)))
+          .in(directory / metadata_of_rank(expected))
+          .hint("that rank's files were not copied, or its save did not finish; each rank has tensors of its own");
+    ++expected;
+  }
+  return expected;
+}
+
+/// Hidden files are what copies lose.
+Error lost_metadata(Files& files, const fs::path& directory) {
+  std::vector<std::string> items;
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (is_dcp_items_name(entry.name)) items.push_back(entry.name);
+  std::sort(items.begin(), items.end(), natural_less);
+  return Error(ErrorKind::kBadInput,
+               fmt::format("holds files of torch.distributed.checkpoint ({}), but no {}, which says what is in them",
+                           list_names(items), kDcpMetadataFile))
+      .in(directory)
+      .hint(fmt::format("a copy with `*` leaves {} behind, as its name begins with a dot: copy it, too, as "
+                        "`cp -r FROM/. TO` does; if there is none, the save did not finish",
+                        kDcpMetadataFile));
+}
+
+}  // namespace
+
+bool is_dcp_metadata_name(std::string_view name) {
+  return name == kDcpMetadataFile || rank_of_metadata(name);
+}
+
+bool holds_dcp_metadata(Files& files, const fs::path& directory) {
+  if (files.is_file(directory / kDcpMetadataFile)) return true;
+  if (!files.is_directory(directory)) return false;
+  const std::vector<DirectoryEntry> entries = files.list(directory);
+  return std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
+    return entry.kind == FileKind::kFile && is_dcp_metadata_name(entry.name);
+  });
+}
+
+bool is_dcp_items_name(std::string_view name) {
+  return name.ends_with(kItemsEnding);
+}
+
+bool holds_dcp_items(Files& files, const fs::path& directory) {
+  const std::vector<DirectoryEntry> entries = files.list(directory);
+  return std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
+    return entry.kind == FileKind::kFile && is_dcp_items_name(entry.name);
+  });
+}
+
+DcpDirectory read_dcp_directory(Files& files, const fs::path& directory, DcpPaths paths,
+                                std::vector<std::string>& notes) {
+  const auto read = [&](const fs::path& path) { return read_dcp_metadata(*files.open(path), path, paths); };
+  DcpDirectory metadata;
+  metadata.where = directory / kDcpMetadataFile;
+  if (files.is_file(metadata.where)) {
+    metadata.all = read(metadata.where);
+    metadata.of_file.assign(metadata.all.files.size(), metadata.where);
+    return metadata;
+  }
+  metadata.where = directory;
+  std::unordered_map<std::string, std::uint32_t> by_path;
+  std::unordered_map<std::string, std::size_t> by_name;
+  const std::uint64_t ranks = count_ranks(files, directory);
+  if (ranks == 0) throw lost_metadata(files, directory);
+  for (std::uint64_t rank = 0; rank < ranks; ++rank) {
+    const fs::path of_rank = directory / metadata_of_rank(rank);
+    add_metadata(read(of_rank), of_rank, metadata, by_path, by_name);
+  }
+  notes.push_back(fmt::format(
+      "there is no {}: the metadata of {} rank{} is read; that of ranks behind these, if it is missing, shows only by "
+      "what the model lacks",
+      kDcpMetadataFile, ranks, ranks == 1 ? "" : "s"));
+  return metadata;
+}
+
+std::optional<std::uint64_t> dcp_file_size(Files& files, const fs::path& path) {
+  return files.is_file(path) ? std::optional(files.size_bytes(path)) : std::nullopt;
+}
+
+void note_incomplete_files(const std::vector<std::optional<std::uint64_t>>& sizes_bytes, const DcpMetadata& metadata,
+                           std::vector<std::string>& notes) {
+  constexpr std::uint64_t kNoEnd = std::numeric_limits<std::uint64_t>::max();
+  std::vector<std::uint64_t> ends(metadata.files.size());
+  const auto add = [&](const DcpPlace& place) {
+    ends[place.file] = std::max(ends[place.file], checked_add(place.offset_bytes, place.length_bytes).value_or(kNoEnd));
+  };
+  for (const DcpTensor& tensor : metadata.tensors)
+    for (const DcpChunk& chunk : tensor.chunks) add(chunk.place);
+  for (const DcpBytes& object : metadata.bytes) add(object.place);
+  std::vector<std::string> incomplete;
+  for (std::size_t i = 0; i < ends.size(); ++i)
+    if (ends[i] > 0 && (!sizes_bytes[i] || *sizes_bytes[i] < ends[i])) incomplete.push_back(metadata.files[i]);
+  if (incomplete.empty()) return;
+  std::sort(incomplete.begin(), incomplete.end(), natural_less);
+  notes.push_back(
+      fmt::format("the model's tensors that the metadata lists are whole, but what is left out is not: {} {} missing "
+                  "or cut off, so that the training cannot go on from this checkpoint",
+                  list_names(incomplete), incomplete.size() == 1 ? "is" : "are"));
+}
+
+}  // namespace reshard

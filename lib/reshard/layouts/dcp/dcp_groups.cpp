@@ -1,0 +1,238 @@
+#include "reshard/layouts/dcp/dcp_groups.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/optimizer_keys.h"
+#include "reshard/formats/pickle/pickler.h"
+#include "reshard/formats/torch/torch_file.h"
+#include "reshard/io/memory_files.h"
+#include "reshard/layouts/contents/opened_files.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kGroups = "param_groups.";
+constexpr std::string_view kStates = "state.";
+constexpr std::uint64_t kMaxObjectBytes = 64 << 20;  // a list of names of a million parameters
+
+/// Where `word` ends that begins a part of `name`; nothing if it is not there.
+std::optional<std::size_t> end_of(std::string_view name, std::string_view word) {
+  for (std::size_t at = name.find(word); at != name.npos; at = name.find(word, at + 1))
+    if (at == 0 || name[at - 1] == '.') return at + word.size();
+  return std::nullopt;
+}
+
+class GroupReader {
+ public:
+  GroupReader(Files& files, std::span<const TensorFile> in_files, TrainingStates& states)
+      : opened_(files, in_files), states_(states) {}
+
+  void run() {
+    for (std::uint32_t i = 0; i < states_.of.size(); ++i) {
+      const LogicalTensor& object = states_.map.logical[i];
+      const auto key = end_of(object.name, kGroups);
+      if (!key) {
+        if (const auto begin = end_of(object.name, kStates); begin && states_.of[i].parameter_size > 0)
+          learn_name(i, *begin);
+        continue;
+      }
+      if (object.role != TensorRole::kObject)
+        throw fail(i, ErrorKind::kUnsupported, "is a hyperparameter that is a tensor, not a plain value");
+      if (states_.of[i].parameter_size > 0)
+        add_of_parameter(i);
+      else
+        add_of_group(i, std::string_view(object.name).substr(*key));
+    }
+    for (auto& [number, group] : groups_) take(number, group);
+    for (const auto& parameter : order_) join(parameter);
+    states_.grouped_by_values = !order_.empty();
+  }
+
+ private:
+  struct Group {
+    OptimizerGroup group;
+    std::optional<std::uint32_t> list;  // the object of its parameters
+    std::uint32_t any = 0;
+  };
+
+  /// What a list of names calls a parameter: with the prefixes that states have.
+  void learn_name(std::uint32_t state, std::size_t begin) {
+    const TrainingState& place = states_.of[state];
+    const std::size_t end = std::size_t{place.parameter_begin} + place.parameter_size;
+    if (begin < end)
+      own_names_.emplace(states_.map.logical[state].name.substr(begin, end - begin), states_.parameter(state));
+  }
+
+  void add_of_group(std::uint32_t object, std::string_view rest) {
+    const std::size_t dot = rest.find('.');
+    const auto number = parse_unsigned(rest.substr(0, dot), kMaxParameterGroups);
+    if (dot == rest.npos || !number) throw fail(object, ErrorKind::kBadInput, "is of no group that has a number");
+    const std::string key(rest.substr(dot + 1));
+    Group& group = groups_[*number];
+    group.any = object;
+    if (key == kGroupParametersKey)
+      group.list = object;
+    else
+      group.group.values.emplace_back(key, value_of(object, fmt::format("{} of parameter group {}", key, *number)));
+  }
+
+  void add_of_parameter(std::uint32_t object) {
+    const std::string parameter(states_.parameter(object));
+    const std::string& name = states_.map.logical[object].name;
+    const std::size_t end = std::size_t{states_.of[object].parameter_begin} + states_.of[object].parameter_size;
+    if (end >= name.size()) throw fail(object, ErrorKind::kBadInput, "is no hyperparameter");
+    const auto [found, is_new] = of_parameter_.try_emplace(parameter);
+    if (is_new) order_.push_back(parameter);
+    const std::string key = name.substr(end + 1);
+    found->second.emplace_back(key, value_of(object, fmt::format("{} of {}", key, printable(parameter))));
+  }
+
+  /// Makes a group of a list its place.
+  void take(std::uint64_t number, Group& group) {
+    if (number != states_.groups.size())
+      throw fail(group.any, ErrorKind::kBadInput, fmt::format("there is no parameter group {}", states_.groups.size()));
+    if (!group.list) throw fail(group.any, ErrorKind::kBadInput, "its group has no list of parameters");
+    const PlainValue list = value_of(*group.list, fmt::format("params of parameter group {}", number));
+    const auto* const names = std::get_if<PlainValue::List>(&list.value);
+    if (names == nullptr) throw fail(*group.list, ErrorKind::kBadInput, "is no list of parameters");
+    for (const PlainValue& one : *names) {
+      const auto* const name = std::get_if<std::string>(&one.value);
+      if (name == nullptr)
+        throw fail(*group.list, ErrorKind::kBadInput, "lists " + to_string(one) + ", which is no name");
+      const auto known = own_names_.find(*name);
+      const std::string own = known == own_names_.end() ? *name : std::string(known->second);
+      if (!grouped_.emplace(own, number).second)
+        throw fail(*group.list, ErrorKind::kBadInput, "lists " + printable(*name) + ", which is in a group already");
+      group.group.parameters.push_back(own);
+    }
+    by_values_.emplace(key_of(group.group.values), states_.groups.size());
+    states_.groups.push_back(std::move(group.group));
+  }
+
+  /// Puts a parameter whose hyperparameters were saved by themselves into the group that has the same.
+  void join(const std::string& parameter) {
+    PlainValue::Dict& values = of_parameter_.at(parameter);
+    const auto [group, is_new] = by_values_.emplace(key_of(values), states_.groups.size());
+    if (is_new) states_.groups.push_back({std::move(values), {}});
+    states_.groups[group->second].parameters.push_back(parameter);
+  }
+
+  /// The same for the same values alone.
+  static std::string key_of(const PlainValue::Dict& values) {
+    Pickler pickler;
+    put_plain_value(pickler, PlainValue(values));
+    return pickler.finish();
+  }
+
+  PlainValue value_of(std::uint32_t object, const std::string& what) {
+    const auto& pieces = states_.map.pieces[object];
+    if (pieces.empty()) throw fail(object, ErrorKind::kBadInput, "no file holds it");
+    const StoredTensor& stored = states_.map.stored[pieces.front().stored];
+    PlainValue value = read_dcp_object(opened_.at(stored.file), stored.offset_bytes, stored.size_bytes,
+                                       states_.map.logical[object].name, what, opened_.described(stored.file).path);
+    values_ += num_values(value);
+    bytes_ += stored.size_bytes;
+    if (values_ > bytes_ + kMaxPlainValues)
+      throw fail(object, ErrorKind::kBadInput, "the hyperparameters hold the same values many times over");
+    return value;
+  }
+
+  Error fail(std::uint32_t object, ErrorKind kind, const std::string& message) const {
+    const auto& pieces = states_.map.pieces[object];
+    Error error(kind, message);
+    if (!pieces.empty()) error.in(opened_.described(states_.map.stored[pieces.front().stored].file).path);
+    return error.tensor(states_.map.logical[object].name).hint("do without `with-optimizer`");
+  }
+
+  OpenedFiles opened_;
+  std::uint64_t values_ = 0, bytes_ = 0;  // of all objects: each may hold one large value under many names
+  TrainingStates& states_;
+  std::unordered_map<std::string, std::string_view> own_names_;  // of the model, by those of the optimizer
+  std::map<std::uint64_t, Group> groups_;
+  std::unordered_map<std::string, PlainValue::Dict> of_parameter_;
+  std::vector<std::string> order_;
+  std::unordered_map<std::string, std::size_t> by_values_;  // groups, by key_of
+  std::unordered_map<std::string, std::uint64_t> grouped_;
+};
+
+}  // namespace
+
+PlainValue read_dcp_object(const Source& source, std::uint64_t offset_bytes, std::uint64_t size_bytes,
+                           const std::string& entry, const std::string& what, const std::filesystem::path& path) {
+  if (size_bytes > kMaxObjectBytes)
+    throw Error(ErrorKind::kUnsupported, "is larger than a hyperparameter is")
+        .in(path)
+        .tensor(entry)
+        .hint("do without `with-optimizer`");
+  std::string bytes(size_bytes, '\0');
+  source.read_at(offset_bytes, std::as_writable_bytes(std::span(bytes)));
+  try {
+    const TorchFile torch = read_torch_file(MemorySource(std::move(bytes), path), path);
+    return read_plain_value(torch.pickle(), torch.pickle().root(), what, path);
+  } catch (Error& error) {
+    if (error.tensor().empty()) error.tensor(entry);
+    throw;
+  }
+}
+
+void read_dcp_groups(Files& files, std::span<const TensorFile> in_files, TrainingStates& states) {
+  GroupReader(files, in_files, states).run();
+}
+
+void try_dcp_groups(Files& files, std::span<const TensorFile> in_files, TrainingStates& states) {
+  try {
+    read_dcp_groups(files, in_files, states);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUnsupported && error.kind() != ErrorKind::kBadInput) throw;
+    states.groups.clear();
+  }
+}
+
+std::vector<DcpGroupObject> dcp_group_objects(std::span<const OptimizerGroup> groups,
+                                              const std::function<std::string(const std::string&)>& name_of,
+                                              bool flat) {
+  constexpr const char *kOptimizer = "optimizer", *kList = kGroupsKey, *kItemArchive = "archive";
+  std::vector<DcpGroupObject> objects;
+  std::unordered_map<std::string, std::size_t> known;  // groups, by what their parameters are called
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    PlainValue::List names;
+    for (const std::string& parameter : groups[g].parameters) {
+      std::string name = name_of(parameter);
+      const auto [found, is_new] = known.emplace(name, g);
+      if (!is_new && groups[found->second].values != groups[g].values)
+        throw Error(ErrorKind::kUnsupported,
+                    fmt::format("is a part of {}, of which another part has other hyperparameters", printable(name)))
+            .tensor(parameter)
+            .hint("do without `names`, or without `with-optimizer`");
+      if (!is_new) continue;
+      if (flat)
+        for (const auto& [key, value] : groups[g].values)
+          objects.push_back({fmt::format("{}.{}.{}.{}", kOptimizer, kList, name, key),
+                             fmt::format("{}.{}.{}.{}", kOptimizer, kList, parameter, key),
+                             {kOptimizer, fmt::format("{}.{}.{}", kList, name, key)},
+                             plain_value_file(kItemArchive, value)});
+      names.push_back({std::move(name)});
+    }
+    if (flat) continue;
+    const auto add = [&](const std::string& key, const PlainValue& value) {
+      const std::string name = fmt::format("{}.{}.{}.{}", kOptimizer, kList, g, key);
+      objects.push_back(
+          {name, name, {kOptimizer, kList, static_cast<std::int64_t>(g), key}, plain_value_file(kItemArchive, value)});
+    };
+    for (const auto& [key, value] : groups[g].values) add(key, value);
+    add(kGroupParametersKey, {std::move(names)});
+  }
+  return objects;
+}
+
+}  // namespace reshard

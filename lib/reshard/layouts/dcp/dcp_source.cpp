@@ -1,0 +1,258 @@
+#include "reshard/layouts/dcp/dcp_source.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
+#include <map>
+#include <set>
+
+#include "reshard/base/checked.h"
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/dcp/dcp_shards.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/layouts/core/trained_model.h"
+#include "reshard/layouts/dcp/dcp_chunks.h"
+#include "reshard/layouts/dcp/dcp_directory.h"
+#include "reshard/layouts/dcp/dcp_states.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+DcpPaths paths_of(DcpContent content) {
+  return content == DcpContent::kRun ? DcpPaths::kRead : DcpPaths::kLeave;
+}
+
+/// In which order the elements of entry `index` are.
+void take_order(const StateNames& names, std::size_t index, ChunkedTensor& tensor) {
+  const Family::OtherName* other = names.others.empty() ? nullptr : names.others[index];
+  tensor.stacked = other != nullptr && other->stacked();
+  tensor.interleaved = other != nullptr && other->interleaved;
+}
+
+void add_states(std::vector<DcpState> states, DcpChunkFinder& finder) {
+  for (DcpState& state : states) {
+    ChunkedTensor& tensor = state.tensor != nullptr ? finder.add(*state.tensor, std::move(state.name))
+                                                    : finder.add(state.objects, std::move(state.name));
+    if (state.tensor != nullptr) tensor.role = TensorRole::kState;
+    tensor.state = state.state;
+    tensor.stacked = state.stacked;
+    tensor.interleaved = state.interleaved;
+    tensor.copies = state.copies;
+  }
+}
+
+/// Takes what is no parameter out of `tensors`.
+void move_states(std::vector<ChunkedTensor>& tensors, std::vector<ChunkedTensor>& states) {
+  const auto first = std::stable_partition(tensors.begin(), tensors.end(), [](const ChunkedTensor& tensor) {
+    return tensor.role == TensorRole::kParameter;
+  });
+  std::move(first, tensors.end(), std::back_inserter(states));
+  tensors.erase(first, tensors.end());
+}
+
+/// Notes what goes along with the model.
+void note_states(DcpSource& source, const StateNames& names, const std::vector<std::string>& strangers) {
+  std::size_t tensors = 0;
+  std::uint64_t bytes = 0;
+  for (const ChunkedTensor& state : source.states) {
+    tensors += state.role == TensorRole::kState ? 1 : 0;
+    bytes += num_bytes(state.dtype, state.shape).value_or(0);
+  }
+  if (source.states.empty()) return;
+  const auto counted = [](std::size_t count, const char* what) {
+    return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+  };
+  const std::size_t objects = source.states.size() - tensors;
+  source.notes.push_back(fmt::format(
+      "{}{}{} beside the model ({}) {} read as well: the optimizer and other state of the training run",
+      tensors > 0 ? counted(tensors, "tensor") : "", tensors > 0 && objects > 0 ? " and " : "",
+      objects > 0 ? counted(objects, "object") : "", format_bytes(bytes), source.states.size() == 1 ? "is" : "are"));
+  if (!strangers.empty())
+    source.notes.push_back(
+        fmt::format("{} states of the optimizer belong to no parameter of the model, and keep their "
+                    "names: {}",
+                    strangers.size(), list_names(strangers)));
+  source.prefix = names.prefix;
+}
+
+/// Of the optimizer beside a model: nothing where there is none. Where the model alone is wanted, metadata that cannot
+/// be read is noted.
+DcpDirectory read_optimizer_metadata(Files& files, const fs::path& directory, DcpContent content,
+                                     std::vector<std::string>& notes) {
+  if (directory.empty()) return {};
+  try {
+    return read_dcp_directory(files, directory, paths_of(content), notes);
+  } catch (const Error& error) {
+    if (content == DcpContent::kRun || error.kind() == ErrorKind::kIo) throw;
+    notes.push_back(fmt::format("the optimizer beside the model is not counted: {}", error.what()));
+  }
+  return {};
+}
+
+std::vector<StateEntry> entries_of(const DcpMetadata& metadata) {
+  std::vector<StateEntry> entries;
+  entries.reserve(metadata.tensors.size());
+  for (const DcpTensor& tensor : metadata.tensors)
+    entries.push_back(
+        {tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0, tensor.dtype});
+  return entries;
+}
+
+/// Notes that what is no tensor is left out.
+void note_objects(std::initializer_list<const DcpMetadata*> all, std::vector<std::string>& notes) {
+  std::size_t count = 0;
+  const DcpBytes* first = nullptr;
+  for (const DcpMetadata* metadata : all) {
+    count += metadata->bytes.size();
+    if (first == nullptr && !metadata->bytes.empty()) first = &metadata->bytes.front();
+  }
+  if (first == nullptr) return;
+  const std::string name = printable(first->name);
+  notes.push_back(count == 1 ? name + ", which is no tensor, is left out"
+                             : fmt::format("{} entries that are no tensors are left out, as {}", count, name));
+}
+
+/// Adds a file's tensors as chunks to those that have the same names.
+void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSource& source,
+               std::map<std::string, std::size_t>& by_name) {
+  const auto index = static_cast<std::uint32_t>(source.files.size());
+  source.files.push_back({file.path, file.size_bytes});
+  source.files.back().stamp = file.files.front().stamp;
+  for (std::size_t t = 0; t < file.tensors.size(); ++t) {
+    const TensorEntry& entry = file.tensors[t];
+    const auto [found, is_new] = by_name.emplace(entry.name, source.tensors.size());
+    if (is_new) source.tensors.push_back({entry.name, {}, entry.dtype, entry.shape, {}});
+    ChunkedTensor& tensor = source.tensors[found->second];
+    if (tensor.dtype != entry.dtype || tensor.shape.size() != entry.shape.size())
+      throw Error(ErrorKind::kBadInput, fmt::format("is {} of {} dims, but {} of {} in another file", name(entry.dtype),
+                                                    entry.shape.size(), name(tensor.dtype), tensor.shape.size()))
+          .in(file.path)
+          .tensor(entry.name)
+          .hint("the files are of several saves");
+    if (num_elems(entry.shape) == 0u) continue;  // of a rank without a share
+    if (tensor.chunks.empty()) tensor.shape = Dims(entry.shape.size());
+    for (std::size_t d = 0; d < entry.shape.size(); ++d) {
+      const auto end = checked_add(offsets[t][d], entry.shape[d]);
+      if (!end) throw Error(ErrorKind::kBadInput, "its end overflows 64 bits").in(file.path).tensor(entry.name);
+      tensor.shape[d] = std::max(tensor.shape[d], *end);
+    }
+    tensor.chunks.push_back({{offsets[t], entry.shape}, index, entry.offset_bytes, {}});
+  }
+}
+
+/// Every part of the model has a file, of any rank. That is all that shows whole tensors that are missing, unless a
+/// config.json says which there are; torch writes no file of a part that has no tensor.
+void validate_parts(const fs::path& directory, const std::vector<TensorFile>& files) {
+  std::set<std::uint32_t> found;
+  std::uint32_t parts = 0;
+  for (const TensorFile& file : files) {
+    const auto name = dcp_shard_name(file.path.filename().string());
+    if (!name) continue;
+    if (parts != 0 && name->parts != parts)
+      throw Error(ErrorKind::kBadInput, fmt::format("is of a model of {} parts, but {} of one of {}", name->parts,
+                                                    files.front().path.filename().string(), parts))
+          .in(file.path)
+          .hint("files of several saves are mixed in one folder");
+    parts = name->parts;
+    found.insert(name->part);
+  }
+  std::uint32_t missing = 1;
+  while (found.count(missing) != 0) ++missing;
+  if (missing <= parts)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("holds no file of part {} of the model, which has {} parts", missing, parts))
+        .in(directory)
+        .hint("copy the missing files here, or say by `config` which tensors the model has");
+}
+
+}  // namespace
+
+DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownModel& model, DcpContent content,
+                          const fs::path& optimizer_directory) {
+  DcpSource source;
+  const DcpDirectory read = read_dcp_directory(files, directory, paths_of(content), source.notes);
+  const DcpMetadata& metadata = read.all;
+  source.where = read.where;
+  const DcpDirectory optimizer = read_optimizer_metadata(files, optimizer_directory, content, source.notes);
+  std::vector<StateEntry> entries = entries_of(metadata);
+  std::vector<std::string> beside;
+  for (const DcpBytes& object : metadata.bytes) beside.push_back(object.name);
+  for (const DcpTensor& tensor : optimizer.all.tensors) beside.push_back(tensor.name);
+  for (const DcpBytes& object : optimizer.all.bytes) beside.push_back(object.name);
+  const StateNames names = names_in_model(entries, model, beside, source.where, source.notes);
+  if (names.others.empty()) source.program = names.program;
+  DcpChunkFinder finder(files, directory, read, source.files, source.notes);
+  for (std::uint32_t t = 0; t < names.names.size(); ++t)
+    if (!names.names[t].empty()) take_order(names, t, finder.add(metadata.tensors[t], names.names[t]));
+  if (content == DcpContent::kModel) {
+    for (StateEntry& entry : entries_of(optimizer.all)) entries.push_back(std::move(entry));
+    leave_out_others(entries, names, source.beside, source.notes);
+    note_objects({&metadata, &optimizer.all}, source.notes);
+    source.tensors = finder.find();
+    note_incomplete_files(finder.sizes_bytes(), metadata, source.notes);
+    std::vector<std::optional<std::uint64_t>> sizes_bytes;
+    for (const std::string& file : optimizer.all.files)
+      sizes_bytes.push_back(dcp_file_size(files, optimizer_directory / file));
+    note_incomplete_files(sizes_bytes, optimizer.all, source.notes);
+    return source;
+  }
+  DcpStateFinder states(metadata.tensors, names, source.where);
+  add_states(states.find(metadata, names.names), finder);
+  source.tensors = finder.find();
+  move_states(source.tensors, source.states);
+  if (!optimizer_directory.empty()) {
+    DcpChunkFinder in_optimizer(files, optimizer_directory, optimizer, source.files, source.notes);
+    add_states(states.find(optimizer.all, {}), in_optimizer);
+    std::vector<ChunkedTensor> found = in_optimizer.find();
+    move_states(found, source.states);
+  }
+  source.paths = states.take_paths();
+  note_states(source, names, states.strangers());
+  return source;
+}
+
+bool holds_dcp_shards(Files& files, const fs::path& directory) {
+  const std::vector<DirectoryEntry> entries = files.list(directory);
+  return std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
+    return entry.kind == FileKind::kFile && is_dcp_shard_name(entry.name);
+  });
+}
+
+DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownModel& model) {
+  DcpSource source;
+  source.format = Format::kSafetensors;
+  source.where = directory;
+  std::map<std::string, std::size_t> by_name;
+  for (const DirectoryEntry& entry : files.list(directory)) {
+    if (!is_dcp_shard_name(entry.name)) continue;
+    const Container file = read_container(files, directory / entry.name, Format::kSafetensors);
+    add_shard(file, read_saved_offsets(file), source, by_name);
+  }
+  if (model.family == nullptr) validate_parts(directory, source.files);
+  std::vector<StateEntry> entries;
+  for (ChunkedTensor& tensor : source.tensors) {
+    const auto bytes = num_bytes(tensor.dtype, tensor.shape);
+    if (!bytes)
+      throw Error(ErrorKind::kBadInput, "its chunks lie too far apart for any tensor")
+          .in(directory)
+          .tensor(tensor.entry);
+    entries.push_back({tensor.entry, *bytes, tensor.dtype});
+  }
+  StateNames names = names_in_model(entries, model, {}, source.where, source.notes);
+  if (names.others.empty()) source.program = names.program;
+  leave_out_others(entries, names, source.beside, source.notes);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    source.tensors[i].name = std::move(names.names[i]);
+    take_order(names, i, source.tensors[i]);
+  }
+  std::erase_if(source.tensors, [](const ChunkedTensor& tensor) { return tensor.name.empty(); });
+  validate_chunks(source.tensors, directory);
+  return source;
+}
+
+}  // namespace reshard

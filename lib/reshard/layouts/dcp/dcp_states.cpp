@@ -1,0 +1,239 @@
+#include "reshard/layouts/dcp/dcp_states.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/tensor/values/shape.h"
+
+namespace reshard {
+namespace {
+
+/// What stands before a parameter's name.
+constexpr std::string_view kBeforeParameter[] = {"state.", "param_groups."};
+/// Behind it stands the name of a state, which may have dots of its own.
+constexpr std::size_t kMostStateParts = 4;
+
+constexpr std::size_t kMostBegins = 8;
+
+/// Where `word` begins in `entry` at the begin of a part, from `from` on; npos if it does not.
+std::size_t find_part(std::string_view entry, std::string_view word, std::size_t from = 0) {
+  for (std::size_t at = entry.find(word, from); at != entry.npos; at = entry.find(word, at + 1))
+    if (at == 0 || entry[at - 1] == '.') return at;
+  return entry.npos;
+}
+
+/// Whether the parts of a path, joined by dots, are the entry's name, as torch makes it.
+bool is_path_of(const DcpPath& path, std::string_view entry) {
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    const auto* const text = std::get_if<std::string>(&path[i]);
+    const std::string part = text != nullptr ? *text : std::to_string(std::get<std::int64_t>(path[i]));
+    if (text == nullptr && std::get<std::int64_t>(path[i]) < 0) return false;
+    if (!entry.starts_with(part)) return false;
+    entry.remove_prefix(part.size());
+    if (i + 1 == path.size()) break;
+    if (!entry.starts_with('.')) return false;
+    entry.remove_prefix(1);
+  }
+  return entry.empty() && !path.empty();
+}
+
+/// The path of an entry with another text for what stands from `begin` to `end`; nothing if that is no part of one part.
+std::optional<DcpPath> replaced(DcpPath path, std::size_t begin, std::size_t end, const std::string& other) {
+  std::size_t at = 0;
+  for (auto& part : path) {
+    auto* const text = std::get_if<std::string>(&part);
+    const std::size_t size = text != nullptr ? text->size() : std::to_string(std::get<std::int64_t>(part)).size();
+    if (text != nullptr && at <= begin && end <= at + size) {
+      text->replace(begin - at, end - begin, other);
+      return path;
+    }
+    at += size + 1;
+  }
+  return std::nullopt;
+}
+
+/// The path of a state in nested dictionaries: ("optim", "state", the parameter's name, "exp_avg").
+DcpPath usual_path(const std::string& before, const std::string& name, const std::string& after) {
+  DcpPath path;
+  for (std::string& part : split(before.substr(0, before.size() - 1), '.')) path.emplace_back(std::move(part));
+  path.emplace_back(name);
+  path.emplace_back(after.substr(1));
+  return path;
+}
+
+bool is_in_group(std::string_view entry) {
+  return find_part(entry, "param_groups.") != entry.npos;
+}
+
+}  // namespace
+
+DcpStateFinder::DcpStateFinder(std::span<const DcpTensor> model, const StateNames& names, std::filesystem::path where)
+    : model_(model), names_(names), where_(std::move(where)) {
+  by_name_.reserve(model.size());
+  for (std::uint32_t t = 0; t < model.size(); ++t)
+    if (!names.names[t].empty())
+      by_name_.emplace(without_wrappers(model[t].name, names).substr(names.prefix.size()), t);
+  const std::string& prefix = names.prefix;
+  constexpr std::size_t kMost = 8;
+  for (std::size_t at = prefix.size(); at-- > 0 && inner_prefixes_.size() < kMost;)
+    if (at == 0 || prefix[at - 1] == '.') inner_prefixes_.push_back(prefix.substr(at));
+}
+
+std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_called(std::string_view name) const {
+  const std::string bare = without_wrappers(name, names_);
+  if (const auto found = by_name_.find(bare); found != by_name_.end()) return Parameter{found->second, {}};
+  for (const std::string& inner : inner_prefixes_) {
+    if (!bare.starts_with(inner)) continue;
+    if (const auto found = by_name_.find(bare.substr(inner.size())); found != by_name_.end())
+      return Parameter{found->second, inner};
+  }
+  return std::nullopt;
+}
+
+std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_in(std::string_view entry) const {
+  for (const std::string_view word : kBeforeParameter) {
+    // A training program may have the same words around the optimizer, and a module inside.
+    std::size_t begins = 0;
+    for (std::size_t at = find_part(entry, word); at != entry.npos && begins < kMostBegins;
+         at = find_part(entry, word, at + 1), ++begins) {
+      const std::size_t begin = at + word.size();
+      std::size_t end = entry.rfind('.');
+      for (std::size_t parts = 0; parts < kMostStateParts && end != entry.npos && end > begin; ++parts) {
+        if (auto found = parameter_called(entry.substr(begin, end - begin))) {
+          found->begin = begin;
+          found->end = end;
+          return found;
+        }
+        end = entry.rfind('.', end - 1);
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+/// In which order the elements of a state are, which are those of its parameter.
+void DcpStateFinder::take_order(DcpState& state, std::uint32_t parameter) const {
+  const DcpTensor& own = model_[parameter];
+  const Family::OtherName* const other = names_.others.empty() ? nullptr : names_.others[parameter];
+  const bool is_stacked = other != nullptr && other->stacked(), is_interleaved = other != nullptr && other->interleaved;
+  const bool is_alike = state.tensor != nullptr && state.tensor->shape == own.shape;
+  if (state.tensor != nullptr && !is_alike) {
+    if (is_moment(state.tensor->name.substr(state.tensor->name.rfind('.') + 1)))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("has the shape {}, but its parameter {} has {}", to_string(state.tensor->shape),
+                              printable(own.name), to_string(own.shape)))
+          .in(where_)
+          .tensor(state.tensor->name)
+          .hint("the model and the optimizer are of two runs, or of an optimizer that this version does not know");
+    if ((is_stacked || is_interleaved) && num_elems(state.tensor->shape) != 1u)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("has the shape {}, and its parameter {} has {}, whose elements are in another order in "
+                              "the model: which of the state's belong to which is not known",
+                              to_string(state.tensor->shape), printable(own.name), to_string(own.shape)))
+          .in(where_)
+          .tensor(state.tensor->name)
+          .hint("without config.json the names and the order stay");
+  }
+  state.stacked = is_stacked && is_alike;
+  state.interleaved = is_interleaved && is_alike;
+  if (is_stacked && !is_alike) state.copies = own.shape.empty() ? 0 : own.shape[0];
+}
+
+std::uint32_t DcpStateFinder::path_number(DcpPath path) {
+  return numbers_.emplace(std::move(path), static_cast<std::uint32_t>(numbers_.size())).first->second;
+}
+
+void DcpStateFinder::name_state(DcpState& state, const DcpPath* path) {
+  const std::string& entry = state.entry();
+  if (path != nullptr && !is_path_of(*path, entry)) path = nullptr;
+  const auto parameter = parameter_in(entry);
+  if (!parameter) {
+    state.name = entry;
+    state.state.path = path_number(path != nullptr ? *path : DcpPath{entry});
+    if (state.tensor == nullptr && lists_parameters(entry)) list_ = entry;
+    if (names_.optimizer.has(entry) && !is_in_group(entry)) strangers_.push_back(entry);
+    return;
+  }
+  const std::string before = entry.substr(0, parameter->begin), after = entry.substr(parameter->end);
+  const std::string& own = names_.names[parameter->tensor];
+  const std::string whole = parameter->inner + own;
+  state.name = before + whole + after;
+  state.state.parameter_begin = static_cast<std::uint16_t>(before.size() + parameter->inner.size());
+  state.state.parameter_size = static_cast<std::uint16_t>(own.size());
+  const std::string marked_name = parameter->inner + kParameterMark;
+  std::optional<DcpPath> own_path;
+  if (path != nullptr) own_path = replaced(*path, parameter->begin, parameter->end, marked_name);
+  state.state.path = path_number(own_path ? std::move(*own_path) : usual_path(before, marked_name, after));
+  const bool has_model_name = entry.compare(before.size(), parameter->end - before.size(), whole) == 0;
+  renames_ = renames_ || !has_model_name;
+  has_own_names_ = has_own_names_ || (has_model_name && is_renamed(parameter->tensor));
+  take_order(state, parameter->tensor);
+}
+
+/// Whether a parameter's name in the model is another than that of its entry, behind the prefix.
+bool DcpStateFinder::is_renamed(std::uint32_t parameter) const {
+  const std::string& entry = model_[parameter].name;
+  return without_wrappers(entry, names_) != entry ||
+         std::string_view(entry).substr(names_.prefix.size()) != names_.names[parameter];
+}
+
+/// Whether names in a list would not be the model's. What no state shows, the names of the model's entries tell.
+bool DcpStateFinder::changes_list() const {
+  if (renames_ || has_own_names_) return renames_;
+  for (std::uint32_t t = 0; t < model_.size(); ++t)
+    if (!names_.names[t].empty() && is_renamed(t)) return true;
+  return false;
+}
+
+void DcpStateFinder::refuse_list(const std::string& entry) const {
+  throw Error(ErrorKind::kUnsupported,
+              names_.program.empty()
+                  ? std::string("lists parameters under names with wrappers, which are taken out of the model's names")
+                  : "lists parameters under their names in " + names_.program + ", which become the model's own")
+      .in(where_)
+      .tensor(entry)
+      .hint(names_.program.empty()
+                ? "save it again with torch.distributed.checkpoint.state_dict, which has no wrappers"
+                : "save it with flatten_optimizer_state_dict=True, or convert it without config.json, "
+                  "so that names stay");
+}
+
+std::vector<DcpState> DcpStateFinder::find(const DcpMetadata& metadata, std::span<const std::string> names) {
+  std::unordered_map<std::string_view, const DcpPath*> paths;
+  paths.reserve(metadata.paths.size());
+  for (const auto& [name, path] : metadata.paths) paths.emplace(name, &path);
+  const auto path_of = [&](const std::string& entry) -> const DcpPath* {
+    const auto found = paths.find(entry);
+    return found == paths.end() ? nullptr : found->second;
+  };
+  std::vector<DcpState> states;
+  for (std::size_t t = 0; t < metadata.tensors.size(); ++t) {
+    if (!names.empty() && !names[t].empty()) continue;
+    DcpState& state = states.emplace_back();
+    state.tensor = &metadata.tensors[t];
+    name_state(state, path_of(state.entry()));
+  }
+  std::unordered_map<std::string_view, std::size_t> objects;  // of several ranks' metadata one may have several
+  for (const DcpBytes& object : metadata.bytes) {
+    const auto [found, is_new] = objects.emplace(object.name, states.size());
+    if (is_new) states.emplace_back();
+    states[found->second].objects.push_back(&object);
+    if (is_new) name_state(states.back(), path_of(object.name));
+  }
+  if (!list_.empty() && changes_list()) refuse_list(list_);
+  return states;
+}
+
+std::vector<DcpPath> DcpStateFinder::take_paths() {
+  std::vector<DcpPath> paths(numbers_.size());
+  for (auto& [path, number] : numbers_) paths[number] = path;
+  numbers_.clear();
+  return paths;
+}
+
+}  // namespace reshard

@@ -1,0 +1,486 @@
+#include "reshard/layouts/dcp/dcp_target.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/dcp/dcp_plan.h"
+#include "reshard/layouts/dcp/dcp_entries.h"
+#include "reshard/layouts/dcp/dcp_groups.h"
+#include "reshard/layouts/map/target_file.h"
+#include "reshard/layouts/names/state_names.h"
+#include "reshard/layouts/names/written_names.h"
+
+namespace reshard {
+namespace {
+
+/// Part `index` of `parts` of a dim: [first, second).
+std::pair<std::uint64_t, std::uint64_t> part_of_dim(std::uint64_t size, std::uint32_t parts, std::uint32_t index) {
+  const std::uint64_t each = (size + parts - 1) / parts;
+  return {std::min(size, each * index), std::min(size, each * (index + std::uint64_t{1}))};
+}
+
+void cut_dim(Box& box, std::size_t dim, std::uint32_t parts, std::uint32_t index) {
+  const auto [begin, end] = part_of_dim(box.size[dim], parts, index);
+  box.begin[dim] += begin;
+  box.size[dim] = end - begin;
+}
+
+/// What a rank writes of an entry. Thousands of ranks have hundreds of thousands of these: all are in one list.
+struct RankChunk {
+  std::uint32_t rank;
+  std::uint32_t number;  // in the order of entries
+  std::uint32_t entry;
+  Box box;
+};
+
+class Cutter {
+ public:
+  Cutter(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model, const DcpCut& cut)
+      : logical_(logical), states_(states), cut_(cut), rank_bytes_(std::size_t{cut.fsdp} * cut.tp) {
+    if (cut.tp > 1 && model == nullptr)
+      throw Error(ErrorKind::kUsage, "`tp`: nothing says which dims of which tensors tensor-parallel ranks split")
+          .hint(
+              "give the model's config.json (`config`), with `family` or `spec`, if its model_type is not known, or "
+              "leave out `tp`: torch loads the checkpoint into any mesh");
+    if (!cut.names.empty() && model == nullptr)
+      throw Error(ErrorKind::kUsage, "`names`: nothing says which tensors of the model have them")
+          .hint(
+              "give the model's config.json (`config`), with `family`, if its model_type is not known, or leave out "
+              "`names`");
+    if (!cut.names.empty()) names_.emplace(*model, cut.names);
+    if (model == nullptr) return;
+    // A family that was changed after the tensors of this checkpoint, or made of them, is none that a reader has.
+    if (model->renamed) builtin_ = builtin_family(model->family->model_type);
+    if (!model->by_config_plan) known_ = {model->renamed ? builtin_.get() : model->family.get(), model->is_part};
+    head_dim_ = model->head_dim;
+    for (const ModelParameter& parameter : model->parameters) parameters_.emplace(parameter.name, &parameter);
+  }
+
+  TensorMap run() {
+    map_.reserve_logical(logical_.size() + (states_ != nullptr ? states_->of.size() : 0));
+    for (const LogicalTensor& tensor : logical_) {
+      const WrittenNames::Place place = place_of(tensor.name);
+      add_entry(tensor, place, path_of(place.entry), tensor_parallel_dim(tensor.name, tensor.shape, place));
+    }
+    const std::size_t of_model = entries_.size();
+    if (states_ != nullptr) {
+      add_states();
+      for (const StateNumber& number : states_->numbers) add_number(number);
+      add_groups();
+    }
+    validate_read_back(of_model);
+    for (std::uint32_t e = 0; e < entries_.size(); ++e) {
+      if (entries_[e].stacked) validate_all_experts(entries_[e]);
+      metadata_.tensors.push_back({entries_[e].name, {}, entries_[e].dtype, entries_[e].shape, {}});
+      const std::size_t before = chunks_.size();
+      add_chunks(e);
+      metadata_.tensors[e].chunks.reserve(chunks_.size() - before);
+      reserve_pieces(map_, entries_[e], chunks_.size() - before);
+    }
+    add_files();
+    set_objects_apart();
+    add_tied();
+    map_.text_files.push_back({kDcpMetadataFile, dcp_metadata_file(metadata_), {}, true});
+    return std::move(map_);
+  }
+
+  /// Whether the model's names will be read with the prefix, since its family is not known.
+  bool keeps_prefix() const { return keeps_prefix_; }
+
+ private:
+  /// Where a parameter is written.
+  WrittenNames::Place place_of(const std::string& parameter) const {
+    WrittenNames::Place place = names_ ? names_->of(parameter) : WrittenNames::Place{parameter};
+    place.entry.insert(0, cut_.prefix);
+    return place;
+  }
+
+  /// \param path  of what is written at `place`.
+  void add_entry(const LogicalTensor& tensor, const WrittenNames::Place& place, DcpPath path,
+                 std::optional<std::size_t> tp_dim) {
+    const auto t = static_cast<std::uint32_t>(map_.logical.size());
+    const bool is_new_tensor = map_.add_logical(tensor, {}) == t;
+    const auto [known, is_new] = entry_of_.emplace(place.entry, static_cast<std::uint32_t>(entries_.size()));
+    const bool is_of_stack = !is_new && place.stacked > 0 && entries_[known->second].stacked;
+    if (!is_new_tensor || (!is_new && !is_of_stack))
+      throw Error(ErrorKind::kUsage,
+                  "the model and the rest of the training run would both have an entry " + printable(place.entry))
+          .tensor(tensor.name)
+          .hint("choose another `prefix`");
+    if (is_of_stack) return add_expert(entries_[known->second], tensor, t, place.index);
+    entries_.push_back(dcp_entry(tensor, t, place, head_dim_));
+    entries_.back().tp_dim = tp_dim;
+    metadata_.paths.emplace_back(place.entry, std::move(path));
+  }
+
+  std::optional<std::size_t> tensor_parallel_dim(const std::string& parameter, const Dims& shape,
+                                                 const WrittenNames::Place& place) const {
+    if (cut_.tp == 1) return std::nullopt;
+    const auto found = parameters_.find(parameter);
+    if (found == parameters_.end()) return std::nullopt;
+    const std::optional<std::uint32_t> dim = found->second->split_dim;
+    const std::size_t before = place.stacked > 0 ? 1 : 0;  // dims that the entry has in front of the tensor's
+    return dim && *dim < shape.size() ? std::optional<std::size_t>(*dim + before) : std::nullopt;
+  }
+
+  /// A state has the name, order and cut of its parameter, where it has the same shape.
+  void add_states() {
+    std::unordered_map<std::string_view, const Dims*> shapes;
+    for (const LogicalTensor& tensor : logical_) shapes.emplace(tensor.name, &tensor.shape);
+    for (std::size_t i = 0; i < states_->of.size(); ++i) {
+      if (states_->of[i].left_out || states_->map.logical[i].filler || is_master(*states_, i)) continue;
+      const LogicalTensor& tensor = states_->map.logical[i];
+      const std::string parameter(states_->parameter(i));
+      WrittenNames::Place place = parameter.empty() || !names_ ? WrittenNames::Place{parameter} : names_->of(parameter);
+      const auto shape = shapes.find(parameter);
+      const bool is_alike =
+          tensor.role == TensorRole::kState && shape != shapes.end() && *shape->second == tensor.shape;
+      if (!is_alike) validate_needs_no_order(tensor, place);
+      const auto tp_dim = is_alike ? tensor_parallel_dim(parameter, tensor.shape, place) : std::nullopt;
+      DcpPath path = nested_or_flat(states_->path_with(i, place.entry));
+      place.entry = states_->name_with(i, place.entry);
+      if (!is_alike) place.interleaved = false;
+      if (!is_alike && place.stacked > 0 && !is_first_of_stack(tensor, place)) continue;
+      if (!is_alike) place.stacked = 0;
+      add_entry(tensor, place, std::move(path), tp_dim);
+    }
+    for (const auto& [entry, stack] : of_stacks_) validate_of_all_experts(entry, stack);
+    if (names_) validate_no_lists();
+  }
+
+  /// What each expert of a stack has, and the stack once, such as the count of steps.
+  struct OfStack {
+    const LogicalTensor* first = nullptr;
+    std::vector<bool> experts;  // that have it
+  };
+
+  /// Notes what `tensor` is of its stack. Those after the first are to be the same.
+  /// \throws Error kUnsupported if it has another dtype or shape than the first.
+  bool is_first_of_stack(const LogicalTensor& tensor, const WrittenNames::Place& place) {
+    OfStack& stack = of_stacks_[place.entry];
+    stack.experts.resize(place.stacked);
+    stack.experts.at(place.index) = true;
+    if (stack.first == nullptr) {
+      stack.first = &tensor;
+      return true;
+    }
+    if (tensor.dtype != stack.first->dtype || tensor.shape != stack.first->shape)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("is {} {}, and {} is {} {}, but {} can have one of them only", name(tensor.dtype),
+                              to_string(tensor.shape), printable(stack.first->name), name(stack.first->dtype),
+                              to_string(stack.first->shape), printable(place.entry)))
+          .tensor(tensor.name)
+          .hint("do without `names`, or without `with-optimizer`");
+    map_.same.emplace_back(tensor.name, stack.first->name);
+    return false;
+  }
+
+  /// \throws Error kUnsupported if some experts have it, and others have not.
+  static void validate_of_all_experts(const std::string& entry, const OfStack& stack) {
+    const auto missing = std::find(stack.experts.begin(), stack.experts.end(), false);
+    if (missing == stack.experts.end()) return;
+    throw Error(ErrorKind::kUnsupported, fmt::format("expert {} of the stack has none, and {} is of all of them",
+                                                     missing - stack.experts.begin(), printable(entry)))
+        .tensor(stack.first->name)
+        .hint("do without `names`, or without `with-optimizer`");
+  }
+
+  /// The step of an optimizer that counts in Python: torch's own have a float32 tensor.
+  void add_number(const StateNumber& number) {
+    const auto* const whole = std::get_if<std::int64_t>(&number.value.value);
+    const auto* const real = std::get_if<double>(&number.value.value);
+    if (whole == nullptr && real == nullptr)
+      throw Error(ErrorKind::kUnsupported, fmt::format("its state {} is {}, which no optimizer of torch has",
+                                                       printable(number.state), to_string(number.value)))
+          .tensor(number.parameter)
+          .hint("do without `with-optimizer`");
+    const float value = whole != nullptr ? static_cast<float>(*whole) : static_cast<float>(*real);
+    if (whole != nullptr && static_cast<double>(value) != static_cast<double>(*whole))
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("its state {} is {}, which float32, the dtype of torch's, has not",
+                              printable(number.state), *whole))
+          .tensor(number.parameter)
+          .hint("do without `with-optimizer`");
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(bits));
+    WrittenNames::Place place = names_ ? names_->of(number.parameter) : WrittenNames::Place{number.parameter};
+    const LogicalTensor tensor{optimizer_state_name(number.parameter, number.state),
+                               DType::kF32,
+                               {},
+                               Filler(bits, Filler::Fill::kConstant),
+                               {},
+                               TensorRole::kState};
+    DcpPath path = nested_or_flat({"optimizer", "state", place.entry, number.state});
+    place.entry = optimizer_state_name(place.entry, number.state);
+    const auto [known, is_new] = numbers_.emplace(place.entry, &number);
+    if (!is_new) return validate_same_number(number, *known->second, place.entry);
+    place.interleaved = false;
+    place.stacked = 0;
+    add_entry(tensor, place, std::move(path), std::nullopt);
+  }
+
+  /// \throws Error kUnsupported if two experts of a stack, which has the number once, have different ones.
+  static void validate_same_number(const StateNumber& number, const StateNumber& first, const std::string& entry) {
+    if (number.value == first.value) return;
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("its state {} is {}, and that of {} is {}, but {} can have one of them only",
+                            printable(number.state), to_string(number.value), printable(first.parameter),
+                            to_string(first.value), printable(entry)))
+        .tensor(number.parameter)
+        .hint("do without `names`, or without `with-optimizer`");
+  }
+
+  /// Of groups that were read as values.
+  void add_groups() {
+    objects_ = dcp_group_objects(
+        states_->groups, [&](const std::string& parameter) { return names_ ? names_->of(parameter).entry : parameter; },
+        names_.has_value());
+  }
+
+  /// Programs with names of their own save optimizers without nesting.
+  DcpPath nested_or_flat(DcpPath path) const {
+    if (!names_ || states_->groups.empty() || path.size() < 3) return path;
+    std::string rest;
+    for (std::size_t i = 1; i < path.size(); ++i)
+      if (const auto* const text = std::get_if<std::string>(&path[i])) rest += (rest.empty() ? "" : ".") + *text;
+    return {path.front(), std::move(rest)};
+  }
+
+  /// \throws Error kUnsupported for a state of several elements whose order is not that of its parameter any more.
+  static void validate_needs_no_order(const LogicalTensor& tensor, const WrittenNames::Place& place) {
+    const bool is_ordered = tensor.role == TensorRole::kState && num_elems(tensor.shape) != 1u;
+    if (!is_ordered || (place.stacked == 0 && !place.interleaved)) return;
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("has another shape than its parameter, which {} in {}: it cannot be {} with it",
+                            place.stacked > 0 ? "is one of a stack of experts" : "has its rows in another order",
+                            printable(place.entry), place.stacked > 0 ? "stacked" : "reordered"))
+        .tensor(tensor.name)
+        .hint("do without `names`, or without `with-optimizer`");
+  }
+
+  /// \throws Error kUnsupported for an object that lists the parameters by other names than they get.
+  void validate_no_lists() const {
+    for (std::size_t i = 0; i < states_->of.size(); ++i) {
+      const LogicalTensor& tensor = states_->map.logical[i];
+      if (tensor.role == TensorRole::kObject && states_->of[i].parameter_size == 0 && lists_parameters(tensor.name))
+        throw Error(ErrorKind::kUnsupported, "lists parameters by their names, which `names` changes")
+            .tensor(tensor.name)
+            .hint("do without `names`, or save it with flatten_optimizer_state_dict=True");
+    }
+  }
+
+  /// Maps the entries' names by the rule of the reader, who knows the model by its config.json.
+  /// \param of_model  how many of the entries are the model's: the first ones.
+  /// \throws Error kUsage if one of these would not get its name back. Names of an unknown family may keep the prefix,
+  /// which may be a part of them.
+  void validate_read_back(std::size_t of_model) {
+    std::vector<std::string> tensors, objects;
+    for (const DcpEntry& entry : entries_) (entry.is_object ? objects : tensors).push_back(entry.name);
+    for (const DcpGroupObject& object : objects_) objects.push_back(object.name);
+    const StateNames found = find_state_names(tensors, known_, objects);
+    const bool is_unknown = !found.fits && !cut_.prefix.empty();
+    for (std::size_t e = 0; e < of_model; ++e)
+      if (is_unknown && found.names[e] == entries_[e].name)
+        keeps_prefix_ = true;
+      else
+        validate_read_back(entries_[e], found.names[e]);
+  }
+
+  /// \param read  the name that a reader gives the entry, with a star for the number of experts in a stack.
+  void validate_read_back(const DcpEntry& entry, const std::string& read) const {
+    const auto first = std::find_if(entry.logical.begin(), entry.logical.end(),
+                                    [&](std::uint32_t index) { return index < map_.logical.size(); });
+    std::string name = read;
+    if (const std::size_t star = name.find('*'); entry.stacked && star != name.npos)
+      name.replace(star, 1, std::to_string(first - entry.logical.begin()));
+    const std::string& expected = map_.logical[*first].name;
+    if (name == expected) return;
+    const std::string given = cut_.prefix.empty() ? "" : "`prefix` " + printable(cut_.prefix) + ": ";
+    throw Error(ErrorKind::kUsage, fmt::format("{}{} would be read {}", given, printable(entry.name),
+                                               name.empty() ? "as an entry beside the model, such as an optimizer's"
+                                                            : fmt::format("under the name {}", printable(name))))
+        .tensor(expected)
+        .hint(cut_.prefix == "model." ? "rename the tensors with `rename`, so that they begin as the model's do"
+              : cut_.prefix.empty()   ? "choose a `prefix`, such as model"
+                                      : "choose another prefix, such as model");
+  }
+
+  void add_chunks(std::uint32_t e) {
+    const DcpEntry& entry = entries_[e];
+    const Box all = whole(entry.shape);
+    const bool is_cut = !entry.is_object && !entry.shape.empty() && volume(all) > 0;
+    const bool cuts_tp = is_cut && entry.tp_dim;
+    const std::size_t tp_dim = entry.tp_dim.value_or(0);
+    for (std::uint32_t i = 0; i < (is_cut ? cut_.fsdp : 1); ++i) {
+      for (std::uint32_t j = 0; j < (cuts_tp ? cut_.tp : 1); ++j) {
+        Box box = all;
+        if (cuts_tp) cut_dim(box, tp_dim, cut_.tp, j);
+        if (is_cut) cut_dim(box, 0, cut_.fsdp, i);
+        if (is_cut && volume(box) == 0) continue;  // of ranks that have none
+        const std::size_t first = is_cut ? std::size_t{i} * cut_.tp : 0;
+        add_chunk(e, std::move(box), cuts_tp ? first + j : least_filled(first, is_cut ? cut_.tp : rank_bytes_.size()));
+      }
+    }
+  }
+
+  /// Of ranks that have the same, the one that has the fewest bytes so far.
+  std::size_t least_filled(std::size_t first, std::size_t count) const {
+    const auto begin = rank_bytes_.begin() + static_cast<std::ptrdiff_t>(first);
+    return static_cast<std::size_t>(std::min_element(begin, begin + static_cast<std::ptrdiff_t>(count)) -
+                                    rank_bytes_.begin());
+  }
+
+  void add_chunk(std::uint32_t e, Box box, std::size_t rank) {
+    rank_bytes_[rank] += num_bytes(entries_[e].dtype, box.size).value_or(0);
+    const auto number = static_cast<std::uint32_t>(chunks_.size());
+    chunks_.push_back({static_cast<std::uint32_t>(rank), number, e, std::move(box)});
+  }
+
+  void add_files() {
+    std::sort(chunks_.begin(), chunks_.end(), [](const RankChunk& a, const RankChunk& b) {
+      return std::tie(a.rank, a.number) < std::tie(b.rank, b.number);
+    });
+    map_.stored.reserve(chunks_.size());
+    for (std::size_t begin = 0; begin < chunks_.size();) {
+      std::size_t end = begin;
+      while (end < chunks_.size() && chunks_[end].rank == chunks_[begin].rank) ++end;
+      add_file(std::span(chunks_).subspan(begin, end - begin));
+      begin = end;
+    }
+    std::vector<RankChunk>().swap(chunks_);  // before there is a text of them all
+  }
+
+  /// The file of a rank.
+  void add_file(std::span<RankChunk> chunks) {
+    TargetContainer container;
+    container.format = Format::kPytorch;
+    container.as_items = true;
+    container.path = fmt::format("__{}_0.distcp", chunks.front().rank);
+    container.tp_rank = chunks.front().rank;
+    if (metadata_.files.empty())
+      for (DcpGroupObject& object : objects_) {
+        map_.made_objects.emplace_back(std::move(object.own_name), object.bytes);
+        container.objects.push_back(std::move(object.bytes));
+      }
+    std::vector<TensorEntry> items;
+    items.reserve(chunks.size());
+    container.tensors.reserve(chunks.size());
+    for (const RankChunk& chunk : chunks) {
+      const StoredTensor& tensor = container.tensors.emplace_back(stored_part(entries_[chunk.entry], chunk.box));
+      items.push_back({tensor.name, tensor.dtype, tensor.file_shape()});
+      items.back().is_object = tensor.is_object;
+    }
+    const std::vector<DcpPlace> places = plan_dcp_items(std::move(items), {}, container.objects).places;
+    const auto file_index = static_cast<std::uint32_t>(metadata_.files.size());
+    metadata_.files.push_back(container.path.string());
+    add_group_places(std::span(places).subspan(chunks.size()), file_index);
+    const std::vector<std::uint32_t> stored = add_target_container(map_, std::move(container));
+    for (std::size_t i = 0; i < stored.size(); ++i) {
+      RankChunk& chunk = chunks[i];
+      add_part_pieces(map_, entries_[chunk.entry], chunk.box, stored[i]);
+      DcpPlace place = places[i];
+      place.file = file_index;
+      metadata_.tensors[chunk.entry].chunks.push_back({std::move(chunk.box), place});
+    }
+  }
+
+  /// Where the groups' objects lie, which are behind the tensors of the first file.
+  void add_group_places(std::span<const DcpPlace> places, std::uint32_t file_index) {
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      DcpPlace place = places[i];
+      place.file = file_index;
+      group_bytes_.push_back({objects_[i].name, place});
+      metadata_.paths.emplace_back(std::move(objects_[i].name), std::move(objects_[i].path));
+    }
+  }
+
+  /// In the metadata, objects are entries of their own.
+  void set_objects_apart() {
+    if (states_ == nullptr) return;
+    std::vector<DcpTensor> tensors;
+    for (std::size_t t = 0; t < metadata_.tensors.size(); ++t) {
+      DcpTensor& tensor = metadata_.tensors[t];
+      if (entries_[t].is_object)
+        metadata_.bytes.push_back({std::move(tensor.name), tensor.chunks.front().place});
+      else
+        tensors.push_back(std::move(tensor));
+    }
+    metadata_.tensors = std::move(tensors);
+    for (DcpBytes& object : group_bytes_) metadata_.bytes.push_back(std::move(object));
+  }
+
+  /// A model in training has both names of a tied parameter, and torch wants both: the second is another name for the
+  /// same items.
+  void add_tied() {
+    std::unordered_set<std::string_view> held;
+    for (const LogicalTensor& tensor : logical_) held.insert(tensor.name);
+    std::vector<std::pair<std::string, std::string>> tied;
+    for (const auto& [name, parameter] : parameters_)
+      if (!parameter->tied_to.empty() && held.count(name) == 0 && held.count(parameter->tied_to) > 0)
+        tied.emplace_back(name, parameter->tied_to);
+    std::sort(tied.begin(), tied.end());
+    for (const auto& [name, to] : tied) {
+      DcpTensor tensor = metadata_.tensors[entry_of_.at(place_of(to).entry)];
+      tensor.name = place_of(name).entry;
+      metadata_.paths.emplace_back(tensor.name, path_of(tensor.name));
+      metadata_.tensors.push_back(std::move(tensor));
+    }
+  }
+
+  /// A dictionary for each part of the prefix, and in the last one the names of the model.
+  DcpPath path_of(const std::string& name) const {
+    DcpPath path;
+    if (!cut_.prefix.empty())
+      for (std::string& part : split(cut_.prefix.substr(0, cut_.prefix.size() - 1), '.'))
+        path.emplace_back(std::move(part));
+    path.emplace_back(name.substr(cut_.prefix.size()));
+    return path;
+  }
+
+  std::span<const LogicalTensor> logical_;
+  const TrainingStates* states_;  // or null
+  const DcpCut& cut_;
+  std::optional<WrittenNames> names_;  // of another program
+  bool keeps_prefix_ = false;          // when the checkpoint is read
+  std::shared_ptr<const Family> builtin_;
+  KnownModel known_{nullptr};  // as a reader of the checkpoint knows it
+  std::uint64_t head_dim_ = 0;
+  std::unordered_map<std::string_view, const ModelParameter*> parameters_;
+  std::vector<DcpEntry> entries_;
+  std::map<std::string, OfStack> of_stacks_;                 // by entry
+  std::unordered_map<std::string, std::uint32_t> entry_of_;  // index into entries_, by name
+  std::map<std::string, const StateNumber*> numbers_;        // by entry; of a stack, that of the first expert
+  std::vector<DcpGroupObject> objects_;
+  std::vector<DcpBytes> group_bytes_;  // where these lie
+  std::vector<std::uint64_t> rank_bytes_;
+  std::vector<RankChunk> chunks_;
+  TensorMap map_;
+  DcpMetadata metadata_;
+};
+
+}  // namespace
+
+TensorMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
+                         const DcpCut& cut, std::vector<std::string>* notes) {
+  Cutter cutter(logical, states, model, cut);
+  TensorMap map = cutter.run();
+  if (notes != nullptr && cutter.keeps_prefix())
+    notes->push_back(
+        fmt::format("the family of the model is not known, so that nothing tells `prefix` {} from its names: "
+                    "they keep it when the checkpoint is read",
+                    printable(cut.prefix)));
+  return map;
+}
+
+}  // namespace reshard

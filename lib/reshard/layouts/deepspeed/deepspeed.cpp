@@ -1,0 +1,245 @@
+// What DeepSpeed's ZeRO saves while it trains: a tag folder global_stepN with the module's state and the optimizer's
+// partitions, and universal checkpoints. Read only; which elements lie where is in zero_checkpoint.h.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/io/files.h"
+#include "reshard/io/text_file.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/core/trained_model.h"
+#include "reshard/layouts/core/weights_option.h"
+#include "reshard/layouts/deepspeed/zero_checkpoint.h"
+#include "reshard/layouts/deepspeed/zero_folder.h"
+#include "reshard/layouts/map/flat_range.h"
+#include "reshard/layouts/map/whole_map.h"
+#include "reshard/specs/config/model_config.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr LayoutTraits kDeepspeedTraits{
+    .name = "deepspeed",
+    .reported_as = "deepspeed",
+    .meaning = "DeepSpeed's ZeRO 1, 2 and 3 while it trains, and universal checkpoints",
+    .folder = "",
+    .formats = {},
+    .has_ranks = true,
+    .needs_no_mesh = true};
+constexpr std::uint64_t kMaxLatestBytes = 4096;
+constexpr std::string_view kStepFolder = "global_step";  // what DeepSpeed calls tags unless it is told another name
+
+/// The folder that the text file `name` in `directory` names; nothing where it does not say one.
+std::optional<fs::path> named_folder(Files& files, const fs::path& directory, const char* name) {
+  if (!files.is_file(directory / name)) return std::nullopt;
+  try {
+    std::string text = read_text_file(files, directory / name, kMaxLatestBytes);
+    while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ')) text.pop_back();
+    if (text.empty() || text == "." || text == ".." || text.find('/') != text.npos || has_control(text))
+      return std::nullopt;
+    return directory / text;
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo) throw;
+    return std::nullopt;  // whoever reads the file says why
+  }
+}
+
+/// The directory that a tag folder is in, if that is a checkpoint's: else config.json may be anywhere near the folder.
+fs::path directory_of(Files& files, const fs::path& folder) {
+  const fs::path trained = trained_directory(files, folder);
+  const fs::path above = directory_above(files, folder);
+  const bool is_run = files.exists(above / kZeroLatestFile) || files.exists(above / kUniversalLatestFile);
+  return trained == folder && is_run && !files.exists(folder / kConfigFile) ? above : trained;
+}
+
+/// Makes the tensor map.
+class ZeroMapper {
+ public:
+  /// \param shared  parameters that are others under a second name: left out.
+  ZeroMapper(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& shared) : zero_(zero) {
+    for (const TiedParameter& one : shared) shared_.emplace(one.name, one.source);
+  }
+
+  TensorMap map(std::vector<std::string>& notes) && {
+    for (const ContainerFile& file : zero_.files) {
+      map_.files.push_back({file.path, file.size_bytes});
+      map_.files.back().stamp = file.stamp;
+    }
+    map_.reserve_logical(zero_.tensors.size());
+    for (const ZeroTensor& tensor : zero_.tensors) {
+      const auto shared = shared_.find(tensor.name);
+      if (shared == shared_.end())
+        add(tensor);
+      else
+        notes.push_back(fmt::format("{} is {} under a second name, and left out, as Hugging Face's files have it once",
+                                    printable(shared->first), printable(shared->second)));
+    }
+    return std::move(map_);
+  }
+
+ private:
+  void add(const ZeroTensor& tensor) {
+    LogicalTensor logical{tensor.name, tensor.dtype, tensor.shape, {}, tensor.model_dtype};
+    const std::uint32_t index = map_.add_logical(logical, zero_.files.front().path);
+    if (num_elems(tensor.shape) == 0u) return add_box(index, tensor, {}, whole(tensor.shape));
+    for (const FlatRun& run : tensor.runs) {
+      std::uint64_t offset_bytes = run.offset_bytes;
+      for (const Box& box : boxes_of_range(tensor.shape, run.begin, run.count)) {
+        add_box(index, tensor, {run.file, offset_bytes}, box);
+        offset_bytes += map_.stored.back().size_bytes;
+      }
+    }
+  }
+
+  void add_box(std::uint32_t index, const ZeroTensor& tensor, const FlatRun& place, const Box& box) {
+    StoredTensor stored{tensor.entry, tensor.dtype, box.size};
+    stored.file = place.file;
+    stored.offset_bytes = place.offset_bytes;
+    stored.size_bytes = num_bytes(tensor.dtype, box.size).value_or(0);
+    const std::uint32_t number = map_.add_stored(std::move(stored));
+    if (!tensor.strides.empty()) map_.strides.emplace(number, tensor.strides);
+    map_.pieces[index].push_back({number, box, Dims(box.size.size(), 0)});
+  }
+
+  const ZeroCheckpoint& zero_;
+  TensorMap map_;
+  std::unordered_map<std::string, std::string> shared_;  // by name, with the other one
+};
+
+/// The parameters that may be tied and that the trainer, too, has as one tensor: there is nothing to compare.
+std::vector<TiedParameter> shared_in(const ZeroCheckpoint& zero, const std::optional<Model>& model) {
+  std::vector<TiedParameter> shared = tied_parameters(model);
+  std::erase_if(shared, [&](const TiedParameter& one) {
+    return std::none_of(zero.tensors.begin(), zero.tensors.end(), [&](const ZeroTensor& tensor) {
+      return (tensor.name == one.name && tensor.shared_with == one.source) ||
+             (tensor.name == one.source && tensor.shared_with == one.name);
+    });
+  });
+  return shared;
+}
+
+/// The tensors as one container, in the dtypes that the model has them in.
+Container container_of(const ZeroCheckpoint& zero) {
+  Container container;
+  for (const ZeroTensor& tensor : zero.tensors)
+    container.tensors.push_back({tensor.name, tensor.model_dtype.value_or(tensor.dtype), tensor.shape});
+  return container;
+}
+
+void note_left_out(const ZeroCheckpoint& zero, std::vector<std::string>& notes) {
+  const auto note = [&](const TensorCount& count, const char* what) {
+    if (count.tensors == 0) return;
+    notes.push_back(fmt::format("{} tensor{} of {} ({}) {} left out", count.tensors, count.tensors == 1 ? "" : "s",
+                                what, format_bytes(count.bytes), count.tensors == 1 ? "is" : "are"));
+  };
+  note(zero.unread_masters, "the optimizer's master weights");
+  note(zero.state, "the optimizer's state");
+}
+
+/// What `latest` names is read, though there are others.
+void note_choice(Files& files, const FoundLayout& found, std::vector<std::string>& notes) {
+  if (files.is_same(found.path, found.directory)) return;
+  for (const char* latest : {kZeroLatestFile, kUniversalLatestFile}) {
+    const auto folder = named_folder(files, found.directory, latest);
+    if (!folder || !files.is_same(*folder, found.path)) continue;
+    notes.push_back(fmt::format("{}: {} is taken, which the file \"{}\" names; `tag` takes another",
+                                found.directory.string(), printable(found.path.filename().string()), latest));
+    return;
+  }
+}
+
+/// Gives the tensors the model's names, and takes out those that are not the model's.
+void rename(ZeroCheckpoint& zero, const std::vector<std::string>& names) {
+  std::unordered_map<std::string, std::string> new_names;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    ZeroTensor& tensor = zero.tensors[i];
+    new_names.emplace(tensor.name, names[i]);
+    tensor.entry = std::exchange(tensor.name, names[i]);
+  }
+  for (ZeroTensor& tensor : zero.tensors)
+    if (!tensor.shared_with.empty()) tensor.shared_with = new_names.at(tensor.shared_with);
+  std::erase_if(zero.tensors, [](const ZeroTensor& tensor) { return tensor.name.empty(); });
+}
+
+class DeepSpeedLayout final : public Layout {
+ public:
+  const LayoutTraits& traits() const override { return kDeepspeedTraits; }
+  std::vector<const LayoutOption*> options() const override { return {&kWeights}; }
+
+  std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
+    if (is_zero_folder(files, path)) return {{this, path, directory_of(files, path)}};
+    for (const char* latest : {kZeroLatestFile, kUniversalLatestFile}) {
+      const auto folder = named_folder(files, path, latest);
+      if (folder && is_zero_folder(files, *folder)) return {{this, *folder, directory_of(files, *folder)}};
+      const bool is_zeros = folder && (files.exists(path / kZeroScript) || latest == kUniversalLatestFile ||
+                                       folder->filename().string().starts_with(kStepFolder));
+      if (is_zeros) return {{this, *folder, path, true}};
+    }
+    return {};
+  }
+
+  Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override;
+
+  TargetPlan plan(const TargetRequest& request, const TargetContext&) const override {
+    validate_request(request);  // which is refused: the layout is only read
+    return {};
+  }
+
+  bool owns(Files&, const fs::path&, const std::string& name) const override {
+    return name == kZeroScript || name == kUniversalLatestFile || zero_file_name(name).has_value();
+  }
+};
+
+Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const ReadContext& context) const {
+  if (!files.is_directory(found.path))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("names {}, which is not there", printable(found.path.filename().string())))
+        .in(found.directory /
+            (files.exists(found.directory / kZeroLatestFile) ? kZeroLatestFile : kUniversalLatestFile))
+        .hint("copy that folder here, or choose another with `tag`");
+  Checkpoint checkpoint;
+  checkpoint.layout = this;
+  checkpoint.format = Format::kPytorch;
+  checkpoint.path = found.path;
+  checkpoint.directory = found.directory;
+  find_config(files, checkpoint, context.config);
+  const bool master = wants_master_weights(context.options);
+  ZeroCheckpoint zero = read_zero_checkpoint(files, found.path, master ? ZeroWeights::kMaster : ZeroWeights::kModel);
+  std::vector<StateEntry> entries;
+  for (const ZeroTensor& tensor : zero.tensors)
+    entries.push_back({tensor.name, num_bytes(tensor.dtype, tensor.shape).value_or(0), tensor.dtype});
+  BesideModel& beside = checkpoint.beside_model.emplace();
+  const LanguageModel described = trained_language_model(files, checkpoint, context);
+  rename(zero, own_names_in_model(entries, {described.family.get(), described.is_part}, found.path, beside,
+                                  checkpoint.notes));
+  read_trained_model(files, checkpoint, context, container_of(zero), [&](const std::optional<Model>& model) {
+    note_choice(files, found, checkpoint.notes);
+    return ZeroMapper(zero, shared_in(zero, model)).map(checkpoint.notes);
+  });
+  note_left_out(zero, checkpoint.notes);
+  for (const TensorCount& count : {zero.unread_masters, zero.state}) {
+    beside.optimizer.tensors += count.tensors;
+    beside.optimizer.bytes += count.bytes;
+  }
+  checkpoint.file_metadata = {{"zero_stage", zero.is_universal ? "universal" : std::to_string(zero.stage)},
+                              {"zero_ranks", std::to_string(zero.ranks)}};
+  return checkpoint;
+}
+
+}  // namespace
+
+const Layout& deepspeed_layout() {
+  static const DeepSpeedLayout kLayout;
+  return kLayout;
+}
+
+}  // namespace reshard

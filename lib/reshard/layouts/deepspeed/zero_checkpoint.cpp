@@ -1,0 +1,295 @@
+#include "reshard/layouts/deepspeed/zero_checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/deepspeed/zero_folder.h"
+#include "reshard/layouts/deepspeed/zero_partitions.h"
+#include "reshard/layouts/deepspeed/zero_universal.h"
+#include "reshard/tensor/cast/cast.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kMixedFiles = "files of two checkpoints are mixed, or some are missing";
+
+Error bad(const fs::path& file, std::string message) {
+  return Error(ErrorKind::kBadInput, std::move(message)).in(file);
+}
+
+/// Of stage 3 the state of the module is in a file per rank, all of which say the same but for fragments.
+void validate_same(const ZeroModelStates& first, const ZeroModelStates& other) {
+  const auto refuse = [&](const char* key) {
+    throw bad(other.file.path,
+              fmt::format("its \"{}\" differs from that of {}", key, first.file.path.filename().string()))
+        .hint(kMixedFiles);
+  };
+  if (other.groups != first.groups) refuse("param_shapes");
+  if (other.frozen != first.frozen) refuse("frozen_param_shapes");
+}
+
+/// Puts a checkpoint together from the files of a tag folder.
+class Builder {
+ public:
+  Builder(Files& files, const fs::path& folder, ZeroWeights weights)
+      : files_(files), folder_(list_zero_folder(files, folder)), weights_(weights) {}
+
+  ZeroCheckpoint build() && {
+    read_model_states();
+    read_masters();
+    take_module();
+    take_others();
+    take_shared();
+    return std::move(result_);
+  }
+
+ private:
+  void read_model_states();
+  void read_masters();
+  void take_module();
+  void take_others();
+  void take_shared();
+
+  std::uint32_t add_file(const ContainerFile& file) {
+    result_.files.push_back(file);
+    return static_cast<std::uint32_t>(result_.files.size() - 1);
+  }
+  ZeroTensor& add(ZeroTensor tensor) {
+    by_name_.emplace(tensor.name, result_.tensors.size());
+    result_.tensors.push_back(std::move(tensor));
+    return result_.tensors.back();
+  }
+  /// A tensor that lies whole in a file.
+  static ZeroTensor whole_tensor(const TensorEntry& entry, std::uint32_t file) {
+    return {
+        entry.name,    entry.dtype, entry.shape, {{file, entry.offset_bytes, 0, num_elems(entry.shape).value_or(0)}},
+        entry.strides, {},          {}};
+  }
+  bool takes_masters() const { return weights_ == ZeroWeights::kMaster || !module_is_whole_; }
+  ZeroTensor trained(const ZeroParameter& parameter, std::optional<DType> model_dtype);
+  ZeroTensor frozen(const ZeroParameter& parameter) const;
+  void validate_shape(const TensorEntry& entry, const ZeroParameter& parameter, const char* key) const;
+
+  Files& files_;
+  ZeroFolder folder_;
+  ZeroWeights weights_;
+  ZeroCheckpoint result_;
+  std::vector<ZeroModelStates> models_;  // one, or of stage 3 one a rank; of those after the first, fragments alone
+  std::uint32_t first_model_file_ = 0;
+  bool module_is_whole_ = true;
+  ZeroMasters masters_;
+  std::unordered_map<std::string, const ZeroParameter*> trained_, frozen_;
+  std::unordered_set<std::string> shared_;
+  std::vector<std::unordered_map<std::string, const TensorEntry*>> fragments_;  // of each of models_
+  std::unordered_map<std::string, std::size_t> by_name_;
+};
+
+void Builder::read_model_states() {
+  std::vector<fs::path> paths;
+  if (folder_.model_states) paths.push_back(*folder_.model_states);
+  for (const auto& [rank, path] : folder_.ranks_model_states) paths.push_back(path);
+  first_model_file_ = static_cast<std::uint32_t>(result_.files.size());
+  for (const fs::path& path : paths) {
+    ZeroModelStates states = read_zero_model_states(files_, path);
+    if (states.model_parallel_size > 1)
+      throw Error(
+          ErrorKind::kUnsupported,
+          fmt::format("belongs to one of {} model-parallel ranks; only checkpoints without model parallelism are "
+                      "read",
+                      states.model_parallel_size))
+          .in(path)
+          .hint("load it in the training code, and save the whole weights there");
+    add_file(states.file);
+    if (!models_.empty()) {
+      validate_same(models_.front(), states);
+      states.groups.clear();
+      states.frozen.clear();
+      states.module.clear();
+    }
+    models_.push_back(std::move(states));
+  }
+  module_is_whole_ = folder_.model_states.has_value() && !models_.front().module.empty();
+  const ZeroModelStates& first = models_.front();
+  for (const auto& group : first.groups)
+    for (const ZeroParameter& parameter : group) trained_.emplace(parameter.name, &parameter);
+  for (const ZeroParameter& parameter : first.frozen) frozen_.emplace(parameter.name, &parameter);
+  for (const auto& [name, target] : first.shared) {
+    shared_.insert(name);
+    if (trained_.count(name) || frozen_.count(name))
+      throw bad(first.file.path, "is in \"shared_params\" and has weights of its own").tensor(name);
+  }
+  for (const ZeroModelStates& states : models_) {
+    auto& held = fragments_.emplace_back();
+    for (const TensorEntry& entry : states.frozen_fragments) held.emplace(entry.name, &entry);
+  }
+}
+
+void Builder::read_masters() {
+  const fs::path& shapes_file = models_.front().file.path;
+  result_.is_universal = folder_.is_universal;
+  if (folder_.is_universal) {
+    UniversalMasters universal = read_universal_masters(files_, folder_.path, models_.front(), takes_masters(),
+                                                        static_cast<std::uint32_t>(result_.files.size()));
+    for (const ContainerFile& file : universal.files) add_file(file);
+    masters_ = std::move(universal.masters);
+    result_.state = universal.state;
+    result_.unread_masters = universal.unread;
+    return;
+  }
+  if (folder_.optim_states.empty()) {
+    if (takes_masters())
+      throw bad(folder_.path, "holds no *_optim_states.pt, which have the master weights")
+          .hint(module_is_whole_ ? "leave out `weights` to have the weights that the model runs with"
+                                 : "copy the files of all ranks here");
+    return;
+  }
+  std::vector<ZeroOptimStates> states;
+  for (const auto& [rank, path] : folder_.optim_states) states.push_back(read_zero_optim_states(files_, path));
+  result_.stage = states.front().stage;
+  result_.ranks = static_cast<std::uint32_t>(states.size());
+  const ZeroRanks ranks{states, static_cast<std::uint32_t>(result_.files.size())};
+  if (result_.stage == 3 && folder_.model_states)
+    throw bad(states.front().file.path,
+              fmt::format("is of ZeRO 3, but {} is of ZeRO 1 or 2", folder_.model_states->filename().string()))
+        .hint(kMixedFiles);
+  if (result_.stage == 3 && models_.size() != states.size())
+    throw bad(folder_.path, fmt::format("holds *_optim_states.pt of {} ranks, but *_model_states.pt of {}",
+                                        states.size(), models_.size()))
+        .hint("copy the files of all ranks here");
+  masters_ = place_masters(ranks, models_.front().groups, shapes_file);
+  for (const ZeroOptimStates& rank : states) {
+    result_.state.tensors += rank.state.tensors;
+    result_.state.bytes += rank.state.bytes;
+    if (takes_masters()) {
+      add_file(rank.file);
+      continue;
+    }
+    result_.unread_masters.tensors += rank.masters.size();
+    for (const TensorEntry& master : rank.masters) result_.unread_masters.bytes += master.size_bytes;
+  }
+}
+
+void Builder::validate_shape(const TensorEntry& entry, const ZeroParameter& parameter, const char* key) const {
+  if (entry.shape == parameter.shape) return;
+  throw bad(models_.front().file.path, fmt::format("has the shape {} in \"module\", but {} in \"{}\"",
+                                                   to_string(entry.shape), to_string(parameter.shape), key))
+      .tensor(entry.name);
+}
+
+ZeroTensor Builder::trained(const ZeroParameter& parameter, std::optional<DType> model_dtype) {
+  ZeroTensor tensor{
+      parameter.name, masters_.dtype, parameter.shape, std::move(masters_.runs[parameter.name]), {}, {}, {}};
+  const bool other = model_dtype && *model_dtype != tensor.dtype && can_cast(tensor.dtype, *model_dtype);
+  if (weights_ == ZeroWeights::kModel && other) tensor.model_dtype = model_dtype;
+  return tensor;
+}
+
+/// Whole in the one file, or of stage 3 in equal parts, the last of which are padded.
+ZeroTensor Builder::frozen(const ZeroParameter& parameter) const {
+  const std::uint64_t elems = *num_elems(parameter.shape);
+  const bool split = !folder_.model_states;
+  const std::uint64_t each = split ? elems_per_rank(elems, models_.size()) : elems;
+  ZeroTensor tensor{parameter.name, DType::kF32, parameter.shape, {}, {}, {}, {}};
+  for (std::size_t rank = 0; rank < models_.size(); ++rank) {
+    const ZeroModelStates& states = models_[rank];
+    const auto found = fragments_[rank].find(parameter.name);
+    if (found == fragments_[rank].end())
+      throw bad(states.file.path, "is in \"frozen_param_shapes\", but not in \"frozen_param_fragments\"")
+          .tensor(parameter.name)
+          .hint("the checkpoint was saved without frozen parameters: they are those of the model it was trained from");
+    const TensorEntry& entry = *found->second;
+    if (rank == 0) tensor.dtype = entry.dtype;
+    const Dims expected = split ? Dims{each} : parameter.shape;
+    if (entry.shape != expected || (split && !entry.strides.empty()) || entry.dtype != tensor.dtype)
+      throw bad(states.file.path,
+                fmt::format("is {} {} in \"frozen_param_fragments\", but should be {} {}", name(entry.dtype),
+                            to_string(entry.shape), name(tensor.dtype), to_string(expected)))
+          .tensor(parameter.name)
+          .hint(kMixedFiles);
+    const std::uint64_t begin = std::min(rank * each, elems), end = std::min(begin + each, elems);
+    if (begin < end)
+      tensor.runs.push_back(
+          {first_model_file_ + static_cast<std::uint32_t>(rank), entry.offset_bytes, begin, end - begin});
+    if (!split) tensor.strides = entry.strides;
+  }
+  return tensor;
+}
+
+/// The tensors of the state dict, in its order.
+void Builder::take_module() {
+  const ZeroModelStates& first = models_.front();
+  std::unordered_set<std::string_view> buffers(first.buffer_names.begin(), first.buffer_names.end());
+  for (const TensorEntry& entry : first.module) {
+    const auto in_trained = trained_.find(entry.name);
+    const auto in_frozen = frozen_.find(entry.name);
+    if (module_is_whole_) {
+      if (in_trained != trained_.end()) validate_shape(entry, *in_trained->second, "param_shapes");
+      if (in_frozen != frozen_.end()) validate_shape(entry, *in_frozen->second, "frozen_param_shapes");
+    }
+    if (in_trained != trained_.end() && takes_masters()) {
+      add(trained(*in_trained->second, entry.dtype));
+    } else if (in_frozen != frozen_.end() && !module_is_whole_) {
+      add(frozen(*in_frozen->second));
+    } else if (!shared_.count(entry.name) || !takes_masters()) {
+      if (!module_is_whole_ && !buffers.count(entry.name))
+        throw bad(first.file.path,
+                  "is in \"module\", but nothing says where its values are: it is neither a buffer nor "
+                  "in \"param_shapes\", \"frozen_param_shapes\" or \"shared_params\"")
+            .tensor(entry.name);
+      add(whole_tensor(entry, first_model_file_));
+    }
+  }
+}
+
+/// What the state dict does not name.
+void Builder::take_others() {
+  const ZeroModelStates& first = models_.front();
+  for (const auto& group : first.groups)
+    for (const ZeroParameter& parameter : group) {
+      if (by_name_.count(parameter.name)) continue;
+      if (!takes_masters())
+        throw bad(first.file.path, "is in \"param_shapes\", but not in \"module\"").tensor(parameter.name);
+      add(trained(parameter, {}));
+    }
+  for (const ZeroParameter& parameter : first.frozen) {
+    if (by_name_.count(parameter.name)) continue;
+    const bool saved = fragments_.front().count(parameter.name) != 0;
+    if (saved || !module_is_whole_) add(frozen(parameter));
+  }
+}
+
+/// Second names of one tensor.
+void Builder::take_shared() {
+  const ZeroModelStates& first = models_.front();
+  for (const auto& [name, target] : first.shared) {
+    const auto source = by_name_.find(target);
+    if (source == by_name_.end())
+      throw bad(first.file.path,
+                fmt::format("\"shared_params\" says that it is {}, which has no weights", printable(target)))
+          .tensor(name);
+    if (const auto own = by_name_.find(name); own != by_name_.end()) {
+      result_.tensors[own->second].shared_with = target;
+      continue;
+    }
+    ZeroTensor copy = result_.tensors[source->second];
+    copy.name = name;
+    copy.shared_with = target;
+    add(std::move(copy));
+  }
+}
+
+}  // namespace
+
+ZeroCheckpoint read_zero_checkpoint(Files& files, const fs::path& folder, ZeroWeights weights) {
+  return Builder(files, folder, weights).build();
+}
+
+}  // namespace reshard

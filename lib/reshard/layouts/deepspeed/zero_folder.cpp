@@ -1,0 +1,124 @@
+#include "reshard/layouts/deepspeed/zero_folder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kModelEnding = "_model_states.pt";
+constexpr std::string_view kOptimEnding = "_optim_states.pt";
+constexpr std::uint64_t kMaxRank = 1 << 20;
+
+/// Takes `word` and the number after it from the front of `text`.
+std::optional<std::uint32_t> take_number(std::string_view& text, std::string_view word) {
+  if (!text.starts_with(word)) return std::nullopt;
+  std::string_view rest = text.substr(word.size());
+  const std::size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
+  const auto number = parse_unsigned(rest.substr(0, digits), kMaxRank);
+  if (!number) return std::nullopt;
+  text = rest.substr(digits);
+  return static_cast<std::uint32_t>(*number);
+}
+
+Error parts_of_model(const fs::path& path, const char* what) {
+  return Error(ErrorKind::kUnsupported, fmt::format("is of a model that is split over {}, which is not read", what))
+      .in(path)
+      .hint("load it in the training code, and save the whole weights there");
+}
+
+void add(std::map<std::uint32_t, fs::path>& ranks, std::uint32_t rank, const fs::path& path) {
+  const auto [found, is_new] = ranks.emplace(rank, path);
+  if (!is_new)
+    throw Error(ErrorKind::kBadInput, fmt::format("is of rank {}, as {} is", rank, found->second.filename().string()))
+        .in(path)
+        .hint("files of two checkpoints are mixed in one folder");
+}
+
+/// Ranks are counted from 0.
+void validate_row(const fs::path& folder, const std::map<std::uint32_t, fs::path>& ranks, const char* what) {
+  std::uint32_t expected = 0;
+  for (const auto& [rank, path] : ranks) {
+    if (rank != expected)
+      throw Error(ErrorKind::kBadInput, fmt::format("holds {} of rank {}, but none of rank {}", what, rank, expected))
+          .in(folder)
+          .hint("copy the files of all ranks here");
+    ++expected;
+  }
+}
+
+}  // namespace
+
+std::optional<ZeroFileName> zero_file_name(std::string_view name) {
+  using Kind = ZeroFileName::Kind;
+  const bool model = name.ends_with(kModelEnding), optim = name.ends_with(kOptimEnding);
+  if (!model && !optim) {
+    if (name.starts_with("layer_") && name.ends_with("-model_states.pt")) return ZeroFileName{Kind::kPartOfModel, {}};
+    return std::nullopt;
+  }
+  std::string_view rest = name.substr(0, name.size() - kModelEnding.size());  // both are of one length
+  if (rest.starts_with("layer_") || rest.starts_with("expp_rank_")) return ZeroFileName{Kind::kPartOfModel, {}};
+  ZeroFileName found{model ? Kind::kModelStates : Kind::kOptimStates, {}};
+  for (const std::string_view prefix : {"bf16_", "fp16_"})
+    if (optim && rest.starts_with(prefix)) rest.remove_prefix(prefix.size());
+  if (rest.starts_with("zero_")) {
+    found.dp_rank = take_number(rest, "zero_pp_rank_");
+    if (!found.dp_rank || !rest.starts_with('_')) return std::nullopt;
+    rest.remove_prefix(1);
+  }
+  const auto mp_rank = take_number(rest, "mp_rank_");
+  if (!mp_rank || !rest.empty() || (optim && !found.dp_rank)) return std::nullopt;
+  found.mp_rank = *mp_rank;
+  return found;
+}
+
+bool is_zero_folder(Files& files, const fs::path& folder) {
+  if (!files.is_directory(folder)) return false;
+  const std::vector<DirectoryEntry> entries = files.list(folder);
+  return std::any_of(entries.begin(), entries.end(), [&](const DirectoryEntry& entry) {
+    return entry.kind != FileKind::kDirectory && zero_file_name(entry.name).has_value();
+  });
+}
+
+ZeroFolder list_zero_folder(Files& files, const fs::path& folder) {
+  using Kind = ZeroFileName::Kind;
+  ZeroFolder found;
+  found.path = folder;
+  found.is_universal = files.is_directory(folder / kUniversalFolder);
+  for (const DirectoryEntry& entry : files.list(folder)) {
+    const auto name = zero_file_name(entry.name);
+    if (!name || entry.kind == FileKind::kDirectory) continue;
+    const fs::path path = folder / entry.name;
+    if (name->kind == Kind::kPartOfModel) throw parts_of_model(path, "pipeline stages or experts");
+    if (name->mp_rank != 0) throw parts_of_model(path, "model-parallel ranks");
+    if (name->kind == Kind::kOptimStates)
+      add(found.optim_states, *name->dp_rank, path);
+    else if (name->dp_rank)
+      add(found.ranks_model_states, *name->dp_rank, path);
+    else
+      found.model_states = path;
+  }
+  if (found.model_states && !found.ranks_model_states.empty())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("holds {} of ZeRO 1 or 2, and {} of ZeRO 3", found.model_states->filename().string(),
+                            found.ranks_model_states.begin()->second.filename().string()))
+        .in(folder)
+        .hint("files of two checkpoints are mixed in one folder");
+  if (!found.model_states && found.ranks_model_states.empty())
+    throw Error(ErrorKind::kBadInput, "holds no *_model_states.pt, which says the parameters' names and shapes")
+        .in(folder)
+        .hint("copy the files of all ranks here");
+  validate_row(folder, found.ranks_model_states, "model states");
+  validate_row(folder, found.optim_states, "optimizer states");
+  return found;
+}
+
+}  // namespace reshard

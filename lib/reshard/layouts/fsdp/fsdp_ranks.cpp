@@ -1,0 +1,287 @@
+// One file of torch.save per rank, of what FSDP leaves the rank: DTensors, or ShardedTensors of the older FSDP. verl
+// writes model_world_size_N_rank_R.pt (verl/utils/checkpoint/fsdp_checkpoint_manager.py), accelerate
+// pytorch_model_fsdp_I_rankR.bin (src/accelerate/utils/fsdp_utils.py). Read only; each tensor says which part it is.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/distributed_tensor.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/core/trained_model.h"
+#include "reshard/layouts/map/mesh_boxes.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/planned_sizes.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr LayoutTraits kFsdpRanksTraits{.name = "fsdp-ranks",
+                                        .reported_as = "fsdp-ranks",
+                                        .meaning = "files of ranks of FSDP, as verl and accelerate save them",
+                                        .folder = "",
+                                        .formats = {},
+                                        .has_ranks = true,
+                                        .needs_no_mesh = true};
+constexpr std::string_view kTrainerFiles[] = {"optim_world_size_", "extra_state_world_size_"};
+constexpr const char* kFsdpConfig = "fsdp_config.json";
+
+/// The numbers in a name.
+struct RankName {
+  std::optional<std::uint64_t> world_size;  // verl's names say it
+  std::uint64_t model = 0;                  // accelerate's, of several that are trained together
+  std::uint64_t rank = 0;
+};
+
+std::optional<std::uint64_t> take_rank_number(std::string_view& text, std::string_view word) {
+  if (!text.starts_with(word)) return std::nullopt;
+  std::string_view rest = text.substr(word.size());
+  const std::size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
+  const auto number = parse_unsigned(rest.substr(0, digits), UINT32_MAX);
+  if (number) text = rest.substr(digits);
+  return number;
+}
+
+std::optional<RankName> rank_name_of(std::string_view name) {
+  if (const auto world_size = take_rank_number(name, "model_world_size_")) {
+    const auto rank = take_rank_number(name, "_rank_");
+    if (!rank || name != ".pt") return std::nullopt;
+    return RankName{world_size, 0, *rank};
+  }
+  constexpr std::string_view kStart = "pytorch_model_fsdp";
+  if (!name.starts_with(kStart)) return std::nullopt;
+  name.remove_prefix(kStart.size());
+  const auto model = take_rank_number(name, "_");  // left out of the first's in LOCAL_STATE_DICT
+  const auto rank = take_rank_number(name, "_rank");
+  if (!rank || name != ".bin") return std::nullopt;
+  return RankName{std::nullopt, model.value_or(0), *rank};
+}
+
+/// Whether it belongs to the same save, beside the weights.
+bool is_other_file(std::string_view name) {
+  return std::any_of(std::begin(kTrainerFiles), std::end(kTrainerFiles),
+                     [&](std::string_view start) { return name.starts_with(start) && name.ends_with(".pt"); });
+}
+
+bool is_rank_folder(Files& files, const fs::path& folder) {
+  if (!files.is_directory(folder)) return false;
+  const std::vector<DirectoryEntry> entries = files.list(folder);
+  return std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
+    return entry.kind != FileKind::kDirectory && rank_name_of(entry.name).has_value();
+  });
+}
+
+/// The files of a folder.
+struct Listing {
+  std::map<std::uint64_t, fs::path> ranks;
+  std::size_t others = 0;
+  std::uint64_t other_bytes = 0;
+};
+
+Listing list_ranks(Files& files, const fs::path& folder) {
+  Listing listing;
+  std::optional<RankName> first;
+  for (const DirectoryEntry& entry : files.list(folder)) {
+    if (entry.kind == FileKind::kDirectory) continue;
+    if (is_other_file(entry.name) && entry.kind == FileKind::kFile) {
+      ++listing.others;
+      listing.other_bytes += files.size_bytes(folder / entry.name);
+    }
+    const auto name = rank_name_of(entry.name);
+    if (!name) continue;
+    if (!first) first = name;
+    if (name->world_size != first->world_size || name->model != first->model)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("holds files of two models or of two numbers of ranks: {} and {}",
+                              listing.ranks.begin()->second.filename().string(), printable(entry.name)))
+          .in(folder)
+          .hint("copy the files of one into a folder of its own");
+    listing.ranks.emplace(name->rank, folder / entry.name);
+  }
+  if (listing.ranks.empty())
+    throw Error(ErrorKind::kBadInput, "holds no file of a rank").in(folder).hint("copy the files of all ranks here");
+  const std::uint64_t count = first->world_size.value_or(listing.ranks.rbegin()->first + 1);
+  for (std::uint64_t rank = 0; rank < count; ++rank)
+    if (!listing.ranks.count(rank))
+      throw Error(ErrorKind::kBadInput, fmt::format("the file of rank {} of {} is missing", rank, count))
+          .in(folder)
+          .hint("copy the files of all ranks here");
+  if (listing.ranks.size() != count)
+    throw Error(ErrorKind::kBadInput, fmt::format("is of rank {}, of {}", listing.ranks.rbegin()->first, count))
+        .in(listing.ranks.rbegin()->second);
+  return listing;
+}
+
+/// Of plain tensors, where no family says their shapes.
+constexpr std::string_view kPlainHint =
+    "a plain tensor does not record which part of the whole it is, and nothing else says that each rank has all of it "
+    "(`replicas` first has no effect): describe the model with `family` or `spec`, or take the ranks of one save";
+
+/// Makes the tensor map. Parts that several ranks have are replicas, which are compared.
+class RankMapper {
+ public:
+  RankMapper(const std::vector<RankTensors>& ranks, const std::unordered_map<std::string, std::string>& names,
+             const std::optional<Model>& model)
+      : ranks_(ranks), names_(names), knows_shapes_(model && !model->by_config_plan) {}
+
+  TensorMap map() && {
+    for (const RankTensors& rank : ranks_) {
+      map_.files.push_back({rank.file.path, rank.file.size_bytes});
+      map_.files.back().stamp = rank.file.stamp;
+    }
+    map_.reserve_logical(names_.size());
+    for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank)
+      for (const DistributedTensor& tensor : ranks_[rank].tensors)
+        if (const auto name = names_.find(tensor.name); name != names_.end()) add(tensor, name->second, rank);
+    return std::move(map_);
+  }
+
+ private:
+  void add(const DistributedTensor& tensor, const std::string& name, std::uint32_t rank) {
+    const fs::path& path = ranks_[rank].file.path;
+    const std::uint32_t logical = map_.add_logical({name, tensor.dtype, tensor.shape, {}}, path);
+    if (tensor.kind == DistributedTensor::Kind::kWhole && !knows_shapes_)
+      map_.logical[logical].unconfirmed_hint = kPlainHint;
+    switch (tensor.kind) {
+      case DistributedTensor::Kind::kWhole:
+        add_part(logical, tensor, 0, {{whole(tensor.shape), Dims(tensor.shape.size())}}, rank);
+        break;
+      case DistributedTensor::Kind::kSharded:
+        for (std::size_t i = 0; i < tensor.local.size(); ++i)
+          add_part(logical, tensor, i, {{{tensor.begins[i], tensor.local[i].shape}, Dims(tensor.shape.size())}}, rank);
+        break;
+      case DistributedTensor::Kind::kDTensor: add_part(logical, tensor, 0, boxes_in(tensor, path), rank);
+    }
+  }
+
+  /// The boxes of a DTensor's part, which has as many elements as they.
+  static std::vector<LocalBox> boxes_in(const DistributedTensor& tensor, const fs::path& path) {
+    try {
+      std::vector<LocalBox> boxes = boxes_of_placements(tensor);
+      Dims expected(tensor.shape.size());
+      for (const LocalBox& box : boxes)
+        for (std::size_t d = 0; d < expected.size(); ++d)
+          expected[d] = std::max(expected[d], box.begin[d] + box.box.size[d]);
+      const Dims& shape = tensor.local[0].shape;
+      const bool fits = boxes.empty() ? num_elems(shape) == 0u : shape == expected;
+      if (fits) return boxes;
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("has the shape {} here, but its placements leave {} of {} to the rank at {} of {}",
+                              to_string(shape), boxes.empty() ? "nothing" : to_string(expected),
+                              to_string(tensor.shape), to_string(tensor.coordinate), to_string(tensor.mesh)))
+          .tensor(tensor.name);
+    } catch (Error& error) {
+      throw error.in(path);
+    }
+  }
+
+  void add_part(std::uint32_t logical, const DistributedTensor& tensor, std::size_t number, std::vector<LocalBox> boxes,
+                std::uint32_t rank) {
+    const TensorEntry& entry = tensor.local[number];
+    if (entry.size_bytes == 0 && num_elems(tensor.shape) != 0u) return;  // a share without elements
+    const std::uint32_t stored = map_.add_stored(entry, rank);
+    for (LocalBox& box : boxes) map_.pieces[logical].push_back({stored, std::move(box.box), std::move(box.begin)});
+  }
+
+  const std::vector<RankTensors>& ranks_;
+  const std::unordered_map<std::string, std::string>& names_;  // of entries that are the model's
+  bool knows_shapes_;                                          // of the whole tensors, as the model's family has them
+  TensorMap map_;
+};
+
+/// FSDP's own flat parameters do not say which tensors they are made of.
+void refuse_flat_parameters(const RankTensors& rank) {
+  for (const DistributedTensor& tensor : rank.tensors)
+    if (tensor.name.ends_with("_flat_param") || tensor.name.ends_with(".flat_param"))
+      throw Error(ErrorKind::kUnsupported,
+                  "is a flat parameter of FSDP, as LOCAL_STATE_DICT has them: nothing says which "
+                  "tensors it is made of")
+          .in(rank.file.path)
+          .tensor(tensor.name)
+          .hint("load the checkpoint in the training code and save it with SHARDED_STATE_DICT");
+}
+
+class FsdpRanksLayout final : public Layout {
+ public:
+  const LayoutTraits& traits() const override { return kFsdpRanksTraits; }
+
+  std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
+    if (!is_rank_folder(files, path)) return {};
+    return {{this, path, trained_directory(files, path)}};
+  }
+
+  Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override;
+
+  TargetPlan plan(const TargetRequest& request, const TargetContext&) const override {
+    validate_request(request);  // which is refused: the layout is only read
+    return {};
+  }
+
+  bool owns(Files&, const fs::path&, const std::string& name) const override {
+    return name == kFsdpConfig || rank_name_of(name).has_value() || is_other_file(name);
+  }
+};
+
+Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const ReadContext& context) const {
+  Checkpoint checkpoint;
+  checkpoint.layout = this;
+  checkpoint.format = Format::kPytorch;
+  checkpoint.path = found.path;
+  checkpoint.directory = found.directory;
+  find_config(files, checkpoint, context.config);
+  const Listing listing = list_ranks(files, found.path);
+  std::vector<RankTensors> ranks;
+  Container whole_tensors;  // each once, whole
+  std::unordered_set<std::string> seen;
+  for (const auto& [rank, path] : listing.ranks) {
+    ranks.push_back(read_rank_tensors(files, path, rank));
+    refuse_flat_parameters(ranks.back());
+    for (const std::string& warning : ranks.back().warnings)
+      checkpoint.notes.push_back(path.filename().string() + ": " + warning);
+    for (const DistributedTensor& tensor : ranks.back().tensors)
+      if (seen.insert(tensor.name).second) whole_tensors.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
+  }
+  std::vector<StateEntry> entries;
+  for (const TensorEntry& tensor : whole_tensors.tensors)
+    entries.push_back({tensor.name, num_bytes(tensor.dtype, tensor.shape).value_or(0), tensor.dtype});
+  BesideModel& beside = checkpoint.beside_model.emplace();
+  const LanguageModel described = trained_language_model(files, checkpoint, context);
+  const auto in_model =
+      own_names_in_model(entries, {described.family.get(), described.is_part}, found.path, beside, checkpoint.notes);
+  std::unordered_map<std::string, std::string> names;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (!in_model[i].empty()) names.emplace(entries[i].name, in_model[i]);
+    whole_tensors.tensors[i].name = in_model[i];
+  }
+  std::erase_if(whole_tensors.tensors, [](const TensorEntry& tensor) { return tensor.name.empty(); });
+  read_trained_model(files, checkpoint, context, whole_tensors,
+                     [&](const std::optional<Model>& model) { return RankMapper(ranks, names, model).map(); });
+  if (checkpoint.model && checkpoint.model->by_config_plan)
+    validate_planned_sizes(*checkpoint.model, checkpoint.language_model.config,
+                           read_model_config_file(files, checkpoint.config), 1, found.path);
+  beside.files = listing.others;
+  beside.file_bytes = listing.other_bytes;
+  if (listing.others > 0)
+    checkpoint.notes.push_back(fmt::format("{} file{} of the optimizer and the trainer ({}) {} left out",
+                                           listing.others, listing.others == 1 ? "" : "s",
+                                           format_bytes(listing.other_bytes), listing.others == 1 ? "is" : "are"));
+  return checkpoint;
+}
+
+}  // namespace
+
+const Layout& fsdp_ranks_layout() {
+  static const FsdpRanksLayout kLayout;
+  return kLayout;
+}
+
+}  // namespace reshard

@@ -1,0 +1,220 @@
+// A Hugging Face directory: config.json beside whole tensors in one file or several with an index.
+#include "reshard/layouts/hf/hf.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <unordered_map>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/fitting.h"
+#include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/hf/hf_files.h"
+#include "reshard/layouts/map/target_file.h"
+#include "reshard/layouts/names/state_names.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/config_plan.h"
+#include "reshard/specs/model/language_model.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr Format kHfFormats[] = {Format::kSafetensors, Format::kPytorch};
+constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face's directory of whole tensors", "", kHfFormats};
+
+/// The tensors of the output: with all experts of a layer in one, if that is asked for, or if Transformers saves the model
+/// so and all of them are there.
+/// \throws Error kUsage if they are to be packed and the model is not known; as packed_entries_of.
+std::vector<WholeEntry> entries_for(const TargetRequest& request, const TargetContext& context) {
+  const std::string form = request.options.choice(kExperts);
+  if (form == "packed" && context.model == nullptr)
+    throw Error(ErrorKind::kUsage, "`experts` packed: the model is not known")
+        .hint("give its config.json with `config`, or its family with `family`");
+  if (form == "packed") return packed_entries_of(context.logical, *context.model);
+  if (form == "auto" && context.model != nullptr && saves_packed(context.logical, *context.model)) {
+    try {
+      return packed_entries_of(context.logical, *context.model);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kUnsupported) throw;
+    }
+  }
+  return entries_of(context.logical);
+}
+
+/// Built-in families under which every tensor of the files is explained. What is wrong with the files comes second.
+std::vector<std::string> fitting_families(Files& files, const fs::path& directory, const ModelConfig& config) {
+  try {
+    return families_that_fit(config, read_hf_checkpoint(files, directory));
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+/// That somebody knows the model of config.json.
+void validate_known(Files& files, const Checkpoint& checkpoint, const ReadContext& context) {
+  if (describes_model(context.family)) return;
+  const ModelConfig config = checkpoint.config.empty() ? read_model_config(files, checkpoint.directory)
+                                                       : read_model_config_file(files, checkpoint.config);
+  if (has_config_plan(config) || find_language_model(config, context.family).family) return;
+  throw unknown_model_type(config, fitting_families(files, checkpoint.path, config));
+}
+
+/// Reads a checkpoint whose model has to be known. Where its tensors are not those of the model_type in config.json,
+/// the families that they fit are proposed.
+Checkpoint read_of_family(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
+                          const ReadContext& context) {
+  const fs::path config = checkpoint.config;
+  if (context.use != ConfigUse::kNeeded || context.family || config.empty())
+    return read_whole_files(files, std::move(checkpoint), containers, context);
+  const auto fitting = [&files, config, directory = checkpoint.path] {
+    return fitting_families(files, directory, read_model_config_file(files, config));
+  };
+  try {
+    checkpoint = read_whole_files(files, std::move(checkpoint), containers, context);
+  } catch (Error& error) {
+    if (error.kind() == ErrorKind::kBadInput && error.path() == config.string() && error.hint().empty())
+      error.hint(propose_families(fitting()));
+    throw;
+  }
+  if (checkpoint.model && !checkpoint.model->by_config_plan) checkpoint.model->find_other_families = fitting;
+  return checkpoint;
+}
+
+class HfLayout final : public Layout {
+ public:
+  const LayoutTraits& traits() const override { return kTraits; }
+  std::vector<const LayoutOption*> options() const override { return {&kMaxShardSize, &kExperts}; }
+
+  std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
+    const auto names = hf_names_in(files, path);
+    if (!names) return {};
+    return {{this, path, path, !holds_weights(files, path, *names)}};
+  }
+
+  Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override {
+    Checkpoint checkpoint;
+    checkpoint.layout = this;
+    checkpoint.path = checkpoint.directory = found.path;
+    find_config(files, checkpoint, context.config);
+    if (context.use == ConfigUse::kNeeded)
+      validate_known(files, checkpoint, context);  // the first thing that is missed
+    const auto names = hf_names_in(files, found.path);
+    const auto lone = names || !describes_model(context.family) ? std::nullopt : only_weights_file(files, found.path);
+    checkpoint.format = lone ? format_of_file(files, found.path / *lone) : names ? names->format : Format::kSafetensors;
+    HfIndexReport report;
+    std::vector<Container> containers;
+    if (lone) {
+      containers.push_back(read_container(files, found.path / *lone, checkpoint.format));
+      take_out_wrappers(containers, report.notes);
+    } else {
+      containers = read_hf_checkpoint(files, found.path, &report);
+    }
+    checkpoint.index_metadata = std::move(report.metadata);
+    std::move(report.notes.begin(), report.notes.end(), std::back_inserter(checkpoint.notes));
+    // Where other files are copied, the note on those that are not names these, too.
+    if (context.use == ConfigUse::kLenient && !report.unlisted.empty())
+      checkpoint.notes.push_back(
+          fmt::format("left out, as {} does not name them: {}", names->index, list_names(report.unlisted)));
+    if (!checkpoint.index_metadata.empty()) checkpoint.index_metadata_file = found.path / names->index;
+    return read_of_family(files, std::move(checkpoint), containers, context);
+  }
+
+  TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {
+    validate_request(request);
+    const Format format = format_of(request);
+    TargetPlan plan;
+    const std::vector<WholeEntry> entries = entries_for(request, context);
+    plan.map = hf_target_map(context.logical, entries, request.options.number(kMaxShardSize).value(), format);
+    if (entries.size() < context.logical.size())
+      plan.notes.emplace_back(
+          "all experts of a layer are written in one tensor, as Transformers 5 has them in memory: Transformers 4 does "
+          "not load them, and some versions start them at random without an error");
+    if (plan.map.files.size() > 1) {
+      HfIndex index = index_of(plan.map);
+      index.metadata = context.index_metadata;
+      plan.text_files.push_back({hf_index_name(format), hf_index_text(index), context.index_metadata_file});
+    }
+    return plan;
+  }
+
+  /// A weight file that would not be replaced, though loaders would mix it with the new.
+  void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
+    validate_no_leftovers(files, plan, output_directory, is_hf_weights_name, "weights of another checkpoint");
+  }
+};
+
+}  // namespace
+
+TensorMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
+                        std::uint64_t max_file_bytes, Format format) {
+  std::vector<std::vector<StoredTensor>> files;
+  std::vector<StoredTensor> open;
+  std::uint64_t open_bytes = 0;
+  for (const WholeEntry& entry : entries) {
+    const LogicalTensor& first = logical[entry.logical.front()];
+    StoredTensor stored{entry.name, first.dtype, first.shape};
+    if (entry.slices > 0) {
+      stored.shape[0] *= entry.logical.size();
+      stored.slices = entry.slices;
+    }
+    const std::uint64_t bytes = num_bytes(stored.dtype, stored.shape).value_or(0);
+    if (bytes > max_file_bytes) {
+      files.push_back({std::move(stored)});
+      continue;
+    }
+    if (open_bytes + bytes > max_file_bytes) {
+      files.push_back(std::exchange(open, {}));
+      open_bytes = 0;
+    }
+    open.push_back(std::move(stored));
+    open_bytes += bytes;
+  }
+  if (!open.empty() || files.empty()) files.push_back(std::move(open));
+
+  std::unordered_map<std::string_view, const WholeEntry*> by_name;
+  for (const WholeEntry& entry : entries) by_name.emplace(entry.name, &entry);
+  TensorMap map;
+  map.reserve_logical(logical.size());
+  for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
+  for (std::size_t f = 0; f < files.size(); ++f) {
+    const auto indices = add_target_container(
+        map, {format, hf_file_name(format, f + 1, files.size()), 0, 0, 0, std::move(files[f]), {}});
+    for (const std::uint32_t stored : indices) {
+      std::uint64_t row = 0;
+      for (const std::uint32_t l : by_name.at(map.stored[stored].name.text())->logical) {
+        const Dims& shape = logical[l].shape;
+        Piece piece{stored, whole(shape), Dims(shape.size(), 0)};
+        if (!shape.empty()) piece.stored_begin[0] = std::exchange(row, row + shape[0]);
+        map.pieces[l].push_back(std::move(piece));
+      }
+    }
+  }
+  return map;
+}
+
+TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes, Format format) {
+  return hf_target_map(logical, entries_of(logical), max_file_bytes, format);
+}
+
+HfIndex index_of(const TensorMap& target) {
+  HfIndex index;
+  for (const StoredTensor& tensor : target.stored) {
+    index.total_size_bytes += tensor.size_bytes;
+    index.weight_map.emplace_back(tensor.name, target.files[tensor.file].path.string());
+  }
+  return index;
+}
+
+const Layout& hf_layout() {
+  static const HfLayout kLayout;
+  return kLayout;
+}
+
+}  // namespace reshard

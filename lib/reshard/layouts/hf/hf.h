@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reshard/formats/common/format.h"
+#include "reshard/formats/safetensors/hf_index.h"
+#include "reshard/io/files.h"
+#include "reshard/layouts/core/expert_stacks.h"
+#include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/map/tensor_map.h"
+
+namespace reshard {
+
+/// Of layouts that spread tensors over files by size.
+inline constexpr LayoutOption kMaxShardSize{
+    "max-shard-size", LayoutOption::Type::kSize, "Tensor bytes in one file at most", {}, "5GB"};
+
+inline constexpr const char* kExpertForms[] = {"auto", "packed", "separate"};
+inline constexpr LayoutOption kExperts{
+    "experts", LayoutOption::Type::kChoice,
+    "Experts of a layer in one tensor, as Transformers 5 has them in memory (packed), or each in its own (separate); "
+    "auto: as the files of such models have them",
+    kExpertForms};
+
+/// Tensor bytes in one file, at most, unless a request says otherwise.
+inline constexpr std::uint64_t kMaxShardBytes = 5'000'000'000;
+
+/// The Hugging Face checkpoint that holds `logical`, as `entries` in their order, in files of at most `max_file_bytes` of tensors (a
+/// larger tensor gets a file to itself), as huggingface_hub's split_torch_state_dict_into_shards cuts it. Paths are
+/// file names. `format` is not xser.
+TensorMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
+                        std::uint64_t max_file_bytes, Format format = Format::kSafetensors);
+TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes,
+                        Format format = Format::kSafetensors);
+
+/// The index of such a map.
+HfIndex index_of(const TensorMap& target);
+
+}  // namespace reshard

@@ -1,0 +1,225 @@
+#include "reshard/layouts/inference/inference_kernels.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/io/text_file.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/config/neuron_config.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kQkv = "qkv";
+constexpr std::string_view kOutProj = "out-proj";
+constexpr std::string_view kMlp = "mlp";
+constexpr std::string_view kAll[] = {kQkv, kOutProj, kMlp};
+constexpr const char* kNone = "none";
+
+/// A flag of neuron_config.json that enables a kernel. The older names count, too.
+struct KernelFlag {
+  std::string_view kernel;
+  std::string_view flag;
+};
+constexpr KernelFlag kFlags[] = {
+    {kQkv, "qkv_kernel_enabled"},
+    {kQkv, "qkv_nki_kernel_enabled"},
+    {kOutProj, "out_proj_kernel_enabled"},
+    {kOutProj, "attn_block_tkg_nki_kernel_enabled"},
+    {kOutProj, "attn_tkg_nki_kernel_enabled"},
+    {kOutProj, "attn_tkg_builtin_kernel_enabled"},
+    {kMlp, "mlp_kernel_enabled"},
+    {kMlp, "mlp_tkg_nki_kernel_enabled"},
+};
+
+/// The flags of a kernel, for people.
+std::string flags_of(std::string_view kernel) {
+  std::vector<std::string> flags;
+  for (const KernelFlag& row : kFlags)
+    if (row.kernel == kernel) flags.emplace_back(row.flag);
+  return list_names(flags);
+}
+
+/// NxD Inference multiplies matrices by the norm before them and rounds: the originals are not in the files.
+void validate_plain_values(const Json& settings, const fs::path& path) {
+  const auto has = [&](std::string_view flag) { return neuron_flag(settings, flag, path); };
+  if (!has("fused_rmsnorm_skip_gamma") || has("sequence_parallel_enabled")) return;
+  if (!has("mlp_kernel_enabled") && !has("mlp_tkg_nki_kernel_enabled") && !has("qkv_kernel_enabled")) return;
+  throw Error(ErrorKind::kUnsupported,
+              "has fused_rmsnorm_skip_gamma: the weights were multiplied by those of a norm and rounded, which cannot "
+              "be undone")
+      .in(path)
+      .hint("compile the model without fused_rmsnorm_skip_gamma, or take the model that it was compiled from");
+}
+
+/// With these above 1 NxD Inference stores two sets of matrices, for prompts and for tokens.
+void validate_degrees(const Json& settings, const fs::path& path) {
+  for (const char* name : {"cp_degree", "mlp_cp_degree", "attention_dp_degree"})
+    if (settings.contains(name) && settings.at(name).is_number_unsigned() && settings.at(name) > 1u)
+      throw Error(ErrorKind::kUnsupported, fmt::format("has {} {}: such a model has two sets of matrices", name,
+                                                       settings.at(name).get<std::uint64_t>()))
+          .in(path)
+          .hint(
+              "two sets are not supported yet: compile the model without it, or take the model that it was "
+              "compiled from");
+}
+
+Dims swapped(Dims dims) {
+  std::swap(dims[0], dims[1]);
+  return dims;
+}
+
+/// What the shapes of one kernel's matrices say.
+struct ByShape {
+  std::optional<bool> transposed;
+  const TensorEntry* decides = nullptr;  // the tensor that says it
+  const TensorEntry* square = nullptr;   // a square tensor, which does not; null if all do
+};
+
+class ShapeReader {
+ public:
+  ShapeReader(const Container& file, const Model& model) {
+    for (const TensorEntry& tensor : file.tensors) stored_.emplace(tensor.name, &tensor);
+    for (const ModelParameter& parameter : model.parameters) shapes_.emplace(parameter.name, parameter.shape);
+  }
+
+  ByShape read(const std::vector<PartitionRule>& rules, std::string_view kernel) const {
+    ByShape found;
+    for (const PartitionRule& rule : rules) {
+      if (kernel_of(rule.stored_name, rule.label) != kernel) continue;
+      const auto tensor = stored_.find(rule.stored_name);
+      const auto plain = plain_shape(rule);
+      if (tensor == stored_.end() || !plain || plain->size() != 2) continue;
+      const Dims& shape = tensor->second->shape;
+      const bool is_plain = shape == *plain, is_transposed = shape == swapped(*plain);
+      if (is_plain == is_transposed) {  // square, or of another model
+        if (is_plain) found.square = tensor->second;
+        continue;
+      }
+      found.transposed = is_transposed;
+      found.decides = tensor->second;
+      return found;
+    }
+    return found;
+  }
+
+ private:
+  std::optional<Dims> plain_shape(const PartitionRule& rule) const {
+    std::vector<Dims> shapes;
+    for (const PartitionRule::Part& part : rule.parts) {
+      const auto shape = shapes_.find(part.logical_name);
+      if (shape == shapes_.end()) return std::nullopt;
+      shapes.push_back(shape->second);
+    }
+    return stored_shape(rule, 0, shapes);
+  }
+
+  std::unordered_map<std::string, const TensorEntry*> stored_;
+  std::unordered_map<std::string, Dims> shapes_;
+};
+
+/// The kernels that the files' record names; std::nullopt if they have no record.
+std::optional<Kernels> recorded_kernels(const ShardedCheckpoint& shards, const std::vector<PartitionRule>& rules) {
+  if (!shards.record) return std::nullopt;
+  Kernels kernels;
+  for (const PartitionRule& rule : rules)
+    if (shards.record->transposed.count(with_stars(rule.stored_name)))
+      kernels.insert(kernel_of(rule.stored_name, rule.label));
+  kernels.erase("");
+  return kernels;
+}
+
+}  // namespace
+
+std::optional<Kernels> kernels_of(const OptionValues& values, const std::string& prefix) {
+  if (!values.has(kKernels.name)) return std::nullopt;
+  const std::string text = values.text(kKernels);
+  Kernels kernels;
+  if (text == kNone) return kernels;
+  for (const std::string& word : split(text, ',')) {
+    const auto* const known = std::find(std::begin(kAll), std::end(kAll), word);
+    if (known == std::end(kAll))
+      throw Error(ErrorKind::kUsage, fmt::format("`{}{}`: \"{}\" is none of NxD Inference's kernels", prefix,
+                                                 kKernels.name, printable(word)))
+          .hint(fmt::format("write {}, or a list of {}, with commas", kNone, fmt::join(kAll, ", ")));
+    kernels.insert(*known);
+  }
+  return kernels;
+}
+
+std::optional<CompiledForm> read_compiled_form(Files& files, const fs::path& directory) {
+  const fs::path path = directory / kNeuronConfigFile;
+  if (!files.exists(path)) return std::nullopt;
+  const Json json = read_json_file(files, path, kMaxConfigBytes, JsonDialect::kPython);
+  const Json& settings = neuron_settings(json);
+  validate_plain_values(settings, path);
+  validate_degrees(settings, path);
+  CompiledForm form{
+      path, {}, neuron_flag(settings, "fused_qkv", path), neuron_flag(settings, "vocab_parallel", path), {}};
+  for (const KernelFlag& row : kFlags)
+    if (neuron_flag(settings, row.flag, path)) form.kernels.insert(row.kernel);
+  if (!form.fuse_qkv) form.kernels.erase(kQkv);
+  if (settings.contains("tp_degree") && settings.at("tp_degree").is_number_unsigned())
+    form.tp = settings.at("tp_degree").get<std::uint64_t>();
+  return form;
+}
+
+std::string_view kernel_of(std::string_view stored_name, PartitionLabel label) {
+  if (!stored_name.ends_with(".weight")) return {};
+  if (stored_name.find(kFusedQkvName) != std::string_view::npos) return kQkv;
+  if (stored_name.find(".qkv_proj.") != std::string_view::npos) return {};
+  if (label == PartitionLabel::kGroupedQuery) return kOutProj;
+  const bool is_split = label == PartitionLabel::kColumn || label == PartitionLabel::kRow;
+  return is_split && stored_name.starts_with("layers.") ? kMlp : std::string_view();
+}
+
+void transpose_rules(std::vector<PartitionRule>& rules, const Kernels& kernels) {
+  for (PartitionRule& rule : rules) {
+    if (!kernels.count(kernel_of(rule.stored_name, rule.label))) continue;
+    rule.transposed = true;
+    rule.dim = rule.stack_dim = 1 - rule.dim;
+  }
+}
+
+Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<PartitionRule>& rules, const Model& model,
+                         const std::optional<Kernels>& given) {
+  const Container& file = shards.files.front().front();
+  const ShapeReader reader(file, model);
+  const std::optional<Kernels> declared = given ? given : recorded_kernels(shards, rules);
+  Kernels kernels;
+  for (const std::string_view kernel : kAll) {
+    const ByShape by_shape = reader.read(rules, kernel);
+    const bool is_declared = declared && declared->count(kernel);
+    if (by_shape.transposed && declared && is_declared != *by_shape.transposed)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("has the shape {}, so it is {}transposed for NxD Inference's kernels, but {} says that "
+                              "it is{}",
+                              to_string(by_shape.decides->shape), *by_shape.transposed ? "" : "not ",
+                              given ? "neuron_config.json or `from-kernels`" : "the file's own record",
+                              is_declared ? "" : " not"))
+          .in(file.path)
+          .tensor(by_shape.decides->name)
+          .hint("neuron_config.json belongs to another compiled model; `from-kernels` takes precedence over it");
+    if (!by_shape.transposed && !declared && by_shape.square != nullptr)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is square, and nothing says whether it is transposed for NxD Inference's kernels ({})",
+                              flags_of(kernel)))
+          .in(file.path)
+          .tensor(by_shape.square->name)
+          .hint(
+              "copy neuron_config.json of the compiled model next to the folder of the weights, or say with "
+              "`from-kernels` which kernels it has: none, or a list of qkv, out-proj, mlp");
+    if (by_shape.transposed.value_or(is_declared)) kernels.insert(kernel);
+  }
+  return kernels;
+}
+
+}  // namespace reshard

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/io/files.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/map/partition.h"
+#include "reshard/layouts/ranks/sharded_checkpoint.h"
+
+namespace reshard {
+
+/// The kernels of NxD Inference for which the model's matrices are stored transposed: "qkv", "out-proj", "mlp".
+using Kernels = std::set<std::string_view>;
+
+inline constexpr const char* kFusedQkvName = "qkv_proj.Wqkv";
+
+inline constexpr LayoutOption kKernels{
+    "kernels",
+    LayoutOption::Type::kText,
+    "Store weights transposed for a model that is compiled with NxD Inference's kernels: a list of qkv, out-proj, mlp",
+    {},
+    "",
+    true,
+    "Weights that are stored transposed for NxD Inference's kernels: none, or a list of qkv, out-proj, mlp (default: "
+    "as neuron_config.json or the shapes say)"};
+
+/// The kernels that `values` name; std::nullopt if the option was not given. `prefix` comes before the option's name in
+/// an error.
+/// \throws Error kUsage for a kernel that does not exist.
+std::optional<Kernels> kernels_of(const OptionValues& values, const std::string& prefix = "");
+
+/// How neuron_config.json says that the weights are stored.
+struct CompiledForm {
+  std::filesystem::path file;
+  std::optional<std::uint64_t> tp;  // std::nullopt if the file does not say
+  bool fuse_qkv = false;
+  bool vocab_parallel = false;
+  Kernels kernels;
+};
+
+/// Reads the neuron_config.json in `directory`; std::nullopt if the file does not exist.
+/// \throws Error kBadInput for a file that makes no sense; kUnsupported for settings that change the weights' values or
+/// store them twice.
+std::optional<CompiledForm> read_compiled_form(Files& files, const std::filesystem::path& directory);
+
+/// The kernel that a stored matrix is for; empty for all that is never transposed.
+std::string_view kernel_of(std::string_view stored_name, PartitionLabel label);
+
+/// Makes the rules of matrices of these kernels those of their transposes.
+void transpose_rules(std::vector<PartitionRule>& rules, const Kernels& kernels);
+
+/// The kernels for which the files of `shards` are transposed: by the shapes, else by `given`, else by the files'
+/// record. `rules` are those of plain matrices of `model`.
+/// \throws Error kBadInput if shapes and `given` contradict each other, or if nothing says it of a square matrix.
+Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<PartitionRule>& rules, const Model& model,
+                         const std::optional<Kernels>& given);
+
+}  // namespace reshard

@@ -1,0 +1,173 @@
+#include "reshard/layouts/inference/inference_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/map/rank_record.h"
+#include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/layouts/training/partition_notes.h"
+#include "reshard/layouts/training/training_layout.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/config/neuron_config.h"
+#include "reshard/specs/parallel/mesh.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kExportFolder = "checkpoint";  // of optimum-neuron
+constexpr LayoutOption kStartRank{"start-rank", LayoutOption::Type::kRank, "First rank to write (default: 0)"};
+constexpr LayoutOption kEndRank{"end-rank", LayoutOption::Type::kRank, "Last rank to write (default: TP - 1)"};
+
+/// The number in "tp3_sharded_checkpoint.safetensors"; nothing for any other name.
+std::optional<RankId> rank_of_file(std::string_view file_name) {
+  constexpr std::string_view kBegin = "tp";
+  constexpr std::string_view kEnd = "_sharded_checkpoint.safetensors";
+  if (!file_name.starts_with(kBegin) || !file_name.ends_with(kEnd)) return std::nullopt;
+  file_name.remove_prefix(kBegin.size());
+  file_name.remove_suffix(std::min(kEnd.size(), file_name.size()));
+  const auto number = parse_unsigned(file_name, kMaxParallelDegree - 1);
+  if (!number) return std::nullopt;
+  return RankId{static_cast<std::uint32_t>(*number)};
+}
+
+/// The ranks that are to be written.
+RankTarget ranks_to_write(const RankLayout& layout, const TargetRequest& request, std::uint32_t tp) {
+  RankTarget target{&layout, format_of(request)};
+  target.stores_tied = false;
+  target.first_rank = static_cast<std::uint32_t>(request.options.number(kStartRank).value_or(0));
+  target.last_rank = static_cast<std::uint32_t>(request.options.number(kEndRank).value_or(tp - 1));
+  if (target.first_rank > target.last_rank && target.last_rank < tp && target.first_rank < tp)
+    throw Error(ErrorKind::kUsage, fmt::format("`start-rank` {} is after `end-rank` {}, the last rank to write",
+                                               target.first_rank, target.last_rank));
+  if (target.last_rank >= tp || target.first_rank > target.last_rank)
+    throw Error(ErrorKind::kUsage, fmt::format("`start-rank` {} `end-rank` {}: with `tp` {} the ranks are 0 to {}",
+                                               target.first_rank, target.last_rank, tp, tp - 1));
+  return target;
+}
+
+/// Says what was padded, a name for each kind of tensor: layers are alike.
+void note_padding(TargetPlan& plan) {
+  std::vector<std::string> names;
+  for (std::size_t l = 0; l < plan.map.logical.size(); ++l) {
+    if (plan.map.logical[l].filler.fill() != Filler::Fill::kPadding) continue;
+    const StoredTensor& tensor = plan.map.stored[plan.map.pieces[l].front().stored];
+    std::string name = with_stars(tensor.name.text());
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
+  }
+  if (names.empty()) return;
+  plan.notes.push_back("padded, as the ranks do not divide their sizes: " + list_names(names));
+}
+
+}  // namespace
+
+std::vector<const LayoutOption*> InferenceLayout::options() const {
+  return {&kStartRank, &kEndRank};
+}
+
+std::vector<fs::path> InferenceLayout::shards_folders(const fs::path& directory) const {
+  return {directory / traits().folder, directory / kExportFolder / traits().folder};
+}
+
+std::vector<FoundLayout> InferenceLayout::recognise(Files& files, const fs::path& path) const {
+  std::vector<FoundLayout> found = RankLayout::recognise(files, path);
+  for (FoundLayout& one : found) {  // config.json and neuron_config.json are above the folder of an export
+    if (own_name(files, one.directory) != kExportFolder || find_model_config(files, one.directory)) continue;
+    const fs::path above = directory_above(files, one.directory);
+    if (find_model_config(files, above) || files.exists(above / kNeuronConfigFile)) one.directory = above;
+  }
+  return found;
+}
+
+bool InferenceLayout::owns(Files&, const fs::path&, const std::string& name) const {
+  return name == kNeuronConfigFile;
+}
+
+fs::path InferenceLayout::rank_path(Format, RankId rank) const {
+  return fs::path(traits().folder) / (name_of(rank) + ".safetensors");
+}
+
+std::string InferenceLayout::name_of(RankId rank) const {
+  return fmt::format("tp{}_sharded_checkpoint", rank.tp_rank);
+}
+
+bool InferenceLayout::is_rank_name(const fs::path& name) const {
+  return rank_of_file(name.string()).has_value();
+}
+
+std::optional<RankFile> InferenceLayout::rank_file(Files&, const fs::path& folder, const DirectoryEntry& entry) const {
+  if (entry.kind != FileKind::kFile) return std::nullopt;
+  const auto rank = rank_of_file(entry.name);
+  if (!rank) return std::nullopt;
+  return RankFile{*rank, folder / entry.name, Format::kSafetensors};
+}
+
+TargetPlan InferenceLayout::plan(const TargetRequest& request, const TargetContext& context) const {
+  validate_request(request);
+  const Model& model = *context.model;
+  validate_model(model);
+  TargetPlan plan;
+  plan_mesh(plan, request, model);
+  const RankTarget target = ranks_to_write(*this, request, plan.mesh.tp);
+  PartitionOptions options, padded;
+  options.separate = padded.separate = padded.pad = true;
+  options.pad = pads(request.options);
+  validate_split(model, plan.mesh.tp, options, padded, padding_option());
+  validate_whole_bytes(model, plan.mesh.tp, options, context.logical);
+  plan_ranks(plan, target, request.options, context);
+  plan.is_partial = request.options.has(kStartRank.name) || request.options.has(kEndRank.name);
+  plan.has_first_rank = target.first_rank == 0;
+  plan.partition.reset();  // there are no stages
+  plan.cut_names.clear();
+  note_padding(plan);
+  for (std::string& note : partition_notes(*context.model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
+  plan.notes.emplace_back(loaded_by());
+  return plan;
+}
+
+void InferenceLayout::validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const {
+  const fs::path folder = output_directory / traits().folder;
+  if (!files.is_directory(folder)) return;
+  const RankRecord& own = *plan.map.files.front().record;
+  std::vector<std::string> leftover, others;
+  for (const auto& [name, kind, is_link] : files.list(folder)) {
+    const auto rank = rank_of_file(name);
+    if (!rank) continue;
+    if (rank->tp_rank >= plan.mesh.tp) leftover.push_back(name);
+    const fs::path relative = fs::path(traits().folder) / name;
+    if (std::any_of(plan.map.files.begin(), plan.map.files.end(),
+                    [&](const TensorFile& file) { return file.path == relative; }))
+      continue;
+    const auto record = read_record(read_container(files, folder / name, Format::kSafetensors));
+    if (!record || record->tp_degree != plan.mesh.tp || *record->originals != *own.originals ||
+        record->transposed != own.transposed)
+      others.push_back(name);
+  }
+  const auto refuse = [&](const std::string& what, std::vector<std::string>& names) {
+    if (names.empty()) return;
+    std::sort(names.begin(), names.end(), natural_less);
+    throw Error(ErrorKind::kBadInput, what + ": " + list_names(names))
+        .in(folder)
+        .hint("move them away or choose another output directory");
+  };
+  refuse(fmt::format("holds files of ranks that do not exist with `tp` {}", plan.mesh.tp), leftover);
+  refuse("holds ranks of another checkpoint, or of one with another partition", others);
+}
+
+void validate_padded_split(const ShardedCheckpoint& shards, const Checkpoint& checkpoint) {
+  PartitionOptions options;
+  options.separate = options.pad = true;
+  if (const auto problem = tensor_parallel_problem(*checkpoint.model, shards.tp, options))
+    throw Error(ErrorKind::kBadInput, fmt::format("{} ranks cannot have the model that config.json describes: {}",
+                                                  shards.tp, problem->what()))
+        .in(checkpoint.path)
+        .hint("the last ranks are missing, or config.json belongs to another model");
+}
+
+}  // namespace reshard

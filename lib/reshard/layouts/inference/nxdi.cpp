@@ -1,0 +1,308 @@
+// What NxD Inference loads (save_sharded_checkpoint): the files of shard_checkpoint with NxD Inference's own names,
+// replicated and padded heads, and the number of each rank.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/inference/inference_kernels.h"
+#include "reshard/layouts/inference/inference_layout.h"
+#include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/layouts/training/training_layout.h"
+#include "reshard/specs/parallel/head_slots.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using Table = std::shared_ptr<const Placement>;
+
+constexpr std::string_view kBasePrefix = "model.";
+constexpr std::string_view kLayers = "layers.";  // which other checkpoints have a prefix of
+constexpr const char* kRankName = "rank_util.rank";
+constexpr const char* kVocabularyRankName = "embed_tokens.rank_util.rank";
+
+constexpr Format kNxdiFormats[] = {Format::kSafetensors};
+constexpr LayoutOption kVocabParallel{"vocab-parallel", LayoutOption::Type::kFlag,
+                                      "Split the embedding along the vocabulary instead of its columns"};
+
+LayoutTraits nxdi_traits() {
+  LayoutTraits traits{"nxdi", "nxdi", "NxD Inference", "weights", kNxdiFormats};
+  traits.has_ranks = traits.casts_to_config_dtype = true;
+  return traits;
+}
+
+/// The built-in families that say how NxD Inference names them.
+std::vector<std::string> inference_families() {
+  std::vector<std::string> names = known_model_types();
+  std::erase_if(names, [](const std::string& name) { return !builtin_family(name)->inference_names; });
+  return names;
+}
+
+/// What can be chosen, and shows in the names.
+struct Form {
+  bool fuse_qkv = false;        // one projection for q, k and v
+  bool vocab_parallel = false;  // the embedding is split along the vocabulary, else along its columns
+
+  void add(std::string_view name) {
+    if (name.find(kFusedQkvName) != std::string_view::npos) fuse_qkv = true;
+    if (name == kVocabularyRankName) vocab_parallel = true;
+  }
+};
+
+std::string with_or_without(bool with, const LayoutOption& option) {
+  return fmt::format("{} `{}`", with ? "with" : "without", option.name);
+}
+
+/// The form of tensors that have NxD Inference's names; nothing for other names.
+std::optional<Form> form_of(const std::vector<TensorEntry>& tensors) {
+  Form form;
+  bool own = false;
+  for (const TensorEntry& tensor : tensors) {
+    const std::string& name = tensor.name;
+    if (name == kRankName || (name.starts_with(kLayers) && name.find(".qkv_proj.") != std::string::npos)) own = true;
+    form.add(name);
+  }
+  if (!own) return std::nullopt;
+  return form;
+}
+
+/// With context or attention data parallelism, NxD Inference stores two sets of matrices, for prompts and for tokens.
+void validate_one_set(const Container& file) {
+  for (const TensorEntry& tensor : file.tensors) {
+    const std::string& name = tensor.name;
+    if (name.find(".cte_") == std::string::npos && name.find(".tkg_") == std::string::npos) continue;
+    const bool is_mlp = name.find("_mlp.") != std::string::npos;
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("is one of two sets of matrices, which a model that is compiled with {} has",
+                            is_mlp ? "mlp_cp_degree" : "cp_degree or attention_dp_degree"))
+        .in(file.path)
+        .tensor(name)
+        .hint("two sets are not supported yet: take the model that it was compiled from");
+  }
+}
+
+/// That NxD Inference's names for the model are known.
+void validate_named(const Model& model) {
+  if (!model.family->inference_names || model.heads == 0 || model.kv_heads == 0)
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("NxD Inference's names for {} are unknown", model.family->model_type))
+        .hint(fmt::format(
+            "known are {}; describe others with `spec` and \"nxd_inference\" in it, or take a layout that keeps "
+            "the checkpoint's names",
+            fmt::join(inference_families(), ", ")));
+  if (model.is_part || model.renamed)
+    throw Error(ErrorKind::kUnsupported,
+                "NxD Inference's names for models of several parts, with another prefix or head, "
+                "are unknown")
+        .hint("take a layout that keeps the checkpoint's names");
+  if (model.quantized)
+    throw Error(ErrorKind::kUnsupported, "layout nxdi has no place for the scales of quantised linears")
+        .hint("take a layout for inference that keeps the checkpoint's names");
+}
+
+/// Makes the rules of one model.
+class Rules {
+ public:
+  Rules(const Model& model, std::uint32_t tp, const Form& form)
+      : model_(model), fuse_qkv_(form.fuse_qkv), vocab_parallel_(form.vocab_parallel), rules_(tp) {
+    validate_named(model);
+    const auto heads = static_cast<std::uint32_t>(model.heads);
+    const auto kv_heads = static_cast<std::uint32_t>(model.kv_heads);
+    const HeadSlots slots = inference_head_slots(heads, kv_heads, tp);
+    query_ = placement_of(slots.query, heads, model.head_dim, tp);
+    key_value_ = placement_of(slots.key_value, kv_heads, model.head_dim, tp);
+  }
+
+  std::vector<PartitionRule> run(const HoldsName& holds) && {
+    rules_.add_rank_number(kRankName);
+    if (vocab_parallel_) rules_.add_rank_number(kVocabularyRankName);
+    for (std::uint64_t layer = 0; layer < model_.layers; ++layer)
+      rules_.add_rank_number(inference_name(attention_module(layer)) + "." + kRankName);
+    for (const ModelParameter& parameter : model_.parameters) {
+      if (parameter.optional && !holds(parameter.name) && !holds(inference_name(parameter.name))) continue;
+      if (parameter.any_shape) continue;  // a buffer, which is computed
+      if (!add_attention(parameter)) add(parameter);
+    }
+    return std::move(rules_).take();
+  }
+
+ private:
+  std::string attention_module(std::uint64_t layer) const {
+    return expand_layer(model_.family->attention->module, layer);
+  }
+
+  static std::string inference_name(const std::string& name) {
+    return name.starts_with(kBasePrefix) ? name.substr(kBasePrefix.size()) : name;
+  }
+
+  void add(const ModelParameter& parameter) {
+    const bool embedding =
+        parameter.plan == TensorParallelPlan::kEmbeddingRowwise && !parameter.is_bias && parameter.shape.size() == 2;
+    rules_.add(parameter, inference_name(parameter.name),
+               embedding && !vocab_parallel_ ? std::optional<std::uint32_t>(1) : parameter.split_dim);
+  }
+
+  /// Of attention: its projections, and modules that NxD Inference calls otherwise. \returns false for others.
+  bool add_attention(const ModelParameter& parameter) {
+    if (!parameter.layer) return false;
+    const Family::Attention& names = *model_.family->attention;
+    const std::string module = attention_module(*parameter.layer);
+    if (!parameter.module.starts_with(module + ".")) return false;
+    const std::string linear = parameter.module.substr(module.size() + 1);
+    const std::string prefix = inference_name(module) + ".";
+    const std::string leaf = parameter.name.substr(parameter.module.size());
+    const bool is_query = linear == names.query;
+    if (is_query || linear == names.key || linear == names.value) {
+      if (!fuse_qkv_)
+        rules_.add_placed(prefix + "qkv_proj." + linear + leaf, PartitionLabel::kGroupedQuery, 0,
+                          {{parameter.name, is_query ? query_ : key_value_}});
+      else if (is_query)
+        rules_.add_placed(prefix + kFusedQkvName + leaf, PartitionLabel::kGroupedQuery, 0,
+                          {{parameter.name, query_},
+                           {module + "." + names.key + leaf, key_value_},
+                           {module + "." + names.value + leaf, key_value_}});
+    } else if (linear == names.output) {
+      const std::string name = prefix + linear + "." + linear + leaf;
+      if (parameter.is_bias)
+        rules_.add_whole(name, parameter.name);
+      else
+        rules_.add_placed(name, PartitionLabel::kGroupedQuery, 1, {{parameter.name, query_}});
+    } else if (const auto other = model_.family->inference_names->find(linear);
+               other != model_.family->inference_names->end()) {
+      rules_.add_whole(prefix + other->second + leaf, parameter.name);
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  const Model& model_;
+  bool fuse_qkv_;
+  bool vocab_parallel_;
+  Table query_;
+  Table key_value_;
+  PlacedRules rules_;
+};
+
+class NxdiLayout final : public InferenceLayout {
+ public:
+  const LayoutTraits& traits() const override {
+    static const LayoutTraits kTraits = nxdi_traits();
+    return kTraits;
+  }
+  std::vector<const LayoutOption*> options() const override {
+    std::vector<const LayoutOption*> options = InferenceLayout::options();
+    options.push_back(&kFuseQkv);
+    options.push_back(&kVocabParallel);
+    options.push_back(&kKernels);
+    options.push_back(&kPad);
+    options.push_back(&kPadHeads);
+    return options;
+  }
+  bool keeps_names() const override { return false; }
+
+  /// The form that the compiled model in the output directory loads is the one that is written.
+  void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
+    InferenceLayout::validate_beside(files, plan, output_directory);
+    const auto compiled = read_compiled_form(files, output_directory);
+    if (!compiled) return;
+    Kernels kernels;
+    for (const std::uint32_t index : plan.map.transposed) {
+      const StoredTensor& stored = plan.map.stored[plan.map.pieces[index].front().stored];
+      kernels.insert(kernel_of(stored.name.text(), stored.label));
+    }
+    Form form;
+    for (const StoredTensor& stored : plan.map.stored) form.add(stored.name.text());
+    std::vector<std::string> needed;
+    if (compiled->tp && *compiled->tp != plan.mesh.tp) needed.push_back(fmt::format("with `tp` {}", *compiled->tp));
+    if (compiled->fuse_qkv != form.fuse_qkv) needed.push_back(with_or_without(compiled->fuse_qkv, kFuseQkv));
+    if (compiled->vocab_parallel != form.vocab_parallel)
+      needed.push_back(with_or_without(compiled->vocab_parallel, kVocabParallel));
+    if (compiled->kernels != kernels)
+      needed.push_back(compiled->kernels.empty()
+                           ? with_or_without(false, kKernels)
+                           : fmt::format("with `{}` {}", kKernels.name, fmt::join(compiled->kernels, ",")));
+    if (needed.empty()) return;
+    throw Error(ErrorKind::kBadInput, "belongs to a model that was compiled for weights in another form")
+        .in(compiled->file)
+        .hint(fmt::format("write them {}, or choose another output directory", join(needed, " and ")));
+  }
+
+ protected:
+  bool pads(const OptionValues&) const override { return true; }
+  const char* loaded_by() const override {
+    return "NxD Inference loads these files for a model that is compiled with save_sharded_checkpoint=True";
+  }
+  void validate_model(const Model& model) const override { validate_named(model); }
+
+  void plan_ranks(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
+                  const TargetContext& context) const override {
+    const Model& model = *context.model;
+    const std::uint32_t tp = plan.mesh.tp;
+    const Form form{values.flag(kFuseQkv.name), values.flag(kVocabParallel.name)};
+    const HoldsName holds = names_in(context.logical);
+    for (const ModelParameter& parameter : model.parameters)
+      if (parameter.any_shape && holds(parameter.name)) plan.without_place.push_back(parameter.name);
+    if (!plan.without_place.empty())
+      plan.notes.push_back("left out, as NxD Inference computes them: " + list_names(plan.without_place));
+    const Kernels kernels = kernels_of(values).value_or(Kernels{});
+    if (kernels.count("qkv") && !form.fuse_qkv)
+      throw Error(ErrorKind::kUsage, fmt::format("`{}` qkv is for the fused projection alone", kKernels.name))
+          .hint(fmt::format("add `{}`, or leave out qkv: NxD Inference stores the others as they are", kFuseQkv.name));
+    std::vector<PartitionRule> rules = Rules(model, tp, form).run(holds);
+    transpose_rules(rules, kernels);
+    plan.map = sharded_target_map(rules, tp, context.logical, target);
+    plan.attention = inference_report(model, tp, form.fuse_qkv);
+    for (const LayoutOption* option : {&kPad, &kPadHeads})
+      if (values.has(option->name))
+        plan.notes.push_back(fmt::format("`{}` has no effect: layout {} always pads", option->name, traits().name));
+  }
+
+  bool fits(const ShardedCheckpoint& shards) const override {
+    return form_of(shards.files.front().front().tensors).has_value();
+  }
+
+  /// neuron_config.json is one level above the weights; with optimum-neuron, two, next to config.json.
+  OptionValues declared_options(Files& files, const Checkpoint& checkpoint, OptionValues given) const override {
+    if (given.has(kKernels.name)) return given;
+    const fs::path above = directory_above(files, checkpoint.path);
+    for (const fs::path& directory : {checkpoint.path, above, checkpoint.directory})
+      if (const auto form = read_compiled_form(files, directory)) {
+        given.set(kKernels.name, form->kernels.empty() ? "none" : fmt::format("{}", fmt::join(form->kernels, ",")));
+        break;
+      }
+    return given;
+  }
+
+  void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& values) const override {
+    validate_one_set(shards.files.front().front());
+    validate_padded_split(shards, checkpoint);
+    const std::vector<TensorEntry>& tensors = shards.files.front().front().tensors;
+    std::set<std::string_view> held;
+    for (const TensorEntry& tensor : tensors) held.insert(tensor.name);
+    shards.rules =
+        Rules(*checkpoint.model, shards.tp, form_of(tensors).value_or(Form{})).run([&](const std::string& name) {
+          return held.count(name) > 0;
+        });
+    const std::optional<Kernels> given = kernels_of(values, "from-");
+    const Kernels kernels = kernels_in_files(shards, shards.rules, *checkpoint.model, given);
+    if (!kernels.empty() && !given && !shards.record)
+      checkpoint.notes.push_back(
+          "the weights are transposed for NxD Inference's kernels; without neuron_config.json it is not known whether "
+          "fused_rmsnorm_skip_gamma changed their values");
+    transpose_rules(shards.rules, kernels);
+  }
+};
+
+}  // namespace
+
+const Layout& nxdi_layout() {
+  static const NxdiLayout kLayout;
+  return kLayout;
+}
+
+}  // namespace reshard

@@ -1,0 +1,99 @@
+// What NxD's shard_checkpoint writes for inference: weights/tpR_sharded_checkpoint.safetensors with the checkpoint's
+// own names, every parameter split by itself.
+#include <algorithm>
+
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/inference/inference_layout.h"
+#include "reshard/layouts/ranks/inferred_metadata.h"
+#include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/layouts/training/partition_notes.h"
+#include "reshard/layouts/training/training_layout.h"
+
+namespace reshard {
+namespace {
+
+constexpr Format kPreshardedFormats[] = {Format::kSafetensors};
+
+LayoutTraits presharded_traits() {
+  LayoutTraits traits{"presharded", "presharded", "NxD's shard_checkpoint, for inference", "weights",
+                      kPreshardedFormats};
+  traits.has_ranks = true;
+  return traits;
+}
+
+/// The rules of padded parameters.
+std::vector<PartitionRule> padded_rules(const Model& model, std::uint32_t tp, const HoldsName& holds) {
+  PlacedRules rules(tp);
+  for (const ModelParameter& parameter : model.parameters) {
+    if (parameter.optional && !holds(parameter.name)) continue;
+    if (!parameter.tied_to.empty()) continue;  // whoever loads the files ties them
+    rules.add(parameter, parameter.name, parameter.split_dim,
+              parameter.split_dim ? padded_size(model, parameter, tp) : 0);
+  }
+  return std::move(rules).take();
+}
+
+class PreshardedLayout final : public InferenceLayout {
+ public:
+  const LayoutTraits& traits() const override {
+    static const LayoutTraits kTraits = presharded_traits();
+    return kTraits;
+  }
+  std::vector<const LayoutOption*> options() const override {
+    std::vector<const LayoutOption*> options = InferenceLayout::options();
+    options.push_back(&kPad);
+    return options;
+  }
+
+ protected:
+  const LayoutOption* padding_option() const override { return &kPad; }
+  bool pads(const OptionValues& values) const override { return values.flag(kPad.name); }
+  const char* loaded_by() const override {
+    return "NxD 0.9.0 and later loads these files, as those of its shard_checkpoint";
+  }
+
+  void plan_ranks(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
+                  const TargetContext& context) const override {
+    const std::uint32_t tp = plan.mesh.tp;
+    const HoldsName holds = names_in(context.logical);
+    for (std::string& note : split_heads_notes(*context.model, tp)) plan.notes.push_back(std::move(note));
+    if (pads(values)) {
+      plan.map = sharded_target_map(padded_rules(*context.model, tp, holds), tp, context.logical, target);
+      return;
+    }
+    PartitionOptions options;
+    options.separate = true;
+    plan.map = sharded_target_map(plan_stages(*context.model, tp, *plan.partition, options, holds), tp, context.logical,
+                                  target);
+  }
+
+  void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const override {
+    note_unrecorded_ranks(shards, checkpoint);
+    const Model& model = *checkpoint.model;
+    const bool padded =
+        std::any_of(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& parameter) {
+          return can_pad(parameter) && split_problem(parameter, shards.tp, false).has_value();
+        });
+    if (padded) {
+      validate_padded_split(shards, checkpoint);
+      std::set<std::string_view> held;
+      for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);
+      shards.rules = padded_rules(model, shards.tp, [&](const std::string& name) { return held.count(name) > 0; });
+      return;
+    }
+    if (model.by_config_plan && !shards.record)
+      checkpoint.notes.push_back(
+          "the files do not record the original shapes: padding stays, as a plan in config.json knows "
+          "no sizes");
+    infer_metadata(shards, model);
+  }
+};
+
+}  // namespace
+
+const Layout& presharded_layout() {
+  static const PreshardedLayout kLayout;
+  return kLayout;
+}
+
+}  // namespace reshard

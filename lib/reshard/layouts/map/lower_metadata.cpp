@@ -1,0 +1,316 @@
+#include "reshard/layouts/map/lower_metadata.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <tuple>
+#include <unordered_map>
+
+#include "reshard/base/error.h"
+
+namespace reshard {
+namespace {
+
+using Part = PartitionRule::Part;
+using Table = std::shared_ptr<const Placement>;
+
+/// Where the tensor that is split as the weight is may stand in a module: a model's own, one that PEFT has wrapped, and
+/// the adapter's that has the weight's outputs (or inputs).
+constexpr std::array kOutputPlaces = {"", ".base_layer", ".lora_B"};
+constexpr std::array kInputPlaces = {"", ".base_layer", ".lora_A"};
+constexpr const char* kLoraA = ".lora_A.weight";
+constexpr const char* kLoraB = ".lora_B.weight";
+constexpr std::uint64_t kMaxChunks = 1 << 24;
+
+/// The tables of one mesh; parameters that are partitioned alike share one.
+class Tables {
+ public:
+  Tables(std::uint32_t tp, std::uint32_t ep) : tp_(tp), ep_(ep) {}
+
+  /// Equal chunks, `stride` for each rank, which has every T-th. Of experts stacked along the dim that is split an
+  /// expert-parallel rank has its own alone: there are `experts` ranks of them.
+  Table strided(std::uint32_t stride, std::uint32_t experts, std::optional<std::uint64_t> unit_elems = {}) {
+    Table& table = strided_[{stride, experts, unit_elems}];
+    if (table) return table;
+    const std::uint32_t each = stride / experts;
+    table = make(std::uint64_t{tp_} * stride, unit_elems, experts > 1 ? tp_ * ep_ : tp_, [&](std::uint32_t rank) {
+      std::vector<std::uint32_t> taken(each);
+      const std::uint32_t first = rank / tp_ * each;
+      for (std::uint32_t i = 0; i < each; ++i) taken[i] = rank % tp_ + (first + i) * tp_;
+      return taken;
+    });
+    return table;
+  }
+
+  /// Matrices packed in one, in chunks of which each matrix, and each rank's part of it, is made. Experts that are
+  /// matrices of it are spread over expert-parallel ranks.
+  Table packed(const ParallelParameter& parameter) {
+    const std::uint32_t experts = parameter.partition_dim == 0 ? parameter.expert_partitions : 1;
+    std::uint64_t chunk = 0;
+    std::uint64_t size = 0;
+    for (const PackedPart& part : parameter.packed) {
+      chunk = std::gcd(chunk, part.replicated ? part.size : part.size / tp_);
+      size += part.size;
+    }
+    const std::size_t each = parameter.packed.size() / experts;  // matrices
+    return make(size / chunk, chunk, experts > 1 ? tp_ * ep_ : tp_, [&](std::uint32_t rank) {
+      std::vector<std::uint32_t> taken;
+      std::uint64_t begin = 0;  // of the matrix, in chunks
+      for (std::size_t i = 0; i < parameter.packed.size(); ++i) {
+        const PackedPart& part = parameter.packed[i];
+        const std::uint64_t chunks = part.size / chunk;
+        const std::uint64_t count = part.replicated ? chunks : chunks / tp_;
+        const std::uint64_t first = begin + (part.replicated ? 0 : count * (rank % tp_));
+        if (experts == 1 || i / each == rank / tp_)
+          for (std::uint64_t c = 0; c < count; ++c) taken.push_back(static_cast<std::uint32_t>(first + c));
+        begin += chunks;
+      }
+      return taken;
+    });
+  }
+
+  /// The heads of a rank, by number; from `heads` on: of zeros.
+  Table heads(std::uint32_t heads, const std::function<std::vector<std::uint32_t>(std::uint32_t)>& of_rank) {
+    return make(heads, std::nullopt, tp_, of_rank);
+  }
+
+  /// Equal parts of experts that are stacked in dim 0, one for each expert-parallel rank.
+  Table slices(std::uint32_t experts) {
+    Table& table = slices_[experts];
+    if (!table)
+      table = make(experts, std::nullopt, tp_ * ep_,
+                   [&](std::uint32_t rank) { return std::vector<std::uint32_t>{rank / tp_}; });
+    return table;
+  }
+
+  /// All of an original, whose size along the dim is known.
+  static Table whole(std::uint64_t size) { return std::make_shared<const Placement>(Placement{1, size, {{0}}}); }
+
+ private:
+  template <typename Taken>
+  Table make(std::uint64_t units, std::optional<std::uint64_t> unit_elems, std::uint32_t ranks, Taken&& taken) {
+    Placement placement{units, unit_elems, {}};
+    placement.taken.reserve(ranks);
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      placement.taken.push_back(taken(rank));
+      chunks_ += placement.taken.back().size();
+      if (chunks_ > kMaxChunks)
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("the metadata splits its tensors into more than {} chunks over {} "
+                                "ranks, more than any model has",
+                                kMaxChunks, ranks))
+            .hint("the metadata is damaged, or of another checkpoint");
+    }
+    return std::make_shared<const Placement>(std::move(placement));
+  }
+
+  std::uint32_t tp_;
+  std::uint32_t ep_;
+  std::uint64_t chunks_ = 0;  // of all tables, over all ranks
+  std::map<std::tuple<std::uint32_t, std::uint32_t, std::optional<std::uint64_t>>, Table> strided_;
+  std::map<std::uint32_t, Table> slices_;
+};
+
+/// The parameter's own entry.
+PartitionRule own_rule(const ParallelParameter& parameter, Tables& tables) {
+  PartitionRule rule;
+  rule.stored_name = parameter.name;
+  rule.parts.push_back({parameter.name});
+  if (!parameter.tensor_model_parallel) return rule;
+  rule.label = parameter.partition_dim == 0 ? PartitionLabel::kColumn : PartitionLabel::kRow;
+  rule.dim = rule.stack_dim = parameter.partition_dim;
+  rule.parts.front().placement =
+      !parameter.packed.empty()
+          ? tables.packed(parameter)
+          : tables.strided(parameter.partition_stride, rule.dim == 0 ? parameter.expert_partitions : 1);
+  return rule;
+}
+
+/// Which expert-parallel ranks have it, as the parameter's entry says.
+void add_experts(PartitionRule& rule, const ParallelParameter& parameter, Tables& tables) {
+  rule.expert_rank = parameter.expert_rank;
+  rule.expert_parallel = parameter.expert_model_parallel();
+  if (parameter.expert_partitions == 1) return;
+  if (parameter.tensor_model_parallel && parameter.partition_dim == 0) return;  // the placement says it
+  for (Part& part : rule.parts) part.slices = tables.slices(parameter.expert_partitions);
+}
+
+/// Of each linear of fused ones.
+struct Linear {
+  std::string name;  // with its module
+  Table table;
+};
+
+/// A stored name that a spec explains: what its entry must say, and its rule.
+struct Explained {
+  Explained(SpecEntry an_entry, bool exempt, std::function<PartitionRule()> a_rule)
+      : entry(std::move(an_entry)), is_exempt(exempt), rule(std::move(a_rule)) {}
+
+  SpecEntry entry;
+  bool is_exempt;  // its entry says nothing
+  std::function<PartitionRule()> rule;
+};
+
+using ByName = std::unordered_map<std::string, Explained>;
+
+/// lora_A stacked: where they are, the lora_B of each linear meets its own rows of them alone.
+void make_diagonal(PartitionRule& rule, const std::vector<std::uint64_t>& stacked_ranks, std::size_t first_linear) {
+  rule.diagonal_columns = std::accumulate(stacked_ranks.begin(), stacked_ranks.end(), std::uint64_t{0});
+  std::size_t linear = first_linear;
+  for (Part& part : rule.parts) {
+    part.first_column = std::accumulate(stacked_ranks.begin(),
+                                        stacked_ranks.begin() + static_cast<std::ptrdiff_t>(linear), std::uint64_t{0});
+    part.columns = stacked_ranks[linear++];
+  }
+}
+
+/// Of the adapter's matrix that has no dim which is split: one that all linears share, or that of each, one under the
+/// other.
+PartitionRule shared_rule(const std::vector<Linear>& linears, const std::string& suffix,
+                          const std::vector<std::uint64_t>& stacked_ranks) {
+  PartitionRule rule;
+  rule.one_of_parts = stacked_ranks.empty();
+  if (!rule.one_of_parts) rule.label = PartitionLabel::kFused;
+  for (std::size_t i = 0; i < linears.size(); ++i)
+    rule.parts.push_back({linears[i].name + suffix, rule.one_of_parts ? nullptr : Tables::whole(stacked_ranks[i])});
+  return rule;
+}
+
+/// A rule of the parts of `linears` that begin with number `first`.
+PartitionRule rule_of(PartitionLabel label, std::uint32_t dim, const std::vector<Linear>& linears, std::size_t first,
+                      std::size_t count, const std::string& suffix, const std::vector<std::uint64_t>& stacked_ranks) {
+  PartitionRule rule;
+  rule.label = label;
+  rule.dim = rule.stack_dim = dim;
+  for (std::size_t i = first; i < first + count; ++i)
+    rule.parts.push_back({linears[i].name + suffix, linears[i].table});
+  if (!stacked_ranks.empty() && suffix == kLoraB) make_diagonal(rule, stacked_ranks, first);
+  return rule;
+}
+
+/// Registers the stored names that one module's spec explains. The rules are made when they are asked for.
+void explain(const std::string& module, const FusedLinearsSpec& spec, std::uint32_t tp, Tables& tables, ByName& names) {
+  const std::string prefix = module + ".";
+  const auto stride = static_cast<std::uint32_t>(spec.linear_names.size());
+  const auto linears = [&spec, &tables, prefix, tp] {
+    std::vector<Linear> all;
+    for (std::size_t i = 0; i < spec.linear_names.size(); ++i)
+      all.push_back({prefix + spec.linear_names[i], tables.strided(1, 1, spec.original_dims[i] / tp)});
+    return all;
+  };
+  const auto add = [&](const std::string& suffix) {
+    const std::string name = prefix + spec.fused_linear_name + suffix;
+    names.try_emplace(name, SpecEntry{name, true, spec.fuse_axis, stride}, false, [&spec, suffix, linears] {
+      const std::vector<Linear> all = linears();
+      return rule_of(PartitionLabel::kFused, spec.fuse_axis, all, 0, all.size(), suffix, spec.stacked_ranks);
+    });
+  };
+  const bool column = spec.fuse_axis == 0;
+  for (const char* place : column ? kOutputPlaces : kInputPlaces)
+    for (const char* leaf : {".weight", ".bias"}) add(std::string(place) + leaf);
+  const std::string shared = column || !spec.stacked_ranks.empty() ? kLoraA : kLoraB;
+  const std::string name = prefix + spec.fused_linear_name + shared;
+  names.try_emplace(name, SpecEntry{name, false}, false,
+                    [&spec, shared, linears] { return shared_rule(linears(), shared, spec.stacked_ranks); });
+  if (column) add(".lora_magnitude_vector");
+}
+
+void explain(const std::string& module, const GQAQKVColumnParallelLinearSpec& spec, Tables& tables, ByName& names) {
+  const std::string prefix = module + ".";
+  const auto made = std::make_shared<std::vector<Linear>>();
+  const auto linears = [&spec, &tables, prefix, made]() -> const std::vector<Linear>& {
+    if (!made->empty()) return *made;
+    const Table query =
+        tables.heads(spec.num_attention_heads, [&](std::uint32_t rank) { return spec.query_heads(rank); });
+    const Table key_value =
+        tables.heads(spec.num_key_value_heads, [&](std::uint32_t rank) { return spec.key_value_heads(rank); });
+    *made = {{prefix + spec.query_projection_name, query},
+             {prefix + spec.key_projection_name, key_value},
+             {prefix + spec.value_projection_name, key_value},
+             {prefix + spec.output_projection_name, query}};
+    return *made;
+  };
+  const auto add = [&](const std::string& name, const std::string& suffix, std::uint32_t dim, std::size_t first,
+                       std::size_t count) {
+    names.try_emplace(name, SpecEntry{name, true, dim, 1}, count > 1, [&spec, suffix, dim, first, count, linears] {
+      return rule_of(PartitionLabel::kGroupedQuery, dim, linears(), first, count, suffix, spec.stacked_ranks);
+    });
+  };
+  for (const char* place : kOutputPlaces)
+    for (const char* leaf : {".weight", ".bias"}) {
+      const std::string suffix = std::string(place) + leaf;
+      const std::string fused = prefix + spec.gqa_qkv_projection_name + suffix;
+      add(fused + "_q", suffix, 0, 0, 1);
+      add(fused + "_k", suffix, 0, 1, 1);
+      add(fused + "_v", suffix, 0, 2, 1);
+      add(fused + "_qkv", suffix, 0, 0, 3);
+    }
+  for (const char* place : kInputPlaces) {
+    const std::string suffix = std::string(place) + ".weight";
+    add(prefix + spec.output_projection_name + suffix, suffix, 1, 3, 1);
+  }
+  const std::string name = prefix + spec.gqa_qkv_projection_name + kLoraA;
+  names.try_emplace(name, SpecEntry{name, false}, false, [&spec, linears] {
+    std::vector<Linear> three = linears();
+    three.pop_back();
+    return shared_rule(three, kLoraA, spec.stacked_ranks);
+  });
+}
+
+/// The names that the stage's specs explain, by a mesh. Borrows all three.
+ByName explained(const StageMetadata& metadata, std::uint32_t tp, Tables& tables) {
+  ByName names;
+  for (const ModuleSpecs& module : metadata.modules)
+    for (const TransformationSpec& spec : module.specs)
+      if (const auto* fused = std::get_if<FusedLinearsSpec>(&spec))
+        explain(module.module_fully_qualified_name, *fused, tp, tables, names);
+      else
+        explain(module.module_fully_qualified_name, std::get<GQAQKVColumnParallelLinearSpec>(spec), tables, names);
+  return names;
+}
+
+}  // namespace
+
+std::vector<PartitionRule> partition_rules(const StageMetadata& metadata, std::uint32_t tp, std::uint32_t ep) {
+  Tables tables(tp, ep);
+  const ByName by_spec = explained(metadata, tp, tables);
+  std::vector<PartitionRule> rules;
+  rules.reserve(metadata.parameters.size());
+  for (const ParallelParameter& parameter : metadata.parameters) {
+    const auto found = by_spec.find(parameter.name);
+    if (found == by_spec.end()) {
+      rules.push_back(own_rule(parameter, tables));
+    } else {
+      rules.push_back(found->second.rule());
+      rules.back().stored_name = parameter.name;
+      rules.back().from_spec = true;
+    }
+    add_experts(rules.back(), parameter, tables);
+  }
+  return rules;
+}
+
+PartitionRule partition_rule(const ParallelParameter& parameter, std::uint32_t tp, std::uint32_t ep) {
+  Tables tables(tp, ep);
+  PartitionRule rule = own_rule(parameter, tables);
+  add_experts(rule, parameter, tables);
+  return rule;
+}
+
+std::vector<SpecEntry> spec_entries(const StageMetadata& metadata) {
+  Tables tables(1, 1);
+  const ByName by_spec = explained(metadata, 1, tables);
+  std::vector<SpecEntry> entries;
+  for (const ParallelParameter& parameter : metadata.parameters) {
+    const auto found = by_spec.find(parameter.name);
+    if (found != by_spec.end() && !found->second.is_exempt) entries.push_back(found->second.entry);
+  }
+  return entries;
+}
+
+}  // namespace reshard

@@ -1,0 +1,121 @@
+#include "reshard/layouts/map/row_shards.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+namespace reshard {
+namespace {
+
+/// A shard in rows of the local tensor as its map sees it, which may have slices one under the other.
+struct ShardRows {
+  std::uint32_t stored;
+  std::uint64_t begin;
+  std::uint64_t end;  // of the shard, with its padding
+};
+
+/// Gives a shard the view that `local` has of its file's tensor.
+void view_as(StoredTensor& shard, const StoredTensor& local) {
+  shard.label = local.label;
+  shard.replicated = local.replicated;
+  shard.tied = local.tied;
+  shard.expert_parallel = local.expert_parallel;
+  if (local.slices == 0 || shard.slices != 0) return;
+  const Dims in_file = shard.shape;
+  shard.slices = static_cast<std::uint32_t>(in_file[0]);
+  shard.shape = {in_file[0] * in_file[1]};
+  for (std::size_t d = 2; d < in_file.size(); ++d) shard.shape.push_back(in_file[d]);
+}
+
+std::vector<ShardRows> rows_of(TensorMap& map, const StoredTensor& local, const std::vector<RowShard>& shards) {
+  std::vector<ShardRows> rows;
+  rows.reserve(shards.size());
+  const std::uint64_t rows_of_slice = local.slices == 0 ? 1 : local.shape[0] / local.slices;
+  for (const RowShard& shard : shards) {
+    StoredTensor& stored = map.stored[shard.stored];
+    view_as(stored, local);
+    const std::uint64_t begin = shard.begin_row * rows_of_slice;
+    rows.push_back({shard.stored, begin, stored.shape.empty() ? begin : begin + stored.shape[0]});
+  }
+  assert(std::is_sorted(rows.begin(), rows.end(),
+                        [](const ShardRows& a, const ShardRows& b) { return a.begin < b.begin; }));
+  return rows;
+}
+
+void add_padding(TensorMap& map, const StoredTensor& local, const std::vector<ShardRows>& shards, TensorRole role) {
+  if (local.shape.empty()) return;
+  for (const ShardRows& shard : shards) {
+    if (shard.end <= local.shape[0]) continue;
+    Box box = whole(map.stored[shard.stored].shape);
+    box.begin[0] = std::max(shard.begin, local.shape[0]) - shard.begin;
+    box.size[0] -= box.begin[0];
+    map.add_filler(shard.stored, box, 0, Filler::Fill::kPadding, role);
+  }
+}
+
+/// Calls `add(stored, box of the logical tensor, where it begins in the shard)` for what each shard has of `piece`.
+template <typename Add>
+void cut(const Piece& piece, const std::vector<ShardRows>& shards, Add&& add) {
+  if (piece.box.size.empty()) {
+    for (const ShardRows& shard : shards) add(shard.stored, piece.box, piece.stored_begin);
+    return;
+  }
+  const std::uint64_t begin = piece.stored_begin[0], end = begin + piece.box.size[0];
+  auto shard =
+      std::partition_point(shards.begin(), shards.end(), [&](const ShardRows& one) { return one.end <= begin; });
+  for (; shard != shards.end() && shard->begin < end; ++shard) {
+    const std::uint64_t from = std::max(begin, shard->begin), to = std::min(end, shard->end);
+    if (from >= to) continue;
+    Box box = piece.box;
+    box.begin[0] += from - begin;
+    box.size[0] = to - from;
+    Dims stored_begin = piece.stored_begin;
+    stored_begin[0] = from - shard->begin;
+    add(shard->stored, std::move(box), std::move(stored_begin));
+  }
+}
+
+}  // namespace
+
+std::uint64_t rows_per_shard(std::uint64_t rows, std::uint64_t count) {
+  return rows / count + (rows % count == 0 ? 0 : 1);
+}
+
+RowShare row_share(std::uint64_t rows, std::uint64_t count, std::uint64_t number) {
+  const std::uint64_t most = rows_per_shard(rows, count);
+  const std::uint64_t begin = number >= count ? rows : std::min(rows, most * number);
+  return {begin, std::min(most, rows - begin)};
+}
+
+Dims row_shard_shape(Dims local, std::uint64_t count) {
+  if (!local.empty()) local[0] = rows_per_shard(local[0], count);
+  return local;
+}
+
+void add_row_shards(TensorMap& map, const TensorMap& local, std::span<const std::vector<RowShard>> shards,
+                    const NameOfState& state, TensorRole role) {
+  std::vector<std::vector<ShardRows>> rows;
+  rows.reserve(shards.size());
+  for (std::size_t s = 0; s < shards.size(); ++s) {
+    rows.push_back(rows_of(map, local.stored[s], shards[s]));
+    add_padding(map, local.stored[s], rows.back(), role);
+  }
+  for (std::size_t l = 0; l < local.logical.size(); ++l) {
+    const LogicalTensor& logical = local.logical[l];
+    std::optional<std::uint32_t> index;  // made with its first piece
+    for (const Piece& piece : local.pieces[l])
+      cut(piece, rows[piece.stored], [&](std::uint32_t stored, Box box, Dims stored_begin) {
+        if (logical.filler)
+          return map.add_filler(stored, {stored_begin, box.size}, *logical.filler, logical.filler.fill(), role);
+        if (!index) {
+          LogicalTensor named = state(logical);
+          named.shape = logical.shape;
+          index = map.add_logical(
+              named, map.files.empty() ? std::filesystem::path() : map.files[map.stored[stored].file].path);
+        }
+        map.pieces[*index].push_back({stored, std::move(box), std::move(stored_begin)});
+      });
+  }
+}
+
+}  // namespace reshard

@@ -1,0 +1,127 @@
+#include "reshard/layouts/map/target_file.h"
+
+#include <string_view>
+#include <unordered_map>
+
+#include "reshard/formats/dcp/dcp_plan.h"
+#include "reshard/formats/safetensors/safetensors.h"
+#include "reshard/formats/torch/xser.h"
+
+namespace reshard {
+namespace {
+
+TensorEntry entry_of(const StoredTensor& tensor) {
+  TensorEntry entry{tensor.name, tensor.dtype, tensor.file_shape()};
+  entry.expert_parallel = tensor.expert_parallel;
+  entry.is_object = tensor.is_object;
+  return entry;
+}
+
+/// torch names the directory inside a file after the file.
+std::string archive_name(const std::filesystem::path& path) {
+  return path.stem().string();
+}
+
+ContainerPlan plan_file(const TensorFile& file, std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs) {
+  const std::string archive = archive_name(file.path);
+  const FileMetadata metadata = file.record ? record_metadata(*file.record) : FileMetadata();
+  switch (file.encoding) {
+    case TensorFile::Encoding::kSafetensors: return plan_safetensors(std::move(tensors), metadata);
+    case TensorFile::Encoding::kTorch:
+      if (file.structure) return plan_torch_value(archive, *file.structure, std::move(tensors), crcs, metadata);
+      return plan_torch(archive, std::move(tensors), file.aliases, crcs, metadata);
+    case TensorFile::Encoding::kTorchTensor:
+      return plan_torch_tensor(archive, std::move(tensors.front()), crcs.empty() ? 0 : crcs.front(), metadata);
+    case TensorFile::Encoding::kDcpItems: return plan_dcp_items(std::move(tensors), crcs, file.objects).container;
+  }
+  return {};
+}
+
+std::vector<std::uint32_t> add_file(TensorMap& map, TensorFile file, const std::vector<StoredTensor>& tensors) {
+  std::vector<TensorEntry> entries;
+  std::unordered_map<std::string_view, std::size_t> position;
+  entries.reserve(tensors.size());
+  position.reserve(tensors.size());
+  for (const StoredTensor& tensor : tensors) {
+    position.emplace(tensor.name.text(), entries.size());
+    entries.push_back(entry_of(tensor));
+  }
+  const ContainerPlan plan = plan_file(file, std::move(entries), {});
+  const auto file_index = static_cast<std::uint32_t>(map.files.size());
+  file.size_bytes = plan.size_bytes;
+  file.first_stored = static_cast<std::uint32_t>(map.stored.size());
+  file.stored_count = static_cast<std::uint32_t>(tensors.size());
+  map.files.push_back(std::move(file));
+  std::vector<std::uint32_t> indices(tensors.size());
+  for (const TensorEntry& entry : plan.tensors) {
+    const std::size_t at = position.at(entry.name);
+    StoredTensor tensor = tensors[at];
+    tensor.file = file_index;
+    tensor.offset_bytes = entry.offset_bytes;
+    tensor.size_bytes = entry.size_bytes;
+    indices[at] = map.add_stored(std::move(tensor));
+  }
+  return indices;
+}
+
+/// A file a tensor, numbered in their order; a second name has the number of the first.
+std::vector<std::uint32_t> add_xser(TensorMap& map, const TargetContainer& container, const TensorFile& file) {
+  std::vector<std::uint32_t> indices;
+  std::vector<std::pair<std::string, std::uint64_t>> names;
+  std::unordered_map<std::string, std::uint64_t> numbers;
+  std::vector<TensorEntry> entries;
+  for (const StoredTensor& tensor : container.tensors) {
+    TensorFile tensor_file = file;
+    tensor_file.path = xser_tensor_path(container.path, names.size());
+    tensor_file.encoding = TensorFile::Encoding::kTorchTensor;
+    numbers.emplace(tensor.name, names.size());
+    names.emplace_back(tensor.name, names.size());
+    entries.push_back(entry_of(tensor));
+    indices.push_back(add_file(map, std::move(tensor_file), {tensor}).front());
+  }
+  for (const TensorAlias& alias : container.aliases) names.emplace_back(alias.name, numbers.at(alias.source));
+  const std::filesystem::path info_path = xser_info_path(container.path);
+  if (container.has_info) map.text_files.push_back({info_path, xser_info_file(archive_name(info_path), entries)});
+  const FileMetadata metadata = file.record ? record_metadata(*file.record) : FileMetadata();
+  const std::string archive = archive_name(container.path);
+  map.text_files.push_back({container.path, container.structure
+                                                ? xser_reference_file(archive, *container.structure, metadata)
+                                                : xser_reference_file(archive, names, metadata)});
+  return indices;
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> add_target_container(TensorMap& map, TargetContainer container) {
+  TensorFile file;
+  file.path = container.path;
+  file.tp_rank = container.tp_rank;
+  file.pp_rank = container.pp_rank;
+  file.ep_rank = container.ep_rank;
+  file.record = std::move(container.record);
+  switch (container.format) {
+    case Format::kXser: return add_xser(map, container, file);
+    case Format::kSafetensors: file.encoding = TensorFile::Encoding::kSafetensors; break;
+    case Format::kPytorch:
+      file.encoding = container.as_items ? TensorFile::Encoding::kDcpItems : TensorFile::Encoding::kTorch;
+      file.aliases = std::move(container.aliases);
+      file.structure = std::move(container.structure);
+      file.objects = std::move(container.objects);
+      break;
+  }
+  return add_file(map, std::move(file), container.tensors);
+}
+
+bool needs_crcs(const TensorFile& file) {
+  return file.encoding != TensorFile::Encoding::kSafetensors;
+}
+
+std::vector<FilePart> target_parts(const TensorMap& map, const TensorFile& file, std::span<const std::uint32_t> crcs) {
+  std::vector<TensorEntry> entries;
+  for (std::uint32_t s = file.first_stored; s < file.first_stored + file.stored_count; ++s)
+    entries.push_back(entry_of(map.stored[s]));
+  const auto own_crcs = crcs.empty() ? crcs : crcs.subspan(file.first_stored, file.stored_count);
+  return plan_file(file, std::move(entries), own_crcs).parts;
+}
+
+}  // namespace reshard

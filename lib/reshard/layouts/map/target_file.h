@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reshard/formats/common/format.h"
+#include "reshard/layouts/map/tensor_map.h"
+
+namespace reshard {
+
+/// A state dict to be written: the tensors of one rank, or of one file of a Hugging Face checkpoint.
+struct TargetContainer {
+  Format format = Format::kSafetensors;
+  std::filesystem::path path;  // relative to the output directory
+  std::uint32_t tp_rank = 0;
+  std::uint32_t pp_rank = 0;
+  std::uint32_t ep_rank = 0;
+  std::vector<StoredTensor> tensors;  // of each the name, dtype, shape and kind
+  std::vector<TensorAlias> aliases;   // safetensors knows none
+  std::optional<RankRecord> record;   // what its files say of themselves; nothing for a whole model's
+  /// With kPytorch or kXser: what is saved, if it is no state dict; `tensors` are in its order, and their names only
+  /// ours. Files share it.
+  std::shared_ptr<const SavedValue> structure;
+  std::vector<std::string> objects;  // with as_items: what comes after the tensors, as torch.save made it
+  bool has_info = true;              // with kXser: PATH.info.pt is written
+  bool as_items = false;  // with kPytorch: each tensor saved by itself, as torch.distributed.checkpoint has it
+};
+
+/// Adds its files to a target: one, but for xser, whose tensors have a file each, and whose reference and info
+/// files join `text_files`. \returns the index of each tensor in `TensorMap::stored`, in the order of
+/// `container.tensors`.
+/// \throws Error kUnsupported where the format cannot hold a tensor.
+std::vector<std::uint32_t> add_target_container(TensorMap& map, TargetContainer container);
+
+/// The bytes of a target's file that are not its tensors'. Made anew each time: of ten thousand layers on a hundred
+/// ranks, all of them at once would be most of the memory. `crcs` are those of all tensors of the map, as
+/// TensorMap::stored counts them; without them, parts that hold a CRC are not final.
+std::vector<FilePart> target_parts(const TensorMap& map, const TensorFile& file,
+                                   std::span<const std::uint32_t> crcs = {});
+
+/// Whether the parts depend on the tensors' CRCs.
+bool needs_crcs(const TensorFile& file);
+
+}  // namespace reshard

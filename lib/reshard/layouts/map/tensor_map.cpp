@@ -1,0 +1,488 @@
+#include "reshard/layouts/map/tensor_map.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <optional>
+#include <set>
+
+#include "reshard/base/error.h"
+#include "reshard/tensor/cast/numeric.h"
+#include "reshard/tensor/copy/runs.h"
+
+namespace reshard {
+namespace {
+
+/// A stored tensor's piece seen from the stored side.
+struct Tile {
+  Box box;
+  std::uint32_t logical;
+  std::uint32_t piece;
+};
+
+Error tiling_error(const TensorMap& map, std::uint32_t stored, const std::string& message) {
+  const StoredTensor& tensor = map.stored[stored];
+  return Error(ErrorKind::kBadInput, message).in(map.files[tensor.file].path).tensor(tensor.name);
+}
+
+/// No two tiles overlap. They are sorted by where they begin, so that only neighbours along one dim need comparing.
+void validate_disjoint(const TensorMap& map, std::uint32_t stored, std::vector<Tile>& tiles) {
+  std::size_t dim = 0;  // along which they lie one after the other
+  while (!tiles.empty() && dim + 1 < tiles.front().box.begin.size() &&
+         std::all_of(tiles.begin(), tiles.end(),
+                     [&](const Tile& tile) { return tile.box.begin[dim] == tiles.front().box.begin[dim]; }))
+    ++dim;
+  std::sort(tiles.begin(), tiles.end(), [&](const Tile& a, const Tile& b) {
+    return a.box.begin.empty() ? false : a.box.begin[dim] < b.box.begin[dim];
+  });
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    for (std::size_t j = i + 1; j < tiles.size(); ++j) {
+      const Box& a = tiles[i].box;
+      const Box& b = tiles[j].box;
+      if (a.begin.empty() || b.begin[dim] >= a.begin[dim] + a.size[dim]) break;
+      if (const auto shared = intersect(a, b))
+        throw tiling_error(map, stored, "its box " + to_string(*shared) + " is filled twice");
+    }
+  }
+}
+
+constexpr std::size_t kFewTiles = 256;  // that are compared with each other
+constexpr std::size_t kMostSplitDims = 6;
+
+/// Whether boxes inside a tensor fill it, each element once; nothing where that takes too long to know. The function
+/// that counts the boxes over each element is known by its differences along all dims, which are the boxes' corners
+/// with a sign: they cancel each other, but for those of the tensor. O(n log n).
+std::optional<bool> fill_exactly(const std::vector<Tile>& tiles, const Dims& shape) {
+  std::vector<std::size_t> dims;  // that are split
+  for (std::size_t d = 0; d < shape.size(); ++d)
+    if (std::any_of(tiles.begin(), tiles.end(), [&](const Tile& tile) { return tile.box.size[d] != shape[d]; }))
+      dims.push_back(d);
+  if (dims.size() > kMostSplitDims || volume(whole(shape)) == 0) return std::nullopt;
+  std::vector<std::pair<Dims, int>> corners;
+  corners.reserve((tiles.size() + 1) << dims.size());
+  const auto add = [&](const Box& box, int sign) {
+    for (std::size_t corner = 0; corner < std::size_t{1} << dims.size(); ++corner) {
+      Dims point;
+      int own = sign;
+      for (std::size_t i = 0; i < dims.size(); ++i) {
+        const bool at_end = (corner >> i & 1) != 0;
+        point.push_back(box.begin[dims[i]] + (at_end ? box.size[dims[i]] : 0));
+        if (at_end) own = -own;
+      }
+      corners.emplace_back(std::move(point), own);
+    }
+  };
+  for (const Tile& tile : tiles)
+    if (volume(tile.box) > 0) add(tile.box, 1);
+  add(whole(shape), -1);
+  std::sort(corners.begin(), corners.end());
+  for (auto begin = corners.begin(); begin != corners.end();) {
+    int sum = 0;
+    auto end = begin;
+    for (; end != corners.end() && end->first == begin->first; ++end) sum += end->second;
+    if (sum != 0) return false;
+    begin = end;
+  }
+  return true;
+}
+
+void validate_whole_bytes(const TensorMap& map, const StoredTensor& tensor, const Tile& tile) {
+  if (bits(tensor.dtype) % 8 == 0) return;
+  const LogicalTensor& logical = map.logical[tile.logical];
+  const Piece& piece = map.pieces[tile.logical][tile.piece];
+  if (make_runs(tensor.dtype, piece.box.size, logical.shape, piece.box.begin, tensor.shape, piece.stored_begin)) return;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("the box {} of {} splits a packed byte: elements of {} have {} bits", to_string(piece.box),
+                          to_string(logical.shape), name(tensor.dtype), bits(tensor.dtype)))
+      .tensor(logical.name)
+      .hint("choose a smaller TP degree");
+}
+
+/// The piece seen from the stored side, which lies inside both tensors.
+Tile fitting_tile(const TensorMap& map, std::uint32_t logical_index, std::uint32_t piece_index) {
+  const Piece& piece = map.pieces[logical_index][piece_index];
+  const LogicalTensor& logical = map.logical[logical_index];
+  const StoredTensor& tensor = map.stored[piece.stored];
+  Tile tile{{piece.stored_begin, piece.box.size}, logical_index, piece_index};
+  if (!contains(logical.shape, piece.box) || !contains(tensor.shape, tile.box) || tensor.dtype != logical.dtype)
+    throw tiling_error(map, piece.stored,
+                       fmt::format("the piece {} of {} does not fit it", to_string(piece.box), logical.name));
+  validate_whole_bytes(map, tensor, tile);
+  return tile;
+}
+
+/// Pieces that lie inside the stored tensor have as many elements together as it has.
+void validate_filled(const TensorMap& map, std::uint32_t stored, std::uint64_t filled) {
+  const std::uint64_t elems = num_elems(map.stored[stored].shape).value_or(0);
+  if (filled < elems)
+    throw tiling_error(map, stored, fmt::format("{} of its {} elements belong to no tensor", elems - filled, elems));
+  if (filled > elems) throw tiling_error(map, stored, "its pieces overlap");
+}
+
+/// ", of which a rank has 25", where the rule says it by itself.
+std::string expected_size(const PartitionRule& rule, std::uint32_t rank) {
+  const auto size = stated_size(rule, rank);
+  return size ? fmt::format(", of which it makes {} for a rank", *size) : std::string();
+}
+
+}  // namespace
+
+Dims StoredTensor::file_shape() const {
+  if (paired_rows) {
+    Dims in_file = shape;
+    in_file[0] *= 2;
+    in_file[1] /= 2;
+    return in_file;
+  }
+  if (slices == 0) return shape;
+  Dims in_file{slices, shape[0] / slices};
+  for (std::size_t d = 1; d < shape.size(); ++d) in_file.push_back(shape[d]);
+  return in_file;
+}
+
+void TensorMap::reserve_logical(std::size_t count) {
+  logical.reserve(count);
+  pieces.reserve(count);
+  logical_by_name_.reserve(count);
+}
+
+std::uint32_t TensorMap::add_logical(const LogicalTensor& tensor, const std::filesystem::path& where) {
+  auto& by_name = tensor.filler ? filler_by_name_ : logical_by_name_;
+  const auto [found, is_new] = by_name.try_emplace(tensor.name, static_cast<std::uint32_t>(logical.size()));
+  if (is_new) {
+    logical.push_back(tensor);
+    pieces.emplace_back();
+    return found->second;
+  }
+  const LogicalTensor& known = logical[found->second];
+  if (known.dtype != tensor.dtype || known.shape != tensor.shape)
+    throw Error(ErrorKind::kBadInput, fmt::format("makes it {} {}, but other files make it {} {}", name(tensor.dtype),
+                                                  to_string(tensor.shape), name(known.dtype), to_string(known.shape)))
+        .in(where)
+        .tensor(tensor.name)
+        .hint("the files belong to different checkpoints, or one of them is damaged");
+  return found->second;
+}
+
+std::optional<std::uint32_t> TensorMap::find_logical(const std::string& name) const {
+  const auto found = logical_by_name_.find(name);
+  if (found == logical_by_name_.end()) return std::nullopt;
+  return found->second;
+}
+
+std::size_t TensorMap::tensor_count() const {
+  return static_cast<std::size_t>(std::count_if(logical.begin(), logical.end(), [](const LogicalTensor& tensor) {
+    return !tensor.filler && tensor.role == TensorRole::kParameter;
+  }));
+}
+
+std::vector<LogicalTensor> TensorMap::state_dict() const {
+  std::vector<LogicalTensor> tensors;
+  std::copy_if(logical.begin(), logical.end(), std::back_inserter(tensors),
+               [](const LogicalTensor& tensor) { return !tensor.filler; });
+  return tensors;
+}
+
+std::uint32_t TensorMap::add_stored(StoredTensor tensor) {
+  stored.push_back(std::move(tensor));
+  return static_cast<std::uint32_t>(stored.size() - 1);
+}
+
+std::uint32_t TensorMap::add_files(const Container& container, RankId rank) {
+  const auto first = static_cast<std::uint32_t>(files.size());
+  for (const ContainerFile& file : container.files) {
+    files.push_back({file.path, file.size_bytes, rank.tp_rank, rank.pp_rank, rank.ep_rank});
+    files.back().stamp = file.stamp;
+  }
+  return first;
+}
+
+std::uint32_t TensorMap::add_stored(const TensorEntry& tensor, std::uint32_t first_file, PartitionLabel label) {
+  const std::uint32_t index = add_stored({tensor.name, tensor.dtype, tensor.shape, first_file + tensor.file,
+                                          tensor.offset_bytes, tensor.size_bytes, label});
+  if (!tensor.strides.empty()) strides.emplace(index, tensor.strides);
+  return index;
+}
+
+void TensorMap::add_whole(std::uint32_t stored_index, const std::string& logical_name) {
+  const StoredTensor& tensor = stored[stored_index];
+  const std::uint32_t index = add_logical({logical_name, tensor.dtype, tensor.shape, {}}, files[tensor.file].path);
+  pieces[index].push_back({stored_index, whole(tensor.shape), Dims(tensor.shape.size(), 0)});
+}
+
+void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule, std::uint32_t rank) {
+  const StoredTensor& tensor = stored[stored_index];
+  const auto& path = files[tensor.file].path;
+  const auto shapes = logical_shapes(rule, rank, tensor.shape);
+  if (!shapes)
+    throw Error(ErrorKind::kBadInput, fmt::format("its shape {} does not fit its partition along dim {}{}",
+                                                  to_string(tensor.shape), rule.dim, expected_size(rule, rank)))
+        .in(path)
+        .tensor(tensor.name)
+        .hint("the last ranks are missing, or the metadata or config.json belongs to other shards");
+  std::vector<std::uint32_t> indices;
+  indices.reserve(rule.parts.size());
+  for (std::size_t i = 0; i < rule.parts.size(); ++i) {
+    const std::string& part = rule.parts[i].logical_name;
+    const Dims& shape = (*shapes)[i];
+    if (!num_bytes(tensor.dtype, shape))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("{} would have the shape {}, whose bytes overflow 64 bits", part, to_string(shape)))
+          .in(path)
+          .tensor(tensor.name);
+    indices.push_back(add_logical({part, tensor.dtype, shape, {}}, path));
+  }
+  add_pieces(stored_index, rule, rank, indices, *shapes);
+}
+
+void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule, std::uint32_t rank,
+                           std::span<const std::uint32_t> indices, const std::vector<Dims>& shapes) {
+  if (rule.constant) add_constant(stored_index, *rule.constant, rank);
+  for (PartPiece& piece : pieces_of(rule, rank, shapes)) {
+    if (piece.is_padding)
+      add_filler(stored_index, {piece.stored_begin, piece.box.size},
+                 rule.parts[piece.part].lowest ? lowest_bits(stored[stored_index].dtype) : 0);
+    else
+      pieces[indices[piece.part]].push_back({stored_index, std::move(piece.box), std::move(piece.stored_begin)});
+  }
+}
+
+/// A box for each run of equal elements. One of several numbers has one dim.
+void TensorMap::add_constant(std::uint32_t stored_index, const PartitionRule::Constant& constant, std::uint32_t rank) {
+  const auto fill = constant.is_rank_number ? Filler::Fill::kRankNumber : Filler::Fill::kConstant;
+  const std::vector<std::uint64_t>& values = constant.of(rank);
+  if (values.size() == 1) return add_filler(stored_index, whole(constant.shape), values.front(), fill);
+  for (std::size_t begin = 0; begin < values.size();) {
+    std::size_t end = begin + 1;
+    while (end < values.size() && values[end] == values[begin]) ++end;
+    add_filler(stored_index, {{begin}, {end - begin}}, values[begin], fill);
+    begin = end;
+  }
+}
+
+void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint64_t bits, Filler::Fill fill,
+                           TensorRole role) {
+  if (volume(box) == 0) return;
+  const StoredTensor& tensor = stored[stored_index];
+  const std::string value = fill == Filler::Fill::kRankNumber ? fmt::format("rank {}", bits)
+                            : fill == Filler::Fill::kConstant ? fmt::format("constant {:#x}", bits)
+                            : bits == 0                       ? "zeros"
+                                                              : "lowest numbers";
+  LogicalTensor filler{
+      fmt::format("{} ({})", tensor.name.text(), value), tensor.dtype, tensor.shape, Filler(bits, fill), {}, role};
+  // States of different parameters may have one name in the files of different stages.
+  const auto known = filler_by_name_.find(filler.name);
+  if (known != filler_by_name_.end() &&
+      (logical[known->second].shape != filler.shape || logical[known->second].dtype != filler.dtype))
+    filler.name += fmt::format(" {} {}", name(filler.dtype), to_string(filler.shape));
+  const std::uint32_t index = add_logical(filler, {});
+  pieces[index].push_back({stored_index, box, box.begin});
+}
+
+void TensorMap::add_copy(std::uint32_t of, const std::string& name, TensorRole role) {
+  LogicalTensor tensor = logical[of];
+  tensor.name = name;
+  tensor.role = role;
+  tensor.model_dtype.reset();
+  const std::uint32_t copy = add_logical(tensor, {});
+  std::set<std::pair<Dims, Dims>> taken;
+  for (std::size_t p = 0; p < pieces[of].size(); ++p) {
+    const Piece piece = pieces[of][p];
+    if (stored[piece.stored].tied || !taken.emplace(piece.box.begin, piece.box.size).second) continue;
+    // The part of the stored tensor that the piece is, as a tensor of its own.
+    StoredTensor part = stored[piece.stored];
+    const auto strided = strides.find(piece.stored);
+    const Dims steps = strided == strides.end() ? c_strides(part.shape) : strided->second;
+    std::uint64_t first = 0;
+    for (std::size_t d = 0; d < steps.size(); ++d) first += piece.stored_begin[d] * steps[d];
+    part.offset_bytes += first * bits(part.dtype) / 8;
+    part.shape = piece.box.size;
+    part.size_bytes = num_bytes(part.dtype, part.shape).value_or(0);
+    part.slices = 0;
+    part.paired_rows = false;
+    if (volume(piece.box) == 0) continue;
+    const std::uint32_t index = add_stored(std::move(part));
+    if (steps != c_strides(piece.box.size)) strides.emplace(index, steps);
+    pieces[copy].push_back({index, piece.box, Dims(steps.size(), 0)});
+  }
+}
+
+void TensorMap::tie_logical(std::uint32_t tied, std::uint32_t source) {
+  for (Piece& piece : pieces[tied]) {
+    StoredTensor& replica = stored[piece.stored];
+    replica.tied = true;
+    replica.label = PartitionLabel::kTied;
+    replica.replicated = false;
+    pieces[source].push_back(std::move(piece));
+  }
+  logical.erase(logical.begin() + tied);
+  pieces.erase(pieces.begin() + tied);
+  logical_by_name_.clear();
+  filler_by_name_.clear();
+  for (std::uint32_t i = 0; i < logical.size(); ++i)
+    (logical[i].filler ? filler_by_name_ : logical_by_name_).emplace(logical[i].name, i);
+}
+
+std::vector<std::pair<LogicalTensor, std::vector<Piece>>> TensorMap::take_logical() {
+  std::vector<std::pair<LogicalTensor, std::vector<Piece>>> taken;
+  taken.reserve(logical.size());
+  for (std::size_t l = 0; l < logical.size(); ++l) taken.emplace_back(std::move(logical[l]), std::move(pieces[l]));
+  logical.clear();
+  pieces.clear();
+  logical_by_name_.clear();
+  filler_by_name_.clear();
+  return taken;
+}
+
+void TensorMap::keep_stored(const std::vector<bool>& used) {
+  std::vector<std::uint32_t> numbers(stored.size());
+  std::vector<StoredTensor> kept;
+  std::unordered_map<std::uint32_t, Dims> kept_strides;
+  for (std::uint32_t s = 0; s < stored.size(); ++s) {
+    if (!used[s]) continue;
+    numbers[s] = static_cast<std::uint32_t>(kept.size());
+    kept.push_back(std::move(stored[s]));
+    if (const auto own = strides.find(s); own != strides.end()) kept_strides.emplace(numbers[s], own->second);
+  }
+  stored = std::move(kept);
+  strides = std::move(kept_strides);
+  for (std::vector<Piece>& of_logical : pieces) {
+    std::erase_if(of_logical, [&](const Piece& piece) { return !used[piece.stored]; });
+    for (Piece& piece : of_logical) piece.stored = numbers[piece.stored];
+  }
+}
+
+void TensorMap::append(TensorMap other, const std::string& logical_prefix) {
+  const auto first_file = static_cast<std::uint32_t>(files.size());
+  const auto first_stored = static_cast<std::uint32_t>(stored.size());
+  for (TensorFile& file : other.files) {
+    file.first_stored += first_stored;
+    files.push_back(std::move(file));
+  }
+  for (StoredTensor& tensor : other.stored) {
+    tensor.file += first_file;
+    stored.push_back(std::move(tensor));
+  }
+  for (const std::uint32_t index : other.transposed)
+    if (const auto own = find_logical(logical_prefix + other.logical[index].name)) transposed.push_back(*own);
+  for (auto& [index, tensor_strides] : other.strides) strides.emplace(first_stored + index, std::move(tensor_strides));
+  for (std::size_t l = 0; l < other.logical.size(); ++l) {
+    LogicalTensor& tensor = other.logical[l];
+    tensor.name = logical_prefix + tensor.name;
+    const std::uint32_t index = add_logical(tensor, {});
+    for (Piece& piece : other.pieces[l]) {
+      piece.stored += first_stored;
+      pieces[index].push_back(std::move(piece));
+    }
+  }
+  for (TextFile& file : other.text_files) text_files.push_back(std::move(file));
+}
+
+void TensorMap::transpose(std::span<const std::uint32_t> indices) {
+  const auto swap_last = [](Dims& dims) { std::swap(dims[dims.size() - 2], dims[dims.size() - 1]); };
+  std::vector<bool> turned_logical(logical.size()), turned_stored(stored.size());
+  for (const std::uint32_t index : indices) {
+    turned_logical[index] = true;
+    for (const Piece& piece : pieces[index]) turned_stored[piece.stored] = true;
+  }
+  for (std::uint32_t l = 0; l < logical.size(); ++l) {
+    const auto is_turned = [&](const Piece& piece) { return turned_stored[piece.stored]; };
+    const bool has_part = std::any_of(pieces[l].begin(), pieces[l].end(), is_turned);
+    if (!has_part && !turned_logical[l]) continue;
+    if (!std::all_of(pieces[l].begin(), pieces[l].end(), is_turned) || (!logical[l].filler && !turned_logical[l]))
+      throw Error(ErrorKind::kInternal, "shares a stored tensor with one that is transposed").tensor(logical[l].name);
+    swap_last(logical[l].shape);
+    for (Piece& piece : pieces[l]) {
+      swap_last(piece.box.begin);
+      swap_last(piece.box.size);
+      swap_last(piece.stored_begin);
+    }
+  }
+  for (std::uint32_t s = 0; s < stored.size(); ++s) {
+    if (!turned_stored[s]) continue;
+    Dims& shape = stored[s].shape;
+    Dims& steps = strides.try_emplace(s, c_strides(shape)).first->second;
+    swap_last(shape);
+    swap_last(steps);
+    if (steps == c_strides(shape)) strides.erase(s);
+  }
+}
+
+void TensorMap::rename_logical(const std::vector<std::string>& names) {
+  logical_by_name_.clear();
+  filler_by_name_.clear();
+  for (std::uint32_t i = 0; i < logical.size(); ++i) {
+    logical[i].name = names[i];
+    (logical[i].filler ? filler_by_name_ : logical_by_name_).emplace(names[i], i);
+  }
+}
+
+void TensorMap::order_logical(const std::vector<std::string>& names) {
+  std::vector<std::size_t> key(logical.size(), names.size());
+  for (std::size_t i = names.size(); i-- > 0;)  // the first of equal names counts
+    if (const auto found = find_logical(names[i])) key[*found] = i;
+  if (std::is_sorted(key.begin(), key.end())) return;
+  std::vector<std::uint32_t> order(logical.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return key[a] < key[b]; });
+  std::vector<LogicalTensor> sorted_logical;
+  std::vector<std::vector<Piece>> sorted_pieces;
+  sorted_logical.reserve(order.size());
+  sorted_pieces.reserve(order.size());
+  for (const std::uint32_t index : order) {
+    auto& by_name = logical[index].filler ? filler_by_name_ : logical_by_name_;
+    by_name[logical[index].name] = static_cast<std::uint32_t>(sorted_logical.size());
+    sorted_logical.push_back(std::move(logical[index]));
+    sorted_pieces.push_back(std::move(pieces[index]));
+  }
+  logical = std::move(sorted_logical);
+  pieces = std::move(sorted_pieces);
+}
+
+void validate_tiling(const TensorMap& map) {
+  struct Place {
+    std::uint32_t stored;
+    std::uint32_t logical;
+    std::uint32_t piece;
+    auto operator<=>(const Place&) const = default;
+  };
+  std::vector<std::uint32_t> counts(map.stored.size());  // how many pieces it has
+  for (const auto& pieces : map.pieces)
+    for (const Piece& piece : pieces) ++counts[piece.stored];
+
+  // There may be millions of pieces, nearly all of which are all of a stored tensor: these are taken as they come.
+  std::vector<Place> others;
+  for (std::uint32_t l = 0; l < map.logical.size(); ++l) {
+    for (std::uint32_t p = 0; p < map.pieces[l].size(); ++p) {
+      const std::uint32_t stored = map.pieces[l][p].stored;
+      if (counts[stored] == 1)
+        validate_filled(map, stored, volume(fitting_tile(map, l, p).box));
+      else
+        others.push_back({stored, l, p});
+    }
+  }
+  for (std::uint32_t s = 0; s < map.stored.size(); ++s)
+    if (counts[s] == 0) validate_filled(map, s, 0);
+
+  std::sort(others.begin(), others.end());
+  std::vector<Tile> tiles;  // of one stored tensor
+  for (auto begin = others.begin(); begin != others.end();) {
+    const std::uint32_t stored = begin->stored;
+    const auto end = begin + counts[stored];
+    tiles.clear();
+    std::uint64_t filled = 0;
+    for (; begin != end; ++begin) {
+      tiles.push_back(fitting_tile(map, begin->logical, begin->piece));
+      filled += volume(tiles.back().box);
+    }
+    const auto proof = tiles.size() > kFewTiles ? fill_exactly(tiles, map.stored[stored].shape) : std::nullopt;
+    if (proof == true) continue;
+    if (!proof) validate_disjoint(map, stored, tiles);
+    validate_filled(map, stored, filled);
+    if (proof) throw tiling_error(map, stored, "its pieces overlap, and leave gaps");
+  }
+}
+
+}  // namespace reshard

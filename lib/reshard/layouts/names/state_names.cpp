@@ -1,0 +1,465 @@
+#include "reshard/layouts/names/state_names.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/torch/state_dict.h"
+
+namespace reshard {
+namespace {
+
+/// What torch.compile, FSDP1, activation checkpointing and fairscale put into names.
+constexpr std::string_view kWrappers[] = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module",
+                                          "_fpw_module"};
+/// DistributedDataParallel's, which is also a word: taken out only where more names are known without it.
+constexpr std::string_view kModuleWrapper = "module";
+
+constexpr std::string_view kModelPrefix = "model.";
+/// Under which training programs put the model's state dict.
+constexpr std::string_view kUsualPrefixes[] = {kModelPrefix, "module.", "state_dict.", "app.", "model_state_dict."};
+/// What wraps a whole model: the classes of trainers and of PEFT.
+constexpr std::string_view kOuterWords[] = {
+    "model", "module", "state_dict", "app", "model_state_dict", "policy", "actor", "base_model", "_forward_module"};
+/// Language models in larger ones, whose other parts have names of their own.
+constexpr std::string_view kPartsOfLarger[] = {"language", "language_model", "text_model", "thinker", "talker", "llm"};
+/// What names of many models begin with. A module of one's own may be called "module" as well.
+constexpr std::string_view kStartsOfModels[] = {"model.", "lm_head.", "transformer.", "gpt_neox.", "language_model."};
+/// What names of a whole model, or of a part of a larger one, begin with, and not those inside "model." of a model.
+constexpr std::string_view kStartsOfWhole[] = {"model.", "lm_head."};
+
+/// Under which they put what is neither the model's nor the optimizer's.
+constexpr std::string_view kOtherRoots[] = {"lr_scheduler", "lr_schedulers", "scheduler", "schedulers",
+                                            "train_state",  "dataloader",    "rng_state", "grad_scaler"};
+
+template <typename Words>
+bool is_one_of(std::string_view word, const Words& words) {
+  return std::find(std::begin(words), std::end(words), word) != std::end(words);
+}
+
+/// The parts of `name` between dots that `is_left` does not hold for.
+template <typename IsLeft>
+std::string without_parts(std::string_view name, const IsLeft& is_left) {
+  std::string rest;
+  while (true) {
+    const std::size_t dot = name.find('.');
+    const std::string_view part = name.substr(0, dot);
+    if (!is_left(part)) rest += (rest.empty() ? "" : ".") + std::string(part);
+    if (dot == name.npos) return rest;
+    name.remove_prefix(dot + 1);
+  }
+}
+
+std::string without_module_parts(const std::string& name) {
+  std::string rest = without_parts(name, [](std::string_view part) { return part == kModuleWrapper; });
+  return rest.empty() ? name : rest;
+}
+
+using Names = std::set<std::string, std::less<>>;
+
+/// The names of a family's parameters, with stars for numbers.
+void add_names(const Family& family, Names& names) {
+  for (const Family::Module& module : family.modules) {
+    names.insert(module.parameter.empty() ? module.name : module.name + "." + module.parameter);
+    if (module.bias) names.insert(module.name + ".bias");
+  }
+}
+
+/// Those that other programs have for them.
+void add_other_names(const Family& family, std::map<std::string, Names>& by_program) {
+  for (const Family::OtherNames& others : family.other_names)
+    for (const Family::OtherName& other : others.parameters)
+      by_program[others.program].insert(other.names.begin(), other.names.end());
+}
+
+/// The same names as models without a head have them, without "model.".
+Names base_names(const Names& names) {
+  constexpr std::string_view kBase = "model.";
+  Names bases;
+  for (const std::string& name : names)
+    if (name.starts_with(kBase)) bases.insert(name.substr(kBase.size()));
+  return bases;
+}
+
+/// What stands before the longest end of an entry that is a known name, and how many entries it stands before.
+using Votes = std::map<std::string, std::size_t, std::less<>>;
+
+Votes vote(std::span<const std::string> entries, const Names& known) {
+  const std::unordered_set<std::string_view> names(known.begin(), known.end());
+  std::size_t longest = 0;  // of the names: ends that are longer are not looked at
+  for (const std::string& name : known) longest = std::max(longest, name.size());
+  constexpr std::size_t kNone = std::string::npos;
+  Votes votes;
+  for (const std::string& entry : entries) {
+    const std::string starred = with_stars(entry);
+    std::size_t prefix_bytes = kNone;
+    std::size_t end = entry.size(), starred_end = starred.size();  // of the parts before those that were looked at
+    while (true) {
+      const std::size_t dot = end == 0 ? kNone : entry.rfind('.', end - 1);
+      const std::size_t starred_dot = starred_end == 0 ? kNone : starred.rfind('.', starred_end - 1);
+      const std::size_t begin = dot == kNone ? 0 : dot + 1, starred_begin = starred_dot == kNone ? 0 : starred_dot + 1;
+      if (starred.size() - starred_begin > longest) break;
+      if (names.count(std::string_view(starred).substr(starred_begin)) > 0) prefix_bytes = begin;
+      if (dot == kNone || starred_dot == kNone) break;
+      end = dot;
+      starred_end = starred_dot;
+    }
+    if (prefix_bytes != kNone) ++votes[entry.substr(0, prefix_bytes)];
+  }
+  return votes;
+}
+
+std::size_t most(const Votes& votes) {
+  std::size_t count = 0;
+  for (const auto& [prefix, voters] : votes) count = std::max(count, voters);
+  return count;
+}
+
+/// Whether an average of the weights lies under `prefix`: "ema.".
+bool is_of_average(std::string_view prefix) {
+  const std::vector<std::string> parts = split(prefix, '.');
+  return std::any_of(parts.begin(), parts.end(), is_average_key);
+}
+
+/// That of most votes. Of several that have as many, as of a model and its average, the first that is usual for models.
+std::string chosen_prefix(const Votes& votes) {
+  const auto order = [](const std::string& prefix) {
+    const auto usual = std::find_if(std::begin(kUsualPrefixes), std::end(kUsualPrefixes),
+                                    [&](std::string_view start) { return prefix.starts_with(start); });
+    return std::tuple(is_of_average(prefix), prefix.empty() ? -1 : usual - std::begin(kUsualPrefixes), prefix.size(),
+                      prefix);
+  };
+  std::string chosen;
+  std::size_t voters = 0;
+  for (const auto& [prefix, count] : votes)
+    if (count > voters || (count == voters && order(prefix) < order(chosen))) {
+      chosen = prefix;
+      voters = count;
+    }
+  return chosen;
+}
+
+/// Whether at least half of what lies under the chosen prefix are votes.
+bool fits_most(std::span<const std::string> entries, const Votes& votes) {
+  const std::string prefix = chosen_prefix(votes);
+  const auto count = std::count_if(entries.begin(), entries.end(), [&](const std::string& entry) {
+    return !entry.empty() && entry.starts_with(prefix);
+  });
+  return 2 * most(votes) >= static_cast<std::size_t>(count);
+}
+
+/// Whether a prefix ends inside a larger model, beside other parts of it.
+bool has_part_of_larger(std::string_view prefix) {
+  const std::vector<std::string> parts = split(prefix, '.');
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const std::string& part) { return is_one_of(part, kPartsOfLarger); });
+}
+
+/// Whether training programs put all of it in front of a model's names.
+bool is_usual_prefix(std::string_view prefix) {
+  const std::vector<std::string> parts = split(prefix.substr(0, prefix.find_last_of('.')), '.');
+  return std::all_of(parts.begin(), parts.end(),
+                     [](const std::string& part) { return is_one_of(part + ".", kUsualPrefixes); });
+}
+
+/// Whether all names that are not empty begin with it.
+bool have_prefix(const std::vector<std::string>& names, std::string_view prefix) {
+  return std::all_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return name.empty() || name.starts_with(prefix); });
+}
+
+bool begins_model(std::string_view name) {
+  return std::any_of(std::begin(kStartsOfModels), std::end(kStartsOfModels),
+                     [&](std::string_view start) { return name.starts_with(start); });
+}
+
+/// Whether only names of whole models begin like `name`: "model.layers", "language_model.lm_head".
+bool starts_like_whole(std::string_view name) {
+  for (std::size_t dot = 0; (dot = name.find('.')) != name.npos && is_one_of(name.substr(0, dot), kPartsOfLarger);)
+    name.remove_prefix(dot + 1);
+  return std::any_of(std::begin(kStartsOfWhole), std::end(kStartsOfWhole),
+                     [&](std::string_view start) { return name.starts_with(start); });
+}
+
+/// Returns what stands before all names and is no part of the model. Of "model." that is so if names behind it, or
+/// behind a part of the model, begin with what only whole models begin with.
+/// \param part_prefix  what stands before most names of the language model.
+std::string container_prefix(const std::vector<std::string>& names, std::string_view part_prefix) {
+  const auto first = std::find_if(names.begin(), names.end(), [](const std::string& name) { return !name.empty(); });
+  std::string prefix;
+  while (first != names.end()) {
+    const std::size_t dot = first->find('.', prefix.size());
+    if (dot == first->npos) return prefix;
+    const std::string longer = first->substr(0, dot + 1);
+    const std::string word = longer.substr(prefix.size());
+    if (!is_one_of(word, kUsualPrefixes) || !have_prefix(names, longer)) return prefix;
+    const bool part_is_inside = part_prefix.starts_with(longer);
+    const auto shows_whole = [&](std::string_view name) {
+      return starts_like_whole(name.substr(std::min(longer.size(), name.size()))) ||
+             (part_is_inside && name.starts_with(part_prefix) && starts_like_whole(name.substr(part_prefix.size())));
+    };
+    if (word == kModelPrefix && std::none_of(names.begin(), names.end(), shows_whole)) return prefix;
+    prefix = longer;
+  }
+  return prefix;
+}
+
+/// \throws Error kBadInput for two entries with one name.
+void validate_unique(std::span<const std::string> entries, const std::vector<std::string>& names) {
+  std::unordered_map<std::string_view, std::size_t> seen;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (names[i].empty()) continue;
+    const auto [other, is_new] = seen.emplace(names[i], i);
+    if (!is_new)
+      throw Error(ErrorKind::kBadInput, fmt::format("gets the name {} in the model, which {} has already",
+                                                    printable(names[i]), printable(entries[other->second])))
+          .tensor(entries[i]);
+  }
+}
+
+/// Gives the entries of another program the model's names; what its names do not explain stays as it is.
+void rename(const Family& family, StateNames& found) {
+  const auto names = std::find_if(family.other_names.begin(), family.other_names.end(),
+                                  [&](const Family::OtherNames& one) { return one.program == found.program; });
+  std::unordered_map<std::string_view, const Family::OtherName*> by_name;
+  for (const Family::OtherName& other : names->parameters)
+    for (const std::string& name : other.names) by_name.emplace(name, &other);
+  found.others.resize(found.names.size());
+  for (std::size_t i = 0; i < found.names.size(); ++i) {
+    std::string& name = found.names[i];
+    const std::string starred = with_stars(name);
+    const auto other = by_name.find(starred);
+    if (other != by_name.end()) {
+      found.others[i] = other->second;
+      // The numbers of `name` take the places of as many stars.
+      std::string renamed = other->second->parameter;
+      std::size_t star = 0;
+      for (const std::string& part : split(name, '.'))
+        if (parse_unsigned(part) && (star = renamed.find('*', star)) != renamed.npos) renamed.replace(star, 1, part);
+      name = std::move(renamed);
+    } else if (std::find(names->unused.begin(), names->unused.end(), starred) != names->unused.end()) {
+      name.clear();
+    }
+  }
+}
+
+/// Where no family has the names of `entries`: finds the prefix under which those are that the optimizer has moments of,
+/// which are called after the model's own names.
+/// \param bare  the entries without wrappers, empty for training states.
+void infer_prefix_from_optimizer(std::span<const std::string> entries, std::span<const std::string> beside,
+                                 const std::vector<std::string>& bare, StateNames& names) {
+  Names known;
+  for (const auto some : {entries, beside})
+    for (const std::string& entry : some) {
+      const std::string_view parameter = names.optimizer.parameter_of(entry);
+      // Older optimizers number their parameters.
+      if (parameter.find_first_not_of("0123456789") != parameter.npos)
+        known.insert(with_stars(without_wrappers(parameter, names)));
+    }
+  names.prefix = chosen_prefix(vote(bare, known));
+}
+
+/// Whether an entry is the optimizer's, or another part of a training run: schedulers, data loaders, counters.
+bool is_training_state(std::string_view entry, const OptimizerEntries& optimizer) {
+  return optimizer.has(entry) || is_one_of(entry.substr(0, entry.find('.')), kOtherRoots);
+}
+
+/// Whether behind "model." names of models may begin.
+bool may_be_wrapped(const std::string& name) {
+  if (!name.starts_with(kModelPrefix)) return false;
+  const std::string_view rest = std::string_view(name).substr(kModelPrefix.size());
+  return begins_model(rest) || is_one_of(rest.substr(0, rest.find('.')), kOuterWords);
+}
+
+using NamesByFile = std::vector<std::vector<std::string>>;
+
+void replace_names(NamesByFile& by_file, std::vector<std::string>& names) {
+  auto name = names.begin();
+  for (std::vector<std::string>& of_file : by_file)
+    for (std::string& one : of_file) one = std::move(*name++);
+}
+
+/// The words of `prefix`, "state_dict" and "model" of "state_dict.model.", if trainers put each of them around models.
+std::vector<std::string> outer_words(const std::string& prefix) {
+  if (prefix.empty()) return {};
+  std::vector<std::string> words = split(std::string_view(prefix).substr(0, prefix.size() - 1), '.');
+  const bool are_known =
+      std::all_of(words.begin(), words.end(), [](const std::string& word) { return is_one_of(word, kOuterWords); });
+  return are_known ? words : std::vector<std::string>();
+}
+
+/// Takes out of the names, which are those of files, what trainers put in front of all names of a model, and "module"
+/// anywhere where more names are a known family's without it. What it took out joins `wrappers`.
+void take_out_words(NamesByFile& by_file, std::set<std::string>& wrappers) {
+  std::vector<std::string> names;
+  for (const std::vector<std::string>& of_file : by_file) names.insert(names.end(), of_file.begin(), of_file.end());
+  if (names.empty()) return;
+  const bool has_module = std::any_of(
+      names.begin(), names.end(), [](const std::string& name) { return is_one_of(kModuleWrapper, split(name, '.')); });
+  const std::string& first = names.front();
+  if (!has_module && !is_one_of(first.substr(0, first.find('.')), kOuterWords)) return;
+  if (!has_module && first.starts_with(kModelPrefix) && std::none_of(names.begin(), names.end(), may_be_wrapped))
+    return;
+  Names known;
+  for (const std::string& model_type : known_model_types()) add_names(*builtin_family(model_type), known);
+  Votes votes = vote(names, known);
+  if (has_module) {
+    std::vector<std::string> without = names;
+    for (std::string& name : without) name = without_module_parts(name);
+    if (Votes others = vote(without, known); most(others) > most(votes)) {
+      votes = std::move(others);
+      names = std::move(without);
+      wrappers.emplace(kModuleWrapper);
+    }
+  }
+  std::string prefix = votes.empty() ? std::string() : chosen_prefix(votes);
+  constexpr std::string_view kFront = "module.";
+  if (votes.empty() && std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+        return name.starts_with(kFront) && begins_model(std::string_view(name).substr(kFront.size()));
+      }))
+    prefix = kFront;
+  const std::vector<std::string> words = outer_words(prefix);
+  if (!words.empty() && have_prefix(names, prefix)) {
+    for (std::string& name : names) name.erase(0, prefix.size());
+    wrappers.insert(words.begin(), words.end());
+  }
+  replace_names(by_file, names);
+}
+
+}  // namespace
+
+std::string without_wrappers(std::string_view name, const StateNames& names) {
+  const bool is_module_one = is_one_of(kModuleWrapper, names.wrappers);
+  return without_parts(name, [&](std::string_view part) {
+    return is_one_of(part, kWrappers) || (is_module_one && part == kModuleWrapper);
+  });
+}
+
+StateNames find_state_names(std::span<const std::string> entries, const KnownModel& model,
+                            std::span<const std::string> beside) {
+  const Family* family = model.family;
+  StateNames found;
+  found.optimizer = OptimizerEntries(entries, beside);
+  std::vector<std::string> bare(entries.size());  // without wrappers; empty for training states
+  std::vector<std::string> without_module(entries.size());
+  std::set<std::string> wrappers;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (is_training_state(entries[i], found.optimizer)) continue;
+    bare[i] = without_parts(entries[i], [&](std::string_view part) {
+      const bool is_wrapper = is_one_of(part, kWrappers);
+      if (is_wrapper) wrappers.emplace(part);
+      return is_wrapper;
+    });
+    without_module[i] = without_module_parts(bare[i]);
+  }
+  Names known;
+  std::map<std::string, Names> other_programs;
+  for (const std::string& model_type : family == nullptr ? known_model_types() : std::vector<std::string>{""}) {
+    const Family& one = family == nullptr ? *builtin_family(model_type) : *family;
+    add_names(one, known);
+    add_other_names(one, other_programs);
+  }
+  Votes votes;
+  bool is_base = false;  // the names are those of a model without a head
+  for (const auto& names : {known, base_names(known)}) {
+    votes = vote(bare, names);
+    Votes others = vote(without_module, names);
+    if (most(others) > most(votes)) {
+      votes = std::move(others);
+      bare.swap(without_module);
+      wrappers.emplace(kModuleWrapper);
+    }
+    if (!votes.empty()) break;
+    is_base = true;
+  }
+  for (const auto& [program, names] : other_programs)
+    // Of a model that nobody has named, a few names may be the same by chance.
+    if (Votes others = vote(bare, names);
+        most(others) > most(votes) && (family != nullptr || fits_most(bare, others))) {
+      votes = std::move(others);
+      found.program = program;
+      is_base = false;
+    }
+  found.fits = !votes.empty();
+  found.prefix = chosen_prefix(votes);
+  const bool is_part =
+      has_part_of_larger(found.prefix) ||
+      ((is_base || (model.is_part && !is_usual_prefix(found.prefix))) && !have_prefix(bare, found.prefix));
+  if (is_part) found.prefix = container_prefix(bare, found.prefix);
+  found.wrappers.assign(wrappers.begin(), wrappers.end());
+  if (!found.fits) infer_prefix_from_optimizer(entries, beside, bare, found);
+  found.names.resize(entries.size());
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    if (bare[i].size() > found.prefix.size() && bare[i].starts_with(found.prefix))
+      found.names[i] = bare[i].substr(found.prefix.size());
+  if (family != nullptr && !found.program.empty()) rename(*family, found);
+  validate_unique(entries, found.names);
+  return found;
+}
+
+void take_out_wrappers(std::span<Container> containers, std::vector<std::string>& notes) {
+  constexpr std::string_view kExtraState = "_extra_state";
+  std::set<std::string> wrappers;
+  std::size_t extra_states = 0;
+  std::vector<std::vector<std::string>> names(containers.size());
+  for (std::size_t i = 0; i < containers.size(); ++i) {
+    extra_states += std::erase_if(containers[i].tensors, [&](const TensorEntry& tensor) {
+      return std::string_view(tensor.name).substr(tensor.name.rfind('.') + 1) == kExtraState;
+    });
+    for (const TensorEntry& tensor : containers[i].tensors) {
+      const std::string& name = names[i].emplace_back(without_parts(tensor.name, [&](std::string_view part) {
+        const bool is_wrapper = is_one_of(part, kWrappers);
+        if (is_wrapper) wrappers.emplace(part);
+        return is_wrapper;
+      }));
+      if (name.empty()) names[i].back() = tensor.name;
+    }
+  }
+  take_out_words(names, wrappers);
+  for (std::size_t i = 0; i < containers.size() && !wrappers.empty(); ++i) {
+    std::vector<std::string> entries;
+    for (TensorEntry& tensor : containers[i].tensors) entries.push_back(tensor.name);
+    try {
+      validate_unique(entries, names[i]);
+    } catch (Error& error) {
+      throw error.in(containers[i].path)
+          .hint("it is stored with the name of a wrapper and without: keep one of the two in the file");
+    }
+    for (std::size_t t = 0; t < entries.size(); ++t) containers[i].tensors[t].name = std::move(names[i][t]);
+  }
+  const auto add_note = [&](std::string note) {
+    if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
+  };
+  if (!wrappers.empty())
+    add_note("names of tensors are read without " + list_names(std::vector(wrappers.begin(), wrappers.end())));
+  if (extra_states > 0) add_note(fmt::format("{} is left out, as it is no weight", kExtraState));
+}
+
+std::string state_names_note(const StateNames& names) {
+  std::string note;
+  if (!names.prefix.empty())
+    note = fmt::format("without the prefix {}{}", printable(names.prefix),
+                       names.fits ? "" : ", as the optimizer has them");
+  if (!names.wrappers.empty())
+    note += fmt::format("{}without {}",
+                        note.empty() ? ""
+                        : names.fits ? " and "
+                                     : ", and ",
+                        list_names(names.wrappers));
+  if (!note.empty()) note = "names of tensors are read " + note;
+  if (names.program.empty()) return note;
+  if (!note.empty()) note += "; ";
+  return note + (names.others.empty()
+                     ? fmt::format("the names of {0} stay: with a config.json (`config`), they become the model's own",
+                                   names.program)
+                     : fmt::format("the names of {} are replaced by the model's own", names.program));
+}
+
+}  // namespace reshard

@@ -1,0 +1,89 @@
+#include "reshard/layouts/optimizer/older_optimizer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/specs/parallel/mesh.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string name_beside(RankId rank) {
+  return fmt::format("optim.dp_rank_{:02}.tp_rank_{:02}", rank.dp_rank, rank.tp_rank);
+}
+
+std::string name_of_weights(RankId rank) {
+  return fmt::format("{}_dp_rank_{:02}", rank_name({rank.tp_rank, rank.pp_rank}, false), rank.dp_rank);
+}
+
+/// The ranks of "optim.dp_rank_XX.tp_rank_YY", numbers of any width; nothing for another name.
+std::optional<RankId> rank_beside(std::string_view name) {
+  constexpr std::string_view kBegin = "optim.dp_rank_", kMiddle = ".tp_rank_";
+  if (!name.starts_with(kBegin)) return std::nullopt;
+  name.remove_prefix(kBegin.size());
+  const std::size_t middle = name.find(kMiddle);
+  if (middle == name.npos) return std::nullopt;
+  const auto dp_rank = parse_unsigned(name.substr(0, middle), kMaxParallelDegree - 1);
+  const auto tp_rank = parse_unsigned(name.substr(middle + kMiddle.size()), kMaxParallelDegree - 1);
+  if (!dp_rank || !tp_rank) return std::nullopt;
+  return RankId{static_cast<std::uint32_t>(*tp_rank), 0, static_cast<std::uint32_t>(*dp_rank)};
+}
+
+/// A rank's file of weights that torch saved; nothing if `entry` is none.
+std::optional<fs::path> weights_file(Files& files, const fs::path& folder, const DirectoryEntry& entry) {
+  const fs::path path = folder / entry.name;
+  if (entry.kind == FileKind::kFile) return path;
+  if (files.exists(path / kRankCheckpointFile)) return path / kRankCheckpointFile;
+  return std::nullopt;
+}
+
+void add(std::map<RankId, fs::path>& found, RankId rank, const fs::path& path) {
+  const auto [other, is_new] = found.emplace(rank, path);
+  if (is_new) return;
+  throw Error(ErrorKind::kBadInput, "is of the same rank as " + other->second.string())
+      .in(path)
+      .hint("files of two checkpoints are mixed in one folder; move one away");
+}
+
+}  // namespace
+
+std::vector<OptimizerFileName> list_older_optimizer(Files& files, const fs::path& folder) {
+  std::map<RankId, fs::path> beside, weights;
+  std::uint32_t pp = 1;
+  for (const DirectoryEntry& entry : files.list(folder)) {
+    if (const auto rank = rank_beside(entry.name); rank && entry.kind == FileKind::kFile)
+      add(beside, *rank, folder / entry.name);
+    const auto rank = rank_of_name(entry.name);
+    if (!rank) continue;
+    pp = std::max(pp, rank->pp_rank + 1);
+    if (const auto path = weights_file(files, folder, entry)) add(weights, *rank, *path);
+  }
+  const bool in_weights = !weights.empty() && holds_optimizer(files, weights.begin()->second);
+  if (in_weights && !beside.empty())
+    throw Error(ErrorKind::kBadInput, "is an optimizer beside one in the files of the weights")
+        .in(beside.begin()->second)
+        .hint("files of two checkpoints are mixed in one folder; move one away");
+  if (!beside.empty() && pp > 1)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("names no pipeline rank, but the model has {} pipeline stages: each stage has written over "
+                            "the file of another",
+                            pp))
+        .in(beside.begin()->second)
+        .hint("the states of one stage are left: do without `with-optimizer`");
+  std::vector<OptimizerFileName> names;
+  if (in_weights || !beside.empty())
+    for (const auto& [rank, path] : in_weights ? weights : beside)
+      names.push_back({rank, path, false, in_weights ? name_of_weights : name_beside});
+  return names;
+}
+
+}  // namespace reshard

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <filesystem>
+
+#include "reshard/base/error.h"
+#include "reshard/io/files.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/ranks/sharded_checkpoint.h"
+
+namespace reshard {
+
+/// Reads what is wanted of the optimizer's files in `folder`: states, master weights.
+/// \throws Error kBadInput, kUnsupported, kUsage or kIo.
+void read_optimizer_beside(Files& files, const std::filesystem::path& folder, const ShardedCheckpoint& shards,
+                           const ReadContext& context, Checkpoint& checkpoint);
+
+/// Where the model's files do not fit its config.json: says so in `error` if the optimizer's files in `folder` are of more
+/// ranks.
+void hint_at_lost_ranks(Files& files, const std::filesystem::path& folder, const ShardedCheckpoint& shards,
+                        Error& error);
+
+}  // namespace reshard

@@ -1,0 +1,156 @@
+#include "reshard/layouts/optimizer/optimizer_ids.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/ranks/rank_folder.h"
+
+namespace reshard {
+namespace {
+
+constexpr const char* kSayRule = "say by which rule parameters were grouped, if there is one: `from-optimizer-groups`";
+
+/// A part of a logical tensor in a local one: where it is of, and where it lies.
+struct Part {
+  std::string logical;
+  std::vector<std::uint64_t> begin, size, at;
+
+  friend auto operator<=>(const Part&, const Part&) = default;
+};
+
+std::vector<std::uint64_t> as_vector(const Dims& dims) {
+  return {dims.begin(), dims.end()};
+}
+
+/// The tensors of all ranks, but for second names, and of what they are made: by pipeline and tensor-parallel rank and
+/// name.
+using Content = std::map<std::tuple<std::uint32_t, std::uint32_t, std::string>, std::vector<Part>>;
+
+Content content_of(const TensorMap& map) {
+  Content content;
+  const auto parts_of = [&](std::uint32_t s) -> std::vector<Part>& {
+    const StoredTensor& stored = map.stored[s];
+    const TensorFile& file = map.files[stored.file];
+    return content[{file.pp_rank, file.tp_rank, stored.name.text()}];
+  };
+  for (std::uint32_t l = 0; l < map.logical.size(); ++l) {
+    const LogicalTensor& logical = map.logical[l];
+    if (logical.filler || logical.role != TensorRole::kParameter) continue;
+    for (const Piece& piece : map.pieces[l])
+      if (!map.stored[piece.stored].tied)
+        parts_of(piece.stored)
+            .push_back(
+                {logical.name, as_vector(piece.box.begin), as_vector(piece.box.size), as_vector(piece.stored_begin)});
+  }
+  for (auto& [place, parts] : content) {
+    std::sort(parts.begin(), parts.end());
+    parts.erase(std::unique(parts.begin(), parts.end()), parts.end());  // replicas of other data-parallel ranks
+  }
+  return content;
+}
+
+/// Ids are enough for such an optimizer.
+void validate_kind(const OptimizerFiles& files) {
+  const auto fail = [&](const std::string& message, const std::string& hint) {
+    throw Error(ErrorKind::kUnsupported, message).in(files.folder).hint(hint);
+  };
+  if (files.ep > 1)
+    fail(fmt::format("the optimizer is one of {} expert-parallel ranks", files.ep),
+         "`from-optimizer-groups` ids is for dense models");
+  if (files.is_dcp) fail("the optimizer's files have names, and no ids", "do without `from-optimizer-groups` ids");
+  if (files.form() == OptimizerFile::Form::kWhole)
+    fail("the optimizer is not ZeRO-1's, and without names no master weights can be made", kSayRule);
+  if (files.lost_masters)
+    fail("NxD's converter, which made the files full_…, lost master weights, and without names none can be made",
+         kSayRule);
+}
+
+/// The file has no more ids of a shape than the model's file has parameters.
+void validate_shapes(const OptimizerFile& file, const std::vector<LocalParameter>& parameters, std::uint32_t pp_rank) {
+  std::map<std::vector<std::uint64_t>, std::size_t> in_model, in_optimizer;
+  for (const LocalParameter& parameter : parameters) ++in_model[as_vector(parameter.shape)];
+  std::vector<Dims> shapes;
+  for (std::uint32_t id = 0; id < file.entries.size(); ++id) {
+    const auto shape = local_shape(file, file.entries[id]);
+    if (!shape)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("has no state of {} that would say its shape", name_of_entry(file, id)))
+          .in(file.path)
+          .hint(kSayRule);
+    shapes.push_back(*shape);
+    ++in_optimizer[as_vector(*shape)];
+  }
+  for (std::uint32_t id = 0; id < shapes.size(); ++id) {
+    const std::size_t ids = in_optimizer[as_vector(shapes[id])], most = in_model[as_vector(shapes[id])];
+    if (ids <= most) continue;
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} has the shape {}, as {} of its ids {}, but the model's files of pp rank {} have {} of "
+                            "that shape",
+                            name_of_entry(file, id), to_string(shapes[id]), ids, ids == 1 ? "has" : "have", pp_rank,
+                            most == 0 ? "no parameter" : fmt::format("{} parameter{}", most, most == 1 ? "" : "s")))
+        .in(file.path)
+        .hint("the optimizer is of another model, or of other ranks: take the files of one save");
+  }
+}
+
+}  // namespace
+
+bool keeps_ids(const OptionValues& values) {
+  return values.choice(kSourceOptimizerGroups) == kGroupsById;
+}
+
+std::vector<std::vector<std::string>> names_by_id(const OptimizerFiles& files,
+                                                  const std::vector<std::vector<LocalParameter>>& parameters) {
+  validate_kind(files);
+  std::vector<std::vector<std::string>> all;
+  for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank) {
+    validate_shapes(files.of(pp_rank, 0, 0), parameters[pp_rank], pp_rank);
+    std::vector<std::string>& names = all.emplace_back();
+    for (std::size_t id = 0; id < files.of(pp_rank, 0, 0).entries.size(); ++id) names.push_back(std::to_string(id));
+  }
+  return all;
+}
+
+TensorMap local_tensors_by_id(const OptimizerFiles& files) {
+  TensorMap map;
+  for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank)
+    for (std::uint32_t tp_rank = 0; tp_rank < files.tp; ++tp_rank) {
+      const OptimizerFile& file = files.of(pp_rank, tp_rank, 0);
+      map.files.push_back({file.path, 0, tp_rank, pp_rank});
+      for (std::uint32_t id = 0; id < file.entries.size(); ++id) {
+        StoredTensor stored{std::to_string(id), DType::kF32, local_shape(file, file.entries[id]).value()};
+        stored.file = static_cast<std::uint32_t>(map.files.size() - 1);
+        map.stored.push_back(std::move(stored));
+        map.add_whole(static_cast<std::uint32_t>(map.stored.size() - 1),
+                      fmt::format("{}.{}", rank_name({tp_rank, pp_rank}, false), id));
+      }
+    }
+  return map;
+}
+
+void validate_same_ranks(const TensorMap& source, const TensorMap& target) {
+  const Content before = content_of(source), after = content_of(target);
+  auto a = before.begin();
+  auto b = after.begin();
+  while (a != before.end() && b != after.end() && *a == *b) ++a, ++b;
+  if (a == before.end() && b == after.end()) return;
+  const auto& place = a == before.end() || (b != after.end() && b->first < a->first) ? b->first : a->first;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("{} would hold it otherwise than in the source: ids of the optimizer, whose parameters are "
+                          "not known, stay only where nothing but `dp` changes",
+                          rank_name({std::get<1>(place), std::get<0>(place)}, false)))
+      .tensor(std::get<2>(place))
+      .hint(
+          "take the source's ranks, layout, order of heads, `fuse-qkv` and `kv-size-multiplier`, or say by which rule "
+          "parameters were grouped: `from-optimizer-groups`");
+}
+
+}  // namespace reshard

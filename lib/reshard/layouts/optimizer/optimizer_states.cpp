@@ -1,0 +1,535 @@
+#include "reshard/layouts/optimizer/optimizer_states.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/optimizer_keys.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/map/row_shards.h"
+#include "reshard/layouts/map/whole_map.h"
+#include "reshard/layouts/names/optimizer_entries.h"
+#include "reshard/layouts/optimizer/optimizer_groups.h"
+#include "reshard/layouts/optimizer/optimizer_ids.h"
+#include "reshard/layouts/ranks/sharded_checkpoint.h"
+#include "reshard/tensor/cast/cast.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+const TensorEntry* master_of(const OptimizerEntry& entry) {
+  return entry.master ? &*entry.master : nullptr;
+}
+
+/// The stored tensors of a model's map by rank and name.
+class LocalTensors {
+ public:
+  LocalTensors(const TensorMap& model, const OptimizerFiles& mesh) : model_(model), mesh_(mesh) {
+    by_name_.resize(std::size_t{mesh.pp} * mesh.ep * mesh.tp);
+    for (std::uint32_t s = 0; s < model.stored.size(); ++s) {
+      const StoredTensor& stored = model.stored[s];
+      const TensorFile& file = model.files[stored.file];
+      auto& found = by_name_[place(file.pp_rank, file.ep_rank, file.tp_rank)][stored.name.text()];
+      // One that stands for several originals is there for each; what other data-parallel ranks saved comes later.
+      if (found.empty() || model.stored[found.front()].file == stored.file) found.push_back(s);
+    }
+    logical_.resize(model.stored.size());
+    for (std::uint32_t l = 0; l < model.logical.size(); ++l) {
+      if (model.logical[l].filler) continue;
+      for (const Piece& piece : model.pieces[l]) logical_[piece.stored].emplace(piece.stored_begin, l);
+    }
+  }
+
+  /// Those of a name on a rank; none where it has no such tensor.
+  const std::vector<std::uint32_t>& find(std::uint32_t pp_rank, std::uint32_t ep_rank, std::uint32_t tp_rank,
+                                         const std::string& name) const {
+    static const std::vector<std::uint32_t> kNone;
+    const auto& of_rank = by_name_[place(pp_rank, ep_rank, tp_rank)];
+    const auto found = of_rank.find(name);
+    return found == of_rank.end() ? kNone : found->second;
+  }
+
+  /// The logical tensors that a stored tensor has parts of, in its order.
+  std::vector<std::uint32_t> logical_of(std::uint32_t stored) const {
+    std::vector<std::uint32_t> all;
+    for (const auto& [begin, logical] : logical_[stored])
+      if (std::find(all.begin(), all.end(), logical) == all.end()) all.push_back(logical);
+    return all;
+  }
+
+  const TensorMap& model() const { return model_; }
+
+ private:
+  struct ByPlace {
+    bool operator()(const std::pair<Dims, std::uint32_t>& a, const std::pair<Dims, std::uint32_t>& b) const {
+      const bool differ = !(a.first == b.first);
+      if (differ) return std::lexicographical_compare(a.first.begin(), a.first.end(), b.first.begin(), b.first.end());
+      return a.second < b.second;
+    }
+  };
+
+  std::size_t place(std::uint32_t pp_rank, std::uint32_t ep_rank, std::uint32_t tp_rank) const {
+    return (std::size_t{pp_rank} * mesh_.ep + ep_rank) * mesh_.tp + tp_rank;
+  }
+
+  const TensorMap& model_;
+  const OptimizerFiles& mesh_;
+  std::vector<std::unordered_map<std::string, std::vector<std::uint32_t>>> by_name_;
+  std::vector<std::set<std::pair<Dims, std::uint32_t>, ByPlace>> logical_;
+};
+
+/// Calls `use(pp_rank, entry, dp_rank, file index, file)` for each entry of each file.
+template <typename Use>
+void for_each_entry(const OptimizerFiles& files, Use&& use) {
+  for (std::uint32_t i = 0; i < files.all.size(); ++i)
+    for (std::uint32_t e = 0; e < files.all[i].entries.size(); ++e)
+      use(i / (files.tp * files.dp), i / files.dp % files.tp, i % files.dp, i, e);
+}
+
+/// The expert-parallel rank whose parameters an entry is of, in the file of a data-parallel rank: of ZeRO-1, experts
+/// alone are (NxD's optimizer/zero_redundancy_optimizer.py); else each such rank has a file of all that it holds.
+std::uint32_t ep_rank_of(const OptimizerFiles& files, const OptimizerFile& file, std::uint32_t entry,
+                         std::uint32_t dp_rank) {
+  return file.is_expert(entry) || files.form() == OptimizerFile::Form::kWhole ? dp_rank % files.ep : 0;
+}
+
+/// Collects the parts of a state over all files: those that `tensor_of` finds in an entry.
+class StateParts {
+ public:
+  StateParts(const ShardedOptimizer& optimizer, const LocalTensors& locals) : optimizer_(optimizer), locals_(locals) {}
+
+  /// \param where  What stands before an entry's number in the file, as errors name it.
+  template <typename TensorOf>
+  std::vector<StatePart> collect(const std::string& where, const std::string& state, TensorOf&& tensor_of) const {
+    const OptimizerFiles& files = optimizer_.files;
+    std::vector<StatePart> parts;
+    std::map<std::pair<std::uint32_t, std::uint32_t>, SharedName> names;
+    for_each_entry(files, [&](std::uint32_t pp_rank, std::uint32_t tp_rank, std::uint32_t dp_rank, std::uint32_t index,
+                              std::uint32_t entry) {
+      const OptimizerFile& file = files.all[index];
+      const TensorEntry* tensor = tensor_of(file.entries[entry]);
+      if (tensor == nullptr) return;
+      const ShareOfRows share = share_of_rows(files, file, entry, dp_rank);
+      const std::pair of_name(files.is_dcp ? pp_rank : 0, entry);
+      auto name = names.find(of_name);
+      if (name == names.end()) name = names.emplace(of_name, name_in_file(file, where, entry, state)).first;
+      const std::uint64_t begin = begin_row(file.entries[entry], *tensor, share);
+      const std::uint32_t ep_rank = ep_rank_of(files, file, entry, dp_rank);
+      const std::string& parameter = optimizer_.names_of(pp_rank, ep_rank)[entry];
+      for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, tp_rank, parameter)) {
+        validate_shape(*tensor, file, entry, local, share);
+        parts.push_back({tensor, optimizer_.first_files[index], local, begin, name->second});
+      }
+    });
+    return parts;
+  }
+
+ private:
+  static std::string name_in_file(const OptimizerFile& file, const std::string& where, std::uint32_t entry,
+                                  const std::string& state) {
+    const std::string& own = file.entries[entry].name;
+    return fmt::format("{}.{}{}{}", where, own.empty() ? std::to_string(entry) : own, state.empty() ? "" : ".", state);
+  }
+
+  static std::uint64_t begin_row(const OptimizerEntry& entry, const TensorEntry& tensor, const ShareOfRows& share) {
+    if (tensor.shape.empty() || share.number == 0) return 0;
+    return rows_per_shard((*entry.shape)[0], share.count) * share.number;
+  }
+
+  /// A state has the shape that its parameter has in the model's file, or the rows of it that a rank has. One that is no
+  /// moment and no master weights may be a number.
+  void validate_shape(const TensorEntry& tensor, const OptimizerFile& file, std::uint32_t entry, std::uint32_t local,
+                      const ShareOfRows& share) const {
+    const StoredTensor& stored = locals_.model().stored[local];
+    const Dims in_model = stored.file_shape();
+    const bool is_master = file.entries[entry].master && &tensor == &*file.entries[entry].master;
+    if (tensor.shape.empty() && (in_model.empty() || !(is_master || is_moment(tensor.name)))) return;
+    if (!in_model.empty() && tensor.shape == shard_shape(optimizer_.files, in_model, share)) return;
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} of {} has the shape {}, but its parameter {} has {} in the model's file{}", tensor.name,
+                            name_of_entry(file, entry), to_string(tensor.shape), printable(stored.name.text()),
+                            to_string(in_model),
+                            share.count > 1 ? fmt::format(", shared by {} data-parallel ranks", share.count) : ""))
+        .in(file.path)
+        .hint("the optimizer's files and the model's come from different checkpoints");
+  }
+
+  const ShardedOptimizer& optimizer_;
+  const LocalTensors& locals_;
+};
+
+std::uint32_t add_part(TensorMap& map, const StatePart& part) {
+  const std::uint32_t index = map.add_stored(*part.tensor, part.first_file);
+  map.stored[index].name = part.name;
+  return index;
+}
+
+/// Adds tensors that are shared by rows to `map`, as what `state` makes of the model's logical tensors.
+void add_shared(TensorMap& map, const TensorMap& model, const std::vector<StatePart>& parts, const fs::path& folder,
+                const std::function<LogicalTensor(const LogicalTensor&, DType)>& state,
+                TensorRole role = TensorRole::kState) {
+  std::map<DType, std::vector<std::vector<RowShard>>> by_dtype;
+  for (const StatePart& part : parts) {
+    if (part.tensor->shape.empty()) continue;
+    auto& shards = by_dtype[part.tensor->dtype];
+    shards.resize(model.stored.size());
+    shards[part.local].push_back({add_part(map, part), part.begin_row});
+  }
+  for (auto& [dtype, shards] : by_dtype) {
+    const DType own = dtype;
+    for (auto& of : shards)
+      std::stable_sort(of.begin(), of.end(),
+                       [](const RowShard& a, const RowShard& b) { return a.begin_row < b.begin_row; });
+    try {
+      add_row_shards(
+          map, model, shards, [&](const LogicalTensor& local) { return state(local, own); }, role);
+    } catch (Error& error) {
+      if (error.path().empty()) error.in(folder);
+      throw;
+    }
+  }
+}
+
+std::vector<std::uint32_t> join_files(TensorMap& model, const OptimizerFiles& files) {
+  std::vector<std::uint32_t> first;
+  for (std::uint32_t i = 0; i < files.all.size(); ++i) {
+    if (files.is_dcp && i > 0) {
+      first.push_back(first.front());
+      continue;
+    }
+    first.push_back(static_cast<std::uint32_t>(model.files.size()));
+    for (const ContainerFile& file : files.files_of(files.all[i])) {
+      model.files.push_back({file.path, file.size_bytes, i / files.dp % files.tp, i / (files.tp * files.dp)});
+      model.files.back().stamp = file.stamp;
+    }
+  }
+  return first;
+}
+
+/// The names of states that are tensors, in the order in which the files have them first.
+std::vector<std::string> state_names(const OptimizerFiles& files) {
+  std::vector<std::string> names;
+  std::unordered_set<std::string> seen;
+  for (const OptimizerFile& file : files.all)
+    for (const OptimizerEntry& entry : file.entries)
+      for (const TensorEntry& tensor : entry.tensors)
+        if (seen.insert(tensor.name).second) names.push_back(tensor.name);
+  return names;
+}
+
+const TensorEntry* find_tensor(const OptimizerEntry& entry, const std::string& name) {
+  const auto found = std::find_if(entry.tensors.begin(), entry.tensors.end(),
+                                  [&](const TensorEntry& tensor) { return tensor.name == name; });
+  return found == entry.tensors.end() ? nullptr : &*found;
+}
+
+void refuse_incomplete(const OptimizerFiles& files) {
+  if (files.incomplete.empty()) return;
+  throw Error(ErrorKind::kUnsupported, "the optimizer's states cannot be restored: " + files.incomplete)
+      .in(files.folder)
+      .hint(files.incomplete_hint);
+}
+
+/// Of what is trained all master weights are there, or none.
+void refuse_partial_masters(const OptimizerFiles& files) {
+  for (const OptimizerFile& file : files.all)
+    for (std::uint32_t e = 0; e < file.entries.size(); ++e) {
+      const OptimizerEntry& entry = file.entries[e];
+      if (entry.master || (entry.tensors.empty() && entry.numbers.empty())) continue;
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("has states of {}, but no master weights, which others have", name_of_entry(file, e)))
+          .in(file.path)
+          .hint("the file is damaged, or of a run that saved some master weights alone: take the model's own weights");
+    }
+}
+
+/// What parameters of one group have no state of, and others of it have: as a note.
+void note_missing_states(const OptimizerFiles& files, std::vector<std::string>& notes) {
+  if (files.is_dcp) return;       // where a file has what others share, and those have not
+  std::set<std::string> missing;  // states
+  std::vector<std::string> ids;
+  for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank) {
+    const OptimizerFile& file = files.of(pp_rank, 0, 0);
+    for (const OptimizerFileGroup& group : file.groups) {
+      std::set<std::string> names;
+      const auto names_of = [](const OptimizerEntry& entry) {
+        std::set<std::string> own;
+        for (const TensorEntry& tensor : entry.tensors) own.insert(tensor.name);
+        for (const auto& [name, value] : entry.numbers) own.insert(name);
+        return own;
+      };
+      for (std::uint32_t e = group.first; e < group.first + group.count; ++e) names.merge(names_of(file.entries[e]));
+      for (std::uint32_t e = group.first; e < group.first + group.count; ++e) {
+        const std::set<std::string> own = names_of(file.entries[e]);
+        if (own.size() == names.size()) continue;
+        ids.push_back(fmt::format("{} in {}", name_of_entry(file, e), file.path.filename().string()));
+        std::set_difference(names.begin(), names.end(), own.begin(), own.end(), std::inserter(missing, missing.end()));
+      }
+    }
+  }
+  if (ids.empty()) return;
+  notes.push_back(fmt::format("not all parameters of a group have {}: not {}",
+                              list_names(std::vector(missing.begin(), missing.end())), list_names(ids)));
+}
+
+/// Makes states of an optimizer.
+class StatesMaker {
+ public:
+  StatesMaker(const ShardedOptimizer& optimizer, const TensorMap& model)
+      : optimizer_(optimizer), model_(model), locals_(model, optimizer.files), parts_(optimizer, locals_) {}
+
+  TrainingStates make() {
+    const bool whole = optimizer_.files.form() == OptimizerFile::Form::kWhole;
+    for (const std::string& name : state_names(optimizer_.files))
+      add_state(name, parts_.collect(whole ? kStateKey : kBaseStateKey, name,
+                                     [&](const OptimizerEntry& entry) { return find_tensor(entry, name); }));
+    if (optimizer_.files.has_masters) add_state(kMasterState, parts_.collect(kMastersKey, "", master_of));
+    add_numbers();
+    add_groups();
+    return std::move(states_);
+  }
+
+ private:
+  void add_state(const std::string& state, const std::vector<StatePart>& parts) {
+    const auto path = static_cast<std::uint32_t>(states_.paths.size());
+    states_.paths.push_back({"optimizer", "state", std::string(1, kParameterMark), state});
+    add_shared(states_.map, model_, parts, optimizer_.files.folder, [&](const LogicalTensor& local, DType dtype) {
+      return LogicalTensor{name_of(local.name, state), dtype, {}, {}, {}, TensorRole::kState};
+    });
+    for (const StatePart& part : parts)
+      if (part.tensor->shape.empty()) add_number_tensor(state, part);
+    for (std::size_t l = states_.of.size(); l < states_.map.logical.size(); ++l) {
+      TrainingState& own = states_.of.emplace_back();
+      const LogicalTensor& tensor = states_.map.logical[l];
+      if (tensor.filler) continue;
+      own.parameter_begin = static_cast<std::uint16_t>(kStatePrefix.size());
+      own.parameter_size = static_cast<std::uint16_t>(tensor.name.size() - kStatePrefix.size() - 1 - state.size());
+      own.path = path;
+    }
+  }
+
+  static std::string name_of(const std::string& parameter, const std::string& state) {
+    return optimizer_state_name(parameter, state);
+  }
+
+  /// A tensor without dims: of a fused parameter it is that of each.
+  void add_number_tensor(const std::string& state, const StatePart& part) {
+    for (const std::uint32_t logical : locals_.logical_of(part.local)) {
+      const std::uint32_t stored = add_part(states_.map, part);
+      states_.map.stored[stored].tied = model_.stored[part.local].tied;
+      const std::uint32_t index = states_.map.add_logical(
+          {name_of(model_.logical[logical].name, state), part.tensor->dtype, {}, {}, {}, TensorRole::kState},
+          optimizer_.files.folder);
+      states_.map.pieces[index].push_back({stored, {}, {}});
+    }
+  }
+
+  /// The names of an entry's parameters, as the model has them.
+  std::vector<std::string> parameters_of(std::uint32_t pp_rank, std::uint32_t entry) const {
+    std::vector<std::string> names;
+    const std::uint32_t tp = optimizer_.files.tp;
+    for (std::uint32_t rank = 0; rank < optimizer_.files.ep * tp; ++rank) {
+      const std::string& stored = optimizer_.names_of(pp_rank, rank / tp)[entry];
+      for (const std::uint32_t local : locals_.find(pp_rank, rank / tp, rank % tp, stored))
+        for (const std::uint32_t logical : locals_.logical_of(local)) {
+          const std::string& name = model_.logical[logical].name;
+          if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+        }
+    }
+    return names;
+  }
+
+  void add_numbers() {
+    std::map<std::pair<std::string, std::string>, const PlainValue*> seen;
+    for (std::uint32_t pp_rank = 0; pp_rank < optimizer_.files.pp; ++pp_rank) {
+      const OptimizerFile& file = optimizer_.files.of(pp_rank, 0, 0);
+      for (std::uint32_t e = 0; e < file.entries.size(); ++e)
+        for (const auto& [state, value] : file.entries[e].numbers)
+          for (const std::string& parameter : parameters_of(pp_rank, e)) {
+            const auto [found, is_new] = seen.emplace(std::pair(parameter, state), &value);
+            if (is_new)
+              states_.numbers.push_back({parameter, state, value});
+            else if (*found->second != value)
+              throw Error(ErrorKind::kBadInput,
+                          fmt::format("{} of {} is {}, but {} in the file of another stage", state,
+                                      name_of_entry(file, e), to_string(value), to_string(*found->second)))
+                  .in(file.path)
+                  .tensor(parameter);
+          }
+    }
+  }
+
+  void add_groups() {
+    std::unordered_map<std::string, std::size_t> group_of;
+    const auto& groups = optimizer_.files.all.front().groups;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      OptimizerGroup& group = states_.groups.emplace_back();
+      group.values = groups[g].values;
+      for (std::uint32_t pp_rank = 0; pp_rank < optimizer_.files.pp; ++pp_rank) {
+        const OptimizerFile& file = optimizer_.files.of(pp_rank, 0, 0);
+        const std::uint32_t first = file.groups[g].first;
+        for (std::uint32_t e = first; e < first + file.groups[g].count; ++e)
+          for (std::string& parameter : parameters_of(pp_rank, e)) {
+            const auto [found, is_new] = group_of.emplace(parameter, g);
+            if (!is_new && found->second != g)
+              throw Error(ErrorKind::kBadInput, fmt::format("is in parameter groups {} and {}", found->second, g))
+                  .in(file.path)
+                  .tensor(parameter);
+            if (is_new) group.parameters.push_back(std::move(parameter));
+          }
+      }
+    }
+  }
+
+  const ShardedOptimizer& optimizer_;
+  const TensorMap& model_;
+  LocalTensors locals_;
+  StateParts parts_;
+  TrainingStates states_;
+};
+
+/// Whether a stage before `pp_rank` holds the parameter.
+bool is_of_earlier_stage(const TensorMap& model, const std::string& name, std::uint32_t pp_rank) {
+  return std::any_of(model.stored.begin(), model.stored.end(), [&](const StoredTensor& tensor) {
+    return model.files[tensor.file].pp_rank < pp_rank && tensor.name.text() == name;
+  });
+}
+
+}  // namespace
+
+std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, const ShardedCheckpoint& shards,
+                                                   const Checkpoint& checkpoint, const OptionValues& options) {
+  std::vector<std::vector<LocalParameter>> parameters;
+  for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
+    std::unordered_set<std::string> tied;
+    std::unordered_map<std::string, const StoredTensor*> own;
+    for (const StoredTensor& tensor : checkpoint.map.stored)
+      if (checkpoint.map.files[tensor.file].pp_rank == pp_rank) own.emplace(tensor.name.text(), &tensor);
+    // A second name of a parameter in the same file is no parameter of the optimizer; one alone in its stage is, and so
+    // is one that stands beside a copy of an earlier stage's parameter.
+    std::vector<TiedParameter> ties = tied_parameters(checkpoint.model);
+    for (const TiedParameter& one : ties) {
+      const auto second = own.find(one.name);
+      const bool is_guess_refuted = second != own.end() && !second->second->tied;
+      if (own.count(one.source) && !is_guess_refuted)
+        tied.insert(is_of_earlier_stage(checkpoint.map, one.source, pp_rank) ? one.source : one.name);
+    }
+    for (std::uint32_t ep_rank = 0; ep_rank < shards.ep; ++ep_rank) {
+      std::vector<LocalParameter>& of_rank = parameters.emplace_back();
+      for (const TensorEntry& tensor : shards.files[pp_rank][std::size_t{ep_rank} * shards.tp].tensors) {
+        const auto found = own.find(tensor.name);
+        const bool is_buffer = tensor.name.ends_with(".inv_freq");  // of rotary embeddings: none is trained
+        if (found == own.end() || is_buffer || tied.count(tensor.name)) continue;
+        of_rank.push_back({tensor.name, tensor.shape, found->second->expert_parallel});
+      }
+    }
+  }
+  if (keeps_ids(options)) return names_by_id(files, parameters);
+  if (files.is_dcp) return stored_names(files, parameters);
+  try {
+    return names_of_entries(files, parameters, chosen_group_rule(options),
+                            checkpoint.model ? checkpoint.model->family->model_type : checkpoint.model_type);
+  } catch (Error& error) {
+    if (error.kind() == ErrorKind::kBadInput && !checkpoint.model && checkpoint.config.empty())
+      error.hint(
+          "say with `config` where the model's config.json is: without it, tied parameters and buffers are not "
+          "told from others");
+    throw;
+  }
+}
+
+ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,
+                                        Checkpoint& checkpoint, const OptionValues& options) {
+  std::optional<OptimizerFiles> read = read_optimizer(files, folder, shards);
+  if (!read)
+    throw Error(ErrorKind::kBadInput, "holds no files of an optimizer")
+        .in(checkpoint.path)
+        .hint("the directory was copied without its folder optim, or the run was saved without its optimizer");
+  ShardedOptimizer optimizer{*std::move(read), {}, {}};
+  for (const std::string& note : optimizer.files.notes) checkpoint.notes.push_back(note);
+  std::set<std::string> others;
+  for (const OptimizerFile& file : optimizer.files.all) others.insert(file.others.begin(), file.others.end());
+  if (!others.empty())
+    checkpoint.notes.push_back(
+        fmt::format("the optimizer's files hold more than states, groups and master weights, "
+                    "which is left out: {}",
+                    list_names(std::vector(others.begin(), others.end()))));
+  note_missing_states(optimizer.files, checkpoint.notes);
+  optimizer.names = name_entries(optimizer.files, shards, checkpoint, options);
+  optimizer.first_files = join_files(checkpoint.map, optimizer.files);
+  return optimizer;
+}
+
+std::vector<StatePart> master_parts(const ShardedOptimizer& optimizer, const TensorMap& model) {
+  refuse_incomplete(optimizer.files);
+  const LocalTensors locals(model, optimizer.files);
+  return StateParts(optimizer, locals).collect(kMastersKey, "", master_of);
+}
+
+TrainingStates sharded_states(const ShardedOptimizer& optimizer, const TensorMap& model) {
+  refuse_incomplete(optimizer.files);
+  return StatesMaker(optimizer, model).make();
+}
+
+TrainingStates states_by_id(const ShardedOptimizer& optimizer) {
+  auto locals = std::make_shared<TensorMap>(local_tensors_by_id(optimizer.files));
+  TrainingStates states = sharded_states(optimizer, *locals);
+  states.locals = std::move(locals);
+  return states;
+}
+
+std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& model, MasterUse use) {
+  refuse_incomplete(optimizer.files);
+  if (!optimizer.files.has_masters)
+    throw Error(ErrorKind::kBadInput, "holds no master weights")
+        .in(optimizer.files.folder)
+        .hint("take the model's own weights: `weights` model");
+  refuse_partial_masters(optimizer.files);
+  const TensorMap local = model;
+  const LocalTensors locals(local, optimizer.files);
+  std::vector<StatePart> parts = StateParts(optimizer, locals).collect(kMastersKey, "", master_of);
+  for (StatePart& part : parts) part.name = local.stored[part.local].name;
+  std::vector<bool> used(model.stored.size(), true);
+  for (const StatePart& part : parts) {
+    used[part.local] = false;  // even if it holds padding alone
+    for (const std::uint32_t l : locals.logical_of(part.local)) {
+      LogicalTensor& tensor = model.logical[l];
+      if (!model.pieces[l].empty()) {
+        for (const Piece& piece : model.pieces[l]) used[piece.stored] = false;
+        model.pieces[l].clear();
+        const DType wanted = use.as_model ? tensor.dtype : DType::kF32;
+        const DType dtype = tensor.dtype = part.tensor->dtype;
+        const bool casts = (use.as_model || dtype == DType::kF64) && wanted != dtype && can_cast(dtype, wanted);
+        tensor.model_dtype = casts ? std::optional(wanted) : std::nullopt;
+      }
+    }
+  }
+  std::size_t others = 0;
+  for (std::size_t l = 0; l < model.logical.size(); ++l) {
+    if (model.logical[l].filler || model.pieces[l].empty()) continue;
+    ++others;
+    if (!use.only_source) continue;
+    throw Error(ErrorKind::kBadInput, "the model's files do not hold it, and the optimizer has no master weights of it")
+        .in(optimizer.files.folder)
+        .tensor(model.logical[l].name);
+  }
+  add_shared(
+      model, local, parts, optimizer.files.folder,
+      [&](const LogicalTensor& logical, DType) { return model.logical[*model.find_logical(logical.name)]; },
+      TensorRole::kParameter);
+  used.resize(model.stored.size(), true);
+  model.keep_stored(used);
+  return others;
+}
+
+}  // namespace reshard

@@ -1,0 +1,229 @@
+#include "reshard/layouts/optimizer/optimizer_target.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/optimizer_keys.h"
+#include "reshard/layouts/map/row_shards.h"
+#include "reshard/layouts/map/target_file.h"
+#include "reshard/layouts/optimizer/numbered_parameters.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A tensor of a rank's file, and what it is of.
+struct Slot {
+  StoredTensor tensor;  // its name, dtype and shape
+  std::string state;
+  const NumberedState* scalar = nullptr;  // of one element, which all ranks have; else rows of `local`
+  std::uint32_t local = 0;                // stored tensor of the model's map
+};
+
+/// What one rank's file holds. Data-parallel ranks have files alike.
+struct RankContent {
+  std::shared_ptr<const SavedValue> structure;
+  std::vector<Slot> slots;  // in the order of the structure
+};
+
+SavedValue plain_list(const Dims& dims) {
+  PlainValue::List list;
+  for (const std::uint64_t size : dims) list.push_back({static_cast<std::int64_t>(size)});
+  return {PlainValue{std::move(list)}};
+}
+
+class OptimizerWriter {
+ public:
+  OptimizerWriter(TargetPlan& plan, const TrainingStates& states, const OptimizerTarget& target)
+      : plan_(plan),
+        local_(states.has_names() ? plan.map : *states.locals),
+        states_(states),
+        target_(target),
+        parameters_(local_, states, target.groups) {}
+
+  void run(const std::vector<StagePlan>& stages) {
+    parameters_.validate_groups(stages);
+    std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint32_t>> ranks;  // stored, by (pp, tp)
+    for (std::uint32_t s = 0; s < local_.stored.size(); ++s) {
+      const TensorFile& file = local_.files[local_.stored[s].file];
+      ranks[{file.pp_rank, file.tp_rank}].push_back(s);
+    }
+    for (std::uint32_t pp_rank = 0; pp_rank < stages.size(); ++pp_rank) {
+      std::vector<std::uint32_t> stage;
+      for (const auto& [rank, stored] : ranks)
+        if (rank.first == pp_rank) stage.insert(stage.end(), stored.begin(), stored.end());
+      const std::vector<NumberedParameter> parameters = parameters_.of_stage(stage, stages, pp_rank);
+      for (const auto& [rank, stored] : ranks)
+        if (rank.first == pp_rank) add_rank(rank.second, pp_rank, parameters, stored);
+      note_same(parameters);
+    }
+    add_pieces();
+    leave_rest();
+  }
+
+ private:
+  void add_rank(std::uint32_t tp_rank, std::uint32_t pp_rank, const std::vector<NumberedParameter>& parameters,
+                const std::vector<std::uint32_t>& stored) {
+    const RankContent content = content_of(parameters, stored);
+    for (std::uint32_t dp_rank = 0; dp_rank < target_.dp; ++dp_rank) {
+      TargetContainer container;
+      container.format = target_.format;
+      container.path = target_.folder / (rank_name({tp_rank, pp_rank, dp_rank}, true) + ".pt");
+      container.tp_rank = tp_rank;
+      container.pp_rank = pp_rank;
+      container.structure = content.structure;
+      for (const Slot& slot : content.slots) container.tensors.push_back(slot.tensor);
+      const std::vector<std::uint32_t> indices = add_target_container(plan_.map, std::move(container));
+      for (std::size_t i = 0; i < indices.size(); ++i) place(content.slots[i], indices[i], dp_rank);
+    }
+  }
+
+  void place(const Slot& slot, std::uint32_t stored, std::uint32_t dp_rank) {
+    if (slot.scalar != nullptr) {
+      const LogicalTensor& source = states_.map.logical[slot.scalar->parts.front()];
+      const std::uint32_t index = plan_.map.add_logical(state_tensor(source), {});
+      const Dims& shape = source.shape;
+      plan_.map.pieces[index].push_back({stored, whole(shape), Dims(shape.size(), 0)});
+      return;
+    }
+    auto& shards = shards_[slot.state];
+    if (shards.empty()) shards.resize(local_.stored.size());
+    const Dims in_file = local_.stored[slot.local].file_shape();
+    const std::uint64_t rows = in_file.empty() ? 0 : rows_per_shard(in_file.front(), target_.dp);
+    shards[slot.local].push_back({stored, rows * dp_rank});
+  }
+
+  /// What every data-parallel rank's file of a rank holds; its model's tensors are `stored`.
+  RankContent content_of(const std::vector<NumberedParameter>& parameters,
+                         const std::vector<std::uint32_t>& stored) const {
+    std::unordered_map<std::string_view, std::uint32_t> by_name;
+    for (const std::uint32_t s : stored) by_name.emplace(local_.stored[s].name.text(), s);
+    RankContent content;
+    SavedValue::Dict base_state, shape_info, master;
+    const auto add = [&](const NumberedParameter& parameter, std::uint32_t s, std::string name,
+                         const std::string& state, DType dtype, const NumberedState* scalar) -> SavedValue {
+      const Dims shape = scalar != nullptr ? states_.map.logical[scalar->parts.front()].shape
+                                           : row_shard_shape(local_.stored[s].file_shape(), target_.dp);
+      if (!num_bytes(dtype, shape))
+        throw Error(ErrorKind::kUsage, "its rows cannot be shared by these ranks").tensor(parameter.name);
+      StoredTensor tensor{std::move(name), dtype, shape};
+      content.slots.push_back({std::move(tensor), state, scalar, s});
+      return {SavedValue::Tensor{static_cast<std::uint32_t>(content.slots.size() - 1)}};
+    };
+    for (const NumberedParameter& parameter : parameters) {
+      const std::uint32_t s = by_name.at(parameter.stored_name);
+      const SavedValue::Key id = std::int64_t{parameter.id};
+      SavedValue::Dict states;
+      for (const NumberedState& state : parameter.states) {
+        if (state.number) {
+          states.push_back({state.name, {*state.number}});
+          continue;
+        }
+        states.push_back(
+            {state.name, add(parameter, s, fmt::format("{}.{}.{}", kBaseStateKey, parameter.id, state.name), state.name,
+                             state.dtype, state.is_scalar ? &state : nullptr)});
+      }
+      if (!states.empty()) base_state.push_back({id, {std::move(states)}});
+      shape_info.push_back({id, plain_list(local_.stored[s].file_shape())});
+    }
+    for (const NumberedParameter& parameter : parameters) {
+      if (!states_.has_names() && !parameter.has_master) continue;  // nobody knows of which weights to make them
+      master.push_back({std::int64_t{parameter.id}, add(parameter, by_name.at(parameter.stored_name),
+                                                        fmt::format("{}.{}", kMastersKey, parameter.id), kMasterState,
+                                                        parameter.master_dtype, nullptr)});
+    }
+    SavedValue::Dict file;
+    file.push_back({kStateKey, {SavedValue::Dict{}}});
+    file.push_back({kGroupsKey, {PlainValue{param_groups(parameters)}}});
+    file.push_back({kBaseStateKey, {std::move(base_state)}});
+    file.push_back({kShapesKey, {std::move(shape_info)}});
+    if (states_.has_names() || !master.empty()) file.push_back({kMastersKey, {std::move(master)}});
+    content.structure = std::make_shared<const SavedValue>(SavedValue{std::move(file)});
+    return content;
+  }
+
+  PlainValue::List param_groups(const std::vector<NumberedParameter>& parameters) const {
+    PlainValue::List groups;
+    for (std::uint32_t g = 0; g < target_.groups.size(); ++g) {
+      PlainValue::Dict values = target_.groups[g].values;
+      PlainValue::List ids;
+      for (const NumberedParameter& parameter : parameters)
+        if (parameter.group == g) ids.push_back({std::int64_t{parameter.id}});
+      values.emplace_back("params", PlainValue{std::move(ids)});
+      groups.push_back({std::move(values)});
+    }
+    return groups;
+  }
+
+  /// Of parameters that are fused into one, which has one step.
+  void note_same(const std::vector<NumberedParameter>& parameters) {
+    for (const NumberedParameter& parameter : parameters)
+      for (const NumberedState& state : parameter.states)
+        for (std::size_t i = 1; state.is_scalar && i < state.parts.size(); ++i)
+          plan_.map.same.emplace_back(states_.map.logical[state.parts[i]].name,
+                                      states_.map.logical[state.parts.front()].name);
+  }
+
+  static LogicalTensor state_tensor(LogicalTensor tensor) {
+    tensor.role = TensorRole::kState;
+    return tensor;
+  }
+
+  void add_pieces() {
+    for (const auto& [state, shards] : shards_)
+      add_row_shards(plan_.map, local_, shards, [&, name = state](const LogicalTensor& parameter) {
+        if (const auto known = parameters_.state_of(parameter.name, name)) return states_.map.logical[*known];
+        LogicalTensor master = parameter;  // of the weights themselves
+        master.name = parameters_.master_name(parameter.name);
+        master.dtype = parameters_.master_dtype(parameter.name);
+        master.role = TensorRole::kState;
+        if (copied_.insert(parameter.name).second) plan_.copies.push_back({master.name, parameter.name});
+        return master;
+      });
+  }
+
+  /// What has no place in these files: schedulers, random numbers and the like.
+  void leave_rest() {
+    std::vector<std::string> left;
+    for (std::size_t i = 0; i < states_.of.size(); ++i) {
+      if (states_.of[i].left_out || states_.map.logical[i].filler || parameters_.is_placed(i)) continue;
+      const std::string& name = states_.map.logical[i].name;
+      if (is_of_group(name))  // which was read as a value
+        plan_.without_place.push_back(name);
+      else
+        left.push_back(name);
+    }
+    if (!left.empty())
+      plan_.notes.push_back(fmt::format("{} of the training run {} no place in these files: {}", left.size(),
+                                        left.size() == 1 ? "entry has" : "entries have", list_names(left)));
+    for (std::string& name : left) plan_.without_place.push_back(std::move(name));
+  }
+
+  TargetPlan& plan_;
+  const TensorMap local_;  // the model's, or that of what ids are
+  const TrainingStates& states_;
+  const OptimizerTarget& target_;
+  NumberedParameters parameters_;
+  std::map<std::string, std::vector<std::vector<RowShard>>> shards_;  // by state, then by stored tensor of local_
+  std::set<std::string> copied_;  // parameters whose weights are their master weights
+};
+
+}  // namespace
+
+void add_optimizer_files(TargetPlan& plan, const TrainingStates& states, const std::vector<StagePlan>& stages,
+                         const OptimizerTarget& target) {
+  OptimizerWriter(plan, states, target).run(stages);
+}
+
+}  // namespace reshard

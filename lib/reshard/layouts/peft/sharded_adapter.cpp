@@ -1,0 +1,208 @@
+// Shards of a LoRA adapter as a checkpoint like any other.
+#include "reshard/layouts/peft/sharded_adapter.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/io/text_file.h"
+#include "reshard/layouts/peft/adapter_validation.h"
+#include "reshard/layouts/peft/stacked_adapters.h"
+#include "reshard/layouts/ranks/other_stages.h"
+#include "reshard/layouts/ranks/sharded_checkpoint.h"
+#include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/peft/adapter_metadata.h"
+#include "reshard/specs/stages/metadata.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The name that the metadata knows the adapter by: that of its folder, or the only one there is.
+std::string name_in_metadata(Files& files, const AdapterFolder& adapter) {
+  std::set<std::string> names;
+  for (const DirectoryEntry& entry : files.list(adapter.shards.path)) {
+    if (!metadata_pp_rank(entry.name)) continue;
+    const fs::path path = adapter.shards.path / entry.name;
+    if (path.extension() != ".json")
+      throw Error(ErrorKind::kUnsupported, "is metadata of an older version, which does not say how adapters are fused")
+          .in(path);
+    for (const std::string& name : adapter_names(read_metadata(files, path))) names.insert(name);
+  }
+  if (names.count(adapter.name)) return adapter.name;
+  if (names.size() == 1) return *names.begin();
+  if (names.empty())
+    throw Error(ErrorKind::kBadInput,
+                "has no metadata that speaks of adapters (mp_metadata_pp_rank_Y.json), so nothing says how the "
+                "parameters are laid out")
+        .in(adapter.shards.path);
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("the folder is that of the adapter \"{}\", but the metadata knows {}",
+                          printable(adapter.name), list_names(std::vector(names.begin(), names.end()))))
+      .in(adapter.shards.path)
+      .hint("call the folder adapter_NAME, as it was saved");
+}
+
+std::unordered_set<std::string> names_in(const Container& file) {
+  std::unordered_set<std::string> names;
+  for (const TensorEntry& tensor : file.tensors) names.insert(tensor.name);
+  return names;
+}
+
+/// The fused linears that the files hold adapters of.
+std::vector<FusedLayer> held_layers(const ShardedCheckpoint& shards) {
+  std::vector<FusedLayer> layers;
+  for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
+    const auto held = names_in(shards.files[pp_rank].front());
+    for (FusedLayer& layer : fused_layers(shards.metadata[pp_rank]))
+      if (held.count(std::string(kPeftPrefix) + layer.module + ".lora_A.weight")) layers.push_back(std::move(layer));
+  }
+  return layers;
+}
+
+/// How the linears of an adapter were fused when `unfused` became the adapter_config.json that is there now; nothing
+/// if it did not.
+std::optional<LoraFuse> fuse_between(Files& files, const AdapterConfig& unfused, const fs::path& config,
+                                     const std::vector<FusedLayer>& layers) {
+  const Json there = read_json_file(files, config, kMaxConfigBytes, JsonDialect::kPython);
+  for (const LoraFuse fuse : {LoraFuse::kExact, LoraFuse::kMean}) {
+    try {
+      const Json fused = parse_json(fused_config_text(unfused, layers, fuse), config, JsonDialect::kPython);
+      if (fused == there || json_text(fused) == json_text(there)) return fuse;  // a NaN is the same as text alone
+    } catch (const Error&) {  // these ranks cannot be fused in this way
+    }
+  }
+  return std::nullopt;
+}
+
+/// The adapter_config.json that is about the separate linears. Where fused linears had been given entries in it, it is
+/// the one from before; where their lora_A are stacked, the metadata comes to say so. After training the entries count.
+fs::path config_of(Files& files, const AdapterFolder& adapter, ShardedCheckpoint& shards,
+                   const std::vector<FusedLayer>& fused, std::vector<std::string>& notes) {
+  const fs::path config = adapter.shards.directory / kAdapterConfigFile;
+  const fs::path before = adapter.shards.directory / kUnfusedConfigFile;
+  if (!files.exists(config) || !files.exists(before)) return config;
+  const AdapterConfig unfused = read_adapter_config(files, before);
+  if (read_adapter_config(files, config).text == unfused.text) return config;  // fused anew, without entries
+  const auto fuse = fuse_between(files, unfused, config, fused);
+  if (!fuse) {
+    notes.push_back(before.string() + " does not belong to the adapter_config.json beside it and is not used");
+    return config;
+  }
+  if (*fuse == LoraFuse::kMean) return before;
+  std::vector<StageMetadata> stacked = shards.metadata;
+  for (StageMetadata& metadata : stacked) stack_ranks(metadata, unfused);
+  if (!holds_stacked(files, shards, stacked)) {
+    notes.push_back(
+        fmt::format("adapter {} was trained after `lora-fuse` exact: its lora_B is no longer block-diagonal, so "
+                    "separate linears keep the rank of the fused ones",
+                    printable(adapter.name.empty() ? kDefaultAdapter : adapter.name)));
+    return config;
+  }
+  shards.metadata = std::move(stacked);
+  return before;
+}
+
+/// The modules that the adapter has. `fused` are the linears that its config gives ranks and scales of.
+std::vector<AdaptedModule> adapted_modules(const TensorMap& map, const std::vector<FusedLayer>& fused) {
+  std::unordered_map<std::string_view, const std::string*> fused_of;
+  for (const FusedLayer& layer : fused)
+    for (const std::string& linear : layer.linears) fused_of.emplace(linear, &layer.module);
+  std::vector<AdaptedModule> modules;
+  for (const LogicalTensor& tensor : map.logical) {
+    const auto name = lora_name(tensor.name);
+    if (!name || tensor.filler || tensor.shape.empty()) continue;
+    if (!(name->component == "lora_A" && name->rest == "weight") && name->component != "lora_embedding_A") continue;
+    AdaptedModule module;
+    module.name = name->module.substr(name->module.starts_with(kPeftPrefix) ? kPeftPrefix.size() : 0);
+    const auto found = fused_of.find(module.name);
+    module.trained_as = found == fused_of.end() ? module.name : *found->second;
+    module.r = tensor.shape[0];
+    modules.push_back(std::move(module));
+  }
+  return modules;
+}
+
+/// What the metadata says of tensors that are in the files, in the order of these.
+std::vector<StageMetadata> held_metadata(const ShardedCheckpoint& shards) {
+  std::vector<StageMetadata> stages = shards.metadata;
+  for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
+    std::unordered_map<std::string, std::size_t> place;
+    for (const TensorEntry& tensor : shards.files[pp_rank].front().tensors) place.emplace(tensor.name, place.size());
+    auto& parameters = stages[pp_rank].parameters;
+    std::erase_if(parameters, [&](const auto& parameter) { return place.count(parameter.name) == 0; });
+    std::sort(parameters.begin(), parameters.end(),
+              [&](const auto& a, const auto& b) { return place.at(a.name) < place.at(b.name); });
+  }
+  return stages;
+}
+
+void add_notes(const ShardedCheckpoint& shards, std::vector<std::string>& notes) {
+  for (const std::string& warning : shards.warnings) notes.push_back(warning);
+  if (const auto note = other_stages_note(shards)) notes.push_back(*note);
+  std::vector<std::string> lost = shards.not_saved;  // most are the base model's, which are never there
+  std::erase_if(lost, [](const std::string& name) { return !lora_name(name); });
+  if (!lost.empty())
+    notes.push_back(fmt::format("{} that the metadata lists for the adapter {} not in the files and left out: {}",
+                                lost.size() == 1 ? "a parameter" : "parameters", lost.size() == 1 ? "is" : "are",
+                                list_names(lost)));
+}
+
+}  // namespace
+
+Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const ReadContext& context) {
+  Checkpoint checkpoint;
+  checkpoint.layout = folder.shards.layout;
+  checkpoint.path = folder.shards.path;
+  checkpoint.directory = folder.shards.directory;
+  // The base model's, which says nothing about the shards: whoever converts them to other ranks needs it.
+  if (!context.config.path.empty() && !context.config.where_missing) find_config(files, checkpoint, context.config);
+  if (checkpoint.config_given && context.use == ConfigUse::kLenient)
+    checkpoint.notes.push_back(checkpoint.config.string() +
+                               " is not used: the metadata of an adapter says how it is laid out");
+  const std::string name = name_in_metadata(files, folder);
+  ShardedCheckpoint shards = read_sharded_checkpoint(files, folder.shards, name);
+  validate_adapter_explained(shards);
+  const std::vector<FusedLayer> fused = held_layers(shards);
+  auto adapter = std::make_shared<Adapter>();
+  adapter->name = folder.name.empty() ? name : folder.name;
+  adapter->config = config_of(files, folder, shards, fused, checkpoint.notes);
+  checkpoint.format = shards.format;
+  checkpoint.mesh = {shards.tp, shards.pp, 1, shards.ep};
+  checkpoint.map = sharded_source_map(shards, {});
+  validate_adapter_sizes(checkpoint.map, checkpoint.path);
+  add_notes(shards, checkpoint.notes);
+  const bool trained_fused = adapter->config.filename() == kAdapterConfigFile;
+  adapter->modules = adapted_modules(checkpoint.map, trained_fused ? fused : std::vector<FusedLayer>());
+  adapter->stages = held_metadata(shards);
+  checkpoint.adapter = std::move(adapter);
+  return checkpoint;
+}
+
+void describe_peft_adapter(Checkpoint& checkpoint, const fs::path& directory) {
+  auto adapter = std::make_shared<Adapter>();
+  adapter->name = kDefaultAdapter;
+  adapter->config = directory / kAdapterConfigFile;
+  adapter->modules = adapted_modules(checkpoint.map, {});
+  checkpoint.adapter = std::move(adapter);
+}
+
+void refuse_several_adapters(const fs::path& path, const std::vector<AdapterFolder>& adapters) {
+  std::vector<std::string> folders;
+  for (const AdapterFolder& adapter : adapters) folders.push_back(adapter.shards.directory.filename().string());
+  throw Error(ErrorKind::kUsage, fmt::format("holds {} adapters: {}", folders.size(), list_names(folders)))
+      .in(path)
+      .hint("give the folder of one, such as " + (path / folders.front()).string());
+}
+
+}  // namespace reshard

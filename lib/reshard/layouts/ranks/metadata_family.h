@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reshard/base/json_fwd.h"
+#include "reshard/layouts/map/tensor_map.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/parallel/transformation_specs.h"
+
+namespace reshard {
+
+/// A model as the metadata of its ranks describes it.
+struct MetadataFamily {
+  std::string description;        // text of the form of family.schema.json
+  std::vector<std::string> cuts;  // the last layer of each pipeline stage but the last; empty for virtual stages, too
+};
+
+/// Describes the tensors of `map`, which `stages` (by pipeline rank) partition over `tp` ranks: all shapes as numbers,
+/// fused linears and grouped heads as the transformation specs have them. `config` adds what metadata does not record:
+/// the model_type, and the numbers of heads of projections that are not grouped.
+/// \throws Error kUnsupported, naming the tensor or module, for what a description cannot say.
+MetadataFamily describe_metadata(const std::vector<StageMetadata>& stages, std::uint32_t tp, const TensorMap& map,
+                                 const ModelConfig& config);
+
+}  // namespace reshard

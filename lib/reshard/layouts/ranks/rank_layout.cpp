@@ -1,0 +1,340 @@
+#include "reshard/layouts/ranks/rank_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/safetensors/hf_index.h"
+#include "reshard/layouts/contents/equal_pieces.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/misfits.h"
+#include "reshard/layouts/core/strangers.h"
+#include "reshard/layouts/core/tied_tensors.h"
+#include "reshard/layouts/map/whole_map.h"
+#include "reshard/layouts/ranks/inferred_metadata.h"
+#include "reshard/layouts/ranks/other_stages.h"
+#include "reshard/layouts/ranks/planned_shards.h"
+#include "reshard/layouts/ranks/saved_metadata.h"
+#include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/planned_sizes.h"
+#include "reshard/specs/stages/metadata.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The checkpoint's own directory for a folder of shards that was given itself: where config.json is. Without one, a
+/// folder of the usual name lies in it, and one of another name is it, as NxD saves it.
+fs::path directory_of(Files& files, const fs::path& shards, const std::string& usual_name) {
+  const fs::path above = directory_above(files, shards);
+  if (find_model_config(files, shards)) return shards;
+  if (find_model_config(files, above)) return above;
+  return own_name(files, shards) == usual_name ? above : shards;
+}
+
+/// The attention specs of the metadata are about the heads that config.json says. Their sizes alone would not show it:
+/// twice the heads of half the size fit the same files in another order.
+void validate_heads(const ShardedCheckpoint& checkpoint, const Model& model) {
+  if (checkpoint.metadata.empty()) return;
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
+    for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
+      for (const TransformationSpec& spec : module.specs) {
+        const auto* gqa = std::get_if<GQAQKVColumnParallelLinearSpec>(&spec);
+        if (gqa == nullptr || (gqa->num_attention_heads == model.heads && gqa->num_key_value_heads == model.kv_heads))
+          continue;
+        throw Error(
+            ErrorKind::kBadInput,
+            fmt::format("the attention spec of {} is for {} query and {} key/value heads, but config.json says {} "
+                        "and {}",
+                        printable(module.module_fully_qualified_name), gqa->num_attention_heads,
+                        gqa->num_key_value_heads, model.heads, model.kv_heads))
+            .in(metadata_path(checkpoint, pp_rank));
+      }
+}
+
+void note_left_out(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  if (shards.not_saved.empty()) return;
+  const bool one = shards.not_saved.size() == 1;
+  checkpoint.notes.push_back(fmt::format("{} that the metadata lists {} not in the files and left out: {}",
+                                         one ? "a parameter" : "parameters", one ? "is" : "are",
+                                         list_names(shards.not_saved)));
+}
+
+/// Metadata that torch saved states no number of ranks: config.json shows whether the last ones are missing.
+void validate_all_ranks_are_there(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  const bool known_family = checkpoint.model && !checkpoint.model->by_config_plan;
+  if (!shards.has_old_metadata || shards.record || known_family) return;
+  const ModelConfig& config = checkpoint.language_model.config;
+  if (config.json) return validate_stated_sizes(checkpoint.map, config, shards.folder.path);
+  checkpoint.notes.push_back(fmt::format(
+      "neither the rank files nor a config.json state the number of tensor-parallel ranks: there are {}, and "
+      "missing last ranks would go unnoticed",
+      shards.tp));
+}
+
+constexpr std::string_view kTiedHint =
+    "the metadata does not split it, as that of optimum-neuron before 0.0.21 does not split key/value heads that the "
+    "ranks do not divide: such ranks contain different heads and cannot be consolidated; else the ranks come from "
+    "different checkpoints (`replicas` first has no effect)";
+
+/// Metadata that torch saved may call matrices the same on every rank that are not. Norms may drift; matrices must agree.
+void distrust_replicated_matrices(TensorMap& map) {
+  for (std::size_t i = 0; i < map.logical.size(); ++i) {
+    if (map.logical[i].shape.size() < 2 || map.pieces[i].empty()) continue;
+    if (map.stored[map.pieces[i].front().stored].label == PartitionLabel::kReplicated)
+      map.logical[i].unconfirmed_hint = kTiedHint;
+  }
+}
+
+bool is_listed(const ShardedCheckpoint& shards, const std::string& name) {
+  return std::any_of(shards.metadata.begin(), shards.metadata.end(), [&](const StageMetadata& stage) {
+    return std::any_of(stage.parameters.begin(), stage.parameters.end(),
+                       [&](const ParallelParameter& parameter) { return parameter.name == name; });
+  });
+}
+
+/// Ties what the files contain and the metadata does not list, as nothing else is a parameter's second name, whatever
+/// config.json says. Bytes that differ refute it.
+void tie_unlisted(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  for (const TiedParameter& one : possible_ties(checkpoint.model))
+    if (!is_listed(shards, one.name) && checkpoint.map.find_logical(one.name))
+      for (ModelParameter& parameter : checkpoint.model->parameters)
+        if (parameter.name == one.name) parameter.tied_to = one.source;
+}
+
+/// Makes the model's map of the shards, whose partition is known.
+void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& context, Checkpoint& checkpoint) {
+  shards.other_stages += remove_other_stages(shards, tied_parameters(checkpoint.model));
+  std::vector<TiedParameter> tied = possible_ties(checkpoint.model);
+  const std::vector<TiedParameter> unlisted =
+      list_omitted_tensors(files, shards, checkpoint.model ? tied : std::vector<TiedParameter>{});
+  // Without a model, ties are a guess: metadata that lists the tensor and bytes that differ both refute it.
+  if (!checkpoint.model) std::erase_if(tied, [&](const TiedParameter& one) { return is_listed(shards, one.name); });
+  if (const auto note = other_stages_note(shards)) checkpoint.notes.push_back(*note);
+  checkpoint.map = sharded_source_map(shards, tied, unlisted);
+  if (checkpoint.model && !shards.metadata.empty()) tie_unlisted(shards, checkpoint);
+  if (checkpoint.model)
+    settle_ties(files, checkpoint);
+  else
+    join_tied(files, checkpoint.map, tied);
+  if (shards.has_old_metadata) distrust_replicated_matrices(checkpoint.map);
+  if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
+    validate_heads(shards, *checkpoint.model);
+    // Metadata says how tensors of any name are partitioned.
+    const bool may_be_other = context.use == ConfigUse::kRenamed && !shards.metadata.empty();
+    if (shards.allows_extra && !may_be_other)
+      validate_trained_against_model(checkpoint.map, *checkpoint.model, shards.folder.path);
+    else if (!may_be_other)
+      validate_against_model(checkpoint.map, *checkpoint.model, shards.folder.path, kSameFamily);
+  }
+  validate_all_ranks_are_there(shards, checkpoint);
+}
+
+/// \throws Error kUnsupported if a name in the files shows that another system wrote them.
+void refuse_strangers_in(const ShardedCheckpoint& shards, const std::optional<Model>& model) {
+  for (const auto& of_stage : shards.files) {
+    std::vector<std::string_view> names;
+    for (const TensorEntry& tensor : of_stage.front().tensors) names.push_back(tensor.name);
+    if (auto stranger = stranger_among(names, model ? &*model : nullptr)) throw stranger->in(of_stage.front().path);
+  }
+}
+
+/// Of tensors that are whole only because the plan does not name them.
+constexpr std::string_view kUnplannedHint =
+    "the plan in config.json does not name it, so each rank's tensor was taken for all of it; if it is a part, name "
+    "its module in base_model_tp_plan (_tp_plan for a head), as \"colwise\" or \"rowwise\"; else the ranks come from "
+    "different checkpoints (`replicas` first has no effect: \"replicate\" in the plan confirms that every rank has "
+    "all)";
+
+/// Compares the shapes that a plan alone gives with the sizes in config.json.
+void validate_plan(Files& files, const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  const ModelConfig& text = checkpoint.language_model.config;
+  const ModelConfig outer = read_model_config_file(files, checkpoint.config);
+  validate_planned_sizes(*checkpoint.model, text, outer, shards.tp, shards.folder.path);
+  const std::set<std::uint64_t> norms = stated_vector_sizes(text, outer);
+  for (LogicalTensor& tensor : checkpoint.map.logical) {
+    const bool is_norm = tensor.shape.size() == 1 && norms.count(tensor.shape[0]) > 0;
+    if (!is_norm && checkpoint.model->assumed_whole.count(tensor.name)) tensor.unconfirmed_hint = kUnplannedHint;
+  }
+}
+
+constexpr std::string_view kExtraHint =
+    "config.json does not explain it, so each rank's tensor was taken for all of it; it is a part, or the ranks come "
+    "from "
+    "different checkpoints (`replicas` first has no effect)";
+
+/// Marks the tensors that a request keeps although nothing says that every rank has all of them.
+void distrust_extra_tensors(Checkpoint& checkpoint) {
+  std::unordered_set<std::string_view> known;
+  for (const ModelParameter& parameter : checkpoint.model->parameters) known.insert(parameter.name);
+  for (LogicalTensor& tensor : checkpoint.map.logical)
+    if (known.count(tensor.name) == 0) tensor.unconfirmed_hint = kExtraHint;
+}
+
+}  // namespace
+
+const RankLayout& ranks_of(const FoundLayout& found) {
+  return static_cast<const RankLayout&>(*found.layout);
+}
+
+PartitionOptions chosen_partition(const Checkpoint& checkpoint, const std::vector<StageMetadata>& stages,
+                                  bool inferred) {
+  const Model& model = *checkpoint.model;
+  PartitionOptions options = recorded_options(stages, model);
+  if (!ranks_of(checkpoint.found()).chooses_fused_linears(checkpoint.format)) options.fuse_linears.reset();
+  if (!inferred && is_grouped_query(options.attention) && needs_gqa_qkv(model.kv_heads, checkpoint.mesh.tp))
+    options.attention = attention_form_of(false, is_fused(options.attention));
+  return options;
+}
+
+bool RankLayout::looks_like(Files& files, const fs::path& directory) const {
+  const fs::path folder = weights_folder(directory);
+  if (!files.is_directory(folder)) return false;
+  const std::vector<DirectoryEntry> entries = files.list(folder);
+  return std::any_of(entries.begin(), entries.end(),
+                     [&](const DirectoryEntry& entry) { return is_rank_name(entry.name); });
+}
+
+std::vector<FoundLayout> RankLayout::recognise(Files& files, const fs::path& path) const {
+  std::vector<FoundLayout> found;
+  if (!files.is_directory(path)) return found;
+  // The folder of the weights inside the shards folder stands for that.
+  const fs::path above = directory_above(files, path);
+  if (weights_folder(above) != above && own_name(files, path) == weights_folder(above).filename() &&
+      looks_like(files, above))
+    return recognise(files, above);
+  for (const fs::path& folder : shards_folders(path))
+    if (looks_like(files, folder)) found.push_back({this, folder, path});
+  if (looks_like(files, path)) found.push_back({this, path, directory_of(files, path, usual_folder())});
+  return found;
+}
+
+void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  if (shards.record || shards.tp == 1) return;
+  checkpoint.notes.push_back(
+      "the files do not record which ranks they are of: files that were swapped between ranks would go unnoticed");
+}
+
+std::vector<RankFile> list_rank_files(Files& files, const FoundLayout& found) {
+  const RankLayout& layout = ranks_of(found);
+  std::map<RankId, RankFile> by_rank;
+  std::map<RankId, std::map<std::uint32_t, fs::path>> parts;
+  const fs::path folder = layout.weights_folder(found.path);
+  for (const DirectoryEntry& entry : files.list(folder)) {
+    const auto file = layout.rank_file(files, folder, entry);
+    if (!file) continue;
+    if (file->part && !parts[file->rank].emplace(*file->part, folder / entry.name).second)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("duplicates part {} of rank {}", *file->part, layout.name_of(file->rank)))
+          .in(folder / entry.name);
+    if (!by_rank.emplace(file->rank, *file).second && !file->part)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("duplicates tp rank {}, pp rank {}", file->rank.tp_rank, file->rank.pp_rank))
+          .in(folder / entry.name);
+  }
+  for (const auto& [rank, of_rank] : parts) {
+    if (of_rank.rbegin()->first >= of_rank.size())
+      throw Error(ErrorKind::kBadInput, fmt::format("a part of rank {} is missing: there are {}, up to number {}",
+                                                    layout.name_of(rank), of_rank.size(), of_rank.rbegin()->first))
+          .in(found.path)
+          .hint("copy the missing files here");
+    RankFile& file = by_rank.at(rank);
+    file.path = of_rank.begin()->second;
+    for (auto part = std::next(of_rank.begin()); part != of_rank.end(); ++part) file.more_parts.push_back(part->second);
+  }
+  if (by_rank.empty())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("holds no file with a rank's weights, as layout {} names them", layout.traits().name))
+        .in(found.path)
+        .hint("copy the files of all ranks here, or give another directory");
+  std::vector<RankFile> ranks;
+  for (auto& [rank, file] : by_rank) ranks.push_back(std::move(file));
+  return ranks;
+}
+
+void RankLayout::explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const {
+  checkpoint.notes.push_back(
+      "there are no metadata files, so the partition of the parameters is inferred from config.json");
+  infer_metadata(shards, *checkpoint.model);
+}
+
+std::string RankLayout::hint_for_replicas() const {
+  return "as there is no metadata, replicas alone confirm the partition, and `replicas` first has no effect: files "
+         "of ranks were swapped or come from different checkpoints, or config.json belongs to another model";
+}
+
+const RankLayout& RankLayout::choose(Files& files, const ShardedCheckpoint& shards) const {
+  if (fits(shards)) return *this;
+  for (const Layout* layout : layouts()) {
+    const auto* other = dynamic_cast<const RankLayout*>(layout);
+    if (other != nullptr && other->looks_like(files, shards.folder.path) && other->fits(shards)) return *other;
+  }
+  return *this;
+}
+
+Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadContext& context) const {
+  Checkpoint checkpoint;
+  checkpoint.layout = this;
+  checkpoint.path = found.path;
+  checkpoint.directory = found.directory;
+  find_config(files, checkpoint, context.config);
+  ShardedCheckpoint shards = read_sharded_checkpoint(files, found);
+  const RankLayout& layout = choose(files, shards);
+  checkpoint.layout = &layout;
+  checkpoint.format = shards.format;
+  checkpoint.mesh = {shards.tp, shards.pp, 1, shards.ep};
+  checkpoint.notes = shards.warnings;
+  checkpoint.index_metadata = read_kept_index_metadata(files, checkpoint.directory);
+  if (!checkpoint.index_metadata.empty())
+    checkpoint.index_metadata_file = checkpoint.directory / kKeptIndexMetadataFile;
+  std::unordered_set<std::string_view> names;
+  for (const auto& ranks : shards.files)
+    for (std::size_t i = 0; i < ranks.size() && layout.keeps_names(); i += shards.tp)
+      for (const TensorEntry& tensor : ranks[i].tensors) names.insert(tensor.name);
+  read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
+    return planned_model(config, shards, notes);
+  });
+  const bool inferred = shards.metadata.empty();
+  const bool planned = inferred && checkpoint.model && checkpoint.model->by_config_plan;
+  shards.allows_extra = context.extra != ExtraTensors::kRefuse;
+  if (inferred && (!checkpoint.model || checkpoint.model->by_config_plan || shards.allows_extra))
+    refuse_strangers_in(shards, checkpoint.model);
+  if (inferred && !checkpoint.model)
+    throw Error(
+        ErrorKind::kBadInput,
+        "has no metadata files (mp_metadata_pp_rank_Y.json), and without a config.json of a known family beside "
+        "it nothing says how the parameters are laid out")
+        .in(checkpoint.path)
+        .hint(hint_for_model(checkpoint));
+  try {
+    if (inferred) layout.explain(shards, checkpoint, layout.declared_options(files, checkpoint, context.options));
+    read_map(files, shards, context, checkpoint);
+    if (planned) validate_plan(files, shards, checkpoint);
+    if (inferred && shards.allows_extra) distrust_extra_tensors(checkpoint);
+  } catch (Error& error) {
+    if (error.kind() == ErrorKind::kBadInput) refuse_strangers_in(shards, checkpoint.model);
+    if (inferred && error.kind() == ErrorKind::kBadInput) layout.explain_misfit(files, shards, error);
+    throw;
+  }
+  if (checkpoint.model) checkpoint.partition = chosen_partition(checkpoint, shards.metadata, inferred);
+  if (inferred) checkpoint.map.inferred_partition_hint = layout.hint_for_replicas();
+  layout.read_beside(files, shards, context, checkpoint);
+  if (planned)
+    validate_pieces_differ(files, checkpoint.map);
+  else if (inferred && !context.options.has(kKvSizeMultiplier.name))  // nobody says what is replicated
+    validate_heads_differ(files, checkpoint.map, *checkpoint.model);
+  order_tensors(checkpoint);
+  note_left_out(shards, checkpoint);
+  if (!inferred) checkpoint.metadata = std::move(shards.metadata);
+  return checkpoint;
+}
+
+}  // namespace reshard

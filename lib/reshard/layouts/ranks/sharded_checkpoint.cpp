@@ -1,0 +1,369 @@
+// Reading a sharded checkpoint from disk: which ranks are there, and whether they agree.
+#include "reshard/layouts/ranks/sharded_checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/formats/torch/xser.h"
+#include "reshard/layouts/core/strangers.h"
+#include "reshard/layouts/map/rank_record.h"
+#include "reshard/layouts/names/state_names.h"
+#include "reshard/layouts/ranks/master_weights.h"
+#include "reshard/layouts/ranks/metadata_validation.h"
+#include "reshard/layouts/ranks/other_stages.h"
+#include "reshard/layouts/ranks/rank_layout.h"
+#include "reshard/layouts/ranks/record_validation.h"
+#include "reshard/layouts/ranks/saved_metadata.h"
+#include "reshard/specs/peft/adapter_metadata.h"
+#include "reshard/specs/stages/metadata.h"
+#include "reshard/specs/stages/torch_metadata.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A rank's place among those of one copy: pp_rank, ep_rank, tp_rank.
+using Place = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;
+
+Place place_of(RankId rank) {
+  return {rank.pp_rank, rank.ep_rank, rank.tp_rank};
+}
+
+/// What stands in a shards folder, by name alone.
+struct Listing {
+  std::map<Place, RankFile> ranks;             // the first copy of each
+  std::vector<RankFile> copies;                // other data-parallel ranks
+  std::map<std::uint32_t, fs::path> metadata;  // pp_rank → file
+};
+
+/// Of a file, or of a tensor in it.
+Error expert_parallel(const fs::path& path, const char* what) {
+  return Error(ErrorKind::kUnsupported, std::string(what) + ", and no metadata says how its experts are spread")
+      .in(path)
+      .hint(kHintForExperts);
+}
+
+Listing list_folder(Files& files, const FoundLayout& folder) {
+  Listing listing;
+  for (const RankFile& file :
+       list_rank_files(files, folder)) {  // lower data-parallel ranks come later only within a tp, pp
+    const auto [found, is_new] = listing.ranks.emplace(place_of(file.rank), file);
+    if (!is_new) listing.copies.push_back(file);
+  }
+  for (const DirectoryEntry& entry : files.list(folder.path))
+    if (const auto pp_rank = metadata_pp_rank(entry.name))
+      if (!listing.metadata.emplace(*pp_rank, folder.path / entry.name).second)
+        throw Error(ErrorKind::kBadInput, fmt::format("there are two metadata files of pipeline rank {}", *pp_rank))
+            .in(folder.path / entry.name)
+            .hint("these are of two checkpoints; move one away");
+  return listing;
+}
+
+void validate_all_ranks_present(const FoundLayout& folder, const Listing& listing, const ShardedCheckpoint& mesh) {
+  // Names of files alone make the mesh, so that most of a large one may be missing: the first few are named.
+  constexpr std::size_t kNamed = 7;
+  const std::uint64_t count = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep - listing.ranks.size();
+  if (count == 0) return;
+  std::vector<std::string> missing;
+  for (std::uint32_t p = 0; p < mesh.pp && missing.size() < kNamed; ++p)
+    for (std::uint32_t e = 0; e < mesh.ep && missing.size() < kNamed; ++e)
+      for (std::uint32_t t = 0; t < mesh.tp && missing.size() < kNamed; ++t)
+        if (!listing.ranks.count({p, e, t})) missing.push_back(ranks_of(folder).name_of({t, p, 0, e, mesh.ep > 1}));
+  const std::string names = count == missing.size() ? list_names(missing) : join(missing, ", ") + ", …";
+  const std::string ep = mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "";
+  const std::string form =
+      folder.layout->traits().has_stages ? fmt::format(" (tp {} × pp {}{})", mesh.tp, mesh.pp, ep) : "";
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("{} of the {} ranks{} {} missing: {}", count, std::uint64_t{mesh.tp} * mesh.pp * mesh.ep,
+                          form, count == 1 ? "is" : "are", names))
+      .in(folder.path)
+      .hint("copy the missing ranks here; a model cannot be consolidated without them");
+}
+
+bool lacks_weights(Files& files, const FoundLayout& folder, const Listing& listing) {
+  const auto optimizer = ranks_of(folder).optimizer_folder(folder.path);
+  if (!optimizer) return false;
+  std::vector<RankFile> ranks;
+  for (const auto& [place, file] : listing.ranks) ranks.push_back(file);
+  return has_weights_in_optimizer_alone(files, *optimizer, ranks);
+}
+
+/// The ranks of one stage hold the same parameters, in the same shapes where they are `alike`.
+void validate_ranks_agree(const Container& first, const Container& other, bool alike) {
+  std::unordered_map<std::string, const TensorEntry*> expected;
+  for (const TensorEntry& tensor : first.tensors) expected.emplace(tensor.name, &tensor);
+  for (const TensorEntry& tensor : other.tensors) {
+    const auto found = expected.find(tensor.name);
+    if (found == expected.end())
+      throw Error(ErrorKind::kBadInput, "this rank holds it, but " + first.path.string() + " does not")
+          .in(other.path)
+          .tensor(tensor.name)
+          .hint("the ranks come from different checkpoints");
+    const TensorEntry& reference = *found->second;
+    if (reference.dtype != tensor.dtype || (alike && reference.shape != tensor.shape))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is {} {} on this rank, but {} {} in {}", name(tensor.dtype), to_string(tensor.shape),
+                              name(reference.dtype), to_string(reference.shape), first.path.string()))
+          .in(other.path)
+          .tensor(tensor.name)
+          .hint("the ranks come from different checkpoints");
+    expected.erase(found);
+  }
+  if (!expected.empty()) {
+    // The first in the order of the file, so that the message is the same every time.
+    const auto lost = std::find_if(first.tensors.begin(), first.tensors.end(),
+                                   [&](const TensorEntry& tensor) { return expected.count(tensor.name) > 0; });
+    throw Error(ErrorKind::kBadInput, first.path.string() + " holds it, but this rank does not")
+        .in(other.path)
+        .tensor(lost->name)
+        .hint("the ranks come from different checkpoints");
+  }
+}
+
+/// Parameters that the metadata lists and that were not saved: frozen ones.
+void note_not_saved(const StageMetadata& metadata, const ShardedCheckpoint& checkpoint,
+                    const std::vector<Container>& files, std::vector<std::string>& not_saved) {
+  std::unordered_set<std::string> held;
+  for (std::size_t i = 0; i < files.size(); i += checkpoint.tp)  // one of each expert-parallel rank
+    for (const TensorEntry& tensor : files[i].tensors) held.insert(tensor.name);
+  for (const ParallelParameter& parameter : metadata.parameters)
+    if (!held.count(parameter.name)) not_saved.push_back(parameter.name);
+}
+
+/// Where there are several expert-parallel ranks, the metadata says how experts are spread over so many.
+void validate_experts(const ShardedCheckpoint& checkpoint, const Listing& listing) {
+  bool said = false;
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank)
+    for (const ParallelParameter& parameter : checkpoint.metadata[pp_rank].parameters) {
+      if (!parameter.expert_model_parallel()) continue;
+      said = true;
+      if (parameter.expert_rank ? *parameter.expert_rank < checkpoint.ep : parameter.expert_partitions == checkpoint.ep)
+        continue;
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format("its experts are on {}, but there {}",
+                      parameter.expert_rank ? fmt::format("expert-parallel rank {}", *parameter.expert_rank)
+                                            : fmt::format("{} expert-parallel ranks", parameter.expert_partitions),
+                      checkpoint.ep == 1 ? "is one" : fmt::format("are {}", checkpoint.ep)))
+          .in(listing.metadata.at(pp_rank))
+          .tensor(parameter.name)
+          .hint("expert-parallel ranks are missing, or of another checkpoint");
+    }
+  if (said) return;
+  for (const auto& [place, file] : listing.ranks)
+    if (file.rank.ep_rank != 0) throw expert_parallel(file.path, "is of an expert-parallel rank");
+}
+
+void refuse_adapters(const StageMetadata& metadata, const fs::path& path) {
+  for (const ModuleSpecs& module : metadata.modules)
+    for (const TransformationSpec& spec : module.specs)
+      if (!std::visit([](const auto& s) { return s.peft_type; }, spec).empty())
+        throw Error(ErrorKind::kUnsupported, "describes shards of an adapter, which are taken for a model's here")
+            .in(path)
+            .hint("give the folder adapter_NAME that holds them, in a folder called adapter_shards");
+}
+
+/// The metadata of every stage; older files leave much to the weights, and are read after those.
+void read_all_metadata(Files& files, const Listing& listing, ShardedCheckpoint& checkpoint) {
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
+    const auto found = listing.metadata.find(pp_rank);
+    if (found == listing.metadata.end())
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("{} is missing: nothing says how the parameters of pipeline rank {} are laid out",
+                              metadata_file_name(pp_rank), pp_rank))
+          .in(checkpoint.folder.path);
+    checkpoint.metadata.emplace_back();
+    checkpoint.described_in.push_back(found->second);
+    if (is_torch_metadata(found->second)) continue;
+    checkpoint.metadata.back() = read_metadata(files, found->second);
+    if (checkpoint.adapter)
+      checkpoint.metadata.back() = adapter_metadata(checkpoint.metadata.back(), *checkpoint.adapter);
+    else
+      refuse_adapters(checkpoint.metadata.back(), found->second);
+    checkpoint.tp = validate_metadata(checkpoint.metadata.back(), found->second, checkpoint.tp);
+  }
+}
+
+/// Adds the warnings of `ranks`, once for all of them that have the same.
+void note_warnings(const std::vector<std::vector<Container>>& ranks, std::vector<std::string>& warnings) {
+  struct Noted {
+    std::string warning;
+    std::string first;
+    std::size_t others = 0;
+  };
+  std::vector<Noted> all;
+  for (const auto& stage : ranks)
+    for (const Container& file : stage) {
+      if (file.warnings.empty()) continue;
+      const std::string warning = join(file.warnings, "; ");
+      const auto known =
+          std::find_if(all.begin(), all.end(), [&](const Noted& noted) { return noted.warning == warning; });
+      if (known != all.end())
+        ++known->others;
+      else
+        all.push_back({warning, (file.path.parent_path().filename() / file.path.filename()).string()});
+    }
+  for (const Noted& noted : all)
+    warnings.push_back(fmt::format(
+        "{}{}: {}", noted.first,
+        noted.others == 0 ? "" : fmt::format(" and {} other rank file{}", noted.others, noted.others == 1 ? "" : "s"),
+        noted.warning));
+}
+
+/// xser says which tensors are split over expert-parallel ranks, even where the names of the files do not.
+void refuse_experts(const Container& file, RankId rank) {
+  if (rank.has_ep) return;  // whose metadata says more
+  for (const auto& [key, tensor] : file.metadata)
+    if (key == kXserExpertParallel)
+      throw expert_parallel(file.path, "is split over expert-parallel ranks").tensor(tensor);
+}
+
+/// A file of a rank. Where its tensors may be the master weights of an optimizer that is not there, an error says so.
+Container read_rank_file(Files& files, const RankFile& rank, const FoundLayout& folder) {
+  try {
+    return read_container(files, rank.path, rank.format);
+  } catch (Error& error) {
+    const auto optimizer = ranks_of(folder).optimizer_folder(folder.path);
+    if (error.kind() == ErrorKind::kBadInput && optimizer && *optimizer != folder.path &&
+        may_lack_optimizer(files, *optimizer, rank))
+      error.hint(
+          fmt::format("if the run saved its weights as the optimizer's master weights alone "
+                      "(avoid_saving_lower_precision_weights), they are in {}, which is missing or holds no "
+                      "optimizer: copy it here; else {}",
+                      optimizer->string(), error.hint().empty() ? "copy the missing file here" : error.hint()));
+    else if (error.kind() == ErrorKind::kBadInput && error.hint().empty())
+      error.hint("the file is damaged, or no file of a rank: copy it again");
+    throw;
+  }
+}
+
+/// A rank's state dict; of several files they are one.
+Container read_rank(Files& files, const RankFile& rank, const ShardedCheckpoint& checkpoint) {
+  if (checkpoint.lacks_weights) return describe_xser(files, rank.path);
+  Container all = read_rank_file(files, rank, checkpoint.folder);
+  if (rank.more_parts.empty()) return all;
+  std::unordered_map<std::string, fs::path> held;
+  for (const TensorEntry& tensor : all.tensors) held.emplace(tensor.name, rank.path);
+  for (const fs::path& path : rank.more_parts) {
+    Container part = read_container(files, path, rank.format);
+    validate_part_record(part, all);
+    for (TensorEntry& tensor : part.tensors) {
+      const auto [found, is_new] = held.emplace(tensor.name, path);
+      if (!is_new)
+        throw Error(ErrorKind::kBadInput, "is in this file and in " + found->second.string())
+            .in(path)
+            .tensor(tensor.name)
+            .hint("files of two checkpoints are mixed in one folder");
+      tensor.file += static_cast<std::uint32_t>(all.files.size());
+      all.tensors.push_back(std::move(tensor));
+    }
+    all.size_bytes += part.size_bytes;
+    std::move(part.files.begin(), part.files.end(), std::back_inserter(all.files));
+    std::move(part.warnings.begin(), part.warnings.end(), std::back_inserter(all.warnings));
+  }
+  return all;
+}
+
+/// Without a metadata file the first rank's file may say how many ranks there are, so that missing last ranks are
+/// found.
+/// \returns that file, for read_all_files; nothing where it was not read.
+std::optional<Container> take_recorded_mesh(Files& files, const Listing& listing, ShardedCheckpoint& checkpoint) {
+  if (!listing.metadata.empty()) return std::nullopt;
+  const RankFile& rank = listing.ranks.begin()->second;
+  Container first = read_rank(files, rank, checkpoint);
+  const auto record = read_record(first);
+  if (!record) return first;
+  checkpoint.tp = std::max(checkpoint.tp, record->tp_degree);
+  checkpoint.pp = std::max(checkpoint.pp, record->pp_degree);
+  checkpoint.ep = std::max(checkpoint.ep, record->ep_degree);
+  return first;
+}
+
+/// \param first  The first rank's file if it was read before: xser's would be opened tensor by tensor again.
+void read_all_files(Files& files, const Listing& listing, std::optional<Container> first,
+                    ShardedCheckpoint& checkpoint) {
+  const bool alike = ranks_of(checkpoint.folder).ranks_are_alike();
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
+    auto& of_stage = checkpoint.files.emplace_back();
+    for (std::uint32_t i = 0; i < checkpoint.ep * checkpoint.tp; ++i) {
+      const RankFile& rank = listing.ranks.at({pp_rank, i / checkpoint.tp, i % checkpoint.tp});
+      of_stage.push_back(first ? std::move(*first) : read_rank(files, rank, checkpoint));
+      first.reset();
+      refuse_experts(of_stage.back(), rank.rank);
+      validate_record(of_stage.back(), rank.rank, checkpoint);
+      if (i % checkpoint.tp > 0)
+        validate_ranks_agree(of_stage[i / checkpoint.tp * checkpoint.tp], of_stage.back(), alike);
+    }
+  }
+  note_warnings(checkpoint.files, checkpoint.warnings);
+  for (const RankFile& copy : listing.copies) {
+    checkpoint.copies.push_back({copy.rank, read_rank(files, copy, checkpoint)});
+    validate_record(checkpoint.copies.back().file, copy.rank, checkpoint);
+    validate_ranks_agree(checkpoint.files[copy.rank.pp_rank][copy.rank.ep_rank * checkpoint.tp],
+                         checkpoint.copies.back().file, alike);
+  }
+}
+
+/// Without metadata or a record, the model identifies the tensors by their names.
+void take_out_wrappers(ShardedCheckpoint& checkpoint) {
+  for (std::vector<Container>& stage : checkpoint.files)
+    for (Container& file : stage) reshard::take_out_wrappers({&file, 1}, checkpoint.warnings);
+  for (ShardedCheckpoint::Copy& copy : checkpoint.copies)
+    reshard::take_out_wrappers({&copy.file, 1}, checkpoint.warnings);
+}
+
+}  // namespace
+
+fs::path metadata_path(const ShardedCheckpoint& checkpoint, std::uint32_t pp_rank) {
+  return pp_rank < checkpoint.described_in.size() ? checkpoint.described_in[pp_rank]
+                                                  : checkpoint.folder.path / metadata_file_name(pp_rank);
+}
+
+ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folder,
+                                          const std::optional<std::string>& adapter) {
+  const Listing listing = list_folder(files, folder);
+  ShardedCheckpoint checkpoint;
+  checkpoint.folder = folder;
+  checkpoint.adapter = adapter;
+  checkpoint.format = listing.ranks.begin()->second.format;
+  for (const auto& [place, file] : listing.ranks) {
+    checkpoint.pp = std::max(checkpoint.pp, file.rank.pp_rank + 1);
+    checkpoint.tp = std::max(checkpoint.tp, file.rank.tp_rank + 1);
+    checkpoint.ep = std::max(checkpoint.ep, file.rank.ep_rank + 1);
+  }
+  for (const auto& [pp_rank, path] : listing.metadata) checkpoint.pp = std::max(checkpoint.pp, pp_rank + 1);
+  checkpoint.lacks_weights = lacks_weights(files, folder, listing);
+  if (checkpoint.lacks_weights) checkpoint.format = Format::kXser;
+  std::optional<Container> first_file = take_recorded_mesh(files, listing, checkpoint);
+  if (!listing.metadata.empty()) read_all_metadata(files, listing, checkpoint);
+  validate_experts(checkpoint, listing);
+  validate_all_ranks_present(folder, listing, checkpoint);
+  read_all_files(files, listing, std::move(first_file), checkpoint);
+  read_old_metadata(files, checkpoint);
+  if (checkpoint.metadata.empty()) read_metadata_of_ranks(files, checkpoint);
+  if (checkpoint.metadata.empty() && !checkpoint.record) take_out_wrappers(checkpoint);
+  checkpoint.other_stages = remove_other_stages(checkpoint);
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
+    const Container& of_stage = checkpoint.files[pp_rank].front();
+    note_not_saved(checkpoint.metadata[pp_rank], checkpoint, checkpoint.files[pp_rank], checkpoint.not_saved);
+    validate_spec_sizes(checkpoint.metadata[pp_rank], checkpoint.described_in[pp_rank], of_stage);
+  }
+  if (!checkpoint.metadata.empty()) validate_all_stages_present(checkpoint);
+  if (files.exists(folder.path / kCheckpointMarker) && !files.exists(folder.path / kDoneMarker))
+    checkpoint.warnings.push_back(folder.path.string() +
+                                  " has no file \"done\": the save that made these shards may have been cut off");
+  return checkpoint;
+}
+
+}  // namespace reshard

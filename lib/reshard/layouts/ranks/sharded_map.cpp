@@ -1,0 +1,449 @@
+// Tensor maps of files of ranks, from rules: of a target, and of a source.
+
+#include "reshard/layouts/ranks/sharded_map.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/map/lower_metadata.h"
+#include "reshard/layouts/map/rank_record.h"
+#include "reshard/layouts/map/target_file.h"
+#include "reshard/layouts/ranks/rank_layout.h"
+#include "reshard/specs/stages/metadata.h"
+
+namespace reshard {
+namespace {
+
+/// The rule of a tied parameter: its source's, under its own name.
+struct NamedRule {
+  std::string stored_name;
+  const PartitionRule* rule;
+  std::string tied_to;  // the name of the source; empty for a parameter in its own right
+};
+
+/// Null if there is none of that name.
+const PartitionRule* find_rule(const std::vector<PartitionRule>& rules, const std::string& stored_name) {
+  const auto found = std::find_if(rules.begin(), rules.end(),
+                                  [&](const PartitionRule& rule) { return rule.stored_name == stored_name; });
+  return found == rules.end() ? nullptr : &*found;
+}
+
+std::vector<NamedRule> named_rules(const std::vector<PartitionRule>& rules, const std::vector<TiedParameter>& tied) {
+  std::vector<NamedRule> named;
+  for (const PartitionRule& rule : rules) named.push_back({rule.stored_name, &rule, {}});
+  for (const TiedParameter& parameter : tied)
+    if (const PartitionRule* source = find_rule(rules, parameter.source))
+      named.push_back({parameter.name, source, parameter.source});
+  return named;
+}
+
+/// The originals of which the ranks together have more than they are: replicated heads, and padding.
+OriginalShapes enlarged_originals(const std::vector<PartitionRule>& rules, const TensorMap& map) {
+  OriginalShapes found;
+  const std::set<std::uint32_t> transposed(map.transposed.begin(), map.transposed.end());
+  for (const PartitionRule& rule : rules)
+    for (const PartitionRule::Part& part : rule.parts) {
+      if (!rule.records_originals || !part.placement) continue;
+      std::uint64_t chunks = 0;
+      for (const std::vector<std::uint32_t>& taken : part.placement->taken) chunks += taken.size();
+      const auto logical = chunks == part.placement->units ? std::nullopt : map.find_logical(part.logical_name);
+      if (!logical) continue;
+      Dims shape = map.logical[*logical].shape;
+      if (transposed.count(*logical)) std::swap(shape[shape.size() - 2], shape[shape.size() - 1]);
+      found.emplace(part.logical_name, std::move(shape));
+    }
+  return found;
+}
+
+/// The tensors that a record says are stored transposed, in all layers.
+std::set<std::string> transposed_names(const std::vector<PartitionRule>& rules) {
+  std::set<std::string> names;
+  for (const PartitionRule& rule : rules)
+    if (rule.transposed) names.insert(with_stars(rule.stored_name));
+  return names;
+}
+
+/// The originals that are stored with their last two dims the other way round.
+std::vector<std::uint32_t> transposed_logical(const std::vector<PartitionRule>& rules, const TensorMap& map) {
+  std::vector<std::uint32_t> found;
+  for (const PartitionRule& rule : rules) {
+    if (!rule.transposed) continue;
+    for (const PartitionRule::Part& part : rule.parts)
+      if (const auto logical = map.find_logical(part.logical_name)) found.push_back(*logical);
+  }
+  return found;
+}
+
+/// The originals of a rule's parts in the map.
+struct Originals {
+  std::vector<std::uint32_t> logical;
+  std::vector<Dims> shapes;
+};
+
+Originals originals_of(const TensorMap& map, const PartitionRule& rule) {
+  Originals originals;
+  for (const PartitionRule::Part& part : rule.parts) {
+    const auto logical = map.find_logical(part.logical_name);
+    if (!logical)
+      throw Error(ErrorKind::kInternal, "the plan asks for a tensor that was not validated").tensor(part.logical_name);
+    originals.logical.push_back(*logical);
+    originals.shapes.push_back(map.logical[*logical].shape);
+  }
+  return originals;
+}
+
+/// The stored tensor that a rank's rule makes of them.
+StoredTensor stored_from(const TensorMap& map, const NamedRule& named, std::uint32_t rank, const Originals& originals) {
+  const PartitionRule& rule = *named.rule;
+  StoredTensor stored{named.stored_name, rule.constant ? rule.constant->dtype : DType::kI32, {}};
+  stored.tied = rule.tied || !named.tied_to.empty();
+  stored.label = stored.tied ? PartitionLabel::kTied : rule.label;
+  stored.replicated = rule.is_replicated() && !stored.tied;
+  stored.expert_parallel = rule.expert_parallel;
+  if (!rule.constant) stored.dtype = map.logical[originals.logical.front()].dtype;
+  for (const std::uint32_t index : originals.logical) {
+    const LogicalTensor& tensor = map.logical[index];
+    if (tensor.dtype != stored.dtype)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("is {}, but {} is {}: tensors of two dtypes cannot be fused into {}", name(tensor.dtype),
+                              rule.parts.front().logical_name, name(stored.dtype), named.stored_name))
+          .tensor(tensor.name)
+          .hint("give both one dtype first (convert with `dtype`), or take a layout that fuses nothing");
+  }
+  const auto shape = stored_shape(rule, rank, originals.shapes);
+  if (!shape) throw Error(ErrorKind::kInternal, "the rule does not fit a validated shape").tensor(named.stored_name);
+  if (!num_bytes(stored.dtype, *shape))
+    throw Error(ErrorKind::kUsage, fmt::format("a rank's part {} splits a packed byte: elements of {} have {} bits",
+                                               to_string(*shape), name(stored.dtype), bits(stored.dtype)))
+        .tensor(rule.parts.front().logical_name)
+        .hint("choose a smaller TP degree");
+  stored.shape = *shape;
+  stored.slices = slices_on(rule, rank);
+  return stored;
+}
+
+/// A rank's one file in the map. The ranks of a stage have the same tensors, so others' files are as this one.
+struct RankInMap {
+  std::uint32_t file = 0;
+  std::vector<std::uint32_t> stored;  // in the order of the rules, as are
+  std::vector<Originals> originals;   // of each of them
+  std::uint32_t parts = 1;            // files
+};
+
+/// Adds the same file for another rank, whose `container` is, and which `rank` becomes. \returns false where its parts
+/// may lie elsewhere: torch's archives have their file's name inside, a record the rank's number, and these may be
+/// longer.
+bool copy_rank(TensorMap& map, RankInMap& rank, const TargetContainer& container) {
+  TensorFile file = map.files[rank.file];
+  if (file.path.native().size() != container.path.native().size()) return false;
+  if (std::to_string(file.tp_rank).size() != std::to_string(container.tp_rank).size()) return false;
+  rank.file = static_cast<std::uint32_t>(map.files.size());
+  const auto begin = static_cast<std::uint32_t>(map.stored.size());
+  for (std::uint32_t& index : rank.stored) index = index - file.first_stored + begin;
+  for (std::uint32_t i = 0; i < file.stored_count; ++i) {
+    StoredTensor tensor = map.stored[file.first_stored + i];
+    tensor.file = rank.file;
+    map.add_stored(std::move(tensor));
+  }
+  file.path = container.path;
+  file.record = container.record;
+  file.tp_rank = container.tp_rank;
+  file.first_stored = begin;
+  map.files.push_back(std::move(file));
+  return true;
+}
+
+RankId rank_of(const TargetContainer& container) {
+  return {container.tp_rank, container.pp_rank, 0, container.ep_rank};
+}
+
+/// The file of one rank, or its first.
+TargetContainer container_of(RankId rank, const TargetContainer& like, const RankTarget& target) {
+  TargetContainer container = like;
+  container.format = target.format;
+  container.path = target.layout->part_path(target.format, rank, 0);
+  container.tp_rank = rank.tp_rank;
+  container.pp_rank = rank.pp_rank;
+  container.ep_rank = rank.ep_rank;
+  return container;
+}
+
+/// Adds one rank's state dict: the tensors of `rules`, and second names of some.
+RankInMap add_rank(TensorMap& map, const std::vector<NamedRule>& rules, TargetContainer container, std::uint32_t rank,
+                   const RankTarget& target) {
+  RankInMap in_map;
+  in_map.file = static_cast<std::uint32_t>(map.files.size());
+  const auto write = [&](TargetContainer file) {
+    for (const std::uint32_t stored : add_target_container(map, std::move(file))) in_map.stored.push_back(stored);
+  };
+  std::uint64_t bytes = 0;
+  for (const NamedRule& rule : rules) {
+    in_map.originals.push_back(originals_of(map, *rule.rule));
+    StoredTensor stored = stored_from(map, rule, rank, in_map.originals.back());
+    const std::uint64_t more = num_bytes(stored.dtype, stored.shape).value_or(0);
+    if (!container.tensors.empty() && more > target.max_part_bytes - std::min(bytes, target.max_part_bytes)) {
+      TargetContainer next = container;
+      next.tensors.clear();
+      next.path = target.layout->part_path(target.format, rank_of(container), in_map.parts++);
+      write(std::exchange(container, std::move(next)));
+      bytes = 0;
+    }
+    bytes += more;
+    container.tensors.push_back(std::move(stored));
+  }
+  write(std::move(container));
+  return in_map;
+}
+
+/// Adds the pieces of one rank's tensors.
+void add_rank_pieces(TensorMap& map, const std::vector<NamedRule>& rules, const RankInMap& in_map, std::uint32_t rank) {
+  for (std::size_t i = 0; i < rules.size(); ++i)
+    map.add_pieces(in_map.stored[i], *rules[i].rule, rank, in_map.originals[i].logical, in_map.originals[i].shapes);
+}
+
+/// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `record`, which is what the
+/// files say of themselves. `like` has what all of them have in common.
+void add_tensor_parallel_ranks(TensorMap& map, const std::vector<NamedRule>& rules, const TargetContainer& like,
+                               RankRecord record, const RankTarget& target) {
+  std::optional<RankInMap> rank;  // the one before, which others are as, if one file has all of it
+  const std::uint32_t tp = record.tp_degree;
+  for (std::uint32_t tp_rank = target.first_rank; tp_rank < tp && tp_rank <= target.last_rank; ++tp_rank) {
+    record.tp_rank = tp_rank;
+    TargetContainer container =
+        container_of({tp_rank, record.pp_rank, 0, record.ep_rank, record.ep_degree > 1}, like, target);
+    container.record = record;
+    const std::uint32_t number = record.ep_rank * tp + tp_rank;
+    if (rank && copy_rank(map, *rank, container)) {
+      add_rank_pieces(map, rules, *rank, number);
+      continue;
+    }
+    RankInMap added = add_rank(map, rules, std::move(container), number, target);
+    add_rank_pieces(map, rules, added, number);
+    const bool one_file = target.format != Format::kXser && added.parts == 1;
+    if (one_file && target.layout->ranks_are_alike()) rank = std::move(added);
+  }
+}
+
+/// Adds the files of one stage's ranks. A tied parameter is a second name where the format can say so, and a second
+/// copy elsewhere.
+void add_stage(TensorMap& map, const std::vector<PartitionRule>& rules, const std::vector<TiedParameter>& tied,
+               const Mesh& mesh, std::uint32_t pp_rank, const RankTarget& target) {
+  RankRecord record;
+  record.tp_degree = mesh.tp;
+  record.pp_rank = pp_rank;
+  record.pp_degree = mesh.pp;
+  record.ep_degree = mesh.ep;
+  record.originals = std::make_shared<const OriginalShapes>(enlarged_originals(rules, map));
+  record.transposed = transposed_names(rules);
+  for (std::uint32_t ep_rank = 0; ep_rank < mesh.ep; ++ep_rank) {
+    record.ep_rank = ep_rank;
+    std::vector<NamedRule> stored_rules;
+    TargetContainer like;
+    for (NamedRule& rule : named_rules(rules, tied)) {
+      if (!rule.rule->is_on(ep_rank)) continue;
+      if (rule.tied_to.empty() || (target.stores_tied && target.format == Format::kSafetensors))
+        stored_rules.push_back(std::move(rule));
+      else if (target.stores_tied)
+        like.aliases.push_back({rule.stored_name, rule.tied_to});
+    }
+    like.has_info = target.layout->has_xser_info();
+    if (target.metadata != nullptr) {
+      std::vector<std::string> names;
+      for (const NamedRule& rule : stored_rules) names.push_back(rule.stored_name);
+      like.structure = target.layout->saved_form(target.format, *target.metadata, names, like.aliases);
+    }
+    add_tensor_parallel_ranks(map, stored_rules, like, record, target);
+  }
+}
+
+}  // namespace
+
+TensorMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t tp,
+                             std::span<const LogicalTensor> logical, const RankTarget& target, std::uint32_t ep) {
+  TensorMap map;
+  map.reserve_logical(logical.size());
+  for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
+  const Mesh mesh{tp, static_cast<std::uint32_t>(plans.size()), 1, ep};
+  for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank) {
+    std::vector<PartitionRule> rules = partition_rules(plans[pp_rank].metadata, tp, ep);
+    // What several originals share is made of them by arithmetic, and is a tensor by itself.
+    for (PartitionRule& rule : rules)
+      if (rule.one_of_parts) rule.parts = {{rule.stored_name}};
+    RankTarget of_stage = target;
+    of_stage.metadata = &plans[pp_rank].metadata;
+    add_stage(map, rules, plans[pp_rank].tied, mesh, pp_rank, of_stage);
+  }
+  return map;
+}
+
+TensorMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint32_t tp,
+                             std::span<const LogicalTensor> logical, const RankTarget& target) {
+  TensorMap map;
+  map.reserve_logical(logical.size());
+  for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
+  map.transposed = transposed_logical(rules, map);
+  map.transpose(map.transposed);
+  add_stage(map, rules, {}, {tp, 1, 1, 1}, 0, target);
+  return map;
+}
+
+namespace {
+
+/// Takes a tensor of slices as the matrix that they are, one under the other.
+void take_slices(StoredTensor& stored, std::uint32_t slices, const std::filesystem::path& path) {
+  if (slices == 0) return;
+  const Dims& in_file = stored.shape;
+  if (in_file.size() < 2 || in_file[0] != slices)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("has the shape {}, but is one of {} slices by the model", to_string(in_file), slices))
+        .in(path)
+        .tensor(stored.name);
+  stored.slices = slices;
+  Dims shape{in_file[0] * in_file[1]};
+  for (std::size_t d = 2; d < in_file.size(); ++d) shape.push_back(in_file[d]);
+  stored.shape = std::move(shape);
+}
+
+void add_source_rank(TensorMap& map, const Container& file, RankId rank, const ShardedCheckpoint& checkpoint,
+                     const std::unordered_map<std::string, NamedRule>& rules) {
+  const std::uint32_t first_file = map.add_files(file, rank);
+  for (const TensorEntry& tensor : file.tensors) {
+    const auto found = rules.find(tensor.name);
+    if (found != rules.end() && !found->second.rule->is_on(rank.ep_rank))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("the file is of expert-parallel rank {}, but {} says the tensor is another's",
+                              rank.ep_rank, metadata_path(checkpoint, rank.pp_rank).filename().string()))
+          .in(file.path)
+          .tensor(tensor.name)
+          .hint("the ranks are mixed up, or come from different checkpoints");
+    if (found == rules.end())
+      throw Error(ErrorKind::kBadInput,
+                  checkpoint.rules.empty()
+                      ? "the file holds it, but " + metadata_path(checkpoint, rank.pp_rank).filename().string() +
+                            " does not list it"
+                      : "the file holds it, but the model that config.json describes has no such tensor")
+          .in(file.path)
+          .tensor(tensor.name)
+          .hint(!checkpoint.rules.empty() ? "config.json belongs to another model"
+                : checkpoint.adapter      ? "the metadata belongs to another adapter, or knows this one by another name"
+                                          : "if it is a tied replica of another parameter, config.json must say "
+                                            "\"tie_word_embeddings\": true");
+    const PartitionRule& rule = *found->second.rule;
+    const std::uint32_t number = rank.ep_rank * checkpoint.tp + rank.tp_rank;
+    const auto add = [&]() -> std::uint32_t {
+      const std::uint32_t index = map.add_stored(tensor, first_file, rule.label);
+      StoredTensor& stored = map.stored[index];
+      take_slices(stored, slices_on(rule, number), file.path);
+      stored.tied = rule.tied || !found->second.tied_to.empty();
+      if (stored.tied) stored.label = PartitionLabel::kTied;
+      stored.replicated = rule.is_replicated() && !stored.tied;
+      stored.expert_parallel = rule.expert_parallel;
+      return index;
+    };
+    if (!rule.one_of_parts) {
+      map.add_pieces(add(), rule, number);
+      continue;
+    }
+    PartitionRule one = rule;
+    for (const PartitionRule::Part& part : rule.parts) {
+      one.parts = {part};
+      map.add_pieces(add(), one, number);
+    }
+  }
+}
+
+/// The originals are as large as the files say that they were.
+void validate_originals(const ShardedCheckpoint& checkpoint, const OriginalShapes& by_rules) {
+  const OriginalShapes& recorded = *checkpoint.record->originals;
+  const auto fail = [&](const std::string& tensor, const std::string& message) {
+    throw Error(ErrorKind::kBadInput, message)
+        .in(checkpoint.files.front().front().path)
+        .tensor(tensor)
+        .hint("config.json belongs to another model, or was changed after the weights were written");
+  };
+  for (const auto& [tensor, shape] : recorded) {
+    const auto found = by_rules.find(tensor);
+    const std::string had = fmt::format("the file says that the original has the shape {}", to_string(shape));
+    if (found == by_rules.end())
+      fail(tensor, had + ", but by config.json it is neither padded nor replicated on these ranks");
+    else if (found->second != shape)
+      fail(tensor, fmt::format("{}, but config.json says {}", had, to_string(found->second)));
+  }
+  for (const auto& [tensor, shape] : by_rules)
+    if (!recorded.count(tensor))
+      fail(tensor, fmt::format("by config.json the original has the shape {}, but the file does not say that it is "
+                               "padded or replicated on these ranks",
+                               to_string(shape)));
+}
+
+}  // namespace
+
+std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, std::uint32_t pp_rank) {
+  if (!checkpoint.rules.empty()) return checkpoint.rules;
+  try {
+    return partition_rules(checkpoint.metadata[pp_rank], checkpoint.tp, checkpoint.ep);
+  } catch (Error& error) {
+    throw error.in(metadata_path(checkpoint, pp_rank));
+  }
+}
+
+namespace {
+
+/// Makes parameters that the rules list as replicas of others independent. Gives each parameter that may be tied, on
+/// stages that do not list it, the partition of its source.
+void add_tied_rules(std::vector<std::vector<PartitionRule>>& rules, const std::vector<TiedParameter>& tied) {
+  for (const TiedParameter& parameter : tied) {
+    const PartitionRule* source = nullptr;
+    for (std::vector<PartitionRule>& stage : rules)
+      for (PartitionRule& rule : stage) {
+        if (rule.parts.size() != 1) continue;
+        if (!source && rule.stored_name == parameter.source) source = &rule;
+        if (!rule.tied || rule.parts.front().logical_name != parameter.source) continue;
+        rule.parts.front().logical_name = parameter.name;
+        rule.tied = false;
+        rule.label = rule.dim == 0 ? PartitionLabel::kColumn : PartitionLabel::kRow;
+      }
+    if (!source) continue;
+    PartitionRule own = *source;
+    own.stored_name = parameter.name;
+    own.parts.front().logical_name = parameter.name;
+    for (std::vector<PartitionRule>& stage : rules)
+      if (!find_rule(stage, parameter.name)) stage.push_back(own);
+  }
+}
+
+}  // namespace
+
+TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied,
+                             const std::vector<TiedParameter>& unlisted) {
+  TensorMap map;
+  std::vector<std::vector<PartitionRule>> rules;
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
+    rules.push_back(rules_of_stage(checkpoint, pp_rank));
+  add_tied_rules(rules, tied);
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
+    std::unordered_map<std::string, NamedRule> by_name;
+    for (const NamedRule& rule : named_rules(rules[pp_rank], unlisted)) by_name.emplace(rule.stored_name, rule);
+    // With several stages, the source may be listed for its own stage alone.
+    for (const TiedParameter& parameter : unlisted)
+      for (const std::vector<PartitionRule>& stage : rules)
+        if (const PartitionRule* source = find_rule(stage, parameter.source))
+          by_name.try_emplace(parameter.name, NamedRule{parameter.name, source, parameter.source});
+    const std::vector<Container>& files = checkpoint.files[pp_rank];
+    for (std::uint32_t i = 0; i < files.size(); ++i)
+      add_source_rank(map, files[i], {i % checkpoint.tp, pp_rank, 0, i / checkpoint.tp}, checkpoint, by_name);
+    for (const ShardedCheckpoint::Copy& copy : checkpoint.copies)
+      if (copy.rank.pp_rank == pp_rank) add_source_rank(map, copy.file, copy.rank, checkpoint, by_name);
+  }
+  map.transpose(transposed_logical(checkpoint.rules, map));
+  if (checkpoint.record) validate_originals(checkpoint, enlarged_originals(checkpoint.rules, map));
+  return map;
+}
+
+}  // namespace reshard

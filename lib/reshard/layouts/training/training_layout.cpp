@@ -1,0 +1,284 @@
+#include "reshard/layouts/training/training_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/paths.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/optimizer/optimizer_beside.h"
+#include "reshard/layouts/optimizer/optimizer_groups.h"
+#include "reshard/layouts/optimizer/optimizer_target.h"
+#include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/layouts/training/partition_notes.h"
+#include "reshard/specs/stages/metadata.h"
+
+namespace reshard {
+
+Mesh mesh_of(const TargetRequest& request) {
+  Mesh mesh{request.tp.value_or(1), request.pp.value_or(1), request.vpp, request.ep.value_or(1)};
+  validate_mesh(mesh);
+  if (request.pp || request.pipeline_cuts.empty()) return mesh;
+  const std::size_t stages = request.pipeline_cuts.size() + 1;
+  if (stages % mesh.vpp != 0)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("`pipeline-cuts`: {} cuts make {} stages, which `vpp` {} does not divide",
+                            request.pipeline_cuts.size(), stages, mesh.vpp));
+  mesh.pp = static_cast<std::uint32_t>(std::min<std::size_t>(stages / mesh.vpp, kMaxParallelDegree + 1));
+  validate_mesh(mesh);
+  return mesh;
+}
+
+void plan_mesh(TargetPlan& plan, const TargetRequest& request, const Model& model) {
+  plan.mesh = mesh_of(request);
+  const std::string& layer_prefix = model.family->layers;
+  plan.partition = request.pipeline_cuts.empty()
+                       ? partition_evenly(model.layers, plan.mesh)
+                       : partition_by_cuts(model.layers, plan.mesh, request.pipeline_cuts, layer_prefix);
+  for (const std::uint64_t layer : plan.partition->cuts())
+    plan.cut_names.push_back(fmt::format("{}.{}", layer_prefix, layer));
+}
+
+void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options,
+                    const PartitionOptions& padded, const LayoutOption* padding) {
+  try {
+    validate_split(model, tp, options);
+  } catch (Error& error) {
+    if (padding != nullptr && !tensor_parallel_problem(model, tp, padded))
+      error.hint(fmt::format("`{}` pads sizes that {} ranks do not divide; {}", padding->name, tp, error.hint()));
+    throw;
+  }
+}
+
+void validate_whole_bytes(const Model& model, std::uint32_t tp, const PartitionOptions& options,
+                          std::span<const LogicalTensor> logical) {
+  std::unordered_map<std::string_view, const LogicalTensor*> packed;
+  for (const LogicalTensor& tensor : logical)
+    if (bits(tensor.dtype) % 8 != 0) packed.emplace(tensor.name, &tensor);
+  if (packed.empty()) return;
+  /// The first tensor of which `degree` ranks would share a byte.
+  const auto shared = [&](std::uint64_t degree) -> const LogicalTensor* {
+    for (const ModelParameter& parameter : model.parameters) {
+      const auto found = packed.find(parameter.name);
+      if (found == packed.end() || !parameter.split_dim || split_problem(parameter, degree, false)) continue;
+      std::uint64_t inner = bits(found->second->dtype);  // of one element along the dim that is split
+      for (std::size_t d = *parameter.split_dim + 1; d < parameter.shape.size(); ++d) inner *= parameter.shape[d] % 8;
+      std::vector<std::uint64_t> sizes{parameter.shape[*parameter.split_dim]};
+      for (const PackedPart& part : parameter.packed) sizes.push_back(part.size);
+      for (const std::uint64_t size : sizes)
+        if (size / degree % 8 * (inner % 8) % 8 != 0) return found->second;
+    }
+    return nullptr;
+  };
+  const LogicalTensor* tensor = shared(tp);
+  if (tensor == nullptr) return;
+  std::vector<std::uint64_t> degrees = legal_tp_degrees(model, options);
+  std::erase_if(degrees, shared);
+  throw Error(ErrorKind::kUsage, fmt::format("{} ranks would share a packed byte: elements of {} have {} bits", tp,
+                                             name(tensor->dtype), bits(tensor->dtype)))
+      .tensor(tensor->name)
+      .hint(describe_degrees(degrees));
+}
+
+HoldsName names_in(std::span<const LogicalTensor> logical) {
+  auto held = std::make_shared<std::unordered_set<std::string_view>>();
+  held->reserve(logical.size());
+  for (const LogicalTensor& tensor : logical) held->insert(tensor.name);
+  return [held](const std::string& name) { return held->count(name) > 0; };
+}
+
+std::vector<TextFile> metadata_files(const std::filesystem::path& folder, const std::vector<StagePlan>& plans) {
+  std::vector<TextFile> files;
+  for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank)
+    files.push_back({folder / metadata_file_name(pp_rank), metadata_text(plans[pp_rank].metadata)});
+  return files;
+}
+
+namespace {
+
+/// Whether the model's query, key and value projections have several forms; else they stay as they are.
+bool chooses_attention(const Model& model) {
+  return model.family->attention && !model.quantized && model.plain_heads;
+}
+
+/// Options that were given and change nothing.
+void note_idle_options(const TargetRequest& request, const Model& model, TargetPlan& plan) {
+  if (request.options.has(kFuseLinears.name) && model.family->fused.empty())
+    plan.notes.push_back(fmt::format("`{}` has no effect: no linears of {} are fused by NxD's model classes",
+                                     kFuseLinears.name, model.family->model_type));
+  const bool fuse = request.options.has(kFuseQkv.name), multiplier = request.options.has(kKvSizeMultiplier.name);
+  if (!chooses_attention(model)) {
+    for (const auto& [option, given] : {std::pair(&kFuseQkv, fuse), {&kKvSizeMultiplier, multiplier}})
+      if (given)
+        plan.notes.push_back(fmt::format("`{}` has no effect: models of {} keep their projections as they are",
+                                         option->name, model.family->model_type));
+    return;
+  }
+  if (multiplier && !is_grouped_query(plan.attention->form))
+    plan.notes.push_back(
+        fmt::format("`kv-size-multiplier` has no effect: {} key/value heads divide over {} ranks as they are",
+                    model.kv_heads, plan.mesh.tp));
+  if (fuse && !is_fused(plan.attention->form))
+    plan.notes.push_back(
+        fmt::format("`fuse-qkv` has no effect: {} query and {} key/value heads are fused only where they "
+                    "are as many, or do not divide over the ranks",
+                    model.heads, model.kv_heads));
+}
+
+/// The names under which attention's projections are stored, without their module.
+std::string projection_names(const Family::Attention& names, AttentionForm form) {
+  switch (form) {
+    case AttentionForm::kSeparate: return fmt::format("{}, {}, {}", names.query, names.key, names.value);
+    case AttentionForm::kFused: return names.fused + ".weight";
+    case AttentionForm::kGroupedQuery: return fmt::format("{0}.weight_q, {0}.weight_k, {0}.weight_v", names.fused);
+    case AttentionForm::kFusedGroupedQuery: return names.fused + ".weight_qkv";
+  }
+  return {};
+}
+
+/// How attention is stored, where the trainer has to be told.
+void note_attention(const Model& model, const PartitionOptions& options, const std::string& settings,
+                    TargetPlan& plan) {
+  const AttentionReport& attention = *plan.attention;
+  const std::uint32_t tp = plan.mesh.tp;
+  if (is_grouped_query(attention.form) && !options.kv_size_multiplier &&
+      attention.copies != usual_multiplier(model.kv_heads, tp))
+    plan.notes.push_back(fmt::format(
+        "`kv-size-multiplier` {}: the fewest replicas of each key/value head that give {} ranks whole heads",
+        attention.copies, tp));
+  if (!settings.empty())
+    plan.notes.push_back(fmt::format("attention is stored as {}: the trainer loads it with {}",
+                                     projection_names(*model.family->attention, attention.form), settings));
+}
+
+/// The optimizer's groups: the source's, or those of the rule that the request asks for.
+std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const TargetContext& context, TargetPlan& plan) {
+  const std::vector<OptimizerGroup>& own = context.states->groups;
+  const auto rule = chosen_group_rule(request.options);
+  if (own.empty()) return own;
+  if (rule && !context.states->has_names())
+    throw Error(ErrorKind::kUsage, "without names, no rule can say in which group a parameter is")
+        .hint("do without `optimizer-groups`, or say by which rule the source grouped them: `from-optimizer-groups`");
+  if (!rule) {
+    if (context.states->grouped_by_values)
+      plan.notes.push_back(
+          fmt::format("the source has hyperparameters by parameter, and those with the same ones are one group: {} in "
+                      "all; `optimizer-groups` groups them as the training code does",
+                      own.size()));
+    return own;
+  }
+  std::vector<OptimizerGroup> groups = regrouped(own, *rule, context.model->family->model_type);
+  if (groups.size() != own.size())
+    plan.notes.push_back(
+        fmt::format("the optimizer has {} parameter group{} where the source has {}: the state of a scheduler, which "
+                    "has a learning rate for each, would not fit it",
+                    groups.size(), groups.size() == 1 ? "" : "s", own.size()));
+  return groups;
+}
+
+}  // namespace
+
+PartitionOptions TrainingLayout::options_of(const OptionValues& values, const PartitionOptions& source) const {
+  PartitionOptions options;
+  options.attention =
+      attention_form_of(is_grouped_query(source.attention), values.flag(kFuseQkv.name) || is_fused(source.attention));
+  options.kv_size_multiplier = values.number(kKvSizeMultiplier);
+  if (!options.kv_size_multiplier) options.kv_size_multiplier = source.kv_size_multiplier;
+  return options;
+}
+
+std::string TrainingLayout::attention_settings(const AttentionReport& attention, std::uint32_t tp) const {
+  std::vector<std::string> settings;
+  const bool grouped = is_grouped_query(attention.form);
+  if (grouped && !needs_gqa_qkv(attention.kv_heads, tp)) settings.emplace_back("qkv_linear=True");
+  if (is_fused(attention.form)) settings.emplace_back("fuse_qkv=True");
+  if (grouped && attention.copies != usual_multiplier(attention.kv_heads, tp))
+    settings.push_back(fmt::format("kv_size_multiplier={}", attention.copies));
+  return join(settings, ", ");
+}
+
+void TrainingLayout::add_optimizer(TargetPlan& plan, const TargetRequest& request, const TargetContext& context,
+                                   const std::vector<StagePlan>& stages) const {
+  if (plan.mesh.ep > 1)
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("states of the optimizer are not written for {} expert-parallel ranks", plan.mesh.ep))
+        .hint("say `ep` 1, or do without `with-optimizer`");
+  const auto dp = request.options.number(kDataParallel);
+  plan.mesh.dp = dp ? static_cast<std::uint32_t>(*dp) : context.source_dp.value_or(1);
+  const std::filesystem::path shards = rank_path(format_of(request), {}).parent_path().parent_path();
+  const std::filesystem::path folder = optimizer_folder(shards).value();
+  const std::vector<OptimizerGroup> groups = groups_of(request, context, plan);
+  if (!context.states->has_names() && !has_masters(*context.states))
+    plan.notes.push_back(
+        "as in the source, there are no master weights: NxD loads the optimizer before the model, and steps the "
+        "weights "
+        "that the model has until then");
+  add_optimizer_files(plan, *context.states, stages, {folder, format_of(request), *plan.mesh.dp, groups});
+  if (!lies_inside(folder, traits().folder)) plan.whole_folders.push_back(folder);
+  for (const char* marker : {kCheckpointMarker, kDoneMarker}) {
+    const std::filesystem::path path = folder.parent_path() / marker;
+    auto file = std::find_if(plan.text_files.begin(), plan.text_files.end(),
+                             [&](const TextFile& text) { return text.path == path; });
+    if (file == plan.text_files.end()) file = plan.text_files.insert(file, {path, "1"});
+    file->is_last = marker == std::string_view(kDoneMarker);  // without it a trainer takes the save for cut off
+  }
+}
+
+namespace {
+
+/// What the model's description says of attention counts where the request does not say otherwise.
+PartitionOptions described_options(const Model& model, PartitionOptions options) {
+  if (!model.family->attention) return options;
+  if (model.family->attention->fuse_qkv)
+    options.attention = attention_form_of(is_grouped_query(options.attention), true);
+  if (!options.kv_size_multiplier) options.kv_size_multiplier = model.family->attention->kv_size_multiplier;
+  return options;
+}
+
+}  // namespace
+
+void TrainingLayout::read_beside(Files& files, const ShardedCheckpoint& shards, const ReadContext& context,
+                                 Checkpoint& checkpoint) const {
+  if (const auto folder = optimizer_folder(shards.folder.path))
+    read_optimizer_beside(files, *folder, shards, context, checkpoint);
+}
+
+void TrainingLayout::explain_misfit(Files& files, const ShardedCheckpoint& shards, Error& error) const {
+  if (const auto folder = optimizer_folder(shards.folder.path)) hint_at_lost_ranks(files, *folder, shards, error);
+}
+
+TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContext& context) const {
+  validate_request(request);
+  const Model& model = *context.model;
+  TargetPlan plan;
+  plan_mesh(plan, request, model);
+  validate_model(model, plan.mesh.tp, request.options);
+  PartitionOptions options = options_of(request.options, context.source_partition);
+  if (!request.options.has(kKvSizeMultiplier.name) && options.kv_size_multiplier &&
+      !multiplier_problem(model.heads, model.kv_heads, plan.mesh.tp, *options.kv_size_multiplier, options.pad_heads)
+           .empty())
+    options.kv_size_multiplier.reset();  // the source's, which only its padding heads allow
+  options.fuse_linears = fuses_linears(request, context.source_partition);
+  options = described_options(model, options);
+  validate_split(model, plan.mesh.tp, options, padded(options), padding_option());
+  validate_whole_bytes(model, plan.mesh.tp, options, context.logical);
+  const auto stages =
+      plan_stages(model, plan.mesh.tp, *plan.partition, options, names_in(context.logical), plan.mesh.ep);
+  plan.map = sharded_target_map(stages, plan.mesh.tp, context.logical, {this, format_of(request)}, plan.mesh.ep);
+  if (model.family->attention) plan.attention = attention_report(model, plan.mesh.tp, options);
+  plan.text_files = stage_files(stages);
+  for (TextFile& file : description_files(request, plan)) plan.text_files.push_back(std::move(file));
+  if (context.states != nullptr) add_optimizer(plan, request, context, stages);
+  if (chooses_attention(model)) note_attention(model, options, attention_settings(*plan.attention, plan.mesh.tp), plan);
+  note_idle_options(request, model, plan);
+  for (std::string& note : partition_notes(model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
+  for (std::string& note : assumed_stage_notes(model, plan.mesh.pp)) plan.notes.push_back(std::move(note));
+  plan.notes.push_back(loaded_by(request, plan, stages));
+  return plan;
+}
+
+}  // namespace reshard
