@@ -18,7 +18,7 @@ mapfile -t names < <(sed -n 's/^const Layout& \([a-z0-9_]*\)_layout();$/\1/p' "$
 ((${#names[@]})) || fail "$table declares no layout"
 
 # A name as a string, in an identifier, or after an option or the word layout; and wherever it stands, if it is no
-# English word. "optimum-neuron" is a program, "deepspeed/utils" and "deepspeed.utils" are another system's own code, and
+# English word. Rooms, which are folders, may have the name of their layout. "optimum-neuron" is a program, "deepspeed/utils" and "deepspeed.utils" are another system's own code, and
 # "ranks" is a key of reports, which a bracket or a comma follows.
 for name in "${names[@]}"; do
   source=$(find lib/reshard/layouts -name "$name.cpp")
@@ -28,7 +28,7 @@ for name in "${names[@]}"; do
   [[ $name =~ ^(hf|ranks)$ ]] || pattern+="|(?<=[/.])$name\b(?!-)|\b$name\b(?!-|/\w|\.\w)"
   found=$(git ls-files --cached --others --exclude-standard lib apps/reshard |
     grep -E '\.(h|cpp|txt|in|json)$' | grep -vxF -e "$table" -e "$source.cpp" -e "$source.h" |
-    xargs grep -nP "$pattern" | grep -vE '^lib/CMakeLists.txt:[0-9]+: *ROOMS ' || true)
+    xargs grep -nP "$pattern" | grep -vE '^lib/CMakeLists.txt:|:#include "reshard/[a-z]+/'"$name/" || true)
   [[ -z "$found" ]] || fail "layout $name is named outside its file:"$'\n'"$found"
 done
 echo "${#names[@]} layouts are named in their own files alone"

@@ -9,8 +9,8 @@
 #include "fold.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/publish/output.h"
-#include "reshard/formats/manifest.h"
 #include "reshard/layouts/core/layout.h"
+#include "reshard/plan/proof/manifest.h"
 #include "table.h"
 
 namespace reshard::cli {

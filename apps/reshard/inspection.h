@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/manifest.h"
 #include "reshard/layouts/core/checkpoint.h"
+#include "reshard/plan/proof/manifest.h"
 #include "reshard/tensor/cast/numeric.h"
 
 namespace reshard::cli {

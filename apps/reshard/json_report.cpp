@@ -5,9 +5,9 @@
 
 #include "option_names.h"
 #include "progress.h"
-#include "reshard/formats/manifest.h"
 #include "reshard/plan/job/fingerprint.h"
-#include "reshard/plan/target/job_manifest.h"
+#include "reshard/plan/proof/job_manifest.h"
+#include "reshard/plan/proof/manifest.h"
 #include "run_job.h"
 
 namespace reshard::cli {

@@ -3,8 +3,8 @@
 #include "reshard/engine/check/check_inputs.h"
 
 #include "reshard/engine/execute.h"
-#include "reshard/formats/manifest.h"
 #include "reshard/layouts/contents/recorded_checksums.h"
+#include "reshard/plan/proof/manifest.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

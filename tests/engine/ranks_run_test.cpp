@@ -14,7 +14,7 @@
 #include "reshard/engine/check/verify_manifest.h"
 #include "reshard/engine/execute.h"
 #include "reshard/engine/publish/earlier_runs.h"
-#include "reshard/formats/manifest.h"
+#include "reshard/plan/proof/manifest.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"

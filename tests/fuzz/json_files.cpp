@@ -6,9 +6,9 @@
 #include "fuzz/time_limit.h"
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
-#include "reshard/formats/manifest.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/memory_files.h"
+#include "reshard/plan/proof/manifest.h"
 #include "reshard/specs/family/family_parser.h"
 #include "reshard/specs/peft/adapter_config.h"
 

@@ -1,7 +1,7 @@
 // Files of NxD's optimizer. An input is the pickle of one, or with "@@" between them those of a file of references, of
 // the one tensor file, and of the info file.
 
-#include "reshard/formats/optimizer_file.h"
+#include "reshard/layouts/optimizer/optimizer_file.h"
 
 #include <algorithm>
 #include <cstdlib>

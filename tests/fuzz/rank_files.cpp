@@ -5,9 +5,9 @@
 #include <string>
 
 #include "fuzz/time_limit.h"
-#include "reshard/formats/distributed_tensor.h"
-#include "reshard/formats/zero_files.h"
 #include "reshard/io/memory_files.h"
+#include "reshard/layouts/deepspeed/zero_files.h"
+#include "reshard/layouts/fsdp/distributed_tensor.h"
 #include "reshard/specs/stages/torch_metadata.h"
 #include "support/zips.h"
 

@@ -14,8 +14,8 @@
 #include "reshard/engine/ranks/run_fingerprint.h"
 #include "reshard/engine/ranks/together.h"
 #include "reshard/engine/units/parallel.h"
-#include "reshard/formats/manifest.h"
 #include "reshard/layouts/map/target_file.h"
+#include "reshard/plan/proof/manifest.h"
 
 namespace reshard {
 namespace {

@@ -10,9 +10,9 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/check/digests.h"
 #include "reshard/engine/units/parallel.h"
-#include "reshard/formats/manifest.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/contents/recorded_checksums.h"
+#include "reshard/plan/proof/manifest.h"
 
 namespace reshard {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "reshard/engine/move/run.h"
 #include "reshard/engine/ranks/together.h"
-#include "reshard/formats/manifest.h"
 #include "reshard/layouts/map/tensor_map.h"
+#include "reshard/plan/proof/manifest.h"
 
 namespace reshard {
 

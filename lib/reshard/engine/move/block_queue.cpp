@@ -6,7 +6,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/manifest.h"
+#include "reshard/plan/proof/manifest.h"
 
 namespace reshard {
 namespace {

@@ -15,8 +15,8 @@
 #include "reshard/engine/publish/output.h"
 #include "reshard/engine/publish/publish.h"
 #include "reshard/engine/publish/staging_mark.h"
-#include "reshard/formats/manifest.h"
 #include "reshard/layouts/interrupted_swap.h"
+#include "reshard/plan/proof/manifest.h"
 #include "reshard/tensor/values/dtype.h"
 
 namespace reshard {

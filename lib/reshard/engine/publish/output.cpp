@@ -14,11 +14,11 @@
 #include "reshard/base/sha256.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/publish/proof.h"
-#include "reshard/formats/manifest.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/interrupted_swap.h"
 #include "reshard/layouts/own_files.h"
-#include "reshard/plan/target/job_manifest.h"
+#include "reshard/plan/proof/job_manifest.h"
+#include "reshard/plan/proof/manifest.h"
 
 namespace reshard {
 namespace {

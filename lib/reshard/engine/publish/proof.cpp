@@ -8,7 +8,7 @@
 #include "reshard/engine/units/blocks.h"
 #include "reshard/engine/units/leaf_digests.h"
 #include "reshard/plan/job/fingerprint.h"
-#include "reshard/plan/target/job_manifest.h"
+#include "reshard/plan/proof/job_manifest.h"
 #include "reshard/tensor/cast/numeric.h"
 
 namespace reshard {

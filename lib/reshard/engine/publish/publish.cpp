@@ -13,8 +13,8 @@
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/publish/journal.h"
 #include "reshard/engine/publish/staging_mark.h"
-#include "reshard/formats/manifest.h"
 #include "reshard/layouts/interrupted_swap.h"
+#include "reshard/plan/proof/manifest.h"
 
 namespace reshard {
 namespace {

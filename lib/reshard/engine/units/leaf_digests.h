@@ -6,7 +6,7 @@
 
 #include "reshard/base/sha256.h"
 #include "reshard/engine/units/blocks.h"
-#include "reshard/formats/manifest.h"
+#include "reshard/plan/proof/manifest.h"
 
 namespace reshard {
 

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "reshard/engine/units/blocks.h"
-#include "reshard/formats/manifest.h"
+#include "reshard/plan/proof/manifest.h"
 
 namespace reshard {
 namespace {

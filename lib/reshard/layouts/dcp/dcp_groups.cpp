@@ -12,11 +12,11 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/optimizer_keys.h"
 #include "reshard/formats/pickle/pickler.h"
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/io/memory_files.h"
 #include "reshard/layouts/contents/opened_files.h"
+#include "reshard/layouts/states/optimizer_keys.h"
 
 namespace reshard {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/zero_files.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/deepspeed/zero_files.h"
 #include "reshard/tensor/values/shape.h"
 
 namespace reshard {

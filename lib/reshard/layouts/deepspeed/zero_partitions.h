@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "reshard/formats/zero_files.h"
 #include "reshard/layouts/deepspeed/zero_checkpoint.h"
+#include "reshard/layouts/deepspeed/zero_files.h"
 
 namespace reshard {
 

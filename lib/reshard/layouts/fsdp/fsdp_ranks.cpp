@@ -12,11 +12,11 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/distributed_tensor.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/core/trained_model.h"
-#include "reshard/layouts/map/mesh_boxes.h"
+#include "reshard/layouts/fsdp/distributed_tensor.h"
+#include "reshard/layouts/fsdp/mesh_boxes.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/model/planned_sizes.h"
 

@@ -14,13 +14,13 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/optimizer_keys.h"
 #include "reshard/layouts/dcp/dcp_chunks.h"
 #include "reshard/layouts/dcp/dcp_directory.h"
 #include "reshard/layouts/dcp/dcp_groups.h"
 #include "reshard/layouts/map/row_shards.h"
 #include "reshard/layouts/optimizer/optimizer_dcp_names.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
+#include "reshard/layouts/states/optimizer_keys.h"
 
 namespace reshard {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/optimizer_file.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/optimizer/optimizer_file.h"
 #include "reshard/layouts/ranks/rank_folder.h"
 
 namespace reshard {

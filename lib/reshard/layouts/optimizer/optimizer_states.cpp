@@ -12,7 +12,6 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/optimizer_keys.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/map/row_shards.h"
 #include "reshard/layouts/map/whole_map.h"
@@ -20,6 +19,7 @@
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/optimizer/optimizer_ids.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
+#include "reshard/layouts/states/optimizer_keys.h"
 #include "reshard/tensor/cast/cast.h"
 
 namespace reshard {

@@ -13,10 +13,10 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/optimizer_keys.h"
 #include "reshard/layouts/map/row_shards.h"
 #include "reshard/layouts/map/target_file.h"
-#include "reshard/layouts/optimizer/numbered_parameters.h"
+#include "reshard/layouts/states/numbered_parameters.h"
+#include "reshard/layouts/states/optimizer_keys.h"
 
 namespace reshard {
 namespace {

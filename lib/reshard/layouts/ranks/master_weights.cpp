@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "reshard/base/error.h"
-#include "reshard/formats/optimizer_keys.h"
 #include "reshard/formats/torch/state_dict.h"
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/formats/torch/xser.h"
+#include "reshard/layouts/states/optimizer_keys.h"
 
 namespace reshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "reshard/formats/manifest.h"
+#include "reshard/plan/proof/manifest.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "reshard/layouts/map/mesh_boxes.h"
+#include "reshard/layouts/fsdp/mesh_boxes.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "reshard/formats/zero_files.h"
+#include "reshard/layouts/deepspeed/zero_files.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "reshard/plan/target/job_manifest.h"
+#include "reshard/plan/proof/job_manifest.h"
 
 #include <algorithm>
 #include <filesystem>

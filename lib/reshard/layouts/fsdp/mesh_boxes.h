@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "reshard/formats/distributed_tensor.h"
+#include "reshard/layouts/fsdp/distributed_tensor.h"
 #include "reshard/tensor/values/box.h"
 
 namespace reshard {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/manifest.h"
 #include "reshard/plan/job/job.h"
+#include "reshard/plan/proof/manifest.h"
 
 namespace reshard {
 

@@ -1,4 +1,4 @@
-#include "reshard/formats/distributed_tensor.h"
+#include "reshard/layouts/fsdp/distributed_tensor.h"
 
 #include <fmt/format.h>
 

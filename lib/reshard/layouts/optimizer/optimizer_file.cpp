@@ -1,4 +1,4 @@
-#include "reshard/formats/optimizer_file.h"
+#include "reshard/layouts/optimizer/optimizer_file.h"
 
 #include <fmt/format.h>
 
@@ -7,11 +7,11 @@
 #include <unordered_set>
 
 #include "reshard/base/strings.h"
-#include "reshard/formats/optimizer_keys.h"
 #include "reshard/formats/pickle/pickle_values.h"
 #include "reshard/formats/torch/state_dict.h"
 #include "reshard/formats/torch/xser.h"
 #include "reshard/formats/torch/xser_tensors.h"
+#include "reshard/layouts/states/optimizer_keys.h"
 
 namespace reshard {
 namespace {

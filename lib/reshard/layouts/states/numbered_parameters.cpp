@@ -1,4 +1,4 @@
-#include "reshard/layouts/optimizer/numbered_parameters.h"
+#include "reshard/layouts/states/numbered_parameters.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "reshard/formats/distributed_tensor.h"
+#include "reshard/layouts/fsdp/distributed_tensor.h"
 
 #include "reshard/io/local_storage.h"
 #include "support/catch.h"
