@@ -5,6 +5,7 @@
 #include "reshard/layouts/core/tied_tensors.h"
 #include "reshard/layouts/hf/hf.h"
 #include "reshard/layouts/map/whole_map.h"
+#include "reshard/layouts/ranks/rank_folder.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/layouts/training/training_layout.h"

@@ -12,6 +12,7 @@
 #include "reshard/engine/check/digests.h"
 #include "reshard/engine/check/verify.h"
 #include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/ranks/rank_folder.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

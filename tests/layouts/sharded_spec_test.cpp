@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "reshard/layouts/ranks/rank_folder.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"

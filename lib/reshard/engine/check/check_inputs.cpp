@@ -23,16 +23,16 @@ constexpr std::uint64_t kMaxSumsBytes = std::uint64_t{256} << 20;
 constexpr std::uint64_t kMaxMetadataBytes = 4096;
 constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;  // read at once
 
-using Found = std::optional<ExpectedDigest>;
+using FoundDigest = std::optional<ExpectedDigest>;
 
 /// Calls `look` with the directory of a file and the two above it, and the file's path relative to each, until it finds
 /// something. `file` is absolute.
 template <typename Look>
-Found look_above(const fs::path& file, const Look& look) {
+FoundDigest look_above(const fs::path& file, const Look& look) {
   constexpr int kMostLevels = 3;
   fs::path relative = file.filename(), directory = file.parent_path();
   for (int level = 0; level < kMostLevels; ++level) {
-    if (Found found = look(directory, relative)) return found;
+    if (FoundDigest found = look(directory, relative)) return found;
     if (directory.filename().empty() || directory.filename() == "..") break;
     relative = directory.filename() / relative;
     directory = directory.parent_path();
@@ -46,8 +46,8 @@ class Sums {
   explicit Sums(Files& files) : files_(files) {}
 
   /// From a list beside the file, or in one of the directories above, as rank files have it.
-  Found find(const fs::path& file) {
-    return look_above(file, [&](const fs::path& directory, const fs::path&) -> Found {
+  FoundDigest find(const fs::path& file) {
+    return look_above(file, [&](const fs::path& directory, const fs::path&) -> FoundDigest {
       const SumsList& list = list_in(directory);
       const auto found = list.digests.find(file.lexically_normal().string());
       if (found == list.digests.end()) return std::nullopt;
@@ -83,27 +83,27 @@ class Sums {
   std::map<fs::path, SumsList> lists_;
 };
 
-Found of_blob(Files& files, const fs::path& file) {
+FoundDigest of_blob(Files& files, const fs::path& file) {
   const fs::path blob = files.resolve(file);
   if (blob.parent_path().filename() != "blobs") return std::nullopt;
   const auto digest = sha256_of_hex(blob.filename().string());
-  return digest ? Found(ExpectedDigest{*digest, blob}) : std::nullopt;
+  return digest ? FoundDigest(ExpectedDigest{*digest, blob}) : std::nullopt;
 }
 
 /// In the directory that was downloaded, of which the file may lie in a subfolder.
-Found of_metadata(Files& files, const fs::path& file) {
-  return look_above(file, [&](const fs::path& directory, const fs::path& relative) -> Found {
+FoundDigest of_metadata(Files& files, const fs::path& file) {
+  return look_above(file, [&](const fs::path& directory, const fs::path& relative) -> FoundDigest {
     const fs::path metadata = directory / ".cache/huggingface/download" / (relative.string() + ".metadata");
     if (!files.is_file(metadata)) return std::nullopt;
     const std::vector<std::string> lines = split(read_text_file(files, metadata, kMaxMetadataBytes), '\n');
     if (lines.size() < 2) return std::nullopt;
     const auto digest = sha256_of_hex(lines[1]);
-    return digest ? Found(ExpectedDigest{*digest, metadata}) : std::nullopt;
+    return digest ? FoundDigest(ExpectedDigest{*digest, metadata}) : std::nullopt;
   });
 }
 
 /// What a git-lfs pointer says (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
-Found of_pointer(Files& files, const fs::path& pointer) {
+FoundDigest of_pointer(Files& files, const fs::path& pointer) {
   constexpr std::uint64_t kMaxPointerBytes = 1024;
   constexpr std::string_view kVersion = "version https://git-lfs", kDigest = "oid sha256:";
   if (!files.is_file(pointer) || files.size_bytes(pointer) > kMaxPointerBytes) return std::nullopt;
@@ -117,9 +117,9 @@ Found of_pointer(Files& files, const fs::path& pointer) {
   throw Error(ErrorKind::kBadInput, "is a git-lfs pointer without a SHA-256").in(pointer);
 }
 
-Found expected_digest(Files& files, Sums& sums, const fs::path& file, const fs::path& against) {
+FoundDigest expected_digest(Files& files, Sums& sums, const fs::path& file, const fs::path& against) {
   const fs::path absolute = files.absolute(file);
-  Found digest;
+  FoundDigest digest;
   if (!against.empty()) digest = of_pointer(files, against);
   if (!digest && !against.empty()) digest = sums.find(files.absolute(against));
   if (!digest) digest = sums.find(absolute);
@@ -183,9 +183,9 @@ void validate_checksums(const fs::path& file, const std::vector<ChecksummedRange
 
 }  // namespace
 
-std::vector<Found> expected_digests(Files& files, const std::vector<fs::path>& paths) {
+std::vector<FoundDigest> expected_digests(Files& files, const std::vector<fs::path>& paths) {
   Sums sums(files);
-  std::vector<Found> digests;
+  std::vector<FoundDigest> digests;
   digests.reserve(paths.size());
   for (const fs::path& file : paths) digests.push_back(expected_digest(files, sums, file, {}));
   return digests;
@@ -204,7 +204,7 @@ std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& 
     for (const TensorFile& file : job.source.files) files.push_back(file.path);
     for (const CopiedFile& file : job.copied_files) files.push_back(file.source);
     Sums sums(storage);
-    std::vector<Found> digests;
+    std::vector<FoundDigest> digests;
     if (!against.empty() && !storage.is_directory(against))
       throw Error(ErrorKind::kBadInput, "is not a directory, in which digests are").in(against);
     for (const fs::path& file : files) {

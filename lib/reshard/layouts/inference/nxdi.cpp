@@ -43,7 +43,7 @@ std::vector<std::string> inference_families() {
 }
 
 /// What can be chosen, and shows in the names.
-struct Form {
+struct NxdiForm {
   bool fuse_qkv = false;        // one projection for q, k and v
   bool vocab_parallel = false;  // the embedding is split along the vocabulary, else along its columns
 
@@ -58,8 +58,8 @@ std::string with_or_without(bool with, const LayoutOption& option) {
 }
 
 /// The form of tensors that have NxD Inference's names; nothing for other names.
-std::optional<Form> form_of(const std::vector<TensorEntry>& tensors) {
-  Form form;
+std::optional<NxdiForm> form_of(const std::vector<TensorEntry>& tensors) {
+  NxdiForm form;
   bool own = false;
   for (const TensorEntry& tensor : tensors) {
     const std::string& name = tensor.name;
@@ -105,9 +105,9 @@ void validate_named(const Model& model) {
 }
 
 /// Makes the rules of one model.
-class Rules {
+class NxdiRules {
  public:
-  Rules(const Model& model, std::uint32_t tp, const Form& form)
+  NxdiRules(const Model& model, std::uint32_t tp, const NxdiForm& form)
       : model_(model), fuse_qkv_(form.fuse_qkv), vocab_parallel_(form.vocab_parallel), rules_(tp) {
     validate_named(model);
     const auto heads = static_cast<std::uint32_t>(model.heads);
@@ -215,7 +215,7 @@ class NxdiLayout final : public InferenceLayout {
       const StoredTensor& stored = plan.map.stored[plan.map.pieces[index].front().stored];
       kernels.insert(kernel_of(stored.name.text(), stored.label));
     }
-    Form form;
+    NxdiForm form;
     for (const StoredTensor& stored : plan.map.stored) form.add(stored.name.text());
     std::vector<std::string> needed;
     if (compiled->tp && *compiled->tp != plan.mesh.tp) needed.push_back(fmt::format("with `tp` {}", *compiled->tp));
@@ -243,7 +243,7 @@ class NxdiLayout final : public InferenceLayout {
                   const TargetContext& context) const override {
     const Model& model = *context.model;
     const std::uint32_t tp = plan.mesh.tp;
-    const Form form{values.flag(kFuseQkv.name), values.flag(kVocabParallel.name)};
+    const NxdiForm form{values.flag(kFuseQkv.name), values.flag(kVocabParallel.name)};
     const HoldsName holds = names_in(context.logical);
     for (const ModelParameter& parameter : model.parameters)
       if (parameter.any_shape && holds(parameter.name)) plan.without_place.push_back(parameter.name);
@@ -253,7 +253,7 @@ class NxdiLayout final : public InferenceLayout {
     if (kernels.count("qkv") && !form.fuse_qkv)
       throw Error(ErrorKind::kUsage, fmt::format("`{}` qkv is for the fused projection alone", kKernels.name))
           .hint(fmt::format("add `{}`, or leave out qkv: NxD Inference stores the others as they are", kFuseQkv.name));
-    std::vector<PartitionRule> rules = Rules(model, tp, form).run(holds);
+    std::vector<PartitionRule> rules = NxdiRules(model, tp, form).run(holds);
     transpose_rules(rules, kernels);
     plan.map = sharded_target_map(rules, tp, context.logical, target);
     plan.attention = inference_report(model, tp, form.fuse_qkv);
@@ -284,10 +284,8 @@ class NxdiLayout final : public InferenceLayout {
     const std::vector<TensorEntry>& tensors = shards.files.front().front().tensors;
     std::set<std::string_view> held;
     for (const TensorEntry& tensor : tensors) held.insert(tensor.name);
-    shards.rules =
-        Rules(*checkpoint.model, shards.tp, form_of(tensors).value_or(Form{})).run([&](const std::string& name) {
-          return held.count(name) > 0;
-        });
+    shards.rules = NxdiRules(*checkpoint.model, shards.tp, form_of(tensors).value_or(NxdiForm{}))
+                       .run([&](const std::string& name) { return held.count(name) > 0; });
     const std::optional<Kernels> given = kernels_of(values, "from-");
     const Kernels kernels = kernels_in_files(shards, shards.rules, *checkpoint.model, given);
     if (!kernels.empty() && !given && !shards.record)

@@ -25,7 +25,6 @@ constexpr std::array kOutputPlaces = {"", ".base_layer", ".lora_B"};
 constexpr std::array kInputPlaces = {"", ".base_layer", ".lora_A"};
 constexpr const char* kLoraA = ".lora_A.weight";
 constexpr const char* kLoraB = ".lora_B.weight";
-constexpr std::uint64_t kMaxChunks = 1 << 24;
 
 /// The tables of one mesh; parameters that are partitioned alike share one.
 class Tables {

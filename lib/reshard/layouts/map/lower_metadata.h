@@ -9,6 +9,9 @@
 
 namespace reshard {
 
+/// Of the tables of all parameters, over all ranks: more than any model has.
+inline constexpr std::uint64_t kMaxChunks = 1 << 24;
+
 /// The rule of every parameter in a stage's metadata, in its order: fused linears, grouped-query heads, stride, packed
 /// matrices and experts become tables. `tp` and `ep` are those of the mesh; `metadata` is validated to be for them.
 /// \throws Error kBadInput if the tables would have more chunks than any model's.

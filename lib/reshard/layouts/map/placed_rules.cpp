@@ -10,12 +10,6 @@
 #include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
-namespace {
-
-constexpr std::uint64_t kMaxChunks = 1 << 24;  // of all sizes, over all ranks
-
-}  // namespace
-
 std::shared_ptr<const Placement> placement_of(const std::vector<std::uint32_t>& slots, std::uint64_t units,
                                               std::uint64_t unit_elems, std::uint32_t tp) {
   Placement placement{units, unit_elems, {}};

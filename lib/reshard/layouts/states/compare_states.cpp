@@ -12,6 +12,7 @@
 
 #include "reshard/base/strings.h"
 #include "reshard/layouts/contents/number_reader.h"
+#include "reshard/layouts/states/optimizer_summary.h"
 
 namespace reshard {
 namespace {
@@ -40,12 +41,6 @@ GroupOf groups_by_parameter(const TrainingStates& states) {
   for (const OptimizerGroup& group : states.groups)
     for (const std::string& parameter : group.parameters) found.emplace(parameter, &group);
   return found;
-}
-
-std::optional<double> real_of(const PlainValue& value) {
-  if (const auto* whole = std::get_if<std::int64_t>(&value.value)) return static_cast<double>(*whole);
-  if (const auto* real = std::get_if<double>(&value.value)) return *real;
-  return std::nullopt;
 }
 
 /// Whether they are the same number, or the same value of another kind.

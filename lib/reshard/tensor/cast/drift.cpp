@@ -11,9 +11,9 @@ namespace reshard {
 namespace {
 
 constexpr std::size_t kChunkElems = 512;
-using Values = std::array<double, kChunkElems>;
+using Chunk = std::array<double, kChunkElems>;
 
-void read_values(DType dtype, std::span<const std::byte> bytes, std::size_t count, Values& values) {
+void read_chunk(DType dtype, std::span<const std::byte> bytes, std::size_t count, Chunk& values) {
   cast_elements(dtype, bytes, DType::kF64, std::as_writable_bytes(std::span(values).first(count)), Overflow::kSaturate);
 }
 
@@ -30,13 +30,13 @@ bool can_drift(DType dtype) {
 std::optional<std::uint64_t> ReplicaDistance::add(DType dtype, std::span<const std::byte> a,
                                                   std::span<const std::byte> b) {
   const std::size_t width = bits(dtype) / 8;
-  Values a_values, b_values;
+  Chunk a_values, b_values;
   std::optional<std::uint64_t> first;
   for (std::size_t at = 0; at < a.size(); at += kChunkElems * width) {
     const std::size_t bytes = std::min(kChunkElems * width, a.size() - at);
     const std::size_t count = bytes / width;
-    read_values(dtype, a.subspan(at, bytes), count, a_values);
-    read_values(dtype, b.subspan(at, bytes), count, b_values);
+    read_chunk(dtype, a.subspan(at, bytes), count, a_values);
+    read_chunk(dtype, b.subspan(at, bytes), count, b_values);
     elems_ += count;
     for (std::size_t i = 0; i < count; ++i) {
       const double x = a_values[i], y = b_values[i];
