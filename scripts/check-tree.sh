@@ -4,7 +4,8 @@
 # 1. A layout is one file. Its name stands in its own source, lib/reshard/layouts/ROOM/NAME.{h,cpp}, and in the table of
 #    layouts; no other file of lib/ or of the program may name it. What is measured, apps/bench has to name.
 # 2. The library does not speak command line: its messages name parameters, as in `tp`, never options.
-# 3. CTest can run every test by its name: a semicolon splits it, and a leading hyphen makes it an option.
+# 3. No folder of the library has more than 25 headers and sources, and each has a README.
+# 4. CTest can run every test by its name: a semicolon splits it, and a leading hyphen makes it an option.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -42,3 +43,11 @@ found=$(git ls-files --cached --others --exclude-standard tests | grep -E '\.cpp
   xargs grep -nE '^ *(TEST_CASE|TEMPLATE_TEST_CASE)\("(-|[^"]*;)' || true)
 [[ -z "$found" ]] || fail "CTest cannot run a test of this name:"$'\n'"$found"
 echo "CTest can run every test's name"
+
+folders=$(git ls-files --cached --others --exclude-standard lib/reshard | grep -E '\.(h|cpp)$' | xargs -n 1 dirname | sort)
+found=$(uniq --count <<<"$folders" | awk '$1 > 25 { print $2 ": " $1 " headers and sources; divide it into rooms" }')
+[[ -z "$found" ]] || fail "a folder has more than 25:"$'\n'"$found"
+while read -r folder; do
+  [[ $folder == lib/reshard || -f $folder/README.md ]] || fail "$folder has no README.md that says what it is for"
+done < <(uniq <<<"$folders")
+echo "$(uniq <<<"$folders" | wc -l) folders of the library have a README, and 25 files at most"

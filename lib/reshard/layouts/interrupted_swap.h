@@ -14,7 +14,7 @@ namespace reshard {
 
 // A run that gives outputs their names one by one, in a directory that exists, says so in its staging directory there: in
 // a file kSwapFile, from before the first rename until after the last. While it is there readers refuse the outputs, and
-// a run into the same directory finishes what a killed run had begun (engine/earlier_runs.h).
+// a run into the same directory finishes what a killed run had begun (engine/publish/earlier_runs.h).
 
 /// Name of a staging directory in the output directory, without its last six characters.
 inline constexpr std::string_view kStagingPrefix = ".reshard-";

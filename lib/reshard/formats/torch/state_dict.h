@@ -12,7 +12,7 @@
 namespace reshard {
 
 /// Keys next to a state dict that describe how it is split (optimum-neuron 0.0.15 to 0.0.21). A container whose file has
-/// them lists each in Container::metadata, with an empty value; specs/torch_metadata.h reads them.
+/// them lists each in Container::metadata, with an empty value; specs/stages/torch_metadata.h reads them.
 inline constexpr std::string_view kShardedMetadataKey = "sharded_metadata";
 inline constexpr std::string_view kGqaQkvMetadataKey = "gqa_qkv_metadata";
 

@@ -38,7 +38,7 @@ struct SumsList {
 /// \param directory  absolute, of the list: what its paths are relative to.
 SumsList read_sha256sums(std::string_view text, const std::filesystem::path& directory);
 
-/// The digest of a tensor's elements; what it is of, engine/digests.h says.
+/// The digest of a tensor's elements; what it is of, engine/check/digests.h says.
 struct TensorDigest {
   Sha256Digest digest{};
   std::vector<Sha256Digest> leaves;  // of several; empty where there is one or none
