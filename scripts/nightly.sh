@@ -9,6 +9,8 @@
 #   tidy     clang-tidy over all lines; says what it finds
 #   trixie   build and tests on Debian 13 with its torch, in a directory of its own, a sixteenth of the random models; needs root
 #   ranks    runs under mpirun and srun, and of runs that are killed and resumed: a hundred and three hundred kills
+#   same     outputs of all golden cases, compared with those of the last release, or of the commit of a week ago; and how
+#            long two checkpoints of thousands of files take to plan. What differs on purpose is in CHANGELOG.md
 #
 #   scripts/nightly.sh                     all of it
 #   scripts/nightly.sh tsan fuzz           some of it
@@ -17,10 +19,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 parts=("$@")
-((${#parts[@]})) || parts=(release asan tsan fuzz tidy trixie ranks)
+((${#parts[@]})) || parts=(release asan tsan fuzz tidy trixie ranks same)
 for part in "${parts[@]}"; do
-  if [[ ! "$part" =~ ^(release|asan|tsan|fuzz|tidy|trixie|ranks)$ ]]; then
-    echo "usage: scripts/nightly.sh [release] [asan] [tsan] [fuzz] [tidy] [trixie] [ranks]" >&2
+  if [[ ! "$part" =~ ^(release|asan|tsan|fuzz|tidy|trixie|ranks|same)$ ]]; then
+    echo "usage: scripts/nightly.sh [release] [asan] [tsan] [fuzz] [tidy] [trixie] [ranks] [same]" >&2
     exit 2
   fi
 done
@@ -94,6 +96,26 @@ run_ranks() {
   cmake --build --preset release --target make_model
   scripts/test-mpi.sh build/release "${KILLS:-100}"
   scripts/test-resume.sh build/release "$((3 * ${KILLS:-100}))"
+}
+
+run_same() {
+  local old_commit tree
+  old_commit=$(git describe --tags --abbrev=0 2>/dev/null || git rev-list -1 --before='7 days ago' HEAD)
+  step "The outputs of ${old_commit:-an earlier commit, which there is none}"
+  [[ -n "$old_commit" ]]
+  tree=$(mktemp --directory --tmpdir reshard-same-XXXXXX)
+  # shellcheck disable=SC2064 # the directory of now
+  trap "git worktree remove --force '$tree/old' || true; rm -rf '$tree'" EXIT
+  git worktree add --detach "$tree/old" "$old_commit"
+  local source
+  for source in "$tree/old" .; do
+    cmake -S "$source" -B "$source/build/same" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON \
+      -DCMAKE_UNITY_BUILD_BATCH_SIZE=6 -DCMAKE_CXX_COMPILER=clang++ -DRESHARD_BUILD_TESTS=OFF
+    cmake --build "$source/build/same" --target reshard
+  done
+  cmake --build build/same --target make_model make_training
+  scripts/same-output.sh "$tree/old/build/same/apps/reshard/reshard" build/same/apps/reshard/reshard --no-texts \
+    --giants "$tree/giants" --tools build/same/apps/tools
 }
 
 failed=()
