@@ -38,7 +38,7 @@ run_release() {
   scripts/check-package.sh build/release
   scripts/demo.sh
   step "Each source by itself; all tests of what is optimised"
-  cmake --preset release -DRESHARD_BUILD_TESTS=ON -DRESHARD_WARNINGS_AS_ERRORS=ON
+  cmake --preset release -DRESHARD_BUILD_TESTS=ON -DRESHARD_WARNINGS_AS_ERRORS=ON -DCMAKE_UNITY_BUILD=OFF
   cmake --build --preset release
   ctest --preset release --parallel "$(nproc)"
 }

@@ -245,6 +245,10 @@ TEST_CASE("A JSON file is read up to its cap") {
   const test::TempDir dir;
   test::write_file(dir / "a.json", R"({"a":1})");
   CHECK(read_json_file(local_storage(), dir / "a.json", 7)["a"] == 1);
+  test::write_file(dir / "pointer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
+  const Error pointer = error_of([&] { read_json_file(local_storage(), dir / "pointer.json", 100); });
+  CHECK(pointer.path() == (dir / "pointer.json").string());
+  CHECK_THAT(pointer.what(), Says("is a git-lfs pointer"));
   const Error error = error_of([&] { read_json_file(local_storage(), dir / "a.json", 6); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.path() == (dir / "a.json").string());

@@ -19,7 +19,12 @@ std::string read_text_file(Files& files, const std::filesystem::path& path, std:
 }
 
 Json read_json_file(Files& files, const std::filesystem::path& path, std::uint64_t cap_bytes, JsonDialect dialect) {
-  return parse_json(read_text_file(files, path, cap_bytes), path, dialect);
+  const std::string text = read_text_file(files, path, cap_bytes);
+  if (text.starts_with("version https://git-lfs"))
+    throw Error(ErrorKind::kBadInput, "is a git-lfs pointer, not the file itself")
+        .in(path)
+        .hint("run `git lfs pull` in the model's repository");
+  return parse_json(text, path, dialect);
 }
 
 }  // namespace reshard
