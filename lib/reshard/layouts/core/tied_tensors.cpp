@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -31,6 +32,43 @@ StoredPlace place_of(const Piece& piece, const Box& box) {
   return place;
 }
 
+/// Pieces of one tensor by where they begin along the dim that most of them divide.
+class PieceIndex {
+ public:
+  explicit PieceIndex(std::vector<const Piece*> pieces) : pieces_(std::move(pieces)) {
+    std::size_t most = 0;
+    for (std::size_t d = 0; !pieces_.empty() && d < pieces_.front()->box.begin.size(); ++d) {
+      std::set<std::uint64_t> begins;
+      for (const Piece* piece : pieces_) begins.insert(piece->box.begin[d]);
+      if (begins.size() > most) dim_ = d;
+      most = std::max(most, begins.size());
+    }
+    if (most == 0) return;  // a tensor without dims
+    std::sort(pieces_.begin(), pieces_.end(), [&](const Piece* a, const Piece* b) { return begin(*a) < begin(*b); });
+    for (const Piece* piece : pieces_) longest_ = std::max(longest_, piece->box.size[dim_]);
+  }
+
+  const std::vector<const Piece*>& all() const { return pieces_; }
+
+  /// All that share elements with `box`, and few others.
+  std::span<const Piece* const> near(const Box& box) const {
+    if (longest_ == 0) return pieces_;
+    const std::uint64_t from = box.begin[dim_], to = from + box.size[dim_];
+    const auto first_at = [&](std::uint64_t place) {
+      return std::partition_point(pieces_.begin(), pieces_.end(),
+                                  [&](const Piece* piece) { return begin(*piece) < place; });
+    };
+    return {first_at(from < longest_ ? 0 : from - longest_ + 1), first_at(to)};
+  }
+
+ private:
+  std::uint64_t begin(const Piece& piece) const { return piece.box.begin[dim_]; }
+
+  std::vector<const Piece*> pieces_;
+  std::size_t dim_ = 0;
+  std::uint64_t longest_ = 0;  // along dim_
+};
+
 class Comparison {
  public:
   Comparison(Files& files, const TensorMap& map) : files_(files, map.files), map_(map) {}
@@ -40,13 +78,14 @@ class Comparison {
   bool are_one(std::uint32_t a, std::uint32_t b) {
     const LogicalTensor &one = map_.logical[a], &other = map_.logical[b];
     if (one.dtype != other.dtype || one.shape != other.shape) return false;
-    const std::vector<const Piece*> pieces = distinct_pieces(map_, a), others = distinct_pieces(map_, b);
+    const std::vector<const Piece*> pieces = distinct_pieces(map_, a);
+    const PieceIndex others(distinct_pieces(map_, b));
     const bool has_ranks = std::any_of(pieces.begin(), pieces.end(), [&](const Piece* piece) {
       return map_.files[map_.stored[piece->stored].file].tp_rank > 0;
     });
     bool some_equal = false, some_differ = false;
     for (const Piece* piece : pieces)
-      for (const Piece* with : others) {
+      for (const Piece* with : others.near(piece->box)) {
         const auto box = intersect(piece->box, with->box);
         if (!box) continue;
         const bool is_equal = have_equal_bytes(files_, map_, place_of(*piece, *box), place_of(*with, *box), box->size);
@@ -56,7 +95,7 @@ class Comparison {
         if (some_differ && !has_ranks) return false;
         if (some_differ && some_equal) return true;
       }
-    return !some_differ || (has_ranks && holds_elsewhere(*pieces.front(), others));
+    return !some_differ || (has_ranks && holds_elsewhere(*pieces.front(), others.all()));
   }
 
  private:
