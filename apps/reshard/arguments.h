@@ -14,7 +14,7 @@
 
 namespace reshard::cli {
 
-/// What all commands are told: how bytes are moved, and of which family the model is, as the user typed it.
+/// Options of all commands, as the user typed them: how bytes are moved, and the family of the model.
 struct MovingArguments {
   std::string spec;
   std::string family;
@@ -26,7 +26,7 @@ struct MovingArguments {
 void add_moving(CLI::App& command, MovingArguments& arguments);
 
 /// The built-in family of a name that `option` gives.
-/// \throws Error kUsage, with the nearest name or all, if there is none.
+/// \throws Error kUsage, with the nearest name or all of them, for a name that is not known.
 std::shared_ptr<const Family> named_family(const char* option, const std::string& name);
 
 /// The family that --spec or --family gives, or null.
@@ -103,7 +103,7 @@ struct TargetArguments {
   std::string vpp = "1";
   std::string ep;
   std::vector<std::string> pipeline_cuts;  // a list each, as parse_names takes it
-  OptionValues options;                    // of the layout
+  OptionValues options;                    // which the layout has
 };
 /// Adds -f,--format.
 void add_format(CLI::App& command, TargetArguments& arguments, const LayoutFilter& wanted);
@@ -124,7 +124,7 @@ void add_cast(CLI::App& command, CastArguments& arguments);
 /// `casts_anyway`: the layout does.
 /// \throws Error kUsage for --overflow without anything to cast.
 void validate_cast(const CastArguments& arguments, bool casts_anyway);
-/// Nothing without --dtype.
+/// \returns std::nullopt without --dtype.
 /// \throws Error kUsage.
 std::optional<DType> dtype_of(const CastArguments& arguments);
 /// \throws Error kUsage.

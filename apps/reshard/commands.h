@@ -1,5 +1,5 @@
-// apps/: the program `reshard`: one file a subcommand, over the library in lib/. Arguments become a request; what the
-// library answers is printed. No exit but from main.
+// apps/: the program `reshard`: one file per subcommand, over the library in lib/. Arguments become a request, and the
+// library's result is printed. Only main exits.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -17,7 +17,7 @@ namespace reshard::cli {
 namespace {
 
 constexpr std::size_t kLabel = 10;
-constexpr std::uint32_t kShownRanks = 16;  // of the head placement; --json has them all
+constexpr std::uint32_t kShownRanks = 16;  // in the head placement; --json lists all
 
 /// \param indent Of the lines after the first.
 std::string line(const std::string& label, const std::string& text, std::size_t indent = kLabel) {
@@ -31,7 +31,7 @@ std::uint64_t parameter_count(const TensorMap& map) {
   return elems;
 }
 
-/// What goes along with a model.
+/// The number of states that are written with a model.
 std::size_t state_count(const TensorMap& map) {
   return static_cast<std::size_t>(
       std::count_if(map.logical.begin(), map.logical.end(),
@@ -117,15 +117,15 @@ std::string heads_text(const Job& job) {
   return text;
 }
 
-/// A line of the table of files: those of several tensor-parallel ranks that are alike, or the many of one xser folder.
+/// A line of the table of files: equal files of several tensor-parallel ranks, or the many files in one xser folder.
 struct FileRow {
   std::string path;  // without the number of the tensor-parallel rank
   std::uint64_t tensors = 0;
   std::uint64_t bytes = 0;
   std::uint64_t files = 0;
   std::vector<std::uint64_t> tp_ranks = {};
-  std::size_t number_at = 0;  // where that number stands in the path; 0: it has none
-  int digits = 0;             // of the number, at least
+  std::size_t number_at = 0;  // where `path` lacks that number; 0: it has none
+  int digits = 0;             // the fewest that it is written with
 };
 
 /// A number in a path that may be that of the tensor-parallel rank.
@@ -169,7 +169,7 @@ void take_out(FileRow& row, NumberInPath number) {
 }
 
 /// Takes the number of the tensor-parallel rank out of the paths: of the numbers in one that are the rank's, the one
-/// without which the paths of most ranks are equal. A text file beside a rank's weights is the rank's, too.
+/// without which the paths of most ranks are equal. A text file next to a rank's weights belongs to the rank, too.
 void take_ranks(std::vector<FileRow>& rows) {
   std::map<std::string, std::size_t> paths;
   for (const FileRow& row : rows)
@@ -222,7 +222,7 @@ std::vector<FileRow> file_rows(const Job& job) {
   return rows;
 }
 
-/// The lines of files, ranks whose files are alike in one. `folders` shows the names of the outermost.
+/// The lines of files, one for all ranks with equal files. `folders` shows the names of the outermost folders.
 Table file_table(const Job& job, bool folders) {
   Table table({{"file", Table::Align::kLeft}, {"tensors", Table::Align::kRight}, {"bytes", Table::Align::kRight}});
   std::vector<FileRow> folded;

@@ -22,8 +22,8 @@ struct Folded {
 /// A name with a star for each number between dots: "layers.*.attention.wq.weight".
 std::string without_numbers(std::string_view name);
 
-/// "{00..03,07,10..16..2}": ascending numbers, each of at least so many digits; ranges as shells write them, with the
-/// step where that is not 1. One number is itself.
+/// "{00..03,07,10..16..2}": ascending numbers, each of at least `digits` digits; ranges as shells write them, with
+/// the step unless it is 1. One number is itself.
 std::string number_set(const std::vector<std::uint64_t>& numbers, int digits = 1);
 
 /// Every input stands in exactly one result; results come in the order of their first members. A result stands for

@@ -11,7 +11,7 @@ namespace reshard::cli {
 /// For machines. Always lists every tensor of `rows`.
 Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows);
 
-/// Of a directory with several sharded adapters.
+/// The document for a directory with several sharded adapters.
 Document adapters_document(const std::string& path, const std::vector<Checkpoint>& adapters);
 
 }  // namespace reshard::cli

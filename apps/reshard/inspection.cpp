@@ -34,8 +34,8 @@ std::string short_stored_name(const std::string& stored, const std::string& logi
   return tail.ends_with(".weight") || tail.ends_with(".bias") ? tail.substr(0, tail.rfind('.')) : tail;
 }
 
-/// Column and row are the linear's. What a quantised one stores as (in, out), as GPTQ does, is not split along the dim
-/// that the word stands for.
+/// Column and row are the linear's. What a quantised one stores as (in, out), as GPTQ does, is split along the
+/// other dim.
 PartitionLabel label_of(const StoredTensor& stored, const ModelParameter* parameter) {
   const bool split = stored.label == PartitionLabel::kColumn || stored.label == PartitionLabel::kRow;
   if (!split || parameter == nullptr || parameter->linear_size == 0) return stored.label;

@@ -12,7 +12,7 @@
 
 namespace reshard::cli {
 
-/// One original tensor as inspect tells of it.
+/// One original tensor as inspect reports it.
 struct TensorRow {
   std::uint32_t logical = 0;  // index into the map
   PartitionLabel label = PartitionLabel::kWhole;
@@ -34,7 +34,7 @@ struct Totals {
   void add(const LogicalTensor& tensor);
 };
 Totals totals_of(const TensorMap& map, const std::vector<TensorRow>& rows);
-/// Of the whole state dict.
+/// Those of the whole state dict.
 Totals totals_of(const TensorMap& map);
 std::map<DType, Totals> totals_by_dtype(const TensorMap& map, const std::vector<TensorRow>& rows);
 

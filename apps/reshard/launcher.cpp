@@ -31,7 +31,7 @@ constexpr Variables kPals = {nullptr, "PALS_RANKID"};
 constexpr Variables kSlurmStep = {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"};  // SLURM_NTASKS: set in batch scripts, too
 constexpr Variables kPmix = {nullptr, "PMIX_RANK"};
 
-/// Nothing for a launcher of one process.
+/// \returns std::nullopt for a launcher that started one process.
 /// \throws Error kUsage for a variable that is no such number: to take no notice would let each process convert all.
 std::optional<Launcher> launcher_of(const Environment& environment, const Variables& variables, const char* name,
                                     const char* family) {

@@ -15,12 +15,13 @@ struct Launcher {
   std::string name;    // in messages: "Open MPI's mpirun"
   std::uint32_t rank;  // of this process, from 0
   std::uint32_t size;  // processes started, 2 or more; 0 if the launcher does not say
-  std::string family;  // of the MPI that works under it: "openmpi", "mpich"; empty if unknown
+  std::string family;  // the MPI under it: "openmpi", "mpich"; empty if unknown
 };
 
-/// The launcher that the environment tells of: Open MPI's and MPICH's, Slurm's, Flux, PALS (HPE Cray), and any that
-/// sets PMIx's variables. Nothing if there is none, or if it started one process alone. The first of its variables that
-/// is set decides: an mpirun inside a Slurm job starts its own daemons with srun, whose variables the processes inherit.
+/// The launcher that the environment shows: Open MPI's and MPICH's, Slurm's, Flux, PALS (HPE Cray), and any that sets
+/// PMIx's variables. Returns std::nullopt without a launcher, or if it started one process alone. The first of its
+/// variables that is set decides: an mpirun inside a Slurm job starts its own daemons with srun, whose variables the
+/// processes inherit.
 /// \throws Error kUsage for a variable of it that is not a number, or no rank below the size.
 std::optional<Launcher> find_launcher(const Environment& environment);
 
@@ -36,10 +37,10 @@ MpiUse mpi_use(int argc, const char* const* argv, const Environment& environment
 /// No ranks have to start for it.
 bool only_prints(int argc, const char* const* argv);
 
-/// The rank of this process under the launcher of its environment; 0 if there is none, or if its variables are wrong.
+/// The rank of this process under the launcher of its environment; 0 without one, or if its variables are wrong.
 std::uint32_t rank_or_0(const Environment& environment) noexcept;
 
-/// The launcher whose processes share the work; nothing if this process works alone.
+/// The launcher whose processes share the work; std::nullopt if this process works alone.
 /// \throws Error kUsage for kYes without a launcher; as find_launcher, but not for kNo.
 std::optional<Launcher> launcher_to_join(MpiUse use, const Environment& environment);
 

@@ -127,8 +127,8 @@ int parse_and_run(int argc, char** argv, Together& together) {
   return exit_code;
 }
 
-/// One of several processes, or one alone, does what the command line says. Nobody leaves before all are done: what
-/// fails on one rank fails on all of them.
+/// Runs the command line, in one of several processes or in one alone. A process returns after all are done: what fails
+/// on one rank fails on all of them.
 /// \param wrong  what this process has found wrong before, or null.
 /// \throws AgreedError and RankLost with others; anything alone.
 int run(int argc, char** argv, const std::exception_ptr& wrong, Together& together) {
@@ -142,7 +142,7 @@ int run(int argc, char** argv, const std::exception_ptr& wrong, Together& togeth
   } catch (const reshard::RankLost&) {
     throw;
   } catch (const reshard::cli::ReaderGone&) {
-    exit_code = 128 + SIGPIPE;  // as a shell has it of programs that it ends; nobody is left to be told
+    exit_code = 128 + SIGPIPE;  // as a shell reports programs that a signal ended
   } catch (...) {
     together.fail(std::current_exception());
   }
@@ -173,7 +173,7 @@ int report_apart(Error error, const std::optional<reshard::cli::Launcher>& launc
   return exit_code;
 }
 
-/// \param wrong  as of run: this process may be alone with it, so the others hear of it.
+/// \param wrong  see run: only this process may have found it, so it is sent to the others.
 int run_with_others(int argc, char** argv, std::exception_ptr wrong, const reshard::cli::Launcher& launcher) {
   reshard::cli::set_muted(launcher.rank != 0);
   reshard::cli::set_no_terminal();

@@ -81,8 +81,8 @@ class Patience {
     if (waited_s_ >= limit_s_) return false;
     // A twentieth of what was waited: a collective takes several tests on each rank, and most are done in a moment.
     std::this_thread::sleep_for(Seconds(std::clamp(waited_s_ / 20, kShortestNapSeconds, longest_nap_s_)));
-    // A job that is suspended as a whole, as Slurm does, goes on: time in which this process did not run says nothing
-    // of the others.
+    // A job that is suspended as a whole, as Slurm does, goes on: the others may not have
+    // run either while this process did not.
     const Clock::time_point now = Clock::now();
     waited_s_ += std::min(Seconds(now - last_).count(), kLongestStepSeconds);
     last_ = now;

@@ -62,7 +62,7 @@ class MpiRanks : public Ranks {
 /// \throws Error kUsage if one is not a positive number.
 MpiLimits mpi_limits(const Environment& environment);
 
-/// Joins the processes of `launcher`. RESHARD_MPI_PLUGIN names the plug-in; else it is one beside the program or in
+/// Joins the processes of `launcher`. RESHARD_MPI_PLUGIN names the plug-in; else it is one next to the program or in
 /// CMAKE_INSTALL_LIBDIR/reshard, preferably of the launcher's family.
 ///
 /// Ends the process with a message and the exit code of kUsage if the others do not come in time: a script that runs

@@ -16,13 +16,13 @@ constexpr std::string_view kOfSource = "from-";
 
 using Names = std::set<std::string, std::less<>>;
 
-/// Of all commands.
+/// The names of the options of all commands.
 Names& option_names() {
   static Names names;
   return names;
 }
 
-/// Of the command that was parsed; none before.
+/// The names of the options of the command that was parsed; empty before.
 Names& names_of_command() {
   static Names names;
   return names;

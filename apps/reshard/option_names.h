@@ -13,7 +13,8 @@ void learn_option_names(const CLI::App& app);
 /// Takes the command that was parsed, whose names of options with_options prefers.
 void learn_command(const CLI::App& command);
 
-/// Validates that no option of a command that was parsed has an empty value, as of a shell's variable that is not set.
+/// Validates that no option of a command that was parsed has an empty value, which a shell makes of a variable that is
+/// not set.
 /// \throws Error kUsage.
 void validate_values(const CLI::App& command);
 
@@ -22,8 +23,8 @@ void validate_values(const CLI::App& command);
 std::map<std::string, std::string> given_options(const CLI::App& command);
 
 /// The library speaks of parameters, in backticks: `tp`, or `from-tp` for the source's. Those that are options of this
-/// program become "--tp"; "--from-tp" and "--tp" stand for each other where the command that was parsed (learn_command) has
-/// only the other one.
+/// program become "--tp"; "--from-tp" becomes "--tp", or the reverse, where the command that was parsed (learn_command)
+/// has only the other one.
 std::string with_options(const std::string& text);
 std::vector<std::string> with_options(std::vector<std::string> texts);
 

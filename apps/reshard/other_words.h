@@ -9,11 +9,11 @@ namespace reshard::cli {
 
 /// Command line arguments with the options of other programs (NxD's checkpoint converter, optimum-cli, inference_demo,
 /// vLLM) in this program's words, as far as both mean the same: --tensor_parallel_size 2 becomes --tp 2. Options that
-/// the subcommand knows, and those that nobody knows, stay as they are. Hyphens and underscores in names count as equal.
-/// "help" becomes --help.
+/// the subcommand knows, and those that are not known at all, stay as they are. Hyphens and underscores in names count
+/// as equal. "help" becomes --help.
 std::vector<std::string> in_own_words(const CLI::App& app, std::vector<std::string> arguments);
 
-/// The option of this program that means the same as `name`, an option of another; `name` with hyphens if there is none.
+/// The option of this program that means the same as `name`, an option of another; else `name` with hyphens.
 std::string own_option(const std::string& name);
 
 /// What to do instead of giving `command` the option `name` of another program; std::nullopt if it is unknown, or if

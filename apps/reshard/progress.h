@@ -11,7 +11,7 @@
 
 namespace reshard::cli {
 
-/// A line on the terminal that says how far a run is; nothing if standard error is not a terminal. While one exists,
+/// A line on the terminal that says how far a run is; no-op if standard error is not a terminal. While one exists,
 /// the signals of mind_stop_signals ask the run to stop. At most one at a time.
 class ProgressBar {
  public:

@@ -149,7 +149,7 @@ std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArgum
 }  // namespace
 
 void print_notes(const std::vector<std::string>& notes) {
-  // Whole: the advice stands at the end. Names from files are cut where they are put into a note.
+  // Not cut: the advice is at the end. Names from files are cut where they are put into a note.
   for (const std::string& note : notes) print_message("reshard: note: " + with_options(note));
 }
 
@@ -227,7 +227,7 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
       print_notes({note});
   };
   // Before the notes, which tell what becomes of the tensors.
-  std::exception_ptr refused;  // of a dry run
+  std::exception_ptr refused;  // the error that a dry run ends with
   together.step("look at the output", progress, [&] {
     try {
       if (together.leads()) look_at_output(job, arguments, *options.storage, tell);

@@ -292,7 +292,7 @@ int report(const VerifyArguments& arguments, const Result& result, const std::ve
   return result.same() ? 0 : kExitDifferent;
 }
 
-/// Holds the files of A against a SHA256SUMS.
+/// Compares the files of A with a SHA256SUMS.
 int run_verify_sums(const VerifyArguments& arguments, const std::string& text, const RunOptions& options,
                     Together& together) {
   const std::string& file = *arguments.manifest;
@@ -326,7 +326,7 @@ bool is_own_output(const VerifyArguments& arguments) {
   return local_storage().is_directory(arguments.a) && local_storage().is_same(arguments.a, beside);
 }
 
-/// Holds the tensors of A against a manifest.
+/// Compares the tensors of A with a manifest.
 int run_verify_tensors(const VerifyArguments& arguments, const std::string& text, RunOptions options,
                        Together& together) {
   const std::string& file = *arguments.manifest;
@@ -394,7 +394,7 @@ void validate_arguments(const VerifyArguments& arguments) {
     throw Error(ErrorKind::kUsage, "--rtol and --atol have no effect with --manifest: digests are equal or not");
 }
 
-/// Compares what the optimizers have as values, and leaves the other states to be compared byte by byte.
+/// Compares the states of optimizers that were read as values, and leaves the others to be compared byte by byte.
 /// \returns lines that tell what differs.
 std::vector<std::string> compare_values(Checkpoint& a, Checkpoint& b, const OptionValues& options) {
   name_states_alike(a.states, b.states);
@@ -408,7 +408,7 @@ std::vector<std::string> compare_values(Checkpoint& a, Checkpoint& b, const Opti
   return different_values(a.states, b.states);
 }
 
-/// Notes what lies beside the optimizer, and is not opened.
+/// Adds a note on the trainer's files, which are not opened.
 void note_trainer_files(Checkpoint& side) {
   if (side.states.empty()) return;
   std::vector<std::string> names;

@@ -23,11 +23,11 @@ class Word {
   bool take();
 
  private:
-  std::string name_;  // of a Unix socket without a file: the kernel takes it back from a process that ends
+  std::string name_;  // names a Unix socket without a file, which the kernel closes with its process
   int socket_ = -1;
 };
 
-/// Of the processes that `environment` says were started together, on this machine.
+/// The key of the processes that were started together on this machine, as `environment` says.
 std::string word_key(const Environment& environment);
 
 /// To be called before a process of `launcher` ends with an error that perhaps all of them meet, each by itself. Rank 0
