@@ -344,11 +344,6 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
   };
   // Layers of multi-token prediction have embeddings of their own.
   std::erase_if(found, [&](const std::string& prefix) { return !has_layers(prefix); });
-  // So may other parts of a larger model, and the language model's may be stored as its head alone.
-  for (const Family::Module& module : family->modules)
-    if (is_head(module) && !module.name.starts_with(base))
-      if (const auto heads = prefixes_before("." + module.name + "." + module.parameter, names); heads.size() == 1)
-        if (const std::string own = heads.front() + "." + base; has_layers(own)) found = {own};
   if (found.empty()) found = prefix_of_layers(*family, base, names);  // the embedding may be what is missing
   if (std::find(found.begin(), found.end(), base) != found.end()) return family;
   if (found.size() != 1) return family;
