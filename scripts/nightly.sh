@@ -101,8 +101,11 @@ run_ranks() {
 run_same() {
   local old_commit tree
   old_commit=$(git describe --tags --abbrev=0 2>/dev/null || git rev-list -1 --before='7 days ago' HEAD)
-  step "The outputs of ${old_commit:-an earlier commit, which there is none}"
-  [[ -n "$old_commit" ]]
+  step "The outputs of ${old_commit:-the last release}"
+  if [[ -z "$old_commit" ]]; then
+    echo "nightly.sh: there is no tag and no commit older than a week to compare with" >&2
+    return 1
+  fi
   tree=$(mktemp --directory --tmpdir reshard-same-XXXXXX)
   # shellcheck disable=SC2064 # the directory of now
   trap "git worktree remove --force '$tree/old' || true; rm -rf '$tree'" EXIT
