@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <filesystem>
 
+#include "engine/publish/stopped_run.h"
 #include "engine/some_jobs.h"
-#include "engine/stopped_run.h"
 #include "reshard/engine/job_run.h"
 #include "support/catch.h"
 #include "support/errors.h"

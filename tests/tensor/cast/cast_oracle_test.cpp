@@ -4,7 +4,7 @@
 #include <cmath>
 #include <random>
 
-#include "cast_support.h"
+#include "tensor/cast/cast_support.h"
 
 namespace reshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "cast_oracle.h"
+#include "tensor/cast/cast_oracle.h"
 
 #include <algorithm>
 #include <bit>

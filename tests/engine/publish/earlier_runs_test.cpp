@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "engine/stopped_run.h"
+#include "engine/publish/stopped_run.h"
 #include "reshard/base/sealed_text.h"
 #include "reshard/base/wire.h"
 #include "reshard/engine/publish/output.h"

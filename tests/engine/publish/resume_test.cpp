@@ -7,7 +7,7 @@
 #include <memory>
 #include <optional>
 
-#include "engine/stopped_run.h"
+#include "engine/publish/stopped_run.h"
 #include "reshard/base/sealed_text.h"
 #include "reshard/engine/execute.h"
 #include "reshard/engine/publish/earlier_runs.h"

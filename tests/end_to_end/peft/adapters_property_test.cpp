@@ -1,6 +1,6 @@
 // Random adapters of random models through all that shards and consolidates them.
 
-#include "end_to_end/random_adapters.h"
+#include "end_to_end/peft/random_adapters.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/temp_dir.h"

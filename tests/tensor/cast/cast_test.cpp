@@ -5,10 +5,10 @@
 #include <cmath>
 #include <random>
 
-#include "cast_support.h"
 #include "reshard/tensor/cast/cast_kernels.h"
 #include "reshard/tensor/values/number.h"
 #include "support/errors.h"
+#include "tensor/cast/cast_support.h"
 
 namespace reshard {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <set>
 
-#include "cast_support.h"
 #include "reshard/tensor/cast/cast_kernels.h"
 #include "support/errors.h"
+#include "tensor/cast/cast_support.h"
 
 namespace reshard {
 namespace {

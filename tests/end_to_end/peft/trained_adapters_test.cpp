@@ -3,7 +3,7 @@
 
 #include <regex>
 
-#include "end_to_end/random_adapters.h"
+#include "end_to_end/peft/random_adapters.h"
 #include "support/errors.h"
 #include "support/layouts.h"
 #include "support/temp_dir.h"

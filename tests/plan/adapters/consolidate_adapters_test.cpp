@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "plan/hand_made_adapters.h"
+#include "plan/adapters/hand_made_adapters.h"
 #include "support/local_files.h"
 
 namespace reshard::test {

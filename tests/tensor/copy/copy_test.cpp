@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "reshard/tensor/copy/copy_kernels.h"
-#include "simd_support.h"
+#include "tensor/simd_support.h"
 
 namespace reshard {
 namespace {

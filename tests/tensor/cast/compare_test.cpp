@@ -5,8 +5,8 @@
 #include <limits>
 #include <random>
 
-#include "cast_support.h"
 #include "reshard/tensor/values/float_format.h"
+#include "tensor/cast/cast_support.h"
 
 namespace reshard {
 namespace {

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <vector>
 
-#include "cast_oracle.h"
 #include "reshard/tensor/cast/cast.h"
-#include "simd_support.h"
+#include "tensor/cast/cast_oracle.h"
+#include "tensor/simd_support.h"
 
 namespace reshard::test {
 
