@@ -342,10 +342,10 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
     return std::any_of(names.begin(), names.end(),
                        [&, start = prefix + layers + "."](std::string_view name) { return name.starts_with(start); });
   };
+  if (has_layers(base)) return family;  // the embedding may be what is missing, and another part may have one
   // Layers of multi-token prediction have embeddings of their own.
   std::erase_if(found, [&](const std::string& prefix) { return !has_layers(prefix); });
-  if (found.empty()) found = prefix_of_layers(*family, base, names);  // the embedding may be what is missing
-  if (std::find(found.begin(), found.end(), base) != found.end()) return family;
+  if (found.empty()) found = prefix_of_layers(*family, base, names);
   if (found.size() != 1) return family;
   const std::string& own = found.front();
 
