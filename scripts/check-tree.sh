@@ -5,7 +5,9 @@
 #    layouts; no other file of lib/ or of the program may name it. What is measured, apps/bench has to name.
 # 2. The library does not speak command line: its messages name parameters, as in `tp`, never options.
 # 3. No folder of the library has more than 25 headers and sources, and each has a README.
-# 4. CTest can run every test by its name: a semicolon splits it, and a leading hyphen makes it an option.
+# 4. A header of the library that one other file of its floor includes, and no test, is part of that file, unless the two
+#    would have more than 500 lines together.
+# 5. CTest can run every test by its name: a semicolon splits it, and a leading hyphen makes it an option.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -51,3 +53,21 @@ while read -r folder; do
   [[ $folder == lib/reshard || -f $folder/README.md ]] || fail "$folder has no README.md that says what it is for"
 done < <(uniq <<<"$folders")
 echo "$(uniq <<<"$folders" | wc -l) folders of the library have a README, and 25 files at most"
+
+
+lines_of() {
+  cat -- "$@" 2>/dev/null | wc -l
+}
+includes=$(git ls-files --cached --others --exclude-standard lib apps tests | grep -E '\.(h|cpp)$' |
+  xargs grep -o '^#include "reshard/[^"]*"' 2>/dev/null | sed 's/:#include "/ /; s/"$//')
+while read -r header; do
+  source=${header%.h}.cpp
+  mapfile -t users < <(awk -v header="${header#lib/}" -v source="$source" '$2 == header && $1 != source { print $1 }' <<<"$includes")
+  ((${#users[@]} > 1)) && continue
+  user=${users[0]:-}
+  [[ -z "$user" || $(cut -d / -f 1-3 <<<"$user") == $(cut -d / -f 1-3 <<<"$header") ]] || continue
+  # shellcheck disable=SC2086 # there may be none
+  (($(lines_of "$header" "$source" $user) > 500)) ||
+    fail "$header is included by ${user:-no file but its own source} alone: move what it declares there"
+done < <(git ls-files --cached --others --exclude-standard lib/reshard | grep -E '/reshard/.+/.*\.h$')
+echo "Each header of the library has several readers, or stands for much"

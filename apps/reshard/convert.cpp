@@ -9,7 +9,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/local_files.h"
-#include "reshard/plan/target/target.h"
+#include "reshard/plan/target/checks.h"
 #include "run_job.h"
 
 namespace reshard::cli {

@@ -7,7 +7,7 @@
 
 #include "launcher.h"
 #include "mpi/mpi_plugin.h"
-#include "reshard/engine/ranks/ranks.h"
+#include "reshard/engine/ranks/peers.h"
 
 namespace reshard::cli {
 

@@ -18,12 +18,12 @@
 #include "reshard/engine/execute.h"                // execute(job, options)
 #include "reshard/layouts/core/checkpoint.h"       // read_checkpoint(files, path, context): what stands there
 #include "reshard/layouts/core/layout.h"           // Layout, layouts(), TargetRequest
-#include "reshard/layouts/map/lower_metadata.h"    // partition_rules(metadata, …): what each rank has of a tensor
+#include "reshard/layouts/map/metadata_rules.h"    // partition_rules(metadata, …): what each rank has of a tensor
 #include "reshard/local_files.h"                   // all of these without a Files: on the local file system
 #include "reshard/plan/job/convert.h"              // ConvertRequest, plan_convert
 #include "reshard/plan/job/job.h"                  // ShardRequest, plan_shard; ConsolidateRequest, plan_consolidate
 #include "reshard/plan/source/tags.h"              // find_checkpoint: checkpoints of a training run
 #include "reshard/specs/family/family.h"           // Family: a model's parameters as data
 #include "reshard/specs/family/family_parser.h"    // read_family: from a file
-#include "reshard/specs/stages/metadata.h"         // StageMetadata of a model of your own
 #include "reshard/specs/stages/parallel_layers.h"  // and the layers that it describes
+#include "reshard/specs/stages/stage_json.h"       // StageMetadata of a model of your own

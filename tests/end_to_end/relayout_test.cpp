@@ -10,7 +10,7 @@
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/layouts/training/training_layout.h"
 #include "reshard/specs/model/language_model.h"
-#include "reshard/specs/stages/metadata.h"
+#include "reshard/specs/stages/stage_json.h"
 #include "support/catch.h"
 #include "support/layouts.h"
 #include "support/local_files.h"

@@ -8,7 +8,7 @@
 #include "reshard/io/memory_files.h"
 #include "reshard/layouts/deepspeed/zero_files.h"
 #include "reshard/layouts/fsdp/distributed_tensor.h"
-#include "reshard/specs/stages/torch_metadata.h"
+#include "reshard/specs/stages/stage_pt.h"
 #include "support/zips.h"
 
 namespace reshard {

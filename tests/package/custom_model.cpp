@@ -1,9 +1,9 @@
 // A model of one's own, laid out over 4 tensor-parallel ranks with the library's types: the metadata that stands beside
 // the ranks' files, from which reshard consolidate reads them, and the shapes that a rank has.
 #include <reshard/io/local_storage.h>
-#include <reshard/layouts/map/lower_metadata.h>
-#include <reshard/specs/stages/metadata.h>
+#include <reshard/layouts/map/metadata_rules.h>
 #include <reshard/specs/stages/parallel_layers.h>
+#include <reshard/specs/stages/stage_json.h>
 
 #include <cstdio>
 #include <cstdlib>

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "reshard/plan/target/target.h"
+#include "reshard/plan/target/dtypes.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

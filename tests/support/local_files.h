@@ -19,8 +19,8 @@
 #include "reshard/plan/target/companions.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/peft/adapter_config.h"
-#include "reshard/specs/stages/metadata.h"
-#include "reshard/specs/stages/torch_metadata.h"
+#include "reshard/specs/stages/stage_json.h"
+#include "reshard/specs/stages/stage_pt.h"
 
 namespace reshard {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "reshard/base/wire.h"
+#include "reshard/engine/ranks/agreement.h"
 #include "reshard/engine/ranks/run_fingerprint.h"
-#include "reshard/engine/ranks/same_run.h"
 #include "reshard/engine/units/lots.h"
 
 namespace reshard {

@@ -14,6 +14,7 @@
 #include "reshard/engine/publish/journal.h"
 #include "reshard/engine/publish/publish.h"
 #include "reshard/engine/units/lots.h"
+#include "reshard/engine/units/share.h"
 #include "reshard/plan/job/job.h"
 
 namespace reshard {

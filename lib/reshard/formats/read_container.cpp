@@ -10,7 +10,7 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kLookBytes = 9;  // the length of a safetensors header, and its first character
+constexpr std::size_t kFirstBytes = 9;  // the length of a safetensors header, and its first character
 
 }  // namespace
 
@@ -28,10 +28,10 @@ Container read_container(Files& files, const std::filesystem::path& path, Format
 
 Format format_of_file(Files& files, const std::filesystem::path& path) {
   if (is_xser(files, path)) return Format::kXser;
-  const std::string start = first_bytes(*files.open(path), kLookBytes);
+  const std::string start = first_bytes(*files.open(path), kFirstBytes);
   const bool zip = start.starts_with("PK\x03\x04");
   const bool pickle = start.starts_with("\x80\x02\x8a");  // the legacy stream: protocol 2, a long number
-  if (start.size() == kLookBytes && start.back() == '{' && !zip) return Format::kSafetensors;
+  if (start.size() == kFirstBytes && start.back() == '{' && !zip) return Format::kSafetensors;
   const bool named = path.extension() == ".pt" || path.extension() == ".pth" || path.extension() == ".bin";
   return zip || pickle || named ? Format::kPytorch : Format::kSafetensors;
 }

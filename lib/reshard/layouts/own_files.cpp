@@ -15,7 +15,7 @@
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/layouts/ranks/master_weights.h"
 #include "reshard/layouts/ranks/rank_folder.h"
-#include "reshard/specs/stages/metadata.h"
+#include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {
 namespace {

@@ -9,7 +9,10 @@
 #include "reshard/plan/target/config_dtype.h"
 #include "reshard/plan/target/extra_tensors.h"
 #include "reshard/plan/target/outside_links.h"
-#include "reshard/plan/target/target.h"
+#include "reshard/plan/target/assemble.h"
+#include "reshard/plan/target/carried_files.h"
+#include "reshard/plan/target/checks.h"
+#include "reshard/plan/target/dtypes.h"
 
 namespace reshard {
 namespace {

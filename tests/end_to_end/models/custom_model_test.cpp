@@ -1,8 +1,8 @@
 // A model that no family describes, its metadata filled in with the library's types as somebody's own program would, is
 // consolidated by that metadata alone.
 
-#include "reshard/specs/stages/metadata.h"
 #include "reshard/specs/stages/parallel_layers.h"
+#include "reshard/specs/stages/stage_json.h"
 #include "support/catch.h"
 #include "support/models.h"
 #include "support/temp_dir.h"

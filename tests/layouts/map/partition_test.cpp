@@ -1,6 +1,6 @@
 #include "reshard/layouts/map/partition.h"
 
-#include "reshard/layouts/map/lower_metadata.h"
+#include "reshard/layouts/map/metadata_rules.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "support/catch.h"
 #include "support/errors.h"

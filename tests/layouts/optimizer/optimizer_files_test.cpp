@@ -1,5 +1,3 @@
-#include "reshard/layouts/optimizer/optimizer_files.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include "reshard/io/local_storage.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/optimizer/optimizer_ids.h"
+#include "reshard/layouts/optimizer/optimizer_listing.h"
 #include "reshard/layouts/ranks/rank_folder.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "support/catch.h"

@@ -1,10 +1,9 @@
-#include "reshard/specs/stages/metadata.h"
-
 #include <algorithm>
 #include <random>
 
 #include "reshard/base/json.h"
 #include "reshard/specs/parallel/mesh.h"
+#include "reshard/specs/stages/stage_json.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "reshard/specs/stages/metadata.h"
+#include "reshard/specs/stages/stage_json.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/local_files.h"

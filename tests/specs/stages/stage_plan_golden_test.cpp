@@ -3,7 +3,7 @@
 
 #include "reshard/base/json.h"
 #include "reshard/specs/model/language_model.h"
-#include "reshard/specs/stages/metadata.h"
+#include "reshard/specs/stages/stage_json.h"
 #include "reshard/specs/stages/stage_plan.h"
 #include "support/catch.h"
 #include "support/errors.h"

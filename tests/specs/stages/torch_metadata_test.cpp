@@ -1,7 +1,6 @@
-#include "reshard/specs/stages/torch_metadata.h"
-
 #include <map>
 
+#include "reshard/specs/stages/stage_pt.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxSumsBytes = std::uint64_t{256} << 20;
 constexpr std::uint64_t kMaxMetadataBytes = 4096;
-constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;  // read at once
+constexpr std::uint64_t kCheckedAtOnce = std::uint64_t{1} << 20;  // read at once
 
 using FoundDigest = std::optional<ExpectedDigest>;
 
@@ -160,12 +160,12 @@ void validate_all_known(const Job& job, const std::vector<bool>& is_known, const
 void validate_checksums(const fs::path& file, const std::vector<ChecksummedRange>& ranges, const RunOptions& options,
                         Progress& progress) {
   const auto source = options.storage->open(file);
-  std::vector<std::byte> block(kBlockBytes);
+  std::vector<std::byte> block(kCheckedAtOnce);
   for (const ChecksummedRange& range : ranges) {
     std::uint32_t crc = 0;
     for (std::uint64_t done = 0; done < range.size_bytes;) {
       throw_if_stopped(options);
-      const auto bytes = std::span(block).first(std::min(kBlockBytes, range.size_bytes - done));
+      const auto bytes = std::span(block).first(std::min(kCheckedAtOnce, range.size_bytes - done));
       source->read_at(range.offset_bytes + done, bytes);
       crc = crc32(bytes, crc);
       done += bytes.size();

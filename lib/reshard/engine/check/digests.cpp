@@ -6,8 +6,8 @@
 #include <cstring>
 #include <tuple>
 
+#include "reshard/engine/ranks/agreement.h"
 #include "reshard/engine/ranks/read_together.h"
-#include "reshard/engine/ranks/same_run.h"
 #include "reshard/engine/units/leaf_digests.h"
 #include "reshard/engine/units/parallel.h"
 #include "reshard/plan/job/program.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "reshard/engine/move/group.h"
-#include "reshard/engine/move/shared_run.h"
+#include "reshard/engine/move/run_state.h"
 #include "reshard/engine/move/windows.h"
 #include "reshard/tensor/cast/drift.h"
 

@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kFirstLine = "reshard fragments 1\n";
+constexpr std::string_view kFragmentsLine = "reshard fragments 1\n";
 constexpr std::string_view kFragments = "fragments-";  // after the prefix, before the number
 constexpr std::uint64_t kMostCollectedBytes = std::uint64_t{4} << 20;
 constexpr std::uint64_t kMostFileBytes = std::uint64_t{1} << 30;
@@ -128,7 +128,7 @@ void PageFragments::spill() {
 /// Under the mutex, so that all that was added before a call of spill is in files after it. What could not be written
 /// stays, and its file is in the way of a second try: a journal must not be told that all is well.
 void PageFragments::write_file() {
-  const std::string text = sealed(kFirstLine, collected_);
+  const std::string text = sealed(kFragmentsLine, collected_);
   std::string name = fmt::format("{}{}{}", prefix_, kFragments, files_.size());
   const auto sink = storage_.create(root_ / name, text.size());
   sink->write_at(0, std::as_bytes(std::span(text)));
@@ -148,7 +148,7 @@ bool is_fragments_file(std::string_view name) {
 
 bool is_whole_fragments_file(Files& files, const fs::path& path) noexcept {
   try {
-    return unsealed(kFirstLine, read_text_file(files, path, kMostFileBytes)).has_value();
+    return unsealed(kFragmentsLine, read_text_file(files, path, kMostFileBytes)).has_value();
   } catch (const std::exception&) {
     return false;
   }
@@ -160,7 +160,7 @@ std::vector<std::uint32_t> write_fragments(Storage& storage, const fs::path& roo
   std::vector<std::uint32_t> written;
   for (const std::string& name : names) {
     const std::string text = read_text_file(storage, root / name, kMostFileBytes);
-    const auto body = unsealed(kFirstLine, text);
+    const auto body = unsealed(kFragmentsLine, text);
     if (!body && skip_torn) continue;
     const auto validate = [&](bool holds) {
       if (!holds)

@@ -15,7 +15,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/move/block_reader.h"
 #include "reshard/engine/move/block_writer.h"
-#include "reshard/engine/move/shared_run.h"
+#include "reshard/engine/move/run_state.h"
 #include "reshard/engine/units/lots.h"
 #include "reshard/engine/units/parallel.h"
 #include "reshard/tensor/cast/numeric.h"
@@ -35,9 +35,9 @@ std::uint64_t first_elem(const Dims& shape, const Box& box) {
 }
 
 /// One thread of a run.
-class Worker {
+class Mover {
  public:
-  Worker(SharedRun& shared, unsigned number, std::uint64_t max_window_bytes)
+  Mover(SharedRun& shared, unsigned number, std::uint64_t max_window_bytes)
       : shared_(shared), number_(number), reader_(shared, buffers_, max_window_bytes), writer_(shared, buffers_) {}
 
   void run() {
@@ -282,7 +282,7 @@ std::uint64_t leaf_source_bytes(const ProgramMaps& maps, const Program& program)
 
 void run_worker(SharedRun& shared, unsigned number, std::uint64_t max_window_bytes) {
   try {
-    Worker(shared, number, max_window_bytes).run();
+    Mover(shared, number, max_window_bytes).run();
   } catch (...) {
     shared.fail(std::current_exception());
   }

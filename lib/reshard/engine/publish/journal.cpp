@@ -19,7 +19,7 @@ namespace reshard {
 namespace {
 
 constexpr std::string_view kFamily = "reshard journal ";
-constexpr std::string_view kFirstLine = "reshard journal 1\n";
+constexpr std::string_view kJournalLine = "reshard journal 1\n";
 
 Format format_of(const TensorMap& map) {
   using Encoding = TensorFile::Encoding;
@@ -91,16 +91,16 @@ std::string journal_text(const Journal& journal) {
   for (const std::string& file : journal.fragment_files) wire.add(file);
   wire.add(journal.units.size());
   for (const UnitReport& unit : journal.units) unit.write(wire);
-  return sealed(kFirstLine, wire.bytes());
+  return sealed(kJournalLine, wire.bytes());
 }
 
 std::optional<Journal> parse_journal(std::string_view text) {
   const auto whole = unsealed(text);
   if (!whole || !whole->starts_with(kFamily)) return std::nullopt;
-  if (!whole->starts_with(kFirstLine))
+  if (!whole->starts_with(kJournalLine))
     throw Error(ErrorKind::kUnsupported, "is the journal of another version of reshard")
         .hint("go on with that version, or remove what it left with `clean`");
-  WireReader wire(whole->substr(kFirstLine.size()));
+  WireReader wire(whole->substr(kJournalLine.size()));
   Journal journal;
   JournalHeader& header = journal.header;
   header.fingerprint = wire.text();

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;  // read at once
+constexpr std::uint64_t kComparedAtOnce = std::uint64_t{1} << 20;  // read at once
 
 fs::path nearest_existing(Files& files, fs::path path) {
   while (!files.exists(path) && path != path.parent_path()) path = path.parent_path();
@@ -45,7 +45,7 @@ bool is_plain_file(Storage& storage, const fs::path& path) {
 bool same_content(Files& files, const fs::path& a, const fs::path& b) {
   const auto first = files.open(a), second = files.open(b);
   if (first->size_bytes() != second->size_bytes()) return false;
-  std::vector<std::byte> of_a(std::min(kBlockBytes, first->size_bytes())), of_b(of_a.size());
+  std::vector<std::byte> of_a(std::min(kComparedAtOnce, first->size_bytes())), of_b(of_a.size());
   for (std::uint64_t at = 0; at < first->size_bytes(); at += of_a.size()) {
     const auto count = std::min<std::uint64_t>(of_a.size(), first->size_bytes() - at);
     first->read_at(at, std::span(of_a).first(count));
@@ -104,7 +104,7 @@ class ListedFiles {
  private:
   static Sha256Digest digest_of(const Source& source) {
     Sha256 hash;
-    std::vector<std::byte> block(std::min(kBlockBytes, source.size_bytes()));
+    std::vector<std::byte> block(std::min(kComparedAtOnce, source.size_bytes()));
     for (std::uint64_t at = 0; at < source.size_bytes(); at += block.size()) {
       const auto bytes = std::span(block).first(std::min<std::uint64_t>(block.size(), source.size_bytes() - at));
       source.read_at(at, bytes);

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kFirstLine = "reshard staging directory 2\n";
+constexpr std::string_view kMarkLine = "reshard staging directory 2\n";
 constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;  // names of a quarter of a million files
 
 std::string mark_text(Storage& storage, const fs::path& root) {
@@ -34,7 +34,7 @@ std::string mark_text(Storage& storage, const fs::path& root) {
 std::optional<std::set<fs::path>> marked_paths(Storage& storage, const fs::path& root) {
   try {
     const std::string text = mark_text(storage, root);
-    const auto body = unsealed(kFirstLine, text);
+    const auto body = unsealed(kMarkLine, text);
     if (!body) return std::nullopt;
     WireReader wire(*body);
     std::set<fs::path> paths;
@@ -121,7 +121,7 @@ std::string staging_mark(const Job& job) {
   WireWriter wire;
   wire.add(paths.size());
   for (const fs::path& path : paths) wire.add(path.generic_string());
-  return sealed(kFirstLine, wire.bytes());
+  return sealed(kMarkLine, wire.bytes());
 }
 
 bool has_mark_of(Storage& storage, const fs::path& root, const Job& job) {

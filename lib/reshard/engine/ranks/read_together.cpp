@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "reshard/engine/ranks/same_run.h"
+#include "reshard/engine/ranks/agreement.h"
 
 namespace reshard {
 namespace {

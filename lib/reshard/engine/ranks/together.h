@@ -10,7 +10,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/engine/move/run.h"
-#include "reshard/engine/ranks/ranks.h"
+#include "reshard/engine/ranks/peers.h"
 
 namespace reshard {
 

@@ -13,6 +13,7 @@
 #include "reshard/formats/dcp/dcp_shards.h"
 #include "reshard/formats/safetensors/safetensors.h"
 #include "reshard/formats/torch/torch_file.h"
+#include "reshard/formats/torch/torch_tensor.h"
 #include "reshard/formats/zip/zip_end.h"
 
 namespace reshard {
@@ -25,7 +26,7 @@ constexpr const char* kOtherSave = "the file is of another save than .metadata, 
 constexpr const char* kLostChunk = "the other chunks are lost: save again without SerializationFormat.SAFETENSORS";
 
 // All of a zip's records but for the tensor lie within so many bytes of its ends.
-constexpr std::size_t kEndBytes = 2048;
+constexpr std::size_t kTailBytes = 2048;
 /// An item has no more than its tensor and this: records of the archive.
 constexpr std::uint64_t kMostRecordBytes = std::uint64_t{1} << 20;
 constexpr const char* kZstdTransform = "stream.zstd/1";
@@ -68,7 +69,7 @@ class RangeSource final : public Source {
 
   void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const override {
     const std::uint64_t end = offset_bytes + out.size();
-    if (size_bytes() <= 2 * kEndBytes || end <= kEndBytes || offset_bytes >= size_bytes() - kEndBytes)
+    if (size_bytes() <= 2 * kTailBytes || end <= kTailBytes || offset_bytes >= size_bytes() - kTailBytes)
       ends_.read_at(offset_bytes, out);
     else
       file_.read_at(begin_ + offset_bytes, out);
@@ -76,8 +77,8 @@ class RangeSource final : public Source {
 
  private:
   static ItemSource read_ends(const Source& file, std::uint64_t begin, std::uint64_t size_bytes) {
-    const bool is_short = size_bytes <= 2 * kEndBytes;
-    std::vector<std::byte> head(is_short ? size_bytes : kEndBytes), tail(is_short ? 0 : kEndBytes);
+    const bool is_short = size_bytes <= 2 * kTailBytes;
+    std::vector<std::byte> head(is_short ? size_bytes : kTailBytes), tail(is_short ? 0 : kTailBytes);
     file.read_at(begin, head);
     if (!tail.empty()) file.read_at(begin + size_bytes - tail.size(), tail);
     return {size_bytes, std::move(head), std::move(tail)};
@@ -195,7 +196,7 @@ DcpFile::Range DcpFile::open_range(const DcpPlace& place, const std::vector<std:
   const ZstdFrame frame{place.offset_bytes, place.length_bytes};
   // Many names may be one item, which is decoded once.
   if (!decoded_ || decoded_->first != frame)
-    decoded_.emplace(frame, read_zstd_ends(*source_, frame, kEndBytes, most_bytes, path_));
+    decoded_.emplace(frame, read_zstd_ends(*source_, frame, kTailBytes, most_bytes, path_));
   const ZstdEnds& ends = decoded_->second;
   return {std::make_unique<ItemSource>(ends.size_bytes, ends.head, ends.tail), frame, 0};
 }

@@ -21,7 +21,7 @@ namespace {
 
 // One object of a pickle may be the attributes, or the shape, of millions of others: it must be short.
 constexpr std::size_t kMaxAttributes = 32;
-constexpr std::size_t kMaxDims = 64;                       // as in torch
+constexpr std::size_t kMaxChunkDims = 64;                  // as in torch
 constexpr std::size_t kMaxNumbers = std::size_t{1} << 25;  // in the boxes of all chunks
 constexpr std::size_t kMaxFileNameBytes = 4096;
 constexpr std::size_t kMaxTransforms = 4;
@@ -170,7 +170,7 @@ Dims MetadataReader::dims(PickleRef node, const char* what, std::string_view nam
   if (pickle_.kind(node) != PickleKind::kTuple && pickle_.kind(node) != PickleKind::kList)
     throw bad(fmt::format("{} is {}", what, pickle_.describe(node)), name);
   const auto items = pickle_.items(node);
-  if (items.size() > kMaxDims) throw bad(fmt::format("{} has {} dims", what, items.size()), name);
+  if (items.size() > kMaxChunkDims) throw bad(fmt::format("{} has {} dims", what, items.size()), name);
   Dims dims;
   dims.reserve(items.size());
   for (const PickleRef item : items) dims.push_back(number(item, what, name));
@@ -354,7 +354,7 @@ void MetadataReader::read_paths(Pairs planner_data) {
     if (!names.insert(id_of(key)).second) throw bad("has a path to it twice", name);
     const auto items = pickle_.items(value);
     parts += items.size();
-    if (pickle_.kind(value) != PickleKind::kTuple || items.size() > kMaxDims || parts > pickle_.num_nodes())
+    if (pickle_.kind(value) != PickleKind::kTuple || items.size() > kMaxChunkDims || parts > pickle_.num_nodes())
       throw bad("has a path to it that is no short tuple", name);
     DcpPath path;
     for (const PickleRef item : items) {

@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "reshard/formats/torch/torch_file.h"
+#include "reshard/formats/torch/torch_tensor.h"
 
 namespace reshard {
 
 /// Keys next to a state dict that describe how it is split (optimum-neuron 0.0.15 to 0.0.21). A container whose file has
-/// them lists each in Container::metadata, with an empty value; specs/stages/torch_metadata.h reads them.
+/// them lists each in Container::metadata, with an empty value; specs/stages/stage_pt.h reads them.
 inline constexpr std::string_view kShardedMetadataKey = "sharded_metadata";
 inline constexpr std::string_view kGqaQkvMetadataKey = "gqa_qkv_metadata";
 

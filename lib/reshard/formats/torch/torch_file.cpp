@@ -1,23 +1,174 @@
 #include "reshard/formats/torch/torch_file.h"
 
 #include <algorithm>
+#include <array>
+#include <filesystem>
+#include <map>
 
+#include "reshard/base/checked.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/common/little_endian.h"
 #include "reshard/formats/common/magic.h"
 #include "reshard/formats/safetensors/safetensors.h"
-#include "reshard/formats/torch/torch_legacy.h"
+#include "reshard/formats/torch/torch_storage.h"
 #include "reshard/formats/zip/zip.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::string_view kMagicBytes = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
+constexpr std::string_view kMagicDigits = "119547037146038801333356";  // as protocol 0 writes it
+constexpr std::int64_t kStreamProtocol = 1001;
+constexpr std::uint64_t kFirstWindowBytes = std::uint64_t{1} << 20;
+
+/// What the pickles at the start of the stream say.
+struct StreamHead {
+  Pickle object;
+  std::vector<std::string> keys;
+  std::uint64_t data_at = 0;  // in the file: of the first storage
+};
+
+class StreamReader {
+ public:
+  StreamReader(const Source& source, const std::filesystem::path& path)
+      : source_(source), path_(path), file_bytes_(source.size_bytes()) {}
+
+  TorchFile read() {
+    // Where the pickles end is known only once they are read: try with more and more of the file.
+    const std::uint64_t most = std::min(file_bytes_, kMaxPickleBytes);
+    std::vector<char> window;
+    std::uint64_t window_bytes = std::min(most, kFirstWindowBytes);
+    while (true) {
+      const std::size_t had = window.size();
+      window.resize(window_bytes);
+      source_.read_at(had, std::as_writable_bytes(std::span(window).subspan(had)));
+      try {
+        StreamHead head = read_head({window.data(), window.size()});
+        std::vector<TorchStorage> storages = find_storages(head);
+        return {path_, file_bytes_, std::move(window), std::move(head.object), std::move(storages)};
+      } catch (const PickleCutOff&) {
+        if (window_bytes == most && most < file_bytes_)
+          throw Error(ErrorKind::kUnsupported, "its pickle is longer than the " + format_bytes(most) + " that are read")
+              .in(path_)
+              .hint("save the state dict alone, without what surrounds it");
+        if (window_bytes == most) throw;
+      }
+      window_bytes = std::min(most, window_bytes * 4);
+    }
+  }
+
+ private:
+  Error bad_file(std::string message) const { return Error(ErrorKind::kBadInput, std::move(message)).in(path_); }
+
+  StreamHead read_head(std::string_view window) const;
+  std::vector<std::string> read_keys(const Pickle& list) const;
+  std::map<std::string, TorchStorageId> storage_ids(const Pickle& object) const;
+  std::vector<TorchStorage> find_storages(const StreamHead& head) const;
+
+  const Source& source_;
+  const std::filesystem::path& path_;
+  std::uint64_t file_bytes_;
+};
+
+StreamHead StreamReader::read_head(std::string_view window) const {
+  std::uint64_t at = 0;
+  const auto next = [&] {
+    Pickle pickle = read_pickle(window.substr(at), path_, at);
+    at += pickle.size_bytes();
+    return pickle;
+  };
+  const Pickle magic = next();
+  const std::string_view number = magic.text(magic.root());
+  if (magic.kind(magic.root()) != PickleKind::kBigInt || (number != kMagicBytes && number != kMagicDigits))
+    throw bad_file("is a pickle, but not one that torch.save wrote").hint("save the model as safetensors");
+  const Pickle protocol = next();
+  if (protocol.integer(protocol.root()) != kStreamProtocol)
+    throw Error(ErrorKind::kUnsupported, "is of another protocol than torch's streams are").in(path_);
+  const Pickle system = next();
+  for (const auto& [key, value] : system.pairs(system.root()))
+    if (system.text(key) == "little_endian" && system.integer(value) == 0)
+      throw Error(ErrorKind::kUnsupported, "was saved on a big-endian machine").in(path_);
+  StreamHead head{next(), {}, 0};
+  head.keys = read_keys(next());
+  head.data_at = at;
+  return head;
+}
+
+std::vector<std::string> StreamReader::read_keys(const Pickle& list) const {
+  if (list.kind(list.root()) != PickleKind::kList)
+    throw bad_file("its list of storages is " + list.describe(list.root()));
+  std::vector<std::string> keys;
+  for (const PickleRef key : list.items(list.root())) {
+    auto text = storage_key(list, key);
+    if (!text) throw bad_file("its list of storages holds " + list.describe(key) + " that is no key");
+    keys.push_back(*std::move(text));
+  }
+  return keys;
+}
+
+std::map<std::string, TorchStorageId> StreamReader::storage_ids(const Pickle& object) const {
+  std::map<std::string, TorchStorageId> ids;
+  for (PickleRef node = 0; node < object.num_nodes(); ++node) {
+    if (object.kind(node) != PickleKind::kPersistentId) continue;
+    auto id = read_storage_id(object, node, path_, {});
+    if (!id) continue;
+    const auto [same_key, is_new] = ids.emplace(id->key, *id);
+    if (same_key->second.size_bytes != id->size_bytes || same_key->second.element != id->element)
+      throw bad_file("describes the storage " + printable(id->key) + " in two ways");
+  }
+  return ids;
+}
+
+std::vector<TorchStorage> StreamReader::find_storages(const StreamHead& head) const {
+  const auto ids = storage_ids(head.object);
+  std::vector<TorchStorage> storages;
+  std::uint64_t at = head.data_at;
+  for (const std::string& key : head.keys) {
+    const auto id = ids.find(key);
+    if (id == ids.end()) throw bad_file("holds the storage " + printable(key) + ", but no tensor of it").at_byte(at);
+    std::array<char, sizeof(std::int64_t)> length{};
+    if (file_bytes_ - at < length.size())
+      throw bad_file("ends before the storage " + printable(key))
+          .at_byte(at)
+          .hint("the file is cut off; fetch it again");
+    source_.read_at(at, std::as_writable_bytes(std::span(length)));
+    const auto elems = load_le<std::uint64_t>({length.data(), length.size()}, 0);
+    const auto size_bytes = checked_mul(elems, id->second.element->size_bytes);
+    if (size_bytes != id->second.size_bytes)
+      throw bad_file("the storage " + printable(key) + " should have " + std::to_string(id->second.size_bytes) +
+                     " bytes, but has " + std::to_string(elems) + " elements")
+          .at_byte(at);
+    at += length.size();
+    if (*size_bytes > file_bytes_ - at)
+      throw bad_file("ends inside the storage " + printable(key))
+          .at_byte(at)
+          .hint("the file is cut off; fetch it again");
+    storages.push_back({key, at, *size_bytes});
+    at += *size_bytes;
+  }
+  std::sort(storages.begin(), storages.end(),
+            [](const TorchStorage& a, const TorchStorage& b) { return a.key < b.key; });
+  const auto twice = std::adjacent_find(storages.begin(), storages.end(),
+                                        [](const TorchStorage& a, const TorchStorage& b) { return a.key == b.key; });
+  if (twice != storages.end()) throw bad_file("holds the storage " + printable(twice->key) + " twice");
+  return storages;
+}
+
+/// Reads a stream of torch.save before torch 1.6 (or `_use_new_zipfile_serialization=False`): five pickles (a magic
+/// number, the protocol, the system, the object, the keys of the storages), then each storage with its number of
+/// elements.
+/// \throws Error as read_torch_file does.
+TorchFile read_torch_stream(const Source& source, const std::filesystem::path& path) {
+  return StreamReader(source, path).read();
+}
+
 constexpr std::size_t kFirstLookBytes = 512;  // a tar's magic is at 257
 constexpr std::uint64_t kMaxByteorderBytes = 16;
 
-Error bad(const fs::path& path, std::string message) {
+Error bad_file(const fs::path& path, std::string message) {
   return Error(ErrorKind::kBadInput, std::move(message)).in(path);
 }
 
@@ -34,9 +185,10 @@ bool looks_like_safetensors(std::string_view start, std::uint64_t file_bytes) {
 /// What is neither an archive nor a stream, by its first bytes.
 void refuse_other_formats(std::string_view start, std::uint64_t file_bytes, const fs::path& path) {
   refuse_foreign(start, path);
-  if (start.empty()) throw bad(path, "is empty").hint("fetch or save it again");
+  if (start.empty()) throw bad_file(path, "is empty").hint("fetch or save it again");
   if (looks_like_safetensors(start, file_bytes))
-    throw bad(path, "is a safetensors file, though its name says otherwise").hint("give it a name in .safetensors");
+    throw bad_file(path, "is a safetensors file, though its name says otherwise")
+        .hint("give it a name in .safetensors");
   if (start.starts_with("PYTORCH1"))
     throw unsupported(path, "is of a preview of torch's format that no release has written");
   if (start.size() > 262 && start.substr(257, 5) == "ustar")
@@ -53,7 +205,7 @@ std::string archive_prefix(const ZipDirectory& zip, const fs::path& path) {
     throw unsupported(path, "is a TorchScript program (torch.jit.save), not a state dict")
         .hint("load it with torch.jit.load and save its state_dict() with torch.save or safetensors");
   if (prefix.empty() || zip.find(prefix + "data.pkl") == nullptr)
-    throw bad(path, "is a zip archive, but not one that torch.save wrote: it has no data.pkl");
+    throw bad_file(path, "is a zip archive, but not one that torch.save wrote: it has no data.pkl");
   for (const ZipEntry& entry : zip.entries())
     if (entry.compressed)
       throw unsupported(path, "the zip entry " + printable(entry.name) +
@@ -70,7 +222,7 @@ void refuse_big_endian(const Source& source, const ZipEntry* byteorder, const fs
   std::string order(std::min(byteorder->size_bytes, kMaxByteorderBytes), '\0');
   source.read_at(byteorder->offset_bytes, std::as_writable_bytes(std::span(order)));
   if (order == "big") throw unsupported(path, "was saved on a big-endian machine").at_byte(byteorder->offset_bytes);
-  if (order != "little") throw bad(path, "has an unknown byteorder").at_byte(byteorder->offset_bytes);
+  if (order != "little") throw bad_file(path, "has an unknown byteorder").at_byte(byteorder->offset_bytes);
 }
 
 FileMetadata read_metadata_entry(const Source& source, const ZipEntry* entry, const fs::path& path) {
@@ -98,7 +250,7 @@ TorchFile read_torch_archive(const Source& source, const fs::path& path) {
   source.read_at(stream.offset_bytes, std::as_writable_bytes(std::span(bytes)));
   Pickle pickle = read_pickle({bytes.data(), bytes.size()}, path, stream.offset_bytes);
   if (pickle.size_bytes() != stream.size_bytes)
-    throw bad(path, "has something after its pickle").at_byte(stream.offset_bytes + pickle.size_bytes());
+    throw bad_file(path, "has something after its pickle").at_byte(stream.offset_bytes + pickle.size_bytes());
 
   const std::string data = prefix + "data/";
   std::vector<TorchStorage> storages;
@@ -127,7 +279,7 @@ TorchFile read_torch_file(const Source& source, const fs::path& path) {
   if (start.starts_with("PK\3\4")) return read_torch_archive(source, path);
   refuse_other_formats(start, source.size_bytes(), path);
   if (start[0] == '\x80' || start[0] == 'L') return read_torch_stream(source, path);
-  throw bad(path, "is not a file of torch.save: it is neither a zip archive nor a pickle");
+  throw bad_file(path, "is not a file of torch.save: it is neither a zip archive nor a pickle");
 }
 
 }  // namespace reshard

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "reshard/formats/common/archive_metadata.h"
 #include "reshard/formats/common/container.h"
+#include "reshard/formats/common/container_keys.h"
 #include "reshard/formats/pickle/pickle.h"
 #include "reshard/formats/torch/torch_tensor.h"
 #include "reshard/io/files.h"

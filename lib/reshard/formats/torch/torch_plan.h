@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "reshard/formats/common/archive_metadata.h"
 #include "reshard/formats/common/container.h"
+#include "reshard/formats/common/container_keys.h"
 #include "reshard/formats/pickle/saved_value.h"
 
 namespace reshard {
@@ -21,7 +21,7 @@ struct TensorAlias {
 /// Lays out the file that `torch.save` makes of a state dict (torch/serialization.py; pickle protocol 2): tensors in
 /// the order given, each a storage of its own aligned to 64 bytes, then the aliases. `archive` is the directory inside
 /// the file, the file's name without its ending. `crcs` are those of the tensors' bytes, one a tensor; without them the
-/// sizes are final and the parts are not. Where `metadata` is not empty, it is the last entry (archive_metadata.h). The
+/// sizes are final and the parts are not. Where `metadata` is not empty, it is the last entry (container_keys.h). The
 /// `offset_bytes` and `size_bytes` of `tensors` are ignored.
 /// \throws Error kUnsupported for a dtype that torch cannot store, and for a name that is too long.
 ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> tensors,

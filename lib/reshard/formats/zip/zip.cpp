@@ -21,8 +21,6 @@ constexpr std::uint32_t kCentralSignature = 0x02014b50;
 constexpr std::uint64_t kLocalBytes = 30;
 constexpr std::uint64_t kCentralBytes = 46;
 
-constexpr std::uint16_t kIn64_16 = UINT16_MAX;  // the value stands in the zip64 extra field
-constexpr std::uint32_t kIn64_32 = UINT32_MAX;
 constexpr std::uint64_t kMaxDirectoryBytes = std::uint64_t{64} << 20;  // half a million storages of torch
 
 constexpr std::uint16_t kDescriptorFlag = 1 << 3;                               // sizes and CRC follow the content

@@ -18,8 +18,6 @@ constexpr std::uint64_t kEndBytes = 22;  // without the comment
 constexpr std::uint64_t kMaxCommentBytes = UINT16_MAX;
 constexpr std::uint64_t kEnd64Bytes = 56;
 constexpr std::uint64_t kLocatorBytes = 20;
-constexpr std::uint16_t kIn64_16 = UINT16_MAX;  // the value stands in the zip64 record
-constexpr std::uint32_t kIn64_32 = UINT32_MAX;
 
 class EndReader {
  public:

@@ -7,6 +7,10 @@
 
 namespace reshard {
 
+// Of a field whose value stands in the zip64 record, or in the zip64 extra field.
+inline constexpr std::uint16_t kIn64_16 = UINT16_MAX;
+inline constexpr std::uint32_t kIn64_32 = UINT32_MAX;
+
 /// Where the central directory of a zip archive lies. Invariant: it ends inside the file.
 struct ZipPlace {
   std::uint64_t begin = 0;

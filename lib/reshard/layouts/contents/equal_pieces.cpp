@@ -35,16 +35,16 @@ bool repeats(const StoredRows& rows, std::size_t split) {
 }
 
 /// A logical tensor's first stored tensor on each tensor-parallel rank, with where it begins in the whole.
-struct Part {
+struct PiecePart {
   std::uint32_t stored = 0;
   const Box* box = nullptr;
 };
 
-std::map<std::uint32_t, Part> parts_by_rank(const TensorMap& map, std::uint32_t logical) {
-  std::map<std::uint32_t, Part> parts;
+std::map<std::uint32_t, PiecePart> parts_by_rank(const TensorMap& map, std::uint32_t logical) {
+  std::map<std::uint32_t, PiecePart> parts;
   for (const Piece& piece : map.pieces[logical]) {
     const StoredTensor& stored = map.stored[piece.stored];
-    if (!stored.tied) parts.emplace(map.files[stored.file].tp_rank, Part{piece.stored, &piece.box});
+    if (!stored.tied) parts.emplace(map.files[stored.file].tp_rank, PiecePart{piece.stored, &piece.box});
   }
   return parts;
 }
@@ -61,9 +61,9 @@ bool can_be_compared(const StoredTensor& a, const StoredTensor& b) {
          std::find(a.shape.begin(), a.shape.end(), 0u) == a.shape.end();
 }
 
-class Comparison {
+class PieceComparison {
  public:
-  Comparison(Files& files, const TensorMap& map) : files_(files, map.files), map_(map) {}
+  PieceComparison(Files& files, const TensorMap& map) : files_(files, map.files), map_(map) {}
 
   void run(std::uint32_t logical) {
     const auto parts = parts_by_rank(map_, logical);
@@ -76,7 +76,7 @@ class Comparison {
   }
 
  private:
-  using RankPart = std::pair<const std::uint32_t, Part>;
+  using RankPart = std::pair<const std::uint32_t, PiecePart>;
 
   void compare(std::uint32_t logical, const RankPart& first, const RankPart& other, std::size_t split) {
     const StoredTensor& a = map_.stored[first.second.stored];
@@ -115,7 +115,7 @@ class Comparison {
 }  // namespace
 
 void validate_pieces_differ(Files& files, const TensorMap& map) {
-  Comparison comparison(files, map);
+  PieceComparison comparison(files, map);
   for (std::uint32_t logical = 0; logical < map.logical.size(); ++logical)
     if (!map.logical[logical].filler && map.logical[logical].role == TensorRole::kParameter) comparison.run(logical);
 }

@@ -69,9 +69,9 @@ class PieceIndex {
   std::uint64_t longest_ = 0;  // along dim_
 };
 
-class Comparison {
+class TieComparison {
  public:
-  Comparison(Files& files, const TensorMap& map) : files_(files, map.files), map_(map) {}
+  TieComparison(Files& files, const TensorMap& map) : files_(files, map.files), map_(map) {}
 
   /// Whether two tensors are one, or have to be: if rank files agree in a part, or have the parts of other ranks, the
   /// files were damaged or swapped, and the run says which.
@@ -132,7 +132,7 @@ std::vector<TiedParameter> join_tied(Files& files, TensorMap& map, const std::ve
   for (const TiedParameter& one : tied) {
     const auto own = map.find_logical(one.name), source = map.find_logical(one.source);
     if (!own || !source) continue;
-    if (Comparison(files, map).are_one(*own, *source))
+    if (TieComparison(files, map).are_one(*own, *source))
       map.tie_logical(*own, *source);
     else
       different.push_back(one);

@@ -17,7 +17,7 @@
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
-#include "reshard/layouts/core/trained_model.h"
+#include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/dcp/dcp_directory.h"
 #include "reshard/layouts/dcp/dcp_groups.h"
 #include "reshard/layouts/dcp/dcp_source.h"
@@ -42,10 +42,10 @@ constexpr LayoutTraits kDcpTraits{.name = "dcp",
                                   .writes_states = true};
 
 /// What accelerate calls folders of models, and others those of optimizers.
-constexpr std::string_view kModelFolder = "pytorch_model_fsdp_";
+constexpr std::string_view kFsdpFolder = "pytorch_model_fsdp_";
 constexpr std::string_view kOptimizerFolders[] = {"optimizer", "optim"};
 /// accelerate's of the optimizer of the model with the same number.
-constexpr std::string_view kOptimizerFolder = "optimizer_";
+constexpr std::string_view kDcpOptimizerFolder = "optimizer_";
 
 /// Where HuggingFaceStorageWriter puts the files of ranks beside consolidated ones.
 constexpr const char* kShardsFolder = "sharded";
@@ -115,7 +115,7 @@ class DcpLayout final : public Layout {
     const bool is_inside = !found.empty() && found.front().path != path && found.front().path != path / kShardsFolder;
     if (is_inside && (found.size() > 1 || holds_other_model(files, path, found.front().path)))
       std::erase_if(found,
-                    [](const FoundLayout& one) { return !one.path.filename().string().starts_with(kModelFolder); });
+                    [](const FoundLayout& one) { return !one.path.filename().string().starts_with(kFsdpFolder); });
     return found;
   }
 
@@ -256,9 +256,9 @@ class DcpLayout final : public Layout {
   /// name leads to it.
   static fs::path optimizer_beside(Files& files, const fs::path& folder) {
     std::string name = own_name(files, folder);
-    if (!name.starts_with(kModelFolder)) return {};
+    if (!name.starts_with(kFsdpFolder)) return {};
     const fs::path above = folder.filename() == name ? folder.parent_path() : directory_above(files, folder);
-    name.replace(0, kModelFolder.size(), kOptimizerFolder);
+    name.replace(0, kFsdpFolder.size(), kDcpOptimizerFolder);
     const fs::path optimizer = above / name;
     return holds_dcp_metadata(files, optimizer) && !files.is_same(optimizer, folder) ? optimizer : fs::path();
   }
@@ -266,8 +266,8 @@ class DcpLayout final : public Layout {
   /// accelerate's folder of the model whose optimizer is in `folder`; empty for none.
   static fs::path model_of_optimizer(Files& files, const fs::path& folder) {
     std::string name = own_name(files, folder);
-    if (!name.starts_with(kOptimizerFolder)) return {};
-    name.replace(0, kOptimizerFolder.size(), kModelFolder);
+    if (!name.starts_with(kDcpOptimizerFolder)) return {};
+    name.replace(0, kDcpOptimizerFolder.size(), kFsdpFolder);
     const fs::path model = directory_above(files, folder) / name;
     return holds_dcp_metadata(files, model) && !files.is_same(model, folder) ? model : fs::path();
   }

@@ -22,7 +22,7 @@ namespace reshard {
 namespace {
 
 constexpr std::string_view kGroups = "param_groups.";
-constexpr std::string_view kStates = "state.";
+constexpr std::string_view kStateBegin = "state.";
 constexpr std::uint64_t kMaxObjectBytes = 64 << 20;  // a list of names of a million parameters
 
 /// Where `word` ends that begins a part of `name`; nothing if it is not there.
@@ -42,7 +42,7 @@ class GroupReader {
       const LogicalTensor& object = states_.map.logical[i];
       const auto key = end_of(object.name, kGroups);
       if (!key) {
-        if (const auto begin = end_of(object.name, kStates); begin && states_.of[i].parameter_size > 0)
+        if (const auto begin = end_of(object.name, kStateBegin); begin && states_.of[i].parameter_size > 0)
           learn_name(i, *begin);
         continue;
       }

@@ -13,7 +13,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/dcp/dcp_shards.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/layouts/core/trained_model.h"
+#include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/dcp/dcp_chunks.h"
 #include "reshard/layouts/dcp/dcp_directory.h"
 #include "reshard/layouts/dcp/dcp_states.h"

@@ -14,7 +14,7 @@
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
-#include "reshard/layouts/core/trained_model.h"
+#include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/core/weights_option.h"
 #include "reshard/layouts/deepspeed/zero_checkpoint.h"
 #include "reshard/layouts/deepspeed/zero_folder.h"

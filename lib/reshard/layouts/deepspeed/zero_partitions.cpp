@@ -13,10 +13,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kMixedRanks = "files of two checkpoints are mixed, or some are missing";
+constexpr const char* kMixedPartitions = "files of two checkpoints are mixed, or some are missing";
 
 Error bad(const ZeroOptimStates& states, std::string message) {
-  return Error(ErrorKind::kBadInput, std::move(message)).in(states.file.path).hint(kMixedRanks);
+  return Error(ErrorKind::kBadInput, std::move(message)).in(states.file.path).hint(kMixedPartitions);
 }
 
 std::uint64_t elems_of(const TensorEntry& master) {

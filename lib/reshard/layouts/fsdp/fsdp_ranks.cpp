@@ -9,21 +9,124 @@
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
-#include "reshard/layouts/core/trained_model.h"
+#include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/fsdp/distributed_tensor.h"
-#include "reshard/layouts/fsdp/mesh_boxes.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/model/planned_sizes.h"
+#include "reshard/tensor/values/box.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// A box of a tensor that a rank has, and where it begins in the rank's part.
+struct LocalBox {
+  Box box;
+  Dims begin;
+};
+
+/// Of one rank's part of a tensor; tensor-parallel ranks times ranks, where both cut one dim, at most.
+constexpr std::size_t kMostBoxes = 4096;
+
+/// A run of indices of one dim.
+struct Range {
+  std::uint64_t begin;
+  std::uint64_t size;
+};
+using Ranges = std::vector<Range>;
+
+std::uint64_t size_of(const Ranges& ranges) {
+  std::uint64_t size = 0;
+  for (const Range& range : ranges) size += range.size;
+  return size;
+}
+
+/// Adds positions [begin, begin + size) of `ranges` to `taken`; neighbours become one.
+void take(const Ranges& ranges, std::uint64_t begin, std::uint64_t size, Ranges& taken) {
+  for (const Range& range : ranges) {
+    if (size == 0) return;
+    if (begin >= range.size) {
+      begin -= range.size;
+      continue;
+    }
+    const std::uint64_t count = std::min(size, range.size - begin);
+    if (!taken.empty() && taken.back().begin + taken.back().size == range.begin + begin)
+      taken.back().size += count;
+    else
+      taken.push_back({range.begin + begin, count});
+    size -= count;
+    begin = 0;
+  }
+}
+
+/// The share of `ranges` at `place` of `count`.
+Ranges shard(const Ranges& ranges, std::uint64_t place, std::uint64_t count) {
+  const std::uint64_t size = size_of(ranges);
+  const std::uint64_t each = size / count + (size % count != 0);
+  const std::uint64_t begin = std::min(place * each, size), end = std::min(begin + each, size);
+  Ranges taken;
+  take(ranges, begin, end - begin, taken);
+  return taken;
+}
+
+/// The same of each of `split_factor` parts, one after another.
+Ranges strided_shard(const Ranges& ranges, std::uint64_t place, std::uint64_t count, std::uint64_t split_factor,
+                     const std::string& name) {
+  const std::uint64_t size = size_of(ranges);
+  if (split_factor > kMostBoxes || size % split_factor != 0 || size / split_factor % count != 0)
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("is a strided shard of {} rows on {} ranks in {} parts, which versions of torch cut in "
+                            "different ways",
+                            size, count, split_factor))
+        .tensor(name);
+  const std::uint64_t part = size / split_factor, each = part / count;
+  Ranges taken;
+  for (std::uint64_t i = 0; i < split_factor && each > 0; ++i) take(ranges, i * part + place * each, each, taken);
+  return taken;
+}
+
+/// What the placements of a DTensor leave its rank: each dim of the mesh takes its share of what those before it left
+/// (torch/distributed/tensor/placement_types.py: _split_tensor). Empty where nothing is left.
+/// \throws Error kUnsupported for a strided shard that does not divide evenly, which versions of torch cut differently.
+std::vector<LocalBox> boxes_of_placements(const DistributedTensor& tensor) {
+  std::vector<Ranges> dims;
+  for (const std::uint64_t size : tensor.shape) dims.push_back({{0, size}});
+  for (std::size_t m = 0; m < tensor.placements.size(); ++m) {
+    const MeshPlacement& placement = tensor.placements[m];
+    if (placement.kind == MeshPlacement::Kind::kReplicate) continue;
+    Ranges& ranges = dims[placement.dim];
+    ranges = placement.kind == MeshPlacement::Kind::kShard
+                 ? shard(ranges, tensor.coordinate[m], tensor.mesh[m])
+                 : strided_shard(ranges, tensor.coordinate[m], tensor.mesh[m], placement.split_factor, tensor.name);
+  }
+  std::vector<LocalBox> boxes{{{Dims(), Dims()}, Dims()}};
+  for (const Ranges& ranges : dims) {
+    std::vector<LocalBox> longer;
+    if (boxes.size() * ranges.size() > kMostBoxes)
+      throw Error(ErrorKind::kUnsupported, fmt::format("is cut into more than {} boxes on a rank", kMostBoxes))
+          .tensor(tensor.name);
+    for (const LocalBox& box : boxes) {
+      std::uint64_t begin = 0;
+      for (const Range& range : ranges) {
+        longer.push_back(box);
+        longer.back().box.begin.push_back(range.begin);
+        longer.back().box.size.push_back(range.size);
+        longer.back().begin.push_back(begin);
+        begin += range.size;
+      }
+    }
+    boxes = std::move(longer);
+  }
+  std::erase_if(boxes, [](const LocalBox& box) { return volume(box.box) == 0; });
+  return boxes;
+}
 
 constexpr LayoutTraits kFsdpRanksTraits{.name = "fsdp-ranks",
                                         .reported_as = "fsdp-ranks",
@@ -32,7 +135,7 @@ constexpr LayoutTraits kFsdpRanksTraits{.name = "fsdp-ranks",
                                         .formats = {},
                                         .has_ranks = true,
                                         .needs_no_mesh = true};
-constexpr std::string_view kTrainerFiles[] = {"optim_world_size_", "extra_state_world_size_"};
+constexpr std::string_view kSettingsFiles[] = {"optim_world_size_", "extra_state_world_size_"};
 constexpr const char* kFsdpConfig = "fsdp_config.json";
 
 /// The numbers in a name.
@@ -68,7 +171,7 @@ std::optional<RankName> rank_name_of(std::string_view name) {
 
 /// Whether it belongs to the same save, beside the weights.
 bool is_other_file(std::string_view name) {
-  return std::any_of(std::begin(kTrainerFiles), std::end(kTrainerFiles),
+  return std::any_of(std::begin(kSettingsFiles), std::end(kSettingsFiles),
                      [&](std::string_view start) { return name.starts_with(start) && name.ends_with(".pt"); });
 }
 
@@ -81,14 +184,14 @@ bool is_rank_folder(Files& files, const fs::path& folder) {
 }
 
 /// The files of a folder.
-struct Listing {
+struct RankListing {
   std::map<std::uint64_t, fs::path> ranks;
   std::size_t others = 0;
   std::uint64_t other_bytes = 0;
 };
 
-Listing list_ranks(Files& files, const fs::path& folder) {
-  Listing listing;
+RankListing list_ranks(Files& files, const fs::path& folder) {
+  RankListing listing;
   std::optional<RankName> first;
   for (const DirectoryEntry& entry : files.list(folder)) {
     if (entry.kind == FileKind::kDirectory) continue;
@@ -238,7 +341,7 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   checkpoint.path = found.path;
   checkpoint.directory = found.directory;
   find_config(files, checkpoint, context.config);
-  const Listing listing = list_ranks(files, found.path);
+  const RankListing listing = list_ranks(files, found.path);
   std::vector<RankTensors> ranks;
   Container whole_tensors;  // each once, whole
   std::unordered_set<std::string> seen;

@@ -7,6 +7,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/core/attention_report.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/inference/inference_kernels.h"
 #include "reshard/layouts/inference/inference_layout.h"

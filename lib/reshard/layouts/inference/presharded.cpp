@@ -4,10 +4,10 @@
 
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/inference/inference_layout.h"
-#include "reshard/layouts/ranks/inferred_metadata.h"
+#include "reshard/layouts/ranks/inferred_stages.h"
 #include "reshard/layouts/ranks/sharded_map.h"
-#include "reshard/layouts/training/partition_notes.h"
 #include "reshard/layouts/training/training_layout.h"
+#include "reshard/layouts/training/training_notes.h"
 
 namespace reshard {
 namespace {

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "reshard/base/error.h"
-#include "reshard/layouts/map/lower_metadata.h"
+#include "reshard/layouts/map/metadata_rules.h"
 #include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {

@@ -7,8 +7,8 @@
 #include <set>
 #include <string>
 
-#include "reshard/formats/common/archive_metadata.h"
 #include "reshard/formats/common/container.h"
+#include "reshard/formats/common/container_keys.h"
 
 namespace reshard {
 

@@ -17,7 +17,7 @@ constexpr std::string_view kOtherStates[] = {"step", "exp_avg_sq_row", "exp_avg_
 constexpr std::string_view kOfModules[] = {"weight", "bias"};
 
 template <typename Words>
-bool is_one_of(std::string_view word, const Words& words) {
+bool is_among(std::string_view word, const Words& words) {
   return std::find(std::begin(words), std::end(words), word) != std::end(words);
 }
 
@@ -42,7 +42,7 @@ bool any_part(std::string_view entry, std::string_view word, const Visit& visit)
 }  // namespace
 
 bool is_moment(std::string_view state) {
-  return is_one_of(state, kMoments);
+  return is_among(state, kMoments);
 }
 
 OptimizerEntries::OptimizerEntries(std::span<const std::string> tensors, std::span<const std::string> objects) {
@@ -54,7 +54,7 @@ OptimizerEntries::OptimizerEntries(std::span<const std::string> tensors, std::sp
         return true;
       });
       const std::string_view last = last_part(entry);
-      if (!is_moment(last) && !is_one_of(last, kOtherStates)) continue;
+      if (!is_moment(last) && !is_among(last, kOtherStates)) continue;
       std::size_t innermost = entry.npos;
       any_part(entry, kStates, [&](std::size_t begin) {
         if (begin + kStates.size() + last.size() < entry.size()) innermost = begin;
@@ -64,7 +64,7 @@ OptimizerEntries::OptimizerEntries(std::span<const std::string> tensors, std::sp
     }
   // Where there are weights as well, "state" is a word of the training program or of the model.
   for (const std::string& entry : tensors)
-    if (is_one_of(last_part(entry), kOfModules))
+    if (is_among(last_part(entry), kOfModules))
       any_part(entry, kStates, [&](std::size_t begin) {
         if (const auto found = folders_.find(std::string_view(entry).substr(0, begin + kStates.size()));
             found != folders_.end())
@@ -86,7 +86,7 @@ std::size_t OptimizerEntries::state_begin(std::string_view entry) const {
 }
 
 bool OptimizerEntries::has(std::string_view entry) const {
-  return is_one_of(entry.substr(0, entry.find('.')), kRoots) || is_moment(last_part(entry)) ||
+  return is_among(entry.substr(0, entry.find('.')), kRoots) || is_moment(last_part(entry)) ||
          any_part(entry, kGroups, [](std::size_t) { return true; }) || state_begin(entry) != entry.npos;
 }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "reshard/io/files.h"
-#include "reshard/layouts/optimizer/optimizer_files.h"
+#include "reshard/layouts/optimizer/optimizer_listing.h"
 
 namespace reshard {
 

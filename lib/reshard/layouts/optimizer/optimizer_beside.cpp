@@ -3,19 +3,244 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/io/files.h"
+#include "reshard/layouts/contents/opened_files.h"
 #include "reshard/layouts/core/weights_option.h"
-#include "reshard/layouts/optimizer/compare_masters.h"
+#include "reshard/layouts/map/tensor_map.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/optimizer/optimizer_ids.h"
-#include "reshard/layouts/optimizer/optimizer_states.h"
-#include "reshard/layouts/optimizer/summarize_optimizer.h"
+#include "reshard/layouts/optimizer/optimizer_join.h"
+#include "reshard/layouts/optimizer/optimizer_listing.h"
+#include "reshard/layouts/states/optimizer_summary.h"
+#include "reshard/layouts/states/training_states.h"
+#include "reshard/tensor/cast/cast.h"
+#include "reshard/tensor/cast/numeric.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// Reads the steps of an optimizer's entries; a file is opened once for those in it.
+class StepReader {
+ public:
+  StepReader(Files& files, const OptimizerFiles& optimizer) : opened_(files), optimizer_(optimizer) {}
+
+  /// The largest of its entries; nothing where none has one.
+  std::optional<double> last_of(const OptimizerFile& file) {
+    std::optional<double> last;
+    for (const OptimizerEntry& entry : file.entries)
+      if (const auto step = step_of(file, entry)) last = std::max(last.value_or(*step), *step);
+    return last;
+  }
+
+ private:
+  std::optional<double> step_of(const OptimizerFile& file, const OptimizerEntry& entry) {
+    for (const auto& [name, value] : entry.numbers) {
+      if (name != kStep) continue;
+      if (const auto real = real_of(value)) return real;
+    }
+    for (const TensorEntry& tensor : entry.tensors) {
+      std::array<std::byte, 16> bytes;
+      if (tensor.name != kStep || !tensor.shape.empty() || tensor.size_bytes > bytes.size()) continue;
+      const auto value = std::span(bytes).first(tensor.size_bytes);
+      opened_.at(optimizer_.files_of(file)[tensor.file].path).read_at(tensor.offset_bytes, value);
+      return summarize(tensor.dtype, value).min;
+    }
+    return std::nullopt;
+  }
+
+  LastOpened opened_;
+  const OptimizerFiles& optimizer_;
+};
+
+/// Reads the step; all else is in `optimizer`.
+/// \throws Error kIo.
+OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimizer) {
+  OptimizerSummary summary;
+  summary.is_sharded = optimizer.form() == OptimizerFile::Form::kZero1 && !optimizer.is_full;
+  summary.dp = optimizer.dp;
+  summary.files = optimizer.is_dcp ? optimizer.items.size() : optimizer.all.size();
+  summary.has_masters = optimizer.has_masters;
+  summary.incomplete = optimizer.incomplete;
+  summary.incomplete_hint = optimizer.incomplete_hint;
+  StateCounts states;
+  StepReader steps(files, optimizer);
+  for (const OptimizerFile& file : optimizer.all) {
+    std::uint64_t bytes = 0;
+    for (const OptimizerEntry& entry : file.entries) {
+      for (const TensorEntry& tensor : entry.tensors) {
+        states.add(tensor.name, tensor.dtype, tensor.size_bytes);
+        bytes += tensor.size_bytes;
+      }
+      if (!entry.master) continue;
+      states.add(kMasterState, entry.master->dtype, entry.master->size_bytes);
+      bytes += entry.master->size_bytes;
+    }
+    summary.bytes += bytes;
+    summary.most_rank_bytes = std::max(summary.most_rank_bytes, bytes);
+    if (!summary.step) summary.step = steps.last_of(file);
+  }
+  summary.states = states.take();
+  for (std::size_t g = 0; g < optimizer.all.front().groups.size(); ++g) {
+    OptimizerSummary::Group& group = summary.groups.emplace_back();
+    group.values = optimizer.all.front().groups[g].values;
+    for (std::uint32_t pp_rank = 0; pp_rank < optimizer.pp; ++pp_rank)
+      group.parameters += optimizer.of(pp_rank, 0, 0).groups[g].count;
+  }
+  return summary;
+}
+
+/// Parameters that are trained have the same step on all pipeline stages. Reads the steps of one rank of each.
+/// \throws Error kBadInput, naming two files and their steps; kIo.
+void validate_steps(Files& files, const OptimizerFiles& optimizer) {
+  StepReader steps(files, optimizer);
+  const OptimizerFile* first = nullptr;
+  std::optional<double> of_first;
+  for (std::uint32_t pp_rank = 0; pp_rank < optimizer.pp && optimizer.pp > 1; ++pp_rank) {
+    const OptimizerFile& file = optimizer.of(pp_rank, 0, 0);
+    const auto step = steps.last_of(file);
+    if (!step) continue;
+    if (first == nullptr) {
+      first = &file;
+      of_first = step;
+    } else if (*step != *of_first) {
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("its parameters are at step {}, but those of an earlier stage at {}, in {}", *step,
+                              *of_first, first->path.filename().string()))
+          .in(file.path)
+          .hint("the files come from two saves of a run");
+    }
+  }
+}
+
+constexpr std::uint64_t kElems = 256;       // that are compared of a tensor
+constexpr std::size_t kTensorsPerFile = 8;  // that are compared of each file, at least
+
+using Bytes = std::vector<std::byte>;
+
+Bytes cast(DType from, const Bytes& in, DType to) {
+  Bytes out(in.size() / (bits(from) / 8) * (bits(to) / 8));
+  cast_elements(from, in, to, out, Overflow::kSaturate);
+  return out;
+}
+
+std::vector<double> values(DType dtype, const Bytes& bytes) {
+  const Bytes wide = cast(dtype, bytes, DType::kF64);
+  std::vector<double> values(wide.size() / sizeof(double));
+  std::memcpy(values.data(), wide.data(), wide.size());
+  return values;
+}
+
+Bytes read(LastOpened& files, const std::filesystem::path& path, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
+  Bytes bytes(size_bytes);
+  files.at(path).read_at(offset_bytes, bytes);
+  return bytes;
+}
+
+bool is_comparable(DType dtype) {
+  return describe(dtype).kind == DTypeClass::kFloat && bits(dtype) >= 16;
+}
+
+/// The explicit bits of a significand.
+int significand_bits(DType dtype) {
+  if (dtype == DType::kBF16) return 7;
+  if (dtype == DType::kF16) return 10;
+  return dtype == DType::kF32 ? 23 : 52;
+}
+
+/// Whether `weight` is `master` rounded to `dtype`, up or down: Trainium rounds stochastically where it is told to
+/// (NEURON_RT_STOCHASTIC_ROUNDING_EN), and takes the smallest numbers for zero.
+bool is_rounded(double weight, double master, DType dtype) {
+  if (weight == master || (std::isnan(weight) && std::isnan(master))) return true;
+  if (!std::isfinite(master) || !std::isfinite(weight)) return false;
+  constexpr double kSmallest = std::numeric_limits<float>::min();
+  const double distance = std::abs(weight - master);
+  if (std::abs(master) < kSmallest) return distance <= kSmallest;
+  return distance < std::ldexp(1.0, std::ilogb(master) - significand_bits(dtype));
+}
+
+bool is_bf16(double value) {
+  const auto single = static_cast<float>(value);
+  return static_cast<double>(single) == value && (std::bit_cast<std::uint32_t>(single) & 0xFFFFu) == 0;
+}
+
+/// The files of a rank's weights and of its master weights.
+struct Opened {
+  LastOpened model, masters;
+};
+
+/// Compares some elements. \returns false if there are none, or none that can be compared.
+bool compare(Opened& files, const StatePart& part, const TensorMap& model) {
+  const StoredTensor& weight = model.stored[part.local];
+  const TensorEntry& master = *part.tensor;
+  const bool in_order = model.strides.count(part.local) == 0 && master.strides.empty() && !weight.paired_rows;
+  if (!in_order || !is_comparable(weight.dtype) || !is_comparable(master.dtype)) return false;
+  const std::uint64_t size = bits(weight.dtype) / 8, elems = weight.size_bytes / size;
+  const Dims in_file = weight.file_shape();
+  const std::uint64_t begin = in_file.empty() || in_file[0] == 0 ? 0 : part.begin_row * (elems / in_file[0]);
+  if (begin >= elems) return false;  // padding alone
+  const std::uint64_t master_size = bits(master.dtype) / 8;
+  const std::uint64_t count = std::min({kElems, elems - begin, master.size_bytes / master_size});
+  const std::filesystem::path& path = model.files[part.first_file + master.file].path;
+  const std::filesystem::path& model_path = model.files[weight.file].path;
+  const Bytes own = read(files.masters, path, master.offset_bytes, count * master_size);
+  const std::vector<double> weights =
+      values(weight.dtype, read(files.model, model_path, weight.offset_bytes + begin * size, count * size));
+  const std::vector<double> masters = values(master.dtype, own);
+  const std::vector<double> as_weights = values(weight.dtype, cast(master.dtype, own, weight.dtype));
+  for (std::uint64_t i = 0; i < count; ++i) {
+    // Under XLA_DOWNCAST_BF16 weights are float32 that hold bfloat16 values.
+    if (weights[i] == as_weights[i] || is_rounded(weights[i], masters[i], weight.dtype) ||
+        (is_bf16(weights[i]) && is_rounded(weights[i], masters[i], DType::kBF16)))
+      continue;
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("it is not what the model has for its parameter {} in {}: {} and {} at element {} of it",
+                            printable(weight.name.text()), model_path.string(), masters[i], weights[i], begin + i))
+        .in(path)
+        .tensor(part.name.text())
+        .hint(
+            "the optimizer and the model are of two saves, or files of ranks were swapped; without the optimizer the "
+            "model's weights can be had");
+  }
+  return count > 0;
+}
+
+/// After each step an optimizer's master weights, rounded up or down, are the model's weights. Neither the optimizer's files nor their
+/// names say of which save they are, or prove which rank's or parameter's: so the first elements of some master weights of
+/// each file, and of each local parameter on some data-parallel rank, are compared with those of the model's files in
+/// `model`.
+/// \throws Error kBadInput, naming the file, the id and both values, where they differ: files of ranks were swapped, or
+///         the optimizer and the model are of two saves; kIo.
+void compare_masters(Files& files, const ShardedOptimizer& optimizer, const TensorMap& model) {
+  const std::vector<StatePart> parts = master_parts(optimizer, model);
+  Opened opened{LastOpened(files), LastOpened(files)};
+  std::vector<bool> compared(model.stored.size());
+  for (auto first = parts.begin(); first != parts.end();) {
+    const auto end =
+        std::find_if(first, parts.end(), [&](const StatePart& part) { return part.first_file != first->first_file; });
+    const auto count = static_cast<std::size_t>(end - first);
+    const std::size_t step = std::max<std::size_t>(1, count / kTensorsPerFile);
+    for (std::size_t i = 0; i < count; i += step) {
+      const StatePart& part = *(first + static_cast<std::ptrdiff_t>(i));
+      if (compare(opened, part, model)) compared[part.local] = true;
+    }
+    first = end;
+  }
+  for (const StatePart& part : parts)
+    if (!compared[part.local]) compared[part.local] = compare(opened, part, model);
+}
 
 /// Why the entries of the optimizer have no names; empty if they have.
 std::string problem_of_names(const OptimizerFiles& optimizer, const ShardedCheckpoint& shards,

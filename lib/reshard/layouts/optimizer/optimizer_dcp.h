@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "reshard/io/files.h"
-#include "reshard/layouts/optimizer/optimizer_files.h"
+#include "reshard/layouts/optimizer/optimizer_listing.h"
 
 namespace reshard {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "reshard/layouts/core/layout.h"
-#include "reshard/layouts/optimizer/optimizer_files.h"
+#include "reshard/layouts/optimizer/optimizer_listing.h"
 #include "reshard/layouts/states/training_states.h"
 
 namespace reshard {

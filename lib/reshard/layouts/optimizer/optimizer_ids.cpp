@@ -19,11 +19,11 @@ namespace {
 constexpr const char* kSayRule = "say by which rule parameters were grouped, if there is one: `from-optimizer-groups`";
 
 /// A part of a logical tensor in a local one: where it is of, and where it lies.
-struct Part {
+struct IdPart {
   std::string logical;
   std::vector<std::uint64_t> begin, size, at;
 
-  friend auto operator<=>(const Part&, const Part&) = default;
+  friend auto operator<=>(const IdPart&, const IdPart&) = default;
 };
 
 std::vector<std::uint64_t> as_vector(const Dims& dims) {
@@ -32,11 +32,11 @@ std::vector<std::uint64_t> as_vector(const Dims& dims) {
 
 /// The tensors of all ranks, but for second names, and of what they are made: by pipeline and tensor-parallel rank and
 /// name.
-using Content = std::map<std::tuple<std::uint32_t, std::uint32_t, std::string>, std::vector<Part>>;
+using Content = std::map<std::tuple<std::uint32_t, std::uint32_t, std::string>, std::vector<IdPart>>;
 
 Content content_of(const TensorMap& map) {
   Content content;
-  const auto parts_of = [&](std::uint32_t s) -> std::vector<Part>& {
+  const auto parts_of = [&](std::uint32_t s) -> std::vector<IdPart>& {
     const StoredTensor& stored = map.stored[s];
     const TensorFile& file = map.files[stored.file];
     return content[{file.pp_rank, file.tp_rank, stored.name.text()}];

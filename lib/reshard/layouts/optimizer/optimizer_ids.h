@@ -7,8 +7,8 @@
 
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/map/tensor_map.h"
-#include "reshard/layouts/optimizer/optimizer_files.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
+#include "reshard/layouts/optimizer/optimizer_listing.h"
 
 namespace reshard {
 

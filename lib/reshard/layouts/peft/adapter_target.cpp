@@ -6,7 +6,7 @@
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/layouts/training/training_layout.h"
-#include "reshard/specs/stages/metadata.h"
+#include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {
 namespace {

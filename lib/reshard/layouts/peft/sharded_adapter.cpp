@@ -4,29 +4,189 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <numeric>
 #include <optional>
 #include <set>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/text_file.h"
-#include "reshard/layouts/peft/adapter_validation.h"
-#include "reshard/layouts/peft/stacked_adapters.h"
+#include "reshard/layouts/map/metadata_rules.h"
 #include "reshard/layouts/ranks/other_stages.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/peft/adapter_metadata.h"
-#include "reshard/specs/stages/metadata.h"
+#include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::uint64_t kPartBytes = std::uint64_t{1} << 20;
+
+bool all_zero(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+/// The rows of a diagonal matrix, from `begin` on, whose columns but those of `part` are zeros.
+struct Rows {
+  std::uint64_t begin = 0;
+  std::uint64_t count = 0;
+  const PartitionRule::Part* part = nullptr;
+};
+
+/// The rows of each part; nothing if the matrix has another shape than the rule makes.
+std::vector<Rows> rows_of(const PartitionRule& rule, std::uint32_t rank, const Dims& stored) {
+  const auto shapes = logical_shapes(rule, rank, stored);
+  std::vector<Rows> rows;
+  if (!shapes) return rows;
+  std::uint64_t begin = 0;
+  for (std::size_t i = 0; i < rule.parts.size(); ++i) {
+    const PartitionRule::Part& part = rule.parts[i];
+    const std::uint64_t count = (*shapes)[i][0] / part.placement->units * part.placement->of(rank).size();
+    rows.push_back({begin, count, &part});
+    begin += count;
+  }
+  return rows;
+}
+
+/// A matrix in C order, many rows at a time.
+bool has_zeros_beside(const Source& source, const TensorEntry& tensor, const Rows& rows) {
+  const std::uint64_t elem_bytes = bits(tensor.dtype) / 8;
+  const std::uint64_t row_bytes = tensor.shape[1] * elem_bytes;
+  const std::uint64_t left = rows.part->first_column * elem_bytes;
+  const std::uint64_t right = left + rows.part->columns * elem_bytes;
+  const std::uint64_t at_once = std::max<std::uint64_t>(1, kPartBytes / row_bytes);
+  std::vector<std::byte> bytes;
+  for (std::uint64_t done = 0; done < rows.count; done += at_once) {
+    const std::uint64_t count = std::min(at_once, rows.count - done);
+    bytes.resize(count * row_bytes);
+    source.read_at(tensor.offset_bytes + (rows.begin + done) * row_bytes, bytes);
+    for (std::uint64_t row = 0; row < count; ++row) {
+      const std::span<const std::byte> whole(bytes.data() + row * row_bytes, row_bytes);
+      if (!all_zero(whole.first(left)) || !all_zero(whole.subspan(right))) return false;
+    }
+  }
+  return true;
+}
+
+/// The same of a view with strides, element by element.
+bool has_strided_zeros_beside(const Source& source, const TensorEntry& tensor, const Rows& rows) {
+  const std::uint64_t elem_bytes = bits(tensor.dtype) / 8;
+  std::vector<std::byte> element(elem_bytes);
+  for (std::uint64_t row = rows.begin; row < rows.begin + rows.count; ++row)
+    for (std::uint64_t column = 0; column < tensor.shape[1]; ++column) {
+      if (column >= rows.part->first_column && column < rows.part->first_column + rows.part->columns) continue;
+      source.read_at(tensor.offset_bytes + (row * tensor.strides[0] + column * tensor.strides[1]) * elem_bytes,
+                     element);
+      if (!all_zero(element)) return false;
+    }
+  return true;
+}
+
+bool is_diagonal(Files& files, const Container& file, const TensorEntry& tensor, const PartitionRule& rule,
+                 std::uint32_t rank) {
+  const std::vector<Rows> parts = rows_of(rule, rank, tensor.shape);
+  if (parts.empty() || bits(tensor.dtype) % 8 != 0) return false;
+  const auto source = files.open(file.files[tensor.file].path);
+  return std::all_of(parts.begin(), parts.end(), [&](const Rows& rows) {
+    return tensor.strides.empty() ? has_zeros_beside(*source, tensor, rows)
+                                  : has_strided_zeros_beside(*source, tensor, rows);
+  });
+}
+
+/// Of the fused linears in one rank's file.
+bool is_stacked(Files& files, const Container& file, std::uint32_t rank,
+                const std::unordered_map<std::string, const PartitionRule*>& rules) {
+  return std::all_of(file.tensors.begin(), file.tensors.end(), [&](const TensorEntry& tensor) {
+    const auto found = rules.find(tensor.name);
+    if (found == rules.end()) return true;
+    const PartitionRule& rule = *found->second;
+    if (rule.diagonal_columns != 0) return is_diagonal(files, file, tensor, rule, rank);
+    const bool is_stack = rule.parts.size() > 1 && tensor.name.ends_with(".lora_A.weight");
+    return !is_stack || logical_shapes(rule, rank, tensor.shape).has_value();
+  });
+}
+
+/// Whether the files of an adapter still are what LoraFuse::kExact made of it: lora_A with the rows that `stacked`,
+/// which is its metadata with stacked ranks, says, and lora_B with zeros everywhere but on the diagonal. Training ends
+/// the zeros. Reads the lora_B of fused linears, in parts.
+/// \throws Error kIo.
+bool holds_stacked(Files& files, const ShardedCheckpoint& checkpoint, const std::vector<StageMetadata>& stacked) {
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
+    const std::vector<PartitionRule> rules = partition_rules(stacked[pp_rank], checkpoint.tp);
+    std::unordered_map<std::string, const PartitionRule*> by_name;
+    for (const PartitionRule& rule : rules) by_name.emplace(rule.stored_name, &rule);
+    const std::vector<Container>& of_stage = checkpoint.files[pp_rank];
+    for (std::uint32_t i = 0; i < of_stage.size(); ++i)
+      if (!is_stacked(files, of_stage[i], i % checkpoint.tp, by_name)) return false;
+    for (const ShardedCheckpoint::Copy& copy : checkpoint.copies)
+      if (copy.rank.pp_rank == pp_rank && !is_stacked(files, copy.file, copy.rank.tp_rank, by_name)) return false;
+  }
+  return true;
+}
+
+/// Validates that whatever the files of an adapter hold of a fused linear is something that its spec explains.
+/// \throws Error kUnsupported, naming the tensor.
+void validate_adapter_explained(const ShardedCheckpoint& checkpoint) {
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
+    const Container& file = checkpoint.files[pp_rank].front();
+    std::unordered_set<std::string> held;
+    for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
+    std::vector<std::string> prefixes;  // of the fused linears
+    for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
+      for (const TransformationSpec& spec : module.specs) {
+        const auto* fused = std::get_if<FusedLinearsSpec>(&spec);
+        prefixes.push_back(module.module_fully_qualified_name + "." +
+                           (fused ? fused->fused_linear_name
+                                  : std::get<GQAQKVColumnParallelLinearSpec>(spec).gqa_qkv_projection_name) +
+                           ".");
+      }
+    std::sort(prefixes.begin(), prefixes.end());
+    for (const PartitionRule& rule : rules_of_stage(checkpoint, pp_rank)) {
+      if (rule.from_spec || !held.count(rule.stored_name)) continue;
+      const auto after = std::upper_bound(prefixes.begin(), prefixes.end(), rule.stored_name);
+      if (after != prefixes.begin() && rule.stored_name.starts_with(*std::prev(after)))
+        throw Error(ErrorKind::kUnsupported,
+                    "belongs to a fused linear, and how its rows divide among the originals is not known")
+            .in(file.path)
+            .tensor(rule.stored_name);
+    }
+  }
+}
+
+/// Validates that the tensors of one module fit each other. A bias or magnitude that is split, though its metadata does
+/// not say so, would show here. `where` is for errors.
+/// \throws Error kBadInput, naming the tensor.
+void validate_adapter_sizes(const TensorMap& map, const fs::path& where) {
+  const auto shape_of = [&](const std::string& name) -> const Dims* {
+    const auto found = map.find_logical(name);
+    return found ? &map.logical[*found].shape : nullptr;
+  };
+  for (const LogicalTensor& tensor : map.logical) {
+    const auto name = lora_name(tensor.name);
+    if (!name || tensor.filler || tensor.shape.empty()) continue;
+    const Dims* b = shape_of(name->module + ".lora_B.weight");
+    if (b == nullptr || b->size() != 2) continue;
+    const bool per_output = name->component == "lora_magnitude_vector" || tensor.name.ends_with(".lora_B.bias");
+    const bool a = tensor.name.ends_with(".lora_A.weight");
+    if ((per_output && tensor.shape[0] != (*b)[0]) || (a && tensor.shape[0] != (*b)[1]))
+      throw Error(ErrorKind::kBadInput, fmt::format("would be {}, which does not fit its lora_B of {}",
+                                                    to_string(tensor.shape), to_string(*b)))
+          .in(where)
+          .tensor(tensor.name)
+          .hint("the metadata may not say how it is split");
+  }
+}
 
 /// The name that the metadata knows the adapter by: that of its folder, or the only one there is.
 std::string name_in_metadata(Files& files, const AdapterFolder& adapter) {

@@ -15,7 +15,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/map/lower_metadata.h"
+#include "reshard/layouts/map/metadata_rules.h"
 #include "reshard/specs/family/resolve_family.h"
 #include "reshard/specs/model/model.h"
 
@@ -24,7 +24,7 @@ namespace {
 
 using Layers = std::set<std::uint64_t>;
 
-constexpr const char* kEmbedding = "model.embed_tokens";  // tied to the head if no family says otherwise
+constexpr const char* kEmbeddingModule = "model.embed_tokens";  // tied to the head if no family says otherwise
 
 /// How a logical tensor is split.
 struct Split {
@@ -289,7 +289,7 @@ class Describer {
         continue;
       }
       const bool on_first = group.stages.count(0) > 0;
-      const bool is_shared = tied_ && group.module == kEmbedding;
+      const bool is_shared = tied_ && group.module == kEmbeddingModule;
       if ((!on_first && *group.stages.begin() != last) || (group.stages.size() > 1 && !is_shared))
         throw cannot_describe(group.module,
                               fmt::format("it lies outside the layers on pipeline rank {}", *group.stages.begin()));
@@ -308,7 +308,7 @@ class Describer {
   /// The head whose only tensor is the embedding's under a second name (tied_parameters).
   void add_tied_head(OrderedJson& modules) {
     const auto embedding = std::find_if(groups_.begin(), groups_.end(), [](const Group& group) {
-      return group.module == kEmbedding && group.leaf == "weight";
+      return group.module == kEmbeddingModule && group.leaf == "weight";
     });
     if (!tied_ || embedding == groups_.end()) return;
     OrderedJson head = module_json(*embedding);

@@ -5,31 +5,83 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/layouts/contents/equal_pieces.h"
 #include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/config_model.h"
 #include "reshard/layouts/core/misfits.h"
 #include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/core/tied_tensors.h"
 #include "reshard/layouts/map/whole_map.h"
-#include "reshard/layouts/ranks/inferred_metadata.h"
+#include "reshard/layouts/ranks/inferred_stages.h"
 #include "reshard/layouts/ranks/other_stages.h"
-#include "reshard/layouts/ranks/planned_shards.h"
 #include "reshard/layouts/ranks/saved_metadata.h"
+#include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/model.h"
 #include "reshard/specs/model/planned_sizes.h"
-#include "reshard/specs/stages/metadata.h"
+#include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kByMetadata =
+    "the metadata says how its tensors are split here, and the plan in config.json (base_model_tp_plan) how they are "
+    "split elsewhere";
+
+/// The originals of the tensors that an expert-parallel rank of a stage has, as its metadata has them; its other
+/// tensor-parallel ranks' files are alike. Tensors that it does not list, or whose sizes do not come out, are told of
+/// later.
+void add_wholes(const ShardedCheckpoint& shards, std::uint32_t pp_rank, std::uint32_t ep_rank,
+                std::vector<WholeTensor>& tensors) {
+  const Container& file = shards.files[pp_rank][std::size_t{ep_rank} * shards.tp];
+  const std::vector<PartitionRule> rules = rules_of_stage(shards, pp_rank);
+  std::unordered_map<std::string_view, const PartitionRule*> by_name;
+  for (const PartitionRule& rule : rules) by_name.emplace(rule.stored_name, &rule);
+  for (const TensorEntry& tensor : file.tensors) {
+    const auto rule = by_name.find(tensor.name);
+    if (rule == by_name.end()) continue;
+    const auto shapes = logical_shapes(*rule->second, ep_rank * shards.tp, tensor.shape);
+    if (!shapes) continue;
+    for (std::size_t i = 0; i < shapes->size(); ++i)
+      tensors.push_back({rule->second->parts[i].logical_name, (*shapes)[i]});
+  }
+}
+
+/// The model of shards that nobody describes but the plan in config.json. Metadata says what the whole tensors are; where
+/// there is none, the plan does.
+/// \param notes Gets what the user should know, in whole sentences.
+/// \throws as ConfigPlan.
+Model planned_model(const ModelConfig& config, const ShardedCheckpoint& shards, std::vector<std::string>& notes) {
+  std::vector<WholeTensor> tensors;
+  const bool has_metadata = !shards.metadata.empty();
+  for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
+    if (has_metadata)
+      for (std::uint32_t ep_rank = 0; ep_rank < shards.ep; ++ep_rank) add_wholes(shards, pp_rank, ep_rank, tensors);
+    else
+      for (const TensorEntry& tensor : shards.files[pp_rank].front().tensors)
+        tensors.push_back({tensor.name, tensor.shape});
+  }
+  const ConfigPlan plan = plan_for(config, tensors, has_metadata ? kByMetadata : kByPlan, notes);
+  const OriginalShapes recorded = shards.record ? *shards.record->originals : OriginalShapes{};
+  if (!has_metadata)
+    for (WholeTensor& tensor : tensors) {
+      const auto filled = recorded.find(tensor.name);
+      tensor.shape = filled == recorded.end() ? plan.whole_shape(tensor.name, tensor.shape, shards.tp) : filled->second;
+    }
+  return plan.model(std::move(tensors));
+}
 
 /// The checkpoint's own directory for a folder of shards that was given itself: where config.json is. Without one, a
 /// folder of the usual name lies in it, and one of another name is it, as NxD saves it.

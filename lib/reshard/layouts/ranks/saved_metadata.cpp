@@ -13,7 +13,7 @@
 #include "reshard/base/error.h"
 #include "reshard/formats/torch/state_dict.h"
 #include "reshard/layouts/ranks/metadata_validation.h"
-#include "reshard/specs/stages/torch_metadata.h"
+#include "reshard/specs/stages/stage_pt.h"
 
 namespace reshard {
 namespace {

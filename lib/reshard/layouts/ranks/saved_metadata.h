@@ -10,7 +10,7 @@
 
 namespace reshard {
 
-// Metadata that torch saved (specs/stages/torch_metadata.h): in a file per pipeline rank, or in every rank file. It states
+// Metadata that torch saved (specs/stages/stage_pt.h): in a file per pipeline rank, or in every rank file. It states
 // neither the number of ranks nor which tensors are second names of others.
 
 /// Fills `metadata` and `described_in` of `checkpoint` from the rank files, if these contain it; else a no-op.

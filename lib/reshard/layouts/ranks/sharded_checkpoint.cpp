@@ -25,8 +25,8 @@
 #include "reshard/layouts/ranks/record_validation.h"
 #include "reshard/layouts/ranks/saved_metadata.h"
 #include "reshard/specs/peft/adapter_metadata.h"
-#include "reshard/specs/stages/metadata.h"
-#include "reshard/specs/stages/torch_metadata.h"
+#include "reshard/specs/stages/stage_json.h"
+#include "reshard/specs/stages/stage_pt.h"
 
 namespace reshard {
 namespace {

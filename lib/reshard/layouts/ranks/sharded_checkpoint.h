@@ -34,7 +34,7 @@ struct ShardedCheckpoint {
   std::optional<RankRecord> record;                 // of its first file, if that has one
   std::vector<std::vector<Container>> files;  // [pp_rank][ep_rank × tp + tp_rank], of the first data-parallel rank
   std::vector<Copy> copies;                   // the same weights as other data-parallel ranks have saved them
-  bool has_old_metadata = false;              // of torch_metadata.h: it does not say how many ranks there were
+  bool has_old_metadata = false;              // of stage_pt.h: it does not say how many ranks there were
   std::vector<std::string> not_saved;         // parameters that the metadata lists and no file holds
   bool allows_extra = false;                  // tensors that the model does not have are whole on every rank
   bool lacks_weights = false;                 // they are in the optimizer's files alone; `files` have no bytes

@@ -4,11 +4,12 @@
 
 #include <algorithm>
 
+#include "reshard/layouts/core/attention_report.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/weights_option.h"
-#include "reshard/layouts/optimizer/optimizer_files.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
-#include "reshard/layouts/ranks/inferred_metadata.h"
+#include "reshard/layouts/optimizer/optimizer_listing.h"
+#include "reshard/layouts/ranks/inferred_stages.h"
 #include "reshard/layouts/ranks/master_weights.h"
 #include "reshard/layouts/training/training_layout.h"
 

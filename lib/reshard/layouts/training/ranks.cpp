@@ -15,7 +15,7 @@
 #include "reshard/layouts/core/weights_option.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/training/training_layout.h"
-#include "reshard/specs/stages/torch_metadata.h"
+#include "reshard/specs/stages/stage_pt.h"
 
 namespace reshard {
 namespace {

@@ -10,12 +10,13 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/core/attention_report.h"
 #include "reshard/layouts/optimizer/optimizer_beside.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/optimizer/optimizer_target.h"
 #include "reshard/layouts/ranks/sharded_map.h"
-#include "reshard/layouts/training/partition_notes.h"
-#include "reshard/specs/stages/metadata.h"
+#include "reshard/layouts/training/training_notes.h"
+#include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {
 

@@ -6,7 +6,8 @@
 #include "reshard/base/strings.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/plan/adapters/adapters.h"
-#include "reshard/plan/target/target.h"
+#include "reshard/plan/target/assemble.h"
+#include "reshard/plan/target/checks.h"
 
 namespace reshard {
 namespace {

@@ -10,17 +10,18 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/safetensors/hf_index.h"
-#include "reshard/layouts/core/planned_model.h"
+#include "reshard/layouts/core/config_model.h"
 #include "reshard/layouts/hf/hf_files.h"
 #include "reshard/layouts/map/whole_map.h"
 #include "reshard/layouts/peft/adapter_target.h"
 #include "reshard/plan/adapters/adapters.h"
 #include "reshard/plan/adapters/peft_adapter.h"
-#include "reshard/plan/target/target.h"
+#include "reshard/plan/target/assemble.h"
+#include "reshard/plan/target/checks.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/model/language_model.h"
 #include "reshard/specs/peft/adapter_metadata.h"
-#include "reshard/specs/stages/metadata.h"
+#include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {
 namespace {

@@ -28,7 +28,7 @@ constexpr std::array<std::string_view, 9> kTagWords = {"checkpoint", "ckpt", "ep
 /// In names that Lightning makes, with any text before: NAME--step=10-consumed_samples=320.0.ckpt of NxD Training.
 constexpr std::string_view kLightningStep = "step=";
 /// Of a checkpoint that a trainer has not renamed yet, as it does when it is complete (transformers 4.37 and 4.38).
-constexpr std::string_view kStagingPrefix = "tmp-";
+constexpr std::string_view kUnfinishedPrefix = "tmp-";
 
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
@@ -259,7 +259,7 @@ bool is_tag_folder(Files& files, const fs::path& directory) {
 std::optional<std::string> unfinished_reason(const Tag& tag, const std::vector<Tag>& tags) {
   if (tag.is_cut_off) return fmt::format("it has no file \"{}\"", kDoneMarker);
   if (!tag.has_weights) return fmt::format("it holds no {}", tag.lacks);
-  if (tag.name.starts_with(kStagingPrefix)) return "its trainer has not given it its final name";
+  if (tag.name.starts_with(kUnfinishedPrefix)) return "its trainer has not given it its final name";
   if (tag.is_done || tag.has_trainer_state) return std::nullopt;
   for (const Tag& other : tags) {
     if (stem_of(other.name) != stem_of(tag.name)) continue;

@@ -10,7 +10,6 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/plan/target/config_dtype.h"
-#include "reshard/plan/target/target.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/tensor/cast/cast.h"
 

@@ -19,7 +19,7 @@
 namespace reshard {
 namespace {
 
-constexpr std::uint64_t kMaxSize = std::uint64_t{1} << 32;
+constexpr std::uint64_t kMaxPlannedSize = std::uint64_t{1} << 32;
 constexpr const char* kPlanKeys = "base_model_tp_plan (_tp_plan for a head)";
 
 /// What the elements of a dim are.
@@ -112,7 +112,8 @@ class Sizes {
         for (const auto& [kind, word] : kOtherKeys)
           if (key.find(word) != key.npos) others_.emplace(kind, size);
         for (const std::string_view word : kHeadSizes)
-          if (key.find(word) != key.npos && !key.starts_with(kIndexer) && size <= kMaxSize) head_sizes_.insert(size);
+          if (key.find(word) != key.npos && !key.starts_with(kIndexer) && size <= kMaxPlannedSize)
+            head_sizes_.insert(size);
       }
   }
 
@@ -121,7 +122,7 @@ class Sizes {
       const auto found = json->find(key);
       if (found == json->end() || !found->is_number_unsigned()) continue;
       const auto value = found->get<std::uint64_t>();
-      if (value > 0 && value <= kMaxSize) return value;
+      if (value > 0 && value <= kMaxPlannedSize) return value;
     }
     return std::nullopt;
   }
@@ -146,7 +147,7 @@ class Sizes {
     const auto heads = number("num_attention_heads");
     const auto size = heads ? head_dim(*heads) : std::nullopt;
     const auto rows = size ? checked_mul(*heads, *size) : std::nullopt;
-    if (!rows || *rows > kMaxSize) return;
+    if (!rows || *rows > kMaxPlannedSize) return;
     add(SizeOf::kQueries, *rows, fmt::format("num_attention_heads {} of {} elements each", *heads, *size));
     for (const std::uint64_t other : head_sizes_) others_.emplace(SizeOf::kQueries, *heads * other);
     const auto kv_heads = number("num_key_value_heads");

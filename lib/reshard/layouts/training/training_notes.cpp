@@ -1,4 +1,4 @@
-#include "reshard/layouts/training/partition_notes.h"
+#include "reshard/layouts/training/training_notes.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "reshard/engine/move/shared_run.h"
+#include "reshard/engine/move/run_state.h"
 
 #include <sys/resource.h>
 

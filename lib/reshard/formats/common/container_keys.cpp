@@ -1,4 +1,4 @@
-#include "reshard/formats/common/archive_metadata.h"
+#include "reshard/formats/common/container_keys.h"
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"

@@ -1,4 +1,4 @@
-#include "reshard/specs/stages/metadata.h"
+#include "reshard/specs/stages/stage_json.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "reshard/specs/stages/torch_metadata.h"
+#include "reshard/specs/stages/stage_pt.h"
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 #include "reshard/formats/torch/state_dict.h"
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/specs/parallel/mesh.h"
-#include "reshard/specs/stages/metadata.h"
+#include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {
 namespace {
@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kMaxKeys = 64;  // of a dict with known keys; real ones have fewer than ten
-constexpr std::size_t kMaxParameters = 1 << 20;
+constexpr std::size_t kMaxStageParameters = 1 << 20;
 
 /// One file's reading.
 class Reader {
@@ -33,7 +33,7 @@ class Reader {
     const PickleRef parameters = member(pickle_.root(), kShardedMetadataKey);
     if (parameters == kNoNode || pickle_.kind(parameters) != PickleKind::kDict)
       throw bad("holds no \"sharded_metadata\"").hint("is this a metadata file of optimum-neuron?");
-    if (pickle_.pairs(parameters).size() > kMaxParameters) throw bad("lists more than a million parameters");
+    if (pickle_.pairs(parameters).size() > kMaxStageParameters) throw bad("lists more than a million parameters");
     for (const auto& [key, value] : pickle_.pairs(parameters)) add_parameter(key, value);
     const PickleRef attention = member(pickle_.root(), kGqaQkvMetadataKey);
     if (attention != kNoNode) add_attention(attention);

@@ -1,4 +1,4 @@
-#include "reshard/engine/ranks/same_run.h"
+#include "reshard/engine/ranks/agreement.h"
 
 #include <fmt/format.h>
 

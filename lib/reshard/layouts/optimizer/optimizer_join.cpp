@@ -1,4 +1,4 @@
-#include "reshard/layouts/optimizer/optimizer_states.h"
+#include "reshard/layouts/optimizer/optimizer_join.h"
 
 #include <fmt/format.h>
 

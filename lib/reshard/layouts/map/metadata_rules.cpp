@@ -1,4 +1,4 @@
-#include "reshard/layouts/map/lower_metadata.h"
+#include "reshard/layouts/map/metadata_rules.h"
 
 #include <fmt/format.h>
 

@@ -1,7 +1,7 @@
 // Metadata for shards that were saved without it (NxD's own checkpoints): what each stored name and shape can only be,
 // given the model.
 
-#include "reshard/layouts/ranks/inferred_metadata.h"
+#include "reshard/layouts/ranks/inferred_stages.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "reshard/layouts/map/lower_metadata.h"
+#include "reshard/layouts/map/metadata_rules.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/specs/model/quantization.h"
 

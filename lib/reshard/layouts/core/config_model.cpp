@@ -1,4 +1,4 @@
-#include "reshard/layouts/core/planned_model.h"
+#include "reshard/layouts/core/config_model.h"
 
 #include <fmt/format.h>
 

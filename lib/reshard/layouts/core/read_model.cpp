@@ -1,4 +1,4 @@
-#include "reshard/layouts/core/trained_model.h"
+#include "reshard/layouts/core/read_model.h"
 
 #include <fmt/format.h>
 
@@ -10,9 +10,9 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/core/config_model.h"
 #include "reshard/layouts/core/expert_stacks.h"
 #include "reshard/layouts/core/misfits.h"
-#include "reshard/layouts/core/planned_model.h"
 #include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/core/tied_tensors.h"
 #include "reshard/specs/config/model_config.h"

@@ -9,7 +9,7 @@
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/map/tensor_map.h"
-#include "reshard/layouts/optimizer/optimizer_files.h"
+#include "reshard/layouts/optimizer/optimizer_listing.h"
 #include "reshard/layouts/states/training_states.h"
 
 namespace reshard {

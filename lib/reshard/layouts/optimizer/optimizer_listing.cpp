@@ -1,4 +1,4 @@
-#include "reshard/layouts/optimizer/optimizer_files.h"
+#include "reshard/layouts/optimizer/optimizer_listing.h"
 
 #include <fmt/format.h>
 
@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kFull = "full_";
-constexpr const char* kMixed = "the files come from different checkpoints, or one of them is damaged";
+constexpr const char* kDifferentCheckpoints = "the files come from different checkpoints, or one of them is damaged";
 
 /// The file of a rank: its place in OptimizerFiles::all.
 using Place = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;  // pp_rank, tp_rank, dp_rank
@@ -80,7 +80,7 @@ void validate_values(const OptimizerFile& file, const OptimizerFile& first, std:
     }
   throw Error(ErrorKind::kBadInput, fmt::format("{} in {}", message, short_name(first.path)))
       .in(file.path)
-      .hint(kMixed);
+      .hint(kDifferentCheckpoints);
 }
 
 /// Groups, hyperparameters and form are those of the first file.
@@ -88,7 +88,7 @@ void validate_groups(const OptimizerFile& file, const OptimizerFile& first, bool
   const auto fail = [&](const std::string& message) {
     throw Error(ErrorKind::kBadInput, fmt::format("{}, unlike {}", message, short_name(first.path)))
         .in(file.path)
-        .hint(kMixed);
+        .hint(kDifferentCheckpoints);
   };
   if (file.form != first.form)
     fail(file.form == OptimizerFile::Form::kZero1 ? "has the states of ZeRO-1" : "has no states of ZeRO-1");
@@ -149,7 +149,7 @@ void validate_entries(const OptimizerFile& file, const OptimizerFile& first) {
       throw Error(ErrorKind::kBadInput,
                   fmt::format("{} has{}, but{} in {}", name_of_entry(file, i), has, others, short_name(first.path)))
           .in(file.path)
-          .hint(kMixed);
+          .hint(kDifferentCheckpoints);
     };
     if (!has_same_facts(own, other)) fail(facts_of(own), facts_of(other));
     const auto shape_text = [](const OptimizerEntry& entry) {

@@ -14,7 +14,7 @@ namespace reshard {
 /// `mp_metadata_pp_rank_Y.json`, the file beside the shards that says how each parameter of pipeline rank Y is laid out
 /// (optimum-neuron, ModelWeightTransformationSpecs.to_metadata).
 std::string metadata_file_name(std::uint32_t pp_rank);
-/// The Y of such a name, or of an older `mp_metadata_pp_rank_Y.pt` (torch_metadata.h); nothing for others.
+/// The Y of such a name, or of an older `mp_metadata_pp_rank_Y.pt` (stage_pt.h); nothing for others.
 std::optional<std::uint32_t> metadata_pp_rank(std::string_view file_name);
 
 /// `name`, which may become a tensor's: not empty, without control characters.

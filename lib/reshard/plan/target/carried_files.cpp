@@ -1,0 +1,176 @@
+#include "reshard/plan/target/carried_files.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/safetensors/hf_index.h"
+#include "reshard/io/files.h"
+#include "reshard/plan/target/companions.h"
+#include "reshard/plan/target/config_dtype.h"
+#include "reshard/plan/target/trainer_files.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/config/ties.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+void replace_copy(std::vector<CopiedFile>& copies, CopiedFile file) {
+  std::erase_if(copies, [&](const CopiedFile& copied) { return copied.path == file.path; });
+  copies.push_back(std::move(file));
+}
+
+/// The other files of the checkpoint's directory, and of a step of a run its own, too.
+Companions companions_of(Files& files, const Checkpoint& source, std::vector<fs::path> left_out) {
+  Companions found = companion_files(files, source.directory, left_out);
+  if (!is_step_of_run(files, source)) return found;
+  std::erase_if(found.files, [](const CopiedFile& copied) { return is_trainer_file(copied.path); });
+  left_out.push_back(source.directory);  // which may be a folder of the step
+  Companions own = companion_files(files, source.path, left_out);
+  for (CopiedFile& file : own.files)
+    if (!is_trainer_file(file.path)) replace_copy(found.files, std::move(file));
+  std::move(own.notes.begin(), own.notes.end(), std::back_inserter(found.notes));
+  std::move(own.weights.begin(), own.weights.end(), std::back_inserter(found.weights));
+  return found;
+}
+
+/// Names every file with weights that is neither read nor copied.
+void note_weights_left(Files& files, Job& job, const Checkpoint& source, const std::vector<fs::path>& weights) {
+  const auto plain = [&](const fs::path& path) { return files.absolute(path).lexically_normal(); };
+  std::set<fs::path> read;
+  if (!weights.empty()) {
+    for (const TensorFile& file : job.source.files) read.insert(plain(file.path));
+    for (const CopiedFile& file : job.copied_files) read.insert(plain(file.source));  // a trainer's
+  }
+  std::vector<std::string> left;
+  for (const fs::path& path : weights)
+    if (read.count(plain(path)) == 0) left.push_back(path.lexically_relative(source.directory).string());
+  if (!left.empty())
+    job.notes.push_back(fmt::format("left out, as {} not among the model's weights: {}",
+                                    left.size() == 1 ? "it is" : "they are", list_names(left, SIZE_MAX)));
+}
+
+/// Names the tokenizer files in the output directory that the job does not replace: they may be another model's.
+void note_old_tokenizer(Files& files, Job& job, const std::vector<fs::path>& own) {
+  if (files.kind_of(job.output_directory) != FileKind::kDirectory ||
+      std::any_of(own.begin(), own.end(),
+                  [&](const fs::path& one) { return files.is_same(one, job.output_directory); }))
+    return;
+  std::vector<std::string> old;
+  for (const CopiedFile& file : tokenizer_files(files, job.output_directory))
+    if (std::none_of(job.copied_files.begin(), job.copied_files.end(),
+                     [&](const CopiedFile& copied) { return copied.path == file.path; }))
+      old.push_back(file.path.string());
+  if (!old.empty())
+    job.notes.push_back(fmt::format("{} stay{} in the output directory, and may be of another model", list_names(old),
+                                    old.size() == 1 ? "s" : ""));
+}
+
+/// If no tokenizer comes along, copies the one next to the config.json that the user names, or else the checkpoint's own.
+void carry_tokenizer(Files& files, Job& job, const Checkpoint& source) {
+  std::vector<fs::path> directories;
+  if (source.config_given)
+    directories.push_back(source.config.has_parent_path() ? source.config.parent_path() : fs::path("."));
+  if (source.layout != nullptr) directories.push_back(source.directory);
+  const fs::path output = files.resolve(job.output_directory);
+  fs::path taken;  // the directory whose tokenizer the output has
+  if (std::any_of(job.copied_files.begin(), job.copied_files.end(),
+                  [](const CopiedFile& file) { return is_tokenizer(file.path.string()); }))
+    taken = source.directory;
+  for (const fs::path& directory : directories) {
+    std::vector<CopiedFile> found = tokenizer_files(files, directory);
+    if (found.empty() || files.is_same(directory, taken)) continue;
+    if (taken.empty()) {
+      taken = directory;
+      if (files.resolve(directory) == output) continue;  // it is there
+      for (CopiedFile& file : found) replace_copy(job.copied_files, std::move(file));
+    } else {
+      job.notes.push_back(fmt::format("the tokenizer is that of {}, and the one in {} is left out", taken.string(),
+                                      directory.string()));
+    }
+  }
+  note_old_tokenizer(files, job, directories);
+}
+
+/// A trainer that goes on with the output would read what another save has left there.
+void validate_no_trainer_files(Files& files, const Job& job) {
+  std::vector<std::string> left;
+  for (const char* name : kTrainerFiles)
+    if (files.exists(job.output_directory / name) &&
+        std::none_of(job.copied_files.begin(), job.copied_files.end(),
+                     [&](const CopiedFile& copied) { return copied.path == name; }))
+      left.emplace_back(name);
+  if (left.empty()) return;
+  throw Error(
+      ErrorKind::kBadInput,
+      fmt::format("holds {} of another save, which a trainer would read beside the new states", list_names(left)))
+      .in(job.output_directory)
+      .hint("move what it holds away, or choose another output directory");
+}
+
+/// Adds config.json, unless it is among the companions and stays as it is.
+void carry_config(Files& files, Job& job, const Checkpoint& source) {
+  if (source.config.empty() || is_in_place(files, source.config, job.output_directory)) return;
+  OrderedJson config = read_compiled_config(files, source.config);
+  bool is_new = !config.is_null();
+  if (!is_new) config = read_ordered_config(files, source.config);
+  if (job.dtype) is_new = set_config_dtype(config, *job.dtype) || is_new;
+  if (source.model && source.model->tied_by_files && config.is_object()) {
+    set_ties(config, *source.model->tied_by_files);
+    is_new = true;
+    job.notes.push_back(
+        fmt::format("the config.json that is written says \"{}\": {}", kTiedKey, *source.model->tied_by_files));
+  }
+  if (!is_new && !source.config_given) return;
+  std::erase_if(job.copied_files, [](const CopiedFile& file) { return file.path == kConfigFile; });
+  if (is_new)
+    job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", source.config});
+  else
+    job.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
+}
+
+}  // namespace
+
+bool is_in_place(Files& files, const fs::path& config, const fs::path& output_directory) {
+  return config.filename() == kConfigFile &&
+         files.resolve(files.absolute(config).parent_path()) == files.resolve(output_directory);
+}
+
+void carry_companions(Files& files, Job& job, const Checkpoint& source, const std::vector<fs::path>& left_out) {
+  // Without config.json the directory is not known to be a model's: it may be anything, even a home.
+  const bool is_models = find_model_config(files, source.directory).has_value();
+  const bool in_place = files.resolve(job.output_directory) == files.resolve(source.directory);
+  std::vector<fs::path> weights;  // that may stay behind
+  if (is_models && !in_place) {
+    std::set<fs::path> sources(left_out.begin(), left_out.end());  // the checkpoint itself needs no note
+    for (const TensorFile& file : job.source.files) sources.insert(file.path.parent_path());
+    Companions companions = companions_of(files, source, {sources.begin(), sources.end()});
+    job.copied_files = std::move(companions.files);
+    job.notes.insert(job.notes.end(), companions.notes.begin(), companions.notes.end());
+    weights = std::move(companions.weights);
+  } else if (!in_place && source.layout != nullptr) {
+    weights = weights_in(files, source.directory);
+  }
+  carry_config(files, job, source);
+  carry_tokenizer(files, job, source);
+  if (!source.states.empty() && job.layout->traits().writes_states)
+    for (CopiedFile& file : trainer_files(files, source)) replace_copy(job.copied_files, std::move(file));
+  if (!source.states.empty() && job.layout->traits().writes_groups) validate_no_trainer_files(files, job);
+  note_weights_left(files, job, source, weights);
+  // What this job writes anew is not carried over from an older one.
+  std::erase_if(job.copied_files, [&](const CopiedFile& copied) {
+    return copied.path == kKeptIndexMetadataFile ||
+           std::any_of(job.text_files.begin(), job.text_files.end(),
+                       [&](const TextFile& text) { return text.path == copied.path; });
+  });
+}
+
+}  // namespace reshard

@@ -1,0 +1,103 @@
+#include "reshard/plan/target/dtypes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/plan/target/cast_dtypes.h"
+#include "reshard/plan/target/config_dtype.h"
+#include "reshard/specs/config/model_config.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The dtype that config.json names, if it names one. Of both keys Transformers takes `dtype`.
+std::optional<DType> config_dtype(const ModelConfig& config) {
+  const JsonObject object(*config.json, config.path);
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    if (!object.has(key) || object.at(key).is_null()) continue;
+    const Json& value = object.at(key);
+    for (const DTypeRow& row : kDTypes)
+      if (*row.torch_name != '\0' && value == row.torch_name) return row.dtype;
+    object.fail(key, "the name of a dtype, such as \"bfloat16\"");
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void take_model_dtypes(Job& job, std::vector<LogicalTensor>& logical) {
+  std::map<std::pair<DType, bool>, std::size_t> counts;  // by dtype, and whether float64 alone is why
+  for (LogicalTensor& tensor : logical) {
+    if (!tensor.model_dtype) continue;
+    const bool is_wide = tensor.dtype == DType::kF64 && *tensor.model_dtype == DType::kF32;
+    tensor.dtype = *std::exchange(tensor.model_dtype, std::nullopt);
+    ++counts[{tensor.dtype, is_wide}];
+  }
+  for (const auto& [how, count] : counts)
+    job.notes.push_back(fmt::format("{} tensor{} {} cast {}", count, count == 1 ? "" : "s", count == 1 ? "is" : "are",
+                                    how.second
+                                        ? std::string("from F64 to F32")
+                                        : fmt::format("to {}, which the model was trained in", name(how.first))));
+}
+
+void take_config_dtype(Files& files, Job& job, const Layout& layout, const fs::path& config_file,
+                       std::vector<LogicalTensor>& logical) {
+  if (!layout.traits().casts_to_config_dtype || config_file.empty()) return;
+  const std::optional<DType> wanted = config_dtype(read_model_config_file(files, config_file));
+  if (!wanted) return;
+  const auto is_plain = [](DType dtype) {
+    return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+  };
+  std::size_t count = 0;
+  for (LogicalTensor& tensor : logical) {
+    if (!is_plain(*wanted) || !is_plain(tensor.dtype) || tensor.dtype == *wanted) continue;
+    tensor.dtype = *wanted;
+    ++count;
+  }
+  if (count != 0)
+    job.notes.push_back(fmt::format("{} of the tensors are cast to {}, which config.json says", count, name(*wanted)));
+}
+
+void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const std::vector<LogicalTensor>& logical) {
+  if (source.config.empty()) return;
+  std::optional<DType> wanted;
+  try {
+    wanted = config_dtype(read_model_config_file(files, source.config));
+  } catch (const Error& error) {  // an unknown dtype: nothing to compare with
+    if (error.kind() == ErrorKind::kIo) throw;
+    return;
+  }
+  const auto count = std::count_if(logical.begin(), logical.end(), [&](const LogicalTensor& tensor) {
+    return tensor.dtype == DType::kF32 && tensor.dtype != wanted;
+  });
+  if (!wanted || describe(*wanted).kind != DTypeClass::kFloat || count == 0) return;
+  const bool is_all = std::all_of(logical.begin(), logical.end(), [](const LogicalTensor& tensor) {
+    return tensor.dtype == DType::kF32 || describe(tensor.dtype).kind != DTypeClass::kFloat;
+  });
+  if (!source.beside_model && !is_all) return;  // a model may have a few parameters in float32
+  job.notes.push_back(fmt::format("{} tensor{} float32{}, though config.json says {}: `dtype` {} casts {}", count,
+                                  count == 1 ? " is" : "s are", source.beside_model ? ", as in training" : "",
+                                  describe(*wanted).torch_name, describe(*wanted).torch_name,
+                                  count == 1 ? "it" : "them"));
+}
+
+void take_dtypes(Files& files, Job& job, const Checkpoint& source, const Layout& target, std::optional<DType> dtype,
+                 std::vector<LogicalTensor>& logical) {
+  job.dtype = dtype;
+  if (dtype) {
+    cast_tensors(job, logical, {*dtype}, read_ordered_config(files, source.config));
+    return;
+  }
+  take_model_dtypes(job, logical);
+  take_config_dtype(files, job, target, source.config, logical);
+  if (!target.traits().casts_to_config_dtype) note_config_dtype(files, job, source, logical);
+}
+
+}  // namespace reshard
