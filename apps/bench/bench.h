@@ -26,7 +26,7 @@ inline Bytes some_bytes(std::size_t size) {
   return bytes;
 }
 
-/// Of the processor, which does not count what others do meanwhile.
+/// Processor seconds of `work`; other processes do not count.
 template <typename Work>
 double seconds_of(Work&& work) {
   const std::clock_t begin = std::clock();

@@ -1,5 +1,5 @@
-// How fast files are moved, beside copying them; what planning costs for huge ones. scripts/bench.sh builds and runs
-// it. No test does: figures depend on the machine, and none of them is right or wrong.
+// Compares the speed of moving checkpoints with that of copying them, and measures planning of huge ones.
+// scripts/bench.sh builds and runs it. No test does: the figures depend on the machine.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -38,9 +38,10 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--only", options.only, "cases whose name this regular expression matches: 'consolidate tp8 xser'");
   app.add_flag("--cold", options.cold, "empty the page cache before each run (root)");
   app.add_flag("--planning", options.planning, "dry runs of huge models, headers alone, instead");
-  app.add_option("--ranks", options.ranks, "so many ranks of one thread beside one process of as many threads, instead")
+  app.add_option("--ranks", options.ranks, "compare N ranks of one thread with one process of N threads, instead")
       ->check(CLI::Range(2, 64));
-  app.add_flag("--journal", options.journal, "a journal every second beside none, both waiting for the disk, instead");
+  app.add_flag("--journal", options.journal,
+               "compare a journal every second with none, both waiting for the disk, instead");
   app.add_flag(
       "--dcp", options.dcp,
       "checkpoints of torch.distributed.checkpoint with Adam's states, instead; --size is that of the weights, "
@@ -49,7 +50,8 @@ void add_options(CLI::App& app, Options& options) {
       "--zero1", options.zero1,
       "NxD's training checkpoints with ZeRO-1's states, instead; --size is that of the whole checkpoint, and four "
       "times that is the space it takes");
-  app.add_option("--torch", options.torch, "with --dcp: a Python that has torch 2.2 or newer, whose tool runs beside");
+  app.add_option("--torch", options.torch,
+                 "with --dcp: a Python with torch 2.2 or newer, whose own tool is measured as well");
   app.add_flag("--json", options.json, "one JSON document with every run");
   app.add_option("--with", options.with, "options for all measured runs of reshard: '--io read --max-memory 64MiB'");
   app.add_option("--reshard", options.reshard, "another build of the program");
@@ -113,7 +115,7 @@ void run(const Options& options) {
 
 int main(int argc, char** argv) {
   try {
-    CLI::App app{"Measures shard and consolidate beside copies of the same bytes.", "bench.sh"};
+    CLI::App app{"Compares the speed of shard and consolidate with that of copying the same bytes.", "bench.sh"};
     app.option_defaults()->always_capture_default();
     Options options;
     add_options(app, options);

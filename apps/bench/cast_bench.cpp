@@ -1,5 +1,5 @@
-// The speed of casts with each instruction set, in the cache and out of it, beside memcpy of half of the bytes read and
-// written.
+// The speed of casts with each instruction set, in the cache and out of it, compared with memcpy of half of the bytes
+// read and written.
 #include <fmt/format.h>
 
 #include <random>

@@ -11,7 +11,7 @@
 
 namespace reshard::bench {
 
-/// One row of the table: a command of reshard with so many threads, beside two ways to copy its input.
+/// One row of the table: a command of reshard with `threads` threads, compared with two ways to copy its input.
 struct Row {
   std::string name;
   unsigned threads = 1;

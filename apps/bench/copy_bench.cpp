@@ -1,5 +1,5 @@
 // Cutting a block of rows into parts along its inner dim, putting it together again, transposes, and checksums: with
-// the best instruction set and with plain C++, beside memcpy of as many bytes and beside xtensor.
+// the best instruction set and with plain C++, compared with memcpy of as many bytes and with xtensor.
 #include <fmt/format.h>
 
 #include <array>

@@ -3,8 +3,8 @@
 //   copy_files SOURCE_DIR TARGET_DIR THREADS [--sync]
 //
 // Threads take ranges of files from one list and have the kernel copy them. The kernel lets one thread at a time write
-// to a file, so neighbours in the list are of different files. A range is opened anew: that costs microseconds for
-// 16 MiB, and no limit of open files is met. Target files grow as they are written, as those of cp do; to set their
+// to a file, so neighbours in the list are of different files. Each range opens its file again: that costs microseconds
+// for 16 MiB, and no limit of open files is met. Target files grow as they are written, as those of cp do; to set their
 // sizes first made no difference on ext4 that could be measured.
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -77,7 +77,7 @@ class Descriptor {
   int number_;
 };
 
-/// Whether the device below `directory` has requests to work on; false where that is not known, as in memory.
+/// Whether the device below `directory` has pending requests; false if the device is unknown, as for tmpfs.
 bool device_is_busy(const fs::path& directory) {
   struct stat facts {};
   if (::stat(directory.c_str(), &facts) != 0) return false;

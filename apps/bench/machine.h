@@ -11,7 +11,7 @@ struct Machine {
   unsigned cores = 1;
   std::uint64_t memory_bytes = 0;
   std::string kernel;
-  std::string file_system;  // of the directory that is worked in
+  std::string file_system;  // that contains the work directory
   std::string date;         // of today, UTC
 };
 Machine machine_facts(const std::filesystem::path& directory);
@@ -37,10 +37,10 @@ class WorkDir {
 };
 
 std::uint64_t free_bytes(const std::filesystem::path& directory);
-/// Of all files in it.
+/// The size of all files in `directory`.
 std::uint64_t tree_bytes(const std::filesystem::path& directory);
 
-/// Reads every byte of it, so that it stands in the page cache.
+/// Reads every byte of `directory` into the page cache.
 void read_tree(const std::filesystem::path& directory);
 
 /// Waits until the file system has written what it holds back and the device has done with it, so that no run pays for

@@ -21,12 +21,12 @@ struct MeshRow {
   const char* pp;
 };
 constexpr MeshRow kMeshes[] = {
-    {"tp8", "8", "1"}, {"tp8 pp2", "8", "2"}, {"tp32", "32", "1"},  // of 8 key/value heads each stands on four ranks
+    {"tp8", "8", "1"}, {"tp8 pp2", "8", "2"}, {"tp32", "32", "1"},  // each of 8 key/value heads is on four ranks
 };
 constexpr const char* kFormats[] = {"safetensors", "pytorch", "xser"};
 constexpr double kSmallGb = 0.02;
-/// Of the model, what --dcp has on disk at a time: the model, its training checkpoint in both forms, and an output, or,
-/// beside torch's tool, one of all states without the first form.
+/// The disk space of --dcp, in multiples of the model: the model, its training checkpoint in both forms, and an output,
+/// or, for torch's tool, an output with all states but no first form.
 constexpr double kDcpSpace = 8;
 /// The same of --zero1: states and checkpoint while it is made, then the checkpoint and outputs.
 constexpr double kZero1Space = 4;
@@ -83,9 +83,9 @@ class Moves {
     if (options_.cold)
       return {table("Cold cache: reshard --no-sync, cp -r and the copy each begin with an empty page cache",
                     Disk::kNotAwaited, {kMeshes[0]}, {most_threads})};
-    return {table("Nobody waits for the disk: reshard --no-sync beside cp -r and a parallel copy of the same input",
+    return {table("Without waiting for the disk: reshard --no-sync, cp -r and a parallel copy of the same input",
                   Disk::kNotAwaited, {kMeshes[0], kMeshes[1], kMeshes[2]}, options_.threads),
-            table("All wait for the disk: reshard beside cp -r and the copy, which then fsync each file they wrote",
+            table("Waiting for the disk: reshard, and cp -r and the copy with an fsync of each file they wrote",
                   Disk::kFlushed, {kMeshes[0]}, {most_threads})};
   }
 
@@ -120,11 +120,11 @@ class Moves {
                 work_ / "errors.txt");
     work_.retire(training);
     fs::copy(model_ / "config.json", shards_);
-    DcpMoves moves{
-        {"torch.distributed.checkpoint in fp32: read beside Adam's states, and written, by two ranks of FSDP",
-         false,
-         {}},
-        {}};
+    DcpMoves moves{{"torch.distributed.checkpoint in fp32, by two ranks of FSDP: read (with Adam's states in the "
+                    "files) and written",
+                    false,
+                    {}},
+                   {}};
     const Arguments consolidate{options_.reshard, "consolidate",      shards_.string(),
                                 "--quiet",        "--max-shard-size", fmt::format("{:.0f}", file_bytes_)};
     Contest reading = contest("consolidate dcp", model_, consolidate, Disk::kNotAwaited, options_.threads);
@@ -136,7 +136,7 @@ class Moves {
     run_program({options_.reshard, "shard", model_, weights, "--layout", "dcp", "--fsdp", "2", "--quiet"},
                 work_ / "errors.txt");
     moves.beside_torch.push_back(beside_torch("consolidate, the weights alone", weights, consolidate));
-    moves.beside_torch.push_back(beside_torch("consolidate, beside Adam's states", shards_, consolidate));
+    moves.beside_torch.push_back(beside_torch("consolidate, with Adam's states in the files", shards_, consolidate));
     return moves;
   }
 
@@ -151,9 +151,8 @@ class Moves {
     make_model(model_gb, file_bytes_, config, work_ / "errors.txt", kWeights, {"--sparse"});
     run_program({BENCH_MAKE_TRAINING, training, config, shards_, "--tp", "8", "--dp", "2"}, work_ / "errors.txt");
     work_.retire(training);
-    Table table{"ZeRO-1 in NxD's files, tp8 dp2: model, moments and master weights to other ranks, and beside cp -r",
-                false,
-                {}};
+    Table table{
+        "ZeRO-1 in NxD's files, tp8 dp2: model, moments and master weights to other ranks, and cp -r", false, {}};
     const auto add = [&](const char* name, const Arguments& others) {
       Arguments command{options_.reshard, "convert", shards_.string(), "--quiet"};
       command.insert(command.end(), others.begin(), others.end());
@@ -166,7 +165,7 @@ class Moves {
     return table;
   }
 
-  /// A journal every second, ten times as often as it is written by default, beside none.
+  /// A journal every second, ten times as often as by default, compared with none.
   Row journal() {
     validate_space();
     make_input();
@@ -204,7 +203,8 @@ class Moves {
   }
 
  private:
-  /// Making a Hugging Face directory of the checkpoint beside torch's own tool, which makes one file for torch.load.
+  /// Converting the checkpoint to a Hugging Face directory, compared with torch's own tool, which writes one file for
+  /// torch.load.
   Beside beside_torch(const std::string& name, const fs::path& checkpoint, Arguments consolidate) {
     const std::string script =
         "import os, sys; from torch.distributed.checkpoint.format_utils import dcp_to_torch_save; "
@@ -228,7 +228,7 @@ class Moves {
     return {std::move(contest.rows.front()), 0.2};
   }
 
-  /// A run by ranks of one thread beside one by a process of as many threads.
+  /// A run by ranks of one thread, compared with one by a process of as many threads.
   Row by_ranks(const std::string& launcher, const std::string& what, const fs::path& model) {
     const std::string count = std::to_string(options_.ranks);
     const Arguments command{options_.reshard, "shard", model.string(), output_.string(),
@@ -247,7 +247,7 @@ class Moves {
     return std::move(contest.rows.front());
   }
 
-  /// The model, its shards, and the largest output: so many times the model's bytes. Shards hold copies of key/value
+  /// The model, its shards, and the largest output, as a multiple of the model's bytes. Shards hold copies of key/value
   /// heads.
   void validate_space(double times = 3.5) const {
     const double model_bytes =

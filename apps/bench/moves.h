@@ -17,23 +17,23 @@ struct Table {
   std::vector<Row> rows;
 };
 
-/// Makes a model unless one is given, shards and consolidates it, and copies it beside.
+/// Makes a model unless one is given; shards, consolidates and copies it.
 std::vector<Table> measure_moves(const Options& options, const WorkDir& work,
                                  const std::function<void(const std::string&)>& log);
 
-/// Runs beside others of the program, which are the `cp_runs`.
+/// Runs of reshard that are compared with other runs of it, the `cp_runs`.
 struct Beside {
   Row row;
-  double most = 0;  // times as long as the others they should take, at most; 0: nobody asks
+  double most = 0;  // the longest that the runs should take, as a multiple of the others' time; 0: no target
 };
 
-/// The same by several ranks on this machine, beside one process with as many threads, whose runs are the `cp_runs` of the
-/// rows: for each launcher of MPI that is installed.
+/// Several ranks on this machine, compared with one process with as many threads, whose runs are the rows' `cp_runs`;
+/// for each installed launcher of MPI.
 std::vector<Beside> measure_ranks(const Options& options, const WorkDir& work,
                                   const std::function<void(const std::string&)>& log);
 
-/// Checkpoints of torch.distributed.checkpoint. What is read has Adam's states, two bytes for each of the model, which
-/// nobody asks for: the copies beside are of a Hugging Face directory of the same weights.
+/// Checkpoints of torch.distributed.checkpoint. Those that are read contain Adam's states, two bytes for each of the
+/// model, which are not needed: they are compared with copies of the same weights as a Hugging Face directory.
 struct DcpMoves {
   Table table;
   std::vector<Beside> beside_torch;  // empty without Options::torch
@@ -43,7 +43,7 @@ DcpMoves measure_dcp(const Options& options, const WorkDir& work, const std::fun
 /// NxD's training checkpoints with the states of ZeRO-1 to other ranks, and to torch.distributed.checkpoint.
 Table measure_zero1(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log);
 
-/// A run that writes a journal every second, beside one that writes none, whose runs are the `cp_runs`.
+/// A run that writes a journal every second, compared with one that writes none, whose runs are the `cp_runs`.
 /// \throws std::runtime_error where the runs are too short for that.
 Beside measure_journal(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log);
 

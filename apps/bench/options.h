@@ -24,7 +24,7 @@ struct Options {
   std::string torch;  // a Python that has torch 2.2 or newer, whose own tool is measured too; empty: none
   bool json = false;
   std::string reshard;  // the program
-  std::string with;     // options for its runs that are measured beside copies
+  std::string with;     // options for its measured runs
   std::string revision = "of unknown revision";
 };
 

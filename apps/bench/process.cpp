@@ -59,7 +59,7 @@ pid_t spawn(const std::vector<std::string>& argv, const fs::path& stderr_path) {
   return pid;
 }
 
-/// Notes what memory a process has; nothing if it is gone.
+/// Notes a process's memory. No-op if the process is gone.
 void look(pid_t pid, Run& run) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
   std::string word;

@@ -113,13 +113,14 @@ Error usage_error(const CLI::App& app, const std::vector<std::string>& arguments
 
 void add_moving(CLI::App& command, MovingArguments& arguments) {
   command
-      .add_option(
-          "--spec", arguments.spec,
-          "Description of the model's family, in place of the built-in one; inspect --print-family shows the form")
+      .add_option("--spec", arguments.spec,
+                  "Model family description (JSON) to use instead of the built-in one; see inspect --print-family")
       ->type_name("FILE");
   command.add_option("--family", arguments.family, "Built-in family of the model, whatever its model_type")
       ->type_name("NAME");
-  command.add_option("--threads", arguments.threads, "Threads that move bytes (default: the processors, at most 16)")
+  command
+      .add_option("--threads", arguments.threads,
+                  "Number of threads that move bytes (default: number of CPUs, at most 16)")
       ->type_name("N");
   command
       .add_option("--max-memory", arguments.max_memory, "Memory for buffers and mapped windows, such as 256MiB or 1GB")
@@ -131,8 +132,8 @@ void add_moving(CLI::App& command, MovingArguments& arguments) {
   command
       .add_option(
           "--mpi", arguments.mpi,
-          "Whether the processes that mpirun or srun starts share the work: auto, where there are several; yes; "
-          "no, each does all of it (default: RESHARD_MPI, or auto)")
+          "Share the work between the processes that mpirun or srun started: auto (if there are several), yes, or no "
+          "(each process does all of it); default: RESHARD_MPI, or auto")
       ->type_name("auto|yes|no");
 }
 
@@ -141,13 +142,13 @@ std::shared_ptr<const Family> named_family(const char* option, const std::string
   const std::vector<std::string> known = known_model_types();
   const std::string guess = nearest(name, known);
   throw Error(ErrorKind::kUsage, fmt::format("{}: the family \"{}\" is not known", option, printable(name)))
-      .hint(guess.empty() ? fmt::format("docs/families.md has a table of the {} that are known", known.size())
+      .hint(guess.empty() ? fmt::format("docs/families.md lists the {} known families", known.size())
                           : "did you mean " + guess + "?");
 }
 
 std::shared_ptr<const Family> family_spec(const MovingArguments& arguments) {
   if (!arguments.spec.empty() && !arguments.family.empty())
-    throw Error(ErrorKind::kUsage, "--spec and --family both say which family the model is of").hint("leave out one");
+    throw Error(ErrorKind::kUsage, "--spec and --family both choose the model's family").hint("leave out one");
   if (!arguments.spec.empty()) return read_family(arguments.spec);
   if (arguments.family.empty()) return nullptr;
   return named_family("--family", arguments.family);
@@ -278,11 +279,10 @@ void add_common(CLI::App& command, CommonArguments& arguments) {
   add_moving(command, arguments);
   command.add_flag("--no-sync", arguments.no_sync,
                    "Skip the flush to disk: faster, but a crash of the machine may lose the outputs");
-  command.add_flag("--dry-run", arguments.dry_run,
-                   "Print what would be written, from headers alone, and write nothing");
-  command.add_flag("--json", arguments.json, "Print one JSON document on standard output, and nothing else there");
+  command.add_flag("--dry-run", arguments.dry_run, "Print the plan, from file headers alone, and write nothing");
+  command.add_flag("--json", arguments.json, "Print one JSON document to standard output, and nothing else");
   command.add_flag("--manifest", arguments.manifest,
-                   "Also write SHA256SUMS and reshard.manifest.json, with a digest of each file and tensor");
+                   "Also write SHA256SUMS and reshard.manifest.json, with a SHA-256 of each file and tensor");
   command.add_flag("--resume", arguments.resume,
                    "Continue an interrupted run of the same command, or start from scratch");
   command.add_flag("--clean", arguments.clean,
@@ -293,7 +293,7 @@ void add_common(CLI::App& command, CommonArguments& arguments) {
       .add_option("--check-against", arguments.check_against,
                   "First verify the source's files against the git-lfs pointers or SHA256SUMS in this directory")
       ->type_name("DIR");
-  command.add_flag("--force", arguments.force, "Replace outputs that exist; a shards folder is replaced as a whole");
+  command.add_flag("--force", arguments.force, "Replace existing outputs; a shards folder is replaced as a whole");
   command.add_flag("--quiet", arguments.quiet, "No progress bar, notes or last line; errors only");
 }
 

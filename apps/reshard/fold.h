@@ -26,8 +26,8 @@ std::string without_numbers(std::string_view name);
 /// the step unless it is 1. One number is itself.
 std::string number_set(const std::vector<std::uint64_t>& numbers, int digits = 1);
 
-/// Every input stands in exactly one result; results come in the order of their first members. A result stands for
-/// exactly its members: where the numbers make no full grid, there are several.
+/// Folds names that differ only in numbers. Every input is a member of exactly one result; results have the order of
+/// their first members. If the numbers do not form a full grid, there are several results.
 std::vector<Folded> fold(const std::vector<Foldable>& items);
 
 }  // namespace reshard::cli

@@ -35,7 +35,8 @@ std::string what_text(const Checkpoint& inspection) {
   for (const TensorFile& file : inspection.map.files) paths.insert(file.path.string());
   const std::size_t files = paths.size();
   const std::string_view format = name(inspection.format);
-  const std::string model = inspection.model_type.empty() ? "" : " of a " + printable(inspection.model_type) + " model";
+  const std::string model =
+      inspection.model_type.empty() ? "" : fmt::format(" of a {} model", printable(inspection.model_type));
   for (const TensorFile& file : inspection.map.files)
     if (file.record && !inspection.has_ranks())
       return fmt::format("{} of a sharded checkpoint{}, {} {} file{}", describe_rank(*file.record), model, files,
@@ -54,17 +55,16 @@ std::string what_text(const Checkpoint& inspection) {
                      ranks == 1 ? "" : "s");
 }
 
-/// "beside the model: 63 tensors of the optimizer, 197 kB"
+/// "in addition to the model: 63 optimizer tensors, 197 kB"
 std::string beside_text(const BesideModel& beside) {
   std::vector<std::string> parts;
-  const auto add = [&](std::uint64_t count, const char* one, const char* of, std::uint64_t bytes) {
-    if (count > 0)
-      parts.push_back(fmt::format("{} {}{}{}, {}", count, one, count == 1 ? "" : "s", of, format_bytes(bytes)));
+  const auto add = [&](std::uint64_t count, const char* one, std::uint64_t bytes) {
+    if (count > 0) parts.push_back(fmt::format("{} {}{}, {}", count, one, count == 1 ? "" : "s", format_bytes(bytes)));
   };
-  add(beside.optimizer.tensors, "tensor", " of the optimizer", beside.optimizer.bytes);
-  add(beside.other.tensors, "other tensor", "", beside.other.bytes);
-  add(beside.files, "file", " of the optimizer and the trainer", beside.file_bytes);
-  return "beside the model: " + join(parts, "; ");
+  add(beside.optimizer.tensors, "optimizer tensor", beside.optimizer.bytes);
+  add(beside.other.tensors, "other tensor", beside.other.bytes);
+  add(beside.files, "optimizer or trainer file", beside.file_bytes);
+  return "in addition to the model: " + join(parts, "; ");
 }
 
 /// "optimizer: exp_avg F32 (98.6 kB), step F32 (84 B)"
@@ -291,7 +291,7 @@ std::string adapters_text(const std::string& path, const std::vector<Checkpoint>
                std::string(name(adapter.format)), std::to_string(adapter.mesh.tp), std::to_string(adapter.mesh.pp),
                std::to_string(totals.tensors), format_bytes(totals.bytes)});
   }
-  return fmt::format("{}: {} sharded adapters; give the folder of one to see what it holds\n\n", printable(path),
+  return fmt::format("{}: {} sharded adapters; give the folder of one to see what it contains\n\n", printable(path),
                      adapters.size()) +
          table.text();
 }

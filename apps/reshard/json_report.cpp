@@ -58,7 +58,7 @@ Document options_document(const Job& job) {
   return json;
 }
 
-/// The states that are written with the model; null if there are none.
+/// Training state that is written with the model; null if the target has no such state.
 Document states_document(const TensorMap& target) {
   std::uint64_t entries = 0, bytes = 0;
   for (const LogicalTensor& tensor : target.logical) {

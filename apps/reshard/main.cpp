@@ -37,10 +37,10 @@ using reshard::Together;
 
 std::string footer() {
   std::string text =
-      fmt::format("Exit codes:\n    0 done\n  {:>3} verify: the two differ", reshard::cli::kExitDifferent);
+      fmt::format("Exit codes:\n    0 done\n  {:>3} verify: the checkpoints differ", reshard::cli::kExitDifferent);
   for (const reshard::ErrorKindRow& row : reshard::kErrorKinds)
     text += fmt::format("\n  {:>3} {}", row.exit_code, row.meaning);
-  return text + "\n  141 the reader of standard output (a pipe) has gone";
+  return text + "\n  141 the reader of standard output closed the pipe";
 }
 
 int report(const Error& error) {
@@ -104,7 +104,10 @@ class HelpFormatter : public CLI::Formatter {
 
 int parse_and_run(int argc, char** argv, Together& together) {
   int exit_code = 0;
-  CLI::App app("Moves the weights of large models between whole checkpoints and per-rank shards.", "reshard");
+  CLI::App app(
+      "Converts large-model checkpoints between the sharded files of trainers and servers and Hugging Face "
+      "directories.",
+      "reshard");
   app.require_subcommand(1);
   app.set_version_flag("-V,--version", std::string("reshard ") + reshard::cli::kVersion);
   app.formatter(std::make_shared<HelpFormatter>());

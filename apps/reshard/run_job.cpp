@@ -77,7 +77,7 @@ void validate_arguments(const CommonArguments& arguments) {
   if (arguments.check_against && arguments.check_against->empty())
     throw Error(ErrorKind::kUsage, "--check-against is empty");
   if (arguments.resume && arguments.clean)
-    throw Error(ErrorKind::kUsage, "--clean removes what --resume goes on from").hint("leave out one of the two");
+    throw Error(ErrorKind::kUsage, "--clean deletes what --resume continues from").hint("leave out one of the two");
   if (arguments.resume && arguments.no_sync)
     throw Error(ErrorKind::kUsage,
                 "--resume has no effect with --no-sync: data that the disk has not confirmed cannot be relied on")
@@ -120,28 +120,28 @@ std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArgum
   for (const EarlierRun& run : earlier_runs(storage, job)) {
     const std::string what = fmt::format("{}: {}", run.root.string(), format_bytes(run.size_bytes));
     if (run.state == EarlierRun::State::kLives)
-      notes.push_back(what + ", of a run that goes on");
+      notes.push_back(what + ", in use by a running reshard");
     else if (run.state == EarlierRun::State::kSwaps)
       notes.push_back(what +
-                      ", of a run that was killed while it moved its outputs into place: the next run into this "
-                      "directory finishes that");
+                      ", left by a run that was killed while it moved its outputs into place: the next run into "
+                      "this directory moves the rest");
     else if (arguments.clean || (arguments.resume && run.journal == JournalFound::kNone))
       continue;  // another note will say what became of it
     else if (run.state == EarlierRun::State::kUnknown)
       notes.push_back(what +
-                      ", left by a run that was killed, or of one that goes on, which cannot be known here; if none "
-                      "does, delete it, or try --clean");
+                      ", left by a killed run, or in use by a running reshard on another machine, which cannot be "
+                      "seen from here; if no reshard is running, delete it or try --clean");
     else if (run.state == EarlierRun::State::kForeign)
-      notes.push_back(what + ", has a name as runs give it that are killed, but is left alone: " + run.why_foreign);
+      notes.push_back(what + ", looks like a stale staging directory, but is left alone: " + run.why_foreign);
     else if (run.journal == JournalFound::kUnreadable)
       notes.push_back(
           what +
-          ", left by a run that was killed, with a journal that is damaged or of another version of reshard: "
-          "--clean removes it");
+          ", left by a killed run, with a journal that is damaged or from another version of reshard: --clean "
+          "deletes it");
     else if (run.journal == JournalFound::kNone)
-      notes.push_back(what + ", left by a run that was killed before it had a journal: --clean removes it");
+      notes.push_back(what + ", left by a killed run that cannot be resumed (it has no journal): --clean deletes it");
     else if (!arguments.resume)
-      notes.push_back(what + ", left by a run that was killed: --resume goes on with it, --clean removes it");
+      notes.push_back(what + ", left by a killed run: --resume continues it, --clean deletes it");
   }
   return notes;
 }
@@ -174,7 +174,7 @@ std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergen
   if (others > kShown) notes.push_back(fmt::format("… and {} more that differ (all with --json)", others - kShown));
   if (farthest != nullptr)
     notes.push_back(fmt::format(
-        "{} drifted apart between ranks in training, and the first rank's values are taken. Largest relative "
+        "{} drifted apart between ranks in training: using the first rank's values. Largest relative "
         "difference {:.2g} (of {}), largest absolute difference {:.2g} (of {}). A rank of another step can look the "
         "same; --replicas exact makes this an error",
         drifted.size() == 1 ? "1 tensor" : fmt::format("{} tensors", drifted.size()), farthest->relative,
@@ -265,8 +265,8 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
           others == 1 ? std::string("1 source file") : fmt::format("{} source files", others),
           others == 1 ? "s" : "ve"));
     if (count > 0)
-      tell(count == 1 ? std::string("1 file of the source has the SHA-256 that it should have")
-                      : fmt::format("{} files of the source have the SHA-256 that they should have", count));
+      tell(count == 1 ? std::string("1 source file has the expected SHA-256")
+                      : fmt::format("{} source files have the expected SHA-256", count));
   }
   RunResult result;
   {

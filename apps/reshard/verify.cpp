@@ -97,7 +97,7 @@ std::string report_text(const Comparison& result, const VerifyArguments& argumen
                      names_text(result.only_b, "only in " + printable(arguments.b)) +
                      names_text(result.other_form, "other shape or dtype");
   text += lines_text(result.different, "differs", [](const TensorDifference& d) {
-    const bool is_apart = d.max_abs > 0;  // and not a NaN beside a number
+    const bool is_apart = d.max_abs > 0;  // false where one value is a NaN
     return fmt::format("{}: {} of {} elements, first at {}: {} and {}{}", printable(d.name), d.differing, d.elems,
                        to_string(d.first), d.a, d.b, is_apart ? fmt::format("; by {:.4g} at most", d.max_abs) : "");
   });
@@ -161,12 +161,12 @@ void validate_used(const VerifyArguments& arguments, const UsedOptions& used,
   if (arguments.source.tag && !used.tag)
     throw Error(ErrorKind::kUsage, fmt::format("--tag has no effect: {}",
                                                one ? "A is a checkpoint itself" : "A and B are checkpoints themselves"))
-        .hint("give the directory that holds the folder of that name");
+        .hint("give the directory that contains the folder of that name");
   if (arguments.source.with_optimizer && !used.with_optimizer)
     throw Error(ErrorKind::kUsage,
                 fmt::format("--with-optimizer has no effect: {}",
                             one ? "A has no states of an optimizer" : "neither A nor B has states of an optimizer"))
-        .hint("they are read of sources in layout " +
+        .hint("they are read from sources in layout " +
               layout_names([](const Layout& layout) { return layout.traits().reads_states; }));
   if (arguments.source.config &&
       std::none_of(sides.begin(), sides.end(), [](const Checkpoint* side) { return side->config_given; }))
@@ -174,7 +174,7 @@ void validate_used(const VerifyArguments& arguments, const UsedOptions& used,
                                                one ? "A has" : "A and B both have", one ? "its" : "their"));
   for (const Checkpoint* checkpoint : sides)
     if (checkpoint->map.logical.empty())
-      throw Error(ErrorKind::kBadInput, "holds no tensors, so there is nothing to compare").in(checkpoint->path);
+      throw Error(ErrorKind::kBadInput, "contains no tensors, so there is nothing to compare").in(checkpoint->path);
 }
 
 /// What to know of both, and of each.
@@ -248,7 +248,7 @@ Document document_of(const ManifestVerification& result) {
 }
 
 std::string states_left_note(std::uint64_t count, const Checkpoint& checkpoint) {
-  return fmt::format("the manifest has {} of a training run beside the model, which {} not compared{}",
+  return fmt::format("the manifest has {} of training state, which {} not compared{}",
                      count == 1 ? "1 entry" : fmt::format("{} entries", count), count == 1 ? "is" : "are",
                      checkpoint.leaves_states ? ": `with-optimizer` compares them" : "");
 }
@@ -470,9 +470,8 @@ void add_verify(CLI::App& app, int& exit_code, Together& together) {
       ->required();
   command->add_option("B", arguments->b, "The other checkpoint");
   command
-      ->add_option(
-          "--manifest", arguments->manifest,
-          "In place of B: a reshard.manifest.json with the tensors that A must contain, or a SHA256SUMS of A's files")
+      ->add_option("--manifest", arguments->manifest,
+                   "Verify A against a reshard.manifest.json (its tensors) or a SHA256SUMS (its files) instead of B")
       ->type_name("FILE");
   command
       ->add_option(
@@ -484,16 +483,14 @@ void add_verify(CLI::App& app, int& exit_code, Together& together) {
   add_replicas(*command, arguments->replicas, false);
   add_tag(*command, arguments->source);
   command->get_option("--tag")->description(
-      "Where A or B is a directory with several checkpoints (step_3, checkpoint-10): the one to read (default: the "
-      "newest finished one)");
+      "Which checkpoint to read, if A or B holds several (step_3, checkpoint-10); default: the newest finished one");
   add_config(*command, arguments->source);
   add_with_optimizer(*command, arguments->source.with_optimizer);
-  command->get_option("--with-optimizer")->description("Compare what training runs have saved beside the model, too");
-  command->get_option("--config")
-      ->description("The model's config.json, or the directory that holds it, for A or B without one of its own");
+  command->get_option("--with-optimizer")->description("Also compare the optimizer and other training state");
+  command->get_option("--config")->description("The model's config.json, or its directory, for a side that has none");
   add_source_options(*command, arguments->source_options);
   add_moving(*command, *arguments);
-  command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
+  command->add_flag("--json", arguments->json, "Print one JSON document to standard output, and nothing else");
   command->add_flag("--quiet", arguments->quiet, "Print nothing; see the exit code");
   command->callback([arguments, &exit_code, &together] { exit_code = run_verify(*arguments, together); });
 }

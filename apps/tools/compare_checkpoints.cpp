@@ -1,5 +1,5 @@
-// Compares two Hugging Face checkpoints of safetensors files tensor by tensor: names, dtypes, shapes, bytes. Uses
-// nothing of the library, so that a defect there cannot hide here. Memory: two buffers and the headers.
+// Compares two Hugging Face checkpoints of safetensors files tensor by tensor: names, dtypes, shapes, bytes. Does
+// not use the library, so that a defect there cannot hide here. Memory: two buffers and the headers.
 //
 //   compare_checkpoints DIR_A DIR_B
 //
@@ -59,10 +59,10 @@ void add_file(const fs::path& path, Checkpoint& checkpoint) {
     const auto begin = entry.at("data_offsets").at(0).get<std::uint64_t>();
     const auto end = entry.at("data_offsets").at(1).get<std::uint64_t>();
     if (begin > end || end > file_bytes - 8 - header_bytes)
-      throw std::runtime_error(path.string() + ": the bytes of " + name + " lie outside the file");
+      throw std::runtime_error(path.string() + ": the bytes of " + name + " are outside the file");
     Tensor tensor{path, entry.at("dtype"), entry.at("shape"), 8 + header_bytes + begin, end - begin};
     if (!checkpoint.emplace(name, std::move(tensor)).second)
-      throw std::runtime_error(path.string() + ": " + name + " stands in another file too");
+      throw std::runtime_error(path.string() + ": " + name + " is in another file, too");
   }
 }
 
@@ -117,7 +117,8 @@ bool is_tied(const fs::path& directory) {
   return config && Json::parse(config).value("tie_word_embeddings", false);
 }
 
-/// The tensor of `b` that stands for `name`: its namesake, or the embedding where a tied model stores that only once.
+/// Returns the tensor of `b` to compare with `name`: its namesake, or the embedding if a tied model stores only that;
+/// nullptr if `b` has neither.
 const Tensor* counterpart(const std::string& name, const Checkpoint& b, bool tied) {
   auto found = b.find(name);
   if (found == b.end() && tied && name == "lm_head.weight") found = b.find("model.embed_tokens.weight");

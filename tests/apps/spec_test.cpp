@@ -160,7 +160,7 @@ TEST_CASE("A built-in family is taken with --family for a model of another name"
   CHECK_THAT(misfit.err,
              Says("not those of the family qwen3") && Says("missing model.layers.0.self_attn.q_norm.weight"));
   const ProgramResult far = run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "nothing_of_it"});
-  CHECK_THAT(far.err, Says("docs/families.md has a table"));
+  CHECK_THAT(far.err, Says("docs/families.md lists the"));
   const ProgramResult typo = run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "lama"});
   CHECK(typo.exit_code == 2);
   CHECK_THAT(typo.err, Says("--family: the family \"lama\" is not known") && Says("did you mean llama?"));

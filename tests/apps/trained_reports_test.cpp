@@ -26,7 +26,7 @@ TEST_CASE("inspect counts what lies beside a model") {
   const std::string path = golden_path("dcp/llama-fsdp2-optim/sharded");
   CHECK_THAT(
       run_reshard({"inspect", path}).out,
-      Says("\nbeside the model: 63 tensors of the optimizer, 197 kB\noptimizer: exp_avg F32 (98.6 kB), exp_avg_sq F32 "
+      Says("\nin addition to the model: 63 optimizer tensors, 197 kB\noptimizer: exp_avg F32 (98.6 kB), exp_avg_sq F32 "
            "(98.6 kB), step F32 (84 B); step 2\n  group 0: 21 parameters; lr 0.01, betas [0.9, 0.999], eps 1e-08, "));
   const json document = json::parse(run_reshard({"inspect", path, "--json"}).out);
   const json states = {{{"name", "exp_avg"}, {"dtype", "F32"}, {"tensors", 21}, {"bytes", 98560}},
@@ -247,7 +247,7 @@ TEST_CASE("A run goes to another mesh by the command line, with a manifest, and 
     const ProgramResult model = run_reshard({"verify", checked, "--manifest", manifest});
     CHECK(model.exit_code == 0);
     CHECK(model.out == std::string("same: 21 tensors, 98.6 kB") + (checked == out ? ", 5 files\n" : "\n"));
-    CHECK_THAT(model.err, Says("note: the manifest has 76 entries of a training run beside the model, which are not "
+    CHECK_THAT(model.err, Says("note: the manifest has 76 entries of training state, which are not "
                                "compared: --with-optimizer compares them\n"));
   }
 

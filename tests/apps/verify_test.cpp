@@ -248,7 +248,7 @@ TEST_CASE(
     const ProgramResult drifted = run_reshard(command);
     CHECK(drifted.exit_code == 0);
     CHECK_THAT(drifted.err,
-               Says("note: 2 tensors drifted apart between ranks in training, and the first rank's values are taken"));
+               Says("note: 2 tensors drifted apart between ranks in training: using the first rank's values"));
     CHECK(drifted.err.find("note:") == drifted.err.rfind("note:"));  // one alone
     std::vector<std::string> exact = command;
     if (command[0] == "consolidate") exact.push_back("--force");
@@ -306,7 +306,7 @@ TEST_CASE("verify does not call two files without tensors the same") {
   write_safetensors(empty, {});
   const ProgramResult result = run_reshard({"verify", empty, empty});
   CHECK(result.exit_code == 3);
-  CHECK_THAT(result.err, Says("holds no tensors"));
+  CHECK_THAT(result.err, Says("contains no tensors"));
 }
 
 TEST_CASE("A SHA256SUMS that lists nothing is an error, and one that leaves out files of tensors gets a note") {
