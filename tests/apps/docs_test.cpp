@@ -114,6 +114,46 @@ std::string families_table() {
   return table;
 }
 
+/// The string literals of the library's and the program's sources, a line each; adjacent ones are joined.
+std::string messages_in_sources() {
+  std::string all;
+  for (const char* folder : {"lib/reshard", "apps/reshard"})
+    for (const auto& entry : fs::recursive_directory_iterator(kRepository / folder)) {
+      if (entry.path().extension() != ".cpp" && entry.path().extension() != ".h") continue;
+      const std::string text = read_file(entry.path());
+      for (std::size_t i = 0; i < text.size(); ++i) {
+        if (text[i] != '"') continue;
+        for (++i; i < text.size() && text[i] != '"'; ++i) {
+          if (text[i] == '\\') ++i;
+          all += text[i];
+        }
+        const std::size_t next = text.find_first_not_of(" \n", i + 1);
+        if (next == text.npos || text[next] != '"') all += '\n';
+      }
+    }
+  return all;
+}
+
+std::string trimmed(const std::string& text) {
+  const std::size_t begin = std::min(text.find_first_not_of(' '), text.size());
+  return text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
+}
+
+/// The messages in the first column of tables that begin with `| message |` or `| note |`.
+std::vector<std::string> messages_in_tables(const std::string& text) {
+  static const std::regex kMessage(R"(\| `([^`]+)` \|.*)");
+  std::vector<std::string> messages;
+  std::istringstream in(text);
+  bool in_table = false;
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("| message |") || line.starts_with("| note |")) in_table = true;
+    if (!line.starts_with("|")) in_table = false;
+    std::smatch match;
+    if (in_table && std::regex_match(line, match, kMessage)) messages.push_back(match[1]);
+  }
+  return messages;
+}
+
 /// Every Markdown file of the repository, build folders left out, relative to it.
 std::vector<fs::path> documents() {
   std::vector<fs::path> found;
@@ -149,7 +189,7 @@ bool has_anchor(const fs::path& document, const std::string& anchor) {
 
 TEST_CASE("The program prints what the documents show", "[docs][renewed]") {
   const fs::path file = GENERATE(as<fs::path>(), kRepository / "README.md", kRepository / "docs/command-line.md",
-                                 kRepository / "docs/migrating.md");
+                                 kRepository / "docs/migrating.md", kRepository / "docs/troubleshooting.md");
   DYNAMIC_SECTION(file.filename().string()) {
     const std::string difference = check_transcripts(file);
     if (!difference.empty()) FAIL_CHECK(difference);
@@ -226,6 +266,30 @@ TEST_CASE("The table in docs/families.md is that of the built-in families", "[do
   if (std::getenv("RESHARD_RENEW_GOLDEN") != nullptr && renewed != text) return write_file(file, renewed);
   const std::string difference = first_difference(file, text, renewed);
   if (!difference.empty()) FAIL_CHECK(difference);
+}
+
+TEST_CASE("Messages that the documents explain are the program's", "[docs]") {
+  static const std::string kEllipsis = "…";
+  const std::string sources = messages_in_sources();
+  const fs::path file =
+      GENERATE(as<fs::path>(), kRepository / "docs/troubleshooting.md", kRepository / "docs/cluster.md");
+  DYNAMIC_SECTION(file.filename().string()) {
+    const std::vector<std::string> messages = messages_in_tables(read_file(file));
+    REQUIRE(messages.size() >= 5);
+    for (const std::string& message : messages) {
+      std::size_t longest = 0;
+      for (std::size_t begin = 0; begin < message.size();) {
+        const std::size_t end = std::min(message.find(kEllipsis, begin), message.size());
+        const std::string part = trimmed(message.substr(begin, end - begin));
+        longest = std::max(longest, part.size());
+        INFO("\"" << part << "\" of the message " << message);
+        CHECK(sources.find(part) != std::string::npos);
+        begin = end + kEllipsis.size();
+      }
+      INFO(message);
+      CHECK(longest >= 8);
+    }
+  }
 }
 
 TEST_CASE("README is short", "[docs]") {
