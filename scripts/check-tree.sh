@@ -8,6 +8,7 @@
 # 4. A header of the library that one other file of its floor includes, and no test, is part of that file, unless the two
 #    would have more than 500 lines together.
 # 5. CTest can run every test by its name: a semicolon splits it, and a leading hyphen makes it an option.
+# 6. docs/environment.md lists every variable that is read, and no other. docs/README.md lists every page.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -71,3 +72,24 @@ while read -r header; do
     fail "$header is included by ${user:-no file but its own source} alone: move what it declares there"
 done < <(git ls-files --cached --others --exclude-standard lib/reshard | grep -E '/reshard/.+/.*\.h$')
 echo "Each header of the library has several readers, or stands for much"
+# Which sources read which variables: C++ by a string, Python by os.environ, scripts as ${NAME:-…}, CMake as cache variables.
+sources() {
+  git ls-files --cached --others --exclude-standard -- "$@"
+}
+read_variables() {
+  sources 'apps/*.cpp' 'lib/*.cpp' 'tests/*.cpp' | xargs grep -ohP '"\KRESHARD_[A-Z_]+(?=")|getenv\("\K[A-Z_]+'
+  grep -ohP '"\K[A-Z]+_[A-Z_]+(?=")' apps/reshard/launcher.cpp apps/reshard/word.cpp
+  sources '*.py' | xargs grep -ohP 'os\.environ(\.get\(|\[)"\K[A-Z_]+|"\K[A-Z_]+(?=" (not )?in os\.environ)'
+  sources 'scripts/*.sh' .ci/run | xargs grep -hv '^ *#' | grep -oP '\$\{\K[A-Z][A-Z_]*(?=:?[-+])'
+  sources CMakeLists.txt '*/CMakeLists.txt' | xargs grep -ohP '^option\(\K\w+|^set\(\K\w+(?= .*CACHE|[^)]*$)' | grep ^RESHARD_
+}
+page=docs/environment.md
+listed=$(grep '^|' "$page" | cut -d '|' -f 2 | grep -oP '`\K[A-Z_]+' | sort -u)
+found=$(comm -3 <(read_variables | sort -u) <(printf '%s\n' "$listed"))
+[[ -z "$found" ]] || fail "variables that are read (left) and that $page lists (right) differ:"$'\n'"$found"
+echo "$page lists the $(wc -l <<<"$listed") variables that are read"
+
+while read -r file; do
+  [[ $file == README.md ]] || grep -qF "]($file)" docs/README.md || fail "docs/README.md has no link to docs/$file"
+done < <(cd docs && sources '*.md')
+echo "docs/README.md has links to all pages"

@@ -21,7 +21,7 @@ constexpr Linear kLinears[] = {{"gate_proj", "gate_up_proj", 0}, {"up_proj", "ga
                                {"w3", "gate_up_proj", 1},        {"w2", "down_proj", 0}};
 
 /// Whose experts Transformers 5 has packed in memory, and apart in files.
-constexpr std::string_view kKnown[] = {"deepseek_v2",      "deepseek_v3",    "dots1",          "ernie4_5_moe",
+constexpr std::string_view kPackedTypes[] = {"deepseek_v2",      "deepseek_v3",    "dots1",          "ernie4_5_moe",
                                        "exaone_moe",       "flex_olmo",      "glm4_moe",       "glm4_moe_lite",
                                        "glm4v_moe",        "glm4v_moe_text", "hunyuan_v1_moe", "jamba",
                                        "lfm2_moe",         "longcat_flash",  "minimax",        "minimax_m2",
@@ -81,7 +81,7 @@ PackedExperts::PackedExperts(const Family& family) {
   const auto is_one_of = [&](const auto& types) {
     return std::find(std::begin(types), std::end(types), family.model_type) != std::end(types);
   };
-  is_known_ = is_one_of(kKnown);
+  is_known_ = is_one_of(kPackedTypes);
   stay_packed_ = is_one_of(kStayPacked);
   // Others that are packed (E, H, 2 I) in files are so in memory.
   if (!stay_packed_ && std::any_of(family.modules.begin(), family.modules.end(), is_turned)) return;
