@@ -318,6 +318,28 @@ const std::map<std::string, std::vector<ReadmeInput>> kReadmeInputs = {
     {"a training checkpoint of NxD", {{"zero1/nxd-llama-dp2-tp2/checkpoint", "zero1/nxd-llama-dp2-tp2/original"}}},
     {"two checkpoints", {{""}}}};
 
+/// Runs `command`, a line of words without the program's name, with values for the words in capitals.
+void check_command(const std::string& command, const ReadmeInput& input) {
+  const TempDir temp;
+  const std::map<std::string, std::string> values = {{"DIR", testdata("golden") / input.directory},
+                                                     {"SRC", testdata("golden") / input.directory},
+                                                     {"MODEL", testdata("golden") / input.model},
+                                                     {"A", testdata("golden/optimum/llama-tp2-pp2/original")},
+                                                     {"B", testdata("golden/optimum/llama-tp2-pp2/sharded")},
+                                                     {"OUT", temp / "out"},
+                                                     {"RUN", temp / "run"}};
+  std::vector<std::string> arguments;
+  std::istringstream words(command);
+  for (std::string word; words >> word;) {
+    const std::size_t slash = std::min(word.find('/'), word.size());
+    const auto value = values.find(word.substr(0, slash));
+    arguments.push_back(value == values.end() ? word : value->second + word.substr(slash));
+  }
+  const ProgramResult result = run_reshard(arguments);
+  INFO(command << " with " << input.directory << ": " << result.err);
+  CHECK(result.exit_code == 0);
+}
+
 TEST_CASE("The commands in README's table work", "[docs]") {
   static const std::regex kRow(R"(\| ([^|]+) \| [^|]+ \| `reshard ([^`]+)` \|)");
   std::istringstream in(read_file(kRepository / "README.md"));
@@ -329,20 +351,20 @@ TEST_CASE("The commands in README's table work", "[docs]") {
     INFO(line);
     const auto inputs = kReadmeInputs.find(row[1]);
     REQUIRE(inputs != kReadmeInputs.end());
-    for (const ReadmeInput& input : inputs->second) {
-      const TempDir temp;
-      const std::map<std::string, std::string> values = {{"DIR", testdata("golden") / input.directory},
-                                                         {"MODEL", testdata("golden") / input.model},
-                                                         {"A", testdata("golden/optimum/llama-tp2-pp2/original")},
-                                                         {"B", testdata("golden/optimum/llama-tp2-pp2/sharded")},
-                                                         {"OUT", temp / "out"}};
-      std::vector<std::string> arguments;
-      std::istringstream words(row[2]);
-      for (std::string word; words >> word;) arguments.push_back(values.count(word) ? values.at(word) : word);
-      const ProgramResult result = run_reshard(arguments);
-      INFO(input.directory << ": " << result.err);
-      CHECK(result.exit_code == 0);
-    }
+    for (const ReadmeInput& input : inputs->second) check_command(row[2], input);
+  }
+  CHECK(rows >= 8);
+}
+
+TEST_CASE("The commands for the programs that load a layout work", "[docs]") {
+  static const std::regex kRow(R"(\| [^|]+ \| `((?:shard|convert) [^`]+)` \|)");
+  std::istringstream in(read_file(kRepository / "docs/layouts.md"));
+  std::size_t rows = 0;
+  for (std::string line; std::getline(in, line);) {
+    std::smatch row;
+    if (!std::regex_match(line, row, kRow)) continue;
+    ++rows;
+    check_command(row[1], {"optimum/llama-tp2-pp2/sharded"});
   }
   CHECK(rows >= 8);
 }
