@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs what the build and the tests need, on Debian 12 and 13 and their relatives. Does nothing where all is there.
 #
-#   scripts/install-packages.sh        compiler, build tools, libraries
-#   scripts/install-packages.sh --ci   the same and what .ci/run checks with
+#   scripts/install-packages.sh          compiler, build tools, libraries
+#   scripts/install-packages.sh --tests  the same and what scripts/test.sh builds with
+#   scripts/install-packages.sh --ci     the same and what .ci/run checks with
 set -euo pipefail
 
 packages=(
@@ -10,9 +11,10 @@ packages=(
   libcli11-dev libfmt-dev libhwy-dev libisal-dev libre2-dev libssl-dev libxxhash-dev libzstd-dev nlohmann-json3-dev zlib1g-dev
   catch2 libxtensor-dev # tests only
 )
+testers=(clang lld) # which compile and link the tests in half the time
 checkers=(
   clang-format-14 clang-tidy-14 shellcheck
-  clang libclang-rt-dev lld   # sanitizers, fuzz targets, faster links
+  libclang-rt-dev             # sanitizers, fuzz targets
   python3-torch python3-numpy # tests/torch
   python3-jsonschema          # tests/schema
   openmpi-bin libopenmpi-dev mpich libmpich-dev               # scripts/test-mpi.sh: both plug-ins of lib/mpi
@@ -21,9 +23,9 @@ checkers=(
 
 case "${1:-}" in
   "") ;;
-  --ci) ;;
+  --tests | --ci) packages+=("${testers[@]}") ;;
   *)
-    echo "usage: scripts/install-packages.sh [--ci]" >&2
+    echo "usage: scripts/install-packages.sh [--tests|--ci]" >&2
     exit 2
     ;;
 esac

@@ -227,6 +227,8 @@ def main():
     arguments = parser.parse_args()
     old, new = os.path.abspath(arguments.old), os.path.abspath(arguments.new)
     golden = os.path.abspath(arguments.golden)
+    tools = os.path.abspath(arguments.tools)
+    giants = arguments.giants and os.path.abspath(arguments.giants)
     os.chdir(os.path.dirname(golden))
     all_runs = [one for one in commands(old, "golden") if re.search(arguments.only, " ".join(one))]
     if arguments.share > 1:
@@ -244,10 +246,9 @@ def main():
             if lines:
                 print("\n  ".join(["reshard " + " ".join(pending[done])] + lines[:20]), flush=True)
     print(f"{len(all_runs)} runs, {with_output} of them with an output; {different} differ", flush=True)
-    if arguments.giants:
-        os.makedirs(arguments.giants, exist_ok=True)
-        different += compare_giants(old, new, os.path.abspath(os.path.join(os.path.dirname(golden), "..", arguments.tools)),
-                                    os.path.abspath(arguments.giants))
+    if giants:
+        os.makedirs(giants, exist_ok=True)
+        different += compare_giants(old, new, tools, giants)
     sys.exit(1 if different else 0)
 
 
