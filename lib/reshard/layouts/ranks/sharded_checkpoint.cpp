@@ -49,7 +49,9 @@ struct Listing {
 
 /// Of a file, or of a tensor in it.
 Error expert_parallel(const fs::path& path, const char* what) {
-  return Error(ErrorKind::kUnsupported, std::string(what) + ", and no metadata says how its experts are spread")
+  return Error(ErrorKind::kUnsupported, std::string(what) +
+                                            " of NxD (ep_rank), and no metadata says how its experts are spread; such "
+                                            "checkpoints are not supported")
       .in(path)
       .hint(kHintForExperts);
 }
