@@ -54,7 +54,7 @@ std::string last_line(const Job& job, const RunResult& result, const Together& t
                      hashed);
 }
 
-/// The outputs are complete, so it is no error if the report cannot be made or printed.
+/// \throws ReaderGone, or an Error that also says that the outputs are complete.
 void print_report(const Job& job, const CommonArguments& arguments, const OutputSpace& space, const RunResult& result,
                   const Together& together) {
   try {
@@ -66,10 +66,11 @@ void print_report(const Job& job, const CommonArguments& arguments, const Output
     else if (!arguments.quiet)
       print_text(last_line(job, result, together) + "\n");
   } catch (const ReaderGone&) {
-    // The reader has closed standard output.
-  } catch (const std::exception& error) {
-    if (!arguments.quiet || arguments.json)  // the caller of --json must learn that no document follows
-      print_notes({fmt::format("the outputs in {} are complete, but {}", job.output_directory.string(), error.what())});
+    throw;
+  } catch (...) {
+    const Error error = as_error(std::current_exception());
+    throw Error(error.kind(),
+                fmt::format("the outputs in {} are complete, but {}", job.output_directory.string(), error.what()));
   }
 }
 

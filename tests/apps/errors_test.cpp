@@ -364,7 +364,8 @@ TEST_CASE("standard output that cannot be written is an I/O error") {
            "shard " + kModel + " " + out + " --tp 2 --json --dry-run",
            "shard " + kModel + " " + out + " --tp 2 --dry-run", "verify " + kModel + " " + kModel,
            "verify " + kModel + " " + kModel + " --json", std::string("--help"), std::string("shard --help"),
-           std::string("--version")}) {
+           std::string("--version"), std::string("help verify"), std::string("inspect --print-family llama"),
+           "inspect " + kModel + " --digest"}) {
     INFO(arguments);
     const std::string command =
         std::string(RESHARD_PROGRAM) + " " + arguments + " >/dev/full 2>" + (dir / "err").string();
@@ -374,7 +375,7 @@ TEST_CASE("standard output that cannot be written is an I/O error") {
   CHECK_FALSE(fs::exists(out));
 }
 
-TEST_CASE("outputs that are complete are no failure because the report on them cannot be printed") {
+TEST_CASE("a report that cannot be printed is an error, which says that the outputs are complete") {
   const TempDir dir;
   const std::string fifo = (dir / "fifo").string(), err = (dir / "err").string(), out = (dir / "o").string();
   REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
@@ -382,22 +383,39 @@ TEST_CASE("outputs that are complete are no failure because the report on them c
       "exec 3<>" + fifo + " 4>" + fifo + " 3<&-; ";  // 4 is a pipe of which nobody has the other end
   struct Case {
     std::string setup, redirection;
-    bool says;
+    int exit_code;
   };
-  for (const Case& one : {Case{"", " >/dev/full", true}, Case{gone, " >&4", false}, Case{"", " >&-", true}})
+  for (const Case& one : {Case{"", " >/dev/full", 6}, Case{gone, " >&4", 141}, Case{"", " >&-", 6}})
     for (const std::string more : {"", " --json", " --quiet", " --json --quiet"}) {
       INFO(one.redirection << more);
-      const bool says = one.says && more != " --quiet";  // which asks for no report
+      const bool reports = more != " --quiet";
       const std::string command = one.setup + std::string(RESHARD_PROGRAM) + " shard " + kModel + " " + out +
                                   " --tp 2" + more + one.redirection + " 2>" + err;
-      CHECK(WEXITSTATUS(std::system(command.c_str())) == 0);
+      CHECK(WEXITSTATUS(std::system(command.c_str())) == (reports ? one.exit_code : 0));
       CHECK(fs::exists(fs::path(out) / "tensor_parallel_shards"));
       const std::string text = read_file(err);
-      CHECK((text.find("standard output") != text.npos) == says);
+      const bool says = reports && one.exit_code == 6;
+      CHECK((text.find("the outputs in " + out + " are complete, but cannot write to standard output") != text.npos) ==
+            says);
       const int of_the_shards = more.empty() ? 1 : 0;  // the note on which programs load them
       CHECK(std::count(text.begin(), text.end(), '\n') == of_the_shards + (says ? 1 : 0));
       fs::remove_all(out);
     }
+}
+
+TEST_CASE("messages to a standard error that is closed or full go nowhere, least of all into outputs") {
+  const TempDir dir;
+  const std::string out = (dir / "o").string();
+  REQUIRE(run_reshard({"shard", kModel, out, "--tp", "2"}).exit_code == 0);
+  const auto right = snapshot(out);
+  for (const char* redirection : {" 2>&-", " 2>/dev/full", " <&- 2>&-", " --quiet <&- >&- 2>&-"}) {
+    INFO(redirection);
+    fs::remove_all(out);
+    const std::string command =
+        std::string(RESHARD_PROGRAM) + " shard " + kModel + " " + out + " --tp 2 >/dev/null" + redirection;
+    CHECK(WEXITSTATUS(std::system(command.c_str())) == 0);
+    CHECK(snapshot(out) == right);
+  }
 }
 
 TEST_CASE("a reader that has gone ends the program without a word") {
