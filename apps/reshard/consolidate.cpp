@@ -75,7 +75,8 @@ void add_consolidate(CLI::App& app, Together& together) {
     RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
     options.overflow = overflow_of(arguments->cast);
-    run_job([&] { return plan_consolidate(request_of(*arguments)); }, *arguments, options, together);
+    run_job(
+        *command, [&] { return plan_consolidate(request_of(*arguments)); }, *arguments, options, together);
   });
 }
 

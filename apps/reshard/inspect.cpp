@@ -5,6 +5,7 @@
 
 #include "arguments.h"
 #include "commands.h"
+#include "idle_options.h"
 #include "inspect_json.h"
 #include "inspect_report.h"
 #include "print.h"
@@ -104,11 +105,16 @@ std::string description_of(const Checkpoint& checkpoint) {
       .hint("--print-family llama prints a built-in description to start from");
 }
 
-void inspect(const InspectArguments& arguments, Together& together) {
+void inspect(const CLI::App& command, const InspectArguments& arguments, Together& together) {
   if (!arguments.print_family.empty() && !arguments.path.empty())
     throw Error(ErrorKind::kUsage,
                 "--print-family prints a built-in description and reads no PATH, such as " + printable(arguments.path))
         .hint("leave out one of the two");
+  if (!arguments.print_family.empty()) validate_alone(command, {"print-family"}, "--print-family");
+  for (const char* option : {"tensors", "filter", "stats", "digest"})
+    if (arguments.print_spec && command.count(fmt::format("--{}", option)) > 0)
+      throw Error(ErrorKind::kUsage, fmt::format("--{} has no effect with --print-spec", option))
+          .hint("leave out one of the two");
   if (!arguments.print_family.empty())
     return print_output(named_family("--print-family", arguments.print_family)->json_text);
   if (arguments.print_spec && builtin_family(arguments.path) && !local_storage().exists(arguments.path))
@@ -135,6 +141,7 @@ void inspect(const InspectArguments& arguments, Together& together) {
     return print_output(description_of(inspection));
   }
   std::vector<TensorRow> rows = tensor_rows(inspection, matching_tensors(inspection.map, arguments.filter));
+  if (rows.empty() && !arguments.filter.empty()) inspection.notes.emplace_back("--filter matches no tensor");
   if (arguments.stats || arguments.digest) read_values(inspection, arguments, options, rows, together);
   if (arguments.json) {
     print_output(to_text(inspect_document(path, inspection, rows)));
@@ -168,7 +175,7 @@ void add_inspect(CLI::App& app, Together& together) {
   add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document to standard output, and nothing else");
   command->add_flag("--quiet", arguments->quiet, "No progress bar or notes");
-  command->callback([arguments, &together] { inspect(*arguments, together); });
+  command->callback([arguments, command, &together] { inspect(*command, *arguments, together); });
 }
 
 }  // namespace reshard::cli

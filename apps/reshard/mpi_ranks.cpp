@@ -106,13 +106,14 @@ struct Plugin {
 
 /// The families of lib/mpi/CMakeLists.txt, and how to start a process under each. MPICH first: where the launcher is
 /// unknown, it starts as one process of one and leaves the message to this program; Open MPI 4 ends it with its own.
-struct Family {
+struct MpiFamily {
   const char* name;
   const char* mpirun;
   const char* srun;
 };
-constexpr std::array kFamilies = {Family{"mpich", "MPICH's mpirun (Debian: mpirun.mpich)", "srun --mpi=pmi2"},
-                                  Family{"openmpi", "Open MPI's mpirun (Debian: mpirun.openmpi)", "srun --mpi=pmix"}};
+constexpr std::array kFamilies = {
+    MpiFamily{"mpich", "MPICH's mpirun (Debian: mpirun.mpich)", "srun --mpi=pmi2"},
+    MpiFamily{"openmpi", "Open MPI's mpirun (Debian: mpirun.openmpi)", "srun --mpi=pmix"}};
 
 std::vector<fs::path> plugin_directories() {
   std::error_code failure;
@@ -125,9 +126,10 @@ std::vector<Plugin> plugin_places(const Launcher& launcher, const Environment& e
   const char* named = environment("RESHARD_MPI_PLUGIN");
   if (named != nullptr && *named != '\0') return {{"", fs::absolute(named)}};
   std::array families = kFamilies;
-  std::stable_partition(families.begin(), families.end(), [&](const Family& f) { return f.name == launcher.family; });
+  std::stable_partition(families.begin(), families.end(),
+                        [&](const MpiFamily& f) { return f.name == launcher.family; });
   std::vector<Plugin> places;
-  for (const Family& family : families)
+  for (const MpiFamily& family : families)
     for (const fs::path& directory : plugin_directories())
       places.push_back({family.name, directory / fmt::format("libreshard_mpi_{}.so", family.name)});
   return places;
@@ -192,7 +194,7 @@ Error wrong_size(const Launcher& launcher, const ReshardMpiWorld& world, const s
   const std::string family = family_of(world);
   const bool is_srun = launcher.name.starts_with("srun");
   std::string how = "the launcher of that MPI";
-  for (const Family& known : kFamilies)
+  for (const MpiFamily& known : kFamilies)
     if (family == known.name)
       how = is_srun ? fmt::format("{} or {}", known.srun, known.mpirun)
                     : fmt::format("{} or {}", known.mpirun, known.srun);

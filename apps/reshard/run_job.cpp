@@ -8,6 +8,7 @@
 #include <set>
 
 #include "dry_run.h"
+#include "idle_options.h"
 #include "json_report.h"
 #include "launcher.h"
 #include "option_names.h"
@@ -207,8 +208,8 @@ std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
                       list_names(linears))};
 }
 
-void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArguments& arguments, RunOptions options,
-             Together& together) {
+void run_job(const CLI::App& command, const std::function<std::unique_ptr<Job>()>& plan,
+             const CommonArguments& arguments, RunOptions options, Together& together) {
   validate_arguments(arguments);
   Progress progress;
   options.progress = &progress;
@@ -221,6 +222,7 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
   together.step("plan", progress, [&] { planned = plan(); });
   planned->manifest = arguments.manifest;
   Job& job = *planned;
+  for (std::string& note : idle_options(command, job)) job.notes.push_back(std::move(note));
   const auto tell = [&](const std::string& note) {
     if (arguments.json)
       job.notes.push_back(note);

@@ -24,9 +24,6 @@ struct ShardArguments : CommonArguments {
 void add_adapters(const ShardArguments& arguments, ShardRequest& request) {
   if (arguments.lora_fuse_given && arguments.adapters.empty())
     throw Error(ErrorKind::kUsage, "--lora-fuse needs --adapter: without it no adapter is sharded");
-  if (arguments.source.with_optimizer && !arguments.adapters.empty())
-    throw Error(ErrorKind::kUsage, "--with-optimizer has no effect with --adapter: only adapters are written")
-        .hint("leave out one of the two");
   request.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
   for (const std::string& directory : arguments.adapters) {
     if (directory.empty()) throw Error(ErrorKind::kUsage, "--adapter is empty");
@@ -105,8 +102,9 @@ void add_shard(CLI::App& app, Together& together) {
     arguments->cast.overflow_given = command->count("--overflow") > 0;
     RunOptions options = run_options(*arguments);  // a wrong option is told before anything is read
     options.overflow = overflow_of(arguments->cast);
-    run_job([&] { return plan_shard(request_of(*arguments, command->count("--layout") > 0)); }, *arguments, options,
-            together);
+    run_job(
+        *command, [&] { return plan_shard(request_of(*arguments, command->count("--layout") > 0)); }, *arguments,
+        options, together);
   });
 }
 

@@ -12,6 +12,7 @@
 
 #include "arguments.h"
 #include "commands.h"
+#include "idle_options.h"
 #include "json_report.h"
 #include "option_names.h"
 #include "print.h"
@@ -293,11 +294,10 @@ int report(const VerifyArguments& arguments, const Result& result, const std::ve
 }
 
 /// Compares the files of A with a SHA256SUMS.
-int run_verify_sums(const VerifyArguments& arguments, const std::string& text, const RunOptions& options,
-                    Together& together) {
+int run_verify_sums(const CLI::App& command, const VerifyArguments& arguments, const std::string& text,
+                    const RunOptions& options, Together& together) {
   const std::string& file = *arguments.manifest;
-  if (arguments.source.tag || arguments.source.config || !arguments.spec.empty() || !arguments.family.empty())
-    throw Error(ErrorKind::kUsage, "a SHA256SUMS is of files: --tag, --config, --spec and --family have no effect");
+  validate_alone(command, {"manifest"}, "a SHA256SUMS, which is of files");
   const std::vector<FileDigest> files = parse_sha256sums(text, file);
   if (files.empty())
     throw Error(ErrorKind::kBadInput, "lists no files").in(file).hint("give the SHA256SUMS as it was written");
@@ -327,8 +327,8 @@ bool is_own_output(const VerifyArguments& arguments) {
 }
 
 /// Compares the tensors of A with a manifest.
-int run_verify_tensors(const VerifyArguments& arguments, const std::string& text, RunOptions options,
-                       Together& together) {
+int run_verify_tensors(const CLI::App& command, const VerifyArguments& arguments, const std::string& text,
+                       RunOptions options, Together& together) {
   const std::string& file = *arguments.manifest;
   std::vector<Divergence> divergent;
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
@@ -339,6 +339,7 @@ int run_verify_tensors(const VerifyArguments& arguments, const std::string& text
     a = read_side(arguments.a, arguments, false, used);
     add_states(a.map, std::move(a.states.map));
     validate_used(arguments, used, {&a});
+    for (std::string& note : idle_replica_options(command, {&a.map})) a.notes.push_back(std::move(note));
   });
   if (!arguments.quiet && !arguments.json) print_notes(a.notes);
   ManifestVerification result;
@@ -368,7 +369,7 @@ bool is_json_object(std::string_view text) {
   return first != std::string_view::npos && text[first] == '{';
 }
 
-int run_verify_manifest(const VerifyArguments& arguments, Together& together) {
+int run_verify_manifest(const CLI::App& command, const VerifyArguments& arguments, Together& together) {
   validate_source_options(arguments.source_options);
   RunOptions options = run_options(arguments, arguments.replicas);
   Progress progress;
@@ -376,8 +377,8 @@ int run_verify_manifest(const VerifyArguments& arguments, Together& together) {
   std::string text;
   together.step("read the manifest", progress,
                 [&] { text = read_text_file(local_storage(), *arguments.manifest, kMaxManifestBytes); });
-  if (is_json_object(text)) return run_verify_tensors(arguments, text, options, together);
-  return run_verify_sums(arguments, text, options, together);
+  if (is_json_object(text)) return run_verify_tensors(command, arguments, text, options, together);
+  return run_verify_sums(command, arguments, text, options, together);
 }
 
 void validate_arguments(const VerifyArguments& arguments) {
@@ -416,9 +417,9 @@ void note_trainer_files(Checkpoint& side) {
   if (!names.empty()) side.notes.push_back("files of the trainer are not compared: " + list_names(names));
 }
 
-int run_verify(const VerifyArguments& arguments, Together& together) {
+int run_verify(const CLI::App& command, const VerifyArguments& arguments, Together& together) {
   validate_arguments(arguments);
-  if (arguments.manifest) return run_verify_manifest(arguments, together);
+  if (arguments.manifest) return run_verify_manifest(command, arguments, together);
   VerifyOptions how;
   if (!arguments.rtol.empty() || !arguments.atol.empty()) how.tolerance.emplace();
   if (!arguments.rtol.empty()) how.tolerance->relative = parse_tolerance("--rtol", arguments.rtol);
@@ -438,7 +439,8 @@ int run_verify(const VerifyArguments& arguments, Together& together) {
     for (Checkpoint* side : {&a, &b}) add_states(side->map, std::move(side->states.map));
     validate_used(arguments, used, {&a, &b});
   });
-  const std::vector<std::string> notes = notes_of(arguments, a, b);
+  std::vector<std::string> notes = notes_of(arguments, a, b);
+  for (std::string& note : idle_replica_options(command, {&a.map, &b.map})) notes.push_back(std::move(note));
   if (!arguments.quiet && !arguments.json) print_notes(notes);
   options.progress = &progress;
   std::vector<Divergence> divergent;
@@ -492,7 +494,8 @@ void add_verify(CLI::App& app, int& exit_code, Together& together) {
   add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document to standard output, and nothing else");
   command->add_flag("--quiet", arguments->quiet, "Print nothing; see the exit code");
-  command->callback([arguments, &exit_code, &together] { exit_code = run_verify(*arguments, together); });
+  command->callback(
+      [arguments, command, &exit_code, &together] { exit_code = run_verify(*command, *arguments, together); });
 }
 
 }  // namespace reshard::cli

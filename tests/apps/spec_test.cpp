@@ -58,7 +58,7 @@ struct Mine {
   std::string path(const char* name) const { return (dir / name).string(); }
 
   TempDir dir;
-  TensorMap tensors;
+  reshard::test::TensorMap tensors;
 };
 
 }  // namespace
@@ -74,7 +74,7 @@ TEST_CASE("A model with a description of its own is sharded, shown, compared and
       run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2", "--pp", "2", "--spec", spec});
   INFO(shard.err);
   REQUIRE(shard.exit_code == 0);
-  const TensorMap rank =
+  const reshard::test::TensorMap rank =
       read_tensors(mine.dir / "shards/tensor_parallel_shards/tp_rank_01_pp_rank_01/model.safetensors");
   CHECK(rank.at("decoder.blocks.1.up.weight").bytes == mine.tensors.at("decoder.blocks.1.up.weight").bytes.substr(64));
   CHECK((rank.at("decoder.blocks.1.extra.weight") == mine.tensors.at("decoder.blocks.1.extra.weight")));
@@ -102,10 +102,10 @@ TEST_CASE("A model whose config.json has a plan is sharded, shown, compared and 
   REQUIRE(shard.exit_code == 0);
   CHECK_THAT(shard.err, Says("the model_type \"mine\" is not known; the plan in config.json"));
   const fs::path ranks = mine.dir / "shards/tensor_parallel_shards";
-  const TensorMap first = read_tensors(ranks / "tp_rank_01_pp_rank_00/model.safetensors");
+  const reshard::test::TensorMap first = read_tensors(ranks / "tp_rank_01_pp_rank_00/model.safetensors");
   CHECK((first.at("wte.weight") == mine.tensors.at("wte.weight")));
   CHECK(first.at("decoder.blocks.0.down.weight").shape == reshard::Dims{4, 8});
-  const TensorMap last = read_tensors(ranks / "tp_rank_01_pp_rank_01/model.safetensors");
+  const reshard::test::TensorMap last = read_tensors(ranks / "tp_rank_01_pp_rank_01/model.safetensors");
   CHECK(last.at("head.weight").bytes == mine.tensors.at("head.weight").bytes.substr(32));
 
   CHECK(run_reshard({"verify", mine.path("model"), mine.path("shards")}).exit_code == 0);

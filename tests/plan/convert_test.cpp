@@ -316,6 +316,11 @@ TEST_CASE("config.json says the dtype that tensors were cast to, and nothing els
   convert(request);
   config["torch_dtype"] = "float16";
   CHECK(nlohmann::ordered_json::parse(read_file(all.temp / "half/config.json")) == config);
+  const std::string as_it_was = config.dump();
+  write_file(all.temp / "model/config.json", as_it_was);  // in one line, as no writer of ours has it
+  fs::remove_all(all.temp / "half");
+  convert(request);
+  CHECK(read_file(all.temp / "half/config.json") == as_it_was);
 }
 
 /// config.json of the model `all`, with more members in front, as text.

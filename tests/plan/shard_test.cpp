@@ -269,8 +269,8 @@ TEST_CASE("Options without effect are noted") {
   request.target.options.set_number("kv-size-multiplier", 2);
   const auto job = plan_shard(model.files, request);
   REQUIRE(job->notes.size() == 3);
-  CHECK_THAT(job->notes[0], Says("`kv-size-multiplier` has no effect"));
-  CHECK_THAT(job->notes[1], Says("`fuse-qkv` has no effect"));
+  CHECK_THAT(job->notes[0], Says("`fuse-qkv` has no effect"));
+  CHECK_THAT(job->notes[1], Says("`kv-size-multiplier` has no effect"));
   CHECK_THAT(job->notes[2], Says("only reshard reads rank files in safetensors"));
 }
 

@@ -169,17 +169,24 @@ Checkpoint read_adapter_file(Files& files, const fs::path& directory, const fs::
   return checkpoint;
 }
 
-/// Options that say how ranks were made, and that this checkpoint's layout does not have.
+/// Notes the options on how ranks were made that have no effect on this checkpoint.
 void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
   for (const std::string& name : values.names()) {
-    const auto has = [&](const Layout& layout) {
-      const auto options = layout.options();
-      return std::any_of(options.begin(), options.end(),
-                         [&](const LayoutOption* option) { return option->of_source && name == option->name; });
+    const auto find = [&](const Layout& layout) -> const LayoutOption* {
+      for (const LayoutOption* option : layout.options())
+        if (option->of_source && name == option->name) return option;
+      return nullptr;
     };
-    if (checkpoint.layout == nullptr || !has(*checkpoint.layout))
-      checkpoint.notes.push_back(fmt::format("`from-{}` has no effect on {}: it is for sources in layout {}", name,
-                                             checkpoint.path.string(), layout_names(has)));
+    const LayoutOption* own = checkpoint.layout == nullptr ? nullptr : find(*checkpoint.layout);
+    std::string why;
+    if (checkpoint.adapter)
+      why = " on adapters";
+    else if (own == nullptr)
+      why = fmt::format(" on {}: it is for sources in layout {}", checkpoint.path.string(),
+                        layout_names([&](const Layout& layout) { return find(layout) != nullptr; }));
+    else if (own->why_source_idle != nullptr && !(why = own->why_source_idle(checkpoint)).empty())
+      why.insert(0, ": ");
+    if (!why.empty()) checkpoint.notes.push_back(fmt::format("`from-{}` has no effect{}", name, why));
   }
 }
 

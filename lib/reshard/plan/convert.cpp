@@ -143,7 +143,11 @@ void validate_complete(const Checkpoint& checkpoint, const ConvertRequest& reque
                 return layout.traits().is_written() && is_whole(layout.traits());
               }));
   }
-  if (checkpoint.adapter || !checkpoint.model || checkpoint.model->quantization_problem) return;
+  const auto note_idle = [&](const char* why) {
+    if (request.allow_missing) job.notes.push_back(fmt::format("`allow-missing` has no effect: {}", why));
+  };
+  if (checkpoint.adapter || !checkpoint.model || checkpoint.model->quantization_problem)
+    return note_idle("it is not known which tensors there should be");
   std::unordered_set<std::string_view> names, renamed_away;
   for (std::size_t i = 0; i < old_names.size(); ++i) {
     names.insert(job.source.logical[i].name);
@@ -176,7 +180,7 @@ void validate_complete(const Checkpoint& checkpoint, const ConvertRequest& reque
     job.notes.push_back(fmt::format("`drop` or `keep` leaves out {} that config.json asks for", counted(left_out)));
   if (other_names > 0)
     job.notes.push_back(fmt::format("`rename` gives {} other names than config.json asks for", counted(other_names)));
-  if (missing.empty()) return;
+  if (missing.empty()) return note_idle("no tensor is missing");
   const std::string what = missing.size() == 1
                                ? "1 tensor that config.json asks for is missing"
                                : fmt::format("{} tensors that config.json asks for are missing", missing.size());

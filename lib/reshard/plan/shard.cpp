@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/layouts/core/misfits.h"
@@ -19,7 +21,12 @@ namespace {
 
 std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
   if (request.target.layout == nullptr) request.target.layout = &default_rank_layout();
-  request.source.with_optimizer = request.source.with_optimizer || !state_option(request.target).empty();
+  const std::string of_states = request.source.with_optimizer ? "with-optimizer" : state_option(request.target);
+  if (!request.adapters.empty() && !of_states.empty())
+    throw Error(ErrorKind::kUsage,
+                fmt::format("`{}` has no effect with `adapter`: only adapters are written", of_states))
+        .hint("leave out one of the two");
+  request.source.with_optimizer = !of_states.empty();
   validate_takes_states(request.source, request.adapters.empty() ? *request.target.layout : adapter_layout());
   if (!request.adapters.empty() && !request.source.config.empty())
     throw Error(ErrorKind::kUsage, "`config` has no effect: adapters are sharded by the config.json beside the model")

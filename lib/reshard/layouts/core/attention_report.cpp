@@ -1,10 +1,20 @@
 #include "reshard/layouts/core/attention_report.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
+#include "reshard/layouts/core/layout.h"
 #include "reshard/specs/parallel/head_slots.h"
 
 namespace reshard {
+namespace {
+
+std::string keeps_projections(const Model& model) {
+  return fmt::format("models of {} keep their projections as they are", model.family->model_type);
+}
+
+}  // namespace
 
 AttentionReport attention_report(const Model& model, std::uint32_t tp, const PartitionOptions& options) {
   AttentionReport report{attention_form(model, tp, options), model.heads, model.kv_heads, model.head_dim, 1, {}};
@@ -31,6 +41,28 @@ AttentionReport inference_report(const Model& model, std::uint32_t tp, bool fuse
   for (std::size_t rank = 0; rank < tp; ++rank)
     report.ranks.push_back({part(slots.query, rank), part(slots.key_value, rank)});
   return report;
+}
+
+bool chooses_attention(const Model& model) {
+  return model.family->attention && !model.quantized && model.plain_heads;
+}
+
+std::string why_fusion_idle(const TargetPlan& plan, const Model& model) {
+  if (plan.attention && is_fused(plan.attention->form)) return {};
+  if (!chooses_attention(model)) return keeps_projections(model);
+  return fmt::format(
+      "{} query and {} key/value heads are fused only where they are as many, or do not divide over the ranks",
+      model.heads, model.kv_heads);
+}
+
+std::string why_multiplier_idle(const TargetPlan& plan, const Model& model) {
+  if (!chooses_attention(model)) return keeps_projections(model);
+  if (is_grouped_query(plan.attention->form)) return {};
+  return fmt::format("{} key/value heads divide over {} ranks as they are", model.kv_heads, plan.mesh.tp);
+}
+
+std::string why_replication_idle(const TargetPlan& plan, const Model&) {
+  return plan.attention && plan.attention->copies > 1 ? "" : "key/value heads are not replicated";
 }
 
 }  // namespace reshard

@@ -1,12 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "reshard/specs/model/model.h"
 #include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
+
+struct TargetPlan;
 
 /// What attention becomes, for people.
 struct AttentionReport {
@@ -29,5 +32,13 @@ AttentionReport attention_report(const Model& model, std::uint32_t tp, const Par
 
 /// As NxD Inference places heads (inference_head_slots). `fused`: one projection for q, k and v.
 AttentionReport inference_report(const Model& model, std::uint32_t tp, bool fused);
+
+/// Whether the model's query, key and value projections have several forms; else they stay as they are.
+bool chooses_attention(const Model& model);
+
+// As of LayoutOption::why_idle, of options that fuse the projections, replicate key/value heads and order the replicas.
+std::string why_fusion_idle(const TargetPlan& plan, const Model& model);
+std::string why_multiplier_idle(const TargetPlan& plan, const Model& model);
+std::string why_replication_idle(const TargetPlan& plan, const Model& model);
 
 }  // namespace reshard

@@ -26,6 +26,7 @@
 namespace reshard {
 
 struct Checkpoint;
+struct TargetPlan;
 class Layout;
 
 /// An option of one or several layouts, declared once: parsing, validation, help and lists in errors come from here.
@@ -48,6 +49,11 @@ struct LayoutOption {
   const char* source_help = "";               // one sentence for that
   bool only_of_source = false;                // says nothing of a checkpoint that is written
   bool of_states = false;                     // is about the optimizer's states, which go along where it is given
+  /// Why a plan that was made with the option would be the same without it, as a clause; empty if it would not. Null if
+  /// the option always counts.
+  std::string (*why_idle)(const TargetPlan& plan, const Model& model) = nullptr;
+  /// The same of a checkpoint that was read with it.
+  std::string (*why_source_idle)(const Checkpoint& checkpoint) = nullptr;
 };
 
 /// Values of layouts' options by name, as text: "true" for a flag. What is not there was not given.
@@ -273,6 +279,10 @@ Format format_of(const TargetRequest& request);
 /// Validates the values of options that say how a source was made; `prefix` is what stands before their names.
 /// \throws Error kUsage.
 void validate_source_options(const OptionValues& values, const std::string& prefix = "");
+/// As of LayoutOption::why_idle, of options that pad.
+std::string why_padding_idle(const TargetPlan& plan, const Model& model);
+/// A note for each option of the request that was given another value than its default and has no effect on `plan`.
+std::vector<std::string> idle_option_notes(const TargetRequest& request, const Model& model, const TargetPlan& plan);
 /// Validates everything about a request that needs no model: format, options and mesh fit the layout.
 /// \throws Error kUsage.
 void validate_request(const TargetRequest& request);

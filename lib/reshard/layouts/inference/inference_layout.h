@@ -12,8 +12,10 @@
 namespace reshard {
 
 /// Options that several of these layouts have.
-inline constexpr LayoutOption kPad{"pad", LayoutOption::Type::kFlag,
-                                   "Pad sizes that the ranks do not divide; NxD Inference's layout always does"};
+inline constexpr LayoutOption kPad{.name = "pad",
+                                   .type = LayoutOption::Type::kFlag,
+                                   .help = "Pad sizes that the ranks do not divide; NxD Inference's layout always does",
+                                   .why_idle = why_padding_idle};
 
 /// Weights that an inference server loads: one safetensors file per rank, tpR_sharded_checkpoint.safetensors, without
 /// metadata files. Several runs may each write some of the ranks.

@@ -30,6 +30,15 @@ constexpr Format kNxdiFormats[] = {Format::kSafetensors};
 constexpr LayoutOption kVocabParallel{"vocab-parallel", LayoutOption::Type::kFlag,
                                       "Split the embedding along the vocabulary instead of its columns"};
 
+std::string always_pads(const TargetPlan&, const Model&) {
+  return "layout nxdi always pads";
+}
+
+constexpr LayoutOption kOwnPad{
+    .name = kPad.name, .type = LayoutOption::Type::kFlag, .help = kPad.help, .why_idle = always_pads};
+constexpr LayoutOption kOwnPadHeads{
+    .name = kPadHeads.name, .type = LayoutOption::Type::kFlag, .help = kPadHeads.help, .why_idle = always_pads};
+
 LayoutTraits nxdi_traits() {
   LayoutTraits traits{"nxdi", "nxdi", "NxD Inference", "weights", kNxdiFormats};
   traits.has_ranks = traits.casts_to_config_dtype = true;
@@ -200,8 +209,8 @@ class NxdiLayout final : public InferenceLayout {
     options.push_back(&kFuseQkv);
     options.push_back(&kVocabParallel);
     options.push_back(&kKernels);
-    options.push_back(&kPad);
-    options.push_back(&kPadHeads);
+    options.push_back(&kOwnPad);
+    options.push_back(&kOwnPadHeads);
     return options;
   }
   bool keeps_names() const override { return false; }
@@ -258,9 +267,6 @@ class NxdiLayout final : public InferenceLayout {
     transpose_rules(rules, kernels);
     plan.map = sharded_target_map(rules, tp, context.logical, target);
     plan.attention = inference_report(model, tp, form.fuse_qkv);
-    for (const LayoutOption* option : {&kPad, &kPadHeads})
-      if (values.has(option->name))
-        plan.notes.push_back(fmt::format("`{}` has no effect: layout {} always pads", option->name, traits().name));
   }
 
   bool fits(const ShardedCheckpoint& shards) const override {

@@ -178,6 +178,11 @@ std::size_t TensorMap::tensor_count() const {
   }));
 }
 
+bool TensorMap::is_padded() const {
+  return std::any_of(logical.begin(), logical.end(),
+                     [](const LogicalTensor& tensor) { return tensor.filler.fill() == Filler::Fill::kPadding; });
+}
+
 std::vector<LogicalTensor> TensorMap::state_dict() const {
   std::vector<LogicalTensor> tensors;
   std::copy_if(logical.begin(), logical.end(), std::back_inserter(tensors),

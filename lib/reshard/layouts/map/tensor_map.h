@@ -164,6 +164,8 @@ class TensorMap {
 
   /// Parameters and buffers of the model: fillers are left out, and what else a training run has.
   std::size_t tensor_count() const;
+  /// Whether some stored tensor has padding.
+  bool is_padded() const;
   std::vector<LogicalTensor> state_dict() const;
 
   std::uint32_t add_stored(StoredTensor tensor);

@@ -13,8 +13,10 @@
 namespace reshard {
 
 inline constexpr LayoutOption kKvSizeMultiplier{
-    "kv-size-multiplier", LayoutOption::Type::kCount,
-    "Replicas of each key/value head (default: TP / key-value heads, or the fewest that place whole heads)"};
+    .name = "kv-size-multiplier",
+    .type = LayoutOption::Type::kCount,
+    .help = "Replicas of each key/value head (default: TP / key-value heads, or the fewest that place whole heads)",
+    .why_idle = why_multiplier_idle};
 
 /// A layout of files of ranks. What is common: they are found in a folder, listed, their headers and metadata read and
 /// held against each other and the model (read). A layout says how files are called, and what explains them.

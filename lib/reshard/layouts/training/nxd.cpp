@@ -22,35 +22,45 @@ constexpr const char* kModelFolder = "model";
 constexpr const char* kSavedFolder = "shards";  // that optimum-neuron saves such ranks in
 constexpr Format kNxdFormats[] = {Format::kPytorch, Format::kXser};
 
+std::string why_order_idle(const Checkpoint& checkpoint) {
+  return checkpoint.partition.kv_size_multiplier.value_or(1) > 1 ? "" : "key/value heads are not replicated";
+}
+
+std::string why_source_padding_idle(const Checkpoint& checkpoint) {
+  return checkpoint.map.is_padded() ? "" : "no heads are padded";
+}
+
 constexpr const char* kOrders[] = {"tiled", "adjacent"};
 constexpr LayoutOption kKvReplication{
-    "kv-replication",
-    LayoutOption::Type::kChoice,
-    "Order of replicated key/value heads: tiled (K0 K1 K0 K1, trn1) or adjacent (K0 K0 K1 K1, trn2)",
-    kOrders,
-    "tiled",
-    true,
-    "Order of replicated key/value heads: tiled or adjacent"};
-constexpr LayoutOption kMultiplier{kKvSizeMultiplier.name,
-                                   LayoutOption::Type::kCount,
-                                   kKvSizeMultiplier.help,
-                                   {},
-                                   "",
-                                   true,
-                                   "Replicas of each key/value head (default: inferred from the shapes)"};
+    .name = "kv-replication",
+    .type = LayoutOption::Type::kChoice,
+    .help = "Order of replicated key/value heads: tiled (K0 K1 K0 K1, trn1) or adjacent (K0 K0 K1 K1, trn2)",
+    .choices = kOrders,
+    .default_value = "tiled",
+    .of_source = true,
+    .source_help = "Order of replicated key/value heads: tiled or adjacent",
+    .why_idle = why_replication_idle,
+    .why_source_idle = why_order_idle};
+constexpr LayoutOption kMultiplier{.name = kKvSizeMultiplier.name,
+                                   .type = LayoutOption::Type::kCount,
+                                   .help = kKvSizeMultiplier.help,
+                                   .of_source = true,
+                                   .source_help = "Replicas of each key/value head (default: inferred from the shapes)",
+                                   .why_idle = why_multiplier_idle};
 constexpr const char* kQkvLinears[] = {"auto", "on", "off"};
 constexpr LayoutOption kQkvLinear{
     "qkv-linear", LayoutOption::Type::kChoice,
     "The trainer's qkv_linear that attention is stored for: auto (as in the source; on with kv-size-multiplier), "
     "on or off",
     kQkvLinears};
-constexpr LayoutOption kPadSourceHeads{kPadHeads.name,
-                                       LayoutOption::Type::kFlag,
-                                       kPadHeads.help,
-                                       {},
-                                       "",
-                                       true,
-                                       "The source has padding heads (default: inferred from the shapes)"};
+constexpr LayoutOption kPadSourceHeads{
+    .name = kPadHeads.name,
+    .type = LayoutOption::Type::kFlag,
+    .help = kPadHeads.help,
+    .of_source = true,
+    .source_help = "The source has padding heads (default: inferred from the shapes)",
+    .why_idle = why_padding_idle,
+    .why_source_idle = why_source_padding_idle};
 
 LayoutTraits nxd_traits() {
   LayoutTraits traits{"nxd", "nxd", "NxD's training checkpoints", kModelFolder, kNxdFormats};

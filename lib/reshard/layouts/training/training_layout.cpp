@@ -36,6 +36,8 @@ Mesh mesh_of(const TargetRequest& request) {
 
 void plan_mesh(TargetPlan& plan, const TargetRequest& request, const Model& model) {
   plan.mesh = mesh_of(request);
+  if (plan.mesh.vpp > 1 && plan.mesh.pp == 1)
+    plan.notes.emplace_back("`vpp` has no effect: there is one pipeline rank, which has all stages");
   const std::string& layer_prefix = model.family->layers;
   plan.partition = request.pipeline_cuts.empty()
                        ? partition_evenly(model.layers, plan.mesh)
@@ -101,35 +103,6 @@ std::vector<TextFile> metadata_files(const std::filesystem::path& folder, const 
 
 namespace {
 
-/// Whether the model's query, key and value projections have several forms; else they stay as they are.
-bool chooses_attention(const Model& model) {
-  return model.family->attention && !model.quantized && model.plain_heads;
-}
-
-/// Options that were given and change nothing.
-void note_idle_options(const TargetRequest& request, const Model& model, TargetPlan& plan) {
-  if (request.options.has(kFuseLinears.name) && model.family->fused.empty())
-    plan.notes.push_back(fmt::format("`{}` has no effect: no linears of {} are fused by NxD's model classes",
-                                     kFuseLinears.name, model.family->model_type));
-  const bool fuse = request.options.has(kFuseQkv.name), multiplier = request.options.has(kKvSizeMultiplier.name);
-  if (!chooses_attention(model)) {
-    for (const auto& [option, given] : {std::pair(&kFuseQkv, fuse), {&kKvSizeMultiplier, multiplier}})
-      if (given)
-        plan.notes.push_back(fmt::format("`{}` has no effect: models of {} keep their projections as they are",
-                                         option->name, model.family->model_type));
-    return;
-  }
-  if (multiplier && !is_grouped_query(plan.attention->form))
-    plan.notes.push_back(
-        fmt::format("`kv-size-multiplier` has no effect: {} key/value heads divide over {} ranks as they are",
-                    model.kv_heads, plan.mesh.tp));
-  if (fuse && !is_fused(plan.attention->form))
-    plan.notes.push_back(
-        fmt::format("`fuse-qkv` has no effect: {} query and {} key/value heads are fused only where they "
-                    "are as many, or do not divide over the ranks",
-                    model.heads, model.kv_heads));
-}
-
 /// The names under which attention's projections are stored, without their module.
 std::string projection_names(const Family::Attention& names, AttentionForm form) {
   switch (form) {
@@ -182,6 +155,13 @@ std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const Target
 }
 
 }  // namespace
+
+std::string why_fused_linears_idle(const TargetPlan& plan, const Model& model) {
+  if (model.family->fused.empty())
+    return fmt::format("no linears of {} are fused by NxD's model classes", model.family->model_type);
+  return plan.map.files.front().encoding == TensorFile::Encoding::kSafetensors ? "in safetensors they are always fused"
+                                                                               : "";
+}
 
 PartitionOptions TrainingLayout::options_of(const OptionValues& values, const PartitionOptions& source) const {
   PartitionOptions options;
@@ -275,7 +255,6 @@ TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContex
   for (TextFile& file : description_files(request, plan)) plan.text_files.push_back(std::move(file));
   if (context.states != nullptr) add_optimizer(plan, request, context, stages);
   if (chooses_attention(model)) note_attention(model, options, attention_settings(*plan.attention, plan.mesh.tp), plan);
-  note_idle_options(request, model, plan);
   for (std::string& note : partition_notes(model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
   for (std::string& note : assumed_stage_notes(model, plan.mesh.pp)) plan.notes.push_back(std::move(note));
   plan.notes.push_back(loaded_by(request, plan, stages));

@@ -9,17 +9,24 @@
 
 namespace reshard {
 
+/// As of LayoutOption::why_idle.
+std::string why_fused_linears_idle(const TargetPlan& plan, const Model& model);
+
 /// Options of training layouts, which several of them have.
-inline constexpr LayoutOption kFuseQkv{"fuse-qkv", LayoutOption::Type::kFlag,
-                                       "Fuse the query, key and value projections where the model can"};
+inline constexpr LayoutOption kFuseQkv{.name = "fuse-qkv",
+                                       .type = LayoutOption::Type::kFlag,
+                                       .help = "Fuse the query, key and value projections where the model can",
+                                       .why_idle = why_fusion_idle};
 inline constexpr LayoutOption kFuseLinears{
-    "fuse-linears", LayoutOption::Type::kFlag,
-    "Fuse the linears that NxD's model classes fuse, such as gate_proj and up_proj (safetensors: always)"};
+    .name = "fuse-linears",
+    .type = LayoutOption::Type::kFlag,
+    .help = "Fuse the linears that NxD's model classes fuse, such as gate_proj and up_proj (safetensors: always)",
+    .why_idle = why_fused_linears_idle};
 
 inline constexpr LayoutOption kPadHeads{
-    "pad-attn-heads", LayoutOption::Type::kFlag,
-    "Pad attention heads with zeros to a multiple of the ranks; NxD Inference's layout "
-    "always does"};
+    .name = "pad-attn-heads",
+    .type = LayoutOption::Type::kFlag,
+    .help = "Pad attention heads with zeros to a multiple of the ranks; NxD Inference's layout always does"};
 
 inline constexpr LayoutOption kDataParallel{
     .name = "dp",

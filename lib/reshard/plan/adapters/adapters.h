@@ -24,6 +24,9 @@ std::optional<std::string> separate_config_text(Files& files, const Adapter& ada
 void add_peft_target(Files& files, Job& job, const Adapter& adapter, std::span<const LogicalTensor> logical,
                      Format format, const std::filesystem::path& folder);
 
+/// Notes the options of a request for whole adapters that are about models.
+void note_idle_options(const SourceRequest& request, Job& job);
+
 /// Tells whoever consolidates the model in `directory` of the adapters that lie beside it.
 void note_adapters_left(Files& files, Job& job, const std::filesystem::path& directory);
 

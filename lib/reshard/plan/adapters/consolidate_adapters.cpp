@@ -8,6 +8,7 @@
 #include "reshard/plan/adapters/adapters.h"
 #include "reshard/plan/target/assemble.h"
 #include "reshard/plan/target/checks.h"
+#include "reshard/specs/family/family_parser.h"
 
 namespace reshard {
 namespace {
@@ -112,6 +113,14 @@ void note_adapters_left(Files& files, Job& job, const fs::path& directory) {
                     list_names(folders), (directory / folders.front()).string()));
 }
 
+void note_idle_options(const SourceRequest& request, Job& job) {
+  std::vector<std::string> options;
+  if (request.family)
+    options.emplace_back(builtin_family(request.family->model_type) == request.family ? "family" : "spec");
+  if (request.extra != ExtraTensors::kRefuse) options.emplace_back("extra-tensors");
+  for (const std::string& option : options) job.notes.push_back(fmt::format("`{}` has no effect on adapters", option));
+}
+
 std::unique_ptr<Job> plan_consolidate_adapters(Files& files, const ConsolidateRequest& request,
                                                const FoundCheckpoint& found,
                                                const std::vector<AdapterFolder>& adapters) {
@@ -134,6 +143,9 @@ std::unique_ptr<Job> plan_consolidate_adapters(Files& files, const ConsolidateRe
     add_peft_target(files, *job, *checkpoint.adapter, checkpoint.map.state_dict(), format_of(request.target), output);
     job->source.append(std::move(checkpoint.map), output.empty() ? "" : output.string() + "/");
   }
+  note_idle_options(request.source, *job);
+  for (const std::string& option : request.source.options.names())
+    job->notes.push_back(fmt::format("`from-{}` has no effect on adapters", option));
   ProgramOptions options;
   options.check_replicas = request.check_replicas;
   job->program = make_program(job->source, job->target, options);

@@ -88,6 +88,7 @@ class AdapterSharder {
       : job_(job), model_(model), format_(format_of(request)), fuse_(fuse) {
     AdapterBase base = plan_adapter_base(request, model);
     job_.mesh = base.mesh.mesh;
+    job_.notes.insert(job_.notes.end(), base.mesh.notes.begin(), base.mesh.notes.end());
     job_.partition = std::move(base.mesh.partition);
     job_.cut_names = std::move(base.mesh.cut_names);
     base_ = std::move(base.stages);
@@ -264,6 +265,8 @@ std::unique_ptr<Job> plan_shard_adapters(Files& files, const ShardRequest& reque
   job->source_directory = job->model_directory = request.adapters.front();
   job->output_directory = request.output_directory;
   job->force = request.force;
+  if (request.source.extra != ExtraTensors::kRefuse)
+    job->notes.emplace_back("`extra-tensors` has no effect on adapters");
   const Model model = base_model(files, base_config(files, request.source.path), request.source.family, *job);
   AdapterSharder sharder(*job, target, model, request.lora_fuse);
   std::vector<AdapterSource> sources;
@@ -299,6 +302,7 @@ std::vector<Mean> plan_converted_adapter(Files& files, Job& job, const Checkpoin
           .hint("leave out `config`");
     for (const std::string& option : request.target.options.names())
       throw Error(ErrorKind::kUsage, "`" + option + "` is about models: adapters have one file each").in(source.path);
+    note_idle_options(request.source, job);
     add_peft_target(files, job, *source.adapter, wanted, format_of(request.target), {});
     return {};
   }

@@ -155,6 +155,8 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   if (traits.whole_folder) job.whole_folders = {traits.folder};
   for (fs::path& folder : plan.whole_folders) job.whole_folders.push_back(std::move(folder));
   job.shares_directory = plan.is_partial;
+  if (model != nullptr)  // the last note of a plan names the programs that load the files
+    for (std::string& note : idle_option_notes(request, *model, plan)) job.notes.push_back(std::move(note));
   job.notes.insert(job.notes.end(), plan.notes.begin(), plan.notes.end());
   std::vector<std::uint32_t> transposed;  // which the source is read in another order for
   for (const std::uint32_t index : plan.map.transposed)

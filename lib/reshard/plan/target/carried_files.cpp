@@ -121,9 +121,10 @@ void carry_config(Files& files, Job& job, const Checkpoint& source) {
   if (source.config.empty() || is_in_place(files, source.config, job.output_directory)) return;
   OrderedJson config = read_compiled_config(files, source.config);
   bool is_new = !config.is_null();
-  if (!is_new) config = read_ordered_config(files, source.config);
+  const bool sets_ties = source.model && source.model->tied_by_files;
+  if (!is_new && (job.dtype || sets_ties)) config = read_ordered_config(files, source.config);
   if (job.dtype) is_new = set_config_dtype(config, *job.dtype) || is_new;
-  if (source.model && source.model->tied_by_files && config.is_object()) {
+  if (sets_ties && config.is_object()) {
     set_ties(config, *source.model->tied_by_files);
     is_new = true;
     job.notes.push_back(

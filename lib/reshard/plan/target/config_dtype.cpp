@@ -32,13 +32,20 @@ bool names_dtype(const OrderedJson& value) {
          });
 }
 
+/// \returns whether the value was another one.
+bool set_dtype(OrderedJson& value, DType dtype) {
+  const char* name = describe(dtype).torch_name;
+  if (value == name) return false;
+  value = name;
+  return true;
+}
+
 bool set_part_dtype(OrderedJson& part, DType dtype) {
   bool changed = false;
   for (const auto& [key, value] : part.items()) {
     const bool of_part = std::find(kDTypeKeys.begin(), kDTypeKeys.end(), key) != kDTypeKeys.end();
     if (of_part && names_dtype(value)) {
-      value = describe(dtype).torch_name;
-      changed = true;
+      changed = set_dtype(value, dtype) || changed;
     } else if (is_part(key, value)) {
       changed = set_part_dtype(value, dtype) || changed;
     }
@@ -70,10 +77,7 @@ bool set_config_dtype(OrderedJson& config, DType dtype) {
   if (!config.is_object()) return false;
   bool changed = set_part_dtype(config, dtype);
   for (const char* key : kDTypeKeys)  // whatever it was
-    if (config.contains(key)) {
-      config[key] = describe(dtype).torch_name;
-      changed = true;
-    }
+    if (config.contains(key)) changed = set_dtype(config[key], dtype) || changed;
   return changed;
 }
 

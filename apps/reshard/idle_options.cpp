@@ -1,0 +1,112 @@
+#include "idle_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "reshard/base/error.h"
+#include "reshard/layouts/core/layout.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/tensor/values/float_format.h"
+#include "reshard/tensor/values/shape.h"
+
+namespace reshard::cli {
+namespace {
+
+constexpr const char* kReplicaOptions[] = {"--replicas", "--no-check-replicas", "--allow-divergent-replicas"};
+
+/// Whether elements of a tensor are stored more than once, tied names apart.
+bool has_replicas(const TensorMap& map) {
+  for (std::size_t l = 0; l < map.logical.size(); ++l) {
+    if (map.logical[l].filler) continue;
+    std::uint64_t stored = 0;
+    for (const Piece& piece : map.pieces[l])
+      if (!map.stored[piece.stored].tied) stored += num_elems(piece.box.size).value_or(0);
+    if (stored > num_elems(map.logical[l].shape).value_or(0)) return true;
+  }
+  return false;
+}
+
+template <typename Wanted>
+bool casts(const Job& job, const Wanted& wanted) {
+  return std::any_of(job.program.transfers.begin(), job.program.transfers.end(), [&](const Transfer& transfer) {
+    const LogicalTensor* result = transfer.result(job.maps());
+    return transfer.source && result != nullptr && transfer.tensor(job.maps()).dtype != result->dtype &&
+           wanted(transfer.tensor(job.maps()).dtype);
+  });
+}
+
+bool casts_any(const Job& job) {
+  return casts(job, [](DType) { return true; });
+}
+
+/// Whether the dtype that is asked for changes nothing: neither tensors, nor the dtype that they would have without it,
+/// nor what config.json says.
+bool has_dtype_already(const Job& job) {
+  const bool has_other = std::any_of(job.source.logical.begin(), job.source.logical.end(),
+                                     [](const LogicalTensor& tensor) { return tensor.model_dtype.has_value(); });
+  const bool writes_config = std::any_of(job.text_files.begin(), job.text_files.end(),
+                                         [](const TextFile& file) { return file.path == kConfigFile; });
+  return !has_other && !writes_config && !job.layout->traits().casts_to_config_dtype && !casts_any(job);
+}
+
+struct Row {
+  const char* option;
+  const char* why;
+  bool (*is_idle)(const Job& job);
+};
+
+constexpr Row kRows[] = {
+    {"--dtype", "no tensor is cast", has_dtype_already},
+    {"--overflow", "no tensor is cast", [](const Job& job) { return !casts_any(job); }},
+    {"--cast-all", "no tensor of integers or booleans is cast",
+     [](const Job& job) { return !casts(job, [](DType dtype) { return !float_format(dtype); }); }},
+};
+
+bool is_given(const CLI::App& command, const char* name) {
+  const CLI::Option* option = command.get_option_no_throw(name);
+  return option != nullptr && option->count() > 0;
+}
+
+std::string no_effect(const char* option, const char* why) {
+  return fmt::format("{} has no effect: {}", option, why);
+}
+
+}  // namespace
+
+std::vector<std::string> idle_options(const CLI::App& command, const Job& job) {
+  std::vector<std::string> notes;
+  for (const Row& row : kRows)
+    if (is_given(command, row.option) && row.is_idle(job)) notes.push_back(no_effect(row.option, row.why));
+  for (const char* option : kReplicaOptions)
+    if (is_given(command, option) && !has_replicas(job.source))
+      notes.push_back(no_effect(option, "the source stores no tensor twice"));
+  return notes;
+}
+
+std::vector<std::string> idle_replica_options(const CLI::App& command, std::initializer_list<const TensorMap*> sides) {
+  std::vector<std::string> notes;
+  for (const char* option : kReplicaOptions)
+    if (is_given(command, option) &&
+        std::none_of(sides.begin(), sides.end(), [](const TensorMap* map) { return has_replicas(*map); }))
+      notes.push_back(no_effect(option, sides.size() == 1 ? "the checkpoint stores no tensor twice"
+                                                          : "neither checkpoint stores a tensor twice"));
+  return notes;
+}
+
+void validate_alone(const CLI::App& command, std::initializer_list<const char*> allowed, const std::string& with) {
+  constexpr std::string_view kAlways[] = {"threads", "max-memory", "io", "mpi", "json", "quiet"};
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() == 0 || option->get_lnames().empty()) continue;
+    const std::string& name = option->get_lnames().front();
+    const auto is_it = [&](std::string_view other) { return name == other; };
+    if (std::any_of(std::begin(kAlways), std::end(kAlways), is_it) ||
+        std::any_of(allowed.begin(), allowed.end(), is_it))
+      continue;
+    throw Error(ErrorKind::kUsage, fmt::format("--{} has no effect with {}", name, with))
+        .hint("leave out one of the two");
+  }
+}
+
+}  // namespace reshard::cli
