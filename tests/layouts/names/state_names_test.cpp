@@ -205,6 +205,22 @@ TEST_CASE("What wraps modules is taken out of names, wherever it stands") {
   CHECK(find_state_names(modules, nullptr).names == kModel);
 }
 
+TEST_CASE("A tensor whose name is the prefix of all others keeps it, and so do they") {
+  const auto names_of = [](const std::vector<std::string>& names) {
+    Container file;
+    for (const std::string& name : names) file.tensors.push_back({.name = name, .dtype = DType::kU8, .shape = {1}});
+    std::vector<std::string> notes;
+    take_out_wrappers({&file, 1}, notes);
+    std::vector<std::string> left;
+    for (const TensorEntry& tensor : file.tensors) left.push_back(tensor.name);
+    return left;
+  };
+  std::vector<std::string> wrapped = with_prefix("policy.");
+  CHECK(names_of(wrapped) == kModel);
+  wrapped.emplace_back("policy.");
+  CHECK(names_of(wrapped) == wrapped);
+}
+
 TEST_CASE("Names of no family are kept, and so is what lies beside the model under its prefix") {
   const std::vector<std::string> strange{"a.b", "a.c", "optim.state.a.b.exp_avg"};
   const StateNames found = find_state_names(strange, nullptr);

@@ -326,7 +326,8 @@ void take_out_words(NamesByFile& by_file, std::set<std::string>& wrappers) {
       }))
     prefix = kFront;
   const std::vector<std::string> words = outer_words(prefix);
-  if (!words.empty() && have_prefix(names, prefix)) {
+  const bool is_one_name = is_one_of(prefix, names);  // which would be empty without it
+  if (!words.empty() && !is_one_name && have_prefix(names, prefix)) {
     for (std::string& name : names) name.erase(0, prefix.size());
     wrappers.insert(words.begin(), words.end());
   }
