@@ -122,12 +122,8 @@ void add_moving(CLI::App& command, MovingArguments& arguments) {
       .add_option("--threads", arguments.threads,
                   "Number of threads that move bytes (default: number of CPUs, at most 16)")
       ->type_name("N");
-  command
-      .add_option("--max-memory", arguments.max_memory, "Memory for buffers and mapped windows, such as 256MiB or 1GB")
+  command.add_option("--max-memory", arguments.max_memory, "Memory for buffers, such as 256MiB or 1GB")
       ->type_name("SIZE")
-      ->capture_default_str();
-  command.add_option("--io", arguments.io, "How files are read and written: auto, mmap, read, direct")
-      ->type_name("NAME")
       ->capture_default_str();
   command
       .add_option(
@@ -576,15 +572,6 @@ Format parse_format(const std::string& option, const std::string& text, const La
   throw error;
 }
 
-IoMode parse_io_mode(const std::string& text) {
-  std::vector<std::string> names;
-  for (const IoModeRow& row : kIoModes) {
-    if (text == row.name) return row.mode;
-    names.emplace_back(row.name);
-  }
-  throw Error(ErrorKind::kUsage, fmt::format("--io: \"{}\" is not one of {}", printable(text), join(names, ", ")));
-}
-
 RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments& replicas) {
   RunOptions options;
   options.threads = parse_threads(arguments.threads);
@@ -593,7 +580,7 @@ RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments&
   if (options.max_memory_bytes < kMinMemoryBytes)
     throw Error(ErrorKind::kUsage, "--max-memory " + arguments.max_memory + " is too little to work in")
         .hint("give at least " + format_memory(kMinMemoryBytes));
-  options.storage = &local_storage(parse_io_mode(arguments.io));
+  options.storage = &local_storage();
   return options;
 }
 

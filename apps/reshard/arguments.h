@@ -20,7 +20,6 @@ struct MovingArguments {
   std::string family;
   std::string threads;
   std::string max_memory = "256MiB";
-  std::string io = "auto";
   std::string mpi;  // which has had its effect before the command line is parsed
 };
 void add_moving(CLI::App& command, MovingArguments& arguments);

@@ -96,7 +96,7 @@ std::vector<std::string> idle_replica_options(const CLI::App& command, std::init
 }
 
 void validate_alone(const CLI::App& command, std::initializer_list<const char*> allowed, const std::string& with) {
-  constexpr std::string_view kAlways[] = {"threads", "max-memory", "io", "mpi", "json", "quiet"};
+  constexpr std::string_view kAlways[] = {"threads", "max-memory", "mpi", "json", "quiet"};
   for (const CLI::Option* option : command.get_options()) {
     if (option->count() == 0 || option->get_lnames().empty()) continue;
     const std::string& name = option->get_lnames().front();

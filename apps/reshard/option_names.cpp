@@ -65,7 +65,7 @@ void validate_values(const CLI::App& command) {
 }
 
 std::map<std::string, std::string> given_options(const CLI::App& command) {
-  constexpr std::array<std::string_view, 9> kOfOneRank = {"threads", "max-memory", "io",    "mpi", "json",
+  constexpr std::array<std::string_view, 8> kOfOneRank = {"threads", "max-memory", "mpi",   "json",
                                                           "quiet",   "resume",     "clean", "help"};
   std::map<std::string, std::string> given = {{"the command", command.get_name()}};
   for (const CLI::Option* option : command.get_options()) {

@@ -96,8 +96,6 @@ TEST_CASE("numbers and sizes are taken strictly") {
     check_error(run_reshard({"shard", kModel, "o", "--tp=" + std::string(tp)}), 2, {"--tp"});
   for (const char* size : {"5 potatoes", "5Gb/s", "-5GB", "0", "5G", "1..5GB", "99999999999TB"})
     check_error(run_reshard({"consolidate", "x", "--max-shard-size=" + std::string(size)}), 2, {"--max-shard-size"});
-  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--io", "fast"}), 2,
-              {"--io: \"fast\" is not one of auto, mmap, read, direct"});
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--max-memory", "1KiB"}), 2,
               {"--max-memory", "at least"});
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--threads", "0"}), 2, {"--threads"});

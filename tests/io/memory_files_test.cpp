@@ -25,7 +25,6 @@ TEST_CASE("Files in memory are read as they were written") {
   CHECK(read_text_file(files, "/d/f", 3).size() == 3);
   CHECK(error_of([&] { read_text_file(files, "/d/f", 2); }).path() == "/d/f");
   CHECK(files.open("/d/f")->descriptor() == -1);
-  CHECK(files.open("/d/f")->map(0, 1) == nullptr);
 }
 
 TEST_CASE("A read past the end of a file in memory is an error that names file and byte") {

@@ -22,11 +22,6 @@ class WatchedSource final : public Source {
     }
     inner_->read_at(offset_bytes, out);
   }
-  std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const override {
-    auto range = storage_.maps() ? inner_->map(offset_bytes, size_bytes) : nullptr;
-    if (range) storage_.note_mapped();
-    return range;
-  }
   int descriptor() const override { return inner_->descriptor(); }
   const std::filesystem::path& path() const { return path_; }
 
@@ -103,7 +98,7 @@ std::uint64_t FaultStorage::pass(Operation operation, const std::filesystem::pat
 
 Files& FaultStorage::files_with(const std::filesystem::path& path) const {
   if (files_ && files_->exists(path)) return *files_;
-  return local_storage(lets_map ? IoMode::kMmap : IoMode::kRead);
+  return local_storage();
 }
 
 std::vector<DirectoryEntry> FaultStorage::list(const std::filesystem::path& directory) {

@@ -41,8 +41,6 @@ class FaultStorage final : public Storage {
   /// The write that would bring what was written to more than this fails with `kind`.
   std::optional<std::uint64_t> fail_after_bytes;
   ErrorKind kind = ErrorKind::kIo;
-  /// Whether files may be mapped; what is seen in this way is not noted.
-  bool lets_map = false;
   Directories* own_directories = nullptr;  // borrowed
   /// Whether ranges may be copied from file to file.
   bool copies_in_kernel = true;
@@ -52,7 +50,6 @@ class FaultStorage final : public Storage {
   std::unique_ptr<Sink> reopen(const std::filesystem::path& path) override;
   /// Not operations: tests put their own in this place.
   Directories& directories() override { return own_directories ? *own_directories : local_directories(); }
-  bool maps() const override { return lets_map; }
   std::vector<DirectoryEntry> list(const std::filesystem::path& directory) override;
   FileKind kind_of(const std::filesystem::path& path) override;
   /// Not an operation: stamps do not fail.
@@ -70,7 +67,6 @@ class FaultStorage final : public Storage {
   std::vector<Step> steps() const;
   std::uint64_t written_bytes() const { return written_bytes_; }
   std::uint64_t count(Operation operation) const;
-  std::uint64_t mapped_ranges() const { return mapped_ranges_; }
   /// Of the bytes that were written, those copied from file to file.
   std::uint64_t copied_bytes() const { return copied_bytes_; }
   /// Everything that was read of a file.
@@ -81,7 +77,6 @@ class FaultStorage final : public Storage {
   std::vector<unsigned> read_counts(const std::filesystem::path& path, std::uint64_t size_bytes) const;
 
   // For the files that it hands out.
-  void note_mapped() { ++mapped_ranges_; }
   void note_copied(std::uint64_t bytes) { copied_bytes_ += bytes; }
   std::uint64_t pass(Operation operation, const std::filesystem::path& path);
   void note_read(const std::filesystem::path& path, Range range);
@@ -93,7 +88,6 @@ class FaultStorage final : public Storage {
   Files* files_ = nullptr;
   std::atomic<std::uint64_t> operations_{0};
   std::atomic<std::uint64_t> written_bytes_{0};
-  std::atomic<std::uint64_t> mapped_ranges_{0};
   std::atomic<std::uint64_t> copied_bytes_{0};
   mutable std::mutex mutex_;
   std::map<std::string, std::vector<Range>> reads_, writes_;

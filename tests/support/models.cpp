@@ -153,8 +153,8 @@ void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_byt
   }
   RunOptions options;
   options.threads = threads;
-  options.storage = &local_storage(block_bytes % 2 == 0 ? IoMode::kMmap : IoMode::kRead);
-  options.tuning = {1, 1};
+  options.storage = &local_storage();
+  options.tuning.least_part_bytes = 1;
   const std::vector<std::uint32_t> crcs = run_program(job.maps(), job.program, root, options, {}, block_bytes);
   for (const TensorFile& file : job.target.files) {
     if (!needs_crcs(file)) continue;

@@ -71,11 +71,10 @@ std::string joined_name(std::string name) {
 
 RunOptions random_run(Random& random, Storage& storage) {
   RunOptions options;
-  options.storage = random() % 2 ? &storage : &local_storage(kIoModes[random() % std::size(kIoModes)].mode);
+  options.storage = random() % 2 ? &storage : &local_storage();
   options.sync = false;
   options.threads = static_cast<unsigned>(pick(random, 1, 3));
   options.max_memory_bytes = kMinMemoryBytes * one_of(random, {1, 3, 60});
-  options.tuning.least_view_bytes = one_of(random, {1, 300, 65536});
   options.tuning.least_part_bytes = one_of(random, {1, 8, 1024});
   return options;
 }

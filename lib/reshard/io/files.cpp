@@ -2,10 +2,6 @@
 
 namespace reshard {
 
-std::unique_ptr<MappedRange> Source::map(std::uint64_t, std::uint64_t) const {
-  return nullptr;
-}
-
 std::optional<std::int64_t> Files::modified_ns(const std::filesystem::path&) {
   return std::nullopt;
 }

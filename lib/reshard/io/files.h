@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "reshard/base/error.h"
-#include "reshard/io/mapped_range.h"
 
 namespace reshard {
 
@@ -28,12 +27,7 @@ class Source {
   ///         use).
   virtual void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const = 0;
 
-  // What only local files can do. Callers do without it where it is missing, as it is by default.
-
-  /// Maps a range that lies inside the file. \returns null where the file cannot be mapped, or is not to be
-  /// (Storage::maps); then there is read_at.
-  virtual std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const;
-  /// The descriptor, for calls that move bytes from file to file; -1 if there is none.
+  /// The descriptor, for calls that move bytes from file to file; -1 if there is none, as by default.
   virtual int descriptor() const { return -1; }
 };
 

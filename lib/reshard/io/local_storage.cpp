@@ -16,7 +16,6 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/io/direct_io.h"
 #include "reshard/io/local_directories.h"
 
 namespace reshard {
@@ -75,7 +74,7 @@ std::optional<FileKind> look_at(const std::filesystem::path& path) {
   return is_link ? FileKind::kBrokenLink : FileKind::kNone;
 }
 
-/// Owns one descriptor, or two where one goes past the page cache.
+/// Owns the descriptor.
 class LocalFile final : public Source, public Sink {
  public:
   LocalFile(int fd, std::filesystem::path path, std::uint64_t size_bytes)
@@ -84,20 +83,10 @@ class LocalFile final : public Source, public Sink {
   LocalFile& operator=(const LocalFile&) = delete;
   ~LocalFile() override { ::close(fd_); }
 
-  /// Maps what it is asked to.
-  void allow_mapping() { maps_ = true; }
-  /// Goes past the page cache where that is possible; opens the file a second time.
-  void open_direct(int access) { direct_ = DirectFile::open(fd_, access); }
-
   std::uint64_t size_bytes() const override { return size_bytes_; }
   int descriptor() const override { return fd_; }
 
   void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const override {
-    if (direct_) {
-      const std::uint64_t done = direct_->read_at(offset_bytes, out);
-      offset_bytes += done;
-      out = out.subspan(done);
-    }
     while (!out.empty()) {
       const ssize_t got = ::pread(fd_, out.data(), std::min(out.size(), kMaxIoBytes), static_cast<off_t>(offset_bytes));
       if (got < 0 && errno == EINTR) continue;
@@ -112,17 +101,18 @@ class LocalFile final : public Source, public Sink {
     }
   }
 
-  std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const override {
-    return maps_ && size_bytes > 0 ? MappedRange::make(fd_, path_, offset_bytes, size_bytes) : nullptr;
-  }
-
   void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) override {
-    if (direct_) return write_direct(offset_bytes, bytes);
-    write_cached(offset_bytes, bytes);
+    while (!bytes.empty()) {
+      const ssize_t put =
+          ::pwrite(fd_, bytes.data(), std::min(bytes.size(), kMaxIoBytes), static_cast<off_t>(offset_bytes));
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0) throw system_error(errno, "cannot write", path_).at_byte(offset_bytes);
+      offset_bytes += static_cast<std::uint64_t>(put);
+      bytes = bytes.subspan(static_cast<std::size_t>(put));
+    }
   }
 
   void write_gathered(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts) override {
-    if (direct_) return write_gathered_direct(offset_bytes, parts);
     std::array<iovec, IOV_MAX> vectors;
     while (!parts.empty()) {
       const std::size_t count = std::min(parts.size(), vectors.size());
@@ -137,7 +127,7 @@ class LocalFile final : public Source, public Sink {
         parts = parts.subspan(1);
       }
       if (left == 0) continue;  // else it stopped inside a part
-      write_cached(offset_bytes, parts.front().subspan(left));
+      write_at(offset_bytes, parts.front().subspan(left));
       offset_bytes += parts.front().size() - left;
       parts = parts.subspan(1);
     }
@@ -146,12 +136,12 @@ class LocalFile final : public Source, public Sink {
   bool copy_pays(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes) const override {
     const bool can = is_remote(file_system_) ||
                      (shares_blocks(file_system_) && (source_offset_bytes | offset_bytes) % kSharedBlockBytes == 0);
-    return can && !direct_ && source.descriptor() >= 0 && file_system_of(source.descriptor()) == file_system_;
+    return can && source.descriptor() >= 0 && file_system_of(source.descriptor()) == file_system_;
   }
 
   bool copy_from(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes,
                  std::uint64_t size_bytes) override {
-    if (direct_ || source.descriptor() < 0) return false;
+    if (source.descriptor() < 0) return false;
     auto from = static_cast<off_t>(source_offset_bytes);
     auto to = static_cast<off_t>(offset_bytes);
     while (size_bytes > 0) {
@@ -191,60 +181,14 @@ class LocalFile final : public Source, public Sink {
     throw system_error(errno, "cannot write back", path_);  // said once only: sync would not hear of it
   }
 
-  void write_cached(std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const ssize_t put =
-          ::pwrite(fd_, bytes.data(), std::min(bytes.size(), kMaxIoBytes), static_cast<off_t>(offset_bytes));
-      if (put < 0 && errno == EINTR) continue;
-      if (put < 0) throw system_error(errno, "cannot write", path_).at_byte(offset_bytes);
-      offset_bytes += static_cast<std::uint64_t>(put);
-      bytes = bytes.subspan(static_cast<std::size_t>(put));
-    }
-  }
-
-  /// Whole pages past the cache, the two ends through it: others may write the rest of these pages at the same time.
-  void write_direct(std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
-    const std::uint64_t head_bytes =
-        std::min<std::uint64_t>(bytes.size(), direct_pages_up(offset_bytes) - offset_bytes);
-    write_cached(offset_bytes, bytes.first(head_bytes));
-    const std::uint64_t done_bytes =
-        head_bytes + direct_->write_at(offset_bytes + head_bytes, bytes.subspan(head_bytes));
-    write_cached(offset_bytes + done_bytes, bytes.subspan(done_bytes));
-  }
-
-  /// Puts the parts together first, in pieces that end at whole pages: each may be shorter than a page.
-  void write_gathered_direct(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts) {
-    constexpr std::uint64_t kPieceBytes = std::uint64_t{256} << 10;
-    thread_local std::vector<std::byte> piece;
-    piece.reserve(kPieceBytes);
-    piece.clear();
-    for (std::span<const std::byte> part : parts)
-      while (!part.empty()) {
-        const std::uint64_t piece_end = (offset_bytes / kPieceBytes + 1) * kPieceBytes;
-        const std::uint64_t room = piece_end - offset_bytes - piece.size();
-        const auto taken = part.first(std::min<std::uint64_t>(part.size(), room));
-        piece.insert(piece.end(), taken.begin(), taken.end());
-        part = part.subspan(taken.size());
-        if (taken.size() < room) continue;
-        write_direct(offset_bytes, piece);
-        offset_bytes = piece_end;
-        piece.clear();
-      }
-    write_direct(offset_bytes, piece);
-  }
-
   int fd_;
   std::filesystem::path path_;
   std::uint64_t size_bytes_;
   std::uint32_t file_system_ = file_system_of(fd_);
-  bool maps_ = false;
-  std::unique_ptr<DirectFile> direct_;
 };
 
 class LocalStorage final : public Storage {
  public:
-  explicit LocalStorage(IoMode mode) : mode_(mode) {}
-
   std::unique_ptr<Source> open(const std::filesystem::path& path) override {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && errno == ENOENT) throw Error(ErrorKind::kBadInput, "no such file").in(path);
@@ -254,10 +198,7 @@ class LocalStorage final : public Storage {
       ::close(fd);
       throw Error(ErrorKind::kBadInput, "not a regular file").in(path);
     }
-    auto file = std::make_unique<LocalFile>(fd, path, static_cast<std::uint64_t>(status.st_size));
-    if (maps()) file->allow_mapping();
-    if (mode_ == IoMode::kDirect) file->open_direct(O_RDONLY);
-    return file;
+    return std::make_unique<LocalFile>(fd, path, static_cast<std::uint64_t>(status.st_size));
   }
 
   std::vector<DirectoryEntry> list(const std::filesystem::path& directory) override {
@@ -364,8 +305,6 @@ class LocalStorage final : public Storage {
 
   Directories& directories() override { return local_directories(); }
 
-  bool maps() const override { return mode_ == IoMode::kMmap; }
-
  private:
   static bool is_link(const std::filesystem::directory_entry& entry) {
     std::error_code ignored;
@@ -383,25 +322,15 @@ class LocalStorage final : public Storage {
   }
 
   std::unique_ptr<Sink> sink(int fd, const std::filesystem::path& path) const {
-    auto file = std::make_unique<LocalFile>(fd, path, 0);
-    if (mode_ == IoMode::kDirect) file->open_direct(O_WRONLY);
-    return file;
+    return std::make_unique<LocalFile>(fd, path, 0);
   }
-
-  IoMode mode_;
 };
 
 }  // namespace
 
-Storage& local_storage(IoMode mode) {
-  static LocalStorage automatic(IoMode::kAuto), mapped(IoMode::kMmap), read(IoMode::kRead), direct(IoMode::kDirect);
-  switch (mode) {
-    case IoMode::kAuto: return automatic;
-    case IoMode::kMmap: return mapped;
-    case IoMode::kRead: return read;
-    case IoMode::kDirect: return direct;
-  }
-  return automatic;
+Storage& local_storage() {
+  static LocalStorage storage;
+  return storage;
 }
 
 }  // namespace reshard

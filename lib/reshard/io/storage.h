@@ -56,8 +56,6 @@ class Storage : public Files {
   virtual std::unique_ptr<Sink> reopen(const std::filesystem::path& path) = 0;
   /// For what directories do besides holding files. Borrowed: it lives as long as the storage.
   virtual Directories& directories() = 0;
-  /// Whether its sources may be mapped, and memory is to be kept for that.
-  virtual bool maps() const { return false; }
 };
 
 }  // namespace reshard

@@ -342,63 +342,6 @@ TEST_CASE("A source that is replaced or written to after its header was read is 
       }
 }
 
-TEST_CASE("A source that is cut while it is mapped is an I/O error that names it, and nothing is left") {
-  for (const bool fuse_qkv : {false, true})  // written straight from there, and consolidated first
-    for (const bool consolidating : {false, true}) {
-      DYNAMIC_SECTION((consolidating ? "consolidated" : "sharded") << (fuse_qkv ? ", fused" : "")) {
-        const Sharded sharded(fuse_qkv);
-        shard(sharded.request);
-        ShardRequest request = sharded.request;
-        request.output_directory = sharded.temp / "ranks2";
-        const auto job = consolidating ? plan_consolidate(sharded.back) : plan_shard(request);
-        FaultStorage storage;
-        storage.lets_map = true;
-        std::uint64_t reads_before = 0;
-        const auto cut = [&](FaultStorage::Operation operation, std::uint64_t) {
-          // By now the first block is mapped, and the whole file with it.
-          if (operation != FaultStorage::Operation::kReopen) return;
-          reads_before = storage.count(FaultStorage::Operation::kRead);
-          for (const TensorFile& file : job->source.files) fs::resize_file(file.path, 0);
-        };
-        storage.before = cut;
-        RunOptions options;
-        options.storage = &storage;
-        options.threads = 1;
-        options.tuning = {1, 1};
-        const Error error = error_of([&] { execute(*job, options); });
-        INFO(error.what());
-        CHECK(error.kind() == ErrorKind::kIo);
-        CHECK_THAT(error.what(), Says("the file ends here, though it was longer when it was opened"));
-        const bool names_a_source = std::any_of(job->source.files.begin(), job->source.files.end(),
-                                                [&](const TensorFile& file) { return error.path() == file.path; });
-        CHECK(names_a_source);
-        CHECK(storage.mapped_ranges() > 0);
-        // One thread goes on to no other block: what it saw was mapped, so nothing was read of what it could not see.
-        CHECK(storage.count(FaultStorage::Operation::kRead) == reads_before);
-        CHECK_FALSE(fs::exists(job->output_directory));
-      }
-    }
-}
-
-TEST_CASE("Looking at a source that is cut while it is mapped is an I/O error that names it") {
-  const Sharded sharded;
-  const fs::path file = sharded.temp / "model/model.safetensors";
-  const auto inspection = read_checkpoint(sharded.temp / "model", {ConfigUse::kLenient});
-  const Program program = make_reading_program(inspection.map);
-  FaultStorage storage;
-  storage.lets_map = true;
-  RunOptions options;
-  options.storage = &storage;
-  options.threads = 1;
-  options.tuning = {1, 1};
-  const auto visit = [&](const VisitedBlock&) { fs::resize_file(file, 0); };
-  const Error error = error_of([&] { run_program({&inspection.map}, program, {}, options, visit, 64); });
-  CHECK(storage.mapped_ranges() > 0);
-  CHECK(storage.count(FaultStorage::Operation::kRead) == 0);
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK(error.path() == file.string());
-}
-
 TEST_CASE("The disk begins with what is written while the run goes on, and a full one ends it") {
   const TempDir temp;
   TinyModel model;

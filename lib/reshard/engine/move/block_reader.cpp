@@ -49,87 +49,12 @@ std::span<const std::byte> BlockReader::read(const TensorMap& map, FilePool<Sour
                                              std::optional<std::uint64_t> written_to_bytes) {
   const std::uint64_t bytes = *num_bytes(tensor.dtype, box.size);
   const std::vector<Group> groups = groups_of(map, reading.reads, tensor, box);
-  std::span<const std::byte> block;
-  if (groups.size() == 1 && groups.front().is_one_run() && groups.front().total_bytes == bytes)
-    block = view(map, files, groups.front(), 1);
-  if (block.empty()) {
-    const auto room = buffer.make_room(bytes, {place_read_from(map, groups), written_to_bytes});
-    if (const auto filler = map.logical[reading.logical].filler) fill_elements(tensor.dtype, room, *filler);
-    load_all(map, files, groups, room);
-    block = room;
-  }
-  const std::vector<Group> copies = groups_of(map, reading.checks, tensor, box);
-  for (const Group& group : copies) compare(map, files, reading, group, copies.size(), tensor, box, block);
+  const auto block = buffer.make_room(bytes, {place_read_from(map, groups), written_to_bytes});
+  if (const auto filler = map.logical[reading.logical].filler) fill_elements(tensor.dtype, block, *filler);
+  for (const Group& group : groups) load(map, files, group, block);
+  for (const Group& group : groups_of(map, reading.checks, tensor, box))
+    compare(map, files, reading, group, tensor, box, block);
   return block;
-}
-
-bool BlockReader::read_parts(const TensorMap& map, FilePool<Source>& files, std::span<const Group> groups,
-                             std::vector<std::span<const std::byte>>& parts) {
-  parts.clear();
-  if (groups.empty()) return false;
-  if (groups.size() == 1 && groups.front().is_one_run()) {
-    const auto bytes = view(map, files, groups.front(), 1);
-    if (!bytes.empty()) parts.push_back(bytes);
-    return !bytes.empty();
-  }
-  // Columns of the block side by side, in rows of one length.
-  const Runs& first = groups.front().runs.front();
-  for (const Group& group : groups) {
-    const Runs& runs = group.runs.front();
-    if (group.runs.size() != 1 || runs.loops.size() != 1 || runs.run_bytes < shared_.options.tuning.least_part_bytes ||
-        runs.loops.front().count != first.loops.front().count ||
-        runs.loops.front().b_stride_bytes != first.loops.front().b_stride_bytes)
-      return false;
-  }
-  std::vector<const Group*> columns;
-  for (const Group& group : groups) columns.push_back(&group);
-  std::sort(columns.begin(), columns.end(), [](const Group* a, const Group* b) {
-    return a->runs.front().b_begin_bytes < b->runs.front().b_begin_bytes;
-  });
-  std::uint64_t row_bytes = 0;
-  for (const Group* column : columns) {
-    if (column->runs.front().b_begin_bytes != row_bytes) return false;
-    row_bytes += column->runs.front().run_bytes;
-  }
-  if (row_bytes != first.loops.front().b_stride_bytes) return false;
-  std::vector<const std::byte*> at;
-  for (const Group* column : columns) {
-    const auto bytes = view(map, files, *column, groups.size());
-    if (bytes.empty()) return false;
-    at.push_back(bytes.data() + (column->runs.front().a_begin_bytes - column->begin_bytes));
-  }
-  for (std::uint64_t row = 0; row < first.loops.front().count; ++row)
-    for (std::size_t c = 0; c < columns.size(); ++c) {
-      const Runs& runs = columns[c]->runs.front();
-      parts.emplace_back(at[c] + row * runs.loops.front().a_stride_bytes, runs.run_bytes);
-    }
-  return true;
-}
-
-/// Of what the group spans in its file; `groups` are wanted for the block.
-std::span<const std::byte> BlockReader::view(const TensorMap& map, FilePool<Source>& files, const Group& group,
-                                             std::size_t groups) {
-  if (!windows_.can_view()) return {};
-  const StoredTensor& stored = map.stored[group.stored];
-  const std::uint64_t span_bytes = group.end_bytes - group.begin_bytes;
-  if (span_bytes > 2 * group.total_bytes) return {};  // most of it is for others
-  const auto file = shared_.open(map, files, stored.file);
-  return windows_.view(file, stored.offset_bytes + group.begin_bytes, span_bytes, groups);
-}
-
-/// Puts the groups' bytes into `block`.
-void BlockReader::load_all(const TensorMap& map, FilePool<Source>& files, std::span<const Group> groups,
-                           std::span<std::byte> block) {
-  copies_.clear();
-  for (const Group& group : groups) {
-    const auto seen = view(map, files, group, groups.size());
-    if (seen.empty()) {
-      load(map, files, group, block);
-      continue;
-    }
-    for (const Runs& runs : group.runs) copies_.push_back({&runs, seen.data(), group.begin_bytes, block.data(), 0});
-  }
-  copy_runs_together(copies_);
 }
 
 /// Puts the group's bytes into `block`, from the file in as few calls as do not read what others need.
@@ -190,17 +115,13 @@ void BlockReader::read_ranges(const Source& file, std::uint64_t offset_bytes, co
 /// The bytes of a replica are those of the first.
 /// \throws Error with the first element that differs.
 void BlockReader::compare(const TensorMap& map, FilePool<Source>& files, const Reading& reading, const Group& group,
-                          std::size_t groups, const LogicalTensor& tensor, const Box& box,
-                          std::span<const std::byte> block) {
-  const auto seen = view(map, files, group, groups + 1);
-  if (seen.empty()) {
-    load(map, files, group, buffers_.other.make_room(block.size(), {place_read_from(map, {&group, 1}), {}}));
-  }
+                          const LogicalTensor& tensor, const Box& box, std::span<const std::byte> block) {
+  load(map, files, group, buffers_.other.make_room(block.size(), {place_read_from(map, {&group, 1}), {}}));
   std::optional<std::uint64_t> differs_at;  // the first byte of the block that does
   std::string values;                       // of a number: its own, and that of the replica
   for (const Runs& runs : group.runs)
-    runs.for_each([&](std::uint64_t a, std::uint64_t b) {
-      const std::byte* const copy = seen.empty() ? buffers_.other.data() + b : seen.data() + (a - group.begin_bytes);
+    runs.for_each([&](std::uint64_t, std::uint64_t b) {
+      const std::byte* const copy = buffers_.other.data() + b;
       if (differs_at || std::memcmp(block.data() + b, copy, runs.run_bytes) == 0) return;
       std::uint64_t at = 0;
       while (at + 1 < runs.run_bytes && block[b + at] == copy[at]) ++at;
@@ -216,7 +137,6 @@ void BlockReader::compare(const TensorMap& map, FilePool<Source>& files, const R
 /// Decides about the whole replica, whichever block showed that it differs.
 void BlockReader::differ(const TensorMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
                          const LogicalTensor& tensor, const Dims& index, std::string_view values) {
-  windows_.validate_whole();  // else it is no difference, but a file that was cut
   const Check& check = *std::find_if(reading.checks.begin(), reading.checks.end(),
                                      [&](const Check& one) { return one.stored == stored; });
   const Replicas replicas = shared_.options.replicas;

@@ -35,13 +35,12 @@ void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) 
   const std::uint32_t crc = shared_.checksums.add(target, group.stored, begin_bytes, bytes, gathered_);
   note_written(group.stored, crc);
   const auto sink = sink_of(stored);
-  ++shared_.writers[stored.file];  // after a failure nobody asks
+  const std::uint64_t offset_bytes = stored.offset_bytes + begin_bytes;
   if (gathered_.size() == 1)
-    sink->write_at(stored.offset_bytes + begin_bytes, gathered_.front());
+    sink->write_at(offset_bytes, gathered_.front());
   else
-    sink->write_gathered(stored.offset_bytes + begin_bytes, gathered_);
-  --shared_.writers[stored.file];
-  if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, stored.offset_bytes + begin_bytes, bytes);
+    sink->write_gathered(offset_bytes, gathered_);
+  if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, offset_bytes, bytes);
 }
 
 /// The offset in its file where a group's part of its stored tensor begins.
@@ -114,22 +113,6 @@ void BlockWriter::write_together(std::span<const Group> groups, std::span<const 
       write_gathered(group, group.begin_bytes);
     }
   }
-}
-
-void BlockWriter::store(const Group& group, std::span<const std::span<const std::byte>> parts) {
-  const Runs& run = group.runs.front();
-  const std::uint64_t begin = run.b_begin_bytes;
-  const std::uint64_t end = begin + run.run_bytes;
-  gathered_.clear();
-  std::uint64_t at = 0;
-  for (const std::span<const std::byte> part : parts) {
-    const std::uint64_t part_begin = std::max(at, begin);
-    const std::uint64_t part_end = std::min(at + part.size(), end);
-    if (part_begin < part_end) gathered_.push_back(part.subspan(part_begin - at, part_end - part_begin));
-    at += part.size();
-    if (at >= end) break;
-  }
-  write_gathered(group, run.a_begin_bytes);
 }
 
 bool BlockWriter::copy(const Group& group, const Source& source, std::uint64_t source_offset_bytes) {

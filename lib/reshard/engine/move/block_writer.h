@@ -24,16 +24,8 @@ class BlockWriter {
   /// \throws Error kNoSpace or kIo.
   std::uint64_t store(std::span<const Group> groups, std::span<const std::byte> block);
 
-  /// Writes a group, one run, of a block that lies in parts.
-  void store(const Group& group, std::span<const std::span<const std::byte>> parts);
-
   /// What was written since the last call, for a UnitLedger.
   UnitReport take_noted() { return std::exchange(noted_, {}); }
-
-  /// Whether another thread is writing to the group's file.
-  bool has_to_wait(const Group& group) const {
-    return shared_.writers[shared_.maps.target->stored[group.stored].file] > 0;
-  }
 
   /// Has the file system copy the group, one run, from a range of a file. \returns false where that does not pay or
   /// cannot be.

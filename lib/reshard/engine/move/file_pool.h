@@ -10,8 +10,8 @@
 
 namespace reshard {
 
-/// Keeps at most `capacity` files of a larger set open, the ones used last. A file in use (by a thread's block, its
-/// mapped windows, a write-back on its way) stays alive until its last user lets go, beside those. Thread-safe.
+/// Keeps at most `capacity` files of a larger set open, the ones used last. A file in use (by a thread's block, a
+/// write-back on its way) stays alive until its last user lets go, beside those. Thread-safe.
 template <typename File>
 class FilePool {
  public:

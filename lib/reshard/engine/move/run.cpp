@@ -37,8 +37,8 @@ std::uint64_t first_elem(const Dims& shape, const Box& box) {
 /// One thread of a run.
 class Mover {
  public:
-  Mover(SharedRun& shared, unsigned number, std::uint64_t max_window_bytes)
-      : shared_(shared), number_(number), reader_(shared, buffers_, max_window_bytes), writer_(shared, buffers_) {}
+  Mover(SharedRun& shared, unsigned number)
+      : shared_(shared), number_(number), reader_(shared, buffers_), writer_(shared, buffers_) {}
 
   void run() {
     BlockQueue::Item item;
@@ -48,14 +48,7 @@ class Mover {
         continue;
       }
       throw_if_stopped(shared_.options);
-      reader_.start_block();
-      try {
-        process(item);
-      } catch (const Error&) {
-        reader_.validate_whole();  // a file that was cut is the reason for what else went wrong
-        throw;
-      }
-      reader_.validate_whole();
+      process(item);
     }
   }
 
@@ -76,8 +69,7 @@ class Mover {
       std::span<const std::byte> block = read(transfer, item.box, written_to_bytes);
       if (transfer.target) {
         block = cast(transfer, item.box, block, written_to_bytes);
-        parts_.assign(1, block);
-        hash_parts(item);
+        hash(item, block);
         done = writer_.store(targets, block);
       }
       std::span<const std::byte> against;
@@ -111,58 +103,35 @@ class Mover {
     shared_.ledger->add(block, block_bytes);
   }
 
-  /// Writes a block without bringing it into one piece, where nobody has to look at it and its parts are long.
+  /// Has the file system copy a block that nobody has to look at. \returns false where that cannot be, or does not pay.
   bool move(const BlockQueue::Item& item, std::span<const Group> targets) {
     const Transfer& transfer = shared_.program.transfers[item.transfer];
     const Box& box = item.box;
     const ProgramMaps& maps = shared_.maps;
     if (!transfer.target || !transfer.source || !transfer.more.empty() || shared_.visitor || transfer.against ||
-        !transfer.source->checks.empty())
+        !transfer.source->checks.empty() || !shared_.digests.empty())
       return false;
     const LogicalTensor& tensor = transfer.tensor(maps);
     if (tensor.filler || tensor.dtype != maps.target->logical[*transfer.target].dtype) return false;
     for (const Group& target : targets)
       if (!target.is_one_run()) return false;
     const std::vector<Group> sources = groups_of(*maps.source, transfer.source->reads, tensor, box);
-    if (reader_.read_parts(*maps.source, shared_.sources, sources, parts_)) {
-      hash_parts(item);
-      store_parts(targets);
-    } else if (!shared_.digests.empty() || sources.size() != 1 || !sources.front().is_one_run() ||
-               !copy_in_kernel(sources.front(), targets)) {
-      return false;
-    }
-    return true;
+    return sources.size() == 1 && sources.front().is_one_run() && copy_in_kernel(sources.front(), targets);
   }
 
-  /// Hashes a block as it is written, which lies in parts_.
-  void hash_parts(const BlockQueue::Item& item) {
+  /// Hashes a block as it is written.
+  void hash(const BlockQueue::Item& item, std::span<const std::byte> block) {
     if (shared_.digests.empty()) return;
     const std::uint32_t target = *shared_.program.transfers[item.transfer].target;
     const LogicalTensor& tensor = shared_.maps.target->logical[target];
     if (tensor.filler) return;
     const auto begin = std::chrono::steady_clock::now();
-    for (const auto part : parts_) hash_.update(part);
+    hash_.update(block);
     const UnitReport::Leaf leaf{target, first_elem(tensor.shape, item.box), hash_.finish()};
     shared_.digests[target].add(leaf.first_elem, leaf.digest);
     if (shared_.ledger) leaf_ = leaf;
     shared_.hashing_ns += static_cast<std::uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count());
-  }
-
-  /// A file system lets one thread at a time write to a file. Where another one does, this puts the block together
-  /// meanwhile: then its own turn is short.
-  void store_parts(std::span<const Group> targets) {
-    if (parts_.size() == 1 || std::none_of(targets.begin(), targets.end(),
-                                           [&](const Group& target) { return writer_.has_to_wait(target); })) {
-      for (const Group& target : targets) writer_.store(target, parts_);
-      return;
-    }
-    std::uint64_t bytes = 0;
-    for (const auto part : parts_) bytes += part.size();
-    buffers_.block.make_room(bytes, {{}, writer_.place_written_to(targets)});
-    std::byte* at = buffers_.block.data();
-    for (const auto part : parts_) at = std::copy(part.begin(), part.end(), at);
-    writer_.store(targets, buffers_.block.bytes());
   }
 
   /// Has the file system copy the block, where that pays, no checksums are wanted, and each byte goes to one place.
@@ -201,13 +170,10 @@ class Mover {
       const BlockGrid grid(tensor.dtype, tensor.shape, kComparedBlockBytes);
       for (std::uint64_t i = 0; i < grid.count() && !terms.differ; ++i) {
         throw_if_stopped(shared_.options);
-        reader_.start_block();
         const auto blocks = read_terms(transfer, grid.block(i), {});
         for (const auto block : blocks)
           terms.differ = terms.differ || std::memcmp(blocks.front().data(), block.data(), block.size()) != 0;
-        reader_.validate_whole();
       }
-      reader_.start_block();
     });
     return terms.differ;
   }
@@ -259,7 +225,6 @@ class Mover {
   Buffers buffers_;
   BlockReader reader_;
   BlockWriter writer_;
-  std::vector<std::span<const std::byte>> parts_;
   Sha256 hash_;
   std::optional<UnitReport::Leaf> leaf_;  // of the block
 };
@@ -280,9 +245,9 @@ std::uint64_t leaf_source_bytes(const ProgramMaps& maps, const Program& program)
   return most;
 }
 
-void run_worker(SharedRun& shared, unsigned number, std::uint64_t max_window_bytes) {
+void run_worker(SharedRun& shared, unsigned number) {
   try {
-    Mover(shared, number, max_window_bytes).run();
+    Mover(shared, number).run();
   } catch (...) {
     shared.fail(std::current_exception());
   }
@@ -298,8 +263,8 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
         .hint("give at least " + format_memory(kMinMemoryBytes));
   // Memory comes first: with little of it, fewer threads work, each in blocks that are still worth a system call.
   if (options.digests) visit_block_bytes = std::max(kLeafBytes, leaf_source_bytes(maps, program));
-  const std::uint64_t visited_bytes = (options.digests ? buffers_per_thread(maps, program) : kPlainBuffers) *
-                                      visit_block_bytes * (options.storage->maps() ? 2 : 1);
+  const std::uint64_t visited_bytes =
+      (options.digests ? buffers_per_thread(maps, program) : kPlainBuffers) * visit_block_bytes;
   constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
   if (visit_block_bytes >= kLeafBytes && visited_bytes + kReadAheadBytes > options.max_memory_bytes)
     throw Error(ErrorKind::kUsage,
@@ -311,13 +276,12 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
   const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
       thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));
   const std::uint64_t per_thread = options.max_memory_bytes / threads - kReadAheadBytes;
-  const std::uint64_t window_bytes = options.storage->maps() ? per_thread / 2 : 0;
-  const std::uint64_t most = (per_thread - window_bytes) / buffers_per_thread(maps, program);
+  const std::uint64_t most = per_thread / buffers_per_thread(maps, program);
   const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
   const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
   SharedRun shared(maps, program, parts, target_root, options, visitor, threads, block_bytes, strided_bytes);
   // Where fewer threads are to be had, one is several workers, and finds the later ones' work done.
-  for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i), window_bytes); });
+  for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i)); });
   shared.write_back.clear();
   shared.sinks.clear();  // which may have a failure to tell
   if (shared.failure) std::rethrow_exception(shared.failure);

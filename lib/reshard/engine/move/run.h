@@ -44,8 +44,6 @@ struct Progress {
 
 /// What pays, as measured (tests/bench). Outputs do not depend on it; tests let small tensors go every way.
 struct Tuning {
-  /// Less is read, unless it lies in a window already mapped.
-  std::uint64_t least_view_bytes = std::uint64_t{64} << 10;
   /// Shorter runs are put together here; longer ones by the kernel, which saves a copy but takes its time for each.
   std::uint64_t least_part_bytes = 1024;
   /// Bytes moved for a unit, of which a journal tells whether it is done: at least, where there are not too many.
@@ -66,7 +64,7 @@ enum class Replicas : std::uint8_t {
 
 struct RunOptions {
   unsigned threads = 0;                                       // 0: as many as there are processors, at most 16
-  std::uint64_t max_memory_bytes = std::uint64_t{256} << 20;  // buffers and mapped windows, over all threads
+  std::uint64_t max_memory_bytes = std::uint64_t{256} << 20;  // buffers, over all threads
   Overflow overflow = Overflow::kSaturate;                    // of casts
   Progress* progress = nullptr;                               // borrowed; may be null
   Storage* storage = &local_storage();                        // borrowed

@@ -41,8 +41,7 @@ SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, co
             }),
       checksums(the_maps.target),
       write_back(the_maps.target ? the_maps.target->files.size() : 0, open_files()),
-      writers(the_maps.target ? the_maps.target->files.size() : 0),
-      written(writers.size()) {
+      written(the_maps.target ? the_maps.target->files.size() : 0) {
   for (std::size_t i = 0; i < program.transfers.size(); ++i)
     if (!program.transfers[i].more.empty()) means.try_emplace(i);
   if (options.on_unit) ledger = std::make_unique<UnitLedger>(maps, program, parts, options.on_unit);

@@ -55,7 +55,7 @@ class Checksums {
 };
 
 /// How many files each pool of a run keeps open: an eighth of what the process may have, at most 256. There are three
-/// pools; windows and what is on its way to the disk keep about as many each; files past the page cache are open twice.
+/// pools; what is on its way to the disk keeps about as many.
 std::size_t open_files();
 
 /// A file of a source in `files` is still the one that the map is about.
@@ -107,9 +107,8 @@ struct SharedRun {
   std::atomic<std::uint64_t> hashing_ns{0};
   std::unique_ptr<UnitLedger> ledger;  // null where nobody asks for units
   WriteBack write_back;
-  std::vector<std::atomic<unsigned>> writers;  // of each target file: threads that write to it just now
-  std::vector<std::atomic<bool>> written;      // whether anything was written to each target file
-  std::atomic<std::uint64_t> done_bytes{0};    // as of Progress
+  std::vector<std::atomic<bool>> written;    // whether anything was written to each target file
+  std::atomic<std::uint64_t> done_bytes{0};  // as of Progress
 };
 
 /// Of single elements that lie near each other in a file, so much is read at once.
