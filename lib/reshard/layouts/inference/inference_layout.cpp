@@ -118,8 +118,7 @@ TargetPlan InferenceLayout::plan(const TargetRequest& request, const TargetConte
   PartitionOptions options, padded;
   options.separate = padded.separate = padded.pad = true;
   options.pad = pads(request.options);
-  validate_split(model, plan.mesh.tp, options, padded, padding_option());
-  validate_whole_bytes(model, plan.mesh.tp, options, context.logical);
+  validate_split(model, plan.mesh.tp, options, padded, padding_option(), context.logical);
   plan_ranks(plan, target, request.options, context);
   plan.is_partial = request.options.has(kStartRank.name) || request.options.has(kEndRank.name);
   plan.has_first_rank = target.first_rank == 0;

@@ -512,11 +512,9 @@ class VllmLayout final : public RankLayout {
   static void validate_degree(const Sizes& sizes, std::uint32_t tp, const Form& form) {
     const std::string problem = sizes.problem(tp, form.expert_parallel);
     if (problem.empty()) return;
-    constexpr std::uint64_t kMost = 512;
-    std::vector<std::uint64_t> degrees;
-    for (std::uint64_t degree = 1; degree <= kMost; ++degree)
-      if (sizes.problem(degree, form.expert_parallel).empty()) degrees.push_back(degree);
-    throw Error(ErrorKind::kUsage, problem).hint(describe_degrees(degrees));
+    throw Error(ErrorKind::kUsage, problem).hint(describe_degrees([&](std::uint64_t degree) {
+      return sizes.problem(degree, form.expert_parallel).empty();
+    }));
   }
 
   static void validate_dtypes(const Model& model, std::span<const LogicalTensor> logical) {

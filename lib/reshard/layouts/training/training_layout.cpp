@@ -46,45 +46,47 @@ void plan_mesh(TargetPlan& plan, const TargetRequest& request, const Model& mode
     plan.cut_names.push_back(fmt::format("{}.{}", layer_prefix, layer));
 }
 
-void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options,
-                    const PartitionOptions& padded, const LayoutOption* padding) {
-  try {
-    validate_split(model, tp, options);
-  } catch (Error& error) {
-    if (padding != nullptr && !tensor_parallel_problem(model, tp, padded))
-      error.hint(fmt::format("`{}` pads sizes that {} ranks do not divide; {}", padding->name, tp, error.hint()));
-    throw;
-  }
-}
+namespace {
 
-void validate_whole_bytes(const Model& model, std::uint32_t tp, const PartitionOptions& options,
-                          std::span<const LogicalTensor> logical) {
+/// Ranks do not share a byte of packed elements.
+DegreeProblem shared_byte_problem(const Model& model, std::span<const LogicalTensor> logical) {
   std::unordered_map<std::string_view, const LogicalTensor*> packed;
   for (const LogicalTensor& tensor : logical)
     if (bits(tensor.dtype) % 8 != 0) packed.emplace(tensor.name, &tensor);
-  if (packed.empty()) return;
-  /// The first tensor of which `degree` ranks would share a byte.
-  const auto shared = [&](std::uint64_t degree) -> const LogicalTensor* {
+  if (packed.empty()) return nullptr;
+  return [packed = std::move(packed), &model](std::uint64_t degree) -> std::optional<Error> {
     for (const ModelParameter& parameter : model.parameters) {
       const auto found = packed.find(parameter.name);
       if (found == packed.end() || !parameter.split_dim || split_problem(parameter, degree, false)) continue;
-      std::uint64_t inner = bits(found->second->dtype);  // of one element along the dim that is split
+      const LogicalTensor& tensor = *found->second;
+      std::uint64_t inner = bits(tensor.dtype);  // of one element along the dim that is split
       for (std::size_t d = *parameter.split_dim + 1; d < parameter.shape.size(); ++d) inner *= parameter.shape[d] % 8;
       std::vector<std::uint64_t> sizes{parameter.shape[*parameter.split_dim]};
       for (const PackedPart& part : parameter.packed) sizes.push_back(part.size);
       for (const std::uint64_t size : sizes)
-        if (size / degree % 8 * (inner % 8) % 8 != 0) return found->second;
+        if (size / degree % 8 * (inner % 8) % 8 != 0)
+          return std::move(
+              Error(ErrorKind::kUsage, fmt::format("{} ranks would share a packed byte: elements of {} have {} bits",
+                                                   degree, name(tensor.dtype), bits(tensor.dtype)))
+                  .tensor(tensor.name));
     }
-    return nullptr;
+    return std::nullopt;
   };
-  const LogicalTensor* tensor = shared(tp);
-  if (tensor == nullptr) return;
-  std::vector<std::uint64_t> degrees = legal_tp_degrees(model, options);
-  std::erase_if(degrees, shared);
-  throw Error(ErrorKind::kUsage, fmt::format("{} ranks would share a packed byte: elements of {} have {} bits", tp,
-                                             name(tensor->dtype), bits(tensor->dtype)))
-      .tensor(tensor->name)
-      .hint(describe_degrees(degrees));
+}
+
+}  // namespace
+
+void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options,
+                    const PartitionOptions& padded, const LayoutOption* padding,
+                    std::span<const LogicalTensor> logical) {
+  try {
+    validate_split(model, tp, options, shared_byte_problem(model, logical));
+  } catch (Error& error) {
+    if (padding != nullptr && tensor_parallel_problem(model, tp, options) &&
+        !tensor_parallel_problem(model, tp, padded))
+      error.hint(fmt::format("`{}` pads sizes that {} ranks do not divide; {}", padding->name, tp, error.hint()));
+    throw;
+  }
 }
 
 HoldsName names_in(std::span<const LogicalTensor> logical) {
@@ -245,8 +247,7 @@ TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContex
     options.kv_size_multiplier.reset();  // the source's, which only its padding heads allow
   options.fuse_linears = fuses_linears(request, context.source_partition);
   options = described_options(model, options);
-  validate_split(model, plan.mesh.tp, options, padded(options), padding_option());
-  validate_whole_bytes(model, plan.mesh.tp, options, context.logical);
+  validate_split(model, plan.mesh.tp, options, padded(options), padding_option(), context.logical);
   const auto stages =
       plan_stages(model, plan.mesh.tp, *plan.partition, options, names_in(context.logical), plan.mesh.ep);
   plan.map = sharded_target_map(stages, plan.mesh.tp, context.logical, {this, format_of(request)}, plan.mesh.ep);

@@ -84,16 +84,12 @@ void plan_mesh(TargetPlan& plan, const TargetRequest& request, const Model& mode
 /// \throws Error kUsage.
 Mesh mesh_of(const TargetRequest& request);
 
-/// The model can be split so; `padded` are the options under which sizes are padded, and `padding` the layout's option
-/// for it, if it has one.
+/// The model, whose tensors are `logical`, can be split so, and ranks do not share a byte of packed elements; `padded`
+/// are the options under which sizes are padded, and `padding` the layout's option for it, if it has one.
 /// \throws Error kUsage, with what would work.
 void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options,
-                    const PartitionOptions& padded, const LayoutOption* padding);
-
-/// Ranks do not share a byte of packed elements.
-/// \throws Error kUsage, with the TP degrees that work.
-void validate_whole_bytes(const Model& model, std::uint32_t tp, const PartitionOptions& options,
-                          std::span<const LogicalTensor> logical);
+                    const PartitionOptions& padded, const LayoutOption* padding,
+                    std::span<const LogicalTensor> logical);
 
 /// Whether `logical` has a tensor of a name. Borrows `logical`.
 HoldsName names_in(std::span<const LogicalTensor> logical);

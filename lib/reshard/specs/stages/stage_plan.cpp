@@ -401,7 +401,24 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
   return std::nullopt;
 }
 
-std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const PartitionOptions& options) {
+namespace {
+
+std::vector<std::uint64_t> degrees_that(const std::function<bool(std::uint64_t)>& work) {
+  std::vector<std::uint64_t> degrees;
+  for (std::uint64_t tp = 1; tp <= kMaxTriedDegree; ++tp)
+    if (work(tp)) degrees.push_back(tp);
+  return degrees;
+}
+
+std::string degrees_hint(const std::vector<std::uint64_t>& degrees) {
+  if (degrees.empty()) return "no TP degree works for this model with these options";
+  return "TP degrees that work for this model: " + list_numbers(degrees, 24);
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const PartitionOptions& options,
+                                            const DegreeProblem& more) {
   // Most layers are alike, and all experts: each kind of them once, so that a large model is still answered at once.
   Model kinds = model;
   std::set<std::tuple<std::string, Dims, std::uint64_t>> seen;
@@ -412,10 +429,8 @@ std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const PartitionO
     std::erase_if(kind, [](char c) { return c >= '0' && c <= '9'; });
     return !seen.emplace(kind, p.shape, p.heads).second;
   });
-  std::vector<std::uint64_t> legal;
-  for (std::uint64_t tp = 1; tp <= kMaxTriedDegree; ++tp)
-    if (!tensor_parallel_problem(kinds, tp, options)) legal.push_back(tp);
-  return legal;
+  return degrees_that(
+      [&](std::uint64_t tp) { return !tensor_parallel_problem(kinds, tp, options) && !(more && more(tp)); });
 }
 
 namespace {
@@ -451,15 +466,15 @@ void validate_experts(const Model& model, std::uint64_t ep) {
 
 }  // namespace
 
-std::string describe_degrees(const std::vector<std::uint64_t>& degrees) {
-  if (degrees.empty()) return "no TP degree works for this model with these options";
-  return "TP degrees that work for this model: " + list_numbers(degrees, 24);
+std::string describe_degrees(const std::function<bool(std::uint64_t)>& works) {
+  return degrees_hint(degrees_that(works));
 }
 
-void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
+void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options, const DegreeProblem& more) {
   auto problem = tensor_parallel_problem(model, tp, options);
+  if (!problem && more) problem = more(tp);
   if (!problem) return;
-  const std::string degrees = describe_degrees(legal_tp_degrees(model, options));
+  const std::string degrees = degrees_hint(legal_tp_degrees(model, options, more));
   throw problem->hint(problem->hint().empty() ? degrees : problem->hint() + "; " + degrees);
 }
 

@@ -85,15 +85,21 @@ std::uint64_t padded_size(const Model& model, const ModelParameter& parameter, s
 /// Why the model cannot be split over `tp` ranks, or nothing. The error names the tensor, the dim and the sizes.
 std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t tp, const PartitionOptions& options);
 
-/// The TP degrees up to 512 for which there is no problem, ascending.
-std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const PartitionOptions& options);
+/// Why so many ranks cannot have a model, for another reason than tensor_parallel_problem; or nothing.
+using DegreeProblem = std::function<std::optional<Error>(std::uint64_t tp)>;
 
-/// A hint that lists the tensor-parallel degrees that work.
-std::string describe_degrees(const std::vector<std::uint64_t>& degrees);
+/// The TP degrees up to 512 for which there is no problem, ascending.
+/// \param more  further problems, or null.
+std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const PartitionOptions& options,
+                                            const DegreeProblem& more = nullptr);
+
+/// A hint that lists the tensor-parallel degrees up to 512 that work.
+std::string describe_degrees(const std::function<bool(std::uint64_t)>& works);
 
 /// That the model can be split over `tp` ranks.
 /// \throws Error kUsage or kUnsupported, with the degrees that work, if it cannot.
-void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options);
+void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options,
+                    const DegreeProblem& more = nullptr);
 
 /// The metadata of every pipeline rank. `holds` says whether the checkpoint has a parameter that the family calls
 /// optional; `ep` is the number of expert-parallel ranks.
