@@ -6,13 +6,12 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/formats/dcp/dcp_item.h"
-#include "support/catch.h"
 #include "support/dcp.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/golden.h"
 #include "support/local_files.h"
 #include "support/pickles.h"
+#include "support/refusals.h"
 #include "support/zips.h"
 #include "support/zstd_frames.h"
 
@@ -162,53 +161,53 @@ TEST_CASE("A dtype that safetensors lacks is kept by its name") {
   CHECK(metadata.tensors[0].torch_dtype == "qint8");
 }
 
-void check_refused(const std::string& bytes, const std::string& says, const std::string& tensor = "w",
-                   ErrorKind kind = ErrorKind::kBadInput) {
-  const Error error = error_of([&] { read(bytes); });
-  CHECK(error.kind() == kind);
-  CHECK(error.path() == "d/.metadata");
-  CHECK(error.tensor() == tensor);
-  CHECK_THAT(error.what(), Says(says));
+void refused(const std::string& bytes, const std::string& says, const std::string& tensor = "w",
+             ErrorKind kind = ErrorKind::kBadInput) {
+  check_refused([&] { read(bytes); }, {.kind = kind, .path = "d/.metadata", .tensor = tensor, .says = says});
 }
 
 TEST_CASE("Chunks that contradict their tensor or have no place are refused") {
-  const auto patched = [](auto&& patch) {
-    dcp::Metadata metadata = two_chunks();
-    patch(metadata.tensors[0]);
-    return metadata_bytes(metadata);
-  };
-  SECTION("outside its tensor") {
-    check_refused(patched([](dcp::Tensor& t) {
-                    t.chunks[1].sizes = {2, 2};
-                  }),
-                  "a chunk of [2, 2] at [3, 0], which does not lie inside its shape [4, 2]");
-  }
-  SECTION("that overflows") {
-    check_refused(patched([](dcp::Tensor& t) { t.chunks[1].offsets = {INT64_MAX, 0}; }), "does not lie inside");
-  }
-  SECTION("of other dims") {
-    check_refused(patched([](dcp::Tensor& t) { t.chunks[1].sizes = {1}; }), "does not lie inside");
-  }
-  SECTION("without a place") {
-    check_refused(patched([](dcp::Tensor& t) { t.chunks[1].has_place = false; }),
-                  "does not say where its chunk at [3, 0] lies");
-  }
-  SECTION("a negative size") {
-    check_refused(patched([](dcp::Tensor& t) { t.shape = {-4, 2}; }), "its size is -4");
-  }
-  SECTION("a shape beyond 64 bits") {
-    check_refused(patched([](dcp::Tensor& t) { t.shape = {INT64_MAX, 4}; }), "overflows 64 bits");
-  }
-  SECTION("a negative offset in the file") {
-    check_refused(patched([](dcp::Tensor& t) { t.chunks[0].place.offset = -1; }), "its offset in the file is -1");
-  }
-  SECTION("two places") {
-    dcp::Metadata metadata = two_chunks();
-    metadata.tensors[0].chunks.push_back(metadata.tensors[0].chunks[1]);
-    CHECK_NOTHROW(read(metadata_bytes(metadata)));  // the same twice: the tiling says what is wrong
-    metadata.tensors[0].chunks.back().place.offset = 8;
-    check_refused(metadata_bytes(metadata), "two places for its chunk at [3, 0]");
-  }
+  using Tensor = dcp::Tensor;
+  check_refusals<std::function<void(Tensor&)>>(
+      [](const auto& patch) {
+        dcp::Metadata metadata = two_chunks();
+        patch(metadata.tensors[0]);
+        read(metadata_bytes(metadata));
+      },
+      {.path = "d/.metadata", .tensor = "w"},
+      {{"outside its tensor",
+        [](Tensor& t) {
+          t.chunks[1].sizes = {2, 2};
+        },
+        {.says = "a chunk of [2, 2] at [3, 0], which does not lie inside its shape [4, 2]"}},
+       {"that overflows",
+        [](Tensor& t) {
+          t.chunks[1].offsets = {INT64_MAX, 0};
+        },
+        {.says = "does not lie inside"}},
+       {"of other dims", [](Tensor& t) { t.chunks[1].sizes = {1}; }, {.says = "does not lie inside"}},
+       {"without a place",
+        [](Tensor& t) { t.chunks[1].has_place = false; },
+        {.says = "does not say where its chunk at [3, 0] lies"}},
+       {"a negative size",
+        [](Tensor& t) {
+          t.shape = {-4, 2};
+        },
+        {.says = "its size is -4"}},
+       {"a shape beyond 64 bits",
+        [](Tensor& t) {
+          t.shape = {INT64_MAX, 4};
+        },
+        {.says = "overflows 64 bits"}},
+       {"a negative offset in the file",
+        [](Tensor& t) { t.chunks[0].place.offset = -1; },
+        {.says = "its offset in the file is -1"}},
+       {"two places",
+        [](Tensor& t) { t.chunks.push_back(t.chunks[1]), t.chunks.back().place.offset = 8; },
+        {.says = "two places for its chunk at [3, 0]"}}});
+  dcp::Metadata twice = two_chunks();
+  twice.tensors[0].chunks.push_back(twice.tensors[0].chunks[1]);
+  CHECK_NOTHROW(read(metadata_bytes(twice)));  // the tiling says what is wrong
 }
 
 TEST_CASE("Files that lie elsewhere are refused") {
@@ -218,7 +217,7 @@ TEST_CASE("Files that lie elsewhere are refused") {
     CAPTURE(file);
     dcp::Metadata metadata = two_chunks();
     metadata.tensors[0].chunks[0].place.file = file;
-    check_refused(metadata_bytes(metadata), says);
+    refused(metadata_bytes(metadata), says);
   }
   dcp::Metadata metadata = two_chunks();
   metadata.tensors[0].chunks[0].place.file = "deep/..hidden/f..";
@@ -230,32 +229,30 @@ TEST_CASE("Objects of other classes are refused by their name") {
   const std::string entry = text("w") + dcp::tensor_value({"w", "float32", {1}, {{{0}, {1}, {}}}});
   const std::string index = dcp::index_value("w", &begin), place = dcp::place_value({"f", 0, 9, {}});
   const std::string metadata_module = "torch.distributed.checkpoint.metadata";
-  check_refused(dcp::metadata_bytes(text("w") + object("pkg", "Sharded", "}"), ""),
-                "has an object of pkg.Sharded in the place of a tensor", "w", ErrorKind::kUnsupported);
-  check_refused(dcp::metadata_bytes(text("w") + object("pkg", "TensorStorageMetadata", "}"), ""),
-                "pkg.TensorStorageMetadata", "w", ErrorKind::kUnsupported);
-  check_refused(dcp::metadata_bytes(entry, index + object("pkg", "_StorageInfo", "}")), "calls pkg._StorageInfo", "");
-  check_refused(dcp::metadata_bytes(entry, index + text("f")), "has a string where a _StorageInfo must be");
-  check_refused(dcp::metadata_bytes(entry, text("w") + place), "has a string where a MetadataIndex must be", "");
-  check_refused(dcp::metadata_bytes(entry, index + call(metadata_module, "StorageMeta", {})),
-                "where a _StorageInfo must be");
-  check_refused(stream(dict({{"w", kNone}})), "it holds a dict", "");
-  check_refused(stream(object(metadata_module, "Metadata", "}")), "has no storage_data", "");
-  check_refused(stream(call(metadata_module, "Metadata", {})), "without attributes", "");
-  check_refused(dcp::metadata_bytes(entry + entry, index + place), "has it twice");
-  check_refused(dcp::metadata_bytes(number(1) + kNone, ""), "an int in the place of an entry's name", "");
-  check_refused(dcp::metadata_bytes(text("a\x1b[1mb") + kNone, ""), "control character", "");
-  check_refused(dcp::metadata_bytes(text("a\xff") + kNone, ""), "not UTF-8", "");
-  check_refused(dcp::metadata_bytes(text(std::string(5000, 'n')) + kNone, ""), "5000 bytes", "");
-  check_refused(metadata_bytes(two_chunks()) + "x", "something after its pickle", "");
+  refused(dcp::metadata_bytes(text("w") + object("pkg", "Sharded", "}"), ""),
+          "has an object of pkg.Sharded in the place of a tensor", "w", ErrorKind::kUnsupported);
+  refused(dcp::metadata_bytes(text("w") + object("pkg", "TensorStorageMetadata", "}"), ""), "pkg.TensorStorageMetadata",
+          "w", ErrorKind::kUnsupported);
+  refused(dcp::metadata_bytes(entry, index + object("pkg", "_StorageInfo", "}")), "calls pkg._StorageInfo", "");
+  refused(dcp::metadata_bytes(entry, index + text("f")), "has a string where a _StorageInfo must be");
+  refused(dcp::metadata_bytes(entry, text("w") + place), "has a string where a MetadataIndex must be", "");
+  refused(dcp::metadata_bytes(entry, index + call(metadata_module, "StorageMeta", {})), "where a _StorageInfo must be");
+  refused(stream(dict({{"w", kNone}})), "it holds a dict", "");
+  refused(stream(object(metadata_module, "Metadata", "}")), "has no storage_data", "");
+  refused(stream(call(metadata_module, "Metadata", {})), "without attributes", "");
+  refused(dcp::metadata_bytes(entry + entry, index + place), "has it twice");
+  refused(dcp::metadata_bytes(number(1) + kNone, ""), "an int in the place of an entry's name", "");
+  refused(dcp::metadata_bytes(text("a\x1b[1mb") + kNone, ""), "control character", "");
+  refused(dcp::metadata_bytes(text("a\xff") + kNone, ""), "not UTF-8", "");
+  refused(dcp::metadata_bytes(text(std::string(5000, 'n')) + kNone, ""), "5000 bytes", "");
+  refused(metadata_bytes(two_chunks()) + "x", "something after its pickle", "");
 }
 
 TEST_CASE("A metadata that runs code is refused by what it runs") {
   const std::string more = text("planner_data") + call("os", "system", {text("true")});
-  check_refused(dcp::metadata_bytes("", "", more), "calls os.system", "");
-  check_refused(
-      dcp::metadata_bytes("", "", text("x") + call("builtins", "getattr", {global("os", "system"), text("a")})),
-      "calls builtins.getattr", "");
+  refused(dcp::metadata_bytes("", "", more), "calls os.system", "");
+  refused(dcp::metadata_bytes("", "", text("x") + call("builtins", "getattr", {global("os", "system"), text("a")})),
+          "calls builtins.getattr", "");
 }
 
 TEST_CASE("No patch of one byte, and no cut, escapes the errors of metadata") {
@@ -289,8 +286,7 @@ TEST_CASE("Chunks that many tensors share take no time for each") {
     entries += text("w" + std::to_string(i)) + entry;
   }
   const auto begin = std::chrono::steady_clock::now();
-  const Error error = error_of([&] { read(dcp::metadata_bytes(entries, "")); });
-  CHECK_THAT(error.what(), Says("chunks that are of several tensors"));
+  check_refused([&] { read(dcp::metadata_bytes(entries, "")); }, {.says = "chunks that are of several tensors"});
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
 }
 
@@ -301,17 +297,16 @@ TEST_CASE("A name of many paths is not copied for each of them") {
   paths += "tq\2";
   for (int i = 0; i < 1000; ++i) paths += text("other" + std::to_string(i)) + "h\2";
   const std::string bytes = dcp::metadata_bytes("", "", text("planner_data") + "}(" + paths + "u");
-  check_refused(bytes, "has paths with more names than the whole file", "first");
+  refused(bytes, "has paths with more names than the whole file", "first");
   CHECK(read_dcp_metadata(MemorySource(bytes), "d/.metadata", DcpPaths::kLeave).paths.empty());
 }
 
 TEST_CASE("Keys that come twice are refused, so that a short file cannot have many entries") {
   const std::string path = text("w") + tuple({text("w")});
-  check_refused(dcp::metadata_bytes("", "", text("planner_data") + "}(" + path + path + "u"), "has a path to it twice");
+  refused(dcp::metadata_bytes("", "", text("planner_data") + "}(" + path + path + "u"), "has a path to it twice");
   const std::vector<std::int64_t> begin{0};
   const std::string index = dcp::index_value("w", &begin), place = dcp::place_value({"f", 0, 9, {}});
-  check_refused(dcp::metadata_bytes("", index + "q\1" + place + "q\2" + "h\1h\2"), "one key of its storage_data twice",
-                "");
+  refused(dcp::metadata_bytes("", index + "q\1" + place + "q\2" + "h\1h\2"), "one key of its storage_data twice", "");
 }
 
 TEST_CASE("Attributes that come twice are refused, as readers disagree which one counts") {
@@ -323,10 +318,9 @@ TEST_CASE("Attributes that come twice are refused, as readers disagree which one
     const std::size_t at = bytes.find(text(attribute));
     REQUIRE(at != bytes.npos);
     bytes.insert(at, text(attribute) + number(1));
-    const Error error = error_of([&] { read(bytes); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == "d/.metadata");
-    CHECK_THAT(error.what(), Says("contradicts itself: an object has \"" + std::string(attribute) + "\" twice"));
+    check_refused(
+        [&] { read(bytes); },
+        {.path = "d/.metadata", .says = "contradicts itself: an object has \"" + std::string(attribute) + "\" twice"});
   }
 }
 
@@ -374,11 +368,8 @@ TEST_CASE("Items larger than what is read of their ends are found, too") {
 
 TEST_CASE("Items that are not what metadata says are refused with file and tensor") {
   const auto check = [](const OneItem& item, const std::string& says, ErrorKind kind = ErrorKind::kBadInput) {
-    const Error error = error_of([&] { item.find(); });
-    CHECK(error.kind() == kind);
-    CHECK(error.path() == "d/__0_0.distcp");
-    CHECK(error.tensor() == "w");
-    CHECK_THAT(error.what(), Says(says));
+    const Error error =
+        check_refused([&] { item.find(); }, {.kind = kind, .path = "d/__0_0.distcp", .tensor = "w", .says = says});
     CHECK_FALSE(error.hint().empty());
   };
   const std::string good = dcp::item_bytes("float32", {2, 2}, kFloats);
@@ -440,10 +431,9 @@ TEST_CASE("An item in a zstd frame is found in what that decodes to") {
 
   OneItem other(dcp::item_bytes("float32", {2, 2}, kFloats));
   other.transforms = {"stream.rot13/1"};
-  const Error unknown = error_of([&] { other.find(); });
-  CHECK(unknown.kind() == ErrorKind::kUnsupported);
-  CHECK(unknown.tensor() == "w");
-  CHECK_THAT(unknown.what(), Says("transformed by stream.rot13/1, which is not known"));
+  check_refused(
+      [&] { other.find(); },
+      {.kind = ErrorKind::kUnsupported, .tensor = "w", .says = "transformed by stream.rot13/1, which is not known"});
   OneItem bomb(zstd_bomb(100));
   bomb.transforms = {"stream.zstd/1"};
   CHECK_THAT(error_of([&] { bomb.find(); }).what(), Says("decodes to more than 1048592 bytes"));
@@ -513,17 +503,20 @@ TEST_CASE("An object is found whole, whatever it would run, and opened by nobody
   CHECK(decoded.tensor.offset_bytes == 0);
   CHECK(decoded.tensor.shape == Dims{object.size()});
 
-  const auto check = [&](const std::string& content, std::uint64_t length, const std::string& what) {
-    const Error error = error_of([&] { find(content, {0, 0, 0, length}); });
-    CHECK(error.path() == "d/__0_0.distcp");
-    CHECK(error.tensor() == "rng");
-    CHECK_THAT(error.what(), Says(what));
+  const auto check = [&](const std::string& content, std::uint64_t length, const std::string& what,
+                         ErrorKind kind = ErrorKind::kBadInput) {
+    check_refused(
+        [&] {
+          find(content, {0, 0, 0, length});
+        },
+        {.kind = kind, .path = "d/__0_0.distcp", .tensor = "rng", .says = what});
   };
   check(object, object.size() + 1, "goes past the file's end");
   check(object + "x", object.size() + 1, "is not the end of the file");
   check(object, object.size() - 1, "has no zip directory at its end");
   check(std::string(object.size(), 'x'), object.size(), "do not begin like an item of torch.save");
-  check(safetensors_bytes({{"a", {DType::kU8, {1}, "a"}}}), 0, "puts it into a file of safetensors");
+  check(safetensors_bytes({{"a", {DType::kU8, {1}, "a"}}}), 0, "puts it into a file of safetensors",
+        ErrorKind::kUnsupported);
 }
 
 TEST_CASE("A bucket of safetensors is read by the names of tensors") {
@@ -546,20 +539,17 @@ TEST_CASE("A chunk that another one of its tensor has overwritten in a bucket is
   item.chunk.place.offset_bytes = item.chunk.place.length_bytes = 0;
   CHECK(item.content.substr(item.find().offset_bytes, 16) == kFloats);
   item.chunk.box.begin = {0, 0};
-  const Error error = error_of([&] { item.find(); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == "d/__0_0.distcp");
-  CHECK(error.tensor() == "w");
-  CHECK_THAT(error.what(), Says("its chunk at [0, 0] is not in this safetensors file, which has the one at [2, 0]"));
+  check_refused([&] { item.find(); },
+                {.path = "d/__0_0.distcp",
+                 .tensor = "w",
+                 .says = "its chunk at [0, 0] is not in this safetensors file, which has the one at [2, 0]"});
 }
 
 TEST_CASE("A file that is missing is named") {
   MemoryFiles files;
   files.write("d/.metadata", "x");
-  const Error error = error_of([&] { DcpFile(files, "d/__3_0.distcp"); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == "d/__3_0.distcp");
-  CHECK_THAT(error.what(), Says("is missing, though .metadata puts tensors into it"));
+  check_refused([&] { DcpFile(files, "d/__3_0.distcp"); },
+                {.path = "d/__3_0.distcp", .says = "is missing, though .metadata puts tensors into it"});
 }
 
 }  // namespace

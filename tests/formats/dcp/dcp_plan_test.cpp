@@ -6,11 +6,10 @@
 
 #include "reshard/formats/dcp/dcp_item.h"
 #include "reshard/io/memory_files.h"
-#include "support/catch.h"
 #include "support/dcp.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -109,12 +108,8 @@ TEST_CASE("Names that nobody could read again are refused") {
     DcpMetadata tensors, objects;
     tensors.tensors.push_back({name, {}, DType::kF32, {2}, {}});
     objects.bytes.push_back({name, {}});
-    for (const DcpMetadata& metadata : {tensors, objects}) {
-      const Error error = error_of([&] { dcp_metadata_file(metadata); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.tensor() == name);
-      CHECK_THAT(error.hint(), Says("rename"));
-    }
+    for (const DcpMetadata& metadata : {tensors, objects})
+      check_refused([&] { dcp_metadata_file(metadata); }, {.tensor = name, .hint = "rename"});
   }
   DcpMetadata umlaut;
   umlaut.tensors.push_back({"\xc3\xa4", {}, DType::kF32, {2}, {}});
@@ -124,9 +119,7 @@ TEST_CASE("Names that nobody could read again are refused") {
 TEST_CASE("A dtype that torch does not have is refused") {
   DcpMetadata metadata;
   metadata.tensors.push_back({"t", {}, std::nullopt, {2}, {}});
-  const Error error = error_of([&] { dcp_metadata_file(metadata); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.tensor() == "t");
+  check_refused([&] { dcp_metadata_file(metadata); }, {.kind = ErrorKind::kUnsupported, .tensor = "t"});
 }
 
 }  // namespace

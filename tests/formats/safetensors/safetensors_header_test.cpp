@@ -1,12 +1,12 @@
 #include "reshard/formats/safetensors/safetensors_header.h"
 
-#include "support/catch.h"
-#include "support/errors.h"
+#include "support/refusals.h"
 
 namespace reshard {
 namespace {
 
-using test::error_of;
+using test::check_error;
+using test::check_refused;
 using test::Says;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
@@ -22,10 +22,7 @@ std::string patched(const std::string& from, const std::string& to) {
 }
 
 Error refused(const std::string& header) {
-  const Error error = error_of([&] { parse_header_json(header, kPath); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == kPath.string());
-  return error;
+  return check_refused([&] { parse_header_json(header, kPath); }, {.path = kPath});
 }
 
 struct Patch {
@@ -38,9 +35,7 @@ struct Patch {
 void check_refused(const std::vector<Patch>& patches) {
   for (const Patch& patch : patches) {
     DYNAMIC_SECTION(patch.name) {
-      const Error error = refused(patched(patch.from, patch.to));
-      CHECK(error.tensor() == patch.tensor);
-      CHECK_THAT(error.what(), Says(patch.says));
+      check_error(refused(patched(patch.from, patch.to)), {.tensor = patch.tensor, .says = patch.says});
     }
   }
 }
@@ -263,14 +258,10 @@ TEST_CASE("Bytes that are not UTF-8 are refused") {
 }
 
 TEST_CASE("NUL padding and a byte order mark are refused, each with its own message") {
-  const Error padding = refused(kValid + std::string(5, '\0'));
-  CHECK(padding.offset_bytes() == 8 + kValid.size());
-  CHECK_THAT(padding.what(), Says("padding must be spaces"));
-  const Error leading = refused(std::string(1, '\0') + kValid);
-  CHECK(leading.offset_bytes() == 8);
-  const Error mark = refused("\xEF\xBB\xBF" + kValid);
-  CHECK(mark.offset_bytes() == 8);
-  CHECK_THAT(mark.what(), Says("byte order mark"));
+  check_error(refused(kValid + std::string(5, '\0')),
+              {.says = "padding must be spaces", .offset_bytes = 8 + kValid.size()});
+  check_error(refused(std::string(1, '\0') + kValid), {.offset_bytes = 8});
+  check_error(refused("\xEF\xBB\xBF" + kValid), {.says = "byte order mark", .offset_bytes = 8});
 }
 
 TEST_CASE("A header may be nested 128 deep and no deeper") {

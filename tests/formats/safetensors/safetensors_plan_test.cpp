@@ -5,16 +5,15 @@
 #include <set>
 
 #include "reshard/formats/safetensors/safetensors.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
-using test::error_of;
+using test::check_refused;
 using test::Says;
 using Random = std::mt19937_64;
 
@@ -185,27 +184,29 @@ TEST_CASE("A tensor without a size in whole bytes is an internal error that name
       {"huge", DType::kU8, {std::uint64_t{1} << 63, 4, 0}},
       {"wide", DType::kU64, {std::uint64_t{1} << 58}},
   };
-  for (const TensorEntry& tensor : impossible) {
-    const Error error = error_of([&] { plan_safetensors({{"fine", DType::kU64, {1}}, tensor}); });
-    CHECK(error.kind() == ErrorKind::kInternal);
-    CHECK(error.tensor() == tensor.name);
-  }
+  for (const TensorEntry& tensor : impossible)
+    check_refused(
+        [&] {
+          plan_safetensors({{"fine", DType::kU64, {1}}, tensor});
+        },
+        {.kind = ErrorKind::kInternal, .tensor = tensor.name});
 }
 
 TEST_CASE("A header that loaders would refuse is not written") {
   std::vector<TensorEntry> tensors;
   for (int i = 0; i < 6250; ++i) tensors.push_back({std::string(4000, 'a') + std::to_string(i), DType::kU8, {1}});
-  const Error error = error_of([&] { plan_safetensors(tensors); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(error.what(), Says("6250 tensors"));
-  CHECK_THAT(error.hint(), Says("`max-shard-size`"));
+  check_refused([&] { plan_safetensors(tensors); },
+                {.kind = ErrorKind::kUnsupported, .says = "6250 tensors", .hint = "`max-shard-size`"});
   tensors.erase(tensors.begin() + 6000, tensors.end());
   CHECK(plan_safetensors(tensors).parts.front().bytes.size() > 24'000'000);
 }
 
 TEST_CASE("A name that is not UTF-8 is refused by name") {
-  const Error error = error_of([] { plan_safetensors({{"a\xff", DType::kU8, {1}}}); });
-  CHECK(error.tensor() == "a\xff");
+  check_refused(
+      [] {
+        plan_safetensors({{"a\xff", DType::kU8, {1}}});
+      },
+      {.kind = ErrorKind::kUnsupported, .tensor = "a\xff"});
 }
 
 }  // namespace

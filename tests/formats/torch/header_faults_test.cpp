@@ -7,17 +7,17 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/torch/xser.h"
 #include "reshard/io/memory_files.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/files.h"
 #include "support/pickles.h"
+#include "support/refusals.h"
 #include "support/zips.h"
 
 namespace reshard {
 namespace {
 
 using namespace test::pickles;
-using test::error_of;
+using test::check_refused;
 using test::FaultStorage;
 using Operation = FaultStorage::Operation;
 
@@ -96,10 +96,8 @@ TEST_CASE("Any operation that fails while a header is read ends the reading with
       INFO(one.name << ", operation " << number);
       FaultStorage storage(files);
       storage.fail_at = number;
-      const Error error = error_of([&] { read(storage); });
-      CHECK(error.kind() == ErrorKind::kIo);
-      CHECK(error.path() == steps[number].path.string());
-      CHECK_THAT(error.what(), test::Says("made to fail"));
+      check_refused([&] { read(storage); },
+                    {.kind = ErrorKind::kIo, .path = steps[number].path, .says = "made to fail"});
       CHECK(storage.operations() == number + 1);
     }
   }
@@ -115,10 +113,8 @@ TEST_CASE("A file that is cut while its header is read is an error that names it
       INFO(one.name << ", operation " << number);
       FaultStorage storage(files);
       storage.cut_at = number;
-      const Error error = error_of([&] { read(storage); });
-      CHECK(error.kind() == ErrorKind::kIo);
-      CHECK(error.path() == steps[number].path.string());
-      CHECK_THAT(error.what(), test::Says("made to end here"));
+      check_refused([&] { read(storage); },
+                    {.kind = ErrorKind::kIo, .path = steps[number].path, .says = "made to end here"});
       CHECK(storage.operations() == number + 1);
     }
   }
@@ -137,9 +133,7 @@ TEST_CASE("A file that ends before or within anything that is read of its header
           INFO(one.name << ", " << path << " cut to " << size << " bytes");
           REQUIRE(size < content.size());
           files.write(path, content.substr(0, size));
-          const Error error = error_of([&] { read_container(files, kPath, format); });
-          CHECK(error.kind() == ErrorKind::kBadInput);
-          CHECK(error.path() == path);
+          check_refused([&] { read_container(files, kPath, format); }, {.path = path});
           files.write(path, content);
         }
   }

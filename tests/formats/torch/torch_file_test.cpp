@@ -3,17 +3,17 @@
 #include "reshard/formats/torch/torch_file.h"
 
 #include "reshard/io/memory_files.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
 #include "support/pickles.h"
+#include "support/refusals.h"
 #include "support/zips.h"
 
 namespace reshard {
 namespace {
 
 using namespace test::pickles;
+using test::check_refused;
 using test::error_of;
 using test::le_bytes;
 using test::Says;
@@ -29,11 +29,7 @@ Container read_content(const std::string& content) {
 }
 
 Error refused(const std::string& content, ErrorKind kind, const std::string& says) {
-  const Error error = error_of([&] { read_content(content); });
-  CHECK(error.kind() == kind);
-  CHECK(error.path() == "f.pt");
-  CHECK_THAT(error.what(), Says(says));
-  return error;
+  return check_refused([&] { read_content(content); }, {.kind = kind, .path = "f.pt", .says = says});
 }
 
 std::vector<std::string> names(const Container& container) {

@@ -8,11 +8,10 @@
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/formats/torch/xser.h"
 #include "reshard/formats/zip/zip.h"
-#include "support/catch.h"
 #include "support/containers.h"
-#include "support/errors.h"
 #include "support/local_files.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -168,10 +167,8 @@ TEST_CASE("What a file says of itself is an object of strings, or an error at it
     std::string patched = file;
     patched.replace(at, good.size(), text);
     write_file(temp / "m.pt", patched);
-    const Error error = error_of([&] { read_torch(temp / "m.pt"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.offset_bytes() == at);
-    CHECK_THAT(error.what(), Says("reshard.json is not a JSON object of strings"));
+    check_refused([&] { read_torch(temp / "m.pt"); },
+                  {.says = "reshard.json is not a JSON object of strings", .offset_bytes = at});
   }
 }
 
@@ -196,13 +193,11 @@ TEST_CASE("A name is as long as it may be in every format, and one byte more is 
                                            [&] {
                                              xser_reference_file("m", {{longer, 0}});
                                            }};
-  for (const auto& write : writers) {
-    const Error error = error_of(write);
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK(error.tensor() == longer);
-    CHECK_THAT(error.what(), Says("has 4097 bytes; tensors are written with names of at most 4096 bytes"));
-    CHECK_THAT(error.hint(), Says("`rename`"));
-  }
+  for (const auto& write : writers)
+    check_refused(write, {.kind = ErrorKind::kUnsupported,
+                          .tensor = longer,
+                          .says = "has 4097 bytes; tensors are written with names of at most 4096 bytes",
+                          .hint = "`rename`"});
 }
 
 TEST_CASE("Without CRCs the sizes and places are final, and only the CRCs of the parts are not") {
@@ -269,16 +264,17 @@ TEST_CASE("Packed dtypes, which torch cannot store, are unsupported by name") {
   for (const DType dtype : {DType::kF4, DType::kF6E2M3, DType::kF6E3M2}) {
     for (const bool alone : {false, true}) {
       const TensorEntry tensor{"experts.w", dtype, {8}};
-      const Error error = error_of([&] {
-        if (alone)
-          plan_torch_tensor("t", tensor);
-        else
-          plan_torch("t", {{"fine", DType::kF32, {1}}, tensor});
-      });
-      CHECK(error.kind() == ErrorKind::kUnsupported);
-      CHECK(error.tensor() == "experts.w");
-      CHECK_THAT(error.what(), Says(std::string(name(dtype))));
-      CHECK_THAT(error.hint(), Says("safetensors"));
+      check_refused(
+          [&] {
+            if (alone)
+              plan_torch_tensor("t", tensor);
+            else
+              plan_torch("t", {{"fine", DType::kF32, {1}}, tensor});
+          },
+          {.kind = ErrorKind::kUnsupported,
+           .tensor = "experts.w",
+           .says = std::string(name(dtype)),
+           .hint = "safetensors"});
     }
   }
 }
@@ -325,10 +321,7 @@ TEST_CASE("The info file of an xser container is held against its tensors, so wh
   write_file(temp / "r", xser_reference_file("r", {{"w", 0}}));
   for (const TensorEntry& wrong : {TensorEntry{"w", DType::kBF16, {2, 3}}, TensorEntry{"w", DType::kF16, {3, 2}}}) {
     write_file(temp / "r.info.pt", xser_info_file("r.info", {wrong}));
-    const Error error = error_of([&] { read_xser(temp / "r"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "r.info.pt").string());
-    CHECK(error.tensor() == "w");
+    check_refused([&] { read_xser(temp / "r"); }, {.path = temp / "r.info.pt", .tensor = "w"});
   }
   write_file(temp / "r.info.pt", xser_info_file("r.info", {tensor}));
   CHECK_NOTHROW(read_xser(temp / "r"));

@@ -2,19 +2,18 @@
 
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/io/memory_files.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
 #include "support/pickles.h"
+#include "support/refusals.h"
 #include "support/zips.h"
 
 namespace reshard {
 namespace {
 
+using test::check_refused;
+
 using namespace test::pickles;
-using test::error_of;
-using test::Says;
 
 const std::string kStorage(48, 's');  // of 12 floats
 
@@ -44,11 +43,8 @@ struct Refusal {
 void check_refused(ErrorKind kind, const std::vector<Refusal>& cases) {
   for (const Refusal& it : cases) {
     DYNAMIC_SECTION(it.name) {
-      const Error error = error_of([&] { read_torch(MemorySource(archive(it.value)), "f.pt"); });
-      CHECK(error.kind() == kind);
-      CHECK(error.path() == "f.pt");
-      CHECK(error.tensor() == "w");
-      CHECK_THAT(error.what(), Says(it.says));
+      check_refused([&] { read_torch(MemorySource(archive(it.value)), "f.pt"); },
+                    {.kind = kind, .path = "f.pt", .tensor = "w", .says = it.says});
     }
   }
 }

@@ -1,20 +1,19 @@
 #include "reshard/formats/torch/xser.h"
 
 #include "reshard/formats/torch/torch_file.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
 #include "support/pickles.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/zips.h"
 
 namespace reshard {
 namespace {
 
+using test::check_refused;
+
 using namespace test::pickles;
-using test::error_of;
-using test::Says;
 
 std::string reference(const std::string& tid) {
   return object("torch_xla.utils.serialization", "TensorReference", dict({{"tid", tid}}));
@@ -52,11 +51,8 @@ struct Refused {
 };
 
 void check_refused(const Files& files, const Refused& expected) {
-  const Error error = error_of([&] { files.read(); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (files.dir / expected.file).string());
-  CHECK(error.tensor() == expected.tensor);
-  CHECK_THAT(error.what(), Says(expected.says));
+  check_refused([&] { files.read(); },
+                {.path = files.dir / expected.file, .tensor = expected.tensor, .says = expected.says});
 }
 
 TEST_CASE("An xser container is its reference file and the files of its tensors") {
@@ -89,10 +85,7 @@ TEST_CASE("A reference file without its folder is told from a state dict") {
   const Files files;
   std::filesystem::remove_all(files.dir / "c.tensors");
   CHECK_FALSE(is_xser(files.dir / "c"));
-  const Error error = error_of([&] { read_torch(files.dir / "c"); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == "a");
-  CHECK_THAT(error.hint(), Says("c.tensors"));
+  check_refused([&] { read_torch(files.dir / "c"); }, {.tensor = "a", .hint = "c.tensors"});
 }
 
 TEST_CASE("The info file may be missing, or lack a tensor") {

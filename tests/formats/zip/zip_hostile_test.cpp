@@ -6,9 +6,8 @@
 #include "reshard/formats/zip/zip.h"
 #include "reshard/io/local_storage.h"
 #include "reshard/io/memory_files.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/zips.h"
 
@@ -16,11 +15,10 @@ namespace reshard {
 namespace {
 
 using test::central_header;
+using test::check_refused;
 using test::end_record;
-using test::error_of;
 using test::local_header;
 using test::put;
-using test::Says;
 using u16 = std::uint16_t;
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
@@ -57,11 +55,8 @@ void check_refused(const std::string& valid, const std::vector<Patch>& patches) 
     DYNAMIC_SECTION(patch.name) {
       std::string zip = valid;
       patch.apply(zip);
-      const Error error = error_of([&] { read_zip(MemorySource(zip), "d/f.pt"); });
-      CHECK(error.kind() == patch.kind);
-      CHECK(error.path() == "d/f.pt");
-      CHECK(error.offset_bytes() == patch.at_byte);
-      CHECK_THAT(error.what(), Says(patch.says));
+      check_refused([&] { read_zip(MemorySource(zip), "d/f.pt"); },
+                    {.kind = patch.kind, .path = "d/f.pt", .says = patch.says, .offset_bytes = patch.at_byte});
     }
   }
 }
@@ -235,17 +230,14 @@ TEST_CASE("A directory of gigabytes is refused before it is read") {
   test::write_file(dir / "f", "PK\3\4");
   std::filesystem::resize_file(dir / "f", size);  // a hole
   std::ofstream(dir / "f", std::ios::binary | std::ios::app) << tail;
-  const Error error = error_of([&] { read_zip(*local_storage().open(dir / "f"), dir / "f"); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(error.what(), Says("zip directory has 3.22 GB"));
+  check_refused([&] { read_zip(*local_storage().open(dir / "f"), dir / "f"); },
+                {.kind = ErrorKind::kUnsupported, .says = "zip directory has 3.22 GB"});
 }
 
 TEST_CASE("An archive cut off at any byte is refused") {
   for (const std::string& zip : {kZip, kZip64}) {
-    for (std::size_t size = 0; size < zip.size(); ++size) {
-      const Error error = error_of([&] { read_zip(MemorySource(zip.substr(0, size)), "f"); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-    }
+    for (std::size_t size = 0; size < zip.size(); ++size)
+      check_refused([&] { read_zip(MemorySource(zip.substr(0, size)), "f"); }, {});
   }
 }
 

@@ -1,0 +1,41 @@
+#include "support/refusals.h"
+
+namespace reshard::test {
+namespace {
+
+void add_missing(Texts& texts, const Texts& common) {
+  if (texts.parts.empty()) texts = common;
+}
+
+}  // namespace
+
+void check_error(const Error& error, const Refusal& refusal, const char* file, int line) {
+  INFO(file << ":" << line << ": " << error.what());
+  CHECK(error.kind() == refusal.kind.value_or(ErrorKind::kBadInput));
+  if (refusal.path) CHECK(error.path() == refusal.path->string());
+  if (refusal.tensor) CHECK(error.tensor() == *refusal.tensor);
+  for (const std::string& text : refusal.says.parts) CHECK_THAT(error.what(), Says(text));
+  for (const std::string& text : refusal.hint.parts) CHECK_THAT(error.hint(), Says(text));
+  if (refusal.offset_bytes) CHECK(error.offset_bytes() == *refusal.offset_bytes);
+  if (refusal.unwritten) CHECK_FALSE(std::filesystem::exists(*refusal.unwritten));
+}
+
+Error check_refused(const std::function<void()>& action, const Refusal& refusal, const char* file, int line) {
+  INFO(file << ":" << line);
+  const Error error = error_of(action);
+  check_error(error, refusal, file, line);
+  return error;
+}
+
+Refusal with_common(Refusal row, const Refusal& common) {
+  if (!row.kind) row.kind = common.kind;
+  if (!row.path) row.path = common.path;
+  if (!row.tensor) row.tensor = common.tensor;
+  add_missing(row.says, common.says);
+  add_missing(row.hint, common.hint);
+  if (!row.offset_bytes) row.offset_bytes = common.offset_bytes;
+  if (!row.unwritten) row.unwritten = common.unwritten;
+  return row;
+}
+
+}  // namespace reshard::test
