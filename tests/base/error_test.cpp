@@ -3,12 +3,12 @@
 #include <cerrno>
 #include <set>
 
-#include "support/catch.h"
-#include "support/errors.h"
+#include "support/refusals.h"
 
 namespace reshard {
 namespace {
 
+using test::check_error;
 using test::Says;
 
 TEST_CASE("An error's text names file, byte and tensor in front of its message") {
@@ -68,9 +68,7 @@ TEST_CASE("A system error for a full disk or quota is no-space, any other is I/O
     CHECK(error.path() == "out.bin");
     CHECK_FALSE(error.hint().empty());
   }
-  const Error large = system_error(EFBIG, "cannot write", "out.bin");
-  CHECK(large.kind() == ErrorKind::kIo);
-  CHECK_THAT(large.hint(), Says("ulimit -f"));
+  check_error(system_error(EFBIG, "cannot write", "out.bin"), {.kind = ErrorKind::kIo, .hint = "ulimit -f"});
   const Error error = system_error(EACCES, "cannot open", "out.bin");
   CHECK(error.kind() == ErrorKind::kIo);
   CHECK(error.path() == "out.bin");

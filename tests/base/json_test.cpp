@@ -5,15 +5,16 @@
 
 #include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/growth.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard {
 namespace {
 
+using test::check_error;
+using test::check_refused;
 using test::error_of;
 using test::growth;
 using test::kMostGrowth;
@@ -23,10 +24,7 @@ const std::filesystem::path kPath = "some/config.json";
 
 Error refused(std::string_view text) {
   INFO("text: " << text.substr(0, 100));
-  const Error error = error_of([&] { parse_json(text, kPath); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == kPath.string());
-  return error;
+  return check_refused([&] { parse_json(text, kPath); }, {.path = kPath});
 }
 
 std::string nested(int levels) {
@@ -60,9 +58,7 @@ TEST_CASE("A number that does not fit a double is refused as bad input") {
 }
 
 TEST_CASE("The error for broken JSON names the byte that breaks it, counted from 0") {
-  const Error error = refused(R"({"a":x})");
-  CHECK(error.offset_bytes() == 5);
-  CHECK_THAT(error.what(), Says("not valid JSON"));
+  check_error(refused(R"({"a":x})"), {.says = "not valid JSON", .offset_bytes = 5});
 }
 
 TEST_CASE("A key given twice in one object is refused, at any depth") {
@@ -112,11 +108,8 @@ TEST_CASE("Words that only look like NaN or infinities are refused in any dialec
       {"[- Infinity]", 2}, {"[NaN,]", 5}, {"[Infinity", 9},   {"{\"a\":NaN,NaN}", 9}, {"[0NaN,\"NaN\"]", 2}};
   for (const auto& [text, byte] : texts) {
     INFO(text);
-    const Error error = error_of([&, text = text] { parse_json(text, kPath, JsonDialect::kPython); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == kPath.string());
-    CHECK_THAT(error.what(), Says("not valid JSON"));
-    CHECK(error.offset_bytes() == byte);
+    check_refused([&, text = text] { parse_json(text, kPath, JsonDialect::kPython); },
+                  {.path = kPath, .says = "not valid JSON", .offset_bytes = byte});
     CHECK(error_of([&, text = text] { parse_json(text, kPath); }).kind() == ErrorKind::kBadInput);
   }
 }
@@ -246,14 +239,10 @@ TEST_CASE("A JSON file is read up to its cap") {
   test::write_file(dir / "a.json", R"({"a":1})");
   CHECK(read_json_file(local_storage(), dir / "a.json", 7)["a"] == 1);
   test::write_file(dir / "pointer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
-  const Error pointer = error_of([&] { read_json_file(local_storage(), dir / "pointer.json", 100); });
-  CHECK(pointer.path() == (dir / "pointer.json").string());
-  CHECK_THAT(pointer.what(), Says("is a git-lfs pointer"));
-  const Error error = error_of([&] { read_json_file(local_storage(), dir / "a.json", 6); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (dir / "a.json").string());
-  CHECK_THAT(error.what(), Says("7 B"));
-  CHECK_THAT(error.what(), Says("6 B"));
+  check_refused([&] { read_json_file(local_storage(), dir / "pointer.json", 100); },
+                {.path = dir / "pointer.json", .says = "is a git-lfs pointer"});
+  check_refused([&] { read_json_file(local_storage(), dir / "a.json", 6); },
+                {.path = dir / "a.json", .says = {"7 B", "6 B"}});
 }
 
 TEST_CASE("Members of an object are read with their types") {
@@ -273,12 +262,9 @@ TEST_CASE("A member of another type is refused with file, place, key and value")
   const Json json =
       parse_json(R"({"neg":-1,"half":0.5,"one":1.0,"big":18446744073709551616,"s":"x","z":null,"o":{}})", kPath);
   const JsonObject object(json, kPath, "specs[0]");
-  for (const char* key : {"neg", "half", "one", "big", "s", "z", "o"}) {
-    const Error error = error_of([&] { object.unsigned_at(key); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == kPath.string());
-    CHECK_THAT(error.what(), Says("specs[0]: \"" + std::string(key) + "\" is "));
-  }
+  for (const char* key : {"neg", "half", "one", "big", "s", "z", "o"})
+    check_refused([&] { object.unsigned_at(key); },
+                  {.path = kPath, .says = "specs[0]: \"" + std::string(key) + "\" is "});
   CHECK_THAT(error_of([&] { object.unsigned_at("neg"); }).what(), Says("is -1, expected a whole number"));
   CHECK_THAT(error_of([&] { object.bool_at("s"); }).what(), Says("is \"x\", expected true or false"));
   CHECK_THAT(error_of([&] { object.string_at("z"); }).what(), Says("is null, expected a string"));

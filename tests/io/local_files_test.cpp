@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "reshard/io/local_storage.h"
-#include "support/errors.h"
 #include "support/files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/unprivileged.h"
 
@@ -15,6 +15,7 @@ namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+using test::check_refused;
 using test::error_of;
 
 TEST_CASE("A local directory lists what lies directly in it, by name, links by what they lead to") {
@@ -42,9 +43,7 @@ TEST_CASE("A local directory that is missing or none cannot be listed") {
   const test::TempDir dir;
   test::write_file(dir / "f", "");
   for (const char* name : {"missing", "f"}) {
-    const Error error = error_of([&] { local_storage().list(dir / name); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (dir / name).string());
+    const Error error = check_refused([&] { local_storage().list(dir / name); }, {.path = dir / name});
     CHECK(error.code() == (*name == 'f' ? std::errc::not_a_directory : std::errc::no_such_file_or_directory));
   }
 }
@@ -136,17 +135,13 @@ TEST_CASE("What lies in a closed local directory is an error to look at, and a l
   const test::Unprivileged nobody(dir.path());
   fs::permissions(dir / "closed", fs::perms::none);
   for (const fs::path& path : {dir / "closed/f", dir / "open/link"}) {
-    const Error error = error_of([&] { local_storage().kind_of(path); });
-    CHECK(error.kind() == ErrorKind::kIo);
-    CHECK(error.path() == path.string());
+    const Error error = check_refused([&] { local_storage().kind_of(path); }, {.kind = ErrorKind::kIo, .path = path});
     CHECK(error.code() == std::errc::permission_denied);
     CHECK(local_storage().stamp(path).empty());
   }
   const std::vector<DirectoryEntry> expected{{"f", FileKind::kFile}, {"link", FileKind::kOther, true}};
   CHECK(local_storage().list(dir / "open") == expected);
-  const Error error = error_of([&] { local_storage().list(dir / "closed"); });
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK(error.path() == (dir / "closed").string());
+  check_refused([&] { local_storage().list(dir / "closed"); }, {.kind = ErrorKind::kIo, .path = dir / "closed"});
   fs::permissions(dir / "closed", fs::perms::owner_read);  // listed, but not searched
   CHECK(local_storage().list(dir / "closed") == std::vector<DirectoryEntry>{{"f", FileKind::kFile}});
   fs::permissions(dir / "closed", fs::perms::owner_all);

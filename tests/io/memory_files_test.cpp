@@ -1,11 +1,12 @@
 #include "reshard/io/memory_files.h"
 
 #include "reshard/io/text_file.h"
-#include "support/errors.h"
+#include "support/refusals.h"
 
 namespace reshard {
 namespace {
 
+using test::check_refused;
 using test::error_of;
 
 std::string content_of(const Source& source) {
@@ -32,12 +33,9 @@ TEST_CASE("A read past the end of a file in memory is an error that names file a
   files.write("f", "abc");
   const auto source = files.open("f");
   std::string out(2, ' ');
-  for (const std::uint64_t at : {std::uint64_t{2}, std::uint64_t{4}, UINT64_MAX}) {
-    const Error error = error_of([&] { source->read_at(at, std::as_writable_bytes(std::span(out))); });
-    CHECK(error.kind() == ErrorKind::kIo);
-    CHECK(error.path() == "f");
-    CHECK(error.offset_bytes() == at);
-  }
+  for (const std::uint64_t at : {std::uint64_t{2}, std::uint64_t{4}, UINT64_MAX})
+    check_refused([&] { source->read_at(at, std::as_writable_bytes(std::span(out))); },
+                  {.kind = ErrorKind::kIo, .path = "f", .offset_bytes = at});
   source->read_at(9, {});
 }
 
@@ -71,9 +69,7 @@ TEST_CASE("What is not there, or is a directory, cannot be opened in memory") {
   files.write("/d/f", "");
   for (const char* path : {"/d", "/d/g", "f", "/d/f/x", ""}) {
     INFO(path);
-    const Error error = error_of([&] { files.open(path); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == path);
+    check_refused([&] { files.open(path); }, {.path = path});
   }
   CHECK(files.is_file("/d/f"));
   CHECK(files.is_directory("/d"));

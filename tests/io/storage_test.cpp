@@ -3,15 +3,15 @@
 
 #include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+using test::check_refused;
 using test::error_of;
 using test::Says;
 
@@ -39,10 +39,7 @@ TEST_CASE("Reading past the end of a file is an I/O error at the byte where it e
   const test::TempDir dir;
   test::write_file(dir / "f", "0123456789");
   const auto source = local_storage().open(dir / "f");
-  const Error error = error_of([&] { read_range(*source, 8, 3); });
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK(error.path() == (dir / "f").string());
-  CHECK(error.offset_bytes() == 10);
+  check_refused([&] { read_range(*source, 8, 3); }, {.kind = ErrorKind::kIo, .path = dir / "f", .offset_bytes = 10});
 }
 
 TEST_CASE("A file that is cut while open is an I/O error") {
@@ -50,32 +47,21 @@ TEST_CASE("A file that is cut while open is an I/O error") {
   test::write_file(dir / "f", std::string(100, 'x'));
   const auto source = local_storage().open(dir / "f");
   fs::resize_file(dir / "f", 40);
-  const Error error = error_of([&] { read_range(*source, 0, 100); });
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK(error.offset_bytes() == 40);
-  CHECK_THAT(error.what(), Says("the file ends here"));
+  check_refused([&] { read_range(*source, 0, 100); },
+                {.kind = ErrorKind::kIo, .says = "the file ends here", .offset_bytes = 40});
 }
 
 TEST_CASE("Opening what is not a regular file is bad input") {
   const test::TempDir dir;
-  const Error missing = error_of([&] { local_storage().open(dir / "missing"); });
-  CHECK(missing.kind() == ErrorKind::kBadInput);
-  CHECK(missing.path() == (dir / "missing").string());
-  CHECK_THAT(missing.what(), Says("no such file"));
-  const Error directory = error_of([&] { local_storage().open(dir.path()); });
-  CHECK(directory.kind() == ErrorKind::kBadInput);
-  CHECK(directory.path() == dir.path().string());
-  CHECK_THAT(directory.what(), Says("not a regular file"));
+  check_refused([&] { local_storage().open(dir / "missing"); }, {.path = dir / "missing", .says = "no such file"});
+  check_refused([&] { local_storage().open(dir.path()); }, {.path = dir.path(), .says = "not a regular file"});
   CHECK(error_of([&] { local_storage().open("/dev/null"); }).kind() == ErrorKind::kBadInput);
 }
 
 TEST_CASE("A file that the system will not open is an I/O error") {
   const test::TempDir dir;
   const fs::path path = dir / std::string(300, 'n');
-  const Error error = error_of([&] { local_storage().open(path); });
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK(error.path() == path.string());
-  CHECK_THAT(error.what(), Says("cannot open"));
+  check_refused([&] { local_storage().open(path); }, {.kind = ErrorKind::kIo, .path = path, .says = "cannot open"});
 }
 
 TEST_CASE("A created file has its size at once and keeps what is written in any order") {
@@ -99,9 +85,7 @@ TEST_CASE("A file of no bytes can be created") {
 TEST_CASE("Creating over an existing file is an I/O error and leaves it as it was") {
   const test::TempDir dir;
   test::write_file(dir / "f", "keep");
-  const Error error = error_of([&] { local_storage().create(dir / "f", 10); });
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK(error.path() == (dir / "f").string());
+  check_refused([&] { local_storage().create(dir / "f", 10); }, {.kind = ErrorKind::kIo, .path = dir / "f"});
   CHECK(test::read_file(dir / "f") == "keep");
 }
 
@@ -114,9 +98,8 @@ TEST_CASE("Creating does not follow a link to a file elsewhere") {
 
 TEST_CASE("Creating in a directory that is not there is an I/O error") {
   const test::TempDir dir;
-  const Error error = error_of([&] { local_storage().create(dir / "no" / "f", 1); });
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK(error.path() == (dir / "no" / "f").string());
+  check_refused([&] { local_storage().create(dir / "no" / "f", 1); },
+                {.kind = ErrorKind::kIo, .path = dir / "no" / "f"});
 }
 
 TEST_CASE("A size no file system holds is refused before anything is written") {
@@ -132,9 +115,7 @@ TEST_CASE("A reopened file is written without losing what it holds") {
   test::write_file(dir / "f", "0123456789");
   local_storage().reopen(dir / "f")->write_at(3, bytes("xyz"));
   CHECK(test::read_file(dir / "f") == "012xyz6789");
-  const Error error = error_of([&] { local_storage().reopen(dir / "missing"); });
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK(error.path() == (dir / "missing").string());
+  check_refused([&] { local_storage().reopen(dir / "missing"); }, {.kind = ErrorKind::kIo, .path = dir / "missing"});
 }
 
 TEST_CASE("Several threads write and read one file at once") {
@@ -162,10 +143,8 @@ TEST_CASE("A text file is read whole if it is within its cap") {
   const test::TempDir dir;
   test::write_file(dir / "f", std::string("a\0b\n", 4));
   CHECK(read_text_file(local_storage(), dir / "f", 4) == std::string("a\0b\n", 4));
-  const Error large = error_of([&] { read_text_file(local_storage(), dir / "f", 3); });
-  CHECK(large.kind() == ErrorKind::kBadInput);
-  CHECK(large.path() == (dir / "f").string());
-  CHECK_THAT(large.what(), Says("is 4 B, which is more than the 3 B"));
+  check_refused([&] { read_text_file(local_storage(), dir / "f", 3); },
+                {.path = dir / "f", .says = "is 4 B, which is more than the 3 B"});
   CHECK(error_of([&] { read_text_file(local_storage(), dir / "no", 3); }).kind() == ErrorKind::kBadInput);
 }
 

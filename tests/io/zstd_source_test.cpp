@@ -6,15 +6,14 @@
 
 #include "reshard/io/memory_files.h"
 #include "reshard/io/zstd_idle.h"
-#include "support/catch.h"
-#include "support/errors.h"
+#include "support/refusals.h"
 #include "support/zstd_frames.h"
 
 namespace reshard {
 namespace {
 
+using test::check_refused;
 using test::error_of;
-using test::Says;
 using test::zstd_bomb;
 using test::zstd_frame;
 
@@ -111,10 +110,7 @@ TEST_CASE("Decoders that wait keep a bounded amount of memory") {
 TEST_CASE("A zstd frame that is damaged, ends early or late, or decodes to too much is refused") {
   const std::string content = random_content(300'000);
   const auto check = [](const Compressed& compressed, const std::string& says, ErrorKind kind = ErrorKind::kBadInput) {
-    const Error error = error_of([&] { compressed.ends(); });
-    CHECK(error.kind() == kind);
-    CHECK(error.path() == "d/f");
-    CHECK_THAT(error.what(), Says(says));
+    check_refused([&] { compressed.ends(); }, {.kind = kind, .path = "d/f", .says = says});
   };
   Compressed good(zstd_frame(content));
   SECTION("a byte of a block's header") {
