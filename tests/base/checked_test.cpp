@@ -2,7 +2,7 @@
 
 #include "support/catch.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 constexpr std::uint64_t kMax = UINT64_MAX;
@@ -26,4 +26,4 @@ TEST_CASE("A checked product is nothing from 2^64 on") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -5,11 +5,8 @@
 
 #include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::check_error;
-using test::Says;
 
 TEST_CASE("An error's text names file, byte and tensor in front of its message") {
   Error error(ErrorKind::kBadInput, "is odd");
@@ -78,4 +75,4 @@ TEST_CASE("A system error for a full disk or quota is no-space, any other is I/O
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -10,15 +10,8 @@
 #include "support/refusals.h"
 #include "support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::check_error;
-using test::check_refused;
-using test::error_of;
-using test::growth;
-using test::kMostGrowth;
-using test::Says;
 
 const std::filesystem::path kPath = "some/config.json";
 
@@ -235,10 +228,10 @@ TEST_CASE("JSON may be nested 128 deep and no deeper") {
 }
 
 TEST_CASE("A JSON file is read up to its cap") {
-  const test::TempDir dir;
-  test::write_file(dir / "a.json", R"({"a":1})");
+  const TempDir dir;
+  write_file(dir / "a.json", R"({"a":1})");
   CHECK(read_json_file(local_storage(), dir / "a.json", 7)["a"] == 1);
-  test::write_file(dir / "pointer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
+  write_file(dir / "pointer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
   check_refused([&] { read_json_file(local_storage(), dir / "pointer.json", 100); },
                 {.path = dir / "pointer.json", .says = "is a git-lfs pointer"});
   check_refused([&] { read_json_file(local_storage(), dir / "a.json", 6); },
@@ -303,4 +296,4 @@ TEST_CASE("A value in an error is cut short") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -2,7 +2,7 @@
 
 #include "support/catch.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 TEST_CASE("A path lies inside its folder and those above, by whole names") {
@@ -16,4 +16,4 @@ TEST_CASE("A path lies inside its folder and those above, by whole names") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

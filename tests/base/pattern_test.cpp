@@ -5,12 +5,8 @@
 
 #include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::check_refused;
-using test::error_of;
-using test::Says;
 
 TEST_CASE("A pattern is found anywhere in a text, and matches all of it only from end to end") {
   const Pattern pattern("layers\\.(0|1)");
@@ -103,4 +99,4 @@ TEST_CASE("Syntax of Python and ECMAScript that RE2 lacks is named, with the pat
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

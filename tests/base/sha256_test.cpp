@@ -4,7 +4,7 @@
 
 #include "support/catch.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 std::span<const std::byte> bytes(const std::string& text) {
@@ -38,4 +38,4 @@ TEST_CASE("A digest is read from 64 hexadecimal digits and nothing else") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -3,10 +3,9 @@
 #include "support/catch.h"
 #include "support/errors.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using test::Says;
 using Numbers = std::vector<std::uint64_t>;
 using Words = std::vector<std::string>;
 
@@ -193,4 +192,4 @@ TEST_CASE("Neighbouring numbers are listed as ranges") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -11,17 +11,15 @@
 #include "support/temp_dir.h"
 #include "support/unprivileged.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::check_refused;
-using test::error_of;
 
 TEST_CASE("A local directory lists what lies directly in it, by name, links by what they lead to") {
-  const test::TempDir dir;
-  test::write_file(dir / "b", "");
-  test::write_file(dir / "a/x", "");
+  const TempDir dir;
+  write_file(dir / "b", "");
+  write_file(dir / "a/x", "");
   fs::create_symlink("b", dir / "to_file");
   fs::create_symlink("a", dir / "to_directory");
   fs::create_symlink("nowhere", dir / "broken");
@@ -40,8 +38,8 @@ TEST_CASE("A local directory lists what lies directly in it, by name, links by w
 }
 
 TEST_CASE("A local directory that is missing or none cannot be listed") {
-  const test::TempDir dir;
-  test::write_file(dir / "f", "");
+  const TempDir dir;
+  write_file(dir / "f", "");
   for (const char* name : {"missing", "f"}) {
     const Error error = check_refused([&] { local_storage().list(dir / name); }, {.path = dir / name});
     CHECK(error.code() == (*name == 'f' ? std::errc::not_a_directory : std::errc::no_such_file_or_directory));
@@ -49,9 +47,9 @@ TEST_CASE("A local directory that is missing or none cannot be listed") {
 }
 
 TEST_CASE("A local path resolves to the one name of what it stands for") {
-  const test::TempDir dir;
+  const TempDir dir;
   const fs::path root = fs::canonical(dir.path());
-  test::write_file(dir / "a/f", "abc");
+  write_file(dir / "a/f", "abc");
   fs::create_symlink("a", dir / "link");
   Files& files = local_storage();
   for (const char* path : {"a/f", "a/./f", "a/../a/f", "link/f"}) CHECK(files.resolve(dir / path) == root / "a/f");
@@ -64,9 +62,9 @@ TEST_CASE("A local path resolves to the one name of what it stands for") {
 }
 
 TEST_CASE("Local paths of one file are the same, and others are not") {
-  const test::TempDir dir;
-  test::write_file(dir / "a/f", "");
-  test::write_file(dir / "a/g", "");
+  const TempDir dir;
+  write_file(dir / "a/f", "");
+  write_file(dir / "a/g", "");
   fs::create_symlink("a", dir / "link");
   Files& files = local_storage();
   CHECK(files.is_same(dir / "a/f", dir / "link/f"));
@@ -76,8 +74,8 @@ TEST_CASE("Local paths of one file are the same, and others are not") {
 }
 
 TEST_CASE("A directory is its owner's, which a link to it, a file, and what is not there are not") {
-  const test::TempDir dir;
-  test::write_file(dir / "d/f", "");
+  const TempDir dir;
+  write_file(dir / "d/f", "");
   fs::create_directory_symlink("d", dir / "link");
   Directories& directories = local_storage().directories();
   CHECK(directories.is_own(dir / "d"));
@@ -86,20 +84,20 @@ TEST_CASE("A directory is its owner's, which a link to it, a file, and what is n
     REQUIRE(::chown((dir / "d").c_str(), 65534, 65534) == 0);
     CHECK_FALSE(directories.is_own(dir / "d"));
   }
-  const test::Unprivileged nobody(dir.path());
+  const Unprivileged nobody(dir.path());
   CHECK(directories.is_own(dir / "d"));
   CHECK_FALSE(directories.is_own("/"));
   CHECK(local_storage().list(dir / "d").size() == 1);
 }
 
 TEST_CASE("A local file that was written again has another stamp, though its size and time are the same") {
-  const test::TempDir dir;
-  test::write_file(dir / "f", "abc");
+  const TempDir dir;
+  write_file(dir / "f", "abc");
   const auto time = fs::last_write_time(dir / "f");
   const FileStamp stamp = local_storage().stamp(dir / "f");
   CHECK(local_storage().stamp(dir / "f") == stamp);
   for (int tries = 0; tries < 1000 && local_storage().stamp(dir / "f") == stamp; ++tries) {  // clocks are coarse
-    test::write_file(dir / "f", "abd");
+    write_file(dir / "f", "abd");
     fs::last_write_time(dir / "f", time);
   }
   CHECK(fs::last_write_time(dir / "f") == time);
@@ -107,10 +105,10 @@ TEST_CASE("A local file that was written again has another stamp, though its siz
 }
 
 TEST_CASE("The size of a local file is known without opening it") {
-  const test::TempDir dir;
-  test::write_file(dir / "f", "abc");
+  const TempDir dir;
+  write_file(dir / "f", "abc");
   fs::create_symlink("f", dir / "link");
-  const test::Unprivileged nobody(dir.path());
+  const Unprivileged nobody(dir.path());
   fs::permissions(dir / "f", fs::perms::none);
   CHECK(local_storage().size_bytes(dir / "f") == 3);
   CHECK(local_storage().size_bytes(dir / "link") == 3);
@@ -121,18 +119,18 @@ TEST_CASE("The size of a local file is known without opening it") {
 }
 
 TEST_CASE("A local name that nothing can have is nothing") {
-  const test::TempDir dir;
-  test::write_file(dir / "f", "");
+  const TempDir dir;
+  write_file(dir / "f", "");
   for (const fs::path& path : {dir / "f/x", dir / std::string(300, 'x'), dir / "missing/x", fs::path()})
     CHECK(local_storage().kind_of(path) == FileKind::kNone);
 }
 
 TEST_CASE("What lies in a closed local directory is an error to look at, and a link to it is of another kind") {
-  const test::TempDir dir;
-  test::write_file(dir / "open/f", "");
-  test::write_file(dir / "closed/f", "");
+  const TempDir dir;
+  write_file(dir / "open/f", "");
+  write_file(dir / "closed/f", "");
   fs::create_symlink("../closed/f", dir / "open/link");
-  const test::Unprivileged nobody(dir.path());
+  const Unprivileged nobody(dir.path());
   fs::permissions(dir / "closed", fs::perms::none);
   for (const fs::path& path : {dir / "closed/f", dir / "open/link"}) {
     const Error error = check_refused([&] { local_storage().kind_of(path); }, {.kind = ErrorKind::kIo, .path = path});
@@ -148,8 +146,8 @@ TEST_CASE("What lies in a closed local directory is an error to look at, and a l
 }
 
 TEST_CASE("The stamp of a local file changes when it is written, cut or replaced") {
-  const test::TempDir dir;
-  test::write_file(dir / "f", "abc");
+  const TempDir dir;
+  write_file(dir / "f", "abc");
   const FileStamp stamp = local_storage().stamp(dir / "f");
   CHECK_FALSE(stamp.empty());
   CHECK(local_storage().stamp(dir / "f") == stamp);
@@ -161,7 +159,7 @@ TEST_CASE("The stamp of a local file changes when it is written, cut or replaced
   fs::last_write_time(dir / "f", time);
   const FileStamp cut = local_storage().stamp(dir / "f");
   CHECK_FALSE(cut == touched);
-  test::write_file(dir / "g", "ab");
+  write_file(dir / "g", "ab");
   fs::last_write_time(dir / "g", time);
   fs::rename(dir / "g", dir / "f");
   CHECK_FALSE(local_storage().stamp(dir / "f") == cut);
@@ -169,4 +167,4 @@ TEST_CASE("The stamp of a local file changes when it is written, cut or replaced
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -3,11 +3,8 @@
 #include "reshard/io/text_file.h"
 #include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::check_refused;
-using test::error_of;
 
 std::string content_of(const Source& source) {
   std::string content(source.size_bytes(), '\0');
@@ -143,4 +140,4 @@ TEST_CASE("To remove a directory in memory removes what is in it, and nothing el
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -7,13 +7,10 @@
 #include "support/refusals.h"
 #include "support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::check_refused;
-using test::error_of;
-using test::Says;
 
 std::string read_range(const Source& source, std::uint64_t offset_bytes, std::size_t size_bytes) {
   std::string text(size_bytes, '?');
@@ -26,8 +23,8 @@ std::span<const std::byte> bytes(const std::string& text) {
 }
 
 TEST_CASE("A source reads any range of its file") {
-  const test::TempDir dir;
-  test::write_file(dir / "f", "0123456789");
+  const TempDir dir;
+  write_file(dir / "f", "0123456789");
   const auto source = local_storage().open(dir / "f");
   CHECK(source->size_bytes() == 10);
   CHECK(read_range(*source, 0, 10) == "0123456789");
@@ -36,15 +33,15 @@ TEST_CASE("A source reads any range of its file") {
 }
 
 TEST_CASE("Reading past the end of a file is an I/O error at the byte where it ends") {
-  const test::TempDir dir;
-  test::write_file(dir / "f", "0123456789");
+  const TempDir dir;
+  write_file(dir / "f", "0123456789");
   const auto source = local_storage().open(dir / "f");
   check_refused([&] { read_range(*source, 8, 3); }, {.kind = ErrorKind::kIo, .path = dir / "f", .offset_bytes = 10});
 }
 
 TEST_CASE("A file that is cut while open is an I/O error") {
-  const test::TempDir dir;
-  test::write_file(dir / "f", std::string(100, 'x'));
+  const TempDir dir;
+  write_file(dir / "f", std::string(100, 'x'));
   const auto source = local_storage().open(dir / "f");
   fs::resize_file(dir / "f", 40);
   check_refused([&] { read_range(*source, 0, 100); },
@@ -52,20 +49,20 @@ TEST_CASE("A file that is cut while open is an I/O error") {
 }
 
 TEST_CASE("Opening what is not a regular file is bad input") {
-  const test::TempDir dir;
+  const TempDir dir;
   check_refused([&] { local_storage().open(dir / "missing"); }, {.path = dir / "missing", .says = "no such file"});
   check_refused([&] { local_storage().open(dir.path()); }, {.path = dir.path(), .says = "not a regular file"});
   CHECK(error_of([&] { local_storage().open("/dev/null"); }).kind() == ErrorKind::kBadInput);
 }
 
 TEST_CASE("A file that the system will not open is an I/O error") {
-  const test::TempDir dir;
+  const TempDir dir;
   const fs::path path = dir / std::string(300, 'n');
   check_refused([&] { local_storage().open(path); }, {.kind = ErrorKind::kIo, .path = path, .says = "cannot open"});
 }
 
 TEST_CASE("A created file has its size at once and keeps what is written in any order") {
-  const test::TempDir dir;
+  const TempDir dir;
   {
     const auto sink = local_storage().create(dir / "f", 10);
     CHECK(fs::file_size(dir / "f") == 10);
@@ -73,37 +70,37 @@ TEST_CASE("A created file has its size at once and keeps what is written in any 
     sink->write_at(0, bytes("01234"));
     sink->sync();
   }
-  CHECK(test::read_file(dir / "f") == "0123456789");
+  CHECK(read_file(dir / "f") == "0123456789");
 }
 
 TEST_CASE("A file of no bytes can be created") {
-  const test::TempDir dir;
+  const TempDir dir;
   local_storage().create(dir / "f", 0)->sync();
   CHECK(fs::file_size(dir / "f") == 0);
 }
 
 TEST_CASE("Creating over an existing file is an I/O error and leaves it as it was") {
-  const test::TempDir dir;
-  test::write_file(dir / "f", "keep");
+  const TempDir dir;
+  write_file(dir / "f", "keep");
   check_refused([&] { local_storage().create(dir / "f", 10); }, {.kind = ErrorKind::kIo, .path = dir / "f"});
-  CHECK(test::read_file(dir / "f") == "keep");
+  CHECK(read_file(dir / "f") == "keep");
 }
 
 TEST_CASE("Creating does not follow a link to a file elsewhere") {
-  const test::TempDir dir;
+  const TempDir dir;
   fs::create_symlink(dir / "target", dir / "link");
   CHECK(error_of([&] { local_storage().create(dir / "link", 1); }).kind() == ErrorKind::kIo);
   CHECK_FALSE(fs::exists(dir / "target"));
 }
 
 TEST_CASE("Creating in a directory that is not there is an I/O error") {
-  const test::TempDir dir;
+  const TempDir dir;
   check_refused([&] { local_storage().create(dir / "no" / "f", 1); },
                 {.kind = ErrorKind::kIo, .path = dir / "no" / "f"});
 }
 
 TEST_CASE("A size no file system holds is refused before anything is written") {
-  const test::TempDir dir;
+  const TempDir dir;
   const Error error = error_of([&] { local_storage().create(dir / "f", (std::uint64_t{1} << 63) - 1); });
   CHECK((error.kind() == ErrorKind::kNoSpace || error.kind() == ErrorKind::kIo));
   CHECK(error.path() == (dir / "f").string());
@@ -111,17 +108,17 @@ TEST_CASE("A size no file system holds is refused before anything is written") {
 }
 
 TEST_CASE("A reopened file is written without losing what it holds") {
-  const test::TempDir dir;
-  test::write_file(dir / "f", "0123456789");
+  const TempDir dir;
+  write_file(dir / "f", "0123456789");
   local_storage().reopen(dir / "f")->write_at(3, bytes("xyz"));
-  CHECK(test::read_file(dir / "f") == "012xyz6789");
+  CHECK(read_file(dir / "f") == "012xyz6789");
   check_refused([&] { local_storage().reopen(dir / "missing"); }, {.kind = ErrorKind::kIo, .path = dir / "missing"});
 }
 
 TEST_CASE("Several threads write and read one file at once") {
   constexpr std::size_t kThreads = 4;
   constexpr std::size_t kPart = 4096;
-  const test::TempDir dir;
+  const TempDir dir;
   {
     const auto sink = local_storage().create(dir / "f", kThreads * kPart);
     std::vector<std::thread> threads;
@@ -140,8 +137,8 @@ TEST_CASE("Several threads write and read one file at once") {
 }
 
 TEST_CASE("A text file is read whole if it is within its cap") {
-  const test::TempDir dir;
-  test::write_file(dir / "f", std::string("a\0b\n", 4));
+  const TempDir dir;
+  write_file(dir / "f", std::string("a\0b\n", 4));
   CHECK(read_text_file(local_storage(), dir / "f", 4) == std::string("a\0b\n", 4));
   check_refused([&] { read_text_file(local_storage(), dir / "f", 3); },
                 {.path = dir / "f", .says = "is 4 B, which is more than the 3 B"});
@@ -149,4 +146,4 @@ TEST_CASE("A text file is read whole if it is within its cap") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -9,13 +9,8 @@
 #include "support/refusals.h"
 #include "support/zstd_frames.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::check_refused;
-using test::error_of;
-using test::zstd_bomb;
-using test::zstd_frame;
 
 std::string random_content(std::size_t size) {
   std::mt19937_64 random(size);
@@ -142,4 +137,4 @@ TEST_CASE("A zstd frame that is damaged, ends early or late, or decodes to too m
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -5,12 +5,8 @@
 #include "reshard/formats/pickle/pickle.h"
 #include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::check_refused;
-using test::error_of;
-using test::Says;
 
 template <std::size_t N>
 std::string raw(const char (&bytes)[N]) {
@@ -27,7 +23,7 @@ struct Case {
   ErrorKind kind = ErrorKind::kBadInput;
 };
 
-void check_refused(const std::vector<Case>& cases) {
+void check_cases(const std::vector<Case>& cases) {
   for (const Case& it : cases) {
     DYNAMIC_SECTION(it.name) {
       check_refused([&] { read_pickle(it.stream, "d/f.pt", kOffset); },
@@ -43,7 +39,7 @@ std::string repeat(const std::string& part, std::size_t times) {
 }
 
 TEST_CASE("Streams that no pickler writes are refused at the opcode") {
-  check_refused({
+  check_cases({
       {"empty", "", 0, "ends before it is complete"},
       {"no STOP", raw("K\1"), 2, "ends before it is complete"},
       {"only STOP", ".", 0, "empty stack"},
@@ -109,7 +105,7 @@ TEST_CASE("Streams that no pickler writes are refused at the opcode") {
 
 TEST_CASE("What runs code when Python loads it is refused by its name") {
   const std::string args = raw("X\2\0\0\0id\x85R.");
-  check_refused({
+  check_cases({
       {"os.system", "cos\nsystem\n" + args, 19, "calls os.system: loading this file in Python would run it"},
       {"posix.system", "cposix\nsystem\n" + args, 22, "posix.system"},
       {"eval", "c__builtin__\neval\n" + args, 26, "builtins.eval"},
@@ -274,4 +270,4 @@ TEST_CASE("No patch of one byte of a pickle escapes its errors") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

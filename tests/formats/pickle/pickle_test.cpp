@@ -5,7 +5,7 @@
 #include "support/catch.h"
 #include "support/errors.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 using Kind = PickleKind;
@@ -242,4 +242,4 @@ TEST_CASE("Asking a node for what it does not have gives nothing") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

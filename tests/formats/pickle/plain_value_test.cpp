@@ -7,13 +7,11 @@
 #include "support/pickles.h"
 #include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using test::check_refused;
-
-PlainValue read(const std::string& value) {
-  const std::string text = test::pickles::stream(value);
+PlainValue read_value(const std::string& value) {
+  const std::string text = pickles::stream(value);
   const Pickle pickle = read_pickle(text, "f.pt");
   return read_plain_value(pickle, pickle.root(), "lr of parameter group 0", "f.pt");
 }
@@ -46,19 +44,19 @@ TEST_CASE("the file of a plain value is one of torch.save") {
 }
 
 TEST_CASE("a tuple is read as the list that it becomes on a device's way to the host") {
-  CHECK(read(test::pickles::numbers({1, 2})) == read(test::pickles::list({test::pickles::number(1), "K\x02"})));
+  CHECK(read_value(pickles::numbers({1, 2})) == read_value(pickles::list({pickles::number(1), "K\x02"})));
 }
 
 TEST_CASE("an object in the place of a plain value is refused by its class and place") {
   check_refused(
-      [] { read(test::pickles::list({test::pickles::object("a", "B", "}")})); },
+      [] { read_value(pickles::list({pickles::object("a", "B", "}")})); },
       {.kind = ErrorKind::kUnsupported, .path = "f.pt", .says = "lr of parameter group 0 is an object of a.B"});
 }
 
 TEST_CASE("a list that holds itself is refused as a plain value") {
   check_refused(
       [] {
-        read(
+        read_value(
             "]q\x01(h\x01"
             "e");
       },
@@ -66,12 +64,12 @@ TEST_CASE("a list that holds itself is refused as a plain value") {
 }
 
 TEST_CASE("plain values are printed as Python prints them") {
-  CHECK(to_string(read(test::pickles::list({"N", "\x88", "K\x07", "G?\xd0" + std::string(6, '\0')}))) ==
+  CHECK(reshard::to_string(read_value(pickles::list({"N", "\x88", "K\x07", "G?\xd0" + std::string(6, '\0')}))) ==
         "[None, True, 7, 0.25]");
-  CHECK(to_string(PlainValue{1.0}) == "1.0");
-  CHECK(to_string(PlainValue{-0.0}) == "-0.0");
-  CHECK(to_string(PlainValue{1e-8}) == "1e-08");
-  CHECK(to_string(PlainValue{std::nan("")}) == "nan");
+  CHECK(reshard::to_string(PlainValue{1.0}) == "1.0");
+  CHECK(reshard::to_string(PlainValue{-0.0}) == "-0.0");
+  CHECK(reshard::to_string(PlainValue{1e-8}) == "1e-08");
+  CHECK(reshard::to_string(PlainValue{std::nan("")}) == "nan");
 }
 
 TEST_CASE("plain values are equal if their types and values are, and a NaN is equal to any other") {
@@ -89,4 +87,4 @@ TEST_CASE("the number of plain values counts those inside") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

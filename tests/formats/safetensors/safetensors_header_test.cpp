@@ -2,12 +2,9 @@
 
 #include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using test::check_error;
-using test::check_refused;
-using test::Says;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
 const std::filesystem::path kPath = "dir/model.safetensors";
@@ -32,7 +29,7 @@ struct Patch {
   std::string says;
 };
 
-void check_refused(const std::vector<Patch>& patches) {
+void check_patches(const std::vector<Patch>& patches) {
   for (const Patch& patch : patches) {
     DYNAMIC_SECTION(patch.name) {
       check_error(refused(patched(patch.from, patch.to)), {.tensor = patch.tensor, .says = patch.says});
@@ -97,7 +94,7 @@ TEST_CASE("Metadata may be absent, empty or anywhere in the header") {
 
 TEST_CASE("Metadata that is not an object of strings is refused") {
   const std::string good = R"({"format":"pt"})";
-  check_refused({
+  check_patches({
       {"metadata is an array", good, "[]", "", "__metadata__ is an array"},
       {"metadata is a string", good, "\"pt\"", "", "__metadata__ is \"pt\""},
       {"metadata is a number", good, "1", "", "__metadata__ is 1"},
@@ -113,7 +110,7 @@ TEST_CASE("Metadata that is not an object of strings is refused") {
 }
 
 TEST_CASE("A name given twice is refused, though both entries are the same or empty") {
-  check_refused({
+  check_patches({
       {"b renamed a", "\"b\":", "\"a\":", "a", "this name twice"},
       {"b renamed a by an escape", "\"b\":", "\"\\u0061\":", "a", "this name twice"},
       {"empty copy of a", "\"b\":{", R"("a":{"dtype":"U8","shape":[0],"data_offsets":[24,24]},"b":{)", "a", "twice"},
@@ -121,7 +118,7 @@ TEST_CASE("A name given twice is refused, though both entries are the same or em
 }
 
 TEST_CASE("Control characters in a name are refused and shown as codes") {
-  check_refused({
+  check_patches({
       {"NUL in a name", "\"a\":", "\"a\\u0000b\":", std::string("a\0b", 3), "tensor a\\x00b: the name holds control"},
       {"newline in a name", "\"a\":", "\"a\\nb\":", "a\nb", "tensor a\\x0ab: "},
       {"escape in a name", "\"a\":", "\"\\u001b[31m\":", "\x1b[31m", "tensor \\x1b[31m: "},
@@ -131,7 +128,7 @@ TEST_CASE("Control characters in a name are refused and shown as codes") {
 
 TEST_CASE("A tensor that is not an object with its three fields is refused") {
   const std::string all = R"({"dtype":"F32","shape":[2,3],"data_offsets":[0,24]})";
-  check_refused({
+  check_patches({
       {"tensor is null", all, "null", "a", "is null, expected an object with dtype, shape and data_offsets"},
       {"tensor is a number", all, "7", "a", "is 7, expected an object"},
       {"tensor is an array", all, "[]", "a", "is an array, expected an object"},
@@ -147,7 +144,7 @@ TEST_CASE("A tensor that is not an object with its three fields is refused") {
 }
 
 TEST_CASE("A dtype must be one of the format's names, in their case") {
-  check_refused({
+  check_patches({
       {"lower case", "\"F32\"", "\"f32\"", "a", "has the dtype \"f32\""},
       {"torch's name", "\"F32\"", "\"float32\"", "a", "has the dtype \"float32\""},
       {"no name", "\"F32\"", "\"\"", "a", "has the dtype \"\""},
@@ -160,7 +157,7 @@ TEST_CASE("A dtype must be one of the format's names, in their case") {
 }
 
 TEST_CASE("A shape holds whole numbers of 64 bits and nothing else") {
-  check_refused({
+  check_patches({
       {"negative", "[2,3]", "[-2,3]", "a", "shape holds a negative number"},
       {"negative zero", "[2,3]", "[-0,3]", "a", "shape holds a negative number"},
       {"fraction", "[2,3]", "[2.0,3]", "a", "shape holds 2.0"},
@@ -179,7 +176,7 @@ TEST_CASE("A shape holds whole numbers of 64 bits and nothing else") {
 }
 
 TEST_CASE("Offsets are two whole numbers of 64 bits and nothing else") {
-  check_refused({
+  check_patches({
       {"none", "[0,24]", "[]", "a", "data_offsets has 0 numbers, expected two"},
       {"one", "[0,24]", "[0]", "a", "data_offsets has 1 numbers, expected two"},
       {"three", "[0,24]", "[0,12,24]", "a", "data_offsets has more than two numbers"},
@@ -276,4 +273,4 @@ TEST_CASE("A header may be nested 128 deep and no deeper") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -9,16 +9,14 @@
 #include "support/local_files.h"
 #include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::check_refused;
-using test::Says;
 using Random = std::mt19937_64;
 
 std::string prefix_of(const std::string& json) {
-  return test::safetensors_bytes(json, "");
+  return safetensors_bytes(json, "");
 }
 
 /// A name of pieces that a writer may stumble over.
@@ -44,10 +42,10 @@ std::vector<TensorEntry> random_tensors(Random& random) {
 
 TEST_CASE("The files of the reference are laid out byte for byte as it wrote them") {
   std::size_t files = 0;
-  for (const auto& entry : fs::recursive_directory_iterator(test::testdata("golden/optimum"))) {
+  for (const auto& entry : fs::recursive_directory_iterator(testdata("golden/optimum"))) {
     if (entry.path().extension() != ".safetensors") continue;
-    INFO(fs::relative(entry.path(), test::testdata("")).string());
-    const std::string content = test::read_file(entry.path());
+    INFO(fs::relative(entry.path(), testdata("")).string());
+    const std::string content = read_file(entry.path());
     const Container file = read_safetensors(entry.path());
     std::vector<TensorEntry> shuffled = file.tensors;
     std::shuffle(shuffled.begin(), shuffled.end(), Random(files));
@@ -210,4 +208,4 @@ TEST_CASE("A name that is not UTF-8 is refused by name") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

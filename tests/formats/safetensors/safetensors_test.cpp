@@ -8,16 +8,10 @@
 #include "support/refusals.h"
 #include "support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::check_error;
-using test::check_refusals;
-using test::check_refused;
-using test::error_of;
-using test::safetensors_bytes;
-using test::Says;
 
 const std::string kHeader =
     R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"U8","shape":[5],"data_offsets":[24,29]}})";
@@ -52,8 +46,8 @@ std::string length_field(std::uint64_t length) {
 }
 
 TEST_CASE("A valid file gives its tensors with their places in the file") {
-  const test::TempDir dir;
-  test::write_file(dir / "m.safetensors", kFile);
+  const TempDir dir;
+  write_file(dir / "m.safetensors", kFile);
   const Container file = read_safetensors(dir / "m.safetensors");
   CHECK(file.path == dir / "m.safetensors");
   CHECK(file.size_bytes == kFile.size());
@@ -78,8 +72,8 @@ TEST_CASE("Tensors come by offset, whatever the header's order") {
 }
 
 TEST_CASE("A file of an empty object and no data is valid") {
-  const test::TempDir dir;
-  test::write_file(dir / "m.safetensors", safetensors_bytes("{}", ""));
+  const TempDir dir;
+  write_file(dir / "m.safetensors", safetensors_bytes("{}", ""));
   CHECK(read_safetensors(dir / "m.safetensors").tensors.empty());
   CHECK(read_header({"{}      ", 0}).tensors.empty());
 }
@@ -107,8 +101,8 @@ TEST_CASE("A header of 100000000 bytes is allowed and one byte more is not") {
 }
 
 TEST_CASE("A header as long as allowed is read to its end") {
-  const test::TempDir dir;
-  test::write_file(dir / "m", length_field(100'000'000) + kHeader);
+  const TempDir dir;
+  write_file(dir / "m", length_field(100'000'000) + kHeader);
   fs::resize_file(dir / "m", 8 + 100'000'000);  // sparse: the rest reads as NUL bytes
   check_refused([&] { read_safetensors(dir / "m"); }, {.says = "NUL", .offset_bytes = 8 + kHeader.size()});
 }
@@ -120,7 +114,7 @@ TEST_CASE("A git-lfs pointer is told from a damaged file") {
 }
 
 TEST_CASE("What is not a regular file is refused by its name") {
-  const test::TempDir dir;
+  const TempDir dir;
   check_refused([&] { read_safetensors(dir / "no"); }, {.path = dir / "no"});
   CHECK(error_of([&] { read_safetensors(dir.path()); }).kind() == ErrorKind::kBadInput);
 }
@@ -230,17 +224,17 @@ TEST_CASE("An error about a shape of very many dims stays short") {
 }
 
 TEST_CASE("A file of every dtype is read back as written") {
-  const test::TempDir dir;
-  test::TensorMap tensors;
+  const TempDir dir;
+  TensorMap tensors;
   for (const DTypeRow& row : kDTypes)
     tensors["t." + std::string(row.name)] = {row.dtype, {3, 8}, std::string(3 * row.bits, row.name[0])};
-  test::write_safetensors(dir / "m", tensors);
+  write_safetensors(dir / "m", tensors);
   const Container file = read_safetensors(dir / "m");
-  const std::string content = test::read_file(dir / "m");
+  const std::string content = read_file(dir / "m");
   REQUIRE(file.tensors.size() == std::size(kDTypes));
   for (const TensorEntry& entry : file.tensors) {
     INFO(entry.name);
-    const test::TensorData& expected = tensors.at(entry.name);
+    const TensorData& expected = tensors.at(entry.name);
     CHECK(entry.dtype == expected.dtype);
     CHECK(entry.shape == expected.shape);
     CHECK(content.substr(entry.offset_bytes, entry.size_bytes) == expected.bytes);
@@ -273,4 +267,4 @@ TEST_CASE("No patch of one byte of a valid file crashes the reader or escapes it
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -13,26 +13,24 @@
 #include "support/refusals.h"
 #include "support/zips.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using namespace test::pickles;
-using test::check_refused;
-using test::FaultStorage;
+using namespace pickles;
 using Operation = FaultStorage::Operation;
 
 constexpr const char* kPath = "in/c";
 
 std::string safetensors_file() {
-  return test::safetensors_bytes(R"({"w":{"dtype":"F32","shape":[3,4],"data_offsets":[0,48]}})", std::string(48, 's'));
+  return safetensors_bytes(R"({"w":{"dtype":"F32","shape":[3,4],"data_offsets":[0,48]}})", std::string(48, 's'));
 }
 
 std::string archive_file() {
-  return test::zip_bytes({{"t/data.pkl", stream(dict({{"w", tensor()}}))},
-                          {"t/byteorder", "little"},
-                          {"t/data/0", std::string(48, 's')},
-                          {"t/reshard.json", R"({"a":"b"})"}},
-                         {.zip64 = true, .descriptors = true, .comment = "comment"});
+  return zip_bytes({{"t/data.pkl", stream(dict({{"w", tensor()}}))},
+                    {"t/byteorder", "little"},
+                    {"t/data/0", std::string(48, 's')},
+                    {"t/reshard.json", R"({"a":"b"})"}},
+                   {.zip64 = true, .descriptors = true, .comment = "comment"});
 }
 
 /// Before torch 1.6, with a pickle so long that it is read in several windows.
@@ -40,11 +38,11 @@ std::string stream_file() {
   const std::string long_text = text(std::string(std::size_t{5} << 20, 'x'));
   std::string file = stream("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19") + stream(number(1001)) +
                      stream(dict({{"little_endian", kTrue}})) + stream(dict({{"w", tensor()}, {"args", long_text}}));
-  return file + stream(list({text("0")})) + test::le_bytes<std::int64_t>(12) + std::string(48, 's');
+  return file + stream(list({text("0")})) + le_bytes<std::int64_t>(12) + std::string(48, 's');
 }
 
 std::string saved(const std::string& value) {
-  return test::torch_zip(stream(value), {{"0", std::string(48, 's')}});
+  return torch_zip(stream(value), {{"0", std::string(48, 's')}});
 }
 
 std::string xser_reference(std::int64_t tid) {
@@ -160,4 +158,4 @@ TEST_CASE("Containers have the stamps of their files from before they were read"
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -9,19 +9,15 @@
 #include "support/refusals.h"
 #include "support/zips.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using namespace test::pickles;
-using test::check_refused;
-using test::error_of;
-using test::le_bytes;
-using test::Says;
+using namespace pickles;
 
 const std::string kStorage(48, 's');  // of 12 floats
 
 std::string archive_of(const std::string& value) {
-  return test::torch_zip(stream(value), {{"0", kStorage}});
+  return torch_zip(stream(value), {{"0", kStorage}});
 }
 
 Container read_content(const std::string& content) {
@@ -45,7 +41,7 @@ TEST_CASE("What is no file of torch's is called what it is") {
   CHECK_THAT(pointer.hint(), Says("git lfs pull"));
   refused("\n <!DOCTYPE html><html>", ErrorKind::kBadInput, "is an HTML page");
   refused("{\n  \"model_type\": \"llama\"}", ErrorKind::kBadInput, "is JSON");
-  refused(test::safetensors_bytes("{}", ""), ErrorKind::kBadInput, "is a safetensors file");
+  refused(safetensors_bytes("{}", ""), ErrorKind::kBadInput, "is a safetensors file");
   refused("PYTORCH1" + std::string(100, '\0'), ErrorKind::kUnsupported, "preview");
   refused("storages" + std::string(249, '\0') + "ustar" + std::string(100, '\0'), ErrorKind::kUnsupported,
           "tar archive");
@@ -53,10 +49,10 @@ TEST_CASE("What is no file of torch's is called what it is") {
   refused("\x89HDF\r\n\x1a\n", ErrorKind::kUnsupported, "is an HDF5 file");
   refused("GGU", ErrorKind::kBadInput, "neither a zip archive nor a pickle");
   refused(stream(dict({{"a", number(1)}})), ErrorKind::kBadInput, "not one that torch.save wrote");
-  refused(test::zip_bytes({{"x.npy", "data"}}), ErrorKind::kBadInput, "it has no data.pkl");
-  refused(test::zip_bytes({{"a/x.npy", "data"}}), ErrorKind::kBadInput, "it has no data.pkl");
-  refused(test::zip_bytes({{"data.pkl", stream("}")}}), ErrorKind::kBadInput, "it has no data.pkl");
-  refused(test::zip_bytes({{"m/data.pkl", stream("}")}, {"m/constants.pkl", stream(")")}}), ErrorKind::kUnsupported,
+  refused(zip_bytes({{"x.npy", "data"}}), ErrorKind::kBadInput, "it has no data.pkl");
+  refused(zip_bytes({{"a/x.npy", "data"}}), ErrorKind::kBadInput, "it has no data.pkl");
+  refused(zip_bytes({{"data.pkl", stream("}")}}), ErrorKind::kBadInput, "it has no data.pkl");
+  refused(zip_bytes({{"m/data.pkl", stream("}")}, {"m/constants.pkl", stream(")")}}), ErrorKind::kUnsupported,
           "TorchScript");
 }
 
@@ -64,36 +60,35 @@ TEST_CASE("The folder in an archive may have any name, and its other entries may
   const std::string pickle = stream(dict({{"w", tensor()}}));
   for (const std::string folder : {"archive", "x y", "\u00fc", "a.pt.info"}) {
     INFO(folder);
-    const auto read = read_content(test::zip_bytes({{folder + "/data.pkl", pickle}, {folder + "/data/0", kStorage}}));
+    const auto read = read_content(zip_bytes({{folder + "/data.pkl", pickle}, {folder + "/data/0", kStorage}}));
     CHECK(names(read) == std::vector<std::string>{"w"});
   }
-  refused(test::zip_bytes({{"a/data.pkl", pickle}, {"b/data/0", kStorage}}), ErrorKind::kBadInput,
-          "is not in the file");
+  refused(zip_bytes({{"a/data.pkl", pickle}, {"b/data/0", kStorage}}), ErrorKind::kBadInput, "is not in the file");
 }
 
 TEST_CASE("Big-endian files are refused") {
   const std::string pickle = stream(dict({{"w", tensor()}}));
-  CHECK(read_content(test::torch_zip(pickle, {{"0", kStorage}}, "")).tensors.size() == 1);
-  refused(test::torch_zip(pickle, {{"0", kStorage}}, "big"), ErrorKind::kUnsupported, "big-endian");
-  refused(test::torch_zip(pickle, {{"0", kStorage}}, "middle"), ErrorKind::kBadInput, "unknown byteorder");
+  CHECK(read_content(torch_zip(pickle, {{"0", kStorage}}, "")).tensors.size() == 1);
+  refused(torch_zip(pickle, {{"0", kStorage}}, "big"), ErrorKind::kUnsupported, "big-endian");
+  refused(torch_zip(pickle, {{"0", kStorage}}, "middle"), ErrorKind::kBadInput, "unknown byteorder");
 }
 
 TEST_CASE("A compressed archive is refused with what to do") {
   std::string zip = archive_of(dict({{"w", tensor()}}));
-  test::put<std::uint16_t>(zip, test::central_header(zip, 2) + 10, 8);
-  test::put<std::uint16_t>(zip, test::local_header(zip, 2) + 8, 8);
+  put<std::uint16_t>(zip, central_header(zip, 2) + 10, 8);
+  put<std::uint16_t>(zip, local_header(zip, 2) + 8, 8);
   CHECK_THAT(refused(zip, ErrorKind::kUnsupported, "t/data/0 is compressed").hint(), Says("zip -0"));
 }
 
 TEST_CASE("Bytes after the pickle are refused at their place") {
   const std::string pickle = stream(dict({{"w", tensor()}}));
-  const std::string zip = test::torch_zip(pickle + "N.", {{"0", kStorage}});
+  const std::string zip = torch_zip(pickle + "N.", {{"0", kStorage}});
   CHECK(refused(zip, ErrorKind::kBadInput, "something after its pickle").offset_bytes() ==
         zip.find(pickle) + pickle.size());
 }
 
 TEST_CASE("Errors of the pickle name the byte of the file") {
-  const std::string zip = test::torch_zip(stream(call("os", "system", {text("id")})), {});
+  const std::string zip = torch_zip(stream(call("os", "system", {text("id")})), {});
   CHECK(refused(zip, ErrorKind::kBadInput, "os.system").offset_bytes() == zip.find("R."));
 }
 
@@ -278,4 +273,4 @@ TEST_CASE("A stream or an archive cut off at any byte is refused") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -8,18 +8,16 @@
 #include "support/refusals.h"
 #include "support/zips.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using test::check_refused;
-
-using namespace test::pickles;
+using namespace pickles;
 
 const std::string kStorage(48, 's');  // of 12 floats
 
 /// The archive of {"w": `value`} with the storages "0" and "1".
 std::string archive(const std::string& value) {
-  return test::torch_zip(stream(dict({{"w", value}})), {{"0", kStorage}, {"1", "abcdefgh"}});
+  return torch_zip(stream(dict({{"w", value}})), {{"0", kStorage}, {"1", "abcdefgh"}});
 }
 
 TensorEntry read_one(const std::string& value) {
@@ -34,14 +32,14 @@ std::uint64_t storage_at(const std::string& value) {
   return archive(value).find(kStorage);
 }
 
-struct Refusal {
+struct Case {
   const char* name;
   std::string value;
   std::string says;
 };
 
-void check_refused(ErrorKind kind, const std::vector<Refusal>& cases) {
-  for (const Refusal& it : cases) {
+void check_cases(ErrorKind kind, const std::vector<Case>& cases) {
+  for (const Case& it : cases) {
     DYNAMIC_SECTION(it.name) {
       check_refused([&] { read_torch(MemorySource(archive(it.value)), "f.pt"); },
                     {.kind = kind, .path = "f.pt", .tensor = "w", .says = it.says});
@@ -69,7 +67,7 @@ TEST_CASE("A tensor lies where its storage, offset and strides say") {
 
 TEST_CASE("The last element of a storage may be used and the one after it not") {
   CHECK(read_one(tensor({.offset = 8, .shape = {4}, .strides = {1}})).size_bytes == 16);
-  check_refused(
+  check_cases(
       ErrorKind::kBadInput,
       {{"an offset more", tensor({.offset = 9, .shape = {4}, .strides = {1}}), "past its storage of 12 elements"},
        {"a row more", tensor({.shape = {4, 4}}), "[4, 4] with strides [4, 1] from element 0"},
@@ -79,7 +77,7 @@ TEST_CASE("The last element of a storage may be used and the one after it not") 
 
 TEST_CASE("Numbers that wrap or are negative are refused") {
   constexpr std::int64_t kBig = std::int64_t{1} << 62;
-  check_refused(
+  check_cases(
       ErrorKind::kBadInput,
       {{"a negative offset", tensor({.offset = -1}), "its offset is -1"},
        {"a negative size", tensor({.shape = {-3, 4}}), "its size is -3"},
@@ -106,12 +104,12 @@ TEST_CASE("An empty tensor may have any offset and strides") {
 }
 
 TEST_CASE("A storage that is missing, or of another size than its tensor says, is refused") {
-  check_refused(ErrorKind::kBadInput,
-                {{"no such key", tensor({.key = "7"}), "its storage, 7, is not in the file"},
-                 {"a key of another folder", tensor({.key = "../data.pkl"}), "is not in the file"},
-                 {"another size", tensor({.elems = 13}), "should have 52 bytes, but has 48"},
-                 {"another type", tensor({.type = "DoubleStorage"}), "should have 96 bytes, but has 48"},
-                 {"a long key", tensor({.key = std::string(300, 'k')}), "in the place of its storage's key"}});
+  check_cases(ErrorKind::kBadInput,
+              {{"no such key", tensor({.key = "7"}), "its storage, 7, is not in the file"},
+               {"a key of another folder", tensor({.key = "../data.pkl"}), "is not in the file"},
+               {"another size", tensor({.elems = 13}), "should have 52 bytes, but has 48"},
+               {"another type", tensor({.type = "DoubleStorage"}), "should have 96 bytes, but has 48"},
+               {"a long key", tensor({.key = std::string(300, 'k')}), "in the place of its storage's key"}});
 }
 
 TEST_CASE("Version 3 tensors count in elements of their own dtype") {
@@ -120,21 +118,20 @@ TEST_CASE("Version 3 tensors count in elements of their own dtype") {
   CHECK(read_one(value).offset_bytes == storage_at(value) + 12);
   CHECK(read_one(tensor_v3({.key = "1", .elems = 8, .shape = {8}, .strides = {1}}, "float8_e4m3fn")).dtype ==
         DType::kF8E4M3);
-  check_refused(ErrorKind::kBadInput,
-                {{"past the end", tensor_v3({.elems = 48, .shape = {13}, .strides = {1}}, "uint32"),
-                  "past its storage of 12 elements"}});
+  check_cases(ErrorKind::kBadInput, {{"past the end", tensor_v3({.elems = 48, .shape = {13}, .strides = {1}}, "uint32"),
+                                      "past its storage of 12 elements"}});
 }
 
 TEST_CASE("Dtypes that safetensors lacks are named") {
   const auto v3 = [](const char* dtype) { return tensor_v3({.elems = 48, .shape = {1}, .strides = {1}}, dtype); };
-  check_refused(ErrorKind::kUnsupported,
-                {{"complex32", v3("complex32"), "dtype complex32"},
-                 {"bits8", v3("bits8"), "dtype bits8"},
-                 {"packed", v3("float4_e2m1fn_x2"), "dtype float4_e2m1fn_x2"},
-                 {"an empty name", v3(""), "dtype ,"},
-                 {"quantised", tensor({.type = "QInt8Storage", .elems = 48}), "dtype qint8"},
-                 {"complex128", tensor({.type = "ComplexDoubleStorage", .elems = 3}), "dtype complex128"},
-                 {"an unknown storage", tensor({.type = "OddStorage"}), "torch.OddStorage"}});
+  check_cases(ErrorKind::kUnsupported,
+              {{"complex32", v3("complex32"), "dtype complex32"},
+               {"bits8", v3("bits8"), "dtype bits8"},
+               {"packed", v3("float4_e2m1fn_x2"), "dtype float4_e2m1fn_x2"},
+               {"an empty name", v3(""), "dtype ,"},
+               {"quantised", tensor({.type = "QInt8Storage", .elems = 48}), "dtype qint8"},
+               {"complex128", tensor({.type = "ComplexDoubleStorage", .elems = 3}), "dtype complex128"},
+               {"an unknown storage", tensor({.type = "OddStorage"}), "torch.OddStorage"}});
 }
 
 TEST_CASE("What wraps a tensor is taken off it") {
@@ -156,27 +153,27 @@ TEST_CASE("What wraps a tensor is taken off it") {
 
   std::string deep = cpu;
   for (int i = 0; i < 9; ++i) deep = call("torch._utils", "_rebuild_parameter", {deep, kTrue, ordered_dict()});
-  check_refused(ErrorKind::kUnsupported,
-                {{"wrapped nine times", deep, "which is not known"},
-                 {"another dtype on the device",
-                  call("torch._utils", "_rebuild_device_tensor_from_cpu_tensor",
-                       {cpu, global("torch", "bfloat16"), text("xla:0"), kFalse}),
-                  "is saved as float32, to become bfloat16"},
-                 {"a subclass with a form of its own",
-                  call("torch._tensor", "_rebuild_from_type_v2",
-                       {global("torch._utils", "_rebuild_wrapper_subclass"), global("torchao", "Quantized"),
-                        tuple({cpu}), kNone}),
-                  "is of a subclass of Tensor"},
-                 {"a class's own way",
-                  call("torch._tensor", "_rebuild_from_type_v2",
-                       {global("pkg", "Rebuild"), global("pkg", "Tensor"), tuple({cpu}), kNone}),
-                  "is rebuilt by pkg.Rebuild"},
-                 {"sparse", call("torch._utils", "_rebuild_sparse_tensor", {kNone, kNone}), "is sparse"},
-                 {"meta", call("torch._utils", "_rebuild_meta_tensor_no_storage", {kNone}), "has no data"},
-                 {"quantised", call("torch._utils", "_rebuild_qtensor", {kNone}), "is quantised"}});
-  check_refused(ErrorKind::kBadInput,
-                {{"a parameter of no tensor",
-                  call("torch._utils", "_rebuild_parameter", {kNone, kTrue, ordered_dict()}), "no tensor"}});
+  check_cases(ErrorKind::kUnsupported,
+              {{"wrapped nine times", deep, "which is not known"},
+               {"another dtype on the device",
+                call("torch._utils", "_rebuild_device_tensor_from_cpu_tensor",
+                     {cpu, global("torch", "bfloat16"), text("xla:0"), kFalse}),
+                "is saved as float32, to become bfloat16"},
+               {"a subclass with a form of its own",
+                call("torch._tensor", "_rebuild_from_type_v2",
+                     {global("torch._utils", "_rebuild_wrapper_subclass"), global("torchao", "Quantized"), tuple({cpu}),
+                      kNone}),
+                "is of a subclass of Tensor"},
+               {"a class's own way",
+                call("torch._tensor", "_rebuild_from_type_v2",
+                     {global("pkg", "Rebuild"), global("pkg", "Tensor"), tuple({cpu}), kNone}),
+                "is rebuilt by pkg.Rebuild"},
+               {"sparse", call("torch._utils", "_rebuild_sparse_tensor", {kNone, kNone}), "is sparse"},
+               {"meta", call("torch._utils", "_rebuild_meta_tensor_no_storage", {kNone}), "has no data"},
+               {"quantised", call("torch._utils", "_rebuild_qtensor", {kNone}), "is quantised"}});
+  check_cases(ErrorKind::kBadInput,
+              {{"a parameter of no tensor", call("torch._utils", "_rebuild_parameter", {kNone, kTrue, ordered_dict()}),
+                "no tensor"}});
 }
 
 TEST_CASE("A view that is conjugated or negated when it is loaded is refused") {
@@ -187,8 +184,8 @@ TEST_CASE("A view that is conjugated or negated when it is loaded is refused") {
   };
   CHECK(read_one(with_metadata(dict({{"conj", kFalse}, {"neg", kFalse}}))).size_bytes == 48);
   CHECK(read_one(with_metadata(kNone)).size_bytes == 48);
-  check_refused(ErrorKind::kUnsupported, {{"conj", with_metadata(dict({{"conj", kTrue}})), "as the conjugate"},
-                                          {"neg", with_metadata(dict({{"neg", kTrue}})), "as the negative"}});
+  check_cases(ErrorKind::kUnsupported, {{"conj", with_metadata(dict({{"conj", kTrue}})), "as the conjugate"},
+                                        {"neg", with_metadata(dict({{"neg", kTrue}})), "as the negative"}});
 }
 
 TEST_CASE("Calls with other arguments than torch's are refused") {
@@ -197,7 +194,7 @@ TEST_CASE("Calls with other arguments than torch's are refused") {
   const auto id = [](const std::vector<std::string>& fields) { return tuple(fields) + "Q"; };
   const auto of_id = [&](const std::string& its_id) { return v2({its_id, number(0), numbers({1}), numbers({1})}); };
   const std::string type = global("torch", "FloatStorage");
-  check_refused(
+  check_cases(
       ErrorKind::kBadInput,
       {{"three arguments", v2({stored, number(0), numbers({1})}), "needs 4 arguments, but has 3"},
        {"no storage", v2({kNone, number(0), numbers({1}), numbers({1})}), "None in the place of a storage"},
@@ -219,10 +216,10 @@ TEST_CASE("Calls with other arguments than torch's are refused") {
 
 TEST_CASE("An expanded tensor repeats its elements within reason") {
   CHECK(read_one(tensor({.shape = {1000, 12}, .strides = {0, 1}})).size_bytes == 48000);
-  check_refused(ErrorKind::kUnsupported,
-                {{"a row without end", tensor({.shape = {std::uint64_t{1} << 40, 12}, .strides = {0, 1}}),
-                  "repeats the 48 bytes of its storage"}});
+  check_cases(ErrorKind::kUnsupported,
+              {{"a row without end", tensor({.shape = {std::uint64_t{1} << 40, 12}, .strides = {0, 1}}),
+                "repeats the 48 bytes of its storage"}});
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

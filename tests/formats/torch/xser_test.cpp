@@ -8,12 +8,10 @@
 #include "support/temp_dir.h"
 #include "support/zips.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using test::check_refused;
-
-using namespace test::pickles;
+using namespace pickles;
 
 std::string reference(const std::string& tid) {
   return object("torch_xla.utils.serialization", "TensorReference", dict({{"tid", tid}}));
@@ -34,23 +32,23 @@ struct Files {
   }
 
   void write(const std::string& name, const std::string& value) const {
-    test::write_file(dir / name, test::torch_zip(stream(value), {{"0", std::string(48, 's')}}));
+    write_file(dir / name, torch_zip(stream(value), {{"0", std::string(48, 's')}}));
   }
   void write_info(const std::string& of_7) const {
     write("c.info.pt", "}(" + number(0) + info("float32", {3, 4}, kFalse) + number(7) + of_7 + "u");
   }
   Container read() const { return read_xser(dir / "c"); }
 
-  test::TempDir dir;
+  TempDir dir;
 };
 
-struct Refused {
+struct Expected {
   std::string file;
   std::string tensor;
   std::string says;
 };
 
-void check_refused(const Files& files, const Refused& expected) {
+void refused(const Files& files, const Expected& expected) {
   check_refused([&] { files.read(); },
                 {.path = files.dir / expected.file, .tensor = expected.tensor, .says = expected.says});
 }
@@ -74,7 +72,7 @@ TEST_CASE("An xser container is its reference file and the files of its tensors"
   REQUIRE(read.tensors.size() == 3);
   CHECK(read.tensors[1].name == "b");
   CHECK(read.tensors[1].file == 2);
-  CHECK(test::read_file(files.dir / "c.tensors/tensor_7.pt").substr(read.tensors[1].offset_bytes, 48) ==
+  CHECK(read_file(files.dir / "c.tensors/tensor_7.pt").substr(read.tensors[1].offset_bytes, 48) ==
         std::string(48, 's'));
   CHECK(read.tensors[2].file == read.tensors[0].file);
   CHECK(read.metadata == std::vector<std::pair<std::string, std::string>>{{kXserExpertParallel, "b"}});
@@ -100,35 +98,35 @@ TEST_CASE("The info file may be missing, or lack a tensor") {
 TEST_CASE("An info file that says something else is refused") {
   const Files files;
   files.write_info(info("bfloat16", {3, 4}, kTrue));
-  check_refused(files, {"c.info.pt", "b", "is of torch.bfloat16 here, but its file holds torch.float32"});
+  refused(files, {"c.info.pt", "b", "is of torch.bfloat16 here, but its file holds torch.float32"});
   files.write_info(info("float32", {4, 3}, kTrue));
-  check_refused(files, {"c.info.pt", "b", "another shape here, but its file holds the shape [3, 4]"});
+  refused(files, {"c.info.pt", "b", "another shape here, but its file holds the shape [3, 4]"});
   files.write_info(info("float32", {3}, kTrue));
-  check_refused(files, {"c.info.pt", "b", "another shape"});
+  refused(files, {"c.info.pt", "b", "another shape"});
   files.write("c.info.pt", tensor());
-  check_refused(files, {"c.info.pt", "", "not a dict"});
+  refused(files, {"c.info.pt", "", "not a dict"});
 }
 
 TEST_CASE("A tensor's file that is missing or holds something else is refused") {
   const Files files;
   std::filesystem::remove(files.dir / "c.tensors/tensor_7.pt");
-  check_refused(files, {"c.tensors/tensor_7.pt", "b", "its file is missing"});
+  refused(files, {"c.tensors/tensor_7.pt", "b", "its file is missing"});
   files.write("c.tensors/tensor_7.pt", dict({{"b", tensor()}}));
-  check_refused(files, {"c.tensors/tensor_7.pt", "b", "is a dict, not a tensor"});
+  refused(files, {"c.tensors/tensor_7.pt", "b", "is a dict, not a tensor"});
   files.write("c.tensors/tensor_7.pt", tensor({.offset = 1}));
-  check_refused(files, {"c.tensors/tensor_7.pt", "b", "past its storage"});
+  refused(files, {"c.tensors/tensor_7.pt", "b", "past its storage"});
 }
 
 TEST_CASE("A reference by something that is no tensor's number is refused") {
   for (const std::string& tid : {number(-1), number(100'000'001), number(INT64_MAX), text("../../x"), kTrue, kNone}) {
     const Files files;
     files.write("c", dict({{"a", reference(tid)}}));
-    check_refused(files, {"c", "a", "no tensor's number"});
+    refused(files, {"c", "a", "no tensor's number"});
   }
   const Files files;
   files.write("c", dict({{"a", call("torch_xla.utils.serialization", "TensorReference", {number(0)})}}));
-  check_refused(files, {"c", "a", "no tensor's number"});
+  refused(files, {"c", "a", "no tensor's number"});
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

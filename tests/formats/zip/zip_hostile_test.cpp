@@ -11,21 +11,16 @@
 #include "support/temp_dir.h"
 #include "support/zips.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using test::central_header;
-using test::check_refused;
-using test::end_record;
-using test::local_header;
-using test::put;
 using u16 = std::uint16_t;
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 
-const std::vector<test::ZipPart> kParts{{"a/x", "xxxxx"}, {"a/y", "yyyyyyyy"}, {"a/z", "zz"}};
-const std::string kZip = test::zip_bytes(kParts);
-const std::string kZip64 = test::zip_bytes(kParts, {.zip64 = true});
+const std::vector<ZipPart> kParts{{"a/x", "xxxxx"}, {"a/y", "yyyyyyyy"}, {"a/z", "zz"}};
+const std::string kZip = zip_bytes(kParts);
+const std::string kZip64 = zip_bytes(kParts, {.zip64 = true});
 
 // Places in the records, from their beginnings.
 constexpr std::size_t kEndEntriesHere = 8, kEndEntries = 10, kEndSize = 12, kEndOffset = 16, kEndComment = 20;
@@ -50,7 +45,7 @@ struct Patch {
   ErrorKind kind = ErrorKind::kBadInput;
 };
 
-void check_refused(const std::string& valid, const std::vector<Patch>& patches) {
+void check_patches(const std::string& valid, const std::vector<Patch>& patches) {
   for (const Patch& patch : patches) {
     DYNAMIC_SECTION(patch.name) {
       std::string zip = valid;
@@ -63,7 +58,7 @@ void check_refused(const std::string& valid, const std::vector<Patch>& patches) 
 
 TEST_CASE("End records that contradict the file are refused") {
   const std::size_t end = end_record(kZip);
-  check_refused(
+  check_patches(
       kZip,
       {{"no end", [&](auto& z) { z[end] = 'Q'; }, kZip.size(), "no zip directory at its end"},
        {"a byte after the end", [](auto& z) { z += 'x'; }, end, "is not the end of the file"},
@@ -103,7 +98,7 @@ TEST_CASE("Zip64 records that contradict the file are refused") {
   const std::size_t record = end64(kZip64);
   const std::size_t at = locator(kZip64);
   const u64 directory = central_header(kZip64, 0);
-  check_refused(
+  check_patches(
       kZip64,
       {{"a locator to the end of numbers", [&](auto& z) { put<u64>(z, at + 8, UINT64_MAX); }, at, "has no room"},
        {"a locator that wraps", [&](auto& z) { put<u64>(z, at + 8, UINT64_MAX - 55); }, at, "has no room"},
@@ -138,7 +133,7 @@ TEST_CASE("Entries that a reader must not take are refused") {
   const std::size_t first = central_header(kZip, 0);
   const std::size_t second = central_header(kZip, 1);
   const std::size_t local = local_header(kZip, 1);
-  check_refused(
+  check_patches(
       kZip,
       {{"encrypted", [&](auto& z) { put<u16>(z, second + kCentralFlags, 1); }, second, "encrypted",
         ErrorKind::kUnsupported},
@@ -172,7 +167,7 @@ TEST_CASE("Entries whose places are not their own are refused") {
     for (const std::size_t field : {kCentralPacked, kCentralUnpacked}) put(z, central_header(z, index) + field, size);
     for (const std::size_t field : {0, 4}) put(z, local_header(z, index) + kLocalPacked + field, size);
   };
-  check_refused(
+  check_patches(
       kZip,
       {{"an offset at the directory", [&](auto& z) { put<u32>(z, second + kCentralOffset, u32(first)); }, second,
         "after the last place"},
@@ -202,7 +197,7 @@ TEST_CASE("Entries whose places are not their own are refused") {
 TEST_CASE("Zip64 fields of entries that make no sense are refused") {
   const std::size_t last = central_header(kZip64, 2);
   const std::size_t extra = last + kCentralName + 3;
-  check_refused(
+  check_patches(
       kZip64, {{"a field of another kind", [&](auto& z) { put<u16>(z, extra, 2); }, last, "lacks the zip64 field"},
                {"a field too short", [&](auto& z) { put<u16>(z, extra + 2, 16); }, last, "lacks the zip64 field"},
                {"a field past the record", [&](auto& z) { put<u16>(z, extra + 2, 25); }, last, "lacks the zip64 field"},
@@ -220,14 +215,14 @@ TEST_CASE("Zip64 fields of entries that make no sense are refused") {
 }
 
 TEST_CASE("A directory of gigabytes is refused before it is read") {
-  const test::TempDir dir;
+  const TempDir dir;
   const u64 size = u64{3} << 30;
-  std::string tail = test::zip_bytes({}, {.zip64 = true});
+  std::string tail = zip_bytes({}, {.zip64 = true});
   put<u64>(tail, kEnd64Size, size);
   put<u64>(tail, kEnd64Entries, 1000);
   put<u64>(tail, kEnd64EntriesHere, 1000);
   put<u64>(tail, locator(tail) + 8, size);
-  test::write_file(dir / "f", "PK\3\4");
+  write_file(dir / "f", "PK\3\4");
   std::filesystem::resize_file(dir / "f", size);  // a hole
   std::ofstream(dir / "f", std::ios::binary | std::ios::app) << tail;
   check_refused([&] { read_zip(*local_storage().open(dir / "f"), dir / "f"); },
@@ -263,4 +258,4 @@ TEST_CASE("No patch of one byte of an archive makes an entry leave the file") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

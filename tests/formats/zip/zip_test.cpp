@@ -4,13 +4,10 @@
 #include "support/catch.h"
 #include "support/zips.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using test::zip_bytes;
-using test::ZipOptions;
-
-const std::vector<test::ZipPart> kParts{{"a/data.pkl", "pickle"}, {"a/data/0", "0123456789"}, {"a/empty", ""}};
+const std::vector<ZipPart> kParts{{"a/data.pkl", "pickle"}, {"a/data/0", "0123456789"}, {"a/empty", ""}};
 
 void check_parts(const std::string& zip) {
   const ZipDirectory directory = read_zip(MemorySource(zip), "f");
@@ -46,7 +43,7 @@ TEST_CASE("An archive without entries is valid") {
 
 TEST_CASE("65535 entries need no zip64 record, and 70000 have one") {
   for (const std::size_t count : {65535, 70000}) {
-    std::vector<test::ZipPart> parts;
+    std::vector<ZipPart> parts;
     for (std::size_t i = 0; i < count; ++i) parts.push_back({std::to_string(i), "x"});
     CHECK(read_zip(MemorySource(zip_bytes(parts, {.zip64 = count > 65535})), "f").entries().size() == count);
   }
@@ -54,20 +51,20 @@ TEST_CASE("65535 entries need no zip64 record, and 70000 have one") {
 
 TEST_CASE("The CRC comes as the archive claims it") {
   std::string zip = zip_bytes(kParts);
-  test::put<std::uint32_t>(zip, test::central_header(zip, 1) + 16, 0xDEADBEEF);
+  put<std::uint32_t>(zip, central_header(zip, 1) + 16, 0xDEADBEEF);
   CHECK(read_zip(MemorySource(zip), "f").entries()[1].crc32 == 0xDEADBEEF);
 }
 
 TEST_CASE("A compressed entry is listed as one, with the bytes that it takes") {
   std::string zip = zip_bytes(kParts);
-  test::put<std::uint16_t>(zip, test::central_header(zip, 1) + 10, 8);
-  test::put<std::uint16_t>(zip, test::local_header(zip, 1) + 8, 8);
-  test::put<std::uint32_t>(zip, test::central_header(zip, 1) + 24, 1000);
-  test::put<std::uint32_t>(zip, test::local_header(zip, 1) + 22, 1000);
+  put<std::uint16_t>(zip, central_header(zip, 1) + 10, 8);
+  put<std::uint16_t>(zip, local_header(zip, 1) + 8, 8);
+  put<std::uint32_t>(zip, central_header(zip, 1) + 24, 1000);
+  put<std::uint32_t>(zip, local_header(zip, 1) + 22, 1000);
   const ZipDirectory directory = read_zip(MemorySource(zip), "f");
   CHECK(directory.entries()[1].compressed);
   CHECK(directory.entries()[1].size_bytes == 10);
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -6,10 +6,8 @@
 
 #include "tensor/cast/cast_support.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::Codes;
 
 constexpr std::uint64_t kSeed = 20240607;
 
@@ -22,7 +20,7 @@ Codes all_codes(DType dtype) {
 TEST_CASE("Every value of 8 and 16 bits is cast to every target as the oracle says") {
   for (const DTypeRow& from : kDTypes) {
     if (from.bits != 8 && from.bits != 16) continue;
-    for (const DType to : test::kCastTargets) test::check_casts(from.dtype, all_codes(from.dtype), to);
+    for (const DType to : kCastTargets) check_casts(from.dtype, all_codes(from.dtype), to);
   }
 }
 
@@ -36,7 +34,7 @@ Codes float32_edges(DType to) {
       codes.push_back(near | 0x80000000u);
     }
   };
-  const std::vector<long double> values = test::ascending_values(to);
+  const std::vector<long double> values = ascending_values(to);
   for (std::size_t i = 0; i + 1 < values.size(); ++i) {
     add(values[i]);
     add((values[i] + values[i + 1]) / 2);
@@ -67,10 +65,10 @@ TEST_CASE("Float32 values of all exponents are rounded to the narrow floats as t
   INFO("seed " << kSeed);
   const Codes sample = float32_sample();
   for (const DType to : {DType::kF16, DType::kBF16, DType::kF8E4M3, DType::kF8E5M2}) {
-    test::check_casts(DType::kF32, sample, to);
-    test::check_casts(DType::kF32, float32_edges(to), to);
+    check_casts(DType::kF32, sample, to);
+    check_casts(DType::kF32, float32_edges(to), to);
   }
-  test::check_casts(DType::kF32, sample, DType::kF64);
+  check_casts(DType::kF32, sample, DType::kF64);
 }
 
 /// Doubles a hair off the middles between neighbours: in float32 many would lie on the middle, and be rounded twice.
@@ -82,7 +80,7 @@ Codes float64_edges(DType to) {
       codes.push_back(std::bit_cast<std::uint64_t>(-near));
     }
   };
-  const std::vector<long double> values = test::ascending_values(to);
+  const std::vector<long double> values = ascending_values(to);
   for (std::size_t i = 0; i + 1 < values.size(); ++i) add(static_cast<double>((values[i] + values[i + 1]) / 2));
   return codes;
 }
@@ -90,7 +88,7 @@ Codes float64_edges(DType to) {
 TEST_CASE("Float64 values are rounded once") {
   INFO("seed " << kSeed);
   for (const DType to : {DType::kF16, DType::kBF16, DType::kF8E4M3, DType::kF8E5M2})
-    test::check_casts(DType::kF64, float64_edges(to), to);
+    check_casts(DType::kF64, float64_edges(to), to);
   std::mt19937_64 random(kSeed);
   Codes codes;
   for (int i = 0; i < 100000; ++i) codes.push_back(random());
@@ -100,7 +98,7 @@ TEST_CASE("Float64 values are rounded once") {
     const std::uint64_t near_middle = (mantissa & ~std::uint64_t{0x1FFFFFFF}) + 0x10000000 + random() % 3 - 1;
     codes.push_back((random() & 1) << 63 | exponent << 52 | (i % 2 != 0 ? mantissa : near_middle));
   }
-  for (const DType to : test::kCastTargets) test::check_casts(DType::kF64, codes, to);
+  for (const DType to : kCastTargets) check_casts(DType::kF64, codes, to);
 }
 
 TEST_CASE("Integers of 32 and 64 bits are rounded once") {
@@ -114,13 +112,13 @@ TEST_CASE("Integers of 32 and 64 bits are rounded once") {
     }
   Codes low_halves = codes;
   for (std::uint64_t& code : low_halves) code &= 0xFFFFFFFF;
-  for (const DType to : test::kCastTargets) {
-    test::check_casts(DType::kI64, codes, to);
-    test::check_casts(DType::kU64, codes, to);
-    test::check_casts(DType::kI32, low_halves, to);
-    test::check_casts(DType::kU32, low_halves, to);
+  for (const DType to : kCastTargets) {
+    check_casts(DType::kI64, codes, to);
+    check_casts(DType::kU64, codes, to);
+    check_casts(DType::kI32, low_halves, to);
+    check_casts(DType::kU32, low_halves, to);
   }
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

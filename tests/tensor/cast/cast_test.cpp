@@ -10,26 +10,21 @@
 #include "support/errors.h"
 #include "tensor/cast/cast_support.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::Bytes;
-using test::cast_code;
-using test::Codes;
-using test::with_each_simd_target;
 
 std::uint64_t f32(float value) {
   return std::bit_cast<std::uint32_t>(value);
 }
 
 std::optional<std::size_t> overflow_of(DType from, const Codes& codes, DType to) {
-  return test::cast(from, test::pack(from, codes), to, Overflow::kError).first_overflow;
+  return cast(from, pack(from, codes), to, Overflow::kError).first_overflow;
 }
 
 TEST_CASE("Floats of 8 bits and more are cast to the six targets, integers only on request") {
   for (const DTypeRow& to : kDTypes) {
-    const bool is_target = std::find(std::begin(test::kCastTargets), std::end(test::kCastTargets), to.dtype) !=
-                           std::end(test::kCastTargets);
+    const bool is_target =
+        std::find(std::begin(kCastTargets), std::end(kCastTargets), to.dtype) != std::end(kCastTargets);
     for (const DTypeRow& from : kDTypes) {
       INFO(from.name << " to " << to.name);
       const bool is_same = from.dtype == to.dtype;
@@ -105,7 +100,7 @@ TEST_CASE("Vectors say that values overflow only if some do") {
       if (!kernel) continue;  // scalar
       INFO(name(limit.to));
       const auto overflows = [&](float value) {
-        const Bytes in = test::pack(DType::kF32, Codes(70, f32(value)));
+        const Bytes in = pack(DType::kF32, Codes(70, f32(value)));
         Bytes out(70 * bits(limit.to) / 8);
         return kernel(in.data(), 70, out.data());
       };
@@ -217,13 +212,12 @@ TEST_CASE("The first value that overflows is found wherever it lies, and the out
     for (std::size_t at = 0; at < 100; ++at) {
       Codes codes(100, f32(2));
       codes[at] = codes.back() = f32(-1e30f);
-      const auto told = test::cast(DType::kF32, test::pack(DType::kF32, codes), DType::kF8E4M3, Overflow::kError);
-      const auto saturated =
-          test::cast(DType::kF32, test::pack(DType::kF32, codes), DType::kF8E4M3, Overflow::kSaturate);
+      const auto told = cast(DType::kF32, pack(DType::kF32, codes), DType::kF8E4M3, Overflow::kError);
+      const auto saturated = cast(DType::kF32, pack(DType::kF32, codes), DType::kF8E4M3, Overflow::kSaturate);
       REQUIRE(told.first_overflow == at);
       REQUIRE(saturated.first_overflow == std::nullopt);
       REQUIRE(told.out == saturated.out);
-      REQUIRE(test::code_at(DType::kF8E4M3, told.out, at) == 0xFE);
+      REQUIRE(code_at(DType::kF8E4M3, told.out, at) == 0xFE);
     }
   });
 }
@@ -253,14 +247,14 @@ TEST_CASE("Vectors give what the scalar cast gives, for every count and alignmen
   std::mt19937_64 random(kSeed);
   const DType vector_dtypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3, DType::kF8E5M2};
   const std::array<std::size_t, 2> skews[] = {{0, 0}, {1, 0}, {0, 1}, {1, 3}, {2, 2}, {3, 1}, {5, 7}};
-  const test::BestSimdTarget restore;
+  const BestSimdTarget restore;
   for (const DType from : vector_dtypes)
     for (const DType to : vector_dtypes) {
       INFO(name(from) << " to " << name(to));
       Bytes in(kCount * bits(from) / 8);
       for (std::byte& byte : in) byte = static_cast<std::byte>(random());
       use_simd_target("scalar");
-      const Bytes expected = test::cast(from, in, to, Overflow::kSaturate).out;
+      const Bytes expected = cast(from, in, to, Overflow::kSaturate).out;
       for (const std::string& target : simd_targets()) {
         INFO(target);
         use_simd_target(target);
@@ -275,4 +269,4 @@ TEST_CASE("Vectors give what the scalar cast gives, for every count and alignmen
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -8,11 +8,8 @@
 #include "reshard/tensor/values/float_format.h"
 #include "tensor/cast/cast_support.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::Bytes;
-using test::Codes;
 
 constexpr std::optional<Tolerance> kExact;  // bits, where dtypes are equal
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -62,8 +59,8 @@ TEST_CASE("Equal bytes have no difference, whatever they are, and neither has no
 }
 
 TEST_CASE("Without tolerance every bit counts: the sign of zero and the payload of NaN") {
-  const Bytes a = test::pack(DType::kF32, {0, 0x7FC00000, 0x3F800000, 0x7F800000});
-  const Bytes b = test::pack(DType::kF32, {0x80000000, 0x7FC00001, 0x3F800001, 0x7F800000});
+  const Bytes a = pack(DType::kF32, {0, 0x7FC00000, 0x3F800000, 0x7F800000});
+  const Bytes b = pack(DType::kF32, {0x80000000, 0x7FC00001, 0x3F800001, 0x7F800000});
   const DifferenceSummary summary = compare(DType::kF32, a, b);
   CHECK(summary.differing == 3);
   CHECK(indices(summary) == Indices{0, 1, 2});
@@ -74,20 +71,20 @@ TEST_CASE("Without tolerance every bit counts: the sign of zero and the payload 
 
 TEST_CASE("A tolerance of 0 compares values, as it does between dtypes: 0 is -0, NaN is NaN, and no more is") {
   const Tolerance zero;
-  const Bytes a = test::pack(DType::kF32, {0, 0x7FC00000, 0x3F800000, 0x7F800000, 0x7FC00000, 0x00000001});
-  const Bytes b = test::pack(DType::kF32, {0x80000000, 0xFFC00001, 0x3F800001, 0xFF800000, 0x7F800000, 0x80000001});
+  const Bytes a = pack(DType::kF32, {0, 0x7FC00000, 0x3F800000, 0x7F800000, 0x7FC00000, 0x00000001});
+  const Bytes b = pack(DType::kF32, {0x80000000, 0xFFC00001, 0x3F800001, 0xFF800000, 0x7F800000, 0x80000001});
   CHECK(indices(compare(DType::kF32, a, b, zero)) == Indices{2, 3, 4, 5});
-  const Bytes flags = test::pack(DType::kBool, {0, 1, 2, 0}), others = test::pack(DType::kBool, {0, 2, 0x80, 1});
+  const Bytes flags = pack(DType::kBool, {0, 1, 2, 0}), others = pack(DType::kBool, {0, 2, 0x80, 1});
   CHECK(indices(compare(DType::kBool, flags, others, zero)) == Indices{3});
-  const Bytes large = test::pack(DType::kI64, {std::uint64_t{1} << 60, 7});
-  const Bytes larger = test::pack(DType::kI64, {(std::uint64_t{1} << 60) + 1, 7});
+  const Bytes large = pack(DType::kI64, {std::uint64_t{1} << 60, 7});
+  const Bytes larger = pack(DType::kI64, {(std::uint64_t{1} << 60) + 1, 7});
   CHECK(indices(compare(DType::kI64, large, larger, zero)) == Indices{0});
   for (const DTypeRow& row : kDTypes) {
     const auto format = float_format(row.dtype);
     if (!format || row.bits < 8) continue;
     INFO(row.name);
     const bool one_zero = format->specials == FloatSpecials::kNegativeZeroNan;
-    const Bytes zeros = test::pack(row.dtype, {0}), negative = test::pack(row.dtype, {format->sign_mask()});
+    const Bytes zeros = pack(row.dtype, {0}), negative = pack(row.dtype, {format->sign_mask()});
     CHECK(compare(row.dtype, zeros, negative, zero).differing == (one_zero ? 1 : 0));
     CHECK(compare(row.dtype, zeros, negative).differing == 1);
   }
@@ -145,7 +142,7 @@ TEST_CASE("With tolerance NaN equals NaN, and an infinity only itself, however l
 
 TEST_CASE("Different dtypes without tolerance differ if their values do, exactly") {
   const auto differing = [](DType a_dtype, const Codes& a, DType b_dtype, const Codes& b) {
-    return indices(compare_elements(a_dtype, test::pack(a_dtype, a), b_dtype, test::pack(b_dtype, b), kExact, 10));
+    return indices(compare_elements(a_dtype, pack(a_dtype, a), b_dtype, pack(b_dtype, b), kExact, 10));
   };
   CHECK(differing(DType::kBF16, {0x3F80, 0x8000, 0x7FC1, 0xFF80, 0x0001}, DType::kF32,
                   {0x3F800000, 0, 0xFFC00000, 0xFF800000, 0x00010000}) == Indices{});
@@ -165,14 +162,14 @@ TEST_CASE("Integers of 64 bits are told apart where doubles are not") {
   const Codes a = {std::uint64_t{1} << 62, std::uint64_t{1} << 62, 5};
   const Codes b = {(std::uint64_t{1} << 62) + 1, std::uint64_t{1} << 62, 5};
   for (const DType dtype : {DType::kI64, DType::kU64}) {
-    const DifferenceSummary summary = compare(dtype, test::pack(dtype, a), test::pack(dtype, b));
+    const DifferenceSummary summary = compare(dtype, pack(dtype, a), pack(dtype, b));
     CHECK(indices(summary) == Indices{0});
     CHECK(summary.max_abs_difference == 1);
-    CHECK(compare(dtype, test::pack(dtype, a), test::pack(dtype, b), Tolerance{0, 0.5}).differing == 1);
-    CHECK(compare(dtype, test::pack(dtype, a), test::pack(dtype, b), Tolerance{0, 1}).differing == 0);
+    CHECK(compare(dtype, pack(dtype, a), pack(dtype, b), Tolerance{0, 0.5}).differing == 1);
+    CHECK(compare(dtype, pack(dtype, a), pack(dtype, b), Tolerance{0, 1}).differing == 0);
   }
-  const Bytes low = test::pack(DType::kI64, {std::uint64_t{1} << 63});
-  const Bytes high = test::pack(DType::kI64, {~std::uint64_t{0} >> 1});
+  const Bytes low = pack(DType::kI64, {std::uint64_t{1} << 63});
+  const Bytes high = pack(DType::kI64, {~std::uint64_t{0} >> 1});
   CHECK(compare(DType::kI64, low, high).max_abs_difference == 0x1p64);
 }
 
@@ -207,7 +204,7 @@ TEST_CASE("Elements are compared at any alignment and with each instruction set"
   const auto b_part = std::span(b).subspan(3);
   cast_elements(DType::kBF16, a_part, DType::kF32, b_part, Overflow::kSaturate);
   b_part[4 * 2900 + 3] ^= std::byte{0x80};
-  const test::BestSimdTarget restore;
+  const BestSimdTarget restore;
   for (const std::string& target : simd_targets()) {
     INFO(target);
     use_simd_target(target);
@@ -217,4 +214,4 @@ TEST_CASE("Elements are compared at any alignment and with each instruction set"
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -9,7 +9,7 @@
 #include "reshard/tensor/cast/cast.h"
 #include "support/catch.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kF64};
@@ -147,4 +147,4 @@ TEST_CASE("Parts of a tensor add up to the same distance in runs of any length")
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

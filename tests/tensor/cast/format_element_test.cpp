@@ -6,11 +6,11 @@
 
 #include "tensor/cast/cast_support.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 std::string format(DType dtype, std::uint64_t code) {
-  return format_element(dtype, test::pack(dtype, {code}), 0);
+  return format_element(dtype, pack(dtype, {code}), 0);
 }
 
 TEST_CASE("Elements are shown with as few digits as tell them from their neighbours") {
@@ -54,12 +54,12 @@ TEST_CASE("Integers, booleans and complex numbers are shown whole") {
 }
 
 TEST_CASE("An element is shown by its index, sub-byte elements from the low bits up") {
-  const test::Bytes halves = test::pack(DType::kF16, {0x3C00, 0x4000, 0x4200});
+  const Bytes halves = pack(DType::kF16, {0x3C00, 0x4000, 0x4200});
   CHECK(format_element(DType::kF16, halves, 2) == "3");
-  const test::Bytes fours = {std::byte{0x21}, std::byte{0x74}};
+  const Bytes fours = {std::byte{0x21}, std::byte{0x74}};
   CHECK(format_element(DType::kF4, fours, 0) == "0.5");
   CHECK(format_element(DType::kF4, fours, 3) == "6");
-  const test::Bytes sixes = {std::byte{0xC8}, std::byte{0xF7}, std::byte{0x07}};  // 0x08 0x1F 0x3F 0x01
+  const Bytes sixes = {std::byte{0xC8}, std::byte{0xF7}, std::byte{0x07}};  // 0x08 0x1F 0x3F 0x01
   CHECK(format_element(DType::kF6E2M3, sixes, 0) == "1");
   CHECK(format_element(DType::kF6E2M3, sixes, 1) == "7.5");
   CHECK(format_element(DType::kF6E2M3, sixes, 2) == "-7.5");
@@ -82,9 +82,9 @@ TEST_CASE("What is shown is rounded to the element again") {
       const std::string text = format(dtype, code);
       if (text.rfind("nan", 0) == 0) continue;
       const auto read = std::bit_cast<std::uint64_t>(std::strtod(text.c_str(), nullptr));
-      if (test::cast_code(DType::kF64, read, dtype) != code) FAIL(name(dtype) << " " << text);
+      if (cast_code(DType::kF64, read, dtype) != code) FAIL(name(dtype) << " " << text);
     }
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -8,7 +8,7 @@
 
 #include "support/catch.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -180,4 +180,4 @@ TEST_CASE("Nothing summarises to nothing, and appending it changes nothing") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -5,7 +5,7 @@
 #include "reshard/tensor/copy/runs.h"
 #include "support/catch.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -79,4 +79,4 @@ TEST_CASE("Parts of a block that are copied together are those that are copied o
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

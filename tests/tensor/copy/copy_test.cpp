@@ -7,11 +7,10 @@
 #include "reshard/tensor/copy/copy_kernels.h"
 #include "tensor/simd_support.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-using test::with_each_simd_target;
 
 constexpr std::byte kGuard{0xEE};
 
@@ -149,4 +148,4 @@ TEST_CASE("Each instruction set has copies of its own, plain C++ is memcpy a row
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

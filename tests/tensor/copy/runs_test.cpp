@@ -5,7 +5,7 @@
 
 #include "support/catch.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 using Random = std::mt19937_64;
@@ -279,4 +279,4 @@ TEST_CASE("Gathering a column-major matrix reads whole columns") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

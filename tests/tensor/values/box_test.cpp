@@ -5,7 +5,7 @@
 
 #include "support/catch.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 using Random = std::mt19937_64;
@@ -144,4 +144,4 @@ TEST_CASE("A box is shown by its half-open ranges") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -5,7 +5,7 @@
 
 #include "support/catch.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 struct Row {
@@ -80,4 +80,4 @@ TEST_CASE("A dtype's class is told by the first letter of its name") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -2,7 +2,7 @@
 
 #include "support/catch.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 constexpr std::uint64_t kTwo63 = std::uint64_t{1} << 63;
@@ -51,4 +51,4 @@ TEST_CASE("A shape is shown in brackets") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

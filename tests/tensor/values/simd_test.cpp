@@ -6,11 +6,11 @@
 #include "support/errors.h"
 #include "tensor/cast/cast_support.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 TEST_CASE("Plain C++ is the last of the instruction sets, and each can be asked for") {
-  const test::BestSimdTarget restore;
+  const BestSimdTarget restore;
   const std::vector<std::string> targets = simd_targets();
   REQUIRE(!targets.empty());
   CHECK(targets.back() == "scalar");
@@ -22,7 +22,7 @@ TEST_CASE("Plain C++ is the last of the instruction sets, and each can be asked 
 }
 
 TEST_CASE("Each instruction set has casts of its own") {
-  const test::BestSimdTarget restore;
+  const BestSimdTarget restore;
   std::set<CastKernel> kernels;
   for (const std::string& target : simd_targets()) {
     use_simd_target(target);
@@ -33,18 +33,18 @@ TEST_CASE("Each instruction set has casts of its own") {
 }
 
 TEST_CASE("An instruction set of an unknown name is refused, and the list is told") {
-  const Error error = test::error_of([] { use_simd_target("sse9"); });
+  const Error error = error_of([] { use_simd_target("sse9"); });
   CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.message(), test::Says("\"sse9\""));
-  CHECK_THAT(error.hint(), test::Says("scalar"));
+  CHECK_THAT(error.message(), Says("\"sse9\""));
+  CHECK_THAT(error.hint(), Says("scalar"));
 }
 
 // The environment is read once a process, so that CTest runs these two by themselves, with RESHARD_SIMD set.
 TEST_CASE("RESHARD_SIMD=sse9 is refused", "[.environment]") {
   for (int attempt = 0; attempt < 2; ++attempt) {
-    const Error error = test::error_of([] { test::cast_code(DType::kF32, 0, DType::kBF16); });
+    const Error error = error_of([] { cast_code(DType::kF32, 0, DType::kBF16); });
     CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.message(), test::Says("RESHARD_SIMD"));
+    CHECK_THAT(error.message(), Says("RESHARD_SIMD"));
   }
 }
 
@@ -53,4 +53,4 @@ TEST_CASE("RESHARD_SIMD=scalar is obeyed", "[.environment]") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test
