@@ -1,30 +1,23 @@
 #include "reshard/specs/config/model_config.h"
 
 #include "reshard/base/json.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using test::error_of;
-using test::Says;
-
 Error refused(const std::string& text) {
-  const test::TempDir dir;
-  test::write_file(dir / kConfigFile, text);
-  const Error error = error_of([&] { read_model_config(dir.path()); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (dir / kConfigFile).string());
-  return error;
+  const TempDir dir;
+  write_file(dir / kConfigFile, text);
+  return check_refused([&] { read_model_config(dir.path()); }, {.path = dir / kConfigFile});
 }
 
 TEST_CASE("A configuration gives its model_type and every other key") {
-  const test::TempDir dir;
-  test::write_file(dir / kConfigFile, R"({"model_type":"llama","hidden_size":32})");
+  const TempDir dir;
+  write_file(dir / kConfigFile, R"({"model_type":"llama","hidden_size":32})");
   const ModelConfig config = read_model_config(dir.path());
   CHECK(config.model_type == "llama");
   CHECK(config.json->at("hidden_size") == 32);
@@ -32,28 +25,26 @@ TEST_CASE("A configuration gives its model_type and every other key") {
 }
 
 TEST_CASE("A configuration may hold NaN and infinities, as Python's json module writes them") {
-  const test::TempDir dir;
-  test::write_file(dir / kConfigFile, R"({"time_step_limit":[0.0,Infinity],"x":NaN,"model_type":"llama"})");
+  const TempDir dir;
+  write_file(dir / kConfigFile, R"({"time_step_limit":[0.0,Infinity],"x":NaN,"model_type":"llama"})");
   const ModelConfig config = read_model_config(dir.path());
   CHECK(config.model_type == "llama");
   CHECK(json_text(*config.json) == R"({"model_type":"llama","time_step_limit":[0.0,Infinity],"x":NaN})");
 }
 
 TEST_CASE("A directory without config.json is named") {
-  const test::TempDir dir;
+  const TempDir dir;
   for (const auto& directory : {dir.path(), dir / "no"}) {
-    const Error error = error_of([&] { read_model_config(directory); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == directory.string());
-    CHECK_THAT(error.what(), Says("no config.json"));
+    const Error error =
+        check_refused([&] { read_model_config(directory); }, {.path = directory, .says = "no config.json"});
     CHECK_FALSE(error.hint().empty());
   }
 }
 
 TEST_CASE("A configuration may have no model_type") {
   for (const char* text : {"{}", R"({"model_type":null})"}) {
-    const test::TempDir dir;
-    test::write_file(dir / "config.json", text);
+    const TempDir dir;
+    write_file(dir / "config.json", text);
     CHECK(read_model_config(dir.path()).model_type.empty());
   }
 }
@@ -67,4 +58,4 @@ TEST_CASE("A configuration that is no object or has no usable model_type is refu
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

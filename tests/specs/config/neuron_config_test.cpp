@@ -2,22 +2,18 @@
 
 #include "reshard/base/json.h"
 #include "reshard/specs/config/model_config.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using test::error_of;
-using test::Says;
-
 TEST_CASE("A compiled model's configuration loses NxD Inference's keys and gets its own sizes back") {
-  const test::TempDir dir;
-  test::write_file(dir / kNeuronConfigFile,
-                   R"({"model_type": "gpt_oss", "hidden_size": 3072, "original_hidden_size": 2880,
+  const TempDir dir;
+  write_file(dir / kNeuronConfigFile,
+             R"({"model_type": "gpt_oss", "hidden_size": 3072, "original_hidden_size": 2880,
     "moe_intermediate_size": 128, "moe_intermediate_pad_size": 28, "original_max_position_embeddings": 7,
     "max_position_embeddings": 64, "text_config": {"hidden_size": 5, "neuron_config": {"tp_degree": 2}}, "fused_spec_config": null, "metadata": null,
     "attribute_map": {}, "neuron_config": {"torch_dtype": "bfloat16", "quantize_clamp_bound": Infinity}})");
@@ -28,24 +24,21 @@ TEST_CASE("A compiled model's configuration loses NxD Inference's keys and gets 
     "original_max_position_embeddings": 7, "max_position_embeddings": 64, "text_config": {"hidden_size": 5},
     "torch_dtype": "bfloat16"})",
                                    {}));
-  test::write_file(dir / kConfigFile, R"({"model_type": "llama"})");
+  write_file(dir / kConfigFile, R"({"model_type": "llama"})");
   CHECK(read_model_config(local_storage(), dir.path()).model_type == "llama");
 }
 
 TEST_CASE("The settings alone, as optimum-neuron writes them, are no model's configuration") {
-  const test::TempDir dir;
-  test::write_file(dir / kNeuronConfigFile, R"({"tp_degree": 2, "fused_qkv": true})");
+  const TempDir dir;
+  write_file(dir / kNeuronConfigFile, R"({"tp_degree": 2, "fused_qkv": true})");
   CHECK_FALSE(find_model_config(local_storage(), dir.path()));
   const Json settings = parse_json(R"({"tp_degree": 2, "fused_qkv": true, "mlp_kernel_enabled": null})", {});
   CHECK(neuron_settings(settings) == settings);
   CHECK(neuron_flag(settings, "fused_qkv", "n.json"));
   CHECK_FALSE(neuron_flag(settings, "mlp_kernel_enabled", "n.json"));
   CHECK_FALSE(neuron_flag(settings, "qkv_kernel_enabled", "n.json"));
-  const Error error = error_of([&] { neuron_flag(settings, "tp_degree", "n.json"); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == "n.json");
-  CHECK_THAT(error.what(), Says("tp_degree"));
+  check_refused([&] { neuron_flag(settings, "tp_degree", "n.json"); }, {.path = "n.json", .says = "tp_degree"});
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -4,14 +4,10 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
-#include "support/catch.h"
-#include "support/errors.h"
+#include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::error_of;
-using test::Says;
 
 const Json kNull = nullptr;
 const Json kList = Json::parse("[1, 3]");
@@ -120,9 +116,7 @@ TEST_CASE("What cannot be read is refused with its place") {
                                                        {"99999999999999999999", "too large"}};
   for (const auto& [text, says] : texts) {
     DYNAMIC_SECTION("\"" << text << "\"") {
-      const Error error = error_of([&, expression = text] { Expression::parse(expression); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK_THAT(error.what(), Says(says));
+      check_refused([&, expression = text] { Expression::parse(expression); }, {.says = says});
     }
   }
   CHECK_THAT(error_of([] { Expression::parse(std::string(100, '(') + "1" + std::string(100, ')')); }).what(),
@@ -166,9 +160,7 @@ TEST_CASE("Decimal numbers are rounded as Python rounds them") {
       {"half * two", "\"half\" is 0.5, expected a positive whole"}};
   for (const auto& [text, says] : texts) {
     DYNAMIC_SECTION("\"" << text << "\"") {
-      const Error error = error_of([&, expression = text] { size(expression); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK_THAT(error.what(), Says(says));
+      check_refused([&, expression = text] { size(expression); }, {.says = says});
     }
   }
 }
@@ -192,9 +184,7 @@ TEST_CASE("What does not come out is refused with its numbers") {
       {"gone", "\"gone\" is missing"}};
   for (const auto& [text, says] : sizes) {
     DYNAMIC_SECTION("\"" << text << "\"") {
-      const Error error = error_of([&, expression = text] { size(expression); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK_THAT(error.what(), Says(says));
+      check_refused([&, expression = text] { size(expression); }, {.says = says});
     }
   }
   const std::pair<const char*, const char*> conditions[] = {{"two", "\"two\" is 2, expected true or false"},
@@ -217,4 +207,4 @@ TEST_CASE("The keys of an expression are told in their order") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -5,18 +5,15 @@
 
 #include "reshard/base/json.h"
 #include "reshard/specs/model/language_model.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/golden.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::error_of;
-using test::Says;
 using Lines = std::vector<std::string>;
 
 ModelConfig config_of(const std::string& model_type, const Json& more = Json::object()) {
@@ -129,12 +126,12 @@ TEST_CASE("The head shares the embedding's bytes only where the configuration sa
 }
 
 TEST_CASE("A family has the parameters of every checkpoint of the reference") {
-  static const std::vector<fs::path> cases = test::golden_cases("optimum");
+  static const std::vector<fs::path> cases = golden_cases("optimum");
   static std::set<std::string> seen;
   REQUIRE(cases.size() >= 9);
   const fs::path golden_case = GENERATE_REF(from_range(cases));
   INFO(golden_case.filename().string());
-  const Json golden = Json::parse(test::read_file(golden_case / "golden.json"));
+  const Json golden = Json::parse(read_file(golden_case / "golden.json"));
   const ModelConfig config = read_model_config(golden_case / "original");
   const Model model = instantiate(config);
   std::map<std::string, Dims> expected, found;
@@ -147,7 +144,7 @@ TEST_CASE("A family has the parameters of every checkpoint of the reference") {
 }
 
 TEST_CASE("The published schema has the plans that are read, and the keys of all built-in families") {
-  const Json schema = Json::parse(test::read_file(test::testdata("../lib/reshard/specs/family.schema.json")));
+  const Json schema = Json::parse(read_file(testdata("../lib/reshard/specs/family.schema.json")));
   const Json& module = schema.at("$defs").at("module").at("properties");
   std::vector<std::string> words;
   for (const PlanWord& row : kPlanWords) words.emplace_back(row.word);
@@ -176,11 +173,10 @@ TEST_CASE("The known families are listed, sorted") {
 }
 
 TEST_CASE("An unknown model_type is refused with the nearest that is known") {
-  const Error error = error_of([] { instantiate(config_of("gem\nma")); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.path() == "m/config.json");
-  CHECK_THAT(error.what(), Says("\"gem\\x0ama\""));
-  CHECK_THAT(error.hint(), Says("the nearest known is gemma"));
+  check_refused([] { instantiate(config_of("gem\nma")); }, {.kind = ErrorKind::kUnsupported,
+                                                            .path = "m/config.json",
+                                                            .says = "\"gem\\x0ama\"",
+                                                            .hint = "the nearest known is gemma"});
 }
 
 TEST_CASE("A layer's number stands in for the star") {
@@ -189,4 +185,4 @@ TEST_CASE("A layer's number stands in for the star") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -8,15 +8,11 @@
 #include "reshard/specs/family/family.h"
 #include "reshard/specs/family/family_parser.h"
 #include "reshard/specs/model/model.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
+#include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::error_of;
-using test::Says;
 
 OrderedJson parent() {
   return OrderedJson::parse(R"({
@@ -126,10 +122,7 @@ TEST_CASE("Differences from what is not there are refused with their name") {
       {R"({"model_type": "c", "like": "parent", "defaults": 3})", "\"defaults\" is 3, expected an object"}};
   for (const auto& [derived, says] : wrong) {
     INFO(derived);
-    const Error error = error_of([&, text = derived] { resolved(text); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == "child.json");
-    CHECK_THAT(error.what(), Says(says));
+    check_refused([&, text = derived] { resolved(text); }, {.path = "child.json", .says = says});
   }
 }
 
@@ -229,7 +222,7 @@ TEST_CASE("A list outside the layers has the numbers of its items, on the stage 
 }
 
 TEST_CASE("The schema of descriptions has the keys that are read") {
-  const auto schema = nlohmann::json::parse(test::read_file(test::testdata("../lib/reshard/specs/family.schema.json")));
+  const auto schema = nlohmann::json::parse(read_file(testdata("../lib/reshard/specs/family.schema.json")));
   std::set<std::string> described, read = {"$schema", "like", "rename", "remove", "language_model"};
   for (const auto& [key, value] : schema.at("properties").items()) described.insert(key);
   for (const FamilyKey& key : family_keys()) read.insert(key.name);
@@ -237,4 +230,4 @@ TEST_CASE("The schema of descriptions has the keys that are read") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

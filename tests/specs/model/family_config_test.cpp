@@ -4,14 +4,10 @@
 #include "reshard/specs/family/family_parser.h"
 #include "reshard/specs/model/language_model.h"
 #include "reshard/specs/stages/stage_plan.h"
-#include "support/catch.h"
-#include "support/errors.h"
+#include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::error_of;
-using test::Says;
 
 Json base() {
   return {{"hidden_size", 64},
@@ -39,10 +35,7 @@ Error refused(const std::string& key, const Json& value, const std::string& mode
   INFO(model_type << " with " << key << " = " << value);
   Json json = base();
   json[key] = value;
-  const Error error = error_of([&] { model_of(model_type, json); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == "m/config.json");
-  return error;
+  return check_refused([&] { model_of(model_type, json); }, {.path = "m/config.json"});
 }
 
 struct Default {
@@ -119,10 +112,8 @@ TEST_CASE("A number without a default must be there, in every family") {
       INFO(model_type << " " << key);
       Json json = base();
       json.erase(key);
-      const Error error = error_of([&] { model_of(model_type, json); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == "m/config.json");
-      CHECK_THAT(error.what(), Says("\"" + std::string(key) + "\" is missing"));
+      check_refused([&] { model_of(model_type, json); },
+                    {.path = "m/config.json", .says = "\"" + std::string(key) + "\" is missing"});
       CHECK_THAT(refused(key, nullptr, model_type).what(),
                  Says("\"" + std::string(key) + "\" is null, expected a value"));
     }
@@ -131,12 +122,9 @@ TEST_CASE("A number without a default must be there, in every family") {
 TEST_CASE("A number that is not a positive whole one is refused with its key and value") {
   for (const char* key : {"hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "num_attention_heads",
                           "num_key_value_heads", "head_dim"})
-    for (const char* value :
-         {"-1", "0", "1.5", "64.0", "true", "[64]", "{}", "1099511627777", "18446744073709551616"}) {
-      const Error error = refused(key, Json::parse(value));
-      CHECK_THAT(error.what(), Says("\"" + std::string(key) + "\" is "));
-      CHECK_THAT(error.what(), Says("expected a positive whole number"));
-    }
+    for (const char* value : {"-1", "0", "1.5", "64.0", "true", "[64]", "{}", "1099511627777", "18446744073709551616"})
+      check_error(refused(key, Json::parse(value)),
+                  {.says = {"\"" + std::string(key) + "\" is ", "expected a positive whole number"}});
 }
 
 TEST_CASE("A number given as text is refused, and never taken for an expression") {
@@ -157,27 +145,20 @@ TEST_CASE("A hidden size that the heads do not divide is refused where the head 
   json["hidden_size"] = 65;
   CHECK(model_of("llama", json).head_dim == 6);
   json.erase("head_dim");
-  const Error error = error_of([&] { model_of("llama", json); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == "m/config.json");
-  CHECK_THAT(error.what(), Says("65 / 32 is not a whole number"));
+  check_refused([&] { model_of("llama", json); }, {.path = "m/config.json", .says = "65 / 32 is not a whole number"});
 }
 
 TEST_CASE("A switch that is not true or false is refused") {
   for (const char* key : {"tie_word_embeddings", "attention_bias", "mlp_bias"})
-    for (const char* value : {"1", "0", "\"true\"", "[]"}) {
-      const Error error = refused(key, Json::parse(value));
-      CHECK_THAT(error.what(), Says("\"" + std::string(key) + "\" is "));
-      CHECK_THAT(error.what(), Says("expected true or false"));
-    }
+    for (const char* value : {"1", "0", "\"true\"", "[]"})
+      check_error(refused(key, Json::parse(value)),
+                  {.says = {"\"" + std::string(key) + "\" is ", "expected true or false"}});
 }
 
 TEST_CASE("Sizes that overflow 64 bits are refused") {
   Json json = base();
   json["num_attention_heads"] = json["num_key_value_heads"] = json["head_dim"] = std::uint64_t{1} << 40;
-  const Error error = error_of([&] { model_of("llama", json); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == "m/config.json");
+  check_refused([&] { model_of("llama", json); }, {.path = "m/config.json"});
 }
 
 TEST_CASE("More layers than any model has are refused at once") {
@@ -192,12 +173,13 @@ TEST_CASE("Head counts that specs cannot hold are refused and not cut to 32 bits
   json["head_dim"] = 2;
   json["intermediate_size"] = 96;
   json["vocab_size"] = 96;
-  const Error error = error_of([&] {
-    const Model model = model_of("llama", json);
-    plan_stages(model, 3, partition_evenly(2, {3, 1, 1}), {AttentionForm::kSeparate, 3},
-                [](const std::string&) { return false; });
-  });
-  CHECK(error.kind() == ErrorKind::kBadInput);
+  check_refused(
+      [&] {
+        const Model model = model_of("llama", json);
+        plan_stages(model, 3, partition_evenly(2, {3, 1, 1}), {AttentionForm::kSeparate, 3},
+                    [](const std::string&) { return false; });
+      },
+      {});
 }
 
 Json tiny_family() {
@@ -234,10 +216,7 @@ TEST_CASE("A family description with a key missing or of another type is refused
       json[place] = Json::parse(value);
     else
       json[place.parent_pointer()].erase(place.back());
-    const Error error = error_of([&] { parse_family(json, "tiny.json"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == "tiny.json");
-    CHECK_THAT(error.what(), Says("\"" + place.back() + "\""));
+    check_refused([&] { parse_family(json, "tiny.json"); }, {.path = "tiny.json", .says = "\"" + place.back() + "\""});
   };
   for (const char* key :
        {"/model_type", "/layers", "/modules", "/modules/0/name", "/modules/0/plan", "/modules/0/shape"}) {
@@ -273,20 +252,18 @@ TEST_CASE("More parameters than any model has are refused before they take memor
       "num_hidden_layers": 16384, "num_local_experts": 16384, "hidden_size": 64, "intermediate_size": 64,
       "vocab_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4})")),
                      "mixtral"};
-  const Error error = test::error_of([&] { instantiate(builtin_family("mixtral"), config, {}, 20000); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), test::Says("more than 20000 parameters, more than any model"));
+  check_refused([&] { instantiate(builtin_family("mixtral"), config, {}, 20000); },
+                {.says = "more than 20000 parameters, more than any model"});
   CHECK(kMaxParameters < 1 << 22);
 }
 
 TEST_CASE("The language model that a larger family names is a built-in one that has modules") {
-  for (const char* name : {"lama", "llava"}) {
-    const Error error = test::error_of([&] {
-      parse_family(Json{{"model_type", "x"}, {"language_model", name}}, "x.json");
-    });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), test::Says("\"language_model\" is \"" + std::string(name) + "\""));
-  }
+  for (const char* name : {"lama", "llava"})
+    check_refused(
+        [&] {
+          parse_family(Json{{"model_type", "x"}, {"language_model", name}}, "x.json");
+        },
+        {.says = "\"language_model\" is \"" + std::string(name) + "\""});
   CHECK_NOTHROW(parse_family(Json{{"model_type", "x"}, {"language_model", "llama"}}, "x.json"));
 }
 
@@ -311,13 +288,10 @@ TEST_CASE("A family description that no model could follow is refused when it is
     DYNAMIC_SECTION(patch.pointer << " = " << patch.value) {
       Json json = tiny_family();
       json[Json::json_pointer(patch.pointer)] = Json::parse(patch.value);
-      const Error error = test::error_of([&] { parse_family(json, "tiny.json"); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == "tiny.json");
-      CHECK_THAT(error.what(), test::Says(patch.says));
+      check_refused([&] { parse_family(json, "tiny.json"); }, {.path = "tiny.json", .says = patch.says});
     }
   }
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

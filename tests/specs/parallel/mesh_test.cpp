@@ -2,21 +2,17 @@
 
 #include <numeric>
 
-#include "support/catch.h"
-#include "support/errors.h"
+#include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using test::error_of;
-using test::Says;
 using Layers = std::vector<std::uint64_t>;
 using Cuts = std::vector<std::string>;
 
 Error cut_refused(std::uint64_t layers, const Mesh& mesh, const Cuts& cuts) {
-  const Error error = error_of([&] { partition_by_cuts(layers, mesh, cuts, "model.layers"); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("`pipeline-cuts`: "));
+  const Error error = check_refused([&] { partition_by_cuts(layers, mesh, cuts, "model.layers"); },
+                                    {.kind = ErrorKind::kUsage, .says = "`pipeline-cuts`: "});
   CHECK_FALSE(error.hint().empty());
   return error;
 }
@@ -48,11 +44,13 @@ TEST_CASE("An even partition of any size differs by at most one layer, the longe
 }
 
 TEST_CASE("More stages than layers are refused with both numbers") {
-  const Error error = error_of([] { partition_evenly(3, {1, 2, 2}); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("3 layers, fewer than the 4 pipeline stages"));
-  CHECK_THAT(error.what(), Says("`pp` 2 × `vpp` 2"));
-  CHECK_THAT(error.hint(), Says("at most 3 stages"));
+  check_refused(
+      [] {
+        partition_evenly(3, {1, 2, 2});
+      },
+      {.kind = ErrorKind::kUsage,
+       .says = {"3 layers, fewer than the 4 pipeline stages", "`pp` 2 × `vpp` 2"},
+       .hint = "at most 3 stages"});
 }
 
 TEST_CASE("Every layer lies on the stage whose range holds it, and stages go round the ranks") {
@@ -90,9 +88,10 @@ TEST_CASE("An even partition's own cuts give it back") {
 }
 
 TEST_CASE("A wrong number of cuts is refused with the right one") {
-  const Error few = cut_refused(8, {1, 2, 2}, {"model.layers.3"});
-  CHECK_THAT(few.what(), Says("1 cuts make 2 stages, but `pp` 2 × `vpp` 2 asks for 4"));
-  CHECK_THAT(few.hint(), Says("give 3 cuts"));
+  check_error(cut_refused(8, {1, 2, 2}, {"model.layers.3"}),
+              {.kind = ErrorKind::kUsage,
+               .says = "1 cuts make 2 stages, but `pp` 2 × `vpp` 2 asks for 4",
+               .hint = "give 3 cuts"});
   CHECK_THAT(cut_refused(8, {1, 1, 1}, {"model.layers.3"}).what(), Says("asks for 1"));
   cut_refused(8, {1, 2, 1}, {});
 }
@@ -102,18 +101,19 @@ TEST_CASE("A cut that is not a layer's name is refused by name") {
                           "model.layers.3.mlp", "model.layers.3 ", "model.layers.0x3", "model.layersx3",
                           "model.layers.18446744073709551616", "model.embed_tokens"}) {
     INFO(cut);
-    const Error error = cut_refused(8, {1, 2, 1}, {cut});
-    CHECK_THAT(error.what(), Says("\"" + std::string(cut) + "\" is not a layer of this model"));
-    CHECK_THAT(error.hint(), Says("model.layers.4"));
+    check_error(cut_refused(8, {1, 2, 1}, {cut}), {.kind = ErrorKind::kUsage,
+                                                   .says = "\"" + std::string(cut) + "\" is not a layer of this model",
+                                                   .hint = "model.layers.4"});
   }
 }
 
 TEST_CASE("A cut at or after the last layer is refused with the last that is possible") {
   for (const char* layer : {"7", "8", "1000", "18446744073709551614", "18446744073709551615"}) {
     INFO(layer);
-    const Error error = cut_refused(8, {1, 2, 1}, {"model.layers." + std::string(layer)});
-    CHECK_THAT(error.what(), Says("leaves no layer for the stage after it; the model has 8 layers"));
-    CHECK_THAT(error.hint(), Says("model.layers.6"));
+    check_error(cut_refused(8, {1, 2, 1}, {"model.layers." + std::string(layer)}),
+                {.kind = ErrorKind::kUsage,
+                 .says = "leaves no layer for the stage after it; the model has 8 layers",
+                 .hint = "model.layers.6"});
   }
   cut_refused(1, {1, 2, 1}, {"model.layers.0"});
 }
@@ -126,4 +126,4 @@ TEST_CASE("Cuts out of order or twice are refused at the second") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

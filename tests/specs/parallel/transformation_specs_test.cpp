@@ -5,10 +5,9 @@
 #include "support/catch.h"
 #include "support/errors.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using test::Says;
 using Heads = std::vector<std::uint32_t>;
 
 GQAQKVColumnParallelLinearSpec spec_of(std::uint32_t heads, std::uint32_t kv_heads, std::uint32_t tp, std::uint32_t m) {
@@ -180,4 +179,4 @@ TEST_CASE("In every order and with heads of zeros, a query's key/value head is b
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -2,20 +2,17 @@
 
 #include "reshard/base/json.h"
 #include "reshard/specs/peft/adapter_metadata.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using test::error_of;
-using test::Says;
-
 AdapterConfig read(const std::string& text) {
-  const test::TempDir dir;
-  test::write_file(dir / "adapter_config.json", text);
+  const TempDir dir;
+  write_file(dir / "adapter_config.json", text);
   return read_adapter_config(dir / "adapter_config.json");
 }
 
@@ -60,9 +57,7 @@ TEST_CASE("A config that makes no sense is refused") {
   };
   for (const auto& [text, says] : cases) {
     DYNAMIC_SECTION(text) {
-      const Error error = error_of([&, t = std::string(text)] { read(t); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK_THAT(error.what(), Says(says));
+      check_refused([&, t = std::string(text)] { read(t); }, {.says = says});
     }
   }
   const AdapterConfig broken = read(R"({"rank_pattern": {"(": 1}})");
@@ -71,11 +66,8 @@ TEST_CASE("A config that makes no sense is refused") {
 
 TEST_CASE("A pattern that needs look-ahead is unsupported, and the error names file and pattern") {
   const AdapterConfig config = read(R"({"rank_pattern": {"(?!q)_proj": 1}})");
-  const Error error = error_of([&] { config.rank_of("m.q_proj"); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.path() == config.path.string());
-  CHECK_THAT(error.what(), Says("\"(?!q)_proj\""));
-  CHECK_THAT(error.what(), Says("uses look-ahead"));
+  check_refused([&] { config.rank_of("m.q_proj"); },
+                {.kind = ErrorKind::kUnsupported, .path = config.path, .says = {"\"(?!q)_proj\"", "uses look-ahead"}});
 }
 
 TEST_CASE("A pattern of an adapter takes no exponential time") {
@@ -95,4 +87,4 @@ TEST_CASE("Names of adapters' tensors are taken apart by their components") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -9,12 +9,12 @@
 #include "support/local_files.h"
 #include "support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 AdapterConfig read(const std::string& text) {
-  const test::TempDir dir;
-  test::write_file(dir / "adapter_config.json", text);
+  const TempDir dir;
+  write_file(dir / "adapter_config.json", text);
   return read_adapter_config(dir / "adapter_config.json");
 }
 
@@ -144,10 +144,9 @@ TEST_CASE("The scale of rslora, by the root of the rank, is kept too") {
 
 TEST_CASE("exact is advised where it would take the linears, and only there") {
   const auto hint = [](const std::string& text) {
-    return test::error_of([&] { fused_config_text(read(text), two_layers(), LoraFuse::kMean); }).hint();
+    return error_of([&] { fused_config_text(read(text), two_layers(), LoraFuse::kMean); }).hint();
   };
-  CHECK_THAT(hint(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"u": 2}, "alpha_pattern": {"u": 4}})"),
-             test::Says("exact"));
+  CHECK_THAT(hint(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"u": 2}, "alpha_pattern": {"u": 4}})"), Says("exact"));
   CHECK(hint(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"u": 2}})").empty());
   CHECK(hint(R"({"r": 4, "lora_alpha": 8, "alpha_pattern": {"u": 4}})").empty());
   // One layer would do, the other not.
@@ -157,4 +156,4 @@ TEST_CASE("exact is advised where it would take the linears, and only there") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -4,18 +4,15 @@
 #include "reshard/base/json.h"
 #include "reshard/specs/parallel/mesh.h"
 #include "reshard/specs/stages/stage_json.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::error_of;
-using test::Says;
 
 const char* const kName = "mp_metadata_pp_rank_0.json";
 
@@ -37,18 +34,15 @@ Json valid() {
 }
 
 StageMetadata read(const std::string& text) {
-  const test::TempDir dir;
-  test::write_file(dir / kName, text);
+  const TempDir dir;
+  write_file(dir / kName, text);
   return read_metadata(dir / kName);
 }
 
 Error refused(const std::string& text, ErrorKind kind = ErrorKind::kBadInput) {
-  const test::TempDir dir;
-  test::write_file(dir / kName, text);
-  const Error error = error_of([&] { read_metadata(dir / kName); });
-  CHECK(error.kind() == kind);
-  CHECK(error.path() == (dir / kName).string());
-  return error;
+  const TempDir dir;
+  write_file(dir / kName, text);
+  return check_refused([&] { read_metadata(dir / kName); }, {.kind = kind, .path = dir / kName});
 }
 
 const std::string kParameter = "/parameters/a.weight";
@@ -109,10 +103,8 @@ TEST_CASE("The axis of a fused linear may be a word, and adapters may go unmenti
 }
 
 TEST_CASE("A metadata file that is missing, broken or repeats a parameter is refused") {
-  const test::TempDir dir;
-  const Error missing = error_of([&] { read_metadata(dir / kName); });
-  CHECK(missing.kind() == ErrorKind::kBadInput);
-  CHECK(missing.path() == (dir / kName).string());
+  const TempDir dir;
+  check_refused([&] { read_metadata(dir / kName); }, {.path = dir / kName});
   CHECK_THAT(refused("{\"parameters\":").what(), Says("not valid JSON"));
   CHECK_THAT(refused("[]").what(), Says("expected an object"));
   CHECK_THAT(refused(R"({"parameters":{"a":{},"a":{}}})").what(), Says("the key \"a\" twice"));
@@ -137,11 +129,9 @@ TEST_CASE("A parameter whose numbers make no sense is refused by name") {
       {"num_partitions", {"", "0", "-4", "4097", "4294967300"}},
   };
   for (const auto& [key, values] : bad)
-    for (const char* value : values) {
-      const Error error = patched(kParameter + "/" + key, value);
-      CHECK_THAT(error.what(), Says("parameters: a.weight: "));
-      CHECK_THAT(error.what(), Says("\"" + std::string(key) + "\" is "));
-    }
+    for (const char* value : values)
+      check_error(patched(kParameter + "/" + key, value),
+                  {.says = {"parameters: a.weight: ", "\"" + std::string(key) + "\" is "}});
   CHECK_THAT(patched(kParameter, "7").what(), Says("parameters: a.weight is 7, expected an object"));
 }
 
@@ -149,8 +139,8 @@ TEST_CASE("A spec that is not a kind and an object is refused") {
   for (const char* spec : {"7", "[]", "[\"FusedLinearsSpec\"]", "[\"FusedLinearsSpec\", {}, 7]", "[7, {}]", "{}"})
     CHECK_THAT(patched(kModules + "/0/specs/0", spec).what(), Says("l.0: a spec is "));
   CHECK_THAT(patched(kModules + "/0/specs/0", "[\"FusedLinearsSpec\", 7]").what(), Says("l.0: FusedLinearsSpec is 7"));
-  const Error unknown = patched(kModules + "/0/specs/0", R"(["LoRASpec\n", {}])", ErrorKind::kUnsupported);
-  CHECK_THAT(unknown.what(), Says("l.0: the transformation spec LoRASpec\\x0a is not known"));
+  check_error(patched(kModules + "/0/specs/0", R"(["LoRASpec\n", {}])", ErrorKind::kUnsupported),
+              {.kind = ErrorKind::kUnsupported, .says = "l.0: the transformation spec LoRASpec\\x0a is not known"});
 }
 
 TEST_CASE("Every key of a spec must be there with its type") {
@@ -197,10 +187,9 @@ TEST_CASE("Attention whose heads cannot be placed is refused with the reason") {
 }
 
 TEST_CASE("Attention whose rows do not fit its heads is refused with both") {
-  for (const char* rows : {"15", "8", "18446744073709551614"}) {
-    const Error error = patched(kGqa + "/q_output_size_per_partition", rows);
-    CHECK_THAT(error.what(), Says("contradicts itself: a rank has 2 query heads in " + std::string(rows) + " rows"));
-  }
+  for (const char* rows : {"15", "8", "18446744073709551614"})
+    check_error(patched(kGqa + "/q_output_size_per_partition", rows),
+                {.says = "contradicts itself: a rank has 2 query heads in " + std::string(rows) + " rows"});
   for (const char* rows : {"0", "7", "16", "18446744073709551615"})
     CHECK_THAT(patched(kGqa + "/kv_output_size_per_partition", rows).what(),
                Says("1 key/value heads in " + std::string(rows) + " rows"));
@@ -276,7 +265,7 @@ TEST_CASE("An embedding may be split over the vocabulary or across the embedding
 /// Every metadata file of the golden cases, sorted.
 std::vector<fs::path> reference_files() {
   std::vector<fs::path> files;
-  for (const auto& entry : fs::recursive_directory_iterator(test::testdata("golden")))
+  for (const auto& entry : fs::recursive_directory_iterator(testdata("golden")))
     if (metadata_pp_rank(entry.path().filename().string())) files.push_back(entry.path());
   std::sort(files.begin(), files.end());
   return files;
@@ -286,9 +275,9 @@ TEST_CASE("The reference's metadata is read, and written again with the same con
   static const std::vector<fs::path> files = reference_files();
   REQUIRE(files.size() >= 14 + 5);
   const fs::path file = GENERATE_REF(from_range(files));
-  INFO(fs::relative(file, test::testdata("")).string());
+  INFO(fs::relative(file, testdata("")).string());
   const StageMetadata metadata = read_metadata(file);
-  CHECK(Json::parse(metadata_text(metadata)) == Json::parse(test::read_file(file)));
+  CHECK(Json::parse(metadata_text(metadata)) == Json::parse(read_file(file)));
   CHECK(std::is_sorted(metadata.parameters.begin(), metadata.parameters.end(),
                        [](const auto& a, const auto& b) { return a.name < b.name; }));
 }
@@ -309,4 +298,4 @@ TEST_CASE("A metadata file's name holds its pipeline rank without zeros in front
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -11,7 +11,7 @@
 #include "support/golden.h"
 #include "support/local_files.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -23,7 +23,7 @@ struct GoldenCase {
   Mesh mesh;
   PartitionOptions options;
 
-  explicit GoldenCase(const fs::path& at) : directory(at), json(Json::parse(test::read_file(at / "golden.json"))) {
+  explicit GoldenCase(const fs::path& at) : directory(at), json(Json::parse(read_file(at / "golden.json"))) {
     const ModelConfig config = read_model_config(at / "original");
     model = instantiate(config);
     const Json& given = json["case"];
@@ -45,7 +45,7 @@ struct GoldenCase {
 
 /// A case of the reference's; a test case that calls this runs once for each of them.
 GoldenCase each_case() {
-  static const std::vector<fs::path> cases = test::golden_cases("optimum");
+  static const std::vector<fs::path> cases = golden_cases("optimum");
   REQUIRE(cases.size() >= 9);
   return GoldenCase(GENERATE_REF(from_range(cases)));
 }
@@ -57,7 +57,7 @@ TEST_CASE("Planned metadata is equal as JSON to what the reference wrote") {
   REQUIRE(plans.size() == golden.mesh.pp);
   for (std::size_t y = 0; y < plans.size(); ++y) {
     INFO("pipeline rank " << y);
-    CHECK(Json::parse(metadata_text(plans[y].metadata)) == Json::parse(test::read_file(golden.metadata_path(y))));
+    CHECK(Json::parse(metadata_text(plans[y].metadata)) == Json::parse(read_file(golden.metadata_path(y))));
   }
   CHECK_FALSE(fs::exists(golden.metadata_path(plans.size())));
 }
@@ -70,7 +70,7 @@ TEST_CASE("Planned parameters come in the reference's order") {
   for (std::size_t y = 0; y < plans.size(); ++y) {
     INFO("pipeline rank " << y);
     std::vector<std::string> expected, planned;
-    const auto reference = nlohmann::ordered_json::parse(test::read_file(golden.metadata_path(y)));
+    const auto reference = nlohmann::ordered_json::parse(read_file(golden.metadata_path(y)));
     for (const auto& [name, value] : reference["parameters"].items()) expected.push_back(name);
     for (const ParallelParameter& parameter : plans[y].metadata.parameters) planned.push_back(parameter.name);
     CHECK(planned == expected);
@@ -98,7 +98,7 @@ TEST_CASE("Every tensor that the reference stored is planned, by itself or as a 
   std::size_t files = 0;
   for (const auto& [file, tensors] : golden.json["files"].items()) {
     INFO(file);
-    REQUIRE_THAT(file, test::Says("_pp_rank_"));
+    REQUIRE_THAT(file, Says("_pp_rank_"));
     const StagePlan& plan = plans.at(std::stoul(file.substr(file.find("_pp_rank_") + 9)));
     std::vector<std::string> stored, planned;
     for (const auto& [name, tensor] : tensors.items()) stored.push_back(name);
@@ -121,4 +121,4 @@ TEST_CASE("The reference's cuts are those of the even partition") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

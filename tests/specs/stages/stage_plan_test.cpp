@@ -6,14 +6,11 @@
 
 #include "reshard/base/json.h"
 #include "reshard/specs/model/language_model.h"
-#include "support/catch.h"
-#include "support/errors.h"
+#include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using test::error_of;
-using test::Says;
 using Names = std::vector<std::string>;
 
 struct Sizes {
@@ -200,9 +197,8 @@ TEST_CASE("The options of stages are read back from their specs") {
 }
 
 TEST_CASE("Planning for an illegal degree is refused with the degrees that work") {
-  const Error error = error_of([] { plan({}, 6); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1, 2, 4, 8"));
+  check_refused([] { plan({}, 6); },
+                {.kind = ErrorKind::kUsage, .hint = "TP degrees that work for this model: 1, 2, 4, 8"});
   Sizes sizes;
   sizes.vocab = 131;
   const Error prime = error_of([&] { plan(sizes, 2); });
@@ -324,4 +320,4 @@ TEST_CASE("An optional buffer is planned, whole, only where the checkpoint has i
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -1,20 +1,17 @@
 #include <map>
 
 #include "reshard/specs/stages/stage_pt.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
 #include "support/pickles.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/zips.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
-using namespace test::pickles;
-using test::error_of;
-using test::Says;
+using namespace pickles;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
 const char* const kName = "mp_metadata_pp_rank_0.pt";
@@ -52,7 +49,7 @@ std::string metadata(const Pairs& parameters, const std::string& attention_value
 
 /// Reads the file of `value` for shards whose query weights, alone or joined, have `rows` rows.
 StageMetadata read_from(const std::filesystem::path& path, const std::string& value, std::uint64_t rows, bool fused) {
-  test::write_file(path, test::torch_zip(stream(value), {}));
+  write_file(path, torch_zip(stream(value), {}));
   return read_torch_metadata(path, kTp, [&](const std::string& name) -> std::optional<Dims> {
     if (name == kAttention + "qkv_proj.weight_" + (fused ? "qkv" : "q")) return Dims{rows, 32};
     return std::nullopt;
@@ -60,16 +57,13 @@ StageMetadata read_from(const std::filesystem::path& path, const std::string& va
 }
 
 StageMetadata read(const std::string& value, std::uint64_t rows = 8, bool fused = false) {
-  const test::TempDir dir;
+  const TempDir dir;
   return read_from(dir / kName, value, rows, fused);
 }
 
 Error refused(const std::string& value, std::uint64_t rows = 8) {
-  const test::TempDir dir;
-  const Error error = error_of([&] { read_from(dir / kName, value, rows, false); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (dir / kName).string());
-  return error;
+  const TempDir dir;
+  return check_refused([&] { read_from(dir / kName, value, rows, false); }, {.path = dir / kName});
 }
 
 const std::string kNoAttention = attention(false, {{"original_names_to_gqa_qkv_names", dict({})}});
@@ -107,8 +101,8 @@ TEST_CASE("The names of outputs are read from a set and from a list") {
 }
 
 TEST_CASE("A module of another pipeline rank has no spec here") {
-  const test::TempDir dir;
-  test::write_file(dir / kName, test::torch_zip(stream(metadata({}, attention(false))), {}));
+  const TempDir dir;
+  write_file(dir / kName, torch_zip(stream(metadata({}, attention(false))), {}));
   const StageMetadata read_back =
       read_torch_metadata(dir / kName, kTp, [](const std::string&) { return std::optional<Dims>(); });
   CHECK(read_back.modules == std::vector<ModuleSpecs>{{"l.0.self_attn", {}}});
@@ -140,10 +134,9 @@ TEST_CASE("Older metadata whose attention cannot be is refused") {
   CHECK_THAT(changed("output_projections_names", call("builtins", "set", {})), Says("does not name all four"));
   CHECK_THAT(changed("output_projections_names", list({kNone})), Says("where a name must be"));
   CHECK_THAT(changed("original_names_to_gqa_qkv_names", dict({{"a.b", text("c")}})), Says("says that a.b became c"));
-  const Error rows = refused(metadata({}, attention(false)), 7);
-  CHECK(rows.tensor() == kAttention + "qkv_proj.weight_q");
-  CHECK_THAT(rows.what(), Says("2 query and 1 key/value heads"));
+  check_error(refused(metadata({}, attention(false)), 7),
+              {.tensor = kAttention + "qkv_proj.weight_q", .says = "2 query and 1 key/value heads"});
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test
