@@ -4,12 +4,11 @@
 #include <set>
 
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -69,9 +68,9 @@ TEST_CASE("Values of options are parsed by their type, and errors say the option
   CHECK(values.choice(kChoice) == "right");
   for (const char* text : {"0", "4097", "-1", "", "two", "1.5"}) {
     values.set("copies", text);
-    const Error error = error_of([&] { values.number(kCount, "from-"); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("`from-copies`: \"" + std::string(text) + "\" is not a whole number from 1 to 4096"));
+    check_refused([&] { values.number(kCount, "from-"); },
+                  {.kind = ErrorKind::kUsage,
+                   .says = "`from-copies`: \"" + std::string(text) + "\" is not a whole number from 1 to 4096"});
   }
   values.set("first", "4096");
   CHECK_THAT(error_of([&] { values.number(kRank); }).what(), Says("`first`: \"4096\" is not the number of a rank"));
@@ -94,12 +93,14 @@ TEST_CASE("What a layout does not have is refused before anything is read, with 
   CHECK_THAT(refused("hf", [](TargetRequest& r) { r.tp = 2; }).what(), Says("layout hf has no ranks (`tp`)"));
   CHECK_THAT(refused("nxdi", [](TargetRequest& r) { r.vpp = 2; }).what(), Says("layout nxdi has no pipeline stages"));
   CHECK_THAT(refused("nxd", [](TargetRequest& r) { r.ep = 2; }).what(), Says("has no expert-parallel ranks"));
-  const Error format = refused("optimum", [](TargetRequest& r) { r.format = Format::kSafetensors; });
-  CHECK_THAT(format.what(), Says("layout optimum does not support `format` safetensors"));
-  CHECK_THAT(format.hint(), Says("pytorch, xser"));
-  const Error option = refused("ranks", [](TargetRequest& r) { r.options.set("vocab-parallel"); });
-  CHECK_THAT(option.what(), Says("layout ranks has no option `vocab-parallel`"));
-  CHECK_THAT(option.hint(), Says("layouts with `vocab-parallel`: nxdi"));
+  check_error(refused("optimum", [](TargetRequest& r) { r.format = Format::kSafetensors; }),
+              {.kind = ErrorKind::kUsage,
+               .says = "layout optimum does not support `format` safetensors",
+               .hint = "pytorch, xser"});
+  check_error(refused("ranks", [](TargetRequest& r) { r.options.set("vocab-parallel"); }),
+              {.kind = ErrorKind::kUsage,
+               .says = "layout ranks has no option `vocab-parallel`",
+               .hint = "layouts with `vocab-parallel`: nxdi"});
   refused("ranks", [](TargetRequest& r) { r.options.set("kv-size-multiplier", "many"); });
 }
 
@@ -110,12 +111,10 @@ TEST_CASE("A layout that is only read is refused as a target, with those that ar
     TargetRequest request;
     request.layout = one;
     for (const auto& plan : {std::function<void()>([&] { validate_request(request); }),
-                             std::function<void()>([&] { one->plan(request, {}); })}) {
-      const Error error = error_of(plan);
-      CHECK(error.kind() == ErrorKind::kUsage);
-      CHECK_THAT(error.what(), Says(std::string("layout ") + one->traits().name + " is only read"));
-      CHECK_THAT(error.hint(), Says("hf, ranks, "));
-    }
+                             std::function<void()>([&] { one->plan(request, {}); })})
+      check_refused(plan, {.kind = ErrorKind::kUsage,
+                           .says = std::string("layout ") + one->traits().name + " is only read",
+                           .hint = "hf, ranks, "});
   }
 }
 

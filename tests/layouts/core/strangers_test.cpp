@@ -8,10 +8,9 @@
 
 #include "reshard/io/memory_files.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -138,9 +137,8 @@ TEST_CASE("Files that only one system writes name the system") {
     MemoryFiles files;
     files.write("run" / each.file, "{}");
     for (const auto read : {read_checkpoint, read_sharded, read_whole}) {
-      const Error error = error_of([&] { read(files, "run", {}); });
-      CHECK(error.kind() == ErrorKind::kUnsupported);
-      CHECK(error.path() == ("run" / each.file).string());
+      const Error error =
+          check_refused([&] { read(files, "run", {}); }, {.kind = ErrorKind::kUnsupported, .path = "run" / each.file});
       CHECK_THAT(error.message(), Says(each.system));
     }
   }

@@ -7,11 +7,10 @@
 #include <set>
 
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -55,12 +54,11 @@ TEST_CASE("Files of items whose .metadata was left behind are named, wherever a 
   for (const char* given : {"run/step-1", "run"})
     for (const Reader read_it : {Reader{&read_checkpoint}, Reader{&read_sharded}, Reader{&read_whole}}) {
       CAPTURE(given);
-      const Error error = error_of([&] { read_it(local_storage(), temp / given, {}); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == (temp / "run/step-1").string());
-      CHECK_THAT(error.what(), Says("files of torch.distributed.checkpoint (__0_0.distcp, __1_0.distcp), but no "
-                                    ".metadata, which says what is in them"));
-      CHECK_THAT(error.hint(), Says("a copy with `*` leaves .metadata behind"));
+      check_refused([&] { read_it(local_storage(), temp / given, {}); },
+                    {.path = temp / "run/step-1",
+                     .says = "files of torch.distributed.checkpoint (__0_0.distcp, __1_0.distcp), but no "
+                             ".metadata, which says what is in them",
+                     .hint = "a copy with `*` leaves .metadata behind"});
     }
 }
 
@@ -84,9 +82,8 @@ TEST_CASE("A file of items that is given alone is an error that asks for its dir
   const TempDir temp;
   dcp::write(temp / "dcp",
              {{"a", {DType::kU8, {1}, "x"}, {{{0}, {1}, 0}}}, {"b", {DType::kU8, {1}, "x"}, {{{0}, {1}, 0}}}});
-  const Error error = error_of([&] { read(temp / "dcp/__0_0.distcp"); });
-  CHECK(error.path() == (temp / "dcp/__0_0.distcp").string());
-  CHECK_THAT(error.hint(), Says("give the directory that holds all of it"));
+  check_refused([&] { read(temp / "dcp/__0_0.distcp"); },
+                {.path = temp / "dcp/__0_0.distcp", .hint = "give the directory that holds all of it"});
 }
 
 TEST_CASE("A rank whose metadata is missing between others is named") {
@@ -96,10 +93,8 @@ TEST_CASE("A rank whose metadata is missing between others is named") {
     write_ranks(temp / "dcp", 12);
     CHECK(read(temp / "dcp").map.logical.size() == 1);
     fs::remove(temp / "dcp" / missing);
-    const Error error = error_of([&] { read(temp / "dcp"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "dcp" / missing).string());
-    CHECK_THAT(error.what(), Says("is missing, though there is __"));
+    check_refused([&] { read(temp / "dcp"); },
+                  {.path = temp / "dcp" / missing, .says = "is missing, though there is __"});
   }
 }
 
@@ -134,23 +129,21 @@ TEST_CASE("Files that are newer than .metadata by more than a copy of them takes
     set_time(temp / "dcp/__0_0.distcp", saved, first_seconds);
     set_time(temp / "dcp/__1_0.distcp", saved, second_seconds);
   };
-  const auto check_refused = [&](const std::string& file, const std::string& says) {
-    const Error error = error_of([&] { read(temp / "dcp"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "dcp" / file).string());
-    CHECK_THAT(error.what(), Says(says));
-    CHECK_THAT(error.hint(), Says("`touch " + (temp / "dcp/.metadata").string() + "`"));
+  const auto refused = [&](const std::string& file, const std::string& says) {
+    check_refused(
+        [&] { read(temp / "dcp"); },
+        {.path = temp / "dcp" / file, .says = says, .hint = "`touch " + (temp / "dcp/.metadata").string() + "`"});
   };
   set_times(-600, 0);
   CHECK(notes_on_times(temp / "dcp").empty());
   set_times(3, 5);
   CHECK(notes_on_times(temp / "dcp").empty());
   set_times(-60, 42);  // the second of two ranks was written by a later save
-  check_refused("__1_0.distcp", "was written 42 seconds after .metadata, which a save writes last: a later save");
+  refused("__1_0.distcp", "was written 42 seconds after .metadata, which a save writes last: a later save");
   set_times(130, 120);  // both were
-  check_refused("__1_0.distcp", "was written 2 minutes after .metadata");
+  refused("__1_0.distcp", "was written 2 minutes after .metadata");
   set_times(3, 90);  // the clocks of two machines differ for one, and the other was written by a later save
-  check_refused("__1_0.distcp", "was written 90 seconds after .metadata");
+  refused("__1_0.distcp", "was written 90 seconds after .metadata");
   set_times(3, 8);  // a copy
   CHECK_THAT(notes_on_times(temp / "dcp"),
              Says("1 file was written up to 8 seconds after the metadata, which a save writes last, such as "
@@ -161,12 +154,12 @@ TEST_CASE("Files that are newer than .metadata by more than a copy of them takes
   set_times(125, 250);
   CHECK_THAT(notes_on_times(temp / "dcp"), Says("2 files were written up to 4 minutes after the metadata"));
   set_times(125, 260);
-  check_refused("__1_0.distcp", "was written 4 minutes after .metadata");
+  refused("__1_0.distcp", "was written 4 minutes after .metadata");
   set_times(140, 250);
-  check_refused("__0_0.distcp", "was written 2 minutes after .metadata");
+  refused("__0_0.distcp", "was written 2 minutes after .metadata");
   fs::resize_file(temp / "dcp/__0_0.distcp", std::uintmax_t{1} << 40);
   set_times(301, 1000);
-  check_refused("__0_0.distcp", "was written 5 minutes after .metadata");
+  refused("__0_0.distcp", "was written 5 minutes after .metadata");
 }
 
 TEST_CASE("What is not read takes its time in a copy, and is no reason to refuse what is") {
@@ -196,21 +189,18 @@ TEST_CASE("Where each rank has metadata of its own, ranks of two saves are refus
     set_time(temp / "dcp" / ("__" + std::to_string(rank) + "_0.distcp"), saved, file_seconds);
     set_time(temp / "dcp" / ("__" + std::to_string(rank) + ".metadata"), saved, metadata_seconds);
   };
-  const auto check_refused = [&](const std::string& file, const std::string& says) {
-    const Error error = error_of([&] { read(temp / "dcp"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "dcp" / file).string());
-    CHECK_THAT(error.what(), Says(says));
+  const auto refused = [&](const std::string& file, const std::string& says) {
+    check_refused([&] { read(temp / "dcp"); }, {.path = temp / "dcp" / file, .says = says});
   };
   set_times(0, -1, 0);
   set_times(1, 28, 30);
   set_times(2, 59, 60);
   CHECK(notes_on_times(temp / "dcp").empty());
   set_times(1, 120, 30);  // a later save of one rank was cut off
-  check_refused("__1_0.distcp", "was written 90 seconds after __1.metadata, which a save writes last");
+  refused("__1_0.distcp", "was written 90 seconds after __1.metadata, which a save writes last");
   set_times(1, 28, 30);
   set_times(2, 159, 160);  // of one rank, a later save is done
-  check_refused("__2_0.distcp", "was written 2 minutes after __1.metadata, which is of an earlier save");
+  refused("__2_0.distcp", "was written 2 minutes after __1.metadata, which is of an earlier save");
 }
 
 TEST_CASE("Two chunks of a tensor in one item are refused, and so are items that overlap") {
@@ -230,11 +220,7 @@ TEST_CASE("Two chunks of a tensor in one item are refused, and so are items that
       CHECK(read(temp / "dcp").map.logical.size() == 1);
       return;
     }
-    const Error error = error_of([&] { read(temp / "dcp"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "dcp/__0_0.distcp").string());
-    CHECK(error.tensor() == "w");
-    CHECK_THAT(error.what(), Says(says));
+    check_refused([&] { read(temp / "dcp"); }, {.path = temp / "dcp/__0_0.distcp", .tensor = "w", .says = says});
   };
   const char* file = "__0_0.distcp";
   check(item + item, {file, 0, size, {}}, {file, size, size, {}}, "");
@@ -251,9 +237,7 @@ TEST_CASE("A prefix that torch could not read is refused before anything is plan
     TargetRequest request;
     request.layout = layout("dcp");
     request.options.set("prefix", prefix);
-    const Error error = error_of([&] { layout("dcp")->plan(request, {}); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("`prefix`: "));
+    check_refused([&] { layout("dcp")->plan(request, {}); }, {.kind = ErrorKind::kUsage, .says = "`prefix`: "});
   }
 }
 

@@ -2,11 +2,10 @@
 
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/deepspeed/zero_folder.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/pickles.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/zero_files.h"
 #include "support/zips.h"
@@ -103,9 +102,7 @@ TEST_CASE("A latest that names a folder that is not there is an error") {
   written(temp, 2, 2);
   const auto check = [&](const std::string& tag) {
     write_file(temp / "latest", tag);
-    const Error error = refused(temp.path());
-    CHECK(error.path() == (temp / "latest").string());
-    CHECK_THAT(error.what(), Says("names " + tag + ", which is not there"));
+    check_error(refused(temp.path()), {.path = temp / "latest", .says = "names " + tag + ", which is not there"});
   };
   check("global_step3");
   write_file(temp / "zero_to_fp32.py", "");
@@ -132,9 +129,8 @@ TEST_CASE("Ranks that are missing are refused") {
   SECTION("the last of the optimizer's files") {
     const fs::path folder = written(temp, 2, 3);
     fs::remove(optim_file(folder, 2));
-    const Error error = refused(folder);
-    CHECK(error.path() == optim_file(folder, 0).string());
-    CHECK_THAT(error.what(), Says("its \"partition_count\" says 3 ranks, but there are 2 files"));
+    check_error(refused(folder),
+                {.path = optim_file(folder, 0), .says = "its \"partition_count\" says 3 ranks, but there are 2 files"});
   }
   SECTION("the first of the optimizer's files") {
     const fs::path folder = written(temp, 1, 2);
@@ -170,9 +166,8 @@ TEST_CASE("A module's weights are read without the optimizer's files, but not it
   CHECK(read(folder).map.tensor_count() == 5);
   ReadContext context;
   context.options.set("weights", "master");
-  const Error error = error_of([&] { read_checkpoint(local_storage(), folder, context); });
-  CHECK_THAT(error.what(), Says("holds no *_optim_states.pt"));
-  CHECK_THAT(error.hint(), Says("leave out `weights`"));
+  check_refused([&] { read_checkpoint(local_storage(), folder, context); },
+                {.says = "holds no *_optim_states.pt", .hint = "leave out `weights`"});
 }
 
 TEST_CASE("Files of ranks that were swapped are refused by what they say of their parts") {
@@ -198,10 +193,11 @@ TEST_CASE("Model-parallel ranks of ZeRO are refused by the file that belongs to 
   const fs::path file = temp / "global_step1/mp_rank_00_model_states.pt";
   fs::create_directories(file.parent_path());
   write_file(file, torch_zip(stream(dict({{"module", dict({})}, {"mp_world_size", number(2)}})), {}));
-  const Error error = refused(file.parent_path(), ErrorKind::kUnsupported);
-  CHECK(error.path() == file.string());
-  CHECK_THAT(error.what(), Says("belongs to one of 2 model-parallel ranks; only checkpoints without model parallelism "
-                                "are read"));
+  check_error(refused(file.parent_path(), ErrorKind::kUnsupported),
+              {.kind = ErrorKind::kUnsupported,
+               .path = file,
+               .says = "belongs to one of 2 model-parallel ranks; only checkpoints without model parallelism "
+                       "are read"});
 }
 
 TEST_CASE("Padding behind parameters of ZeRO 1 and 2 is left out, as the files say where it is") {
@@ -221,9 +217,8 @@ TEST_CASE("Padding behind parameters of ZeRO 1 and 2 is left out, as the files s
     model.alignment_elems = 2;
     const fs::path other = written(temp, 2, 2, model, "other");
     fs::copy_file(optim_file(other, 1), optim_file(folder, 1), fs::copy_options::overwrite_existing);
-    const Error error = refused(folder);
-    CHECK(error.path() == optim_file(folder, 1).string());
-    CHECK_THAT(error.what(), Says("its \"param_alignment_paddings\" differs from that of bf16_zero_pp_rank_0"));
+    check_error(refused(folder), {.path = optim_file(folder, 1),
+                                  .says = "its \"param_alignment_paddings\" differs from that of bf16_zero_pp_rank_0"});
   }
 }
 
@@ -254,18 +249,16 @@ TEST_CASE("Files of two checkpoints are refused") {
       const fs::path folder = written(temp, stage, 3, small_model(), stage == 1 ? "one" : "three");
       const fs::path other = written(temp, stage, 3, small_model(50), stage == 1 ? "other" : "others");
       fs::copy_file(optim_file(other, 1), optim_file(folder, 1), fs::copy_options::overwrite_existing);
-      const Error error = refused(folder);
-      CHECK(error.path() == optim_file(folder, 1).string());
-      CHECK_THAT(error.what(), Says("elements, but " + optim_file(folder, 0).filename().string() + " has "));
+      check_error(refused(folder), {.path = optim_file(folder, 1),
+                                    .says = "elements, but " + optim_file(folder, 0).filename().string() + " has "});
     }
   }
   SECTION("ranks that disagree about the parameters") {
     const fs::path folder = written(temp, 3, 2), other = written(temp, 3, 2, small_model(50), "other");
     fs::copy_file(rank_model_file(other, 1), rank_model_file(folder, 1), fs::copy_options::overwrite_existing);
-    const Error error = refused(folder);
-    CHECK(error.path() == rank_model_file(folder, 1).string());
-    CHECK_THAT(error.what(),
-               Says("its \"param_shapes\" differs from that of zero_pp_rank_0_mp_rank_00_model_states.pt"));
+    check_error(refused(folder),
+                {.path = rank_model_file(folder, 1),
+                 .says = "its \"param_shapes\" differs from that of zero_pp_rank_0_mp_rank_00_model_states.pt"});
   }
   SECTION("of two stages") {
     const fs::path folder = written(temp, 3, 2), other = written(temp, 2, 2, small_model(), "other");
@@ -297,36 +290,28 @@ TEST_CASE("A universal checkpoint is found by latest_universal, and its paramete
   }
   SECTION("latest_universal names a folder that is not there") {
     write_file(temp / "latest_universal", "other");
-    const Error error = refused(temp.path());
-    CHECK(error.path() == (temp / "latest_universal").string());
-    CHECK_THAT(error.what(), Says("names other, which is not there"));
+    check_error(refused(temp.path()), {.path = temp / "latest_universal", .says = "names other, which is not there"});
   }
   SECTION("a parameter without a file") {
     fs::remove(a / "fp32.pt");
-    const Error error = refused(folder);
-    CHECK(error.tensor() == "a");
-    CHECK_THAT(error.what(), Says("has no file fp32.pt"));
+    check_error(refused(folder), {.tensor = "a", .says = "has no file fp32.pt"});
   }
   SECTION("a folder of no parameter") {
     fs::copy(a, folder / "zero/other", fs::copy_options::recursive);
-    const Error error = refused(folder);
-    CHECK(error.path() == (folder / "zero/other").string());
-    CHECK_THAT(error.what(), Says("is the folder of a parameter that \"param_shapes\""));
+    check_error(refused(folder),
+                {.path = folder / "zero/other", .says = "is the folder of a parameter that \"param_shapes\""});
   }
   SECTION("a parameter of another shape") {
     fs::copy_file(folder / "zero/b/fp32.pt", a / "fp32.pt", fs::copy_options::overwrite_existing);
-    const Error error = refused(folder);
-    CHECK(error.path() == (a / "fp32.pt").string());
-    CHECK_THAT(error.what(), Says("has the shape [8], but \"param_shapes\" says [5, 3]"));
+    check_error(refused(folder),
+                {.path = a / "fp32.pt", .says = "has the shape [8], but \"param_shapes\" says [5, 3]"});
   }
   SECTION("a parameter whose name leads out of the folder") {
     ZeroModel hostile = model;
     hostile.groups[0].push_back("../../x");
     hostile.masters["../../x"] = hostile.module["../../x"] = model.masters.at("a");
     write_universal(temp / "hostile", hostile, 1, 1, random);
-    const Error error = refused(temp / "hostile");
-    CHECK(error.tensor() == "../../x");
-    CHECK_THAT(error.what(), Says("has no file fp32.pt"));
+    check_error(refused(temp / "hostile"), {.tensor = "../../x", .says = "has no file fp32.pt"});
   }
 }
 
@@ -348,10 +333,8 @@ TEST_CASE("A frozen weight of another shape than its parameter is refused, whate
   CHECK(found.map.strides.at(found.map.pieces[found.map.find_logical("f").value()][0].stored) == Dims{1, 2});
   for (const auto& shape : {std::vector<std::int64_t>{3, 2}, std::vector<std::int64_t>{6}}) {
     write(shape, shape.size() == 2 ? std::vector<std::int64_t>{1, 3} : std::vector<std::int64_t>{2});
-    const Error error = refused(file.parent_path());
-    CHECK(error.path() == file.string());
-    CHECK(error.tensor() == "f");
-    CHECK_THAT(error.what(), Says("in \"frozen_param_fragments\", but should be F32 [2, 3]"));
+    check_error(refused(file.parent_path()),
+                {.path = file, .tensor = "f", .says = "in \"frozen_param_fragments\", but should be F32 [2, 3]"});
   }
 }
 
@@ -373,21 +356,17 @@ TEST_CASE("Parameters of ZeRO that do not agree with the module are refused") {
   ZeroModel model = small_model();
   SECTION("another shape") {
     model.module.at("a").shape = {3, 5};
-    const Error error = refused(written(temp, 2, 2, model));
-    CHECK(error.tensor() == "a");
-    CHECK_THAT(error.what(), Says("has the shape [3, 5] in \"module\", but [5, 3] in \"param_shapes\""));
+    check_error(refused(written(temp, 2, 2, model)),
+                {.tensor = "a", .says = "has the shape [3, 5] in \"module\", but [5, 3] in \"param_shapes\""});
   }
   SECTION("one that the module lacks") {
     model.module.erase("b");
-    const Error error = refused(written(temp, 2, 2, model));
-    CHECK(error.tensor() == "b");
-    CHECK_THAT(error.what(), Says("is in \"param_shapes\", but not in \"module\""));
+    check_error(refused(written(temp, 2, 2, model)),
+                {.tensor = "b", .says = "is in \"param_shapes\", but not in \"module\""});
   }
   SECTION("one whose values are nowhere") {
     model.module["extra"] = {DType::kBF16, {2}, "abcd"};
-    const Error error = refused(written(temp, 3, 2, model));
-    CHECK(error.tensor() == "extra");
-    CHECK_THAT(error.what(), Says("nothing says where its values are"));
+    check_error(refused(written(temp, 3, 2, model)), {.tensor = "extra", .says = "nothing says where its values are"});
   }
 }
 

@@ -1,10 +1,9 @@
 #include "reshard/layouts/deepspeed/zero_files.h"
 
 #include "reshard/io/local_storage.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/pickles.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/zips.h"
 
@@ -108,9 +107,7 @@ TEST_CASE("Model states that are not of ZeRO's form are refused, with the key") 
   const auto refused = [](const char* key, const std::string& value) {
     const TempDir temp;
     const std::filesystem::path path = saved(temp, dict(with(kModel, key, value)));
-    const Error error = error_of([&] { read_zero_model_states(local_storage(), path); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == path.string());
+    const Error error = check_refused([&] { read_zero_model_states(local_storage(), path); }, {.path = path});
     return std::string(error.what()) + " " + error.tensor();
   };
   CHECK_THAT(refused("module", number(1)), Says("its \"module\" is an int, not a dict"));
@@ -130,9 +127,7 @@ TEST_CASE("Model states that are not of ZeRO's form are refused, with the key") 
 TEST_CASE("Optimizer states that are not of ZeRO's form are refused, with the key") {
   const auto refused = [](const Items& items) {
     const TempDir temp;
-    const Error error = error_of([&] { optim_of(temp, items); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "file.pt").string());
+    const Error error = check_refused([&] { optim_of(temp, items); }, {.path = temp / "file.pt"});
     return std::string(error.what()) + " " + error.tensor();
   };
   CHECK_THAT(refused({}), Says("holds neither \"single_partition_of_fp32_groups\""));
@@ -175,9 +170,8 @@ TEST_CASE("One name that a file of ZeRO holds many times over is refused before 
   std::string twice = name, pairs;
   for (int i = 0; i < 1000; ++i) twice += "h\1";
   const auto refused = [&](const Items& items) {
-    const Error error = error_of([&] { read_zero_model_states(local_storage(), saved(temp, dict(items))); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "file.pt").string());
+    const Error error = check_refused([&] { read_zero_model_states(local_storage(), saved(temp, dict(items))); },
+                                      {.path = temp / "file.pt"});
     return std::string(error.what());
   };
   CHECK_THAT(refused(with(kModel, "buffer_names", "](" + twice + "e")), Says("is in \"buffer_names\" twice"));
@@ -201,12 +195,11 @@ TEST_CASE("One dict of states that all of an optimizer's groups are is refused")
   for (int i = 0; i < 1000; ++i) inner += number(i) + number(i);
   const auto refused = [&](const std::string& shared) {
     const std::string state = "}(" + number(0) + shared + "q\1" + outer + "u";
-    const Error error = error_of([&] {
-      optim_of(temp, with(kOptim, "base_optimizer_state", dict({{"state", state}})));
-    });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "file.pt").string());
-    CHECK_THAT(error.what(), Says("its \"state\" holds the same values many times over"));
+    check_refused(
+        [&] {
+          optim_of(temp, with(kOptim, "base_optimizer_state", dict({{"state", state}})));
+        },
+        {.path = temp / "file.pt", .says = "its \"state\" holds the same values many times over"});
   };
   for (int i = 1; i < 1000; ++i) outer += number(i) + "h\1";
   refused("}(" + inner + "u");
@@ -219,8 +212,8 @@ TEST_CASE("One dict that a file of ZeRO holds many times over is refused") {
   std::string groups = "](" + group;
   for (int i = 0; i < 10000; ++i) groups += "h\1";
   const Items items = with(kModel, "param_shapes", groups + "e");
-  const Error error = error_of([&] { read_zero_model_states(local_storage(), saved(temp, dict(items))); });
-  CHECK_THAT(error.what(), Says("its \"param_shapes\" holds the same values many times over"));
+  check_refused([&] { read_zero_model_states(local_storage(), saved(temp, dict(items))); },
+                {.says = "its \"param_shapes\" holds the same values many times over"});
 }
 
 TEST_CASE("The tensor of a parameter in a universal checkpoint is in a dict, or alone") {
@@ -230,8 +223,8 @@ TEST_CASE("The tensor of a parameter in a universal checkpoint is in a dict, or 
   const std::string in_dict = dict({{"cat_dim", number(0)}, {"param", tensor()}});
   CHECK(read_zero_parameter(local_storage(), saved(temp, in_dict), file).shape == Dims{3, 4});
   CHECK(file.path == temp / "file.pt");
-  const Error error = error_of([&] { read_zero_parameter(local_storage(), saved(temp, dict({})), file); });
-  CHECK_THAT(error.what(), Says("has no \"param\""));
+  check_refused([&] { read_zero_parameter(local_storage(), saved(temp, dict({})), file); },
+                {.says = "has no \"param\""});
 }
 
 }  // namespace

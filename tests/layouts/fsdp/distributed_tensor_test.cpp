@@ -1,10 +1,9 @@
 #include "reshard/layouts/fsdp/distributed_tensor.h"
 
 #include "reshard/io/local_storage.h"
-#include "support/catch.h"
 #include "support/dtensors.h"
-#include "support/errors.h"
 #include "support/pickles.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -82,10 +81,8 @@ TEST_CASE("ShardedTensors that contradict themselves are refused") {
   const auto refused = [&](const Shards& shards, ErrorKind kind = ErrorKind::kBadInput) {
     SavedFile file;
     const std::string value = pickled_shards(file, shards);
-    const Error error = error_of([&] { read(temp, file, value); });
-    CHECK(error.kind() == kind);
-    CHECK(error.path() == (temp / "f.pt").string());
-    CHECK(error.tensor() == "w");
+    const Error error =
+        check_refused([&] { read(temp, file, value); }, {.kind = kind, .path = temp / "f.pt", .tensor = "w"});
     return std::string(error.what());
   };
   CHECK_THAT(refused({.offsets = {3, 0}}), Says("has a shard at [3, 0] of shape [2, 3], outside of its shape [4, 3]"));
@@ -103,9 +100,7 @@ TEST_CASE("DTensors whose mesh is not that of the file's rank are refused") {
   const auto refused = [&](std::uint64_t rank, const TestMesh& mesh, TorchVersion version) {
     SavedFile file;
     const std::string value = pickled_dtensor(file, kLocal, {8, 3}, mesh, {1}, {{'S', 0}}, version);
-    const Error error = error_of([&] { read(temp, file, value, rank); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.hint(), Says("renamed or swapped"));
+    const Error error = check_refused([&] { read(temp, file, value, rank); }, {.hint = "renamed or swapped"});
     return std::string(error.what());
   };
   for (const TorchVersion version : {TorchVersion::k22, TorchVersion::k26}) {
@@ -124,11 +119,9 @@ TEST_CASE("An object of more attributes than torch gives any is refused") {
   const std::string value = call("torch._tensor", "_rebuild_from_type_v2",
                                  {global("torch._utils", "_rebuild_wrapper_subclass"), type,
                                   tuple({type, global("torch", "float32"), pickled_size({4})}), dict(state)});
-  const Error error = error_of([&] { read(temp, file, value); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (temp / "f.pt").string());
-  CHECK(error.tensor() == "w");
-  CHECK_THAT(error.what(), Says("has an object of 300 attributes, more than torch gives any"));
+  check_refused(
+      [&] { read(temp, file, value); },
+      {.path = temp / "f.pt", .tensor = "w", .says = "has an object of 300 attributes, more than torch gives any"});
 }
 
 TEST_CASE("A tensor of another subclass stays refused") {
@@ -138,9 +131,9 @@ TEST_CASE("A tensor of another subclass stays refused") {
   const std::string value = call("torch._tensor", "_rebuild_from_type_v2",
                                  {global("torch._utils", "_rebuild_wrapper_subclass"), type,
                                   tuple({type, global("torch", "float32"), pickled_size({4})}), dict({})});
-  const Error error = error_of([&] { read(temp, file, value); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(error.what(), Says("is of a subclass of Tensor that is saved in a form of its own"));
+  check_refused(
+      [&] { read(temp, file, value); },
+      {.kind = ErrorKind::kUnsupported, .says = "is of a subclass of Tensor that is saved in a form of its own"});
 }
 
 }  // namespace

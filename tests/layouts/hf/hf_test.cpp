@@ -7,18 +7,15 @@
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/hf/hf_files.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::error_of;
-using test::Says;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
 const std::string kFirst = "model-00001-of-00002.safetensors";
@@ -44,15 +41,9 @@ void write_index(const Directory& dir, const nlohmann::json& index) {
 /// Two files and their index.
 void write_checkpoint(const Directory& dir, const nlohmann::json& index = valid_index()) {
   dir.files.write(dir / kFirst,
-                  test::safetensors_bytes({{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}}));
-  dir.files.write(dir / kSecond, test::safetensors_bytes({{"c", {DType::kU8, {3}, "ccc"}}}));
+                  safetensors_bytes({{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}}));
+  dir.files.write(dir / kSecond, safetensors_bytes({{"c", {DType::kU8, {3}, "ccc"}}}));
   write_index(dir, index);
-}
-
-Error refused(const Directory& dir, ErrorKind kind = ErrorKind::kBadInput) {
-  const Error error = error_of([&] { read_hf_checkpoint(dir.files, dir.path()); });
-  CHECK(error.kind() == kind);
-  return error;
 }
 
 /// Files in memory that count how often those of a name are opened.
@@ -77,15 +68,6 @@ class CountingFiles final : public Files {
   int opened_ = 0;
 };
 
-/// The error for a checkpoint whose index is patched, which must name the index.
-Error index_refused(const nlohmann::json& index) {
-  const Directory dir;
-  write_checkpoint(dir, index);
-  const Error error = refused(dir);
-  CHECK(error.path() == (dir / kSafetensorsIndexFile).string());
-  return error;
-}
-
 TEST_CASE("A checkpoint of several files is read by its index") {
   const Directory dir;
   write_checkpoint(dir);
@@ -100,8 +82,8 @@ TEST_CASE("A checkpoint of several files is read by its index") {
 }
 
 TEST_CASE("A checkpoint of one file needs no index, and may be a link") {
-  const test::TempDir dir;
-  test::write_safetensors(dir / "blobs" / "123", {{"a", {DType::kU8, {4}, "aaaa"}}});
+  const TempDir dir;
+  write_safetensors(dir / "blobs" / "123", {{"a", {DType::kU8, {4}, "aaaa"}}});
   fs::create_symlink(dir / "blobs" / "123", dir / kSafetensorsFile);
   const auto files = read_hf_checkpoint(local_storage(), dir.path());
   REQUIRE(files.size() == 1);
@@ -111,105 +93,82 @@ TEST_CASE("A checkpoint of one file needs no index, and may be a link") {
 
 TEST_CASE("An index may name the single file") {
   const Directory dir;
-  dir.files.write(dir / kSafetensorsFile, test::safetensors_bytes({{"a", {DType::kU8, {4}, "aaaa"}}}));
+  dir.files.write(dir / kSafetensorsFile, safetensors_bytes({{"a", {DType::kU8, {4}, "aaaa"}}}));
   write_index(dir, {{"metadata", {{"total_size", 4}}}, {"weight_map", {{"a", kSafetensorsFile}}}});
   CHECK(read_hf_checkpoint(dir.files, dir.path()).size() == 1);
 }
 
-TEST_CASE("A file that the index names and the directory lacks is refused") {
-  const Directory dir;
-  write_checkpoint(dir);
-  dir.files.remove(dir / kFirst);
-  const Error error = refused(dir);
-  CHECK(error.path() == (dir / kSafetensorsIndexFile).string());
-  CHECK_THAT(error.what(), Says(kFirst + " (2 tensors), which is missing"));
-  CHECK_FALSE(error.hint().empty());
-}
-
-TEST_CASE("A tensor that the index puts into a file without it is refused") {
-  auto index = valid_index();
-  index["weight_map"]["d"] = kSecond;
-  const Error error = index_refused(index);
-  CHECK(error.tensor() == "d");
-  CHECK_THAT(error.what(), Says("into " + kSecond + ", which does not hold it"));
-}
-
-TEST_CASE("A tensor that the index puts into the wrong file is refused") {
-  auto index = valid_index();
-  index["weight_map"]["b"] = kSecond;
-  const Directory dir;
-  write_checkpoint(dir, index);
-  CHECK(refused(dir).tensor() == "b");
-}
-
-TEST_CASE("A tensor that a file holds and the index does not list is refused") {
-  auto index = valid_index();
-  index["weight_map"].erase("b");
-  const Directory dir;
-  write_checkpoint(dir, index);
-  const Error error = refused(dir);
-  CHECK(error.path() == (dir / kFirst).string());
-  CHECK(error.tensor() == "b");
-  CHECK_THAT(error.what(), Says("does not list it there"));
-}
-
-TEST_CASE("A tensor in two files is refused at the file that should not have it") {
-  const Directory dir;
-  write_checkpoint(dir);
-  dir.files.write(dir / kSecond,
-                  test::safetensors_bytes({{"c", {DType::kU8, {3}, "ccc"}}, {"a", {DType::kU8, {4}, "AAAA"}}}));
-  const Error error = refused(dir);
-  CHECK(error.path() == (dir / kSecond).string());
-  CHECK(error.tensor() == "a");
-}
-
-TEST_CASE("A file name that is not plain is refused before it is opened") {
-  const std::string names[] = {"../" + kFirst, "/etc/passwd", "sub/" + kFirst,        "..",         ".",          "",
-                               "a\\b",         "/",           std::string("a\0b", 3), kFirst + "/", "./" + kFirst};
-  for (const std::string& name : names) {
-    INFO(name);
-    auto index = valid_index();
-    index["weight_map"]["c"] = name;
-    const Error error = index_refused(index);
-    CHECK(error.tensor() == "c");
-    CHECK_THAT(error.what(), Says("not a plain file name"));
-  }
+TEST_CASE("Files and indexes that contradict each other are refused, with the file and the tensor") {
+  using Json = nlohmann::json;
+  const fs::path index_path = Directory() / kSafetensorsIndexFile;
+  const auto text = [](const std::string& index) {
+    return [index](const Directory& dir, Json&) { dir.files.write(dir / kSafetensorsIndexFile, index); };
+  };
+  const auto entry = [](const std::string& tensor, const Json& file) {
+    return [tensor, file](const Directory&, Json& index) { index["weight_map"][tensor] = file; };
+  };
+  const auto map = [](const Json& value) {
+    return [value](const Directory&, Json& index) { index["weight_map"] = value; };
+  };
+  const auto file = [](const std::string& name, const TensorMap& tensors) {
+    return [name, tensors](const Directory& dir, Json&) { dir.files.write(dir / name, safetensors_bytes(tensors)); };
+  };
+  std::vector<Refused<std::function<void(const Directory&, Json&)>>> rows{
+      {"a file that is missing",
+       [](const Directory& dir, Json&) { dir.files.remove(dir / kFirst); },
+       {.says = kFirst + " (2 tensors), which is missing", .hint = " "}},
+      {"a tensor in a file without it",
+       entry("d", kSecond),
+       {.tensor = "d", .says = "into " + kSecond + ", which does not hold it"}},
+      {"a tensor in the wrong file", entry("b", kSecond), {.path = Directory() / kFirst, .tensor = "b"}},
+      {"a tensor that is not listed",
+       [](const Directory&, Json& index) { index["weight_map"].erase("b"); },
+       {.path = Directory() / kFirst, .tensor = "b", .says = "does not list it there"}},
+      {"a tensor in two files",
+       file(kSecond, {{"c", {DType::kU8, {3}, "ccc"}}, {"a", {DType::kU8, {4}, "AAAA"}}}),
+       {.path = Directory() / kSecond, .tensor = "a"}},
+      {"a damaged file",
+       [](const Directory& dir, Json&) {
+         dir.files.write(dir / kSecond, read_text_file(dir.files, dir / kSecond, 1 << 20) + "x");
+       },
+       {.path = Directory() / kSecond}},
+      {"a single file that is not named",
+       file(kSafetensorsFile, {{"a", {DType::kU8, {4}, "aaaa"}}}),
+       {.path = Directory().path(), .says = "model.safetensors and an index that names other files", .hint = " "}},
+      {"no weight map",
+       [](const Directory&, Json& index) { index.erase("weight_map"); },
+       {.says = "the key \"weight_map\" is missing"}},
+      {"a list as weight map", map({"a", kFirst}), {.says = "\"weight_map\" is"}},
+      {"a weight map without tensors", map(Json::object()), {.says = "lists no tensors"}},
+      {"a number as file", entry("b", 7), {.says = "weight_map: \"b\" is 7, expected a file name"}},
+      {"a list as index", [](const Directory&, Json& index) { index = Json::array(); }, {.says = "expected an object"}},
+      {"no JSON", text("{\"weight_map\":{"), {.says = std::string(kSafetensorsIndexFile) + ": at byte"}},
+      {"a tensor that is listed twice",
+       text(R"({"weight_map":{"a":")" + kFirst + R"(","a":")" + kSecond + R"("}})"),
+       {.says = "the key \"a\" twice"}}};
+  for (const std::string& name : {"../" + kFirst, std::string("/etc/passwd"), "sub/" + kFirst, std::string(".."),
+                                  std::string("."), std::string(), std::string("a\\b"), std::string("/"),
+                                  std::string("a\0b", 3), kFirst + "/", "./" + kFirst})  // refused before it is opened
+    rows.push_back({"the name " + name, entry("c", name), {.tensor = "c", .says = "not a plain file name"}});
+  check_refusals<std::function<void(const Directory&, Json&)>>(
+      [](const auto& spoil) {
+        const Directory dir;
+        Json index = valid_index();
+        write_checkpoint(dir);
+        spoil(dir, index);
+        if (index != valid_index()) write_index(dir, index);
+        read_hf_checkpoint(dir.files, dir.path());
+      },
+      {.path = index_path}, rows);
 }
 
 TEST_CASE("A file name too long for the file system is refused as bad input") {
   auto index = valid_index();
   index["weight_map"]["c"] = std::string(300, 'x');
-  const test::TempDir dir;
-  test::write_safetensors(dir / kFirst, {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}});
-  test::write_file(dir / kSafetensorsIndexFile, index.dump());
-  const Error error = error_of([&] { read_hf_checkpoint(local_storage(), dir.path()); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (dir / kSafetensorsIndexFile).string());
-}
-
-TEST_CASE("An index without a usable weight map is refused") {
-  auto none = valid_index();
-  none.erase("weight_map");
-  CHECK_THAT(index_refused(none).what(), Says("the key \"weight_map\" is missing"));
-  auto list = valid_index();
-  list["weight_map"] = {"a", kFirst};
-  CHECK_THAT(index_refused(list).what(), Says("\"weight_map\" is"));
-  auto empty = valid_index();
-  empty["weight_map"] = nlohmann::json::object();
-  CHECK_THAT(index_refused(empty).what(), Says("lists no tensors"));
-  auto number = valid_index();
-  number["weight_map"]["b"] = 7;
-  CHECK_THAT(index_refused(number).what(), Says("weight_map: \"b\" is 7, expected a file name"));
-  CHECK_THAT(index_refused(nlohmann::json::array()).what(), Says("expected an object"));
-}
-
-TEST_CASE("An index that is no JSON, or lists a tensor twice, is refused") {
-  const Directory dir;
-  write_checkpoint(dir);
-  dir.files.write(dir / kSafetensorsIndexFile, "{\"weight_map\":{");
-  CHECK_THAT(refused(dir).what(), Says(std::string(kSafetensorsIndexFile) + ": at byte"));
-  dir.files.write(dir / kSafetensorsIndexFile, R"({"weight_map":{"a":")" + kFirst + R"(","a":")" + kSecond + R"("}})");
-  CHECK_THAT(refused(dir).what(), Says("the key \"a\" twice"));
+  const TempDir dir;
+  write_safetensors(dir / kFirst, {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}});
+  write_file(dir / kSafetensorsIndexFile, index.dump());
+  check_refused([&] { read_hf_checkpoint(local_storage(), dir.path()); }, {.path = dir / kSafetensorsIndexFile});
 }
 
 TEST_CASE("A wrong total size is a warning with both numbers") {
@@ -228,7 +187,7 @@ TEST_CASE("A wrong total size is a warning with both numbers") {
 TEST_CASE("A weight file that the index does not name is reported") {
   const Directory dir;
   write_checkpoint(dir);
-  dir.files.write(dir / "model-00003-of-00003.safetensors", test::safetensors_bytes({{"d", {DType::kU8, {1}, "d"}}}));
+  dir.files.write(dir / "model-00003-of-00003.safetensors", safetensors_bytes({{"d", {DType::kU8, {1}, "d"}}}));
   HfIndexReport report;
   CHECK(read_hf_checkpoint(dir.files, dir.path(), &report).size() == 2);
   CHECK(report.notes.empty());
@@ -248,22 +207,12 @@ TEST_CASE("A total size that is absent or no whole number is passed over") {
   }
 }
 
-TEST_CASE("A single file beside an index that does not name it is refused") {
-  const Directory dir;
-  write_checkpoint(dir);
-  dir.files.write(dir / kSafetensorsFile, test::safetensors_bytes({{"a", {DType::kU8, {4}, "aaaa"}}}));
-  const Error error = refused(dir);
-  CHECK(error.path() == dir.path().string());
-  CHECK_THAT(error.what(), Says("model.safetensors and an index that names other files"));
-  CHECK_FALSE(error.hint().empty());
-}
-
 TEST_CASE("PyTorch weights without safetensors are read as such") {
   for (const char* file : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
     const Directory dir;
     dir.files.write(dir / file, "x");
     CHECK(hf_format(dir.files, dir.path()) == Format::kPytorch);
-    CHECK(refused(dir, ErrorKind::kBadInput).path() == (dir / file).string());
+    check_refused([&] { read_hf_checkpoint(dir.files, dir.path()); }, {.path = dir / file});
   }
 }
 
@@ -276,19 +225,9 @@ TEST_CASE("PyTorch weights beside safetensors do not matter") {
 
 TEST_CASE("A directory without weights, and one that is not there, are bad input") {
   const Directory dir;
-  const Error empty = refused(dir);
-  CHECK(empty.path() == dir.path().string());
-  CHECK_THAT(empty.what(), Says("neither model.safetensors nor pytorch_model.bin"));
-  const Error missing = error_of([&] { read_hf_checkpoint(dir.files, dir / "no"); });
-  CHECK(missing.kind() == ErrorKind::kBadInput);
-  CHECK(missing.path() == (dir / "no").string());
-}
-
-TEST_CASE("A damaged file of an indexed checkpoint is named itself") {
-  const Directory dir;
-  write_checkpoint(dir);
-  dir.files.write(dir / kSecond, read_text_file(dir.files, dir / kSecond, 1 << 20) + "x");
-  CHECK(refused(dir).path() == (dir / kSecond).string());
+  check_refused([&] { read_hf_checkpoint(dir.files, dir.path()); },
+                {.path = dir.path(), .says = "neither model.safetensors nor pytorch_model.bin"});
+  check_refused([&] { read_hf_checkpoint(dir.files, dir / "no"); }, {.path = dir / "no"});
 }
 
 TEST_CASE("An index is written with sorted keys and two spaces of indent") {
@@ -300,12 +239,12 @@ TEST_CASE("An index is written with sorted keys and two spaces of indent") {
 }
 
 TEST_CASE("The reference's index is read, and written again with the same content") {
-  const fs::path path = test::testdata("golden/optimum/llama-tp2-pp2/original") / kSafetensorsIndexFile;
+  const fs::path path = testdata("golden/optimum/llama-tp2-pp2/original") / kSafetensorsIndexFile;
   const HfIndex index = read_hf_index(path);
   CHECK(index.total_size_bytes == 70208);
   CHECK(index.weight_map.size() == 39);
   CHECK(index.metadata.empty());
-  CHECK(nlohmann::json::parse(hf_index_text(index)) == nlohmann::json::parse(test::read_file(path)));
+  CHECK(nlohmann::json::parse(hf_index_text(index)) == nlohmann::json::parse(read_file(path)));
   const auto files = read_hf_checkpoint(local_storage(), path.parent_path());
   REQUIRE(files.size() == 3);
   CHECK(files[0].warnings.empty());
@@ -372,4 +311,4 @@ TEST_CASE("An index without any file that it names holds no weights") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -5,22 +5,18 @@
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/hf/hf_files.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::error_of;
-using test::Says;
-using test::TempDir;
 
-const test::TensorMap kHalfA{{"a", {DType::kU8, {4}, "aaaa"}}}, kHalfB{{"b", {DType::kU8, {4}, "bbbb"}}};
+const TensorMap kHalfA{{"a", {DType::kU8, {4}, "aaaa"}}}, kHalfB{{"b", {DType::kU8, {4}, "bbbb"}}};
 
 struct VariantCase {
   std::string stem, ending;
@@ -30,16 +26,15 @@ const VariantCase kVariantCases[] = {{"model", ".safetensors"},
                                      {"diffusion_pytorch_model", ".safetensors"},
                                      {"diffusion_pytorch_model", ".bin"}};
 
-void write_weights(const fs::path& path, const test::TensorMap& tensors) {
-  path.extension() == ".bin" ? test::write_torch(path, tensors) : test::write_safetensors(path, tensors);
+void write_weights(const fs::path& path, const TensorMap& tensors) {
+  path.extension() == ".bin" ? write_torch(path, tensors) : write_safetensors(path, tensors);
 }
 
 /// Writes two numbered files and, unless `index` is empty, their index.
 void write_numbered(const TempDir& dir, const std::string& first, const std::string& second, const std::string& index) {
   write_weights(dir / first, kHalfA);
   write_weights(dir / second, kHalfB);
-  if (!index.empty())
-    test::write_file(dir / index, nlohmann::json{{"weight_map", {{"a", first}, {"b", second}}}}.dump());
+  if (!index.empty()) write_file(dir / index, nlohmann::json{{"weight_map", {{"a", first}, {"b", second}}}}.dump());
 }
 
 TEST_CASE("The variant of weights is read where there are no others, with a note") {
@@ -98,24 +93,19 @@ TEST_CASE("Of several variants none is chosen") {
   const TempDir dir;
   write_weights(dir / "model.fp16.safetensors", kHalfA);
   write_weights(dir / "pytorch_model.bf16.bin", kHalfA);
-  const Error error = error_of([&] { read_hf_checkpoint(local_storage(), dir.path()); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == dir.path());
+  const Error error = check_refused([&] { read_hf_checkpoint(local_storage(), dir.path()); }, {.path = dir.path()});
   CHECK(error.hint() == "it contains variants of a model (bf16, fp16): move the files of all but one away");
 }
 
 TEST_CASE("An incomplete set of a variant is refused, and so is an index of missing files") {
   const TempDir dir;
   write_weights(dir / "model.fp16-00001-of-00002.safetensors", kHalfA);
-  const Error missing = error_of([&] { read_hf_checkpoint(local_storage(), dir.path()); });
-  CHECK(missing.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(missing.what(), Says("model.safetensors.index.fp16.json"));
-  CHECK_THAT(missing.what(), Says("number 2 is missing"));
-  test::write_file(dir / "model.safetensors.index.fp16.json",
-                   R"({"weight_map": {"a": "model.fp16-00001-of-00002.safetensors", "b": "x.safetensors"}})");
-  const Error indexed = error_of([&] { read_hf_checkpoint(local_storage(), dir.path()); });
-  CHECK(indexed.path() == (dir / "model.safetensors.index.fp16.json").string());
-  CHECK_THAT(indexed.what(), Says("names the file x.safetensors"));
+  check_refused([&] { read_hf_checkpoint(local_storage(), dir.path()); },
+                {.says = {"model.safetensors.index.fp16.json", "number 2 is missing"}});
+  write_file(dir / "model.safetensors.index.fp16.json",
+             R"({"weight_map": {"a": "model.fp16-00001-of-00002.safetensors", "b": "x.safetensors"}})");
+  check_refused([&] { read_hf_checkpoint(local_storage(), dir.path()); },
+                {.path = dir / "model.safetensors.index.fp16.json", .says = "names the file x.safetensors"});
 }
 
 TEST_CASE("Names of files tell the variant") {
@@ -139,4 +129,4 @@ TEST_CASE("Names of files tell the variant") {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -7,25 +7,22 @@
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/hf/hf.h"
 #include "reshard/layouts/hf/hf_files.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::error_of;
-using test::Says;
 
 const std::string kFileOne = "model-00001-of-00002.safetensors";
 const std::string kFileTwo = "model-00002-of-00002.safetensors";
 
-void write_index(const test::TempDir& dir, const nlohmann::json& index) {
-  test::write_file(dir / kSafetensorsIndexFile, index.dump());
+void write_index(const TempDir& dir, const nlohmann::json& index) {
+  write_file(dir / kSafetensorsIndexFile, index.dump());
 }
 
 /// An index that puts the tensors of write_three into files of the given names.
@@ -37,13 +34,13 @@ nlohmann::json index_of_three() {
   return index_of_files(kFileOne, kFileOne, kFileTwo);
 }
 
-void write_three(const test::TempDir& dir, const nlohmann::json& index = index_of_three()) {
-  test::write_safetensors(dir / kFileOne, {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}});
-  test::write_safetensors(dir / kFileTwo, {{"c", {DType::kU8, {3}, "ccc"}}});
+void write_three(const TempDir& dir, const nlohmann::json& index = index_of_three()) {
+  write_safetensors(dir / kFileOne, {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}});
+  write_safetensors(dir / kFileTwo, {{"c", {DType::kU8, {3}, "ccc"}}});
   write_index(dir, index);
 }
 
-Error refused(const test::TempDir& dir) {
+Error refused(const TempDir& dir) {
   const Error error = error_of([&] { read_hf_checkpoint(local_storage(), dir.path()); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   return error;
@@ -58,8 +55,8 @@ struct NumberedCase {
   std::string file(const std::string& number, const std::string& count) const {
     return stem + "-" + number + "-of-" + count + ending;
   }
-  void write(const fs::path& path, const test::TensorMap& tensors) const {
-    format == Format::kPytorch ? test::write_torch(path, tensors) : test::write_safetensors(path, tensors);
+  void write(const fs::path& path, const TensorMap& tensors) const {
+    format == Format::kPytorch ? write_torch(path, tensors) : write_safetensors(path, tensors);
   }
 };
 const NumberedCase kNumberedCases[] = {{"model", ".safetensors", Format::kSafetensors},
@@ -88,7 +85,7 @@ TEST_CASE("The number of a weight file is in its name, of any width, after the s
 TEST_CASE("A complete set of numbered files is read without its index, in their order, with a note") {
   for (const NumberedCase& names : kNumberedCases) {
     CAPTURE(names.file("N", "M"));
-    const test::TempDir dir;
+    const TempDir dir;
     // The width of the numbers is the writer's choice: "model-00001-of-000163.safetensors".
     names.write(dir / names.file("00002", "000002"), {{"b", {DType::kU8, {4}, "bbbb"}}});
     names.write(dir / names.file("00001", "000002"), {{"z", {DType::kU8, {4}, "zzzz"}}});
@@ -110,10 +107,10 @@ TEST_CASE("A complete set of numbered files is read without its index, in their 
 
 TEST_CASE("A set of one numbered file, and one that is numbered from zero, are complete") {
   const NumberedCase& names = kNumberedCases[0];
-  const test::TempDir one;
+  const TempDir one;
   names.write(one / names.file("00001", "00001"), {{"a", {DType::kU8, {4}, "aaaa"}}});
   CHECK(read_hf_checkpoint(local_storage(), one.path()).size() == 1);
-  const test::TempDir two;
+  const TempDir two;
   names.write(two / names.file("00000", "00002"), {{"a", {DType::kU8, {4}, "aaaa"}}});
   names.write(two / names.file("00001", "00002"), {{"b", {DType::kU8, {4}, "bbbb"}}});
   CHECK(read_hf_checkpoint(local_storage(), two.path()).size() == 2);
@@ -137,7 +134,7 @@ TEST_CASE("An incomplete set of numbered files without an index is refused, and 
   for (const NumberedCase& names : kNumberedCases)
     for (const Refusal& refusal : refusals) {
       CAPTURE(names.file("N", "M"), refusal.says);
-      const test::TempDir dir;
+      const TempDir dir;
       for (const auto& [number, count] : refusal.numbers)
         names.write(dir / names.file(number, count), {{"t" + number + "." + count, {DType::kU8, {4}, "aaaa"}}});
       const Error error = refused(dir);
@@ -151,25 +148,21 @@ TEST_CASE("An incomplete set of numbered files without an index is refused, and 
 }
 
 TEST_CASE("A numbered file that is a link to nowhere is missing from its set") {
-  const test::TempDir dir;
-  test::write_safetensors(dir / kFileOne, {{"a", {DType::kU8, {4}, "aaaa"}}});
+  const TempDir dir;
+  write_safetensors(dir / kFileOne, {{"a", {DType::kU8, {4}, "aaaa"}}});
   fs::create_symlink(dir / "blobs" / "123", dir / kFileTwo);
-  const Error error = error_of([&] { read_hf_checkpoint(local_storage(), dir.path()); });
-  CHECK_THAT(error.what(), Says("number 2 is missing"));
+  check_refused([&] { read_hf_checkpoint(local_storage(), dir.path()); }, {.says = "number 2 is missing"});
 }
 
 TEST_CASE("A tensor in two numbered files without an index is refused") {
-  const test::TempDir dir;
+  const TempDir dir;
   for (const std::string& name : {kFileOne, kFileTwo})
-    test::write_safetensors(dir / name, {{"a", {DType::kU8, {4}, "aaaa"}}});
-  const Error error = error_of([&] { read_checkpoint(local_storage(), dir.path(), {}); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (dir / kFileTwo).string());
-  CHECK(error.tensor() == "a");
+    write_safetensors(dir / name, {{"a", {DType::kU8, {4}, "aaaa"}}});
+  check_refused([&] { read_checkpoint(local_storage(), dir.path(), {}); }, {.path = dir / kFileTwo, .tensor = "a"});
 }
 
 TEST_CASE("For an index of other files the hint says which tensors the present files contain") {
-  const test::TempDir dir;
+  const TempDir dir;
   const std::string other = "model-00001-of-00004.safetensors";
   write_three(dir, index_of_files(other, other, other));
   CHECK_THAT(refused(dir).what(), Says(other + " (3 tensors), which is missing"));
@@ -183,9 +176,9 @@ TEST_CASE("For an index of other files the hint says which tensors the present f
 }
 
 TEST_CASE("For an outdated index of a model in one file the hint says that the file is read without it") {
-  const test::TempDir dir;
+  const TempDir dir;
   write_index(dir, index_of_files(kFileOne, kFileOne, kFileTwo));
-  test::write_safetensors(
+  write_safetensors(
       dir / kSafetensorsFile,
       {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}, {"c", {DType::kU8, {3}, "ccc"}}});
   CHECK_THAT(refused(dir).hint(), Says("model.safetensors contains all 3 tensors that the index lists"));
@@ -193,7 +186,7 @@ TEST_CASE("For an outdated index of a model in one file the hint says that the f
 }
 
 TEST_CASE("A download that did not finish has no hint on an outdated index") {
-  const test::TempDir dir;
+  const TempDir dir;
   write_three(dir);
   fs::remove(dir / kFileTwo);
   CHECK(refused(dir).hint() == "the download did not finish; fetch the model again");
@@ -202,7 +195,7 @@ TEST_CASE("A download that did not finish has no hint on an outdated index") {
 TEST_CASE("For an entry of the index that no file has the hint says how to repair the index") {
   auto index = index_of_three();
   index["weight_map"]["mtp.fc.weight"] = kFileTwo;
-  const test::TempDir dir;
+  const TempDir dir;
   write_three(dir, index);
   const Error error = refused(dir);
   CHECK(error.tensor() == "mtp.fc.weight");
@@ -215,19 +208,19 @@ TEST_CASE("For an entry of the index that no file has the hint says how to repai
   write_index(dir, index);
   fs::remove(dir / kFileOne);
   fs::remove(dir / kFileTwo);
-  test::write_safetensors(dir / "first.safetensors", {{"a", {DType::kU8, {4}, "aaaa"}}});
+  write_safetensors(dir / "first.safetensors", {{"a", {DType::kU8, {4}, "aaaa"}}});
   CHECK(refused(dir).hint() ==
         "no weight file contains b, c; fetch the model again or, if the model does not need them, delete their entries "
         "from \"weight_map\"");
 }
 
 TEST_CASE("For an index that confuses the files the hint says that it is outdated") {
-  const test::TempDir dir;
+  const TempDir dir;
   write_three(dir, index_of_files(kFileOne, kFileTwo, kFileTwo));
-  const Error error = refused(dir);
-  CHECK(error.tensor() == "b");
-  CHECK_THAT(error.hint(), Says("contain all 3 tensors that the index lists, which is outdated; move the index away"));
-  test::write_safetensors(dir / "extra.safetensors", {{"d", {DType::kU8, {1}, "d"}}});
+  check_error(
+      refused(dir),
+      {.tensor = "b", .hint = "contain all 3 tensors that the index lists, which is outdated; move the index away"});
+  write_safetensors(dir / "extra.safetensors", {{"d", {DType::kU8, {1}, "d"}}});
   auto index = index_of_three();
   index["weight_map"].erase("b");
   index["weight_map"]["d"] = "extra.safetensors";
@@ -240,14 +233,13 @@ TEST_CASE("For an index that confuses the files the hint says that it is outdate
 TEST_CASE("Hints on an index look into the files of either container, whatever program named them") {
   for (const NumberedCase& names : kNumberedCases) {
     CAPTURE(names.file("N", "M"));
-    const test::TempDir dir;
+    const TempDir dir;
     const std::string first = names.file("00001", "00002");
     const std::string second = names.file("00002", "00002");
     names.write(dir / first, {{"a", {DType::kU8, {4}, "aaaa"}}});
     names.write(dir / second, {{"b", {DType::kU8, {4}, "bbbb"}}});
     const auto hint_for = [&](const nlohmann::json& weight_map) {
-      test::write_file(dir / (names.stem + names.ending + ".index.json"),
-                       nlohmann::json{{"weight_map", weight_map}}.dump());
+      write_file(dir / (names.stem + names.ending + ".index.json"), nlohmann::json{{"weight_map", weight_map}}.dump());
       return refused(dir).hint();
     };
     const std::string other = names.file("00001", "00004");
@@ -262,4 +254,4 @@ TEST_CASE("Hints on an index look into the files of either container, whatever p
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -2,9 +2,8 @@
 
 #include "reshard/layouts/map/metadata_rules.h"
 #include "reshard/layouts/map/tensor_map.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/models.h"
+#include "support/refusals.h"
 
 namespace reshard::test {
 namespace {
@@ -196,10 +195,8 @@ TEST_CASE("Metadata that cuts its tensors into more chunks than any model has is
   StageMetadata metadata;
   for (std::uint32_t i = 0; i < 8; ++i)
     metadata.parameters.push_back({"w" + std::to_string(i), true, 0, 4000 + i, 1024});
-  const Error error = error_of([&] { partition_rules(metadata, 1024); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("more than 16777216 chunks over 1024 ranks"));
-  CHECK_THAT(error.hint(), Says("the metadata is damaged"));
+  check_refused([&] { partition_rules(metadata, 1024); },
+                {.says = "more than 16777216 chunks over 1024 ranks", .hint = "the metadata is damaged"});
 }
 
 TEST_CASE("A fused parameter takes each linear's slice at the size that the spec gives") {

@@ -3,10 +3,9 @@
 #include "reshard/layouts/hf/hf.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/plan/job/job.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -66,13 +65,14 @@ Error planning_error(const TempDir& temp, const TinyModel& model, Change&& chang
 
 TEST_CASE("A tensor that config.json does not explain is named") {
   const TempDir temp;
-  const Error error = planning_error(temp, {}, [](TensorMap& tensors) {
-    tensors["model.layers.2.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"];
-  });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (temp / "model").string());
-  CHECK(error.tensor() == "model.layers.2.mlp.up_proj.weight");
-  CHECK_THAT(error.what(), Says("model.layers.2.mlp.up_proj.weight: is not explained by config.json"));
+  check_error(planning_error(temp, {},
+                             [](TensorMap& tensors) {
+                               tensors["model.layers.2.mlp.up_proj.weight"] =
+                                   tensors["model.layers.1.mlp.up_proj.weight"];
+                             }),
+              {.path = temp / "model",
+               .tensor = "model.layers.2.mlp.up_proj.weight",
+               .says = "model.layers.2.mlp.up_proj.weight: is not explained by config.json"});
 }
 
 TEST_CASE("A tensor that is missing is named") {
@@ -91,15 +91,12 @@ TEST_CASE("A tensor that is missing is named") {
 
 TEST_CASE("A tensor of another shape is shown with both shapes") {
   const TempDir temp;
-  const Error error = planning_error(temp, {}, [](TensorMap& tensors) {
-    tensors["model.norm.weight"].shape = {8};
-    tensors["model.norm.weight"].bytes.resize(16);
-  });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == "model.norm.weight");
-  CHECK_THAT(error.what(), Says("[8]"));
-  CHECK_THAT(error.what(), Says("[16]"));
-  CHECK_THAT(error.what(), Says("config.json"));
+  check_error(planning_error(temp, {},
+                             [](TensorMap& tensors) {
+                               tensors["model.norm.weight"].shape = {8};
+                               tensors["model.norm.weight"].bytes.resize(16);
+                             }),
+              {.tensor = "model.norm.weight", .says = {"[8]", "[16]", "config.json"}});
 }
 
 TEST_CASE("A tensor that stands in two files is refused, naming both") {
@@ -108,11 +105,11 @@ TEST_CASE("A tensor that stands in two files is refused, naming both") {
     for (std::string& name : names) container.tensors.push_back({std::move(name), DType::kU8, {1}, 0, 1});
     return container;
   };
-  const Error error = error_of([&] { whole_map({file("a.safetensors", {"w", "x"}), file("b.safetensors", {"w"})}); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == "w");
-  CHECK(error.path() == "b.safetensors");
-  CHECK_THAT(error.what(), Says("a.safetensors"));
+  check_refused(
+      [&] {
+        whole_map({file("a.safetensors", {"w", "x"}), file("b.safetensors", {"w"})});
+      },
+      {.path = "b.safetensors", .tensor = "w", .says = "a.safetensors"});
 }
 
 }  // namespace

@@ -4,14 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "support/architectures.h"
-#include "support/catch.h"
-#include "support/errors.h"
+#include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::error_of;
-using test::Says;
 
 const std::vector<std::string> kModel{"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight",
                                       "model.layers.1.mlp.down_proj.weight", "model.norm.weight", "lm_head.weight"};
@@ -41,8 +37,8 @@ TEST_CASE("The longest end of a name that is known counts, whatever parts stand 
 }
 
 TEST_CASE("All of every architecture is the model's under the prefixes that training programs have") {
-  for (const std::string& name : test::architecture_names()) {
-    const test::Architecture one = test::architecture(name);
+  for (const std::string& name : architecture_names()) {
+    const Architecture one = architecture(name);
     std::vector<std::string> names;
     for (const auto& [tensor, facts] : one.facts["tensors"].items()) names.push_back(tensor);
     const auto family = builtin_family(one.facts["model_type"].get<std::string>());
@@ -285,11 +281,10 @@ TEST_CASE("Names that are another program's by chance are a model's own") {
 TEST_CASE("Two entries for one name are refused") {
   std::vector<std::string> entries = with_prefix("model.");
   entries.push_back("model._orig_mod.lm_head.weight");
-  const Error error = error_of([&] { find_state_names(entries, nullptr); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == "model._orig_mod.lm_head.weight");
-  CHECK_THAT(error.what(), Says("gets the name lm_head.weight in the model, which model.lm_head.weight has already"));
+  check_refused([&] { find_state_names(entries, nullptr); },
+                {.tensor = "model._orig_mod.lm_head.weight",
+                 .says = "gets the name lm_head.weight in the model, which model.lm_head.weight has already"});
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

@@ -10,10 +10,9 @@
 #include "reshard/layouts/optimizer/optimizer_listing.h"
 #include "reshard/layouts/ranks/rank_folder.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/pickles.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/zips.h"
 
@@ -73,11 +72,8 @@ struct Optimizer {
     return read_optimizer_files(local_storage(), temp.path(), list_optimizer_files(local_storage(), temp.path()),
                                 shards);
   }
-  void check_refused(const fs::path& path, const std::string& says, ErrorKind kind = ErrorKind::kBadInput) const {
-    const Error error = error_of([&] { read(); });
-    CHECK(error.kind() == kind);
-    CHECK(error.path() == path.string());
-    CHECK_THAT(error.what(), Says(says));
+  void refused(const fs::path& path, const std::string& says, ErrorKind kind = ErrorKind::kBadInput) const {
+    const Error error = check_refused([&] { read(); }, {.kind = kind, .path = path, .says = says});
     INFO(error.what());
     CHECK_FALSE(error.hint().empty());
   }
@@ -116,7 +112,7 @@ TEST_CASE("Files of an optimizer that contradict themselves are refused with the
   const TwoRanks optimizer;
   const auto refused = [&](const Items& items, const std::string& says, ErrorKind kind = ErrorKind::kBadInput) {
     optimizer.write(optimizer.file(1), items);
-    optimizer.check_refused(optimizer.file(1), says, kind);
+    optimizer.refused(optimizer.file(1), says, kind);
   };
   refused(with("param_groups", list({group(number(1), {0}), group(number(0), {2})})),
           "\"params\" of group 1 has id 2 in the place of id 1");
@@ -136,14 +132,14 @@ TEST_CASE("Files of an optimizer that contradict themselves are refused with the
                                      group(number(0), {1})})),
           "holds the same values many times over");
   write_file(optimizer.file(1), torch_zip(stream(number(1)), {}));
-  optimizer.check_refused(optimizer.file(1), "holds an int, not a dict");
+  optimizer.refused(optimizer.file(1), "holds an int, not a dict");
 }
 
 TEST_CASE("Ranks of an optimizer that are not of one checkpoint are refused with what differs") {
   const TwoRanks optimizer;
   const auto refused = [&](const Items& items, const std::string& says) {
     optimizer.write(optimizer.file(1), items);
-    optimizer.check_refused(optimizer.file(1), says);
+    optimizer.refused(optimizer.file(1), says);
   };
   const std::string other_step = dict({{"step", number(4)}, {"exp_avg", rows(3)}});
   const std::string state = dict({{"step", number(3)}, {"exp_avg", rows(3)}});
@@ -177,9 +173,7 @@ TEST_CASE("Groups and names of states without end are refused, however small the
   const Optimizer optimizer;
   const auto refused = [&](const Items& items) {
     optimizer.write(optimizer.file(0), items);
-    const Error error = error_of([&] { optimizer.read(); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == optimizer.file(0).string());
+    const Error error = check_refused([&] { optimizer.read(); }, {.path = optimizer.file(0)});
     return std::string(error.what()) + " " + error.tensor();
   };
   const auto many_groups = [](std::size_t count) {
@@ -206,7 +200,7 @@ TEST_CASE("Hyperparameters of a group without end are refused") {
   Items values{{"params", numbers({0, 1})}};
   for (int key = 0; key < 1000; ++key) values.emplace_back(fmt::format("k{}", key), number(1));
   optimizer.write(optimizer.file(0), with("param_groups", list({dict(values)})));
-  optimizer.check_refused(optimizer.file(0), "group 0 has 1001 hyperparameters, of at most 1000");
+  optimizer.refused(optimizer.file(0), "group 0 has 1001 hyperparameters, of at most 1000");
 }
 
 TEST_CASE("A hyperparameter is read though it is the very list of parameters") {
@@ -221,13 +215,13 @@ TEST_CASE("A hyperparameter is read though it is the very list of parameters") {
 TEST_CASE("Missing ranks of an optimizer are named, and the number of ranks that shards are of") {
   const TwoRanks optimizer;
   optimizer.write(optimizer.file(3), zero1());
-  optimizer.check_refused(optimizer.temp.path(),
-                          "1 of the optimizer's 4 files (tp 1 × pp 1 × dp 4) is missing: "
-                          "dp_rank_02_tp_rank_00_pp_rank_00");
+  optimizer.refused(optimizer.temp.path(),
+                    "1 of the optimizer's 4 files (tp 1 × pp 1 × dp 4) is missing: "
+                    "dp_rank_02_tp_rank_00_pp_rank_00");
   fs::remove(optimizer.file(3));
   const std::string state = dict({{"step", number(3)}, {"exp_avg", rows(2)}});
   for (const int dp_rank : {0, 1}) optimizer.write(optimizer.file(dp_rank), with("base_state", by_id({{0, state}})));
-  optimizer.check_refused(optimizer.file(0), "over 2 data-parallel ranks it has [3, 2]");
+  optimizer.refused(optimizer.file(0), "over 2 data-parallel ranks it has [3, 2]");
   CHECK_THAT(error_of([&] { optimizer.read(); }).hint(), Says("those of 3 data-parallel ranks"));
   const auto hint = [&](const std::string& moment) {
     const std::string other = dict({{"step", number(3)}, {"exp_avg", moment}});
@@ -238,7 +232,7 @@ TEST_CASE("Missing ranks of an optimizer are named, and the number of ranks that
   CHECK_THAT(hint(tensor({.shape = {3, 1}, .strides = {1, 1}})),
              Says("the file is damaged, or of a run of another model"));
   optimizer.write(optimizer.file(0, 1), zero1());
-  optimizer.check_refused(optimizer.file(0, 1), "is of tp rank 1, pp rank 0, but the model has tp 1 × pp 1 ranks");
+  optimizer.refused(optimizer.file(0, 1), "is of tp rank 1, pp rank 0, but the model has tp 1 × pp 1 ranks");
 }
 
 TEST_CASE("One data-parallel rank's part that was saved as if it were all is known for what it is") {
@@ -265,12 +259,12 @@ TEST_CASE("A moment or master weights without dims are refused, but not a step")
   CHECK_NOTHROW(optimizer.read());
   for (const char* name : {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}) {
     optimizer.write(optimizer.file(0), state(name));
-    optimizer.check_refused(optimizer.file(0), std::string(name) +
-                                                   " of id 0 is a tensor without dims, but by shape_info "
-                                                   "its parameter has the shape [5, 2]");
+    optimizer.refused(optimizer.file(0), std::string(name) +
+                                             " of id 0 is a tensor without dims, but by shape_info "
+                                             "its parameter has the shape [5, 2]");
   }
   optimizer.write(optimizer.file(0), with("sharded_master_weights", by_id({{0, scalar}})));
-  optimizer.check_refused(optimizer.file(0), "of id 0 is a tensor without dims");
+  optimizer.refused(optimizer.file(0), "of id 0 is a tensor without dims");
 }
 
 /// An optimizer of two parameters of one shape, in groups of these sizes.
@@ -299,19 +293,20 @@ TEST_CASE("Numbers become names by the rule that fits the groups, and where seve
   CHECK(names({3}) == Names{{"q_norm", "a.bias", "layernorm"}});
   CHECK(names({1, 2}) == Names{{"q_norm", "a.bias", "layernorm"}});
   CHECK(names({2, 1}) == Names{{"q_norm", "layernorm", "a.bias"}});
-  const Error none = error_of([&] { names({1, 1}); });
-  CHECK(none.kind() == ErrorKind::kBadInput);
-  CHECK(none.path() == "optim/file.pt");
-  CHECK_THAT(none.what(), Says("its parameter group 0 has 1 parameters, but by rule norms the model's file has 0"));
-  CHECK_THAT(none.hint(), Says("no rule of `from-optimizer-groups` fits"));
+  check_refused(
+      [&] {
+        names({1, 1});
+      },
+      {.path = "optim/file.pt",
+       .says = "its parameter group 0 has 1 parameters, but by rule norms the model's file has 0",
+       .hint = "no rule of `from-optimizer-groups` fits"});
 
   const std::vector<std::vector<LocalParameter>> two{{{"q_norm", {4}}, {"k.RMSNorm", {4}}}};
   const auto of_two = [&](std::optional<GroupRule> rule) { return names_of_entries(grouped({1, 1}), two, rule, ""); };
-  const Error several = error_of([&] { of_two(std::nullopt); });
-  CHECK(several.kind() == ErrorKind::kUsage);
-  CHECK(several.path() == "optim");
-  CHECK_THAT(several.what(), Says("the groups fit rule norms as well as rule layernorms"));
-  CHECK_THAT(several.hint(), Says("`from-optimizer-groups`"));
+  check_refused([&] { of_two(std::nullopt); }, {.kind = ErrorKind::kUsage,
+                                                .path = "optim",
+                                                .says = "the groups fit rule norms as well as rule layernorms",
+                                                .hint = "`from-optimizer-groups`"});
   CHECK(of_two(GroupRule::kNorms) == Names{{"k.RMSNorm", "q_norm"}});
   CHECK(of_two(GroupRule::kLayerNorms) == Names{{"q_norm", "k.RMSNorm"}});
   CHECK_THAT(error_of([&] { of_two(GroupRule::kOne); }).hint(), Says("another `from-optimizer-groups` may fit"));
@@ -327,10 +322,7 @@ TEST_CASE("Ids are taken where the model has parameters of their shapes, of ZeRO
   const OptimizerFiles files = grouped({1, 1});
   CHECK(names_by_id(files, parameters) == std::vector<std::vector<std::string>>{{"0", "1"}});
   const auto refused = [&](const OptimizerFiles& of, ErrorKind kind, const std::string& path, const std::string& says) {
-    const Error error = error_of([&] { names_by_id(of, parameters); });
-    CHECK(error.kind() == kind);
-    CHECK(error.path() == path);
-    CHECK_THAT(error.what(), Says(says));
+    const Error error = check_refused([&] { names_by_id(of, parameters); }, {.kind = kind, .path = path, .says = says});
     CHECK_FALSE(error.hint().empty());
   };
   refused(grouped({2, 1}), ErrorKind::kBadInput, "optim/file.pt",
@@ -381,11 +373,11 @@ TEST_CASE("Groups are made anew by a rule, and have what their parameters had") 
   REQUIRE(empty.size() == 2);
   CHECK((empty[1].parameters.empty() && empty[1].values == decays));
 
-  const Error error = error_of([&] { regrouped(three, GroupRule::kOne, ""); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.tensor() == "a.bias");
-  CHECK_THAT(error.what(), Says("in one group with w, but in the source it has the hyperparameters of group 1"));
-  CHECK_THAT(error.hint(), Says("take another `optimizer-groups`"));
+  check_refused([&] { regrouped(three, GroupRule::kOne, ""); },
+                {.kind = ErrorKind::kUnsupported,
+                 .tensor = "a.bias",
+                 .says = "in one group with w, but in the source it has the hyperparameters of group 1",
+                 .hint = "take another `optimizer-groups`"});
 }
 
 }  // namespace

@@ -6,10 +6,9 @@
 
 #include "reshard/io/memory_files.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/rewrite.h"
 #include "support/temp_dir.h"
 
@@ -79,20 +78,15 @@ TEST_CASE("A missing rank is named, whichever it is") {
     INFO(folder);
     const Ranks ranks;
     fs::remove_all(ranks.rank(folder));
-    const Error error = ranks.planning_error();
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == ranks.shards().string());
-    CHECK_THAT(error.what(), Says("1 of the 12 ranks (tp 4 × pp 3) is missing: " + folder));
+    check_error(ranks.planning_error(),
+                {.path = ranks.shards(), .says = "1 of the 12 ranks (tp 4 × pp 3) is missing: " + folder});
   }
 }
 
 TEST_CASE("A last tp rank that is missing in every stage is noticed by the metadata") {
   const Ranks ranks;
   for (const std::string stage : {"00", "01", "02"}) fs::remove_all(ranks.rank("tp_rank_03_pp_rank_" + stage));
-  const Error error = ranks.planning_error();
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("3 of the 12 ranks"));
-  CHECK_THAT(error.what(), Says("tp_rank_03_pp_rank_02"));
+  check_error(ranks.planning_error(), {.says = {"3 of the 12 ranks", "tp_rank_03_pp_rank_02"}});
 }
 
 TEST_CASE("A last stage that is missing with its metadata is noticed by what others know of it") {
@@ -100,17 +94,12 @@ TEST_CASE("A last stage that is missing with its metadata is noticed by what oth
   for (int t = 0; t < 4; ++t) fs::remove_all(ranks.rank("tp_rank_0" + std::to_string(t) + "_pp_rank_02"));
   fs::remove(ranks.metadata(2));
   fs::remove(ranks.temp() / "out/config.json");  // so that nothing else can tell
-  const Error labelled = ranks.planning_error();
-  CHECK(labelled.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(labelled.what(), Says("its metadata says that there are 3 pipeline ranks, but the folder holds 2"));
-  CHECK_THAT(labelled.hint(), Says("missing"));
+  check_error(ranks.planning_error(),
+              {.says = "its metadata says that there are 3 pipeline ranks, but the folder holds 2", .hint = "missing"});
   for (const auto& entry : fs::recursive_directory_iterator(ranks.shards()))  // as NxD's, which say nothing
     if (entry.path().extension() == ".safetensors") write_safetensors(entry.path(), read_tensors(entry.path()));
-  const Error error = ranks.planning_error();
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == ranks.shards().string());
-  CHECK_THAT(error.what(), Says("model.layers.4.self_attn"));
-  CHECK_THAT(error.what(), Says("model.layers.5.mlp"));
+  check_error(ranks.planning_error(),
+              {.path = ranks.shards(), .says = {"model.layers.4.self_attn", "model.layers.5.mlp"}});
 }
 
 TEST_CASE("A stage that is missing in the middle, or at the start, is named") {
@@ -118,83 +107,17 @@ TEST_CASE("A stage that is missing in the middle, or at the start, is named") {
     const Ranks ranks;
     for (int t = 0; t < 4; ++t)
       fs::remove_all(ranks.rank("tp_rank_0" + std::to_string(t) + "_pp_rank_0" + std::to_string(stage)));
-    const Error with_metadata = ranks.planning_error();
-    CHECK(with_metadata.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(with_metadata.what(), Says("4 of the 12 ranks"));
+    check_error(ranks.planning_error(), {.says = "4 of the 12 ranks"});
     fs::remove(ranks.metadata(stage));
-    const Error without = ranks.planning_error();
-    CHECK(without.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(without.what(), Says("mp_metadata_pp_rank_" + std::to_string(stage) + ".json is missing"));
+    check_error(ranks.planning_error(), {.says = "mp_metadata_pp_rank_" + std::to_string(stage) + ".json is missing"});
   }
-}
-
-TEST_CASE("A rank folder without weights is refused, and so is one with two kinds of them") {
-  const Ranks ranks;
-  const fs::path folder = ranks.rank("tp_rank_02_pp_rank_01");
-  write_file(folder / "checkpoint.pt", "PK");
-  const Error both = ranks.planning_error();
-  CHECK(both.kind() == ErrorKind::kBadInput);
-  CHECK(both.path() == folder.string());
-  CHECK_THAT(both.what(), Says("checkpoint.pt"));
-  fs::remove(folder / "model.safetensors");
-  const Error damaged = ranks.planning_error();
-  CHECK(damaged.kind() == ErrorKind::kBadInput);
-  CHECK(damaged.path() == (folder / "checkpoint.pt").string());
-  fs::remove(folder / "checkpoint.pt");
-  const Error empty = ranks.planning_error();
-  CHECK(empty.kind() == ErrorKind::kBadInput);
-  CHECK(empty.path() == folder.string());
-}
-
-TEST_CASE("Two folders of one rank are refused") {
-  const Ranks ranks;
-  fs::create_directories(ranks.rank("tp_rank_1_pp_rank_001"));
-  fs::copy(ranks.rank("tp_rank_01_pp_rank_01") / "model.safetensors",
-           ranks.rank("tp_rank_1_pp_rank_001") / "model.safetensors");
-  const Error error = ranks.planning_error();
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("duplicates tp rank 1, pp rank 1"));
 }
 
 TEST_CASE("A rank folder that is a link to nowhere is an Error that names it") {
   const Ranks ranks;
   fs::remove_all(ranks.rank("tp_rank_01_pp_rank_01"));
   fs::create_symlink("nowhere", ranks.rank("tp_rank_01_pp_rank_01"));
-  const Error error = error_of([&] { plan_consolidate(ranks.request()); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("tp_rank_01_pp_rank_01"));
-}
-
-TEST_CASE("Ranks that disagree in names, shapes or dtypes are shown with file and tensor") {
-  const std::string folder = "tp_rank_02_pp_rank_01";
-  const auto check = [&](const Ranks& ranks, const std::string& tensor, const std::string& says) {
-    const Error error = ranks.planning_error();
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (ranks.rank(folder) / "model.safetensors").string());
-    CHECK(error.tensor() == tensor);
-    CHECK_THAT(error.what(), Says(says));
-  };
-  const Ranks more;
-  more.patch_rank(folder, [](TensorMap& tensors) { tensors["extra.weight"] = tensors[kUp]; });
-  check(more, "extra.weight", "this rank holds it");
-  const Ranks fewer;
-  fewer.patch_rank(folder, [](TensorMap& tensors) { tensors.erase(kUp); });
-  check(fewer, kUp, "but this rank does not");
-  const Ranks dtype;
-  dtype.patch_rank(folder, [](TensorMap& tensors) { tensors[kUp].dtype = DType::kF16; });
-  check(dtype, kUp, "F16 [12, 16] on this rank, but BF16 [12, 16]");
-  const Ranks shape;
-  shape.patch_rank(folder, [](TensorMap& tensors) { tensors[kUp].shape = {16, 12}; });
-  check(shape, kUp, "[16, 12] on this rank");
-}
-
-TEST_CASE("A rank file that is cut off is named") {
-  const Ranks ranks;
-  const fs::path file = ranks.rank("tp_rank_03_pp_rank_02") / "model.safetensors";
-  fs::resize_file(file, fs::file_size(file) - 1);
-  const Error error = ranks.planning_error();
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == file.string());
+  check_refused([&] { plan_consolidate(ranks.request()); }, {.says = "tp_rank_01_pp_rank_01"});
 }
 
 TEST_CASE("Metadata for another T is refused, naming its file") {
@@ -218,15 +141,6 @@ TEST_CASE("Metadata for another T is refused, naming its file") {
   }
 }
 
-TEST_CASE("Metadata that contradicts itself in T is refused") {
-  const Ranks ranks;
-  ranks.patch_metadata(1, [](nlohmann::json& json) { json["parameters"][kUp]["num_partitions"] = 2; });
-  const Error error = ranks.planning_error();
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == ranks.metadata(1).string());
-  CHECK_THAT(error.what(), Says("contradicts itself"));
-}
-
 TEST_CASE("A parameter that the metadata lists and no file holds was not saved, and a note names it") {
   const Ranks ranks;
   ranks.patch_metadata(1, [](nlohmann::json& json) { json["parameters"]["ghost"] = json["parameters"][kUp]; });
@@ -235,39 +149,90 @@ TEST_CASE("A parameter that the metadata lists and no file holds was not saved, 
                     [](const std::string& note) { return note.find("ghost") != note.npos; }));
 }
 
-TEST_CASE("A tensor that the files hold and the metadata lacks is named") {
-  const Ranks ranks;
-  ranks.patch_metadata(1,
-                       [](nlohmann::json& json) { json["parameters"].erase("model.layers.2.input_layernorm.weight"); });
-  const Error error = ranks.planning_error();
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == "model.layers.2.input_layernorm.weight");
-  CHECK_THAT(error.what(), Says("mp_metadata_pp_rank_1.json does not list it"));
-}
-
-TEST_CASE("A tensor that a spec speaks of and the metadata lacks is named") {
-  const Ranks ranks;
-  ranks.patch_metadata(1, [](nlohmann::json& json) { json["parameters"].erase(kUp); });
-  const Error error = ranks.planning_error();
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == ranks.metadata(1).string());
-  CHECK(error.tensor() == kUp);
-  CHECK_THAT(error.what(), Says("a transformation spec speaks of it"));
-}
-
-TEST_CASE("An entry that contradicts its transformation spec is refused") {
-  for (const auto& [key, value] : {std::pair<const char*, nlohmann::json>{"tensor_model_parallel", false},
-                                   {"partition_dim", 1},
-                                   {"partition_stride", 5}}) {
-    INFO(key);
-    const Ranks ranks;
-    ranks.patch_metadata(1,
-                         [&, key = key, value = value](nlohmann::json& json) { json["parameters"][kUp][key] = value; });
-    const Error error = ranks.planning_error();
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.tensor() == kUp);
-    CHECK_THAT(error.what(), Says("contradicts its transformation spec"));
-  }
+TEST_CASE("Ranks that are damaged, or differ from each other or from the metadata, are refused with the place") {
+  using Json = nlohmann::json;
+  struct Row {
+    const char* title;
+    std::function<void(const Ranks& ranks)> spoil;
+    const char* place;  // in the folder of shards; empty: any
+    Refusal refusal;
+  };
+  constexpr const char* kRank = "tp_rank_02_pp_rank_01";
+  constexpr const char* kFile = "tp_rank_02_pp_rank_01/model.safetensors";
+  constexpr const char* kMetadata = "mp_metadata_pp_rank_1.json";
+  const auto rank = [](const std::function<void(TensorMap&)>& change) {
+    return [change](const Ranks& ranks) { ranks.patch_rank(kRank, change); };
+  };
+  const auto metadata = [](const std::function<void(Json&)>& change) {
+    return [change](const Ranks& ranks) { ranks.patch_metadata(1, change); };
+  };
+  const auto weights = [](bool safetensors, bool pytorch) {
+    return [=](const Ranks& ranks) {
+      if (!safetensors) fs::remove(ranks.rank(kFile));
+      if (pytorch) write_file(ranks.rank(kRank) / "checkpoint.pt", "PK");
+    };
+  };
+  const auto of_up = [&](const char* key, const Json& value) {
+    return metadata([=](Json& json) { json["parameters"][kUp][key] = value; });
+  };
+  const std::string norm = "model.layers.2.input_layernorm.weight", contradicts = "contradicts its transformation spec";
+  const Row rows[] = {
+      {"weights of two formats", weights(true, true), kRank, {.says = "checkpoint.pt"}},
+      {"weights that are no file of their format", weights(false, true), "tp_rank_02_pp_rank_01/checkpoint.pt", {}},
+      {"no weights", weights(false, false), kRank, {}},
+      {"two folders of one rank",
+       [](const Ranks& ranks) {
+         fs::create_directories(ranks.rank("tp_rank_2_pp_rank_001"));
+         fs::copy(ranks.rank(kFile), ranks.rank("tp_rank_2_pp_rank_001") / "model.safetensors");
+       },
+       "",
+       {.says = "duplicates tp rank 2, pp rank 1"}},
+      {"a tensor more",
+       rank([](TensorMap& tensors) { tensors["extra.weight"] = tensors[kUp]; }),
+       kFile,
+       {.tensor = "extra.weight", .says = "this rank holds it"}},
+      {"a tensor less",
+       rank([](TensorMap& tensors) { tensors.erase(kUp); }),
+       kFile,
+       {.tensor = kUp, .says = "but this rank does not"}},
+      {"another dtype",
+       rank([](TensorMap& tensors) { tensors[kUp].dtype = DType::kF16; }),
+       kFile,
+       {.tensor = kUp, .says = "F16 [12, 16] on this rank, but BF16 [12, 16]"}},
+      {"another shape",
+       rank([](TensorMap& tensors) {
+         tensors[kUp].shape = {16, 12};
+       }),
+       kFile,
+       {.tensor = kUp, .says = "[16, 12] on this rank"}},
+      {"a file that is cut off",
+       [](const Ranks& ranks) { fs::resize_file(ranks.rank(kFile), fs::file_size(ranks.rank(kFile)) - 1); },
+       kFile,
+       {}},
+      {"metadata of two T", of_up("num_partitions", 2), kMetadata, {.says = "contradicts itself"}},
+      {"a tensor that the metadata lacks",
+       metadata([&](Json& json) { json["parameters"].erase(norm); }),
+       "",
+       {.tensor = norm, .says = "mp_metadata_pp_rank_1.json does not list it"}},
+      {"a tensor that a spec speaks of and the metadata lacks",
+       metadata([](Json& json) { json["parameters"].erase(kUp); }),
+       kMetadata,
+       {.tensor = kUp, .says = "a transformation spec speaks of it"}},
+      {"an entry that is not parallel, unlike its spec",
+       of_up("tensor_model_parallel", false),
+       "",
+       {.tensor = kUp, .says = contradicts}},
+      {"an entry of another dim than its spec", of_up("partition_dim", 1), "", {.tensor = kUp, .says = contradicts}},
+      {"an entry of another stride than its spec",
+       of_up("partition_stride", 5),
+       "",
+       {.tensor = kUp, .says = contradicts}}};
+  for (const Row& row : rows) DYNAMIC_SECTION(row.title) {
+      const Ranks ranks;
+      row.spoil(ranks);
+      check_error(ranks.planning_error(),
+                  with_common(row.refusal, *row.place ? Refusal{.path = ranks.shards() / row.place} : Refusal{}));
+    }
 }
 
 }  // namespace

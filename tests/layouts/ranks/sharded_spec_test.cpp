@@ -4,11 +4,10 @@
 
 #include "reshard/layouts/ranks/rank_folder.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -44,15 +43,13 @@ json& spec_of(json& metadata, const std::string& module) {
 
 TEST_CASE("A spec with other rows than the files is refused, naming tensor and both numbers") {
   const TempDir temp;
-  const Error error = error_after(temp, [](json& metadata) {
-    json& spec = spec_of(metadata, "model.layers.1.self_attn");
-    spec["q_output_size_per_partition"] = 8;
-    spec["kv_output_size_per_partition"] = 8;
-  });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == "model.layers.1.self_attn.qkv_proj.weight_q");
-  CHECK_THAT(error.what(), Says("has 4 rows"));
-  CHECK_THAT(error.what(), Says("says 8"));
+  check_error(error_after(temp,
+                          [](json& metadata) {
+                            json& spec = spec_of(metadata, "model.layers.1.self_attn");
+                            spec["q_output_size_per_partition"] = 8;
+                            spec["kv_output_size_per_partition"] = 8;
+                          }),
+              {.tensor = "model.layers.1.self_attn.qkv_proj.weight_q", .says = {"has 4 rows", "says 8"}});
 }
 
 TEST_CASE("A spec whose own sizes contradict each other is refused") {
@@ -66,40 +63,40 @@ TEST_CASE("A spec whose own sizes contradict each other is refused") {
 
 TEST_CASE("A spec with heads that cannot be is refused") {
   const TempDir temp;
-  const Error error = error_after(
-      temp, [](json& metadata) { spec_of(metadata, "model.layers.0.self_attn")["kv_size_multiplier"] = 3; });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("not a multiple of 3"));
+  check_error(
+      error_after(temp,
+                  [](json& metadata) { spec_of(metadata, "model.layers.0.self_attn")["kv_size_multiplier"] = 3; }),
+      {.says = "not a multiple of 3"});
 }
 
 TEST_CASE("A fused spec with other sizes than the files is refused, naming the tensor") {
   for (const json& dims : {json{48, 24}, json{48, 0}, json{24, 28}}) {
     const TempDir temp;
     INFO(dims.dump());
-    const Error error = error_after(temp, [&](json& metadata) {
-      metadata["model_weight_transformation_specs"][1]["specs"][0][1]["original_dims"] = dims;
-    });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.tensor() == "model.layers.0.mlp.gate_up_proj.weight");
+    check_error(error_after(temp,
+                            [&](json& metadata) {
+                              metadata["model_weight_transformation_specs"][1]["specs"][0][1]["original_dims"] = dims;
+                            }),
+                {.tensor = "model.layers.0.mlp.gate_up_proj.weight"});
   }
 }
 
 TEST_CASE("A fused spec with sizes of zero is refused") {
   const TempDir temp;
-  const Error error = error_after(temp, [](json& metadata) {
-    spec_of(metadata, "model.layers.0.mlp")["original_dims"] = {0, 0};
-  });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("gate_up_proj"));
+  check_error(error_after(temp,
+                          [](json& metadata) {
+                            spec_of(metadata, "model.layers.0.mlp")["original_dims"] = {0, 0};
+                          }),
+              {.says = "gate_up_proj"});
 }
 
 TEST_CASE("A fused spec whose sizes the ranks do not divide is refused") {
   const TempDir temp;
-  const Error error = error_after(temp, [](json& metadata) {
-    spec_of(metadata, "model.layers.0.mlp")["original_dims"] = {22, 26};
-  });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("a size of 22, which 4 ranks do not divide"));
+  check_error(error_after(temp,
+                          [](json& metadata) {
+                            spec_of(metadata, "model.layers.0.mlp")["original_dims"] = {22, 26};
+                          }),
+              {.says = "a size of 22, which 4 ranks do not divide"});
 }
 
 TEST_CASE("Bias rows that contradict the spec are refused as those of weights are") {
@@ -121,9 +118,7 @@ TEST_CASE("Bias rows that contradict the spec are refused as those of weights ar
   }
   ConsolidateRequest request;
   request.source.path = temp / "out";
-  const Error error = error_of([&] { plan_consolidate(request); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == "model.layers.0.self_attn.qkv_proj.bias_q");
+  check_refused([&] { plan_consolidate(request); }, {.tensor = "model.layers.0.self_attn.qkv_proj.bias_q"});
 }
 
 TEST_CASE("Rank folders are named with two digits or more and read as numbers") {
@@ -153,11 +148,10 @@ TEST_CASE("Originals of two dtypes cannot be joined, and the error names both") 
   TensorMap tensors = random_tensors(model, random);
   tensors["model.layers.1.mlp.up_proj.weight"].dtype = DType::kF16;
   write_model(temp / "model", model, tensors);
-  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.tensor() == "model.layers.1.mlp.up_proj.weight");
-  CHECK_THAT(error.what(), Says("is F16"));
-  CHECK_THAT(error.what(), Says("gate_proj.weight is BF16"));
+  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
+                {.kind = ErrorKind::kUnsupported,
+                 .tensor = "model.layers.1.mlp.up_proj.weight",
+                 .says = {"is F16", "gate_proj.weight is BF16"}});
 }
 
 TEST_CASE("Ranks from 100 on are read in the order of their numbers") {

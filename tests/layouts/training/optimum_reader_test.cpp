@@ -5,12 +5,11 @@
 #include "reshard/formats/torch/xser.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/plan/job/job.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -97,11 +96,10 @@ TEST_CASE("Expert-parallel ranks are unsupported by file, whichever number they 
        {"dp_rank_00_ep_rank_01_tp_rank_00_pp_rank_00.pt", "dp_rank_00_ep_rank_03_tp_rank_01_pp_rank_01.pt"}) {
     const Optimum optimum;
     fs::copy_file(optimum.rank(0, 0), optimum.shards / "model" / name);
-    const Error error = optimum.planning_error();
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK(error.path() == (optimum.shards / "model" / name).string());
-    CHECK_THAT(error.what(), Says("expert-parallel"));
-    CHECK_THAT(error.hint(), Says("Hugging Face model"));
+    check_error(optimum.planning_error(), {.kind = ErrorKind::kUnsupported,
+                                           .path = optimum.shards / "model" / name,
+                                           .says = "expert-parallel",
+                                           .hint = "Hugging Face model"});
   }
 }
 
@@ -125,10 +123,7 @@ TEST_CASE("Two checkpoints in one directory are refused, but either folder can b
   const Optimum optimum;
   shard(shard_request(optimum.temp / "model", optimum.temp / "out2", 2));
   fs::rename(optimum.temp / "out2/tensor_parallel_shards", optimum.temp / "out/tensor_parallel_shards");
-  const Error error = optimum.planning_error();
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (optimum.temp / "out").string());
-  CHECK_THAT(error.what(), Says("holds two sharded checkpoints"));
+  check_error(optimum.planning_error(), {.path = optimum.temp / "out", .says = "holds two sharded checkpoints"});
   for (const char* folder : {"shards", "tensor_parallel_shards"}) {
     ConsolidateRequest request = optimum.request();
     request.source.path = optimum.temp / "out" / folder;
@@ -139,9 +134,7 @@ TEST_CASE("Two checkpoints in one directory are refused, but either folder can b
 TEST_CASE("Two files of one rank, numbered with other widths, are refused") {
   const Optimum optimum;
   fs::copy_file(optimum.rank(1, 1), optimum.shards / "model/dp_rank_0_tp_rank_1_pp_rank_1.pt");
-  const Error error = optimum.planning_error();
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("duplicates tp rank 1, pp rank 1"));
+  check_error(optimum.planning_error(), {.says = "duplicates tp rank 1, pp rank 1"});
 }
 
 TEST_CASE("A stage whose metadata is missing is named, and so is one with two kinds of metadata") {
@@ -151,9 +144,7 @@ TEST_CASE("A stage whose metadata is missing is named, and so is one with two ki
 
   const Optimum both;
   write_file(both.shards / "mp_metadata_pp_rank_1.pt", "old");
-  const Error error = both.planning_error();
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("two metadata files of pipeline rank 1"));
+  check_error(both.planning_error(), {.says = "two metadata files of pipeline rank 1"});
 }
 
 TEST_CASE("A tensor file of xser that is missing or cut off is named") {
@@ -163,9 +154,7 @@ TEST_CASE("A tensor file of xser that is missing or cut off is named") {
   fs::resize_file(tensor, fs::file_size(tensor) - 1);
   CHECK(optimum.planning_error().path() == tensor.string());
   fs::remove(tensor);
-  const Error error = optimum.planning_error();
-  CHECK(error.path() == tensor.string());
-  CHECK_THAT(error.what(), Says("its file is missing"));
+  check_error(optimum.planning_error(), {.path = tensor, .says = "its file is missing"});
 }
 
 }  // namespace
