@@ -8,14 +8,13 @@
 #include "reshard/engine/check/verify_manifest.h"
 #include "reshard/engine/execute.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -169,9 +168,8 @@ TEST_CASE("Two runs make the same manifest, in one share or several, with little
   job->manifest = true;
   RunOptions little = unsynced();
   little.max_memory_bytes = kMinMemoryBytes;
-  const Error error = error_of([&] { execute(*job, little); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.hint(), Says("give at least 17.0 MiB, or do without `manifest`"));
+  check_refused([&] { execute(*job, little); },
+                {.kind = ErrorKind::kUsage, .hint = "give at least 17.0 MiB, or do without `manifest`"});
   const Checkpoint model = read_checkpoint(large.temp / "model", {ConfigUse::kLenient});
   const Error alone = error_of([&] { compute_digests(model.map, {0}, little); });
   CHECK(alone.kind() == ErrorKind::kUsage);
@@ -189,11 +187,8 @@ TEST_CASE("A name that no manifest can hold is an error before anything is writt
   fs::remove_all(large.temp / "out");
   const auto with_manifest = plan_shard(shard_request(large.temp / "model", large.temp / "out", 2));
   with_manifest->manifest = true;
-  const Error error = error_of([&] { execute(*with_manifest, unsynced()); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == bad.string());
-  CHECK_THAT(error.what(), Says("has a name that is not UTF-8"));
-  CHECK_THAT(error.hint(), Says("`manifest`"));
+  check_refused([&] { execute(*with_manifest, unsynced()); },
+                {.path = bad, .says = "has a name that is not UTF-8", .hint = "`manifest`"});
   CHECK_FALSE(fs::exists(large.temp / "out"));
 }
 
@@ -244,9 +239,8 @@ TEST_CASE("Tensors that are missing, new or of another form are told") {
   CHECK(result.other_form == std::vector<std::string>{"b: F32 [4], in the manifest F32 [2, 2]"});
   CHECK(result.different.empty());
   manifest.tensors = {{"a", DType::kF32, {4}, {{}, {{}, {}}}}};
-  const Error error = error_of([&] { verify_manifest(checkpoint.map, manifest, "m", unsynced()); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("says 2 leaves, but a tensor of its shape has 0"));
+  check_refused([&] { verify_manifest(checkpoint.map, manifest, "m", unsynced()); },
+                {.says = "says 2 leaves, but a tensor of its shape has 0"});
 }
 
 TEST_CASE("Padding is no tensor of a manifest, and is checked where a manifest is verified") {
@@ -279,10 +273,8 @@ TEST_CASE("A manifest of what stood in a directory before is not left beside oth
   const auto before = snapshot(output);
   ShardRequest request = shard_request(large.temp / "model", output, 4);
   request.force = true;
-  const Error error = error_of([&] { execute(*plan_shard(request), unsynced()); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (output / kManifestFile).string());
-  CHECK_THAT(error.hint(), Says("`manifest`"));
+  check_refused([&] { execute(*plan_shard(request), unsynced()); },
+                {.path = output / kManifestFile, .hint = "`manifest`"});
   CHECK((snapshot(output) == before));
   const auto again = plan_shard(request);
   again->manifest = true;
@@ -297,8 +289,7 @@ TEST_CASE("A manifest of some ranks alone is refused before anything is written"
   const auto job = plan_shard(request);
   job->manifest = true;
   job->shares_directory = true;
-  const Error error = error_of([&] { execute(*job, unsynced()); });
-  CHECK(error.kind() == ErrorKind::kUsage);
+  check_refused([&] { execute(*job, unsynced()); }, {.kind = ErrorKind::kUsage});
   CHECK_FALSE(fs::exists(large.temp / "out"));
 }
 

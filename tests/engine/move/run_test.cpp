@@ -10,11 +10,10 @@
 
 #include "reshard/engine/publish/staging_mark.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -256,9 +255,7 @@ TEST_CASE("Too little memory is a usage error and leaves nothing") {
   const auto before = snapshot(sharded.temp.path());
   RunOptions options;
   options.max_memory_bytes = kMinMemoryBytes - 1;
-  const Error error = error_of([&] { shard(sharded.request, options); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.hint(), Says("4.00 MiB"));
+  check_refused([&] { shard(sharded.request, options); }, {.kind = ErrorKind::kUsage, .hint = "4.00 MiB"});
   CHECK((snapshot(sharded.temp.path()) == before));
 }
 
@@ -359,8 +356,7 @@ TEST_CASE("The disk begins with what is written while the run goes on, and a ful
   storage.before = [](FaultStorage::Operation operation, std::uint64_t) {
     if (operation == FaultStorage::Operation::kWriteBack) throw Error(ErrorKind::kNoSpace, "cannot write back");
   };
-  const Error error = error_of([&] { shard(shard_request(temp / "model", temp / "full"), options); });
-  CHECK(error.kind() == ErrorKind::kNoSpace);
+  check_refused([&] { shard(shard_request(temp / "model", temp / "full"), options); }, {.kind = ErrorKind::kNoSpace});
   CHECK_FALSE(fs::exists(temp / "full"));
 
   options.sync = false;  // then it is left to the system
@@ -388,9 +384,7 @@ TEST_CASE("A source that shrinks after it was planned is an I/O error, and nothi
   const fs::path file = sharded.temp / "model/model.safetensors";
   fs::resize_file(file, fs::file_size(file) / 2);
   const auto before = snapshot(sharded.temp.path());
-  const Error error = error_of([&] { execute(*job, unsynced()); });
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK(error.path() == file.string());
+  check_refused([&] { execute(*job, unsynced()); }, {.kind = ErrorKind::kIo, .path = file});
   CHECK((snapshot(sharded.temp.path()) == before));
 }
 

@@ -12,6 +12,7 @@
 #include "reshard/base/wire.h"
 #include "reshard/engine/publish/output.h"
 #include "reshard/engine/publish/staging_mark.h"
+#include "support/refusals.h"
 #include "support/test_directories.h"
 #include "support/thread_ranks.h"
 
@@ -187,14 +188,11 @@ TEST_CASE("What a killed run has left can be removed when the output is complete
   execute(*stopped.job, journalled(local_storage()));
   const auto output = snapshot(stopped.jobs.temp / "out");
   REQUIRE(fs::exists(stopped.root));
-  const Error without = error_of([&] { execute(*stopped.job, journalled(local_storage())); });
-  CHECK(without.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(without.hint(), Says("in " + stopped.root.string() + ", which `clean` removes"));
+  check_refused([&] { execute(*stopped.job, journalled(local_storage())); },
+                {.hint = "in " + stopped.root.string() + ", which `clean` removes"});
   REQUIRE(fs::exists(stopped.root));
   std::vector<std::string> notes;
-  const Error error = error_of([&] { execute(*stopped.job, cleaning(notes)); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("already there"));
+  check_refused([&] { execute(*stopped.job, cleaning(notes)); }, {.says = "already there"});
   CHECK_FALSE(fs::exists(stopped.root));
   CHECK(notes.size() == 1);
   CHECK((snapshot(stopped.jobs.temp / "out") == output));
@@ -317,9 +315,7 @@ TEST_CASE("A folder in what is left that no run of the job made is told, and not
   Stopped stopped;
   const auto name = GENERATE(as<std::string>(), "d", ".journal-8-0-0", "tensor_parallel_shards/d");
   fs::create_directories(stopped.root / name);
-  const Error error = stopped.resume(*stopped.job);
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (stopped.root / name).string());
+  check_error(stopped.resume(*stopped.job), {.path = stopped.root / name});
   CHECK(fs::is_directory(stopped.root / name));
   CHECK_FALSE(fs::exists(stopped.jobs.temp / "out"));
 }
@@ -329,9 +325,8 @@ TEST_CASE("A run that was given another option of the layout, or makes another d
   const auto files = journal_files(local_storage(), stopped.root);
   JournalHeader header = read_journal(local_storage(), stopped.root / files.front()).value().header;
   const auto refused = [&] {
-    const Error error = error_of([&] { find_resumable(local_storage(), *stopped.job, header); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK(error.path() == stopped.root.string());
+    const Error error = check_refused([&] { find_resumable(local_storage(), *stopped.job, header); },
+                                      {.kind = ErrorKind::kUsage, .path = stopped.root});
     return error.message();
   };
   header.given["fuse-qkv"] = "true";

@@ -12,12 +12,11 @@
 #include "reshard/base/error.h"
 #include "reshard/engine/execute.h"
 #include "reshard/engine/publish/earlier_runs.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/test_directories.h"
 #include "support/thread_ranks.h"
@@ -135,8 +134,7 @@ class Replaced {
       CHECK(content_of(output) == new_content);
       CHECK((way == 0 || earlier_runs(local_storage(), *job("new", output)).empty()));
     } else {
-      const Error error = error_of([&] { execute(*job("new", output, false), options); });
-      CHECK_THAT(error.what(), Says("already there"));
+      check_refused([&] { execute(*job("new", output, false), options); }, {.says = "already there"});
       const Content now = content_of(output);
       CHECK((now == old_content || now == new_content));
     }
@@ -288,9 +286,7 @@ TEST_CASE("An interrupted swap is told, and neither removed nor gone on with") {
     const auto lock = local_directories().lock(runs[0].root / kLockFile, true);
     CHECK(finish_swaps(local_storage(), *job).empty());
     CHECK((snapshot(work) == before));
-    const Error error = error_of([&] { execute(*job, unsynced()); });
-    CHECK(error.kind() == ErrorKind::kIo);
-    CHECK_THAT(error.what(), Says("another run is writing here"));
+    check_refused([&] { execute(*job, unsynced()); }, {.kind = ErrorKind::kIo, .says = "another run is writing here"});
   }
 }
 
@@ -325,9 +321,7 @@ TEST_CASE("An interrupted swap that cannot be finished stops the next run and st
   RunOptions options = unsynced();
   options.storage = &test.storage;
   options.clean = true;
-  const Error error = error_of([&] { execute(*job, options); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says(why));
+  check_refused([&] { execute(*job, options); }, {.says = why});
   CHECK((snapshot(work) == before));
   if (fs::exists(replaced.temp / "elsewhere")) CHECK(read_file(replaced.temp / "elsewhere/keys") == "mine");
 }

@@ -9,12 +9,11 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/plan/job/convert.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/unprivileged.h"
 
@@ -381,9 +380,7 @@ TEST_CASE("A directory that may not be written to is refused before anything is 
   fs::create_directories(model.temp / "out");
   const Unprivileged nobody(model.temp.path());
   fs::permissions(model.temp / "out", mode(0500));
-  const Error error = error_of([&] { shard(model.request()); });
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK(error.path() == (model.temp / "out").string());
+  check_refused([&] { shard(model.request()); }, {.kind = ErrorKind::kIo, .path = model.temp / "out"});
   CHECK(fs::is_empty(model.temp / "out"));
   fs::permissions(model.temp / "out", mode(0700));
 }

@@ -11,11 +11,10 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/execute.h"
 #include "reshard/io/local_storage.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/test_directories.h"
 
@@ -50,11 +49,9 @@ class Model {
 TEST_CASE("A file that is there is replaced with force alone") {
   const Model model;
   write_file(model.temp / "out/config.json", "old");
-  const Error error = model.refused(model.request());
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (model.temp / "out").string());
-  CHECK_THAT(error.what(), Says("one output is already there and would be replaced: config.json"));
-  CHECK_THAT(error.hint(), Says("`force`"));
+  check_error(model.refused(model.request()), {.path = model.temp / "out",
+                                               .says = "one output is already there and would be replaced: config.json",
+                                               .hint = "`force`"});
   shard(model.request(2, true));
   CHECK(read_file(model.temp / "out/config.json") == read_file(model.temp / "model/config.json"));
 }
@@ -62,9 +59,7 @@ TEST_CASE("A file that is there is replaced with force alone") {
 TEST_CASE("A shards folder is replaced as a whole, so that ranks of two meshes never mix") {
   const Model model;
   shard(model.request(4));
-  const Error error = model.refused(model.request(2));
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("tensor_parallel_shards/"));
+  check_error(model.refused(model.request(2)), {.says = "tensor_parallel_shards/"});
   write_file(model.temp / "out/notes.txt", "mine");
   shard(model.request(2, true));
   CHECK(read_ranks(model.temp / "out").size() == 2);
@@ -82,10 +77,7 @@ TEST_CASE("A shards folder with what others wrote is refused even with force") {
                                  "tp_rank_00_pp_rank_00/sub/model.safetensors", "mp_metadata_pp_rank_0.json.bak"}) {
     DYNAMIC_SECTION(name) {
       write_file(shards / name, "mine");
-      const Error error = model.refused(model.request(2, true));
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == shards.string());
-      CHECK_THAT(error.what(), Says(fs::path(name).begin()->string()));
+      check_error(model.refused(model.request(2, true)), {.path = shards, .says = fs::path(name).begin()->string()});
       fs::remove_all(shards / name);
       fs::remove(shards / "other");
       fs::remove(shards / "tp_rank_00_pp_rank_00/sub");
@@ -108,18 +100,15 @@ TEST_CASE("A link or a file in the place of the shards folder is refused even wi
 TEST_CASE("A directory in the place of a file is refused even with force") {
   const Model model;
   fs::create_directories(model.temp / "out/config.json");
-  const Error error = model.refused(model.request(2, true));
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (model.temp / "out/config.json").string());
+  check_error(model.refused(model.request(2, true)), {.path = model.temp / "out/config.json"});
 }
 
 TEST_CASE("An output that is an input is refused even with force") {
   const Model model;
   fs::create_directories(model.temp / "out");
   fs::create_hard_link(model.temp / "model/config.json", model.temp / "out/config.json");
-  const Error hard = model.refused(model.request(2, true));
-  CHECK(hard.kind() == ErrorKind::kUsage);
-  CHECK(hard.path() == (model.temp / "out/config.json").string());
+  check_error(model.refused(model.request(2, true)),
+              {.kind = ErrorKind::kUsage, .path = model.temp / "out/config.json"});
   fs::remove(model.temp / "out/config.json");
   fs::create_symlink("../model/config.json", model.temp / "out/config.json");
   CHECK(model.refused(model.request(2, true)).kind() == ErrorKind::kUsage);
@@ -132,9 +121,7 @@ TEST_CASE("An output directory that is a file, lies under one, or is a link to n
   for (const char* name : {"file", "file/sub/out"}) {
     DYNAMIC_SECTION(name) {
       request.output_directory = model.temp / name;
-      const Error error = model.refused(request);
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == (model.temp / "file").string());
+      check_error(model.refused(request), {.path = model.temp / "file"});
     }
   }
   SECTION("a link to nowhere") {
@@ -243,10 +230,9 @@ TEST_CASE("Outputs that do not fit are refused before anything is made, with bot
   ShardRequest request = model.request(1);
   request.output_directory = model.temp / "a/b/out";
   const auto job = plan_shard(request);
-  const Error error = error_of([&] { execute(*job, unsynced()); });
-  CHECK(error.kind() == ErrorKind::kNoSpace);
-  CHECK(error.path() == model.temp.path().string());
-  CHECK_THAT(error.what(), Says(std::to_string(job->output_bytes()) + " bytes"));
+  check_refused(
+      [&] { execute(*job, unsynced()); },
+      {.kind = ErrorKind::kNoSpace, .path = model.temp.path(), .says = std::to_string(job->output_bytes()) + " bytes"});
   CHECK_FALSE(fs::exists(model.temp / "a"));
   CHECK(output_space(local_storage(), *job).needed_bytes == job->output_bytes());
 }
@@ -274,8 +260,7 @@ TEST_CASE("The space that several ranks need counts the pages that two of them w
     JobRun(*job, options).prepare(ranks);
   };
   CHECK_NOTHROW(run(1));
-  const Error error = error_of([&] { run(3); });
-  CHECK(error.kind() == ErrorKind::kNoSpace);
+  check_refused([&] { run(3); }, {.kind = ErrorKind::kNoSpace});
   CHECK_FALSE(fs::exists(model.temp / "out"));
 }
 
@@ -320,9 +305,7 @@ TEST_CASE("Publishing that fails half-way puts everything back, with and without
         TestStorage test(exchange);
         Staging staging(*job, test.storage);
         fill(staging, *job);
-        const Error error = error_of([&] { staging.publish(); });
-        CHECK(error.kind() == ErrorKind::kBadInput);
-        CHECK_THAT(error.what(), Says("precious.txt"));
+        check_refused([&] { staging.publish(); }, {.says = "precious.txt"});
       }
       CHECK((snapshot(model.temp.path()) == before));
     }
@@ -406,9 +389,8 @@ TEST_CASE("Two runs do not write into one directory at once") {
   shard(model.request());
   const auto job = plan_shard(model.request(2, true));
   const Staging first(*job, local_storage());
-  const Error error = error_of([&] { Staging second(*job, local_storage()); });
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK_THAT(error.what(), Says("another run is writing here"));
+  check_refused([&] { Staging second(*job, local_storage()); },
+                {.kind = ErrorKind::kIo, .says = "another run is writing here"});
   CHECK(stale_stagings(local_storage(), *job) == std::vector<fs::path>{first.root()});
 }
 

@@ -13,11 +13,10 @@
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/publish/journal.h"
 #include "reshard/engine/publish/output.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/files.h"
 #include "support/page_cache_storage.h"
+#include "support/refusals.h"
 #include "support/thread_ranks.h"
 #include "support/trials.h"
 
@@ -227,9 +226,8 @@ TEST_CASE("No byte is read or written again that is in the journal") {
       const auto job = plan(output);
       FaultStorage first;
       fail_after_journals(first, jobs.temp.path(), 3, ErrorKind::kNoSpace);
-      const Error error = error_of([&] { execute(*job, journalled(first)); });
-      CHECK(error.kind() == ErrorKind::kNoSpace);
-      CHECK_THAT(error.hint(), Says("`resume` goes on from there"));
+      check_refused([&] { execute(*job, journalled(first)); },
+                    {.kind = ErrorKind::kNoSpace, .hint = "`resume` goes on from there"});
       const auto staging = staging_in(jobs.temp.path());
       REQUIRE(staging);
       const std::uint64_t had = journalled_bytes(*staging);
@@ -395,9 +393,7 @@ TEST_CASE("A journal that is torn is as good as none, and one of another version
 TEST_CASE("A file in what is left that no run of the job made is told, and not published") {
   Stopped stopped;
   write_file(stopped.root / "notes.txt", "mine");
-  const Error error = stopped.resume(*stopped.job);
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (stopped.root / "notes.txt").string());
+  check_error(stopped.resume(*stopped.job), {.path = stopped.root / "notes.txt"});
   CHECK(read_file(stopped.root / "notes.txt") == "mine");
 }
 
@@ -409,9 +405,7 @@ TEST_CASE("Fragments that do not fit are an error that leaves all as it is, and 
   wire.add("x");
   const fs::path foreign = stopped.root / ".journal-0-0-fragments-0";
   write_file(foreign, sealed("reshard fragments 1\n", wire.bytes()));
-  const Error error = stopped.resume(*stopped.job);
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == foreign.string());
+  check_error(stopped.resume(*stopped.job), {.path = foreign});
   REQUIRE(fs::exists(stopped.root));
   CHECK(has_journal(local_storage(), stopped.root));
   fs::remove(foreign);
@@ -441,17 +435,14 @@ TEST_CASE("A journal with units that are none of the run's is refused before any
   if (spoil == 3) unit.leaves = {{0, UINT64_MAX, {}}};
   write_file(stopped.root / files.front(), journal_text(spoilt));
   for (std::size_t i = 1; i < files.size(); ++i) fs::remove(stopped.root / files[i]);
-  const Error error = stopped.resume(*stopped.job);
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (stopped.root / files.front()).string());
+  check_error(stopped.resume(*stopped.job), {.path = stopped.root / files.front()});
 }
 
 TEST_CASE("A second run into one output is told at its start that another one is writing") {
   Stopped stopped;
   const auto lock = local_directories().lock(stopped.root / kLockFile, true);
-  const Error error = error_of([&] { execute(*stopped.job, unsynced()); });
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK_THAT(error.what(), Says("another run is writing here"));
+  check_refused([&] { execute(*stopped.job, unsynced()); },
+                {.kind = ErrorKind::kIo, .says = "another run is writing here"});
   CHECK(fs::exists(stopped.root));
 }
 
@@ -459,10 +450,7 @@ TEST_CASE("A rank file that is gone, or was cut, is told, and nothing goes on") 
   Stopped stopped;
   const fs::path file = stopped.root / stopped.job->target.files.at(3).path;
   fs::resize_file(file, 10);
-  const Error error = stopped.resume(*stopped.job);
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == file.string());
-  CHECK_THAT(error.hint(), Says("`clean`"));
+  check_error(stopped.resume(*stopped.job), {.path = file, .hint = "`clean`"});
 }
 
 TEST_CASE("A run that lives is told apart from a dead one, and is neither taken over nor removed") {
@@ -496,9 +484,7 @@ TEST_CASE("Of two runs that go on at once, one does, with all of its ranks") {
   JobRun run(*stopped.job, options);
   run.prepare();
   CHECK(run.resumes());
-  const Error error = stopped.resume(*stopped.job);
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK_THAT(error.what(), Says("another run is writing here"));
+  check_error(stopped.resume(*stopped.job), {.kind = ErrorKind::kIo, .says = "another run is writing here"});
   JobRun rank(*stopped.job, options);
   rank.attach(run.prepared());
 }

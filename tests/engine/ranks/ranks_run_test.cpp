@@ -15,11 +15,10 @@
 #include "reshard/engine/execute.h"
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/plan/proof/manifest.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/files.h"
 #include "support/page_cache_storage.h"
+#include "support/refusals.h"
 #include "support/rewrite.h"
 #include "support/thread_ranks.h"
 #include "support/trials.h"
@@ -225,9 +224,7 @@ TEST_CASE("Storage that fails at any operation of any rank publishes nothing, an
         continue;
       }
       any_threw = true;
-      const Error error = agreed_error(thrown);
-      CHECK(error.kind() == ErrorKind::kIo);
-      CHECK_THAT(error.what(), Says("rank " + std::to_string(failing)));
+      check_error(agreed_error(thrown), {.kind = ErrorKind::kIo, .says = "rank " + std::to_string(failing)});
       REQUIRE((snapshot(jobs.temp.path()) == before));
     }
   }
@@ -328,9 +325,7 @@ TEST_CASE("Ranks with other options, or that see another source, are told before
     };
     plan_and_run(plan, jobs.temp / "out", unsynced(), together);
   });
-  const Error sources_error = agreed_error(sources_differ);
-  CHECK(sources_error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(sources_error.what(), Says("rank 1 on n0 reads other files than rank 0 on n0"));
+  check_error(agreed_error(sources_differ), {.says = "rank 1 on n0 reads other files than rank 0 on n0"});
   CHECK_FALSE(fs::exists(jobs.temp / "out"));
 }
 
@@ -381,10 +376,13 @@ TEST_CASE("A rank that does not see the staging directory says what has to be sh
   const Jobs jobs;
   const auto job = jobs.planners.front().second(jobs.temp / "out");
   JobRun other(*job, unsynced());
-  const Error error = error_of([&] { other.attach({jobs.temp / ".out.reshard-abcdef", {}, false, 0}); });
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK_THAT(error.what(), Says("is not seen here, where another rank of this run has made it"));
-  CHECK_THAT(error.hint(), Says("all ranks share"));
+  check_refused(
+      [&] {
+        other.attach({jobs.temp / ".out.reshard-abcdef", {}, false, 0});
+      },
+      {.kind = ErrorKind::kIo,
+       .says = "is not seen here, where another rank of this run has made it",
+       .hint = "all ranks share"});
 }
 
 TEST_CASE("What is read by several ranks is what one reads: values, digests, differences, divergent replicas") {

@@ -6,9 +6,8 @@
 #include <atomic>
 #include <numeric>
 
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/thread_ranks.h"
 #include "support/trials.h"
 
@@ -91,16 +90,17 @@ TEST_CASE("Of several failures the lowest rank's is told, and what all say alike
 }
 
 TEST_CASE("A failure stops the others' work, which say nothing of it") {
-  const Error error = agreed_error(3, [](Together& together) {
-    Progress progress;
-    RunOptions options;
-    options.progress = &progress;
-    together.step("work", progress, [&] {
-      if (together.rank() == 1) throw Error(ErrorKind::kNoSpace, "full");
-      for (;;) throw_if_stopped(options);
-    });
-  });
-  CHECK(error.kind() == ErrorKind::kNoSpace);
+  check_error(agreed_error(3,
+                           [](Together& together) {
+                             Progress progress;
+                             RunOptions options;
+                             options.progress = &progress;
+                             together.step("work", progress, [&] {
+                               if (together.rank() == 1) throw Error(ErrorKind::kNoSpace, "full");
+                               for (;;) throw_if_stopped(options);
+                             });
+                           }),
+              {.kind = ErrorKind::kNoSpace});
 }
 
 TEST_CASE("A signal stops all ranks, and comes before other failures") {
@@ -144,17 +144,19 @@ TEST_CASE("What fails outside of a step fails on all ranks, whatever they are at
       step(together, "plan", [] {});
     });
     CHECK(std::string(at_step.what()) == "rank " + std::to_string(failing) + " on n0: not an option");
-    const Error at_gather = agreed_error(2, [&](Together& together) {
-      step(together, "plan", [] {});
-      if (together.rank() == failing) throw Error(ErrorKind::kIo, "gone");
-      together.gather("letters", "x");
-    });
-    CHECK(at_gather.kind() == ErrorKind::kIo);
-    const Error at_end = agreed_error(2, [&](Together& together) {
-      step(together, "plan", [] {});
-      if (together.rank() == failing) throw std::runtime_error("odd");
-    });
-    CHECK(at_end.kind() == ErrorKind::kInternal);
+    check_error(agreed_error(2,
+                             [&](Together& together) {
+                               step(together, "plan", [] {});
+                               if (together.rank() == failing) throw Error(ErrorKind::kIo, "gone");
+                               together.gather("letters", "x");
+                             }),
+                {.kind = ErrorKind::kIo});
+    check_error(agreed_error(2,
+                             [&](Together& together) {
+                               step(together, "plan", [] {});
+                               if (together.rank() == failing) throw std::runtime_error("odd");
+                             }),
+                {.kind = ErrorKind::kInternal});
   }
 }
 
@@ -169,10 +171,11 @@ TEST_CASE("Ranks that do different things are told so, and stop") {
   });
   CHECK(std::string(given.what()) ==
         "rank 0 on n0 wants to compare, and rank 2 on n1 to look for digests: --check-inputs besides");
-  const Error numbers = agreed_error(2, [](Together& together) {
-    if (together.rank() == 0) step(together, "plan", [] {});
-  });
-  CHECK(numbers.kind() == ErrorKind::kUsage);
+  check_error(agreed_error(2,
+                           [](Together& together) {
+                             if (together.rank() == 0) step(together, "plan", [] {});
+                           }),
+              {.kind = ErrorKind::kUsage});
 }
 
 TEST_CASE("When a rank dies the others give up after their time") {

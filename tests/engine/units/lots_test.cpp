@@ -10,9 +10,8 @@
 #include <thread>
 
 #include "engine/some_jobs.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/trials.h"
 
 namespace reshard::test {
@@ -250,9 +249,7 @@ TEST_CASE("Handing over what does not exist is an error, and changes nothing") {
   std::vector<std::string> told{many.tell(100), other.tell(100)};
   CHECK(many.hear(told));  // whose lots `few` does not have
   told = {many.tell(101), other.tell(101)};
-  const Error error = error_of([&] { few.hear(told); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("does not exist"));
+  check_refused([&] { few.hear(told); }, {.says = "does not exist"});
   CHECK(few.take() == nullptr);
   other.hear(told);
   CHECK(other.take() != nullptr);
