@@ -1,10 +1,9 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/io/memory_files.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/rewrite.h"
 #include "support/temp_dir.h"
 
@@ -56,9 +55,7 @@ TEST_CASE("A checkpoint directory that is none is refused") {
   ConsolidateRequest request;
   for (const char* name : {"nowhere", "file", "empty"}) {
     request.source.path = temp / name;
-    const Error error = error_of([&] { plan_consolidate(request); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / name).string());
+    check_refused([&] { plan_consolidate(request); }, {.path = temp / name});
   }
 }
 
@@ -67,8 +64,8 @@ TEST_CASE("An output directory inside the shards folder is refused, at any depth
   for (const char* name :
        {"", "tp_rank_00_pp_rank_00", "whole", "tp_rank_00_pp_rank_00/whole", "../tensor_parallel_shards/x/y"}) {
     INFO(name);
-    const Error error = sharded.planning_error(sharded.request(fs::path("out/tensor_parallel_shards") / name));
-    CHECK(error.kind() == ErrorKind::kUsage);
+    check_error(sharded.planning_error(sharded.request(fs::path("out/tensor_parallel_shards") / name)),
+                {.kind = ErrorKind::kUsage});
   }
 }
 
@@ -84,10 +81,7 @@ TEST_CASE("Weights of another checkpoint in the output directory are refused, ev
     write_file(sharded.temp / "whole" / leftover, "old");
     ConsolidateRequest request = sharded.request("whole");
     request.force = true;
-    const Error error = sharded.planning_error(request);
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (sharded.temp / "whole").string());
-    CHECK_THAT(error.what(), Says(leftover));
+    check_error(sharded.planning_error(request), {.path = sharded.temp / "whole", .says = leftover});
   }
   const Sharded sharded;
   write_file(sharded.temp / "whole/model.safetensors", "old");
@@ -121,12 +115,10 @@ TEST_CASE("Tied copies that differ are an error that names the element, and noth
   for (const unsigned threads : {1u, 3u}) {
     RunOptions options;
     options.threads = threads;
-    const Error error = error_of([&] { consolidate(sharded.request("deep/whole"), options); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == sharded.rank_file(1, 1).string());
-    CHECK(error.tensor() == "lm_head.weight");
-    CHECK_THAT(error.what(), Says("a replica of model.embed_tokens.weight"));
-    CHECK_THAT(error.what(), Says("[21, 3]"));
+    check_refused([&] { consolidate(sharded.request("deep/whole"), options); },
+                  {.path = sharded.rank_file(1, 1),
+                   .tensor = "lm_head.weight",
+                   .says = {"a replica of model.embed_tokens.weight", "[21, 3]"}});
     CHECK((snapshot(sharded.temp.path()) == before));
   }
 }
@@ -173,9 +165,8 @@ TEST_CASE("A config.json of another model is noticed") {
   TinyModel other;
   other.layers = 3;
   write_file(sharded.temp / "out/config.json", other.config().dump());
-  const Error missing = sharded.planning_error(sharded.request("whole"));
-  CHECK(missing.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(missing.what(), Says("num_hidden_layers is 3 in config.json, but the files have layers 0 to 1"));
+  check_error(sharded.planning_error(sharded.request("whole")),
+              {.says = "num_hidden_layers is 3 in config.json, but the files have layers 0 to 1"});
   other.layers = 1;
   write_file(sharded.temp / "out/config.json", other.config().dump());
   CHECK_THAT(sharded.planning_error(sharded.request("whole")).what(),
@@ -256,11 +247,8 @@ TEST_CASE("A replica that differs from the others is an error and nothing is wri
     const std::string intact = read_file(file);
     spoil(file, tensor);
     const auto before = snapshot(sharded.temp.path());
-    const Error error = error_of([&] { consolidate(sharded.request("whole")); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == file.string());
-    CHECK(error.tensor() == tensor);
-    CHECK_THAT(error.what(), Says("first at element ["));
+    check_refused([&] { consolidate(sharded.request("whole")); },
+                  {.path = file, .tensor = tensor, .says = "first at element ["});
     CHECK((snapshot(sharded.temp.path()) == before));
     write_file(file, intact);
   }

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/oracle.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -88,15 +87,11 @@ TEST_CASE("A rename that makes two names one, or one empty, is a usage error tha
   const Names names{"a.w", "b.w"};
   ConvertRequest request = names.request();
   add_rename(request, "^[ab]=c");
-  Error error = error_of([&] { plan_convert(request); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK(error.tensor() == "b.w");
-  CHECK_THAT(error.what(), Says("`rename` gives it and a.w the same name, c.w"));
+  check_refused([&] { plan_convert(request); },
+                {.kind = ErrorKind::kUsage, .tensor = "b.w", .says = "`rename` gives it and a.w the same name, c.w"});
   request = names.request();
   add_rename(request, "^a.*=");
-  error = error_of([&] { plan_convert(request); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK(error.tensor() == "a.w");
+  check_refused([&] { plan_convert(request); }, {.kind = ErrorKind::kUsage, .tensor = "a.w"});
 }
 
 TEST_CASE("What is dropped, or not kept, is left out by its old name, and its bytes are counted") {
@@ -144,18 +139,14 @@ TEST_CASE("To leave no tensor is a usage error") {
       request.names.keep.emplace_back("keep", "nothing");
     else
       request.names.drop.emplace_back("drop", "w");
-    const Error error = error_of([&] { plan_convert(request); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("`drop` and `keep` leave no tensor"));
+    check_refused([&] { plan_convert(request); },
+                  {.kind = ErrorKind::kUsage, .says = "`drop` and `keep` leave no tensor"});
   }
 }
 
 TEST_CASE("A source that holds no tensors is said to, whatever is dropped and kept") {
   const Names names{};
-  const Error error = error_of([&] { plan_convert(names.request()); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (names.temp / "in").string());
-  CHECK_THAT(error.what(), Says("holds no tensors"));
+  check_refused([&] { plan_convert(names.request()); }, {.path = names.temp / "in", .says = "holds no tensors"});
 }
 
 TEST_CASE("A pattern that matches nothing is noted with its option") {
@@ -179,19 +170,15 @@ TEST_CASE("A rename that works on what an earlier one made is of use, and is not
 }
 
 TEST_CASE("Patterns and renames that are none are usage errors that show them") {
-  for (const char* text : {"no equals sign", "=y", ""}) {
-    const Error error = error_of([&] { parse_rename("rename", text); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("is not REGEX=REPLACEMENT"));
-  }
-  for (const char* text : {"(", "[", "*", "a{2,1}"}) {
-    const Error error = error_of([&] { NamePattern("drop", text); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("`drop`: \"" + std::string(text) + "\" is not a regular expression"));
-  }
-  const Error error = error_of([] { NamePattern("keep", "^(?!lm_head)"); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("`keep`: the pattern \"^(?!lm_head)\" uses look-ahead"));
+  for (const char* text : {"no equals sign", "=y", ""})
+    check_refused([&] { parse_rename("rename", text); },
+                  {.kind = ErrorKind::kUsage, .says = "is not REGEX=REPLACEMENT"});
+  for (const char* text : {"(", "[", "*", "a{2,1}"})
+    check_refused(
+        [&] { NamePattern("drop", text); },
+        {.kind = ErrorKind::kUsage, .says = "`drop`: \"" + std::string(text) + "\" is not a regular expression"});
+  check_refused([] { NamePattern("keep", "^(?!lm_head)"); },
+                {.kind = ErrorKind::kUsage, .says = "`keep`: the pattern \"^(?!lm_head)\" uses look-ahead"});
 }
 
 TEST_CASE("A checkpoint of other names is sharded once they are renamed to the family's") {

@@ -5,12 +5,11 @@
 #include <set>
 
 #include "reshard/plan/target/dtypes.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -68,9 +67,7 @@ TEST_CASE("Shards of what is no shards need a number of ranks") {
   ConvertRequest request = convert_request(all.temp / "model", all.temp / "out");
   for (const Layout* const kind : {layout("ranks"), layout("optimum")}) {
     request.target.layout = kind;
-    const Error error = refused(request, all.temp.path());
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("`tp` is required"));
+    check_error(refused(request, all.temp.path()), {.kind = ErrorKind::kUsage, .says = "`tp` is required"});
   }
 }
 
@@ -83,11 +80,9 @@ TEST_CASE("Shards need a model of a known family, or the metadata of ranks") {
     write_file(all.temp / source / "config.json", config.dump());
     ConvertRequest request = Checkpoints::to_shards(all.temp / source, all.temp / "out", layout("ranks"));
     if (std::string(source) == "model") {
-      const Error error = refused(request, all.temp.path());
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == (all.temp / source).string());
-      CHECK_THAT(error.what(), Says("of a known family"));
-      CHECK_THAT(error.hint(), Says("\"unheard_of\", which is not known"));
+      check_error(
+          refused(request, all.temp.path()),
+          {.path = all.temp / source, .says = "of a known family", .hint = "\"unheard_of\", which is not known"});
     } else {
       request.target.tp = 1;
       convert(request);
@@ -109,9 +104,8 @@ TEST_CASE("A format that the layout has not is a usage error") {
   CHECK_THAT(refused(request, all.temp.path()).what(), Says("layout hf does not support `format` xser"));
   request = Checkpoints::to_shards(all.temp / "model", all.temp / "out", layout("optimum"));
   request.target.format = Format::kSafetensors;
-  const Error error = refused(request, all.temp.path());
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("layout optimum does not support `format` safetensors"));
+  check_error(refused(request, all.temp.path()),
+              {.kind = ErrorKind::kUsage, .says = "layout optimum does not support `format` safetensors"});
 }
 
 TEST_CASE("Packed dtypes cannot become files of torch, and the tensor is named") {
@@ -120,9 +114,7 @@ TEST_CASE("Packed dtypes cannot become files of torch, and the tensor is named")
   write_safetensors(temp / "in/model.safetensors", {{"experts.w", random_tensor(random, DType::kF4, {4})}});
   ConvertRequest request = convert_request(temp / "in", temp / "out");
   request.target.format = Format::kPytorch;
-  const Error error = refused(request, temp.path());
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.tensor() == "experts.w");
+  check_error(refused(request, temp.path()), {.kind = ErrorKind::kUnsupported, .tensor = "experts.w"});
 }
 
 TEST_CASE("The source's own files are never written, with force or without") {
@@ -131,10 +123,9 @@ TEST_CASE("The source's own files are never written, with force or without") {
     INFO("force " << force);
     ConvertRequest request = convert_request(all.temp / "model", all.temp / "model");
     request.force = force;
-    const Error error = refused(request, all.temp.path());
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK(error.path() == (all.temp / "model/model.safetensors").string());
-    CHECK_THAT(error.what(), Says("is an input and would be written"));
+    check_error(refused(request, all.temp.path()), {.kind = ErrorKind::kUsage,
+                                                    .path = all.temp / "model/model.safetensors",
+                                                    .says = "is an input and would be written"});
 
     request.target.format = Format::kPytorch;  // another name, but loaders would mix the two
     CHECK(refused(request, all.temp.path()).kind() == ErrorKind::kBadInput);
@@ -152,19 +143,17 @@ TEST_CASE("A shards folder is not replaced by what is read from it") {
     for (const fs::path& path : {source, source / kind->traits().folder}) {
       ConvertRequest request = Checkpoints::to_shards(path, source, kind);
       request.force = true;
-      const Error error = refused(request, all.temp.path());
-      CHECK(error.kind() == ErrorKind::kUsage);
-      CHECK_THAT(error.what(), Says("is an input and would be written"));
+      check_error(refused(request, all.temp.path()),
+                  {.kind = ErrorKind::kUsage, .says = "is an input and would be written"});
     }
   }
   ConvertRequest request = Checkpoints::to_shards(all.temp / "ranks", all.temp / "ranks", layout("ranks"));
   request.target.format = Format::kPytorch;  // in files of other names
   for (const bool force : {false, true}) {
     request.force = force;
-    const Error error = refused(request, all.temp.path());
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK(error.path() == (all.temp / "ranks/tensor_parallel_shards").string());
-    CHECK_THAT(error.what(), Says("holds the inputs and would be replaced"));
+    check_error(refused(request, all.temp.path()), {.kind = ErrorKind::kUsage,
+                                                    .path = all.temp / "ranks/tensor_parallel_shards",
+                                                    .says = "holds the inputs and would be replaced"});
   }
 }
 
@@ -185,9 +174,8 @@ TEST_CASE("An output directory inside the shards folder that is read is refused,
       const fs::path folder =
           all.temp / (std::string(source) == "optimum" ? "optimum/shards" : "ranks/tensor_parallel_shards");
       INFO(source << " " << inside);
-      const Error error = refused(convert_request(all.temp / source, folder / inside), all.temp.path());
-      CHECK(error.kind() == ErrorKind::kUsage);
-      CHECK_THAT(error.what(), Says("the output directory is inside the shards folder"));
+      check_error(refused(convert_request(all.temp / source, folder / inside), all.temp.path()),
+                  {.kind = ErrorKind::kUsage, .says = "the output directory is inside the shards folder"});
     }
 }
 
@@ -206,10 +194,8 @@ TEST_CASE("An output directory inside a model's own is neither copied nor in the
 TEST_CASE("Shards of another layout may be made beside those that are read, and are told apart afterwards") {
   const Checkpoints all;
   convert(Checkpoints::to_shards(all.temp / "ranks", all.temp / "ranks", layout("optimum")));
-  const Error error = refused(convert_request(all.temp / "ranks", all.temp / "whole"), all.temp.path());
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("holds two sharded checkpoints"));
-  CHECK_THAT(error.hint(), Says("give the folder that is meant"));
+  check_error(refused(convert_request(all.temp / "ranks", all.temp / "whole"), all.temp.path()),
+              {.says = "holds two sharded checkpoints", .hint = "give the folder that is meant"});
   for (const char* folder : {"ranks/shards", "ranks/tensor_parallel_shards"}) {
     convert(convert_request(all.temp / folder, all.temp / "whole"));
     CHECK((read_model(all.temp / "whole") == all.originals));
@@ -230,10 +216,8 @@ TEST_CASE("One file is converted by itself, whatever its format") {
     if (!fs::exists(all.temp / "bin")) convert(request);
   }
   const fs::path rank = all.temp / "optimum/shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
-  const Error error = refused(convert_request(rank, all.temp / "rank"), all.temp.path());
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == rank.string());
-  CHECK_THAT(error.what(), Says("records that it is tensor-parallel rank 0 of "));
+  check_error(refused(convert_request(rank, all.temp / "rank"), all.temp.path()),
+              {.path = rank, .says = "records that it is tensor-parallel rank 0 of "});
 }
 
 TEST_CASE("One file is split if its config.json is beside it, and not without") {
@@ -243,10 +227,8 @@ TEST_CASE("One file is split if its config.json is beside it, and not without") 
   CHECK(job->family == "llama");
   CHECK(job->target.logical.size() == job->source.logical.size());
   fs::rename(all.temp / "model/config.json", all.temp / "model/config.old");
-  const Error error = refused(Checkpoints::to_shards(file, all.temp / "again", layout("ranks")), all.temp.path());
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (all.temp / "model").string());
-  CHECK_THAT(error.what(), Says("no config.json"));
+  check_error(refused(Checkpoints::to_shards(file, all.temp / "again", layout("ranks")), all.temp.path()),
+              {.path = all.temp / "model", .says = "no config.json"});
 }
 
 TEST_CASE("A tied matrix in the shards of many ranks is noted once when they are sharded anew") {
@@ -407,10 +389,9 @@ TEST_CASE("An infinite number that is needed as a size is refused with its key")
   write_file(all.temp / "model/config.json",
              text.substr(0, key) + " Infinity" + text.substr(text.find_first_of(",}", key)));
   ConvertRequest request = convert_request(all.temp / "model", all.temp / "out");
-  const Error error = refused(request, all.temp.path());
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (all.temp / "model/config.json").string());
-  CHECK_THAT(error.what(), Says("\"num_hidden_layers\" is Infinity, expected a positive whole number"));
+  check_error(refused(request, all.temp.path()),
+              {.path = all.temp / "model/config.json",
+               .says = "\"num_hidden_layers\" is Infinity, expected a positive whole number"});
 }
 
 TEST_CASE("Copies of other data-parallel ranks are not this program's to delete") {
@@ -419,9 +400,7 @@ TEST_CASE("Copies of other data-parallel ranks are not this program's to delete"
   fs::copy_file(folder / "dp_rank_00_tp_rank_00_pp_rank_00.pt", folder / "dp_rank_01_tp_rank_00_pp_rank_00.pt");
   ConvertRequest request = Checkpoints::to_shards(all.temp / "model", all.temp / "optimum", layout("optimum"));
   request.force = true;
-  const Error error = refused(request, all.temp.path());
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("dp_rank_01_tp_rank_00_pp_rank_00.pt"));
+  check_error(refused(request, all.temp.path()), {.says = "dp_rank_01_tp_rank_00_pp_rank_00.pt"});
 }
 
 }  // namespace

@@ -1,10 +1,9 @@
 #include "reshard/io/memory_files.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -82,9 +81,7 @@ TEST_CASE("What cannot be inspected is refused with its path") {
   const Model model;
   CHECK(error_of([&] { model.inspect("nowhere"); }).kind() == ErrorKind::kBadInput);
   fs::create_directories(model.temp / "empty");
-  const Error empty = error_of([&] { model.inspect("empty"); });
-  CHECK(empty.kind() == ErrorKind::kBadInput);
-  CHECK(empty.path() == (model.temp / "empty").string());
+  check_refused([&] { model.inspect("empty"); }, {.path = model.temp / "empty"});
   write_file(model.temp / "bin/pytorch_model.bin", "PK");
   CHECK(error_of([&] { model.inspect("bin"); }).kind() == ErrorKind::kBadInput);
 }

@@ -6,11 +6,10 @@
 #include <algorithm>
 
 #include "reshard/io/memory_files.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/models.h"
+#include "support/refusals.h"
 
 namespace reshard::test {
 namespace {
@@ -52,12 +51,11 @@ TEST_CASE("A tensor that config.json asks for and that is missing is an error in
     CAPTURE(to);
     LackingModel model(1, "mlp.up_proj");
     ConvertRequest request = model.request(to);
-    const Error error = error_of([&] { plan_convert(model.files, request); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == "/m");
-    CHECK_THAT(error.what(), Says("2 tensors that config.json asks for are missing: "
-                                  "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight"));
-    CHECK_THAT(error.hint(), Says("`allow-missing`"));
+    check_refused([&] { plan_convert(model.files, request); },
+                  {.path = "/m",
+                   .says = "2 tensors that config.json asks for are missing: "
+                           "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight",
+                   .hint = "`allow-missing`"});
     request.allow_missing = true;
     const auto job = plan_convert(model.files, request);
     CHECK(notes_with(*job, "model.layers.1.mlp.up_proj.weight").size() == 1);
@@ -68,10 +66,10 @@ TEST_CASE("A layout that needs every tensor does not take the option that allows
   LackingModel model(1, "layers.1.mlp.up_proj");
   ConvertRequest request = model.request("ranks");
   request.allow_missing = true;
-  const Error error = error_of([&] { plan_convert(model.files, request); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("`allow-missing`: layout ranks needs every tensor of the model"));
-  CHECK_THAT(error.hint(), Says("hf, dcp"));
+  check_refused([&] { plan_convert(model.files, request); },
+                {.kind = ErrorKind::kUsage,
+                 .says = "`allow-missing`: layout ranks needs every tensor of the model",
+                 .hint = "hf, dcp"});
 }
 
 TEST_CASE("Tensors that rules drop are counted, where config.json asks for them") {

@@ -3,10 +3,9 @@
 #include "reshard/base/strings.h"
 #include "reshard/io/memory_files.h"
 #include "reshard/plan/job/job.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -86,11 +85,10 @@ TEST_CASE("A multiplier that cannot be is refused with those that can") {
       CHECK_NOTHROW(plan_shard(model.files, request));
       continue;
     }
-    const Error error = model.error(request);
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("(16 query, 2 key/value)"));
-    CHECK_THAT(error.what(), Says("multiplier of " + std::to_string(multiplier)));
-    CHECK_THAT(error.hint(), Says("multipliers that work for `tp` 8: 4, 8"));
+    check_error(model.error(request),
+                {.kind = ErrorKind::kUsage,
+                 .says = {"(16 query, 2 key/value)", "multiplier of " + std::to_string(multiplier)},
+                 .hint = "multipliers that work for `tp` 8: 4, 8"});
   }
 }
 
@@ -98,10 +96,7 @@ TEST_CASE("More stages than layers are refused with both numbers") {
   const Model model;
   ShardRequest request = model.request(1, 2);
   request.target.vpp = 2;
-  const Error error = model.error(request);
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("2 layers"));
-  CHECK_THAT(error.what(), Says("4 pipeline stages"));
+  check_error(model.error(request), {.kind = ErrorKind::kUsage, .says = {"2 layers", "4 pipeline stages"}});
 }
 
 TEST_CASE("Cuts that make no partition are refused") {
@@ -121,9 +116,7 @@ TEST_CASE("Cuts that make no partition are refused") {
     DYNAMIC_SECTION(join(cuts, " ")) {
       ShardRequest request = model.request(1, 3);
       request.target.pipeline_cuts = cuts;
-      const Error error = model.error(request);
-      CHECK(error.kind() == ErrorKind::kUsage);
-      CHECK_THAT(error.what(), Says(says));
+      check_error(model.error(request), {.kind = ErrorKind::kUsage, .says = says});
     }
   }
   ShardRequest request = model.request(1);
@@ -143,11 +136,11 @@ TEST_CASE("A partition through a packed byte is refused with the degrees that wo
   MemoryFiles files;
   const fs::path temp = "m";
   write_model(files, temp / "model", tiny, tensors);
-  const Error error = error_of([&] { plan_shard(files, shard_request(temp / "model", temp / "out", 2)); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK(error.tensor() == "model.layers.1.mlp.down_proj.weight");
-  CHECK_THAT(error.what(), Says("2 ranks would share a packed byte: elements of F4 have 4 bits"));
-  CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1"));
+  check_refused([&] { plan_shard(files, shard_request(temp / "model", temp / "out", 2)); },
+                {.kind = ErrorKind::kUsage,
+                 .tensor = "model.layers.1.mlp.down_proj.weight",
+                 .says = "2 ranks would share a packed byte: elements of F4 have 4 bits",
+                 .hint = "TP degrees that work for this model: 1"});
   tiny.intermediate = 12;  // four ranks have 3 of 12 elements, two have 6
   tiny.vocab = 4;
   tiny.kv_heads = 4;
@@ -172,11 +165,11 @@ TEST_CASE("A rank's tensor that does not fill whole bytes is refused as a partit
   MemoryFiles files;
   const fs::path temp = "m";
   write_model(files, temp / "model", tiny, tensors);
-  const Error error = error_of([&] { plan_shard(files, shard_request(temp / "model", temp / "out", 2)); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK(error.tensor() == "model.embed_tokens.weight");
-  CHECK_THAT(error.what(), Says("packed byte"));
-  CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1"));
+  check_refused([&] { plan_shard(files, shard_request(temp / "model", temp / "out", 2)); },
+                {.kind = ErrorKind::kUsage,
+                 .tensor = "model.embed_tokens.weight",
+                 .says = "packed byte",
+                 .hint = "TP degrees that work for this model: 1"});
 }
 
 TEST_CASE("An unknown model_type is unsupported, and a family whose tensors fit is named") {
@@ -199,11 +192,11 @@ TEST_CASE("Linears of two dtypes that a layout would fuse are unsupported, with 
   gate = random_tensor(random, DType::kF32, gate.shape);
   MemoryFiles files;
   write_model(files, "model", tiny, tensors);
-  const Error error = error_of([&] { plan_shard(files, shard_request("model", "out", 2)); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.path() == "model");
-  CHECK_THAT(error.what(), Says("tensors of two dtypes cannot be fused"));
-  CHECK_THAT(error.hint(), Says("`dtype`") && Says("a layout that fuses nothing"));
+  check_refused([&] { plan_shard(files, shard_request("model", "out", 2)); },
+                {.kind = ErrorKind::kUnsupported,
+                 .path = "model",
+                 .says = "tensors of two dtypes cannot be fused",
+                 .hint = {"`dtype`", "a layout that fuses nothing"}});
 }
 
 TEST_CASE("Where the tensors are not those of the model_type, the families that they fit are proposed") {
@@ -212,9 +205,7 @@ TEST_CASE("Where the tensors are not those of the model_type, the families that 
   for (const char* wrong : {"gpt2", "mixtral"}) {
     config["model_type"] = wrong;
     model.files.write("model/config.json", config.dump());
-    const Error error = model.error(model.request(1));
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.hint(), Says("choose one with `family`: llama, "));
+    check_error(model.error(model.request(1)), {.hint = "choose one with `family`: llama, "});
   }
 }
 
@@ -222,11 +213,8 @@ TEST_CASE("A model directory that is none is refused") {
   MemoryFiles files;
   const fs::path temp = "m";
   files.write(temp / "file", "");
-  for (const char* name : {"nowhere", "file"}) {
-    const Error error = error_of([&] { plan_shard(files, shard_request(temp / name, temp / "out")); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / name).string());
-  }
+  for (const char* name : {"nowhere", "file"})
+    check_refused([&] { plan_shard(files, shard_request(temp / name, temp / "out")); }, {.path = temp / name});
   files.make_directory(temp / "empty");
   CHECK_THAT(error_of([&] { plan_shard(files, shard_request(temp / "empty", temp / "out")); }).what(),
              Says("config.json"));
@@ -260,8 +248,7 @@ TEST_CASE("A config.json that links to itself is an Error that names it") {
   write_local_model(temp / "model");
   fs::remove(temp / "model/config.json");
   fs::create_symlink("config.json", temp / "model/config.json");
-  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); });
-  CHECK_THAT(error.what(), Says("config.json"));
+  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); }, {.says = "config.json"});
 }
 
 TEST_CASE("Options without effect are noted") {

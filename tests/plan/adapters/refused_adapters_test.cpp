@@ -4,6 +4,7 @@
 
 #include "plan/adapters/hand_made_adapters.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 
 namespace reshard::test {
 namespace {
@@ -44,10 +45,9 @@ TEST_CASE("A tensor that the metadata does not explain is an error that names it
                              bytes({6}, "445555"))
                  .what(),
              Says("contradicts its transformation spec"));
-  const Error magnitude = error_of_tensor(qkv + "lora_magnitude_vector.default.weight", cut(0),
-                                          qkv + "lora_magnitude_vector", bytes({6}, "445555"));
-  CHECK(magnitude.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(magnitude.what(), Says("belongs to a fused linear"));
+  check_error(error_of_tensor(qkv + "lora_magnitude_vector.default.weight", cut(0), qkv + "lora_magnitude_vector",
+                              bytes({6}, "445555")),
+              {.kind = ErrorKind::kUnsupported, .says = "belongs to a fused linear"});
   CHECK_THAT(
       error_of_tensor("m.lora_magnitude_vector.default.weight", whole(), "m.lora_magnitude_vector", bytes({1}, "4"))
           .what(),
@@ -76,9 +76,8 @@ TEST_CASE("A folder that was renamed is known by the only adapter in its metadat
   HandMade two;
   for (const char* name : {"first", "second"}) two.parameters["m.lora_A." + std::string(name) + ".weight"] = cut(1);
   two.write(temp / "in", "renamed", {TensorMap{{"m.lora_A.weight", bytes({1, 1}, "0")}}, {}});
-  const Error error = planning_error(temp, request_of(temp / "in", temp / "out2"));
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("\"renamed\", but the metadata knows first, second"));
+  check_error(planning_error(temp, request_of(temp / "in", temp / "out2")),
+              {.says = "\"renamed\", but the metadata knows first, second"});
 }
 
 TEST_CASE("An adapter without its metadata, with a rank missing, or with ranks that differ is refused") {
@@ -107,10 +106,8 @@ TEST_CASE("Adapters go beside their shards unless told otherwise, and never over
   CHECK(fs::exists(temp / "in/x/adapter_config.json"));
   consolidate(request_of(temp / "in/adapter_x/adapter_shards"));
   CHECK(read_tensors(temp / "in/adapter_x/adapter_model.safetensors").size() == 2);
-  for (const char* inside : {"in/adapter_x/adapter_shards", "in/adapter_x/adapter_shards/model/deep"}) {
-    const Error error = planning_error(temp, request_of(temp / "in", temp / inside));
-    CHECK(error.kind() == ErrorKind::kUsage);
-  }
+  for (const char* inside : {"in/adapter_x/adapter_shards", "in/adapter_x/adapter_shards/model/deep"})
+    check_error(planning_error(temp, request_of(temp / "in", temp / inside)), {.kind = ErrorKind::kUsage});
   ConsolidateRequest other = request_of(temp / "in");
   other.target.format = Format::kPytorch;
   other.force = true;

@@ -1,11 +1,10 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/specs/peft/adapter_config.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
 
@@ -136,18 +135,15 @@ TEST_CASE("Options that shards of adapters have no room for are refused") {
   for (const auto& [change, says] : options) {
     ShardRequest request = c.request();
     change(request.target);
-    const Error error = error_of([&] { plan_shard(request); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says(says));
+    check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUsage, .says = says});
   }
 }
 
 TEST_CASE("A fused linear is adapted as a whole or not at all") {
   Case c;
   c.adapt("mlp.up_proj", 4, 4);
-  const Error half = c.error();
-  CHECK(half.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(half.what(), Says("adapts model.layers.0.mlp.up_proj, but not model.layers.0.mlp.gate_proj"));
+  check_error(c.error(), {.kind = ErrorKind::kUnsupported,
+                          .says = "adapts model.layers.0.mlp.up_proj, but not model.layers.0.mlp.gate_proj"});
   c.adapt_mlp();
   c.tensors[kLayer + "mlp.up_proj.lora_B.bias"] = Case::counting({4});
   CHECK_THAT(c.error().what(), Says("adapted in different ways"));
@@ -183,11 +179,8 @@ TEST_CASE("An adapter that does not fit the model or its own config is refused b
     c.adapt_mlp();
     c.adapt("mlp.down_proj", 4, 4);
     c.tensors[name] = Case::counting(shape);
-    const Error error = c.error();
-    CHECK(error.kind() == kind);
-    CHECK(error.tensor() == name);
-    CHECK(error.path() == (c.temp / "peft/adapter_model.safetensors").string());
-    CHECK_THAT(error.what(), Says(says));
+    check_error(c.error(),
+                {.kind = kind, .path = c.temp / "peft/adapter_model.safetensors", .tensor = name, .says = says});
   };
   refused(kLayer + "mlp.down_proj.lora_A.weight", {2, 4}, ErrorKind::kBadInput, "make it [1, 4]");
   refused(kLayer + "mlp.down_proj.lora_B.weight", {5, 1}, ErrorKind::kBadInput, "make it [4, 1]");
@@ -215,8 +208,7 @@ TEST_CASE("An adapter that does not fit the model or its own config is refused b
   Case c;
   c.adapt("mlp.down_proj", 4, 4);
   c.tensors.erase(kLayer + "mlp.down_proj.lora_B.weight");
-  const Error half = c.error();
-  CHECK(half.tensor() == kLayer + "mlp.down_proj.lora_B.weight");
+  check_error(c.error(), {.tensor = kLayer + "mlp.down_proj.lora_B.weight"});
 }
 
 TEST_CASE("A lora_B or lora_A that is missing is one error, which names it, whether its linear is fused or not") {
@@ -228,11 +220,9 @@ TEST_CASE("A lora_B or lora_A that is missing is one error, which names it, whet
       c.adapt("mlp.down_proj", 4, 4);
       const std::string name = kLayer + linear + "." + lost + ".weight";
       REQUIRE(c.tensors.erase(name) == 1);
-      const Error error = c.error();
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == (c.temp / "peft/adapter_model.safetensors").string());
-      CHECK(error.tensor() == name);
-      CHECK_THAT(error.what(), Says("is missing, though the " + std::string(left) + " of the module is there"));
+      check_error(c.error(), {.path = c.temp / "peft/adapter_model.safetensors",
+                              .tensor = name,
+                              .says = "is missing, though the " + std::string(left) + " of the module is there"});
     }
 }
 
@@ -244,9 +234,7 @@ TEST_CASE("A bias beside projections for grouped-query attention is refused") {
     c.adapt(linear, out, 4);
     c.tensors[kLayer + linear + ".lora_B.bias"] = Case::counting({out});
   }
-  const Error error = c.error(4);
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.tensor() == kLayer + "self_attn.qkv_proj.lora_B.bias");
+  check_error(c.error(4), {.kind = ErrorKind::kUnsupported, .tensor = kLayer + "self_attn.qkv_proj.lora_B.bias"});
 }
 
 TEST_CASE("Directories that hold no adapter, no model or two adapters of one name are refused") {
@@ -254,9 +242,7 @@ TEST_CASE("Directories that hold no adapter, no model or two adapters of one nam
   c.adapt("mlp.down_proj", 4, 4);
   const auto refused = [&](ShardRequest request, ErrorKind kind, const std::string& says) {
     const auto before = snapshot(c.temp.path());
-    const Error error = error_of([&] { plan_shard(request); });
-    CHECK(error.kind() == kind);
-    CHECK_THAT(error.what(), Says(says));
+    check_refused([&] { plan_shard(request); }, {.kind = kind, .says = says});
     CHECK((snapshot(c.temp.path()) == before));
   };
   ShardRequest request = c.request();
@@ -344,9 +330,7 @@ TEST_CASE("An exact adapter is consolidated elsewhere, is checked for its zeros,
   ConsolidateRequest in_place = back;
   in_place.output_directory.reset();
   in_place.force = true;
-  const Error replaced = error_of([&] { plan_consolidate(in_place); });
-  CHECK(replaced.kind() == ErrorKind::kUsage);
-  CHECK_THAT(replaced.hint(), Says("another output directory"));
+  check_refused([&] { plan_consolidate(in_place); }, {.kind = ErrorKind::kUsage, .hint = "another output directory"});
 }
 
 TEST_CASE("A config with other ranks than the files is left as it is, and the scale is said to be unknown") {

@@ -1,8 +1,7 @@
 #include "reshard/plan/job/check.h"
 
 #include "reshard/plan/job/program.h"
-#include "support/catch.h"
-#include "support/errors.h"
+#include "support/refusals.h"
 
 namespace reshard::test {
 namespace {
@@ -50,26 +49,23 @@ Error failure_of(const TensorMap& map, std::string_view detail = {}) {
 }
 
 TEST_CASE("A replica that differs names both files and the element, and the detail that is known") {
-  const Error error = failure_of(replicated(DType::kF32), "by much");
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == "rank1");
-  CHECK(error.tensor() == "stored_w");
-  CHECK_THAT(error.what(), Says("is a replica of w in rank0, but differs from it, first at element [2]; by much"));
-  CHECK_THAT(error.hint(), Says("mixed up"));
+  check_error(failure_of(replicated(DType::kF32), "by much"),
+              {.path = "rank1",
+               .tensor = "stored_w",
+               .says = "is a replica of w in rank0, but differs from it, first at element [2]; by much",
+               .hint = "mixed up"});
 }
 
 TEST_CASE("What a check that fails says depends on the reason for it") {
   CHECK_THAT(failure_of(tied(DType::kF32)).hint(), Says("tie_word_embeddings"));
-  const Error padding = failure_of(two_ranks(DType::kF32, 0));
-  CHECK_THAT(padding.what(), Says("holds other values than zeros in its padding, first at [2]"));
-  CHECK_THAT(padding.hint(), Says("config.json belongs to another model"));
+  check_error(failure_of(two_ranks(DType::kF32, 0)),
+              {.says = "holds other values than zeros in its padding, first at [2]",
+               .hint = "config.json belongs to another model"});
   CHECK_THAT(failure_of(two_ranks(DType::kF32, 7)).what(), Says("the lowest of its dtype"));
-  const Error number = failure_of(two_ranks(DType::kI32, 3, Fill::kRankNumber));
-  CHECK_THAT(number.what(), Says("is not the number of 3"));
-  CHECK_THAT(number.hint(), Says("renamed or swapped"));
-  const Error constant = failure_of(two_ranks(DType::kF32, 3, Fill::kConstant));
-  CHECK_THAT(constant.what(), Says("differs from the value that the layout has there, first at [2]"));
-  CHECK_THAT(constant.hint(), Says("of another layout"));
+  check_error(failure_of(two_ranks(DType::kI32, 3, Fill::kRankNumber)),
+              {.says = "is not the number of 3", .hint = "renamed or swapped"});
+  check_error(failure_of(two_ranks(DType::kF32, 3, Fill::kConstant)),
+              {.says = "differs from the value that the layout has there, first at [2]", .hint = "of another layout"});
 }
 
 TEST_CASE("Where equal replicas are the only evidence, their difference is never accepted and has a hint of its own") {

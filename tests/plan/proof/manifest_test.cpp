@@ -3,14 +3,10 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/base/error.h"
-#include "support/catch.h"
-#include "support/errors.h"
+#include "support/refusals.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
-using test::error_of;
-using test::Says;
 
 Sha256Digest digest(unsigned char first) {
   Sha256Digest all{};
@@ -51,32 +47,41 @@ TEST_CASE("A manifest comes back from its text, which has a tensor a line") {
 }
 
 TEST_CASE("A manifest that was edited, or is another file, is refused with what is wrong") {
-  const auto refused = [](const auto& change) {
-    nlohmann::json json = nlohmann::json::parse(manifest_text(sample()));
-    change(json);
-    const Error error = error_of([&] { parse_manifest(json.dump(), "m.json"); });
-    CHECK(error.path() == "m.json");
-    CHECK_THAT(error.hint(), Says("`manifest`"));
-    return std::string(error.what());
-  };
-  CHECK_THAT(refused([](auto& json) { json.erase("manifest"); }), Says("is no manifest of this program"));
-  CHECK_THAT(refused([](auto& json) { json["manifest"] = 2; }), Says("is a manifest of version 2"));
-  CHECK_THAT(refused([](auto& json) { json["leaf_bytes"] = 7; }), Says("\"leaf_bytes\" is 7, expected 4194304"));
-  CHECK_THAT(refused([](auto& json) { json["tensors"][1]["leaves"][0] = to_hex(digest(9)); }),
-             Says("b: its leaves do not make its digest"));
-  CHECK_THAT(refused([](auto& json) { json["tensors"][1]["leaves"][0] = "12"; }), Says("\"leaves\""));
-  CHECK_THAT(refused([](auto& json) { json["tensors"][1]["name"] = "a.weight"; }), Says("a.weight: is there twice"));
-  CHECK_THAT(refused([](auto& json) { json["tensors"][0]["dtype"] = "BF15"; }), Says("\"dtype\""));
-  CHECK_THAT(refused([](auto& json) { json["tensors"][0]["shape"] = {-1}; }), Says("\"shape\""));
-  CHECK_THAT(refused([](auto& json) { json["tensors"][2]["role"] = "buffer"; }),
-             Says("tensors[2]") && Says("\"role\""));
-  CHECK_THAT(refused([](auto& json) { json["files"][0]["sha256"] = "00"; }),
-             Says("files[0]") && Says("64 hexadecimal"));
-  CHECK_THAT(refused([](auto& json) { json["mesh"]["tp"] = "4"; }), Says("\"tp\""));
-  CHECK_THAT(refused([](auto& json) { json["options"]["pad"] = 0.5; }), Says("options") && Says("\"pad\""));
-  for (const char* outside : {"../other.json", "/etc/passwd", "a/../../b", ""})
-    CHECK_THAT(refused([&](auto& json) { json["files"][0]["path"] = outside; }),
-               Says("files[0].path") && Says("leads out of the directory"));
+  using Json = nlohmann::json;
+  std::vector<Refused<std::function<void(Json&)>>> rows{
+      {"no manifest", [](Json& json) { json.erase("manifest"); }, {.says = "is no manifest of this program"}},
+      {"another version",
+       [](Json& json) { json["manifest"] = 2; },
+       {.kind = ErrorKind::kUnsupported, .says = "is a manifest of version 2"}},
+      {"another size of leaves",
+       [](Json& json) { json["leaf_bytes"] = 7; },
+       {.says = "\"leaf_bytes\" is 7, expected 4194304"}},
+      {"another leaf",
+       [](Json& json) { json["tensors"][1]["leaves"][0] = to_hex(digest(9)); },
+       {.says = "b: its leaves do not make its digest"}},
+      {"a short leaf", [](Json& json) { json["tensors"][1]["leaves"][0] = "12"; }, {.says = "\"leaves\""}},
+      {"a name twice",
+       [](Json& json) { json["tensors"][1]["name"] = "a.weight"; },
+       {.says = "a.weight: is there twice"}},
+      {"a dtype", [](Json& json) { json["tensors"][0]["dtype"] = "BF15"; }, {.says = "\"dtype\""}},
+      {"a shape", [](Json& json) { json["tensors"][0]["shape"] = {-1}; }, {.says = "\"shape\""}},
+      {"a role", [](Json& json) { json["tensors"][2]["role"] = "buffer"; }, {.says = {"tensors[2]", "\"role\""}}},
+      {"a digest of a file",
+       [](Json& json) { json["files"][0]["sha256"] = "00"; },
+       {.says = {"files[0]", "64 hexadecimal"}}},
+      {"a mesh", [](Json& json) { json["mesh"]["tp"] = "4"; }, {.says = "\"tp\""}},
+      {"an option", [](Json& json) { json["options"]["pad"] = 0.5; }, {.says = {"options", "\"pad\""}}}};
+  for (const std::string outside : {"../other.json", "/etc/passwd", "a/../../b", ""})
+    rows.push_back({"the path " + outside,
+                    [=](Json& json) { json["files"][0]["path"] = outside; },
+                    {.says = {"files[0].path", "leads out of the directory"}}});
+  check_refusals<std::function<void(Json&)>>(
+      [](const auto& change) {
+        Json json = Json::parse(manifest_text(sample()));
+        change(json);
+        parse_manifest(json.dump(), "m.json");
+      },
+      {.path = "m.json", .hint = "`manifest`"}, rows);
   CHECK_THAT(error_of([] { parse_manifest("no JSON", "m.json"); }).what(), Says("not valid JSON"));
   const std::string cut = manifest_text(sample()).substr(0, 300);
   CHECK_THAT(error_of([&] { parse_manifest(cut, "m.json"); }).hint(), Says("was edited or damaged"));
@@ -129,9 +134,7 @@ TEST_CASE("A list in which some files are looked up may have lines of others, an
 TEST_CASE("A line of SHA256SUMS that is none, or leads elsewhere, is refused with its number") {
   const std::string good = to_hex(digest(1)) + "  a\n";
   const auto refused = [&](const std::string& line) {
-    const Error error = error_of([&] { parse_sha256sums(good + line, "S"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says("line 2"));
+    const Error error = check_refused([&] { parse_sha256sums(good + line, "S"); }, {.says = "line 2"});
     CHECK_FALSE(error.hint().empty());
     return std::string(error.what());
   };
@@ -146,4 +149,4 @@ TEST_CASE("A line of SHA256SUMS that is none, or leads elsewhere, is refused wit
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test

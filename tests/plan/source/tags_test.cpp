@@ -6,11 +6,10 @@
 #include <cerrno>
 
 #include "reshard/io/memory_files.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/files.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/unprivileged.h"
 
@@ -121,33 +120,29 @@ TEST_CASE("A tag that was cut off, holds no weights or has a temporary name is n
 TEST_CASE("Where no tag is finished the error lists them, each with its reason") {
   Tag empty = tag("step_6");
   empty.has_weights = false;
-  const Error error = error_of([&] { choose_tag({cut_off("step_3"), empty}, "step_3"); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("step_3 (it has no file \"done\"), step_6 (it holds no weights)"));
-  CHECK_THAT(error.hint(), Says("`tag`"));
+  check_refused(
+      [&] {
+        choose_tag({cut_off("step_3"), empty}, "step_3");
+      },
+      {.says = "step_3 (it has no file \"done\"), step_6 (it holds no weights)", .hint = "`tag`"});
 }
 
 TEST_CASE("Names that do not tell which tag is the newest are an error that lists them") {
   for (const auto& tags : {std::vector<Tag>{done("epoch_2"), done("step_300")},
                            {trained("checkpoint-10"), trained("final")},
                            {done("step_3"), done("step_03")},
-                           {done("step_3"), done("step_3-old")}}) {
-    const Error error = error_of([&] { choose_tag(tags, {}); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says(tags[0].name + ", " + tags[1].name));
-    CHECK_THAT(error.hint(), Says("`tag`"));
-  }
+                           {done("step_3"), done("step_3-old")}})
+    check_refused([&] { choose_tag(tags, {}); },
+                  {.kind = ErrorKind::kUsage, .says = tags[0].name + ", " + tags[1].name, .hint = "`tag`"});
 }
 
 TEST_CASE("Of several checkpoints one whose name is not that of a tag is taken only if the file latest names it") {
   const std::vector<Tag> sizes{done("llama-8b"), done("llama-70b")};  // comparable, but not steps of one run
-  for (const auto& tags : {std::vector<Tag>{cut_off("step_3"), done("llama-optimum")}, sizes}) {
-    const Error error = error_of([&] { choose_tag(tags, "step_3"); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("none named like a training run's (step_3, checkpoint-10): "));
-    CHECK_THAT(error.what(), Says(tags.back().name));
-    CHECK_THAT(error.hint(), Says("`tag`"));
-  }
+  for (const auto& tags : {std::vector<Tag>{cut_off("step_3"), done("llama-optimum")}, sizes})
+    check_refused([&] { choose_tag(tags, "step_3"); },
+                  {.kind = ErrorKind::kUsage,
+                   .says = {"none named like a training run's (step_3, checkpoint-10): ", tags.back().name},
+                   .hint = "`tag`"});
   CHECK_THAT(error_of([&] { choose_tag(sizes, {}); }).what(), Says("llama-8b, llama-70b"));
   CHECK(chosen({done("llama-optimum")}, "llama-optimum") == "llama-optimum");
   CHECK(chosen(sizes, "llama-8b") == "llama-8b");
@@ -195,13 +190,9 @@ TEST_CASE("Of a directory of unrelated models none is taken without being asked 
   const fs::path temp = "m";
   write_nxd(files, temp / "models/llama-optimum/shards");
   files.write(temp / "models/mistral/model.safetensors", "");
-  for (const TagContent content : {TagContent::kAny, TagContent::kShards}) {
-    const Error error = error_of([&] { find_checkpoint(files, temp / "models", {}, content); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK(error.path() == (temp / "models").string());
-    CHECK_THAT(error.what(), Says(": llama-optimum"));
-    CHECK_THAT(error.hint(), Says("`tag`"));
-  }
+  for (const TagContent content : {TagContent::kAny, TagContent::kShards})
+    check_refused([&] { find_checkpoint(files, temp / "models", {}, content); },
+                  {.kind = ErrorKind::kUsage, .path = temp / "models", .says = ": llama-optimum", .hint = "`tag`"});
   CHECK(find_checkpoint(files, temp / "models", "llama-optimum").path == temp / "models/llama-optimum");
   CHECK(find_checkpoint(files, temp / "models", "mistral").path == temp / "models/mistral");
   files.write(temp / "models/latest", "llama-optimum\n");
@@ -264,11 +255,10 @@ TEST_CASE("Folders with the names of tags that hold no weights are an error that
   files.make_directory(temp / "run/step_3");
   files.write(temp / "run/step_4/scheduler.pt", "");
   for (const TagContent content : {TagContent::kAny, TagContent::kShards}) {
-    const Error error = error_of([&] { find_checkpoint(files, temp / "run", {}, content); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "run").string());
-    CHECK_THAT(error.what(),
-               Says("holds no finished checkpoint: step_3 (it holds no weights), step_4 (it holds no weights)"));
+    const Error error = check_refused(
+        [&] { find_checkpoint(files, temp / "run", {}, content); },
+        {.path = temp / "run",
+         .says = "holds no finished checkpoint: step_3 (it holds no weights), step_4 (it holds no weights)"});
     CHECK_THAT(error.hint(), !Says("`tag`"));  // which would find nothing there either
   }
   CHECK(find_checkpoint(files, temp / "run/step_3", {}).path == temp / "run/step_3");
@@ -282,9 +272,8 @@ TEST_CASE("A run of Megatron-LM is named as what it is, and no run without check
     files.write("m/iter_0000010/" + rank + "/model_optim_rng.pt", "");
     const bool has_latest = GENERATE(false, true);
     if (has_latest) files.write("m/latest_checkpointed_iteration.txt", "10");
-    const Error error = error_of([&] { find_checkpoint(files, "m", {}); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK_THAT(error.what(), Says("a checkpoint of Megatron-LM"));
+    check_refused([&] { find_checkpoint(files, "m", {}); },
+                  {.kind = ErrorKind::kUnsupported, .says = "a checkpoint of Megatron-LM"});
   }
 }
 
@@ -318,15 +307,10 @@ TEST_CASE("The name of a tag never leads out of the directory, from the command 
   write_nxd(files, temp / "other/step_3");
   for (const std::string name : {"", ".", "..", "../other", "/tmp", "step_3/", "step_3/..", "a\nb"}) {
     INFO(name);
-    const Error error = error_of([&] { find_checkpoint(files, temp / "run", name); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("`tag`"));
+    check_refused([&] { find_checkpoint(files, temp / "run", name); }, {.kind = ErrorKind::kUsage, .says = "`tag`"});
     if (name == "a\nb") continue;
     files.write(temp / "run/latest", name + "\n");
-    const Error in_file = error_of([&] { find_checkpoint(files, temp / "run", {}); });
-    CHECK(in_file.kind() == ErrorKind::kBadInput);
-    CHECK(in_file.path() == (temp / "run/latest").string());
-    CHECK_THAT(in_file.hint(), Says("`tag`"));
+    check_refused([&] { find_checkpoint(files, temp / "run", {}); }, {.path = temp / "run/latest", .hint = "`tag`"});
   }
 }
 
@@ -339,15 +323,10 @@ TEST_CASE("The file latest names a folder beside it, with or without an end of l
     CHECK(find_checkpoint(temp.path(), {}).path == temp / "step_3");
   }
   write_file(temp / "latest", "step_12");
-  const Error gone = error_of([&] { find_checkpoint(temp.path(), {}); });
-  CHECK(gone.kind() == ErrorKind::kBadInput);
-  CHECK(gone.path() == (temp / "latest").string());
-  CHECK_THAT(gone.what(), Says("step_12"));
+  check_refused([&] { find_checkpoint(temp.path(), {}); }, {.path = temp / "latest", .says = "step_12"});
   for (const std::size_t length : {300, 5000}) {
     write_file(temp / "latest", std::string(length, 'x'));
-    const Error error = error_of([&] { find_checkpoint(temp.path(), {}); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "latest").string());
+    check_refused([&] { find_checkpoint(temp.path(), {}); }, {.path = temp / "latest"});
   }
   CHECK(find_checkpoint(temp.path(), "step_6").path == temp / "step_6");
   fs::remove(temp / "latest");
@@ -361,11 +340,8 @@ TEST_CASE("A tag that is not there is an error that says which are, so is one of
   const fs::path temp = "m";
   write_nxd(files, temp / "step_3");
   write_nxd(files, temp / "step_6", false);
-  const Error error = error_of([&] { find_checkpoint(files, temp, "step_9"); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == temp.string());
-  CHECK_THAT(error.what(), Says("step_9"));
-  CHECK_THAT(error.hint(), Says("step_3, step_6"));
+  check_refused([&] { find_checkpoint(files, temp, "step_9"); },
+                {.path = temp, .says = "step_9", .hint = "step_3, step_6"});
   CHECK(error_of([&] { find_checkpoint(files, temp / "step_3/done", "x"); }).kind() == ErrorKind::kUsage);
   CHECK(error_of([&] { find_checkpoint(files, temp / "nowhere", "x"); }).kind() == ErrorKind::kBadInput);
   CHECK(find_checkpoint(files, temp, "step_6").path == temp / "step_6");  // as it is asked for, finished or not
@@ -390,12 +366,12 @@ TEST_CASE("A file latest that cannot be looked at or read is an error, not absen
         storage.before = [&](FaultStorage::Operation, std::uint64_t now) {
           if (now == number) throw system_error(fault, "made to fail", run / "latest");
         };
-        const Error error = error_of([&] {
-          find_checkpoint(storage, run, {});
-          read_checkpoint(storage, run, {.use = ConfigUse::kLenient});
-        });
-        CHECK(error.kind() == ErrorKind::kIo);
-        CHECK(error.path() == (run / "latest").string());
+        check_refused(
+            [&] {
+              find_checkpoint(storage, run, {});
+              read_checkpoint(storage, run, {.use = ConfigUse::kLenient});
+            },
+            {.kind = ErrorKind::kIo, .path = run / "latest"});
       }
     }
     CHECK(faults > 0);
@@ -423,15 +399,11 @@ TEST_CASE("Errors of the choice name the directory") {
   MemoryFiles files;
   const fs::path temp = "m";
   write_nxd(files, temp / "step_3", false);
-  const Error none = error_of([&] { find_checkpoint(files, temp, {}); });
-  CHECK(none.kind() == ErrorKind::kBadInput);
-  CHECK(none.path() == temp.string());
+  check_refused([&] { find_checkpoint(files, temp, {}); }, {.path = temp});
   write_nxd(files, temp / "step_6");
   write_nxd(files, temp / "final");
-  const Error which = error_of([&] { find_checkpoint(files, temp, {}); });
-  CHECK(which.kind() == ErrorKind::kUsage);
-  CHECK(which.path() == temp.string());
-  CHECK_THAT(which.what(), Says("final, step_6"));
+  check_refused([&] { find_checkpoint(files, temp, {}); },
+                {.kind = ErrorKind::kUsage, .path = temp, .says = "final, step_6"});
 }
 
 }  // namespace

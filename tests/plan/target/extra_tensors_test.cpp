@@ -6,12 +6,11 @@
 
 #include "reshard/plan/job/convert.h"
 #include "reshard/plan/job/job.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/saved_trees.h"
 #include "support/temp_dir.h"
 
@@ -64,10 +63,8 @@ bool says(const std::vector<std::string>& notes, const std::string& text) {
 
 TEST_CASE("A tensor that config.json does not explain is refused, and the hint says what keeps or drops it") {
   const Extended model;
-  const Error error = error_of([&] { plan_shard(model.request("out", "ranks", ExtraTensors::kRefuse)); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says(kBuffer));
-  CHECK_THAT(error.hint(), Says("`extra-tensors` keeps"));
+  check_refused([&] { plan_shard(model.request("out", "ranks", ExtraTensors::kRefuse)); },
+                {.says = kBuffer, .hint = "`extra-tensors` keeps"});
 }
 
 TEST_CASE("Extra tensors that are kept are whole on every rank of their stage, and come back as they were") {
@@ -79,9 +76,7 @@ TEST_CASE("Extra tensors that are kept are whole on every rank of their stage, a
     shard(model.request(layout_name, layout_name, ExtraTensors::kKeep));
     CHECK(model.back(layout_name, ExtraTensors::kKeep) == model.tensors);
     CHECK(model.back(layout_name, ExtraTensors::kDrop) == model.plain);
-    const Error error = error_of([&] { model.back(layout_name, ExtraTensors::kRefuse); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.hint(), Says("`extra-tensors`"));
+    check_refused([&] { model.back(layout_name, ExtraTensors::kRefuse); }, {.hint = "`extra-tensors`"});
   }
   const auto ranks = read_ranks(model.temp / "ranks");
   for (const char* rank : {"tp_rank_00_pp_rank_01", "tp_rank_01_pp_rank_01"})
@@ -109,11 +104,8 @@ TEST_CASE("Extra tensors are no excuse for tensors that are missing") {
   Extended model;
   model.tensors.erase("model.norm.weight");
   write_model(model.temp / "model", TinyModel{}, model.tensors);
-  for (const ExtraTensors extra : {ExtraTensors::kKeep, ExtraTensors::kDrop}) {
-    const Error error = error_of([&] { plan_shard(model.request("out", "ranks", extra)); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.tensor() == "model.norm.weight");
-  }
+  for (const ExtraTensors extra : {ExtraTensors::kKeep, ExtraTensors::kDrop})
+    check_refused([&] { plan_shard(model.request("out", "ranks", extra)); }, {.tensor = "model.norm.weight"});
 }
 
 TEST_CASE("Layouts of inference engines and padded ranks have no place for extra tensors that are kept") {
@@ -123,9 +115,7 @@ TEST_CASE("Layouts of inference engines and padded ranks have no place for extra
     ShardRequest request = model.request("out", name, ExtraTensors::kKeep);
     request.target.pp.reset();
     request.target.options.set_flag("pad", name == std::string("presharded"));
-    const Error error = error_of([&] { plan_shard(request); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK_THAT(error.what(), Says(kBuffer) && Says(kCounter));
+    check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUnsupported, .says = {kBuffer, kCounter}});
     request.source.extra = ExtraTensors::kDrop;
     CHECK(says(plan_shard(request)->notes, "left out, as config.json does not explain them"));
   }
@@ -156,9 +146,8 @@ TEST_CASE("Files of too few ranks without metadata give missing last ranks as th
   consolidation.source.path = temp / "ranks";
   consolidation.source.config = temp / "model";
   consolidation.output_directory = temp / "out";
-  const Error error = error_of([&] { plan_consolidate(consolidation); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.hint(), Says("the last ranks are missing: it is one of 4 parts, and there are 2 ranks"));
+  check_refused([&] { plan_consolidate(consolidation); },
+                {.hint = "the last ranks are missing: it is one of 4 parts, and there are 2 ranks"});
 }
 
 }  // namespace

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -168,9 +167,7 @@ TEST_CASE("A file of the index's metadata that is none is refused by name") {
   model.to_shards("model", "shards", layout("ranks"));
   for (const char* text : {"", "[]", "{\"total_parameters\": 1"}) {
     write_file(model.temp / "shards" / kKept, text);
-    const Error error = error_of([&] { model.to_hf("shards", "whole"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (model.temp / "shards" / kKept).string());
+    check_refused([&] { model.to_hf("shards", "whole"); }, {.path = model.temp / "shards" / kKept});
     CHECK_FALSE(fs::exists(model.temp / "whole"));
   }
 }
