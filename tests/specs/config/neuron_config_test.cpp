@@ -1,7 +1,9 @@
 #include "reshard/specs/config/neuron_config.h"
 
 #include "reshard/base/json.h"
+#include "reshard/io/memory_files.h"
 #include "reshard/specs/config/model_config.h"
+#include "support/fault_storage.h"
 #include "support/files.h"
 #include "support/local_files.h"
 #include "support/refusals.h"
@@ -38,6 +40,20 @@ TEST_CASE("The settings alone, as optimum-neuron writes them, are no model's con
   CHECK_FALSE(neuron_flag(settings, "mlp_kernel_enabled", "n.json"));
   CHECK_FALSE(neuron_flag(settings, "qkv_kernel_enabled", "n.json"));
   check_refused([&] { neuron_flag(settings, "tp_degree", "n.json"); }, {.path = "n.json", .says = "tp_degree"});
+}
+
+TEST_CASE("Settings that are damaged are no model's configuration, and those that cannot be read are an error") {
+  MemoryFiles files;
+  files.write(std::filesystem::path("m") / kNeuronConfigFile, "{");
+  FaultStorage watched(files);
+  CHECK_FALSE(find_model_config(watched, "m"));
+  for (std::size_t number = 0; number < watched.steps().size(); ++number) {
+    if (watched.steps()[number].operation != FaultStorage::Operation::kRead) continue;
+    FaultStorage storage(files);
+    storage.fail_at = number;
+    check_refused([&] { find_model_config(storage, "m"); },
+                  {.kind = ErrorKind::kIo, .path = std::filesystem::path("m") / kNeuronConfigFile});
+  }
 }
 
 }  // namespace
