@@ -6,7 +6,6 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
-#include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
@@ -20,62 +19,6 @@ using nlohmann::json;
 
 ShardRequest presharded_request(const fs::path& model, const fs::path& output, std::uint32_t tp) {
   return deployed_request(layout("presharded"), model, output, tp);
-}
-
-bool is_padded(const fs::path& golden_case) {
-  return golden_case.filename() == "qwen3-tp5-padded";
-}
-
-TEST_CASE("Every case of the reference is pre-sharded into its tensors") {
-  REQUIRE(golden_cases("preshard").size() == 4);
-  for (const fs::path& golden_case : golden_cases("preshard")) {
-    DYNAMIC_SECTION(golden_case.filename().string()) {
-      const TempDir temp;
-      const json golden = golden_of(golden_case);
-      const json& options = golden.at("case");
-      ShardRequest request =
-          presharded_request(golden_case / "original", temp / "out", options.at("tp").get<std::uint32_t>());
-      request.target.options.set_flag("pad", is_padded(golden_case));
-      if (!options.at("start_rank").is_null()) {
-        request.target.options.set_number("start-rank", options.at("start_rank").get<std::uint32_t>());
-        request.target.options.set_number("end-rank", options.at("end_rank").get<std::uint32_t>());
-      }
-      shard(request);
-      json found = json::object();
-      for (const auto& [file, tensors] : read_weights(temp / "out")) found[file] = describe_tensors(tensors);
-      CHECK(found == golden.at("files"));
-    }
-  }
-}
-
-TEST_CASE("A size that the ranks do not divide is refused where nothing may be padded") {
-  const fs::path model = testdata("golden/preshard/qwen3-tp5-padded/original");
-  const TempDir temp;
-  const Error error = error_of([&] { plan_shard(presharded_request(model, temp / "out", 5)); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("which 5 ranks do not divide"));
-  CHECK_THAT(error.hint(), Says("`pad` pads sizes that 5 ranks do not divide; TP degrees that work"));
-}
-
-TEST_CASE("What the reference has pre-sharded is consolidated again, byte for byte") {
-  std::size_t count = 0;
-  for (const fs::path& golden_case : golden_cases("preshard")) {
-    const json options = golden_of(golden_case).at("case");
-    if (!options.at("start_rank").is_null()) continue;
-    ++count;
-    DYNAMIC_SECTION(golden_case.filename().string()) {
-      const TempDir temp;
-      fs::create_directory(temp / "nxd");
-      fs::copy(golden_case / "weights", temp / "nxd/weights");
-      fs::copy_file(golden_case / "original/config.json", temp / "nxd/config.json");
-      ConsolidateRequest back;
-      back.source.path = temp / "nxd";
-      back.output_directory = temp / "whole";
-      consolidate(back);
-      CHECK((read_model(temp / "whole") == read_model(golden_case / "original")));
-    }
-  }
-  CHECK(count == 3);
 }
 
 TEST_CASE("Ranks are pre-sharded by several runs into one directory, and are the same as those of one") {

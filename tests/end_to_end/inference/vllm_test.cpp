@@ -1,4 +1,4 @@
-// The layout vllm, as vLLM's and SGLang's own code writes it: testdata/golden/vllm and testdata/golden/sglang.
+// The layout vllm beyond what golden_test.cpp checks on vLLM's and SGLang's own files.
 
 #include <nlohmann/json.hpp>
 
@@ -19,21 +19,12 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::size_t kCases = 23;
-
 fs::path vllm_case(const std::string& name) {
   return testdata("golden/vllm") / name;
 }
 
 ShardRequest vllm_request(const fs::path& model, const fs::path& output, std::uint32_t tp) {
   return deployed_request(layout("vllm"), model, output, tp);
-}
-
-/// The version that a case was made by: names begin with it, or are of main.
-std::string version_of(const fs::path& golden_case) {
-  if (golden_case.parent_path().filename() == "sglang") return "sglang-0.5.6";
-  const std::string name = golden_case.filename();
-  return name.starts_with("v0.") ? name.substr(1, name.find('-') - 1) : "main-2026-08-17";
 }
 
 /// The rank in "model-rank-1-part-0.safetensors" or "shard_0_of_rank_1.safetensors".
@@ -59,12 +50,6 @@ json ranks_of_golden(const json& golden) {
   return ranks;
 }
 
-std::vector<fs::path> all_cases() {
-  std::vector<fs::path> cases = golden_cases("vllm");
-  for (const fs::path& one : golden_cases("sglang")) cases.push_back(one);
-  return cases;
-}
-
 /// What vLLM wrote, with its config.json, under the usual names.
 void copy_sharded(const fs::path& golden_case, const fs::path& to) {
   fs::create_directory(to);
@@ -74,91 +59,6 @@ void copy_sharded(const fs::path& golden_case, const fs::path& to) {
       name = "model-rank-" + rank_in(name) + "-part-" + name.substr(6, name.find('_', 6) - 6) + ".safetensors";
     fs::copy_file(entry.path(), to / name);
   }
-}
-
-TEST_CASE("vLLM's cases are complete") {
-  CHECK(golden_cases("vllm").size() == kCases);
-  CHECK(golden_cases("sglang").size() == 2);
-}
-
-TEST_CASE("Every case of vLLM and SGLang is sharded into its tensors") {
-  for (const fs::path& golden_case : all_cases()) {
-    DYNAMIC_SECTION(golden_case.parent_path().filename().string() << " " << golden_case.filename().string()) {
-      const TempDir temp;
-      const json golden = golden_of(golden_case);
-      const json& options = golden.at("case");
-      ConvertRequest request = convert_request(golden_case / "original", temp / "out");
-      request.target.layout = layout("vllm");
-      request.target.tp = options.at("tp").get<std::uint32_t>();
-      request.target.options.set("vllm-version", version_of(golden_case));
-      request.target.options.set_flag("enable-expert-parallel", options.value("ep", false));
-      if (options.contains("load_dtype") && options.at("load_dtype") == "float16") request.dtype = DType::kF16;
-      convert(request);
-      CHECK(ranks_in(temp / "out") == ranks_of_golden(golden));
-      CHECK(fs::exists(temp / "out/config.json"));
-    }
-  }
-}
-
-TEST_CASE("What vLLM and SGLang wrote is consolidated byte for byte") {
-  for (const fs::path& golden_case : all_cases()) {
-    DYNAMIC_SECTION(golden_case.parent_path().filename().string() << " " << golden_case.filename().string()) {
-      const TempDir temp;
-      copy_sharded(golden_case, temp / "vllm");
-      const bool cast = golden_case.filename() == "llama-bias-f16-tp2";
-      ConvertRequest request = convert_request(temp / "vllm", temp / "whole");
-      if (cast) request.dtype = DType::kBF16;
-      convert(request);
-      CHECK((read_model(temp / "whole") == read_model(golden_case / "original")));
-    }
-  }
-}
-
-TEST_CASE("A note says where files do not record which ranks they are of") {
-  const auto noted = [](const fs::path& path) {
-    const std::vector<std::string> notes = read_checkpoint(path, {ConfigUse::kLenient}).notes;
-    return std::any_of(notes.begin(), notes.end(), [](const std::string& note) {
-      return note.find("the files do not record which ranks they are of") == 0;
-    });
-  };
-  const TempDir temp;
-  copy_sharded(vllm_case("llama-tp2"), temp / "vllm");
-  CHECK(noted(temp / "vllm"));
-  ConvertRequest request = convert_request(vllm_case("llama-tp2") / "original", temp / "ours");
-  request.target.layout = layout("vllm");
-  request.target.tp = 2;
-  convert(request);
-  CHECK_FALSE(noted(temp / "ours"));
-}
-
-TEST_CASE("vLLM's ranks become those of another degree, and back") {
-  const TempDir temp;
-  copy_sharded(vllm_case("gpt_oss-tp2"), temp / "two");
-  ConvertRequest request = convert_request(temp / "two", temp / "one");
-  request.target.layout = layout("vllm");
-  request.target.tp = 1;
-  convert(request);
-  request = convert_request(temp / "one", temp / "again");
-  request.target.layout = layout("vllm");
-  request.target.tp = 2;
-  convert(request);
-  CHECK(ranks_in(temp / "again") == ranks_of_golden(golden_of(vllm_case("gpt_oss-tp2"))));
-}
-
-TEST_CASE("Parts are as large as they may be, a larger tensor alone") {
-  const TempDir temp;
-  ShardRequest request = vllm_request(vllm_case("llama-parts-tp2") / "original", temp / "out", 2);
-  request.target.options.set("max-shard-size", "4000");
-  shard(request);
-  CHECK(ranks_in(temp / "out") == ranks_of_golden(golden_of(vllm_case("llama-parts-tp2"))));
-  // As vLLM cuts them, but for its empty part 0, which the first tensor was too large for.
-  for (int part = 1; part <= 8; ++part) {
-    CAPTURE(part);
-    const std::string theirs = "model-rank-1-part-" + std::to_string(part) + ".safetensors";
-    const std::string ours = "model-rank-1-part-" + std::to_string(part - 1) + ".safetensors";
-    CHECK((read_tensors(temp / "out" / ours) == read_tensors(vllm_case("llama-parts-tp2") / "sharded" / theirs)));
-  }
-  CHECK((consolidated(temp / "out", temp / "whole") == read_model(vllm_case("llama-parts-tp2") / "original")));
 }
 
 TEST_CASE("A rank that lacks a part, or has a tensor twice, is refused") {
@@ -260,16 +160,6 @@ TEST_CASE("Swapped ranks, another value of a scale and another value of padding 
                                "model.layers.1.mlp.experts._expert_map", 0);
     CHECK_THAT(error.what(), Says("differs from the value that the layout has there, first at [0]"));
   }
-}
-
-TEST_CASE("An index that vLLM has copied beside its files does not count") {
-  const TempDir temp;
-  copy_sharded(vllm_case("llama-tp2"), temp / "vllm");
-  write_file(temp / "vllm/model.safetensors.index.json",
-             R"({"metadata": {}, "weight_map": {"a": "model.safetensors"}})");
-  ConvertRequest request = convert_request(temp / "vllm", temp / "whole");
-  convert(request);
-  CHECK((read_model(temp / "whole") == read_model(vllm_case("llama-tp2") / "original")));
 }
 
 TEST_CASE("Files of other ranks or parts in the output directory are not mixed with new ones") {

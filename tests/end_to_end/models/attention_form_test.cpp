@@ -8,7 +8,6 @@
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/families.h"
-#include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
@@ -23,24 +22,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kStep = "checkpoint/step_3";
-
-/// Names, dtypes, shapes and hashes of every rank's tensors.
-json described(const fs::path& directory) {
-  json ranks = json::object();
-  for (const auto& [rank, tensors] : read_shards(directory)) ranks[rank] = describe_tensors(tensors);
-  return ranks;
-}
-
-json expected_of(const fs::path& golden_case) {
-  json ranks = json::object();
-  const json golden = golden_of(golden_case);
-  for (const auto& [file, tensors] : golden.at("files").items()) ranks[rank_of_reference(file)] = tensors;
-  return ranks;
-}
-
-std::uint32_t tp_of(const fs::path& golden_case) {
-  return golden_of(golden_case).at("case").at("tp");
-}
 
 /// A conversion of the case's rank files to layout nxd, if no other is chosen.
 ConvertRequest conversion_of(const fs::path& source, const fs::path& golden_case, const fs::path& output) {
@@ -64,93 +45,6 @@ const std::vector<std::string> kThree{"k_proj.weight", "q_proj.weight", "v_proj.
 const std::vector<std::string> kModule{"qkv_proj.weight_k", "qkv_proj.weight_q", "qkv_proj.weight_v"};
 const std::vector<std::string> kFusedModule{"qkv_proj.weight_qkv"};
 const std::vector<std::string> kStrided{"qkv_proj.weight"};
-
-TEST_CASE("NxD's module of attention is sharded, and consolidated, as NxD's own code saved it") {
-  REQUIRE(golden_cases("neuron").size() == 4);
-  for (const fs::path& golden_case : golden_cases("neuron")) {
-    DYNAMIC_SECTION(golden_case.filename().string()) {
-      const TempDir temp;
-      const json options = golden_of(golden_case).at("case");
-      const json expected = expected_of(golden_case);
-      for (const bool by_switch : {false, true}) {
-        fs::remove_all(temp / "out");
-        ShardRequest request = shard_request(golden_case / "original", temp / "out", tp_of(golden_case));
-        request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
-        request.target.options.set_flag("fuse-qkv", options.at("fuse_qkv"));
-        if (by_switch)
-          request.target.options.set("qkv-linear", "on");
-        else
-          request.target.options.set_number("kv-size-multiplier", options.at("kv_replicator").get<std::uint64_t>());
-        const auto job = plan_shard(request);
-        execute(*job, unsynced());
-        CHECK((described(temp / "out") == expected));
-        CHECK_THAT(join(job->notes, "\n"),
-                   Says(options.at("fuse_qkv") ? "is stored as qkv_proj.weight_qkv: the trainer loads it with "
-                                                 "qkv_linear=1, fuse_qkv=1, kv_replicator=1"
-                                               : "weight_v: the trainer loads it with qkv_linear=1, fuse_qkv=0"));
-      }
-      ConsolidateRequest back;
-      back.source.path = golden_case / kStep;
-      back.source.config = golden_case / "original";
-      back.output_directory = temp / "whole";
-      consolidate(back);
-      CHECK((read_model(temp / "whole") == read_model(golden_case / "original")));
-    }
-  }
-}
-
-TEST_CASE("A conversion keeps the module, whether format, stages, layout or ranks change") {
-  for (const fs::path& golden_case : golden_cases("neuron")) {
-    DYNAMIC_SECTION(golden_case.filename().string()) {
-      const TempDir temp;
-      const json expected = expected_of(golden_case);
-      ConvertRequest request = conversion_of(golden_case / kStep, golden_case, temp / "xser");
-      request.target.format = Format::kXser;
-      convert(request);
-      CHECK((described(temp / "xser") == expected));
-      // Each of these, and from there back to the reference's ranks.
-      const auto there_and_back = [&](const char* name, const char* by_layout, std::uint32_t tp, std::uint32_t pp) {
-        CAPTURE(name);
-        ConvertRequest there = conversion_of(golden_case / kStep, golden_case, temp / name);
-        there.target.layout = layout(by_layout), there.target.tp = tp, there.target.pp = pp;
-        convert(there);
-        ConvertRequest back = conversion_of(temp / name, golden_case, temp / (std::string(name) + "-back"));
-        back.target.tp = tp_of(golden_case), back.target.pp = 1;
-        convert(back);
-        CHECK((described(back.output_directory) == expected));
-      };
-      there_and_back("stages", "nxd", tp_of(golden_case), 2);
-      there_and_back("one rank", "nxd", 1, 1);
-      there_and_back("four ranks", "nxd", 4, 1);
-      there_and_back("ranks", "ranks", tp_of(golden_case), 1);
-    }
-  }
-}
-
-TEST_CASE("An option chooses another form than the source's") {
-  const fs::path three = testdata("golden/neuron/llama-qkv-linear-tp2"),
-                 one = testdata("golden/neuron/llama-qkv-fused-tp2");
-  const TempDir temp;
-  const auto converted = [&](const fs::path& golden_case, const OptionValues& options) {
-    fs::remove_all(temp / "out");
-    ConvertRequest request = conversion_of(golden_case / kStep, golden_case, temp / "out");
-    request.target.options = options;
-    convert(request);
-    return projections(temp / "out");
-  };
-  OptionValues options;
-  options.set("fuse-qkv");
-  CHECK(converted(three, options) == kFusedModule);
-  CHECK(converted(one, options) == kFusedModule);
-  options.set("qkv-linear", "off");
-  CHECK(converted(three, options) == kThree);  // fewer key/value heads than query heads
-  options.erase("fuse-qkv");
-  CHECK(converted(one, options) == kThree);
-  options.set("qkv-linear", "on");
-  CHECK(converted(one, options) == kModule);
-  options.set("qkv-linear", "auto");
-  CHECK(converted(one, options) == kFusedModule);
-}
 
 TEST_CASE("Three linears for heads that the ranks do not divide are refused, with what would do") {
   const fs::path golden_case = testdata("golden/neuron/llama-qkv-linear-tp2");

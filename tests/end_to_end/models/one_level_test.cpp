@@ -8,7 +8,6 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
-#include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
@@ -186,22 +185,6 @@ TEST_CASE("Ranks of NxD's older form are found in shards/, and other folders wit
   write_model(temp / "traced/vision_model", some.model, some.tensors);
   CHECK_THAT(error_of([&] { plan_consolidate(consolidation(temp / "traced", temp / "out")); }).hint(),
              Says("give one of them: text_model/, vision_model/"));
-}
-
-TEST_CASE("The newest finished checkpoint of NxD Training's run is consolidated, from the run and its folders") {
-  const fs::path golden = testdata("golden/nxdt/run-tp2");
-  const fs::path run = golden / "nemo_experiments/hf_llama/2026-01-31_10-00-00";
-  for (const fs::path& source : {run, run / "checkpoints"}) {
-    const TempDir temp;
-    ConsolidateRequest request = consolidation(source, temp / "out");
-    request.source.config = golden / "original";
-    const auto job = plan_consolidate(request);
-    REQUIRE_FALSE(job->notes.empty());
-    CHECK_THAT(job->notes.front(), Says("hf_llama--step=10-consumed_samples=320.0.ckpt is taken, the newest of 2"));
-    CHECK_THAT(job->notes.front(), Says("hf_llama--step=15-consumed_samples=480.0.ckpt is newer, but not finished"));
-    consolidate(request);
-    CHECK((read_model(temp / "out") == read_model(golden / "original")));
-  }
 }
 
 TEST_CASE("A model of diffusers is read by the names of its files, and not sharded") {

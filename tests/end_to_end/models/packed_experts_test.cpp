@@ -36,61 +36,6 @@ TensorMap in_form(const fs::path& source, const fs::path& output, const std::str
   return read_model(output);
 }
 
-TEST_CASE("Packed experts become what Transformers makes of them, through shards and without") {
-  for (const std::string name : {"mixtral", "qwen3_moe", "deepseek_v3", "jamba", "phimoe"}) {
-    DYNAMIC_SECTION(name) {
-      const fs::path model = golden_model(name);
-      const TensorMap apart = read_model(model / "original");
-      const TensorMap packed = read_model(model / "packed");
-      const TempDir temp;
-      CHECK((in_form(model / "packed", temp / "auto", "auto") == apart));
-      CHECK((in_form(model / "packed", temp / "separate", "separate") == apart));
-      CHECK((in_form(model / "packed", temp / "again", "packed") == packed));
-      CHECK((in_form(model / "original", temp / "packed", "packed") == packed));
-
-      shard(shard_request(model / "packed", temp / "ranks", 2));
-      shard(shard_request(model / "original", temp / "same", 2));
-      CHECK((read_ranks(temp / "ranks") == read_ranks(temp / "same")));
-      ConsolidateRequest back;
-      back.source.path = temp / "ranks";
-      back.output_directory = temp / "back";
-      back.target.options.set("experts", "packed");
-      consolidate(back);
-      CHECK((read_model(temp / "back") == packed));
-      CHECK((consolidated(temp / "ranks", temp / "whole") == apart));
-    }
-  }
-}
-
-TEST_CASE("Experts that the model's files may have packed stay so, and come apart where that is asked for") {
-  const fs::path model = golden_model("qwen3_5_moe");
-  const TensorMap apart = read_model(model / "original");
-  const TensorMap packed = read_model(model / "packed");
-  const TempDir temp;
-  CHECK((in_form(model / "packed", temp / "auto", "auto") == packed));
-  CHECK((in_form(model / "packed", temp / "packed", "packed") == packed));
-  CHECK((in_form(model / "packed", temp / "apart", "separate") == apart));
-  CHECK((in_form(model / "original", temp / "same", "auto") == apart));
-  CHECK((in_form(model / "original", temp / "stacked", "packed") == packed));
-}
-
-TEST_CASE("Experts whose dims Transformers 5 turned are read in either order, and keep it") {
-  const fs::path model = golden_model("qwen3_vl_moe");
-  const TensorMap older = read_model(model / "original");  // (E, H, 2 I)
-  const TensorMap packed = read_model(model / "packed");   // (E, 2 I, H)
-  REQUIRE_FALSE((older == packed));
-  const TempDir temp;
-  CHECK((in_form(model / "original", temp / "t4", "auto") == older));
-  CHECK((in_form(model / "packed", temp / "t5", "auto") == packed));
-  for (const char* form : {"original", "packed"}) {
-    shard(shard_request(model / form, temp / form, 2));
-    CHECK((consolidated(temp / form, temp / "whole" / form) == read_model(model / form)));
-  }
-  const Error error = error_of([&] { in_form(model / "original", temp / "apart", "separate"); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(error.what(), Says("`experts` separate: models of qwen3_vl_moe_text have all experts of a layer in one"));
-}
-
 /// The part of a tensor that begins at `begin`, of that size.
 TensorData part_of(const TensorData& tensor, const Dims& begin, const Dims& size) {
   return {tensor.dtype, size, dcp::slice(tensor, begin, size)};

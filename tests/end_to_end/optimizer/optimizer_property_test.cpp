@@ -8,6 +8,7 @@
 #include "support/dcp.h"
 #include "support/errors.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/optimizer_oracle.h"
 #include "support/random.h"
 #include "support/temp_dir.h"
