@@ -7,182 +7,19 @@
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/plan/job/convert.h"
 #include "reshard/specs/family/family_parser.h"
-#include "reshard/specs/parallel/head_slots.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
-#include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
-#include "support/trials.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-TEST_CASE("Every case of NxD Inference is made tensor by tensor, and consolidated again") {
-  REQUIRE(golden_cases("nxdi").size() == 7);
-  for (const fs::path& golden_case : golden_cases("nxdi")) {
-    DYNAMIC_SECTION(golden_case.filename().string()) {
-      const TempDir temp;
-      const json golden = golden_of(golden_case);
-      const json& options = golden.at("case");
-      ShardRequest request = deployed_request(layout("nxdi"), golden_case / "original", temp / "out",
-                                              options.at("tp").get<std::uint32_t>());
-      request.target.options.set_flag("fuse-qkv", options.at("fused_qkv").get<bool>());
-      shard(request);
-      json found = json::object();
-      for (const auto& [file, tensors] : read_weights(temp / "out")) found[file] = describe_tensors(tensors);
-      CHECK(found == golden.at("files"));
-
-      // What the reference itself has saved, with config.json beside it as its users have it, and the compiled model's
-      // neuron_config.json, without which a square matrix might be transposed.
-      fs::create_directory(temp / "reference");
-      fs::copy(golden_case / "weights", temp / "reference/weights");
-      fs::copy_file(golden_case / "original/config.json", temp / "reference/config.json");
-      write_file(temp / "reference/neuron_config.json", json{{"fused_qkv", options.at("fused_qkv")}}.dump());
-      CHECK((consolidated(temp / "reference", temp / "whole") == read_model(golden_case / "original")));
-      const Checkpoint a = read_checkpoint(golden_case / "original", {ConfigUse::kStrict});
-      const Checkpoint b = read_checkpoint(temp / "reference", {ConfigUse::kStrict});
-      for (const auto& [left, right] : {std::pair(&a, &b), std::pair(&b, &a)}) {
-        const Verification result = verify(left->map, right->map, {}, {});
-        CHECK(result.same());
-        CHECK(result.compared_tensors == a.map.logical.size());
-      }
-    }
-  }
-}
-
-/// Rows (dim 0) or columns (dim 1) of a matrix or vector, by number; one that there is not is padded.
-TensorData taken(const TensorData& tensor, std::size_t dim, const std::vector<std::uint64_t>& indices,
-                 const std::string& filler) {
-  const std::size_t elem = bits(tensor.dtype) / 8;
-  const bool matrix = tensor.shape.size() == 2;
-  const std::uint64_t rows = tensor.shape[0];
-  const std::uint64_t columns = matrix ? tensor.shape[1] : 1;
-  TensorData part{tensor.dtype, tensor.shape, {}};
-  part.shape[dim] = indices.size();
-  const auto at = [&](std::uint64_t row, std::uint64_t column) {
-    part.bytes += row < rows && column < columns ? tensor.bytes.substr((row * columns + column) * elem, elem) : filler;
-  };
-  if (dim == 0)
-    for (const std::uint64_t row : indices)
-      for (std::uint64_t column = 0; column < columns; ++column) at(row, column);
-  else
-    for (std::uint64_t row = 0; row < rows; ++row)
-      for (const std::uint64_t column : indices) at(row, column);
-  return part;
-}
-
-std::vector<std::uint64_t> even_part(std::uint64_t size, std::uint64_t tp, std::uint64_t rank) {
-  const std::uint64_t each = (size + tp - 1) / tp;
-  std::vector<std::uint64_t> indices;
-  for (std::uint64_t i = rank * each; i < (rank + 1) * each; ++i) indices.push_back(i);
-  return indices;
-}
-
-std::vector<std::uint64_t> head_part(const std::vector<std::uint32_t>& slots, std::uint64_t head_dim, std::uint64_t tp,
-                                     std::uint64_t rank) {
-  std::vector<std::uint64_t> indices;
-  for (std::uint64_t slot = rank * slots.size() / tp; slot < (rank + 1) * slots.size() / tp; ++slot)
-    for (std::uint64_t i = 0; i < head_dim; ++i) indices.push_back(slots[slot] * head_dim + i);
-  return indices;
-}
-
-const std::string kZero(2, '\0');
-const std::string kLowest = "\x7f\xff";  // of bfloat16: -3.39e38
-
-TensorData rank_number(std::uint64_t rank) {
-  return {DType::kI32, {1}, {static_cast<char>(rank), '\0', '\0', '\0'}};
-}
-
-/// What NxD Inference has on a rank.
-TensorMap expected_nxdi(const TinyModel& model, const TensorMap& originals, std::uint64_t tp, std::uint64_t rank,
-                        bool fused, bool vocab_parallel) {
-  const HeadSlots slots =
-      inference_head_slots(static_cast<std::uint32_t>(model.heads), static_cast<std::uint32_t>(model.kv_heads),
-                           static_cast<std::uint32_t>(tp));
-  const auto query = head_part(slots.query, model.head_dim, tp, rank);
-  const auto key = head_part(slots.key_value, model.head_dim, tp, rank);
-  TensorMap tensors{{"rank_util.rank", rank_number(rank)}};
-  if (vocab_parallel) tensors.emplace("embed_tokens.rank_util.rank", rank_number(rank));
-  for (std::uint64_t layer = 0; layer < model.layers; ++layer)
-    tensors.emplace("layers." + std::to_string(layer) + ".self_attn.rank_util.rank", rank_number(rank));
-  TensorMap fused_rows;
-  for (const char* linear : {"q_proj", "k_proj", "v_proj"})
-    for (const auto& [full_name, tensor] : originals) {
-      const auto found = full_name.find(std::string("self_attn.") + linear);
-      if (found == std::string::npos) continue;
-      std::string name = full_name.substr(6);
-      const TensorData part = taken(tensor, 0, linear == std::string("q_proj") ? query : key, kZero);
-      if (!fused) {
-        tensors[name.insert(name.find(linear), "qkv_proj.")] = part;
-        continue;
-      }
-      name.replace(name.find(linear), 6, "qkv_proj.Wqkv");
-      const auto [joined, is_new] = tensors.emplace(name, part);
-      if (is_new) continue;
-      joined->second.shape[0] += part.shape[0];
-      joined->second.bytes += part.bytes;
-    }
-  for (const auto& [full_name, tensor] : originals) {
-    std::string name = full_name.starts_with("model.") ? full_name.substr(6) : full_name;
-    const auto has = [&](const char* what) { return name.find(what) != std::string::npos; };
-    const bool bias = name.ends_with(".bias");
-    if (has("q_proj") || has("k_proj") || has("v_proj")) continue;
-    if (has("embed_tokens"))
-      tensors[name] =
-          taken(tensor, vocab_parallel ? 0 : 1, even_part(tensor.shape[vocab_parallel ? 0 : 1], tp, rank), kZero);
-    else if (has("lm_head") || has("gate_proj") || has("up_proj"))
-      tensors[name] = taken(tensor, 0, even_part(tensor.shape[0], tp, rank), bias ? kLowest : kZero);
-    else if (has("down_proj") && !bias)
-      tensors[name] = taken(tensor, 1, even_part(tensor.shape[1], tp, rank), kZero);
-    else if (has("o_proj"))
-      tensors[name.insert(name.find("o_proj"), "o_proj.")] = bias ? tensor : taken(tensor, 1, query, kZero);
-    else if (has("_norm.") && has("self_attn"))
-      tensors[name.replace(name.find("_norm."), 6, "_layernorm.")] = tensor;
-    else
-      tensors[name] = tensor;
-  }
-  if (model.tied)
-    tensors["lm_head.weight"] =
-        taken(originals.at("model.embed_tokens.weight"), 0, even_part(model.vocab, tp, rank), kZero);
-  return tensors;
-}
-
-TEST_CASE("Random models become NxD Inference's tensors, whatever divides, and come back") {
-  std::size_t padded = 0;
-  for (const std::uint64_t seed : seeds(60)) {
-    INFO("RESHARD_TEST_SEED=" << seed);
-    Random random(seed);
-    const TempDir temp;
-    TinyModel model = random_model(random);
-    if (model.model_type == "granite") model.model_type = "llama";
-    const auto tp = static_cast<std::uint32_t>(pick(random, 1, 9));
-    const bool fused = random() % 2;
-    const bool vocab_parallel = random() % 2;
-    INFO(model.config().dump() << " tp " << tp << " fused " << fused << " vocab_parallel " << vocab_parallel);
-    const TensorMap tensors = random_tensors(model, random);
-    write_model(temp / "model", model, tensors, pick(random, 1, 3));
-    ShardRequest request = deployed_request(layout("nxdi"), temp / "model", temp / "out", tp);
-    request.target.options.set_flag("fuse-qkv", fused);
-    request.target.options.set_flag("vocab-parallel", vocab_parallel);
-    const auto job = plan_shard(request);
-    for (const LogicalTensor& tensor : job->target.logical) padded += tensor.filler && tensor.dtype == DType::kBF16;
-    execute(*job, unsynced());
-    const auto ranks = read_weights(temp / "out");
-    REQUIRE(ranks.size() == tp);
-    for (std::uint32_t rank = 0; rank < tp; ++rank)
-      CHECK((ranks.at("weights/tp" + std::to_string(rank) + "_sharded_checkpoint.safetensors") ==
-             expected_nxdi(model, tensors, tp, rank, fused, vocab_parallel)));
-    CHECK((consolidated(temp / "out", temp / "whole") == tensors));
-  }
-  if (has_all_seeds()) CHECK(padded > 20);
-}
 
 TEST_CASE("Replicated key/value heads that config.json counts as heads of their own are noticed") {
   for (const char* name : {"nxdi", "vllm"})
@@ -209,40 +46,6 @@ TEST_CASE("Replicated key/value heads that config.json counts as heads of their 
       CHECK_THAT(error.hint(), Says("num_key_value_heads"));
       CHECK_FALSE(fs::exists(temp / "wrong"));
     }
-}
-
-TEST_CASE("Any family is padded where the ranks do not divide, and comes back") {
-  const std::uint64_t seed = GENERATE(from_range(seeds(40)));
-  INFO("RESHARD_TEST_SEED=" << seed);
-  Random random(seed);
-  const TempDir temp;
-  const TinyModel model = random_model(random);
-  const auto tp = static_cast<std::uint32_t>(pick(random, 1, 9));
-  INFO(model.config().dump() << " tp " << tp);
-  const TensorMap tensors = random_tensors(model, random);
-  write_model(temp / "model", model, tensors);
-  ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
-  request.target.options.set_flag("pad", true);
-  shard(request);
-  const auto ranks = read_weights(temp / "out");
-  REQUIRE(ranks.size() == tp);
-  for (std::uint32_t rank = 0; rank < tp; ++rank)
-    for (const auto& [name, tensor] :
-         ranks.at("weights/tp" + std::to_string(rank) + "_sharded_checkpoint.safetensors")) {
-      const auto has = [&, &full = name](const char* what) { return full.find(what) != std::string::npos; };
-      const TensorData& original = tensors.at(name);
-      const bool bias = name.ends_with(".bias");
-      const bool rows = has("embed_tokens") || has("lm_head") || has("q_proj") || has("k_proj") || has("v_proj") ||
-                        has("gate_proj") || has("up_proj");
-      const bool columns = (has("o_proj") || has("down_proj")) && !bias;
-      if (rows)
-        CHECK((tensor == taken(original, 0, even_part(original.shape[0], tp, rank), bias ? kLowest : kZero)));
-      else if (columns)
-        CHECK((tensor == taken(original, 1, even_part(original.shape[1], tp, rank), kZero)));
-      else
-        CHECK((tensor == original));
-    }
-  CHECK((consolidated(temp / "out", temp / "whole") == tensors));
 }
 
 /// The case 6q2kv-tp4, made anew in `temp`/out.

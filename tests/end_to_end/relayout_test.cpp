@@ -1,104 +1,23 @@
-// From ranks to ranks of another mesh, without the whole model in between.
+// Ranks by metadata that is written by hand, there and back, without a model.
 
 #include "reshard/formats/safetensors/safetensors.h"
-#include "reshard/layouts/core/misfits.h"
-#include "reshard/layouts/core/tied_tensors.h"
 #include "reshard/layouts/hf/hf.h"
 #include "reshard/layouts/map/whole_map.h"
 #include "reshard/layouts/ranks/rank_folder.h"
+#include "reshard/layouts/ranks/rank_layout.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/layouts/ranks/sharded_map.h"
-#include "reshard/layouts/training/training_layout.h"
-#include "reshard/specs/model/language_model.h"
 #include "reshard/specs/stages/stage_json.h"
 #include "support/catch.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
-#include "support/oracle.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct MeshCase {
-  OracleOptions from;
-  OracleOptions to;
-};
-
-std::string describe(const OracleOptions& options) {
-  std::string text = "tp " + std::to_string(options.tp);
-  if (options.pp > 1) text += " pp " + std::to_string(options.pp);
-  if (options.vpp > 1) text += " vpp " + std::to_string(options.vpp);
-  if (options.kv_size_multiplier) text += " multiplier " + std::to_string(options.kv_size_multiplier);
-  return text + (options.fuse_qkv ? " fused" : "");
-}
-
-ShardRequest request_of(const OracleOptions& options, const fs::path& model, const fs::path& output) {
-  ShardRequest request =
-      shard_request(model, output, static_cast<std::uint32_t>(options.tp), static_cast<std::uint32_t>(options.pp));
-  request.target.vpp = static_cast<std::uint32_t>(options.vpp);
-  request.target.options.set_flag("fuse-qkv", options.fuse_qkv);
-  if (options.kv_size_multiplier) request.target.options.set_number("kv-size-multiplier", options.kv_size_multiplier);
-  return request;
-}
-
-/// Moves the ranks under `from` into ranks of another mesh under `to`.
-void relayout(const fs::path& from, const fs::path& to, const OracleOptions& options, std::uint64_t block_bytes) {
-  const ModelConfig config = read_model_config(from);
-  const Model model = instantiate(config);
-  Job job;
-  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards(from));
-  job.source = sharded_source_map(checkpoint, tied_parameters(model));
-  join_tied(local_storage(), job.source, tied_parameters(model));
-  validate_against_model(job.source, model, from);
-  const Mesh mesh{static_cast<std::uint32_t>(options.tp), static_cast<std::uint32_t>(options.pp),
-                  static_cast<std::uint32_t>(options.vpp)};
-  PartitionOptions attention{attention_form_of(false, options.fuse_qkv), {}};
-  if (options.kv_size_multiplier) attention.kv_size_multiplier = options.kv_size_multiplier;
-  const auto plans = plan_stages(model, mesh.tp, partition_evenly(model.layers, mesh), attention,
-                                 [&](const std::string& name) { return job.source.find_logical(name).has_value(); });
-  const auto& ranks = static_cast<const TrainingLayout&>(*layout("ranks"));
-  job.target = sharded_target_map(plans, mesh.tp, job.source.logical, {&ranks});
-  job.target.text_files = ranks.stage_files(plans);
-  job.program = make_program(job.source, job.target);
-  run_in_blocks(job, to, block_bytes, 2);
-}
-
-TEST_CASE("Ranks become the ranks of another mesh as if they had been made from the whole model") {
-  const MeshCase cases[] = {
-      {{.tp = 8}, {.tp = 4, .pp = 2}},
-      {{.tp = 2, .pp = 2}, {.tp = 8, .fuse_qkv = true}},
-      {{.tp = 8, .fuse_qkv = true}, {.tp = 1}},
-      {{.tp = 1, .pp = 3}, {.tp = 2, .pp = 1, .vpp = 3}},
-      {{.tp = 8, .kv_size_multiplier = 4}, {.tp = 4, .kv_size_multiplier = 4}},
-      {{.tp = 4, .pp = 4}, {.tp = 4, .pp = 4}},
-  };
-  for (const MeshCase& c : cases)
-    for (const bool tied : {false, true})
-      for (const std::uint64_t block_bytes : {40, 100000}) {
-        DYNAMIC_SECTION(describe(c.from) << " → " << describe(c.to) << (tied ? ", tied" : "") << ", blocks of "
-                                         << block_bytes << " bytes") {
-          TinyModel model;
-          model.heads = 8;
-          model.kv_heads = 2;
-          model.layers = 4;
-          model.attention_bias = true;
-          model.tied = tied;
-          REQUIRE(is_legal(model, c.from));
-          REQUIRE(is_legal(model, c.to));
-          const TempDir temp;
-          Random random(5);
-          const TensorMap tensors = random_tensors(model, random);
-          write_model(temp / "model", model, tensors);
-          shard(request_of(c.from, temp / "model", temp / "from"));
-          relayout(temp / "from", temp / "to", c.to, block_bytes);
-          CHECK((read_ranks(temp / "to") == expected_ranks(model, tensors, c.to)));
-        }
-      }
-}
 
 /// A cut layout of one tensor "w" for every rank, made of metadata written by hand.
 struct HandMade {

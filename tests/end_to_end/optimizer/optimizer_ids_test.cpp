@@ -11,6 +11,7 @@
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/optimizer_oracle.h"
 #include "support/random.h"
 #include "support/saved_trees.h"
