@@ -7,6 +7,7 @@
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
+#include "support/trials.h"
 
 namespace reshard::test {
 namespace {
@@ -17,14 +18,8 @@ struct Case {
 };
 
 ShardRequest request_of(const Case& c, const TempDir& temp) {
-  ShardRequest request = shard_request(temp / "model", temp / "out", static_cast<std::uint32_t>(c.options.tp),
-                                       static_cast<std::uint32_t>(c.options.pp));
-  request.target.vpp = static_cast<std::uint32_t>(c.options.vpp);
-  request.target.options.set_flag("fuse-qkv", c.options.fuse_qkv);
-  if (c.options.kv_size_multiplier)
-    request.target.options.set_number("kv-size-multiplier", c.options.kv_size_multiplier);
-  for (const std::uint64_t cut : c.options.cuts)
-    request.target.pipeline_cuts.push_back("model.layers." + std::to_string(cut));
+  ShardRequest request = shard_request(temp / "model", temp / "out");
+  set_target(request.target, c.options);
   return request;
 }
 
@@ -63,14 +58,6 @@ TinyModel with_heads(std::uint64_t heads, std::uint64_t kv_heads) {
   return model;
 }
 
-TEST_CASE("Separate projections are split as column and row layers say") {
-  for (const std::uint64_t tp : {1, 2, 4}) {
-    DYNAMIC_SECTION("tp " << tp) {
-      check_case({with_heads(8, 4), {.tp = tp}});
-    }
-  }
-}
-
 TEST_CASE("Every multiplier that works puts the heads where the formulae say") {
   std::size_t cases = 0;
   for (const std::uint64_t kv_heads : {1, 2, 3, 4})
@@ -89,26 +76,6 @@ TEST_CASE("Every multiplier that works puts the heads where the formulae say") {
   CHECK(cases > 20);
 }
 
-TEST_CASE("A fused grouped-query projection joins the rank's q, k and v") {
-  for (const std::uint64_t tp : {4, 8})
-    for (const char* family : {"llama", "granite"}) {
-      DYNAMIC_SECTION(family << ", tp " << tp) {
-        Case c{with_heads(16, 2), {.tp = tp, .fuse_qkv = true}};
-        c.model.attention_bias = c.model.mlp_bias = true;
-        c.model.model_type = family;
-        check_case(c);
-      }
-    }
-}
-
-TEST_CASE("As many key/value heads as query heads are fused with stride three") {
-  Case c{with_heads(4, 4), {.tp = 2, .fuse_qkv = true}};
-  c.model.model_type = "qwen2";
-  check_case(c);
-  c.options.tp = 4;
-  check_case(c);
-}
-
 TEST_CASE("Multi-head attention whose heads the ranks do not divide is refused, since no multiplier helps") {
   const Case c{with_heads(6, 6), {.tp = 4}};
   REQUIRE_FALSE(is_legal(c.model, c.options));
@@ -118,36 +85,50 @@ TEST_CASE("Multi-head attention whose heads the ranks do not divide is refused, 
   CHECK(error_of([&] { plan_shard(request_of(c, temp)); }).kind() == ErrorKind::kUsage);
 }
 
-TEST_CASE("Layers lie on the ranks of their stages, whole, interleaved and cut by hand") {
-  Case c{with_heads(4, 2), {.tp = 2, .pp = 3}};
-  c.model.layers = 7;
-  check_case(c);
-  c.options = {.tp = 2, .pp = 2, .vpp = 3};
-  check_case(c);
-  c.options = {.tp = 1, .pp = 1, .vpp = 7};
-  check_case(c);
-  c.options = {.tp = 2, .pp = 2, .vpp = 2, .cuts = {0, 4, 5}};
-  check_case(c);
+TinyModel with(TinyModel model, const std::function<void(TinyModel&)>& change) {
+  change(model);
+  return model;
 }
 
-TEST_CASE("A tied output matrix stands with the embedding on the last stage") {
-  Case c{with_heads(4, 2), {.tp = 2, .pp = 2}};
-  c.model.tied = true;
-  check_case(c);
-  c.options.pp = 1;
-  check_case(c);
-}
-
-TEST_CASE("Every family is sharded by the same formulae") {
-  for (const char* family : {"llama", "mistral", "qwen2", "qwen3", "granite"}) {
-    DYNAMIC_SECTION(family) {
-      Case c{with_heads(8, 2), {.tp = 4, .pp = 2}};
+std::vector<std::pair<std::string, Case>> rows() {
+  const auto layers = [](TinyModel& m) { m.layers = 7; };
+  const auto tied = [](TinyModel& m) { m.tied = true; };
+  const TinyModel deep = with(with_heads(4, 2), layers), small = with(with_heads(4, 2), tied);
+  const TinyModel qwen2 = with(with_heads(4, 4), [](TinyModel& m) { m.model_type = "qwen2"; });
+  std::vector<std::pair<std::string, Case>> rows{
+      {"separate projections, one rank", {with_heads(8, 4), {.tp = 1}}},
+      {"separate projections, two ranks", {with_heads(8, 4), {.tp = 2}}},
+      {"separate projections, four ranks", {with_heads(8, 4), {.tp = 4}}},
+      {"as many key/value heads as query heads, fused with stride three", {qwen2, {.tp = 2, .fuse_qkv = true}}},
+      {"the same on four ranks", {qwen2, {.tp = 4, .fuse_qkv = true}}},
+      {"stages of seven layers", {deep, {.tp = 2, .pp = 3}}},
+      {"interleaved stages", {deep, {.tp = 2, .pp = 2, .vpp = 3}}},
+      {"a virtual stage per layer", {deep, {.tp = 1, .pp = 1, .vpp = 7}}},
+      {"stages cut by hand", {deep, {.tp = 2, .pp = 2, .vpp = 2, .cuts = {0, 4, 5}}}},
+      {"a tied output matrix with the embedding on the last stage", {small, {.tp = 2, .pp = 2}}},
+      {"a tied output matrix on one stage", {small, {.tp = 2, .pp = 1}}},
+  };
+  for (const std::uint64_t tp : {4, 8})
+    for (const char* family : {"llama", "granite"}) {
+      Case c{with_heads(16, 2), {.tp = tp, .fuse_qkv = true}};
+      c.model.attention_bias = c.model.mlp_bias = true;
       c.model.model_type = family;
-      c.model.head_dim = 6;  // not hidden / heads
-      c.model.inv_freq = std::string(family) == "llama";
+      rows.emplace_back(std::string("fused grouped-query projection of ") + family + ", tp " + std::to_string(tp), c);
+    }
+  for (const std::string family : {"llama", "mistral", "qwen2", "qwen3", "granite"}) {
+    Case c{with_heads(8, 2), {.tp = 4, .pp = 2}};
+    c.model.model_type = family;
+    c.model.head_dim = 6;  // not hidden / heads
+    c.model.inv_freq = family == "llama";
+    rows.emplace_back("family " + family, c);
+  }
+  return rows;
+}
+
+TEST_CASE("Every rank holds what the formulae of the reference say") {
+  for (const auto& [title, c] : rows()) DYNAMIC_SECTION(title) {
       check_case(c);
     }
-  }
 }
 
 }  // namespace
