@@ -7,14 +7,14 @@
 #include "reshard/plan/adapters/adapters.h"
 #include "reshard/plan/job/job.h"
 #include "reshard/plan/source/tags.h"
-#include "reshard/plan/target/cast_dtypes.h"
-#include "reshard/plan/target/config_dtype.h"
-#include "reshard/plan/target/extra_tensors.h"
-#include "reshard/plan/target/outside_links.h"
 #include "reshard/plan/target/assemble.h"
 #include "reshard/plan/target/carried_files.h"
+#include "reshard/plan/target/cast_dtypes.h"
 #include "reshard/plan/target/checks.h"
+#include "reshard/plan/target/config_dtype.h"
 #include "reshard/plan/target/dtypes.h"
+#include "reshard/plan/target/extra_tensors.h"
+#include "reshard/plan/target/outside_links.h"
 
 namespace reshard {
 namespace {

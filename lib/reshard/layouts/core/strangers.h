@@ -31,7 +31,8 @@ inline constexpr const char* kHintForPeft =
 
 /// What to do with checkpoints of NxD's mixtures of experts.
 inline constexpr const char* kHintForExperts =
-    "take the Hugging Face model that the files were made from; gather a trained one with NxD in the mesh that saved it, "
+    "take the Hugging Face model that the files were made from; gather a trained one with NxD in the mesh that saved "
+    "it, "
     "and save it under Hugging Face's names";
 
 }  // namespace reshard

@@ -21,13 +21,14 @@ constexpr Linear kLinears[] = {{"gate_proj", "gate_up_proj", 0}, {"up_proj", "ga
                                {"w3", "gate_up_proj", 1},        {"w2", "down_proj", 0}};
 
 /// Whose experts Transformers 5 has packed in memory, and apart in files.
-constexpr std::string_view kPackedTypes[] = {"deepseek_v2",      "deepseek_v3",    "dots1",          "ernie4_5_moe",
-                                       "exaone_moe",       "flex_olmo",      "glm4_moe",       "glm4_moe_lite",
-                                       "glm4v_moe",        "glm4v_moe_text", "hunyuan_v1_moe", "jamba",
-                                       "lfm2_moe",         "longcat_flash",  "minimax",        "minimax_m2",
-                                       "mixtral",          "olmoe",          "phimoe",         "qwen2_moe",
-                                       "qwen3_5_moe_text", "qwen3_moe",      "qwen3_next",     "qwen3_vl_moe_text",
-                                       "solar_open"};
+constexpr std::string_view kPackedTypes[] = {
+    "deepseek_v2",      "deepseek_v3",    "dots1",          "ernie4_5_moe",
+    "exaone_moe",       "flex_olmo",      "glm4_moe",       "glm4_moe_lite",
+    "glm4v_moe",        "glm4v_moe_text", "hunyuan_v1_moe", "jamba",
+    "lfm2_moe",         "longcat_flash",  "minimax",        "minimax_m2",
+    "mixtral",          "olmoe",          "phimoe",         "qwen2_moe",
+    "qwen3_5_moe_text", "qwen3_moe",      "qwen3_next",     "qwen3_vl_moe_text",
+    "solar_open"};
 
 /// What Transformers 4 saved packed, with the last two dims the other way round, and Transformers 5 saves packed.
 constexpr std::string_view kStayPacked[] = {"qwen3_vl_moe_text"};
