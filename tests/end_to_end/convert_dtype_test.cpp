@@ -6,12 +6,11 @@
 #include <limits>
 
 #include "reshard/tensor/cast/cast.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
 
@@ -136,11 +135,8 @@ TEST_CASE("A value that does not fit is an error with its tensor and index where
     DYNAMIC_SECTION("error, threads " << threads) {
       options.threads = threads;
       options.overflow = Overflow::kError;
-      const Error error = error_of([&] { convert(request, options); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.tensor() == "big");
-      CHECK_THAT(error.what(), Says("[2, 345, 678] does not fit F16"));
-      CHECK_THAT(error.hint(), Says("`overflow` saturate"));
+      check_refused([&] { convert(request, options); },
+                    {.tensor = "big", .says = "[2, 345, 678] does not fit F16", .hint = "`overflow` saturate"});
       CHECK(snapshot(temp.path()).size() == 2);  // the input alone
     }
   }
@@ -164,11 +160,10 @@ TEST_CASE("A dtype that cannot be cast is unsupported by name, unless it is left
                                                     {"z", random_tensor(random, DType::kC64, {4})}});
   ConvertRequest request = convert_request(temp / "in", temp / "out");
   request.dtype = DType::kBF16;
-  const Error error = error_of([&] { plan_convert(request); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.tensor() == "packed");
-  CHECK_THAT(error.what(), Says("is F4, which cannot be cast to BF16"));
-  CHECK_THAT(error.hint(), Says("`drop`"));
+  check_refused([&] { plan_convert(request); }, {.kind = ErrorKind::kUnsupported,
+                                                 .tensor = "packed",
+                                                 .says = "is F4, which cannot be cast to BF16",
+                                                 .hint = "`drop`"});
   request.names.drop.emplace_back("drop", "^packed$");
   CHECK(error_of([&] { plan_convert(request); }).tensor() == "z");
   request.names.drop.emplace_back("drop", "z");
@@ -204,11 +199,10 @@ TEST_CASE("A quantised weight is not cast without its scales, whatever says that
       request.cast_all = one.cast_all;
       for (const DType dtype : {DType::kF8E4M3, DType::kBF16}) {
         request.dtype = dtype;
-        const Error error = error_of([&] { plan_convert(request); });
-        CHECK(error.kind() == ErrorKind::kUnsupported);
-        CHECK(error.tensor() == "l.weight");
-        CHECK_THAT(error.what(), Says("is quantised") && Says("scales"));
-        CHECK_THAT(error.hint(), Says("`dtype`"));
+        check_refused([&] { plan_convert(request); }, {.kind = ErrorKind::kUnsupported,
+                                                       .tensor = "l.weight",
+                                                       .says = {"is quantised", "scales"},
+                                                       .hint = "`dtype`"});
       }
       request.names.drop.emplace_back("drop", "^l\\.weight$");
       CHECK_NOTHROW(plan_convert(request));
@@ -233,10 +227,10 @@ TEST_CASE("A model is not cast to float8, which needs scales, but tensors withou
       request.dtype = dtype;
       request.target.layout = kind;
       if (kind == layout("ranks")) request.target.tp = 2;
-      const Error error = error_of([&] { plan_convert(request); });
-      CHECK(error.kind() == ErrorKind::kUnsupported);
-      CHECK_THAT(error.what(), Says("`dtype` " + name + " would cast all of the model") && Says("no scales"));
-      CHECK_THAT(error.hint(), Says("a tool that writes scales") && Says("`keep`"));
+      check_refused([&] { plan_convert(request); },
+                    {.kind = ErrorKind::kUnsupported,
+                     .says = {"`dtype` " + name + " would cast all of the model", "no scales"},
+                     .hint = {"a tool that writes scales", "`keep`"}});
       request.names.keep.emplace_back("keep", ".");
       const auto notes = plan_convert(request)->notes;
       CHECK(std::count_if(notes.begin(), notes.end(), [&](const std::string& note) {

@@ -1,10 +1,9 @@
 // What fails half-way leaves nothing behind and touches nothing.
 
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -151,9 +150,7 @@ TEST_CASE("A file that appears while the outputs are written is not replaced wit
       };
       RunOptions options;
       options.storage = &storage;
-      const Error error = error_of([&] { shard(model.request, options); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK_THAT(error.what(), Says("appeared while the outputs were written"));
+      check_refused([&] { shard(model.request, options); }, {.says = "appeared while the outputs were written"});
       CHECK(read_file(appearing) == "mine");
       fs::remove(appearing);
       if (appearing.parent_path() != model.temp / "new/deep/out") fs::remove(appearing.parent_path());
@@ -199,9 +196,7 @@ TEST_CASE("A foreign file that appears in the shards folder during the run saves
   };
   RunOptions options;
   options.storage = &storage;
-  const Error error = error_of([&] { shard(model.request, options); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("mine.txt"));
+  check_refused([&] { shard(model.request, options); }, {.says = "mine.txt"});
   CHECK((snapshot(model.temp.path()) == expected));
 }
 

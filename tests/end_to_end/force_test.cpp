@@ -2,12 +2,11 @@
 
 #include <filesystem>
 
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/test_directories.h"
 
@@ -85,10 +84,7 @@ TEST_CASE("An optim folder is never deleted, whoever wrote it") {
     const fs::path folder = forced.temp / "out" / layout(to)->traits().folder;
     write_file(folder / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt", "states");
     for (char c = 'a'; c < 'k'; ++c) write_file(folder / std::string(1, c), "mine");
-    const Error error = forced.refused(request);
-    CHECK(error.path() == folder.string());
-    CHECK_THAT(error.what(), Says(": optim/, a, b,"));
-    CHECK_THAT(error.hint(), Says("never deleted"));
+    check_error(forced.refused(request), {.path = folder, .says = ": optim/, a, b,", .hint = "never deleted"});
     fs::remove_all(forced.temp / "out");
   }
 }
@@ -98,20 +94,17 @@ TEST_CASE("Rank files of a training program are not deleted where this run write
   const fs::path shards = forced.temp / "out/tensor_parallel_shards";
   write_file(shards / "tp_rank_00_pp_rank_00/model.safetensors", "mine");
   write_file(shards / "tp_rank_00_pp_rank_00/checkpoint.pt", "mine");
-  const Error error = forced.refused(forced.request("ranks", Format::kSafetensors, 1));
-  CHECK(error.path() == shards.string());
-  CHECK_THAT(error.what(), Says("tp_rank_00_pp_rank_00/checkpoint.pt"));
+  check_error(forced.refused(forced.request("ranks", Format::kSafetensors, 1)),
+              {.path = shards, .says = "tp_rank_00_pp_rank_00/checkpoint.pt"});
   fs::rename(shards / "tp_rank_00_pp_rank_00", shards / "tp_rank_01_pp_rank_00");
-  const Error whole = forced.refused(forced.request("ranks", Format::kSafetensors, 1));
-  CHECK_THAT(whole.what(), Says(": tp_rank_01_pp_rank_00/"));
+  check_error(forced.refused(forced.request("ranks", Format::kSafetensors, 1)), {.says = ": tp_rank_01_pp_rank_00/"});
 
   fs::remove_all(shards);
   convert(forced.request("ranks", Format::kSafetensors, 4));
   const fs::path last = shards / "tp_rank_03_pp_rank_00/model.safetensors";
   TensorMap saved = read_tensors(last);
   write_safetensors(last, saved);  // by a trainer: without the record of the rank
-  const Error left = forced.refused(forced.request("ranks", Format::kSafetensors, 2));
-  CHECK_THAT(left.what(), Says(": tp_rank_03_pp_rank_00/"));
+  check_error(forced.refused(forced.request("ranks", Format::kSafetensors, 2)), {.says = ": tp_rank_03_pp_rank_00/"});
   CHECK_NOTHROW(convert(forced.request("ranks", Format::kSafetensors, 4)));  // of its own name
 }
 
@@ -167,8 +160,7 @@ TEST_CASE("What others write into the folder while the run goes on is put back")
   };
   RunOptions options = unsynced();
   options.storage = &test.storage;
-  const Error error = error_of([&] { execute(*job, options); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
+  check_refused([&] { execute(*job, options); }, {});
   CHECK(read_file(late) == "mine");
   fs::remove_all(late.parent_path());
   CHECK((snapshot(forced.temp / "out") == before));

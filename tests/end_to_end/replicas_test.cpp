@@ -9,13 +9,12 @@
 #include "reshard/engine/check/verify.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/tensor/cast/cast.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/rewrite.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
@@ -144,12 +143,11 @@ TEST_CASE("A copy that differs is an error that names the tensor and the rank's 
       const auto before = snapshot(shards.temp.path());
       RunOptions options;
       options.threads = threads;
-      const Error error = error_of([&] { consolidate(shards.request(), options); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.tensor() == "model.layers.0.self_attn.qkv_proj.weight_k");
-      CHECK(error.path() == shards.rank_file(2, 0).string());
-      CHECK_THAT(error.what(), Says("a replica of model.layers.0.self_attn.k_proj.weight"));
-      CHECK_THAT(error.hint(), Says("`replicas` first takes the first rank's values"));
+      check_refused([&] { consolidate(shards.request(), options); },
+                    {.path = shards.rank_file(2, 0),
+                     .tensor = "model.layers.0.self_attn.qkv_proj.weight_k",
+                     .says = "a replica of model.layers.0.self_attn.k_proj.weight",
+                     .hint = "`replicas` first takes the first rank's values"});
       CHECK((snapshot(shards.temp.path()) == before));
     }
   }
@@ -229,10 +227,7 @@ TEST_CASE("Where replicas have to be exact, drift is an error") {
   shards.change(1, 1, kNorm, [&](TensorData& norm) { drift(norm, 1e-6, random); });
   RunOptions options = unsynced();
   options.replicas = Replicas::kExact;
-  const Error error = error_of([&] { consolidate(shards.request(), options); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == kNorm);
-  CHECK(error.path() == shards.rank_file(1, 1).string());
+  check_refused([&] { consolidate(shards.request(), options); }, {.path = shards.rank_file(1, 1), .tensor = kNorm});
   CHECK_FALSE(fs::exists(shards.temp / "whole"));
   CHECK(consolidate(shards.request()).divergent.size() == 1);
 }
@@ -241,12 +236,11 @@ TEST_CASE("Other weights in the place of a norm are no drift, and the error says
   const Shards shards;
   shards.spoil(2, 1, kNorm);
   const auto before = snapshot(shards.temp.path());
-  const Error error = error_of([&] { consolidate(shards.request()); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == kNorm);
-  CHECK(error.path() == shards.rank_file(2, 1).string());
-  CHECK_THAT(error.what(), Says("too far apart for drift in training: relative difference "));
-  CHECK_THAT(error.hint(), Says("`replicas` first"));
+  check_refused([&] { consolidate(shards.request()); },
+                {.path = shards.rank_file(2, 1),
+                 .tensor = kNorm,
+                 .says = "too far apart for drift in training: relative difference ",
+                 .hint = "`replicas` first"});
   CHECK((snapshot(shards.temp.path()) == before));
 }
 
@@ -298,10 +292,7 @@ TEST_CASE("Copies of key/value heads do not drift: the smallest difference is an
   const Shards shards;
   const char* const heads = "model.layers.0.self_attn.qkv_proj.weight_v";
   shards.change(3, 0, heads, [](TensorData& data) { data.bytes[0] = static_cast<char>(data.bytes[0] ^ 1); });
-  const Error error = error_of([&] { consolidate(shards.request()); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == heads);
-  CHECK(error.path() == shards.rank_file(3, 0).string());
+  check_refused([&] { consolidate(shards.request()); }, {.path = shards.rank_file(3, 0), .tensor = heads});
 }
 
 TEST_CASE("Random drift of random norms on random ranks: the first rank's values, whatever blocks and threads") {
@@ -359,10 +350,7 @@ TEST_CASE("Tied matrices that differ are an error, whatever is allowed and not c
   options.replicas = Replicas::kFirst;
   ConsolidateRequest request = shards.request();
   request.check_replicas = false;
-  const Error error = error_of([&] { consolidate(request, options); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == "lm_head.weight");
-  CHECK_THAT(error.hint(), Says("tie_word_embeddings"));
+  check_refused([&] { consolidate(request, options); }, {.tensor = "lm_head.weight", .hint = "tie_word_embeddings"});
 }
 
 TEST_CASE("Converting trusts, checks and allows as consolidating does") {
@@ -388,10 +376,7 @@ TEST_CASE("Verifying compares the copies inside either side, too") {
     DYNAMIC_SECTION((sharded_first ? "the shards first" : "the model first")) {
       const reshard::TensorMap& a = sharded_first ? sharded.map : model.map;
       const reshard::TensorMap& b = sharded_first ? model.map : sharded.map;
-      const Error error = error_of([&] { verify(a, b, {}, {}); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.tensor() == kNorm);
-      CHECK(error.path() == shards.rank_file(3, 1).string());
+      check_refused([&] { verify(a, b, {}, {}); }, {.path = shards.rank_file(3, 1), .tensor = kNorm});
       RunOptions options;
       options.replicas = Replicas::kFirst;
       std::vector<std::string> told;
@@ -425,10 +410,8 @@ TEST_CASE("Without metadata, norms of tensor-parallel ranks may differ where tha
   ConvertRequest request = convert_request(temp / "nxd", temp / "whole");
   RunOptions options = unsynced();
   options.replicas = Replicas::kExact;
-  const Error norm = error_of([&] { convert(request, options); });
-  CHECK(norm.kind() == ErrorKind::kBadInput);
-  CHECK(norm.tensor() == kNorm);
-  CHECK_THAT(norm.hint(), Says("`replicas` first takes the first rank's values"));
+  check_refused([&] { convert(request, options); },
+                {.tensor = kNorm, .hint = "`replicas` first takes the first rank's values"});
   options.replicas = Replicas::kFirst;
   CHECK(convert(request, options).divergent.size() == 1);
   CHECK((read_model(temp / "whole") == originals));
@@ -436,10 +419,7 @@ TEST_CASE("Without metadata, norms of tensor-parallel ranks may differ where tha
   const std::string heads = "model.layers.0.self_attn.qkv_proj.weight_k";
   spoil("dp_rank_00_tp_rank_03_pp_rank_00.pt", heads);
   request.force = true;
-  const Error replica = error_of([&] { convert(request, options); });
-  CHECK(replica.kind() == ErrorKind::kBadInput);
-  CHECK(replica.tensor() == heads);
-  CHECK_THAT(replica.hint(), Says("`from-kv-replication`"));
+  check_refused([&] { convert(request, options); }, {.tensor = heads, .hint = "`from-kv-replication`"});
 }
 
 /// Shards in the layout optimum, with a second data-parallel rank that has saved the same.
@@ -480,10 +460,7 @@ TEST_CASE("Other data-parallel ranks are read and compared, and one that differs
   for (const StoredTensor& tensor : checkpoint.map.stored)
     if (tensor.name.text() == "model.layers.0.mlp.down_proj.weight") content[tensor.offset_bytes] ^= 1;
   write_file(second, content);
-  const Error error = error_of([&] { convert(request); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == second.string());
-  CHECK(error.tensor() == "model.layers.0.mlp.down_proj.weight");
+  check_refused([&] { convert(request); }, {.path = second, .tensor = "model.layers.0.mlp.down_proj.weight"});
   RunOptions options;
   options.replicas = Replicas::kFirst;
   CHECK(convert(request, options).divergent.size() == 1);

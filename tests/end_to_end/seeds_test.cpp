@@ -5,14 +5,13 @@
 
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/plan/source/metadata_model.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/containers.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
 
@@ -234,14 +233,11 @@ TEST_CASE("A model without a stack of layers has one pipeline stage") {
   SECTION("by a plan") {
     write_file(temp / "model/config.json", R"({"base_model_tp_plan": )" + example.plan + "}");
   }
-  const Error stages = error_of([&] { shard(request); });
-  CHECK(stages.kind() == ErrorKind::kUsage);
-  CHECK_THAT(stages.what(), Says("no stack of layers to spread over 2 pipeline stages"));
+  check_refused([&] { shard(request); },
+                {.kind = ErrorKind::kUsage, .says = "no stack of layers to spread over 2 pipeline stages"});
   request.target.pp.reset();
   request.target.pipeline_cuts = {"linear1"};
-  const Error cuts = error_of([&] { shard(request); });
-  CHECK(cuts.kind() == ErrorKind::kUsage);
-  CHECK_THAT(cuts.what(), Says("no stack of layers to cut"));
+  check_refused([&] { shard(request); }, {.kind = ErrorKind::kUsage, .says = "no stack of layers to cut"});
 }
 
 TEST_CASE("A plan that names nothing of a model without layers is an error") {
@@ -249,9 +245,8 @@ TEST_CASE("A plan that names nothing of a model without layers is an error") {
   fs::create_directories(temp / "model");
   write_safetensors(temp / "model/model.safetensors", random_weights(column("layer1", 4, 4)));
   write_file(temp / "model/config.json", R"({"model_type": "model", "base_model_tp_plan": {"linear": "colwise"}})");
-  const Error error = error_of([&] { shard(shard_request(temp / "model", temp / "out", 2)); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("config.json") && Says("base_model_tp_plan names no tensor"));
+  check_refused([&] { shard(shard_request(temp / "model", temp / "out", 2)); },
+                {.says = {"config.json", "base_model_tp_plan names no tensor"}});
 }
 
 TEST_CASE("Without config.json, keys that a description names are reported with their field") {
@@ -275,13 +270,13 @@ TEST_CASE("Without config.json, keys that a description names are reported with 
        "head: \"tied_to\": \"tie_word_embeddings\" is missing"}};
   for (const Mistake& mistake : mistakes) {
     CAPTURE(mistake.modules);
-    const Error error = error_of([&] {
-      ShardRequest request = presharded(temp / "sd.safetensors", temp / "out", 2);
-      request.source.family = read_family(write_description(temp / "spec.json", mistake.modules));
-      shard(request);
-    });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says("spec.json") && Says(mistake.says));
+    const Error error = check_refused(
+        [&] {
+          ShardRequest request = presharded(temp / "sd.safetensors", temp / "out", 2);
+          request.source.family = read_family(write_description(temp / "spec.json", mistake.modules));
+          shard(request);
+        },
+        {.says = {"spec.json", mistake.says}});
     CHECK_THAT(error.hint(), !Says("did you mean \"n\""));
   }
 }
@@ -293,13 +288,11 @@ TEST_CASE("A lone state dict needs a config.json or a description, and a part of
   CHECK_THAT(error_of([&] { shard(presharded(temp / "sd.safetensors", temp / "out", 2)); }).what(),
              Says("no config.json"));
   write_file(temp / "config.json", R"({"model_type": "mine"})");
-  const Error unknown = error_of([&] { shard(presharded(temp / "sd.safetensors", temp / "out", 2)); });
-  CHECK(unknown.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(unknown.what(), Says("\"mine\" is not known"));
+  check_refused([&] { shard(presharded(temp / "sd.safetensors", temp / "out", 2)); },
+                {.kind = ErrorKind::kUnsupported, .says = "\"mine\" is not known"});
   write_safetensors(temp / "model-00001-of-00002.safetensors", whole);
-  const Error part = error_of([&] { shard(presharded(temp / "model-00001-of-00002.safetensors", temp / "out", 2)); });
-  CHECK(part.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(part.what(), Says("one of several weight files"));
+  check_refused([&] { shard(presharded(temp / "model-00001-of-00002.safetensors", temp / "out", 2)); },
+                {.says = "one of several weight files"});
 }
 
 /// A directory of one file, model.safetensors, and no config.json.
@@ -441,13 +434,13 @@ TEST_CASE("Mistakes in a description's strides and fused linears name their fiel
   write_whole(temp / "model", {{"a.weight", TensorData{DType::kU8, {4, 4}, std::string(16, 'x')}}});
   const auto refused = [&](const std::string& rest, const std::string& says) {
     CAPTURE(rest);
-    const Error error = error_of([&] {
-      ShardRequest request = shard_request(temp / "model", temp / "out", 2);
-      request.source.family = read_family(write_description(temp / "spec.json", rest));
-      shard(request);
-    });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says("spec.json") && Says(says));
+    check_refused(
+        [&] {
+          ShardRequest request = shard_request(temp / "model", temp / "out", 2);
+          request.source.family = read_family(write_description(temp / "spec.json", rest));
+          shard(request);
+        },
+        {.says = {"spec.json", says}});
   };
   const std::string a = R"([{"name": "a", "plan": "colwise", "shape": [4, 4])";
   refused(a + R"(, "stride": 3}])", "a: \"stride\": dim 0 has 4 elements, which are no 3 equal parts");
@@ -605,9 +598,7 @@ TEST_CASE("contributing-custom-models line 31: stages of a custom model stay whe
   fs::rename(temp / "converted", temp / "one");
   fs::remove_all(temp / "ranks");
   fs::rename(temp / "one", temp / "ranks");
-  const Error error = error_of([&] { convert(2, 2); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("metadata of one pipeline stage") && Says("lm_head.weight"));
+  check_refused([&] { convert(2, 2); }, {.says = {"metadata of one pipeline stage", "lm_head.weight"}});
 }
 
 TEST_CASE("contributing-custom-models line 237: heads that metadata does not record are those of config.json") {
@@ -622,9 +613,8 @@ TEST_CASE("contributing-custom-models line 237: heads that metadata does not rec
   request.output_directory = temp / "converted";
   request.target.layout = layout("ranks");
   request.target.tp = 4;
-  const Error error = error_of([&] { plan_convert(request); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("has 2 groups of heads, which 4 ranks do not divide"));
+  check_refused([&] { plan_convert(request); },
+                {.kind = ErrorKind::kUsage, .says = "has 2 groups of heads, which 4 ranks do not divide"});
 }
 
 }  // namespace

@@ -6,13 +6,12 @@
 
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/plan/job/convert.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/unprivileged.h"
 
@@ -69,10 +68,8 @@ TEST_CASE("A training run's directory is consolidated with a config.json from el
         CHECK(read_file(temp / "out/config.json") == read_file(golden(name) / "original/config.json"));
       }
       request.source.config.clear();
-      const Error error = error_of([&] { plan_consolidate(request); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == (golden(name) / "checkpoint/step_3").string());
-      CHECK_THAT(error.hint(), Says("`config`"));
+      check_refused([&] { plan_consolidate(request); },
+                    {.path = golden(name) / "checkpoint/step_3", .hint = "`config`"});
     }
   }
 }
@@ -109,14 +106,12 @@ TEST_CASE("Without OUT_DIR nothing is written into a tag, which would then be re
         request.source.config = config;
       else
         fs::copy(config, temp / config_at / "config.json");
-      const Error missing = error_of([&] { consolidate(request); });
-      CHECK(missing.kind() == ErrorKind::kUsage);
-      CHECK_THAT(missing.what(), Says("no output directory was given"));
+      check_refused([&] { consolidate(request); },
+                    {.kind = ErrorKind::kUsage, .says = "no output directory was given"});
       request.output_directory = temp / "run/step_3";
-      const Error mixed = error_of([&] { consolidate(request); });
-      CHECK(mixed.kind() == ErrorKind::kUsage);
-      CHECK(mixed.path() == (temp / "run/step_3").string());
-      CHECK_THAT(mixed.what(), Says("the output directory is inside the shards folder"));
+      check_refused([&] { consolidate(request); }, {.kind = ErrorKind::kUsage,
+                                                    .path = temp / "run/step_3",
+                                                    .says = "the output directory is inside the shards folder"});
       CHECK_FALSE(fs::exists(temp / "run/step_3/model.safetensors"));
       request.output_directory = temp / "run";
       consolidate(request);
@@ -188,9 +183,7 @@ TEST_CASE("The config.json that is given goes before the one beside the weights,
   CHECK((read_model(temp / "out") == read_model(from / "original")));
   // In place, the one that is there is not replaced without being told to.
   request.output_directory = {};
-  const Error in_place = error_of([&] { consolidate(request); });
-  CHECK(in_place.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(in_place.what(), Says("config.json"));
+  check_refused([&] { consolidate(request); }, {.says = "config.json"});
   CHECK_FALSE(fs::exists(temp / "run/model.safetensors"));
   request.source.config = temp / "run";
   consolidate(request);
@@ -210,10 +203,11 @@ TEST_CASE("What is wrong with the config.json that is given is an error, also wh
   fs::create_directories(temp / "empty");
   write_file(temp / "broken.json", "{");
   const auto refused = [&](const fs::path& config) {
-    const Error error = error_of([&] { read_checkpoint(checkpoint, {ConfigUse::kLenient, {}, {}, {config}}); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == config.string());
-    return error;
+    return check_refused(
+        [&] {
+          read_checkpoint(checkpoint, {ConfigUse::kLenient, {}, {}, {config}});
+        },
+        {.path = config});
   };
   CHECK_THAT(refused(temp / "nowhere").hint(), Says("`config`"));
   CHECK_THAT(refused(temp / "empty").what(), Says("holds no config.json"));
@@ -255,9 +249,7 @@ TEST_CASE("Files of tensors and whole models take a config.json from elsewhere w
       ConvertRequest request = convert_request(temp / source, temp / "out");
       request.target.layout = layout("ranks");
       request.target.tp = 2;
-      const Error error = error_of([&] { plan_convert(request); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK_THAT(error.hint(), Says("`config`"));
+      check_refused([&] { plan_convert(request); }, {.hint = "`config`"});
       request.source.config = from;
       convert(request);
       CHECK((consolidated(temp / "out", temp / "whole") == read_model(from)));

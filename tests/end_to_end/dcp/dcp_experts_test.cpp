@@ -5,11 +5,10 @@
 #include "reshard/engine/check/verify_manifest.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/dcp/dcp_target.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/families.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/training_runs.h"
 
@@ -91,45 +90,36 @@ TEST_CASE("What experts do not have alike is not made one of") {
   };
   SECTION("another count of steps") {
     tensor_of(saved, step).data.bytes = "more";
-    const Error found = error();
-    CHECK(found.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(found.what(), Says("is a replica of optim.state." + other + ".step"));
+    check_error(error(), {.says = "is a replica of optim.state." + other + ".step"});
   }
   SECTION("another object") {
     for (dcp::Object& object : saved.objects)
       if (object.name == lr) object.bytes = dcp::object_bytes("y");
-    const Error found = error();
-    CHECK(found.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(found.what(), Says("is a replica of optim.param_groups." + other + ".lr"));
+    check_error(error(), {.says = "is a replica of optim.param_groups." + other + ".lr"});
   }
   SECTION("a count of another dtype") {
     tensor_of(saved, step).data = {DType::kF64, {}, "eight..."};
-    const Error found = error();
-    CHECK(found.kind() == ErrorKind::kUnsupported);
-    CHECK(found.path() == (temp / "run").string());
-    CHECK(found.tensor() == step);
-    CHECK_THAT(found.what(), Says("is F64 [], and optim.state." + other + ".step is F32 []"));
+    check_error(error(), {.kind = ErrorKind::kUnsupported,
+                          .path = temp / "run",
+                          .tensor = step,
+                          .says = "is F64 [], and optim.state." + other + ".step is F32 []"});
   }
   SECTION("no count") {
     std::erase_if(saved.tensors, [&](const dcp::Whole& tensor) { return tensor.name == step; });
-    const Error found = error();
-    CHECK(found.kind() == ErrorKind::kUnsupported);
-    CHECK(found.tensor() == "optim.state." + other + ".step");
-    CHECK_THAT(found.what(), Says("expert 1 of the stack has none"));
+    check_error(error(), {.kind = ErrorKind::kUnsupported,
+                          .tensor = "optim.state." + other + ".step",
+                          .says = "expert 1 of the stack has none"});
   }
   SECTION("no moment") {
     std::erase_if(saved.tensors,
                   [&](const dcp::Whole& tensor) { return tensor.name == "optim.state." + kExpert + ".exp_avg"; });
-    const Error found = error();
-    CHECK(found.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(found.what(), Says("of which number 1 is missing"));
+    check_error(error(), {.says = "of which number 1 is missing"});
   }
   SECTION("sums of rows") {
     saved.add("optim.state." + kExpert + ".sums", random_tensor(random, DType::kF32, {8}));
-    const Error found = error();
-    CHECK(found.kind() == ErrorKind::kUnsupported);
-    CHECK(found.tensor() == "optim.state." + kExpert + ".sums");
-    CHECK_THAT(found.what(), Says("is one of a stack of experts"));
+    check_error(error(), {.kind = ErrorKind::kUnsupported,
+                          .tensor = "optim.state." + kExpert + ".sums",
+                          .says = "is one of a stack of experts"});
   }
 }
 
@@ -145,17 +135,14 @@ TEST_CASE("Steps that are numbers become a tensor of the stack, unless they diff
     states.numbers = {{other, "step", PlainValue(first)}, {kExpert, "step", PlainValue(second)}};
     return dcp_target_map(checkpoint.map.logical, &states, &*checkpoint.model, cut);
   };
-  const auto check_refused = [&](std::int64_t first, std::int64_t second, const std::string& says) {
-    const Error error = error_of([&] { plan(first, second); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK(error.tensor() == kExpert);
-    CHECK_THAT(error.what(), Says(says));
+  const auto refused = [&](std::int64_t first, std::int64_t second, const std::string& says) {
+    check_refused([&] { plan(first, second); }, {.kind = ErrorKind::kUnsupported, .tensor = kExpert, .says = says});
   };
-  check_refused(7, 16'777'217, "its state step is 16777217, which float32");
+  refused(7, 16'777'217, "its state step is 16777217, which float32");
   CHECK(plan(16'777'216, 1 << 30).logical.size() == checkpoint.map.logical.size() + 2);
   cut.names = "torchtitan";
   CHECK(plan(7, 7).logical.size() == checkpoint.map.logical.size() + 1);
-  check_refused(7, 8, "its state step is 8, and that of " + other + " is 7, but optimizer.state.");
+  refused(7, 8, "its state step is 8, and that of " + other + " is 7, but optimizer.state.");
 }
 
 }  // namespace

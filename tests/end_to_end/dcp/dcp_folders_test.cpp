@@ -6,12 +6,11 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/training_runs.h"
 
@@ -196,9 +195,8 @@ TEST_CASE("An optimizer beside the model that cannot be read does not keep the m
   const std::string notes = nlohmann::json(checkpoint.notes).dump();
   CHECK_THAT(notes, Says("the optimizer beside the model is not counted: "));
   CHECK_THAT(notes, Says("optimizer_0/.metadata"));
-  const Error error = error_of([&] { convert(run_request(temp / "run", temp / "out", 2)); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (temp / "run/optimizer_0/.metadata").string());
+  check_refused([&] { convert(run_request(temp / "run", temp / "out", 2)); },
+                {.path = temp / "run/optimizer_0/.metadata"});
 }
 
 TEST_CASE("A model that nobody knows has the same names with its optimizer and without") {

@@ -2,9 +2,8 @@
 
 #include <filesystem>
 
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/training_runs.h"
 
@@ -26,10 +25,8 @@ Saved run_with_list(Random& random) {
 
 /// The error of a conversion to which the list is in the way.
 Error list_error(const ConvertRequest& request, const fs::path& where) {
-  const Error error = error_of([&] { convert(request); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.tensor() == kList);
-  CHECK(error.path() == where.string());
+  const Error error =
+      check_refused([&] { convert(request); }, {.kind = ErrorKind::kUnsupported, .path = where, .tensor = kList});
   CHECK_FALSE(fs::exists(request.output_directory));
   return error;
 }
@@ -49,9 +46,9 @@ TEST_CASE("Parameters that a list names are neither dropped nor renamed") {
 
   ConvertRequest dropped = run_request(temp / "in", temp / "out", 2);
   dropped.names.drop.emplace_back("drop", "^b");
-  const Error of_drop = list_error(dropped, temp / "in");
-  CHECK_THAT(of_drop.what(), Says("some of which `drop` or `keep` leaves out"));
-  CHECK_THAT(of_drop.hint(), Says("do without `drop` and `keep`, or without `with-optimizer`"));
+  check_error(list_error(dropped, temp / "in"), {.kind = ErrorKind::kUnsupported,
+                                                 .says = "some of which `drop` or `keep` leaves out",
+                                                 .hint = "do without `drop` and `keep`, or without `with-optimizer`"});
 
   ConvertRequest kept = run_request(temp / "in", temp / "out", 2);
   kept.names.keep.emplace_back("keep", "^a");
@@ -59,9 +56,9 @@ TEST_CASE("Parameters that a list names are neither dropped nor renamed") {
 
   ConvertRequest renamed = run_request(temp / "in", temp / "out", 2);
   renamed.names.renames.push_back(parse_rename("rename", "^a\\.=first."));
-  const Error of_rename = list_error(renamed, temp / "in");
-  CHECK_THAT(of_rename.what(), Says("which `rename` changes"));
-  CHECK_THAT(of_rename.hint(), Says("do without `rename`, or without `with-optimizer`"));
+  check_error(list_error(renamed, temp / "in"), {.kind = ErrorKind::kUnsupported,
+                                                 .says = "which `rename` changes",
+                                                 .hint = "do without `rename`, or without `with-optimizer`"});
 
   // The model alone has no list.
   dropped.source.with_optimizer = false;
@@ -82,9 +79,10 @@ TEST_CASE("Wrappers of modules leave no list that may have them") {
   SECTION("no state shows what the optimizer calls parameters") {
     std::erase_if(saved.tensors, [](const dcp::Whole& tensor) { return tensor.name.starts_with("optim"); });
     saved.write(temp / "in");
-    const Error error = list_error(run_request(temp / "in", temp / "out", 2), temp / "in/.metadata");
-    CHECK_THAT(error.what(), Says("names with wrappers, which are taken out"));
-    CHECK_THAT(error.hint(), Says("has no wrappers"));
+    check_error(list_error(run_request(temp / "in", temp / "out", 2), temp / "in/.metadata"),
+                {.kind = ErrorKind::kUnsupported,
+                 .says = "names with wrappers, which are taken out",
+                 .hint = "has no wrappers"});
   }
   SECTION("states show that it has wrappers") {
     rename_states("_orig_mod.");

@@ -9,16 +9,15 @@
 #include "reshard/formats/dcp/dcp_item.h"
 #include "reshard/formats/dcp/dcp_metadata.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
-#include "support/errors.h"
 #include "support/families.h"
 #include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/thread_ranks.h"
 #include "support/titan.h"
@@ -280,10 +279,10 @@ TEST_CASE("Names that nobody knows are refused with those that the family has") 
   const TinyModel tiny;
   const TempDir temp;
   write_model(temp / "model", tiny, random_tensors(tiny, random));
-  const Error unknown = error_of([&] { convert(to_titan(temp / "model", temp / "out", "torchtitan-0.3", 1)); });
-  CHECK(unknown.kind() == ErrorKind::kUsage);
-  CHECK_THAT(unknown.what(), Says("\"torchtitan-0.3\" is no program whose names for family llama are known"));
-  CHECK_THAT(unknown.hint(), Says("hf, torchtitan, torchtitan-main, torchtitan-0.2"));
+  check_refused([&] { convert(to_titan(temp / "model", temp / "out", "torchtitan-0.3", 1)); },
+                {.kind = ErrorKind::kUsage,
+                 .says = "\"torchtitan-0.3\" is no program whose names for family llama are known",
+                 .hint = "hf, torchtitan, torchtitan-main, torchtitan-0.2"});
 
   TinyModel other;
   other.model_type = "granite";
@@ -292,9 +291,8 @@ TEST_CASE("Names that nobody knows are refused with those that the family has") 
              Says("there are hf alone"));
 
   fs::remove(temp / "model/config.json");
-  const Error without = error_of([&] { convert(to_titan(temp / "model", temp / "out", "torchtitan", 1)); });
-  CHECK(without.kind() == ErrorKind::kUsage);
-  CHECK_THAT(without.what(), Says("`names`: nothing says which tensors of the model have them"));
+  check_refused([&] { convert(to_titan(temp / "model", temp / "out", "torchtitan", 1)); },
+                {.kind = ErrorKind::kUsage, .says = "`names`: nothing says which tensors of the model have them"});
   CHECK_FALSE(fs::exists(temp / "out"));
 }
 
@@ -304,10 +302,10 @@ TEST_CASE("A tensor without a name, an expert that is missing, and one of anothe
   TinyModel tiny;
   tiny.attention_bias = true;
   write_model(temp / "bias", tiny, random_tensors(tiny, random));
-  const Error bias = error_of([&] { convert(to_titan(temp / "bias", temp / "out", "torchtitan", 1)); });
-  CHECK(bias.kind() == ErrorKind::kUnsupported);
-  CHECK(bias.tensor() == "model.layers.0.self_attn.q_proj.bias");
-  CHECK_THAT(bias.what(), Says("has no name in torchtitan"));
+  check_refused([&] { convert(to_titan(temp / "bias", temp / "out", "torchtitan", 1)); },
+                {.kind = ErrorKind::kUnsupported,
+                 .tensor = "model.layers.0.self_attn.q_proj.bias",
+                 .says = "has no name in torchtitan"});
 
   TensorMap model = write_case(family_case("qwen3_moe"), temp / "moe");
   const std::string expert = std::find_if(model.begin(), model.end(), [](const auto& one) {
@@ -322,10 +320,8 @@ TEST_CASE("A tensor without a name, an expert that is missing, and one of anothe
   };
   TensorMap cast = model;
   cast.at(expert) = random_tensor(random, DType::kF32, model.at(expert).shape);
-  const Error dtype = refused(cast);
-  CHECK(dtype.kind() == ErrorKind::kUnsupported);
-  CHECK(dtype.tensor() == expert);
-  CHECK_THAT(dtype.what(), Says("cannot be stacked with other experts"));
+  check_error(refused(cast),
+              {.kind = ErrorKind::kUnsupported, .tensor = expert, .says = "cannot be stacked with other experts"});
   model.erase(expert);
   const Error missing = refused(model);
   CHECK(missing.kind() == ErrorKind::kBadInput);

@@ -6,16 +6,15 @@
 #include <map>
 
 #include "reshard/formats/dcp/dcp_metadata.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/files.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/training_runs.h"
 
@@ -91,9 +90,8 @@ TEST_CASE("Every dtype that torch has is written as dcp and read back, and the o
     if (std::count(dtypes.begin(), dtypes.end(), row.dtype) > 0) continue;
     CAPTURE(row.name);
     write_safetensors(temp / "other.safetensors", {{"w", {row.dtype, {4, 8}, std::string(4 * row.bits, 'x')}}});
-    const Error error = error_of([&] { convert(to_dcp(temp / "other.safetensors", temp / "no", 2, std::nullopt)); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK(error.tensor() == "w");
+    check_refused([&] { convert(to_dcp(temp / "other.safetensors", temp / "no", 2, std::nullopt)); },
+                  {.kind = ErrorKind::kUnsupported, .tensor = "w"});
     CHECK_FALSE(fs::exists(temp / "no"));
   }
 }
@@ -214,9 +212,8 @@ TEST_CASE("Files of another save beside a new one are refused") {
   const TempDir temp;
   write_safetensors(temp / "in.safetensors", {{"w", {DType::kF32, {2, 2}, std::string(16, 'x')}}});
   write_file(temp / "out" / "__7_0.distcp", "old");
-  const Error error = error_of([&] { convert(to_dcp(temp / "in.safetensors", temp / "out", 2, std::nullopt)); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("__7_0.distcp"));
+  check_refused([&] { convert(to_dcp(temp / "in.safetensors", temp / "out", 2, std::nullopt)); },
+                {.says = "__7_0.distcp"});
   fs::remove_all(temp / "out");
   convert(to_dcp(temp / "in.safetensors", temp / "out", 2, std::nullopt));
   ConvertRequest again = to_dcp(temp / "in.safetensors", temp / "out", 2, std::nullopt);
@@ -275,10 +272,10 @@ TEST_CASE("Names that would be read back as entries beside the model need a pref
   const TensorMap tensors{{"train_state.w", {DType::kF32, {2}, "abcdefgh"}}, {"a.w", {DType::kF32, {2}, "ijklmnop"}}};
   write_safetensors(temp / "in.safetensors", tensors);
   ConvertRequest request = to_dcp(temp / "in.safetensors", temp / "out", 2, std::nullopt);
-  const Error error = error_of([&] { convert(request); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK(error.tensor() == "train_state.w");
-  CHECK_THAT(error.what(), Says("train_state.w would be read as an entry beside the model"));
+  const Error error =
+      check_refused([&] { convert(request); }, {.kind = ErrorKind::kUsage,
+                                                .tensor = "train_state.w",
+                                                .says = "train_state.w would be read as an entry beside the model"});
   CHECK(error.hint() == "choose a `prefix`, such as model");
   CHECK_FALSE(fs::exists(temp / "out"));
   request.target.options.set("prefix", "model");

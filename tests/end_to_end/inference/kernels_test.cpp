@@ -5,13 +5,12 @@
 
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/plan/job/convert.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -75,29 +74,24 @@ TEST_CASE("Kernels that contradict the shapes, the compiled model or the options
   copy_compiled(golden_case, temp / "compiled", false);
   ConsolidateRequest request = consolidate_request(temp / "compiled", temp / "whole");
   request.source.options.set("kernels", "out-proj");
-  const Error shape = error_of([&] { plan_consolidate(request); });
-  CHECK(shape.kind() == ErrorKind::kBadInput);
-  CHECK(shape.tensor() == "layers.0.mlp.gate_proj.weight");
-  CHECK_THAT(shape.what(), Says("so it is transposed for NxD Inference's kernels, but"));
+  check_refused([&] { plan_consolidate(request); }, {.tensor = "layers.0.mlp.gate_proj.weight",
+                                                     .says = "so it is transposed for NxD Inference's kernels, but"});
 
   request.source.options.set("kernels", "mlp,attention");
-  const Error unknown = error_of([&] { plan_consolidate(request); });
-  CHECK(unknown.kind() == ErrorKind::kUsage);
-  CHECK_THAT(unknown.what(), Says("`from-kernels`: \"attention\" is none of NxD Inference's kernels"));
+  check_refused(
+      [&] { plan_consolidate(request); },
+      {.kind = ErrorKind::kUsage, .says = "`from-kernels`: \"attention\" is none of NxD Inference's kernels"});
 
   ShardRequest plain = deployed_request(layout("nxdi"), golden_case / "original", temp / "traced", 2);
   fs::create_directories(temp / "traced");
   fs::copy_file(golden_case / "neuron_config.json", temp / "traced/neuron_config.json");
-  const Error compiled = error_of([&] { plan_shard(plain); });
-  CHECK(compiled.kind() == ErrorKind::kBadInput);
-  CHECK(compiled.path() == (temp / "traced/neuron_config.json").string());
-  CHECK_THAT(compiled.hint(), Says("with `kernels` mlp,out-proj"));
+  check_refused([&] { plan_shard(plain); },
+                {.path = temp / "traced/neuron_config.json", .hint = "with `kernels` mlp,out-proj"});
 
   plain.output_directory = temp / "out";
   plain.target.options.set("kernels", "qkv");
-  const Error apart = error_of([&] { plan_shard(plain); });
-  CHECK(apart.kind() == ErrorKind::kUsage);
-  CHECK_THAT(apart.what(), Says("`kernels` qkv is for the fused projection alone"));
+  check_refused([&] { plan_shard(plain); },
+                {.kind = ErrorKind::kUsage, .says = "`kernels` qkv is for the fused projection alone"});
 }
 
 }  // namespace

@@ -3,12 +3,12 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/plan/job/convert.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -39,9 +39,7 @@ TEST_CASE("Ranks are pre-sharded by several runs into one directory, and are the
   ConsolidateRequest back;
   back.source.path = temp / "several";
   back.output_directory = temp / "whole";
-  const Error missing = error_of([&] { plan_consolidate(back); });
-  CHECK(missing.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(missing.what(), Says("tp1_sharded_checkpoint"));
+  check_refused([&] { plan_consolidate(back); }, {.says = "tp1_sharded_checkpoint"});
 }
 
 TEST_CASE("Of a part of the ranks, the bytes that are said to be read are those of the rows that they have") {
@@ -85,9 +83,7 @@ TEST_CASE("What the layout presharded does not have is refused") {
   const auto refused = [&](const std::function<void(TargetRequest&)>& change, const char* says) {
     ShardRequest request = presharded_request(model, temp / "out", 4);
     change(request.target);
-    const Error error = error_of([&] { plan_shard(request); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says(says));
+    check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUsage, .says = says});
   };
   refused([](TargetRequest& s) { s.pp = 2; }, "pipeline stages");
   refused([](TargetRequest& s) { s.format = Format::kPytorch; }, "does not support `format` pytorch");

@@ -4,13 +4,12 @@
 
 #include "reshard/layouts/ranks/rank_layout.h"
 #include "reshard/plan/job/convert.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -66,23 +65,20 @@ TEST_CASE("A rank that lacks a part, or has a tensor twice, is refused") {
   copy_sharded(vllm_case("llama-parts-tp2"), temp / "vllm");
   SECTION("a part in the middle") {
     fs::remove(temp / "vllm/model-rank-1-part-3.safetensors");
-    const Error error = error_of([&] { consolidated(temp / "vllm", temp / "whole"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says("a part of rank model-rank-1 is missing: there are 8, up to number 8"));
+    check_refused([&] { consolidated(temp / "vllm", temp / "whole"); },
+                  {.says = "a part of rank model-rank-1 is missing: there are 8, up to number 8"});
   }
   SECTION("the last part of all ranks") {
     for (const char* rank : {"0", "1"})
       fs::remove(temp / ("vllm/model-rank-" + std::string(rank) + "-part-8.safetensors"));
-    const Error error = error_of([&] { consolidated(temp / "vllm", temp / "whole"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says("is missing: every known version of vLLM has it"));
+    const Error error = check_refused([&] { consolidated(temp / "vllm", temp / "whole"); },
+                                      {.says = "is missing: every known version of vLLM has it"});
     CHECK_FALSE(error.tensor().empty());
   }
   SECTION("one more with tensors of another") {
     fs::copy_file(temp / "vllm/model-rank-0-part-1.safetensors", temp / "vllm/model-rank-0-part-9.safetensors");
-    const Error error = error_of([&] { consolidated(temp / "vllm", temp / "whole"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says("is in this file and in") && Says("model-rank-0-part-1.safetensors"));
+    check_refused([&] { consolidated(temp / "vllm", temp / "whole"); },
+                  {.says = {"is in this file and in", "model-rank-0-part-1.safetensors"}});
   }
 }
 
@@ -98,17 +94,14 @@ TEST_CASE("Parts that were swapped between ranks, or come from another program, 
     fs::rename(a, temp / "aside");
     fs::rename(b, a);
     fs::rename(temp / "aside", b);
-    const Error error = error_of([&] { consolidated(temp / "vllm", temp / "whole"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == a.string());
-    CHECK_THAT(error.what(),
-               Says("its metadata says rank tp 1/2") && Says("model-rank-0-part-0.safetensors says tp 0/2"));
+    check_refused(
+        [&] { consolidated(temp / "vllm", temp / "whole"); },
+        {.path = a, .says = {"its metadata says rank tp 1/2", "model-rank-0-part-0.safetensors says tp 0/2"}});
   }
   SECTION("saved again without the rank's record") {
     write_safetensors(b, read_tensors(b));
-    const Error error = error_of([&] { consolidated(temp / "vllm", temp / "whole"); });
-    CHECK(error.path() == b.string());
-    CHECK_THAT(error.what(), Says("does not say which rank it is of"));
+    check_refused([&] { consolidated(temp / "vllm", temp / "whole"); },
+                  {.path = b, .says = "does not say which rank it is of"});
   }
 }
 
@@ -119,20 +112,16 @@ TEST_CASE("Shards of another layout do not go beside files that are a checkpoint
   request.target.layout = layout("ranks");
   request.target.tp = 2;
   request.force = true;
-  const Error error = error_of([&] { convert(request); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (temp / "vllm").string());
-  CHECK_THAT(error.what(), Says("holds a sharded checkpoint in layout vllm"));
+  check_refused([&] { convert(request); },
+                {.path = temp / "vllm", .says = "holds a sharded checkpoint in layout vllm"});
 }
 
 TEST_CASE("Ranks of another degree than the files are for are refused") {
   const TempDir temp;
   copy_sharded(vllm_case("llama-kv2-tp4"), temp / "vllm");
   for (const int rank : {2, 3}) fs::remove(temp / ("vllm/model-rank-" + std::to_string(rank) + "-part-0.safetensors"));
-  const Error error = error_of([&] { consolidated(temp / "vllm", temp / "whole"); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("is of one of 4 ranks") && Says("there are 2 ranks"));
-  CHECK_THAT(error.hint(), Says("copy the files of all ranks here"));
+  check_refused([&] { consolidated(temp / "vllm", temp / "whole"); },
+                {.says = {"is of one of 4 ranks", "there are 2 ranks"}, .hint = "copy the files of all ranks here"});
 }
 
 TEST_CASE("Swapped ranks, another value of a scale and another value of padding are found") {
@@ -151,14 +140,13 @@ TEST_CASE("Swapped ranks, another value of a scale and another value of padding 
     CHECK_THAT(error.what(), Says("differs from the value that the layout has there"));
   }
   SECTION("padding") {
-    const Error error = change("llama-vocab200-tp2", "model-rank-1-part-0.safetensors", "lm_head.weight", 127 * 64);
-    CHECK(error.tensor() == "lm_head.weight");
-    CHECK_THAT(error.what(), Says("other values than zeros in its padding"));
+    check_error(change("llama-vocab200-tp2", "model-rank-1-part-0.safetensors", "lm_head.weight", 127 * 64),
+                {.tensor = "lm_head.weight", .says = "other values than zeros in its padding"});
   }
   SECTION("a map of experts") {
-    const Error error = change("v0.23.0-qwen3_moe-ep-tp2", "model-rank-1-part-0.safetensors",
-                               "model.layers.1.mlp.experts._expert_map", 0);
-    CHECK_THAT(error.what(), Says("differs from the value that the layout has there, first at [0]"));
+    check_error(change("v0.23.0-qwen3_moe-ep-tp2", "model-rank-1-part-0.safetensors",
+                       "model.layers.1.mlp.experts._expert_map", 0),
+                {.says = "differs from the value that the layout has there, first at [0]"});
   }
 }
 
@@ -168,9 +156,8 @@ TEST_CASE("Files of other ranks or parts in the output directory are not mixed w
   shard(request);
   request.force = true;
   request.target.tp = 2;
-  const Error error = error_of([&] { plan_shard(request); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("model-rank-2-part-0.safetensors, model-rank-3-part-0.safetensors"));
+  check_refused([&] { plan_shard(request); },
+                {.says = "model-rank-2-part-0.safetensors, model-rank-3-part-0.safetensors"});
   request.target.tp = 4;
   CHECK_NOTHROW(shard(request));
 }
@@ -205,10 +192,7 @@ TEST_CASE("What vLLM does not load, or serves otherwise, is refused with the rea
   const fs::path llama = vllm_case("llama-tp2") / "original";
   ShardRequest request = vllm_request(llama, temp / "out", 2);
   const auto refused = [&](ErrorKind kind, const char* what, const char* hint) {
-    const Error error = error_of([&] { plan_shard(request); });
-    CHECK(error.kind() == kind);
-    CHECK_THAT(error.what(), Says(what));
-    CHECK_THAT(error.hint(), Says(hint));
+    check_refused([&] { plan_shard(request); }, {.kind = kind, .says = what, .hint = hint});
     CHECK_FALSE(fs::exists(temp / "out"));
   };
   SECTION("pipeline stages") {
@@ -263,9 +247,8 @@ TEST_CASE("float16 is refused where vLLM does not serve it") {
   request.target.layout = layout("vllm");
   request.target.tp = 2;
   request.dtype = DType::kF16;
-  const Error error = error_of([&] { plan_convert(request); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(error.what(), Says("vLLM does not serve models of gemma2 in float16"));
+  check_refused([&] { plan_convert(request); },
+                {.kind = ErrorKind::kUnsupported, .says = "vLLM does not serve models of gemma2 in float16"});
 }
 
 }  // namespace

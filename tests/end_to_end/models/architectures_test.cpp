@@ -11,13 +11,12 @@
 #include "reshard/engine/check/verify.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/specs/model/language_model.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -54,9 +53,8 @@ TEST_CASE("NxD's training layout is written for every architecture without exper
       continue;
     }
     ++refused;
-    const Error error = error_of([&] { plan_shard(request); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK(error.path() == (temp / "model").string());
+    const Error error =
+        check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUnsupported, .path = temp / "model"});
     CHECK(tensors.count(error.tensor()) == 1);
     CHECK_THAT(error.what(), Says("NxD's names and shapes for the experts of "));
     CHECK_THAT(error.hint(), Says("ranks, optimum"));

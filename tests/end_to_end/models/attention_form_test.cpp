@@ -4,15 +4,14 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/base/strings.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/families.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/oracle.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -52,10 +51,9 @@ TEST_CASE("Three linears for heads that the ranks do not divide are refused, wit
   ShardRequest request = shard_request(golden_case / "original", temp / "out", 4);
   request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
   request.target.options.set("qkv-linear", "off");
-  const Error error = error_of([&] { plan_shard(request); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("`qkv-linear` off: 4 ranks do not divide 2 key/value heads"));
-  CHECK_THAT(error.hint(), Says("leave out `qkv-linear`"));
+  check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUsage,
+                                               .says = "`qkv-linear` off: 4 ranks do not divide 2 key/value heads",
+                                               .hint = "leave out `qkv-linear`"});
   CHECK_FALSE(fs::exists(temp / "out"));
 }
 
@@ -153,9 +151,9 @@ TEST_CASE("A conversion of ranks with experts to NxD's training layout is refuse
     shard(shard_request(temp / "model", temp / "ranks"));
     ConvertRequest request = convert_request(temp / "ranks", temp / "out");
     request.target.layout = layout("nxd");
-    const Error error = error_of([&] { plan_convert(request); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK_THAT(error.what(), Says("NxD's names and shapes for the experts of "));
+    const Error error =
+        check_refused([&] { plan_convert(request); },
+                      {.kind = ErrorKind::kUnsupported, .says = "NxD's names and shapes for the experts of "});
     CHECK_THAT(error.tensor(), Says("expert"));
   }
   // Of a family that only the plan in config.json describes.

@@ -3,13 +3,12 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/planned.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -63,9 +62,7 @@ TEST_CASE("An empty plan is none, and so the model_type is not known") {
   for (const json& none : {json::object(), json(nullptr)}) {
     DYNAMIC_SECTION(none.dump()) {
       config["base_model_tp_plan"] = none;
-      const Error error = refused(config);
-      CHECK(error.kind() == ErrorKind::kUnsupported);
-      CHECK_THAT(error.hint(), Says("base_model_tp_plan"));
+      check_error(refused(config), {.kind = ErrorKind::kUnsupported, .hint = "base_model_tp_plan"});
     }
   }
 }
@@ -91,10 +88,10 @@ TEST_CASE("A TP degree that cuts a head or does not divide a size is refused wit
   json headless = json::parse(kPlannedConfig);
   headless.erase("num_attention_heads");
   headless.erase("num_key_value_heads");
-  const Error size = refused(headless, tensors_of("model.", true), 16);
-  CHECK(size.kind() == ErrorKind::kUsage);
-  CHECK_THAT(size.what(), Says("which 16 ranks do not divide"));
-  CHECK_THAT(size.hint(), Says("TP degrees that work for this model: 1, 2, 4, 8"));
+  check_error(refused(headless, tensors_of("model.", true), 16),
+              {.kind = ErrorKind::kUsage,
+               .says = "which 16 ranks do not divide",
+               .hint = "TP degrees that work for this model: 1, 2, 4, 8"});
 }
 
 TEST_CASE("Heads that nothing counts give one note where the ranks may split them") {
@@ -148,19 +145,16 @@ TEST_CASE("Sizes that fall into no heads or halves are refused, naming the tenso
   std::vector<Planned> all = tensors_of("model.", true);
   for (Planned& planned : all)
     if (planned.name == "model.layers.1.mlp.gate_up_proj.bias") planned.shape = {23};
-  const Error odd = refused(json::parse(kPlannedConfig), all, 1);
-  CHECK(odd.kind() == ErrorKind::kBadInput);
-  CHECK(odd.tensor() == "model.layers.1.mlp.gate_up_proj.bias");
-  CHECK_THAT(odd.what(), Says("dim 0 has 23 elements, of which base_model_tp_plan makes two halves"));
+  check_error(refused(json::parse(kPlannedConfig), all, 1),
+              {.tensor = "model.layers.1.mlp.gate_up_proj.bias",
+               .says = "dim 0 has 23 elements, of which base_model_tp_plan makes two halves"});
 }
 
 TEST_CASE("A planned model that is quantised is not sharded") {
   json config = json::parse(kPlannedConfig);
   config["quantization_config"] = {{"quant_method", "fp8"}};
-  const Error error = refused(config);
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(error.what(), Says("does not say how scales are split"));
-  CHECK_THAT(error.hint(), Says("`spec`"));
+  check_error(refused(config),
+              {.kind = ErrorKind::kUnsupported, .says = "does not say how scales are split", .hint = "`spec`"});
 
   const TempDir temp;  // nor is it where sizes are padded
   write_planned(temp / "model", tensors_of("model.", true), config);
@@ -226,9 +220,8 @@ TEST_CASE("A layer of a planned model that has no tensors is missed") {
   config["num_hidden_layers"] = 5;
   const TempDir temp;
   write_planned(temp / "model", tensors_of("model.", true), config);
-  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("of the model's 5 layers some have no tensors: model.layers.{3-4}"));
+  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
+                {.says = "of the model's 5 layers some have no tensors: model.layers.{3-4}"});
 
   // The stage that has the last layer is lost.
   config["num_hidden_layers"] = 3;
@@ -241,9 +234,7 @@ TEST_CASE("A layer of a planned model that has no tensors is missed") {
              Says("its metadata says that there are 3 pipeline ranks, but the folder holds 2"));
   for (const auto& entry : fs::recursive_directory_iterator(folder))  // as NxD's, which say nothing
     if (entry.path().extension() == ".safetensors") write_safetensors(entry.path(), read_tensors(entry.path()));
-  const Error lost = error_of([&] { consolidated(temp / "out", temp / "whole"); });
-  CHECK(lost.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(lost.what(), Says("model.layers.{2}"));
+  check_refused([&] { consolidated(temp / "out", temp / "whole"); }, {.says = "model.layers.{2}"});
 }
 
 }  // namespace

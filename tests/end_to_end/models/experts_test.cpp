@@ -6,13 +6,12 @@
 #include "reshard/base/error.h"
 #include "reshard/plan/job/convert.h"
 #include "reshard/specs/family/family_parser.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/families.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -113,9 +112,7 @@ TEST_CASE("Experts stacked along the dim that is split have to be matrices packe
   ShardRequest request = shard_request(temp / "model", temp / "out", 1);
   request.source.family = read_family(temp / "spec.json");
   request.target.ep = 2;
-  const Error error = error_of([&] { plan_shard(request); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(error.what(), Says("not each a packed matrix"));
+  check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUnsupported, .says = "not each a packed matrix"});
 }
 
 TEST_CASE("Experts that cannot be spread so are refused, and ranks of experts that are not all there") {
@@ -126,10 +123,7 @@ TEST_CASE("Experts that cannot be spread so are refused, and ranks of experts th
   const auto refused = [&](std::uint32_t ep, const Layout* kind, const char* says) {
     request.target.ep = ep;
     request.target.layout = kind, request.target.format = Format::kSafetensors;
-    const Error error = error_of([&] { plan_shard(request); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says(says));
-    return error;
+    return check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUsage, .says = says});
   };
   CHECK_THAT(refused(4, layout("ranks"), "6 experts cannot be shared by 4").hint(), Says("1, 2, 3, 6"));
   refused(2, layout("presharded"), "`ep`");
@@ -149,18 +143,13 @@ TEST_CASE("Experts that cannot be spread so are refused, and ranks of experts th
   CHECK_THAT(error_of([&] { plan_consolidate(back); }).what(), Says("ep_rank_01_tp_rank_00_pp_rank_00"));
   fs::rename(temp / "aside", shards / "ep_rank_01_tp_rank_00_pp_rank_00");
   fs::rename(shards / "ep_rank_02_tp_rank_00_pp_rank_00", temp / "aside");
-  const Error last = error_of([&] { plan_consolidate(back); });
-  CHECK_THAT(last.what(), Says("expert-parallel rank 2, but there are 2"));
+  check_refused([&] { plan_consolidate(back); }, {.says = "expert-parallel rank 2, but there are 2"});
   fs::rename(shards / "ep_rank_01_tp_rank_00_pp_rank_00", shards / "ep_rank_02_tp_rank_00_pp_rank_00");
   fs::rename(temp / "aside", shards / "ep_rank_01_tp_rank_00_pp_rank_00");
-  const Error swapped = error_of([&] { plan_consolidate(back); });
-  CHECK(swapped.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(swapped.what(), Says("its name says expert-parallel rank 1, its metadata rank 2"));
+  check_refused([&] { plan_consolidate(back); }, {.says = "its name says expert-parallel rank 1, its metadata rank 2"});
   for (const auto& entry : fs::recursive_directory_iterator(shards))  // as NxD's, which say nothing
     if (entry.path().extension() == ".safetensors") write_safetensors(entry.path(), read_tensors(entry.path()));
-  const Error unsaid = error_of([&] { plan_consolidate(back); });
-  CHECK(unsaid.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(unsaid.what(), Says("says the tensor is another's"));
+  check_refused([&] { plan_consolidate(back); }, {.says = "says the tensor is another's"});
 }
 
 TEST_CASE("Ranks of experts are consolidated by their metadata where only a plan in config.json is left") {

@@ -15,11 +15,10 @@
 #include "reshard/specs/family/builtin_files.h"
 #include "reshard/specs/model/language_model.h"
 #include "reshard/specs/stages/stage_plan.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -138,10 +137,10 @@ TEST_CASE("Heads that would be split are refused with the degrees that work") {
     DYNAMIC_SECTION(name) {
       const TempDir temp;
       write_case(family_case(name), temp / "model");
-      const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 8)); });
-      CHECK(error.kind() == ErrorKind::kUsage);
-      CHECK_THAT(error.what(), Says("heads, which 8 ranks do not divide"));
-      CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1, 2"));
+      check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 8)); },
+                    {.kind = ErrorKind::kUsage,
+                     .says = "heads, which 8 ranks do not divide",
+                     .hint = "TP degrees that work for this model: 1, 2"});
     }
   }
 }
@@ -159,16 +158,15 @@ TEST_CASE("Scales that a partition would part from their weights are refused wit
       c.json["config"][key] = value;
       std::set<std::string> names;
       for (const auto& tensor : c.json["tensors"]) names.insert(tensor["name"].get<std::string>());
-      const Error error = error_of([&, degree = tp] {
-        const ModelConfig config{"config.json", std::make_shared<const Json>(Json::parse(c.json["config"].dump())),
-                                 c.model_type()};
-        const Model model = instantiate(config, [&](const std::string& held) { return names.count(held) > 0; });
-        plan_stages(model, static_cast<std::uint32_t>(degree), partition_evenly(2, {}), {},
-                    [](const std::string&) { return true; });
-      });
-      CHECK(error.kind() == ErrorKind::kUsage);
-      CHECK_THAT(error.what(), Says(says));
-      CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1"));
+      check_refused(
+          [&, degree = tp] {
+            const ModelConfig config{"config.json", std::make_shared<const Json>(Json::parse(c.json["config"].dump())),
+                                     c.model_type()};
+            const Model model = instantiate(config, [&](const std::string& held) { return names.count(held) > 0; });
+            plan_stages(model, static_cast<std::uint32_t>(degree), partition_evenly(2, {}), {},
+                        [](const std::string&) { return true; });
+          },
+          {.kind = ErrorKind::kUsage, .says = says, .hint = "TP degrees that work for this model: 1"});
     }
   }
 }
@@ -186,9 +184,8 @@ TEST_CASE("Quantised models that cannot be partitioned are refused with the reas
     c.json["config"]["quantization_config"] = {{"quant_method", method}};
     const TempDir temp;
     write_case(c, temp / "model");
-    const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK_THAT(error.what(), Says(says));
+    const Error error = check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
+                                      {.kind = ErrorKind::kUnsupported, .says = says});
     CHECK_FALSE(error.hint().empty());
   }
 }
@@ -209,10 +206,8 @@ TEST_CASE("A quantization_config that makes no sense is refused with its key") {
       c.json["config"]["quantization_config"] = nlohmann::json::parse(text);
       const TempDir temp;
       write_case(c, temp / "model");
-      const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == (temp / "model/config.json").string());
-      CHECK_THAT(error.what(), Says(key));
+      check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); },
+                    {.path = temp / "model/config.json", .says = key});
     }
   }
 }
@@ -225,9 +220,8 @@ TEST_CASE("A tensor that the family does not name is refused, and so is one that
     const TensorMap whole = tensors;
     tensors["model.layers.0.extra.weight"] = {DType::kBF16, {2}, std::string(4, '\0')};
     write_safetensors(temp / "model/model.safetensors", tensors);
-    const Error extra = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); });
-    CHECK(extra.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(extra.what(), Says("model.layers.0.extra.weight"));
+    check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); },
+                  {.says = "model.layers.0.extra.weight"});
     tensors = whole;
     std::string lost;
     for (const auto& [name, tensor] : whole)
@@ -236,9 +230,7 @@ TEST_CASE("A tensor that the family does not name is refused, and so is one that
     REQUIRE_FALSE(lost.empty());
     tensors.erase(lost);
     write_safetensors(temp / "model/model.safetensors", tensors);
-    const Error missing = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); });
-    CHECK(missing.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(missing.what(), Says(lost));
+    check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); }, {.says = lost});
   }
 }
 

@@ -7,15 +7,14 @@
 #include <nlohmann/json.hpp>
 
 #include "support/architectures.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
 #include "support/dtensors.h"
-#include "support/errors.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/pickles.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/zero_files.h"
 
@@ -196,36 +195,31 @@ TEST_CASE("What cannot be packed or taken apart is refused with its name") {
     --tensor.shape[1];
     tensor.bytes.resize(*num_bytes(tensor.dtype, tensor.shape));
     write_safetensors(temp / "in/model.safetensors", tensors);
-    const Error error = error_of([&] { in_form(temp / "in", temp / "out", "auto"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.tensor() == stack);
-    CHECK_THAT(error.what(), Says("has the shape [3, 79, 32], whose rows are not those of 2 matrices"));
+    check_refused([&] { in_form(temp / "in", temp / "out", "auto"); },
+                  {.tensor = stack, .says = "has the shape [3, 79, 32], whose rows are not those of 2 matrices"});
   }
   SECTION("an expert that is there twice") {
     tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight"] = part_of(tensors[stack], {2, 40, 0}, {1, 40, 32});
     tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight"].shape = {40, 32};
     write_safetensors(temp / "in/model.safetensors", tensors);
-    const Error error = error_of([&] { in_form(temp / "in", temp / "out", "auto"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.tensor() == "model.layers.1.block_sparse_moe.experts.2.w3.weight");
-    CHECK_THAT(error.what(), Says("exists twice, once as " + stack));
+    check_refused(
+        [&] { in_form(temp / "in", temp / "out", "auto"); },
+        {.tensor = "model.layers.1.block_sparse_moe.experts.2.w3.weight", .says = "exists twice, once as " + stack});
   }
   SECTION("experts that are too few for config.json") {
     for (auto& [name, tensor] : tensors)
       if (tensor.shape.size() == 3) tensor = part_of(tensor, {0, 0, 0}, {2, tensor.shape[1], tensor.shape[2]});
     write_safetensors(temp / "in/model.safetensors", tensors);
-    const Error error = error_of([&] { shard(shard_request(temp / "in", temp / "out", 2)); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says("model.layers.0.block_sparse_moe.experts.2.w1.weight"));
+    check_refused([&] { shard(shard_request(temp / "in", temp / "out", 2)); },
+                  {.says = "model.layers.0.block_sparse_moe.experts.2.w1.weight"});
   }
   SECTION("matrices in the order of Transformers 4 in a family that never had them packed") {
     for (auto& [name, tensor] : tensors)
       if (tensor.shape.size() == 3) std::swap(tensor.shape[1], tensor.shape[2]);
     write_safetensors(temp / "in/model.safetensors", tensors);
-    const Error error = error_of([&] { in_form(temp / "in", temp / "out", "auto"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.tensor() == "model.layers.0.mlp.experts.down_proj");
-    CHECK_THAT(error.what(), Says("for each expert, but config.json asks for"));
+    check_refused(
+        [&] { in_form(temp / "in", temp / "out", "auto"); },
+        {.tensor = "model.layers.0.mlp.experts.down_proj", .says = "for each expert, but config.json asks for"});
   }
   SECTION("stacks in two orders") {
     fs::copy(golden_model("qwen3_vl_moe") / "original", temp / "two");
@@ -234,19 +228,16 @@ TEST_CASE("What cannot be packed or taken apart is refused with its name") {
     std::swap(turned.shape[1], turned.shape[2]);
     fs::remove(temp / "two/model.safetensors");
     write_safetensors(temp / "two/model.safetensors", two);
-    for (const char* form : {"auto", "separate"}) {
-      const Error error = error_of([&] { in_form(temp / "two", temp / "out", form); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.tensor() == "model.language_model.layers.1.mlp.experts.gate_up_proj");
-      CHECK_THAT(error.what(), Says("has the experts of a layer in the order"));
-    }
+    for (const char* form : {"auto", "separate"})
+      check_refused([&] { in_form(temp / "two", temp / "out", form); },
+                    {.tensor = "model.language_model.layers.1.mlp.experts.gate_up_proj",
+                     .says = "has the experts of a layer in the order"});
   }
   SECTION("more of the experts than their weights") {
     tensors["model.layers.1.mlp.experts.gate_up_proj_scale_inv"] = {DType::kF32, {3, 1, 1}, std::string(12, 'x')};
     write_safetensors(temp / "in/model.safetensors", tensors);
-    const Error error = error_of([&] { in_form(temp / "in", temp / "out", "auto"); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK(error.tensor() == "model.layers.1.mlp.experts.gate_up_proj_scale_inv");
+    check_refused([&] { in_form(temp / "in", temp / "out", "auto"); },
+                  {.kind = ErrorKind::kUnsupported, .tensor = "model.layers.1.mlp.experts.gate_up_proj_scale_inv"});
   }
   SECTION("experts whose numbers are not written as numbers are") {
     TensorMap apart = read_model(model / "original");
@@ -266,16 +257,13 @@ TEST_CASE("What cannot be packed or taken apart is refused with its name") {
     fs::create_directory(temp / "apart");
     fs::copy_file(model / "original/config.json", temp / "apart/config.json");
     write_safetensors(temp / "apart/model.safetensors", apart);
-    const Error error = error_of([&] { in_form(temp / "apart", temp / "out", "packed"); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK_THAT(error.what(), Says("two tensors would have this name"));
+    check_refused([&] { in_form(temp / "apart", temp / "out", "packed"); },
+                  {.kind = ErrorKind::kUnsupported, .says = "two tensors would have this name"});
   }
   SECTION("a stack of no bytes that claims any number of experts") {
     tensors[stack] = {DType::kBF16, {1'000'000, 2, 0}, {}};
     write_safetensors(temp / "in/model.safetensors", tensors);
-    const Error error = error_of([&] { shard(shard_request(temp / "in", temp / "out", 2)); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says(stack));
+    check_refused([&] { shard(shard_request(temp / "in", temp / "out", 2)); }, {.says = stack});
   }
   SECTION("experts of two dtypes") {
     TensorMap apart = read_model(model / "original");
@@ -284,25 +272,21 @@ TEST_CASE("What cannot be packed or taken apart is refused with its name") {
     fs::create_directory(temp / "apart");
     fs::copy_file(model / "original/config.json", temp / "apart/config.json");
     write_safetensors(temp / "apart/model.safetensors", apart);
-    const Error error = error_of([&] { in_form(temp / "apart", temp / "out", "packed"); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK(error.tensor() == "model.layers.0.mlp.experts.gate_up_proj");
+    check_refused([&] { in_form(temp / "apart", temp / "out", "packed"); },
+                  {.kind = ErrorKind::kUnsupported, .tensor = "model.layers.0.mlp.experts.gate_up_proj"});
   }
   SECTION("a model without experts") {
     Random random(3);
     const TinyModel tiny;
     write_model(temp / "dense", tiny, random_tensors(tiny, random));
-    const Error error = error_of([&] { in_form(temp / "dense", temp / "out", "packed"); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK_THAT(error.what(), Says("models of llama have no experts that Transformers packs"));
+    check_refused([&] { in_form(temp / "dense", temp / "out", "packed"); },
+                  {.kind = ErrorKind::kUnsupported, .says = "models of llama have no experts that Transformers packs"});
   }
   SECTION("a model that nobody knows") {
     fs::remove(temp / "in/config.json");
-    for (const std::string form : {"packed", "separate"}) {
-      const Error error = error_of([&] { in_form(temp / "in", temp / "out", form); });
-      CHECK(error.kind() == ErrorKind::kUsage);
-      CHECK_THAT(error.what(), Says("`experts` " + form + ": the model is not known"));
-    }
+    for (const std::string form : {"packed", "separate"})
+      check_refused([&] { in_form(temp / "in", temp / "out", form); },
+                    {.kind = ErrorKind::kUsage, .says = "`experts` " + form + ": the model is not known"});
   }
   CHECK_FALSE(fs::exists(temp / "out"));
 }

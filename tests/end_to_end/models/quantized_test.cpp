@@ -7,13 +7,12 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -254,11 +253,10 @@ TEST_CASE("Projections of attention are not padded where blocks would part heads
   write_quantized(method, 128, temp / "model");
   ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", 4);
   request.target.options.set_flag("pad", true);
-  const Error error = error_of([&] { plan_shard(request); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("blocks of 32") && Says("which 4 ranks do not divide"));
-  CHECK_THAT(error.what(), Says("would part query heads from their key/value heads"));
-  CHECK_THAT(error.hint(), Says("1, 2"));
+  check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUsage,
+                                               .says = {"blocks of 32", "which 4 ranks do not divide",
+                                                        "would part query heads from their key/value heads"},
+                                               .hint = "1, 2"});
 }
 
 TEST_CASE("Scales of groups in another order are on every rank, which a note says") {
@@ -304,10 +302,7 @@ TEST_CASE("A quantization_config that is another model's, or gone, is named") {
   write_quantized(gptq, 128, temp / "model");
   shard(shard_request(temp / "model", temp / "shards", 2));
   const auto refused = [&](const char* what, const char* hint) {
-    const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says(what));
-    CHECK_THAT(error.hint(), Says(hint));
+    check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); }, {.says = what, .hint = hint});
   };
   json config = json::parse(read_file(temp / "model/config.json"));
   config["quantization_config"]["group_size"] = 32;
@@ -446,10 +441,8 @@ TEST_CASE("What mlx-lm has quantised is refused by its name, wherever config.jso
     config.erase("quantization_config");
     write_file(temp / "model/config.json", config.dump());
   }
-  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(error.what(), Says("quantised by mlx"));
-  CHECK_THAT(error.hint(), Says("before it was quantised"));
+  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
+                {.kind = ErrorKind::kUnsupported, .says = "quantised by mlx", .hint = "before it was quantised"});
 }
 
 TEST_CASE("Groups that quantise in different ways under the same names are refused") {
@@ -459,9 +452,8 @@ TEST_CASE("Groups that quantise in different ways under the same names are refus
   groups["group_1"] = groups["group_0"];
   groups["group_1"]["weights"]["num_bits"] = 8;
   write_quantized(method, 128, temp / "model");
-  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(error.what(), Says("in different ways under the same names"));
+  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
+                {.kind = ErrorKind::kUnsupported, .says = "in different ways under the same names"});
 }
 
 /// Two layers of phi3, whose projections are packed, in FP8 with blocks of 16.
@@ -500,9 +492,7 @@ TEST_CASE("Packed linears are refused where padding would part them from others 
     write_packed(intermediate, temp / "model");
     ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
     request.target.options.set_flag("pad", true);
-    const Error error = error_of([&] { plan_shard(request); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("gate_up_proj"));
+    check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUsage, .says = "gate_up_proj"});
   }
 }
 
@@ -581,10 +571,10 @@ TEST_CASE("What bitsandbytes stores is refused with the reason, for 4 bits and f
     else
       tensors[linear.module + ".SCB"] = random_tensor(random, DType::kF32, {linear.outputs});
   write_safetensors(temp / "model/model.safetensors", tensors);
-  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(error.what(), Says(four ? "cannot be partitioned: its weights are stored as one row"
-                                     : "cannot be partitioned: its outliers"));
+  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
+                {.kind = ErrorKind::kUnsupported,
+                 .says = four ? "cannot be partitioned: its weights are stored as one row"
+                              : "cannot be partitioned: its outliers"});
 
   // Converted, scales stay in float32, as nothing else is read.
   const std::string scale = "weight.absmax";
@@ -635,9 +625,8 @@ TEST_CASE("A method that is known in a way that is not is refused with what the 
     Method method = methods().at(3);
     method.config = config;
     write_quantized(method, 128, temp / "model");
-    const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK_THAT(error.what(), Says(says));
+    check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
+                  {.kind = ErrorKind::kUnsupported, .says = says});
   }
 }
 

@@ -3,13 +3,12 @@
 
 #include <fmt/format.h>
 
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/models.h"
 #include "support/optimizer_oracle.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/saved_trees.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
@@ -69,13 +68,12 @@ TEST_CASE(
       char& byte = tree.tensors.at(kTiedHead).bytes[5];
       byte = static_cast<char>(byte ^ 1);
       write_saved_tree(file, tree);
-      const Error error = error_of([&] { consolidated(temp / "out", temp / "other"); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.tensor() == kTiedHead);
-      CHECK(error.path() == file.string());
-      CHECK_THAT(error.what(),
-                 Says("is a replica of model.embed_tokens.weight in " +
-                      (temp / "out/model/dp_rank_00_tp_rank_01_pp_rank_00.pt").string() + ", but differs from it"));
+      check_refused(
+          [&] { consolidated(temp / "out", temp / "other"); },
+          {.path = file,
+           .tensor = kTiedHead,
+           .says = "is a replica of model.embed_tokens.weight in " +
+                   (temp / "out/model/dp_rank_00_tp_rank_01_pp_rank_00.pt").string() + ", but differs from it"});
       CHECK_FALSE(fs::exists(temp / "other"));
     }
   }
@@ -137,10 +135,8 @@ TEST_CASE("States of a tied head on NxD's last stage are compared with the embed
       char& byte = tree.tensors.at(changed).bytes[1];
       byte = static_cast<char>(byte ^ 1);
       write_saved_tree(file, tree);
-      const Error error = error_of([&] { convert(run_to_nxd(temp / "staged", temp / "other", one, 3)); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == file.string());
-      CHECK_THAT(error.what(), Says("model.embed_tokens.weight.exp_avg"));
+      check_refused([&] { convert(run_to_nxd(temp / "staged", temp / "other", one, 3)); },
+                    {.path = file, .says = "model.embed_tokens.weight.exp_avg"});
       CHECK_FALSE(fs::exists(temp / "other"));
     }
   }

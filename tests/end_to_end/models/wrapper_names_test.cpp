@@ -4,14 +4,13 @@
 #include <utility>
 
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -136,11 +135,10 @@ TEST_CASE("Two names that become one are an error, and a module of one's own may
   TensorMap tensors = tiny_model(temp / "model");
   tensors["_orig_mod.model.norm.weight"] = tensors["model.norm.weight"];
   write_safetensors(temp / "model/model.safetensors", tensors);
-  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (temp / "model/model.safetensors").string());
-  CHECK_THAT(error.what(), Says("gets the name model.norm.weight"));
-  CHECK_THAT(error.hint(), Says("keep one of the two in the file"));
+  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
+                {.path = temp / "model/model.safetensors",
+                 .says = "gets the name model.norm.weight",
+                 .hint = "keep one of the two in the file"});
 
   fs::create_directories(temp / "own");
   const TensorMap own{{"module.linear.weight", {DType::kU8, {2}, "ab"}}};

@@ -7,10 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
-#include "support/errors.h"
 #include "support/families.h"
 #include "support/fault_storage.h"
 #include "support/golden.h"
@@ -19,6 +17,7 @@
 #include "support/models.h"
 #include "support/pickles.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/titan.h"
 #include "support/training_runs.h"
@@ -315,21 +314,22 @@ TEST_CASE("A list of names that change is refused, and so are states that cannot
   };
   SECTION("a list") {
     titan.saved.add_object("optimizer.param_groups.0.params");
-    const Error found = to_hf();
-    CHECK(found.tensor() == "optimizer.param_groups.0.params");
-    CHECK_THAT(found.what(), Says("under their names in torchtitan, which become the model's own"));
-    const Error back = to_titan("model.norm.weight");
-    CHECK(back.tensor() == "optim.param_groups.0.params");
-    CHECK_THAT(back.what(), Says("which `names` changes"));
+    check_error(to_hf(), {.kind = ErrorKind::kUnsupported,
+                          .tensor = "optimizer.param_groups.0.params",
+                          .says = "under their names in torchtitan, which become the model's own"});
+    check_error(
+        to_titan("model.norm.weight"),
+        {.kind = ErrorKind::kUnsupported, .tensor = "optim.param_groups.0.params", .says = "which `names` changes"});
   }
   SECTION("sums of rows") {
     titan.saved.add("optimizer.state.layers.0.attention.wq.weight.sums", random_tensor(random, DType::kF32, {8}));
-    const Error found = to_hf();
-    CHECK(found.tensor() == "optimizer.state.layers.0.attention.wq.weight.sums");
-    CHECK_THAT(found.what(), Says("layers.0.attention.wq.weight has"));
-    const Error back = to_titan("model.layers.0.self_attn.q_proj.weight");
-    CHECK(back.tensor() == "optim.state.model.layers.0.self_attn.q_proj.weight.sums");
-    CHECK_THAT(back.what(), Says("has its rows in another order"));
+    check_error(to_hf(), {.kind = ErrorKind::kUnsupported,
+                          .tensor = "optimizer.state.layers.0.attention.wq.weight.sums",
+                          .says = "layers.0.attention.wq.weight has"});
+    check_error(to_titan("model.layers.0.self_attn.q_proj.weight"),
+                {.kind = ErrorKind::kUnsupported,
+                 .tensor = "optim.state.model.layers.0.self_attn.q_proj.weight.sums",
+                 .says = "has its rows in another order"});
   }
 }
 
@@ -381,9 +381,7 @@ TEST_CASE("States follow parameters that are renamed or dropped") {
   saved.add_object("optim.param_groups.0.params");
   saved.write(temp / "in");
   request.output_directory = temp / "out2";
-  const Error error = error_of([&] { convert(request); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.tensor() == "optim.param_groups.0.params");
+  check_refused([&] { convert(request); }, {.kind = ErrorKind::kUnsupported, .tensor = "optim.param_groups.0.params"});
 }
 
 TEST_CASE("The optimizer says what the prefix of a model is whose names nobody knows") {
@@ -443,26 +441,20 @@ TEST_CASE("An optimizer that does not fit is refused before anything is written"
   };
   SECTION("a moment of another shape") {
     saved.add("optim.state.a.weight.exp_avg_sq", random_tensor(random, DType::kF32, {4, 2}));
-    const Error found = error();
-    CHECK(found.kind() == ErrorKind::kBadInput);
-    CHECK(found.tensor() == "optim.state.a.weight.exp_avg_sq");
-    CHECK_THAT(found.what(), Says("has the shape [4, 2], but its parameter a.weight has [4, 3]"));
+    check_error(error(), {.tensor = "optim.state.a.weight.exp_avg_sq",
+                          .says = "has the shape [4, 2], but its parameter a.weight has [4, 3]"});
   }
   SECTION("a prefix that makes a parameter's name that of a state") {
     saved.add("train.a.weight", random_tensor(random, DType::kF32, {4, 2}));
     saved.objects.push_back({"train_state.a.weight", dcp::object_bytes("x"), 0});
     prefix = "train_state";
-    const Error found = error();
-    CHECK(found.kind() == ErrorKind::kUsage);
-    CHECK_THAT(found.what(), Says("both have an entry train_state.a.weight"));
+    check_error(error(), {.kind = ErrorKind::kUsage, .says = "both have an entry train_state.a.weight"});
   }
   SECTION("an object that is no item of torch.save") {
     saved.objects.push_back({"rng_state", "no zip", 0});
-    const Error found = error();
-    CHECK(found.kind() == ErrorKind::kBadInput);
-    CHECK(found.tensor() == "rng_state");
-    CHECK(found.path() == (temp / "in/__0_0.distcp").string());
-    CHECK_THAT(found.what(), Says("do not begin like an item of torch.save"));
+    check_error(
+        error(),
+        {.path = temp / "in/__0_0.distcp", .tensor = "rng_state", .says = "do not begin like an item of torch.save"});
   }
   SECTION("an object whose zip goes on behind its end") {
     saved.objects.push_back({"rng_state", dcp::object_bytes("x") + "more", 0});
@@ -472,18 +464,13 @@ TEST_CASE("An optimizer that does not fit is refused before anything is written"
     saved.add_object("rng_state", "x", 0);
     saved.add_object("rng_state", "longer", 1);
     for (std::uint32_t rank = 0; rank < 2; ++rank) dcp::write_rank(temp / "in", saved.tensors, rank, saved.objects);
-    const Error found = error();
-    CHECK(found.kind() == ErrorKind::kUnsupported);
-    CHECK(found.tensor() == "rng_state");
-    CHECK_THAT(found.what(), Says("bytes on one rank, and of"));
+    check_error(error(), {.kind = ErrorKind::kUnsupported, .tensor = "rng_state", .says = "bytes on one rank, and of"});
   }
   SECTION("an object of other bytes on another rank") {
     saved.add_object("rng_state", "x", 0);
     saved.add_object("rng_state", "y", 1);
     for (std::uint32_t rank = 0; rank < 2; ++rank) dcp::write_rank(temp / "in", saved.tensors, rank, saved.objects);
-    const Error found = error();
-    CHECK(found.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(found.what(), Says("is a replica of rng_state"));
+    check_error(error(), {.says = "is a replica of rng_state"});
   }
 }
 
@@ -514,14 +501,12 @@ TEST_CASE("with-optimizer is refused where there is none, and where it has no pl
   CHECK_THAT(error(to_hf).what(), Says("of layout hf have no place for the states"));
 
   write_safetensors(temp / "hf/model.safetensors", {{"w", {DType::kF32, {2}, "12345678"}}});
-  const Error of_hf = error(run_request(temp / "hf", temp / "out", 2));
-  CHECK(of_hf.kind() == ErrorKind::kUsage);
-  CHECK_THAT(of_hf.what(), Says("one in layout hf is no checkpoint whose optimizer can be read"));
+  check_error(error(run_request(temp / "hf", temp / "out", 2)),
+              {.kind = ErrorKind::kUsage, .says = "one in layout hf is no checkpoint whose optimizer can be read"});
   CHECK_THAT(error(run_request(temp / "hf/model.safetensors", temp / "out", 2)).what(), Says("a file of tensors"));
 
-  const Error none = error(run_request(dcp_case("llama-plain") / "sharded", temp / "out", 2));
-  CHECK(none.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(none.what(), Says("nothing of an optimizer"));
+  check_error(error(run_request(dcp_case("llama-plain") / "sharded", temp / "out", 2)),
+              {.says = "nothing of an optimizer"});
 
   ConsolidateRequest consolidated;
   consolidated.source.path = temp / "in";

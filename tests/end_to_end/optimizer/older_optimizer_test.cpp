@@ -8,14 +8,13 @@
 
 #include "reshard/engine/check/digests.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/older_folders.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/saved_trees.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
@@ -132,11 +131,7 @@ struct Older {
     write_saved_tree(file(rank), tree);
   }
   Error refused(const fs::path& path, const std::string& says, ErrorKind kind = ErrorKind::kBadInput) const {
-    Error error = error_of([&] { read(); });
-    CHECK(error.kind() == kind);
-    CHECK(error.path() == path.string());
-    CHECK_THAT(error.what(), Says(says));
-    return error;
+    return check_refused([&] { read(); }, {.kind = kind, .path = path, .says = says});
   }
 
   fs::path golden_case;
@@ -233,10 +228,9 @@ TEST_CASE("An older optimizer goes to newer NxD and to DCP as the newer form doe
       CHECK((older.at(path) == bytes));
     }
   }
-  const Error error = error_of([&] { convert(request(of_rank.temp.path(), out / "again", "ranks")); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("layout ranks have no place for the states of an optimizer"));
-  CHECK_THAT(error.hint(), Says("nxd"));
+  check_refused(
+      [&] { convert(request(of_rank.temp.path(), out / "again", "ranks")); },
+      {.kind = ErrorKind::kUsage, .says = "layout ranks have no place for the states of an optimizer", .hint = "nxd"});
 
   ReadContext masters = context_of(of_rank.golden_case, false);
   masters.options.set("weights", "master");

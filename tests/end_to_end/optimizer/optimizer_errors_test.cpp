@@ -6,14 +6,13 @@
 
 #include "reshard/formats/pickle/plain_value.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/pickles.h"
+#include "support/refusals.h"
 #include "support/saved_trees.h"
 #include "support/temp_dir.h"
 #include "support/zips.h"
@@ -79,11 +78,8 @@ struct Trained {
     request.target.options.set_number("dp", 2);
     return request;
   }
-  void check_refused(ErrorKind kind, const std::string& tensor, const std::string& says) const {
-    const Error error = error_of([&] { convert(request()); });
-    CHECK(error.kind() == kind);
-    CHECK(error.tensor() == tensor);
-    CHECK_THAT(error.what(), Says(says));
+  void refused(ErrorKind kind, const std::string& tensor, const std::string& says) const {
+    check_refused([&] { convert(request()); }, {.kind = kind, .tensor = tensor, .says = says});
     CHECK_FALSE(fs::exists(temp / "out"));
   }
 };
@@ -97,7 +93,7 @@ TEST_CASE("An optimizer of fused parameters is written, so that what follows fai
 TEST_CASE("Parameters in different groups cannot be fused into one, which has one group") {
   Trained trained;
   trained.move_to_second(kKey);
-  trained.check_refused(ErrorKind::kUnsupported, kKey, std::string("is in group 1 of the optimizer, and ") + kQuery);
+  trained.refused(ErrorKind::kUnsupported, kKey, std::string("is in group 1 of the optimizer, and ") + kQuery);
   // Not fused they are two numbers in two groups.
   ConvertRequest request = trained.request();
   request.target.options = {};
@@ -115,8 +111,8 @@ TEST_CASE("Parameters with different states cannot be fused into one") {
     trained.tensors[Trained::state(kKey, "max_exp_avg_sq")] = trained.tensors[Trained::state(kKey, "exp_avg")];
   }
   const std::string named = trained.tensors.count(Trained::state(kQuery, "max_exp_avg_sq")) > 0 ? kKey : kQuery;
-  trained.check_refused(ErrorKind::kUnsupported, named,
-                        "its state max_exp_avg_sq is not as that of the other parameters that are fused into");
+  trained.refused(ErrorKind::kUnsupported, named,
+                  "its state max_exp_avg_sq is not as that of the other parameters that are fused into");
 }
 
 TEST_CASE("Master weights of parameters that are fused into one have one dtype, and their parameters' shapes") {
@@ -129,7 +125,7 @@ TEST_CASE("Master weights of parameters that are fused into one have one dtype, 
   SECTION("a number") {
     trained.tensors[Trained::state(kKey, "master")] = random_tensor(trained.random, DType::kF32, {});
   }
-  trained.check_refused(ErrorKind::kUnsupported, Trained::state(kKey, "master"), "is no copy of its parameter");
+  trained.refused(ErrorKind::kUnsupported, Trained::state(kKey, "master"), "is no copy of its parameter");
 }
 
 TEST_CASE("Parameters with different steps cannot be fused into one, and nothing is left of the output") {
@@ -145,32 +141,31 @@ TEST_CASE("A state that has neither its parameter's shape nor one element is not
   Trained trained;
   const std::string row = Trained::state("model.norm.weight", "exp_avg");
   trained.tensors[row] = random_tensor(trained.random, DType::kF32, {3});
-  trained.check_refused(ErrorKind::kBadInput, row,
-                        "has the shape [3], but its parameter model.model.norm.weight has [16]");
+  trained.refused(ErrorKind::kBadInput, row, "has the shape [3], but its parameter model.model.norm.weight has [16]");
 }
 
 TEST_CASE("Groups that do not fit the model or the states are refused") {
   Trained trained;
   SECTION("a group has a parameter that nobody knows") {
     trained.groups[0].push_back("model.other.weight");
-    trained.check_refused(ErrorKind::kBadInput, "model.other.weight", "but the model does not");
+    trained.refused(ErrorKind::kBadInput, "model.other.weight", "but the model does not");
   }
   SECTION("no group has a parameter that has states") {
     std::erase(trained.groups[0], std::string("model.norm.weight"));
-    trained.check_refused(ErrorKind::kBadInput, "model.norm.weight", "but none of its groups has it");
+    trained.refused(ErrorKind::kBadInput, "model.norm.weight", "but none of its groups has it");
   }
   SECTION("there are no states") {
     std::erase_if(trained.tensors, [](const auto& tensor) { return tensor.first.starts_with(kState); });
-    trained.check_refused(ErrorKind::kBadInput, "", "holds no states of an optimizer that could be written");
+    trained.refused(ErrorKind::kBadInput, "", "holds no states of an optimizer that could be written");
   }
   SECTION("there are no groups") {
     trained.groups.clear();
-    trained.check_refused(ErrorKind::kBadInput, "", "come without its groups of parameters");
+    trained.refused(ErrorKind::kBadInput, "", "come without its groups of parameters");
   }
   SECTION("a parameter is in two groups") {
     trained.groups.push_back({"model.norm.weight"});
-    trained.check_refused(ErrorKind::kBadInput, "optimizer.param_groups.1.params",
-                          "lists model.norm.weight, which is in a group already");
+    trained.refused(ErrorKind::kBadInput, "optimizer.param_groups.1.params",
+                    "lists model.norm.weight, which is in a group already");
   }
 }
 
@@ -226,9 +221,8 @@ TEST_CASE("States of another shape than their parameter's are refused, whichever
         return is_number && other != shape ? Dims{} : other;
       });
       CAPTURE(wrong, is_number);
-      const Error error = error_of([&] { plan_convert(request); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == (trained.temp / "out/optim/dp_rank_00_tp_rank_00_pp_rank_00.pt").string());
+      const Error error = check_refused([&] { plan_convert(request); },
+                                        {.path = trained.temp / "out/optim/dp_rank_00_tp_rank_00_pp_rank_00.pt"});
       const bool is_first = wrong == std::string("exp_avg");
       CHECK_THAT(error.what(), Says(is_number  ? fmt::format("{} of id 1 has the shape [], but its parameter", wrong)
                                     : is_first ? "id 1 has the shape ["
@@ -253,11 +247,10 @@ TEST_CASE("The optimizer of another model is refused though nobody asks which pa
   CHECK_NOTHROW(plan_convert(request_of(other)));
   fs::remove_all(other.temp / "out/optim");
   fs::copy(trained.temp / "out/optim", other.temp / "out/optim");
-  const Error error = error_of([&] { plan_convert(request_of(other)); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (other.temp / "out/optim/dp_rank_00_tp_rank_00_pp_rank_00.pt").string());
-  CHECK_THAT(error.what(), Says("of its ids have, but the model's files of pp rank 0 have"));
-  CHECK_THAT(error.hint(), Says("the optimizer is of another model"));
+  check_refused([&] { plan_convert(request_of(other)); },
+                {.path = other.temp / "out/optim/dp_rank_00_tp_rank_00_pp_rank_00.pt",
+                 .says = "of its ids have, but the model's files of pp rank 0 have",
+                 .hint = "the optimizer is of another model"});
 }
 
 TEST_CASE("Who looks at a checkpoint is told where nobody can tell which parameters its optimizer's states are of") {

@@ -7,13 +7,12 @@
 #include <set>
 
 #include "reshard/base/strings.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/optimizer_oracle.h"
 #include "support/random.h"
+#include "support/refusals.h"
 #include "support/saved_trees.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
@@ -199,9 +198,8 @@ TEST_CASE("Another order of heads, which names and shapes do not show, is not wh
   request.target.options.set_number("dp", 4);
   request.target.layout = layout("nxd");
   request.target.options.set("kv-replication", "adjacent");
-  const Error error = error_of([&] { convert(request); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("would hold it otherwise than in the source"));
+  check_refused([&] { convert(request); },
+                {.kind = ErrorKind::kUsage, .says = "would hold it otherwise than in the source"});
   CHECK(!fs::exists(temp / "out"));
   request.target.options.set("kv-replication", "tiled");
   convert(request);

@@ -13,13 +13,12 @@
 #include "reshard/engine/check/verify.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/ranks/rank_folder.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/golden.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/saved_trees.h"
 #include "support/temp_dir.h"
 
@@ -160,12 +159,12 @@ TEST_CASE("States that optimum-neuron saved of one data-parallel rank alone are 
   const fs::path golden_case = testdata("golden/zero1") / kIncomplete;
   const fs::path folder = saved(golden_case) / "optim";
   const auto check = [&](const ReadContext& context) {
-    const Error error = error_of([&] { read_checkpoint(saved(golden_case), context); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK(error.path() == folder.string());
-    CHECK_THAT(error.what(), Says("parts of ZeRO-1, each of some data-parallel rank, were saved as if they were all"));
-    CHECK_THAT(error.what(), Says("11 of 21 rows"));
-    CHECK_THAT(error.hint(), Says("the weights are complete"));
+    check_refused(
+        [&] { read_checkpoint(saved(golden_case), context); },
+        {.kind = ErrorKind::kUnsupported,
+         .path = folder,
+         .says = {"parts of ZeRO-1, each of some data-parallel rank, were saved as if they were all", "11 of 21 rows"},
+         .hint = "the weights are complete"});
   };
   check(with_optimizer(golden_case));
   ReadContext masters = with_optimizer(golden_case);
@@ -192,10 +191,8 @@ TEST_CASE("Files that NxD's converter merged have the states, but not the master
   CHECK(describe_states(checkpoint) == expected);
   ReadContext masters = with_optimizer(golden_case);
   masters.options.set("weights", "master");
-  const Error error = error_of([&] { read_checkpoint(temp.path(), masters); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (temp / "optim").string());
-  CHECK_THAT(error.what(), Says("holds no master weights"));
+  check_refused([&] { read_checkpoint(temp.path(), masters); },
+                {.path = temp / "optim", .says = "holds no master weights"});
 }
 
 TEST_CASE("Without another number, states are spread over as many data-parallel ranks as the source has") {
@@ -211,9 +208,7 @@ TEST_CASE("Without another number, states are spread over as many data-parallel 
   // Weights alone are not put beside an optimizer, whose master weights NxD would take for them.
   request.source.with_optimizer = false;
   request.force = true;
-  const Error error = error_of([&] { plan_convert(request); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (temp / "out/optim").string());
+  check_refused([&] { plan_convert(request); }, {.path = temp / "out/optim"});
 }
 
 TEST_CASE("To find the layout that the ranks of a source get again, its optimizer is not read") {
@@ -368,13 +363,9 @@ struct Spoiled {
     fs::rename(b, a);
     fs::rename(temp / "other", b);
   }
-  void check_refused(const fs::path& path, const std::string& says) const {
+  void refused(const fs::path& path, const std::string& says) const {
     const auto check = [&](const ReadContext& context) {
-      const Error error = error_of([&] { read_checkpoint(temp / "run", context); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == path.string());
-      CHECK_THAT(error.what(), Says(says));
-      CHECK_THAT(error.hint(), Says("two saves"));
+      check_refused([&] { read_checkpoint(temp / "run", context); }, {.path = path, .says = says, .hint = "two saves"});
     };
     check(with_optimizer(golden_case));
     ReadContext masters = with_optimizer(golden_case);
@@ -391,23 +382,19 @@ TEST_CASE("Optimizer files of other ranks or another save are known by their mas
   const Spoiled run("nxd-llama-dp2-tp2");
   SECTION("of tensor-parallel ranks") {
     for (const std::uint32_t dp_rank : {0u, 1u}) run.swap(run.file("optim", dp_rank, 0), run.file("optim", dp_rank, 1));
-    run.check_refused(run.file("optim", 0, 0),
-                      "it is not what the model has for its parameter model.embed_tokens.weight");
+    run.refused(run.file("optim", 0, 0), "it is not what the model has for its parameter model.embed_tokens.weight");
   }
   SECTION("of data-parallel ranks") {
     run.swap(run.file("optim", 0, 1), run.file("optim", 1, 1));
-    run.check_refused(run.file("optim", 0, 1),
-                      "it is not what the model has for its parameter model.embed_tokens.weight");
+    run.refused(run.file("optim", 0, 1), "it is not what the model has for its parameter model.embed_tokens.weight");
   }
   SECTION("of one rank") {
     fs::copy_file(run.file("optim", 1, 0), run.file("optim", 1, 1), fs::copy_options::overwrite_existing);
-    run.check_refused(run.file("optim", 1, 1),
-                      "it is not what the model has for its parameter model.embed_tokens.weight");
+    run.refused(run.file("optim", 1, 1), "it is not what the model has for its parameter model.embed_tokens.weight");
   }
   SECTION("of a model of another save") {
     fs::copy_file(run.file("model", 0, 0), run.file("model", 0, 1), fs::copy_options::overwrite_existing);
-    const Error error = error_of([&] { read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
+    check_refused([&] { read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)); }, {});
   }
 }
 
@@ -428,9 +415,8 @@ TEST_CASE("Master weights that two parameters of one shape have swapped are know
           std::swap(tree.tensors.at(place(a)), tree.tensors.at(place(b)));
           write_saved_tree(run.file("optim", dp_rank, tp_rank), tree);
         }
-      const Error error = error_of([&] { read_checkpoint(run.temp / "run", with_optimizer(golden_case)); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK_THAT(error.what(), Says("it is not what the model has for its parameter"));
+      check_refused([&] { read_checkpoint(run.temp / "run", with_optimizer(golden_case)); },
+                    {.says = "it is not what the model has for its parameter"});
       ++swapped;
     }
   CHECK(swapped > 5);
@@ -455,8 +441,7 @@ TEST_CASE("Weights that are float32 and hold what master weights are as bfloat16
   std::string& bytes = tree.tensors.at("model.norm.weight").bytes;
   bytes[2] = static_cast<char>(bytes[2] ^ 4);  // the fourth bfloat16 value from there
   write_saved_tree(run.file("model", 0, 0), tree);
-  const Error error = error_of([&] { read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
+  check_refused([&] { read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)); }, {});
 }
 
 TEST_CASE("States and master weights that some parameters lack are noted, and not taken for a model") {
@@ -485,10 +470,10 @@ TEST_CASE("States and master weights that some parameters lack are noted, and no
   ReadContext masters = with_optimizer(run.golden_case);
   masters.with_optimizer = false;
   masters.options.set("weights", "master");
-  const Error error = error_of([&] { read_checkpoint(run.temp / "run", masters); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.path() == run.file("optim", 0, 0).string());
-  CHECK_THAT(error.what(), Says("has states of id 2, but no master weights, which others have"));
+  check_refused([&] { read_checkpoint(run.temp / "run", masters); },
+                {.kind = ErrorKind::kUnsupported,
+                 .path = run.file("optim", 0, 0),
+                 .says = "has states of id 2, but no master weights, which others have"});
 }
 
 TEST_CASE("Without master weights, files of data-parallel ranks that were swapped would go unnoticed, which is noted") {
@@ -514,19 +499,14 @@ TEST_CASE(
   ConvertRequest request = optimizer_request(run.golden_case, run.temp / "out", "nxd");
   request.source.path = run.temp / "run";
   write_file(run.temp / "out/scheduler.pt", "of another save");
-  const Error stale = error_of([&] { convert(request); });
-  CHECK(stale.kind() == ErrorKind::kBadInput);
-  CHECK(stale.path() == (run.temp / "out").string());
-  CHECK_THAT(stale.what(), Says("holds scheduler.pt of another save"));
+  check_refused([&] { convert(request); }, {.path = run.temp / "out", .says = "holds scheduler.pt of another save"});
   fs::remove(run.temp / "out/scheduler.pt");
   convert(request);
   request.force = true;
   convert(request);
   request.target.layout = layout_named("optimum");
-  const Error mixed = error_of([&] { convert(request); });
-  CHECK(mixed.kind() == ErrorKind::kBadInput);
-  CHECK(mixed.path() == (run.temp / "out").string());
-  CHECK_THAT(mixed.what(), Says("holds a sharded checkpoint in layout nxd"));
+  check_refused([&] { convert(request); },
+                {.path = run.temp / "out", .says = "holds a sharded checkpoint in layout nxd"});
   request.target.layout = layout_named("hf");
   request.source.with_optimizer = false;
   CHECK_THAT(error_of([&] { convert(request); }).what(), Says("holds a sharded checkpoint in layout"));
@@ -564,8 +544,7 @@ TEST_CASE("Weights that are rounded up or down from their master weights are of 
   };
   CHECK_NOTHROW(read(0x1000));
   CHECK_NOTHROW(read(0xC000));  // which is nearer to the next weight
-  const Error error = error_of([&] { read(0x24000); });
-  CHECK_THAT(error.what(), Says("it is not what the model has for its parameter"));
+  check_refused([&] { read(0x24000); }, {.says = "it is not what the model has for its parameter"});
 }
 
 TEST_CASE("Ranks at different steps are two saves, whatever is asked of replicas, and both steps are named") {
@@ -632,8 +611,8 @@ TEST_CASE("Optimizer files of two stages that are at different steps are refused
   for_each_file([](const fs::path& path) { write_saved_tree(path, read_saved_tree(path)); });  // as they were
   CHECK_NOTHROW(read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)));
   for_each_file(count_one_more_step);
-  run.check_refused(run.file("optim", 0, 0, 1), "its parameters are at step " + std::to_string(step + 1) +
-                                                    ", but those of an earlier stage at " + std::to_string(step));
+  run.refused(run.file("optim", 0, 0, 1), "its parameters are at step " + std::to_string(step + 1) +
+                                              ", but those of an earlier stage at " + std::to_string(step));
 }
 
 TEST_CASE("Master weights are cast to the dtype that is asked for, and config.json names it") {

@@ -4,13 +4,12 @@
 
 #include "reshard/engine/check/verify.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
 
@@ -123,11 +122,10 @@ TEST_CASE("A directory with one adapter means it, one with several has to say wh
   const Sharded s;
   CHECK(read(s.temp / "shards").adapter->name == "default");
   fs::copy(s.temp / "shards/adapter_default", s.temp / "shards/adapter_x", fs::copy_options::recursive);
-  const Error error = error_of([&] { read(s.temp / "shards"); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK(error.path() == (s.temp / "shards").string());
-  CHECK_THAT(error.what(), Says("holds 2 adapters: adapter_default, adapter_x"));
-  CHECK_THAT(error.hint(), Says((s.temp / "shards/adapter_default").string()));
+  check_refused([&] { read(s.temp / "shards"); }, {.kind = ErrorKind::kUsage,
+                                                   .path = s.temp / "shards",
+                                                   .says = "holds 2 adapters: adapter_default, adapter_x",
+                                                   .hint = (s.temp / "shards/adapter_default").string()});
   CHECK(s.convert_error(convert_request(s.temp / "shards", s.temp / "out")).kind() == ErrorKind::kUsage);
   Random random(1);
   write_model(s.temp / "shards", s.model, random_tensors(s.model, random));
@@ -264,10 +262,8 @@ TEST_CASE("An adapter's conversion that needs the model, has no place or no effe
   ConvertRequest request = s.to_shards("shards", "out", Format::kPytorch);
   SECTION("other ranks without a model") {
     request.target.tp = 4;
-    const Error error = s.convert_error(request);
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (s.temp / "shards/adapter_default/adapter_shards").string());
-    CHECK_THAT(error.hint(), Says("`config`"));
+    check_error(s.convert_error(request),
+                {.path = s.temp / "shards/adapter_default/adapter_shards", .hint = "`config`"});
   }
   SECTION("shards of PEFT's directory without a model") {
     request.source.path = s.temp / "peft";
@@ -277,22 +273,16 @@ TEST_CASE("An adapter's conversion that needs the model, has no place or no effe
   SECTION("shards of PEFT's directory for any number of ranks") {
     request.source.path = s.temp / "peft";
     request.source.config = s.temp / "model";
-    const Error error = s.convert_error(request);
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("`tp` is required"));
+    check_error(s.convert_error(request), {.kind = ErrorKind::kUsage, .says = "`tp` is required"});
   }
   SECTION("a layout of models") {
     request.target.layout = layout("nxd");
-    const Error error = s.convert_error(request);
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("layout nxd has no place for adapters"));
-    CHECK_THAT(error.hint(), Says("hf, optimum"));
+    check_error(s.convert_error(request),
+                {.kind = ErrorKind::kUsage, .says = "layout nxd has no place for adapters", .hint = "hf, optimum"});
   }
   SECTION("tensors dropped from shards that stay as they are") {
     request.names.drop.emplace_back("drop", "down_proj");
-    const Error error = s.convert_error(request);
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("keep all of its tensors"));
+    check_error(s.convert_error(request), {.kind = ErrorKind::kUsage, .says = "keep all of its tensors"});
   }
   SECTION("tensors renamed in shards that stay as they are") {
     request.names.renames.push_back(parse_rename("rename", "down=up"));
@@ -302,23 +292,17 @@ TEST_CASE("An adapter's conversion that needs the model, has no place or no effe
     request.target.layout = layout("hf");
     request.target.format.reset();
     request.target.options.set("max-shard-size", "5GB");
-    const Error error = s.convert_error(request);
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("`max-shard-size` is about models"));
+    check_error(s.convert_error(request), {.kind = ErrorKind::kUsage, .says = "`max-shard-size` is about models"});
   }
   SECTION("a config.json that is not needed") {
     request.target.layout = layout("hf");
     request.target.format.reset();
     request.source.config = s.temp / "model";
-    const Error error = s.convert_error(request);
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("`config` has no effect"));
+    check_error(s.convert_error(request), {.kind = ErrorKind::kUsage, .says = "`config` has no effect"});
   }
   SECTION("lora_A that are fused already") {
     request.lora_fuse = LoraFuse::kExact;
-    const Error error = s.convert_error(request);
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("`lora-fuse` has no effect"));
+    check_error(s.convert_error(request), {.kind = ErrorKind::kUsage, .says = "`lora-fuse` has no effect"});
   }
   SECTION("safetensors") {
     request.target.format = Format::kSafetensors;
@@ -326,35 +310,27 @@ TEST_CASE("An adapter's conversion that needs the model, has no place or no effe
   }
   SECTION("an output in the shards") {
     request.output_directory = s.temp / "shards/adapter_default/adapter_shards/model/deep";
-    const Error error = s.convert_error(request);
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("inside the shards folder"));
+    check_error(s.convert_error(request), {.kind = ErrorKind::kUsage, .says = "inside the shards folder"});
   }
 }
 
 TEST_CASE("A rank that is missing and replicas that differ are refused by whoever reads an adapter") {
   const Sharded s;
   s.rewrite_ranks([](TensorMap& rank) { rank.at(kLayer + "mlp.down_proj.lora_B.weight").bytes[3] = '\x7f'; });
-  const Error differs = error_of([&] { compared(s.temp / "shards", s.temp / "peft"); });
-  CHECK(differs.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(differs.what(), Says("is a replica of " + kLayer + "mlp.down_proj.lora_B.weight"));
+  check_refused([&] { compared(s.temp / "shards", s.temp / "peft"); },
+                {.says = "is a replica of " + kLayer + "mlp.down_proj.lora_B.weight"});
   fs::remove(s.rank(1));
-  const Error missing = error_of([&] { read(s.temp / "shards"); });
-  CHECK(missing.kind() == ErrorKind::kBadInput);
-  CHECK(missing.path() == (s.temp / "shards/adapter_default/adapter_shards").string());
-  CHECK_THAT(missing.what(), Says("1 of the 2 ranks (tp 2 × pp 1) is missing: dp_rank_00_tp_rank_01_pp_rank_00"));
+  check_refused([&] { read(s.temp / "shards"); },
+                {.path = s.temp / "shards/adapter_default/adapter_shards",
+                 .says = "1 of the 2 ranks (tp 2 × pp 1) is missing: dp_rank_00_tp_rank_01_pp_rank_00"});
 }
 
 TEST_CASE("A folder inside an adapter's shards, or one with its metadata gone, is refused with what to give") {
   const Sharded s;
   const fs::path shards = s.temp / "shards/adapter_default/adapter_shards";
-  const Error inside = error_of([&] { read(shards / "model"); });
-  CHECK(inside.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(inside.hint(), Says("adapter_NAME"));
+  check_refused([&] { read(shards / "model"); }, {.kind = ErrorKind::kUnsupported, .hint = "adapter_NAME"});
   fs::remove(shards / "mp_metadata_pp_rank_0.json");
-  const Error bare = error_of([&] { read(shards); });
-  CHECK(bare.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(bare.what(), Says("no metadata that speaks of adapters"));
+  check_refused([&] { read(shards); }, {.says = "no metadata that speaks of adapters"});
 }
 
 }  // namespace

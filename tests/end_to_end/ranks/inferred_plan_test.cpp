@@ -8,12 +8,11 @@
 
 #include "reshard/plan/job/job.h"
 #include "support/architectures.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
 
@@ -230,12 +229,10 @@ TEST_CASE("Each rank's tensor is not taken for the whole one because the plan do
     model.config.erase("vocab_size");
     write_ranks(directory, model, form);
     for (const Replicas replicas : {Replicas::kDrift, Replicas::kFirst})
-      for (const bool check : {true, false}) {
-        const Error error = refusal(directory, replicas, check);
-        CHECK(error.tensor() == "lm_head.weight");
-        CHECK_THAT(error.hint(), Says("the plan in config.json does not name it"));
-        CHECK_THAT(error.hint(), Says("`replicas` first has no effect"));
-      }
+      for (const bool check : {true, false})
+        check_error(refusal(directory, replicas, check),
+                    {.tensor = "lm_head.weight",
+                     .hint = {"the plan in config.json does not name it", "`replicas` first has no effect"}});
     model.config["_tp_plan"] = {{"lm_head", "replicate"}};  // the plan confirms it
     write_ranks(directory, model, form);
     ConsolidateRequest request;
@@ -295,10 +292,9 @@ TEST_CASE("Last ranks that are missing are the first guess where sizes are too s
           Newcomer model;
           if (!vocabulary) model.config.erase("vocab_size");
           write_ranks(directory, model, form, 4, written);
-          const Error error = refusal(directory);
-          CHECK_THAT(error.what(),
-                     Says(written == 1 ? "the one rank has" : fmt::format("the {} ranks together have", written)));
-          CHECK_THAT(error.hint(), Says("the files of the last ranks are missing: with 4 ranks the sizes would fit"));
+          check_error(refusal(directory),
+                      {.says = written == 1 ? "the one rank has" : fmt::format("the {} ranks together have", written),
+                       .hint = "the files of the last ranks are missing: with 4 ranks the sizes would fit"});
           fs::remove_all(directory);
         }
       });
@@ -329,9 +325,8 @@ TEST_CASE("NxD Inference's names of a model that only a plan describes are refus
     if (at != one.name.npos) one.name.replace(at, 16, "self_attn.qkv_proj.q_proj");
   }
   write_ranks(temp / "ranks", model, kForms[3]);
-  const Error error = error_of([&] { consolidated(temp / "ranks", temp / "whole"); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(error.what(), Says("NxD Inference's names for newcomer are unknown"));
+  check_refused([&] { consolidated(temp / "ranks", temp / "whole"); },
+                {.kind = ErrorKind::kUnsupported, .says = "NxD Inference's names for newcomer are unknown"});
 }
 
 TEST_CASE("Plain tensors that differ between FSDP's ranks are not taken for whole ones") {
@@ -339,15 +334,13 @@ TEST_CASE("Plain tensors that differ between FSDP's ranks are not taken for whol
   Newcomer model;
   const Form form{"fsdp-ranks", "model_world_size_2_rank_{}.pt", write_torch};
   write_ranks(temp / "ranks", model, form);
-  const Error size = refusal(temp / "ranks", Replicas::kFirst);
-  CHECK_THAT(size.what(), Says("20 rows of it, but config.json says vocab_size 40"));
+  check_error(refusal(temp / "ranks", Replicas::kFirst), {.says = "20 rows of it, but config.json says vocab_size 40"});
   for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"})
     model.config.erase(key);
   write_ranks(temp / "ranks", model, form);
-  for (const bool check : {true, false}) {
-    const Error error = refusal(temp / "ranks", Replicas::kFirst, check);
-    CHECK_THAT(error.hint(), Says("a plain tensor does not record which part of the whole it is"));
-  }
+  for (const bool check : {true, false})
+    check_error(refusal(temp / "ranks", Replicas::kFirst, check),
+                {.hint = "a plain tensor does not record which part of the whole it is"});
 }
 
 /// The ranks of an architecture of Transformers under an unknown model_type: its plan alone says what it is.

@@ -4,12 +4,11 @@
 
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/ranks/rank_layout.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
 
@@ -112,15 +111,12 @@ TEST_CASE("Ranks that were swapped or copied over each other are errors that nam
     DYNAMIC_SECTION(form.layout_name << " " << name(form.format)) {
       const Case c(form);
       c.swap(c.rank(0, 1), c.rank(1, 1));
-      const Error swapped = c.error();
-      CHECK(swapped.path() == c.rank(0, 1).string());
-      CHECK_THAT(swapped.what(), Says("its name says tensor-parallel rank 0, its metadata rank 1"));
-      CHECK_THAT(swapped.hint(), Says("swapped"));
+      check_error(c.error(), {.path = c.rank(0, 1),
+                              .says = "its name says tensor-parallel rank 0, its metadata rank 1",
+                              .hint = "swapped"});
       c.swap(c.rank(0, 1), c.rank(1, 1));
       c.swap(c.rank(1, 0), c.rank(1, 1));
-      const Error stages = c.error();
-      CHECK(stages.path() == c.rank(1, 0).string());
-      CHECK_THAT(stages.what(), Says("its name says pipeline rank 0, its metadata rank 1"));
+      check_error(c.error(), {.path = c.rank(1, 0), .says = "its name says pipeline rank 0, its metadata rank 1"});
       c.swap(c.rank(1, 0), c.rank(1, 1));
       for (std::size_t i = 0; i < c.entries(c.rank(0)).size(); ++i) {
         fs::remove_all(c.entries(c.rank(1))[i]);
@@ -150,9 +146,8 @@ TEST_CASE("Swapped ranks are errors with replicated key/value heads, tied embedd
         fs::remove_all(c.temp / "whole");
         const std::uint32_t last = variant.pp - 1;
         c.swap(c.rank(0, last), c.rank(1, last));
-        const Error error = c.error();
-        CHECK(error.path() == c.rank(0, last).string());
-        CHECK_THAT(error.what(), Says("its name says tensor-parallel rank 0, its metadata rank 1"));
+        check_error(c.error(),
+                    {.path = c.rank(0, last), .says = "its name says tensor-parallel rank 0, its metadata rank 1"});
       }
     }
 }
@@ -164,9 +159,8 @@ TEST_CASE("Folders of xser's tensors that were swapped alone are an error that n
       fs::rename(c.rank(0).string() + ".tensors", c.temp / "aside");
       fs::rename(c.rank(1).string() + ".tensors", c.rank(0).string() + ".tensors");
       fs::rename(c.temp / "aside", c.rank(1).string() + ".tensors");
-      const Error error = c.error();
-      CHECK(error.path() == c.rank(0).string() + ".tensors/tensor_0.pt");
-      CHECK_THAT(error.what(), Says("its metadata names another rank than that of " + c.rank(0).filename().string()));
+      check_error(c.error(), {.path = c.rank(0).string() + ".tensors/tensor_0.pt",
+                              .says = "its metadata names another rank than that of " + c.rank(0).filename().string()});
     }
   }
 }
@@ -174,14 +168,12 @@ TEST_CASE("Folders of xser's tensors that were swapped alone are an error that n
 TEST_CASE("Files that another program has written again say nothing: all of them are read, some of them are an error") {
   const Case c({"optimum", Format::kPytorch});
   write_torch(c.rank(1, 1), read_torch_tensors(c.rank(1, 1)));
-  const Error last = c.error();
-  CHECK(last.path() == c.rank(1, 1).string());
-  CHECK_THAT(last.what(), Says("does not say which rank it is of, but " + c.rank(0).string() + " does"));
+  check_error(c.error(),
+              {.path = c.rank(1, 1), .says = "does not say which rank it is of, but " + c.rank(0).string() + " does"});
   for (std::uint32_t pp_rank : {0u, 1u}) write_torch(c.rank(0, pp_rank), read_torch_tensors(c.rank(0, pp_rank)));
-  const Error second = c.error();
-  CHECK(second.path() == c.rank(1).string());
-  CHECK_THAT(second.what(), Says("says which rank it is of, but " + c.rank(0).string() + " does not"));
-  CHECK_THAT(second.hint(), Says("another program"));
+  check_error(c.error(), {.path = c.rank(1),
+                          .says = "says which rank it is of, but " + c.rank(0).string() + " does not",
+                          .hint = "another program"});
   write_torch(c.rank(1), read_torch_tensors(c.rank(1)));
   CHECK((consolidated(c.temp / "out", c.temp / "whole") == c.tensors));
 }
@@ -267,9 +259,7 @@ TEST_CASE("Ranks of an adapter that were swapped are an error") {
       if (format == Format::kXser)
         for (const char* ending : {".tensors", ".info.pt"}) swap(ending);
       back.force = true;
-      const Error error = error_of([&] { consolidate(back); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == (ranks / "dp_rank_00_tp_rank_00_pp_rank_00.pt").string());
+      check_refused([&] { consolidate(back); }, {.path = ranks / "dp_rank_00_tp_rank_00_pp_rank_00.pt"});
     }
   }
 }

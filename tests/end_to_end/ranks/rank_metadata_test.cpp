@@ -6,11 +6,10 @@
 #include <functional>
 #include <map>
 
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/saved_trees.h"
 #include "support/temp_dir.h"
 
@@ -174,11 +173,9 @@ TEST_CASE("A last rank that is missing shows in the sizes that config.json state
     fs::remove_all(temp / "run/tensor_parallel_shards/tp_rank_01_pp_rank_00");
     write_config(temp / "run",
                  planned ? Json{{"layers.*.up", "colwise"}, {"layers.*.down", "rowwise"}} : Json(nullptr));
-    const Error error = refused(temp);
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "run/tensor_parallel_shards").string());
-    CHECK_THAT(error.what(), Says("\"vocab_size\": 64"));
-    CHECK_THAT(error.hint(), Says("the last ranks are missing"));
+    check_error(refused(temp), {.path = temp / "run/tensor_parallel_shards",
+                                .says = "\"vocab_size\": 64",
+                                .hint = "the last ranks are missing"});
   }
 }
 
@@ -213,10 +210,9 @@ TEST_CASE("Ranks whose metadata differs are refused") {
     CHECK(error.path() == (temp / "run/tensor_parallel_shards/tp_rank_01_pp_rank_00/checkpoint.pt").string());
     return error;
   };
-  const Error dim = refused_with(
-      [](SavedTree& tree) { tree.structure["sharded_metadata"]["model.layers.0.up.weight"] = kind_of(1); });
-  CHECK(dim.tensor() == "model.layers.0.up.weight");
-  CHECK_THAT(dim.what(), Says("contradicts that of"));
+  check_error(refused_with(
+                  [](SavedTree& tree) { tree.structure["sharded_metadata"]["model.layers.0.up.weight"] = kind_of(1); }),
+              {.tensor = "model.layers.0.up.weight", .says = "contradicts that of"});
   CHECK_THAT(refused_with([](SavedTree& tree) { tree.structure.erase("sharded_metadata"); }).what(),
              Says("contains no sharded_metadata"));
   CHECK_THAT(refused_with([](SavedTree& tree) { tree.structure["sharded_metadata"] = Json::array({1}); }).what(),
@@ -238,10 +234,8 @@ TEST_CASE("Different matrices that the metadata calls tied are not replicas, wha
   for (const Replicas replicas : {Replicas::kDrift, Replicas::kFirst}) {
     RunOptions options = unsynced();
     options.replicas = replicas;
-    const Error error = error_of([&] { execute(*plan_consolidate(local_storage(), request_for(temp)), options); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.tensor() == "model.layers.0.up.weight");
-    CHECK_THAT(error.hint(), Says("optimum-neuron before 0.0.21"));
+    check_refused([&] { execute(*plan_consolidate(local_storage(), request_for(temp)), options); },
+                  {.tensor = "model.layers.0.up.weight", .hint = "optimum-neuron before 0.0.21"});
     CHECK(!local_storage().exists(temp / "whole/model.safetensors"));
   }
 }
@@ -270,9 +264,7 @@ TEST_CASE("Second names of parameters and buffers need not be listed") {
   for (const std::uint32_t rank : {0, 1}) {
     const TempDir other;
     write(other / "run", rank);
-    const Error error = refused(other);
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.tensor() == "decoder.embed.weight");
+    check_error(refused(other), {.tensor = "decoder.embed.weight"});
   }
 }
 
@@ -302,11 +294,9 @@ TEST_CASE("A stage's metadata counts for its own parameters alone") {
 TEST_CASE("A stage that is missing shows in what the others list") {
   const TempDir temp;
   write_stages(temp / "run", Custom(), 1);
-  const Error error = refused(temp);
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == "model.layers.0.down.weight");
-  CHECK_THAT(error.what(), Says("no rank file contains it"));
-  CHECK_THAT(error.hint(), Says("the last pipeline ranks are missing"));
+  check_error(refused(temp), {.tensor = "model.layers.0.down.weight",
+                              .says = "no rank file contains it",
+                              .hint = "the last pipeline ranks are missing"});
 }
 
 /// Ranks of a small llama whose key/value heads are replicated, linears apart.

@@ -7,15 +7,14 @@
 #include "reshard/engine/publish/publish.h"
 #include "reshard/formats/safetensors/safetensors.h"
 #include "reshard/io/local_storage.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/planned.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -121,10 +120,9 @@ TEST_CASE("Files of ranks that were swapped are told by what they say, and else 
       const fs::path model = testdata("golden/nxdi/llama-tp4/original");  // nothing is replicated
       shard(deployed_request(kind, model, temp / "out", 4));
       swap_files(rank_file(temp / "out", 1), rank_file(temp / "out", 2));
-      const Error error = consolidate_error(temp);
-      CHECK(error.path() == rank_file(temp / "out", 1).string());
-      CHECK_THAT(error.what(), Says("its name says tensor-parallel rank 1, its metadata rank 2"));
-      CHECK_THAT(error.hint(), Says("swapped"));
+      check_error(consolidate_error(temp), {.path = rank_file(temp / "out", 1),
+                                            .says = "its name says tensor-parallel rank 1, its metadata rank 2",
+                                            .hint = "swapped"});
       if (kind != layout("nxdi")) continue;
       for (std::uint32_t rank = 0; rank < 4; ++rank) set_metadata(rank_file(temp / "out", rank), {});  // as NxD's
       CHECK_THAT(consolidate_error(temp).what(), Says("rank_util.rank: is not the number of "));
@@ -138,9 +136,8 @@ TEST_CASE("A rank that is missing at the end is missed, and ranks of a larger me
   shard(deployed_request(layout("nxdi"), model, temp / "out", 4));
   ShardRequest smaller = deployed_request(layout("nxdi"), model, temp / "out", 2);
   smaller.force = true;
-  const Error leftover = error_of([&] { plan_shard(smaller); });
-  CHECK(leftover.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(leftover.what(), Says("tp2_sharded_checkpoint.safetensors, tp3_sharded_checkpoint.safetensors"));
+  check_refused([&] { plan_shard(smaller); },
+                {.says = "tp2_sharded_checkpoint.safetensors, tp3_sharded_checkpoint.safetensors"});
 
   fs::copy_file(rank_file(temp / "out", 3), rank_file(temp / "out", 4));
   CHECK_THAT(consolidate_error(temp).what(),
@@ -191,10 +188,9 @@ TEST_CASE("Ranks that say other things of the originals do not belong together, 
   Metadata metadata = metadata_of(rank_file(temp / "out", 3));
   metadata.erase("reshard.original_shapes");
   set_metadata(rank_file(temp / "out", 3), metadata);
-  const Error error = consolidate_error(temp);
-  CHECK(error.path() == rank_file(temp / "out", 3).string());
-  CHECK_THAT(error.what(),
-             Says("its metadata has other shapes of the original tensors than " + rank_file(temp / "out", 0).string()));
+  check_error(consolidate_error(temp), {.path = rank_file(temp / "out", 3),
+                                        .says = "its metadata has other shapes of the original tensors than " +
+                                                rank_file(temp / "out", 0).string()});
   set_metadata(rank_file(temp / "out", 3), {});
   CHECK_THAT(consolidate_error(temp).what(),
              Says("does not say which rank it is of, but " + rank_file(temp / "out", 0).string() + " does"));
@@ -220,9 +216,8 @@ TEST_CASE("Runs that each write some ranks share a directory: no --force for the
   const auto refused = [&](ShardRequest request) {
     request.force = true;
     const auto before = snapshot(temp / "out");
-    const Error error = error_of([&] { shard(request); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says("of another checkpoint, or of one with another partition: tp0_sharded"));
+    check_refused([&] { shard(request); },
+                  {.says = "of another checkpoint, or of one with another partition: tp0_sharded"});
     CHECK((snapshot(temp / "out") == before));
   };
   refused(run(layout("nxdi"), model, 8, 2, 3));

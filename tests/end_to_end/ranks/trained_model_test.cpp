@@ -2,15 +2,14 @@
 
 #include <nlohmann/json.hpp>
 
-#include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
 #include "support/dtensors.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/pickles.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/zero_files.h"
 
@@ -128,9 +127,7 @@ TEST_CASE("A model that PEFT wraps is taken apart by names, whoever saved it") {
 
       base = convert_request(temp / "in", temp / "less");
       base.names.drop.emplace_back("drop", "lora_");
-      const Error incomplete = error_of([&] { convert(base); });
-      CHECK(incomplete.kind() == ErrorKind::kBadInput);
-      CHECK_THAT(incomplete.what(), Says("2 tensors that config.json asks for are missing"));
+      check_refused([&] { convert(base); }, {.says = "2 tensors that config.json asks for are missing"});
       for (const char* output : {"out", "less"}) CHECK_FALSE(fs::exists(temp / output));
     }
   }
@@ -169,15 +166,13 @@ TEST_CASE("Where a model's tensor is missing, those that fit no name are listed 
     tensors["model.zzz"] = random_tensor(random, DType::kBF16, {2});
     const TempDir temp;
     write_trained(kind, temp / "in", tiny, tensors, random);
-    const Error error = error_of([&] { convert(convert_request(temp / "in", temp / "out")); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "in").string());
-    CHECK(error.tensor() == "model.layers.1.mlp.gate_proj.weight");
-    CHECK_THAT(error.what(),
-               Says("is missing, but config.json asks for it; 2 other tensors fit no name of the family: "));
-    CHECK_THAT(error.what(), Says("model.layers.1.mlp.gate_porj.weight (did you mean "
-                                  "model.layers.1.mlp.gate_proj.weight?)"));
-    CHECK_THAT(error.what(), Says("model.zzz"));
+    check_refused([&] { convert(convert_request(temp / "in", temp / "out")); },
+                  {.path = temp / "in",
+                   .tensor = "model.layers.1.mlp.gate_proj.weight",
+                   .says = {"is missing, but config.json asks for it; 2 other tensors fit no name of the family: ",
+                            "model.layers.1.mlp.gate_porj.weight (did you mean "
+                            "model.layers.1.mlp.gate_proj.weight?)",
+                            "model.zzz"}});
     CHECK_FALSE(fs::exists(temp / "out"));
   }
 }
@@ -191,16 +186,14 @@ TEST_CASE("A model's tensor of another shape is an error, and so are more layers
     TensorMap tensors = random_tensors(tiny, random);
     tensors["model.norm.weight"] = random_tensor(random, DType::kBF16, {tiny.hidden + 2});
     write_trained(kind, temp / "shape", tiny, tensors, random);
-    const Error shape = error_of([&] { convert(convert_request(temp / "shape", temp / "out")); });
-    CHECK(shape.tensor() == "model.norm.weight");
-    CHECK_THAT(shape.what(), Says("has the shape [18], but config.json asks for [16]"));
+    check_refused([&] { convert(convert_request(temp / "shape", temp / "out")); },
+                  {.tensor = "model.norm.weight", .says = "has the shape [18], but config.json asks for [16]"});
 
     tensors = random_tensors(tiny, random);
     tiny.layers = 1;
     write_trained(kind, temp / "layers", tiny, tensors, random);
-    const Error layers = error_of([&] { convert(convert_request(temp / "layers", temp / "out")); });
-    CHECK(layers.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(layers.what(), Says("num_hidden_layers is 1 in config.json, but the files have layers 0 to 1"));
+    check_refused([&] { convert(convert_request(temp / "layers", temp / "out")); },
+                  {.says = "num_hidden_layers is 1 in config.json, but the files have layers 0 to 1"});
   }
 }
 

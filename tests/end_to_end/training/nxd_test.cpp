@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
 
@@ -172,9 +171,9 @@ TEST_CASE("Heads of zeros stand after those of each key/value head") {
   write_model(temp / "model", model, tensors);
   ShardRequest request = shard_request(temp / "model", temp / "out", 4);
   request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
-  const Error without = error_of([&] { plan_shard(request); });
-  CHECK_THAT(without.what(), Says("do not divide over its 2 copies"));
-  CHECK_THAT(without.hint(), Says("`pad-attn-heads` pads sizes that 4 ranks do not divide"));
+  check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUsage,
+                                               .says = "do not divide over its 2 copies",
+                                               .hint = "`pad-attn-heads` pads sizes that 4 ranks do not divide"});
   request.target.options.set_flag("pad-attn-heads", true);
   shard(request);
   const std::string& query = tensors.at("model.layers.0.self_attn.q_proj.weight").bytes;
