@@ -21,14 +21,6 @@ namespace {
 
 const std::string kModel = testdata("golden/optimum/llama-tp8-gqa/original").string();
 
-/// Exit code and message, and that nothing came to be in `untouched`.
-void check_error(const ProgramResult& result, int exit_code, std::initializer_list<const char*> says) {
-  INFO("err: " << result.err);
-  CHECK(result.exit_code == exit_code);
-  CHECK(result.out.empty());
-  for (const char* part : says) CHECK_THAT(result.err, Says(part));
-}
-
 /// A copy of the model whose files may be spoiled.
 struct ModelCopy {
   TempDir dir;
@@ -41,9 +33,8 @@ struct ModelCopy {
     return run_reshard(more);
   }
   /// Fails as said, with nothing left behind.
-  void check_fails(int exit_code, std::initializer_list<const char*> says,
-                   std::vector<std::string> more = {"--tp", "2"}) const {
-    check_error(shard(std::move(more)), exit_code, says);
+  void check_fails(int exit_code, const Texts& says, std::vector<std::string> more = {"--tp", "2"}) const {
+    check_failed(shard(std::move(more)), exit_code, says);
     CHECK_FALSE(fs::exists(out()));
     for (const auto& entry : fs::directory_iterator(dir.path())) CHECK(entry.path() == model);
   }
@@ -57,19 +48,19 @@ struct ModelCopy {
 }  // namespace
 
 TEST_CASE("an unknown option is an error with the nearest match") {
-  check_error(run_reshard({"shard", kModel, "o", "--tpp", "2"}), 2, {"--tpp", "did you mean --tp?"});
-  check_error(run_reshard({"consolidate", "x", "--max-shard-sise", "5GB"}), 2, {"did you mean --max-shard-size?"});
-  check_error(run_reshard({"inspect", "x", "--jsn=1"}), 2, {"did you mean --json?"});
-  check_error(run_reshard({"--versoin"}), 2, {"did you mean --version?"});
+  check_failed(run_reshard({"shard", kModel, "o", "--tpp", "2"}), 2, {"--tpp", "did you mean --tp?"});
+  check_failed(run_reshard({"consolidate", "x", "--max-shard-sise", "5GB"}), 2, {"did you mean --max-shard-size?"});
+  check_failed(run_reshard({"inspect", "x", "--jsn=1"}), 2, {"did you mean --json?"});
+  check_failed(run_reshard({"--versoin"}), 2, {"did you mean --version?"});
 }
 
 TEST_CASE("convert names its own option where it is given one of a source, or the library speaks of one") {
-  check_error(run_reshard({"convert", kModel, "o", "--weights", "master"}), 2,
-              {"--weights", "did you mean --from-weights?"});
-  check_error(run_reshard({"convert", kModel, "o", "--weights=x"}), 2, {"did you mean --from-weights?"});
-  check_error(run_reshard({"inspect", kModel, "--from-weights", "x"}), 2, {"did you mean --weights?"});
-  check_error(run_reshard({"consolidate", "x", "--with-optimizer"}), 2,
-              {"--with-optimizer", "reshard convert has it; see reshard convert --help"});
+  check_failed(run_reshard({"convert", kModel, "o", "--weights", "master"}), 2,
+               {"--weights", "did you mean --from-weights?"});
+  check_failed(run_reshard({"convert", kModel, "o", "--weights=x"}), 2, {"did you mean --from-weights?"});
+  check_failed(run_reshard({"inspect", kModel, "--from-weights", "x"}), 2, {"did you mean --weights?"});
+  check_failed(run_reshard({"consolidate", "x", "--with-optimizer"}), 2,
+               {"--with-optimizer", "reshard convert has it; see reshard convert --help"});
   const std::string run = testdata("golden/zero1/nxd-llama-dp2-tp2/checkpoint/step_3").string();
   const std::string config = testdata("golden/zero1/nxd-llama-dp2-tp2/original").string();
   const TempDir temp;
@@ -80,38 +71,38 @@ TEST_CASE("convert names its own option where it is given one of a source, or th
 }
 
 TEST_CASE("an unknown subcommand is an error with the nearest match") {
-  check_error(run_reshard({"shrad"}), 2, {"there is no subcommand shrad", "did you mean shard?"});
-  check_error(run_reshard({}), 2, {"a subcommand is needed"});
+  check_failed(run_reshard({"shrad"}), 2, {"there is no subcommand shrad", "did you mean shard?"});
+  check_failed(run_reshard({}), 2, {"a subcommand is needed"});
 }
 
 TEST_CASE("missing, doubled and superfluous arguments are usage errors") {
-  check_error(run_reshard({"shard", kModel}), 2, {"OUT_DIR"});
-  check_error(run_reshard({"shard", kModel, "o"}), 2, {"--tp"});
-  check_error(run_reshard({"shard", kModel, "o", "extra", "--tp", "2"}), 2, {"extra"});
-  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--tp", "4"}), 2, {"--tp"});
+  check_failed(run_reshard({"shard", kModel}), 2, {"OUT_DIR"});
+  check_failed(run_reshard({"shard", kModel, "o"}), 2, {"--tp"});
+  check_failed(run_reshard({"shard", kModel, "o", "extra", "--tp", "2"}), 2, {"extra"});
+  check_failed(run_reshard({"shard", kModel, "o", "--tp", "2", "--tp", "4"}), 2, {"--tp"});
 }
 
 TEST_CASE("numbers and sizes are taken strictly") {
   for (const char* tp : {"0", "-1", "two", "2x", "1e1", "99999", "", "0x2", "2.0"})
-    check_error(run_reshard({"shard", kModel, "o", "--tp=" + std::string(tp)}), 2, {"--tp"});
+    check_failed(run_reshard({"shard", kModel, "o", "--tp=" + std::string(tp)}), 2, {"--tp"});
   for (const char* size : {"5 potatoes", "5Gb/s", "-5GB", "0", "5G", "1..5GB", "99999999999TB"})
-    check_error(run_reshard({"consolidate", "x", "--max-shard-size=" + std::string(size)}), 2, {"--max-shard-size"});
-  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--max-memory", "1KiB"}), 2,
-              {"--max-memory", "at least"});
-  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--threads", "0"}), 2, {"--threads"});
+    check_failed(run_reshard({"consolidate", "x", "--max-shard-size=" + std::string(size)}), 2, {"--max-shard-size"});
+  check_failed(run_reshard({"shard", kModel, "o", "--tp", "2", "--max-memory", "1KiB"}), 2,
+               {"--max-memory", "at least"});
+  check_failed(run_reshard({"shard", kModel, "o", "--tp", "2", "--threads", "0"}), 2, {"--threads"});
 }
 
 TEST_CASE("names that no version knows are usage errors, which list those that there are") {
-  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimun"}), 2,
-              {"optimun", "ranks, optimum, nxd, nxdi, presharded", "did you mean optimum?"});
-  check_error(run_reshard({"convert", kModel, "o", "--to", "nxdx", "--tp", "2"}), 2,
-              {"--to: \"nxdx\" is not one of hf, ranks, optimum, nxd, nxdi, presharded"});
-  check_error(run_reshard({"consolidate", kModel, "o", "--kv-replication", "tilde"}), 2,
-              {"tilde", "tiled", "adjacent"});
-  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--format", "gguf"}), 2, {"gguf"});
-  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimum", "--format", "safetensors"}), 2,
-              {"layout optimum does not support --format safetensors", "pytorch, xser"});
-  check_error(run_reshard({"consolidate", "x", "-f", "xser"}), 2, {"xser", "safetensors, pytorch"});
+  check_failed(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimun"}), 2,
+               {"optimun", "ranks, optimum, nxd, nxdi, presharded", "did you mean optimum?"});
+  check_failed(run_reshard({"convert", kModel, "o", "--to", "nxdx", "--tp", "2"}), 2,
+               {"--to: \"nxdx\" is not one of hf, ranks, optimum, nxd, nxdi, presharded"});
+  check_failed(run_reshard({"consolidate", kModel, "o", "--kv-replication", "tilde"}), 2,
+               {"tilde", "tiled", "adjacent"});
+  check_failed(run_reshard({"shard", kModel, "o", "--tp", "2", "--format", "gguf"}), 2, {"gguf"});
+  check_failed(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimum", "--format", "safetensors"}), 2,
+               {"layout optimum does not support --format safetensors", "pytorch, xser"});
+  check_failed(run_reshard({"consolidate", "x", "-f", "xser"}), 2, {"xser", "safetensors, pytorch"});
 }
 
 TEST_CASE("options of convert that would have no effect are usage errors, since another was forgotten") {
@@ -124,22 +115,22 @@ TEST_CASE("options of convert that would have no effect are usage errors, since 
                                                        {"--pad-attn-heads"}}) {
     std::vector<std::string> arguments{"convert", kModel, "o"};
     arguments.insert(arguments.end(), option.begin(), option.end());
-    check_error(run_reshard(arguments), 2, {option[0].c_str(), "layout hf"});
+    check_failed(run_reshard(arguments), 2, {option[0].c_str(), "layout hf"});
   }
-  check_error(run_reshard({"convert", kModel, "o", "--tp", "2"}), 2, {"--to ranks, optimum"});
-  check_error(run_reshard({"convert", kModel, "o", "--pad"}), 2, {"layouts with --pad: nxdi, presharded"});
-  check_error(run_reshard({"convert", kModel, "o", "--pad-attn-heads"}), 2, {"--from-pad-attn-heads"});
-  check_error(run_reshard({"convert", kModel, "o", "--from-kv-size-multiplier", "x"}), 2,
-              {"--from-kv-size-multiplier: \"x\""});
-  check_error(run_reshard({"convert", kModel, "o", "--cast-all"}), 2, {"--cast-all needs --dtype"});
+  check_failed(run_reshard({"convert", kModel, "o", "--tp", "2"}), 2, {"--to ranks, optimum"});
+  check_failed(run_reshard({"convert", kModel, "o", "--pad"}), 2, {"layouts with --pad: nxdi, presharded"});
+  check_failed(run_reshard({"convert", kModel, "o", "--pad-attn-heads"}), 2, {"--from-pad-attn-heads"});
+  check_failed(run_reshard({"convert", kModel, "o", "--from-kv-size-multiplier", "x"}), 2,
+               {"--from-kv-size-multiplier: \"x\""});
+  check_failed(run_reshard({"convert", kModel, "o", "--cast-all"}), 2, {"--cast-all needs --dtype"});
   for (const char* overflow : {"saturate", "error"}) {
-    check_error(run_reshard({"convert", kModel, "o", "--overflow", overflow}), 2, {"--overflow needs --dtype"});
-    check_error(run_reshard({"convert", kModel, "o", "--to", "ranks", "--tp", "2", "--overflow", overflow}), 2,
-                {"--overflow needs --dtype"});
+    check_failed(run_reshard({"convert", kModel, "o", "--overflow", overflow}), 2, {"--overflow needs --dtype"});
+    check_failed(run_reshard({"convert", kModel, "o", "--to", "ranks", "--tp", "2", "--overflow", overflow}), 2,
+                 {"--overflow needs --dtype"});
   }
   for (const char* layout : {"ranks", "optimum", "presharded", "nxdi", "nxd"})
-    check_error(run_reshard({"convert", kModel, "o", "--to", layout, "--tp", "2", "--max-shard-size", "5GB"}), 2,
-                {"layout", layout, "has no option --max-shard-size", "hf"});
+    check_failed(run_reshard({"convert", kModel, "o", "--to", layout, "--tp", "2", "--max-shard-size", "5GB"}), 2,
+                 {"layout", layout, "has no option --max-shard-size", "hf"});
 }
 
 TEST_CASE("layout nxdi casts to the dtype of config.json, so --overflow has a meaning there") {
@@ -151,15 +142,15 @@ TEST_CASE("layout nxdi casts to the dtype of config.json, so --overflow has a me
 }
 
 TEST_CASE("options of the other commands that would have no effect are usage errors") {
-  check_error(run_reshard({"convert", kModel, "o", "--dtype", "float16", "--overflow", ""}), 2, {"--overflow"});
-  check_error(run_reshard({"convert", kModel, "o", "--max-shard-size", ""}), 2, {"--max-shard-size"});
+  check_failed(run_reshard({"convert", kModel, "o", "--dtype", "float16", "--overflow", ""}), 2, {"--overflow"});
+  check_failed(run_reshard({"convert", kModel, "o", "--max-shard-size", ""}), 2, {"--max-shard-size"});
   for (const char* fuse : {"mean", "exact"})
-    check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--lora-fuse", fuse}), 2,
-                {"--lora-fuse needs --adapter"});
-  check_error(run_reshard({"inspect", kModel, "--print-family", "llama"}), 2, {"--print-family", kModel.c_str()});
+    check_failed(run_reshard({"shard", kModel, "o", "--tp", "2", "--lora-fuse", fuse}), 2,
+                 {"--lora-fuse needs --adapter"});
+  check_failed(run_reshard({"inspect", kModel, "--print-family", "llama"}), 2, {"--print-family", kModel.c_str()});
   const std::string adapters = testdata("golden/lora/llama-tp2-two-adapters/sharded").string();
-  check_error(run_reshard({"consolidate", adapters, "o", "--max-shard-size", "5GB"}), 2,
-              {"--max-shard-size", "adapters"});
+  check_failed(run_reshard({"consolidate", adapters, "o", "--max-shard-size", "5GB"}), 2,
+               {"--max-shard-size", "adapters"});
 }
 
 TEST_CASE("an output directory with a weight file's name is a usage error, unless it is there already") {
@@ -168,9 +159,9 @@ TEST_CASE("an output directory with a weight file's name is a usage error, unles
   for (const char* name : {"foo.safetensors", "foo.bin", "foo.pt", "a.b/foo.gguf"}) {
     const std::string out = (dir / name).string();
     const char* says = "is a directory to write to, but this is the name of a file";
-    check_error(run_reshard({"convert", kModel, out}), 2, {"DST", name, says});
-    check_error(run_reshard({"consolidate", shards, out}), 2, {"OUT_DIR", name, says});
-    check_error(run_reshard({"shard", kModel, out, "--tp", "2"}), 2, {"OUT_DIR", name, says});
+    check_failed(run_reshard({"convert", kModel, out}), 2, {"DST", name, says});
+    check_failed(run_reshard({"consolidate", shards, out}), 2, {"OUT_DIR", name, says});
+    check_failed(run_reshard({"shard", kModel, out, "--tp", "2"}), 2, {"OUT_DIR", name, says});
     CHECK_FALSE(fs::exists(out));
   }
   for (const char* name : {"foo.safetensors/", "there.safetensors", "model.v1.5"}) {
@@ -193,7 +184,8 @@ TEST_CASE("files of other well-known formats are named as what they are") {
     for (const char* name : {"model.gguf", "model.safetensors", "pytorch_model.bin", "w"}) {
       INFO(format << " as " << name);
       write_file(dir / name, bytes);
-      check_error(run_reshard({"inspect", (dir / name).string()}), 4, {name, "is a", format, "which is not supported"});
+      check_failed(run_reshard({"inspect", (dir / name).string()}), 4,
+                   {name, "is a", format, "which is not supported"});
     }
 }
 
@@ -253,9 +245,9 @@ TEST_CASE("shards that were made with --family name it where they are read witho
   ModelCopy copy;
   copy.patch_config("model_type", "qwen3");
   REQUIRE(copy.shard({"--tp", "2", "--family", "llama"}).exit_code == 0);
-  check_error(run_reshard({"consolidate", copy.out(), (copy.dir / "back").string()}), 3,
-              {"but config.json, with defaults of its model_type, asks for",
-               "if the shards were made with --family or --spec, give the same here"});
+  check_failed(run_reshard({"consolidate", copy.out(), (copy.dir / "back").string()}), 3,
+               {"but config.json, with defaults of its model_type, asks for",
+                "if the shards were made with --family or --spec, give the same here"});
 }
 
 TEST_CASE("what was given already is not proposed") {
@@ -299,8 +291,8 @@ TEST_CASE("layers and sizes that config.json has otherwise than the files are na
 TEST_CASE("an output directory that cannot be made is an I/O error") {
   ModelCopy copy;
   write_file(copy.dir / "file", "x");
-  check_error(run_reshard({"shard", copy.model.string(), (copy.dir / "file/out").string(), "--tp", "2"}), 3,
-              {"not a directory"});
+  check_failed(run_reshard({"shard", copy.model.string(), (copy.dir / "file/out").string(), "--tp", "2"}), 3,
+               {"not a directory"});
   fs::remove(copy.dir / "file");
   // Root may write anywhere, so the program is run as nobody, from a place that nobody can read.
   const std::string setup = ::geteuid() == 0 ? "setpriv --reuid 65534 --clear-groups" : "";
@@ -310,14 +302,14 @@ TEST_CASE("an output directory that cannot be made is an I/O error") {
   const ProgramResult result =
       run_reshard({"shard", copy.model.string(), copy.out(), "--tp", "2"}, setup, program.string());
   fs::permissions(copy.dir.path(), fs::perms(0755));
-  check_error(result, 6, {"cannot write here", copy.dir.path().c_str()});
+  check_failed(result, 6, {"cannot write here", copy.dir.path().c_str()});
   CHECK_FALSE(fs::exists(copy.out()));
 }
 
 TEST_CASE("a file size limit half-way is an I/O error that names the limit, with nothing left behind") {
   ModelCopy copy;
   const ProgramResult result = run_reshard({"shard", copy.model.string(), copy.out(), "--tp", "2"}, "ulimit -f 8;");
-  check_error(result, 6, {"model.safetensors", "ulimit -f"});
+  check_failed(result, 6, {"model.safetensors", "ulimit -f"});
   CHECK_THAT(result.err, !Says("free some space"));
   CHECK_FALSE(fs::exists(copy.out()));
   for (const auto& entry : fs::directory_iterator(copy.dir.path())) CHECK(entry.path() == copy.model);
@@ -459,13 +451,13 @@ TEST_CASE("a dry run prints its plan, and then why it cannot run") {
 }
 
 TEST_CASE("the training state has no place where only adapters are written") {
-  check_error(run_reshard({"shard", kModel, "/nowhere", "--tp", "2", "--adapter", "/nowhere", "--with-optimizer"}), 2,
-              {"--with-optimizer has no effect with --adapter"});
+  check_failed(run_reshard({"shard", kModel, "/nowhere", "--tp", "2", "--adapter", "/nowhere", "--with-optimizer"}), 2,
+               {"--with-optimizer has no effect with --adapter"});
 }
 
 TEST_CASE("an empty OUT_DIR is a mistake of a script, not the default") {
   const std::string shards = testdata("golden/optimum/llama-tp2-pp2/sharded").string();
-  check_error(run_reshard({"consolidate", shards, ""}), 2, {"OUT_DIR is empty"});
+  check_failed(run_reshard({"consolidate", shards, ""}), 2, {"OUT_DIR is empty"});
   CHECK_FALSE(fs::exists(fs::path(shards) / "model.safetensors"));
 }
 

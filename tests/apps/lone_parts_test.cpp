@@ -15,52 +15,47 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void check_refused(const std::vector<std::string>& arguments, const std::vector<std::string>& says) {
-  const ProgramResult result = run_reshard(arguments);
-  INFO(result.err);
-  CHECK(result.exit_code == 3);
-  CHECK(result.out.empty());
-  for (const std::string& part : says) CHECK_THAT(result.err, Says(part));
+void refused(const std::vector<std::string>& arguments, const Texts& says) {
+  check_failed(run_reshard(arguments), 3, says);
 }
 
 TEST_CASE("a file of a dcp checkpoint is named as what it is, with the directory that is to be given") {
   const fs::path directory = testdata("golden/dcp/llama-fsdp2-optim/sharded");
-  check_refused({"inspect", (directory / ".metadata").string()},
-                {"/.metadata: is the metadata of a torch.distributed.checkpoint",
-                 "try: give the directory that holds all of it: " + directory.string() + "\n"});
-  check_refused({"inspect", (directory / "__0_0.distcp").string()},
-                {"/__0_0.distcp: holds tensors of a torch.distributed.checkpoint, and its .metadata alone says which",
-                 "try: give the directory that holds all of it: " + directory.string() + "\n"});
+  refused({"inspect", (directory / ".metadata").string()},
+          {"/.metadata: is the metadata of a torch.distributed.checkpoint",
+           "try: give the directory that holds all of it: " + directory.string() + "\n"});
+  refused({"inspect", (directory / "__0_0.distcp").string()},
+          {"/__0_0.distcp: holds tensors of a torch.distributed.checkpoint, and its .metadata alone says which",
+           "try: give the directory that holds all of it: " + directory.string() + "\n"});
 }
 
 TEST_CASE("accelerate's folder of the optimizer alone holds no model, and names the folder that does") {
   const TempDir temp;
   const fs::path run = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded");
-  const std::vector<std::string> says{
-      "optimizer_0: holds states of a training run, such as an optimizer's, and no tensors of a model",
-      "try: give the directory above, or the model's: " + (run / "pytorch_model_fsdp_0").string() + "\n"};
+  const Texts says{"optimizer_0: holds states of a training run, such as an optimizer's, and no tensors of a model",
+                   "try: give the directory above, or the model's: " + (run / "pytorch_model_fsdp_0").string() + "\n"};
   for (const char* command : {"consolidate", "convert"})
-    check_refused({command, (run / "optimizer_0").string(), (temp / "out").string()}, says);
-  check_refused({"convert", (run / "optimizer_0").string(), (temp / "out").string(), "--to", "dcp", "--with-optimizer"},
-                says);
+    refused({command, (run / "optimizer_0").string(), (temp / "out").string()}, says);
+  refused({"convert", (run / "optimizer_0").string(), (temp / "out").string(), "--to", "dcp", "--with-optimizer"},
+          says);
   fs::copy(run / "optimizer_0", temp / "optimizer_0", fs::copy_options::recursive);
-  check_refused({"consolidate", (temp / "optimizer_0").string(), (temp / "out").string()},
-                {"no tensors of a model", "try: give the directory that holds the model\n"});
+  refused({"consolidate", (temp / "optimizer_0").string(), (temp / "out").string()},
+          {"no tensors of a model", "try: give the directory that holds the model\n"});
 }
 
 TEST_CASE("NxD's folder of the optimizer is no checkpoint, and neither is one without its model") {
   const TempDir temp;
   const fs::path step = temp / "step_3", config = testdata("golden/zero1/nxd-llama-dp2-tp2/original");
   fs::copy(testdata("golden/zero1/nxd-llama-dp2-tp2/checkpoint/step_3"), step, fs::copy_options::recursive);
-  const auto check_both = [&](const fs::path& path, const std::vector<std::string>& says) {
-    check_refused({"inspect", path.string()}, says);
-    check_refused({"consolidate", path.string(), (temp / "out").string()}, says);
+  const auto check_both = [&](const fs::path& path, const Texts& says) {
+    refused({"inspect", path.string()}, says);
+    refused({"consolidate", path.string(), (temp / "out").string()}, says);
   };
   check_both(step / "optim", {"step_3/optim: holds the optimizer of a checkpoint, and no model",
                               "try: give the directory above, which holds both: " + step.string() + "\n"});
-  check_refused({"inspect", (step / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt").string()},
-                {"dp_rank_00_tp_rank_00_pp_rank_00.pt: is a file of an optimizer, and holds no tensors of a model",
-                 "try: give the directory that holds both: " + step.string() + "\n"});
+  refused({"inspect", (step / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt").string()},
+          {"dp_rank_00_tp_rank_00_pp_rank_00.pt: is a file of an optimizer, and holds no tensors of a model",
+           "try: give the directory that holds both: " + step.string() + "\n"});
   fs::copy(step / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt", step / "optim/tp_rank_00_pp_rank_00.pt");
   check_both(step / "optim", {"step_3/optim: holds the optimizer of a checkpoint, and no model"});  // two of one rank
   CHECK(run_reshard({"inspect", (step / "model").string(), "--config", config.string()}).exit_code == 0);
@@ -80,9 +75,8 @@ TEST_CASE("The optimizer's files show that the model lacks its last rank, where 
   CHECK(run_reshard(inspect).exit_code == 0);
   fs::permissions(step / "model", fs::perms::owner_all, fs::perm_options::add);
   fs::remove(step / "model/dp_rank_00_tp_rank_03_pp_rank_00.pt");
-  check_refused(inspect,
-                {"try: the model's files are of tp 3 × pp 1 ranks, but the optimizer's of tp 4 × pp 1: copy the "
-                 "model's other ranks here, too"});
+  refused(inspect, {"try: the model's files are of tp 3 × pp 1 ranks, but the optimizer's of tp 4 × pp 1: copy the "
+                    "model's other ranks here, too"});
 }
 
 TEST_CASE("one rank's folder or file is no model, and inspect says which rank it is") {
@@ -98,18 +92,17 @@ TEST_CASE("one rank's folder or file is no model, and inspect says which rank it
   const fs::path all = temp / "staged/tensor_parallel_shards", folder = all / "tp_rank_01_pp_rank_00";
   const fs::path file = temp / "served/weights/tp0_sharded_checkpoint.safetensors";
   const std::string rank = "tensor-parallel rank 1 of 2, pipeline rank 0 of 2", out = (temp / "out").string();
-  const std::vector<std::string> says{"records that it is " + rank + " of a sharded checkpoint, and so no whole model",
-                                      "try: give the directory of all ranks: " + all.string() + "\n"};
-  check_refused({"convert", folder.string(), out}, says);
-  check_refused({"convert", folder.string(), out, "--config", model}, says);
-  check_refused({"convert", folder.string(), out, "--to", "dcp"}, says);
-  check_refused({"convert", (folder / "model.safetensors").string(), out}, says);
-  check_refused({"consolidate", folder.string(), out}, says);
+  const Texts says{"records that it is " + rank + " of a sharded checkpoint, and so no whole model",
+                   "try: give the directory of all ranks: " + all.string() + "\n"};
+  refused({"convert", folder.string(), out}, says);
+  refused({"convert", folder.string(), out, "--config", model}, says);
+  refused({"convert", folder.string(), out, "--to", "dcp"}, says);
+  refused({"convert", (folder / "model.safetensors").string(), out}, says);
+  refused({"consolidate", folder.string(), out}, says);
   fs::copy(fs::path(model) / "config.json", folder / "config.json");
-  check_refused({"shard", folder.string(), out, "--tp", "2"}, says);
+  refused({"shard", folder.string(), out, "--tp", "2"}, says);
   fs::remove(folder / "config.json");
-  check_refused({"convert", file.string(), out},
-                {"records that it is tensor-parallel rank 0 of 2 of a sharded checkpoint"});
+  refused({"convert", file.string(), out}, {"records that it is tensor-parallel rank 0 of 2 of a sharded checkpoint"});
   CHECK_FALSE(fs::exists(out));
 
   const ProgramResult inspected = run_reshard({"inspect", folder.string()});
@@ -122,9 +115,9 @@ TEST_CASE("one rank's folder or file is no model, and inspect says which rank it
   const std::string only = (temp / "one/weights/tp0_sharded_checkpoint.safetensors").string();
   CHECK(run_reshard({"convert", only, out, "--config", model}).exit_code == 0);
   shard_to("fused", {"--tp", "1", "--layout", "ranks", "--format", "safetensors"});
-  check_refused({"convert", (temp / "fused/tensor_parallel_shards/tp_rank_00_pp_rank_00").string(),
-                 (temp / "other").string(), "--config", model},
-                {"8 tensors that config.json asks for are missing", "mlp.gate_proj.weight"});
+  refused({"convert", (temp / "fused/tensor_parallel_shards/tp_rank_00_pp_rank_00").string(), (temp / "other").string(),
+           "--config", model},
+          {"8 tensors that config.json asks for are missing", "mlp.gate_proj.weight"});
 }
 
 }  // namespace

@@ -10,9 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
 using namespace reshard;
@@ -20,6 +19,8 @@ using namespace reshard::cli;
 using namespace reshard::test;
 
 namespace {
+
+using test::check_refused;
 
 /// What the other ranks of the plug-ins below give; this process is rank 1.
 const std::vector<std::string> kOthers = {"first", "", std::string("a\0b", 3)};
@@ -125,9 +126,7 @@ TEST_CASE("A signal to stop does not end a wait that the others answer") {
 
 TEST_CASE("An error of MPI breaks the ranks and is told in its own words") {
   MpiRanks ranks(&kFailing, kWorld, {});
-  const Error error = error_of([&] { ranks.gather("x"); });
-  CHECK(error.kind() == ErrorKind::kLost);
-  CHECK_THAT(error.what(), Says("MPI_Iallgatherv: no \\x1b route"));
+  check_refused([&] { ranks.gather("x"); }, {.kind = ErrorKind::kLost, .says = "MPI_Iallgatherv: no \\x1b route"});
   CHECK(ranks.broken());
 }
 
@@ -156,9 +155,8 @@ TEST_CASE("A file that is no plug-in is refused with the loader's reason") {
   const TempDir dir;
   const std::string path = (dir / "text.so").string();
   write_file(path, "no library");
-  const Error error = error_of([&] { start_mpi(kLauncher, {}, plugin_at(path)); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("no plug-in for MPI can be loaded: " + path + ": "));
+  check_refused([&] { start_mpi(kLauncher, {}, plugin_at(path)); },
+                {.kind = ErrorKind::kUsage, .says = "no plug-in for MPI can be loaded: " + path + ": "});
 }
 
 TEST_CASE("A time limit that is no number is an error that names its variable") {

@@ -32,14 +32,11 @@ std::vector<std::string> error_lines(const ProgramResult& result) {
 }
 
 void check_error(const ProgramResult& result, int exit_code, const std::string& says) {
-  INFO("err: " << result.err);
-  CHECK(result.exit_code == exit_code);
-  CHECK(result.out.empty());
+  check_failed(result, exit_code, says);
   const auto lines = error_lines(result);
   REQUIRE(lines.size() >= 1);
   CHECK(lines.size() <= 2);
   CHECK(lines[0].substr(0, 9) == "reshard: ");
-  CHECK_THAT(result.err, Says(says));
 }
 
 }  // namespace

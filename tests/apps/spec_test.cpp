@@ -66,9 +66,7 @@ struct Mine {
 TEST_CASE("A model with a description of its own is sharded, shown, compared and consolidated") {
   const Mine mine;
   const std::string spec = mine.path("mine.json");
-  const ProgramResult refused = run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2"});
-  CHECK(refused.exit_code == 4);
-  CHECK_THAT(refused.err, Says("--spec"));
+  check_failed(run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2"}), 4, "--spec");
 
   const ProgramResult shard =
       run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2", "--pp", "2", "--spec", spec});
@@ -114,9 +112,8 @@ TEST_CASE("A model whose config.json has a plan is sharded, shown, compared and 
   CHECK_THAT(inspect.err, Says("the plan in config.json"));
   REQUIRE(run_reshard({"consolidate", mine.path("shards"), mine.path("whole"), "--no-sync"}).exit_code == 0);
   CHECK((read_tensors(mine.dir / "whole/model.safetensors") == mine.tensors));
-  const ProgramResult wrong = run_reshard({"shard", mine.path("model"), mine.path("b"), "--tp", "3"});
-  CHECK(wrong.exit_code == 2);
-  CHECK_THAT(wrong.err, Says("TP degrees that work for this model: 1, 2, 4"));
+  check_failed(run_reshard({"shard", mine.path("model"), mine.path("b"), "--tp", "3"}), 2,
+               "TP degrees that work for this model: 1, 2, 4");
 }
 
 TEST_CASE("A built-in description is printed in the form that --spec takes") {
@@ -131,9 +128,7 @@ TEST_CASE("A built-in description is printed in the form that --spec takes") {
   CHECK((snapshot(mine.dir / "a") == snapshot(mine.dir / "b")));
 
   CHECK(run_reshard({"inspect", "--print-spec", "qwen3"}).out == print.out);  // its old name
-  const ProgramResult unknown = run_reshard({"inspect", "--print-family", "lama"});
-  CHECK(unknown.exit_code == 2);
-  CHECK_THAT(unknown.err, Says("did you mean llama?"));
+  check_failed(run_reshard({"inspect", "--print-family", "lama"}), 2, "did you mean llama?");
   CHECK(run_reshard({"inspect"}).exit_code == 2);
 }
 
@@ -145,9 +140,7 @@ TEST_CASE("A built-in family is taken with --family for a model of another name"
   nlohmann::json config = nlohmann::json::parse(read_file(original / "config.json"));
   config["model_type"] = "unheard_of";
   write_file(temp / "model/config.json", config.dump());
-  const ProgramResult unknown = run_reshard({"shard", path("model"), path("out"), "--tp", "2"});
-  CHECK(unknown.exit_code == 4);
-  CHECK_THAT(unknown.err, Says("--family"));
+  check_failed(run_reshard({"shard", path("model"), path("out"), "--tp", "2"}), 4, "--family");
   const ProgramResult chosen = run_reshard({"shard", path("model"), path("out"), "--tp", "2", "--family", "llama"});
   INFO(chosen.err);
   REQUIRE(chosen.exit_code == 0);
@@ -155,15 +148,12 @@ TEST_CASE("A built-in family is taken with --family for a model of another name"
   REQUIRE(run_reshard({"verify", path("model"), path("out"), "--family", "llama"}).exit_code == 0);
   REQUIRE(run_reshard({"consolidate", path("out"), path("back"), "--family", "llama"}).exit_code == 0);
   CHECK((read_tensors(temp / "back/model.safetensors") == read_tensors(original / "model.safetensors")));
-  const ProgramResult misfit = run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "qwen3"});
-  CHECK(misfit.exit_code == 3);
-  CHECK_THAT(misfit.err,
-             Says("not those of the family qwen3") && Says("missing model.layers.0.self_attn.q_norm.weight"));
+  check_failed(run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "qwen3"}), 3,
+               {"not those of the family qwen3", "missing model.layers.0.self_attn.q_norm.weight"});
   const ProgramResult far = run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "nothing_of_it"});
   CHECK_THAT(far.err, Says("docs/families.md lists the"));
-  const ProgramResult typo = run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "lama"});
-  CHECK(typo.exit_code == 2);
-  CHECK_THAT(typo.err, Says("--family: the family \"lama\" is not known") && Says("did you mean llama?"));
+  check_failed(run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "lama"}), 2,
+               {"--family: the family \"lama\" is not known", "did you mean llama?"});
   const ProgramResult both =
       run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "llama", "--spec", "x"});
   CHECK(both.exit_code == 2);
@@ -174,9 +164,8 @@ TEST_CASE("A mistake in a description that is like a family is told with its lin
   const std::string model = testdata("golden/nxdi/llama-tp4/original").string(), spec = (temp / "spec.json").string();
   const auto refused = [&](const std::string& changes, const std::string& says) {
     write_file(spec, "{\"model_type\": \"mine\",\n \"like\": \"llama\",\n" + changes + "}");
-    const ProgramResult result = run_reshard({"shard", model, (temp / "out").string(), "--tp", "2", "--spec", spec});
-    CHECK(result.exit_code == 3);
-    CHECK_THAT(result.err, Says("spec.json: line " + says));
+    check_failed(run_reshard({"shard", model, (temp / "out").string(), "--tp", "2", "--spec", spec}), 3,
+                 "spec.json: line " + says);
   };
   refused(R"("modules": [{"name": "model.norm", "stage": "last"},
  {"name": "model.layers.*.mlp.up_proj", "plan": "colwize"}])",
@@ -331,9 +320,8 @@ TEST_CASE("A mistake in what a description joins is told with its line") {
   const std::string shape = "[\"vocab_size\", ";
   text.replace(text.find(shape), shape.size(), "[\"vocab_size * k0\", ");
   write_file(spec, text);
-  const ProgramResult result = run_reshard({"shard", model, (temp / "out").string(), "--tp", "2", "--spec", spec});
-  CHECK(result.exit_code == 3);
-  CHECK_THAT(result.err, Says("\"k60\" is missing"));
+  check_failed(run_reshard({"shard", model, (temp / "out").string(), "--tp", "2", "--spec", spec}), 3,
+               "\"k60\" is missing");
   std::string row = "\"defaults\": {";
   for (int i = 0; i < 5000; ++i) row += "\"k" + std::to_string(i) + "\": \"k" + std::to_string(i + 1) + "\", ";
   refused("\"defaults\": {", row, {"line", "longer row of defaults"});

@@ -32,13 +32,6 @@ struct Run {
   std::string out() const { return (dir / "out").string(); }
 };
 
-void check_error(const ProgramResult& result, int exit_code, std::initializer_list<const char*> says) {
-  INFO("err: " << result.err);
-  CHECK(result.exit_code == exit_code);
-  CHECK(result.out.empty());
-  for (const char* part : says) CHECK_THAT(result.err, Says(part));
-}
-
 }  // namespace
 
 TEST_CASE("Each command takes the newest finished checkpoint of a run and says which") {
@@ -79,31 +72,31 @@ TEST_CASE("The option --tag takes the checkpoint of that name, finished or not")
     CHECK_THAT(json["notes"][0].get<std::string>(), Says(run.path + "/step_20 has no file \"done\""));
     if (command[0] == "inspect") CHECK(json["path"] == run.path + "/step_20");
     command[command.size() - 2] = "step_4";
-    check_error(run_reshard(command), 3, {"holds no folder step_4", "step_3, step_10, step_20"});
+    check_failed(run_reshard(command), 3, {"holds no folder step_4", "step_3, step_10, step_20"});
   }
 }
 
 TEST_CASE("A --tag or --config that makes no sense, or would do nothing, is an error") {
   const Run run;
   for (const char* tag : {"", "..", "../run", "step_3/", "/"})
-    check_error(run_reshard({"inspect", run.path, "--tag", tag}), 2,
-                {"--tag", *tag ? "is not the name of a folder" : "the value is empty"});
-  check_error(run_reshard({"inspect", kConfig, "--tag", "step_3"}), 2, {"is not a directory", "--tag"});
-  check_error(run_reshard({"inspect", run.path, "--config", ""}), 2, {"--config: the value is empty"});
-  check_error(run_reshard({"inspect", run.path, "--config", run.path}), 3, {"holds no config.json"});
-  check_error(run_reshard({"verify", kOriginal, kOriginal, "--tag", "step_3"}), 2, {"--tag has no effect"});
-  check_error(run_reshard({"verify", kOriginal, kOriginal, "--config", kConfig}), 2, {"--config has no effect"});
+    check_failed(run_reshard({"inspect", run.path, "--tag", tag}), 2,
+                 {"--tag", *tag ? "is not the name of a folder" : "the value is empty"});
+  check_failed(run_reshard({"inspect", kConfig, "--tag", "step_3"}), 2, {"is not a directory", "--tag"});
+  check_failed(run_reshard({"inspect", run.path, "--config", ""}), 2, {"--config: the value is empty"});
+  check_failed(run_reshard({"inspect", run.path, "--config", run.path}), 3, {"holds no config.json"});
+  check_failed(run_reshard({"verify", kOriginal, kOriginal, "--tag", "step_3"}), 2, {"--tag has no effect"});
+  check_failed(run_reshard({"verify", kOriginal, kOriginal, "--config", kConfig}), 2, {"--config has no effect"});
   const std::string adapter = testdata("golden/lora").string();
   const std::string sharded = (fs::directory_iterator(adapter)->path() / "sharded").string();
-  check_error(run_reshard({"consolidate", sharded, run.out(), "--config", kConfig}), 2, {"--config has no effect"});
+  check_failed(run_reshard({"consolidate", sharded, run.out(), "--config", kConfig}), 2, {"--config has no effect"});
   CHECK_FALSE(fs::exists(run.out()));
 }
 
 TEST_CASE("A run without a finished checkpoint is an error that lists what is there, and --tag takes one") {
   const Run run;
   for (const char* step : {"step_3", "step_10"}) fs::remove(run.dir / "run" / step / "done");
-  check_error(run_reshard({"consolidate", run.path, run.out()}), 3,
-              {"holds no finished checkpoint", "step_3 (it has no file \"done\")", "step_20", "--tag"});
+  check_failed(run_reshard({"consolidate", run.path, run.out()}), 3,
+               {"holds no finished checkpoint", "step_3 (it has no file \"done\")", "step_20", "--tag"});
   CHECK(run_reshard({"inspect", run.path, "--tag", "step_3", "--config", kConfig}).exit_code == 0);
 }
 
@@ -113,7 +106,7 @@ TEST_CASE("A run whose checkpoints are empty folders is an error that lists them
   const std::string run = (dir / "run").string();
   for (const std::vector<std::string>& command :
        {std::vector<std::string>{"inspect", run}, {"consolidate", run, (dir / "out").string()}})
-    check_error(run_reshard(command), 3, {"step_3 (it holds no weights), step_4 (it holds no weights)"});
+    check_failed(run_reshard(command), 3, {"step_3 (it holds no weights), step_4 (it holds no weights)"});
 }
 
 TEST_CASE("A directory of unrelated models is an error that asks for --tag") {
@@ -125,7 +118,7 @@ TEST_CASE("A directory of unrelated models is an error that asks for --tag") {
   const std::string models = (dir / "models").string();
   for (const std::vector<std::string>& command :
        {std::vector<std::string>{"inspect", models}, {"consolidate", models, (dir / "out").string()}})
-    check_error(run_reshard(command), 2, {"llama-optimum", "--tag"});
+    check_failed(run_reshard(command), 2, {"llama-optimum", "--tag"});
   CHECK_FALSE(fs::exists(dir / "out"));
   for (const char* model : {"llama-optimum", "mistral"})
     CHECK(run_reshard({"inspect", models, "--tag", model}).exit_code == 0);

@@ -29,4 +29,11 @@ ProgramResult run_reshard(const std::vector<std::string>& arguments, const std::
           read_file(captured / "err")};
 }
 
+void check_failed(const ProgramResult& result, int exit_code, const Texts& says) {
+  INFO("err: " << result.err);
+  CHECK(result.exit_code == exit_code);
+  CHECK(result.out.empty());
+  for (const std::string& text : says.parts) CHECK_THAT(result.err, Says(text));
+}
+
 }  // namespace reshard::test

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "support/refusals.h"
+
 namespace reshard::test {
 
 struct ProgramResult {
@@ -15,5 +17,8 @@ struct ProgramResult {
 /// "ulimit -f 8;".
 ProgramResult run_reshard(const std::vector<std::string>& arguments, const std::string& setup = {},
                           const std::string& program = RESHARD_PROGRAM);
+
+/// A run that failed with `exit_code`, no output and all of `says` on standard error.
+void check_failed(const ProgramResult& result, int exit_code, const Texts& says);
 
 }  // namespace reshard::test
