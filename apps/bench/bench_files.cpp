@@ -53,7 +53,7 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--torch", options.torch,
                  "with --dcp: a Python with torch 2.2 or newer, whose own tool is measured as well");
   app.add_flag("--json", options.json, "one JSON document with every run");
-  app.add_option("--with", options.with, "options for all measured runs of reshard: '--io read --max-memory 64MiB'");
+  app.add_option("--with", options.with, "options for all measured runs of reshard: '--threads 4 --max-memory 64MiB'");
   app.add_option("--reshard", options.reshard, "another build of the program");
   app.add_option("--revision", options.revision, "what the report calls it");
 }
