@@ -244,7 +244,7 @@ TEST_CASE("Every link in the documents leads to a file, and to a heading in it",
 TEST_CASE("Every source file that ARCHITECTURE.md and CONTRIBUTING.md name is there", "[docs]") {
   static const std::regex kSource(R"re(`(?:[a-z_]+/)*([a-z_0-9]+\.(?:cpp|h|json|py|sh))`)re");
   std::set<std::string> names;
-  for (const char* folder : {"lib", "apps", "tests", "scripts"})
+  for (const char* folder : {"lib", "apps", "tests", "scripts", "testdata"})
     for (const auto& entry : fs::recursive_directory_iterator(kRepository / folder))
       names.insert("/" + entry.path().string());
   const fs::path file = GENERATE(as<fs::path>(), kRepository / "ARCHITECTURE.md", kRepository / "CONTRIBUTING.md");
