@@ -1,6 +1,7 @@
 #include "reshard/specs/parallel/mesh.h"
 
 #include <numeric>
+#include <string>
 
 #include "support/refusals.h"
 
@@ -15,6 +16,18 @@ Error cut_refused(std::uint64_t layers, const Mesh& mesh, const Cuts& cuts) {
                                     {.kind = ErrorKind::kUsage, .says = "`pipeline-cuts`: "});
   CHECK_FALSE(error.hint().empty());
   return error;
+}
+
+TEST_CASE("Every degree of a mesh is from 1 to the most that there are") {
+  const std::uint32_t most = kMaxParallelDegree;
+  CHECK_NOTHROW(validate_mesh({.tp = most, .pp = most, .vpp = most, .ep = most}));
+  check_refusals<Mesh>(validate_mesh, {.kind = ErrorKind::kUsage},
+                       {{"no tensor-parallel rank", {.tp = 0}, {.says = "`tp` 0 is not a number from 1 to"}},
+                        {"no pipeline stage", {.pp = 0}, {.says = "`pp` 0 is not a number from 1 to"}},
+                        {"no virtual stage", {.vpp = 0}, {.says = "`vpp` 0 is not a number from 1 to"}},
+                        {"no expert-parallel rank", {.ep = 0}, {.says = "`ep` 0 is not a number from 1 to"}},
+                        {"too many ranks", {.tp = most + 1}, {.says = "`tp` " + std::to_string(most + 1)}},
+                        {"too many stages", {.pp = most + 1}, {.says = "`pp` " + std::to_string(most + 1)}}});
 }
 
 TEST_CASE("Layers that do not divide evenly leave one more each to the last stages") {
