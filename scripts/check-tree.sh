@@ -43,7 +43,7 @@ found=$(git ls-files --cached --others --exclude-standard lib | grep -E '\.(h|cp
 echo "The library names no options"
 
 found=$(git ls-files --cached --others --exclude-standard tests | grep -E '\.cpp$' |
-  xargs grep -nE '^ *(TEST_CASE|TEMPLATE_TEST_CASE)\("(-|[^"]*;)' || true)
+  xargs grep -lPz '(TEMPLATE_)?TEST_CASE\(\s*"(-|[^"]*;)' || true)
 [[ -z "$found" ]] || fail "CTest cannot run a test of this name:"$'\n'"$found"
 echo "CTest can run every test's name"
 

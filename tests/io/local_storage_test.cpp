@@ -2,6 +2,7 @@
 
 #include "reshard/io/local_storage.h"
 
+#include <algorithm>
 #include <climits>
 #include <random>
 #include <thread>

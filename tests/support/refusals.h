@@ -5,6 +5,7 @@
 #include <functional>
 #include <initializer_list>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,8 @@ Refusal with_common(Refusal row, const Refusal& common);
 /// The input is a text, such as the bytes of a file, unless `Input` says what else it is: a patch, or a request.
 template <typename Input = std::string, typename Read>
 void check_refusals(const Read& read, const Refusal& common, const std::vector<Refused<Input>>& rows) {
+  std::set<std::string> titles;
+  for (const Refused<Input>& row : rows) REQUIRE(titles.insert(row.title).second);  // a section is entered by its name
   for (const Refused<Input>& row : rows) DYNAMIC_SECTION(row.title) {
       check_refused([&] { read(row.input); }, with_common(row.refusal, common));
     }

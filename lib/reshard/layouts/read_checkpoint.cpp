@@ -153,22 +153,6 @@ Checkpoint read_any_file(Files& files, const fs::path& path, const ReadContext& 
   return checkpoint;
 }
 
-/// PEFT saves further adapters in folders beside the first.
-Checkpoint read_adapter_file(Files& files, const fs::path& directory, const fs::path& file,
-                             const ReadContext& context) {
-  Checkpoint checkpoint = read_any_file(files, file, context);
-  std::vector<std::string> others;
-  for (const DirectoryEntry& entry : files.list(directory))
-    for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
-      if (entry.kind == FileKind::kDirectory && files.exists(directory / entry.name / name))
-        others.push_back(entry.name);
-  if (!others.empty())
-    checkpoint.notes.push_back("this is about " + file.string() +
-                               " alone; the adapters in its folders are not looked at: " + list_names(others));
-  describe_peft_adapter(checkpoint, directory);
-  return checkpoint;
-}
-
 /// Notes the options on how ranks were made that have no effect on this checkpoint.
 void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
   for (const std::string& name : values.names()) {
@@ -188,6 +172,23 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
       why.insert(0, ": ");
     if (!why.empty()) checkpoint.notes.push_back(fmt::format("`from-{}` has no effect{}", name, why));
   }
+}
+
+/// PEFT saves further adapters in folders beside the first.
+Checkpoint read_adapter_file(Files& files, const fs::path& directory, const fs::path& file,
+                             const ReadContext& context) {
+  Checkpoint checkpoint = read_any_file(files, file, context);
+  std::vector<std::string> others;
+  for (const DirectoryEntry& entry : files.list(directory))
+    for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
+      if (entry.kind == FileKind::kDirectory && files.exists(directory / entry.name / name))
+        others.push_back(entry.name);
+  if (!others.empty())
+    checkpoint.notes.push_back("this is about " + file.string() +
+                               " alone; the adapters in its folders are not looked at: " + list_names(others));
+  describe_peft_adapter(checkpoint, directory);
+  note_idle_options(checkpoint, context.options);
+  return checkpoint;
 }
 
 /// Of the two in one directory the Hugging Face weights were read.

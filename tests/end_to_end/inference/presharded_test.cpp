@@ -4,7 +4,6 @@
 
 #include "reshard/plan/job/convert.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"

@@ -119,6 +119,19 @@ TEST_CASE("Packed experts are read from all that trainers save, however their ra
     }
 }
 
+TEST_CASE("Shards of packed experts are those of the same experts apart") {
+  for (const char* name : {"mixtral", "qwen3_moe", "deepseek_v3", "jamba", "phimoe"}) {
+    INFO(name);
+    const TempDir temp;
+    const fs::path golden_case = testdata("golden/experts") / name;
+    for (const char* form : {"packed", "original"})
+      execute(*plan_shard(shard_request(golden_case / form, temp / form, 2)), unsynced());
+    const auto packed = read_shards(temp / "packed");
+    CHECK(packed.size() == 2);
+    CHECK((packed == read_shards(temp / "original")));
+  }
+}
+
 TEST_CASE("Every architecture's experts that Transformers packs come back from one tensor a layer") {
   std::size_t packed_ones = 0;
   for (const std::string& name : sample_of(architecture_names())) {

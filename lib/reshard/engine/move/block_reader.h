@@ -40,7 +40,6 @@ class BlockReader {
 
   SharedRun& shared_;
   Buffers& buffers_;
-  std::vector<RunsCopy> copies_;
   std::vector<Divergence> noted_;
 };
 

@@ -23,6 +23,7 @@ constexpr const char* kSavedFolder = "shards";  // that optimum-neuron saves suc
 constexpr Format kNxdFormats[] = {Format::kPytorch, Format::kXser};
 
 std::string why_order_idle(const Checkpoint& checkpoint) {
+  if (!checkpoint.model) return "the metadata says the order";
   return checkpoint.partition.kv_size_multiplier.value_or(1) > 1 ? "" : "key/value heads are not replicated";
 }
 
