@@ -147,6 +147,26 @@ TEST_CASE("Rank files are held against the SHA256SUMS of the directory above, wh
                 {.path = file, .says = (model.temp / "out/SHA256SUMS").string()});
 }
 
+TEST_CASE("Rank files are held against the list of another copy, in whatever folder of it they are") {
+  const Model model;
+  const auto job = model.job();
+  job->manifest = true;
+  execute(*job, unsynced());
+  fs::copy(model.temp / "out", model.temp / "copy", fs::copy_options::recursive);
+  fs::remove(model.temp / "copy/SHA256SUMS");
+  ConsolidateRequest request;
+  request.source.path = model.temp / "copy";
+  request.output_directory = model.temp / "whole";
+  Together alone;
+  const auto check = [&] { return check_inputs(*plan_consolidate(request), unsynced(), alone, model.temp / "out"); };
+  CHECK(check().size() >= 2);
+  const fs::path file = plan_consolidate(request)->source.files.at(1).path;
+  std::string text = read_file(file);
+  text.back() = static_cast<char>(text.back() ^ 1);
+  write_file(file, text);
+  check_refused(check, {.path = file, .says = (model.temp / "out/SHA256SUMS").string()});
+}
+
 TEST_CASE("A list may have any form that sha256sum takes, and files of others in it") {
   const Model model;
   const std::string hex = to_hex(digest_of_file(model.file));

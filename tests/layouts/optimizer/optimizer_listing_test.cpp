@@ -1,3 +1,5 @@
+#include "reshard/layouts/optimizer/optimizer_listing.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 #include "reshard/io/local_storage.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/optimizer/optimizer_ids.h"
-#include "reshard/layouts/optimizer/optimizer_listing.h"
 #include "reshard/layouts/ranks/rank_folder.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "support/files.h"

@@ -1,9 +1,10 @@
+#include "reshard/specs/stages/stage_json.h"
+
 #include <algorithm>
 #include <random>
 
 #include "reshard/base/json.h"
 #include "reshard/specs/parallel/mesh.h"
-#include "reshard/specs/stages/stage_json.h"
 #include "support/files.h"
 #include "support/local_files.h"
 #include "support/refusals.h"

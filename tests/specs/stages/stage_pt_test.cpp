@@ -1,6 +1,7 @@
+#include "reshard/specs/stages/stage_pt.h"
+
 #include <map>
 
-#include "reshard/specs/stages/stage_pt.h"
 #include "support/files.h"
 #include "support/local_files.h"
 #include "support/pickles.h"

@@ -117,11 +117,27 @@ FoundDigest of_pointer(Files& files, const fs::path& pointer) {
   throw Error(ErrorKind::kBadInput, "is a git-lfs pointer without a SHA-256").in(pointer);
 }
 
-FoundDigest expected_digest(Files& files, Sums& sums, const fs::path& file, const fs::path& against) {
+/// Where `file` of the source at `directory` is in a copy of it at `against`. The copy may be of the directory above, or
+/// of the one above that: a directory of ranks is in folders of its own.
+std::vector<fs::path> paths_in(const fs::path& against, const fs::path& file, fs::path directory) {
+  constexpr int kMostFolders = 2;
+  std::vector<fs::path> paths;
+  for (int folders = 0; folders <= kMostFolders && directory.has_relative_path(); ++folders) {
+    const fs::path relative = file.lexically_relative(directory);
+    if (!relative.empty() && *relative.begin() != "..") paths.push_back(against / relative);
+    directory = directory.parent_path();
+  }
+  return paths;
+}
+
+/// \param elsewhere  where `file` may be in a directory that says more; what is found first counts.
+FoundDigest expected_digest(Files& files, Sums& sums, const fs::path& file, const std::vector<fs::path>& elsewhere) {
   const fs::path absolute = files.absolute(file);
   FoundDigest digest;
-  if (!against.empty()) digest = of_pointer(files, against);
-  if (!digest && !against.empty()) digest = sums.find(files.absolute(against));
+  for (const fs::path& path : elsewhere) {
+    if (!digest) digest = of_pointer(files, path);
+    if (!digest) digest = sums.find(files.absolute(path));
+  }
   if (!digest) digest = sums.find(absolute);
   if (!digest) digest = of_blob(files, file);
   if (!digest) digest = of_metadata(files, absolute);
@@ -208,10 +224,10 @@ std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& 
     if (!against.empty() && !storage.is_directory(against))
       throw Error(ErrorKind::kBadInput, "is not a directory, in which digests are").in(against);
     for (const fs::path& file : files) {
-      const fs::path relative = storage.absolute(file).lexically_relative(storage.absolute(job.source_directory));
-      const bool is_inside = !relative.empty() && *relative.begin() != "..";
-      digests.push_back(
-          expected_digest(storage, sums, file, is_inside && !against.empty() ? against / relative : fs::path()));
+      std::vector<fs::path> elsewhere;
+      if (!against.empty())
+        elsewhere = paths_in(against, storage.absolute(file), storage.absolute(job.source_directory));
+      digests.push_back(expected_digest(storage, sums, file, elsewhere));
     }
     std::vector<bool> is_known(job.source.files.size());
     recorded.resize(is_known.size());
