@@ -55,7 +55,6 @@ while read -r folder; do
 done < <(uniq <<<"$folders")
 echo "$(uniq <<<"$folders" | wc -l) folders of the library have a README, and 25 files at most"
 
-
 lines_of() {
   cat -- "$@" 2>/dev/null | wc -l
 }

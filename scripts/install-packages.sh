@@ -11,7 +11,7 @@ packages=(
   libcli11-dev libfmt-dev libhwy-dev libisal-dev libre2-dev libssl-dev libxxhash-dev libzstd-dev nlohmann-json3-dev zlib1g-dev
   catch2 libxtensor-dev # tests only
 )
-testers=(clang lld) # which compile and link the tests in half the time
+testers=(clang lld) # compile and link the tests
 checkers=(
   clang-format-14 clang-tidy-14 shellcheck
   libclang-rt-dev             # sanitizers, fuzz targets

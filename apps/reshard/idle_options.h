@@ -17,7 +17,7 @@ std::vector<std::string> idle_options(const CLI::App& command, const Job& job);
 std::vector<std::string> idle_replica_options(const CLI::App& command, std::initializer_list<const TensorMap*> sides);
 
 /// Validates that the command was given no option but `allowed` and those on how the program runs and prints.
-/// \param with  what the others have no effect with, as in "--print-family".
+/// \param with  the option or input next to which any other option has no effect, such as "--print-family".
 /// \throws Error kUsage.
 void validate_alone(const CLI::App& command, std::initializer_list<const char*> allowed, const std::string& with);
 

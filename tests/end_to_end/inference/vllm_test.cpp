@@ -116,6 +116,25 @@ TEST_CASE("Shards of another layout do not go beside files that are a checkpoint
                 {.path = temp / "vllm", .says = "holds a sharded checkpoint in layout vllm"});
 }
 
+TEST_CASE("Files that are a checkpoint themselves do not go beside shards of another layout") {
+  const std::string name = GENERATE(as<std::string>(), "vllm", "nxd", "dcp");
+  const TempDir temp;
+  ConvertRequest request = convert_request(vllm_case("llama-tp2") / "original", temp / "out");
+  request.target.layout = layout("ranks");
+  request.target.tp = 2;
+  convert(request);
+  const auto before = snapshot(temp.path());
+  request.target.layout = layout(name);
+  if (name == "dcp") {
+    request.target.tp.reset();
+    request.target.options.set("fsdp", "2");
+  }
+  request.force = true;
+  check_refused([&] { convert(request); },
+                {.path = temp / "out", .says = "holds a sharded checkpoint in layout ranks"});
+  CHECK(snapshot(temp.path()) == before);
+}
+
 TEST_CASE("Ranks of another degree than the files are for are refused") {
   const TempDir temp;
   copy_sharded(vllm_case("llama-kv2-tp4"), temp / "vllm");

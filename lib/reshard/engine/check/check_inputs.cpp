@@ -45,7 +45,7 @@ class Sums {
  public:
   explicit Sums(Files& files) : files_(files) {}
 
-  /// From a list beside the file, or in one of the directories above, as rank files have it.
+  /// From a list in the file's directory or in one above it, which is where rank files have theirs.
   FoundDigest find(const fs::path& file) {
     return look_above(file, [&](const fs::path& directory, const fs::path&) -> FoundDigest {
       const SumsList& list = list_in(directory);
@@ -55,12 +55,12 @@ class Sums {
       if (!found->second)
         throw Error(ErrorKind::kBadInput, fmt::format("lists {} twice, with two digests", printable(file.string())))
             .in(from)
-            .hint("make the list anew with sha256sum");
+            .hint("make the list again with sha256sum");
       return ExpectedDigest{*found->second, from};
     });
   }
 
-  /// What to know of lists in which lines say nothing; empty if there are none.
+  /// Names the lines of lists that contain no digest; empty if every line has one.
   std::string doubts() const {
     std::string text;
     for (const auto& [directory, list] : lists_)
@@ -90,7 +90,7 @@ FoundDigest of_blob(Files& files, const fs::path& file) {
   return digest ? FoundDigest(ExpectedDigest{*digest, blob}) : std::nullopt;
 }
 
-/// In the directory that was downloaded, of which the file may lie in a subfolder.
+/// From the cache of a download, in the directory that was downloaded: the file's own or one above it.
 FoundDigest of_metadata(Files& files, const fs::path& file) {
   return look_above(file, [&](const fs::path& directory, const fs::path& relative) -> FoundDigest {
     const fs::path metadata = directory / ".cache/huggingface/download" / (relative.string() + ".metadata");
@@ -146,7 +146,7 @@ FoundDigest expected_digest(Files& files, Sums& sums, const fs::path& file, cons
 
 using Recorded = std::optional<std::vector<ChecksummedRange>>;
 
-/// Of all files of tensors: one that nobody checks would pass as checked.
+/// Every file of tensors must have a digest: an unchecked one would pass as checked.
 /// \param is_known  of the files of tensors.
 /// \param doubts    of Sums.
 void validate_all_known(const Job& job, const std::vector<bool>& is_known, const std::string& doubts) {

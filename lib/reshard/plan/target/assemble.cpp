@@ -55,8 +55,15 @@ fs::path weights_folder_of(const FoundLayout& found) {
   return ranks == nullptr ? found.path : ranks->weights_folder(found.path);
 }
 
-/// Where ranks of another layout lie in the output directory itself, no path would stand for them alone any more. Whole
-/// weights may join a model's ranks, which they are.
+/// Whether a checkpoint in that layout is given by the path of its output directory, not by that of a folder in it.
+bool is_output_itself(const Layout& layout, const fs::path& output_directory) {
+  const char* const folder = layout.traits().folder;
+  const auto* const ranks = dynamic_cast<const RankLayout*>(&layout);
+  return *folder == '\0' || (ranks != nullptr && ranks->weights_folder(output_directory) == output_directory / folder);
+}
+
+/// If the old ranks or the new ones are the output directory itself, no path would name these alone. Whole weights may
+/// join a model's ranks: they are the same model.
 void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, const fs::path& output_directory) {
   const auto replaces = [&](const fs::path& folder) {
     return folder != output_directory &&
@@ -64,12 +71,13 @@ void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, 
                        [&](const TensorFile& file) { return lies_inside(output_directory / file.path, folder); });
   };
   if (!files.is_directory(output_directory)) return;
+  const bool is_itself = target.traits().has_ranks && is_output_itself(target, output_directory);
   try {
     for (const Layout* layout : layouts()) {
       const LayoutTraits& traits = layout->traits();
       if (layout == &target || !traits.has_ranks) continue;
       for (const FoundLayout& found : layout->recognise(files, output_directory))
-        if (found.path == output_directory && !found.is_empty && !replaces(weights_folder_of(found)) &&
+        if ((is_itself || found.path == output_directory) && !found.is_empty && !replaces(weights_folder_of(found)) &&
             (target.traits().has_ranks || !is_model_alone(files, found)))
           throw Error(ErrorKind::kBadInput, fmt::format("holds a sharded checkpoint in layout {}, which could not be "
                                                         "read with another beside it",
