@@ -101,13 +101,17 @@ TEST_CASE(
     "lock") {
   Stopped stopped;
   const fs::path empty = stopped.jobs.temp / ".out.reshard-aaaaaa", locked = stopped.jobs.temp / ".out.reshard-bbbbbb";
+  const fs::path torn = stopped.jobs.temp / ".out.reshard-cccccc";
   fs::create_directories(empty);
   write_file(locked / kLockFile, "");
+  write_file(torn / kLockFile, "");
+  write_file(torn / kMarkFile,
+             GENERATE(as<std::string>(), "", std::string(100, '\0')));  // on the disk before its bytes
   fs::rename(stopped.root / kLockFile, stopped.jobs.temp / "moved");
   std::vector<std::string> notes;
   execute(*stopped.job, cleaning(notes));
-  CHECK(notes.size() == 3);
-  for (const fs::path& root : {empty, locked, stopped.root}) {
+  CHECK(notes.size() == 4);
+  for (const fs::path& root : {empty, locked, torn, stopped.root}) {
     INFO(root.string());
     CHECK_FALSE(fs::exists(root));
   }

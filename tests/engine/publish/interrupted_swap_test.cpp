@@ -108,7 +108,7 @@ class Replaced {
     ConvertRequest request = convert_request(temp / source, output);
     request.target.layout = layout(name_);
     if (request.target.layout->traits().has_ranks && !request.target.layout->traits().needs_no_mesh)
-      request.target.tp = 2;
+      request.target.tp = tp;
     if (name_ == "dcp") request.target.options.set_number("fsdp", 2);
     if (name_ == "hf") request.target.options.set_number("max-shard-size", 3000);
     request.force = force;
@@ -142,6 +142,7 @@ class Replaced {
 
   TempDir temp;
   Content old_content, new_content;
+  std::uint32_t tp = 2;  // of layouts with a mesh
 
  private:
   std::string name_;
@@ -172,6 +173,18 @@ TEST_CASE("At whatever moment a run with force is killed, readers see old output
   }
   CHECK((refused == 0) == (exchanges && !has_others));
   CHECK(refused < watch.states.size());
+}
+
+TEST_CASE("Ranks that the new mesh does not have are removed after a kill, too") {
+  const bool exchanges = GENERATE(true, false);
+  Replaced replaced("ranks");
+  replaced.tp = 1;
+  Watch watch(replaced.temp / "work", replaced.temp / "states", exchanges);
+  execute(*replaced.job("new", replaced.temp / "work/out"), watch.options());
+  for (const fs::path& state : watch.states) {
+    INFO(state.string());
+    replaced.run_again(state, 1);
+  }
 }
 
 TEST_CASE("A run that finishes an interrupted one may be killed, too") {

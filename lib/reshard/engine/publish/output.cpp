@@ -152,13 +152,18 @@ std::vector<fs::path> output_files(const Job& job) {
   return files;
 }
 
+std::vector<std::string> unproven_outputs(Files& files, const fs::path& old_outputs, const fs::path& folder,
+                                          const std::set<fs::path>& replaced) {
+  const ListedFiles listed(files, old_outputs);
+  return unproven_entries(files, old_outputs / folder, replaced,
+                          [&](const fs::path& path) { return listed.prove(folder / path); });
+}
+
 void validate_only_ours(Files& files, const Job& job, const fs::path& folder, const fs::path& old_outputs) {
   std::set<fs::path> replaced;
   for (const fs::path& relative : output_files(job))
     if (lies_inside(relative, folder)) replaced.insert(relative.lexically_relative(folder));
-  const ListedFiles listed(files, old_outputs);
-  const std::vector<std::string> unproven = unproven_entries(
-      files, old_outputs / folder, replaced, [&](const fs::path& path) { return listed.prove(folder / path); });
+  const std::vector<std::string> unproven = unproven_outputs(files, old_outputs, folder, replaced);
   if (unproven.empty()) return;
   throw Error(ErrorKind::kBadInput,
               "would be replaced as a whole, but contains entries that nothing shows to be this program's: " +

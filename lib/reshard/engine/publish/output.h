@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,8 +23,16 @@ bool is_left_alone(Storage& storage, const Job& job, const std::filesystem::path
 /// Whether an output is one of the folders that are replaced as a whole, or lies in one.
 bool in_whole_folder(const Job& job, const std::filesystem::path& relative);
 
-/// Validates that replacing `folder`, one of the job's whole folders, loses no file that others wrote: every entry has
-/// the name of an output or is proven to be this program's (unproven_entries), also by a manifest.
+/// What nothing shows to be this program's in a directory of old outputs: neither a name in `replaced` nor a proof
+/// (unproven_entries), also by a manifest.
+/// \param folder  in it; the directory itself if it is empty.
+/// \param replaced  relative to `folder`.
+/// \throws Error kIo.
+std::vector<std::string> unproven_outputs(Files& files, const std::filesystem::path& old_outputs,
+                                          const std::filesystem::path& folder,
+                                          const std::set<std::filesystem::path>& replaced);
+
+/// Validates that replacing `folder`, one of the job's whole folders, loses no file that others wrote (unproven_outputs).
 /// \param old_outputs  the directory that now contains the folder and the manifest of earlier outputs.
 /// \throws Error kBadInput that names the entries; kIo.
 void validate_only_ours(Files& files, const Job& job, const std::filesystem::path& folder,

@@ -65,7 +65,7 @@ class Walk {
       if (is_folder && entry.name == kUnusedFolder)
         look_at_own_files(entry.name);
       else if (is_folder && (entry.name == kWholeFolder || entry.name == kReplacedFolder))
-        look_into(entry.name, {});
+        look_at_outputs(entry.name);
       else if (!is_own_file(entry.name, entry))
         look_at(entry.name, entry.name, entry);
     }
@@ -88,6 +88,16 @@ class Walk {
       if (!is_own_file(folder / entry.name, entry)) foreign_.push_back((folder / entry.name).string());
   }
 
+  /// New outputs, or old ones, which may be of ranks that the new ones do not have.
+  void look_at_outputs(const fs::path& folder) {
+    const std::size_t before = foreign_.size();
+    look_into(folder, {});
+    if (foreign_.size() == before) return;
+    foreign_.resize(before);
+    for (const std::string& name : unproven_outputs(storage_, root_ / folder, {}, outputs_))
+      foreign_.push_back((folder / name).string());
+  }
+
   /// \param path    in the staging directory.
   /// \param output  where it would be in the output directory.
   void look_at(const fs::path& path, const fs::path& output, const DirectoryEntry& entry) {
@@ -108,6 +118,13 @@ class Walk {
   std::set<fs::path> folders_;  // that contain outputs
   std::vector<std::string> foreign_;
 };
+
+/// Whether there is no mark yet: no file, or one whose bytes a crash of the machine has kept from the disk.
+bool is_unmarked(Storage& storage, const fs::path& root) {
+  if (storage.kind_of(root / kMarkFile) == FileKind::kNone) return true;
+  if (!storage.is_file(root / kMarkFile) || storage.size_bytes(root / kMarkFile) > kMaxBytes) return false;
+  return mark_text(storage, root).find_first_not_of('\0') == std::string::npos;
+}
 
 std::string not_this_programs(const std::string& name) {
   return fmt::format("its {} is not of this program", name);
@@ -139,10 +156,9 @@ std::string why_not_ours(Storage& storage, const fs::path& root) {
 
 std::string why_not_only_ours(Storage& storage, const fs::path& root) {
   if (!storage.directories().is_own(root)) return "it is another user's";
-  const auto outputs = marked_paths(storage, root);
-  if (!outputs && storage.kind_of(root / kMarkFile) != FileKind::kNone)
-    return not_this_programs(std::string(kMarkFile));
   try {
+    const auto outputs = marked_paths(storage, root);
+    if (!outputs && !is_unmarked(storage, root)) return not_this_programs(std::string(kMarkFile));
     const std::vector<std::string> foreign = Walk(storage, root, outputs.value_or(std::set<fs::path>())).foreign();
     return foreign.empty() ? std::string() : fmt::format("it holds {}, which no run has made", list_names(foreign));
   } catch (const Error& error) {
