@@ -1,5 +1,7 @@
 // With force, a run replaces files under the names that it writes. Files that others wrote are never deleted.
 
+#include <fmt/format.h>
+
 #include <filesystem>
 
 #include "support/checkpoints.h"
@@ -164,6 +166,35 @@ TEST_CASE("What others write into the folder while the run goes on is put back")
   CHECK(read_file(late) == "mine");
   fs::remove_all(late.parent_path());
   CHECK((snapshot(forced.temp / "out") == before));
+}
+
+TEST_CASE("Whole weights that ranks join are told, since they stay and are what the directory is read as") {
+  const Forced forced;
+  const auto notes_of = [](const ConvertRequest& request) {
+    const auto job = plan_convert(local_storage(), request);
+    std::string text;
+    for (const std::string& note : job->notes)
+      if (note.find("layout hf, which stay") != note.npos) text += note;
+    return text;
+  };
+  const auto notes = [&](const char* to) { return notes_of(forced.request(to, Format::kSafetensors, 2)); };
+  const std::string out = (forced.temp / "out").string();
+  CHECK(notes("ranks").empty());
+  fs::create_directories(out);
+  CHECK(notes("ranks").empty());
+  Random other(9);
+  write_model(out, {}, random_tensors({}, other));
+  CHECK(notes("hf").empty());
+  CHECK(notes("ranks") ==
+        fmt::format("{0} holds other weights, in layout hf, which stay; commands that are given {0} "
+                    "read those, and those that are given {0}/tensor_parallel_shards read the new ones",
+                    out));
+  CHECK(notes("vllm") == fmt::format("{0} holds other weights, in layout hf, which stay; commands that are given {0} "
+                                     "read those: move them away to have the new ones read",
+                                     out));
+  ConvertRequest own = forced.request("ranks", Format::kSafetensors, 2);
+  own.source.path = out;
+  CHECK(notes_of(own).empty());
 }
 
 }  // namespace

@@ -497,8 +497,8 @@ class VllmLayout final : public RankLayout {
   }
 
   std::string hint_for_replicas() const override {
-    return "files of ranks were swapped or come from different checkpoints; `replicas` first has no effect, as nothing "
-           "else shows how the parameters are partitioned";
+    return "files of ranks were swapped or come from different checkpoints, or config.json belongs to another model; "
+           "`replicas` first has no effect, as nothing else shows how the parameters are partitioned";
   }
 
  private:

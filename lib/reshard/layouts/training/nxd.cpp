@@ -221,8 +221,8 @@ class NxdLayout final : public TrainingLayout {
 
   std::string hint_for_replicas() const override {
     return "there is no metadata, and the ranks do not fit the inferred partition: files of ranks were swapped or "
-           "come from two checkpoints, or heads are placed in another way (`from-kv-replication`, "
-           "`from-kv-size-multiplier`, `from-pad-attn-heads`)";
+           "come from two checkpoints, config.json belongs to another model, or heads are placed in another way "
+           "(`from-kv-replication`, `from-kv-size-multiplier`, `from-pad-attn-heads`)";
   }
 };
 

@@ -90,6 +90,28 @@ void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, 
   }
 }
 
+/// Whole weights that stay in the output directory are what its path names, whatever ranks join them. They may be the
+/// source.
+void note_whole_weights(Files& files, Job& job) {
+  const fs::path output = files.resolve(job.output_directory);
+  if (!job.layout->traits().has_ranks || !files.is_directory(output)) return;
+  if (lies_inside(files.resolve(job.source_directory), output)) return;
+  try {
+    for (const Layout* layout : layouts())
+      for (const FoundLayout& found : layout->recognise(files, output))
+        if (!layout->traits().has_ranks && found.path == output && !found.is_empty)
+          job.notes.push_back(fmt::format(
+              "{0} holds other weights, in layout {1}, which stay; commands that are given {0} read those{2}",
+              job.output_directory.string(), layout->traits().name,
+              is_output_itself(*job.layout, job.output_directory)
+                  ? ": move them away to have the new ones read"
+                  : fmt::format(", and those that are given {} read the new ones",
+                                (job.output_directory / job.layout->traits().folder).string())));
+  } catch (const Error& error) {
+    if (error.code() != std::errc::permission_denied) throw;  // what may be written to need not be readable
+  }
+}
+
 /// What a target keeps of the source's partition. Replicas and padding of heads belong to one number of ranks.
 PartitionOptions kept_partition(const Job& job, const TargetRequest& request) {
   PartitionOptions kept = job.source_partition;
@@ -182,6 +204,7 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   job.target = std::move(plan.map);
   job.target.text_files.clear();
   note_tied(job);
+  note_whole_weights(files, job);
   return std::move(plan.without_place);
 }
 
