@@ -80,5 +80,23 @@ TEST_CASE("Tensors of a value that are not numbered in their order, or too few, 
   CHECK(error_of([] { count_tensors({SavedValue::Tensor{1}}); }).kind() == ErrorKind::kInternal);
 }
 
+TEST_CASE("Lists and dicts are filled a thousand items at a time, so that readers need no large stacks") {
+  const auto filled = [](std::size_t count) {
+    Pickler pickler;
+    pickler.op(']');
+    pickler.fill('e', [&](const auto& next) {
+      for (std::size_t i = 0; i < count; ++i) {
+        next();
+        pickler.op('N');
+      }
+    });
+    return pickler.finish();
+  };
+  const auto items = [](std::size_t count) { return "(" + std::string(count, 'N') + "e"; };
+  CHECK(filled(0) == "\x80\x02](e.");
+  CHECK(filled(1000) == "\x80\x02]" + items(1000) + ".");
+  CHECK(filled(2001) == "\x80\x02]" + items(1000) + items(1000) + items(1) + ".");
+}
+
 }  // namespace
 }  // namespace reshard::test

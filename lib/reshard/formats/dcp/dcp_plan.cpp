@@ -87,9 +87,12 @@ void put_tensor(Pickler& pickler, const DcpTensor& tensor) {
   put_size(pickler, tensor.shape);
   pickler.shared_string("chunks");
   pickler.op(']');
-  pickler.op('(');
-  for (const DcpChunk& chunk : tensor.chunks) put_chunk(pickler, chunk.box);
-  pickler.op('e');
+  pickler.fill('e', [&](const auto& next) {
+    for (const DcpChunk& chunk : tensor.chunks) {
+      next();
+      put_chunk(pickler, chunk.box);
+    }
+  });
   pickler.op('u');
   pickler.op('b');
 }
@@ -154,34 +157,42 @@ std::string dcp_metadata_file(const DcpMetadata& metadata) {
   pickler.op('(');
   pickler.string("state_dict_metadata");
   pickler.op('}');
-  pickler.op('(');
-  for (const DcpTensor& tensor : metadata.tensors) {
-    validate_entry_name(tensor.name);
-    pickler.shared_string(tensor.name);
-    put_tensor(pickler, tensor);
-  }
-  for (const DcpBytes& object : metadata.bytes) {
-    validate_entry_name(object.name);
-    pickler.shared_string(object.name);
-    put_object(pickler, kMetadataModule, "BytesStorageMetadata");
-  }
-  pickler.op('u');
+  pickler.fill('u', [&](const auto& next) {
+    for (const DcpTensor& tensor : metadata.tensors) {
+      validate_entry_name(tensor.name);
+      next();
+      pickler.shared_string(tensor.name);
+      put_tensor(pickler, tensor);
+    }
+    for (const DcpBytes& object : metadata.bytes) {
+      validate_entry_name(object.name);
+      next();
+      pickler.shared_string(object.name);
+      put_object(pickler, kMetadataModule, "BytesStorageMetadata");
+    }
+  });
   pickler.string("planner_data");
   pickler.op('}');
-  pickler.op('(');
-  for (const auto& [name, path] : metadata.paths) {
-    pickler.shared_string(name);
-    put_path(pickler, path);
-  }
-  pickler.op('u');
+  pickler.fill('u', [&](const auto& next) {
+    for (const auto& [name, path] : metadata.paths) {
+      next();
+      pickler.shared_string(name);
+      put_path(pickler, path);
+    }
+  });
   pickler.string("storage_data");
   pickler.op('}');
-  pickler.op('(');
-  for (const DcpTensor& tensor : metadata.tensors)
-    for (const DcpChunk& chunk : tensor.chunks)
-      put_place(pickler, tensor.name, &chunk.box.begin, chunk.place, metadata.files);
-  for (const DcpBytes& object : metadata.bytes) put_place(pickler, object.name, nullptr, object.place, metadata.files);
-  pickler.op('u');
+  pickler.fill('u', [&](const auto& next) {
+    for (const DcpTensor& tensor : metadata.tensors)
+      for (const DcpChunk& chunk : tensor.chunks) {
+        next();
+        put_place(pickler, tensor.name, &chunk.box.begin, chunk.place, metadata.files);
+      }
+    for (const DcpBytes& object : metadata.bytes) {
+      next();
+      put_place(pickler, object.name, nullptr, object.place, metadata.files);
+    }
+  });
   pickler.op('u');
   pickler.op('b');
   return pickler.finish();

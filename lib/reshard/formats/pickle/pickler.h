@@ -84,6 +84,21 @@ class Pickler {
     shared("X" + value, [&] { string(value); });
   }
 
+  /// Fills the list ('e') or dict ('u') on top of the stack with what `put(next)` pushes, which calls `next()` before
+  /// each item or pair: a thousand at a time, as Python does, so that readers need no large stacks.
+  template <typename Put>
+  void fill(char code, Put&& put) {
+    constexpr std::size_t kAtOnce = 1000;
+    std::size_t count = 0;
+    op('(');
+    put([&] {
+      if (++count % kAtOnce != 1 || count == 1) return;
+      op(code);
+      op('(');
+    });
+    op(code);
+  }
+
   std::string finish() {
     text_ += '.';
     return std::move(text_);
