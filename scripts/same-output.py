@@ -187,11 +187,14 @@ def make_giants(new, tools, folder):
         subprocess.run([new, "convert", source, dcp, "--to", "dcp", "--fsdp", "2048", "--quiet"], check=True)
         os.remove(source)
     if not os.path.isdir(nxd):
-        model = os.path.join(folder, "model")
-        subprocess.run([os.path.join(tools, "make_model"), model, "--layers", "16", "--adam", "--hidden", "128",
-                        "--heads", "32"], check=True)
-        subprocess.run([os.path.join(tools, "make_training"), model, nxd, "--tp", "32", "--pp", "8", "--dp", "64"], check=True)
+        model, states = os.path.join(folder, "model"), os.path.join(folder, "states")
+        for made, option in ((model, []), (states, ["--adam"])):
+            subprocess.run([os.path.join(tools, "make_model"), made, "--layers", "16", "--hidden", "128", "--heads", "32"]
+                           + option, check=True)
+        subprocess.run([os.path.join(tools, "make_training"), states, model, nxd, "--tp", "32", "--pp", "8", "--dp", "64"],
+                       check=True)
         shutil.rmtree(model)
+        shutil.rmtree(states)
     return {
         "dcp, 2,048 ranks, 1,200 tensors": ["convert", dcp, os.path.join(folder, "out"), "--to", "hf"],
         "nxd, tp 32, pp 8, dp 64, states": ["convert", nxd, os.path.join(folder, "out"), "--tp", "16", "--pp", "4", "--dp", "32",
