@@ -153,14 +153,17 @@ class Loaded(support.TestCase):
         self.reshard("convert", self.directory / "in.safetensors", self.directory / "out", "--to", "dcp", *options)
         return str(self.directory / "out")
 
+    def assert_loads(self, directory, expected):
+        state = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
+        dcp.load(state, checkpoint_id=directory)
+        self.assert_same_tensors(state, expected)
+
     def test_every_dtype_and_shape_in_one_process(self):
         tensors = {f"{name}.{'x'.join(map(str, shape))}": random_tensor(shape, dtype)
                    for name, dtype in DTYPES.items() for shape in ((3, 5), (), (0,), (4, 0, 2), (7,), (2, 3, 1, 2))}
         for options in ((), ("--fsdp", "3")):
             directory = self.write(tensors, *options, "--force")
-            state = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
-            dcp.load(state, checkpoint_id=directory)
-            self.assert_same_tensors(state, tensors)
+            self.assert_loads(directory, tensors)
 
     def test_as_one_file_with_the_nesting_of_the_prefix(self):
         tensors = {f"layers.{i}.weight": random_tensor((5, 3), torch.float32) for i in range(300)}
@@ -193,9 +196,7 @@ class Loaded(support.TestCase):
         for ranks in ("1", "3"):
             directory = self.write(tensors, "--config", self.directory, "--names", "torchtitan-0.2", "--fsdp", ranks,
                                    "--force")
-            state = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
-            dcp.load(state, checkpoint_id=directory)
-            self.assert_same_tensors(state, expected)
+            self.assert_loads(directory, expected)
 
     @unittest.skipIf(VERSION < (2, 6), "fully_shard is not in torch.distributed.fsdp yet")
     def test_by_four_ranks_of_fully_shard(self):
@@ -216,9 +217,7 @@ class Loaded(support.TestCase):
             with self.subTest(fsdp=fsdp, tp=tp):
                 directory = self.directory / f"{fsdp}x{tp}"
                 self.reshard("shard", self.directory, directory, "--layout", "dcp", "--fsdp", fsdp, "--tp", tp)
-                whole = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-                dcp.load(whole, checkpoint_id=directory)
-                self.assert_same_tensors(whole, weights)
+                self.assert_loads(directory, weights)
                 run_on_ranks(load_box_on_rank, str(directory), expected)
         metadata = dcp.FileSystemReader(str(self.directory / "2x2")).read_metadata()
         for name, (tensor, tp_dim) in expected.items():
@@ -284,9 +283,7 @@ class Loaded(support.TestCase):
         for ranks in ("1", "3"):
             directory = self.directory / f"tied-{ranks}"
             self.reshard("convert", self.directory, directory, "--to", "dcp", "--fsdp", ranks)
-            state = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
-            dcp.load(state, checkpoint_id=directory)
-            self.assert_same_tensors(state, expected)
+            self.assert_loads(directory, expected)
             dcp_to_torch_save(directory, self.directory / "whole.pt")
             self.assert_same_tensors(torch.load(self.directory / "whole.pt", weights_only=True), expected)
 
@@ -313,9 +310,7 @@ class Loaded(support.TestCase):
         for ranks in ("1", "3"):
             directory = self.write(tensors, "--config", self.directory, "--names", "torchtitan-0.2", "--fsdp", ranks,
                                    "--force")
-            state = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
-            dcp.load(state, checkpoint_id=directory)
-            self.assert_same_tensors(state, expected)
+            self.assert_loads(directory, expected)
 
     def test_an_optimizer_of_nxd_steps_on_in_torch(self):
         from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict

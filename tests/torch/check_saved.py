@@ -93,8 +93,8 @@ class Saved(support.TestCase):
 
 
 class OldMetadata(Saved):
-    def check(self, model, tp=8, stages=1, fuse_qkv=False, knows_fusion=True, xser=False, config=True,
-              missing=0, exit_code=0):
+    def check(self, model=Model(), tp=8, stages=1, fuse_qkv=False, knows_fusion=True, xser=False, config=True,
+              missing=0, exit_code=0, says="", unsaid=None):
         weights = support.weights_of(model)
         if config:
             self.put_config(model)
@@ -106,50 +106,28 @@ class OldMetadata(Saved):
                 if rank == 0:
                     torch.save(old_metadata(model, tp, held, fuse_qkv, knows_fusion),
                                self.shards / f"mp_metadata_pp_rank_{stage}.pt")
-        return self.consolidated(weights, exit_code)
+        said = self.consolidated(weights, exit_code)
+        self.assertIn(says, said)
+        self.assertFalse(unsaid and unsaid in said, said)
 
-    def test_grouped_query_attention(self):
-        self.check(Model())
 
-    def test_before_there_was_fuse_qkv(self):
-        self.check(Model(), knows_fusion=False)
-
-    def test_fused_query_key_value(self):
-        self.check(Model(), fuse_qkv=True)
-
-    def test_fused_over_pipeline_ranks_each_of_which_names_all_layers(self):
-        self.check(Model(layers=4), stages=2, fuse_qkv=True)
-
-    def test_biases(self):
-        self.check(Model(bias=True))
-
-    def test_fused_biases(self):
-        self.check(Model(bias=True), fuse_qkv=True)
-
-    def test_several_slots_a_rank_and_many_heads(self):
-        self.check(Model(heads=24, kv_heads=6, head_dim=2, hidden=48), tp=4)
-
-    def test_tied_embeddings(self):
-        self.check(Model(tied=True), fuse_qkv=True)
-
-    def test_xser(self):
-        self.check(Model(), fuse_qkv=True, xser=True)
-
-    def test_without_a_config_the_metadata_is_enough_and_a_note_says_what_it_leaves_open(self):
-        said = self.check(Model(), fuse_qkv=True, config=False)
-        self.assertIn("missing last ranks would go unnoticed", said)
-        self.assertNotIn("tied", said)
-
-    def test_tied_embeddings_without_a_config(self):
-        self.assertIn("lm_head.weight is tied", self.check(Model(tied=True), fuse_qkv=True, config=False))
-
-    def test_a_missing_last_rank_that_heads_show_without_a_config(self):
-        said = self.check(Model(), fuse_qkv=True, config=False, missing=1, exit_code=3)
-        self.assertIn("the TP degree 7 is not a multiple of 2", said)
-
-    def test_a_missing_last_rank(self):
-        said = self.check(Model(kv_heads=8), missing=1, exit_code=3)
-        self.assertIn("config.json", said)
+support.add_tests(OldMetadata, {
+    "grouped_query_attention": {},
+    "before_there_was_fuse_qkv": dict(knows_fusion=False),
+    "fused_query_key_value": dict(fuse_qkv=True),
+    "fused_over_pipeline_ranks_each_of_which_names_all_layers": dict(model=Model(layers=4), stages=2, fuse_qkv=True),
+    "biases": dict(model=Model(bias=True)),
+    "fused_biases": dict(model=Model(bias=True), fuse_qkv=True),
+    "several_slots_a_rank_and_many_heads": dict(model=Model(heads=24, kv_heads=6, head_dim=2, hidden=48), tp=4),
+    "tied_embeddings": dict(model=Model(tied=True), fuse_qkv=True),
+    "xser": dict(fuse_qkv=True, xser=True),
+    "without_a_config_the_metadata_is_enough_and_a_note_says_what_it_leaves_open":
+        dict(fuse_qkv=True, config=False, says="missing last ranks would go unnoticed", unsaid="tied"),
+    "tied_embeddings_without_a_config":
+        dict(model=Model(tied=True), fuse_qkv=True, config=False, says="lm_head.weight is tied"),
+    "a_missing_last_rank_that_heads_show_without_a_config":
+        dict(fuse_qkv=True, config=False, missing=1, exit_code=3, says="the TP degree 7 is not a multiple of 2"),
+    "a_missing_last_rank": dict(model=Model(kv_heads=8), missing=1, exit_code=3, says="config.json")})
 
 
 class Shards(Saved):
@@ -164,44 +142,8 @@ class Shards(Saved):
                 torch.save(change(support.cut(model, weights, tp, rank)), path, **options)
         return weights
 
-    def test_a_state_dict_under_model(self):
-        weights = self.put_ranks(Model(), 2, lambda shard: {"model": shard, "optimizer_state_dict": {"state": {}},
-                                                            "epoch": 3})
-        self.assertIn('under "model"', self.consolidated(weights))
-
-    def test_parameters_with_attributes(self):
-        def change(shard):
-            return collections.OrderedDict((name, parameter_with_attributes(tensor)) for name, tensor in shard.items())
-
-        self.consolidated(self.put_ranks(Model(), 8, change))
-
-    def check_column_major(self, tp):
-        def change(shard):
-            turned = {name: column_major(tensor) for name, tensor in shard.items() if tensor.dim() == 2}
-            self.assertEqual({tensor.stride()[0] for tensor in turned.values()}, {1})
-            return {**shard, **turned}
-
-        self.consolidated(self.put_ranks(Model(), tp, change))
-
-    def test_column_major_matrices(self):
-        self.check_column_major(2)
-
-    def test_column_major_matrices_whose_heads_are_out_of_order(self):
-        self.check_column_major(8)
-
-    def test_views_of_one_storage(self):
-        def change(shard):
-            flat = torch.cat([tensor.flatten() for tensor in shard.values()])
-            views = flat.split([tensor.numel() for tensor in shard.values()])
-            return {name: view.view(tensor.shape) for (name, tensor), view in zip(shard.items(), views)}
-
-        self.consolidated(self.put_ranks(Model(), 2, change))
-
-    def test_streams_from_before_the_zip_format(self):
-        self.consolidated(self.put_ranks(Model(), 2, _use_new_zipfile_serialization=False))
-
-    def test_data_parallel_copies(self):
-        self.consolidated(self.put_ranks(Model(), 2, copies=("_dp_rank_00", "_dp_rank_01")))
+    def check(self, tp=2, change=lambda shard: shard, says="", **options):
+        self.assertIn(says, self.consolidated(self.put_ranks(Model(), tp, change, **options)))
 
     def test_data_parallel_copies_that_differ(self):
         values = iter((0, 1))
@@ -224,6 +166,30 @@ class Shards(Saved):
         (self.shards / "done").write_text("1")
         (self.directory / "out/model.safetensors").unlink()
         self.assertNotIn("done", self.reshard("consolidate", self.directory / "in", self.directory / "again"))
+
+
+def in_column_major_matrices(shard):
+    turned = {name: column_major(tensor) for name, tensor in shard.items() if tensor.dim() == 2}
+    assert {tensor.stride()[0] for tensor in turned.values()} == {1}
+    return {**shard, **turned}
+
+
+def in_one_storage(shard):
+    flat = torch.cat([tensor.flatten() for tensor in shard.values()])
+    views = flat.split([tensor.numel() for tensor in shard.values()])
+    return {name: view.view(tensor.shape) for (name, tensor), view in zip(shard.items(), views)}
+
+
+support.add_tests(Shards, {
+    "a_state_dict_under_model": dict(change=lambda shard: {"model": shard, "optimizer_state_dict": {"state": {}},
+                                                           "epoch": 3}, says='under "model"'),
+    "parameters_with_attributes": dict(tp=8, change=lambda shard: collections.OrderedDict(
+        (name, parameter_with_attributes(tensor)) for name, tensor in shard.items())),
+    "column_major_matrices": dict(change=in_column_major_matrices),
+    "column_major_matrices_whose_heads_are_out_of_order": dict(tp=8, change=in_column_major_matrices),
+    "views_of_one_storage": dict(change=in_one_storage),
+    "streams_from_before_the_zip_format": dict(_use_new_zipfile_serialization=False),
+    "data_parallel_copies": dict(copies=("_dp_rank_00", "_dp_rank_01"))})
 
 
 if __name__ == "__main__":

@@ -150,9 +150,6 @@ class Converted(Written):
 class Sharded(Written):
     """shard in both layouts and both of torch's formats, and consolidate --format pytorch."""
 
-    MODELS = {"plain": (Model(), 2, ()), "grouped": (Model(), 8, ()), "fused": (Model(), 8, ("--fuse-qkv",)),
-              "tied": (Model(tied=True), 2, ()), "biased": (Model(bias=True, tied=True), 8, ("--fuse-qkv",))}
-
     def check(self, model, tp, options, layout, format):
         weights = support.weights_of(model, list(DTYPES.values()))
         hf, out, again = (self.directory / name for name in ("hf", "out", "again"))
@@ -203,14 +200,12 @@ class Sharded(Written):
             self.assertEqual(held["lm_head.weight"].data_ptr(), held["model.embed_tokens.weight"].data_ptr())
 
 
-def add_sharded_tests():
-    def test(layout, format, case):
-        return lambda self: self.check(*case, layout, format)
-
-    for layout in ("ranks", "optimum"):
-        for format in ("pytorch", "xser"):
-            for name, case in Sharded.MODELS.items():
-                setattr(Sharded, f"test_{name}_{layout}_{format}", test(layout, format, case))
+SHARDED = {"plain": (Model(), 2, ()), "grouped": (Model(), 8, ()), "fused": (Model(), 8, ("--fuse-qkv",)),
+           "tied": (Model(tied=True), 2, ()), "biased": (Model(bias=True, tied=True), 8, ("--fuse-qkv",))}
+support.add_tests(Sharded, {
+    f"{name}_{layout}_{format}": dict(model=model, tp=tp, options=options, layout=layout, format=format)
+    for layout in ("ranks", "optimum") for format in ("pytorch", "xser")
+    for name, (model, tp, options) in SHARDED.items()})
 
 
 @unittest.skipUnless(os.environ.get("RESHARD_BIG_TESTS"), "needs 5 GB of disk and of memory: set RESHARD_BIG_TESTS=1")
@@ -240,5 +235,4 @@ class Big(Written):
 
 if __name__ == "__main__":
     support.install_tensor_reference()
-    add_sharded_tests()
     unittest.main()

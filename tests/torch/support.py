@@ -219,3 +219,9 @@ class TestCase(unittest.TestCase):
             with self.subTest(tensor=name):
                 self.assertEqual((held[name].dtype, held[name].shape), (tensor.dtype, tensor.shape))
                 self.assertEqual(raw_bytes(held[name]), raw_bytes(tensor), "the bytes differ")
+
+
+def add_tests(of, cases):
+    """Makes each case a test of the class `of`, which checks it with these arguments."""
+    for name, arguments in cases.items():
+        setattr(of, f"test_{name}", lambda self, arguments=arguments: self.check(**arguments))
