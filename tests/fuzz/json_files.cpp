@@ -1,27 +1,17 @@
 // JSON files of checkpoints. The first character of an input says which file the rest is.
 
-#include <cstdlib>
-#include <string>
-
-#include "fuzz/time_limit.h"
-#include "reshard/base/error.h"
+#include "fuzz/target.h"
 #include "reshard/base/json.h"
 #include "reshard/formats/safetensors/hf_index.h"
-#include "reshard/io/memory_files.h"
 #include "reshard/plan/proof/manifest.h"
 #include "reshard/specs/family/family_parser.h"
 #include "reshard/specs/peft/adapter_config.h"
 
-namespace reshard {
-namespace {
-
-void check(bool holds) {
-  if (!holds) std::abort();
-}
-
-void read(char kind, std::string text) {
+void reshard::test::fuzz(std::string_view input) {
+  if (input.empty()) return;
+  std::string text(input.substr(1));
   MemoryFiles files;
-  switch (kind) {
+  switch (input.front()) {
     case 'c': {  // config.json, which is written again
       const OrderedJson json = parse_ordered_json(text, "f", JsonDialect::kPython);
       check(Json(json) == parse_json(text, "f", JsonDialect::kPython) || text.find("NaN") != text.npos);
@@ -37,18 +27,4 @@ void read(char kind, std::string text) {
       return;
     default: return;
   }
-}
-
-}  // namespace
-}  // namespace reshard
-
-extern "C" int LLVMFuzzerTestOneInput(const unsigned char* bytes, std::size_t size) {
-  const reshard::test::TimeLimit limit(size);
-  if (size == 0) return 0;
-  try {
-    reshard::read(static_cast<char>(bytes[0]), {reinterpret_cast<const char*>(bytes) + 1, size - 1});
-  } catch (const reshard::Error& error) {
-    reshard::check(error.kind() == reshard::ErrorKind::kBadInput || error.kind() == reshard::ErrorKind::kUnsupported);
-  }
-  return 0;
 }

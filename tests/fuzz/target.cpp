@@ -1,0 +1,18 @@
+#include "fuzz/target.h"
+
+#include <cstdio>
+
+#include "support/growth.h"
+
+/// Aborts if reading takes far more CPU time than inputs of that size do, so that work is found that grows with the
+/// square of the input, which a fuzzer's own time limit lets pass for small ones.
+extern "C" int LLVMFuzzerTestOneInput(const unsigned char* bytes, std::size_t size) {
+  // With sanitizers, unoptimised: 64 KiB of any format take less than a tenth of this.
+  const double limit_s = 0.5 + 10e-6 * static_cast<double>(size);
+  const double begin_s = reshard::test::thread_cpu_seconds();
+  reshard::test::expect_no_crash([&] { reshard::test::fuzz({reinterpret_cast<const char*>(bytes), size}); });
+  const double seconds = reshard::test::thread_cpu_seconds() - begin_s;
+  if (seconds > limit_s) std::fprintf(stderr, "an input took %.3f s of CPU time, more than %.3f s\n", seconds, limit_s);
+  reshard::test::check(seconds <= limit_s);
+  return 0;
+}
