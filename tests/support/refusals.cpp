@@ -27,6 +27,24 @@ Error check_refused(const std::function<void()>& action, const Refusal& refusal,
   return error;
 }
 
+std::size_t check_byte_patches(const std::string& good, const std::string& bytes,
+                               const std::function<void(const std::string& patched)>& read) {
+  std::size_t refusals = 0;
+  for (std::size_t at = 0; at < good.size(); ++at)
+    for (const char byte : bytes) {
+      std::string patched = good;
+      patched[at] = byte;
+      INFO("byte " << int{byte} << " at " << at);
+      try {
+        read(patched);
+      } catch (const Error& error) {
+        CHECK((error.kind() == ErrorKind::kBadInput || error.kind() == ErrorKind::kUnsupported));
+        ++refusals;
+      }
+    }
+  return refusals;
+}
+
 Refusal with_common(Refusal row, const Refusal& common) {
   if (!row.kind) row.kind = common.kind;
   if (!row.path) row.path = common.path;

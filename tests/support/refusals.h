@@ -45,6 +45,11 @@ void check_error(const Error& error, const Refusal& refusal, const char* file = 
 Error check_refused(const std::function<void()>& action, const Refusal& refusal, const char* file = __builtin_FILE(),
                     int line = __builtin_LINE());
 
+/// Reads `good` with each of its bytes replaced by each of `bytes`. CHECKs that every error is of bad or unsupported
+/// input. \returns the number of errors.
+std::size_t check_byte_patches(const std::string& good, const std::string& bytes,
+                               const std::function<void(const std::string& patched)>& read);
+
 /// A row of a table of inputs that are refused, each for a reason of its own.
 template <typename Input>
 struct Refused {

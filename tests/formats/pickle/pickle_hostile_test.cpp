@@ -92,7 +92,7 @@ TEST_CASE("Streams that no pickler writes are refused at the opcode") {
       {"UNICODE of half an escape", "V\\u00f\n.", 0, "quotes or escapes"},
       {"UNICODE beyond its end", "V\\U00110000\n.", 0, "quotes or escapes"},
       {"STACK_GLOBAL of an int", raw("K\1K\2\x93."), 4, "no string"},
-      {"a global of a long name", "c" + std::string(300, 'a') + "\nB\n.", 0, "a name of 300 bytes"},
+      {"a global of a long name", "c" + std::string(257, 'a') + "\nB\n.", 0, "a name of 257 bytes"},
       {"REDUCE of a string", raw("X\1\0\0\0a)R."), 7, "calls a string"},
       {"REDUCE of what a call made", raw("cpkg\nA\n)R)R."), 10, "calls an object of pkg.A"},
       {"REDUCE without arguments", raw("cpkg\nA\nNR."), 8, "None in the place of arguments"},
@@ -137,22 +137,24 @@ TEST_CASE("What runs code when Python loads it is refused by its name") {
   check_refused([&] { read_pickle("cos\nsystem\n)R.", "f"); }, {.hint = "weights_only=False"});
 }
 
+void refuse_pickle(const std::string& stream, const std::string& says) {
+  CAPTURE(stream);
+  check_refused([&] { read_pickle(stream, "f"); }, {.says = says});
+}
+
 TEST_CASE("What a known function is given to call is judged as if it were called") {
-  const auto refused = [](const std::string& stream, const std::string& says) {
-    check_refused([&] { read_pickle(stream, "f"); }, {.says = says});
-  };
   const std::string from_type = "ctorch._tensor\n_rebuild_from_type_v2\n";
   const std::string id = raw("X\2\0\0\0id");
-  refused(from_type + "(cos\nsystem\nctorch\nTensor\n" + id + "\x85NtR.", "calls os.system");
-  refused(from_type + "(" + from_type + "ctorch\nTensor\n(cos\nsystem\nN" + id + "\x85NtNtR.", "calls os.system");
-  refused(from_type + "(cpkg\nMake\n)Rctorch\nTensor\n)NtR.", "calls an object of pkg.Make");
-  refused("cnumpy.random._pickle\n__randomstate_ctor\n" + id + "cos\nsystem\n\x86R.", "calls os.system");
-  refused("cnumpy.random._pickle\n__generator_ctor\n" + id + "cos\nsystem\n\x86R.", "calls os.system");
-  refused("cnumpy.random._pickle\n__bit_generator_ctor\ncsubprocess\nPopen\n\x85R.", "calls subprocess.Popen");
-  refused(from_type + "(cpkg\nMake\nctorch\nTensor\n)NNtR.", "with too many arguments");
+  refuse_pickle(from_type + "(cos\nsystem\nctorch\nTensor\n" + id + "\x85NtR.", "calls os.system");
+  refuse_pickle(from_type + "(" + from_type + "ctorch\nTensor\n(cos\nsystem\nN" + id + "\x85NtNtR.", "calls os.system");
+  refuse_pickle(from_type + "(cpkg\nMake\n)Rctorch\nTensor\n)NtR.", "calls an object of pkg.Make");
+  refuse_pickle("cnumpy.random._pickle\n__randomstate_ctor\n" + id + "cos\nsystem\n\x86R.", "calls os.system");
+  refuse_pickle("cnumpy.random._pickle\n__generator_ctor\n" + id + "cos\nsystem\n\x86R.", "calls os.system");
+  refuse_pickle("cnumpy.random._pickle\n__bit_generator_ctor\ncsubprocess\nPopen\n\x85R.", "calls subprocess.Popen");
+  refuse_pickle(from_type + "(cpkg\nMake\nctorch\nTensor\n)NNtR.", "with too many arguments");
   std::string circle = from_type + "q\1";
   circle += raw("(h\1h\1(h\1h\1(h\1h\1(h\1h\1)NtNtNtNtR.");
-  refused(circle, "calls that make calls");
+  refuse_pickle(circle, "calls that make calls");
   const std::string good = "cnumpy.random._pickle\n__randomstate_ctor\n" + raw("X\7\0\0\0MT19937") +
                            "cnumpy.random._pickle\n__bit_generator_ctor\n\x86R.";
   CHECK(read_pickle(good, "f").unknown_classes().empty());
@@ -174,24 +176,23 @@ TEST_CASE("A member of an enum read by getattr is data, and nothing else that ge
        {getattr("cos\nsystem\n", "A"), getattr("csubprocess\nPopen\n", "A"), getattr("cpkg\nmake\n", "A"),
         getattr("ctorch.serialization\n_get_layout\n", "A"), getattr("cpkg\n_\n", "A"), getattr(owner, "__init__"),
         getattr("X" + raw("\1\0\0\0a"), "A"), getattr(owner + ")R", "A"),
-        "c__builtin__\ngetattr\n" + owner + raw("K\1\x86R"), "c__builtin__\ngetattr\n" + owner + "\x85R"}) {
-    CAPTURE(stream);
-    CHECK_THAT(error_of([&] { read_pickle(stream + ".", "f"); }).what(), Says("calls builtins.getattr"));
-  }
-  CHECK_THAT(error_of([&] { read_pickle(getattr(owner, "A") + ")R.", "f"); }).what(), Says("calls an object of"));
+        "c__builtin__\ngetattr\n" + owner + raw("K\1\x86R"), "c__builtin__\ngetattr\n" + owner + "\x85R"})
+    refuse_pickle(stream + ".", "calls builtins.getattr");
+  refuse_pickle(getattr(owner, "A") + ")R.", "calls an object of");
 
   // A class inside of another, as protocols before 4 name it: one that is known.
   const std::string outer = "ctorch.distributed._shard.sharded_tensor.api\nShardedTensor\n";
   const std::string nested = getattr(outer, "ProcessGroupState") + ")\x81.";
   CHECK_NOTHROW(read_pickle(nested, "f"));
-  CHECK_THAT(error_of([&] { read_pickle(getattr(outer, "Other") + ")\x81.", "f"); }).what(),
-             Says("calls an object of"));
+  refuse_pickle(getattr(outer, "Other") + ")\x81.", "calls an object of");
 }
 
 TEST_CASE("What is only named, and never called, runs nothing") {
-  const std::string stream = "cos\nsystem\n.";
-  const Pickle pickle = read_pickle(stream, "f");
-  CHECK(pickle.class_name(pickle.root()) == "os.system");
+  for (const std::string& module : {std::string("os"), std::string(256, 'a')}) {
+    const std::string stream = "c" + module + "\nsystem\n.";
+    const Pickle pickle = read_pickle(stream, "f");
+    CHECK(pickle.class_name(pickle.root()) == module + ".system");
+  }
 }
 
 TEST_CASE("Deep nesting ends without using up the stack") {
@@ -216,14 +217,14 @@ TEST_CASE("A tuple of twice itself, a thousand times over, takes a node each tim
 TEST_CASE("More objects or links than any checkpoint has are refused") {
   constexpr std::size_t kMostOnStack = std::size_t{1} << 22;
   const std::string discarded = "(" + std::string(kMostOnStack, ']') + "1";
-  check_refused([&] { read_pickle(repeat(discarded, 12) + "].", "f"); },
-                {.kind = ErrorKind::kUnsupported, .says = "more than 50331648 objects"});
-  check_refused([&] { read_pickle("N" + std::string(kMostOnStack, '2') + ".", "f"); },
-                {.kind = ErrorKind::kUnsupported});
-  CHECK(error_of([&] { read_pickle(std::string(kMostOnStack + 1, '('), "f"); }).kind() == ErrorKind::kUnsupported);
   const std::string tuple = "(N" + std::string(kMostOnStack - 1, '2') + "t0";
-  CHECK_THAT(error_of([&] { read_pickle(repeat(tuple, 20) + "N\x85.", "f"); }).what(),
-             Says("links its objects more than 83886080 times"));
+  const auto refuse = [](const std::string& stream, const char* says) {
+    check_refused([&] { read_pickle(stream, "f"); }, {.kind = ErrorKind::kUnsupported, .says = says});
+  };
+  refuse(repeat(discarded, 12) + "].", "more than 50331648 objects");
+  refuse("N" + std::string(kMostOnStack, '2') + ".", "");
+  refuse(std::string(kMostOnStack + 1, '('), "");
+  refuse(repeat(tuple, 20) + "N\x85.", "links its objects more than 83886080 times");
 }
 
 TEST_CASE("A long chain of memos is linear in time") {
@@ -252,20 +253,16 @@ TEST_CASE("A pickle cut off at any byte is refused as cut off") {
 }
 
 TEST_CASE("No patch of one byte of a pickle escapes its errors") {
-  std::size_t refusals = 0;
-  for (std::size_t at = 0; at < kState.size(); ++at) {
-    for (int byte = 0; byte < 256; ++byte) {
-      std::string stream = kState;
-      stream[at] = static_cast<char>(byte);
-      try {
-        read_pickle(stream, "f");
-      } catch (const Error& error) {
-        CHECK((error.kind() == ErrorKind::kBadInput || error.kind() == ErrorKind::kUnsupported));
-        CHECK(error.offset_bytes().has_value());
-        ++refusals;
-      }
+  std::string bytes;
+  for (int byte = 0; byte < 256; ++byte) bytes += static_cast<char>(byte);
+  const std::size_t refusals = check_byte_patches(kState, bytes, [](const std::string& stream) {
+    try {
+      read_pickle(stream, "f");
+    } catch (const Error& error) {
+      CHECK(error.offset_bytes().has_value());
+      throw;
     }
-  }
+  });
   CHECK(refusals > 10'000);
 }
 

@@ -16,20 +16,23 @@ std::string_view raw(const char (&bytes)[N]) {
   return {bytes, N - 1};
 }
 
+using Ints = std::vector<std::int64_t>;
+using IntPairs = std::vector<std::pair<std::int64_t, std::int64_t>>;
+
 struct Value {
   explicit Value(std::string_view stream) : text(stream), pickle(read_pickle(text, "f")), node(pickle.root()) {
     CHECK(pickle.size_bytes() == text.size());
   }
 
   Kind kind() const { return pickle.kind(node); }
-  std::vector<std::int64_t> ints() const {
-    std::vector<std::int64_t> values;
+  Ints ints() const {
+    Ints values;
     for (const PickleRef item : pickle.items(node)) values.push_back(pickle.integer(item));
     return values;
   }
-  std::vector<std::pair<std::int64_t, std::int64_t>> int_pairs() const {
-    std::vector<std::pair<std::int64_t, std::int64_t>> values;
-    for (const auto& [key, value] : pickle.pairs(node)) values.emplace_back(pickle.integer(key), pickle.integer(value));
+  IntPairs int_pairs(PickleRef of) const {
+    IntPairs values;
+    for (const auto& [key, value] : pickle.pairs(of)) values.emplace_back(pickle.integer(key), pickle.integer(value));
     return values;
   }
 
@@ -37,6 +40,11 @@ struct Value {
   Pickle pickle;
   PickleRef node;
 };
+
+IntPairs pairs_of(std::string_view stream) {
+  const Value value(stream);
+  return value.int_pairs(value.node);
+}
 
 void check_int(std::string_view stream, std::int64_t expected) {
   const Value value(stream);
@@ -61,6 +69,7 @@ TEST_CASE("Integers of every opcode") {
   check_int(raw("\x8a\1\x80."), -128);
   check_int(raw("\x8a\2\xff\x00."), 255);
   check_int(raw("\x8a\x08\0\0\0\0\0\0\0\x80."), INT64_MIN);
+  check_int(raw("\x8a\x09\0\0\0\0\0\0\0\x80\xff."), INT64_MIN);
   check_int(raw("\x8b\2\0\0\0\x34\x12."), 0x1234);
   check_int(raw("\x8a\x0a\5\0\0\0\0\0\0\0\0\0."), 5);  // longer than it need be
 }
@@ -103,10 +112,11 @@ TEST_CASE("Strings and bytes of every opcode") {
   check_text("S'a\\n\\x41\\'\\101\\\\\\q\"'\n.", Kind::kString, "a\nA'A\\\\q\"");
   check_text("S\"it's\"\n.", Kind::kString, "it's");
   check_text("Vab\\u00fc\\U0001F600\xfc\\n\n.", Kind::kString, "ab\u00fc\U0001F600\u00fc\\n");
+  check_text("V\\u007f\\u0080\\u07ff\\u0800\\uffff\\U00010000\\U0010ffff\n.", Kind::kString,
+             "\x7f\u0080\u07ff\u0800\uffff\U00010000\U0010ffff");
 }
 
 TEST_CASE("Tuples, lists, dicts and sets") {
-  using Ints = std::vector<std::int64_t>;
   CHECK(Value(").").ints().empty());
   CHECK(Value(raw("K\1\x85.")).ints() == Ints{1});
   CHECK(Value(raw("K\1K\2\x86.")).ints() == Ints{1, 2});
@@ -116,27 +126,19 @@ TEST_CASE("Tuples, lists, dicts and sets") {
   CHECK(Value(raw("(K\1K\2l.")).ints() == Ints{1, 2});
   CHECK(Value(raw("\x8f(K\1K\2\x90.")).ints() == Ints{1, 2});
   CHECK(Value(raw("(K\1K\2\x91.")).kind() == Kind::kSet);
-  using Pairs = std::vector<std::pair<std::int64_t, std::int64_t>>;
-  CHECK(Value(raw("}K\3K\4s(K\1K\2K\5K\6u.")).int_pairs() == Pairs{{3, 4}, {1, 2}, {5, 6}});
-  CHECK(Value(raw("(K\1K\2d.")).int_pairs() == Pairs{{1, 2}});
-  CHECK(Value(raw("}K\1K\2sK\1K\3s.")).int_pairs() == Pairs{{1, 2}, {1, 3}});
+  CHECK(pairs_of(raw("}K\3K\4s(K\1K\2K\5K\6u.")) == IntPairs{{3, 4}, {1, 2}, {5, 6}});
+  CHECK(pairs_of(raw("(K\1K\2d.")) == IntPairs{{1, 2}});
+  CHECK(pairs_of(raw("}K\1K\2sK\1K\3s.")) == IntPairs{{1, 2}, {1, 3}});
 }
 
 TEST_CASE("A dict that is set in two goes has all its pairs, whatever other dict was set in between") {
-  using Pairs = std::vector<std::pair<std::int64_t, std::int64_t>>;
   const Value value(raw("}q\0(K\1K\2K\3K\4u}K\5K\6sh\0K\7K\x08s\x87."));
   const auto items = value.pickle.items(value.node);
   REQUIRE(items.size() == 3);
-  const auto pairs_of = [&](PickleRef node) {
-    Pairs pairs;
-    for (const auto& [key, item] : value.pickle.pairs(node))
-      pairs.emplace_back(value.pickle.integer(key), value.pickle.integer(item));
-    CHECK(value.pickle.items(node).empty());
-    return pairs;
-  };
   CHECK(items[0] == items[2]);
-  CHECK(pairs_of(items[0]) == Pairs{{1, 2}, {3, 4}, {7, 8}});
-  CHECK(pairs_of(items[1]) == Pairs{{5, 6}});
+  CHECK(value.int_pairs(items[0]) == IntPairs{{1, 2}, {3, 4}, {7, 8}});
+  CHECK(value.int_pairs(items[1]) == IntPairs{{5, 6}});
+  for (const PickleRef item : items) CHECK(value.pickle.items(item).empty());
 }
 
 TEST_CASE("Numbers, None and empty tuples that are equal are one node, whose value stays its own") {
@@ -155,9 +157,9 @@ TEST_CASE("Numbers, None and empty tuples that are equal are one node, whose val
 }
 
 TEST_CASE("The memo gives back what was put into it") {
-  CHECK(Value(raw("K\7q\0h\0\x86.")).ints() == std::vector<std::int64_t>{7, 7});
-  CHECK(Value(raw("K\7r\1\0\0\0j\1\0\0\0\x86.")).ints() == std::vector<std::int64_t>{7, 7});
-  CHECK(Value(raw("K\7p1\ng1\n\x86.")).ints() == std::vector<std::int64_t>{7, 7});
+  CHECK(Value(raw("K\7q\0h\0\x86.")).ints() == Ints{7, 7});
+  CHECK(Value(raw("K\7r\1\0\0\0j\1\0\0\0\x86.")).ints() == Ints{7, 7});
+  CHECK(Value(raw("K\7p1\ng1\n\x86.")).ints() == Ints{7, 7});
   CHECK(Value(raw("K\7\x94K\x08\x94h\0h\1\x86\x87.")).ints().size() == 3);
   const Value cycle(raw("]q\0h\0a."));
   CHECK(cycle.pickle.items(cycle.node)[0] == cycle.node);
@@ -166,14 +168,14 @@ TEST_CASE("The memo gives back what was put into it") {
 TEST_CASE("POP, POP_MARK and DUP") {
   CHECK(Value(raw("K\1K\2"
                   "0\x85."))
-            .ints() == std::vector<std::int64_t>{1});
+            .ints() == Ints{1});
   CHECK(Value(raw("K\1(K\2K\3"
                   "1\x85."))
-            .ints() == std::vector<std::int64_t>{1});
-  CHECK(Value(raw("K\1(0\x85.")).ints() == std::vector<std::int64_t>{1});
+            .ints() == Ints{1});
+  CHECK(Value(raw("K\1(0\x85.")).ints() == Ints{1});
   CHECK(Value(raw("K\1"
                   "2\x86."))
-            .ints() == std::vector<std::int64_t>{1, 1});
+            .ints() == Ints{1, 1});
 }
 
 TEST_CASE("Objects say what would be called with what") {
@@ -199,8 +201,8 @@ TEST_CASE("Objects say what would be called with what") {
     CHECK(pickle.unknown_classes() == std::vector<std::string>{"pkg.a.Thing"});
   }
   const Value filled(raw("ccollections\nOrderedDict\n)RK\1K\2s(K\3K\4uK\5a."));
-  CHECK(filled.int_pairs().size() == 2);
-  CHECK(filled.ints() == std::vector<std::int64_t>{5});
+  CHECK(filled.int_pairs(filled.node).size() == 2);
+  CHECK(filled.ints() == Ints{5});
   CHECK(filled.pickle.unknown_classes().empty());
 }
 
@@ -221,7 +223,7 @@ TEST_CASE("Modules that moved in Python 3 have their new names") {
 }
 
 TEST_CASE("A pickle ends at its STOP, whatever follows") {
-  const Pickle pickle = read_pickle(raw("\x80\4\x95\2\0\0\0\0\0\0\0K\1.K\2."), "f");
+  const Pickle pickle = read_pickle(raw("\x80\5\x95\2\0\0\0\0\0\0\0K\1.K\2."), "f");
   CHECK(pickle.size_bytes() == 14);
   CHECK(pickle.integer(pickle.root()) == 1);
 }

@@ -53,14 +53,15 @@ TEST_CASE("an object in the place of a plain value is refused by its class and p
       {.kind = ErrorKind::kUnsupported, .path = "f.pt", .says = "lr of parameter group 0 is an object of a.B"});
 }
 
-TEST_CASE("a list that holds itself is refused as a plain value") {
-  check_refused(
-      [] {
-        read_value(
-            "]q\x01(h\x01"
-            "e");
-      },
-      {.kind = ErrorKind::kUnsupported});
+TEST_CASE("plain values lie in lists 16 deep and no deeper, and are 100,000 and no more") {
+  const auto nested = [](std::size_t lists) { return std::string(lists, ']') + "N" + std::string(lists, 'a'); };
+  CHECK(num_values(read_value(nested(16))) == 17);
+  check_refused([&] { read_value(nested(17)); },
+                {.kind = ErrorKind::kUnsupported, .says = "more values than a hyperparameter has"});
+  const auto many = [](std::size_t values) { return "](" + std::string(values - 1, 'N') + "e"; };
+  CHECK(num_values(read_value(many(kMaxPlainValues))) == kMaxPlainValues);
+  check_refused([&] { read_value(many(kMaxPlainValues + 1)); },
+                {.kind = ErrorKind::kUnsupported, .says = "more values than a hyperparameter has"});
 }
 
 TEST_CASE("plain values are printed as Python prints them") {

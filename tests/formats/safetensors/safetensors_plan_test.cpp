@@ -81,48 +81,17 @@ TEST_CASE("Tensors are laid out by dtype from the last to the first, then by nam
   json.resize((json.size() + 7) / 8 * 8, ' ');
   CHECK(plan.parts.front().bytes == prefix_of(json));
   CHECK(plan.size_bytes == plan.parts.front().bytes.size() + 26);
-  REQUIRE(plan.tensors.size() == 7);
-  CHECK(plan.tensors[0].name == "z");
-  CHECK(plan.tensors[0].offset_bytes == plan.parts.front().bytes.size());
-  CHECK(plan.tensors[5].name == "b");
-  CHECK(plan.tensors[5].offset_bytes == plan.parts.front().bytes.size() + 22);
-  CHECK(plan.tensors[5].size_bytes == 3);
 }
 
 TEST_CASE("A file of no tensors is a header alone") {
   const ContainerPlan plan = plan_safetensors({});
   CHECK(plan.parts.front().bytes == prefix_of(R"({"__metadata__":{"format":"pt"}})"));
   CHECK(plan.size_bytes == 40);
-  CHECK(parse_safetensors_header(plan.parts.front().bytes.substr(8), plan.size_bytes, "m").tensors.empty());
-}
-
-TEST_CASE("The header is padded with spaces to a multiple of eight, for every length") {
-  for (std::size_t length = 1; length <= 16; ++length) {
-    const std::string prefix = plan_safetensors({{std::string(length, 'n'), DType::kU8, {1}}}).parts.front().bytes;
-    CHECK(prefix.size() % 8 == 0);
-    const auto last = prefix.find_last_not_of(' ');
-    CHECK(prefix[last] == '}');
-    CHECK(prefix.size() - last - 1 < 8);
-  }
 }
 
 TEST_CASE("Names are escaped as the reference writer escapes them") {
   const std::string prefix = plan_safetensors({{"\"\\/\b\f\n\r\t\x01\x1f\x7fé", DType::kU8, {1}}}).parts.front().bytes;
   CHECK_THAT(prefix, Says("\"\\\"\\\\/\\b\\f\\n\\r\\t\\u0001\\u001f\x7fé\":{"));
-}
-
-TEST_CASE("Every dtype that is planned is read back") {
-  std::vector<TensorEntry> tensors;
-  for (const DTypeRow& row : kDTypes) tensors.push_back({row.name, row.dtype, {4, 3}});
-  const ContainerPlan plan = plan_safetensors(tensors);
-  const Container file = parse_safetensors_header(plan.parts.front().bytes.substr(8), plan.size_bytes, "m");
-  REQUIRE(file.tensors.size() == std::size(kDTypes));
-  for (std::size_t i = 0; i < file.tensors.size(); ++i) {
-    const DTypeRow& row = kDTypes[std::size(kDTypes) - 1 - i];
-    CHECK(file.tensors[i].name == row.name);
-    CHECK(file.tensors[i].dtype == row.dtype);
-    CHECK(file.tensors[i].size_bytes == 12 * row.bits / 8);
-  }
 }
 
 TEST_CASE("A random planned header is read back with the same tensors") {
@@ -134,8 +103,11 @@ TEST_CASE("A random planned header is read back with the same tensors") {
   const ContainerPlan plan = plan_safetensors(tensors);
   std::uint64_t length = 0;
   std::memcpy(&length, plan.parts.front().bytes.data(), 8);
-  REQUIRE(length == plan.parts.front().bytes.size() - 8);
-  const Container file = parse_safetensors_header(plan.parts.front().bytes.substr(8), plan.size_bytes, "m");
+  const std::string header = plan.parts.front().bytes.substr(8);
+  REQUIRE(length == header.size());
+  CHECK(length % 8 == 0);
+  CHECK(header.size() - header.find_last_not_of(' ') <= 8);  // padded with spaces, and no further
+  const Container file = parse_safetensors_header(header, plan.size_bytes, "m");
   REQUIRE(file.tensors.size() == tensors.size());
   std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return std::pair(-static_cast<int>(a.dtype), a.name) < std::pair(-static_cast<int>(b.dtype), b.name);
@@ -164,30 +136,17 @@ TEST_CASE("A random planned header is read back with the same tensors") {
   }
 }
 
-TEST_CASE("The layout does not depend on the order in which the tensors are given") {
-  Random random(7);
-  std::vector<TensorEntry> tensors = random_tensors(random);
-  REQUIRE(tensors.size() > 5);
-  const std::string prefix = plan_safetensors(tensors).parts.front().bytes;
-  for (int i = 0; i < 10; ++i) {
-    std::shuffle(tensors.begin(), tensors.end(), random);
-    CHECK(plan_safetensors(tensors).parts.front().bytes == prefix);
-  }
-}
-
-TEST_CASE("A tensor without a size in whole bytes is an internal error that names it") {
-  const std::vector<TensorEntry> impossible = {
-      {"odd", DType::kF4, {3}},
-      {"scalar", DType::kF6E2M3, {}},
-      {"huge", DType::kU8, {std::uint64_t{1} << 63, 4, 0}},
-      {"wide", DType::kU64, {std::uint64_t{1} << 58}},
-  };
-  for (const TensorEntry& tensor : impossible)
-    check_refused(
-        [&] {
-          plan_safetensors({{"fine", DType::kU64, {1}}, tensor});
-        },
-        {.kind = ErrorKind::kInternal, .tensor = tensor.name});
+TEST_CASE("Tensors that have no size in whole bytes, or no name in UTF-8, are not written") {
+  check_refusals<TensorEntry>(
+      [](const TensorEntry& tensor) {
+        plan_safetensors({{"fine", DType::kU64, {1}}, tensor});
+      },
+      {.kind = ErrorKind::kInternal},
+      {{"half a byte", {"odd", DType::kF4, {3}}, {.tensor = "odd"}},
+       {"six bits", {"scalar", DType::kF6E2M3, {}}, {.tensor = "scalar"}},
+       {"an overflow before a 0", {"huge", DType::kU8, {std::uint64_t{1} << 63, 4, 0}}, {.tensor = "huge"}},
+       {"an overflow together with the other", {"wide", DType::kU64, {std::uint64_t{1} << 58}}, {.tensor = "wide"}},
+       {"a name in Latin-1", {"a\xff", DType::kU8, {1}}, {.kind = ErrorKind::kUnsupported, .tensor = "a\xff"}}});
 }
 
 TEST_CASE("A header that loaders would refuse is not written") {
@@ -197,14 +156,6 @@ TEST_CASE("A header that loaders would refuse is not written") {
                 {.kind = ErrorKind::kUnsupported, .says = "6250 tensors", .hint = "`max-shard-size`"});
   tensors.erase(tensors.begin() + 6000, tensors.end());
   CHECK(plan_safetensors(tensors).parts.front().bytes.size() > 24'000'000);
-}
-
-TEST_CASE("A name that is not UTF-8 is refused by name") {
-  check_refused(
-      [] {
-        plan_safetensors({{"a\xff", DType::kU8, {1}}});
-      },
-      {.kind = ErrorKind::kUnsupported, .tensor = "a\xff"});
 }
 
 }  // namespace

@@ -75,46 +75,26 @@ Container read(Files& files) {
   return read_container(files, kPath, format_of_file(files, kPath));
 }
 
-/// What a reader does where nothing fails.
-std::vector<FaultStorage::Step> steps_of(const HeaderCase& one) {
-  MemoryFiles files;
-  write(files, one);
-  FaultStorage watched(files);
-  REQUIRE(read(watched).tensors.size() == (one.files.size() > 1 ? 2u : 1u));
-  CHECK(watched.count(Operation::kRead) >= one.reads);
-  return watched.steps();
-}
-
-TEST_CASE("Any operation that fails while a header is read ends the reading with an error that names the file") {
+TEST_CASE(
+    "Any operation that fails while a header is read, and any read of a file that was cut, is an error that names it") {
   for (const HeaderCase& one : header_cases()) {
-    const auto steps = steps_of(one);
     MemoryFiles files;
     write(files, one);
-    for (std::size_t number = 0; number < steps.size(); ++number) {
-      INFO(one.name << ", operation " << number);
-      FaultStorage storage(files);
-      storage.fail_at = number;
-      check_refused([&] { read(storage); },
-                    {.kind = ErrorKind::kIo, .path = steps[number].path, .says = "made to fail"});
-      CHECK(storage.operations() == number + 1);
-    }
-  }
-}
-
-TEST_CASE("A file that is cut while its header is read is an error that names it") {
-  for (const HeaderCase& one : header_cases()) {
-    const auto steps = steps_of(one);
-    MemoryFiles files;
-    write(files, one);
-    for (std::size_t number = 0; number < steps.size(); ++number) {
-      if (steps[number].operation != Operation::kRead) continue;
-      INFO(one.name << ", operation " << number);
-      FaultStorage storage(files);
-      storage.cut_at = number;
-      check_refused([&] { read(storage); },
-                    {.kind = ErrorKind::kIo, .path = steps[number].path, .says = "made to end here"});
-      CHECK(storage.operations() == number + 1);
-    }
+    FaultStorage watched(files);
+    REQUIRE(read(watched).tensors.size() == (one.files.size() > 1 ? 2u : 1u));
+    CHECK(watched.count(Operation::kRead) >= one.reads);
+    const auto steps = watched.steps();
+    for (std::size_t number = 0; number < steps.size(); ++number)
+      for (const bool cut : {false, true}) {
+        if (cut && steps[number].operation != Operation::kRead) continue;
+        INFO(one.name << ", operation " << number << (cut ? " cut" : ""));
+        FaultStorage storage(files);
+        (cut ? storage.cut_at : storage.fail_at) = number;
+        check_refused(
+            [&] { read(storage); },
+            {.kind = ErrorKind::kIo, .path = steps[number].path, .says = cut ? "made to end here" : "made to fail"});
+        CHECK(storage.operations() == number + 1);
+      }
   }
 }
 

@@ -42,15 +42,8 @@ struct Files {
   TempDir dir;
 };
 
-struct Expected {
-  std::string file;
-  std::string tensor;
-  std::string says;
-};
-
-void refused(const Files& files, const Expected& expected) {
-  check_refused([&] { files.read(); },
-                {.path = files.dir / expected.file, .tensor = expected.tensor, .says = expected.says});
+void refused(const Files& files, const char* file, const char* tensor, const char* says) {
+  check_refused([&] { files.read(); }, {.path = files.dir / file, .tensor = tensor, .says = says});
 }
 
 TEST_CASE("An xser container is its reference file and the files of its tensors") {
@@ -98,34 +91,36 @@ TEST_CASE("The info file may be missing, or lack a tensor") {
 TEST_CASE("An info file that says something else is refused") {
   const Files files;
   files.write_info(info("bfloat16", {3, 4}, kTrue));
-  refused(files, {"c.info.pt", "b", "is of torch.bfloat16 here, but its file holds torch.float32"});
+  refused(files, "c.info.pt", "b", "is of torch.bfloat16 here, but its file holds torch.float32");
   files.write_info(info("float32", {4, 3}, kTrue));
-  refused(files, {"c.info.pt", "b", "another shape here, but its file holds the shape [3, 4]"});
+  refused(files, "c.info.pt", "b", "another shape here, but its file holds the shape [3, 4]");
   files.write_info(info("float32", {3}, kTrue));
-  refused(files, {"c.info.pt", "b", "another shape"});
+  refused(files, "c.info.pt", "b", "another shape");
   files.write("c.info.pt", tensor());
-  refused(files, {"c.info.pt", "", "not a dict"});
+  refused(files, "c.info.pt", "", "not a dict");
 }
 
 TEST_CASE("A tensor's file that is missing or holds something else is refused") {
   const Files files;
   std::filesystem::remove(files.dir / "c.tensors/tensor_7.pt");
-  refused(files, {"c.tensors/tensor_7.pt", "b", "its file is missing"});
+  refused(files, "c.tensors/tensor_7.pt", "b", "its file is missing");
   files.write("c.tensors/tensor_7.pt", dict({{"b", tensor()}}));
-  refused(files, {"c.tensors/tensor_7.pt", "b", "is a dict, not a tensor"});
+  refused(files, "c.tensors/tensor_7.pt", "b", "is a dict, not a tensor");
   files.write("c.tensors/tensor_7.pt", tensor({.offset = 1}));
-  refused(files, {"c.tensors/tensor_7.pt", "b", "past its storage"});
+  refused(files, "c.tensors/tensor_7.pt", "b", "past its storage");
 }
 
 TEST_CASE("A reference by something that is no tensor's number is refused") {
   for (const std::string& tid : {number(-1), number(100'000'001), number(INT64_MAX), text("../../x"), kTrue, kNone}) {
     const Files files;
     files.write("c", dict({{"a", reference(tid)}}));
-    refused(files, {"c", "a", "no tensor's number"});
+    refused(files, "c", "a", "no tensor's number");
   }
   const Files files;
+  files.write("c", dict({{"a", reference(number(100'000'000))}}));
+  refused(files, "c.tensors/tensor_100000000.pt", "a", "its file is missing");
   files.write("c", dict({{"a", call("torch_xla.utils.serialization", "TensorReference", {number(0)})}}));
-  refused(files, {"c", "a", "no tensor's number"});
+  refused(files, "c", "a", "no tensor's number");
 }
 
 }  // namespace

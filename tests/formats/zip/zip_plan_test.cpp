@@ -42,116 +42,70 @@ Number number_at(const std::string& bytes, std::size_t at) {
   return number;
 }
 
-struct Planned {
-  std::vector<FilePart> parts;
-  std::uint64_t size_bytes = 0;
-  std::vector<std::uint64_t> begins;
+using Numbers = std::vector<std::uint64_t>;
 
-  ZipDirectory read() const { return read_zip(PartsSource(size_bytes, parts), "planned.zip"); }
-  bool has_zip64_end() const { return parts.back().bytes.find("PK\6\6") != std::string::npos; }
-  const std::string& first() const { return parts.front().bytes; }
-  /// Of central header `index`, whose names have one byte each.
-  std::string central(std::size_t index) const {
-    std::size_t at = parts.back().bytes.find("PK\1\2");
-    for (; index > 0; --index) at = parts.back().bytes.find("PK\1\2", at + 1);
-    return parts.back().bytes.substr(at);
-  }
-};
-
-/// Entries named "a", "b", … of these sizes.
-Planned plan_of(const std::vector<std::uint64_t>& sizes) {
-  ZipPlan zip;
-  Planned planned;
-  for (std::size_t i = 0; i < sizes.size(); ++i)
-    planned.begins.push_back(
-        zip.add(std::string(1, static_cast<char>('a' + i)), sizes[i], static_cast<std::uint32_t>(0x1234 + i)));
-  planned.parts = zip.finish();
-  planned.size_bytes = zip.size_bytes();
-  return planned;
-}
-
-/// The numbers in the zip64 field of a header whose fixed part has `fixed` bytes.
-std::vector<std::uint64_t> zip64_numbers(const std::string& header, std::size_t fixed, std::size_t extra_at) {
-  const auto name_bytes = number_at<std::uint16_t>(header, extra_at - 2);
-  const std::size_t extra_end = fixed + name_bytes + number_at<std::uint16_t>(header, extra_at);
-  std::vector<std::uint64_t> numbers;
-  for (std::size_t at = fixed + name_bytes; at < extra_end;) {
-    const auto bytes = number_at<std::uint16_t>(header, at + 2);
-    if (number_at<std::uint16_t>(header, at) == 1)
-      for (std::size_t i = 0; i < bytes / 8; ++i) numbers.push_back(number_at<std::uint64_t>(header, at + 4 + 8 * i));
-    at += 4 + bytes;
+/// The numbers in the zip64 field of the header of one entry, with a name of one byte, that begins at `at`. Its fixed
+/// part has `fixed` bytes, and says at `extra_at` how long its extra fields are.
+Numbers zip64_numbers(const std::string& bytes, std::size_t at, std::size_t fixed, std::size_t extra_at) {
+  const std::size_t extra_end = at + fixed + 1 + number_at<std::uint16_t>(bytes, at + extra_at);
+  Numbers numbers;
+  for (at += fixed + 1; at < extra_end;) {
+    const auto size = number_at<std::uint16_t>(bytes, at + 2);
+    if (number_at<std::uint16_t>(bytes, at) == 1)
+      for (std::size_t i = 0; i < size / 8; ++i) numbers.push_back(number_at<std::uint64_t>(bytes, at + 4 + 8 * i));
+    at += 4 + size;
     CHECK(at <= extra_end);
   }
   return numbers;
 }
 
-std::vector<std::uint64_t> local_numbers(const std::string& header) {
-  return zip64_numbers(header, 30, 28);
-}
-
-std::vector<std::uint64_t> central_numbers(const std::string& header) {
-  return zip64_numbers(header, 46, 30);
-}
-
-void check_read_back(const Planned& planned, const std::vector<std::uint64_t>& sizes) {
-  const ZipDirectory directory = planned.read();
+/// Plans entries of these sizes: they are read back, and every number has a zip64 record just where its field cannot
+/// hold it. \returns where the content of each begins.
+Numbers check_plan(const Numbers& sizes) {
+  CAPTURE(sizes);
+  ZipPlan zip;
+  Numbers begins;
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    begins.push_back(zip.add(std::string(1, static_cast<char>('a' + i)), sizes[i], static_cast<std::uint32_t>(i)));
+  const std::vector<FilePart> parts = zip.finish();
+  const ZipDirectory directory = read_zip(PartsSource(zip.size_bytes(), parts), "planned.zip");
   REQUIRE(directory.entries().size() == sizes.size());
+  const std::string& first = parts.front().bytes;
+  const std::string& last = parts.back().bytes;
+  std::size_t central = 0;
+  std::uint64_t place = 0;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const ZipEntry& entry = directory.entries()[i];
-    CHECK(entry.offset_bytes == planned.begins[i]);
+    CHECK(entry.offset_bytes == begins[i]);
     CHECK(entry.offset_bytes % 64 == 0);
     CHECK(entry.size_bytes == sizes[i]);
-    CHECK(entry.crc32 == 0x1234 + i);
+    CHECK(entry.crc32 == i);
     CHECK_FALSE(entry.compressed);
+    Numbers expected = sizes[i] >= kFull ? Numbers{sizes[i], sizes[i]} : Numbers{};
+    if (i == 0) {
+      CHECK(number_at<std::uint16_t>(first, 4) == (sizes[0] >= kFull ? 45 : 20));
+      for (const std::size_t field : {18, 22})
+        CHECK(number_at<std::uint32_t>(first, field) == std::min(sizes[0], kFull));
+      CHECK(zip64_numbers(first, 0, 30, 28) == expected);
+    }
+    if (place >= kFull) expected.push_back(place);
+    central = last.find("PK\1\2", central + (i == 0 ? 0 : 1));
+    CHECK(zip64_numbers(last, central, 46, 30) == expected);
+    place = begins[i] + sizes[i];
   }
+  CHECK((last.find("PK\6\6") != last.npos) == (place >= kFull));  // the directory lies there
+  return begins;
 }
 
-TEST_CASE("A size has a zip64 record from the first that its field cannot hold") {
-  for (const std::uint64_t size :
-       {std::uint64_t{0}, std::uint64_t{1}, kFull - 1, kFull, kFull + 1, std::uint64_t{1} << 42}) {
-    INFO("size " << size);
-    const Planned planned = plan_of({size});
-    check_read_back(planned, {size});
-    const bool zip64 = size >= kFull;
-    CHECK(number_at<std::uint16_t>(planned.first(), 4) == (zip64 ? 45 : 20));
-    for (const std::size_t field : {18, 22})
-      CHECK(number_at<std::uint32_t>(planned.first(), field) == (zip64 ? kFull : size));
-    const std::vector<std::uint64_t> both{size, size};
-    CHECK(local_numbers(planned.first()) == (zip64 ? both : std::vector<std::uint64_t>{}));
-    CHECK(central_numbers(planned.central(0)) == (zip64 ? both : std::vector<std::uint64_t>{}));
+TEST_CASE("Sizes and places have a zip64 record from the first that their field cannot hold") {
+  const std::uint64_t begin = check_plan({0})[0];
+  for (const std::uint64_t number : {std::uint64_t{1}, kFull - 1, kFull, kFull + 1, std::uint64_t{1} << 42}) {
+    check_plan({number});
+    if (number == 1) continue;
+    check_plan({number - begin});  // the directory begins there
+    check_plan({number - begin, 5});
   }
-}
-
-TEST_CASE(
-    "The place of a header has a zip64 record from the first that its field cannot hold, and so the directory's") {
-  const std::uint64_t begin = plan_of({0}).begins[0];
-  for (const std::uint64_t place : {kFull - 1, kFull, kFull + 1}) {
-    INFO("place " << place);
-    const bool zip64 = place >= kFull;
-    const Planned directory_there = plan_of({place - begin});
-    check_read_back(directory_there, {place - begin});
-    CHECK(directory_there.has_zip64_end() == zip64);
-    CHECK(central_numbers(directory_there.central(0)).empty());
-
-    const Planned header_there = plan_of({place - begin, 5});
-    check_read_back(header_there, {place - begin, 5});
-    CHECK(central_numbers(header_there.central(0)).empty());
-    CHECK(central_numbers(header_there.central(1)) ==
-          (zip64 ? std::vector<std::uint64_t>{place} : std::vector<std::uint64_t>{}));
-    CHECK(header_there.has_zip64_end());  // the directory lies behind it
-  }
-}
-
-TEST_CASE("A large entry behind a large one has both sizes and its place in its zip64 record") {
-  const std::vector<std::uint64_t> sizes{kFull + 5, 0, 1, std::uint64_t{3} << 33, 7};
-  const Planned planned = plan_of(sizes);
-  check_read_back(planned, sizes);
-  const auto numbers = central_numbers(planned.central(3));
-  REQUIRE(numbers.size() == 3);
-  CHECK(numbers[0] == sizes[3]);
-  CHECK(numbers[1] == sizes[3]);
-  CHECK(numbers[2] > kFull);
-  CHECK(central_numbers(planned.central(4)).size() == 1);
+  check_plan({kFull + 5, 0, 1, std::uint64_t{3} << 33, 7});
 }
 
 TEST_CASE("More entries than 65534 have a zip64 record, fewer have none") {
@@ -159,16 +113,13 @@ TEST_CASE("More entries than 65534 have a zip64 record, fewer have none") {
     INFO(count << " entries");
     ZipPlan zip;
     for (std::size_t i = 0; i < count; ++i) zip.add(std::to_string(i), i % 3, 0);
-    Planned planned;
-    planned.parts = zip.finish();
-    planned.size_bytes = zip.size_bytes();
-    CHECK(planned.has_zip64_end() == (count >= 65535));
-    const std::string end = planned.parts.back().bytes.substr(planned.parts.back().bytes.size() - 22);
-    CHECK(number_at<std::uint16_t>(end, 10) == std::min<std::size_t>(count, 65535));
+    const FilePart last = zip.finish().back();
+    CHECK((last.bytes.find("PK\6\6") != last.bytes.npos) == (count >= 65535));
+    CHECK(number_at<std::uint16_t>(last.bytes, last.bytes.size() - 12) == std::min<std::size_t>(count, 65535));
     // The parts of so many entries lie apart, so the directory alone is looked at.
-    const ZipPlace place = find_zip_directory(PartsSource(planned.size_bytes, {planned.parts.back()}), "planned.zip");
+    const ZipPlace place = find_zip_directory(PartsSource(zip.size_bytes(), {last}), "planned.zip");
     CHECK(place.entries == count);
-    CHECK(place.begin + place.size_bytes < planned.size_bytes);
+    CHECK(place.begin + place.size_bytes < zip.size_bytes());
   }
 }
 
