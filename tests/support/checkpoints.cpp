@@ -56,14 +56,6 @@ std::map<std::string, TensorMap> read_shards(const fs::path& directory) {
   return ranks;
 }
 
-nlohmann::json describe_tensors(const TensorMap& tensors) {
-  nlohmann::json list = nlohmann::json::object();
-  for (const auto& [name, tensor] : tensors)
-    list[name] = {
-        {"dtype", describe(tensor.dtype).torch_name}, {"shape", tensor.shape}, {"sha256", sha256_hex(tensor.bytes)}};
-  return list;
-}
-
 RunResult convert(const ConvertRequest& request, const RunOptions& options) {
   return execute(*plan_convert(request), options);
 }

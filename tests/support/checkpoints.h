@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "reshard/engine/execute.h"
@@ -28,9 +27,6 @@ std::map<std::string, TensorMap> read_weights(const std::filesystem::path& direc
 /// What consolidate makes of `checkpoint`, in one file of `output`, which is replaced.
 TensorMap consolidated(const std::filesystem::path& checkpoint, const std::filesystem::path& output,
                        std::shared_ptr<const Family> spec = {});
-
-/// Names, dtypes, shapes and hashes, as golden.json has them.
-nlohmann::json describe_tensors(const TensorMap& tensors);
 
 /// plan_convert and execute.
 RunResult convert(const ConvertRequest& request, const RunOptions& options = unsynced());

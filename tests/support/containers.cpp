@@ -1,5 +1,6 @@
 #include "support/containers.h"
 
+#include <algorithm>
 #include <memory>
 #include <span>
 
@@ -37,6 +38,21 @@ std::size_t check_crcs(const fs::path& directory) {
     }
   }
   return entries;
+}
+
+std::string assemble(const ContainerPlan& plan, const std::vector<std::string>& contents) {
+  std::vector<FilePart> all = plan.parts;
+  for (std::size_t i = 0; i < contents.size(); ++i)
+    if (!contents[i].empty()) all.push_back({plan.tensors[i].offset_bytes, contents[i]});
+  std::sort(all.begin(), all.end(),
+            [](const FilePart& a, const FilePart& b) { return a.offset_bytes < b.offset_bytes; });
+  std::string file;
+  for (const FilePart& part : all) {
+    CHECK(part.offset_bytes == file.size());
+    file += part.bytes;
+  }
+  CHECK(file.size() == plan.size_bytes);
+  return file;
 }
 
 }  // namespace reshard::test

@@ -81,6 +81,14 @@ std::string sha256_hex(const std::string& bytes) {
   return to_hex(sha256(std::as_bytes(std::span(bytes))));
 }
 
+nlohmann::json describe_tensors(const TensorMap& tensors) {
+  nlohmann::json list = nlohmann::json::object();
+  for (const auto& [name, tensor] : tensors)
+    list[name] = {
+        {"dtype", describe(tensor.dtype).torch_name}, {"shape", tensor.shape}, {"sha256", sha256_hex(tensor.bytes)}};
+  return list;
+}
+
 void load(MemoryFiles& files, const fs::path& directory) {
   files.make_directory(directory);
   for (const auto& entry : fs::recursive_directory_iterator(directory, fs::directory_options::follow_directory_symlink))

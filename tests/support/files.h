@@ -47,6 +47,9 @@ TensorMap read_tensors(const std::filesystem::path& path);
 
 std::string sha256_hex(const std::string& bytes);
 
+/// Names, dtypes, shapes and hashes, as golden.json has them.
+nlohmann::json describe_tensors(const TensorMap& tensors);
+
 /// Adds everything that lies under `directory`, on disk, to `files`, under the same paths. Links are followed.
 void load(MemoryFiles& files, const std::filesystem::path& directory);
 

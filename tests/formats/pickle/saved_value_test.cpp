@@ -4,6 +4,7 @@
 #include "reshard/formats/torch/torch_plan.h"
 #include "reshard/formats/torch/xser.h"
 #include "support/catch.h"
+#include "support/containers.h"
 #include "support/errors.h"
 #include "support/random.h"
 #include "support/saved_trees.h"
@@ -33,43 +34,29 @@ const nlohmann::ordered_json kStructure = nlohmann::ordered_json::parse(R"({
   "base_state": {"int 0": {"step": 3, "exp_avg": {"tensor": "float32", "shape": [2, 3]}}},
   "master": {"int 300": {"tensor": "bfloat16", "shape": []}}})");
 
-TEST_CASE("Dicts in dicts with tensors among plain values are read back as they were planned") {
+TEST_CASE(
+    "Dicts in dicts with tensors among plain values are read back as they were planned, from one file or xser's") {
   Random random(1);
-  const TensorData first = random_tensor(random, DType::kF32, {2, 3});
-  const TensorData second = random_tensor(random, DType::kBF16, {});
-  const std::uint32_t crcs[] = {crc32(std::as_bytes(std::span(first.bytes))),
-                                crc32(std::as_bytes(std::span(second.bytes)))};
+  const TensorData tensors[] = {random_tensor(random, DType::kF32, {2, 3}), random_tensor(random, DType::kBF16, {})};
+  std::vector<TensorEntry> entries;
+  std::vector<std::uint32_t> crcs;
   const TempDir temp;
-  const ContainerPlan plan =
-      plan_torch_value("states", some_value(), {{"a", first.dtype, first.shape}, {"b", second.dtype, {}}}, crcs);
-  std::string file(plan.size_bytes, '\0');
-  for (const FilePart& part : plan.parts) file.replace(part.offset_bytes, part.bytes.size(), part.bytes);
-  file.replace(plan.tensors[0].offset_bytes, first.bytes.size(), first.bytes);
-  file.replace(plan.tensors[1].offset_bytes, second.bytes.size(), second.bytes);
-  write_file(temp / "states.pt", file);
-  const SavedTree tree = read_saved_tree(temp / "states.pt");
-  CHECK(tree.structure == kStructure);
-  CHECK(tree.tensors == TensorMap{{"base_state/0/exp_avg", first}, {"master/300", second}});
-}
-
-TEST_CASE("An xser file refers to the tensors of a value by their numbers") {
-  Random random(2);
-  const TensorData first = random_tensor(random, DType::kF32, {2, 3});
-  const TensorData second = random_tensor(random, DType::kBF16, {});
-  const TempDir temp;
-  const fs::path path = temp / "states.pt";
-  write_file(path, xser_reference_file("states", some_value()));
-  std::uint64_t number = 0;
-  for (const TensorData& data : {first, second}) {
-    const fs::path tensor_path = xser_tensor_path(path, number++);
-    const ContainerPlan plan = plan_torch_tensor(tensor_path.stem().string(), {"t", data.dtype, data.shape});
-    std::string file(plan.size_bytes, '\0');
-    for (const FilePart& part : plan.parts) file.replace(part.offset_bytes, part.bytes.size(), part.bytes);
-    write_file(tensor_path, file.replace(plan.tensors[0].offset_bytes, data.bytes.size(), data.bytes));
+  for (const TensorData& data : tensors) {
+    crcs.push_back(crc32(std::as_bytes(std::span(data.bytes))));
+    const fs::path path = xser_tensor_path(temp / "xser.pt", entries.size());
+    entries.push_back({"t" + std::to_string(entries.size()), data.dtype, data.shape});
+    write_file(path, assemble(plan_torch_tensor(path.stem().string(), entries.back(), crcs.back()), {data.bytes}));
   }
-  const SavedTree tree = read_saved_tree(path);
-  CHECK(tree.structure == kStructure);
-  CHECK(tree.tensors == TensorMap{{"base_state/0/exp_avg", first}, {"master/300", second}});
+  write_file(temp / "xser.pt", xser_reference_file("xser", some_value()));
+  write_file(temp / "one.pt",
+             assemble(plan_torch_value("one", some_value(), entries, crcs), {tensors[0].bytes, tensors[1].bytes}));
+  CHECK(check_crcs(temp.path()) > 6);
+  for (const char* file : {"one.pt", "xser.pt"}) {
+    INFO(file);
+    const SavedTree tree = read_saved_tree(temp / file);
+    CHECK(tree.structure == kStructure);
+    CHECK(tree.tensors == TensorMap{{"base_state/0/exp_avg", tensors[0]}, {"master/300", tensors[1]}});
+  }
 }
 
 TEST_CASE("Tensors of a value that are not numbered in their order, or too few, are our own mistake") {

@@ -6,31 +6,15 @@
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/formats/torch/xser.h"
 #include "support/catch.h"
-#include "support/files.h"
+#include "support/containers.h"
 #include "support/golden.h"
 #include "support/local_files.h"
-#include "support/strided.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-/// Names, dtypes, shapes and hashes of the C-ordered bytes, as golden.json has them.
-json describe_tensors(const Container& container) {
-  std::vector<std::unique_ptr<Source>> files;
-  for (const ContainerFile& file : container.files) {
-    files.push_back(local_storage().open(file.path));
-    CHECK(files.back()->size_bytes() == file.size_bytes);
-  }
-  json list = json::object();
-  for (const TensorEntry& tensor : container.tensors)
-    list[tensor.name] = {{"dtype", describe(tensor.dtype).torch_name},
-                         {"shape", tensor.shape},
-                         {"sha256", sha256_hex(c_order_bytes(tensor, *files.at(tensor.file)))}};
-  return list;
-}
 
 /// All cases whose files are torch's.
 std::vector<fs::path> torch_cases() {
@@ -51,7 +35,8 @@ TEST_CASE("Every file of torch and xser in the golden cases is read as its maker
     const bool xser = is_xser(root / name);
     const Container container = xser ? read_xser(root / name) : read_torch(root / name);
     ++(xser ? xser_files : torch_files);
-    CHECK(describe_tensors(container) == tensors);
+    CHECK(describe_tensors(tensors_of(container)) == tensors);
+    for (const ContainerFile& file : container.files) CHECK(file.size_bytes == fs::file_size(file.path));
     CHECK(container.warnings.empty());
     CHECK(container.files.size() == (xser ? tensors.size() + 1 : 1));
     for (const TensorEntry& tensor : container.tensors) strided += tensor.strides.empty() ? 0 : 1;
