@@ -90,7 +90,10 @@ TEST_CASE("Float64 values are rounded once") {
   for (const DType to : {DType::kF16, DType::kBF16, DType::kF8E4M3, DType::kF8E5M2})
     check_casts(DType::kF64, float64_edges(to), to);
   std::mt19937_64 random(kSeed);
-  Codes codes;
+  Codes codes = {0, std::uint64_t{1} << 63, 0x7FF0000000000000, 0xFFF0000000000000, 0x7FF0000000000001};
+  for (const double edge :
+       {0x1.FFFFFEFFFFFFFp127, 0x1.FFFFFFp127})  // the last that fits F32, and the first that does not
+    codes.push_back(std::bit_cast<std::uint64_t>(edge));
   for (int i = 0; i < 100000; ++i) codes.push_back(random());
   for (int i = 0; i < 200000; ++i) {  // where float32 has values, and on both sides of its middles
     const std::uint64_t exponent = 1023 - 152 + random() % 282;

@@ -9,35 +9,6 @@ namespace reshard::test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-using Offsets = std::vector<std::pair<std::uint64_t, std::uint64_t>>;  // in a, in b
-
-Offsets offsets_of(const Runs& runs) {
-  Offsets all;
-  runs.for_each([&](std::uint64_t a, std::uint64_t b) { all.emplace_back(a, b); });
-  return all;
-}
-
-TEST_CASE("Swapped runs take the box back to where it came from") {
-  // Cut from whole tensors, so that a's and b's origins differ.
-  const auto runs = make_runs(DType::kBF16, {3, 4, 5}, {3, 6, 7}, {0, 1, 2}, {4, 4, 9}, {1, 0, 3});
-  REQUIRE(runs);
-  const Runs back = swapped(*runs);
-  CHECK(back.run_bytes == runs->run_bytes);
-  Offsets expected = offsets_of(*runs);
-  CHECK(expected.size() == 12);
-  for (auto& [a, b] : expected) std::swap(a, b);
-  CHECK(offsets_of(back) == expected);
-
-  Bytes a(3 * 6 * 7 * 2);
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<std::byte>(i % 251);
-  Bytes b(4 * 4 * 9 * 2);
-  Bytes again(a.size(), std::byte{0xee});
-  Bytes box_of_a = again;
-  for (const auto& [at, unused] : offsets_of(*runs)) std::copy_n(&a[at], runs->run_bytes, &box_of_a[at]);
-  copy_runs(*runs, a.data(), 0, b.data(), 0);
-  copy_runs(back, b.data(), 0, again.data(), 0);
-  CHECK(again == box_of_a);
-}
 
 /// Cuts a block of rows into parts of these widths, all at once, and puts them together again.
 void check_cut(const Dims& widths, std::uint64_t rows, const Dims& row_counts) {

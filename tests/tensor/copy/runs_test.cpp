@@ -67,13 +67,16 @@ Bits bits_of_runs(const Runs& runs) {
   return all;
 }
 
-/// Whether the box's bits, taken in order, fall into stretches of whole bytes that are contiguous in both tensors.
-bool falls_into_whole_bytes(const Bits& all) {
+/// Into how many stretches that are contiguous in both tensors the box's bits fall, taken in order; std::nullopt if not
+/// all of them are whole bytes.
+std::optional<std::uint64_t> count_stretches(const Bits& all) {
+  std::uint64_t stretches = 0;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    const bool begins = i == 0 || all[i].first != all[i - 1].first + 1 || all[i].second != all[i - 1].second + 1;
-    if (begins && (i % 8 != 0 || all[i].first % 8 != 0 || all[i].second % 8 != 0)) return false;
+    if (i > 0 && all[i].first == all[i - 1].first + 1 && all[i].second == all[i - 1].second + 1) continue;
+    if (i % 8 != 0 || all[i].first % 8 != 0 || all[i].second % 8 != 0) return std::nullopt;
+    ++stretches;
   }
-  return all.size() % 8 == 0;
+  return all.size() % 8 == 0 ? std::optional(stretches) : std::nullopt;
 }
 
 std::uint64_t b_span_bytes(const Runs& runs) {
@@ -86,7 +89,7 @@ std::optional<Runs> runs_of(const Case& c) {
   return make_runs(c.dtype, c.size, c.a_shape, c.a_begin, c.b_shape, c.b_begin);
 }
 
-TEST_CASE("The runs of a random box visit each of its bits once, in C order") {
+TEST_CASE("The runs of a random box visit each of its bits once, in C order, and are as long as both tensors allow") {
   std::size_t refused = 0;
   std::size_t looped = 0;
   for (std::uint64_t seed = 0; seed < 3000; ++seed) {
@@ -97,7 +100,8 @@ TEST_CASE("The runs of a random box visit each of its bits once, in C order") {
                  << to_string(c.b_shape));
     const Bits expected = bits_of_box(c);
     const auto runs = runs_of(c);
-    REQUIRE(runs.has_value() == falls_into_whole_bytes(expected));
+    const auto stretches = count_stretches(expected);
+    REQUIRE(runs.has_value() == stretches.has_value());
     if (!runs) {
       ++refused;
       continue;
@@ -106,6 +110,8 @@ TEST_CASE("The runs of a random box visit each of its bits once, in C order") {
     REQUIRE(bits_of_runs(*runs) == expected);
     CHECK(runs->total_bytes() * 8 == expected.size());
     if (expected.empty()) continue;
+    CHECK(runs->total_bytes() == *stretches * runs->run_bytes);
+    for (const Runs::Loop& loop : runs->loops) CHECK(loop.count > 1);
     CHECK(runs->a_begin_bytes * 8 == expected.front().first);
     CHECK(runs->b_begin_bytes * 8 == expected.front().second);
     CHECK((runs->a_begin_bytes + runs->a_span_bytes()) * 8 == expected.back().first + 1);
@@ -113,41 +119,6 @@ TEST_CASE("The runs of a random box visit each of its bits once, in C order") {
   }
   CHECK(refused > 100);
   CHECK(looped > 1000);
-}
-
-TEST_CASE("Runs are as long as both tensors allow") {
-  // Whole rows on both sides, though not from the first row on, are one run.
-  const auto rows = make_runs(DType::kBF16, {4, 8}, {10, 8}, {2, 0}, {4, 8}, {0, 0});
-  REQUIRE(rows);
-  CHECK(rows->run_bytes == 64);
-  CHECK(rows->loops.empty());
-  CHECK(rows->a_begin_bytes == 32);
-  // Columns of a: a run a row.
-  const auto columns = make_runs(DType::kBF16, {4, 2}, {4, 8}, {0, 6}, {4, 2}, {0, 0});
-  REQUIRE(columns);
-  CHECK(columns->run_bytes == 4);
-  REQUIRE(columns->loops.size() == 1);
-  CHECK(columns->loops[0].count == 4);
-  CHECK(columns->loops[0].a_stride_bytes == 16);
-  CHECK(columns->loops[0].b_stride_bytes == 4);
-  CHECK(columns->a_span_bytes() == 3 * 16 + 4);
-  CHECK(b_span_bytes(*columns) == columns->total_bytes());
-}
-
-TEST_CASE("Dims of one element add no loop") {
-  const auto runs = make_runs(DType::kF32, {1, 3, 1, 2}, {5, 3, 7, 4}, {4, 0, 6, 1}, {1, 3, 1, 2}, {0, 0, 0, 0});
-  REQUIRE(runs);
-  CHECK(runs->run_bytes == 8);
-  CHECK(runs->loops.size() == 1);
-  CHECK(runs->a_begin_bytes == 4 * (4 * 84 + 6 * 4 + 1));
-}
-
-TEST_CASE("The run of a scalar is its one element") {
-  const auto runs = make_runs(DType::kF64, {}, {}, {}, {}, {});
-  REQUIRE(runs);
-  CHECK(runs->total_bytes() == 8);
-  CHECK(bits_of_runs(*runs).size() == 64);
-  CHECK_FALSE(make_runs(DType::kF4, {}, {}, {}, {}, {}));
 }
 
 TEST_CASE("An empty box has no runs, even in a tensor whose other sizes are huge") {
@@ -158,17 +129,7 @@ TEST_CASE("An empty box has no runs, even in a tensor whose other sizes are huge
   CHECK(bits_of_runs(*runs).empty());
 }
 
-TEST_CASE("A box that splits a packed byte has no runs") {
-  CHECK_FALSE(make_runs(DType::kF4, {1}, {2}, {0}, {2}, {0}));
-  CHECK_FALSE(make_runs(DType::kF4, {2}, {4}, {1}, {2}, {0}));
-  CHECK_FALSE(make_runs(DType::kF6E3M2, {2}, {4}, {0}, {4}, {0}));
-  CHECK_FALSE(make_runs(DType::kF4, {2, 2}, {2, 3}, {0, 0}, {2, 2}, {0, 0}));
-  const auto whole_bytes = make_runs(DType::kF4, {2, 2}, {2, 4}, {0, 2}, {2, 2}, {0, 0});
-  REQUIRE(whole_bytes);
-  CHECK(whole_bytes->run_bytes == 1);
-}
-
-TEST_CASE("Copying runs moves the box and nothing beside it") {
+TEST_CASE("Copying runs moves the box and nothing beside it, and swapped runs take it back") {
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     INFO("seed " << seed);
     Random random(seed);
@@ -179,11 +140,15 @@ TEST_CASE("Copying runs moves the box and nothing beside it") {
     std::vector<std::byte> a(runs->a_span_bytes());
     std::vector<std::byte> b(b_span_bytes(*runs) + 8, std::byte{0xee});
     for (auto& byte : a) byte = static_cast<std::byte>(random() & 0x7f);
-    std::vector<std::byte> expected = b;
-    for (const auto& [from, to] : bits_of_box(c))
-      expected[to / 8 - runs->b_begin_bytes] = a[from / 8 - runs->a_begin_bytes];
+    std::vector<std::byte> expected = b, again(a.size(), std::byte{0xee}), box_of_a = again;
+    for (const auto& [from, to] : bits_of_box(c)) {
+      const std::size_t at = from / 8 - runs->a_begin_bytes;
+      expected[to / 8 - runs->b_begin_bytes] = box_of_a[at] = a[at];
+    }
     copy_runs(*runs, a.data(), runs->a_begin_bytes, b.data(), runs->b_begin_bytes);
     REQUIRE(b == expected);
+    copy_runs(swapped(*runs), b.data(), runs->b_begin_bytes, again.data(), runs->a_begin_bytes);
+    REQUIRE(again == box_of_a);
   }
 }
 
