@@ -158,6 +158,8 @@ TEST_CASE("What a known function is given to call is judged as if it were called
   const std::string good = "cnumpy.random._pickle\n__randomstate_ctor\n" + raw("X\7\0\0\0MT19937") +
                            "cnumpy.random._pickle\n__bit_generator_ctor\n\x86R.";
   CHECK(read_pickle(good, "f").unknown_classes().empty());
+  const std::string without = from_type + ")R.";
+  CHECK(read_pickle(without, "f").unknown_classes().empty());
 }
 
 TEST_CASE("A member of an enum read by getattr is data, and nothing else that getattr reads is") {

@@ -97,6 +97,7 @@ TEST_CASE("Random boxes without a hole fall into pieces that are disjoint and co
       elems += volume(piece);
       covered.merge(positions(piece));
       CHECK_FALSE(intersect(piece, hole));
+      if (shared) CHECK(volume(piece) > 0);
     }
     CHECK(covered == without(positions(box), positions(hole)));
     CHECK(elems == volume(box));  // with the line above: no element is in two pieces
