@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "other_words.h"
 #include "print.h"
@@ -20,30 +19,29 @@ namespace {
 constexpr std::uint32_t kMaxThreads = 1024;
 
 /// Names that a person might mean; those of help are not worth a guess.
-std::vector<std::string> subcommand_names(const CLI::App& app) {
+std::vector<std::string> subcommand_names(const Command& program) {
   std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
-    names.push_back(command->get_name());
+  for (const Command& command : program.subcommands()) names.push_back(command.name());
   return names;
 }
 
 /// Which command does what `name` asks for, where it is an option of another; std::nullopt if none has it. convert
 /// comes first: it takes whatever the other commands read and write.
-std::optional<std::string> command_with(const CLI::App& command, const std::string& name) {
-  if (command.get_parent() == nullptr) return std::nullopt;
-  std::vector<const CLI::App*> others = command.get_parent()->get_subcommands([](const CLI::App*) { return true; });
-  std::stable_partition(others.begin(), others.end(),
-                        [](const CLI::App* other) { return other->get_name() == "convert"; });
-  for (const CLI::App* other : others)
+std::optional<std::string> command_with(const Command& command, const std::string& name) {
+  const auto program = command.parent();
+  if (!program) return std::nullopt;
+  std::vector<Command> others = program->subcommands();
+  std::stable_partition(others.begin(), others.end(), [](const Command& other) { return other.name() == "convert"; });
+  for (const Command& other : others)
     for (const std::string& option : {name, own_option(name)})
-      if (other != &command && other->get_option_no_throw(option) != nullptr)
-        return fmt::format("reshard {} has {}; see reshard {} --help", other->get_name(),
-                           option == name ? "it" : option, other->get_name());
+      if (other != command && other.find_option(option))
+        return fmt::format("reshard {} has {}; see reshard {} --help", other.name(), option == name ? "it" : option,
+                           other.name());
   return std::nullopt;
 }
 
 /// What to try in place of an option that `command` does not know; it knows `known`.
-std::string hint_for_option(const CLI::App& command, const std::string& name, const std::vector<std::string>& known) {
+std::string hint_for_option(const Command& command, const std::string& name, const std::vector<std::string>& known) {
   constexpr std::string_view kFrom = "--from-";
   const std::string rest = name.substr(std::min<std::size_t>(2, name.size()));
   const std::string of_source = std::string(kFrom) + rest;
@@ -54,12 +52,11 @@ std::string hint_for_option(const CLI::App& command, const std::string& name, co
   if (const auto other = command_with(command, name)) return *other;
   const std::string guess = nearest(name, known);
   if (!guess.empty()) return "did you mean " + guess + "?";
-  return command.get_name() == "reshard" ? "see reshard --help"
-                                         : fmt::format("see reshard {} --help", command.get_name());
+  return command.name() == "reshard" ? "see reshard --help" : fmt::format("see reshard {} --help", command.name());
 }
 
 /// The first argument that looks like an option and is none, or nothing.
-std::optional<Error> unknown_option(const CLI::App& command, const std::vector<std::string>& arguments) {
+std::optional<Error> unknown_option(const Command& command, const std::vector<std::string>& arguments) {
   const std::vector<std::string> known = option_names(command);
   for (const std::string& argument : arguments) {
     if (argument == "--") break;
@@ -69,7 +66,7 @@ std::optional<Error> unknown_option(const CLI::App& command, const std::vector<s
     const bool short_with_value =
         argument[1] != '-' && std::find(known.begin(), known.end(), argument.substr(0, 2)) != known.end();
     if (short_with_value) continue;
-    Error error(ErrorKind::kUsage, fmt::format("{} does not know the option {}", command.get_name(), printable(name)));
+    Error error(ErrorKind::kUsage, fmt::format("{} does not know the option {}", command.name(), printable(name)));
     error.hint(hint_for_option(command, name, known));
     return error;
   }
@@ -77,26 +74,26 @@ std::optional<Error> unknown_option(const CLI::App& command, const std::vector<s
 }
 
 /// For an option of subcommands in front of them.
-std::optional<Error> early_option(const CLI::App& app, const std::vector<std::string>& arguments) {
+std::optional<Error> early_option(const Command& program, const std::vector<std::string>& arguments) {
   if (arguments.empty() || !arguments.front().starts_with('-')) return std::nullopt;
   const std::string name = arguments.front().substr(0, arguments.front().find('='));
   std::vector<std::string> commands;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    const std::vector<std::string> known = option_names(*command);
-    if (std::find(known.begin(), known.end(), name) != known.end()) commands.push_back(command->get_name());
+  for (const Command& command : program.subcommands()) {
+    const std::vector<std::string> known = option_names(command);
+    if (std::find(known.begin(), known.end(), name) != known.end()) commands.push_back(command.name());
   }
   if (commands.empty()) return std::nullopt;
   return Error(ErrorKind::kUsage, fmt::format("{} comes before the subcommand", printable(name)))
       .hint(fmt::format("the subcommand comes first; {} is an option of {}", printable(name), join(commands, ", ")));
 }
 
-Error usage_error(const CLI::App& app, const std::vector<std::string>& arguments, const CLI::ParseError& parse_error) {
-  const std::vector<std::string> commands = subcommand_names(app);
-  if (const auto early = early_option(app, arguments)) return *early;
+Error usage_error(const Command& program, const std::vector<std::string>& arguments, const ParseError& parse_error) {
+  const std::vector<std::string> commands = subcommand_names(program);
+  if (const auto early = early_option(program, arguments)) return *early;
   const auto first =
       std::find_if(arguments.begin(), arguments.end(), [](const auto& a) { return !a.empty() && a[0] != '-'; });
   if (first == arguments.end()) {
-    if (const auto unknown = unknown_option(app, arguments)) return *unknown;
+    if (const auto unknown = unknown_option(program, arguments)) return *unknown;
     return Error(ErrorKind::kUsage, "a subcommand is needed: " + join(commands, ", ")).hint("see reshard --help");
   }
   if (std::find(commands.begin(), commands.end(), *first) == commands.end()) {
@@ -104,33 +101,33 @@ Error usage_error(const CLI::App& app, const std::vector<std::string>& arguments
     return Error(ErrorKind::kUsage, "there is no subcommand " + printable(*first))
         .hint(guess.empty() ? "the subcommands are " + join(commands, ", ") : "did you mean " + guess + "?");
   }
-  const CLI::App* command = app.get_subcommand(*first);
-  if (const auto unknown = unknown_option(*command, {first + 1, arguments.end()})) return *unknown;
+  const Command command = program.find_subcommand(*first).value();
+  if (const auto unknown = unknown_option(command, {first + 1, arguments.end()})) return *unknown;
   return Error(ErrorKind::kUsage, parse_error.what()).hint("see reshard " + *first + " --help");
 }
 
 }  // namespace
 
-void add_moving(CLI::App& command, MovingArguments& arguments) {
+void add_moving(Command command, MovingArguments& arguments) {
   command
       .add_option("--spec", arguments.spec,
                   "Model family description (JSON) to use instead of the built-in one; see inspect --print-family")
-      ->type_name("FILE");
+      .type_name("FILE");
   command.add_option("--family", arguments.family, "Built-in family of the model, whatever its model_type")
-      ->type_name("NAME");
+      .type_name("NAME");
   command
       .add_option("--threads", arguments.threads,
                   "Number of threads that move bytes (default: number of CPUs, at most 16)")
-      ->type_name("N");
+      .type_name("N");
   command.add_option("--max-memory", arguments.max_memory, "Memory for buffers, such as 256MiB or 1GB")
-      ->type_name("SIZE")
-      ->capture_default_str();
+      .type_name("SIZE")
+      .capture_default_str();
   command
       .add_option(
           "--mpi", arguments.mpi,
           "Share the work between the processes that mpirun or srun started: auto (if there are several), yes, or no "
           "(each process does all of it); default: RESHARD_MPI, or auto")
-      ->type_name("auto|yes|no");
+      .type_name("auto|yes|no");
 }
 
 std::shared_ptr<const Family> named_family(const char* option, const std::string& name) {
@@ -189,25 +186,25 @@ std::string help_text(const LayoutOption& option) {
   return fmt::format("{}: {}", help, fmt::join(option.choices, ", "));
 }
 
-void add_layout_option(CLI::App& command, OptionValues& values, const LayoutOption& option, const std::string& prefix,
+void add_layout_option(Command command, OptionValues& values, const LayoutOption& option, const std::string& prefix,
                        const std::string& help) {
   const std::string name = option.name;
   if (option.type == Type::kFlag) {
-    command.add_flag_callback(
+    command.add_flag(
         prefix + name, [&values, name] { values.set(name); }, help);
     return;
   }
   const bool is_name = option.type == Type::kChoice || option.type == Type::kText;
   const char* value = option.type == Type::kSize ? "SIZE" : is_name ? "NAME" : "N";
-  CLI::Option* added = command.add_option_function<std::string>(
+  Option added = command.add_option(
       prefix + name, [&values, name](const std::string& text) { values.set(name, text); }, help);
-  added->type_name(value);
-  if (*option.default_value != '\0') added->default_str(option.default_value);
+  added.type_name(value);
+  if (*option.default_value != '\0') added.default_str(option.default_value);
 }
 
 }  // namespace
 
-void add_layout_options(CLI::App& command, OptionValues& values, const LayoutFilter& wanted) {
+void add_layout_options(Command command, OptionValues& values, const LayoutFilter& wanted) {
   const auto all = options_of(wanted, [](const LayoutOption& option) { return !option.only_of_source; });
   const auto count = static_cast<std::size_t>(
       std::count_if(layouts().begin(), layouts().end(), [&](const Layout* layout) { return wanted(*layout); }));
@@ -217,7 +214,7 @@ void add_layout_options(CLI::App& command, OptionValues& values, const LayoutFil
         of.size() == count ? help_text(*option) : fmt::format("{} ({})", help_text(*option), layouts_text(of)));
 }
 
-void add_source_options(CLI::App& command, OptionValues& values, const std::string& prefix) {
+void add_source_options(Command command, OptionValues& values, const std::string& prefix) {
   for (const auto& [option, of] : options_of(any_layout, [](const LayoutOption& option) { return option.of_source; })) {
     std::vector<const Layout*> sources;
     const LayoutOption* declared = nullptr;
@@ -230,12 +227,12 @@ void add_source_options(CLI::App& command, OptionValues& values, const std::stri
   }
 }
 
-void add_extra_tensors(CLI::App& command, SourceArguments& arguments) {
+void add_extra_tensors(Command command, SourceArguments& arguments) {
   command
       .add_option("--extra-tensors", arguments.extra_tensors,
                   "Tensors that config.json does not explain, such as buffers: keep, whole on every rank, or drop "
                   "(default: an error)")
-      ->type_name("keep|drop");
+      .type_name("keep|drop");
 }
 
 ExtraTensors extra_tensors_of(const SourceArguments& arguments) {
@@ -246,32 +243,32 @@ ExtraTensors extra_tensors_of(const SourceArguments& arguments) {
               fmt::format("--extra-tensors: \"{}\" is neither keep nor drop", printable(arguments.extra_tensors)));
 }
 
-void add_with_optimizer(CLI::App& command, bool& with_optimizer) {
+void add_with_optimizer(Command command, bool& with_optimizer) {
   const auto has_states = [](const Layout& layout) { return layout.traits().writes_states; };
   command.add_flag("--with-optimizer", with_optimizer,
                    "Include the optimizer and other training state (layout " + layout_names(has_states) + ")");
 }
 
-void add_tag(CLI::App& command, SourceArguments& arguments) {
+void add_tag(Command command, SourceArguments& arguments) {
   command
       .add_option("--tag", arguments.tag,
                   "Which checkpoint to read, if the directory holds several (step_3, checkpoint-10); default: the "
                   "newest finished one")
-      ->type_name("NAME");
+      .type_name("NAME");
 }
 
-void add_config(CLI::App& command, SourceArguments& arguments) {
+void add_config(Command command, SourceArguments& arguments) {
   command
       .add_option("--config", arguments.config,
                   "The model's config.json, or its directory, if it is not next to the weights")
-      ->type_name("FILE");
+      .type_name("FILE");
 }
 
 std::string config_of(const SourceArguments& arguments) {
   return arguments.config.value_or("");
 }
 
-void add_common(CLI::App& command, CommonArguments& arguments) {
+void add_common(Command command, CommonArguments& arguments) {
   add_moving(command, arguments);
   command.add_flag("--no-sync", arguments.no_sync,
                    "Skip the flush to disk: faster, but a crash of the machine may lose the outputs");
@@ -288,7 +285,7 @@ void add_common(CLI::App& command, CommonArguments& arguments) {
   command
       .add_option("--check-against", arguments.check_against,
                   "First verify the source's files against the git-lfs pointers or SHA256SUMS in this directory")
-      ->type_name("DIR");
+      .type_name("DIR");
   command.add_flag("--force", arguments.force, "Replace existing outputs; a shards folder is replaced as a whole");
   command.add_flag("--quiet", arguments.quiet, "No progress bar, notes or last line; errors only");
 }
@@ -334,12 +331,12 @@ std::uint64_t parse_bytes(const std::string& option, const std::string& text) {
   return *bytes;
 }
 
-void add_replicas(CLI::App& command, ReplicaArguments& arguments, bool may_skip) {
+void add_replicas(Command command, ReplicaArguments& arguments, bool may_skip) {
   command
       .add_option("--replicas", arguments.replicas,
                   "If ranks differ in a replicated parameter: drift (the default) uses the first rank's values if they "
                   "drifted apart in training, exact reports an error, first uses the first rank's values")
-      ->type_name("drift|exact|first");
+      .type_name("drift|exact|first");
   if (may_skip)
     command.add_flag("--no-check-replicas", arguments.no_check,
                      "Compare only tied parameters and replicas that are the only evidence for the partition");
@@ -414,7 +411,7 @@ Error unknown_layout(const std::string& option, const std::string& text, const L
 
 }  // namespace
 
-void add_format(CLI::App& command, TargetArguments& arguments, const LayoutFilter& wanted) {
+void add_format(Command command, TargetArguments& arguments, const LayoutFilter& wanted) {
   std::vector<std::string> names, defaults;
   for (const FormatRow& row : kFormats) {
     std::vector<const Layout*> first, having;
@@ -433,24 +430,24 @@ void add_format(CLI::App& command, TargetArguments& arguments, const LayoutFilte
   command
       .add_option("-f,--format", arguments.format,
                   fmt::format("File format: {} (default: {})", join(names, ", "), join(defaults, "; ")))
-      ->type_name("NAME");
+      .type_name("NAME");
 }
 
-CLI::Option* add_mesh(CLI::App& command, TargetArguments& arguments) {
-  CLI::Option* tp = command.add_option("--tp", arguments.tp, "Tensor-parallel ranks")->type_name("N");
-  command.add_option("--pp", arguments.pp, "Pipeline-parallel ranks (default: 1)")->type_name("N");
+Option add_mesh(Command command, TargetArguments& arguments) {
+  const Option tp = command.add_option("--tp", arguments.tp, "Tensor-parallel ranks").type_name("N");
+  command.add_option("--pp", arguments.pp, "Pipeline-parallel ranks (default: 1)").type_name("N");
   command.add_option("--vpp", arguments.vpp, "Virtual pipeline stages per rank, interleaved")
-      ->type_name("N")
-      ->capture_default_str();
+      .type_name("N")
+      .capture_default_str();
   command
       .add_option("--ep", arguments.ep,
                   "Expert-parallel ranks, over which each layer's experts are spread (default: 1)")
-      ->type_name("N");
+      .type_name("N");
   command
       .add_option("--pipeline-cuts", arguments.pipeline_cuts,
                   "Last layer of each stage but the last, such as model.layers.3,model.layers.7")
-      ->type_name("NAMES")
-      ->allow_extra_args(false);
+      .type_name("NAMES")
+      .one_value_per_use();
   return tp;
 }
 
@@ -469,18 +466,18 @@ TargetRequest target_request(const TargetArguments& arguments, const std::string
   return request;
 }
 
-void add_cast(CLI::App& command, CastArguments& arguments) {
+void add_cast(Command command, CastArguments& arguments) {
   command
       .add_option("--dtype", arguments.dtype,
                   "Cast floating tensors: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, float64. Rounds to "
                   "nearest, ties to even")
-      ->type_name("NAME");
+      .type_name("NAME");
   command
       .add_option("--overflow", arguments.overflow,
                   "With --dtype, or a layout that casts: saturate replaces out-of-range values by the largest finite "
                   "ones, and infinities where the dtype has none (float8_e4m3fn); error stops at the first")
-      ->type_name("NAME")
-      ->capture_default_str();
+      .type_name("NAME")
+      .capture_default_str();
 }
 
 void validate_cast(const CastArguments& arguments, bool casts_anyway) {
@@ -543,10 +540,10 @@ Overflow overflow_of(const CastArguments& arguments) {
               fmt::format("--overflow: \"{}\" is neither saturate nor error", printable(arguments.overflow)));
 }
 
-void add_lora_fuse(CLI::App& command, std::string& how) {
+void add_lora_fuse(Command command, std::string& how) {
   command.add_option("--lora-fuse", how, "lora_A of fused linears: mean (as optimum-neuron does), or exact (stacked)")
-      ->type_name("HOW")
-      ->capture_default_str();
+      .type_name("HOW")
+      .capture_default_str();
 }
 
 LoraFuse parse_lora_fuse(const std::string& text) {
@@ -584,19 +581,16 @@ RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments&
   return options;
 }
 
-bool parse_and_run(CLI::App& app, int argc, const char* const* argv) {
+bool parse_and_run(CommandLine& command_line, int argc, const char* const* argv) {
+  const Command program = command_line.program();
   const std::vector<std::string> arguments =
-      in_own_words(app, std::vector<std::string>(argv + std::min(argc, 1), argv + argc));
+      in_own_words(program, std::vector<std::string>(argv + std::min(argc, 1), argv + argc));
   try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // which takes them from the back
-    return true;
-  } catch (const CLI::Success& success) {  // help and version
-    std::ostringstream text;
-    app.exit(success, text, text);
-    print_output(text.str());
-    return false;
-  } catch (const CLI::ParseError& error) {
-    throw usage_error(app, arguments, error);
+    const auto text = command_line.parse(arguments);
+    if (text) print_output(*text);
+    return !text;
+  } catch (const ParseError& error) {
+    throw usage_error(program, arguments, error);
   }
 }
 

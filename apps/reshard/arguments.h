@@ -1,6 +1,5 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -8,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "command.h"
 #include "reshard/engine/move/run.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/plan/job/job.h"
@@ -22,7 +22,7 @@ struct MovingArguments {
   std::string max_memory = "256MiB";
   std::string mpi;  // which has had its effect before the command line is parsed
 };
-void add_moving(CLI::App& command, MovingArguments& arguments);
+void add_moving(Command command, MovingArguments& arguments);
 
 /// The built-in family of a name that `option` gives.
 /// \throws Error kUsage, with the nearest name or all of them, for a name that is not known.
@@ -46,10 +46,10 @@ inline bool is_of_ranks(const Layout& layout) {
 
 /// Adds the options of the layouts that `wanted` holds for; what is given goes into `values`, which must outlive
 /// `command`.
-void add_layout_options(CLI::App& command, OptionValues& values, const LayoutFilter& wanted);
+void add_layout_options(Command command, OptionValues& values, const LayoutFilter& wanted);
 /// Adds the options that say how a checkpoint that is read was made. `prefix` is that of their names: "--", or
 /// "--from-".
-void add_source_options(CLI::App& command, OptionValues& values, const std::string& prefix = "--");
+void add_source_options(Command command, OptionValues& values, const std::string& prefix = "--");
 
 /// Where a checkpoint is that is read, as far as its path does not say it.
 struct SourceArguments {
@@ -59,12 +59,12 @@ struct SourceArguments {
   std::string extra_tensors;
 };
 /// Adds --extra-tensors.
-void add_extra_tensors(CLI::App& command, SourceArguments& arguments);
+void add_extra_tensors(Command command, SourceArguments& arguments);
 /// \throws Error kUsage.
 ExtraTensors extra_tensors_of(const SourceArguments& arguments);
-void add_with_optimizer(CLI::App& command, bool& with_optimizer);
-void add_tag(CLI::App& command, SourceArguments& arguments);
-void add_config(CLI::App& command, SourceArguments& arguments);
+void add_with_optimizer(Command command, bool& with_optimizer);
+void add_tag(Command command, SourceArguments& arguments);
+void add_config(Command command, SourceArguments& arguments);
 /// What --config says; empty where it was not given.
 /// \throws Error kUsage for an empty value: an unset variable of a script must not mean the default.
 std::string config_of(const SourceArguments& arguments);
@@ -82,7 +82,7 @@ struct CommonArguments : MovingArguments {
   bool check_inputs = false;
   std::optional<std::string> check_against;
 };
-void add_common(CLI::App& command, CommonArguments& arguments);
+void add_common(Command command, CommonArguments& arguments);
 
 /// How replicas in a sharded source are treated.
 struct ReplicaArguments {
@@ -91,7 +91,7 @@ struct ReplicaArguments {
   bool allow_divergent = false;
 };
 /// `may_skip`: with --no-check-replicas, too.
-void add_replicas(CLI::App& command, ReplicaArguments& arguments, bool may_skip = true);
+void add_replicas(Command command, ReplicaArguments& arguments, bool may_skip = true);
 
 /// What a checkpoint becomes.
 struct TargetArguments {
@@ -105,9 +105,9 @@ struct TargetArguments {
   OptionValues options;                    // which the layout has
 };
 /// Adds -f,--format.
-void add_format(CLI::App& command, TargetArguments& arguments, const LayoutFilter& wanted);
+void add_format(Command command, TargetArguments& arguments, const LayoutFilter& wanted);
 /// Adds the options of the mesh. \returns --tp, which some commands require.
-CLI::Option* add_mesh(CLI::App& command, TargetArguments& arguments);
+Option add_mesh(Command command, TargetArguments& arguments);
 /// `option` names the layout, one of those that `wanted` holds for.
 /// \throws Error kUsage.
 TargetRequest target_request(const TargetArguments& arguments, const std::string& option, const LayoutFilter& wanted);
@@ -119,7 +119,7 @@ struct CastArguments {
   bool overflow_given = false;
 };
 /// Adds --dtype and --overflow.
-void add_cast(CLI::App& command, CastArguments& arguments);
+void add_cast(Command command, CastArguments& arguments);
 /// `casts_anyway`: the layout does.
 /// \throws Error kUsage for --overflow without anything to cast.
 void validate_cast(const CastArguments& arguments, bool casts_anyway);
@@ -130,7 +130,7 @@ std::optional<DType> dtype_of(const CastArguments& arguments);
 Overflow overflow_of(const CastArguments& arguments);
 
 /// Adds --lora-fuse.
-void add_lora_fuse(CLI::App& command, std::string& how);
+void add_lora_fuse(Command command, std::string& how);
 /// \throws Error kUsage.
 LoraFuse parse_lora_fuse(const std::string& text);
 
@@ -161,6 +161,6 @@ RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments&
 /// Parses and runs.
 /// \throws Error kUsage for a command line that makes no sense, with the nearest match of an unknown option or
 /// subcommand as its hint; whatever the subcommand throws. \returns false if help or the version was printed.
-bool parse_and_run(CLI::App& app, int argc, const char* const* argv);
+bool parse_and_run(CommandLine& command_line, int argc, const char* const* argv);
 
 }  // namespace reshard::cli

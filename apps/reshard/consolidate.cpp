@@ -43,40 +43,39 @@ ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
 
 }  // namespace
 
-void add_consolidate(CLI::App& app, Together& together) {
+void add_consolidate(Command app, Together& together) {
   auto arguments = std::make_shared<ConsolidateArguments>();
   arguments->target.layout = whole_layout().traits().name;
-  CLI::App* command =
-      app.add_subcommand("consolidate", "Consolidate a sharded checkpoint into a Hugging Face directory");
+  Command command = app.add_subcommand("consolidate", "Consolidate a sharded checkpoint into a Hugging Face directory");
   command
-      ->add_option(
+      .add_option(
           "CHECKPOINT_DIR", arguments->checkpoint_directory,
           "Directory with a shards folder or adapter_NAME/ folders, or such a folder itself; or a training run's "
           "directory, see --tag; or a file that contains all weights")
-      ->required();
-  CLI::Option* output =
-      command->add_option("OUT_DIR", arguments->output_directory,
-                          "Directory to write to (default: the one with the shards folder, if the layout has such a "
-                          "folder)");
-  add_format(*command, arguments->target, is_whole);
-  add_layout_options(*command, arguments->target.options, is_whole);
-  add_tag(*command, arguments->source);
-  add_config(*command, arguments->source);
-  add_extra_tensors(*command, arguments->source);
-  add_source_options(*command, arguments->source_options);
-  add_cast(*command, arguments->cast);
-  add_replicas(*command, arguments->replicas);
-  add_common(*command, *arguments);
-  command->callback([arguments, command, output, &together] {
+      .required();
+  Option output =
+      command.add_option("OUT_DIR", arguments->output_directory,
+                         "Directory to write to (default: the one with the shards folder, if the layout has such a "
+                         "folder)");
+  add_format(command, arguments->target, is_whole);
+  add_layout_options(command, arguments->target.options, is_whole);
+  add_tag(command, arguments->source);
+  add_config(command, arguments->source);
+  add_extra_tensors(command, arguments->source);
+  add_source_options(command, arguments->source_options);
+  add_cast(command, arguments->cast);
+  add_replicas(command, arguments->replicas);
+  add_common(command, *arguments);
+  command.callback([arguments, command, output, &together] {
     // An unset variable of a script must not mean the default.
-    if (output->count() > 0 && arguments->output_directory.empty())
+    if (output.count() > 0 && arguments->output_directory.empty())
       throw Error(ErrorKind::kUsage, "OUT_DIR is empty").hint("leave it out to write next to the shards folder");
-    arguments->cast.overflow_given = command->count("--overflow") > 0;
+    arguments->cast.overflow_given = command.count("--overflow") > 0;
     RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
     options.overflow = overflow_of(arguments->cast);
     run_job(
-        *command, [&] { return plan_consolidate(request_of(*arguments)); }, *arguments, options, together);
+        command, [&] { return plan_consolidate(request_of(*arguments)); }, *arguments, options, together);
   });
 }
 

@@ -95,66 +95,65 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   return request;
 }
 
-void add_options(CLI::App& command, ConvertArguments& arguments) {
+void add_options(Command command, ConvertArguments& arguments) {
   command
       .add_option("SRC", arguments.source,
                   "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter")
-      ->required();
-  command.add_option("DST", arguments.output_directory, "Directory to write to")->required();
+      .required();
+  command.add_option("DST", arguments.output_directory, "Directory to write to").required();
   command
       .add_option(
           "--to", arguments.target.layout,
           fmt::format(
               "Layout to make: {} (default: {}, or that of a sharded SRC with --with-optimizer or options of ranks)",
               layout_names(is_written), whole_layout().traits().name))
-      ->type_name("NAME");
+      .type_name("NAME");
   add_format(command, arguments.target, is_written);
   add_tag(command, arguments.from);
   add_config(command, arguments.from);
   add_extra_tensors(command, arguments.from);
   add_with_optimizer(command, arguments.from.with_optimizer);
   add_source_options(command, arguments.source_options, "--from-");
-  add_mesh(command, arguments.target)->description("Tensor-parallel ranks (default: those of a sharded SRC)");
-  command.get_option("--pp")->description("Pipeline-parallel ranks (default: those of a sharded SRC, or 1)");
-  command.get_option("--ep")->description("Expert-parallel ranks (default: those of a sharded SRC, or 1)");
+  add_mesh(command, arguments.target).description("Tensor-parallel ranks (default: those of a sharded SRC)");
+  command.option("--pp").description("Pipeline-parallel ranks (default: those of a sharded SRC, or 1)");
+  command.option("--ep").description("Expert-parallel ranks (default: those of a sharded SRC, or 1)");
   add_layout_options(command, arguments.target.options, is_written);
   add_cast(command, arguments.cast);
   command.add_flag("--cast-all", arguments.cast_all, "With --dtype: cast integers and booleans too");
   command.add_option("--rename", arguments.renames, "Replace what matches in names, in order; $1 … $9 are groups")
-      ->type_name("REGEX=TEXT")
-      ->allow_extra_args(false);
+      .type_name("REGEX=TEXT")
+      .one_value_per_use();
   command.add_option("--drop", arguments.drop, "Leave out tensors whose name matches")
-      ->type_name("REGEX")
-      ->allow_extra_args(false);
+      .type_name("REGEX")
+      .one_value_per_use();
   command.add_option("--keep", arguments.keep, "Take only tensors whose name matches")
-      ->type_name("REGEX")
-      ->allow_extra_args(false);
+      .type_name("REGEX")
+      .one_value_per_use();
   command.add_flag("--allow-missing", arguments.allow_missing,
                    "Write a model that lacks tensors which config.json asks for, and list them in a note");
   add_lora_fuse(command, arguments.lora_fuse);
-  command.get_option("--lora-fuse")
-      ->description("lora_A of fused linears, where an adapter is sharded for the model of --config: mean or exact");
+  command.option("--lora-fuse")
+      .description("lora_A of fused linears, where an adapter is sharded for the model of --config: mean or exact");
 }
 
 }  // namespace
 
-void add_convert(CLI::App& app, Together& together) {
+void add_convert(Command app, Together& together) {
   auto arguments = std::make_shared<ConvertArguments>();
   arguments->target.layout = whole_layout().traits().name;
-  CLI::App* command =
-      app.add_subcommand("convert", "Convert a checkpoint to another layout, mesh, file format or dtype");
-  add_options(*command, *arguments);
-  add_replicas(*command, arguments->replicas);
-  add_common(*command, *arguments);
-  command->callback([arguments, command, &together] {
-    arguments->layout_given = command->count("--to") > 0;
-    arguments->cast.overflow_given = command->count("--overflow") > 0;
-    arguments->lora_fuse_given = command->count("--lora-fuse") > 0;
+  Command command = app.add_subcommand("convert", "Convert a checkpoint to another layout, mesh, file format or dtype");
+  add_options(command, *arguments);
+  add_replicas(command, arguments->replicas);
+  add_common(command, *arguments);
+  command.callback([arguments, command, &together] {
+    arguments->layout_given = command.count("--to") > 0;
+    arguments->cast.overflow_given = command.count("--overflow") > 0;
+    arguments->lora_fuse_given = command.count("--lora-fuse") > 0;
     RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
     options.overflow = overflow_of(arguments->cast);
     run_job(
-        *command, [&] { return plan_convert(request_of(*arguments)); }, *arguments, options, together);
+        command, [&] { return plan_convert(request_of(*arguments)); }, *arguments, options, together);
   });
 }
 

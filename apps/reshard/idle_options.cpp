@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 
 #include "reshard/base/error.h"
@@ -64,9 +65,9 @@ constexpr Row kRows[] = {
      [](const Job& job) { return !casts(job, [](DType dtype) { return !float_format(dtype); }); }},
 };
 
-bool is_given(const CLI::App& command, const char* name) {
-  const CLI::Option* option = command.get_option_no_throw(name);
-  return option != nullptr && option->count() > 0;
+bool is_given(const Command& command, const char* name) {
+  const std::optional<Option> option = command.find_option(name);
+  return option && option->count() > 0;
 }
 
 std::string no_effect(const char* option, const char* why) {
@@ -75,7 +76,7 @@ std::string no_effect(const char* option, const char* why) {
 
 }  // namespace
 
-std::vector<std::string> idle_options(const CLI::App& command, const Job& job) {
+std::vector<std::string> idle_options(const Command& command, const Job& job) {
   std::vector<std::string> notes;
   for (const Row& row : kRows)
     if (is_given(command, row.option) && row.is_idle(job)) notes.push_back(no_effect(row.option, row.why));
@@ -85,7 +86,7 @@ std::vector<std::string> idle_options(const CLI::App& command, const Job& job) {
   return notes;
 }
 
-std::vector<std::string> idle_replica_options(const CLI::App& command, std::initializer_list<const TensorMap*> sides) {
+std::vector<std::string> idle_replica_options(const Command& command, std::initializer_list<const TensorMap*> sides) {
   std::vector<std::string> notes;
   for (const char* option : kReplicaOptions)
     if (is_given(command, option) &&
@@ -95,11 +96,11 @@ std::vector<std::string> idle_replica_options(const CLI::App& command, std::init
   return notes;
 }
 
-void validate_alone(const CLI::App& command, std::initializer_list<const char*> allowed, const std::string& with) {
+void validate_alone(const Command& command, std::initializer_list<const char*> allowed, const std::string& with) {
   constexpr std::string_view kAlways[] = {"threads", "max-memory", "mpi", "json", "quiet"};
-  for (const CLI::Option* option : command.get_options()) {
-    if (option->count() == 0 || option->get_lnames().empty()) continue;
-    const std::string& name = option->get_lnames().front();
+  for (const Option& option : command.options()) {
+    if (option.count() == 0 || option.long_names().empty()) continue;
+    const std::string name = option.long_names().front();
     const auto is_it = [&](std::string_view other) { return name == other; };
     if (std::any_of(std::begin(kAlways), std::end(kAlways), is_it) ||
         std::any_of(allowed.begin(), allowed.end(), is_it))

@@ -105,7 +105,7 @@ std::string description_of(const Checkpoint& checkpoint) {
       .hint("--print-family llama prints a built-in description to start from");
 }
 
-void inspect(const CLI::App& command, const InspectArguments& arguments, Together& together) {
+void inspect(const Command& command, const InspectArguments& arguments, Together& together) {
   if (!arguments.print_family.empty() && !arguments.path.empty())
     throw Error(ErrorKind::kUsage,
                 "--print-family prints a built-in description and reads no PATH, such as " + printable(arguments.path))
@@ -153,29 +153,29 @@ void inspect(const CLI::App& command, const InspectArguments& arguments, Togethe
 
 }  // namespace
 
-void add_inspect(CLI::App& app, Together& together) {
+void add_inspect(Command app, Together& together) {
   auto arguments = std::make_shared<InspectArguments>();
-  CLI::App* command = app.add_subcommand(
+  Command command = app.add_subcommand(
       "inspect", "Show what a file, a Hugging Face directory, a sharded checkpoint or an adapter contains");
-  command->add_option("PATH", arguments->path, "File or directory");
+  command.add_option("PATH", arguments->path, "File or directory");
   command
-      ->add_option("--print-family", arguments->print_family,
-                   "Print the description of a built-in family, in the format of --spec")
-      ->type_name("FAMILY");
-  command->add_flag("--print-spec", arguments->print_spec,
-                    "Print the model's description for --spec, from the ranks' metadata if they have any");
-  command->add_flag("--tensors", arguments->tensors, "One line per tensor, instead of one for all layers");
-  command->add_option("--filter", arguments->filter, "Only tensors whose name matches")->type_name("REGEX");
-  command->add_flag("--stats", arguments->stats, "Read the values: minimum, maximum, mean, NaN and infinity counts");
-  command->add_flag("--digest", arguments->digest,
-                    "Read the values: a SHA-256 of each tensor, the same whatever the layout, format or ranks");
-  add_tag(*command, arguments->source);
-  add_config(*command, arguments->source);
-  add_source_options(*command, arguments->source_options);
-  add_moving(*command, *arguments);
-  command->add_flag("--json", arguments->json, "Print one JSON document to standard output, and nothing else");
-  command->add_flag("--quiet", arguments->quiet, "No progress bar or notes");
-  command->callback([arguments, command, &together] { inspect(*command, *arguments, together); });
+      .add_option("--print-family", arguments->print_family,
+                  "Print the description of a built-in family, in the format of --spec")
+      .type_name("FAMILY");
+  command.add_flag("--print-spec", arguments->print_spec,
+                   "Print the model's description for --spec, from the ranks' metadata if they have any");
+  command.add_flag("--tensors", arguments->tensors, "One line per tensor, instead of one for all layers");
+  command.add_option("--filter", arguments->filter, "Only tensors whose name matches").type_name("REGEX");
+  command.add_flag("--stats", arguments->stats, "Read the values: minimum, maximum, mean, NaN and infinity counts");
+  command.add_flag("--digest", arguments->digest,
+                   "Read the values: a SHA-256 of each tensor, the same whatever the layout, format or ranks");
+  add_tag(command, arguments->source);
+  add_config(command, arguments->source);
+  add_source_options(command, arguments->source_options);
+  add_moving(command, *arguments);
+  command.add_flag("--json", arguments->json, "Print one JSON document to standard output, and nothing else");
+  command.add_flag("--quiet", arguments->quiet, "No progress bar or notes");
+  command.callback([arguments, command, &together] { inspect(command, *arguments, together); });
 }
 
 }  // namespace reshard::cli

@@ -12,11 +12,11 @@
 #include <memory>
 #include <new>
 #include <optional>
-#include <sstream>
 #include <system_error>
 #include <utility>
 
 #include "arguments.h"
+#include "command.h"
 #include "commands.h"
 #include "launcher.h"
 #include "mpi_ranks.h"
@@ -68,65 +68,28 @@ void allow_many_open_files() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/// Help as wide as the terminal.
-class HelpFormatter : public CLI::Formatter {
- public:
-  HelpFormatter() { column_width(kNameColumns); }
-
-  std::string make_description(const CLI::App* app) const override {
-    return reshard::cli::wrap(app->get_description(), 0) + "\n";
-  }
-  std::string make_subcommand(const CLI::App* command) const override {
-    std::ostringstream out;
-    CLI::detail::format_help(out, command->get_name(), beside_names(command->get_description()), kNameColumns);
-    return out.str();
-  }
-  std::string make_option_desc(const CLI::Option* option) const override {
-    return beside_names(option->get_description());
-  }
-  /// With defaults as "=DEFAULT": other versions of CLI11 put them into brackets, with a blank after them.
-  std::string make_option_opts(const CLI::Option* option) const override {
-    std::string text = CLI::Formatter::make_option_opts(option);
-    const std::string bracketed = " [" + option->get_default_str() + "]";
-    if (const auto at = text.find(bracketed); at != std::string::npos && !option->get_default_str().empty())
-      text.replace(at, bracketed.size(), "=" + option->get_default_str());
-    return text.substr(0, text.find_last_not_of(' ') + 1);
-  }
-
- private:
-  /// In lines that fit the column of descriptions.
-  static std::string beside_names(const std::string& text) {
-    return reshard::cli::wrap(text, 0, reshard::cli::table_columns() - kNameColumns);
-  }
-
-  static constexpr std::size_t kNameColumns = 30;
-};
-
 int parse_and_run(int argc, char** argv, Together& together) {
   int exit_code = 0;
-  CLI::App app(
+  reshard::cli::CommandLine command_line(
+      "reshard",
       "Converts large-model checkpoints between the sharded files of trainers and servers and Hugging Face "
       "directories.",
-      "reshard");
-  app.require_subcommand(1);
-  app.set_version_flag("-V,--version", std::string("reshard ") + reshard::cli::kVersion);
-  app.formatter(std::make_shared<HelpFormatter>());
-  app.footer(footer());
-  reshard::cli::add_shard(app, together);
-  reshard::cli::add_consolidate(app, together);
-  reshard::cli::add_inspect(app, together);
-  reshard::cli::add_convert(app, together);
-  reshard::cli::add_verify(app, exit_code, together);
-  reshard::cli::learn_option_names(app);
-  app.parse_complete_callback([&] {  // before that of the command
-    const CLI::App& command = *app.get_subcommands().at(0);
+      std::string("reshard ") + reshard::cli::kVersion, footer());
+  const reshard::cli::Command program = command_line.program();
+  reshard::cli::add_shard(program, together);
+  reshard::cli::add_consolidate(program, together);
+  reshard::cli::add_inspect(program, together);
+  reshard::cli::add_convert(program, together);
+  reshard::cli::add_verify(program, exit_code, together);
+  reshard::cli::learn_option_names(program);
+  command_line.before_command([&](const reshard::cli::Command& command) {
     reshard::cli::learn_command(command);
     reshard::cli::validate_values(command);
     std::map<std::string, std::string> given = reshard::cli::given_options(command);
     given["reshard"] = reshard::cli::kVersion;
     together.set_given(std::move(given));
   });
-  reshard::cli::parse_and_run(app, argc, argv);
+  reshard::cli::parse_and_run(command_line, argc, argv);
   return exit_code;
 }
 

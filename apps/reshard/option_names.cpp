@@ -28,9 +28,9 @@ Names& names_of_command() {
   return names;
 }
 
-void add_names(const CLI::App& command, Names& names) {
-  for (const CLI::Option* option : command.get_options())
-    for (const std::string& name : option->get_lnames()) names.insert(name);
+void add_names(const Command& command, Names& names) {
+  for (const Option& option : command.options())
+    for (const std::string& name : option.long_names()) names.insert(name);
 }
 
 /// What the command that was parsed calls the option.
@@ -45,35 +45,33 @@ std::string own_name(std::string_view name) {
 
 }  // namespace
 
-void learn_option_names(const CLI::App& app) {
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
-    add_names(*command, option_names());
+void learn_option_names(const Command& program) {
+  for (const Command& command : program.subcommands()) add_names(command, option_names());
 }
 
-void learn_command(const CLI::App& command) {
+void learn_command(const Command& command) {
   names_of_command().clear();
   add_names(command, names_of_command());
 }
 
-void validate_values(const CLI::App& command) {
-  for (const CLI::Option* option : command.get_options())
-    if (!option->get_lnames().empty() && option->get_items_expected_max() > 0)
-      for (const std::string& value : option->results())
+void validate_values(const Command& command) {
+  for (const Option& option : command.options())
+    if (!option.long_names().empty() && !option.is_switch())
+      for (const std::string& value : option.values())
         if (value.empty())
-          throw Error(ErrorKind::kUsage, "--" + option->get_lnames().front() + ": the value is empty")
+          throw Error(ErrorKind::kUsage, "--" + option.long_names().front() + ": the value is empty")
               .hint("give a value, or leave out the option");
 }
 
-std::map<std::string, std::string> given_options(const CLI::App& command) {
+std::map<std::string, std::string> given_options(const Command& command) {
   constexpr std::array<std::string_view, 8> kOfOneRank = {"threads", "max-memory", "mpi",   "json",
                                                           "quiet",   "resume",     "clean", "help"};
-  std::map<std::string, std::string> given = {{"the command", command.get_name()}};
-  for (const CLI::Option* option : command.get_options()) {
-    if (option->count() == 0 || option->get_lnames().empty()) continue;
-    const std::string& name = option->get_lnames().front();
+  std::map<std::string, std::string> given = {{"the command", command.name()}};
+  for (const Option& option : command.options()) {
+    if (option.count() == 0 || option.long_names().empty()) continue;
+    const std::string name = option.long_names().front();
     if (std::find(kOfOneRank.begin(), kOfOneRank.end(), name) != kOfOneRank.end()) continue;
-    const bool is_switch = option->get_items_expected_max() == 0;
-    given["--" + name] = is_switch ? std::string() : join(option->results(), " ");
+    given["--" + name] = option.is_switch() ? std::string() : join(option.values(), " ");
   }
   return given;
 }

@@ -105,13 +105,6 @@ bool is_word(std::string_view argument, std::string_view lower) {
          std::equal(argument.begin(), argument.end(), lower.begin(), [](char a, char b) { return (a | 0x20) == b; });
 }
 
-const CLI::App* command_named(const CLI::App& app, const std::string& name) {
-  const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
-  const auto found = std::find_if(commands.begin(), commands.end(),
-                                  [&](const CLI::App* command) { return command->get_name() == name; });
-  return found == commands.end() ? nullptr : *found;
-}
-
 /// The trainer's setting qkv_linear is True or False; --qkv-linear has three values.
 void name_qkv_linear(std::vector<std::string>& arguments) {
   constexpr std::string_view kOption = "--qkv-linear";
@@ -128,20 +121,20 @@ void name_qkv_linear(std::vector<std::string>& arguments) {
   }
 }
 
-/// The option of `command` that an unknown option `name` means; nullptr if no option does.
-const CLI::Option* meant_option(const CLI::App& command, const std::string& name) {
+/// The option of `command` that an unknown option `name` means; std::nullopt if no option does.
+std::optional<Option> meant_option(const Command& command, const std::string& name) {
   for (const std::string& candidate : {with_hyphens(name), own_option(name)})
-    if (const CLI::Option* option = command.get_option_no_throw(candidate)) return option;
-  return nullptr;
+    if (const auto option = command.find_option(candidate)) return option;
+  return std::nullopt;
 }
 
 }  // namespace
 
-std::vector<std::string> option_names(const CLI::App& command) {
+std::vector<std::string> option_names(const Command& command) {
   std::vector<std::string> names;
-  for (const CLI::Option* option : command.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  for (const Option& option : command.options()) {
+    for (const std::string& name : option.long_names()) names.push_back("--" + name);
+    for (const std::string& name : option.short_names()) names.push_back("-" + name);
   }
   return names;
 }
@@ -153,10 +146,10 @@ std::string own_option(const std::string& name) {
   return word;
 }
 
-std::optional<std::string> advice_on(const CLI::App& command, const std::string& name) {
+std::optional<std::string> advice_on(const Command& command, const std::string& name) {
   const std::string word = with_hyphens(name);
-  const auto has = [](const CLI::App& app, const Advice& row) {
-    return row.needed.empty() || app.get_option_no_throw(std::string(row.needed)) != nullptr;
+  const auto has = [](const Command& program, const Advice& row) {
+    return row.needed.empty() || program.find_option(std::string(row.needed));
   };
   const Advice* of_others = nullptr;
   for (const Advice& row : kAdvice) {
@@ -164,20 +157,21 @@ std::optional<std::string> advice_on(const CLI::App& command, const std::string&
     if (has(command, row)) return std::string(row.text);
     if (row.text.starts_with("--")) of_others = &row;
   }
-  const CLI::App* convert = command.get_parent() == nullptr ? nullptr : command_named(*command.get_parent(), "convert");
-  if (of_others == nullptr || convert == nullptr || !has(*convert, *of_others)) return std::nullopt;
+  const auto program = command.parent();
+  const auto convert = program ? program->find_subcommand("convert") : std::nullopt;
+  if (of_others == nullptr || !convert || !has(*convert, *of_others)) return std::nullopt;
   return fmt::format("reshard convert has {}", of_others->text);
 }
 
-std::vector<std::string> in_own_words(const CLI::App& app, std::vector<std::string> arguments) {
+std::vector<std::string> in_own_words(const Command& program, std::vector<std::string> arguments) {
   if (!arguments.empty() && arguments.front() == "help") {
     if (arguments.size() < 2 || arguments[1] == "help" || arguments[1] == "version") return {"--help"};
-    if (command_named(app, arguments[1]) == nullptr) return {arguments[1]};  // which is refused
+    if (!program.find_subcommand(arguments[1])) return {arguments[1]};  // which is refused
     return {arguments[1], "--help"};
   }
   if (!arguments.empty() && arguments.front() == "version") return {"--version"};
-  const CLI::App* command = arguments.empty() ? nullptr : command_named(app, arguments.front());
-  if (command == nullptr) return arguments;
+  const auto command = arguments.empty() ? std::nullopt : program.find_subcommand(arguments.front());
+  if (!command) return arguments;
   const std::vector<std::string> known = option_names(*command);
   std::vector<std::string> own{arguments.front()};
   for (std::size_t i = 1; i < arguments.size(); ++i) {
@@ -188,15 +182,15 @@ std::vector<std::string> in_own_words(const CLI::App& app, std::vector<std::stri
     }
     const std::size_t end = std::min(argument.find('='), argument.size());
     const std::string name = argument.substr(0, end);
-    const CLI::Option* option = nullptr;
+    std::optional<Option> option;
     if (name.starts_with("--") && std::find(known.begin(), known.end(), name) == known.end())
       option = meant_option(*command, name);
-    if (option == nullptr) {
+    if (!option) {
       own.push_back(argument);
       continue;
     }
-    const std::string meant = "--" + option->get_lnames().front();
-    const bool is_flag = option->get_items_expected_max() == 0;
+    const std::string meant = "--" + option->long_names().front();
+    const bool is_flag = option->is_switch();
     const bool has_value = is_flag && end == argument.size() && i + 1 < arguments.size() &&
                            (is_word(arguments[i + 1], "true") || is_word(arguments[i + 1], "false"));
     if (!has_value) {

@@ -208,7 +208,7 @@ std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
                       list_names(linears))};
 }
 
-void run_job(const CLI::App& command, const std::function<std::unique_ptr<Job>()>& plan,
+void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>& plan,
              const CommonArguments& arguments, RunOptions options, Together& together) {
   validate_arguments(arguments);
   Progress progress;

@@ -12,7 +12,7 @@ namespace reshard::cli {
 
 /// Plans a job of a command that was parsed, and runs it with the other ranks, or prints it for --dry-run; prints what
 /// --json and --quiet ask for.
-void run_job(const CLI::App& command, const std::function<std::unique_ptr<Job>()>& plan,
+void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>& plan,
              const CommonArguments& arguments, RunOptions options, Together& together);
 
 /// "reshard: note: …" on standard error, one line each.

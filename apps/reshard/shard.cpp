@@ -62,49 +62,49 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
 
 }  // namespace
 
-void add_shard(CLI::App& app, Together& together) {
+void add_shard(Command app, Together& together) {
   auto arguments = std::make_shared<ShardArguments>();
   arguments->target.layout = default_rank_layout().traits().name;
-  CLI::App* command =
+  Command command =
       app.add_subcommand("shard", "Shard a Hugging Face checkpoint, or LoRA adapters, into one file per rank");
   command
-      ->add_option(
+      .add_option(
           "MODEL_DIR", arguments->model_directory,
           "Directory with config.json and the weights, or of a training checkpoint that is read as whole tensors; or a "
           "file that contains all weights")
-      ->required();
-  command->add_option("OUT_DIR", arguments->output_directory, "Directory to write the shards folder into")->required();
-  add_mesh(*command, arguments->target)
-      ->description("Tensor-parallel ranks; required, but for layout " + layout_names([](const Layout& layout) {
-                      return layout.traits().is_written() && layout.traits().needs_no_mesh;
-                    }));
-  command->add_option("--layout", arguments->target.layout, "Layout of the shards: " + layout_names(is_of_ranks))
-      ->type_name("NAME")
-      ->capture_default_str();
-  add_format(*command, arguments->target, is_of_ranks);
-  add_layout_options(*command, arguments->target.options, is_of_ranks);
-  add_cast(*command, arguments->cast);
-  add_config(*command, arguments->source);
-  add_extra_tensors(*command, arguments->source);
-  add_with_optimizer(*command, arguments->source.with_optimizer);
+      .required();
+  command.add_option("OUT_DIR", arguments->output_directory, "Directory to write the shards folder into").required();
+  add_mesh(command, arguments->target)
+      .description("Tensor-parallel ranks; required, but for layout " + layout_names([](const Layout& layout) {
+                     return layout.traits().is_written() && layout.traits().needs_no_mesh;
+                   }));
+  command.add_option("--layout", arguments->target.layout, "Layout of the shards: " + layout_names(is_of_ranks))
+      .type_name("NAME")
+      .capture_default_str();
+  add_format(command, arguments->target, is_of_ranks);
+  add_layout_options(command, arguments->target.options, is_of_ranks);
+  add_cast(command, arguments->cast);
+  add_config(command, arguments->source);
+  add_extra_tensors(command, arguments->source);
+  add_with_optimizer(command, arguments->source.with_optimizer);
   command
-      ->add_option(
+      .add_option(
           "--adapter", arguments->adapters,
           std::string(
               "Directory of a LoRA adapter saved by PEFT, or of several. Only adapters are written, in layout ") +
               adapter_layout().traits().name + "; MODEL_DIR needs only config.json")
-      ->type_name("DIR")
-      ->allow_extra_args(false);
-  add_lora_fuse(*command, arguments->lora_fuse);
-  add_common(*command, *arguments);
-  command->callback([arguments, command, &together] {
-    arguments->lora_fuse_given = command->count("--lora-fuse") > 0;
-    arguments->cast.overflow_given = command->count("--overflow") > 0;
+      .type_name("DIR")
+      .one_value_per_use();
+  add_lora_fuse(command, arguments->lora_fuse);
+  add_common(command, *arguments);
+  command.callback([arguments, command, &together] {
+    arguments->lora_fuse_given = command.count("--lora-fuse") > 0;
+    arguments->cast.overflow_given = command.count("--overflow") > 0;
     RunOptions options = run_options(*arguments);  // a wrong option is told before anything is read
     options.overflow = overflow_of(arguments->cast);
     run_job(
-        *command, [&] { return plan_shard(request_of(*arguments, command->count("--layout") > 0)); }, *arguments,
-        options, together);
+        command, [&] { return plan_shard(request_of(*arguments, command.count("--layout") > 0)); }, *arguments, options,
+        together);
   });
 }
 

@@ -294,7 +294,7 @@ int report(const VerifyArguments& arguments, const Result& result, const std::ve
 }
 
 /// Compares the files of A with a SHA256SUMS.
-int run_verify_sums(const CLI::App& command, const VerifyArguments& arguments, const std::string& text,
+int run_verify_sums(const Command& command, const VerifyArguments& arguments, const std::string& text,
                     const RunOptions& options, Together& together) {
   const std::string& file = *arguments.manifest;
   validate_alone(command, {"manifest"}, "a SHA256SUMS, which is of files");
@@ -327,7 +327,7 @@ bool is_own_output(const VerifyArguments& arguments) {
 }
 
 /// Compares the tensors of A with a manifest.
-int run_verify_tensors(const CLI::App& command, const VerifyArguments& arguments, const std::string& text,
+int run_verify_tensors(const Command& command, const VerifyArguments& arguments, const std::string& text,
                        RunOptions options, Together& together) {
   const std::string& file = *arguments.manifest;
   std::vector<Divergence> divergent;
@@ -369,7 +369,7 @@ bool is_json_object(std::string_view text) {
   return first != std::string_view::npos && text[first] == '{';
 }
 
-int run_verify_manifest(const CLI::App& command, const VerifyArguments& arguments, Together& together) {
+int run_verify_manifest(const Command& command, const VerifyArguments& arguments, Together& together) {
   validate_source_options(arguments.source_options);
   RunOptions options = run_options(arguments, arguments.replicas);
   Progress progress;
@@ -417,7 +417,7 @@ void note_trainer_files(Checkpoint& side) {
   if (!names.empty()) side.notes.push_back("files of the trainer are not compared: " + list_names(names));
 }
 
-int run_verify(const CLI::App& command, const VerifyArguments& arguments, Together& together) {
+int run_verify(const Command& command, const VerifyArguments& arguments, Together& together) {
   validate_arguments(arguments);
   if (arguments.manifest) return run_verify_manifest(command, arguments, together);
   VerifyOptions how;
@@ -462,40 +462,40 @@ int run_verify(const CLI::App& command, const VerifyArguments& arguments, Togeth
 
 }  // namespace
 
-void add_verify(CLI::App& app, int& exit_code, Together& together) {
+void add_verify(Command app, int& exit_code, Together& together) {
   auto arguments = std::make_shared<VerifyArguments>();
-  CLI::App* command = app.add_subcommand("verify",
-                                         "Compare two checkpoints, whatever their layouts and file formats. Exit code "
-                                         "0: same, 1: different, else an error");
+  Command command = app.add_subcommand("verify",
+                                       "Compare two checkpoints, whatever their layouts and file formats. Exit code "
+                                       "0: same, 1: different, else an error");
   command
-      ->add_option("A", arguments->a, "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter")
-      ->required();
-  command->add_option("B", arguments->b, "The other checkpoint");
+      .add_option("A", arguments->a, "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter")
+      .required();
+  command.add_option("B", arguments->b, "The other checkpoint");
   command
-      ->add_option("--manifest", arguments->manifest,
-                   "Verify A against a reshard.manifest.json (its tensors) or a SHA256SUMS (its files) instead of B")
-      ->type_name("FILE");
+      .add_option("--manifest", arguments->manifest,
+                  "Verify A against a reshard.manifest.json (its tensors) or a SHA256SUMS (its files) instead of B")
+      .type_name("FILE");
   command
-      ->add_option(
+      .add_option(
           "--rtol", arguments->rtol,
           "Relative tolerance: |a - b| may be ATOL + RTOL * |b|. With either option, also with 0, values are compared "
           "and not bytes: dtypes may differ, -0 equals 0, NaN equals NaN")
-      ->type_name("X");
-  command->add_option("--atol", arguments->atol, "Absolute tolerance; see --rtol")->type_name("X");
-  add_replicas(*command, arguments->replicas, false);
-  add_tag(*command, arguments->source);
-  command->get_option("--tag")->description(
+      .type_name("X");
+  command.add_option("--atol", arguments->atol, "Absolute tolerance; see --rtol").type_name("X");
+  add_replicas(command, arguments->replicas, false);
+  add_tag(command, arguments->source);
+  command.option("--tag").description(
       "Which checkpoint to read, if A or B holds several (step_3, checkpoint-10); default: the newest finished one");
-  add_config(*command, arguments->source);
-  add_with_optimizer(*command, arguments->source.with_optimizer);
-  command->get_option("--with-optimizer")->description("Also compare the optimizer and other training state");
-  command->get_option("--config")->description("The model's config.json, or its directory, for a side that has none");
-  add_source_options(*command, arguments->source_options);
-  add_moving(*command, *arguments);
-  command->add_flag("--json", arguments->json, "Print one JSON document to standard output, and nothing else");
-  command->add_flag("--quiet", arguments->quiet, "Print nothing; see the exit code");
-  command->callback(
-      [arguments, command, &exit_code, &together] { exit_code = run_verify(*command, *arguments, together); });
+  add_config(command, arguments->source);
+  add_with_optimizer(command, arguments->source.with_optimizer);
+  command.option("--with-optimizer").description("Also compare the optimizer and other training state");
+  command.option("--config").description("The model's config.json, or its directory, for a side that has none");
+  add_source_options(command, arguments->source_options);
+  add_moving(command, *arguments);
+  command.add_flag("--json", arguments->json, "Print one JSON document to standard output, and nothing else");
+  command.add_flag("--quiet", arguments->quiet, "Print nothing; see the exit code");
+  command.callback(
+      [arguments, command, &exit_code, &together] { exit_code = run_verify(command, *arguments, together); });
 }
 
 }  // namespace reshard::cli
