@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/base/json.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/formats/safetensors/safetensors.h"

@@ -143,11 +143,6 @@ class OrderedMap : private std::vector<std::pair<const Key, T>, Allocator> {
 /// Objects and arrays in one another, at most; as serde_json, which the reference reader of safetensors uses.
 inline constexpr std::size_t kMaxJsonDepth = 128;
 
-enum class JsonDialect : std::uint8_t {
-  kStrict,  // RFC 8259
-  kPython,  // also NaN, Infinity and -Infinity, which Python's json module writes and reads; they become doubles
-};
-
 /// Parses a whole JSON text that came from outside.
 /// \throws Error kBadInput, naming `path` and the byte, for anything that is not one JSON value, for a key given twice
 /// in one object, and for nesting deeper than kMaxJsonDepth.

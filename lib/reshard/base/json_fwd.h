@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 
 namespace reshard {
@@ -12,5 +13,10 @@ class OrderedMap;
 using Json = nlohmann::json;
 /// Keys in the order of the text, for files that are written again; found in logarithmic time, too.
 using OrderedJson = nlohmann::basic_json<OrderedMap>;
+
+enum class JsonDialect : std::uint8_t {
+  kStrict,  // RFC 8259
+  kPython,  // also NaN, Infinity and -Infinity, which Python's json module writes and reads; they become doubles
+};
 
 }  // namespace reshard

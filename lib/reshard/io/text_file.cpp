@@ -3,6 +3,7 @@
 #include <span>
 
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 
 namespace reshard {

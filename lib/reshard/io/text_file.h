@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "reshard/base/json.h"
+#include "reshard/base/json_fwd.h"
 #include "reshard/io/files.h"
 
 namespace reshard {
