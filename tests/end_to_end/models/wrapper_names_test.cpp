@@ -1,31 +1,14 @@
 // Wrappers of modules leave parts in the names of a model's tensors: torch.compile, FSDP, activation checkpointing, DDP.
 
 #include <string>
-#include <utility>
 
-#include "reshard/layouts/core/checkpoint.h"
 #include "support/checkpoints.h"
-#include "support/files.h"
-#include "support/layouts.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
-#include "support/random.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
 
 namespace reshard::test {
 namespace {
-
-namespace fs = std::filesystem;
-
-/// A tiny model in `directory`.
-TensorMap tiny_model(const fs::path& directory) {
-  const TinyModel model;
-  Random random(1);
-  const TensorMap tensors = random_tensors(model, random);
-  write_model(directory, model, tensors);
-  return tensors;
-}
 
 std::string replaced(std::string name, const std::string& part, const std::string& by) {
   if (const std::size_t at = name.find(part); at != name.npos) name.replace(at, part.size(), by);
@@ -52,10 +35,6 @@ TensorMap wrapped(const TensorMap& tensors, const std::string& wrapper) {
   return renamed;
 }
 
-bool has_note(const std::vector<std::string>& notes, const std::string& says) {
-  return std::any_of(notes.begin(), notes.end(), [&](const std::string& note) { return note.find(says) != note.npos; });
-}
-
 const std::string kWrappers[] = {"_orig_mod.",
                                  "_fsdp_wrapped_module.",
                                  "_checkpoint_wrapped_module.",
@@ -72,24 +51,15 @@ const std::string kWrappers[] = {"_orig_mod.",
 TEST_CASE("What wrappers leave in the names of whole tensors is taken out, with a note") {
   for (const std::string& wrapper : kWrappers) {
     DYNAMIC_SECTION(wrapper) {
-      const TempDir temp;
-      const TensorMap tensors = tiny_model(temp / "model");
-      write_safetensors(temp / "model/model.safetensors", wrapped(tensors, wrapper));
-      const auto job = plan_shard(shard_request(temp / "model", temp / "out", 2));
-      CHECK(has_note(job->notes, "names of tensors are read without "));
-      shard(shard_request(temp / "model", temp / "out", 2));
-      CHECK((consolidated(temp / "out", temp / "whole") == tensors));
-
-      ConvertRequest to_torch = convert_request(temp / "model", temp / "torch");
-      to_torch.target.format = Format::kPytorch;
-      convert(to_torch);
-      ConsolidateRequest lone;
-      lone.source.path = temp / "model/model.safetensors";
-      lone.output_directory = temp / "one";
-      consolidate(lone);
-      CHECK((read_tensors(temp / "one/model.safetensors") == tensors));
-      convert(convert_request(temp / "torch", temp / "back"));
-      for (const auto& [name, tensor] : read_whole(temp / "back")) CHECK((tensors.at(name) == tensor));
+      const Input input;
+      write_safetensors(input / "model/model.safetensors", wrapped(input.tensors, wrapper));
+      const auto job = plan_shard(shard_request(input / "model", input / "out", 2));
+      CHECK_THAT(joined_notes(*job), Says("names of tensors are read without "));
+      execute(*job, unsynced());
+      CHECK((consolidated(input / "out", input / "whole") == input.tensors));
+      CHECK((consolidated(input / "model/model.safetensors", input / "one") == input.tensors));
+      convert(input / "model", input / "torch", {.format = Format::kPytorch});
+      CHECK((converted(input / "torch", input / "back") == input.tensors));
     }
   }
 }
@@ -97,65 +67,52 @@ TEST_CASE("What wrappers leave in the names of whole tensors is taken out, with 
 TEST_CASE("What wrappers leave in the names of ranks is taken out, with a note") {
   for (const std::string& wrapper : kWrappers) {
     DYNAMIC_SECTION(wrapper) {
-      const TempDir temp;
-      const TensorMap tensors = tiny_model(temp / "model");
-      ShardRequest request = shard_request(temp / "model", temp / "out", 2);
-      request.target.layout = layout("presharded");
-      shard(request);
-      for (const char* rank : {"tp0", "tp1"}) {
-        const fs::path file = temp / "out/weights" / (std::string(rank) + "_sharded_checkpoint.safetensors");
-        write_safetensors(file, wrapped(read_tensors(file), wrapper));
-      }
-      const Checkpoint checkpoint = read_checkpoint(temp / "out", {ConfigUse::kStrict});
-      CHECK(has_note(checkpoint.notes, "names of tensors are read without "));
-      CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+      const Input input({}, {.layout = "presharded", .tp = 2});
+      for (const std::uint32_t rank : {0, 1})
+        write_safetensors(input.rank_file(rank), wrapped(read_tensors(input.rank_file(rank)), wrapper));
+      CHECK_THAT(joined_notes(*plan_consolidate(consolidate_request(input.path(), input / "whole"))),
+                 Says("names of tensors are read without "));
+      CHECK((input.whole() == input.tensors));
     }
   }
 }
 
 TEST_CASE("What stands before all names of a model without a head is taken out as well, and nothing of its own") {
-  const TempDir temp;
-  TinyModel model;
-  model.tied = true;
-  Random random(1);
-  const TensorMap tensors = random_tensors(model, random);
+  const Input input({.tied = true});
   for (const std::string prefix : {"", "model.", "policy.model."}) {
     DYNAMIC_SECTION(prefix) {
       TensorMap stored;
-      for (const auto& [name, tensor] : tensors) stored[prefix + name] = tensor;
-      write_model(temp / "model", model, stored);
-      convert(convert_request(temp / "model", temp / "out"));
-      CHECK((read_model(temp / "out") == tensors));
+      for (const auto& [name, tensor] : input.tensors) stored[prefix + name] = tensor;
+      write_model(input / "model", input.model, stored);
+      CHECK((converted(input / "model", input / "out") == input.tensors));
     }
   }
 }
 
 TEST_CASE("Two names that become one are an error, and a module of one's own may be called module") {
-  const TempDir temp;
-  TensorMap tensors = tiny_model(temp / "model");
+  const Input input;
+  TensorMap tensors = input.tensors;
   tensors["_orig_mod.model.norm.weight"] = tensors["model.norm.weight"];
-  write_safetensors(temp / "model/model.safetensors", tensors);
-  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
-                {.path = temp / "model/model.safetensors",
+  write_safetensors(input / "model/model.safetensors", tensors);
+  check_refused([&] { plan_shard(shard_request(input / "model", input / "out", 2)); },
+                {.path = input / "model/model.safetensors",
                  .says = "gets the name model.norm.weight",
                  .hint = "keep one of the two in the file"});
 
-  fs::create_directories(temp / "own");
   const TensorMap own{{"module.linear.weight", {DType::kU8, {2}, "ab"}}};
-  write_safetensors(temp / "own/model.safetensors", own);
-  convert(convert_request(temp / "own", temp / "copy"));
-  CHECK((read_tensors(temp / "copy/model.safetensors") == own));
+  write_safetensors(input / "own/model.safetensors", own);
+  CHECK((converted(input / "own", input / "copy") == own));
 }
 
 TEST_CASE("The _extra_state of TransformerEngine's modules is left out, with a note") {
-  const TempDir temp;
-  const TensorMap tensors = tiny_model(temp / "model");
-  TensorMap with_states = tensors;
+  const Input input;
+  TensorMap with_states = input.tensors;
   with_states["model.layers.0.self_attn.q_proj._extra_state"] = {DType::kU8, {3}, "abc"};
-  write_safetensors(temp / "model/model.safetensors", with_states);
-  CHECK(has_note(plan_shard(shard_request(temp / "model", temp / "out", 2))->notes, "_extra_state is left out"));
-  shard(shard_request(temp / "model", temp / "out", 2));
-  CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+  write_safetensors(input / "model/model.safetensors", with_states);
+  const auto job = plan_shard(shard_request(input / "model", input / "out", 2));
+  CHECK_THAT(joined_notes(*job), Says("_extra_state is left out"));
+  execute(*job, unsynced());
+  CHECK((consolidated(input / "out", input / "whole") == input.tensors));
 }
 
 }  // namespace
