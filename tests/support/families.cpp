@@ -77,6 +77,15 @@ TensorData slices(const TensorData& whole, std::size_t dim, const std::vector<Sl
   return out;
 }
 
+TensorData rank_slice(const TensorData& whole, std::optional<std::size_t> dim, std::uint64_t tp, std::uint64_t rank,
+                      std::uint64_t matrices) {
+  if (!dim) return whole;
+  std::vector<Slice> parts;
+  const std::uint64_t size = whole.shape[*dim] / (matrices * tp);
+  for (std::uint64_t m = 0; m < matrices; ++m) parts.push_back({(m * tp + rank) * size, (m * tp + rank + 1) * size});
+  return slices(whole, *dim, parts);
+}
+
 TensorData rank_part(const FamilyCase& c, const nlohmann::json& tensor, const TensorData& whole, std::uint64_t tp,
                      std::uint64_t rank) {
   const int dim = tensor["split"].get<int>();

@@ -41,6 +41,11 @@ struct Slice {
 TensorData slices(const TensorData& whole, std::size_t dim, const std::vector<Slice>& parts,
                   const std::string& filler = {});
 
+/// What a tensor-parallel rank has of a tensor that is split along `dim`, or not at all: its share of each of so many
+/// matrices of equal size, one after the other.
+TensorData rank_slice(const TensorData& whole, std::optional<std::size_t> dim, std::uint64_t tp, std::uint64_t rank,
+                      std::uint64_t matrices = 1);
+
 /// What a tensor-parallel rank has of a tensor (an entry of "tensors" in the case's JSON).
 TensorData rank_part(const FamilyCase& c, const nlohmann::json& tensor, const TensorData& whole, std::uint64_t tp,
                      std::uint64_t rank);

@@ -3,16 +3,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/base/strings.h"
 #include "support/checkpoints.h"
 #include "support/families.h"
-#include "support/layouts.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/oracle.h"
-#include "support/random.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
 
 namespace reshard::test {
 namespace {
@@ -21,14 +17,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kStep = "checkpoint/step_3";
-
-/// A conversion of the case's rank files to layout nxd, if no other is chosen.
-ConvertRequest conversion_of(const fs::path& source, const fs::path& golden_case, const fs::path& output) {
-  ConvertRequest request = convert_request(source, output);
-  request.source.config = golden_case / "original";
-  request.target.layout = layout("nxd");
-  return request;
-}
 
 /// The last parts of attention's names in the first layer, without o_proj: "q_proj.weight", sorted.
 std::vector<std::string> projections(const fs::path& directory) {
@@ -46,66 +34,47 @@ const std::vector<std::string> kFusedModule{"qkv_proj.weight_qkv"};
 const std::vector<std::string> kStrided{"qkv_proj.weight"};
 
 TEST_CASE("Three linears for heads that the ranks do not divide are refused, with what would do") {
-  const fs::path golden_case = testdata("golden/neuron/llama-qkv-linear-tp2");
   const TempDir temp;
-  ShardRequest request = shard_request(golden_case / "original", temp / "out", 4);
-  request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
-  request.target.options.set("qkv-linear", "off");
-  check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUsage,
-                                               .says = "`qkv-linear` off: 4 ranks do not divide 2 key/value heads",
-                                               .hint = "leave out `qkv-linear`"});
-  CHECK_FALSE(fs::exists(temp / "out"));
-}
-
-/// A model with as many key/value heads as query heads, and its tensors.
-TensorMap write_all_heads(const fs::path& directory) {
-  TinyModel model;
-  model.heads = model.kv_heads = 4;
-  Random random(37);
-  const TensorMap tensors = random_tensors(model, random);
-  write_model(directory, model, tensors);
-  return tensors;
+  const fs::path model = testdata("golden/neuron/llama-qkv-linear-tp2/original");
+  check_refused(
+      [&] {
+        plan_shard(shard_request(model, temp / "out", {.layout = "nxd", .tp = 4, .options = {"qkv-linear=off"}}));
+      },
+      {.kind = ErrorKind::kUsage,
+       .says = "`qkv-linear` off: 4 ranks do not divide 2 key/value heads",
+       .hint = "leave out `qkv-linear`",
+       .unwritten = temp / "out"});
 }
 
 TEST_CASE("One strided linear is kept in every layout of training, and becomes the module where that is asked for") {
-  const TempDir temp;
-  const TensorMap tensors = write_all_heads(temp / "model");
-  ShardRequest request = shard_request(temp / "model", temp / "fused", 2);
-  request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
-  request.target.options.set("fuse-qkv");
-  const auto job = plan_shard(request);
-  CHECK_THAT(join(job->notes, "\n"),
+  const Input input({.heads = 4, .kv_heads = 4});
+  const auto job =
+      plan_shard(shard_request(input / "model", input / "fused", {.layout = "nxd", .tp = 2, .options = {"fuse-qkv"}}));
+  CHECK_THAT(joined_notes(*job),
              Says("attention is stored as qkv_proj.weight: the trainer loads it with qkv_linear=0, fuse_qkv=1"));
   execute(*job, unsynced());
-  fs::path source = temp / "fused";
+  fs::path source = input / "fused";
   for (const char* to : {"optimum", "ranks", "nxd"}) {
     CAPTURE(to);
-    ConvertRequest there = convert_request(source, temp / to);
-    there.target.layout = layout(to), there.target.tp = 4;
-    convert(there);
-    CHECK(projections(temp / to) == kStrided);
-    source = temp / to;
+    convert(source, input / to, {.layout = to, .tp = 4});
+    CHECK(projections(input / to) == kStrided);
+    source = input / to;
   }
-  CHECK(json::parse(read_file(temp / "optimum/trn_config.json")).at("fuse_qkv") == true);
-  ConvertRequest on = convert_request(source, temp / "on");
-  on.target.options.set("qkv-linear", "on");
-  on.target.layout = layout("nxd");
-  convert(on);
-  CHECK(projections(temp / "on") == kModule);
-  CHECK((consolidated(temp / "on", temp / "whole") == tensors));
+  CHECK(json::parse(read_file(input / "optimum/trn_config.json")).at("fuse_qkv") == true);
+  convert(source, input / "on", {.layout = "nxd", .options = {"qkv-linear=on"}});
+  CHECK(projections(input / "on") == kModule);
+  CHECK((consolidated(input / "on", input / "whole") == input.tensors));
 }
 
 TEST_CASE("Optimum-neuron's layout has the module only where its trainer makes it") {
   const TempDir temp;
   const fs::path golden_case = testdata("golden/neuron/llama-qkv-fused-tp2");
-  ConvertRequest request = conversion_of(golden_case / kStep, golden_case, temp / "two");
-  request.target.layout = layout("optimum");
-  convert(request);
+  RequestFields fields{.layout = "optimum", .config = golden_case / "original"};
+  convert(golden_case / kStep, temp / "two", fields);
   CHECK(projections(temp / "two") == kThree);
-  request.target.tp = 4;
-  request.output_directory = temp / "four";
-  const auto job = plan_convert(request);
-  CHECK_THAT(join(job->notes, "\n"), Says("qkv_proj.weight_qkv: the trainer loads it with fuse_qkv=True"));
+  fields.tp = 4;
+  const auto job = plan_convert(convert_request(golden_case / kStep, temp / "four", fields));
+  CHECK_THAT(joined_notes(*job), Says("qkv_proj.weight_qkv: the trainer loads it with fuse_qkv=True"));
   execute(*job, unsynced());
   CHECK(projections(temp / "four") == kFusedModule);
   const json config = json::parse(read_file(temp / "four/trn_config.json"));
@@ -114,115 +83,76 @@ TEST_CASE("Optimum-neuron's layout has the module only where its trainer makes i
 }
 
 TEST_CASE("Replicas and the order of heads are kept with the ranks") {
-  const TempDir temp;
-  TinyModel model;
-  model.heads = 8;
-  model.kv_heads = 2;
-  Random random(5);
-  const TensorMap tensors = random_tensors(model, random);
-  write_model(temp / "model", model, tensors);
-  for (const std::uint32_t tp : {2u, 4u}) {
+  for (const std::string tp : {"2", "4"}) {  // and as many replicas, which are not the fewest
     CAPTURE(tp);
-    const fs::path made = temp / std::to_string(tp), kept = temp / ("kept" + std::to_string(tp));
-    ShardRequest request = shard_request(temp / "model", made, tp);
-    request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
-    request.target.options.set_number("kv-size-multiplier", tp == 2 ? 2 : 4);  // not the fewest
-    request.target.options.set("kv-replication", "adjacent");
-    shard(request);
-    ConvertRequest conversion = convert_request(made, kept);
-    conversion.source.options.set("kv-replication", "adjacent");
-    conversion.target.layout = layout("nxd"), conversion.target.pp = 2;
-    const auto job = plan_convert(conversion);
-    CHECK_THAT(join(job->notes, "\n"), Says(tp == 2 ? "kv_replicator=2" : "kv_replicator=4"));
+    const Input input(
+        {.heads = 8},
+        {.layout = "nxd", .tp = tp == "2" ? 2 : 4, .options = {"kv-size-multiplier=" + tp, "kv-replication=adjacent"}});
+    RequestFields staged{.layout = "nxd", .pp = 2, .source_options = {"kv-replication=adjacent"}};
+    const auto job = plan_convert(convert_request(input.path(), input / "kept", staged));
+    CHECK_THAT(joined_notes(*job), Says("kv_replicator=" + tp));
     execute(*job, unsynced());
-    conversion = convert_request(kept, temp / ("back" + std::to_string(tp)));
-    conversion.source.options.set("kv-replication", "adjacent");
-    conversion.target.layout = layout("nxd"), conversion.target.pp = 1;
-    convert(conversion);
-    CHECK((read_shards(conversion.output_directory) == read_shards(made)));
+    staged.pp = 1;
+    convert(input / "kept", input / "back", staged);
+    CHECK((read_shards(input / "back") == read_shards(input.path())));
   }
 }
 
 TEST_CASE("A conversion of ranks with experts to NxD's training layout is refused") {
   for (const char* family : kExpertFamilies) {
     CAPTURE(family);
-    const TempDir temp;
-    write_case(family_case(family), temp / "model");
-    shard(shard_request(temp / "model", temp / "ranks"));
-    ConvertRequest request = convert_request(temp / "ranks", temp / "out");
-    request.target.layout = layout("nxd");
+    const Input input({.layout = "ranks"}, [&](const fs::path& at) { return write_case(family_case(family), at); });
     const Error error =
-        check_refused([&] { plan_convert(request); },
+        check_refused([&] { plan_convert(convert_request(input.path(), input / "nxd", {.layout = "nxd"})); },
                       {.kind = ErrorKind::kUnsupported, .says = "NxD's names and shapes for the experts of "});
     CHECK_THAT(error.tensor(), Says("expert"));
   }
   // Of a family that only the plan in config.json describes.
   const TempDir temp;
   Random random(7);
+  const std::string expert = "model.layers.0.mlp.experts.0.";
   write_safetensors(temp / "model/model.safetensors",
-                    {{"model.layers.0.mlp.experts.0.up_proj.weight", random_tensor(random, DType::kBF16, {4, 2})},
-                     {"model.layers.0.mlp.experts.0.down_proj.weight", random_tensor(random, DType::kBF16, {2, 4})}});
-  write_file(temp / "model/config.json",
-             json{{"model_type", "your_model"},
-                  {"base_model_tp_plan",
-                   {{"layers.*.mlp.experts.*.up_proj", "colwise"}, {"layers.*.mlp.experts.*.down_proj", "rowwise"}}}}
-                 .dump());
-  ShardRequest request = shard_request(temp / "model", temp / "out", 2);
-  request.target.layout = layout("nxd");
-  CHECK_THAT(error_of([&] { plan_shard(request); }).what(), Says("experts of your_model are unknown"));
+                    {{expert + "up_proj.weight", random_tensor(random, DType::kBF16, {4, 2})},
+                     {expert + "down_proj.weight", random_tensor(random, DType::kBF16, {2, 4})}});
+  write_file(temp / "model/config.json", R"({"model_type": "your_model", "base_model_tp_plan": {
+    "layers.*.mlp.experts.*.up_proj": "colwise", "layers.*.mlp.experts.*.down_proj": "rowwise"}})");
+  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", {.layout = "nxd", .tp = 2})); },
+                {.kind = ErrorKind::kUnsupported, .says = "experts of your_model are unknown"});
 }
 
 TEST_CASE("The fewest replicas that give ranks whole heads are chosen and noted, and every layout is read back") {
-  const TempDir temp;
-  TinyModel model;
-  model.heads = 12;
-  model.kv_heads = 6;
-  Random random(12);
-  const TensorMap tensors = random_tensors(model, random);
-  write_model(temp / "model", model, tensors);
-  shard(shard_request(temp / "model", temp / "two", 2));
-  const auto expected = expected_ranks(model, tensors, {.tp = 4, .kv_size_multiplier = 2});
-  for (const char* name : {"ranks", "optimum", "nxd"}) {
+  const Input input({.heads = 12, .kv_heads = 6}, {.layout = "ranks", .tp = 2});
+  const auto expected = expected_ranks(input.model, input.tensors, {.tp = 4, .kv_size_multiplier = 2});
+  for (const std::string name : {"ranks", "optimum", "nxd"}) {
     CAPTURE(name);
-    const auto check = [&](const Job& job, const fs::path& output) {
-      CHECK_THAT(join(job.notes, "\n"), Says("`kv-size-multiplier` 2: the fewest replicas"));
-      CHECK_THAT(join(job.notes, "\n"),
-                 Says(name == std::string("nxd") ? "kv_replicator=2" : "loads it with kv_size_multiplier=2"));
+    const auto check = [&](const Job& job) {
+      CHECK_THAT(joined_notes(job), Says("`kv-size-multiplier` 2: the fewest replicas"));
+      CHECK_THAT(joined_notes(job), Says(name == "nxd" ? "kv_replicator=2" : "loads it with kv_size_multiplier=2"));
       execute(job, unsynced());
-      CHECK((read_shards(output) == expected));
-      CHECK((consolidated(output, temp / "whole") == tensors));
+      CHECK((read_shards(job.output_directory) == expected));
+      CHECK((consolidated(job.output_directory, input / "whole") == input.tensors));
     };
-    ShardRequest request = shard_request(temp / "model", temp / name, 4);
-    request.target.layout = layout(name);
-    check(*plan_shard(request), temp / name);
-    ConvertRequest conversion = convert_request(temp / "two", temp / (std::string(name) + "-converted"));
-    conversion.target.layout = layout(name), conversion.target.tp = 4;
-    check(*plan_convert(conversion), conversion.output_directory);
+    check(*plan_shard(shard_request(input / "model", input / name, {.layout = name, .tp = 4})));
+    check(*plan_convert(convert_request(input.path(), input / (name + "-converted"), {.layout = name, .tp = 4})));
   }
-  CHECK(json::parse(read_file(temp / "optimum/trn_config.json")).at("kv_size_multiplier") == 2);
+  CHECK(json::parse(read_file(input / "optimum/trn_config.json")).at("kv_size_multiplier") == 2);
 }
 
 TEST_CASE("The optimizer's states follow the form of attention, to the byte") {
   const TempDir temp;
   const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
-  const auto request_of = [&](const fs::path& source, const fs::path& output) {
-    ConvertRequest request = conversion_of(source, golden_case, output);
-    request.source.with_optimizer = true;
-    return request;
+  const auto convert_to = [&](const fs::path& source, const char* output, std::vector<std::string> options) {
+    convert(
+        source, temp / output,
+        {.layout = "nxd", .options = std::move(options), .config = golden_case / "original", .with_optimizer = true});
   };
-  ConvertRequest there = request_of(golden_case / kStep, temp / "module");
-  there.target.options.set("qkv-linear", "on");
-  convert(there);
+  convert_to(golden_case / kStep, "module", {"qkv-linear=on"});
   CHECK(projections(temp / "module") == kModule);
-  ConvertRequest kept = request_of(temp / "module", temp / "kept");
-  convert(kept);
+  convert_to(temp / "module", "kept", {});
   CHECK(projections(temp / "kept") == kModule);
   CHECK(snapshot(temp / "kept") == snapshot(temp / "module"));
-  ConvertRequest back = request_of(temp / "module", temp / "back");
-  back.target.options.set("qkv-linear", "off");
-  convert(back);
-  ConvertRequest plain = request_of(golden_case / kStep, temp / "plain");
-  convert(plain);
+  convert_to(temp / "module", "back", {"qkv-linear=off"});
+  convert_to(golden_case / kStep, "plain", {});
   CHECK(projections(temp / "plain") == kThree);
   CHECK(snapshot(temp / "back") == snapshot(temp / "plain"));
 }

@@ -1,26 +1,44 @@
 // Experts spread over expert-parallel ranks, of every family that has some.
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "reshard/base/error.h"
-#include "reshard/plan/job/convert.h"
 #include "reshard/specs/family/family_parser.h"
 #include "support/checkpoints.h"
 #include "support/families.h"
-#include "support/layouts.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
+#include "support/spoilers.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::string two_digits(std::uint64_t number) {
-  return (number < 10 ? "0" : "") + std::to_string(number);
+/// A model of the family with six experts a layer, written as `to` says.
+Input six_experts(const char* family, const RequestFields& to) {
+  return Input(to, [&](const fs::path& directory) { return write_case(with_six_experts(family), directory); });
+}
+
+/// What each rank of the layout ranks holds, against the case's own splits.
+void check_ranks(const Input& input, const FamilyCase& c) {
+  const std::uint64_t tp = *input.to.tp, ep = *input.to.ep;
+  const auto ranks = read_ranks(input.path());
+  REQUIRE(ranks.size() == tp * ep);
+  for (std::uint64_t ep_rank = 0; ep_rank < ep; ++ep_rank)
+    for (std::uint64_t tp_rank = 0; tp_rank < tp; ++tp_rank) {
+      const TensorMap& held = ranks.at(fmt::format("ep_rank_{:02}_tp_rank_{:02}_pp_rank_00", ep_rank, tp_rank));
+      TensorMap expected;
+      for (const auto& tensor : c.json["tensors"]) {
+        const auto name = tensor["name"].get<std::string>();
+        const auto part = expert_part(name, input.tensors.at(name), ep, ep_rank);
+        if (part) expected[name] = rank_part(c, tensor, *part, tp, tp_rank);
+      }
+      CHECK((held == expected));
+    }
 }
 
 TEST_CASE("Experts are spread over expert-parallel ranks, all else is on each of them, and they come together again") {
@@ -28,72 +46,28 @@ TEST_CASE("Experts are spread over expert-parallel ranks, all else is on each of
     for (const auto& [tp, pp, ep] : {std::tuple(1u, 1u, 2u), {2u, 1u, 3u}, {1u, 2u, 6u}, {2u, 2u, 2u}})
       for (const Format format : {Format::kSafetensors, Format::kPytorch, Format::kXser}) {
         DYNAMIC_SECTION(family << ", tp " << tp << ", pp " << pp << ", ep " << ep << ", " << name(format)) {
-          const FamilyCase c = with_six_experts(family);
-          const TempDir temp;
-          const TensorMap tensors = write_case(c, temp / "model");
-          const fs::path out = temp / "out";
-          const fs::path whole = temp / "whole";
-          ShardRequest request = shard_request(temp / "model", out, tp, pp);
-          request.target.ep = ep;
-          request.target.layout = format == Format::kSafetensors ? layout("ranks") : layout("optimum"),
-          request.target.format = format;
-          shard(request);
-          if (format == Format::kSafetensors && pp == 1) {
-            const auto ranks = read_ranks(out);
-            REQUIRE(ranks.size() == tp * ep);
-            for (std::uint64_t ep_rank = 0; ep_rank < ep; ++ep_rank)
-              for (std::uint64_t tp_rank = 0; tp_rank < tp; ++tp_rank) {
-                const TensorMap& held =
-                    ranks.at("ep_rank_" + two_digits(ep_rank) + "_tp_rank_" + two_digits(tp_rank) + "_pp_rank_00");
-                std::size_t count = 0;
-                for (const auto& tensor : c.json["tensors"]) {
-                  const auto tensor_name = tensor["name"].get<std::string>();
-                  CAPTURE(tensor_name);
-                  const auto part = expert_part(tensor_name, tensors.at(tensor_name), ep, ep_rank);
-                  CHECK(held.count(tensor_name) == (part ? 1 : 0));
-                  if (!part || held.count(tensor_name) == 0) continue;
-                  CHECK((held.at(tensor_name) == rank_part(c, tensor, *part, tp, tp_rank)));
-                  ++count;
-                }
-                CHECK(held.size() == count);
-              }
-          } else if (format != Format::kSafetensors) {
-            CHECK(fs::exists(out / "shards/model" /
-                             ("dp_rank_00_ep_rank_" + two_digits(ep - 1) + "_tp_rank_00_pp_rank_00.pt")));
-          }
-          ConsolidateRequest back;
-          back.source.path = out;
-          back.output_directory = whole;
-          consolidate(back);
-          CHECK((read_tensors(whole / "model.safetensors") == tensors));
+          const bool is_ranks = format == Format::kSafetensors;
+          const Input input = six_experts(
+              family, {.layout = is_ranks ? "ranks" : "optimum", .format = format, .tp = tp, .pp = pp, .ep = ep});
+          if (is_ranks && pp == 1) check_ranks(input, with_six_experts(family));
+          if (!is_ranks)
+            CHECK(fs::exists(
+                input / fmt::format("out/shards/model/dp_rank_00_ep_rank_{:02}_tp_rank_00_pp_rank_00.pt", ep - 1)));
+          CHECK((input.whole() == input.tensors));
         }
       }
 }
 
 TEST_CASE("Expert-parallel ranks become other ranks, and those of another mesh are the same as made directly") {
-  const TempDir temp;
-  const FamilyCase c = with_six_experts("qwen3_moe");
-  const TensorMap tensors = write_case(c, temp / "model");
-  ShardRequest request = shard_request(temp / "model", temp / "six", 2, 2);
-  request.target.ep = 6;
-  shard(request);
-  ConvertRequest convert;
-  convert.source.path = temp / "six";
-  convert.output_directory = temp / "three";
-  convert.target.layout = layout("ranks");
-  convert.target.tp = 1;
-  convert.target.pp = 1;
-  convert.target.ep = 3;
-  execute(*plan_convert(convert), unsynced());
-  request = shard_request(temp / "model", temp / "direct", 1, 1);
-  request.target.ep = 3;
-  shard(request);
-  CHECK((read_ranks(temp / "three") == read_ranks(temp / "direct")));
-  CHECK(read_file(temp / "three/tensor_parallel_shards/mp_metadata_pp_rank_0.json") ==
-        read_file(temp / "direct/tensor_parallel_shards/mp_metadata_pp_rank_0.json"));
-  const nlohmann::json metadata =
-      nlohmann::json::parse(read_file(temp / "direct/tensor_parallel_shards/mp_metadata_pp_rank_0.json"));
-  const nlohmann::json& expert = metadata["parameters"]["model.layers.1.mlp.experts.4.up_proj.weight"];
+  const Input input = six_experts("qwen3_moe", {.layout = "ranks", .tp = 2, .pp = 2, .ep = 6});
+  const RequestFields three{.layout = "ranks", .tp = 1, .pp = 1, .ep = 3};
+  convert(input.path(), input / "three", three);
+  shard(input / "model", input / "direct", three);
+  CHECK((read_ranks(input / "three") == read_ranks(input / "direct")));
+  const std::string metadata = read_file(input / "direct/tensor_parallel_shards/mp_metadata_pp_rank_0.json");
+  CHECK(read_file(input / "three/tensor_parallel_shards/mp_metadata_pp_rank_0.json") == metadata);
+  const nlohmann::json expert =
+      nlohmann::json::parse(metadata)["parameters"]["model.layers.1.mlp.experts.4.up_proj.weight"];
   CHECK(expert["expert_model_parallel"] == true);
   CHECK(expert["expert_rank"] == 2);
 }
@@ -109,47 +83,44 @@ TEST_CASE("Experts stacked along the dim that is split have to be matrices packe
       module.erase("packed");
     }
   write_file(temp / "spec.json", family.dump());
-  ShardRequest request = shard_request(temp / "model", temp / "out", 1);
-  request.source.family = read_family(temp / "spec.json");
-  request.target.ep = 2;
-  check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUnsupported, .says = "not each a packed matrix"});
+  const RequestFields fields{.tp = 1, .ep = 2, .family = read_family(temp / "spec.json")};
+  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", fields)); },
+                {.kind = ErrorKind::kUnsupported, .says = "not each a packed matrix"});
 }
 
-TEST_CASE("Experts that cannot be spread so are refused, and ranks of experts that are not all there") {
-  const TempDir temp;
-  const FamilyCase c = with_six_experts("mixtral");
-  write_case(c, temp / "model");
-  ShardRequest request = shard_request(temp / "model", temp / "out", 1);
-  const auto refused = [&](std::uint32_t ep, const Layout* kind, const char* says) {
-    request.target.ep = ep;
-    request.target.layout = kind, request.target.format = Format::kSafetensors;
-    return check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUsage, .says = says});
+TEST_CASE("Experts that cannot be spread so are refused") {
+  const Input input = six_experts("mixtral", {});
+  write_case(family_case("olmo2"), input / "dense");
+  struct Row {
+    const char *model, *layout;
+    std::uint32_t ep;
+    Refusal refusal;
   };
-  CHECK_THAT(refused(4, layout("ranks"), "6 experts cannot be shared by 4").hint(), Says("1, 2, 3, 6"));
-  refused(2, layout("presharded"), "`ep`");
-  refused(0, layout("ranks"), "`ep` 0");
-  write_case(family_case("olmo2"), temp / "dense");
-  request.source.path = temp / "dense";
-  refused(2, layout("ranks"), "has no experts");
+  for (const Row& row : {Row{"model", "ranks", 4, {.says = "6 experts cannot be shared by 4", .hint = "1, 2, 3, 6"}},
+                         Row{"model", "presharded", 2, {.says = "`ep`"}}, Row{"model", "ranks", 0, {.says = "`ep` 0"}},
+                         Row{"dense", "ranks", 2, {.says = "has no experts"}}})
+    check_refused(
+        [&] {
+          plan_shard(shard_request(input / row.model, input / "out", {.layout = row.layout, .tp = 1, .ep = row.ep}));
+        },
+        with_common(row.refusal, {.kind = ErrorKind::kUsage}));
+}
 
-  request = shard_request(temp / "model", temp / "out", 1);
-  request.target.ep = 3;
-  shard(request);
-  const fs::path shards = temp / "out/tensor_parallel_shards";
-  ConsolidateRequest back;
-  back.source.path = temp / "out";
-  back.output_directory = temp / "whole";
-  fs::rename(shards / "ep_rank_01_tp_rank_00_pp_rank_00", temp / "aside");
-  CHECK_THAT(error_of([&] { plan_consolidate(back); }).what(), Says("ep_rank_01_tp_rank_00_pp_rank_00"));
-  fs::rename(temp / "aside", shards / "ep_rank_01_tp_rank_00_pp_rank_00");
-  fs::rename(shards / "ep_rank_02_tp_rank_00_pp_rank_00", temp / "aside");
-  check_refused([&] { plan_consolidate(back); }, {.says = "expert-parallel rank 2, but there are 2"});
-  fs::rename(shards / "ep_rank_01_tp_rank_00_pp_rank_00", shards / "ep_rank_02_tp_rank_00_pp_rank_00");
-  fs::rename(temp / "aside", shards / "ep_rank_01_tp_rank_00_pp_rank_00");
-  check_refused([&] { plan_consolidate(back); }, {.says = "its name says expert-parallel rank 1, its metadata rank 2"});
-  for (const auto& entry : fs::recursive_directory_iterator(shards))  // as NxD's, which say nothing
-    if (entry.path().extension() == ".safetensors") write_safetensors(entry.path(), read_tensors(entry.path()));
-  check_refused([&] { plan_consolidate(back); }, {.says = "says the tensor is another's"});
+TEST_CASE("Ranks of experts that are not all there, or others than they say, are refused") {
+  const Input input = six_experts("mixtral", {.layout = "ranks", .tp = 1, .ep = 3});
+  const auto rank = [&](int ep_rank) {
+    return input / fmt::format("out/tensor_parallel_shards/ep_rank_0{}_tp_rank_00_pp_rank_00", ep_rank);
+  };
+  fs::rename(rank(1), input / "aside");
+  CHECK_THAT(input.refusal().what(), Says("ep_rank_01_tp_rank_00_pp_rank_00"));
+  fs::rename(rank(2), rank(1));
+  fs::rename(input / "aside", rank(2));
+  CHECK_THAT(input.refusal().what(), Says("its name says expert-parallel rank 1, its metadata rank 2"));
+  for (int ep_rank = 0; ep_rank < 3; ++ep_rank)  // as NxD's, which say nothing
+    change_tensors(rank(ep_rank) / "model.safetensors", [](TensorMap&) {});
+  CHECK_THAT(input.refusal().what(), Says("says the tensor is another's"));
+  fs::remove_all(rank(2));
+  CHECK_THAT(input.refusal().what(), Says("expert-parallel rank 2, but there are 2"));
 }
 
 TEST_CASE("Ranks of experts are consolidated by their metadata where only a plan in config.json is left") {
@@ -160,11 +131,9 @@ TEST_CASE("Ranks of experts are consolidated by their metadata where only a plan
   c.json["config"]["base_model_tp_plan"] = {{"layers.*.self_attn.q_proj", "colwise"}};
   const TensorMap tensors = write_case(c, temp / "model");
   write_file(temp / "spec.json", family.dump());
-  ShardRequest request = shard_request(temp / "model", temp / "out", 2, 2);
-  request.source.family = read_family(temp / "spec.json");
-  request.target.ep = 3;
-  shard(request);
-  CHECK((consolidated(temp / "out", temp / "whole", request.source.family) == tensors));
+  const FamilySpec spec = read_family(temp / "spec.json");
+  shard(temp / "model", temp / "out", {.tp = 2, .pp = 2, .ep = 3, .family = spec});
+  CHECK((consolidated(temp / "out", temp / "whole", spec) == tensors));
   CHECK((consolidated(temp / "out", temp / "whole") == tensors));
 }
 

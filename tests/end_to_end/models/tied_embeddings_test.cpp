@@ -6,12 +6,10 @@
 
 #include "support/architectures.h"
 #include "support/checkpoints.h"
-#include "support/layouts.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
-#include "support/random.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
+#include "support/spoilers.h"
 
 namespace reshard::test {
 namespace {
@@ -23,70 +21,74 @@ using json = nlohmann::json;
 constexpr const char* kEmbed = "model.embed_tokens.weight";
 constexpr const char* kOutput = "lm_head.weight";
 
-TinyModel tiny(bool tied) {
-  TinyModel model;
-  model.model_type = "qwen3";
-  model.tied = tied;
-  return model;
-}
-
-bool has_note(const std::vector<std::string>& notes, const std::string& part) {
-  return std::any_of(notes.begin(), notes.end(),
-                     [&](const std::string& note) { return note.find(part) != std::string::npos; });
-}
-
-ConvertRequest to_whole(const fs::path& checkpoint, const fs::path& output) {
-  ConvertRequest request = convert_request(checkpoint, output);
-  request.target.layout = layout("hf");
-  return request;
-}
-
-std::vector<std::string> notes_of(const fs::path& checkpoint, const TempDir& temp) {
-  return plan_convert(to_whole(checkpoint, temp / "unwritten"))->notes;
-}
-
-/// All tensors of a checkpoint of any layout.
-TensorMap whole_of(const fs::path& checkpoint, const fs::path& output) {
-  convert(to_whole(checkpoint, output));
-  return read_model(output);
-}
-
 json config_of(const fs::path& directory) {
   return json::parse(read_file(directory / "config.json"));
 }
 
-/// Writes `tensors`, of an untied model, in a layout, next to the config.json of a tied one.
-void write_in(const std::string& layout_name, const TensorMap& tensors, const TempDir& temp) {
-  write_model(temp / "model", tiny(false), tensors);
-  ConvertRequest request = convert_request(temp / "model", temp / "out");
-  request.target.layout = layout(layout_name);
-  if (layout_name != "hf") request.target.tp = 2;
-  if (layout_name == "nxd" || layout_name == "optimum" || layout_name == "ranks") request.target.pp = 2;
-  convert(request);
-  write_file(temp / "out/config.json", tiny(true).config().dump());
+std::string notes_of(const fs::path& checkpoint) {
+  return joined_notes(*plan_convert(convert_request(checkpoint, checkpoint.string() + "-unwritten", {.layout = "hf"})));
 }
 
-TEST_CASE("A head with values of its own is kept, with a note, though config.json ties it, in every layout") {
-  const std::string name = GENERATE("hf", "dcp", "ranks", "optimum", "nxd", "presharded", "nxdi");
-  DYNAMIC_SECTION(name) {
-    const TempDir temp;
-    Random random(3);
-    const TensorMap tensors = random_tensors(tiny(false), random);
-    write_in(name, tensors, temp);
-    CHECK(has_note(notes_of(temp / "out", temp), "lm_head.weight differs from model.embed_tokens.weight"));
-    CHECK((whole_of(temp / "out", temp / "whole") == tensors));
-    CHECK(config_of(temp / "whole")["tie_word_embeddings"] == false);  // or loaders would take the embedding for it
+TensorMap whole_of(const fs::path& checkpoint) {
+  return converted(checkpoint, checkpoint.string() + "-whole", {.layout = "hf"});
+}
 
-    for (const std::string to : {"ranks", "vllm"}) {
-      CAPTURE(to);
-      ConvertRequest request = convert_request(temp / "out", temp / to);
-      request.target.layout = layout(to);
-      request.target.tp = 4;
-      if (to == "ranks") request.target.pp = 1;
-      convert(request);
-      CHECK(config_of(temp / to)["tie_word_embeddings"] == false);
-      CHECK((whole_of(temp / to, temp / (to + "-again")) == tensors));
+/// An untied qwen3, written in a layout with the config.json of a tied one next to it. Its head and its embedding are
+/// equal but for one bit, or altogether.
+struct UntiedHead : Input {
+  enum Kind { kRandom, kOneBit, kEqual };
+  UntiedHead(const std::string& name, Kind kind)
+      : Input(fields_of(name), [&](const fs::path& directory) { return write(directory, kind); }) {
+    merge_json(path() / "config.json", {{"tie_word_embeddings", true}});
+  }
+
+  static RequestFields fields_of(const std::string& name) {
+    RequestFields fields{.layout = name};
+    if (name != "hf") fields.tp = 2;
+    if (name == "nxd" || name == "optimum" || name == "ranks") fields.pp = 2;
+    return fields;
+  }
+  static TensorMap write(const fs::path& directory, Kind kind) {
+    Random random(3);
+    const TinyModel model{.model_type = "qwen3"};
+    TensorMap tensors = random_tensors(model, random);
+    if (kind != kRandom) tensors[kOutput] = tensors.at(kEmbed);
+    if (kind == kOneBit) tensors[kOutput].bytes.back() ^= 1;
+    write_model(directory, model, tensors);
+    return tensors;
+  }
+};
+
+constexpr const char* kLayouts[] = {"hf", "dcp", "ranks", "optimum", "nxd", "presharded", "nxdi"};
+
+TEST_CASE("A head with values of its own is kept, with a note, though config.json ties it, in every layout") {
+  for (const char* name : kLayouts)
+    for (const auto kind : {UntiedHead::kRandom, UntiedHead::kOneBit}) {
+      if (kind == UntiedHead::kOneBit && name != std::string("hf")) continue;  // of ranks, it is damage
+      DYNAMIC_SECTION(name << (kind == UntiedHead::kOneBit ? ", in one element only" : "")) {
+        const UntiedHead input(name, kind);
+        CHECK_THAT(notes_of(input.path()), Says("lm_head.weight differs from model.embed_tokens.weight"));
+        CHECK((whole_of(input.path()) == input.tensors));
+        CHECK(config_of(input / "out-whole")["tie_word_embeddings"] == false);  // or loaders would take the embedding
+        for (const std::string to : {"ranks", "vllm"}) {
+          CAPTURE(to);
+          RequestFields fields{.layout = to, .tp = 4};
+          if (to == "ranks") fields.pp = 1;
+          convert(input.path(), input / to, fields);
+          CHECK(config_of(input / to)["tie_word_embeddings"] == false);
+          CHECK((whole_of(input / to) == input.tensors));
+        }
+      }
     }
+}
+
+TEST_CASE("A tied head that equals the embedding is stored once, in every layout") {
+  const std::string name = GENERATE(from_range(std::begin(kLayouts), std::end(kLayouts)));
+  DYNAMIC_SECTION(name) {
+    UntiedHead input(name, UntiedHead::kEqual);
+    CHECK_THAT(notes_of(input.path()), !Says("differs"));
+    input.tensors.erase(kOutput);
+    CHECK((whole_of(input.path()) == input.tensors));
   }
 }
 
@@ -106,65 +108,36 @@ TEST_CASE("A config.json of one stored weight says at all levels that head and e
     stored.erase(has_head ? embedding->first : kOutput);
     write_safetensors(temp / "model/model.safetensors", stored);
     const fs::path output = temp / (has_head ? "head" : "embedding");
-    convert(to_whole(temp / "model", output));
+    convert(temp / "model", output, {.layout = "hf"});
     const json config = config_of(output);
     CHECK(config["tie_word_embeddings"] == true);
     CHECK(config["text_config"]["tie_word_embeddings"] == true);
-    CHECK(notes_of(output, temp).empty());
+    CHECK(notes_of(output) == "\n");
   }
 }
 
 TEST_CASE("A config.json that says what the files hold stays as it is, to the byte") {
-  const TempDir temp;
-  Random random(3);
-  const bool tied = GENERATE(false, true);
-  write_model(temp / "model", tiny(tied), random_tensors(tiny(tied), random));
-  const std::string text = tiny(tied).config().dump() + "  \n";
-  write_file(temp / "model/config.json", text);
-  convert(to_whole(temp / "model", temp / "out"));
-  CHECK(read_file(temp / "out/config.json") == text);
-}
-
-TEST_CASE("A head that differs from the embedding in one element only is kept") {
-  const TempDir temp;
-  Random random(3);
-  TensorMap tensors = random_tensors(tiny(false), random);
-  tensors[kOutput] = tensors.at(kEmbed);
-  tensors[kOutput].bytes.back() = static_cast<char>(tensors[kOutput].bytes.back() ^ 1);
-  write_in("hf", tensors, temp);
-  CHECK((whole_of(temp / "out", temp / "whole") == tensors));
-}
-
-TEST_CASE("A tied head that equals the embedding is stored once, in every layout") {
-  const std::string name = GENERATE("hf", "dcp", "ranks", "optimum", "nxd", "presharded", "nxdi");
-  DYNAMIC_SECTION(name) {
-    const TempDir temp;
-    Random random(3);
-    TensorMap tensors = random_tensors(tiny(false), random);
-    tensors[kOutput] = tensors.at(kEmbed);
-    write_in(name, tensors, temp);
-    CHECK_FALSE(has_note(notes_of(temp / "out", temp), "differs"));
-    tensors.erase(kOutput);
-    CHECK((whole_of(temp / "out", temp / "whole") == tensors));
-  }
+  const Input input({.model_type = "qwen3", .tied = GENERATE(false, true)});
+  const std::string text = input.model.config().dump() + "  \n";
+  write_file(input / "model/config.json", text);
+  convert(input / "model", input / "out", {.layout = "hf"});
+  CHECK(read_file(input / "out/config.json") == text);
 }
 
 TEST_CASE("An embedding that is stored under the tied head's name only is the embedding") {
-  for (const std::string name : {"ranks", "presharded", "dcp", "hf"}) {
+  const Input input({.model_type = "qwen3", .tied = true}, {}, 5);
+  TensorMap stored = input.tensors;
+  auto embedding = stored.extract(kEmbed);
+  embedding.key() = kOutput;
+  stored.insert(std::move(embedding));
+  write_model(input / "model", input.model, stored);
+  CHECK_THAT(notes_of(input / "model"), Says("model.embed_tokens.weight is stored as lm_head.weight"));
+  for (const char* name : {"ranks", "presharded", "dcp", "hf"}) {
     CAPTURE(name);
-    const TempDir temp;
-    Random random(5);
-    TensorMap tensors = random_tensors(tiny(true), random);
-    TensorMap stored = tensors;
-    stored[kOutput] = stored.at(kEmbed);
-    stored.erase(kEmbed);
-    write_model(temp / "model", tiny(true), stored);
-    CHECK(has_note(notes_of(temp / "model", temp), "model.embed_tokens.weight is stored as lm_head.weight"));
-    ConvertRequest request = convert_request(temp / "model", temp / "out");
-    request.target.layout = layout(name);
-    if (name != "hf") request.target.tp = 2;
-    convert(request);
-    CHECK((whole_of(temp / "out", temp / "whole") == tensors));
+    RequestFields to{.layout = name};
+    if (name != std::string("hf")) to.tp = 2;
+    convert(input / "model", input / name, to);
+    CHECK((whole_of(input / name) == input.tensors));
   }
 }
 
@@ -183,29 +156,26 @@ TEST_CASE("An embedding of a layer of multi-token prediction is not taken for th
 TEST_CASE("Levels of config.json that contradict each other about ties yield to the files, with a note") {
   const TempDir temp;
   Architecture of = architecture("qwen3_vl_own_head");
-  of.facts["config"]["tie_word_embeddings"] = false;
-  of.facts["config"]["text_config"]["tie_word_embeddings"] = true;
-  TensorMap tensors = write_architecture(of, temp / "untied");
-  const auto untied = plan_shard(shard_request(temp / "untied", temp / "none", 2));
-  CHECK(has_note(untied->notes, "\"tie_word_embeddings\" is false, \"text_config.tie_word_embeddings\" is true"));
-  CHECK(untied->target.find_logical(kOutput));
-
-  of.facts["config"]["tie_word_embeddings"] = true;
-  of.facts["config"]["text_config"]["tie_word_embeddings"] = false;
-  tensors = write_architecture(of, temp / "tied");
-  tensors.erase(kOutput);
-  write_safetensors(temp / "tied/model.safetensors", tensors);
-  const auto tied = plan_shard(shard_request(temp / "tied", temp / "none", 2));
-  CHECK(has_note(tied->notes, "there is no lm_head.weight, so it is taken as tied to"));
+  for (const bool tied : {false, true}) {
+    CAPTURE(tied);
+    of.facts["config"]["tie_word_embeddings"] = tied;
+    of.facts["config"]["text_config"]["tie_word_embeddings"] = !tied;
+    TensorMap tensors = write_architecture(of, temp / "model");
+    if (tied) tensors.erase(kOutput);
+    write_safetensors(temp / "model/model.safetensors", tensors);
+    const auto job = plan_shard(shard_request(temp / "model", temp / "none", 2));
+    CHECK_THAT(joined_notes(*job),
+               Says(tied ? "there is no lm_head.weight, so it is taken as tied to"
+                         : "\"tie_word_embeddings\" is false, \"text_config.tie_word_embeddings\" is true"));
+    if (!tied) CHECK(job->target.find_logical(kOutput));
+  }
 }
 
 TEST_CASE("A head of another size than a tied embedding is refused by its own name") {
-  const TempDir temp;
-  Random random(7);
-  TensorMap tensors = random_tensors(tiny(false), random);
-  tensors[kOutput] = random_tensor(random, DType::kBF16, {40, 16});
-  write_model(temp / "model", tiny(true), tensors);
-  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
+  Input input({.model_type = "qwen3", .tied = true}, {}, 7);
+  input.tensors[kOutput] = random_tensor(input.random, DType::kBF16, {40, 16});
+  write_model(input / "model", input.model, input.tensors);
+  check_refused([&] { plan_shard(shard_request(input / "model", input / "out", 2)); },
                 {.tensor = kOutput, .says = "has the shape [40, 16], but config.json asks for [32, 16]"});
 }
 

@@ -4,34 +4,19 @@
 #include <fmt/format.h>
 
 #include <functional>
-#include <map>
 
 #include "support/checkpoints.h"
+#include "support/families.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
 #include "support/saved_trees.h"
-#include "support/temp_dir.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-/// Part `part` of `parts` along `dim` of a tensor of one or two dims.
-TensorData slice(const TensorData& whole, std::size_t dim, std::uint64_t part, std::uint64_t parts) {
-  const std::uint64_t rows = whole.shape[0], row_bytes = whole.bytes.size() / rows;
-  TensorData result{whole.dtype, whole.shape, {}};
-  result.shape[dim] /= parts;
-  if (dim == 0) {
-    result.bytes = whole.bytes.substr(part * (rows / parts) * row_bytes, rows / parts * row_bytes);
-    return result;
-  }
-  for (std::uint64_t row = 0; row < rows; ++row)
-    result.bytes += whole.bytes.substr(row * row_bytes + part * (row_bytes / parts), row_bytes / parts);
-  return result;
-}
 
 Json kind_of(std::optional<std::size_t> dim) {
   if (!dim) return {{"kind", "tied"}, {"partition_dim", nullptr}};
@@ -75,7 +60,7 @@ struct Custom {
 
   TensorMap held_by(std::uint32_t rank) const {
     TensorMap held;
-    for (const auto& [name, data] : whole) held[name] = dims.at(name) ? slice(data, *dims.at(name), rank, 2) : data;
+    for (const auto& [name, data] : whole) held[name] = rank_slice(data, dims.at(name), 2, rank);
     return held;
   }
   Json metadata() const {
@@ -89,25 +74,26 @@ struct Custom {
   }
 };
 
-void write_config(const fs::path& checkpoint, const Json& plan = nullptr) {
+void write_config(const fs::path& checkpoint, const Json& more = Json::object()) {
   Json config = {{"model_type", "your_model"}, {"vocab_size", 64}, {"hidden_size", 32}, {"num_hidden_layers", 1}};
-  if (!plan.is_null()) config["base_model_tp_plan"] = plan;
+  config.update(more);
   write_file(checkpoint / "config.json", config.dump());
 }
 
-ConsolidateRequest request_for(const TempDir& temp) {
-  ConsolidateRequest request;
-  request.source.path = temp / "run";
-  request.output_directory = temp / "whole";
-  return request;
+Json plan(const char* up, const char* down) {
+  return {{"base_model_tp_plan", {{"layers.*.up", up}, {"layers.*.down", down}}}};
 }
 
-std::vector<std::string> notes_of(const TempDir& temp) {
-  return plan_consolidate(local_storage(), request_for(temp))->notes;
+ConsolidateRequest request_for(const TempDir& temp) {
+  return consolidate_request(temp / "run", temp / "whole");
 }
 
 Error refused(const TempDir& temp) {
   return error_of([&] { consolidate(request_for(temp)); });
+}
+
+TensorMap whole_run(const TempDir& temp) {
+  return consolidated(temp / "run", temp / "whole");
 }
 
 TEST_CASE("Metadata inside rank files describes a model of any type, with a config.json and without") {
@@ -117,53 +103,47 @@ TEST_CASE("Metadata inside rank files describes a model of any type, with a conf
       const TempDir temp;
       custom.write(temp / "run", xser);
       if (config) write_config(temp / "run");
-      CHECK((consolidated(temp / "run", temp / "whole") == custom.whole));
+      CHECK((whole_run(temp) == custom.whole));
     }
 }
 
 TEST_CASE("Rank files that describe themselves get no note per rank") {
   const TempDir temp;
   Custom().write(temp / "run");
-  const std::vector<std::string> notes = notes_of(temp);
-  for (const std::string& note : notes) CHECK_THAT(note, !Says("took the state dict") && !Says("skipped"));
+  const std::vector<std::string> notes = plan_consolidate(request_for(temp))->notes;
   REQUIRE(notes.size() == 2);
   CHECK_THAT(notes[0], Says("there is no config.json"));
   CHECK_THAT(notes[1], Says("missing last ranks would go unnoticed"));
 }
 
 TEST_CASE("What else rank files contain is one note for all of them") {
-  const Custom custom;
   const TempDir temp;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    SavedTree tree = custom.tree(rank);
+    SavedTree tree = Custom().tree(rank);
     tree.structure["epoch"] = 3;
     write_rank(temp / "run", rank, 0, tree);
   }
   write_config(temp / "run");
-  const std::vector<std::string> notes = notes_of(temp);
+  const std::vector<std::string> notes = plan_consolidate(request_for(temp))->notes;
   REQUIRE(notes.size() == 2);
   CHECK_THAT(notes[0], Says("tp_rank_00_pp_rank_00/checkpoint.pt and 1 other rank file: skipped") && Says(": epoch"));
   CHECK_THAT(notes[1], Says("the metadata alone says what the tensors are"));
 }
 
 TEST_CASE("Metadata inside rank files decides over a plan in config.json") {
-  const Json right = {{"embed_tokens", "embedding_rowwise"}, {"layers.*.up", "colwise"}, {"layers.*.down", "rowwise"}};
-  // Whole on each rank, though the plan splits it.
+  const TempDir temp;
   Custom custom;
-  custom.dims["model.embed_tokens.weight"] = std::nullopt;
-  {
-    const TempDir temp;
+  for (const char* down : {"rowwise", "colwise"}) {  // the embedding is split, though the plan does not name it
     custom.write(temp / "run");
-    write_config(temp / "run", right);
-    CHECK((consolidated(temp / "run", temp / "whole") == custom.whole));
+    write_config(temp / "run", plan("colwise", down));
+    CHECK((whole_run(temp) == custom.whole));
   }
-  // Split, though the plan does not name it, or along the other dim.
-  for (const char* down : {"rowwise", "colwise"}) {
-    const TempDir temp;
-    Custom().write(temp / "run");
-    write_config(temp / "run", {{"layers.*.up", "colwise"}, {"layers.*.down", down}});
-    CHECK((consolidated(temp / "run", temp / "whole") == Custom().whole));
-  }
+  custom.dims["model.embed_tokens.weight"] = std::nullopt;  // whole on each rank, though the plan splits it
+  Json right = plan("colwise", "rowwise");
+  right["base_model_tp_plan"]["embed_tokens"] = "embedding_rowwise";
+  custom.write(temp / "run");
+  write_config(temp / "run", right);
+  CHECK((whole_run(temp) == custom.whole));
 }
 
 TEST_CASE("A last rank that is missing shows in the sizes that config.json states") {
@@ -171,8 +151,7 @@ TEST_CASE("A last rank that is missing shows in the sizes that config.json state
     const TempDir temp;
     Custom().write(temp / "run");
     fs::remove_all(temp / "run/tensor_parallel_shards/tp_rank_01_pp_rank_00");
-    write_config(temp / "run",
-                 planned ? Json{{"layers.*.up", "colwise"}, {"layers.*.down", "rowwise"}} : Json(nullptr));
+    write_config(temp / "run", planned ? plan("colwise", "rowwise") : Json::object());
     check_error(refused(temp), {.path = temp / "run/tensor_parallel_shards",
                                 .says = "\"vocab_size\": 64",
                                 .hint = "the last ranks are missing"});
@@ -185,41 +164,37 @@ TEST_CASE("Half of an inner size is not taken for it because the vocabulary is a
   const TempDir temp;
   custom.write(temp / "run");
   fs::remove_all(temp / "run/tensor_parallel_shards/tp_rank_01_pp_rank_00");
-  write_file(temp / "run/config.json", R"({"model_type": "your_model", "vocab_size": 64, "hidden_size": 32,
-                                           "intermediate_size": 48, "num_hidden_layers": 1})");
+  write_config(temp / "run", {{"intermediate_size", 48}});
   CHECK_THAT(refused(temp).what(), Says("\"intermediate_size\": 48"));
-  write_file(temp / "run/config.json", R"({"model_type": "your_model", "vocab_size": 64, "hidden_size": 32,
-                                           "intermediate_size": 32, "num_hidden_layers": 1})");
-  CHECK_FALSE(plan_consolidate(local_storage(), request_for(temp))->notes.empty());  // nothing contradicts it
+  write_config(temp / "run", {{"intermediate_size", 32}});
+  CHECK_FALSE(plan_consolidate(request_for(temp))->notes.empty());  // nothing contradicts it
   custom.write(temp / "run");
-  write_file(temp / "run/config.json", R"({"model_type": "your_model", "vocab_size": 64, "hidden_size": 32,
-                                           "intermediate_size": 48, "num_hidden_layers": 1})");
-  CHECK((consolidated(temp / "run", temp / "whole") == custom.whole));
+  write_config(temp / "run", {{"intermediate_size", 48}});
+  CHECK((whole_run(temp) == custom.whole));
 }
 
 TEST_CASE("Ranks whose metadata differs are refused") {
-  const Custom custom;
-  const auto refused_with = [&](const std::function<void(SavedTree&)>& change) {
-    const TempDir temp;
-    custom.write(temp / "run");
-    SavedTree tree = custom.tree(1);
-    change(tree);
-    write_rank(temp / "run", 1, 0, tree);
-    const Error error = refused(temp);
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "run/tensor_parallel_shards/tp_rank_01_pp_rank_00/checkpoint.pt").string());
-    return error;
-  };
-  check_error(refused_with(
-                  [](SavedTree& tree) { tree.structure["sharded_metadata"]["model.layers.0.up.weight"] = kind_of(1); }),
-              {.tensor = "model.layers.0.up.weight", .says = "contradicts that of"});
-  CHECK_THAT(refused_with([](SavedTree& tree) { tree.structure.erase("sharded_metadata"); }).what(),
-             Says("contains no sharded_metadata"));
-  CHECK_THAT(refused_with([](SavedTree& tree) { tree.structure["sharded_metadata"] = Json::array({1}); }).what(),
-             Says("no \"sharded_metadata\""));
-  const Error lost =
-      refused_with([](SavedTree& tree) { tree.structure["sharded_metadata"].erase("model.norm.weight"); });
-  CHECK_THAT(lost.what(), Says("contradicts that of"));
+  const TempDir temp;
+  using Change = std::function<void(Json&)>;
+  check_refusals<Change>(
+      [&](const Change& change) {
+        Custom().write(temp / "run");
+        SavedTree tree = Custom().tree(1);
+        change(tree.structure);
+        write_rank(temp / "run", 1, 0, tree);
+        consolidate(request_for(temp));
+      },
+      {.path = temp / "run/tensor_parallel_shards/tp_rank_01_pp_rank_00/checkpoint.pt"},
+      {{"another dim",
+        [](Json& file) { file["sharded_metadata"]["model.layers.0.up.weight"] = kind_of(1); },
+        {.tensor = "model.layers.0.up.weight", .says = "contradicts that of"}},
+       {"a parameter less",
+        [](Json& file) { file["sharded_metadata"].erase("model.norm.weight"); },
+        {.says = "contradicts that of"}},
+       {"none", [](Json& file) { file.erase("sharded_metadata"); }, {.says = "contains no sharded_metadata"}},
+       {"a list",
+        [](Json& file) { file["sharded_metadata"] = Json::array({1}); },
+        {.says = "no \"sharded_metadata\""}}});
 }
 
 TEST_CASE("Different matrices that the metadata calls tied are not replicas, whatever the request says of replicas") {
@@ -228,15 +203,15 @@ TEST_CASE("Different matrices that the metadata calls tied are not replicas, wha
   custom.dims["model.layers.0.up.weight"] = std::nullopt;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     TensorMap held = custom.held_by(rank);
-    held["model.layers.0.up.weight"] = slice(custom.whole["model.layers.0.up.weight"], 0, rank, 2);
+    held["model.layers.0.up.weight"] = rank_slice(custom.whole["model.layers.0.up.weight"], 0, 2, rank);
     write_rank(temp / "run", rank, 0, rank_tree(held, custom.metadata()));
   }
   for (const Replicas replicas : {Replicas::kDrift, Replicas::kFirst}) {
     RunOptions options = unsynced();
     options.replicas = replicas;
-    check_refused([&] { execute(*plan_consolidate(local_storage(), request_for(temp)), options); },
-                  {.tensor = "model.layers.0.up.weight", .hint = "optimum-neuron before 0.0.21"});
-    CHECK(!local_storage().exists(temp / "whole/model.safetensors"));
+    check_refused([&] { consolidate(request_for(temp), options); }, {.tensor = "model.layers.0.up.weight",
+                                                                     .hint = "optimum-neuron before 0.0.21",
+                                                                     .unwritten = temp / "whole/model.safetensors"});
   }
 }
 
@@ -256,11 +231,11 @@ TEST_CASE("Second names of parameters and buffers need not be listed") {
   };
   const TempDir temp;
   write(temp / "run", 2);
-  CHECK((consolidated(temp / "run", temp / "whole") == expected));
-  std::string notes;
-  for (const std::string& note : notes_of(temp)) notes += note + "\n";
+  CHECK((whole_run(temp) == expected));
+  const auto job = plan_consolidate(request_for(temp));
   for (const char* name : {"lm_head.weight", "decoder.embed.weight"})
-    CHECK_THAT(notes, Says(name + std::string(" is tied to model.embed_tokens.weight: the two are compared")));
+    CHECK_THAT(joined_notes(*job),
+               Says(name + std::string(" is tied to model.embed_tokens.weight: the two are compared")));
   for (const std::uint32_t rank : {0, 1}) {
     const TempDir other;
     write(other / "run", rank);
@@ -287,8 +262,8 @@ TEST_CASE("A stage's metadata counts for its own parameters alone") {
   const Custom custom;
   const TempDir temp;
   write_stages(temp / "run", custom, 2);
-  CHECK((consolidated(temp / "run", temp / "whole") == custom.whole));
-  CHECK(notes_of(temp).size() == 2);
+  CHECK((whole_run(temp) == custom.whole));
+  CHECK(plan_consolidate(request_for(temp))->notes.size() == 2);
 }
 
 TEST_CASE("A stage that is missing shows in what the others list") {
@@ -299,30 +274,10 @@ TEST_CASE("A stage that is missing shows in what the others list") {
                               .hint = "the last pipeline ranks are missing"});
 }
 
-/// Ranks of a small llama whose key/value heads are replicated, linears apart.
-std::vector<TensorMap> grouped_ranks(const TempDir& temp, const TinyModel& model, const TensorMap& whole,
-                                     std::uint32_t tp) {
-  write_model(temp / "model", model, whole);
-  shard(shard_request(temp / "model", temp / "sharded", tp));
-  std::vector<TensorMap> ranks;
-  for (auto& [rank, held] : read_ranks(temp / "sharded")) {
-    std::erase_if(held, [](const auto& entry) { return entry.first.find("gate_up") != std::string::npos; });
-    for (const auto& [name, data] : whole)
-      if (name.find("gate_proj") != std::string::npos || name.find("up_proj") != std::string::npos)
-        held[name] = slice(data, 0, ranks.size(), tp);
-    ranks.push_back(held);
-  }
-  return ranks;
-}
-
 TEST_CASE("Grouped-query attention is read by gqa_qkv_metadata, without a config.json") {
   constexpr std::uint32_t kTp = 4;
-  TinyModel model;
-  model.intermediate = 32;
-  Random random(7);
-  const TensorMap whole = random_tensors(model, random);
-  const TempDir temp;
-  const std::vector<TensorMap> ranks = grouped_ranks(temp, model, whole, kTp);
+  const Input input({.intermediate = 32}, {.layout = "ranks", .tp = kTp}, 7);
+  const TinyModel& model = input.model;
   Json names = Json::object(), outputs = Json::array();
   for (std::uint64_t layer = 0; layer < model.layers; ++layer) {
     const std::string module = fmt::format("model.layers.{}.self_attn.", layer);
@@ -331,21 +286,26 @@ TEST_CASE("Grouped-query attention is read by gqa_qkv_metadata, without a config
     outputs.push_back(module + "o_proj.weight");
   }
   for (std::uint32_t rank = 0; rank < kTp; ++rank) {
+    TensorMap held = read_tensors(input.rank_file(rank));  // with the linears that are fused there apart
+    std::erase_if(held, [](const auto& entry) { return entry.first.find("gate_up") != std::string::npos; });
+    for (const auto& [name, data] : input.tensors)
+      if (name.find("gate_proj") != name.npos || name.find("up_proj") != name.npos)
+        held[name] = rank_slice(data, 0, kTp, rank);
     Json metadata = Json::object();
-    for (const auto& [name, data] : ranks[rank]) {
+    for (const auto& [name, data] : held) {
       const bool across = name.find("o_proj") != std::string::npos || name.find("down_proj") != std::string::npos;
       const bool norm = name.find("norm") != std::string::npos;
       metadata[name] = kind_of(norm ? std::nullopt : std::optional<std::size_t>(across ? 1 : 0));
     }
-    SavedTree tree = rank_tree(ranks[rank], metadata);
+    SavedTree tree = rank_tree(held, metadata);
     tree.structure["gqa_qkv_metadata"] = {{"original_names_to_gqa_qkv_names", names},
                                           {"output_projections_names", outputs},
                                           {"num_attention_heads", model.heads},
                                           {"num_key_value_heads", model.kv_heads},
                                           {"kv_size_multiplier", 2}};
-    write_rank(temp / "run", rank, 0, tree);
+    write_rank(input / "run", rank, 0, tree);
   }
-  CHECK((consolidated(temp / "run", temp / "whole") == whole));
+  CHECK((whole_run(input.temp) == input.tensors));
 }
 
 }  // namespace
