@@ -1,19 +1,18 @@
 // Weights for inference whose tensors have other names or more elements than the checkpoint's: the layout nxdi, and
 // presharded with --pad. testdata/golden/nxdi is what NxD Inference's own classes have made.
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "reshard/engine/check/verify.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "reshard/plan/job/convert.h"
 #include "reshard/specs/family/family_parser.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
-#include "support/layouts.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
-#include "support/temp_dir.h"
+#include "support/refusals.h"
+#include "support/spoilers.h"
 
 namespace reshard::test {
 namespace {
@@ -22,97 +21,81 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 TEST_CASE("Replicated key/value heads that config.json counts as heads of their own are noticed") {
-  for (const char* name : {"nxdi", "vllm"})
+  for (const std::string name : {"nxdi", "vllm"})
     for (const bool fused : {false, true}) {
       CAPTURE(name, fused);
-      const TempDir temp;
-      TinyModel model;
-      Random random(4);
-      const TensorMap tensors = random_tensors(model, random);
-      write_model(temp / "model", model, tensors);
-      ShardRequest request = deployed_request(layout(name), temp / "model", temp / "out", 4);
-      if (name == std::string("nxdi")) request.target.options.set_flag("fuse-qkv", fused);
-      shard(request);
-      CHECK((consolidated(temp / "out", temp / "whole") == tensors));
-      model.kv_heads = 4;
-      write_file(temp / "out/config.json", model.config().dump());
-      for (const auto& entry : fs::recursive_directory_iterator(temp / "out"))
+      RequestFields to{.layout = name, .tp = 4};
+      if (name == "nxdi" && fused) to.options = {"fuse-qkv"};
+      const Input input({}, to, 4);
+      CHECK((input.whole() == input.tensors));
+      merge_json(input / "out/config.json", {{"num_key_value_heads", 4}});
+      for (const auto& entry : fs::recursive_directory_iterator(input.path()))
         if (entry.path().extension() == ".safetensors")  // without our record of what was replicated
-          write_safetensors(entry.path(), read_tensors(entry.path()));
-      const Error error = error_of([&] { consolidated(temp / "out", temp / "wrong"); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.tensor() == "model.layers.0.self_attn.k_proj.weight");
-      CHECK_THAT(error.what(), Says("ranks 0 and 1 have the same heads"));
-      CHECK_THAT(error.hint(), Says("num_key_value_heads"));
-      CHECK_FALSE(fs::exists(temp / "wrong"));
+          change_tensors(entry.path(), [](TensorMap&) {});
+      check_error(input.refusal(), {.tensor = "model.layers.0.self_attn.k_proj.weight",
+                                    .says = "ranks 0 and 1 have the same heads",
+                                    .hint = "num_key_value_heads"});
     }
 }
 
-/// The case 6q2kv-tp4, made anew in `temp`/out.
-void make_case(const TempDir& temp) {
-  const fs::path model = testdata("golden/nxdi/llama-6q2kv-tp4-interleaved-pad/original");
-  shard(deployed_request(layout("nxdi"), model, temp / "out", 4));
+fs::path golden_model(const char* name) {
+  return testdata("golden/nxdi") / name / "original";
+}
+constexpr const char* kPadded = "llama-6q2kv-tp4-interleaved-pad";
+
+/// A golden model for NxD Inference, over four ranks.
+Input nxdi_of(const char* name) {
+  return Input({.layout = "nxdi", .tp = 4}, [&](const fs::path& directory) {
+    fs::copy(golden_model(name), directory);
+    return read_model(directory);
+  });
 }
 
 TEST_CASE("Numbers where zeros should be, and a rank's file under another's name, are refused") {
-  const auto broken = [&](const char* tensor, std::size_t byte, std::uint32_t rank) {
-    const TempDir temp;
-    make_case(temp);
-    const fs::path file = temp / ("out/weights/tp" + std::to_string(rank) + "_sharded_checkpoint.safetensors");
-    TensorMap tensors = read_tensors(file);
-    REQUIRE(byte < tensors.at(tensor).bytes.size());
-    tensors.at(tensor).bytes[byte] ^= 1;
-    write_safetensors(file, tensors);
-    for (const auto& [name, others] : read_weights(temp / "out"))  // as NxD's, which say nothing of themselves
-      write_safetensors(temp / ("out/" + name), others);
-    const Error error = error_of([&] { consolidated(temp / "out", temp / "whole"); });
-    CHECK_FALSE(fs::exists(temp / "whole"));
-    const Checkpoint a = read_checkpoint(temp / "out", {ConfigUse::kStrict});
-    const Checkpoint b =
-        read_checkpoint(testdata("golden/nxdi/llama-6q2kv-tp4-interleaved-pad/original"), {ConfigUse::kStrict});
-    CHECK(error_of([&] { verify(a.map, b.map, {}, {}); }).kind() == ErrorKind::kBadInput);
-    CHECK(error_of([&] { verify(b.map, a.map, {}, {}); }).kind() == ErrorKind::kBadInput);
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == file.string());
-    CHECK(error.tensor() == tensor);
-    return error;
+  struct Row {
+    const char* tensor;
+    std::size_t byte;
+    std::uint32_t rank;
+    Texts says;
   };
-  // Rank 1 has the query heads 2 and one of zeros: the last 8 of 16 rows of 48 numbers.
-  const Error zeros = broken("layers.0.self_attn.qkv_proj.q_proj.weight", 2 * 48 * 8 + 5, 1);
-  CHECK_THAT(zeros.what(), Says("holds other values than zeros in its padding"));
-  CHECK_THAT(zeros.what(), Says("[8, 2]"));
-  CHECK_THAT(broken("rank_util.rank", 0, 3).what(), Says("is not the number of 3"));
-  CHECK_THAT(broken("layers.1.self_attn.qkv_proj.k_proj.weight", 3, 1).what(), Says("is a replica of"));
+  for (const Row& row :
+       // Rank 1 has the query heads 2 and one of zeros: the last 8 of 16 rows of 48 numbers.
+       {Row{"layers.0.self_attn.qkv_proj.q_proj.weight",
+            2 * 48 * 8 + 5,
+            1,
+            {"holds other values than zeros in its padding", "[8, 2]"}},
+        Row{"rank_util.rank", 0, 3, {"is not the number of 3"}},
+        Row{"layers.1.self_attn.qkv_proj.k_proj.weight", 3, 1, {"is a replica of"}}}) {
+    CAPTURE(row.tensor);
+    const Input input = nxdi_of(kPadded);
+    flip_bit(input.rank_file(row.rank), row.tensor, row.byte);
+    for (std::uint32_t rank = 0; rank < 4; ++rank)  // as NxD's, which say nothing of themselves
+      change_tensors(input.rank_file(rank), [](TensorMap&) {});
+    check_error(input.refusal(), {.path = input.rank_file(row.rank), .tensor = row.tensor, .says = row.says});
+    const Checkpoint a = read_checkpoint(input.path(), {ConfigUse::kStrict});
+    const Checkpoint b = read_checkpoint(input / "model", {ConfigUse::kStrict});
+    check_refused([&] { verify(a.map, b.map, {}, {}); }, {.says = row.says});
+    check_refused([&] { verify(b.map, a.map, {}, {}); }, {.says = row.says});
+  }
 }
 
 TEST_CASE("Ranks that have nothing but what pads are written by a run of their own") {
-  const TempDir temp;
-  TinyModel model;
-  model.heads = model.kv_heads = 5;
-  model.vocab = 6;
-  Random random(5);
-  const TensorMap tensors = random_tensors(model, random);
-  write_model(temp / "model", model, tensors);
-  for (const Layout* const kind : {layout("nxdi"), layout("presharded")}) {
-    DYNAMIC_SECTION(kind->traits().name) {
-      ShardRequest request = deployed_request(kind, temp / "model", temp / kind->traits().name, 4);
-      request.target.options.set_flag("pad", true);
-      shard(request);
-      const auto all = read_weights(request.output_directory);
-      request.output_directory = temp / (std::string(kind->traits().name) + "-last");
-      request.target.options.set_number("start-rank", 3), request.target.options.set_number("end-rank", 3);
-      shard(request);
-      const std::string last = "weights/tp3_sharded_checkpoint.safetensors";
-      CHECK((read_weights(request.output_directory).at(last) == all.at(last)));
+  for (const std::string kind : {"nxdi", "presharded"}) {
+    DYNAMIC_SECTION(kind) {
+      const Input input({.heads = 5, .kv_heads = 5, .vocab = 6}, {.layout = kind, .tp = 4, .options = {"pad"}});
+      RequestFields last = input.to;
+      last.options = {"pad", "start-rank=3", "end-rank=3"};
+      shard(input / "model", input / "last", last);
+      const std::string name = "weights/tp3_sharded_checkpoint.safetensors";
+      CHECK((read_weights(input / "last").at(name) == read_weights(input.path()).at(name)));
     }
   }
 }
 
 TEST_CASE("That projections are fused is no option without effect") {
   const TempDir temp;
-  ShardRequest request = deployed_request(layout("nxdi"), testdata("golden/nxdi/llama-tp4/original"), temp / "out", 2);
-  request.target.options.set_flag("fuse-qkv", true);
-  const auto job = plan_shard(request);
+  const RequestFields fused{.layout = "nxdi", .tp = 2, .options = {"fuse-qkv"}};
+  const auto job = plan_shard(shard_request(golden_model("llama-tp4"), temp / "out", fused));
   REQUIRE(job->attention);
   CHECK(job->attention->form == AttentionForm::kFused);
   REQUIRE(job->notes.size() == 1);
@@ -120,179 +103,136 @@ TEST_CASE("That projections are fused is no option without effect") {
 }
 
 TEST_CASE("A described model takes NxD Inference's names where its description says that it has them") {
-  const fs::path model = testdata("golden/nxdi/qwen3-tp4-fused/original");
+  const fs::path model = golden_model("qwen3-tp4-fused");
   const TempDir temp;
   json family = json::parse(builtin_family("qwen3")->json_text);
-  const auto request_by = [&](const json& description) {
-    write_file(temp / "spec.json", description.dump(2));
-    ShardRequest request = deployed_request(layout("nxdi"), model, temp / "out", 4);
-    request.source.family = read_family(temp / "spec.json");
-    return request;
+  const auto spec = [&] {
+    write_file(temp / "spec.json", family.dump(2));
+    return read_family(temp / "spec.json");
   };
-  shard(request_by(family));
-  shard(deployed_request(layout("nxdi"), model, temp / "built-in", 4));
-  CHECK((read_weights(temp / "out") == read_weights(temp / "built-in")));
+  const auto sharded = [&](const char* output, const FamilySpec& by) {
+    shard(model, temp / output, {.layout = "nxdi", .tp = 4, .family = by});
+    return read_weights(temp / output);
+  };
+  CHECK((sharded("out", spec()) == sharded("built-in", {})));
   family["nxd_inference"]["q_norm"] = "norm_of_q";
-  fs::remove_all(temp / "out");
-  const ShardRequest renamed = request_by(family);
-  shard(renamed);
-  CHECK(read_weights(temp / "out").begin()->second.count("layers.1.self_attn.norm_of_q.weight") == 1);
-  CHECK((consolidated(temp / "out", temp / "whole", renamed.source.family) == read_model(model)));
+  const FamilySpec renamed = spec();
+  CHECK(sharded("renamed", renamed).begin()->second.count("layers.1.self_attn.norm_of_q.weight") == 1);
+  CHECK((consolidated(temp / "renamed", temp / "whole", renamed) == read_model(model)));
 
   family["nxd_inference"] = {{"q_proj", "query"}};
-  const Error split = error_of([&] { request_by(family); });
-  CHECK_THAT(split.what(), Says("self_attn.q_proj, which is not there, or not replicated"));
+  check_refused(spec, {.says = "self_attn.q_proj, which is not there, or not replicated"});
   family.erase("nxd_inference");
-  fs::remove_all(temp / "out");
-  const Error unknown = error_of([&] { plan_shard(request_by(family)); });
-  CHECK(unknown.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(unknown.hint(), Says("llama, mistral, qwen2, qwen3"));
+  check_refused([&] { sharded("none", spec()); },
+                {.kind = ErrorKind::kUnsupported, .hint = "llama, mistral, qwen2, qwen3", .unwritten = temp / "none"});
 }
 
 TEST_CASE("A described model without attention, and sizes that no model has, are refused") {
-  const TempDir temp;
-  make_case(temp);
+  const Input input = nxdi_of(kPadded);
   json family = json::parse(builtin_family("llama")->json_text);
   family.erase("attention");
   family.erase("nxd_inference");
-  write_file(temp / "spec.json", family.dump());
-  ShardRequest request = deployed_request(layout("nxdi"), testdata("golden/nxdi/llama-tp4/original"), temp / "o", 4);
-  request.source.family = read_family(temp / "spec.json");
-  CHECK(error_of([&] { plan_shard(request); }).kind() == ErrorKind::kUnsupported);
-  CHECK(error_of([&] { consolidated(temp / "out", temp / "whole", request.source.family); }).kind() ==
-        ErrorKind::kUnsupported);
-  json config = json::parse(read_file(temp / "out/config.json"));
-  config["vocab_size"] = 274877906945;
-  write_file(temp / "out/config.json", config.dump());
-  CHECK_THAT(error_of([&] { consolidated(temp / "out", temp / "whole"); }).what(), Says("more than any model has"));
+  write_file(input / "spec.json", family.dump());
+  const FamilySpec spec = read_family(input / "spec.json");
+  const RequestFields described{.layout = "nxdi", .tp = 4, .family = spec};
+  check_refused([&] { shard(golden_model("llama-tp4"), input / "o", described); }, {.kind = ErrorKind::kUnsupported});
+  check_refused([&] { consolidated(input.path(), input / "whole", spec); }, {.kind = ErrorKind::kUnsupported});
+  merge_json(input / "out/config.json", {{"vocab_size", 274877906945}});
+  CHECK_THAT(input.refusal().what(), Says("more than any model has"));
 }
 
 TEST_CASE("Floating tensors take the dtype of config.json, as NxD Inference gives it to them") {
-  const TempDir temp;
-  TinyModel model;
-  Random random(3);
-  TensorMap tensors = random_tensors(model, random, DType::kF32);
-  write_model(temp / "model", model, tensors);
-  json config = json::parse(read_file(temp / "model/config.json"));
-  config["torch_dtype"] = "bfloat16";
-  write_file(temp / "model/config.json", config.dump());
-  const auto job = plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2));
-  CHECK(std::any_of(job->notes.begin(), job->notes.end(),
-                    [](const std::string& note) { return note.find("are cast to BF16") != note.npos; }));
+  const Input input({}, {}, 3, DType::kF32);
+  merge_json(input / "model/config.json", {{"torch_dtype", "bfloat16"}});
+  const RequestFields to{.layout = "nxdi", .tp = 2};
+  const auto job = plan_shard(shard_request(input / "model", input / "out", to));
+  CHECK_THAT(joined_notes(*job), Says("are cast to BF16"));
   execute(*job, unsynced());
-  ConvertRequest cast;
-  cast.source.path = temp / "model";
-  cast.output_directory = temp / "cast";
-  cast.dtype = DType::kBF16;
-  execute(*plan_convert(cast), unsynced());
-  CHECK((consolidated(temp / "out", temp / "whole") == read_model(temp / "cast")));
-  ConvertRequest to_nxdi = convert_request(temp / "model", temp / "converted");
-  to_nxdi.target.layout = layout("nxdi");
-  to_nxdi.target.tp = 2;
-  execute(*plan_convert(to_nxdi), unsynced());
-  CHECK((read_weights(temp / "converted") == read_weights(temp / "out")));
+  CHECK((consolidated(input / "out", input / "whole") ==
+         converted(input / "model", input / "cast", {.dtype = DType::kBF16})));
+  convert(input / "model", input / "converted", to);
+  CHECK((read_weights(input / "converted") == read_weights(input / "out")));
 }
 
 TEST_CASE("A dtype in config.json that is none is refused where it is needed, with its key and value") {
-  const TempDir temp;
-  const TinyModel model;
-  Random random(4);
-  write_model(temp / "model", model, random_tensors(model, random, DType::kF32));
-  const std::string path = (temp / "model/config.json").string();
-  const json config = json::parse(read_file(path));
+  const Input input({}, {}, 4, DType::kF32);
+  const fs::path config = input / "model/config.json";
+  const json original = json::parse(read_file(config));
+  const auto patch = [&](const char* keys) {
+    json patched = original;
+    patched.update(json::parse(keys));
+    write_file(config, patched.dump());
+  };
+  RequestFields to{.layout = "nxdi", .tp = 2};
+  const auto plan = [&] { return plan_shard(shard_request(input / "model", input / "out", to)); };
   const std::pair<const char*, const char*> wrong[] = {
       {R"({"torch_dtype": "bfloat17"})", "\"torch_dtype\" is \"bfloat17\", expected the name of a dtype"},
       {R"({"dtype": "torch.bfloat16"})", "\"dtype\" is \"torch.bfloat16\""},
       {R"({"dtype": "", "torch_dtype": "float16"})", "\"dtype\" is \"\""},
       {R"({"dtype": 16})", "\"dtype\" is 16"},
       {R"({"torch_dtype": {"": "float16"}})", "\"torch_dtype\" is an object"}};
-  for (const auto& [patch, says] : wrong) {
-    DYNAMIC_SECTION(patch) {
-      json patched = config;
-      patched.update(json::parse(patch));
-      write_file(path, patched.dump());
-      ConvertRequest convert = convert_request(temp / "model", temp / "out");
-      convert.target.layout = layout("nxdi");
-      convert.target.tp = 2;
-      for (const Error& error :
-           {error_of([&] { plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2)); }),
-            error_of([&] { plan_convert(convert); })}) {
-        CHECK(error.kind() == ErrorKind::kBadInput);
-        CHECK(error.path() == path);
-        CHECK_THAT(error.what(), Says(says));
-      }
-      convert.dtype = DType::kBF16;  // then it is not needed
-      CHECK_NOTHROW(plan_convert(convert));
-      CHECK_NOTHROW(plan_shard(deployed_request(layout("presharded"), temp / "model", temp / "out", 2)));
+  for (const auto& [keys, says] : wrong) {
+    DYNAMIC_SECTION(keys) {
+      patch(keys);
+      check_refused(plan, {.path = config, .says = says});
+      check_refused([&] { plan_convert(convert_request(input / "model", input / "out", to)); },
+                    {.path = config, .says = says});
+      to.dtype = DType::kBF16;  // then it is not needed
+      CHECK_NOTHROW(plan_convert(convert_request(input / "model", input / "out", to)));
+      to = {.layout = "presharded", .tp = 2};
+      CHECK_NOTHROW(plan());
     }
   }
-  json both = config;
   SECTION("two dtypes, of which transformers takes dtype") {
-    both.update({{"dtype", "bfloat16"}, {"torch_dtype", "float16"}});
-    write_file(path, both.dump());
-    const auto job = plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2));
-    CHECK(std::any_of(job->notes.begin(), job->notes.end(),
-                      [](const std::string& note) { return note.find("are cast to BF16") != note.npos; }));
+    patch(R"({"dtype": "bfloat16", "torch_dtype": "float16"})");
+    CHECK_THAT(joined_notes(*plan()), Says("are cast to BF16"));
   }
   SECTION("null, which is none") {
-    both["dtype"] = both["torch_dtype"] = nullptr;
-    write_file(path, both.dump());
-    CHECK_NOTHROW(plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2)));
+    patch(R"({"dtype": null, "torch_dtype": null})");
+    CHECK_NOTHROW(plan());
   }
 }
 
 TEST_CASE("What these layouts do not have is refused, with what has it") {
-  const fs::path model = testdata("golden/nxdi/llama-tp4/original");
   const TempDir temp;
-  const auto refused = [&](const Layout* kind, const std::function<void(TargetRequest&)>& change, const char* says) {
-    ShardRequest request = deployed_request(kind, model, temp / "out", 4);
-    change(request.target);
-    const Error error = error_of([&] { plan_shard(request); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says(says));
+  const auto option = [](const char* layout, const char* text) {
+    return RequestFields{.layout = layout, .tp = 4, .options = {text}};
   };
-  refused(
-      layout("nxdi"), [](TargetRequest& s) { s.pp = 2; }, "layout nxdi has no pipeline stages");
-  refused(
-      layout("nxdi"), [](TargetRequest& s) { s.format = Format::kPytorch; }, "does not support `format` pytorch");
-  refused(
-      layout("nxdi"), [](TargetRequest& s) { s.options.set_number("kv-size-multiplier", 2); }, "`kv-size-multiplier`");
-  refused(
-      layout("presharded"), [](TargetRequest& s) { s.options.set_flag("vocab-parallel", true); }, "`vocab-parallel`");
-  refused(
-      layout("ranks"), [](TargetRequest& s) { s.options.set_flag("pad", true); }, "`pad`");
-  refused(
-      layout("ranks"), [](TargetRequest& s) { s.options.set("kv-replication", "adjacent"); }, "`kv-replication`");
-  refused(
-      layout("nxdi"), [](TargetRequest& s) { s.options.set("kv-replication", "adjacent"); }, "`kv-replication`");
-  refused(
-      layout("nxd"), [](TargetRequest& s) { s.format = Format::kSafetensors; },
-      "does not support `format` safetensors");
-  const Error family = error_of([&] {
-    plan_shard(
-        deployed_request(layout("nxdi"), testdata("golden/preshard/granite-tied-tp2/original"), temp / "out", 2));
-  });
-  CHECK(family.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(family.hint(), Says("a layout that keeps the checkpoint's names"));
+  check_refusals<RequestFields>(
+      [&](const RequestFields& to) { shard(golden_model("llama-tp4"), temp / "out", to); },
+      {.kind = ErrorKind::kUsage, .unwritten = temp / "out"},
+      {{"stages of nxdi", {.layout = "nxdi", .tp = 4, .pp = 2}, {.says = "layout nxdi has no pipeline stages"}},
+       {"nxdi by torch",
+        {.layout = "nxdi", .format = Format::kPytorch, .tp = 4},
+        {.says = "does not support `format` pytorch"}},
+       {"nxd in safetensors",
+        {.layout = "nxd", .format = Format::kSafetensors, .tp = 4},
+        {.says = "does not support `format` safetensors"}},
+       {"multipliers of nxdi", option("nxdi", "kv-size-multiplier=2"), {.says = "`kv-size-multiplier`"}},
+       {"vocabularies of presharded", option("presharded", "vocab-parallel"), {.says = "`vocab-parallel`"}},
+       {"padding of ranks", option("ranks", "pad"), {.says = "`pad`"}},
+       {"replication of ranks", option("ranks", "kv-replication=adjacent"), {.says = "`kv-replication`"}},
+       {"replication of nxdi", option("nxdi", "kv-replication=adjacent"), {.says = "`kv-replication`"}}});
+  check_refused(
+      [&] { shard(testdata("golden/preshard/granite-tied-tp2/original"), temp / "out", {.layout = "nxdi", .tp = 2}); },
+      {.kind = ErrorKind::kUnsupported, .hint = "a layout that keeps the checkpoint's names"});
 }
 
 TEST_CASE("Weights for inference that are not of the model beside them are refused by tensor and file") {
-  const auto refused = [&](const char* key, const json& value) {
-    const TempDir temp;
-    make_case(temp);
-    json config = json::parse(read_file(temp / "out/config.json"));
-    config[key] = value;
-    write_file(temp / "out/config.json", config.dump());
-    const Error error = error_of([&] { consolidated(temp / "out", temp / "whole"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_FALSE(fs::exists(temp / "whole"));
-    return error;
-  };
-  CHECK_THAT(refused("num_hidden_layers", 1).what(), Says("has no such tensor"));
-  CHECK_THAT(refused("num_hidden_layers", 3).what(), Says("num_hidden_layers is 3 in config.json"));
-  CHECK_THAT(refused("vocab_size", 128).what(), Says("lm_head.weight"));
-  CHECK_THAT(refused("num_key_value_heads", 3).what(), Says("self_attn"));
-  CHECK_THAT(refused("intermediate_size", 44).what(), Says("mlp"));
+  const Input input = nxdi_of(kPadded);
+  const std::string config = read_file(input / "out/config.json");
+  const std::tuple<const char*, int, const char*> rows[] = {
+      {"num_hidden_layers", 1, "has no such tensor"},
+      {"num_hidden_layers", 3, "num_hidden_layers is 3 in config.json"},
+      {"vocab_size", 128, "lm_head.weight"},
+      {"num_key_value_heads", 3, "self_attn"},
+      {"intermediate_size", 44, "mlp"}};
+  for (const auto& [key, value, says] : rows) {
+    CAPTURE(key, value);
+    write_file(input / "out/config.json", config);
+    merge_json(input / "out/config.json", {{key, value}});
+    CHECK_THAT(input.refusal().what(), Says(says));
+  }
 }
 
 }  // namespace

@@ -1,42 +1,54 @@
 // What fails half-way leaves nothing behind and touches nothing.
 
 #include "support/fault_storage.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
 
-class Model {
- public:
-  Model() {
-    TinyModel tiny;
-    tiny.tied = true;
-    Random random(8);
-    write_model(temp / "model", tiny, random_tensors(tiny, random));
+struct Model : Input {
+  Model() : Input({.tied = true}, {}, 8) {
     write_file(temp / "model/sub/tokenizer.json", "{}");
-    request = shard_request(temp / "model", temp / "new/deep/out", 2, 2);
+    request = shard_request(temp / "model", output, 2, 2);
+    before = snapshot(temp.path());
   }
   /// Puts something of every sort where the outputs go, so that replacing it is part of the run.
   void fill_output() {
-    shard(shard_request(temp / "model", temp / "new/deep/out", 1));
-    write_file(temp / "new/deep/out/config.json", "old");
-    write_file(temp / "new/deep/out/foreign.txt", "mine");
-    fs::remove(temp / "new/deep/out/sub/tokenizer.json");
-    fs::remove(temp / "new/deep/out/sub");
+    shard(shard_request(temp / "model", output, 1));
+    write_file(output / "config.json", "old");
+    write_file(output / "foreign.txt", "mine");
+    fs::remove_all(output / "sub");
     request.force = true;
+    before = snapshot(temp.path());
   }
-  TempDir temp;
+  /// Runs with this storage, which makes it fail, so that nothing is left.
+  Error error(FaultStorage& storage, Progress* progress = nullptr) const {
+    RunOptions options;
+    options.storage = &storage;
+    options.progress = progress;
+    Error error = error_of([&] { shard(request, options); });
+    CHECK((snapshot(temp.path()) == before));
+    return error;
+  }
+
+  fs::path output = temp / "new/deep/out";
   ShardRequest request;
+  std::map<std::string, std::string> before;
 };
+
+/// Calls `action` at every flush of a run.
+void at_syncs(FaultStorage& storage, const std::function<void()>& action) {
+  storage.before = [action](FaultStorage::Operation operation, std::uint64_t) {
+    if (operation == FaultStorage::Operation::kSync) action();
+  };
+}
 
 /// Runs with the storage failing at each of its operations in turn.
 void fail_everywhere(const Model& model, const std::function<std::unique_ptr<Job>()>& plan, ErrorKind kind) {
-  const auto before = snapshot(model.temp.path());
   std::uint64_t failures = 0;
   for (std::uint64_t number = 0;; ++number) {
     FaultStorage storage;
@@ -53,7 +65,7 @@ void fail_everywhere(const Model& model, const std::function<std::unique_ptr<Job
       INFO("operation " << number << ": " << error.what());
       REQUIRE(error.kind() == kind);
       REQUIRE_THAT(error.what(), Says("made to fail"));
-      REQUIRE((snapshot(model.temp.path()) == before));
+      REQUIRE((snapshot(model.temp.path()) == model.before));
     }
     if (!failed) break;
     ++failures;
@@ -75,30 +87,23 @@ TEST_CASE("Whichever operation fails while sharding over an old output, it stays
 }
 
 TEST_CASE("Whichever operation fails while consolidating, nothing is left") {
-  const Model model;
+  Model model;
   shard(model.request);
-  ConsolidateRequest request;
-  request.source.path = model.temp / "new/deep/out";
-  request.output_directory = model.temp / "a/b/whole";
-  request.target.options.set_number("max-shard-size", 2000);
+  model.before = snapshot(model.temp.path());
+  const auto request = consolidate_request(model.output, model / "a/b/whole", {.options = {"max-shard-size=2000"}});
   fail_everywhere(
       model, [&] { return plan_consolidate(request); }, ErrorKind::kIo);
 }
 
 TEST_CASE("A disk that pads after some bytes is a no-space error, and nothing is left") {
   const Model model;
-  const auto before = snapshot(model.temp.path());
   const std::uint64_t all = plan_shard(model.request)->output_bytes();
   for (std::uint64_t bytes = 0; bytes < all; bytes += all / 23) {
-    DYNAMIC_SECTION(bytes << " bytes") {
-      FaultStorage storage;
-      storage.fail_after_bytes = bytes;
-      storage.kind = ErrorKind::kNoSpace;
-      RunOptions options;
-      options.storage = &storage;
-      CHECK(error_of([&] { shard(model.request, options); }).kind() == ErrorKind::kNoSpace);
-      CHECK((snapshot(model.temp.path()) == before));
-    }
+    CAPTURE(bytes);
+    FaultStorage storage;
+    storage.fail_after_bytes = bytes;
+    storage.kind = ErrorKind::kNoSpace;
+    CHECK(model.error(storage).kind() == ErrorKind::kNoSpace);
   }
 }
 
@@ -108,96 +113,60 @@ TEST_CASE("A stop that was asked for before or during the run ends it, and nothi
       DYNAMIC_SECTION((existing ? "over old outputs" : "into a new directory") << ", at operation " << number) {
         Model model;
         if (existing) model.fill_output();
-        const auto before = snapshot(model.temp.path());
         Progress progress;
         FaultStorage storage;
         storage.before = [&](FaultStorage::Operation, std::uint64_t at) {
           if (at >= number) progress.stop = true;
         };
-        RunOptions options;
-        options.storage = &storage;
-        options.progress = &progress;
-        CHECK(error_of([&] { shard(model.request, options); }).kind() == ErrorKind::kInterrupted);
-        CHECK((snapshot(model.temp.path()) == before));
+        CHECK(model.error(storage, &progress).kind() == ErrorKind::kInterrupted);
       }
     }
 }
 
 TEST_CASE("A stop during the last flush ends the run before anything is published") {
   const Model model;
-  const auto before = snapshot(model.temp.path());
   Progress progress;
   FaultStorage storage;
   storage.before = [&](FaultStorage::Operation, std::uint64_t) {
     if (progress.phase == RunPhase::kFlushing) progress.stop = true;
   };
-  RunOptions options;
-  options.storage = &storage;
-  options.progress = &progress;
-  CHECK(error_of([&] { shard(model.request, options); }).kind() == ErrorKind::kInterrupted);
-  CHECK((snapshot(model.temp.path()) == before));
+  CHECK(model.error(storage, &progress).kind() == ErrorKind::kInterrupted);
 }
 
-TEST_CASE("A file that appears while the outputs are written is not replaced without force") {
-  const Model model;
-  fs::create_directories(model.temp / "new/deep/out");
-  for (const std::string name : {"config.json", "sub/tokenizer.json", "tensor_parallel_shards/mine.txt"}) {
+TEST_CASE("What appears in the output directory while the outputs are written is not replaced without force") {
+  for (const std::string name : {"config.json", "sub/tokenizer.json", "tensor_parallel_shards/mine.txt", "mine.txt"}) {
     DYNAMIC_SECTION(name) {
+      Model model;
+      if (name != "mine.txt") fs::create_directories(model.output);  // else that appears with it
       FaultStorage storage;
-      const fs::path appearing = model.temp / "new/deep/out" / name;
-      storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
-        if (operation == FaultStorage::Operation::kSync) write_file(appearing, "mine");
-      };
-      RunOptions options;
-      options.storage = &storage;
-      check_refused([&] { shard(model.request, options); }, {.says = "appeared while the outputs were written"});
-      CHECK(read_file(appearing) == "mine");
-      fs::remove(appearing);
-      if (appearing.parent_path() != model.temp / "new/deep/out") fs::remove(appearing.parent_path());
-      CHECK(fs::is_empty(model.temp / "new/deep/out"));
+      at_syncs(storage, [&] { write_file(model.output / name, "mine"); });
+      model.before["new/"] = model.before["new/deep/"] = model.before["new/deep/out/"] = "";
+      model.before["new/deep/out/" + name] = "mine";
+      if (const std::size_t slash = name.find('/'); slash != name.npos)
+        model.before["new/deep/out/" + name.substr(0, slash + 1)] = "";
+      const Error error = model.error(storage);
+      if (name != "mine.txt") CHECK_THAT(error.what(), Says("appeared while the outputs were written"));
     }
   }
-}
-
-TEST_CASE("An output directory that appears while the outputs are written is left alone") {
-  const Model model;
-  FaultStorage storage;
-  storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
-    if (operation == FaultStorage::Operation::kSync) write_file(model.temp / "new/deep/out/mine.txt", "mine");
-  };
-  RunOptions options;
-  options.storage = &storage;
-  CHECK_THROWS_AS(shard(model.request, options), Error);
-  const auto after = snapshot(model.temp / "new");
-  CHECK(after == std::map<std::string, std::string>{{"deep/", ""}, {"deep/out/", ""}, {"deep/out/mine.txt", "mine"}});
 }
 
 TEST_CASE("An empty output directory that appears while the outputs are written is filled") {
   const Model model;
   FaultStorage storage;
-  storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
-    if (operation == FaultStorage::Operation::kSync) fs::create_directories(model.temp / "new/deep/out");
-  };
+  at_syncs(storage, [&] { fs::create_directories(model.output); });
   RunOptions options;
   options.storage = &storage;
   shard(model.request, options);
-  CHECK(fs::is_regular_file(model.temp / "new/deep/out/config.json"));
+  CHECK(fs::is_regular_file(model.output / "config.json"));
 }
 
 TEST_CASE("A foreign file that appears in the shards folder during the run saves it, even with force") {
   Model model;
   model.fill_output();
-  auto expected = snapshot(model.temp.path());
-  expected["new/deep/out/tensor_parallel_shards/mine.txt"] = "mine";
   FaultStorage storage;
-  storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
-    if (operation == FaultStorage::Operation::kSync)
-      write_file(model.temp / "new/deep/out/tensor_parallel_shards/mine.txt", "mine");
-  };
-  RunOptions options;
-  options.storage = &storage;
-  check_refused([&] { shard(model.request, options); }, {.says = "mine.txt"});
-  CHECK((snapshot(model.temp.path()) == expected));
+  at_syncs(storage, [&] { write_file(model.output / "tensor_parallel_shards/mine.txt", "mine"); });
+  model.before["new/deep/out/tensor_parallel_shards/mine.txt"] = "mine";
+  check_error(model.error(storage), {.says = "mine.txt"});
 }
 
 }  // namespace

@@ -16,9 +16,9 @@
 #include "support/families.h"
 #include "support/fault_storage.h"
 #include "support/inference_oracle.h"
+#include "support/input.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/pickles.h"
 #include "support/temp_dir.h"
 #include "support/training_runs.h"
@@ -30,8 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Linears that may be fused get one dtype; everything else its own. One that the shape cannot have becomes bytes.
-TensorMap random_dtypes(const TinyModel& model, Random& random) {
-  const bool sub_byte = random() % 3 == 0;  // few meshes leave whole bytes
+TensorMap random_dtypes(const TinyModel& model, bool sub_byte, Random& random) {
   std::map<std::string, DType> dtypes;
   for (const TinyParameter& parameter : parameters_of(model)) {
     DType dtype = kDTypes[random() % std::size(kDTypes)].dtype;
@@ -49,6 +48,7 @@ struct Sample {
   std::string name;
   bool experts = false;
   bool any_dtypes = false;
+  bool sub_byte = false;    // some of them: few meshes leave whole bytes, and torch has no such dtypes
   bool is_trained = false;  // in a layout that training programs write
   TensorMap tensors;
   std::optional<TinyModel> tiny;  // that the oracles know
@@ -85,8 +85,11 @@ Sample random_sample(Random& random, const fs::path& directory) {
   Sample sample;
   if (random() % 2 == 0) {
     const TinyModel model = random_model(random);
-    sample = {model.model_type + " " + model.config().dump(), false, random() % 4 == 0, false, {}, model};
-    sample.tensors = sample.any_dtypes ? random_dtypes(model, random) : random_tensors(model, random);
+    sample.name = model.model_type + " " + model.config().dump();
+    sample.tiny = model;
+    sample.any_dtypes = random() % 4 == 0;
+    sample.sub_byte = sample.any_dtypes && random() % 3 == 0;
+    sample.tensors = sample.any_dtypes ? random_dtypes(model, sample.sub_byte, random) : random_tensors(model, random);
     TensorMap written = sample.tensors;
     if (model.tied && random() % 2) written["lm_head.weight"] = written["model.embed_tokens.weight"];
     write_model(directory, model, written, pick(random, 1, 3));
@@ -94,11 +97,11 @@ Sample random_sample(Random& random, const fs::path& directory) {
     if (sample.is_trained) store_as_trained(random, directory, sample.tensors);
   } else if (random() % 2 == 0) {
     const FamilyCase c = with_six_experts(kExpertFamilies[pick(random, 0, std::size(kExpertFamilies) - 1)]);
-    sample = {c.name, true, false, false, write_case(c, directory), {}};
+    sample = {.name = c.name, .experts = true, .tensors = write_case(c, directory), .tiny = {}};
   } else {
     const std::vector<FamilyCase> cases = family_cases();
     const FamilyCase& c = cases[pick(random, 0, cases.size() - 1)];
-    sample = {c.name, false, false, false, write_case(c, directory), {}};
+    sample = {.name = c.name, .tensors = write_case(c, directory), .tiny = {}};
   }
   write_file(directory / "tokenizer.json", "{}");
   return sample;
@@ -116,18 +119,19 @@ Placement known_placement(Random& random, const Sample& sample) {
   static constexpr const char* kKnown[] = {"ranks", "optimum", "nxd", "nxdi", "presharded"};
   Placement placement;
   const bool has_layers_of_llama = sample.tiny->model_type != "granite";
-  std::uint64_t kinds = 5;
-  if (sample.any_dtypes) kinds = 1;  // the other formats and layouts have not all dtypes
+  const std::uint64_t kinds = sample.sub_byte ? 1 : sample.any_dtypes ? 3 : 5;  // inference casts
   placement.request.layout = layout(kKnown[pick(random, 0, kinds - 1)]);
   TargetRequest& request = placement.request;
   const std::string name = request.layout->traits().name;
-  request.format = request.layout->traits().formats.front();
+  const auto formats = request.layout->traits().formats;
+  request.format = formats[sample.sub_byte ? 0 : pick(random, 0, formats.size() - 1)];
   request.ep = 1;
   if (request.layout->traits().has_stages) {
     OracleOptions mesh = random_options(random, *sample.tiny);
     if (random() % 4 != 0 && !is_legal(*sample.tiny, mesh)) mesh = legal_options(random, *sample.tiny);
     if (name == "nxd") choose_qkv_linear(random, *sample.tiny, mesh);
     set_target(request, mesh);
+    mesh.fuse_mlp = name != "ranks" || request.format == Format::kSafetensors;
     if (name == "nxd" && mesh.qkv_linear.empty()) request.options.set("qkv-linear", "auto");
     placement.mesh = mesh;
     return placement;
@@ -231,7 +235,7 @@ void check_ranks(const fs::path& output, const Sample& sample, const Placement& 
 
 /// Blocks of any size make the same files.
 void check_blocks(const Job& job, Random& random, const fs::path& small) {
-  if (job.format != Format::kSafetensors || random() % 3 != 0) return;
+  if (random() % 3 != 0) return;
   run_in_blocks(job, small, one_of(random, {1, 7, 64, 1000}), static_cast<unsigned>(pick(random, 1, 3)));
   for (const TensorFile& file : job.target.files)
     CHECK((read_file(small / file.path) == read_file(job.output_directory / file.path)));
@@ -261,18 +265,24 @@ bool say_what_is_kept(const Job& conversion, std::uint32_t source_tp, TargetRequ
   return has_switch || !is_grouped_query(attention.form) || needs_gqa_qkv(attention.kv_heads, *target.tp);
 }
 
-/// The whole model again, with small files and blocks at times.
-TensorMap put_together(const fs::path& shards, const fs::path& output, const TargetRequest& placement, Random& random) {
+bool is_torch(const Job& job) {
+  return job.format == Format::kPytorch || job.format == Format::kXser;
+}
+
+/// The whole model again, in torch's format or safetensors, with small files and blocks at times.
+TensorMap put_together(const fs::path& shards, const fs::path& output, const Sample& sample,
+                       const TargetRequest& placement, Random& random) {
   fs::remove_all(output);
-  ConsolidateRequest request;
-  request.source.path = shards;
-  request.output_directory = output;
+  ConsolidateRequest request = consolidate_request(shards, output);
   request.source.options = source_options_of(placement);
+  if (!sample.sub_byte && random() % 4 == 0) request.target.format = Format::kPytorch;
   if (random() % 3 == 0) request.target.options.set_number("max-shard-size", pick(random, 1, 5000));
   FaultStorage storage;  // spares the disk the syncs
   const auto job = plan_consolidate(request);
   execute(*job, random_run(random, storage));
+  CHECK((check_crcs(output) > 0) == (job->format == Format::kPytorch));
   check_blocks(*job, random, output.string() + "-blocks");
+  if (job->format == Format::kPytorch) return converted(output, output.string() + "-again");
   return read_model(output);
 }
 
@@ -327,7 +337,7 @@ void check_conversion(const fs::path& directory, const Sample& sample, const Tar
   REQUIRE(place(directory / "model", directory / "second", said));
   if (!second.layout->traits().needs_no_mesh && can_say)
     CHECK((read_shards(directory / "converted") == read_shards(directory / "second")));
-  CHECK((put_together(directory / "converted", directory / "whole", second, random) == sample.tensors));
+  CHECK((put_together(directory / "converted", directory / "whole", sample, second, random) == sample.tensors));
 }
 
 TEST_CASE("Any model is what the oracle expects in any layout, becomes any other layout, and comes back") {
@@ -355,8 +365,9 @@ TEST_CASE("Any model is what the oracle expects in any layout, becomes any other
     }
     CHECK(is_legal_mesh);
     check_ranks(temp / "first", sample, first);
+    if (!first.request.layout->traits().needs_no_mesh) CHECK((check_crcs(temp / "first") > 0) == is_torch(*job));
     check_blocks(*job, random, temp / "first-blocks");
-    CHECK((put_together(temp / "first", temp / "whole", first.request, random) == sample.tensors));
+    CHECK((put_together(temp / "first", temp / "whole", sample, first.request, random) == sample.tensors));
     CHECK(read_file(temp / "whole/tokenizer.json") == "{}");
     met.add(sample, first);
     if (!place(temp / "model", temp / "second", second.request)) continue;
@@ -375,9 +386,8 @@ TEST_CASE("Every family is padded where the ranks do not divide and it may be, a
     for (const std::uint32_t tp : {2u, 3u, 5u, 7u}) {
       CAPTURE(c.name, tp);
       fs::remove_all(temp / "out");
-      ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
-      request.target.options.set_flag("pad", true);
-      if (!place(temp / "model", temp / "out", request.target)) {
+      const RequestFields padded{.layout = "presharded", .tp = tp, .options = {"pad"}};
+      if (!place(temp / "model", temp / "out", shard_request({}, {}, padded).target)) {
         ++refused;
         continue;
       }
@@ -418,36 +428,27 @@ TEST_CASE("Every family is padded where the ranks do not divide and it may be, a
 }
 
 TEST_CASE("Threads and memory do not change a byte of any output") {
-  const TempDir temp;
-  TinyModel model;
-  model.tied = true;
-  model.layers = 3;
-  model.hidden = 384;  // some tensors take several blocks
-  model.vocab = 8192;
-  Random random(5);
-  const TensorMap tensors = random_tensors(model, random);
-  write_model(temp / "model", model, tensors, 2);
-  std::map<std::string, std::string> first_ranks;
-  std::map<std::string, std::string> first_whole;
+  const Input input({}, [](const fs::path& directory) {
+    const TinyModel model{.hidden = 384, .layers = 3, .vocab = 8192, .tied = true};  // tensors of several blocks
+    Random random(5);
+    const TensorMap tensors = random_tensors(model, random);
+    write_model(directory, model, tensors, 2);
+    return tensors;
+  });
+  std::map<std::string, std::string> ranks, whole;
   for (const unsigned threads : {1u, 2u, 3u, 7u}) {
     RunOptions options;
     options.threads = threads;
     options.max_memory_bytes = threads == 3 ? std::uint64_t{64} << 20 : kMinMemoryBytes * threads;
-    const std::string name = std::to_string(threads);
-    shard(shard_request(temp / "model", temp / ("ranks" + name), 4, 2), options);
-    ConsolidateRequest back;
-    back.source.path = temp / ("ranks" + name);
-    back.output_directory = temp / ("whole" + name);
-    consolidate(back, options);
-    const auto ranks = snapshot(temp / ("ranks" + name));
-    const auto whole = snapshot(temp / ("whole" + name));
-    if (first_ranks.empty()) {
-      first_ranks = ranks;
-      first_whole = whole;
-      CHECK((read_model(temp / "whole1") == tensors));
+    for (const char* output : {"ranks", "whole"}) fs::remove_all(input / output);
+    shard(shard_request(input / "model", input / "ranks", 4, 2), options);
+    consolidate(consolidate_request(input / "ranks", input / "whole"), options);
+    if (threads == 1) {
+      ranks = snapshot(input / "ranks"), whole = snapshot(input / "whole");
+      CHECK((read_model(input / "whole") == input.tensors));
     }
-    CHECK((ranks == first_ranks));
-    CHECK((whole == first_whole));
+    CHECK((snapshot(input / "ranks") == ranks));
+    CHECK((snapshot(input / "whole") == whole));
   }
 }
 

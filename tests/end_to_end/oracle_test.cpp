@@ -1,61 +1,34 @@
-// What each rank holds, against the formulae of the reference written with numeric views.
+// What each rank holds, against the formulae of the reference written with numeric views. layouts_property_test.cpp tries
+// random models.
 
 #include "support/oracle.h"
 
-#include "support/catch.h"
-#include "support/errors.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
-#include "support/temp_dir.h"
+#include "support/refusals.h"
 #include "support/trials.h"
 
 namespace reshard::test {
 namespace {
 
-struct Case {
-  TinyModel model;
-  OracleOptions options;
-};
-
-ShardRequest request_of(const Case& c, const TempDir& temp) {
-  ShardRequest request = shard_request(temp / "model", temp / "out");
-  set_target(request.target, c.options);
-  return request;
-}
-
-void check_case(const Case& c) {
-  INFO("tp " << c.options.tp << " pp " << c.options.pp << " vpp " << c.options.vpp << " heads " << c.model.heads
-             << " kv " << c.model.kv_heads << " m " << c.options.kv_size_multiplier << " fuse " << c.options.fuse_qkv
-             << " " << c.model.model_type);
-  REQUIRE(is_legal(c.model, c.options));
-  const TempDir temp;
-  Random random(17);
-  const TensorMap originals = random_tensors(c.model, random);
-  write_model(temp / "model", c.model, originals);
-  shard(request_of(c, temp));
-  const auto expected = expected_ranks(c.model, originals, c.options);
-  const auto ranks = read_ranks(temp / "out");
+void check_case(const TinyModel& model, const OracleOptions& options) {
+  REQUIRE(is_legal(model, options));
+  const Input input(model);
+  ShardRequest request = shard_request(input / "model", input / "out");
+  set_target(request.target, options);
+  shard(request);
+  const auto expected = expected_ranks(model, input.tensors, options);
+  const auto ranks = read_ranks(input / "out");
   REQUIRE(ranks.size() == expected.size());
   for (const auto& [folder, tensors] : expected) {
     INFO(folder);
-    REQUIRE(ranks.count(folder) == 1);
     REQUIRE(ranks.at(folder).size() == tensors.size());
     for (const auto& [name, tensor] : tensors) {
       INFO(name);
-      REQUIRE(ranks.at(folder).count(name) == 1);
       CHECK(ranks.at(folder).at(name).shape == tensor.shape);
       CHECK((ranks.at(folder).at(name) == tensor));
     }
   }
-}
-
-TinyModel with_heads(std::uint64_t heads, std::uint64_t kv_heads) {
-  TinyModel model;
-  model.heads = heads;
-  model.kv_heads = kv_heads;
-  model.intermediate = 48;
-  model.vocab = 96;
-  return model;
 }
 
 TEST_CASE("Every multiplier that works puts the heads where the formulae say") {
@@ -64,70 +37,52 @@ TEST_CASE("Every multiplier that works puts the heads where the formulae say") {
     for (const std::uint64_t group : {1, 2, 4, 6})
       for (const std::uint64_t tp : {2, 3, 4, 6, 8, 12})
         for (std::uint64_t m = 1; m <= tp; ++m) {
-          Case c{with_heads(kv_heads * group, kv_heads), {.tp = tp, .kv_size_multiplier = m}};
-          c.model.layers = 1;
-          if (!is_legal(c.model, c.options) || (kv_heads >= tp && kv_heads % tp == 0)) continue;
+          const TinyModel model{
+              .intermediate = 48, .layers = 1, .heads = kv_heads * group, .kv_heads = kv_heads, .vocab = 96};
+          const OracleOptions options{.tp = tp, .kv_size_multiplier = m};
+          if (!is_legal(model, options) || (kv_heads >= tp && kv_heads % tp == 0)) continue;
           ++cases;
-          DYNAMIC_SECTION(c.model.heads << " heads, " << kv_heads << " key/value heads, tp " << tp << ", multiplier "
-                                        << m) {
-            check_case(c);
+          DYNAMIC_SECTION(model.heads << " heads, " << kv_heads << " key/value heads, tp " << tp << ", multiplier "
+                                      << m) {
+            check_case(model, options);
           }
         }
   CHECK(cases > 20);
 }
 
 TEST_CASE("Multi-head attention whose heads the ranks do not divide is refused, since no multiplier helps") {
-  const Case c{with_heads(6, 6), {.tp = 4}};
-  REQUIRE_FALSE(is_legal(c.model, c.options));
-  const TempDir temp;
-  Random random(3);
-  write_model(temp / "model", c.model, random_tensors(c.model, random));
-  CHECK(error_of([&] { plan_shard(request_of(c, temp)); }).kind() == ErrorKind::kUsage);
-}
-
-TinyModel with(TinyModel model, const std::function<void(TinyModel&)>& change) {
-  change(model);
-  return model;
-}
-
-std::vector<std::pair<std::string, Case>> rows() {
-  const auto layers = [](TinyModel& m) { m.layers = 7; };
-  const auto tied = [](TinyModel& m) { m.tied = true; };
-  const TinyModel deep = with(with_heads(4, 2), layers), small = with(with_heads(4, 2), tied);
-  const TinyModel qwen2 = with(with_heads(4, 4), [](TinyModel& m) { m.model_type = "qwen2"; });
-  std::vector<std::pair<std::string, Case>> rows{
-      {"separate projections, one rank", {with_heads(8, 4), {.tp = 1}}},
-      {"separate projections, two ranks", {with_heads(8, 4), {.tp = 2}}},
-      {"separate projections, four ranks", {with_heads(8, 4), {.tp = 4}}},
-      {"as many key/value heads as query heads, fused with stride three", {qwen2, {.tp = 2, .fuse_qkv = true}}},
-      {"the same on four ranks", {qwen2, {.tp = 4, .fuse_qkv = true}}},
-      {"stages of seven layers", {deep, {.tp = 2, .pp = 3}}},
-      {"interleaved stages", {deep, {.tp = 2, .pp = 2, .vpp = 3}}},
-      {"a virtual stage per layer", {deep, {.tp = 1, .pp = 1, .vpp = 7}}},
-      {"stages cut by hand", {deep, {.tp = 2, .pp = 2, .vpp = 2, .cuts = {0, 4, 5}}}},
-      {"a tied output matrix with the embedding on the last stage", {small, {.tp = 2, .pp = 2}}},
-      {"a tied output matrix on one stage", {small, {.tp = 2, .pp = 1}}},
-  };
-  for (const std::uint64_t tp : {4, 8})
-    for (const char* family : {"llama", "granite"}) {
-      Case c{with_heads(16, 2), {.tp = tp, .fuse_qkv = true}};
-      c.model.attention_bias = c.model.mlp_bias = true;
-      c.model.model_type = family;
-      rows.emplace_back(std::string("fused grouped-query projection of ") + family + ", tp " + std::to_string(tp), c);
-    }
-  for (const std::string family : {"llama", "mistral", "qwen2", "qwen3", "granite"}) {
-    Case c{with_heads(8, 2), {.tp = 4, .pp = 2}};
-    c.model.model_type = family;
-    c.model.head_dim = 6;  // not hidden / heads
-    c.model.inv_freq = family == "llama";
-    rows.emplace_back("family " + family, c);
-  }
-  return rows;
+  const Input input({.intermediate = 48, .heads = 6, .kv_heads = 6});
+  REQUIRE_FALSE(is_legal(input.model, {.tp = 4}));
+  check_refused([&] { plan_shard(shard_request(input / "model", input / "out", 4)); }, {.kind = ErrorKind::kUsage});
 }
 
 TEST_CASE("Every rank holds what the formulae of the reference say") {
-  for (const auto& [title, c] : rows()) DYNAMIC_SECTION(title) {
-      check_case(c);
+  const TinyModel grouped{.heads = 8, .kv_heads = 4}, deep{.layers = 7}, tied{.tied = true};
+  const TinyModel qwen2{.model_type = "qwen2", .kv_heads = 4};  // as many key/value heads as query heads
+  std::vector<std::pair<TinyModel, OracleOptions>> rows{
+      {grouped, {.tp = 1}},
+      {grouped, {.tp = 2}},
+      {grouped, {.tp = 4}},
+      {qwen2, {.tp = 2, .fuse_qkv = true}},
+      {qwen2, {.tp = 4, .fuse_qkv = true}},
+      {deep, {.tp = 2, .pp = 3}},
+      {deep, {.tp = 2, .pp = 2, .vpp = 3}},
+      {deep, {.tp = 1, .pp = 1, .vpp = 7}},
+      {deep, {.tp = 2, .pp = 2, .vpp = 2, .cuts = {0, 4, 5}}},
+      {tied, {.tp = 2, .pp = 2}},
+      {tied, {.tp = 2, .pp = 1}},
+  };
+  for (const std::uint64_t tp : {4, 8})
+    for (const char* family : {"llama", "granite"})
+      rows.push_back({{.model_type = family, .heads = 16, .attention_bias = true, .mlp_bias = true},
+                      {.tp = tp, .fuse_qkv = true}});
+  for (const std::string family : {"llama", "mistral", "qwen2", "qwen3", "granite"})
+    rows.push_back(
+        {{.model_type = family, .heads = 8, .head_dim = 6, .inv_freq = family == "llama"}, {.tp = 4, .pp = 2}});
+  for (const auto& [model, options] : rows)
+    DYNAMIC_SECTION(model.config().dump() << ", tp " << options.tp << ", pp " << options.pp << ", vpp " << options.vpp
+                                          << ", cuts " << options.cuts.size()) {
+      check_case(model, options);
     }
 }
 

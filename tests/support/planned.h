@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,11 +14,11 @@ namespace reshard::test {
 /// config.json of a model that no family describes, with plans; of three layers.
 extern const char* const kPlannedConfig;
 
-/// A tensor of the model, and how a rank has it: the dim that is split, -1 if none is, in how many matrices.
+/// A tensor of the model, and how a rank has it: the dim that is split, if any is, in how many matrices.
 struct Planned {
   std::string name;
   Dims shape;
-  int dim = -1;
+  std::optional<std::size_t> dim{};
   std::uint64_t packed = 1;
 };
 

@@ -4,7 +4,9 @@
 #include "reshard/specs/stages/parallel_layers.h"
 #include "reshard/specs/stages/stage_json.h"
 #include "support/catch.h"
-#include "support/models.h"
+#include "support/checkpoints.h"
+#include "support/families.h"
+#include "support/random.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -13,23 +15,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kTp = 2;
-
-/// Rows or columns [begin, end) of a matrix.
-TensorData part_of(const TensorData& whole, std::size_t dim, std::uint64_t begin, std::uint64_t end) {
-  const std::uint64_t rows = whole.shape[0], columns = whole.shape[1], elem = bits(whole.dtype) / 8;
-  TensorData part{whole.dtype, whole.shape, {}};
-  part.shape[dim] = end - begin;
-  for (std::uint64_t row = dim == 0 ? begin : 0; row < (dim == 0 ? end : rows); ++row) {
-    const std::uint64_t first = dim == 0 ? 0 : begin, last = dim == 0 ? columns : end;
-    part.bytes += whole.bytes.substr((row * columns + first) * elem, (last - first) * elem);
-  }
-  return part;
-}
-
-TensorData half_of(const TensorData& whole, std::size_t dim, std::uint64_t rank) {
-  const std::uint64_t size = whole.shape[dim] / kTp;
-  return part_of(whole, dim, size * rank, size * (rank + 1));
-}
 
 /// `a` over `b`.
 TensorData joined(TensorData a, const TensorData& b) {
@@ -59,27 +44,19 @@ TEST_CASE("Ranks of a custom model are consolidated by metadata that the library
                                                    kTp),
                                {{"block", {FusedLinearsSpec{"gate_up", {"gate", "up"}, false, 0, {4, 4}, kTp}}}}};
   for (std::uint64_t rank = 0; rank < kTp; ++rank) {
-    const auto half = [&](const char* name, std::size_t dim) { return half_of(whole.at(name), dim, rank); };
-    const TensorData& packed = whole.at("block.packed.weight");
-    const TensorMap held{{"vocabulary.weight", half("vocabulary.weight", 0)},
-                         {"across.weight", half("across.weight", 1)},
-                         {"block.gate_up.weight", joined(half("block.gate.weight", 0), half("block.up.weight", 0))},
-                         // A stride of 2: of each half of the rows, this rank's part.
-                         {"block.packed.weight", joined(part_of(packed, 0, 2 * rank, 2 * rank + 2),
-                                                        part_of(packed, 0, 4 + 2 * rank, 6 + 2 * rank))},
-                         {"block.down.weight", half("block.down.weight", 1)},
-                         {"norm.weight", whole.at("norm.weight")}};
-    const fs::path directory = folder / ("tp_rank_0" + std::to_string(rank) + "_pp_rank_00");
-    fs::create_directories(directory);
-    write_safetensors(directory / "model.safetensors", held);
+    const auto half = [&](const char* name, std::size_t dim, std::uint64_t stride = 1) {
+      return rank_slice(whole.at(name), dim, kTp, rank, stride);
+    };
+    write_safetensors(folder / ("tp_rank_0" + std::to_string(rank) + "_pp_rank_00") / "model.safetensors",
+                      {{"vocabulary.weight", half("vocabulary.weight", 0)},
+                       {"across.weight", half("across.weight", 1)},
+                       {"block.gate_up.weight", joined(half("block.gate.weight", 0), half("block.up.weight", 0))},
+                       {"block.packed.weight", half("block.packed.weight", 0, 2)},
+                       {"block.down.weight", half("block.down.weight", 1)},
+                       {"norm.weight", whole.at("norm.weight")}});
   }
   write_file(folder / metadata_file_name(0), metadata_text(metadata));
-
-  ConsolidateRequest request;
-  request.source.path = temp / "mine";
-  request.output_directory = temp / "whole";
-  consolidate(request);
-  CHECK((read_tensors(temp / "whole/model.safetensors") == whole));
+  CHECK((consolidated(temp / "mine", temp / "whole") == whole));
 }
 
 }  // namespace

@@ -3,23 +3,19 @@
 
 #include "support/families.h"
 
-#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 
-#include "reshard/base/error.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "reshard/plan/job/convert.h"
 #include "reshard/specs/family/builtin_files.h"
 #include "reshard/specs/model/language_model.h"
 #include "reshard/specs/stages/stage_plan.h"
-#include "support/layouts.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
+#include "support/spoilers.h"
 
 namespace reshard::test {
 namespace {
@@ -82,66 +78,38 @@ TEST_CASE("Checkpoints of every family are sharded over meshes as their architec
   const FamilyCase c = GENERATE(from_range(family_cases()));
   for (const std::uint32_t tp : c.degrees())
     for (const std::uint32_t pp : {1, 2})
-      for (const bool optimum : {false, true}) {
-        DYNAMIC_SECTION(c.name << ", tp " << tp << ", pp " << pp << (optimum ? ", optimum" : ", ranks")) {
-          const TempDir temp;
-          const TensorMap tensors = write_case(c, temp / "model");
-          const fs::path out = temp / "out";
-          const fs::path whole = temp / "whole";
-          ShardRequest request = shard_request(temp / "model", out, tp, pp);
-          if (optimum) request.target.layout = layout("optimum"), request.target.format = Format::kPytorch;
-          shard(request);
-          if (!optimum && pp == 1) {
-            const auto ranks = read_ranks(out);
-            REQUIRE(ranks.size() == tp);
-            for (const auto& tensor : c.json["tensors"]) {
-              const auto name = tensor["name"].get<std::string>();
-              if (is_joined(c, name)) continue;
-              CAPTURE(name);
-              std::uint64_t rank = 0;
-              for (const auto& [folder, held] : ranks) {
-                REQUIRE(held.count(name) == 1);
-                CHECK((held.at(name) == rank_part(c, tensor, tensors.at(name), tp, rank++)));
-              }
+      for (const std::string kind : {"ranks", "optimum", "presharded"}) {
+        if (kind == "presharded" && pp > 1) continue;
+        DYNAMIC_SECTION(c.name << ", tp " << tp << ", pp " << pp << ", " << kind) {
+          const Input input({.layout = kind, .tp = tp, .pp = pp},
+                            [&](const fs::path& directory) { return write_case(c, directory); });
+          CHECK((input.whole() == input.tensors));
+          if (kind != "ranks" || pp > 1) continue;
+          const auto ranks = read_ranks(input.path());
+          REQUIRE(ranks.size() == tp);
+          for (const auto& tensor : c.json["tensors"]) {
+            const auto name = tensor["name"].get<std::string>();
+            if (is_joined(c, name)) continue;
+            CAPTURE(name);
+            std::uint64_t rank = 0;
+            for (const auto& [folder, held] : ranks) {
+              REQUIRE(held.count(name) == 1);
+              CHECK((held.at(name) == rank_part(c, tensor, input.tensors.at(name), tp, rank++)));
             }
           }
-          ConsolidateRequest back;
-          back.source.path = out;
-          back.output_directory = whole;
-          consolidate(back);
-          CHECK((read_tensors(whole / "model.safetensors") == tensors));
         }
       }
 }
 
-TEST_CASE("Checkpoints of every family are sharded for inference, and consolidated again") {
-  const FamilyCase c = GENERATE(from_range(family_cases()));
-  for (const std::uint32_t tp : c.degrees()) {
-    DYNAMIC_SECTION(c.name << ", tp " << tp) {
-      const TempDir temp;
-      const TensorMap tensors = write_case(c, temp / "model");
-      ShardRequest request = shard_request(temp / "model", temp / "out", tp);
-      request.target.layout = layout("presharded");
-      shard(request);
-      ConsolidateRequest back;
-      back.source.path = temp / "out";
-      back.output_directory = temp / "whole";
-      consolidate(back);
-      CHECK((read_tensors(temp / "whole/model.safetensors") == tensors));
-    }
-  }
-}
-
 TEST_CASE("Heads that would be split are refused with the degrees that work") {
+  const TempDir temp;
   for (const char* name : {"phi3", "gpt_neox", "falcon_new", "dbrx", "gpt_oss"}) {
-    DYNAMIC_SECTION(name) {
-      const TempDir temp;
-      write_case(family_case(name), temp / "model");
-      check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 8)); },
-                    {.kind = ErrorKind::kUsage,
-                     .says = "heads, which 8 ranks do not divide",
-                     .hint = "TP degrees that work for this model: 1, 2"});
-    }
+    CAPTURE(name);
+    write_case(family_case(name), temp / "model");
+    check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 8)); },
+                  {.kind = ErrorKind::kUsage,
+                   .says = "heads, which 8 ranks do not divide",
+                   .hint = "TP degrees that work for this model: 1, 2"});
   }
 }
 
@@ -171,66 +139,57 @@ TEST_CASE("Scales that a partition would part from their weights are refused wit
   }
 }
 
-TEST_CASE("Quantised models that cannot be partitioned are refused with the reason, unknown methods with those known") {
-  const std::pair<const char*, const char*> methods[] = {
-      {"bitsandbytes", "quantised by bitsandbytes, which cannot be partitioned: its weights are stored as one row"},
-      {"torchao", "whose parts only torchao knows"},
-      {"gguf", "those of llama.cpp"},
-      {"strange\n",
-       "\"strange\\x0a\", which is not known; known are awq, compressed-tensors, fp8, gptq, modelopt, "
-       "mxfp4 (gpt_oss alone)"}};
-  for (const auto& [method, says] : methods) {
-    FamilyCase c = family_case("llama_fp8");
-    c.json["config"]["quantization_config"] = {{"quant_method", method}};
-    const TempDir temp;
-    write_case(c, temp / "model");
-    const Error error = check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
-                                      {.kind = ErrorKind::kUnsupported, .says = says});
-    CHECK_FALSE(error.hint().empty());
-  }
-}
-
-TEST_CASE("A quantization_config that makes no sense is refused with its key") {
-  const std::pair<const char*, const char*> wrong[] = {
-      {R"({"quant_method": "fp8", "weight_block_size": []})", "weight_block_size"},
-      {R"({"quant_method": "fp8", "weight_block_size": [128]})", "weight_block_size"},
-      {R"({"quant_method": "fp8", "weight_block_size": [128, 0]})", "weight_block_size"},
-      {R"({"quant_method": "fp8", "weight_block_size": 128})", "weight_block_size"},
-      {R"({"quant_method": "gptq", "bits": "3", "group_size": 128})", "bits"},
-      {R"({"quant_method": "gptq", "bits": 4, "group_size": 0})", "group_size"},
-      {R"({"quant_method": "awq", "group_size": 128})", "bits"},
-      {R"({"quant_method": "compressed-tensors", "config_groups": []})", "config_groups"}};
-  for (const auto& [text, key] : wrong) {
-    DYNAMIC_SECTION(text) {
-      FamilyCase c = family_case("llama_fp8");
-      c.json["config"]["quantization_config"] = nlohmann::json::parse(text);
-      const TempDir temp;
-      write_case(c, temp / "model");
-      check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); },
-                    {.path = temp / "model/config.json", .says = key});
-    }
-  }
+TEST_CASE("A quantization_config that cannot be partitioned, or makes no sense, is refused with the reason") {
+  const TempDir temp;
+  write_case(family_case("llama_fp8"), temp / "model");
+  const fs::path config = temp / "model/config.json";
+  const auto plan = [&](const char* quantization) {
+    merge_json(config, {{"quantization_config", nullptr}});
+    merge_json(config, {{"quantization_config", nlohmann::json::parse(quantization)}});
+    plan_shard(shard_request(temp / "model", temp / "out", 2));
+  };
+  check_refusals<const char*>(
+      plan, {.kind = ErrorKind::kUnsupported},
+      {{"torchao", R"({"quant_method": "torchao"})", {.says = "whose parts only torchao knows"}},
+       {"gguf", R"({"quant_method": "gguf"})", {.says = "those of llama.cpp"}},
+       {"unknown",
+        R"({"quant_method": "strange\n"})",
+        {.says = "\"strange\\x0a\", which is not known; known are awq, compressed-tensors, fp8, gptq, modelopt, mxfp4 "
+                 "(gpt_oss alone)"}}});
+  const char* const blocks = "weight_block_size";
+  check_refusals<const char*>(
+      plan, {.path = config},
+      {{"no block", R"({"quant_method": "fp8", "weight_block_size": []})", {.says = blocks}},
+       {"one dim", R"({"quant_method": "fp8", "weight_block_size": [128]})", {.says = blocks}},
+       {"a size of 0", R"({"quant_method": "fp8", "weight_block_size": [128, 0]})", {.says = blocks}},
+       {"a number", R"({"quant_method": "fp8", "weight_block_size": 128})", {.says = blocks}},
+       {"bits as text", R"({"quant_method": "gptq", "bits": "3", "group_size": 128})", {.says = "bits"}},
+       {"groups of 0", R"({"quant_method": "gptq", "bits": 4, "group_size": 0})", {.says = "group_size"}},
+       {"no bits", R"({"quant_method": "awq", "group_size": 128})", {.says = "bits"}},
+       {"a list of groups",
+        R"({"quant_method": "compressed-tensors", "config_groups": []})",
+        {.says = "config_groups"}}});
 }
 
 TEST_CASE("A tensor that the family does not name is refused, and so is one that is missing") {
   const FamilyCase c = GENERATE(from_range(sample_of(family_cases())));
   DYNAMIC_SECTION(c.name) {
     const TempDir temp;
-    TensorMap tensors = write_case(c, temp / "model");
-    const TensorMap whole = tensors;
+    const TensorMap whole = write_case(c, temp / "model");
+    const auto refused = [&](const TensorMap& stored, const std::string& says) {
+      write_safetensors(temp / "model/model.safetensors", stored);
+      check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); }, {.says = says});
+    };
+    TensorMap tensors = whole;
     tensors["model.layers.0.extra.weight"] = {DType::kBF16, {2}, std::string(4, '\0')};
-    write_safetensors(temp / "model/model.safetensors", tensors);
-    check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); },
-                  {.says = "model.layers.0.extra.weight"});
+    refused(tensors, "model.layers.0.extra.weight");
     tensors = whole;
     std::string lost;
     for (const auto& [name, tensor] : whole)
       if (name.ends_with("norm.weight") || name.ends_with("ln_f.weight") || name.ends_with("norm_1.weight"))
         lost = name;
-    REQUIRE_FALSE(lost.empty());
-    tensors.erase(lost);
-    write_safetensors(temp / "model/model.safetensors", tensors);
-    check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); }, {.says = lost});
+    REQUIRE(tensors.erase(lost) == 1);
+    refused(tensors, lost);
   }
 }
 

@@ -3,17 +3,14 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "reshard/base/error.h"
-#include "reshard/base/strings.h"
 #include "support/checkpoints.h"
-#include "support/layouts.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
-#include "support/random.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
+#include "support/spoilers.h"
 
 namespace reshard::test {
 namespace {
@@ -125,6 +122,13 @@ std::vector<Method> methods() {
        {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}}, {"weight_scale_inv", DType::kU8, {{'o', 1}, {'i', 32}}}}}};
 }
 
+Method method_of(std::string_view name) {
+  for (Method& method : methods())
+    if (name == method.name) return std::move(method);
+  FAIL("no method " << name);
+  return {};
+}
+
 struct Linear {
   std::string module;
   std::uint64_t outputs, inputs;
@@ -161,46 +165,67 @@ json config_of(const char* model_type, const json& quantization) {
           {"tie_word_embeddings", false},    {"quantization_config", quantization}};
 }
 
-/// A tiny llama of random bytes, quantised by `method`.
-TensorMap write_quantized(const Method& method, std::uint64_t intermediate, const fs::path& directory) {
-  Random random(5);
+/// Tensors of random bytes, and a config.json, in the making.
+struct Drawn {
   TensorMap tensors;
-  const auto add = [&](const std::string& name, DType dtype, const Dims& shape) {
+  json config;
+  Random random{5};
+
+  void add(const std::string& name, DType dtype, const Dims& shape) {
     tensors[name] = random_tensor(random, dtype, shape);
-  };
+  }
+  /// Norms, embedding and head.
+  void add_unquantized() {
+    for (const std::string layer : {"model.layers.0.", "model.layers.1."})
+      for (const char* norm : {"input_layernorm.weight", "post_attention_layernorm.weight"})
+        add(layer + norm, DType::kBF16, {kHidden});
+    for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"})
+      add(name, DType::kBF16, {kVocabulary, kHidden});
+    add("model.norm.weight", DType::kBF16, {kHidden});
+  }
+  void write(const fs::path& directory) const {
+    write_file(directory / "config.json", config.dump(2));
+    write_safetensors(directory / "model.safetensors", tensors);
+  }
+};
+
+/// A tiny llama, quantised by `method`.
+TensorMap write_quantized(const Method& method, const fs::path& directory, std::uint64_t intermediate = 128) {
+  Drawn drawn;
   for (const Linear& linear : linears(intermediate))
-    for (const Part& part : method.parts) add(linear.module + "." + part.leaf, part.dtype, shape_of(part, linear));
-  for (const char* layer : {"model.layers.0.", "model.layers.1."})
-    for (const char* norm : {"input_layernorm.weight", "post_attention_layernorm.weight"})
-      add(layer + std::string(norm), DType::kBF16, {kHidden});
-  add("model.embed_tokens.weight", DType::kBF16, {kVocabulary, kHidden});
-  add("lm_head.weight", DType::kBF16, {kVocabulary, kHidden});
-  add("model.norm.weight", DType::kBF16, {kHidden});
-  json config = config_of("llama", method.config);
-  config["architectures"] = {"LlamaForCausalLM"};
-  config["intermediate_size"] = intermediate;
-  fs::create_directories(directory);
-  write_file(directory / "config.json", config.dump(2));
-  write_safetensors(directory / "model.safetensors", tensors);
-  return tensors;
+    for (const Part& part : method.parts)
+      drawn.add(linear.module + "." + part.leaf, part.dtype, shape_of(part, linear));
+  drawn.add_unquantized();
+  drawn.config = config_of("llama", method.config);
+  drawn.config["architectures"] = {"LlamaForCausalLM"};
+  drawn.config["intermediate_size"] = intermediate;
+  drawn.write(directory);
+  return drawn.tensors;
 }
 
-void erase_key(const fs::path& config, const char* key) {
-  json changed = json::parse(read_file(config));
-  changed.erase(key);
-  write_file(config, changed.dump());
+/// The model of `write_quantized`, written as `to` says.
+Input quantized(const Method& method, const RequestFields& to = {}, std::uint64_t intermediate = 128) {
+  return Input(to, [&](const fs::path& directory) { return write_quantized(method, directory, intermediate); });
+}
+
+std::unique_ptr<Job> plan(const Input& input, std::uint32_t tp = 2) {
+  return plan_shard(shard_request(input / "model", input / "out", tp));
+}
+
+/// Writes `tensors` for those of the model, which must come back from two ranks.
+void check_comes_back(const Input& input, const TensorMap& tensors) {
+  write_safetensors(input / "model/model.safetensors", tensors);
+  fs::remove_all(input / "out");
+  shard(input / "model", input / "out", {.tp = 2});
+  CHECK((consolidated(input / "out", input / "whole") == tensors));
 }
 
 TEST_CASE("Quantised linears are split with their scales, and come back") {
   const Method method = GENERATE(from_range(methods()));
-  const auto* const name = GENERATE("ranks", "nxd", "presharded");
+  const std::string name = GENERATE("ranks", "nxd", "presharded");
   DYNAMIC_SECTION(method.name << ", " << name) {
-    const TempDir temp;
-    const TensorMap tensors = write_quantized(method, 128, temp / "model");
-    ShardRequest request = shard_request(temp / "model", temp / "out", 2, std::string(name) == "presharded" ? 1 : 2);
-    request.target.layout = layout(name);
-    shard(request);
-    CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+    const Input input = quantized(method, {.layout = name, .tp = 2, .pp = name == "presharded" ? 1 : 2});
+    CHECK((input.whole() == input.tensors));
   }
 }
 
@@ -214,14 +239,10 @@ TEST_CASE("On each rank, the parts of a quantised linear belong to the same outp
     for (const Part& part : method.parts)
       for (const auto& dim : part.dims) block = std::max<std::uint64_t>(block, dim.per);
     if (block > 16 && tp == 4) return;  // blocks of 32 part heads: that is the next test's
-    const TempDir temp;
-    const TensorMap tensors = write_quantized(method, intermediate, temp / "model");
-    ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
-    request.target.options.set_flag("pad", true);
-    shard(request);
-    CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+    const Input input = quantized(method, {.layout = "presharded", .tp = tp, .options = {"pad"}}, intermediate);
+    CHECK((input.whole() == input.tensors));
 
-    const TensorMap rank = read_weights(temp / "out").at("weights/tp0_sharded_checkpoint.safetensors");
+    const TensorMap rank = read_tensors(input.rank_file(0));
     std::map<std::uint64_t, std::uint64_t> sizes;  // of whole outputs or inputs → on a rank
     for (const Linear& linear : linears(intermediate)) {
       const std::uint64_t whole = linear.by_rows ? linear.inputs : linear.outputs;
@@ -246,27 +267,20 @@ TEST_CASE("On each rank, the parts of a quantised linear belong to the same outp
 }
 
 TEST_CASE("Projections of attention are not padded where blocks would part heads from theirs") {
-  const TempDir temp;
-  Method method = methods().at(0);
+  Method method = method_of("fp8 blocks");
   method.config["weight_block_size"] = {32, 32};
   method.parts.back().dims = {{'o', 32}, {'i', 32}};
-  write_quantized(method, 128, temp / "model");
-  ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", 4);
-  request.target.options.set_flag("pad", true);
-  check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUsage,
-                                               .says = {"blocks of 32", "which 4 ranks do not divide",
-                                                        "would part query heads from their key/value heads"},
-                                               .hint = "1, 2"});
+  check_refused(
+      [&] { quantized(method, {.layout = "presharded", .tp = 4, .options = {"pad"}}); },
+      {.kind = ErrorKind::kUsage,
+       .says = {"blocks of 32", "which 4 ranks do not divide", "would part query heads from their key/value heads"},
+       .hint = "1, 2"});
 }
 
 TEST_CASE("Scales of groups in another order are on every rank, which a note says") {
-  const auto all = methods();
-  for (const Method& method : all) {
-    const TempDir temp;
-    write_quantized(method, 128, temp / "model");
-    const auto job = plan_shard(shard_request(temp / "model", temp / "out", 2));
+  for (const Method& method : methods()) {
     const bool other_order = std::string(method.name).ends_with("in another order");
-    const std::string notes = join(job->notes, "\n");
+    const std::string notes = joined_notes(*plan(quantized(method)));
     CAPTURE(method.name, notes);
     CHECK((notes.find("scales") != std::string::npos) == other_order);
     CHECK_THAT(notes, !Says("replicated"));  // all linears are split
@@ -275,359 +289,282 @@ TEST_CASE("Scales of groups in another order are on every rank, which a note say
 
 TEST_CASE("A scale that is missing is noticed") {
   for (const Method& method : methods()) {
-    const TempDir temp;
-    TensorMap tensors = write_quantized(method, 128, temp / "model");
+    const Input input = quantized(method);
     for (const Part& part : method.parts) {
       const std::string leaf = part.leaf;
       if (leaf.starts_with("input_") || leaf == "g_idx" || leaf == "weight_g_idx" || leaf == "bias") continue;
-      TensorMap fewer = tensors;
+      TensorMap fewer = input.tensors;
       fewer.erase("model.layers.1.mlp.down_proj." + leaf);
-      write_safetensors(temp / "model/model.safetensors", fewer);
+      write_safetensors(input / "model/model.safetensors", fewer);
       CAPTURE(method.name, leaf);
-      const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
       // Without what marks it as quantised, the parts of it that are not known otherwise are named.
-      CHECK_THAT(error.what(), Says("model.layers.1.mlp.down_proj."));
-      if (leaf == "weight_scale_inv")
-        CHECK_THAT(error.what(), Says("model.layers.1.mlp.down_proj." + leaf + ": is missing"));
+      check_refused([&] { plan(input); },
+                    {.says = "model.layers.1.mlp.down_proj." +
+                             (leaf == "weight_scale_inv" ? leaf + ": is missing" : std::string())});
     }
   }
 }
 
 TEST_CASE("A quantization_config that is another model's, or gone, is named") {
-  const std::vector<Method> all = methods();
-  const Method gptq =
-      *std::find_if(all.begin(), all.end(), [](const Method& one) { return std::string(one.name) == "GPTQ"; });
-  const TempDir temp;
-  write_quantized(gptq, 128, temp / "model");
-  shard(shard_request(temp / "model", temp / "shards", 2));
-  const auto refused = [&](const char* what, const char* hint) {
-    check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); }, {.says = what, .hint = hint});
+  const Input input = quantized(method_of("GPTQ"), {.layout = "ranks", .tp = 2});
+  const auto refused = [&](const char* says, const char* hint) {
+    check_refused([&] { plan(input); }, {.says = says, .hint = hint});
   };
-  json config = json::parse(read_file(temp / "model/config.json"));
-  config["quantization_config"]["group_size"] = 32;
-  write_file(temp / "model/config.json", config.dump());
+  merge_json(input / "model/config.json", {{"quantization_config", {{"group_size", 32}}}});
   refused("but config.json asks for", "bits, groups and blocks in quantization_config");
-  erase_key(temp / "model/config.json", "quantization_config");
+  merge_json(input / "model/config.json", {{"quantization_config", nullptr}});
   refused("not explained by config.json", "config.json has no quantization_config");
-  erase_key(temp / "shards/config.json", "quantization_config");
-  ConsolidateRequest back;
-  back.source.path = temp / "shards";
-  back.output_directory = temp / "whole";
-  CHECK_THAT(error_of([&] { consolidate(back); }).hint(), Says("config.json has no quantization_config"));
+  merge_json(input / "out/config.json", {{"quantization_config", nullptr}});
+  CHECK_THAT(input.refusal().hint(), Says("config.json has no quantization_config"));
 }
 
-TEST_CASE("Scales of the key/value cache, and configurations in files of their own, are known") {
-  const std::vector<Method> all = methods();
-  const auto method_of = [&](std::string_view name) {
-    return *std::find_if(all.begin(), all.end(), [&](const Method& method) { return name == method.name; });
-  };
-  const TempDir temp;
-  const auto comes_back = [&](const TensorMap& tensors) {
-    write_safetensors(temp / "model/model.safetensors", tensors);
-    fs::remove_all(temp / "out");
-    shard(shard_request(temp / "model", temp / "out", 2, 2));
-    CHECK((consolidated(temp / "out", temp / "whole") == tensors));
-  };
-  SECTION("cache") {
-    TensorMap tensors = write_quantized(method_of("FP8 dynamic"), 128, temp / "model");
-    Random random(1);
-    for (const char* name : {"model.layers.0.self_attn.k_scale", "model.layers.1.self_attn.v_scale"})
-      tensors[name] = random_tensor(random, DType::kBF16, {1});
-    comes_back(tensors);
-  }
-  SECTION("AutoGPTQ") {
-    const TensorMap tensors = write_quantized(method_of("GPTQ"), 128, temp / "model");
-    erase_key(temp / "model/config.json", "quantization_config");
-    write_file(temp / "model/quantize_config.json", R"({"bits": 4, "group_size": 16, "desc_act": false})");
-    comes_back(tensors);
-  }
-  SECTION("AutoAWQ") {
-    const TensorMap tensors = write_quantized(method_of("AWQ"), 128, temp / "model");
-    erase_key(temp / "model/config.json", "quantization_config");
-    write_file(temp / "model/quant_config.json", R"({"w_bit": 4, "q_group_size": 16, "version": "GEMM"})");
-    comes_back(tensors);
-  }
-  SECTION("ModelOpt") {
-    const TensorMap tensors = write_quantized(method_of("ModelOpt FP8"), 128, temp / "model");
-    erase_key(temp / "model/config.json", "quantization_config");
-    write_file(temp / "model/hf_quant_config.json", R"({"producer": {"name": "modelopt"}, "quantization":
-               {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}})");
-    comes_back(tensors);
-  }
+TEST_CASE("Scales of the key/value cache are known") {
+  Input input = quantized(method_of("FP8 dynamic"));
+  for (const char* name : {"model.layers.0.self_attn.k_scale", "model.layers.1.self_attn.v_scale"})
+    input.tensors[name] = random_tensor(input.random, DType::kBF16, {1});
+  check_comes_back(input, input.tensors);
+}
+
+TEST_CASE("Configurations in files of their own are known") {
+  const std::tuple<const char*, const char*, const char*> files[] = {
+      {"GPTQ", "quantize_config.json", R"({"bits": 4, "group_size": 16, "desc_act": false})"},  // of AutoGPTQ
+      {"AWQ", "quant_config.json", R"({"w_bit": 4, "q_group_size": 16, "version": "GEMM"})"},   // of AutoAWQ
+      {"ModelOpt FP8", "hf_quant_config.json",
+       R"({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}})"}};
+  for (const auto& [method, file, text] : files) DYNAMIC_SECTION(method) {
+      const Input input = quantized(method_of(method));
+      merge_json(input / "model/config.json", {{"quantization_config", nullptr}});
+      write_file(input / "model" / file, text);
+      check_comes_back(input, input.tensors);
+    }
+}
+
+/// The model of `a`, with the MLPs of `b`.
+TensorMap with_mlps_of(TensorMap a, const TensorMap& b) {
+  const auto is_mlp = [](const auto& item) { return item.first.find(".mlp.") != std::string::npos; };
+  std::erase_if(a, is_mlp);
+  std::copy_if(b.begin(), b.end(), std::inserter(a, a.end()), is_mlp);
+  return a;
 }
 
 TEST_CASE("Linears of one model may be quantised in different ways") {
   const bool packed_first = GENERATE(true, false);
-  const std::vector<Method> all = methods();
-  const TempDir temp;
-  TensorMap tensors = write_quantized(all.at(3), 128, temp / "model");  // FP8 by channels
-  const TensorMap packed = write_quantized(all.at(4), 128, temp / "other");
-  json config = json::parse(read_file(temp / "other/config.json"));
+  const Method by_channels = method_of("FP8 dynamic");
+  const Input input = quantized(by_channels), packed = quantized(method_of("W4A16"));
+  json config = json::parse(read_file(packed / "model/config.json"));
   json& groups = config["quantization_config"]["config_groups"];
   groups["group_0"]["format"] = "pack-quantized";
   if (!packed_first) groups = json{{"group_9", groups["group_0"]}};
-  groups["group_1"] = all.at(3).config["config_groups"]["group_0"];
+  groups["group_1"] = by_channels.config["config_groups"]["group_0"];
   groups["group_1"]["format"] = "float-quantized";
   groups["group_2"] = {{"targets", {"Attention"}}, {"weights", nullptr}};
   config["quantization_config"]["format"] = "mixed-precision";
-  write_file(temp / "model/config.json", config.dump());
-  std::erase_if(tensors, [](const auto& item) { return item.first.find(".mlp.") != std::string::npos; });
-  for (const auto& [name, tensor] : packed)
-    if (name.find(".mlp.") != std::string::npos) tensors[name] = tensor;
-  write_safetensors(temp / "model/model.safetensors", tensors);
-  shard(shard_request(temp / "model", temp / "out", 2));
-  CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+  write_file(input / "model/config.json", config.dump());
+  check_comes_back(input, with_mlps_of(input.tensors, packed.tensors));
 }
 
 TEST_CASE("ModelOpt's mixed precision has linears in FP8 and in NVFP4, whichever keys say so") {
-  const TempDir temp;
-  const std::vector<Method> all = methods();
-  const auto named = [&](const char* name) {
-    return *std::find_if(all.begin(), all.end(), [&](const Method& one) { return one.name == std::string(name); });
-  };
-  TensorMap tensors = write_quantized(named("ModelOpt FP8"), 128, temp / "model");
-  const TensorMap packed = write_quantized(named("ModelOpt NVFP4"), 128, temp / "other");
-  std::erase_if(tensors, [](const auto& item) { return item.first.find(".mlp.") != std::string::npos; });
-  for (const auto& [name, tensor] : packed)
-    if (name.find(".mlp.") != std::string::npos) tensors[name] = tensor;
-  write_safetensors(temp / "model/model.safetensors", tensors);
-  json config = json::parse(read_file(temp / "model/config.json"));
-  json& quantization = config["quantization_config"];
-  quantization["quant_algo"] = "MIXED_PRECISION";
+  const Input input = quantized(method_of("ModelOpt FP8")), packed = quantized(method_of("ModelOpt NVFP4"));
+  json quantization{{"quant_algo", "MIXED_PRECISION"}};
   SECTION("the method by name, the linears by quantized_layers") {
     quantization["quantized_layers"] = {{"model.layers.0.mlp.up_proj", {{"quant_algo", "NVFP4"}}}};
   }
   SECTION("the method by the producer, the linears by config_groups") {
-    quantization.erase("quant_method");
+    quantization["quant_method"] = nullptr;
     quantization["producer"] = {{"name", "modelopt"}, {"version", "0.31"}};
     quantization["config_groups"] = {{"group_0", {{"weights", {{"num_bits", 8}, {"type", "float"}}}}},
                                      {"group_1", {{"weights", {{"num_bits", 4}, {"group_size", 16}}}}}};
   }
-  write_file(temp / "model/config.json", config.dump());
-  shard(shard_request(temp / "model", temp / "out", 2));
-  CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+  json config = json::parse(read_file(input / "model/config.json"));
+  config["quantization_config"].merge_patch(quantization);
+  write_file(input / "model/config.json", config.dump());
+  check_comes_back(input, with_mlps_of(input.tensors, packed.tensors));
 }
 
 TEST_CASE("AutoRound's packings are those of GPTQ and AWQ") {
-  const std::vector<Method> all = methods();
-  for (const char* name : {"GPTQ", "AWQ"}) {
+  for (const auto& [name, packing] :
+       {std::pair("GPTQ", "auto_round:auto_gptq"), std::pair("AWQ", "auto_round:auto_awq")}) {
     CAPTURE(name);
-    const TempDir temp;
-    Method method =
-        *std::find_if(all.begin(), all.end(), [&](const Method& one) { return one.name == std::string(name); });
-    method.config = {{"quant_method", "auto-round"},
-                     {"bits", 4},
-                     {"group_size", 16},
-                     {"packing_format", name == std::string("AWQ") ? "auto_round:auto_awq" : "auto_round:auto_gptq"}};
-    const TensorMap tensors = write_quantized(method, 128, temp / "model");
-    shard(shard_request(temp / "model", temp / "out", 2));
-    CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+    Method method = method_of(name);
+    method.config = {{"quant_method", "auto-round"}, {"bits", 4}, {"group_size", 16}, {"packing_format", packing}};
+    const Input input = quantized(method, {.layout = "ranks", .tp = 2});
+    CHECK((input.whole() == input.tensors));
   }
-}
-
-TEST_CASE("What mlx-lm has quantised is refused by its name, wherever config.json says so") {
-  const TempDir temp;
-  Method method = methods().at(0);
-  method.config = {{"bits", 4}, {"group_size", 64}};
-  method.parts = {{"weight", DType::kU32, {{'o', 1}, {'i', 8}}},
-                  {"scales", DType::kBF16, {{'o', 1}, {'i', 64}}},
-                  {"biases", DType::kBF16, {{'o', 1}, {'i', 64}}}};
-  write_quantized(method, 128, temp / "model");
-  SECTION("as a quantization_config without a method") {}
-  SECTION("as \"quantization\"") {
-    json config = json::parse(read_file(temp / "model/config.json"));
-    config["quantization"] = config["quantization_config"];
-    config.erase("quantization_config");
-    write_file(temp / "model/config.json", config.dump());
-  }
-  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
-                {.kind = ErrorKind::kUnsupported, .says = "quantised by mlx", .hint = "before it was quantised"});
-}
-
-TEST_CASE("Groups that quantise in different ways under the same names are refused") {
-  const TempDir temp;
-  Method method = methods().at(4);
-  json& groups = method.config["config_groups"];
-  groups["group_1"] = groups["group_0"];
-  groups["group_1"]["weights"]["num_bits"] = 8;
-  write_quantized(method, 128, temp / "model");
-  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
-                {.kind = ErrorKind::kUnsupported, .says = "in different ways under the same names"});
 }
 
 /// Two layers of phi3, whose projections are packed, in FP8 with blocks of 16.
 void write_packed(std::uint64_t intermediate, const fs::path& directory) {
-  Random random(5);
-  TensorMap tensors;
-  const auto add = [&](const std::string& name, DType dtype, const Dims& shape) {
-    tensors[name] = random_tensor(random, dtype, shape);
-  };
+  Drawn drawn;
   const auto add_linear = [&](const std::string& module, std::uint64_t out, std::uint64_t in) {
-    add(module + ".weight", DType::kF8E4M3, {out, in});
-    add(module + ".weight_scale_inv", DType::kF32, {(out + 15) / 16, (in + 15) / 16});
+    drawn.add(module + ".weight", DType::kF8E4M3, {out, in});
+    drawn.add(module + ".weight_scale_inv", DType::kF32, {(out + 15) / 16, (in + 15) / 16});
   };
-  for (const char* layer : {"model.layers.0.", "model.layers.1."}) {
-    add_linear(layer + std::string("self_attn.qkv_proj"), 3 * kHidden, kHidden);
-    add_linear(layer + std::string("self_attn.o_proj"), kHidden, kHidden);
-    add_linear(layer + std::string("mlp.gate_up_proj"), 2 * intermediate, kHidden);
-    add_linear(layer + std::string("mlp.down_proj"), kHidden, intermediate);
-    for (const char* norm : {"input_layernorm.weight", "post_attention_layernorm.weight"})
-      add(layer + std::string(norm), DType::kBF16, {kHidden});
+  for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
+    add_linear(layer + "self_attn.qkv_proj", 3 * kHidden, kHidden);
+    add_linear(layer + "self_attn.o_proj", kHidden, kHidden);
+    add_linear(layer + "mlp.gate_up_proj", 2 * intermediate, kHidden);
+    add_linear(layer + "mlp.down_proj", kHidden, intermediate);
   }
-  add("model.embed_tokens.weight", DType::kBF16, {kVocabulary, kHidden});
-  add("lm_head.weight", DType::kBF16, {kVocabulary, kHidden});
-  add("model.norm.weight", DType::kBF16, {kHidden});
-  json config = config_of("phi3", methods().front().config);
-  config["intermediate_size"] = intermediate;
-  fs::create_directories(directory);
-  write_file(directory / "config.json", config.dump(2));
-  write_safetensors(directory / "model.safetensors", tensors);
+  drawn.add_unquantized();
+  drawn.config = config_of("phi3", method_of("fp8 blocks").config);
+  drawn.config["intermediate_size"] = intermediate;
+  drawn.write(directory);
 }
 
 TEST_CASE("Packed linears are refused where padding would part them from others or their scales") {
-  const auto [intermediate, tp] = GENERATE(table<std::uint64_t, std::uint32_t>({{48, 2}, {72, 2}, {136, 4}}));
-  DYNAMIC_SECTION("intermediate_size " << intermediate << ", tp " << tp) {
-    const TempDir temp;
+  const TempDir temp;
+  for (const auto& [intermediate, tp] : {std::pair(48u, 2u), {72u, 2u}, {136u, 4u}}) {
+    CAPTURE(intermediate, tp);
     write_packed(intermediate, temp / "model");
-    ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
-    request.target.options.set_flag("pad", true);
-    check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUsage, .says = "gate_up_proj"});
+    const RequestFields padded{.layout = "presharded", .tp = tp, .options = {"pad"}};
+    check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", padded)); },
+                  {.kind = ErrorKind::kUsage, .says = "gate_up_proj"});
   }
 }
 
 TEST_CASE("Stacked experts are quantised in blocks of their own, whose absence is noticed") {
-  Random random(6);
-  const TempDir temp;
   const std::uint64_t experts = 2, size = 48;  // 3 blocks of 16
-  TensorMap tensors;
-  const auto add = [&](const std::string& name, DType dtype, const Dims& shape) {
-    tensors[name] = random_tensor(random, dtype, shape);
-  };
-  for (const char* layer : {"model.layers.0.", "model.layers.1."}) {
-    const std::string attention = layer + std::string("self_attn."), mlp = layer + std::string("mlp.");
+  Drawn drawn;
+  for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
+    const std::string attention = layer + "self_attn.", mlp = layer + "mlp.";
     for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"})
-      add(attention + name + ".weight", DType::kBF16, {kHidden, kHidden});
-    for (const char* name : {"q_norm", "k_norm"}) add(attention + name + ".weight", DType::kBF16, {kHeadDim});
-    add(mlp + "experts.gate_up_proj", DType::kF8E4M3, {experts, kHidden, 2 * size});
-    add(mlp + "experts.gate_up_proj_scale_inv", DType::kF32, {experts, kHidden / 16, 2 * size / 16});
-    add(mlp + "experts.down_proj", DType::kF8E4M3, {experts, size, kHidden});
-    add(mlp + "experts.down_proj_scale_inv", DType::kF32, {experts, size / 16, kHidden / 16});
-    add(mlp + "gate.weight", DType::kBF16, {experts, kHidden});
-    for (const char* norm : {"input_layernorm.weight", "post_attention_layernorm.weight"})
-      add(layer + std::string(norm), DType::kBF16, {kHidden});
+      drawn.add(attention + name + ".weight", DType::kBF16, {kHidden, kHidden});
+    for (const char* name : {"q_norm", "k_norm"}) drawn.add(attention + name + ".weight", DType::kBF16, {kHeadDim});
+    drawn.add(mlp + "experts.gate_up_proj", DType::kF8E4M3, {experts, kHidden, 2 * size});
+    drawn.add(mlp + "experts.gate_up_proj_scale_inv", DType::kF32, {experts, kHidden / 16, 2 * size / 16});
+    drawn.add(mlp + "experts.down_proj", DType::kF8E4M3, {experts, size, kHidden});
+    drawn.add(mlp + "experts.down_proj_scale_inv", DType::kF32, {experts, size / 16, kHidden / 16});
+    drawn.add(mlp + "gate.weight", DType::kBF16, {experts, kHidden});
   }
-  add("model.embed_tokens.weight", DType::kBF16, {kVocabulary, kHidden});
-  add("lm_head.weight", DType::kBF16, {kVocabulary, kHidden});
-  add("model.norm.weight", DType::kBF16, {kHidden});
-  json config = config_of("qwen3_vl_moe_text", methods().front().config);
-  config["moe_intermediate_size"] = size;
-  config["head_dim"] = kHeadDim;
-  config["num_experts"] = experts;
-  fs::create_directories(temp / "model");
-  write_file(temp / "model/config.json", config.dump(2));
-  write_safetensors(temp / "model/model.safetensors", tensors);
-  const auto sharded = [&](std::uint32_t tp, bool pad) {
+  drawn.add_unquantized();
+  drawn.config = config_of("qwen3_vl_moe_text", method_of("fp8 blocks").config);
+  drawn.config["moe_intermediate_size"] = size;
+  drawn.config["head_dim"] = kHeadDim;
+  drawn.config["num_experts"] = experts;
+  const TempDir temp;
+  drawn.write(temp / "model");
+  const auto sharded = [&](std::uint32_t tp, std::vector<std::string> options) {
     fs::remove_all(temp / "out");
-    ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
-    request.target.options.set_flag("pad", pad);
-    shard(request);
+    shard(temp / "model", temp / "out", {.layout = "presharded", .tp = tp, .options = std::move(options)});
     return consolidated(temp / "out", temp / "whole");
   };
-  CHECK((sharded(1, false) == tensors));
+  CHECK((sharded(1, {}) == drawn.tensors));
   // 3 blocks over 2 ranks: neither without padding nor with it, as gate and up are packed.
-  for (const bool pad : {false, true}) CHECK(error_of([&] { sharded(2, pad); }).kind() == ErrorKind::kUsage);
-  tensors.erase("model.layers.1.mlp.experts.down_proj_scale_inv");
-  write_safetensors(temp / "model/model.safetensors", tensors);
-  CHECK_THAT(error_of([&] { sharded(1, false); }).what(), Says("model.layers.1.mlp.experts.down_proj_scale_inv"));
+  check_refused([&] { sharded(2, {}); }, {.kind = ErrorKind::kUsage});
+  check_refused([&] { sharded(2, {"pad"}); }, {.kind = ErrorKind::kUsage});
+  drawn.tensors.erase("model.layers.1.mlp.experts.down_proj_scale_inv");
+  drawn.write(temp / "model");
+  check_refused([&] { sharded(1, {}); }, {.says = "model.layers.1.mlp.experts.down_proj_scale_inv"});
 }
 
 TEST_CASE("A layout without a place for scales refuses quantised models before it proposes a degree") {
-  const TempDir temp;
-  Method method = methods().at(0);
-  write_quantized(method, 128, temp / "model");
+  const Input input = quantized(method_of("fp8 blocks"));
   for (const std::uint32_t tp : {1, 16}) {
     const Error error =
-        error_of([&] { plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", tp)); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK_THAT(error.what(), Says("has no place for the scales of quantised linears"));
+        check_refused([&] { shard(input / "model", input / "out", {.layout = "nxdi", .tp = tp}); },
+                      {.kind = ErrorKind::kUnsupported, .says = "has no place for the scales of quantised linears"});
     CHECK_THAT(error.hint(), !Says("TP degrees"));
   }
 }
 
-TEST_CASE("What bitsandbytes stores is refused with the reason, for 4 bits and for 8") {
-  const TempDir temp;
-  const json nf4 = {{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}, {"load_in_8bit", false}};
-  const json int8 = {{"quant_method", "bitsandbytes"}, {"load_in_4bit", false}, {"load_in_8bit", true}};
-  const bool four = GENERATE(true, false);
-  Method method = methods().at(0);
-  method.config = four ? nf4 : int8;
+/// What bitsandbytes stores, in 4 bits or in 8.
+TensorMap write_bitsandbytes(bool four, const fs::path& directory) {
+  Method method = method_of("fp8 blocks");
+  method.config = {{"quant_method", "bitsandbytes"}, {"load_in_4bit", four}, {"load_in_8bit", !four}};
   method.parts = {{"weight", DType::kU8, {{'o', 1}, {'i', 1}}}};
-  TensorMap tensors = write_quantized(method, 128, temp / "model");
+  TensorMap tensors = write_quantized(method, directory);
   Random random(1);
   for (const Linear& linear : linears(128))
-    if (four)
+    if (four) {
       tensors[linear.module + ".weight"] = random_tensor(random, DType::kU8, {linear.outputs * linear.inputs / 2, 1});
-    else
+      tensors[linear.module + ".weight.absmax"] = random_tensor(random, DType::kF32, {7});
+    } else {
       tensors[linear.module + ".SCB"] = random_tensor(random, DType::kF32, {linear.outputs});
-  write_safetensors(temp / "model/model.safetensors", tensors);
-  check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
-                {.kind = ErrorKind::kUnsupported,
-                 .says = four ? "cannot be partitioned: its weights are stored as one row"
-                              : "cannot be partitioned: its outliers"});
+    }
+  write_safetensors(directory / "model.safetensors", tensors);
+  return tensors;
+}
 
-  // Converted, scales stay in float32, as nothing else is read.
-  const std::string scale = "weight.absmax";
-  for (const Linear& linear : linears(128))
-    if (four) tensors[linear.module + "." + scale] = random_tensor(random, DType::kF32, {7});
-  write_safetensors(temp / "model/model.safetensors", tensors);
-  ConvertRequest request = convert_request(temp / "model", temp / "cast");
-  request.dtype = DType::kF16;
-  convert(request);
-  for (const auto& [name, tensor] : read_model(temp / "cast")) {
+TEST_CASE("Scales of bitsandbytes stay in float32 in a conversion, as nothing else is read") {
+  const bool four = GENERATE(true, false);
+  const Input input({}, [&](const fs::path& directory) { return write_bitsandbytes(four, directory); });
+  for (const auto& [name, tensor] : converted(input / "model", input / "cast", {.dtype = DType::kF16})) {
     CAPTURE(name);
-    const bool is_scale = name.ends_with(scale) || name.ends_with(".SCB");
-    if (is_scale || tensor.dtype == DType::kU8)
-      CHECK((tensor == tensors.at(name)));
-    else
+    const TensorData& original = input.tensors.at(name);
+    if (original.dtype == DType::kBF16)
       CHECK(tensor.dtype == DType::kF16);
+    else
+      CHECK((tensor == original));
   }
 }
 
-TEST_CASE("A quantization_config that makes no sense is told as what it is, and sizes of words that none has") {
-  const std::tuple<json, ErrorKind, const char*> configs[] = {
-      {{{"bits", 4}}, ErrorKind::kBadInput, "\"quantization_config\" has no \"quant_method\""},
-      {{{"quant_method", 4}}, ErrorKind::kBadInput, "\"quant_method\" is 4, expected a string"},
-      {"gptq", ErrorKind::kBadInput, "\"quantization_config\" is \"gptq\", expected an object"},
-      {json::array(), ErrorKind::kBadInput, "\"quantization_config\" is [], expected an object"},
-      {{{"quant_method", "gptq"}, {"bits", 3}}, ErrorKind::kUnsupported, "\"bits\" is 3; supported are 2, 4, 8"},
-      {{{"quant_method", "gptq"}, {"bits", "4"}}, ErrorKind::kBadInput, "\"bits\" is \"4\", expected one of 2, 4, 8"}};
-  for (const auto& [config, kind, says] : configs) {
-    CAPTURE(says);
-    const TempDir temp;
-    Method method = methods().at(3);
-    method.config = config;
-    write_quantized(method, 128, temp / "model");
-    const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
-    CHECK((error.kind() == kind));
-    CHECK_THAT(error.what(), Says(says));
-    if (kind == ErrorKind::kUnsupported) CHECK_THAT(error.hint(), Says("before it was quantised"));
-  }
-}
-
-TEST_CASE("A method that is known in a way that is not is refused with what the configuration says") {
-  const std::pair<json, const char*> ways[] = {
-      {{{"quant_method", "modelopt"}, {"quant_algo", "W4A8_AWQ"}}, "\"quant_algo\" is \"W4A8_AWQ\""},
-      {{{"quant_method", "awq"}, {"bits", 4}, {"group_size", 16}, {"version", "gemv"}}, "\"version\" is \"gemv\""},
-      {{{"quant_method", "mxfp4"}}, "known for gpt_oss alone"}};
-  for (const auto& [config, says] : ways) {
-    const TempDir temp;
-    Method method = methods().at(3);
-    method.config = config;
-    write_quantized(method, 128, temp / "model");
-    check_refused([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); },
-                  {.kind = ErrorKind::kUnsupported, .says = says});
-  }
+TEST_CASE("Configurations that are not supported, or make no sense, are refused with what they say") {
+  const TempDir temp;
+  json two_ways = method_of("W4A16").config;
+  two_ways["config_groups"]["group_1"] = two_ways["config_groups"]["group_0"];
+  two_ways["config_groups"]["group_1"]["weights"]["num_bits"] = 8;
+  const auto with = [](const json& config) {
+    return [config](const fs::path& directory) {
+      Method method = method_of("W4A16");
+      method.config = config;
+      write_quantized(method, directory);
+    };
+  };
+  const auto mlx = [](const char* key) {
+    return [key](const fs::path& directory) {
+      Method method{"mlx",
+                    {{"bits", 4}, {"group_size", 64}},
+                    {{"weight", DType::kU32, {{'o', 1}, {'i', 8}}},
+                     {"scales", DType::kBF16, {{'o', 1}, {'i', 64}}},
+                     {"biases", DType::kBF16, {{'o', 1}, {'i', 64}}}}};
+      write_quantized(method, directory);
+      json keys{{"quantization_config", nullptr}};
+      keys[key] = method.config;
+      merge_json(directory / "config.json", keys);
+    };
+  };
+  check_refusals<std::function<void(const fs::path&)>>(
+      [&](const auto& write) {
+        write(temp / "model");
+        plan_shard(shard_request(temp / "model", temp / "out", 2));
+      },
+      {},
+      {{"mlx-lm, in a quantization_config without a method",
+        mlx("quantization_config"),
+        {.kind = ErrorKind::kUnsupported, .says = "quantised by mlx", .hint = "before it was quantised"}},
+       {"mlx-lm, as \"quantization\"",
+        mlx("quantization"),
+        {.kind = ErrorKind::kUnsupported, .says = "quantised by mlx", .hint = "before it was quantised"}},
+       {"bitsandbytes in 4 bits",
+        [](const fs::path& directory) { write_bitsandbytes(true, directory); },
+        {.kind = ErrorKind::kUnsupported, .says = "cannot be partitioned: its weights are stored as one row"}},
+       {"bitsandbytes in 8 bits",
+        [](const fs::path& directory) { write_bitsandbytes(false, directory); },
+        {.kind = ErrorKind::kUnsupported, .says = "cannot be partitioned: its outliers"}},
+       {"groups that quantise in different ways",
+        with(two_ways),
+        {.kind = ErrorKind::kUnsupported, .says = "in different ways under the same names"}},
+       {"an algorithm of ModelOpt",
+        with({{"quant_method", "modelopt"}, {"quant_algo", "W4A8_AWQ"}}),
+        {.kind = ErrorKind::kUnsupported, .says = "\"quant_algo\" is \"W4A8_AWQ\""}},
+       {"a version of AWQ",
+        with({{"quant_method", "awq"}, {"bits", 4}, {"group_size", 16}, {"version", "gemv"}}),
+        {.kind = ErrorKind::kUnsupported, .says = "\"version\" is \"gemv\""}},
+       {"mxfp4",
+        with({{"quant_method", "mxfp4"}}),
+        {.kind = ErrorKind::kUnsupported, .says = "known for gpt_oss alone"}},
+       {"3 bits",
+        with({{"quant_method", "gptq"}, {"bits", 3}}),
+        {.kind = ErrorKind::kUnsupported,
+         .says = "\"bits\" is 3; supported are 2, 4, 8",
+         .hint = "before it was quantised"}},
+       {"bits as a text",
+        with({{"quant_method", "gptq"}, {"bits", "4"}}),
+        {.says = "\"bits\" is \"4\", expected one of 2, 4, 8"}},
+       {"no method", with({{"bits", 4}}), {.says = "\"quantization_config\" has no \"quant_method\""}},
+       {"a number for a method", with({{"quant_method", 4}}), {.says = "\"quant_method\" is 4, expected a string"}},
+       {"a text", with("gptq"), {.says = "\"quantization_config\" is \"gptq\", expected an object"}},
+       {"a list", with(json::array()), {.says = "\"quantization_config\" is [], expected an object"}}});
 }
 
 }  // namespace
