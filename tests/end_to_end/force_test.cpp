@@ -2,14 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-
 #include "support/checkpoints.h"
+#include "support/input.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
+#include "support/spoilers.h"
 #include "support/test_directories.h"
 
 namespace reshard::test {
@@ -17,24 +15,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A small model in `temp`, and requests that write it to `temp`/out.
-class Forced {
- public:
-  Forced() {
-    Random random(8);
-    write_model(temp / "model", {}, random_tensors({}, random));
-  }
-  ConvertRequest request(const Layout* to, Format format, std::uint32_t tp, std::uint32_t pp = 1) const {
-    ConvertRequest request = convert_request(temp / "model", temp / "out");
-    request.target.layout = to;
-    request.target.format = format;
-    if (to->traits().has_ranks && !to->traits().needs_no_mesh) request.target.tp = tp;
-    if (pp > 1) request.target.pp = pp;
-    request.force = true;
-    return request;
-  }
-  ConvertRequest request(const char* name, Format format, std::uint32_t tp, std::uint32_t pp = 1) const {
-    return request(layout(name), format, tp, pp);
+/// A small model, and requests that write it to "out" with force.
+struct Forced : Input {
+  ConvertRequest request(const std::string& name, Format format, std::uint32_t tp, std::uint32_t pp = 1) const {
+    RequestFields fields{.layout = name, .format = format, .force = true};
+    const LayoutTraits& traits = layout(name)->traits();
+    if (traits.has_ranks && !traits.needs_no_mesh) fields.tp = tp;
+    if (pp > 1) fields.pp = pp;
+    return convert_request(temp / "model", temp / "out", fields);
   }
   /// The error of a run that must not change anything.
   Error refused(const ConvertRequest& request) const {
@@ -44,16 +32,16 @@ class Forced {
     CHECK(error.kind() == ErrorKind::kBadInput);
     return error;
   }
-  TempDir temp;
 };
 
 TEST_CASE("The same run again replaces its own outputs, in every layout and format") {
   for (const Layout* to : layouts())
     for (const Format format : to->traits().formats) DYNAMIC_SECTION(to->traits().name << ' ' << name(format)) {
         const Forced forced;
-        convert(forced.request(to, format, 2));
+        const ConvertRequest request = forced.request(to->traits().name, format, 2);
+        convert(request);
         const auto first = snapshot(forced.temp.path());
-        convert(forced.request(to, format, 2));
+        convert(request);
         CHECK((snapshot(forced.temp.path()) == first));
       }
 }
@@ -63,7 +51,7 @@ TEST_CASE("The same run with an optimizer replaces its own outputs, and one with
   const bool xser = GENERATE(false, true);
   const std::string to = GENERATE("nxd", "optimum");
   CAPTURE(xser, to);
-  ConvertRequest request = forced.request(to.c_str(), xser ? Format::kXser : Format::kPytorch, 2);
+  ConvertRequest request = forced.request(to, xser ? Format::kXser : Format::kPytorch, 2);
   const fs::path golden_case = testdata("golden/zero1") / "nxd-llama-dp2-tp2";
   request.source.path = golden_case / "checkpoint/step_3";
   request.source.config = golden_case / "original";
@@ -83,17 +71,17 @@ TEST_CASE("An optim folder is never deleted, whoever wrote it") {
     CAPTURE(to);
     const ConvertRequest request = forced.request(to, Format::kPytorch, 2);
     convert(request);
-    const fs::path folder = forced.temp / "out" / layout(to)->traits().folder;
+    const fs::path folder = forced / "out" / layout(to)->traits().folder;
     write_file(folder / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt", "states");
     for (char c = 'a'; c < 'k'; ++c) write_file(folder / std::string(1, c), "mine");
     check_error(forced.refused(request), {.path = folder, .says = ": optim/, a, b,", .hint = "never deleted"});
-    fs::remove_all(forced.temp / "out");
+    fs::remove_all(forced / "out");
   }
 }
 
 TEST_CASE("Rank files of a training program are not deleted where this run writes other names") {
   const Forced forced;
-  const fs::path shards = forced.temp / "out/tensor_parallel_shards";
+  const fs::path shards = forced / "out/tensor_parallel_shards";
   write_file(shards / "tp_rank_00_pp_rank_00/model.safetensors", "mine");
   write_file(shards / "tp_rank_00_pp_rank_00/checkpoint.pt", "mine");
   check_error(forced.refused(forced.request("ranks", Format::kSafetensors, 1)),
@@ -104,8 +92,7 @@ TEST_CASE("Rank files of a training program are not deleted where this run write
   fs::remove_all(shards);
   convert(forced.request("ranks", Format::kSafetensors, 4));
   const fs::path last = shards / "tp_rank_03_pp_rank_00/model.safetensors";
-  TensorMap saved = read_tensors(last);
-  write_safetensors(last, saved);  // by a trainer: without the record of the rank
+  change_tensors(last, [](TensorMap&) {});  // by a trainer: without the record of the rank
   check_error(forced.refused(forced.request("ranks", Format::kSafetensors, 2)), {.says = ": tp_rank_03_pp_rank_00/"});
   CHECK_NOTHROW(convert(forced.request("ranks", Format::kSafetensors, 4)));  // of its own name
 }
@@ -119,7 +106,7 @@ TEST_CASE("Fewer ranks and stages replace files that a record proves to be this 
         const Forced forced;
         convert(forced.request(to, format, 2));
         const auto small = snapshot(forced.temp.path());
-        fs::remove_all(forced.temp / "out");
+        fs::remove_all(forced / "out");
         convert(forced.request(to, format, 4, 2));
         convert(forced.request(to, format, 2));
         CHECK((snapshot(forced.temp.path()) == small));
@@ -135,24 +122,21 @@ TEST_CASE("A manifest proves the files that it lists, until others write them") 
     execute(*job, unsynced());
   };
   run(2);
-  const fs::path last = forced.temp / "out/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
-  std::string text = read_file(last);
-  text.back() ^= 1;  // as large as before
-  write_file(last, text);
+  const fs::path last = forced / "out/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
+  flip_byte(last, fs::file_size(last) - 1);
   CHECK_NOTHROW(run(1));  // the record is still there
 
   run(2);
-  TensorMap saved = read_tensors(last);
-  write_safetensors(last, saved);
+  change_tensors(last, [](TensorMap&) {});
   CHECK(error_of([&] { run(1); }).kind() == ErrorKind::kBadInput);
 }
 
 TEST_CASE("What others write into the folder while the run goes on is put back") {
   const Forced forced;
   convert(forced.request("ranks", Format::kSafetensors, 2));
-  const auto before = snapshot(forced.temp / "out");
+  const auto before = snapshot(forced / "out");
   const auto job = plan_convert(local_storage(), forced.request("ranks", Format::kSafetensors, 1));
-  const fs::path late = forced.temp / "out/tensor_parallel_shards/tp_rank_02_pp_rank_00/model.safetensors";
+  const fs::path late = forced / "out/tensor_parallel_shards/tp_rank_02_pp_rank_00/model.safetensors";
   TestStorage test(GENERATE(true, false));
   bool is_written = false;
   test.directories.before = [&](const char* step, const fs::path&) {
@@ -165,7 +149,7 @@ TEST_CASE("What others write into the folder while the run goes on is put back")
   check_refused([&] { execute(*job, options); }, {});
   CHECK(read_file(late) == "mine");
   fs::remove_all(late.parent_path());
-  CHECK((snapshot(forced.temp / "out") == before));
+  CHECK((snapshot(forced / "out") == before));
 }
 
 TEST_CASE("Whole weights that ranks join are told, since they stay and are what the directory is read as") {
@@ -178,7 +162,7 @@ TEST_CASE("Whole weights that ranks join are told, since they stay and are what 
     return text;
   };
   const auto notes = [&](const char* to) { return notes_of(forced.request(to, Format::kSafetensors, 2)); };
-  const std::string out = (forced.temp / "out").string();
+  const std::string out = (forced / "out").string();
   CHECK(notes("ranks").empty());
   fs::create_directories(out);
   CHECK(notes("ranks").empty());

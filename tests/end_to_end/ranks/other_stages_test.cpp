@@ -8,11 +8,11 @@
 #include "support/checkpoints.h"
 #include "support/fault_storage.h"
 #include "support/golden.h"
+#include "support/input.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
+#include "support/spoilers.h"
 #include "support/torch_files.h"
 #include "support/trials.h"
 
@@ -33,9 +33,6 @@ TensorData junk_like(const TensorData& tensor, Random& random) {
   return junk;
 }
 
-/// Where the tensors of a file of `pp_rank` come from.
-using Ranks = std::map<std::string, TensorMap>;
-
 std::string rank_key(std::uint64_t tp_rank, std::uint64_t pp_rank) {
   return "tp_rank_0" + std::to_string(tp_rank) + "_pp_rank_0" + std::to_string(pp_rank);
 }
@@ -45,13 +42,11 @@ std::string rank_key(std::uint64_t tp_rank, std::uint64_t pp_rank) {
 /// \returns how many tensors of other stages there are then, over all files.
 std::uint64_t add_other_stages(const fs::path& directory, const OracleOptions& options, bool tied, bool xser,
                                Random& random) {
-  Ranks ranks = read_shards(directory);
+  std::map<std::string, TensorMap> ranks = read_shards(directory);
   const std::uint64_t last = options.pp - 1;
   if (tied) {
-    const fs::path path = directory / "shards" / ("mp_metadata_pp_rank_" + std::to_string(last) + ".json");
-    json metadata = json::parse(read_file(path));
-    metadata["parameters"].erase(kEmbedding);
-    write_file(path, metadata.dump());
+    merge_json(directory / "shards" / ("mp_metadata_pp_rank_" + std::to_string(last) + ".json"),
+               {{"parameters", {{kEmbedding, nullptr}}}});
     for (std::uint64_t tp = 0; tp < options.tp; ++tp) ranks.at(rank_key(tp, last)).erase(kEmbedding);
   }
   std::uint64_t others = 0;
@@ -97,15 +92,11 @@ TEST_CASE("Files that hold junk under the names of other stages give the model, 
     const std::uint64_t others = add_other_stages(temp / "optimum", options, model.tied, xser, random);
     REQUIRE(others > 0);
 
-    ConsolidateRequest whole;
-    whole.source.path = temp / "optimum";
-    whole.output_directory = temp / "whole";
-    const auto job = plan_consolidate(whole);
+    const auto job = plan_consolidate(consolidate_request(temp / "optimum", temp / "whole"));
     CHECK(count_notes(job->notes, note_of(others)) == 1);
     execute(*job, unsynced());
     CHECK((read_model(temp / "whole") == originals));
-    convert(convert_request(temp / "optimum", temp / "converted"));
-    CHECK((read_model(temp / "converted") == originals));
+    CHECK((converted(temp / "optimum", temp / "converted") == originals));
     const Checkpoint sharded = read_checkpoint(temp / "optimum", {ConfigUse::kLenient});
     CHECK(count_notes(sharded.notes, note_of(others)) == 1);
     CHECK(verify(sharded.map, read_checkpoint(temp / "model", {ConfigUse::kLenient}).map, {}, {}).same());
@@ -120,105 +111,60 @@ TEST_CASE("Files that hold junk under the names of other stages give the model, 
   }
 }
 
-/// Two stages of a small model on two ranks, with junk.
-struct Shards {
-  TempDir temp;
-  TinyModel model;
-  OracleOptions options;
-  TensorMap originals;
-  Random random{5};
-
-  explicit Shards(bool tied = false) {
-    model.tied = tied;
-    options.tp = options.pp = 2;
-    originals = random_tensors(model, random);
-    write_model(temp / "model", model, originals);
-    ShardRequest request = shard_request(temp / "model", temp / "optimum", 2, 2);
-    request.target.layout = layout("optimum"), request.target.format = Format::kPytorch;
-    shard(request);
-    add_other_stages(temp / "optimum", options, tied, false, random);
-  }
-
-  fs::path file(std::uint64_t tp_rank, std::uint64_t pp_rank) const {
-    return temp / "optimum/shards/model" / ("dp_rank_00_" + rank_key(tp_rank, pp_rank) + ".pt");
-  }
-  ConsolidateRequest request() const {
-    ConsolidateRequest request;
-    request.source.path = temp / "optimum";
-    request.output_directory = temp / "whole";
-    return request;
+/// Two stages of a small model on two ranks, with junk or without.
+struct Stages : Input {
+  explicit Stages(bool tied = false, bool junk = true)
+      : Input({.tied = tied}, {.layout = "optimum", .format = Format::kPytorch, .tp = 2, .pp = 2}, 5) {
+    if (junk) add_other_stages(path(), {.tp = 2, .pp = 2}, tied, false, random);
   }
 };
 
 TEST_CASE("A name that no stage's metadata lists stays an error beside junk of other stages") {
-  const Shards shards;
-  TensorMap tensors = read_torch_tensors(shards.file(1, 1));
-  for (const std::uint64_t tp_rank : {0, 1}) {
-    tensors = read_torch_tensors(shards.file(tp_rank, 1));
+  const Stages stages;
+  for (const std::uint32_t tp_rank : {0, 1}) {
+    TensorMap tensors = read_torch_tensors(stages.rank_file(tp_rank, 1));
     tensors.emplace("model.rotary_emb.scale", tensors.begin()->second);
-    write_torch(shards.file(tp_rank, 1), tensors);
+    write_torch(stages.rank_file(tp_rank, 1), tensors);
   }
-  check_refused([&] { consolidate(shards.request()); }, {.path = shards.file(0, 1),
-                                                         .tensor = "model.rotary_emb.scale",
-                                                         .says = "mp_metadata_pp_rank_1.json does not list it"});
-  CHECK_FALSE(fs::exists(shards.temp / "whole"));
+  check_error(stages.refusal(), {.path = stages.rank_file(0, 1),
+                                 .tensor = "model.rotary_emb.scale",
+                                 .says = "mp_metadata_pp_rank_1.json does not list it"});
 }
 
 TEST_CASE("Metadata files of two stages that were swapped are an error, with junk of other stages and without") {
   for (const bool junk : {false, true})
     for (const bool config : {false, true}) {
-      DYNAMIC_SECTION((junk ? "with" : "without") << " junk, " << (config ? "with" : "without") << " config.json") {
-        const Shards shards;
-        if (!junk) {
-          fs::remove_all(shards.temp / "optimum");
-          ShardRequest request = shard_request(shards.temp / "model", shards.temp / "optimum", 2, 2);
-          request.target.layout = layout("optimum"), request.target.format = Format::kPytorch;
-          shard(request);
-        }
-        if (!config) fs::remove(shards.temp / "optimum/config.json");
-        const fs::path folder = shards.temp / "optimum/shards";
-        fs::rename(folder / "mp_metadata_pp_rank_0.json", folder / "aside");
-        fs::rename(folder / "mp_metadata_pp_rank_1.json", folder / "mp_metadata_pp_rank_0.json");
-        fs::rename(folder / "aside", folder / "mp_metadata_pp_rank_1.json");
-        check_refused([&] { consolidate(shards.request()); },
-                      {.path = junk ? folder / "mp_metadata_pp_rank_1.json" : shards.file(0, 0), .hint = "swapped"});
-        CHECK_FALSE(fs::exists(shards.temp / "whole"));
-      }
+      CAPTURE(junk, config);
+      const Stages stages(false, junk);
+      if (!config) fs::remove(stages / "out/config.json");
+      const fs::path folder = stages / "out/shards";
+      swap_files(folder / "mp_metadata_pp_rank_0.json", folder / "mp_metadata_pp_rank_1.json");
+      check_error(stages.refusal(),
+                  {.path = junk ? folder / "mp_metadata_pp_rank_1.json" : stages.rank_file(0, 0), .hint = "swapped"});
     }
 }
 
 TEST_CASE("A tied head on the last stage that differs from the embedding is an error, junk elsewhere is none") {
-  const Shards shards(true);
-  consolidate(shards.request());
-  CHECK((read_model(shards.temp / "whole") == shards.originals));
-  fs::remove_all(shards.temp / "whole");
-  TensorMap tensors = read_torch_tensors(shards.file(1, 1));
-  tensors.at(kHead).bytes[3] = static_cast<char>(tensors.at(kHead).bytes[3] ^ 1);
-  write_torch(shards.file(1, 1), tensors);
-  check_refused([&] { consolidate(shards.request()); }, {.path = shards.file(1, 1), .tensor = kHead});
+  const Stages stages(true);
+  CHECK((stages.whole() == stages.tensors));
+  flip_bit(stages.rank_file(1, 1), kHead, 3);
+  check_error(stages.refusal(), {.path = stages.rank_file(1, 1), .tensor = kHead});
 }
 
 TEST_CASE("Tensors of other stages are not read") {
-  const Shards shards;
+  const Stages stages;
   FaultStorage storage;
   RunOptions options = unsynced();
   options.storage = &storage;
-  const auto job = plan_consolidate(shards.request());
+  const auto job = plan_consolidate(consolidate_request(stages.path(), stages / "whole"));
   execute(*job, options);
   std::uint64_t originals = 0;
-  for (const auto& [name, tensor] : shards.originals) originals += tensor.bytes.size();
+  for (const auto& [name, tensor] : stages.tensors) originals += tensor.bytes.size();
   CHECK(job->program.read_bytes == originals);
   std::uint64_t read = 0;
   for (const TensorFile& file : job->source.files)
     for (const FaultStorage::Range& range : storage.reads(file.path)) read += range.end_bytes - range.begin_bytes;
   CHECK(read == job->program.read_bytes + job->program.check_bytes);
-}
-
-/// The weights are the original's, to the byte.
-void check_original(const fs::path& golden_case, const fs::path& output, const std::string& weights) {
-  CHECK(describe_tensors(read_whole(output)) == golden_of(golden_case).at("original"));
-  if (weights == "model.safetensors")
-    CHECK((read_file(output / weights) == read_file(golden_case / "original" / weights)));
 }
 
 TEST_CASE("Checkpoints that optimum-neuron saved in training consolidate to their originals, byte for byte") {
@@ -231,24 +177,19 @@ TEST_CASE("Checkpoints that optimum-neuron saved in training consolidate to thei
     with_others += has_others;
     DYNAMIC_SECTION(golden_case.filename().string()) {
       const TempDir temp;
-      ConsolidateRequest request;
-      request.source.path = golden_case / "checkpoint";
       for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
-        request.target.format = format;
-        request.output_directory = temp / std::string(name(format));
-        const auto job = plan_consolidate(request);
+        const fs::path output = temp / std::string(name(format));
+        const auto job = plan_consolidate(consolidate_request(golden_case / "checkpoint", output, {.format = format}));
         CHECK(count_notes(job->notes, "ignored ") == (has_others ? 1 : 0));
         execute(*job, unsynced());
-        check_original(golden_case, *request.output_directory,
-                       format == Format::kPytorch ? "pytorch_model.bin" : "model.safetensors");
+        CHECK(describe_tensors(read_whole(output)) == golden.at("original"));
+        if (format == Format::kSafetensors)
+          CHECK((read_file(output / "model.safetensors") == read_file(golden_case / "original/model.safetensors")));
       }
       const Checkpoint sharded = read_checkpoint(golden_case / "checkpoint", {ConfigUse::kLenient});
       const Checkpoint original = read_checkpoint(golden_case / "original", {ConfigUse::kLenient});
       CHECK(verify(sharded.map, original.map, {}, {}).same());
-      ConvertRequest other = convert_request(golden_case / "checkpoint", temp / "ranks");
-      other.target.layout = layout("ranks");
-      other.target.tp = 1;
-      convert(other);
+      convert(golden_case / "checkpoint", temp / "ranks", {.layout = "ranks", .tp = 1});
       CHECK(describe_tensors(consolidated(temp / "ranks", temp / "again")) == golden.at("original"));
     }
   }

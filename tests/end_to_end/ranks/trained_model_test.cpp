@@ -5,12 +5,10 @@
 #include "support/checkpoints.h"
 #include "support/dcp.h"
 #include "support/dtensors.h"
-#include "support/layouts.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/pickles.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
 #include "support/zero_files.h"
 
 namespace reshard::test {
@@ -48,24 +46,29 @@ void write_trained(const std::string& kind, const fs::path& directory, const Tin
   write_file(directory / "config.json", tiny.config().dump());
 }
 
-std::string notes_of(const Job& job) {
-  return nlohmann::json(job.notes).dump();
-}
+/// The model with other tensors, as a training program of that kind, or as "hf", in "in".
+struct Trained : Input {
+  explicit Trained(const std::string& kind, const std::function<TensorMap(TensorMap, Random&)>& change = {})
+      : Input({}, {}, 11), stored(change ? change(tensors, random) : tensors) {
+    if (kind == "hf")
+      write_model(temp / "in", model, stored);
+    else
+      write_trained(kind, temp / "in", model, stored, random);
+  }
+  TensorMap stored;
+};
 
 TEST_CASE("Tensors besides a model that is all there are noted, and written as they are") {
   for (const std::string kind : kKinds) {
     CAPTURE(kind);
-    Random random(11);
-    const TinyModel tiny;
-    TensorMap tensors = random_tensors(tiny, random);
-    tensors["model.layers.1.gauge.scale"] = random_tensor(random, DType::kBF16, {3, 2});
-    const TempDir temp;
-    write_trained(kind, temp / "in", tiny, tensors, random);
-    const ConvertRequest request = convert_request(temp / "in", temp / "out");
-    CHECK_THAT(notes_of(*plan_convert(local_storage(), request)),
-               Says("config.json does not explain these tensors: model.layers.1.gauge.scale"));
-    convert(request);
-    CHECK((read_model(temp / "out") == tensors));
+    const Trained trained(kind, [](TensorMap tensors, Random& random) {
+      tensors["model.layers.1.gauge.scale"] = random_tensor(random, DType::kBF16, {3, 2});
+      return tensors;
+    });
+    const auto job = plan_convert(convert_request(trained / "in", trained / "out"));
+    CHECK_THAT(joined_notes(*job), Says("config.json does not explain these tensors: model.layers.1.gauge.scale"));
+    execute(*job, unsynced());
+    CHECK((read_model(trained / "out") == trained.stored));
   }
 }
 
@@ -87,130 +90,106 @@ TensorMap adapted(const TensorMap& tensors, Random& random) {
 }
 
 TEST_CASE("A model that PEFT wraps is taken apart by names, whoever saved it") {
-  std::vector<std::string> kinds(std::begin(kKinds), std::end(kKinds));
-  kinds.emplace_back("hf");
-  for (const std::string& kind : kinds) {
+  for (const std::string kind : {"dcp", "fsdp-ranks", "deepspeed", "hf"}) {
     DYNAMIC_SECTION(kind) {
-      Random random(15);
-      const TinyModel tiny;
-      const TensorMap tensors = random_tensors(tiny, random);
-      const TensorMap wrapped = adapted(tensors, random);
-      const TempDir temp;
-      if (kind == "hf")
-        write_model(temp / "in", tiny, wrapped);
-      else
-        write_trained(kind, temp / "in", tiny, wrapped, random);
-
-      const Error error = error_of([&] { convert(convert_request(temp / "in", temp / "out")); });
-      CHECK(error.kind() == ErrorKind::kUnsupported);
+      const Trained trained(kind, adapted);
+      const Error error = check_refused([&] { convert(trained / "in", trained / "out"); },
+                                        {.kind = ErrorKind::kUnsupported,
+                                         .says = "belongs to a LoRA adapter that is not merged",
+                                         .hint = "`drop` \"lora_\" and `rename` \"base_layer\\.=\" make the base model",
+                                         .unwritten = trained / "out"});
       CHECK_THAT(error.tensor(), Says(".self_attn.q_proj."));
-      CHECK_THAT(error.what(), Says("belongs to a LoRA adapter that is not merged"));
-      CHECK_THAT(error.hint(), Says("`drop` \"lora_\" and `rename` \"base_layer\\.=\" make the base model"));
 
-      ConvertRequest base = convert_request(temp / "in", temp / "base");
+      ConvertRequest base = convert_request(trained / "in", trained / "less");
       base.names.drop.emplace_back("drop", "lora_");
+      check_refused([&] { convert(base); },
+                    {.says = "2 tensors that config.json asks for are missing", .unwritten = trained / "less"});
       base.names.renames.push_back(parse_rename("rename", "base_layer\\.="));
+      base.output_directory = trained / "base";
       convert(base);
-      CHECK((read_model(temp / "base") == tensors));
-      base.output_directory = temp / "ranks";
-      base.target.layout = layout("ranks");
-      base.target.tp = 2;
+      CHECK((read_model(trained / "base") == trained.tensors));
+      base.output_directory = trained / "ranks";
+      base.target = convert_request({}, {}, {.layout = "ranks", .tp = 2}).target;
       convert(base);
-      CHECK((consolidated(temp / "ranks", temp / "whole") == tensors));
+      CHECK((consolidated(trained / "ranks", trained / "whole") == trained.tensors));
 
-      ConvertRequest adapter = convert_request(temp / "in", temp / "adapter");
+      ConvertRequest adapter = convert_request(trained / "in", trained / "adapter");
       adapter.names.keep.emplace_back("keep", "lora_");
       convert(adapter);
-      TensorMap lora = wrapped;
+      TensorMap lora = trained.stored;
       std::erase_if(lora, [](const auto& item) { return item.first.find("lora_") == std::string::npos; });
-      CHECK((read_model(temp / "adapter") == lora));
-
-      base = convert_request(temp / "in", temp / "less");
-      base.names.drop.emplace_back("drop", "lora_");
-      check_refused([&] { convert(base); }, {.says = "2 tensors that config.json asks for are missing"});
-      for (const char* output : {"out", "less"}) CHECK_FALSE(fs::exists(temp / output));
+      CHECK((read_model(trained / "adapter") == lora));
     }
   }
 }
 
-TEST_CASE("Rules for names do not let a model through that has other shapes than its config.json") {
-  for (const std::string kind : kKinds) {
-    DYNAMIC_SECTION(kind) {
-      Random random(16);
-      const TinyModel tiny;
-      const TempDir temp;
-      write_trained(kind, temp / "in", tiny, random_tensors(tiny, random), random);
-      TinyModel other = tiny;
-      other.intermediate += 8;
-      write_file(temp / "in/config.json", other.config().dump());
-      ConvertRequest request = convert_request(temp / "in", temp / "out");
-      request.names.drop.emplace_back("drop", "no such tensor");
-      const Error error = error_of([&] { convert(request); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK_THAT(error.tensor(), Says(".mlp."));
-      CHECK_THAT(error.what(), Says("but config.json asks for [32, 16]"));
-      CHECK_FALSE(fs::exists(temp / "out"));
+TEST_CASE("Models that are not those of their config.json are refused, in every layout of a training program") {
+  struct Row {
+    const char* title;
+    std::function<TensorMap(TensorMap, Random&)> tensors;
+    TinyModel config;
+    bool drops_names;  // rules for names do not let them through
+    Refusal refusal;
+  };
+  const Row rows[] = {
+      {"a tensor that is missing, with those that fit no name",
+       [](TensorMap tensors, Random& random) {
+         auto renamed = tensors.extract("model.layers.1.mlp.gate_proj.weight");
+         renamed.key() = "model.layers.1.mlp.gate_porj.weight";
+         tensors.insert(std::move(renamed));
+         tensors["model.zzz"] = random_tensor(random, DType::kBF16, {2});
+         return tensors;
+       },
+       {},
+       false,
+       {.tensor = "model.layers.1.mlp.gate_proj.weight",
+        .says = {"is missing, but config.json asks for it; 2 other tensors fit no name of the family: ",
+                 "model.layers.1.mlp.gate_porj.weight (did you mean model.layers.1.mlp.gate_proj.weight?)",
+                 "model.zzz"}}},
+      {"a tensor of another shape",
+       [](TensorMap tensors, Random& random) {
+         tensors["model.norm.weight"] = random_tensor(random, DType::kBF16, {18});
+         return tensors;
+       },
+       {},
+       false,
+       {.tensor = "model.norm.weight", .says = "has the shape [18], but config.json asks for [16]"}},
+      {"other sizes, with rules for names",
+       {},
+       {.intermediate = 32},
+       true,
+       {.tensor = "model.layers.0.mlp.gate_proj.weight", .says = "but config.json asks for [32, 16]"}},
+      {"more layers",
+       {},
+       {.layers = 1},
+       false,
+       {.says = "num_hidden_layers is 1 in config.json, but the files have layers 0 to 1"}}};
+  for (const Row& row : rows)
+    for (const std::string kind : kKinds) {
+      DYNAMIC_SECTION(row.title << ", " << kind) {
+        const Trained trained(kind, row.tensors);
+        write_file(trained / "in/config.json", row.config.config().dump());
+        ConvertRequest request = convert_request(trained / "in", trained / "out");
+        if (row.drops_names) request.names.drop.emplace_back("drop", "no such tensor");
+        check_refused([&] { convert(request); },
+                      with_common(row.refusal, {.path = trained / "in", .unwritten = trained / "out"}));
+      }
     }
-  }
-}
-
-TEST_CASE("Where a model's tensor is missing, those that fit no name are listed with the nearest") {
-  for (const std::string kind : kKinds) {
-    CAPTURE(kind);
-    Random random(12);
-    const TinyModel tiny;
-    TensorMap tensors = random_tensors(tiny, random);
-    auto renamed = tensors.extract("model.layers.1.mlp.gate_proj.weight");
-    renamed.key() = "model.layers.1.mlp.gate_porj.weight";
-    tensors.insert(std::move(renamed));
-    tensors["model.zzz"] = random_tensor(random, DType::kBF16, {2});
-    const TempDir temp;
-    write_trained(kind, temp / "in", tiny, tensors, random);
-    check_refused([&] { convert(convert_request(temp / "in", temp / "out")); },
-                  {.path = temp / "in",
-                   .tensor = "model.layers.1.mlp.gate_proj.weight",
-                   .says = {"is missing, but config.json asks for it; 2 other tensors fit no name of the family: ",
-                            "model.layers.1.mlp.gate_porj.weight (did you mean "
-                            "model.layers.1.mlp.gate_proj.weight?)",
-                            "model.zzz"}});
-    CHECK_FALSE(fs::exists(temp / "out"));
-  }
-}
-
-TEST_CASE("A model's tensor of another shape is an error, and so are more layers than config.json counts") {
-  for (const std::string kind : kKinds) {
-    CAPTURE(kind);
-    Random random(13);
-    TinyModel tiny;
-    const TempDir temp;
-    TensorMap tensors = random_tensors(tiny, random);
-    tensors["model.norm.weight"] = random_tensor(random, DType::kBF16, {tiny.hidden + 2});
-    write_trained(kind, temp / "shape", tiny, tensors, random);
-    check_refused([&] { convert(convert_request(temp / "shape", temp / "out")); },
-                  {.tensor = "model.norm.weight", .says = "has the shape [18], but config.json asks for [16]"});
-
-    tensors = random_tensors(tiny, random);
-    tiny.layers = 1;
-    write_trained(kind, temp / "layers", tiny, tensors, random);
-    check_refused([&] { convert(convert_request(temp / "layers", temp / "out")); },
-                  {.says = "num_hidden_layers is 1 in config.json, but the files have layers 0 to 1"});
-  }
 }
 
 TEST_CASE("What lies beside a model is counted") {
-  Random random(14);
-  const TinyModel tiny;
-  const TensorMap tensors = random_tensors(tiny, random);
-  const TempDir temp;
+  const auto beside_in = [](const fs::path& directory) { return read_checkpoint(directory, {}).beside_model.value(); };
   SECTION("dcp") {
-    std::vector<dcp::Whole> stored;
+    const TempDir temp;
+    Random random(14);
+    std::vector<dcp::Whole> stored{{"dataloader.seed", random_tensor(random, DType::kI64, {3}), {{{0}, {3}, 0}}}};
+    const TensorMap tensors = random_tensors({}, random);
     for (const auto& [name, data] : tensors) {
       stored.push_back({"model." + name, data, {{Dims(data.shape.size()), data.shape, 0}}});
       stored.push_back({"optim.state." + name + ".exp_avg", random_tensor(random, DType::kF32, {4}), {{{0}, {4}, 0}}});
     }
-    stored.push_back({"dataloader.seed", random_tensor(random, DType::kI64, {3}), {{{0}, {3}, 0}}});
     dcp::write(temp / "in", stored);
-    const auto beside = read_checkpoint(local_storage(), temp / "in", {}).beside_model.value();
+    const auto beside = beside_in(temp / "in");
     CHECK(beside.optimizer.tensors == tensors.size());
     CHECK(beside.optimizer.bytes == tensors.size() * 16);
     CHECK(beside.other.tensors == 1);
@@ -218,17 +197,17 @@ TEST_CASE("What lies beside a model is counted") {
     CHECK(beside.files == 0);
   }
   SECTION("deepspeed") {
-    write_trained("deepspeed", temp / "in", tiny, tensors, random);
-    const auto beside = read_checkpoint(local_storage(), temp / "in", {}).beside_model.value();
+    const Trained trained("deepspeed");
+    const auto beside = beside_in(trained / "in");
     std::uint64_t elems = 0;
-    for (const auto& [name, data] : tensors) elems += num_elems(data.shape).value();
+    for (const auto& [name, data] : trained.tensors) elems += num_elems(data.shape).value();
     CHECK(beside.optimizer.bytes >= 4 * elems);  // masters
     CHECK(beside.optimizer.tensors > 0);
     CHECK(beside.other.tensors == 0);
   }
   SECTION("fsdp-ranks") {
-    write_trained("fsdp-ranks", temp / "in", tiny, tensors, random);
-    const auto beside = read_checkpoint(local_storage(), temp / "in", {}).beside_model.value();
+    const Trained trained("fsdp-ranks");
+    const auto beside = beside_in(trained / "in");
     CHECK(beside.files == 1);
     CHECK(beside.file_bytes == 7);
     CHECK(beside.optimizer.tensors == 0);
