@@ -64,6 +64,25 @@ void check_torch_file(const fs::path& our_path, const fs::path& their_path) {
   }
 }
 
+/// The bytes of each storage in a file of torch.save, by the storage's name.
+std::map<std::string, std::string> storages_in(const fs::path& path) {
+  const std::string content = read_file(path);
+  std::map<std::string, std::string> storages;
+  const auto zip = read_zip(*local_storage().open(path), path);
+  for (const ZipEntry& entry : zip.entries())
+    if (const std::size_t at = entry.name.find("/data/"); at != entry.name.npos)
+      storages[entry.name.substr(at)] = content.substr(entry.offset_bytes, entry.size_bytes);
+  return storages;
+}
+
+/// A file of xser's, which has its tensors in files of their own, or one of those.
+void check_xser_file(const fs::path& our_path, const fs::path& their_path) {
+  CHECK((storages_in(our_path) == storages_in(their_path)));
+  const SavedTree ours = read_saved_tree(our_path), theirs = read_saved_tree(their_path);
+  CHECK(ours.structure.dump(1) == theirs.structure.dump(1));
+  CHECK((ours.tensors == theirs.tensors));
+}
+
 bool is_optimizer(const std::string& path) {
   return path.find("/optim/") != path.npos && path.ends_with(".pt") && !path.ends_with(".info.pt");
 }
@@ -124,8 +143,8 @@ void GoldenOutput::check_as(const fs::path& reference) const {
       CHECK(json::parse(ours.at(name)) == json::parse(content));
     else if (name.find(".pt") == name.npos)
       CHECK((ours.at(name) == content));
-    else if (format == Format::kPytorch && name.ends_with(".pt"))
-      check_torch_file(output / name, reference / name);
+    else if (name.ends_with(".pt"))
+      (format == Format::kXser ? check_xser_file : check_torch_file)(output / name, reference / name);
   }
   CHECK(ours.size() == theirs.size());
   const std::size_t crcs = check_crcs(output);

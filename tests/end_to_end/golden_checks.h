@@ -20,7 +20,8 @@ struct GoldenOutput {
   /// Every rank has the tensors that `files` lists for it, in one file or several, whatever their names.
   void check_ranks() const;
   /// The directory has the reference's entries. Files are equal: JSON by content, except config.json; files of
-  /// torch.save by the order and sharing of tensors and by the archive's entries; all others by their bytes.
+  /// torch.save by the order and sharing of tensors and by the archive's entries, those of xser by their dicts and
+  /// tensors; all others by their bytes.
   void check_as(const std::filesystem::path& reference) const;
   /// A folder has the same JSON files.
   void check_json(const std::string& folder, const std::filesystem::path& reference) const;

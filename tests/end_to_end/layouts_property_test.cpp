@@ -113,12 +113,16 @@ struct Placement {
   bool is_known = false;              // to the oracle of layouts for inference
 };
 
+/// Whether the oracle of layouts for inference knows the rank files. Those of nxdi have the names of llama's layers.
+bool is_known_to_inference(const Sample& sample, const Layout* to) {
+  return sample.tiny && (to == layout("presharded") || to == layout("nxdi"));
+}
+
 /// A placement whose rank files an oracle knows. Chance alone seldom makes sizes that divide: three in four meshes are
 /// drawn until they do, as far as the model has any.
 Placement known_placement(Random& random, const Sample& sample) {
   static constexpr const char* kKnown[] = {"ranks", "optimum", "nxd", "nxdi", "presharded"};
   Placement placement;
-  const bool has_layers_of_llama = sample.tiny->model_type != "granite";
   const std::uint64_t kinds = sample.sub_byte ? 1 : sample.any_dtypes ? 3 : 5;  // inference casts
   placement.request.layout = layout(kKnown[pick(random, 0, kinds - 1)]);
   TargetRequest& request = placement.request;
@@ -142,7 +146,7 @@ Placement known_placement(Random& random, const Sample& sample) {
     request.options.set_flag("pad", true);
   else
     for (const char* option : {"fuse-qkv", "vocab-parallel"}) request.options.set_flag(option, random() % 2);
-  placement.is_known = name == "presharded" || has_layers_of_llama;
+  placement.is_known = true;
   return placement;
 }
 
@@ -170,7 +174,7 @@ Placement random_placement(Random& random, const Sample& sample) {
     if (option->type == LayoutOption::Type::kCount && random() % 3 == 0)
       request.options.set_number(name, one_of(random, {1, 2, 3, 4}));
   }
-  return {request, {}, false};
+  return {request, {}, is_known_to_inference(sample, request.layout)};
 }
 
 std::string text_of(const TargetRequest& request) {
@@ -292,12 +296,13 @@ struct Met {
   std::map<const Layout*, std::size_t> placed, converted, known;
   std::size_t padded = 0, adjacent = 0, spread = 0, illegal = 0;
 
-  void add(const Sample& sample, const Placement& placement) {
+  void add(const Sample& sample, const Placement& placement, const Job& job) {
     const TargetRequest& request = placement.request;
     families.insert(sample.name.substr(0, sample.name.find(' ')));
     ++placed[request.layout];
     known[request.layout] += placement.mesh || placement.is_known;
-    padded += request.options.has("pad") || request.options.has("pad-attn-heads");
+    padded += std::any_of(job.target.logical.begin(), job.target.logical.end(),
+                          [](const LogicalTensor& tensor) { return tensor.filler.fill() == Filler::Fill::kPadding; });
     for (const LayoutOption* option : request.layout->options())
       adjacent += option->type == LayoutOption::Type::kChoice && request.options.choice(*option) == "adjacent";
     spread += *request.ep > 1;
@@ -369,7 +374,7 @@ TEST_CASE("Any model is what the oracle expects in any layout, becomes any other
     check_blocks(*job, random, temp / "first-blocks");
     CHECK((put_together(temp / "first", temp / "whole", sample, first.request, random) == sample.tensors));
     CHECK(read_file(temp / "whole/tokenizer.json") == "{}");
-    met.add(sample, first);
+    met.add(sample, first, *job);
     if (!place(temp / "model", temp / "second", second.request)) continue;
     check_ranks(temp / "second", sample, second);
     check_conversion(temp.path(), sample, first.request, second.request, random);
