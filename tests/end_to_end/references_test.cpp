@@ -4,12 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/engine/check/verify.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
-#include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
+#include "support/refusals.h"
+#include "support/requests.h"
 #include "support/spoilers.h"
 #include "support/temp_dir.h"
 
@@ -22,10 +20,7 @@ TEST_CASE("Adjacent copies: a head's are on neighbours, the queries in their own
   const fs::path model = testdata("golden/converter/llama-tp8-m2-trn1/original");
   const TensorMap tensors = read_model(model);
   const TempDir temp;
-  ShardRequest request = shard_request(model, temp / "out", 8);
-  request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
-  request.target.options.set("kv-replication", "adjacent");
-  shard(request);
+  shard(model, temp / "out", {.layout = "nxd", .tp = 8, .options = {"kv-replication=adjacent"}});
   const auto ranks = read_shards(temp / "out");
   REQUIRE(ranks.size() == 8);
   // 8 query and 4 key/value heads of 4 rows: rank r has query head r and key/value head r / 2. NxD's converter would
@@ -39,18 +34,10 @@ TEST_CASE("Adjacent copies: a head's are on neighbours, the queries in their own
     CHECK((held.at(prefix + "q").bytes == query.bytes.substr(rank * head_bytes, head_bytes)));
     CHECK((held.at(prefix + "k").bytes == key.bytes.substr(rank / 2 * head_bytes, head_bytes)));
   }
-  ConsolidateRequest back;
-  back.source.path = temp / "out";
-  back.output_directory = temp / "whole";
-  const Error tiled = error_of([&] { consolidate(back); });
-  CHECK_THAT(tiled.hint(), Says("`from-kv-replication`"));
-  back.source.options.set("kv-replication", "adjacent");
-  consolidate(back);
-  CHECK((read_model(temp / "whole") == tensors));
-  ConvertRequest to_ranks = convert_request(temp / "out", temp / "ranks");
-  to_ranks.target.layout = layout("ranks");
-  to_ranks.source.options.set("kv-replication", "adjacent");
-  convert(to_ranks);
+  check_refused([&] { consolidated(temp / "out", temp / "whole"); }, {.hint = "`from-kv-replication`"});
+  const std::vector<std::string> adjacent{"kv-replication=adjacent"};
+  CHECK((consolidated(temp / "out", temp / "whole", {.source_options = adjacent}) == tensors));
+  convert(temp / "out", temp / "ranks", {.layout = "ranks", .source_options = adjacent});
   shard(shard_request(model, temp / "direct", 8));
   CHECK((read_shards(temp / "ranks") == read_shards(temp / "direct")));
 }
@@ -60,14 +47,13 @@ TEST_CASE("Shards are written over this program's own, but not next to files of 
   for (const Format format : {Format::kPytorch, Format::kXser}) {
     CAPTURE(name(format));
     const TempDir temp;
-    ShardRequest request = shard_request(model, temp / "out", 4, 2);
-    request.target.layout = layout("nxd"), request.target.format = format;
-    shard(request);
-    request.force = true;
+    RequestFields to{.layout = "nxd", .format = format, .tp = 4, .pp = 2};
+    shard(model, temp / "out", to);
+    to.force = true;
     fs::remove(temp / "out/model/dp_rank_00_tp_rank_00_pp_rank_00.pt");
-    shard(request);
+    shard(model, temp / "out", to);
     write_file(temp / "out/model/notes.txt", "mine");
-    CHECK_THAT(error_of([&] { shard(request); }).what(), Says("notes.txt"));
+    check_refused([&] { shard(model, temp / "out", to); }, {.says = "notes.txt"});
   }
 }
 
@@ -77,21 +63,17 @@ TEST_CASE(
   const TempDir temp;
   fs::copy(golden_case / "sharded", temp / "out", fs::copy_options::recursive);
   const TensorMap original = read_model(golden_case / "original");
-  ShardRequest request = deployed_request(layout("optimum"), golden_case / "original", temp / "out", 8);
-  request.target.options.set("fuse-qkv");
-  request.force = true;
-  request.target.format = Format::kPytorch;
-  const Error error = error_of([&] { shard(request); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (temp / "out/shards").string());
-  CHECK_THAT(error.what(), Says("model/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors/"));
+  const auto shard_in = [&](Format format) {
+    shard(golden_case / "original", temp / "out",
+          {.layout = "optimum", .format = format, .tp = 8, .options = {"fuse-qkv"}, .force = true});
+  };
+  check_refused([&] { shard_in(Format::kPytorch); },
+                {.path = temp / "out/shards", .says = "model/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors/"});
   CHECK((snapshot(temp / "out") == snapshot(golden_case / "sharded")));
 
-  request.target.format = Format::kXser;
-  shard(request);
+  shard_in(Format::kXser);
   CHECK((consolidated(temp / "out", temp / "whole") == original));
-  request.target.format = Format::kPytorch;  // over files that record that they are reshard's
-  shard(request);
+  shard_in(Format::kPytorch);  // over files that record that they are reshard's
   CHECK_FALSE(fs::exists(temp / "out/shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors"));
   CHECK((consolidated(temp / "out", temp / "whole") == original));
 }
@@ -109,9 +91,7 @@ TEST_CASE("Consolidating into the default place puts the model beside the shards
 TEST_CASE("Master weights are verified against the weights that are made of them, and either side may have these") {
   const fs::path golden_case = testdata("golden/deepspeed/qwen3-zero3-r3");
   const TempDir temp;
-  ConvertRequest request = convert_request(golden_case / "sharded", temp / "out");
-  request.source.config = golden_case / "original";
-  convert(request);
+  convert(golden_case / "sharded", temp / "out", {.config = golden_case / "original"});
   const Checkpoint source = read_checkpoint(local_storage(), golden_case / "sharded", {});
   const auto found = [&](bool swapped) {
     const Checkpoint made = read_checkpoint(local_storage(), temp / "out", {});
@@ -146,10 +126,8 @@ TEST_CASE("Replicas in FSDP's files of ranks are compared, and wrappers taken ou
 
   const StoredTensor& stored = checkpoint.map.stored[checkpoint.map.pieces[*norm].back().stored];
   flip_byte(temp / "ranks/model_world_size_4_rank_3.pt", stored.offset_bytes);
-  const Error error = error_of([&] { convert(convert_request(temp / "ranks", temp / "out")); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("is a replica of model.norm.weight"));
-  CHECK_FALSE(fs::exists(temp / "out"));
+  check_refused([&] { convert(temp / "ranks", temp / "out"); },
+                {.says = "is a replica of model.norm.weight", .unwritten = temp / "out"});
 }
 
 TEST_CASE("Where a layout has no place beside a checkpoint, consolidate asks for an output directory") {
@@ -159,12 +137,12 @@ TEST_CASE("Where a layout has no place beside a checkpoint, consolidate asks for
   ConsolidateRequest request;
   request.source.path = temp / "dcp";
   request.source.config = golden_case / "original";
-  const Error error = error_of([&] { consolidate(request); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK(error.path() == (temp / "dcp").string());
-  CHECK_THAT(error.what(), Says("no output directory was given, and layout dcp has no folder beside which"));
-  CHECK_THAT(error.hint(), Says("name an output directory"));
-  CHECK_FALSE(fs::exists(temp / "dcp/model.safetensors"));
+  check_refused([&] { consolidate(request); },
+                {.kind = ErrorKind::kUsage,
+                 .path = temp / "dcp",
+                 .says = "no output directory was given, and layout dcp has no folder beside which",
+                 .hint = "name an output directory",
+                 .unwritten = temp / "dcp/model.safetensors"});
 }
 
 TEST_CASE("Files of a later save that did not finish are refused, and those of a copy are not") {
@@ -175,16 +153,13 @@ TEST_CASE("Files of a later save that did not finish are refused, and those of a
   const auto read = [&] { return read_checkpoint(local_storage(), temp / "dcp", {}); };
   fs::last_write_time(temp / "dcp/__0_0.distcp", saved - std::chrono::hours(1));
   fs::last_write_time(temp / "dcp/__1_0.distcp", saved + std::chrono::minutes(7));
-  const Error error = error_of(read);
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (temp / "dcp/__1_0.distcp").string());
-  CHECK_THAT(error.what(), Says("was written 7 minutes after .metadata"));
-  CHECK_THAT(error.hint(), Says("touch"));
+  check_refused(read,
+                {.path = temp / "dcp/__1_0.distcp", .says = "was written 7 minutes after .metadata", .hint = "touch"});
   fs::last_write_time(temp / "dcp/__1_0.distcp", saved + std::chrono::seconds(4));
   CHECK_NOTHROW(read());
   // A copy of many hours would go from file to file.
   fs::last_write_time(temp / "dcp/__0_0.distcp", saved + std::chrono::hours(4));
-  CHECK_THAT(error_of(read).what(), Says("was written 240 minutes after .metadata"));
+  check_refused(read, {.says = "was written 240 minutes after .metadata"});
 }
 
 }  // namespace

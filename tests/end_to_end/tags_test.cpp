@@ -12,7 +12,6 @@
 #include "support/local_files.h"
 #include "support/refusals.h"
 #include "support/spoilers.h"
-#include "support/unprivileged.h"
 
 namespace reshard::test {
 namespace {
@@ -70,23 +69,6 @@ TEST_CASE("A training run's directory is consolidated with a config.json from el
   }
 }
 
-TEST_CASE("Of several tags the newest finished one is consolidated, or the one that is asked for") {
-  const Run run(kNxdCases[0]);
-  for (const char* tag : {"step_20", "step_10"}) run.copy_tag("step_3", tag);
-  fs::remove(run / "run/step_20/done");
-  ConsolidateRequest request = consolidate_request(run / "run", run / "out", {.config = run.from / "original"});
-  const auto newest = plan_consolidate(request);
-  CHECK(newest->source_directory == run / "run/step_10");
-  CHECK_THAT(joined_notes(*newest), Says("step_20 is newer, but not finished"));
-  request.source.tag = "step_20";
-  const auto asked = plan_consolidate(request);
-  CHECK(asked->source_directory == run / "run/step_20");
-  CHECK_THAT(joined_notes(*asked), Says("has no file \"done\""));
-  request.source.tag = {};
-  write_file(run / "run/latest", "step_3");
-  CHECK(plan_consolidate(request)->source_directory == run / "run/step_3");
-}
-
 TEST_CASE("Without OUT_DIR nothing is written into a tag, which would then be read as what was written") {
   for (const std::string config_at : {"run", "run/step_3", ""}) {
     DYNAMIC_SECTION("config.json in " << (config_at.empty() ? "another directory" : config_at)) {
@@ -140,18 +122,6 @@ TEST_CASE("A trainer's directory of checkpoints is read, the newest that has all
   const FoundCheckpoint found = find_checkpoint(temp / "run", {});
   CHECK(found.path == temp / "run/checkpoint-10");
   CHECK(read_checkpoint(found.path, {ConfigUse::kLenient}).map.tensor_count() == 12);
-}
-
-TEST_CASE("A model is read and converted beside an adapter's folder that may not be read") {
-  const Input input;
-  fs::create_directories(input / "model/adapter_x");
-  const Unprivileged nobody(input.temp.path());
-  fs::permissions(input / "model/adapter_x", fs::perms::none);
-  const FoundCheckpoint found = find_checkpoint(input / "model", {});
-  CHECK(found.path == input / "model");
-  CHECK(read_checkpoint(found.path, {ConfigUse::kLenient}).map.tensor_count() == input.tensors.size());
-  CHECK((converted(input / "model", input / "out") == input.tensors));
-  fs::permissions(input / "model/adapter_x", fs::perms::owner_all);
 }
 
 TEST_CASE("The config.json that is given goes before the one beside the weights, and is carried along instead") {

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 
+#include "reshard/specs/model/language_model.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
-#include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
-#include "support/random.h"
+#include "support/requests.h"
 
 namespace reshard::test {
 
@@ -50,12 +49,18 @@ TensorMap write_architecture(const Architecture& of, const fs::path& directory) 
   return tensors;
 }
 
+TensorMap write_configured(const json& config, const fs::path& directory, Random& random) {
+  write_file(directory / "config.json", config.dump());
+  TensorMap tensors;
+  for (const ModelParameter& p : instantiate(read_model_config(directory)).parameters)
+    if (p.tied_to.empty() && !p.optional) tensors[p.name] = random_tensor(random, DType::kBF16, p.shape);
+  write_safetensors(directory / "model.safetensors", tensors);
+  return tensors;
+}
+
 bool shard_to(const fs::path& model, const fs::path& output, const ShardsOf& target, std::uint32_t largest_tp) {
-  ShardRequest request = shard_request(model, output, target.tp, target.pp);
-  request.target.layout = layout(target.layout);
-  if (std::string(target.layout) == "optimum") request.target.format = Format::kPytorch;
   try {
-    shard(request);
+    shard(model, output, {.layout = target.layout, .tp = target.tp, .pp = target.pp});
     return true;
   } catch (const Error& error) {
     INFO(error.what());

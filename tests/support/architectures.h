@@ -9,6 +9,7 @@
 
 #include "reshard/base/error.h"
 #include "support/files.h"
+#include "support/random.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -29,6 +30,10 @@ bool has_experts(const Architecture& of);
 
 /// Writes config.json and one file of weights, of random numbers.
 TensorMap write_architecture(const Architecture& of, const std::filesystem::path& directory);
+
+/// Writes config.json and a model of random numbers with all the tensors that it asks for. \throws Error if it makes no
+/// sense.
+TensorMap write_configured(const nlohmann::json& config, const std::filesystem::path& directory, Random& random);
 
 struct ShardsOf {
   const char* layout;

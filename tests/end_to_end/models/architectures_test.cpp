@@ -4,7 +4,6 @@
 #include "support/architectures.h"
 
 #include <algorithm>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "reshard/base/strings.h"
@@ -12,12 +11,9 @@
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/specs/model/language_model.h"
 #include "support/checkpoints.h"
-#include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
-#include "support/random.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
+#include "support/requests.h"
 
 namespace reshard::test {
 namespace {
@@ -46,19 +42,18 @@ TEST_CASE("NxD's training layout is written for every architecture without exper
     const TempDir temp;
     const Architecture of = architecture(name);
     const TensorMap tensors = write_architecture(of, temp / "model");
-    ShardRequest request = shard_request(temp / "model", temp / "out");
-    request.target.layout = layout("nxd");
+    const auto plan = [&] { plan_shard(shard_request(temp / "model", temp / "out", {.layout = "nxd"})); };
     if (!has_experts(of)) {
-      plan_shard(request);
+      CHECK_NOTHROW(plan());
       continue;
     }
     ++refused;
-    const Error error =
-        check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUnsupported, .path = temp / "model"});
+    const Error error = check_refused(plan, {.kind = ErrorKind::kUnsupported,
+                                             .path = temp / "model",
+                                             .says = "NxD's names and shapes for the experts of ",
+                                             .hint = "ranks, optimum",
+                                             .unwritten = temp / "out"});
     CHECK(tensors.count(error.tensor()) == 1);
-    CHECK_THAT(error.what(), Says("NxD's names and shapes for the experts of "));
-    CHECK_THAT(error.hint(), Says("ranks, optimum"));
-    CHECK_FALSE(fs::exists(temp / "out"));
   }
   CHECK(refused > (has_all_seeds() ? 30 : 5));
 }
@@ -74,11 +69,7 @@ TEST_CASE("Checkpoints of every architecture are sharded over meshes and consoli
       const TensorMap tensors = write_architecture(of, temp / "model");
       if (target.layout == std::string("nxd") && has_experts(of)) return;  // refused
       if (!shard_to(temp / "model", temp / "out", target, largest_tp(of))) return;
-      ConsolidateRequest back;
-      back.source.path = temp / "out";
-      back.output_directory = temp / "whole";
-      consolidate(back);
-      CHECK((read_tensors(temp / "whole/model.safetensors") == tensors));
+      CHECK((consolidated(temp / "out", temp / "whole") == tensors));
     }
   }
 }
@@ -185,11 +176,6 @@ TEST_CASE("Facts of how architectures are split are there") {
   CHECK(split >= 50);
 }
 
-/// `of` with another value of a key, in the language model's own configuration.
-void set_key(json& config, const char* key, const json& value) {
-  (config.contains("text_config") ? config["text_config"] : config)[key] = value;
-}
-
 TEST_CASE("Variants of architectures come back: other sizes, layers, experts, heads, biases, ties") {
   const std::vector<std::string> names = sample_of(architecture_names());
   const std::size_t index = GENERATE_COPY(range(std::size_t{0}, names.size()));
@@ -197,9 +183,9 @@ TEST_CASE("Variants of architectures come back: other sizes, layers, experts, he
   DYNAMIC_SECTION(names[index] << ", seed " << seed) {
     Random random(seed);
     json config = architecture(names[index]).facts.at("config");
-    const json& text = config.contains("text_config") ? config["text_config"] : config;
+    json& text = config.contains("text_config") ? config["text_config"] : config;
     const auto maybe = [&](const char* key, const json& value) {
-      if (text.contains(key) && random() % 2) set_key(config, key, value);
+      if (text.contains(key) && random() % 2) text[key] = value;
     };
     maybe("intermediate_size", 192);
     maybe("moe_intermediate_size", 48);
@@ -218,13 +204,7 @@ TEST_CASE("Variants of architectures come back: other sizes, layers, experts, he
       maybe(key, one_of(random, {2, 6, 8}));
     INFO(config.dump());
     const TempDir temp;
-    fs::create_directories(temp / "model");
-    write_file(temp / "model/config.json", config.dump());
-    const ModelConfig read = read_model_config(temp / "model");
-    TensorMap tensors;
-    for (const ModelParameter& p : instantiate(read).parameters)
-      if (p.tied_to.empty() && !p.optional) tensors[p.name] = random_tensor(random, DType::kBF16, p.shape);
-    write_safetensors(temp / "model/model.safetensors", tensors);
+    const TensorMap tensors = write_configured(config, temp / "model", random);
     try {
       plan_shard(shard_request(temp / "model", temp / "out", 2, 2));
     } catch (const Error& error) {
@@ -233,12 +213,8 @@ TEST_CASE("Variants of architectures come back: other sizes, layers, experts, he
       return;
     }
     TensorMap back = back_from_shards(temp, tensors, random() % 2 ? "ranks" : "presharded");
-    if (back.size() < tensors.size()) {  // experts in one tensor, as save_pretrained has them
-      ConvertRequest apart = convert_request(temp / "whole", temp / "apart");
-      apart.target.options.set("experts", "separate");
-      convert(apart);
-      back = read_model(temp / "apart");
-    }
+    if (back.size() < tensors.size())  // experts in one tensor, as save_pretrained has them
+      back = converted(temp / "whole", temp / "apart", {.options = {"experts=separate"}});
     CHECK((back == tensors));
   }
 }
@@ -251,10 +227,7 @@ TEST_CASE("Every architecture's shards are verified against it, and converted to
     const TempDir temp;
     const TensorMap tensors = write_architecture(architecture(names[index]), temp / "model");
     REQUIRE(shard_to(temp / "model", temp / "out", {"ranks", 2, 2}));
-    ConvertRequest request = convert_request(temp / "out", temp / "other");
-    request.target.layout = layout("presharded");
-    request.target.pp = 1;
-    convert(request);
+    convert(temp / "out", temp / "other", {.layout = "presharded", .pp = 1});
     CHECK((consolidated(temp / "other", temp / "whole") == tensors));
 
     const Checkpoint original = read_checkpoint(temp / "model", {ConfigUse::kStrict});

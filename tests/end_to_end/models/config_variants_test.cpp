@@ -45,14 +45,12 @@ void for_share(std::size_t trials, std::size_t first, Action&& action) {
 /// The nested configurations, from the outermost to the language model's.
 std::vector<json*> levels_of(json& config) {
   std::vector<json*> levels{&config};
-  for (bool found = true; found;) {
-    found = false;
+  const auto next = [&]() -> json* {
     for (const char* key : {"text_config", "llm_config", "language_config", "thinker_config"})
-      if (!found && levels.back()->contains(key) && levels.back()->at(key).is_object()) {
-        levels.push_back(&levels.back()->at(key));
-        found = true;
-      }
-  }
+      if (levels.back()->contains(key) && levels.back()->at(key).is_object()) return &levels.back()->at(key);
+    return nullptr;
+  };
+  while (json* inner = next()) levels.push_back(inner);
   return levels;
 }
 
@@ -82,14 +80,10 @@ TEST_CASE("Every architecture with any boolean of its config.json turned comes b
       value = !value.get<bool>();
       CAPTURE(name, level, key, value);
       const TempDir temp;
-      fs::create_directories(temp / "model");
-      write_file(temp / "model/config.json", config.dump());
       Random random(trials + i);
       TensorMap tensors;
       try {
-        for (const ModelParameter& p : instantiate(read_model_config(temp / "model")).parameters)
-          if (p.tied_to.empty() && !p.optional) tensors[p.name] = random_tensor(random, DType::kBF16, p.shape);
-        write_safetensors(temp / "model/model.safetensors", tensors);
+        tensors = write_configured(config, temp / "model", random);
         plan_shard(shard_request(temp / "model", temp / "none", 2));
       } catch (const Error& error) {
         INFO(error.what());
@@ -303,15 +297,11 @@ TEST_CASE("The files decide whether embeddings are tied, in every architecture a
       TensorMap expected = tensors;
       tensors.erase(tie->name);
       expected.erase(tie->name);
-      if (head == Head::kDifferent) {
-        Random random(i);
+      Random random(i);
+      if (head == Head::kDifferent)
         tensors[tie->name] = expected[tie->name] = random_tensor(random, embedding.dtype, embedding.shape);
-      }
-      if (head == Head::kEqual) tensors[tie->name] = embedding;
-      if (head == Head::kAlone) {
-        tensors.erase(tie->source);
-        tensors[tie->name] = embedding;
-      }
+      if (head == Head::kEqual || head == Head::kAlone) tensors[tie->name] = embedding;
+      if (head == Head::kAlone) tensors.erase(tie->source);
       TensorMap back = back_from_shards(temp, tensors, layout_of(trials + i));
       if (head == Head::kEqual && back.count(tie->name)) {  // config.json says that it is a tensor of its own
         CHECK((inner != true || (is_nested && outer != true)));

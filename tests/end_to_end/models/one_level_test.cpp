@@ -4,14 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/layouts/core/checkpoint.h"
-#include "reshard/plan/job/convert.h"
 #include "support/checkpoints.h"
-#include "support/errors.h"
-#include "support/layouts.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
 
 namespace reshard::test {
 namespace {
@@ -19,100 +15,65 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-ConsolidateRequest consolidation(const fs::path& source, const fs::path& output) {
-  ConsolidateRequest request;
-  request.source.path = source;
-  request.output_directory = output;
-  return request;
+/// The error of consolidating `source`; nothing is written.
+Error folder_refusal(const Input& input, const fs::path& source) {
+  return check_refused([&] { consolidated(source, input / "none", RequestFields()); }, {.unwritten = input / "none"});
 }
 
-/// A llama in a Hugging Face directory.
-struct SomeModel {
-  TinyModel model;
-  TensorMap tensors;
-
-  explicit SomeModel(const fs::path& directory) {
-    Random random(1);
-    tensors = random_tensors(model, random);
-    write_model(directory, model, tensors);
-  }
-};
-
 TEST_CASE("A model without config.json is sharded by the one of --config, which goes along") {
-  const TempDir temp;
-  const SomeModel some(temp / "model");
-  fs::rename(temp / "model/config.json", temp / "config.json");
-  ShardRequest request = deployed_request(layout("nxd"), temp / "model", temp / "out", 2);
-  check_refused([&] { plan_shard(request); }, {.hint = "`config`"});
-  request.source.config = temp / "config.json";
-  shard(request);
-  CHECK((read_file(temp / "out/config.json") == read_file(temp / "config.json")));
-  CHECK((consolidated(temp / "out", temp / "whole") == some.tensors));
+  const Input input;
+  fs::rename(input / "model/config.json", input / "config.json");
+  RequestFields to{.layout = "nxd", .tp = 2};
+  check_refused([&] { shard(input / "model", input / "out", to); }, {.hint = "`config`"});
+  to.config = input / "config.json";
+  shard(input / "model", input / "out", to);
+  CHECK((read_file(input / "out/config.json") == read_file(input / "config.json")));
+  CHECK((consolidated(input / "out", input / "whole") == input.tensors));
 }
 
 TEST_CASE("A single file is a model that is sharded, converted and consolidated") {
-  const TempDir temp;
-  const SomeModel some(temp / "model");
-  ConvertRequest to_torch = convert_request(temp / "model", temp / "torch");
-  to_torch.target.layout = layout("hf");
-  to_torch.target.format = Format::kPytorch;
-  convert(to_torch);
-  for (const char* name : {"full.pt", "full.pth", "full.bin"}) {
+  for (const std::string name : {"full.pt", "full.pth", "full.bin"}) {
     DYNAMIC_SECTION(name) {
-      fs::create_directories(temp / "full");
-      const fs::path file = temp / "full" / name;
-      fs::copy_file(temp / "torch/pytorch_model.bin", file);
-
-      ShardRequest request = deployed_request(layout("nxd"), file, temp / "out", 2);
-      request.source.config = temp / "model";
-      shard(request);
-      CHECK((consolidated(temp / "out", temp / "whole") == some.tensors));
-
-      consolidate(consolidation(file, temp / "one"));
-      CHECK((read_whole(temp / "one") == some.tensors));
-      ConsolidateRequest nowhere = consolidation(file, {});
-      nowhere.output_directory.reset();
-      CHECK(error_of([&] { plan_consolidate(nowhere); }).kind() == ErrorKind::kUsage);
-
+      const Input input;
+      convert(input / "model", input / "torch", {.layout = "hf", .format = Format::kPytorch});
+      const fs::path file = input / "full" / name;
+      fs::create_directories(input / "full");
+      fs::rename(input / "torch/pytorch_model.bin", file);
+      shard(file, input / "out", {.layout = "nxd", .tp = 2, .config = input / "model"});
+      CHECK((consolidated(input / "out", input / "whole") == input.tensors));
+      CHECK((consolidated(file, input / "one") == input.tensors));
+      ConsolidateRequest nowhere;
+      nowhere.source.path = file;
+      check_refused([&] { plan_consolidate(nowhere); }, {.kind = ErrorKind::kUsage});
       // The folder with it names it.
-      const Error folder = check_refused([&] { read_checkpoint(temp / "full", {ConfigUse::kStrict}); },
-                                         {.hint = std::string(name) + " in it is a file of weights: give that file"});
-      CHECK(error_of([&] { plan_consolidate(consolidation(temp / "full", temp / "two")); }).hint() == folder.hint());
+      const Error folder = check_refused([&] { read_checkpoint(input / "full", {ConfigUse::kStrict}); },
+                                         {.hint = name + " in it is a file of weights: give that file"});
+      CHECK(folder_refusal(input, input / "full").hint() == folder.hint());
     }
   }
 }
 
 TEST_CASE("Where a model is wanted, the directory of an adapter is named as one") {
-  const TempDir temp;
-  const SomeModel some(temp / "model");
-  fs::create_directories(temp / "adapter");
-  fs::copy_file(temp / "model/model.safetensors", temp / "adapter/adapter_model.safetensors");
-  const Error error =
-      error_of([&] { plan_shard(deployed_request(layout("ranks"), temp / "adapter", temp / "out", 2)); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.hint(), Says("give the directory of its model, and this one as `adapter`"));
+  const Input input;
+  fs::create_directories(input / "adapter");
+  fs::copy_file(input / "model/model.safetensors", input / "adapter/adapter_model.safetensors");
+  check_refused([&] { plan_shard(shard_request(input / "adapter", input / "out", 2)); },
+                {.hint = "give the directory of its model, and this one as `adapter`"});
 }
 
 TEST_CASE("A single file that is not all of the model is refused when it is sharded or consolidated") {
-  const TempDir temp;
-  const SomeModel some(temp / "model");
-  TensorMap part = some.tensors;
+  const Input input({}, {.layout = "nxd", .tp = 2});
+  TensorMap part = input.tensors;
   part.erase("model.norm.weight");
-  write_safetensors(temp / "model/part.safetensors", part);
-  ShardRequest request = deployed_request(layout("ranks"), temp / "model/part.safetensors", temp / "out", 2);
-  for (const Error& error : {error_of([&] { plan_shard(request); }), error_of([&] {
-                               plan_consolidate(consolidation(temp / "model/part.safetensors", temp / "out"));
-                             })}) {
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.tensor() == "model.norm.weight");
-  }
-  shard(deployed_request(layout("nxd"), temp / "model", temp / "ranks", 2));
-  const fs::path rank = temp / "ranks/model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
-  CHECK_THAT(error_of([&] { plan_consolidate(consolidation(rank, temp / "out")); }).what(), Says("is not a directory"));
+  const fs::path file = input / "model/part.safetensors";
+  write_safetensors(file, part);
+  check_refused([&] { plan_shard(shard_request(file, input / "none", 2)); }, {.tensor = "model.norm.weight"});
+  check_error(folder_refusal(input, file), {.tensor = "model.norm.weight"});
+  CHECK_THAT(folder_refusal(input, input.rank_file(0)).what(), Says("is not a directory"));
 
-  write_file(temp / "model/config.json", R"({"model_type": "nobody"})");
-  request.source.path = temp / "model/model.safetensors";
-  CHECK_THAT(error_of([&] { plan_shard(request); }).what(), Says("nobody"));
+  write_file(input / "model/config.json", R"({"model_type": "nobody"})");
+  check_refused([&] { plan_shard(shard_request(input / "model/model.safetensors", input / "none", 2)); },
+                {.kind = ErrorKind::kUnsupported, .says = "nobody"});
 }
 
 /// neuron_config.json of a compiled model as NxD Inference writes it; the file is no strict JSON.
@@ -130,57 +91,47 @@ void write_neuron_config(const fs::path& directory, const TinyModel& model) {
 }
 
 TEST_CASE("A compiled model's neuron_config.json stands for config.json, and becomes one without NxD's keys") {
-  const TempDir temp;
-  const SomeModel some(temp / "model");
-  shard(deployed_request(layout("nxdi"), temp / "model", temp / "traced", 2));
-  fs::remove(temp / "traced/config.json");
-  write_neuron_config(temp / "traced", some.model);
-  json expected = some.model.config();
+  const Input input({}, {.layout = "nxdi", .tp = 2});
+  fs::remove(input / "out/config.json");
+  write_neuron_config(input / "out", input.model);
+  json expected = input.model.config();
   expected["torch_dtype"] = "bfloat16";
-  for (const fs::path& source : {temp / "traced", temp / "traced/weights"}) {
-    CHECK((consolidated(source, temp / "whole") == some.tensors));
-    CHECK((json::parse(read_file(temp / "whole/config.json")) == expected));
-    CHECK_FALSE(fs::exists(temp / "whole/neuron_config.json"));
+  for (const char* source : {"out", "out/weights"}) {
+    CHECK((consolidated(input / source, input / "whole") == input.tensors));
+    CHECK((json::parse(read_file(input / "whole/config.json")) == expected));
+    CHECK_FALSE(fs::exists(input / "whole/neuron_config.json"));
   }
   // Given by name, and with another dtype.
-  fs::create_directories(temp / "apart");
-  fs::copy(temp / "traced/weights", temp / "apart/weights");
-  ConsolidateRequest request = consolidation(temp / "apart", temp / "half");
-  request.source.config = temp / "traced/neuron_config.json";
-  request.dtype = DType::kF16;
-  consolidate(request);
+  fs::create_directories(input / "apart");
+  fs::copy(input / "out/weights", input / "apart/weights");
+  consolidated(input / "apart", input / "half", {.dtype = DType::kF16, .config = input / "out/neuron_config.json"});
   expected["torch_dtype"] = "float16";
-  CHECK((json::parse(read_file(temp / "half/config.json")) == expected));
+  CHECK((json::parse(read_file(input / "half/config.json")) == expected));
 }
 
 TEST_CASE("An export of optimum-neuron is read from its own folder and from those in it") {
-  const TempDir temp;
-  const SomeModel some(temp / "model");
-  shard(deployed_request(layout("nxdi"), temp / "model", temp / "exported/checkpoint", 2));
-  fs::rename(temp / "exported/checkpoint/config.json", temp / "exported/config.json");
-  write_file(temp / "exported/neuron_config.json", R"({"tp_degree": 2, "torch_dtype": "bfloat16"})");
-  for (const fs::path& source :
-       {temp / "exported", temp / "exported/checkpoint", temp / "exported/checkpoint/weights"}) {
-    CHECK((consolidated(source, temp / "whole") == some.tensors));
-    CHECK((read_file(temp / "whole/config.json") == read_file(temp / "model/config.json")));
-    CHECK_FALSE(fs::exists(temp / "whole/neuron_config.json"));
+  const Input input;
+  shard(input / "model", input / "exported/checkpoint", {.layout = "nxdi", .tp = 2});
+  fs::rename(input / "exported/checkpoint/config.json", input / "exported/config.json");
+  write_file(input / "exported/neuron_config.json", R"({"tp_degree": 2, "torch_dtype": "bfloat16"})");
+  for (const char* source : {"exported", "exported/checkpoint", "exported/checkpoint/weights"}) {
+    CHECK((consolidated(input / source, input / "whole") == input.tensors));
+    CHECK((read_file(input / "whole/config.json") == read_file(input / "model/config.json")));
+    CHECK_FALSE(fs::exists(input / "whole/neuron_config.json"));
   }
 }
 
 TEST_CASE("Ranks of NxD's older form are found in shards/, and other folders with checkpoints are named") {
-  const TempDir temp;
-  const SomeModel some(temp / "model");
-  shard(deployed_request(layout("ranks"), temp / "model", temp / "old", 2));
-  fs::rename(temp / "old/tensor_parallel_shards", temp / "old/shards");
-  CHECK((consolidated(temp / "old", temp / "whole") == some.tensors));
+  const Input input({}, {.layout = "ranks", .tp = 2});
+  fs::rename(input / "out/tensor_parallel_shards", input / "out/shards");
+  CHECK((input.whole() == input.tensors));
 
-  shard(deployed_request(layout("nxdi"), temp / "model", temp / "traced/text_model", 2));
-  const Error one = check_refused([&] { plan_consolidate(consolidation(temp / "traced", temp / "out")); },
-                                  {.hint = "text_model/ in it contains a checkpoint"});
-  CHECK(error_of([&] { read_checkpoint(temp / "traced", {}); }).hint() == one.hint());
-  write_model(temp / "traced/vision_model", some.model, some.tensors);
-  CHECK_THAT(error_of([&] { plan_consolidate(consolidation(temp / "traced", temp / "out")); }).hint(),
-             Says("give one of them: text_model/, vision_model/"));
+  shard(input / "model", input / "traced/text_model", {.layout = "nxdi", .tp = 2});
+  const Error one = folder_refusal(input, input / "traced");
+  CHECK_THAT(one.hint(), Says("text_model/ in it contains a checkpoint"));
+  CHECK(error_of([&] { read_checkpoint(input / "traced", {}); }).hint() == one.hint());
+  write_model(input / "traced/vision_model", input.model, input.tensors);
+  CHECK_THAT(folder_refusal(input, input / "traced").hint(), Says("give one of them: text_model/, vision_model/"));
 }
 
 TEST_CASE("A model of diffusers is read by the names of its files, and not sharded") {
@@ -200,11 +151,8 @@ TEST_CASE("A model of diffusers is read by the names of its files, and not shard
   const fs::path index_file = temp / "transformer/diffusion_pytorch_model.safetensors.index.json";
   write_file(index_file, index.dump());
   CHECK(read_checkpoint(temp / "transformer", {}).map.tensor_count() == 2);
-  convert(convert_request(temp / "transformer", temp / "out"));
-  CHECK((read_whole(temp / "out") == tensors));
-  const Error unknown =
-      error_of([&] { plan_shard(deployed_request(layout("ranks"), temp / "transformer", temp / "shards", 2)); });
-  CHECK_THAT(unknown.what(), Says("model_type"));
+  CHECK((converted(temp / "transformer", temp / "out") == tensors));
+  check_refused([&] { plan_shard(shard_request(temp / "transformer", temp / "shards", 2)); }, {.says = "model_type"});
 
   fs::remove(index_file);
   write_safetensors(temp / "transformer/diffusion_pytorch_model.safetensors", tensors);

@@ -10,12 +10,11 @@
 #include "support/checkpoints.h"
 #include "support/dcp.h"
 #include "support/dtensors.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/pickles.h"
-#include "support/random.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
+#include "support/spoilers.h"
 #include "support/zero_files.h"
 
 namespace reshard::test {
@@ -29,10 +28,7 @@ fs::path golden_model(const std::string& name) {
 
 /// What a whole model in `source` becomes with experts in this form.
 TensorMap in_form(const fs::path& source, const fs::path& output, const std::string& form) {
-  ConvertRequest request = convert_request(source, output);
-  request.target.options.set("experts", form);
-  convert(request);
-  return read_model(output);
+  return converted(source, output, {.options = {"experts=" + form}});
 }
 
 /// The part of a tensor that begins at `begin`, of that size.
@@ -43,19 +39,20 @@ TensorData part_of(const TensorData& tensor, const Dims& begin, const Dims& size
 /// Writes what a trainer has of a packed model on two ranks, along `dim` of the stacks.
 void write_trained(const std::string& kind, const fs::path& directory, const TensorMap& packed, std::uint64_t dim,
                    Random& random) {
-  const auto first_of = [](std::uint64_t size) { return (size + 1) / 2; };
+  // What a rank has of a tensor: one of two parts along `dim` of a stack, else all.
+  const auto part = [&](const Dims& shape, std::uint64_t rank) {
+    dcp::Part part{Dims(shape.size()), shape, static_cast<std::uint32_t>(rank)};
+    if (shape.size() != 3) return part;
+    const std::uint64_t first = (shape[dim] + 1) / 2;
+    part.begin[dim] = rank * first;
+    part.size[dim] = rank == 0 ? first : shape[dim] - first;
+    return part;
+  };
   if (kind == "dcp") {
     std::vector<dcp::Whole> stored;
     for (const auto& [name, data] : packed) {
-      dcp::Whole whole{"model." + name, data, {{Dims(data.shape.size()), data.shape, 0}}};
-      if (data.shape.size() == 3) {
-        Dims size = data.shape, begin(3);
-        size[dim] = begin[dim] = first_of(data.shape[dim]);
-        whole.parts = {{Dims(3), size, 0}};
-        size[dim] = data.shape[dim] - begin[dim];
-        whole.parts.push_back({begin, size, 1});
-      }
-      stored.push_back(std::move(whole));
+      stored.push_back({"model." + name, data, {part(data.shape, 0)}});
+      if (data.shape.size() == 3) stored.back().parts.push_back(part(data.shape, 1));
     }
     dcp::write(directory, stored);
   } else if (kind == "fsdp-ranks") {
@@ -63,15 +60,9 @@ void write_trained(const std::string& kind, const fs::path& directory, const Ten
       SavedFile file;
       std::vector<std::pair<std::string, std::string>> items;
       for (const auto& [name, data] : packed) {
-        if (data.shape.size() != 3) {
-          items.emplace_back(name, pickled_dtensor(file, data, data.shape, {{2}}, {rank}, {{}}));
-          continue;
-        }
-        Dims size = data.shape, begin(3);
-        size[dim] = rank == 0 ? first_of(data.shape[dim]) : data.shape[dim] - first_of(data.shape[dim]);
-        if (rank == 1) begin[dim] = first_of(data.shape[dim]);
-        items.emplace_back(name,
-                           pickled_dtensor(file, part_of(data, begin, size), data.shape, {{2}}, {rank}, {{'S', dim}}));
+        const auto [begin, size, number] = part(data.shape, rank);
+        items.emplace_back(name, pickled_dtensor(file, part_of(data, begin, size), data.shape, {{2}}, {rank},
+                                                 {data.shape.size() == 3 ? TestPlacement{'S', dim} : TestPlacement{}}));
       }
       file.save(directory / fmt::format("model_world_size_2_rank_{}.pt", rank), pickles::dict(items));
     }
@@ -98,22 +89,22 @@ TEST_CASE("Packed experts are read from all that trainers save, however their ra
         Random random(17 + dim);
         write_trained(kind, temp / "in", packed, dim, random);
         fs::copy_file(model / "packed/config.json", temp / "in/config.json");
-        ConvertRequest request = convert_request(temp / "in", temp / "out");
-        if (kind == "zero-2") request.source.options.set("weights", "model");
-        const auto job = plan_convert(local_storage(), request);
-        CHECK_THAT(nlohmann::json(job->notes).dump(), Says("as Transformers 5 has them in memory"));
-        convert(request);
+        RequestFields fields;
+        if (kind == "zero-2") fields.source_options = {"weights=model"};
+        const auto job = plan_convert(convert_request(temp / "in", temp / "out", fields));
+        CHECK_THAT(joined_notes(*job), Says("as Transformers 5 has them in memory"));
+        execute(*job, unsynced());
         const TensorMap back = read_model(temp / "out");
         std::vector<std::string> names, expected;
         for (const auto& [name, tensor] : back) names.push_back(name);
         for (const auto& [name, tensor] : apart) expected.push_back(name);
         REQUIRE(names == expected);
-        if (kind != "zero-3") CHECK((back == apart));
-        request.output_directory = temp / "packed";
-        request.target.options.set("experts", "packed");
-        convert(request);
-        const TensorMap again = read_model(temp / "packed");
-        if (kind != "zero-3") CHECK((again == packed));
+        fields.options = {"experts=packed"};
+        const TensorMap again = converted(temp / "in", temp / "packed", fields);
+        if (kind != "zero-3") {
+          CHECK((back == apart));
+          CHECK((again == packed));
+        }
         CHECK((in_form(temp / "packed", temp / "apart", "separate") == back));
       }
     }
@@ -124,8 +115,7 @@ TEST_CASE("Shards of packed experts are those of the same experts apart") {
     INFO(name);
     const TempDir temp;
     const fs::path golden_case = testdata("golden/experts") / name;
-    for (const char* form : {"packed", "original"})
-      execute(*plan_shard(shard_request(golden_case / form, temp / form, 2)), unsynced());
+    for (const char* form : {"packed", "original"}) shard(shard_request(golden_case / form, temp / form, 2));
     const auto packed = read_shards(temp / "packed");
     CHECK(packed.size() == 2);
     CHECK((packed == read_shards(temp / "original")));
@@ -199,109 +189,106 @@ TEST_CASE("The names of packed experts are those of Transformers' own mapping") 
 TEST_CASE("What cannot be packed or taken apart is refused with its name") {
   const fs::path model = golden_model("mixtral");
   const TempDir temp;
-  fs::copy(model / "packed", temp / "in");
-  TensorMap tensors = read_model(model / "packed");
-  const std::string stack = "model.layers.1.mlp.experts.gate_up_proj";
+  const std::string layer0 = "model.layers.0.", layer1 = "model.layers.1.";
+  const std::string stack = layer1 + "mlp.experts.gate_up_proj";
+  const auto w1 = [&](const std::string& expert) {
+    return layer0 + "block_sparse_moe.experts." + expert + ".w1.weight";
+  };
+  struct Row {
+    std::string from;  // of the golden model: "packed", or "original" with the experts apart
+    std::string to;    // the form, or "ranks"
+    std::function<void(TensorMap&)> change;
+  };
+  check_refusals<Row>(
+      [&](const Row& row) {
+        fs::remove_all(temp / "in");
+        TensorMap tensors = read_model(model / row.from);
+        row.change(tensors);
+        write_safetensors(temp / "in/model.safetensors", tensors);
+        fs::copy_file(model / row.from / "config.json", temp / "in/config.json");
+        if (row.to == "ranks")
+          shard(shard_request(temp / "in", temp / "out", 2));
+        else
+          in_form(temp / "in", temp / "out", row.to);
+      },
+      {.unwritten = temp / "out"},
+      {{"an odd number of rows",
+        {"packed", "auto",
+         [&](TensorMap& tensors) {
+           tensors[stack] = part_of(tensors[stack], {0, 0, 0}, {3, 79, 32});
+         }},
+        {.tensor = stack, .says = "has the shape [3, 79, 32], whose rows are not those of 2 matrices"}},
+       {"an expert that is there twice",
+        {"packed", "auto",
+         [&](TensorMap& tensors) {
+           TensorData& twice = tensors[layer1 + "block_sparse_moe.experts.2.w3.weight"];
+           twice = part_of(tensors[stack], {2, 40, 0}, {1, 40, 32});
+           twice.shape = {40, 32};
+         }},
+        {.tensor = layer1 + "block_sparse_moe.experts.2.w3.weight", .says = "exists twice, once as " + stack}},
+       {"experts that are too few for config.json",
+        {"packed", "ranks",
+         [&](TensorMap& tensors) {
+           for (auto& [name, tensor] : tensors)
+             if (tensor.shape.size() == 3) tensor = part_of(tensor, {0, 0, 0}, {2, tensor.shape[1], tensor.shape[2]});
+         }},
+        {.says = w1("2")}},
+       {"matrices in the order of Transformers 4 in a family that never had them packed",
+        {"packed", "auto",
+         [&](TensorMap& tensors) {
+           for (auto& [name, tensor] : tensors)
+             if (tensor.shape.size() == 3) std::swap(tensor.shape[1], tensor.shape[2]);
+         }},
+        {.tensor = layer0 + "mlp.experts.down_proj", .says = "for each expert, but config.json asks for"}},
+       {"more of the experts than their weights",
+        {"packed", "auto",
+         [&](TensorMap& tensors) {
+           tensors[stack + "_scale_inv"] = {DType::kF32, {3, 1, 1}, std::string(12, 'x')};
+         }},
+        {.kind = ErrorKind::kUnsupported, .tensor = stack + "_scale_inv"}},
+       {"a stack of no bytes that claims any number of experts",
+        {"packed", "ranks",
+         [&](TensorMap& tensors) {
+           tensors[stack] = {DType::kBF16, {1'000'000, 2, 0}, {}};
+         }},
+        {.says = stack}},
+       {"experts whose numbers are not written as numbers are",
+        {"original", "packed",
+         [&](TensorMap& tensors) {
+           for (const char* number : {"00", "99999999999999999999999", "999999"})
+             tensors[w1(number)] = tensors.at(w1("0"));
+         }},
+        {.kind = ErrorKind::kUnsupported, .tensor = w1("00")}},
+       {"two names that become one",
+        {"original", "packed",
+         [&](TensorMap& tensors) {
+           tensors[layer0 + "mlp.gate.weight"] = tensors.at(layer0 + "block_sparse_moe.gate.weight");
+         }},
+        {.kind = ErrorKind::kUnsupported, .says = "two tensors would have this name"}},
+       {"experts of two dtypes",
+        {"original", "packed", [&](TensorMap& tensors) { tensors[w1("1")].dtype = DType::kF16; }},
+        {.kind = ErrorKind::kUnsupported, .tensor = layer0 + "mlp.experts.gate_up_proj"}}});
+}
 
-  SECTION("an odd number of rows") {
-    TensorData& tensor = tensors[stack];
-    --tensor.shape[1];
-    tensor.bytes.resize(*num_bytes(tensor.dtype, tensor.shape));
-    write_safetensors(temp / "in/model.safetensors", tensors);
-    check_refused([&] { in_form(temp / "in", temp / "out", "auto"); },
-                  {.tensor = stack, .says = "has the shape [3, 79, 32], whose rows are not those of 2 matrices"});
-  }
-  SECTION("an expert that is there twice") {
-    tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight"] = part_of(tensors[stack], {2, 40, 0}, {1, 40, 32});
-    tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight"].shape = {40, 32};
-    write_safetensors(temp / "in/model.safetensors", tensors);
-    check_refused(
-        [&] { in_form(temp / "in", temp / "out", "auto"); },
-        {.tensor = "model.layers.1.block_sparse_moe.experts.2.w3.weight", .says = "exists twice, once as " + stack});
-  }
-  SECTION("experts that are too few for config.json") {
-    for (auto& [name, tensor] : tensors)
-      if (tensor.shape.size() == 3) tensor = part_of(tensor, {0, 0, 0}, {2, tensor.shape[1], tensor.shape[2]});
-    write_safetensors(temp / "in/model.safetensors", tensors);
-    check_refused([&] { shard(shard_request(temp / "in", temp / "out", 2)); },
-                  {.says = "model.layers.0.block_sparse_moe.experts.2.w1.weight"});
-  }
-  SECTION("matrices in the order of Transformers 4 in a family that never had them packed") {
-    for (auto& [name, tensor] : tensors)
-      if (tensor.shape.size() == 3) std::swap(tensor.shape[1], tensor.shape[2]);
-    write_safetensors(temp / "in/model.safetensors", tensors);
-    check_refused(
-        [&] { in_form(temp / "in", temp / "out", "auto"); },
-        {.tensor = "model.layers.0.mlp.experts.down_proj", .says = "for each expert, but config.json asks for"});
-  }
-  SECTION("stacks in two orders") {
-    fs::copy(golden_model("qwen3_vl_moe") / "original", temp / "two");
-    TensorMap two = read_model(temp / "two");
-    TensorData& turned = two["model.language_model.layers.1.mlp.experts.gate_up_proj"];
-    std::swap(turned.shape[1], turned.shape[2]);
-    fs::remove(temp / "two/model.safetensors");
-    write_safetensors(temp / "two/model.safetensors", two);
-    for (const char* form : {"auto", "separate"})
-      check_refused([&] { in_form(temp / "two", temp / "out", form); },
-                    {.tensor = "model.language_model.layers.1.mlp.experts.gate_up_proj",
-                     .says = "has the experts of a layer in the order"});
-  }
-  SECTION("more of the experts than their weights") {
-    tensors["model.layers.1.mlp.experts.gate_up_proj_scale_inv"] = {DType::kF32, {3, 1, 1}, std::string(12, 'x')};
-    write_safetensors(temp / "in/model.safetensors", tensors);
-    check_refused([&] { in_form(temp / "in", temp / "out", "auto"); },
-                  {.kind = ErrorKind::kUnsupported, .tensor = "model.layers.1.mlp.experts.gate_up_proj_scale_inv"});
-  }
-  SECTION("experts whose numbers are not written as numbers are") {
-    TensorMap apart = read_model(model / "original");
-    for (const char* number : {"00", "99999999999999999999999", "999999"})
-      apart[fmt::format("model.layers.0.block_sparse_moe.experts.{}.w1.weight", number)] =
-          apart.at("model.layers.0.block_sparse_moe.experts.0.w1.weight");
-    fs::create_directory(temp / "apart");
-    fs::copy_file(model / "original/config.json", temp / "apart/config.json");
-    write_safetensors(temp / "apart/model.safetensors", apart);
-    const Error error = error_of([&] { in_form(temp / "apart", temp / "out", "packed"); });
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK_THAT(error.tensor(), Says(".w1.weight"));
-  }
-  SECTION("two names that become one") {
-    TensorMap apart = read_model(model / "original");
-    apart["model.layers.0.mlp.gate.weight"] = apart.at("model.layers.0.block_sparse_moe.gate.weight");
-    fs::create_directory(temp / "apart");
-    fs::copy_file(model / "original/config.json", temp / "apart/config.json");
-    write_safetensors(temp / "apart/model.safetensors", apart);
-    check_refused([&] { in_form(temp / "apart", temp / "out", "packed"); },
-                  {.kind = ErrorKind::kUnsupported, .says = "two tensors would have this name"});
-  }
-  SECTION("a stack of no bytes that claims any number of experts") {
-    tensors[stack] = {DType::kBF16, {1'000'000, 2, 0}, {}};
-    write_safetensors(temp / "in/model.safetensors", tensors);
-    check_refused([&] { shard(shard_request(temp / "in", temp / "out", 2)); }, {.says = stack});
-  }
-  SECTION("experts of two dtypes") {
-    TensorMap apart = read_model(model / "original");
-    TensorData& tensor = apart["model.layers.0.block_sparse_moe.experts.1.w1.weight"];
-    tensor.dtype = DType::kF16;
-    fs::create_directory(temp / "apart");
-    fs::copy_file(model / "original/config.json", temp / "apart/config.json");
-    write_safetensors(temp / "apart/model.safetensors", apart);
-    check_refused([&] { in_form(temp / "apart", temp / "out", "packed"); },
-                  {.kind = ErrorKind::kUnsupported, .tensor = "model.layers.0.mlp.experts.gate_up_proj"});
-  }
-  SECTION("a model without experts") {
-    Random random(3);
-    const TinyModel tiny;
-    write_model(temp / "dense", tiny, random_tensors(tiny, random));
-    check_refused([&] { in_form(temp / "dense", temp / "out", "packed"); },
-                  {.kind = ErrorKind::kUnsupported, .says = "models of llama have no experts that Transformers packs"});
-  }
-  SECTION("a model that nobody knows") {
-    fs::remove(temp / "in/config.json");
-    for (const std::string form : {"packed", "separate"})
-      check_refused([&] { in_form(temp / "in", temp / "out", form); },
-                    {.kind = ErrorKind::kUsage, .says = "`experts` " + form + ": the model is not known"});
-  }
-  CHECK_FALSE(fs::exists(temp / "out"));
+TEST_CASE("Stacks in two orders, and packing where no family has packed experts, are refused") {
+  const Input input;
+  check_refused([&] { in_form(input / "model", input / "out", "packed"); },
+                {.kind = ErrorKind::kUnsupported,
+                 .says = "models of llama have no experts that Transformers packs",
+                 .unwritten = input / "out"});
+  fs::copy(golden_model("qwen3_vl_moe") / "original", input / "two");
+  const std::string turned = "model.language_model.layers.1.mlp.experts.gate_up_proj";
+  change_tensors(input / "two/model.safetensors",
+                 [&](TensorMap& tensors) { std::swap(tensors[turned].shape[1], tensors[turned].shape[2]); });
+  for (const char* form : {"auto", "separate"})
+    check_refused([&] { in_form(input / "two", input / "out", form); },
+                  {.tensor = turned, .says = "has the experts of a layer in the order", .unwritten = input / "out"});
+  fs::remove(input / "model/config.json");
+  for (const std::string form : {"packed", "separate"})
+    check_refused([&] { in_form(input / "model", input / "out", form); },
+                  {.kind = ErrorKind::kUsage,
+                   .says = "`experts` " + form + ": the model is not known",
+                   .unwritten = input / "out"});
 }
 
 }  // namespace

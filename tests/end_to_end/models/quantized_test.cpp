@@ -53,21 +53,20 @@ std::vector<Method> methods() {
   asymmetric["symmetric"] = false;
   const Part i4{"weight_packed", DType::kI32, {{'o', 1}, {'i', 8}}};
   const Part shape{"weight_shape", DType::kI64, {{'-', 2}}};
+  const Part fp8{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}};
   return {
       {"fp8 blocks",
        {{"quant_method", "fp8"}, {"weight_block_size", {16, 16}}},
-       {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}}, {"weight_scale_inv", DType::kF32, {{'o', 16}, {'i', 16}}}}},
+       {fp8, {"weight_scale_inv", DType::kF32, {{'o', 16}, {'i', 16}}}}},
       {"fp8 of a tensor",
        {{"quant_method", "fp8"}, {"weight_block_size", nullptr}},
-       {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}}, {"weight_scale_inv", DType::kBF16, {}}}},
+       {fp8, {"weight_scale_inv", DType::kBF16, {}}}},
       {"AutoFP8",
        {{"quant_method", "fp8"}, {"activation_scheme", "static"}},
-       {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}},
-        {"weight_scale", DType::kF32, {}},
-        {"input_scale", DType::kF32, {{'-', 1}}}}},
+       {fp8, {"weight_scale", DType::kF32, {}}, {"input_scale", DType::kF32, {{'-', 1}}}}},
       {"FP8 dynamic",
        groups({{"num_bits", 8}, {"strategy", "channel"}, {"type", "float"}}, "float-quantized"),
-       {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}}, {"weight_scale", DType::kBF16, {{'o', 1}, {'-', 1}}}}},
+       {fp8, {"weight_scale", DType::kBF16, {{'o', 1}, {'-', 1}}}}},
       {"W4A16", groups(pack, "pack-quantized"), {i4, {"weight_scale", DType::kBF16, {{'o', 1}, {'i', 16}}}, shape}},
       {"W4A16 asymmetric",
        groups(asymmetric, "pack-quantized"),
@@ -87,9 +86,7 @@ std::vector<Method> methods() {
         {"input_global_scale", DType::kF32, {{'-', 1}}}}},
       {"ModelOpt FP8",
        {{"quant_method", "modelopt"}, {"quant_algo", "FP8"}},
-       {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}},
-        {"weight_scale", DType::kF32, {}},
-        {"input_scale", DType::kF32, {}}}},
+       {fp8, {"weight_scale", DType::kF32, {}}, {"input_scale", DType::kF32, {}}}},
       {"ModelOpt NVFP4",
        {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}},
        {{"weight", DType::kU8, {{'o', 1}, {'i', 2}}},
@@ -116,10 +113,8 @@ std::vector<Method> methods() {
         {"scales", DType::kF16, {{'i', 16}, {'o', 1}}}}},
       {"ModelOpt MXFP8",
        {{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}},
-       {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}}, {"weight_scale", DType::kU8, {{'o', 1}, {'i', 32}}}}},
-      {"MXFP8",
-       {{"quant_method", "mxfp8"}},
-       {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}}, {"weight_scale_inv", DType::kU8, {{'o', 1}, {'i', 32}}}}}};
+       {fp8, {"weight_scale", DType::kU8, {{'o', 1}, {'i', 32}}}}},
+      {"MXFP8", {{"quant_method", "mxfp8"}}, {fp8, {"weight_scale_inv", DType::kU8, {{'o', 1}, {'i', 32}}}}}};
 }
 
 Method method_of(std::string_view name) {
