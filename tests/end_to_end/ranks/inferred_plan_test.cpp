@@ -35,22 +35,13 @@ struct Newcomer {
   json config;
 
   Newcomer() {
-    config = {{"model_type", "newcomer"},
-              {"vocab_size", 40},
-              {"hidden_size", 12},
-              {"intermediate_size", 20},
-              {"num_attention_heads", 4},
-              {"num_key_value_heads", 2},
-              {"head_dim", 4},
-              {"num_hidden_layers", 2},
-              {"_tp_plan", {{"lm_head", "colwise_rep"}}}};
-    json& plan = config["base_model_tp_plan"];
-    plan["embed_tokens"] = "embedding_rowwise";
-    for (const char* module :
-         {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"})
-      plan[std::string("layers.*.") + module] = "colwise";
-    for (const char* module : {"self_attn.o_proj", "mlp.down_proj"})
-      plan[std::string("layers.*.") + module] = "rowwise";
+    config = json::parse(R"({"model_type": "newcomer", "vocab_size": 40, "hidden_size": 12, "intermediate_size": 20,
+      "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "num_hidden_layers": 2,
+      "_tp_plan": {"lm_head": "colwise_rep"},
+      "base_model_tp_plan": {"embed_tokens": "embedding_rowwise",
+        "layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise", "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp.gate_proj": "colwise", "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}})");
     tensors = {
         {"model.embed_tokens.weight", {40, 12}, 0}, {"model.norm.weight", {12}}, {"lm_head.weight", {40, 12}, 0}};
     for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
