@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "reshard/base/error.h"
@@ -70,6 +71,18 @@ void check_refusals(const Read& read, const Refusal& common, const std::vector<R
   for (const Refused<Input>& row : rows) DYNAMIC_SECTION(row.title) {
       check_refused([&] { read(row.input); }, with_common(row.refusal, common));
     }
+}
+
+/// Reads each input, whose message must contain the texts beside it. All else is as in `common`.
+template <typename Input = std::string, typename Read>
+void check_each_refused(const Read& read, const Refusal& common, const std::vector<std::pair<Input, Texts>>& rows,
+                        const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  for (const auto& row : rows) {
+    INFO(Catch::Detail::stringify(row.first));
+    Refusal refusal = common;
+    refusal.says = row.second;
+    check_refused([&] { read(row.first); }, refusal, file, line);
+  }
 }
 
 }  // namespace reshard::test
