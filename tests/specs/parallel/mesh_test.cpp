@@ -3,6 +3,7 @@
 #include <numeric>
 #include <string>
 
+#include "reshard/base/strings.h"
 #include "support/refusals.h"
 
 namespace reshard::test {
@@ -11,11 +12,18 @@ namespace {
 using Layers = std::vector<std::uint64_t>;
 using Cuts = std::vector<std::string>;
 
-Error cut_refused(std::uint64_t layers, const Mesh& mesh, const Cuts& cuts) {
-  const Error error = check_refused([&] { partition_by_cuts(layers, mesh, cuts, "model.layers"); },
-                                    {.kind = ErrorKind::kUsage, .says = "`pipeline-cuts`: "});
-  CHECK_FALSE(error.hint().empty());
-  return error;
+/// Layers, mesh and cuts of a partition.
+struct CutModel {
+  std::uint64_t layers;
+  Mesh mesh;
+  Cuts cuts;
+};
+
+void check_cuts(const Refusal& refusal, const CutModel& of) {
+  Refusal expected = with_common(refusal, {.kind = ErrorKind::kUsage, .hint = " "});
+  expected.says.parts.emplace_back("`pipeline-cuts`: ");
+  INFO(join(of.cuts, " "));
+  check_refused([&] { partition_by_cuts(of.layers, of.mesh, of.cuts, "model.layers"); }, expected);
 }
 
 TEST_CASE("Every degree of a mesh is from 1 to the most that there are") {
@@ -57,13 +65,10 @@ TEST_CASE("An even partition of any size differs by at most one layer, the longe
 }
 
 TEST_CASE("More stages than layers are refused with both numbers") {
-  check_refused(
-      [] {
-        partition_evenly(3, {1, 2, 2});
-      },
-      {.kind = ErrorKind::kUsage,
-       .says = {"3 layers, fewer than the 4 pipeline stages", "`pp` 2 × `vpp` 2"},
-       .hint = "at most 3 stages"});
+  const auto partition = [] { return partition_evenly(3, {1, 2, 2}); };
+  check_refused(partition, {.kind = ErrorKind::kUsage,
+                            .says = {"3 layers, fewer than the 4 pipeline stages", "`pp` 2 × `vpp` 2"},
+                            .hint = "at most 3 stages"});
 }
 
 TEST_CASE("Every layer lies on the stage whose range holds it, and stages go round the ranks") {
@@ -100,42 +105,22 @@ TEST_CASE("An even partition's own cuts give it back") {
   }
 }
 
-TEST_CASE("A wrong number of cuts is refused with the right one") {
-  check_error(cut_refused(8, {1, 2, 2}, {"model.layers.3"}),
-              {.kind = ErrorKind::kUsage,
-               .says = "1 cuts make 2 stages, but `pp` 2 × `vpp` 2 asks for 4",
-               .hint = "give 3 cuts"});
-  CHECK_THAT(cut_refused(8, {1, 1, 1}, {"model.layers.3"}).what(), Says("asks for 1"));
-  cut_refused(8, {1, 2, 1}, {});
-}
-
-TEST_CASE("A cut that is not a layer's name is refused by name") {
+TEST_CASE("Cuts that make no partition are refused, with what would") {
+  check_cuts({.says = "1 cuts make 2 stages, but `pp` 2 × `vpp` 2 asks for 4", .hint = "give 3 cuts"},
+             {8, {1, 2, 2}, {"model.layers.3"}});
+  check_cuts({.says = "asks for 1"}, {8, {1, 1, 1}, {"model.layers.3"}});
+  check_cuts({}, {8, {1, 2, 1}, {}});
+  check_cuts({.says = "model.layers.2 does not come after"}, {8, {1, 3, 1}, {"model.layers.4", "model.layers.2"}});
+  check_cuts({.says = "model.layers.4 does not come after"}, {8, {1, 3, 1}, {"model.layers.4", "model.layers.4"}});
+  check_cuts({}, {1, {1, 2, 1}, {"model.layers.0"}});
+  for (const char* layer : {"7", "8", "1000", "18446744073709551614", "18446744073709551615"})
+    check_cuts({.says = "leaves no layer for the stage after it; the model has 8 layers", .hint = "model.layers.6"},
+               {8, {1, 2, 1}, {"model.layers." + std::string(layer)}});
   for (const char* cut : {"", "3", "layers.3", "model.layers", "model.layers.", "model.layers.x", "model.layers.-1",
                           "model.layers.3.mlp", "model.layers.3 ", "model.layers.0x3", "model.layersx3",
-                          "model.layers.18446744073709551616", "model.embed_tokens"}) {
-    INFO(cut);
-    check_error(cut_refused(8, {1, 2, 1}, {cut}), {.kind = ErrorKind::kUsage,
-                                                   .says = "\"" + std::string(cut) + "\" is not a layer of this model",
-                                                   .hint = "model.layers.4"});
-  }
-}
-
-TEST_CASE("A cut at or after the last layer is refused with the last that is possible") {
-  for (const char* layer : {"7", "8", "1000", "18446744073709551614", "18446744073709551615"}) {
-    INFO(layer);
-    check_error(cut_refused(8, {1, 2, 1}, {"model.layers." + std::string(layer)}),
-                {.kind = ErrorKind::kUsage,
-                 .says = "leaves no layer for the stage after it; the model has 8 layers",
-                 .hint = "model.layers.6"});
-  }
-  cut_refused(1, {1, 2, 1}, {"model.layers.0"});
-}
-
-TEST_CASE("Cuts out of order or twice are refused at the second") {
-  CHECK_THAT(cut_refused(8, {1, 3, 1}, {"model.layers.4", "model.layers.2"}).what(),
-             Says("model.layers.2 does not come after"));
-  CHECK_THAT(cut_refused(8, {1, 3, 1}, {"model.layers.4", "model.layers.4"}).what(),
-             Says("model.layers.4 does not come after"));
+                          "model.layers.18446744073709551616", "model.embed_tokens"})
+    check_cuts({.says = "\"" + std::string(cut) + "\" is not a layer of this model", .hint = "model.layers.4"},
+               {8, {1, 2, 1}, {cut}});
 }
 
 }  // namespace

@@ -46,63 +46,24 @@ bool may_be(std::uint32_t heads, std::uint32_t kv_heads, std::uint32_t tp, std::
   return heads % kv_heads == 0 && tp % m == 0 && kv_heads * m % tp == 0 && heads / kv_heads % m == 0;
 }
 
-template <typename Check>
-std::size_t for_all_sizes(Check&& check) {
+TEST_CASE("Ranks hold the heads of the repeated list split in equal parts, for every legal size") {
   std::size_t checked = 0;
   for (std::uint32_t kv_heads = 1; kv_heads <= 8; ++kv_heads)
     for (std::uint32_t group = 1; group <= 8; ++group)
       for (std::uint32_t tp = 1; tp <= 24; ++tp)
-        for (std::uint32_t m = 1; m <= tp; ++m)
-          if (may_be(kv_heads * group, kv_heads, tp, m)) {
-            INFO(kv_heads * group << " heads, " << kv_heads << " key/value heads, tp " << tp << ", multiplier " << m);
-            check(kv_heads * group, kv_heads, tp, m);
-            ++checked;
+        for (std::uint32_t m = 1; m <= tp; ++m) {
+          const std::uint32_t heads = kv_heads * group;
+          if (!may_be(heads, kv_heads, tp, m)) continue;
+          INFO(heads << " heads, " << kv_heads << " key/value heads, tp " << tp << ", multiplier " << m);
+          const auto spec = spec_of(heads, kv_heads, tp, m);
+          for (std::uint32_t r = 0; r < tp; ++r) {
+            CHECK(spec.key_value_heads(r) == part(repeated(kv_heads, m), tp, r));
+            CHECK(spec.query_heads(r) == part(swapped(heads, kv_heads, m), tp, r));
+            CHECK(spec.key_value_heads(r).size() == spec.slots_per_rank());
           }
-  return checked;
-}
-
-TEST_CASE("Ranks hold the heads of the repeated list split in equal parts, for every legal size") {
-  const auto checked = for_all_sizes([](auto heads, auto kv_heads, auto tp, auto m) {
-    const auto spec = spec_of(heads, kv_heads, tp, m);
-    for (std::uint32_t r = 0; r < tp; ++r) {
-      CHECK(spec.key_value_heads(r) == part(repeated(kv_heads, m), tp, r));
-      CHECK(spec.query_heads(r) == part(swapped(heads, kv_heads, m), tp, r));
-      CHECK(spec.key_value_heads(r).size() == spec.slots_per_rank());
-    }
-  });
+          ++checked;
+        }
   CHECK(checked > 200);
-}
-
-TEST_CASE("Every query head lies on one rank, in the slot of its own key and value head") {
-  const auto checked = for_all_sizes([](auto heads, auto kv_heads, auto tp, auto m) {
-    const auto spec = spec_of(heads, kv_heads, tp, m);
-    Heads seen;
-    for (std::uint32_t r = 0; r < tp; ++r) {
-      const Heads queries = spec.query_heads(r);
-      const Heads slots = spec.key_value_heads(r);
-      const std::size_t per_slot = queries.size() / slots.size();
-      for (std::size_t i = 0; i < queries.size(); ++i) CHECK(queries[i] / (heads / kv_heads) == slots[i / per_slot]);
-      seen.insert(seen.end(), queries.begin(), queries.end());
-    }
-    std::sort(seen.begin(), seen.end());
-    REQUIRE(seen.size() == heads);
-    CHECK(std::adjacent_find(seen.begin(), seen.end()) == seen.end());
-    CHECK(seen.back() == heads - 1);
-  });
-  CHECK(checked > 200);
-}
-
-TEST_CASE("Eight heads over two key and value heads on four ranks lie as written down") {
-  const auto spec = spec_of(8, 2, 4, 2);
-  CHECK(spec.slots_per_rank() == 1);
-  CHECK(spec.key_value_heads(0) == Heads{0});
-  CHECK(spec.key_value_heads(1) == Heads{1});
-  CHECK(spec.key_value_heads(2) == Heads{0});
-  CHECK(spec.key_value_heads(3) == Heads{1});
-  CHECK(spec.query_heads(0) == Heads{0, 1});
-  CHECK(spec.query_heads(1) == Heads{4, 5});
-  CHECK(spec.query_heads(2) == Heads{2, 3});
-  CHECK(spec.query_heads(3) == Heads{6, 7});
 }
 
 TEST_CASE("The legal multipliers are those that meet all three conditions") {
@@ -147,11 +108,7 @@ TEST_CASE("In every order and with heads of zeros, a query's key/value head is b
           for (const KvReplication replication : {KvReplication::kTiled, KvReplication::kAdjacent}) {
             if (!multiplier_problem(kv_heads * group, kv_heads, tp, multiplier, true).empty()) continue;
             CAPTURE(kv_heads, group, tp, multiplier, static_cast<int>(replication));
-            GQAQKVColumnParallelLinearSpec spec;
-            spec.num_attention_heads = kv_heads * group;
-            spec.num_key_value_heads = kv_heads;
-            spec.kv_size_multiplier = multiplier;
-            spec.tp_size = tp;
+            auto spec = spec_of(kv_heads * group, kv_heads, tp, multiplier);
             spec.pad_heads = true;
             spec.replication = replication;
             Heads queries, copies(kv_heads);

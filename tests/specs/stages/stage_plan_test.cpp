@@ -67,10 +67,7 @@ bool may_split(const Sizes& s, std::uint64_t tp, std::optional<std::uint64_t> mu
 }
 
 TEST_CASE("Where sizes are padded, the degrees that work are those that leave nothing else in the way") {
-  Sizes sizes;
-  sizes.vocab = 7;
-  sizes.intermediate = 10;
-  const Model model = model_of(sizes);
+  const Model model = model_of({.intermediate = 10, .vocab = 7});
   PartitionOptions options;
   options.separate = true;
   CHECK(legal_tp_degrees(model, options) == std::vector<std::uint64_t>{1});
@@ -82,115 +79,103 @@ TEST_CASE("Where sizes are padded, the degrees that work are those that leave no
 constexpr PartitionOptions kFusing{AttentionForm::kFused, {}};
 
 TEST_CASE("Attention takes the form that heads, ranks and the form asked for call for") {
-  const Model grouped = model_of({});
-  CHECK(attention_form(grouped, 1, {}) == AttentionForm::kSeparate);
-  CHECK(attention_form(grouped, 4, kFusing) == AttentionForm::kSeparate);
-  CHECK(attention_form(grouped, 8, {}) == AttentionForm::kGroupedQuery);
-  CHECK(attention_form(grouped, 8, kFusing) == AttentionForm::kFusedGroupedQuery);
-  CHECK(attention_form(grouped, 3, {}) == AttentionForm::kGroupedQuery);
-  Sizes sizes;
-  sizes.kv_heads = 8;
-  const Model all_heads = model_of(sizes);
-  CHECK(attention_form(all_heads, 4, {}) == AttentionForm::kSeparate);
-  CHECK(attention_form(all_heads, 4, kFusing) == AttentionForm::kFused);
-  CHECK(attention_form(all_heads, 16, kFusing) == AttentionForm::kFusedGroupedQuery);
+  struct Row {
+    std::uint64_t kv_heads, tp;
+    PartitionOptions options;
+    AttentionForm form;
+  };
+  for (const Row& row : {Row{4, 1, {}, AttentionForm::kSeparate},
+                         {4, 4, kFusing, AttentionForm::kSeparate},
+                         {4, 8, {}, AttentionForm::kGroupedQuery},
+                         {4, 8, kFusing, AttentionForm::kFusedGroupedQuery},
+                         {4, 3, {}, AttentionForm::kGroupedQuery},
+                         {8, 4, {}, AttentionForm::kSeparate},
+                         {8, 4, kFusing, AttentionForm::kFused},
+                         {8, 16, kFusing, AttentionForm::kFusedGroupedQuery}}) {
+    CAPTURE(row.kv_heads, row.tp);
+    CHECK(attention_form(model_of({.kv_heads = row.kv_heads}), row.tp, row.options) == row.form);
+  }
   for (const AttentionForm form : {AttentionForm::kGroupedQuery, AttentionForm::kFusedGroupedQuery})
-    for (const Model& model : {grouped, all_heads})
-      for (const std::uint64_t tp : {1, 2, 8}) CHECK(attention_form(model, tp, {form, {}}) == form);
+    for (const std::uint64_t kv_heads : {4, 8})
+      for (const std::uint64_t tp : {1, 2, 8})
+        CHECK(attention_form(model_of({.kv_heads = kv_heads}), tp, {form, {}}) == form);
 }
 
 TEST_CASE("The legal degrees are those that divide every size, for random models") {
-  static std::size_t legal_in_all = 0;
-  const std::uint64_t seed = GENERATE(from_range(seeds(40)));
-  CAPTURE(seed);
-  std::mt19937_64 random(seed);
-  const auto pick = [&](std::vector<std::uint64_t> of) { return of[random() % of.size()]; };
-  Sizes s;
-  s.vocab = pick({48, 96, 128, 384, 1000});
-  s.intermediate = pick({48, 96, 192, 384});
-  s.kv_heads = pick({1, 2, 3, 4, 8});
-  s.heads = s.kv_heads * pick({1, 2, 3, 4, 8});
-  s.head_dim = pick({2, 6, 8, 64});
-  PartitionOptions options{attention_form_of(false, random() % 2 == 0), {}};
-  if (random() % 2) options.kv_size_multiplier = pick({0, 1, 2, 3, 4, 8});
-  const Model model = model_of(s);
-  std::vector<std::uint64_t> expected;
-  for (std::uint64_t tp = 1; tp <= 512; ++tp) {
-    if (may_split(s, tp, options.kv_size_multiplier)) expected.push_back(tp);
-    INFO("tp " << tp);
-    CHECK(tensor_parallel_problem(model, tp, options).has_value() != may_split(s, tp, options.kv_size_multiplier));
+  std::size_t legal_in_all = 0;
+  for (const std::uint64_t seed : seeds(40)) {
+    CAPTURE(seed);
+    std::mt19937_64 random(seed);
+    const auto pick = [&](std::vector<std::uint64_t> of) { return of[random() % of.size()]; };
+    Sizes s;
+    s.vocab = pick({48, 96, 128, 384, 1000});
+    s.intermediate = pick({48, 96, 192, 384});
+    s.kv_heads = pick({1, 2, 3, 4, 8});
+    s.heads = s.kv_heads * pick({1, 2, 3, 4, 8});
+    s.head_dim = pick({2, 6, 8, 64});
+    PartitionOptions options{attention_form_of(false, random() % 2 == 0), {}};
+    if (random() % 2) options.kv_size_multiplier = pick({0, 1, 2, 3, 4, 8});
+    const Model model = model_of(s);
+    std::vector<std::uint64_t> expected;
+    for (std::uint64_t tp = 1; tp <= 512; ++tp) {
+      const bool legal = may_split(s, tp, options.kv_size_multiplier);
+      if (legal) expected.push_back(tp);
+      INFO("tp " << tp);
+      CHECK(tensor_parallel_problem(model, tp, options).has_value() != legal);
+    }
+    CHECK(legal_tp_degrees(model, options) == expected);
+    legal_in_all += expected.size();
   }
-  CHECK(legal_tp_degrees(model, options) == expected);
-  legal_in_all += expected.size();
-  if (has_all_seeds() && seed == 40) {  // counted over all of them
-    CHECK(legal_in_all > 100);
-  }
+  if (has_all_seeds()) CHECK(legal_in_all > 100);
+}
+
+/// The problem with `tp` ranks is the ranks' number, and is told as `refusal` has it.
+void check_problem(const Sizes& sizes, std::uint64_t tp, const PartitionOptions& options, Refusal refusal) {
+  refusal.kind = ErrorKind::kUsage;
+  const auto problem = tensor_parallel_problem(model_of(sizes), tp, options);
+  REQUIRE(problem);
+  check_error(*problem, refusal);
 }
 
 TEST_CASE("The first tensor that the ranks do not divide is named with dim and sizes") {
-  const auto problem = [](const Sizes& sizes, std::uint64_t tp) {
-    const auto error = tensor_parallel_problem(model_of(sizes), tp, {});
-    REQUIRE(error);
-    CHECK(error->kind() == ErrorKind::kUsage);
-    return *error;
-  };
-  Sizes sizes;
-  sizes.vocab = 130;
-  CHECK(problem(sizes, 4).tensor() == "model.embed_tokens.weight");
-  CHECK_THAT(problem(sizes, 4).what(), Says("dim 0 has 130 elements, which 4 ranks do not divide"));
-  sizes = {};
-  sizes.intermediate = 98;
-  CHECK(problem(sizes, 4).tensor() == "model.layers.0.mlp.gate_proj.weight");
-  CHECK_THAT(problem(sizes, 4).what(), Says("dim 0 has 98 elements, which 4 ranks do not divide"));
+  check_problem({.vocab = 130}, 4, {},
+                {.tensor = "model.embed_tokens.weight", .says = "dim 0 has 130 elements, which 4 ranks do not divide"});
+  check_problem(
+      {.intermediate = 98}, 4, {},
+      {.tensor = "model.layers.0.mlp.gate_proj.weight", .says = "dim 0 has 98 elements, which 4 ranks do not divide"});
 }
 
 TEST_CASE("Heads that cannot be placed are named with the multipliers that would do") {
-  Sizes sizes;
-  sizes.heads = 24;
-  sizes.kv_heads = 4;
-  sizes.vocab = sizes.intermediate = 96;
+  const Sizes sizes{.vocab = 96, .heads = 24, .kv_heads = 4};
   const auto with = [](std::uint64_t multiplier) { return PartitionOptions{AttentionForm::kSeparate, multiplier}; };
-  const auto error = tensor_parallel_problem(model_of(sizes), 6, with(1));
-  REQUIRE(error);
-  CHECK(error->kind() == ErrorKind::kUsage);
-  CHECK_THAT(error->what(),
-             Says("(24 query, 4 key/value) cannot be placed on 6 ranks with a key/value multiplier of 1"));
-  CHECK(error->hint() == "multipliers that work for `tp` 6: 3, 6");
+  for (const std::uint64_t multiplier : {std::uint64_t{1}, std::uint64_t{0}, std::uint64_t{5}, UINT64_MAX})
+    check_problem(sizes, 6, with(multiplier),
+                  {.says = "(24 query, 4 key/value) cannot be placed on 6 ranks with a key/value multiplier of " +
+                           std::to_string(multiplier),
+                   .hint = "multipliers that work for `tp` 6: 3, 6"});
   CHECK_FALSE(tensor_parallel_problem(model_of(sizes), 6, with(3)));
-  for (const std::uint64_t multiplier : {std::uint64_t{0}, std::uint64_t{5}, UINT64_MAX}) {
-    const auto bad = tensor_parallel_problem(model_of(sizes), 6, with(multiplier));
-    REQUIRE(bad);
-    CHECK_THAT(bad->what(), Says("multiplier of " + std::to_string(multiplier)));
-  }
 }
 
 TEST_CASE("The smallest multiplier that places whole heads is chosen, also where the usual one does not") {
-  Sizes sizes;
-  sizes.heads = 12;
-  sizes.kv_heads = 6;
+  const Sizes sizes{.heads = 12, .kv_heads = 6};
   CHECK_FALSE(tensor_parallel_problem(model_of(sizes), 4, {}));
   CHECK(gqa_spec(model_of(sizes), 4, {}).kv_size_multiplier == 2);
-  sizes.kv_heads = 2;
-  CHECK(gqa_spec(model_of(sizes), 4, {}).kv_size_multiplier == 2);  // the usual one
-  sizes.kv_heads = 12;
-  const auto error = tensor_parallel_problem(model_of(sizes), 8, {});  // none works
-  REQUIRE(error);
-  CHECK_THAT(error->what(), Says("(12 query, 12 key/value) cannot be placed on 8 ranks"));
+  CHECK(gqa_spec(model_of({.heads = 12, .kv_heads = 2}), 4, {}).kv_size_multiplier == 2);  // the usual one
+  check_problem({.heads = 12, .kv_heads = 12}, 8, {}, {.says = "(12 query, 12 key/value) cannot be placed on 8 ranks"});
 }
 
 TEST_CASE("The options of stages are read back from their specs") {
-  Sizes sizes;
   for (const std::uint64_t kv_heads : {2, 8})
     for (const AttentionForm form : {AttentionForm::kSeparate, AttentionForm::kFused, AttentionForm::kGroupedQuery,
                                      AttentionForm::kFusedGroupedQuery})
       for (const std::uint32_t tp : {2u, 4u}) {
-        sizes.kv_heads = kv_heads;
+        CAPTURE(kv_heads, tp);
+        const Sizes sizes{.kv_heads = kv_heads};
         const Model model = model_of(sizes);
         const PartitionOptions options{form, {}};
         std::vector<StageMetadata> metadata;
         for (StagePlan& stage : plan(sizes, tp, {}, options)) metadata.push_back(std::move(stage.metadata));
         const PartitionOptions recorded = recorded_options(metadata, model);
-        CAPTURE(kv_heads, tp);
         CHECK(recorded.attention == attention_form(model, tp, options));
         CHECK(recorded.kv_size_multiplier.has_value() == is_grouped_query(recorded.attention));
         if (recorded.kv_size_multiplier) CHECK(*recorded.kv_size_multiplier == usual_multiplier(kv_heads, tp));
@@ -200,23 +185,17 @@ TEST_CASE("The options of stages are read back from their specs") {
 TEST_CASE("Planning for an illegal degree is refused with the degrees that work") {
   check_refused([] { plan({}, 6); },
                 {.kind = ErrorKind::kUsage, .hint = "TP degrees that work for this model: 1, 2, 4, 8"});
-  Sizes sizes;
-  sizes.vocab = 131;
-  const Error prime = error_of([&] { plan(sizes, 2); });
-  CHECK(prime.tensor() == "model.embed_tokens.weight");
+  const Error prime = check_refused([] { plan({.vocab = 131}, 2); },
+                                    {.kind = ErrorKind::kUsage, .tensor = "model.embed_tokens.weight"});
   CHECK(prime.hint() == "TP degrees that work for this model: 1");
 }
 
 TEST_CASE("A grouped-query spec has the sizes of one rank") {
-  const auto spec = gqa_spec(model_of({}), 8, kFusing);
-  CHECK(spec == GQAQKVColumnParallelLinearSpec{"qkv_proj", "q_proj", "k_proj", "v_proj", "o_proj", 8, 4, 2, 8, 8, true,
-                                               false, 8});
-  Sizes sizes;
-  sizes.kv_heads = 2;
-  const auto more = gqa_spec(model_of(sizes), 4, {AttentionForm::kSeparate, 4});
-  CHECK(more.kv_size_multiplier == 4);
-  CHECK(more.q_output_size_per_partition == 16);
-  CHECK(more.kv_output_size_per_partition == 16);
+  CHECK(gqa_spec(model_of({}), 8, kFusing) == GQAQKVColumnParallelLinearSpec{"qkv_proj", "q_proj", "k_proj", "v_proj",
+                                                                             "o_proj", 8, 4, 2, 8, 8, true, false, 8});
+  const auto more = gqa_spec(model_of({.kv_heads = 2}), 4, {AttentionForm::kSeparate, 4});
+  CHECK(more == GQAQKVColumnParallelLinearSpec{"qkv_proj", "q_proj", "k_proj", "v_proj", "o_proj", 8, 2, 4, 16, 16,
+                                               false, false, 4});
   CHECK(more.slots_per_rank() == 2);
 }
 

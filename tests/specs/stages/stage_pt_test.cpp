@@ -110,17 +110,19 @@ TEST_CASE("A module of another pipeline rank has no spec here") {
 }
 
 TEST_CASE("Older metadata that is not what it should be is refused") {
-  CHECK_THAT(refused(dict({{"model", dict({})}})).what(), Says("no \"sharded_metadata\""));
-  CHECK_THAT(refused(list({})).what(), Says("no \"sharded_metadata\""));
-  const auto parameter = [](const std::string& value) {
-    const Error error = refused(metadata({{"a.weight", value}}, kNoAttention));
-    return error.tensor() + ": " + error.what();
-  };
-  CHECK_THAT(parameter(sharded(number(2))), Says("a.weight: ") && Says("neither 0 nor 1"));
-  CHECK_THAT(parameter(sharded(number(-1))), Says("neither 0 nor 1"));
-  CHECK_THAT(parameter(sharded(kNone)), Says("neither 0 nor 1"));
-  CHECK_THAT(parameter(dict({{"kind", text("split")}})), Says("a.weight: ") && Says("its kind is \"split\""));
-  CHECK_THAT(parameter(dict({})), Says("where a name must be"));
+  const auto read_file_of = [](const std::string& value) { read(value); };
+  check_each_refused(read_file_of, {},
+                     {{dict({{"model", dict({})}}), "no \"sharded_metadata\""}, {list({}), "no \"sharded_metadata\""}});
+  check_each_refused(
+      [&](const std::string& value) {
+        read(metadata({{"a.weight", value}}, kNoAttention));
+      },
+      {.tensor = "a.weight"},
+      {{sharded(number(2)), "neither 0 nor 1"},
+       {sharded(number(-1)), "neither 0 nor 1"},
+       {sharded(kNone), "neither 0 nor 1"},
+       {dict({{"kind", text("split")}}), "its kind is \"split\""}});
+  CHECK_THAT(refused(metadata({{"a.weight", dict({})}}, kNoAttention)).what(), Says("where a name must be"));
 }
 
 TEST_CASE("Older metadata whose attention cannot be is refused") {
