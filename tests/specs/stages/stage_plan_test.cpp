@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <random>
-#include <set>
 
 #include "reshard/base/json.h"
 #include "reshard/specs/model/language_model.h"
@@ -199,23 +198,6 @@ TEST_CASE("A grouped-query spec has the sizes of one rank") {
   CHECK(more.slots_per_rank() == 2);
 }
 
-TEST_CASE("One rank holds the state dict in its order, gate and up as one") {
-  const auto stages = plan({.layers = 1}, 2);
-  REQUIRE(stages.size() == 1);
-  const std::string layer = "model.layers.0.";
-  CHECK(names_of(stages[0]) == Names{"model.embed_tokens.weight", layer + "self_attn.q_proj.weight",
-                                     layer + "self_attn.k_proj.weight", layer + "self_attn.v_proj.weight",
-                                     layer + "self_attn.o_proj.weight", layer + "mlp.gate_up_proj.weight",
-                                     layer + "mlp.down_proj.weight", layer + "input_layernorm.weight",
-                                     layer + "post_attention_layernorm.weight", "model.norm.weight", "lm_head.weight"});
-  CHECK(parameter(stages[0], layer + "mlp.gate_up_proj.weight") ==
-        ParallelParameter{layer + "mlp.gate_up_proj.weight", true, 0, 2, 2});
-  CHECK(parameter(stages[0], layer + "mlp.down_proj.weight") ==
-        ParallelParameter{layer + "mlp.down_proj.weight", true, 1, 1, 2});
-  CHECK_FALSE(parameter(stages[0], "model.norm.weight").tensor_model_parallel);
-  CHECK(stages[0].tied.empty());
-}
-
 TEST_CASE("Biases follow their weights, but those of row-parallel layers are whole") {
   const auto stages = plan({.layers = 1, .kv_heads = 8, .attention_bias = true, .mlp_bias = true}, 2, {}, kFusing);
   const std::string layer = "model.layers.0.";
@@ -230,64 +212,6 @@ TEST_CASE("Biases follow their weights, but those of row-parallel layers are who
   for (const ModuleSpecs& module : stage.metadata.modules)
     for (const TransformationSpec& spec : module.specs) biased += std::get<FusedLinearsSpec>(spec).bias;
   CHECK(biased == 2);
-}
-
-TEST_CASE("Grouped queries give weight and bias a letter each, or one name for all three") {
-  const Sizes sizes{.model_type = "qwen2", .layers = 1};
-  const std::string module = "model.layers.0.self_attn.qkv_proj.";
-  const auto count = [&](const StagePlan& stage) {
-    const Names names = names_of(stage);
-    return std::count_if(names.begin(), names.end(), [&](const std::string& name) { return name.starts_with(module); });
-  };
-  const auto apart = plan(sizes, 8);
-  for (const char* name : {"weight_q", "weight_k", "weight_v", "bias_q", "bias_k", "bias_v"})
-    CHECK(parameter(apart.at(0), module + name) == ParallelParameter{module + name, true, 0, 1, 8});
-  CHECK(count(apart.at(0)) == 6);
-  const auto fused = plan(sizes, 8, {}, kFusing);
-  for (const char* name : {"weight_qkv", "bias_qkv"})
-    CHECK_FALSE(parameter(fused.at(0), module + name).tensor_model_parallel);
-  CHECK(count(fused.at(0)) == 2);
-  for (const auto& stages : {apart, fused}) {
-    const auto& specs = stages.at(0).metadata.modules.at(0).specs;
-    REQUIRE(specs.size() == 1);
-    CHECK(std::get<GQAQKVColumnParallelLinearSpec>(specs[0]).bias);
-  }
-}
-
-TEST_CASE("Stages hold their layers, the ends the embedding and the head, and all list every module") {
-  const auto stages = plan({.layers = 5}, 2, {1, 2, 2});  // 0 | 1 | 2 | 3-4, so rank 0 has 0 and 2
-  REQUIRE(stages.size() == 2);
-  const std::set<std::string> expected[] = {{"0", "2"}, {"1", "3", "4"}};
-  for (std::size_t rank = 0; rank < 2; ++rank) {
-    std::set<std::string> layers;
-    for (const std::string& name : names_of(stages[rank]))
-      if (name.starts_with("model.layers.")) layers.insert(name.substr(13, 1));
-    CHECK(layers == expected[rank]);
-    CHECK(stages[rank].metadata.modules.size() == 10);
-    for (const ModuleSpecs& module : stages[rank].metadata.modules) {
-      const bool here = expected[rank].count(module.module_fully_qualified_name.substr(13, 1)) > 0;
-      const bool mlp = module.module_fully_qualified_name.ends_with(".mlp");
-      CHECK(module.specs.size() == (here && mlp ? 1 : 0));
-    }
-  }
-  CHECK(names_of(stages[0]).front() == "model.embed_tokens.weight");
-  CHECK(names_of(stages[0]).back() == "model.layers.2.post_attention_layernorm.weight");
-  CHECK(names_of(stages[1]).front() == "model.layers.1.self_attn.q_proj.weight");
-  CHECK(names_of(stages[1]).back() == "lm_head.weight");
-}
-
-TEST_CASE("A tied head is a second name on the last stage, which then holds the embedding too") {
-  const auto one = plan({.tied = true}, 2);
-  REQUIRE(one.at(0).tied.size() == 1);
-  CHECK(one[0].tied[0].name == "lm_head.weight");
-  CHECK(one[0].tied[0].source == "model.embed_tokens.weight");
-  const Names names = names_of(one[0]);
-  CHECK(std::count(names.begin(), names.end(), "model.embed_tokens.weight") == 1);
-  CHECK(std::count(names.begin(), names.end(), "lm_head.weight") == 0);
-  const auto two = plan({.tied = true}, 2, {1, 2, 1});
-  CHECK(two.at(0).tied.empty());
-  REQUIRE(two.at(1).tied.size() == 1);
-  CHECK(names_of(two[1]).front() == "model.embed_tokens.weight");
 }
 
 TEST_CASE("An optional buffer is planned, whole, only where the checkpoint has it") {
