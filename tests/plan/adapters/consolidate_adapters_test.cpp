@@ -1,15 +1,97 @@
-// Sharded adapters made by hand: what the reference loses or refuses.
+// Sharded adapters made by hand: what the reference loses or refuses, what cannot be consolidated, and where adapters go.
 
+#include <array>
 #include <nlohmann/json.hpp>
 
-#include "plan/adapters/hand_made_adapters.h"
 #include "support/local_files.h"
+#include "support/refusals.h"
+#include "support/requests.h"
+#include "support/temp_dir.h"
+#include "support/torch_files.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+
+const std::string kLayer = "base_model.model.model.layers.0.";
+
+json whole() {
+  return {{"tensor_model_parallel", false}};
+}
+json cut(std::uint32_t dim, std::uint32_t stride = 1) {
+  return {{"tensor_model_parallel", true}, {"partition_dim", dim}, {"partition_stride", stride}, {"num_partitions", 2}};
+}
+json fused_spec(const json& peft_type = "lora", std::uint32_t axis = 0) {
+  return {"FusedLinearsSpec",
+          {{"fused_linear_name", "gate_up_proj"},
+           {"linear_names", {"gate_proj", "up_proj"}},
+           {"bias", false},
+           {"fuse_axis", axis},
+           {"original_dims", {4, 8}},
+           {"tp_size", 2},
+           {"peft_type", peft_type}}};
+}
+json gqa_spec(const json& peft_type = nullptr,
+              bool fuse_qkv = false) {  // 4 query heads on 1 key/value head, of 2
+  return {"GQAQKVColumnParallelLinearSpec",
+          {{"gqa_qkv_projection_name", "qkv_proj"},
+           {"query_projection_name", "q_proj"},
+           {"key_projection_name", "k_proj"},
+           {"value_projection_name", "v_proj"},
+           {"output_projection_name", "o_proj"},
+           {"num_attention_heads", 8},
+           {"num_key_value_heads", 2},
+           {"kv_size_multiplier", 2},
+           {"q_output_size_per_partition", 8},
+           {"kv_output_size_per_partition", 4},
+           {"fuse_qkv", fuse_qkv},
+           {"bias", false},
+           {"tp_size", 2},
+           {"peft_type", peft_type}}};
+}
+
+/// A checkpoint of adapters on two ranks, with metadata as one writes it down.
+struct HandMade {
+  json parameters = json::object();
+  json modules = json::array();
+
+  void add_module(const std::string& name, const json& spec) {
+    modules.push_back({{"module_fully_qualified_name", kLayer + name}, {"specs", json::array({spec})}});
+  }
+  /// The base layers that the specs of `mlp` and `self_attn` speak of.
+  void add_base() {
+    parameters[kLayer + "mlp.gate_up_proj.base_layer.weight"] = cut(0, 2);
+    for (const char* letter : {"q", "k", "v"}) parameters[kLayer + "self_attn.qkv_proj.weight_" + letter] = cut(0);
+    parameters[kLayer + "self_attn.o_proj.base_layer.weight"] = cut(1);
+  }
+  void write(const std::filesystem::path& checkpoint, const std::string& adapter,
+             const std::array<TensorMap, 2>& ranks) const {
+    const std::filesystem::path shards = checkpoint / ("adapter_" + adapter) / "adapter_shards";
+    for (int rank : {0, 1})
+      write_torch(shards / "model" / ("dp_rank_00_tp_rank_0" + std::to_string(rank) + "_pp_rank_00.pt"), ranks[rank]);
+    write_file(shards / "mp_metadata_pp_rank_0.json",
+               json{{"parameters", parameters}, {"model_weight_transformation_specs", modules}}.dump());
+    write_file(shards / "../adapter_config.json", R"({"peft_type": "LORA", "r": 1})");
+  }
+};
+
+/// Bytes `values`, as U8.
+TensorData bytes(const Dims& shape, const std::string& values) {
+  return {DType::kU8, shape, values};
+}
+
+TensorMap back(const TempDir& temp, const fs::path& adapter = {}) {
+  consolidate(consolidate_request(temp / "in", temp / "out"));
+  return read_tensors(temp / "out" / adapter / "adapter_model.safetensors");
+}
+
+void check_unplanned(const TempDir& temp, const ConsolidateRequest& request, const Refusal& refusal) {
+  const auto before = snapshot(temp.path());
+  check_refused([&] { plan_consolidate(request); }, refusal);
+  CHECK((snapshot(temp.path()) == before));
+}
 
 TEST_CASE("Adapters are told apart by their whole names, whatever is in them") {
   const std::vector<std::string> names = {
@@ -21,25 +103,22 @@ TEST_CASE("Adapters are told apart by their whole names, whatever is in them") {
     hand.parameters["head.modules_to_save." + name + ".weight"] = cut(0);
   }
   const TempDir temp;
-  char value = 'A';
-  for (const std::string& name : names) {
-    const TensorData b = bytes({1, 1}, std::string(1, value));
-    hand.write(temp / "in", name,
-               {TensorMap{{"m.lora_A.weight", bytes({1, 1}, "0")}, {"m.lora_B.weight", b}, {"head.weight", b}},
-                TensorMap{{"m.lora_A.weight", bytes({1, 1}, "1")}, {"m.lora_B.weight", b}, {"head.weight", b}}});
-    ++value;
+  const auto letter = [](std::size_t i) { return static_cast<char>('A' + i); };
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const auto rank = [b = bytes({1, 1}, {letter(i)})](const char* a) {
+      return TensorMap{{"m.lora_A.weight", bytes({1, 1}, a)}, {"m.lora_B.weight", b}, {"head.weight", b}};
+    };
+    hand.write(temp / "in", names[i], {rank("0"), rank("1")});
   }
-  consolidate(request_of(temp / "in", temp / "out"));
-  value = 'A';
-  for (const std::string& name : names) {
-    INFO(name);
-    const fs::path folder = name == "default" ? temp / "out" : temp / "out" / name;
+  consolidate(consolidate_request(temp / "in", temp / "out"));
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    INFO(names[i]);
+    const fs::path folder = names[i] == "default" ? temp / "out" : temp / "out" / names[i];
     CHECK(read_tensors(folder / "adapter_model.safetensors") ==
           TensorMap{{"m.lora_A.weight", bytes({1, 2}, "01")},
-                    {"m.lora_B.weight", bytes({1, 1}, std::string(1, value))},
-                    {"head.weight", bytes({2, 1}, std::string(2, value))}});
+                    {"m.lora_B.weight", bytes({1, 1}, {letter(i)})},
+                    {"head.weight", bytes({2, 1}, std::string(2, letter(i)))}});
     CHECK(fs::exists(folder / "adapter_config.json"));
-    ++value;
   }
 }
 
@@ -68,21 +147,21 @@ TEST_CASE("What stands beside lora_A and lora_B is consolidated where the metada
   other[fused + "lora_B.weight"].bytes = "667777";
   const TempDir temp;
   hand.write(temp / "in", "default", {rank, other});
-  const auto job = plan_consolidate(request_of(temp / "in", temp / "out"));
+  const auto job = plan_consolidate(consolidate_request(temp / "in", temp / "out"));
   REQUIRE(job->notes.size() == 1);
   CHECK_THAT(job->notes[0], Says("left out: frozen.lora_A.weight"));
   const std::string mlp = kLayer + "mlp.";
-  CHECK(consolidated(temp) == TensorMap{{mlp + "gate_proj.lora_A.weight", bytes({1, 2}, "ab")},
-                                        {mlp + "up_proj.lora_A.weight", bytes({1, 2}, "ab")},
-                                        {mlp + "gate_proj.lora_B.weight", bytes({4, 1}, "0066")},
-                                        {mlp + "up_proj.lora_B.weight", bytes({8, 1}, "11117777")},
-                                        {mlp + "gate_proj.lora_B.bias", bytes({4}, "2222")},
-                                        {mlp + "up_proj.lora_B.bias", bytes({8}, "33333333")},
-                                        {mlp + "gate_proj.lora_magnitude_vector", bytes({4}, "4444")},
-                                        {mlp + "up_proj.lora_magnitude_vector", bytes({8}, "55555555")},
-                                        {"embed.lora_embedding_A", bytes({1, 3}, "xyz")},
-                                        {"embed.base_layer.weight", bytes({2, 1}, "ee")},
-                                        {"head.weight", bytes({2, 2}, "hihi")}});
+  CHECK(back(temp) == TensorMap{{mlp + "gate_proj.lora_A.weight", bytes({1, 2}, "ab")},
+                                {mlp + "up_proj.lora_A.weight", bytes({1, 2}, "ab")},
+                                {mlp + "gate_proj.lora_B.weight", bytes({4, 1}, "0066")},
+                                {mlp + "up_proj.lora_B.weight", bytes({8, 1}, "11117777")},
+                                {mlp + "gate_proj.lora_B.bias", bytes({4}, "2222")},
+                                {mlp + "up_proj.lora_B.bias", bytes({8}, "33333333")},
+                                {mlp + "gate_proj.lora_magnitude_vector", bytes({4}, "4444")},
+                                {mlp + "up_proj.lora_magnitude_vector", bytes({8}, "55555555")},
+                                {"embed.lora_embedding_A", bytes({1, 3}, "xyz")},
+                                {"embed.base_layer.weight", bytes({2, 1}, "ee")},
+                                {"head.weight", bytes({2, 2}, "hihi")}});
 }
 
 TEST_CASE("Linears fused along rows share their lora_B") {
@@ -97,10 +176,10 @@ TEST_CASE("Linears fused along rows share their lora_B") {
   };
   const TempDir temp;
   hand.write(temp / "in", "x", {rank("001111"), rank("223333")});
-  CHECK(consolidated(temp, "x") == TensorMap{{kLayer + "mlp.gate_proj.lora_A.weight", bytes({1, 4}, "0022")},
-                                             {kLayer + "mlp.up_proj.lora_A.weight", bytes({1, 8}, "11113333")},
-                                             {kLayer + "mlp.gate_proj.lora_B.weight", bytes({1, 1}, "b")},
-                                             {kLayer + "mlp.up_proj.lora_B.weight", bytes({1, 1}, "b")}});
+  CHECK(back(temp, "x") == TensorMap{{kLayer + "mlp.gate_proj.lora_A.weight", bytes({1, 4}, "0022")},
+                                     {kLayer + "mlp.up_proj.lora_A.weight", bytes({1, 8}, "11113333")},
+                                     {kLayer + "mlp.gate_proj.lora_B.weight", bytes({1, 1}, "b")},
+                                     {kLayer + "mlp.up_proj.lora_B.weight", bytes({1, 1}, "b")}});
 }
 
 TEST_CASE("An output projection adapted alone is put back into the order of its heads, the fused layers left alone") {
@@ -121,9 +200,157 @@ TEST_CASE("An output projection adapted alone is put back into the order of its 
                           {output + "lora_B.weight", bytes({1, 1}, "b")}},
                 TensorMap{{output + "lora_A.weight", bytes({1, 8}, "cCdDgGhH")},
                           {output + "lora_B.weight", bytes({1, 1}, "b")}}});
-    CHECK(consolidated(temp) == TensorMap{{output + "lora_A.weight", bytes({1, 16}, "aAbBcCdDeEfFgGhH")},
-                                          {output + "lora_B.weight", bytes({1, 1}, "b")}});
+    CHECK(back(temp) == TensorMap{{output + "lora_A.weight", bytes({1, 16}, "aAbBcCdDeEfFgGhH")},
+                                  {output + "lora_B.weight", bytes({1, 1}, "b")}});
   }
+}
+
+TEST_CASE("A tensor that the metadata does not explain is an error that names it, and never lost") {
+  const std::string fused = kLayer + "mlp.gate_up_proj.", qkv = kLayer + "self_attn.qkv_proj.";
+  struct Row {
+    std::string in_metadata;
+    json entry;
+    std::string in_files;
+    TensorData tensor;
+    Refusal refusal;
+  };
+  const std::string magnitude = "lora_magnitude_vector", unlisted = "does not list it";
+  const TensorData vector = bytes({6}, "445555"), one = bytes({1}, "4");
+  const Row rows[] = {{"", {}, "head.weight", one, {.says = unlisted}},
+                      {"head.modules_to_save.default2.weight", cut(0), "head.weight", one, {.says = unlisted}},
+                      {fused + magnitude + ".default.weight",
+                       whole(),
+                       fused + magnitude,
+                       vector,
+                       {.says = "contradicts its transformation spec"}},
+                      {qkv + magnitude + ".default.weight",
+                       cut(0),
+                       qkv + magnitude,
+                       vector,
+                       {.kind = ErrorKind::kUnsupported, .says = "belongs to a fused linear"}},
+                      {"m." + magnitude + ".default.weight",
+                       whole(),
+                       "m." + magnitude,
+                       one,
+                       {.says = "does not fit its lora_B of [2, 1]"}},
+                      {"m.lora_B.default.bias", whole(), "m.lora_B.bias", one, {.says = "does not fit its lora_B"}},
+                      {"m.lora_A.default.weight",
+                       whole(),
+                       "m.lora_A.weight",
+                       bytes({2, 1}, "45"),
+                       {.says = "does not fit its lora_B"}}};
+  for (const Row& row : rows) {
+    HandMade hand;
+    hand.add_base();
+    hand.add_module("mlp", fused_spec());
+    hand.add_module("self_attn", gqa_spec("lora"));
+    hand.parameters[fused + "lora_A.default.weight"] = whole();
+    hand.parameters[fused + "lora_B.default.weight"] = cut(0, 2);
+    hand.parameters["m.lora_B.default.weight"] = cut(0);
+    if (!row.in_metadata.empty()) hand.parameters[row.in_metadata] = row.entry;
+    const TensorMap rank{{fused + "lora_A.weight", bytes({1, 2}, "ab")},
+                         {fused + "lora_B.weight", bytes({6, 1}, "001111")},
+                         {"m.lora_B.weight", bytes({1, 1}, "0")},
+                         {row.in_files, row.tensor}};
+    const TempDir temp;
+    hand.write(temp / "in", "default", {rank, rank});
+    check_unplanned(temp, consolidate_request(temp / "in", temp / "out"),
+                    with_common(row.refusal, {.tensor = row.in_files}));
+  }
+}
+
+/// An adapter of one module on two ranks, under `folder`.
+void write_small(const fs::path& checkpoint, const std::string& folder, const std::string& in_metadata) {
+  HandMade hand;
+  hand.parameters["m.lora_A." + in_metadata + ".weight"] = cut(1);
+  hand.parameters["m.lora_B." + in_metadata + ".weight"] = whole();
+  const auto rank = [](const char* a) {
+    return TensorMap{{"m.lora_A.weight", bytes({1, 1}, a)}, {"m.lora_B.weight", bytes({1, 1}, "b")}};
+  };
+  hand.write(checkpoint, folder, {rank("0"), rank("1")});
+}
+
+TEST_CASE("A folder that was renamed is known by the only adapter in its metadata, or refused") {
+  const TempDir temp;
+  write_small(temp / "in", "renamed", "first");
+  CHECK(back(temp, "renamed").size() == 2);
+  HandMade two;
+  for (const char* name : {"first", "second"}) two.parameters["m.lora_A." + std::string(name) + ".weight"] = cut(1);
+  two.write(temp / "in", "renamed", {TensorMap{{"m.lora_A.weight", bytes({1, 1}, "0")}}, {}});
+  check_unplanned(temp, consolidate_request(temp / "in", temp / "out2"),
+                  {.says = "\"renamed\", but the metadata knows first, second"});
+}
+
+TEST_CASE("An adapter without its metadata, with a rank missing, or with ranks that differ is refused") {
+  const TempDir temp;
+  write_small(temp / "in", "default", "default");
+  const fs::path shards = temp / "in/adapter_default/adapter_shards";
+  const fs::path last = shards / "model/dp_rank_00_tp_rank_01_pp_rank_00.pt";
+  write_torch(last, {{"m.lora_A.weight", bytes({1, 1}, "1")}, {"m.lora_B.weight", bytes({1, 1}, "x")}});
+  const ConsolidateRequest request = consolidate_request(temp / "in", temp / "out");
+  check_refused([&] { consolidate(request); }, {.says = "is a replica of m.lora_B.weight"});
+  fs::remove(last);
+  check_unplanned(temp, request, {.says = "dp_rank_00_tp_rank_01_pp_rank_00"});
+  fs::rename(shards / "mp_metadata_pp_rank_0.json", shards / "mp_metadata_pp_rank_0.pt");
+  check_unplanned(temp, request, {.kind = ErrorKind::kUnsupported});
+  fs::remove(shards / "mp_metadata_pp_rank_0.pt");
+  check_unplanned(temp, request, {.says = "no metadata that speaks of adapters"});
+}
+
+TEST_CASE("Adapters go beside their shards unless told otherwise, and never over or into them") {
+  const TempDir temp;
+  write_small(temp / "in", "default", "default");
+  write_small(temp / "in", "x", "x");
+  ConsolidateRequest in_place;
+  in_place.source.path = temp / "in";
+  consolidate(in_place);
+  CHECK(read_tensors(temp / "in/adapter_model.safetensors").size() == 2);
+  CHECK(read_tensors(temp / "in/x/adapter_model.safetensors").size() == 2);
+  CHECK(fs::exists(temp / "in/x/adapter_config.json"));
+  in_place.source.path = temp / "in/adapter_x/adapter_shards";
+  consolidate(in_place);
+  CHECK(read_tensors(temp / "in/adapter_x/adapter_model.safetensors").size() == 2);
+  for (const char* inside : {"in/adapter_x/adapter_shards", "in/adapter_x/adapter_shards/model/deep"})
+    check_unplanned(temp, consolidate_request(temp / "in", temp / inside), {.kind = ErrorKind::kUsage});
+  in_place.source.path = temp / "in";
+  in_place.target.format = Format::kPytorch;
+  in_place.force = true;
+  check_unplanned(temp, in_place, {.says = "adapter_model.safetensors"});
+}
+
+TEST_CASE("An adapter that could leave the output directory by its name is refused") {
+  const TempDir temp;
+  for (const char* name : {"..", ".", ""}) {
+    INFO(name);
+    const fs::path checkpoint = temp / (std::string("in") + name + "x");
+    write_small(checkpoint, name, "a");
+    check_unplanned(temp, consolidate_request(checkpoint, temp / "out"), {});
+  }
+}
+
+TEST_CASE("Adapters beside a model are left, and this is said") {
+  const TempDir temp;
+  Random random(3);
+  write_model(temp / "model", {}, random_tensors({}, random));
+  shard(temp / "model", temp / "in", {.tp = 2});
+  write_small(temp / "in", "x", "x");
+  const auto job = plan_consolidate(consolidate_request(temp / "in", temp / "out"));
+  REQUIRE(job->notes.size() == 1);
+  CHECK_THAT(job->notes[0], Says("adapter_x"));
+  CHECK(job->family == "llama");
+  CHECK(plan_consolidate(consolidate_request(temp / "in/adapter_x", temp / "out"))->source.logical.size() == 2);
+}
+
+TEST_CASE("Shards of an adapter in a model's folder are refused, not taken for a model") {
+  const TempDir temp;
+  HandMade hand;
+  hand.add_base();
+  hand.add_module("mlp", fused_spec());
+  const TensorMap rank{{kLayer + "mlp.gate_up_proj.lora_A.weight", bytes({1, 1}, "0")}};
+  hand.write(temp.path(), "x", {rank, rank});
+  fs::create_directories(temp / "in");
+  fs::rename(temp / "adapter_x/adapter_shards", temp / "in/shards");
+  check_unplanned(temp, consolidate_request(temp / "in", temp / "out"), {.kind = ErrorKind::kUnsupported});
 }
 
 }  // namespace

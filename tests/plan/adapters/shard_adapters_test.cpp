@@ -1,10 +1,9 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/specs/peft/adapter_config.h"
-#include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
+#include "support/requests.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
 
@@ -19,18 +18,10 @@ const std::string kLayer = "base_model.model.model.layers.0.";
 /// A model of one layer, and one adapter of it that tests change before they shard it.
 struct Case {
   TempDir temp;
-  TinyModel model;
+  TinyModel model{.hidden = 4, .intermediate = 4, .layers = 1, .heads = 4, .kv_heads = 4, .head_dim = 2};
   json config{{"peft_type", "LORA"}, {"r", 1}, {"lora_alpha", 4}};
   TensorMap tensors;
 
-  Case() {
-    model.layers = 1;
-    model.hidden = 4;
-    model.intermediate = 4;
-    model.heads = 4;
-    model.kv_heads = 4;
-    model.head_dim = 2;
-  }
   /// lora_A and lora_B of a linear, each of bytes that count up from `first`.
   void adapt(const std::string& linear, std::uint64_t out, std::uint64_t in, std::uint64_t r = 1, char first = 'a') {
     tensors[kLayer + linear + ".lora_A.weight"] = counting({r, in}, first);
@@ -49,8 +40,8 @@ struct Case {
     write_file(temp / "model/config.json", model.config().dump());
     write_safetensors(temp / "peft/adapter_model.safetensors", tensors);
     write_file(temp / "peft/adapter_config.json", config.dump(2));
-    ShardRequest request = shard_request(temp / "model", temp / "out", tp);
-    request.target.layout = layout("optimum"), request.target.format = Format::kPytorch;
+    ShardRequest request =
+        shard_request(temp / "model", temp / "out", {.layout = "optimum", .format = Format::kPytorch, .tp = tp});
     request.adapters = {temp / "peft"};
     request.lora_fuse = fuse;
     return request;
@@ -148,12 +139,11 @@ TEST_CASE("A fused linear is adapted as a whole or not at all") {
   c.tensors[kLayer + "mlp.up_proj.lora_B.bias"] = Case::counting({4});
   CHECK_THAT(c.error().what(), Says("adapted in different ways"));
   c.tensors[kLayer + "mlp.gate_proj.lora_B.bias"] = Case::counting({4});
-  CHECK_NOTHROW(plan_shard(c.request()));
   c.adapt("self_attn.q_proj", 8, 4);  // is not fused here
-  CHECK_NOTHROW(plan_shard(c.request()));
-  ShardRequest fused = c.request();
-  fused.target.options.set_flag("fuse-qkv", true);
-  CHECK_THAT(error_of([&] { plan_shard(fused); }).what(), Says("k_proj, model.layers.0.self_attn.v_proj"));
+  ShardRequest request = c.request();
+  CHECK_NOTHROW(plan_shard(request));
+  request.target.options.set_flag("fuse-qkv", true);
+  CHECK_THAT(error_of([&] { plan_shard(request); }).what(), Says("k_proj, model.layers.0.self_attn.v_proj"));
 }
 
 TEST_CASE("Ranks and scales that fused linears cannot share are refused") {
@@ -161,8 +151,7 @@ TEST_CASE("Ranks and scales that fused linears cannot share are refused") {
   c.adapt_mlp(1, 2);
   c.config["rank_pattern"] = {{"up_proj", 2}};
   const Error ranks = c.error();
-  CHECK(ranks.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(ranks.what(), Says("not the same rank"));
+  check_error(ranks, {.says = "not the same rank"});
   CHECK(ranks.hint().empty());
   CHECK_THAT(c.error(2, LoraFuse::kExact).what(), Says("not the same scale"));
   c.config["alpha_pattern"] = {{"up_proj", 8}};
@@ -173,42 +162,47 @@ TEST_CASE("Ranks and scales that fused linears cannot share are refused") {
 }
 
 TEST_CASE("An adapter that does not fit the model or its own config is refused by the tensor's name") {
-  const auto refused = [](const std::string& name, const Dims& shape, ErrorKind kind, const std::string& says) {
-    INFO(name);
+  struct Row {
+    std::string name;
+    Dims shape;
+    ErrorKind kind;
+    const char* says;
+  };
+  constexpr ErrorKind kBad = ErrorKind::kBadInput, kNo = ErrorKind::kUnsupported;
+  const std::string model = "base_model.model.", down = kLayer + "mlp.down_proj.";
+  for (const Row& row : std::vector<Row>{
+           {down + "lora_A.weight", {2, 4}, kBad, "make it [1, 4]"},
+           {down + "lora_B.weight", {5, 1}, kBad, "make it [4, 1]"},
+           {down + "lora_magnitude_vector", {5}, kBad, "make it [4]"},
+           {down + "lora_A.mine.weight", {1, 4}, kNo, "has an adapter's name in it"},
+           {down + "lora_C.weight", {1, 4}, kBad, "is neither"},
+           {model + "model.embed_tokens.token_adapter.trainable_tokens_delta", {2, 4}, kNo, "is of trainable tokens"},
+           {model + "score.weight", {2, 4}, kNo, "is of a head that the adapter adds"},
+           {model + "model.language_model.layers.0.mlp.down_proj.lora_A.weight",
+            {1, 4},
+            kNo,
+            "adapts a part of a model of several parts"},
+           {kLayer + "mlp.sideways.lora_A.weight", {1, 4}, kBad, "the model does not have"},
+           {model + "model.layers.1.mlp.down_proj.lora_A.weight", {1, 4}, kBad, "the model does not have"},
+           {"model.norm.weight", {4}, kBad, "does not begin with base_model.model."},
+           {model + "model.nothing.weight", {4}, kBad, "is neither"},
+           {model + "lm_head.weight", {5, 4}, kBad, "make it [32, 4]"},
+           {kLayer + "mlp.gate_proj.weight", {4, 4}, kNo, "fused with others"},
+           {kLayer + "self_attn.o_proj.base_layer.weight", {4, 8}, kNo, "has no place"}}) {
+    INFO(row.name);
     Case c;
     c.adapt_mlp();
     c.adapt("mlp.down_proj", 4, 4);
-    c.tensors[name] = Case::counting(shape);
-    check_error(c.error(),
-                {.kind = kind, .path = c.temp / "peft/adapter_model.safetensors", .tensor = name, .says = says});
-  };
-  refused(kLayer + "mlp.down_proj.lora_A.weight", {2, 4}, ErrorKind::kBadInput, "make it [1, 4]");
-  refused(kLayer + "mlp.down_proj.lora_B.weight", {5, 1}, ErrorKind::kBadInput, "make it [4, 1]");
-  refused(kLayer + "mlp.down_proj.lora_magnitude_vector", {5}, ErrorKind::kBadInput, "make it [4]");
-  refused(kLayer + "mlp.down_proj.lora_A.mine.weight", {1, 4}, ErrorKind::kUnsupported, "has an adapter's name in it");
-  refused(kLayer + "mlp.down_proj.lora_C.weight", {1, 4}, ErrorKind::kBadInput, "is neither");
-  refused("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", {2, 4}, ErrorKind::kUnsupported,
-          "is of trainable tokens");
-  refused("base_model.model.score.weight", {2, 4}, ErrorKind::kUnsupported, "is of a head that the adapter adds");
-  refused("base_model.model.model.language_model.layers.0.mlp.down_proj.lora_A.weight", {1, 4}, ErrorKind::kUnsupported,
-          "adapts a part of a model of several parts");
-  refused(kLayer + "mlp.sideways.lora_A.weight", {1, 4}, ErrorKind::kBadInput, "the model does not have");
-  refused("base_model.model.model.layers.1.mlp.down_proj.lora_A.weight", {1, 4}, ErrorKind::kBadInput,
-          "the model does not have");
-  refused("model.norm.weight", {4}, ErrorKind::kBadInput, "does not begin with base_model.model.");
-  refused("base_model.model.model.nothing.weight", {4}, ErrorKind::kBadInput, "is neither");
-  refused("base_model.model.lm_head.weight", {5, 4}, ErrorKind::kBadInput, "make it [32, 4]");
-  refused(kLayer + "mlp.gate_proj.weight", {4, 4}, ErrorKind::kUnsupported, "fused with others");
-  refused(kLayer + "self_attn.o_proj.base_layer.weight", {4, 8}, ErrorKind::kUnsupported, "has no place");
+    c.tensors[row.name] = Case::counting(row.shape);
+    check_error(
+        c.error(),
+        {.kind = row.kind, .path = c.temp / "peft/adapter_model.safetensors", .tensor = row.name, .says = row.says});
+  }
   Case packed;
   packed.config["target_parameters"] = {"mlp.experts.gate_up_proj"};
   packed.tensors[kLayer + "mlp.experts.base_layer.lora_A.weight"] = Case::counting({3, 4});
-  CHECK(packed.error().kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(packed.error().what(), Says("adapts experts that are packed in one tensor (target_parameters)"));
-  Case c;
-  c.adapt("mlp.down_proj", 4, 4);
-  c.tensors.erase(kLayer + "mlp.down_proj.lora_B.weight");
-  check_error(c.error(), {.tensor = kLayer + "mlp.down_proj.lora_B.weight"});
+  check_error(packed.error(),
+              {.kind = kNo, .says = "adapts experts that are packed in one tensor (target_parameters)"});
 }
 
 TEST_CASE("A lora_B or lora_A that is missing is one error, which names it, whether its linear is fused or not") {
@@ -229,8 +223,8 @@ TEST_CASE("A lora_B or lora_A that is missing is one error, which names it, whet
 TEST_CASE("A bias beside projections for grouped-query attention is refused") {
   Case c;
   c.model.kv_heads = 2;
-  for (const char* linear : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}) {
-    const std::uint64_t out = std::string(linear).find("q_proj") != std::string::npos ? 8 : 4;
+  for (const auto& [linear, out] :
+       {std::pair("self_attn.q_proj", 8u), {"self_attn.k_proj", 4u}, {"self_attn.v_proj", 4u}}) {
     c.adapt(linear, out, 4);
     c.tensors[kLayer + linear + ".lora_B.bias"] = Case::counting({out});
   }
@@ -270,6 +264,8 @@ TEST_CASE("Directories that hold no adapter, no model or two adapters of one nam
 TEST_CASE("Further adapters are called as their folders are, and config.json itself may be given") {
   Case c;
   c.adapt("mlp.down_proj", 4, 4);
+  c.tensors[kLayer + "mlp.down_proj.lora_B.bias"] = Case::counting({4});
+  c.tensors[kLayer + "mlp.down_proj.lora_magnitude_vector"] = Case::counting({4});
   ShardRequest request = c.request();
   fs::create_directories(c.temp / "second/third.x");
   for (const char* place : {"second", "second/third.x"})
@@ -282,10 +278,7 @@ TEST_CASE("Further adapters are called as their folders are, and config.json its
     CHECK(fs::exists(c.temp / "out" / ("adapter_" + std::string(name)) / "adapter_shards/done"));
   request.force = true;
   CHECK_NOTHROW(shard(request));
-  ConsolidateRequest back;
-  back.source.path = c.temp / "out";
-  back.output_directory = c.temp / "again";
-  consolidate(back);
+  consolidate(consolidate_request(c.temp / "out", c.temp / "again"));
   for (const char* folder : {"", "second", "third.x"})
     CHECK((read_tensors(c.temp / "again" / folder / "adapter_model.safetensors") == c.tensors));
 }
@@ -339,9 +332,7 @@ TEST_CASE("A config with other ranks than the files is left as it is, and the sc
   shard(c.request(2, LoraFuse::kExact));
   write_file(c.temp / "out/adapter_default/adapter_config.json", c.config.dump());
   fs::remove(c.temp / "out/adapter_default/adapter_config.unfused.json");
-  ConsolidateRequest back;
-  back.source.path = c.temp / "out/adapter_default";
-  back.output_directory = c.temp / "again";
+  ConsolidateRequest back = consolidate_request(c.temp / "out/adapter_default", c.temp / "again");
   const auto job = plan_consolidate(back);
   REQUIRE(job->notes.size() == 1);
   CHECK_THAT(job->notes[0],
