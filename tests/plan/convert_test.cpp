@@ -6,11 +6,10 @@
 
 #include "reshard/plan/target/dtypes.h"
 #include "support/checkpoints.h"
+#include "support/input.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
 
 namespace reshard::test {
 namespace {
@@ -18,35 +17,26 @@ namespace {
 namespace fs = std::filesystem;
 
 /// A model, and shards of it in both layouts: model/, ranks/ and optimum/.
-struct Checkpoints {
-  TempDir temp;
-  TinyModel model;
-  TensorMap originals;
-
-  explicit Checkpoints(TinyModel of = {}) : model(std::move(of)) {
-    Random random(7);
-    originals = random_tensors(model, random);
-    write_model(temp / "model", model, originals);
-    for (const Layout* const kind : {layout("ranks"), layout("optimum")})
-      convert(to_shards(temp / "model", temp / kind->traits().name, kind));
+struct Checkpoints : Input {
+  explicit Checkpoints(const TinyModel& of = {}) : Input(of, {}, 7) {
+    for (const char* name : kLayouts) convert(temp / "model", temp / name, {.layout = name, .tp = 2});
   }
 
-  static ConvertRequest to_shards(const fs::path& source, const fs::path& output, const Layout* kind) {
-    ConvertRequest request = convert_request(source, output);
-    request.target.layout = kind;
-    request.target.tp = 2;
-    return request;
+  static constexpr const char* kLayouts[] = {"ranks", "optimum"};
+
+  ConvertRequest request(const fs::path& from, const fs::path& to, const RequestFields& fields = {}) const {
+    return convert_request(temp / from, temp / to, fields);
   }
+  /// Planning and running fails, and changes nothing.
+  void check_unchanged(const ConvertRequest& request, const Refusal& refusal) const {
+    const auto before = snapshot(temp.path());
+    check_refused([&] { convert(request); }, refusal);
+    CHECK((snapshot(temp.path()) == before));
+  }
+  std::string config(const std::string& of = "model") const { return read_file(temp / of / "config.json"); }
+  /// Sets the model's config.json to `text`.
+  void set_config(const std::string& text) const { write_file(temp / "model/config.json", text); }
 };
-
-/// The error of planning and running, and that it changed nothing.
-Error refused(const ConvertRequest& request, const fs::path& root) {
-  const auto before = snapshot(root);
-  const Error error = error_of([&] { convert(request); });
-  INFO(error.what());
-  CHECK((snapshot(root) == before));
-  return error;
-}
 
 TEST_CASE("A note of a cast names the dtype that the model was trained in, but not where float64 alone is why") {
   Job job;
@@ -62,345 +52,245 @@ TEST_CASE("A note of a cast names the dtype that the model was trained in, but n
                                               "2 tensors are cast from F64 to F32"});
 }
 
-TEST_CASE("Shards of what is no shards need a number of ranks") {
+TEST_CASE("Shards of what is no shards need a number of ranks, and a format that the layout has") {
   const Checkpoints all;
-  ConvertRequest request = convert_request(all.temp / "model", all.temp / "out");
-  for (const Layout* const kind : {layout("ranks"), layout("optimum")}) {
-    request.target.layout = kind;
-    check_error(refused(request, all.temp.path()), {.kind = ErrorKind::kUsage, .says = "`tp` is required"});
-  }
+  const Refusal no_ranks{.kind = ErrorKind::kUsage, .says = "`tp` is required"};
+  for (const char* name : Checkpoints::kLayouts)
+    all.check_unchanged(all.request("model", "out", {.layout = name}), no_ranks);
+  all.check_unchanged(all.request("model", "out", {.format = Format::kXser}),
+                      {.kind = ErrorKind::kUsage, .says = "layout hf does not support `format` xser"});
+  all.check_unchanged(all.request("model", "out", {.layout = "optimum", .format = Format::kSafetensors, .tp = 2}),
+                      {.kind = ErrorKind::kUsage, .says = "layout optimum does not support `format` safetensors"});
 }
 
 TEST_CASE("Shards need a model of a known family, or the metadata of ranks") {
   const Checkpoints all;
+  auto config = all.model.config();
+  config["model_type"] = "unheard_of";
   for (const char* source : {"model", "ranks", "optimum"}) {
     INFO(source);
-    auto config = all.model.config();
-    config["model_type"] = "unheard_of";
-    write_file(all.temp / source / "config.json", config.dump());
-    ConvertRequest request = Checkpoints::to_shards(all.temp / source, all.temp / "out", layout("ranks"));
+    write_file(all / source / "config.json", config.dump());
     if (std::string(source) == "model") {
-      check_error(
-          refused(request, all.temp.path()),
-          {.path = all.temp / source, .says = "of a known family", .hint = "\"unheard_of\", which is not known"});
+      all.check_unchanged(
+          all.request(source, "out", {.layout = "ranks", .tp = 2}),
+          {.path = all / source, .says = "of a known family", .hint = "\"unheard_of\", which is not known"});
     } else {
-      request.target.tp = 1;
-      convert(request);
-      CHECK(read_ranks(all.temp / "out").size() == 1);
-      convert(convert_request(all.temp / "out", all.temp / "back"));
-      CHECK((read_model(all.temp / "back") == all.originals));
-      for (const char* made : {"out", "back"}) fs::remove_all(all.temp / made);
+      fs::remove_all(all / "out");
+      convert(all / source, all / "out", {.layout = "ranks", .tp = 1});
+      CHECK(read_ranks(all / "out").size() == 1);
+      CHECK((converted(all / "out", all / "whole") == all.tensors));
     }
-    convert(convert_request(all.temp / source, all.temp / "whole"));  // but a whole model needs none
-    CHECK((read_model(all.temp / "whole") == all.originals));
-    fs::remove_all(all.temp / "whole");
+    CHECK((converted(all / source, all / "whole") == all.tensors));  // but a whole model needs none
   }
-}
-
-TEST_CASE("A format that the layout has not is a usage error") {
-  const Checkpoints all;
-  ConvertRequest request = convert_request(all.temp / "model", all.temp / "out");
-  request.target.format = Format::kXser;
-  CHECK_THAT(refused(request, all.temp.path()).what(), Says("layout hf does not support `format` xser"));
-  request = Checkpoints::to_shards(all.temp / "model", all.temp / "out", layout("optimum"));
-  request.target.format = Format::kSafetensors;
-  check_error(refused(request, all.temp.path()),
-              {.kind = ErrorKind::kUsage, .says = "layout optimum does not support `format` safetensors"});
 }
 
 TEST_CASE("Packed dtypes cannot become files of torch, and the tensor is named") {
   const TempDir temp;
   Random random(1);
   write_safetensors(temp / "in/model.safetensors", {{"experts.w", random_tensor(random, DType::kF4, {4})}});
-  ConvertRequest request = convert_request(temp / "in", temp / "out");
-  request.target.format = Format::kPytorch;
-  check_error(refused(request, temp.path()), {.kind = ErrorKind::kUnsupported, .tensor = "experts.w"});
+  check_refused([&] { convert(temp / "in", temp / "out", {.format = Format::kPytorch}); },
+                {.kind = ErrorKind::kUnsupported, .tensor = "experts.w", .unwritten = temp / "out"});
 }
 
 TEST_CASE("The source's own files are never written, with force or without") {
   const Checkpoints all;
   for (const bool force : {false, true}) {
     INFO("force " << force);
-    ConvertRequest request = convert_request(all.temp / "model", all.temp / "model");
-    request.force = force;
-    check_error(refused(request, all.temp.path()), {.kind = ErrorKind::kUsage,
-                                                    .path = all.temp / "model/model.safetensors",
-                                                    .says = "is an input and would be written"});
-
-    request.target.format = Format::kPytorch;  // another name, but loaders would mix the two
-    CHECK(refused(request, all.temp.path()).kind() == ErrorKind::kBadInput);
-
-    request = convert_request(all.temp / "model/model.safetensors", all.temp / "model/.");
-    request.force = force;
-    CHECK(refused(request, all.temp.path()).kind() == ErrorKind::kUsage);
+    all.check_unchanged(all.request("model", "model", {.force = force}), {.kind = ErrorKind::kUsage,
+                                                                          .path = all / "model/model.safetensors",
+                                                                          .says = "is an input and would be written"});
+    // Another name, but loaders would mix the two.
+    all.check_unchanged(all.request("model", "model", {.format = Format::kPytorch, .force = force}), {});
+    all.check_unchanged(all.request("model/model.safetensors", "model/.", {.force = force}),
+                        {.kind = ErrorKind::kUsage});
   }
 }
 
-TEST_CASE("A shards folder is not replaced by what is read from it") {
+TEST_CASE("A shards folder is not replaced by what is read from it, or from a file in it") {
   const Checkpoints all;
-  for (const Layout* const kind : {layout("ranks"), layout("optimum")}) {
-    const fs::path source = all.temp / kind->traits().name;
-    for (const fs::path& path : {source, source / kind->traits().folder}) {
-      ConvertRequest request = Checkpoints::to_shards(path, source, kind);
-      request.force = true;
-      check_error(refused(request, all.temp.path()),
-                  {.kind = ErrorKind::kUsage, .says = "is an input and would be written"});
-    }
-  }
-  ConvertRequest request = Checkpoints::to_shards(all.temp / "ranks", all.temp / "ranks", layout("ranks"));
-  request.target.format = Format::kPytorch;  // in files of other names
-  for (const bool force : {false, true}) {
-    request.force = force;
-    check_error(refused(request, all.temp.path()), {.kind = ErrorKind::kUsage,
-                                                    .path = all.temp / "ranks/tensor_parallel_shards",
-                                                    .says = "holds the inputs and would be replaced"});
-  }
-}
-
-TEST_CASE("A file inside a shards folder that would be replaced is an input, too") {
-  const Checkpoints all;
-  const fs::path file = all.temp / "ranks/tensor_parallel_shards/tp_rank_00_pp_rank_00/model.safetensors";
-  write_safetensors(file, read_tensors(file));  // which no longer says that it is one of several ranks
+  for (const std::string name : Checkpoints::kLayouts)
+    for (const std::string& path : {name, name + "/" + layout(name)->traits().folder})
+      all.check_unchanged(all.request(path, name, {.layout = name, .tp = 2, .force = true}),
+                          {.kind = ErrorKind::kUsage, .says = "is an input and would be written"});
+  for (const bool force : {false, true})  // in files of other names
+    all.check_unchanged(
+        all.request("ranks", "ranks", {.layout = "ranks", .format = Format::kPytorch, .tp = 2, .force = force}),
+        {.kind = ErrorKind::kUsage,
+         .path = all / "ranks/tensor_parallel_shards",
+         .says = "holds the inputs and would be replaced"});
+  const fs::path rank = "ranks/tensor_parallel_shards/tp_rank_00_pp_rank_00";
+  write_safetensors(all / rank / "model.safetensors",
+                    read_tensors(all / rank / "model.safetensors"));  // no longer says that it is one of several ranks
   // Only a model may be made shards of, so the folder that is to go is not the file's to replace.
-  ConvertRequest request = convert_request(file, all.temp / "ranks/tensor_parallel_shards/tp_rank_00_pp_rank_00");
-  request.force = true;
-  CHECK(refused(request, all.temp.path()).kind() == ErrorKind::kUsage);
+  all.check_unchanged(all.request(rank / "model.safetensors", rank, {.force = true}), {.kind = ErrorKind::kUsage});
 }
 
 TEST_CASE("An output directory inside the shards folder that is read is refused, at any depth") {
   const Checkpoints all;
-  for (const char* source : {"ranks", "ranks/tensor_parallel_shards", "optimum"})
-    for (const char* inside : {"", "whole", "a/b"}) {
-      const fs::path folder =
-          all.temp / (std::string(source) == "optimum" ? "optimum/shards" : "ranks/tensor_parallel_shards");
-      INFO(source << " " << inside);
-      check_error(refused(convert_request(all.temp / source, folder / inside), all.temp.path()),
-                  {.kind = ErrorKind::kUsage, .says = "the output directory is inside the shards folder"});
-    }
+  const std::string ranks = "ranks/tensor_parallel_shards";
+  for (const std::string& folder : {ranks, std::string("optimum/shards")})
+    for (const std::string& inside : {folder, folder + "/whole", folder + "/a/b", folder + "/tp_rank_00_pp_rank_00",
+                                      folder + "/../" + fs::path(folder).filename().string() + "/x"})
+      for (const std::string& source : {folder, fs::path(folder).parent_path().string()}) {
+        INFO(source << " " << inside);
+        all.check_unchanged(all.request(source, inside),
+                            {.kind = ErrorKind::kUsage, .says = "the output directory is inside the shards folder"});
+      }
 }
 
 TEST_CASE("An output directory inside a model's own is neither copied nor in the way") {
   const Checkpoints all;
-  write_file(all.temp / "model/tokenizer.json", "{}");
+  write_file(all / "model/tokenizer.json", "{}");
   for (int round = 0; round < 2; ++round) {
-    ConvertRequest request = convert_request(all.temp / "model", all.temp / "model/half");
-    request.force = true;
-    request.dtype = DType::kF16;
-    convert(request);
-    CHECK(snapshot(all.temp / "model/half").size() == 3);
+    convert(all / "model", all / "model/half", {.dtype = DType::kF16, .force = true});
+    CHECK(snapshot(all / "model/half").size() == 3);
   }
 }
 
 TEST_CASE("Shards of another layout may be made beside those that are read, and are told apart afterwards") {
   const Checkpoints all;
-  convert(Checkpoints::to_shards(all.temp / "ranks", all.temp / "ranks", layout("optimum")));
-  check_error(refused(convert_request(all.temp / "ranks", all.temp / "whole"), all.temp.path()),
-              {.says = "holds two sharded checkpoints", .hint = "give the folder that is meant"});
-  for (const char* folder : {"ranks/shards", "ranks/tensor_parallel_shards"}) {
-    convert(convert_request(all.temp / folder, all.temp / "whole"));
-    CHECK((read_model(all.temp / "whole") == all.originals));
-    fs::remove_all(all.temp / "whole");
-  }
+  convert(all / "ranks", all / "ranks", {.layout = "optimum", .tp = 2});
+  all.check_unchanged(all.request("ranks", "whole"),
+                      {.says = "holds two sharded checkpoints", .hint = "give the folder that is meant"});
+  for (const char* folder : {"ranks/shards", "ranks/tensor_parallel_shards"})
+    CHECK((converted(all / folder, all / "whole") == all.tensors));
 }
 
 TEST_CASE("One file is converted by itself, whatever its format") {
   const Checkpoints all;
+  convert(all / "model/model.safetensors", all / "bin", {.format = Format::kPytorch});
   for (const char* file : {"model/model.safetensors", "bin/pytorch_model.bin"}) {
     INFO(file);
-    ConvertRequest request = convert_request(all.temp / file, all.temp / "whole");
-    convert(request);
-    CHECK((read_model(all.temp / "whole") == all.originals));
-    fs::remove_all(all.temp / "whole");
-    request = convert_request(all.temp / file, all.temp / "bin");
-    request.target.format = Format::kPytorch;
-    if (!fs::exists(all.temp / "bin")) convert(request);
+    CHECK((converted(all / file, all / "whole") == all.tensors));
   }
-  const fs::path rank = all.temp / "optimum/shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
-  check_error(refused(convert_request(rank, all.temp / "rank"), all.temp.path()),
-              {.path = rank, .says = "records that it is tensor-parallel rank 0 of "});
+  const std::string rank = "optimum/shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
+  all.check_unchanged(all.request(rank, "rank"),
+                      {.path = all / rank, .says = "records that it is tensor-parallel rank 0 of "});
 }
 
 TEST_CASE("One file is split if its config.json is beside it, and not without") {
   const Checkpoints all;
-  const fs::path file = all.temp / "model/model.safetensors";
-  const auto job = plan_convert(Checkpoints::to_shards(file, all.temp / "again", layout("ranks")));
+  const ConvertRequest request = all.request("model/model.safetensors", "again", {.layout = "ranks", .tp = 2});
+  const auto job = plan_convert(request);
   CHECK(job->family == "llama");
   CHECK(job->target.logical.size() == job->source.logical.size());
-  fs::rename(all.temp / "model/config.json", all.temp / "model/config.old");
-  check_error(refused(Checkpoints::to_shards(file, all.temp / "again", layout("ranks")), all.temp.path()),
-              {.path = all.temp / "model", .says = "no config.json"});
+  fs::rename(all / "model/config.json", all / "model/config.old");
+  all.check_unchanged(request, {.path = all / "model", .says = "no config.json"});
 }
 
-TEST_CASE("A tied matrix in the shards of many ranks is noted once when they are sharded anew") {
-  TinyModel model;
-  model.tied = true;
-  const Checkpoints all(model);
-  const ConvertRequest request = Checkpoints::to_shards(all.temp / "ranks", all.temp / "again", layout("optimum"));
-  std::set<std::string> unique;
-  const auto job = plan_convert(request);
-  for (const std::string& note : job->notes) CHECK(unique.insert(note).second);
-  CHECK_FALSE(unique.empty());
-}
-
-TEST_CASE("A tied matrix is said to be left out where it is: of a whole model, not of shards") {
-  TinyModel model;
-  model.tied = true;
-  const Checkpoints all(model);
-  const auto says_left_out = [](const ConvertRequest& request) {
+TEST_CASE("A tied matrix is said once to be left out of a whole model, and not of shards") {
+  const Checkpoints all({.tied = true});
+  const auto count_of = [](const ConvertRequest& request) {
     const auto notes = plan_convert(request)->notes;
+    CHECK(std::set<std::string>(notes.begin(), notes.end()).size() == notes.size());
+    CHECK_FALSE(notes.empty());
     return std::count_if(notes.begin(), notes.end(), [](const std::string& note) {
       return note.find("lm_head.weight is tied to ") == 0 && note.find("it is left out") != note.npos;
     });
   };
-  CHECK(says_left_out(convert_request(all.temp / "ranks", all.temp / "whole")) == 1);
-  CHECK(says_left_out(Checkpoints::to_shards(all.temp / "ranks", all.temp / "again", layout("optimum"))) == 0);
-}
-
-TEST_CASE("Of safetensors and torch's files side by side the safetensors are taken, as transformers does") {
-  const Checkpoints all;
-  ConvertRequest request = convert_request(all.temp / "model", all.temp / "bin");
-  request.target.format = Format::kPytorch;
-  convert(request);
-  TensorMap changed = all.originals;
-  changed.at("model.norm.weight").bytes[0] ^= 1;
-  write_safetensors(all.temp / "bin/model.safetensors", changed);
-  convert(convert_request(all.temp / "bin", all.temp / "whole"));
-  CHECK((read_model(all.temp / "whole") == changed));
+  CHECK(count_of(all.request("ranks", "whole")) == 1);
+  CHECK(count_of(all.request("ranks", "again", {.layout = "optimum", .tp = 2})) == 0);
 }
 
 TEST_CASE("A tied matrix that the source holds twice is left out with a note, unless the two differ") {
-  TinyModel model;
-  model.tied = true;
-  const Checkpoints all(model);
-  TensorMap twice = all.originals;
+  const Input input({.tied = true});
+  TensorMap twice = input.tensors;
   twice["lm_head.weight"] = twice["model.embed_tokens.weight"];
-  write_model(all.temp / "model", model, twice);
-  const ConvertRequest request = convert_request(all.temp / "model", all.temp / "whole");
-  const auto notes = plan_convert(request)->notes;
+  write_model(input / "model", input.model, twice);
+  const auto notes = plan_convert(convert_request(input / "model", input / "whole"))->notes;
   REQUIRE(notes.size() == 1);
   CHECK_THAT(notes[0], Says("lm_head.weight"));
-  convert(request);
-  CHECK((read_model(all.temp / "whole") == all.originals));
+  CHECK((converted(input / "model", input / "whole") == input.tensors));
   twice["lm_head.weight"].bytes[5] ^= 1;
-  write_model(all.temp / "model", model, twice);
-  fs::remove_all(all.temp / "whole");
-  convert(request);
-  CHECK((read_model(all.temp / "whole") == twice));
+  write_model(input / "model", input.model, twice);
+  CHECK((converted(input / "model", input / "whole") == twice));
 }
 
 TEST_CASE("config.json says the dtype that tensors were cast to, and nothing else of it changes") {
   const Checkpoints all;
-  auto config = nlohmann::ordered_json::parse(read_file(all.temp / "model/config.json"));
+  auto config = nlohmann::ordered_json::parse(all.config());
   config["torch_dtype"] = "bfloat16";
-  write_file(all.temp / "model/config.json", config.dump());
-  ConvertRequest request = convert_request(all.temp / "model", all.temp / "half");
-  request.dtype = DType::kF16;
-  convert(request);
-  config["torch_dtype"] = "float16";
-  CHECK(nlohmann::ordered_json::parse(read_file(all.temp / "half/config.json")) == config);
-  const std::string as_it_was = config.dump();
-  write_file(all.temp / "model/config.json", as_it_was);  // in one line, as no writer of ours has it
-  fs::remove_all(all.temp / "half");
-  convert(request);
-  CHECK(read_file(all.temp / "half/config.json") == as_it_was);
-}
-
-/// config.json of the model `all`, with more members in front, as text.
-void add_to_config(const Checkpoints& all, const std::string& members) {
-  std::string text = read_file(all.temp / "model/config.json");
-  write_file(all.temp / "model/config.json", text.replace(text.find('{'), 1, "{" + members + ","));
+  // Of the new dtype already, or of none, it is copied, also in one line as no writer of ours has it.
+  auto half = config;
+  half["torch_dtype"] = "float16";
+  for (const auto& [given, expected] : {std::pair(config.dump(), half.dump(2) + "\n"),
+                                        {half.dump(), half.dump()},
+                                        {all.config() + "\n\n  ", all.config() + "\n\n  "}}) {
+    all.set_config(given);
+    fs::remove_all(all / "half");
+    convert(all / "model", all / "half", {.dtype = DType::kF16});
+    CHECK(all.config("half") == expected);
+  }
 }
 
 TEST_CASE("The configurations of a model's parts say the new dtype too, and nothing else that is called dtype does") {
   const Checkpoints all;
-  const auto config = nlohmann::ordered_json::parse(read_file(all.temp / "model/config.json"));
-  const char* const parts = R"({
-    "text_config": {"torch_dtype": "bfloat16", "x": 1, "vision_config": {"dtype": "float32"}},
-    "encoder": {"model_type": "t5", "dtype": "bfloat16", "torch_dtype": null},
-    "vision_config": {"dtype": null, "hidden_size": 8},
-    "audio_config": {"dtype": 7, "torch_dtype": "half"},
-    "vocabulary_map": {"dtype": "bfloat16"},
-    "rope_scaling": {"dtype": "float32", "some_config": {"dtype": "float32"}},
-    "quantization_config": {"quant_method": "torchao", "dtype": "bfloat16", "text_config": {"dtype": "bfloat16"}},
-    "compression_config": {"dtype": "bfloat16"},
-    "decoder": {"model_type": "t5", "quantization_config": {"torch_dtype": "bfloat16"}},
-    "dtypes": ["bfloat16", {"model_type": "x", "dtype": "bfloat16"}]
-  })";
+  const auto config = nlohmann::ordered_json::parse(all.config());
   for (const bool whole_has_one : {true, false}) {
-    auto given = nlohmann::ordered_json::parse(parts);
+    auto given = nlohmann::ordered_json::parse(R"({
+      "text_config": {"torch_dtype": "bfloat16", "x": 1, "vision_config": {"dtype": "float32"}},
+      "encoder": {"model_type": "t5", "dtype": "bfloat16", "torch_dtype": null},
+      "vision_config": {"dtype": null, "hidden_size": 8},
+      "audio_config": {"dtype": 7, "torch_dtype": "half"},
+      "vocabulary_map": {"dtype": "bfloat16"},
+      "rope_scaling": {"dtype": "float32", "some_config": {"dtype": "float32"}},
+      "quantization_config": {"quant_method": "torchao", "dtype": "bfloat16", "text_config": {"dtype": "bfloat16"}},
+      "compression_config": {"dtype": "bfloat16"},
+      "decoder": {"model_type": "t5", "quantization_config": {"torch_dtype": "bfloat16"}},
+      "dtypes": ["bfloat16", {"model_type": "x", "dtype": "bfloat16"}]
+    })");
     if (whole_has_one) given["dtype"] = "bfloat16";
     given.update(config);
-    write_file(all.temp / "model/config.json", given.dump());
-    ConvertRequest request = convert_request(all.temp / "model", all.temp / (whole_has_one ? "half" : "parts"));
-    request.dtype = DType::kF16;
-    convert(request);
+    all.set_config(given.dump());
+    const std::string output = whole_has_one ? "half" : "parts";
+    convert(all / "model", all / output, {.dtype = DType::kF16});
     auto expected = given;
     if (whole_has_one) expected["dtype"] = "float16";
     expected["text_config"]["torch_dtype"] = "float16";
     expected["text_config"]["vision_config"]["dtype"] = "float16";
     expected["encoder"]["dtype"] = "float16";
-    CHECK(read_file(request.output_directory / "config.json") == expected.dump(2) + "\n");
+    CHECK(all.config(output) == expected.dump(2) + "\n");
   }
-}
-
-TEST_CASE("A config.json without a dtype is copied as it is, also where tensors are cast") {
-  const Checkpoints all;
-  ConvertRequest request = convert_request(all.temp / "model", all.temp / "half");
-  request.dtype = DType::kF16;
-  write_file(all.temp / "model/config.json", read_file(all.temp / "model/config.json") + "\n\n  ");
-  convert(request);
-  CHECK(read_file(all.temp / "half/config.json") == read_file(all.temp / "model/config.json"));
 }
 
 TEST_CASE("NaN and infinities in config.json come through every command, byte for byte where it is copied") {
   const Checkpoints all;
-  add_to_config(all, R"("time_step_limit": [0.0, Infinity], "low": -Infinity, "odd": {"NaN": NaN, "s": "Infinity"})");
-  const std::string config = read_file(all.temp / "model/config.json");
-  execute(*plan_shard(shard_request(all.temp / "model", all.temp / "shards", 2)), unsynced());
-  CHECK(read_file(all.temp / "shards/config.json") == config);
-  convert(convert_request(all.temp / "shards", all.temp / "plain"));
-  CHECK(read_file(all.temp / "plain/config.json") == config);
-  CHECK((consolidated(all.temp / "shards", all.temp / "whole") == all.originals));
-  CHECK(read_file(all.temp / "whole/config.json") == config);
-}
-
-TEST_CASE("NaN and infinities in config.json are written again where --dtype rewrites it") {
-  const Checkpoints all;
-  add_to_config(all, R"("torch_dtype": "bfloat16", "low": -Infinity, "odd": {"NaN": NaN, "s": "Infinity"})");
-  ConvertRequest request = convert_request(all.temp / "model", all.temp / "half");
-  request.dtype = DType::kF16;
-  convert(request);
-  const std::string half = read_file(all.temp / "half/config.json");
-  const std::string begin = R"({
+  const std::string odd = R"("low": -Infinity, "odd": {"NaN": NaN, "s": "Infinity"},)", plain = all.config().substr(1);
+  all.set_config("{" + odd + plain);
+  shard(all / "model", all / "shards", {.tp = 2});
+  CHECK(all.config("shards") == all.config());
+  for (const auto& convert_it : {converted, consolidated}) {
+    CHECK((convert_it(all / "shards", all / "whole", {}) == all.tensors));
+    CHECK(all.config("whole") == all.config());
+  }
+  all.set_config(R"({"torch_dtype": "bfloat16", )" + odd + plain);
+  convert(all / "model", all / "half", {.dtype = DType::kF16});
+  CHECK_THAT(all.config("half"), Catch::Matchers::StartsWith(R"({
   "torch_dtype": "float16",
   "low": -Infinity,
   "odd": {
     "NaN": NaN,
     "s": "Infinity"
   },
-)";
-  CHECK(half.substr(0, begin.size()) == begin);
+)"));
 }
 
 TEST_CASE("An infinite number that is needed as a size is refused with its key") {
   const Checkpoints all;
-  std::string text = read_file(all.temp / "model/config.json");
+  std::string text = all.config();
   const std::size_t key = text.find("\"num_hidden_layers\":") + 20;
-  write_file(all.temp / "model/config.json",
-             text.substr(0, key) + " Infinity" + text.substr(text.find_first_of(",}", key)));
-  ConvertRequest request = convert_request(all.temp / "model", all.temp / "out");
-  check_error(refused(request, all.temp.path()),
-              {.path = all.temp / "model/config.json",
-               .says = "\"num_hidden_layers\" is Infinity, expected a positive whole number"});
+  all.set_config(text.substr(0, key) + " Infinity" + text.substr(text.find_first_of(",}", key)));
+  all.check_unchanged(all.request("model", "out"),
+                      {.path = all / "model/config.json",
+                       .says = "\"num_hidden_layers\" is Infinity, expected a positive whole number"});
 }
 
 TEST_CASE("Copies of other data-parallel ranks are not this program's to delete") {
   const Checkpoints all;
-  const fs::path folder = all.temp / "optimum/shards/model";
+  const fs::path folder = all / "optimum/shards/model";
   fs::copy_file(folder / "dp_rank_00_tp_rank_00_pp_rank_00.pt", folder / "dp_rank_01_tp_rank_00_pp_rank_00.pt");
-  ConvertRequest request = Checkpoints::to_shards(all.temp / "model", all.temp / "optimum", layout("optimum"));
-  request.force = true;
-  check_error(refused(request, all.temp.path()), {.says = "dp_rank_01_tp_rank_00_pp_rank_00.pt"});
+  all.check_unchanged(all.request("model", "optimum", {.layout = "optimum", .tp = 2, .force = true}),
+                      {.says = "dp_rank_01_tp_rank_00_pp_rank_00.pt"});
 }
 
 }  // namespace

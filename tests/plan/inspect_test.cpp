@@ -1,39 +1,36 @@
 #include "reshard/io/memory_files.h"
 #include "reshard/layouts/core/checkpoint.h"
+#include "support/input.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
 
-class Model {
- public:
-  Model() {
-    TinyModel tiny;
-    tiny.tied = true;
+/// A tied model of two files, and shards of it.
+struct Inspected : Input {
+  Inspected() : Input({.layout = "ranks", .tp = 4, .pp = 2}, write) {}
+
+  static TensorMap write(const fs::path& directory) {
+    const TinyModel tiny{.tied = true};
     Random random(1);
-    tensors = random_tensors(tiny, random);
-    write_model(temp / "model", tiny, tensors, 2);
-    shard(shard_request(temp / "model", temp / "out", 4, 2));
+    const TensorMap tensors = random_tensors(tiny, random);
+    write_model(directory, tiny, tensors, 2);
+    return tensors;
   }
   /// What inspecting a copy in memory finds.
-  Checkpoint inspect(const fs::path& path) const {
+  Checkpoint inspect(const fs::path& relative) const {
     MemoryFiles files;
     load(files, temp.path());
-    return read_checkpoint(files, temp / path, {ConfigUse::kLenient});
+    return read_checkpoint(files, temp / relative, {ConfigUse::kLenient});
   }
-
-  TempDir temp;
-  TensorMap tensors;
 };
 
 TEST_CASE("A Hugging Face directory is inspected in state-dict order") {
-  const Model model;
+  const Inspected model;
   const auto inspection = model.inspect("model");
   CHECK(inspection.layout == layout("hf"));
   CHECK(inspection.model_type == "llama");
@@ -45,7 +42,7 @@ TEST_CASE("A Hugging Face directory is inspected in state-dict order") {
 }
 
 TEST_CASE("A file alone is inspected without a model") {
-  const Model model;
+  const Inspected model;
   const auto inspection = model.inspect("out/tensor_parallel_shards/tp_rank_03_pp_rank_01/model.safetensors");
   CHECK(inspection.layout == nullptr);
   CHECK(inspection.map.files.size() == 1);
@@ -54,7 +51,7 @@ TEST_CASE("A file alone is inspected without a model") {
 }
 
 TEST_CASE("Ranks are inspected as what they are parts of, from the folder or its parent") {
-  const Model model;
+  const Inspected model;
   for (const char* path : {"out", "out/tensor_parallel_shards"}) {
     const auto inspection = model.inspect(path);
     CHECK(inspection.has_ranks());
@@ -67,10 +64,8 @@ TEST_CASE("Ranks are inspected as what they are parts of, from the folder or its
 }
 
 TEST_CASE("A directory with both says so") {
-  const Model model;
-  ConsolidateRequest request;
-  request.source.path = model.temp / "out";
-  consolidate(request);
+  const Inspected model;
+  consolidate(consolidate_request(model / "out", model / "out"));
   const auto inspection = model.inspect("out");
   CHECK(inspection.layout == layout("hf"));
   REQUIRE(inspection.notes.size() == 1);
@@ -78,17 +73,17 @@ TEST_CASE("A directory with both says so") {
 }
 
 TEST_CASE("What cannot be inspected is refused with its path") {
-  const Model model;
-  CHECK(error_of([&] { model.inspect("nowhere"); }).kind() == ErrorKind::kBadInput);
-  fs::create_directories(model.temp / "empty");
-  check_refused([&] { model.inspect("empty"); }, {.path = model.temp / "empty"});
-  write_file(model.temp / "bin/pytorch_model.bin", "PK");
-  CHECK(error_of([&] { model.inspect("bin"); }).kind() == ErrorKind::kBadInput);
+  const Inspected model;
+  fs::create_directories(model / "empty");
+  write_file(model / "bin/pytorch_model.bin", "PK");
+  for (const auto& [name, path] :
+       {std::pair("nowhere", "nowhere"), {"empty", "empty"}, {"bin", "bin/pytorch_model.bin"}})
+    check_refused([&, relative = name] { model.inspect(relative); }, {.path = model / path});
 }
 
 TEST_CASE("A config.json that cannot be used is noted and does not keep one from looking") {
-  const Model model;
-  write_file(model.temp / "model/config.json", R"({"model_type": "llama", "hidden_size": "many"})");
+  const Inspected model;
+  write_file(model / "model/config.json", R"({"model_type": "llama", "hidden_size": "many"})");
   const auto inspection = model.inspect("model");
   CHECK(inspection.map.logical.size() == model.tensors.size());
   REQUIRE(inspection.notes.size() == 1);

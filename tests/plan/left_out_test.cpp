@@ -1,15 +1,12 @@
 // What of a model's directory does not come along is named: tensors that config.json asks for, files of weights, a
 // tokenizer.
 
-#include <fmt/format.h>
-
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "reshard/io/memory_files.h"
-#include "support/checkpoints.h"
-#include "support/layouts.h"
-#include "support/models.h"
 #include "support/refusals.h"
+#include "support/requests.h"
 
 namespace reshard::test {
 namespace {
@@ -24,22 +21,22 @@ struct LackingModel {
     std::erase_if(tensors, [&](const auto& one) { return !lacks.empty() && one.first.find(lacks) != one.first.npos; });
     write_model(files, "/m", {}, tensors, count);
   }
-  ConvertRequest request(const char* to) const {
-    ConvertRequest request = convert_request("/m", "/out");
-    request.target.layout = layout(to);
-    if (request.target.layout->traits().has_ranks && !request.target.layout->traits().needs_no_mesh)
-      request.target.tp = 2;
-    return request;
+  ConvertRequest request(const std::string& to, const fs::path& config = {}) const {
+    RequestFields fields{.layout = to, .config = config};
+    if (to == "ranks" || to == "nxd") fields.tp = 2;
+    return convert_request("/m", "/out", fields);
+  }
+  /// The notes of the plan that contain `part`.
+  std::vector<std::string> notes(const ConvertRequest& request, const std::string& part) {
+    std::vector<std::string> notes = plan_convert(files, request)->notes;
+    std::erase_if(notes, [&](const std::string& note) { return note.find(part) == note.npos; });
+    return notes;
   }
   MemoryFiles files;
 };
 
-/// The notes that contain `part`.
-std::vector<std::string> notes_with(const Job& job, const std::string& part) {
-  std::vector<std::string> notes = job.notes;
-  std::erase_if(notes, [&](const std::string& note) { return note.find(part) == note.npos; });
-  return notes;
-}
+using Notes = std::vector<std::string>;
+constexpr const char* kAsksFor = "config.json asks for";
 
 bool copies(const Job& job, const fs::path& source, const fs::path& path) {
   return std::any_of(job.copied_files.begin(), job.copied_files.end(),
@@ -57,8 +54,7 @@ TEST_CASE("A tensor that config.json asks for and that is missing is an error in
                            "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight",
                    .hint = "`allow-missing`"});
     request.allow_missing = true;
-    const auto job = plan_convert(model.files, request);
-    CHECK(notes_with(*job, "model.layers.1.mlp.up_proj.weight").size() == 1);
+    CHECK(model.notes(request, "model.layers.1.mlp.up_proj.weight").size() == 1);
   }
 }
 
@@ -72,29 +68,33 @@ TEST_CASE("A layout that needs every tensor does not take the option that allows
                  .hint = "hf, dcp"});
 }
 
-TEST_CASE("Tensors that rules drop are counted, where config.json asks for them") {
+TEST_CASE("Tensors that rules drop or rename away are counted, where config.json asks for them") {
   LackingModel model;
-  ConvertRequest request = model.request("hf");
-  request.names.drop.emplace_back("drop", "norm");
-  CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for") ==
-        std::vector<std::string>{"`drop` or `keep` leaves out 5 tensors that config.json asks for"});
-  request.names.drop.clear();
-  request.names.keep.emplace_back("keep", "lm_head|layers|embed_tokens");
-  CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for") ==
-        std::vector<std::string>{"`drop` or `keep` leaves out 1 tensor that config.json asks for"});
-  request.names.keep.clear();
-  CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for").empty());
+  struct Row {
+    std::vector<const char*> rename, drop, keep;
+    Notes notes;
+  };
+  const Row rows[] = {
+      {{}, {}, {}, {}},
+      {{}, {"norm"}, {}, {"`drop` or `keep` leaves out 5 tensors that config.json asks for"}},
+      {{}, {}, {"lm_head|layers|embed_tokens"}, {"`drop` or `keep` leaves out 1 tensor that config.json asks for"}},
+      {{}, {"self_attn"}, {}, {"`drop` or `keep` leaves out 8 tensors that config.json asks for"}},
+      // Names are renamed before they are compared with the model.
+      {{"self_attn=other"}, {"self_attn"}, {}, {"`drop` or `keep` leaves out 8 tensors that config.json asks for"}},
+      {{"self_attn=attention"}, {}, {}, {"`rename` gives 8 tensors other names than config.json asks for"}}};
+  for (const char* to : {"hf", "dcp"})
+    for (const Row& row : rows) {
+      ConvertRequest request = model.request(to);
+      for (const char* text : row.rename) request.names.renames.push_back(parse_rename("rename", text));
+      for (const char* text : row.drop) request.names.drop.emplace_back("drop", text);
+      for (const char* text : row.keep) request.names.keep.emplace_back("keep", text);
+      CHECK(model.notes(request, kAsksFor) == row.notes);
+      CHECK(model.notes(request, "missing").empty());
+    }
 }
 
-TEST_CASE("Names are renamed before they are compared with the model, and what rules leave out is never silent") {
+TEST_CASE("A dropped tensor does not stand in the way of one that takes its name") {
   LackingModel model;
-  ConvertRequest request = model.request("hf");
-  request.names.renames.push_back(parse_rename("rename", "self_attn=other"));
-  request.names.drop.emplace_back("drop", "self_attn");
-  const auto notes = notes_with(*plan_convert(model.files, request), "config.json asks for");
-  REQUIRE(notes.size() == 1);
-  CHECK_THAT(notes.front(), Says("`drop` or `keep` leaves out "));
-  // A dropped tensor does not stand in the way of one that takes its name.
   ConvertRequest taken = model.request("hf");
   taken.names.drop.emplace_back("drop", "^lm_head");
   taken.names.renames.push_back(parse_rename("rename", "^model.norm.weight$=lm_head.weight"));
@@ -103,34 +103,16 @@ TEST_CASE("Names are renamed before they are compared with the model, and what r
   CHECK_FALSE(job->target.find_logical("model.norm.weight"));
 }
 
-TEST_CASE(
-    "A model without its attention is counted as such in layouts of whole tensors, and no shards are made of it") {
+TEST_CASE("No shards are made of a model without its attention") {
   LackingModel model;
-  for (const char* to : {"hf", "dcp"}) {
-    ConvertRequest request = model.request(to);
-    request.names.drop.emplace_back("drop", "self_attn");
-    const std::size_t count = plan_convert(model.files, model.request(to))->source.logical.size() -
-                              plan_convert(model.files, request)->target.logical.size();
-    CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for") ==
-          std::vector<std::string>{
-              fmt::format("`drop` or `keep` leaves out {} tensors that config.json asks for", count)});
-  }
   ConvertRequest request = model.request("ranks");
   request.names.drop.emplace_back("drop", "self_attn");
-  CHECK(error_of([&] { plan_convert(model.files, request); }).kind() == ErrorKind::kBadInput);
+  check_refused([&] { plan_convert(model.files, request); }, {});
 }
 
-TEST_CASE(
-    "Renaming tensors away from the model's names takes nothing from it, and renaming them to these completes it") {
+TEST_CASE("Renaming tensors to the model's names completes it") {
   LackingModel model;
   ConvertRequest request = model.request("hf");
-  request.names.renames.push_back(parse_rename("rename", "self_attn=attention"));
-  CHECK(notes_with(*plan_convert(model.files, request), "missing").empty());
-  const std::vector<std::string> counted = notes_with(*plan_convert(model.files, request), "config.json asks for");
-  REQUIRE(counted.size() == 1);
-  CHECK_THAT(counted.front(), Says("`rename` gives "));
-  CHECK_THAT(counted.front(), Says(" tensors other names than config.json asks for"));
-
   TensorMap tensors;
   for (const TinyParameter& parameter : parameters_of({})) {
     std::string name = parameter.name;
@@ -138,9 +120,9 @@ TEST_CASE(
     tensors[name] = {DType::kBF16, parameter.shape, std::string(num_bytes(DType::kBF16, parameter.shape).value(), 'x')};
   }
   model.files.write("/m/model.safetensors", safetensors_bytes(tensors));
-  CHECK_THAT(error_of([&] { plan_convert(model.files, request); }).what(), Says("8 tensors that config.json asks for"));
+  check_refused([&] { plan_convert(model.files, request); }, {.says = "8 tensors that config.json asks for"});
   request.names.renames = {parse_rename("rename", "\\.attention\\.=.self_attn.")};
-  CHECK(notes_with(*plan_convert(model.files, request), "missing").empty());
+  CHECK(model.notes(request, "missing").empty());
 }
 
 TEST_CASE("Every file of weights that is not read is named in one note, with an index and without, in every layout") {
@@ -164,9 +146,8 @@ TEST_CASE("Every file of weights that is not read is named in one note, with an 
       CAPTURE(count, to);
       LackingModel model(count);
       for (const std::string& name : strangers) model.files.write(fs::path("/m") / name, "x");
-      const auto job = plan_convert(model.files, model.request(to));
-      CHECK(notes_with(*job, "extra.safetensors") ==
-            std::vector<std::string>{"left out, as they are not among the model's weights: " + list});
+      CHECK(model.notes(model.request(to), "extra.safetensors") ==
+            Notes{"left out, as they are not among the model's weights: " + list});
     }
 }
 
@@ -174,25 +155,23 @@ TEST_CASE("Weights that are read, their index and hidden files are no strangers"
   LackingModel model(3);
   model.files.write("/m/.cache/x.safetensors", "x");
   model.files.write("/m/training_args.bin", "x");
-  const auto job = plan_convert(model.files, model.request("hf"));
-  CHECK(notes_with(*job, "left out").empty());
-  CHECK(copies(*job, "/m/training_args.bin", "training_args.bin"));
+  CHECK(model.notes(model.request("hf"), "left out").empty());
+  CHECK(copies(*plan_convert(model.files, model.request("hf")), "/m/training_args.bin", "training_args.bin"));
 }
 
 TEST_CASE("Strangers are named where no config.json makes the directory a model's") {
   LackingModel model;
   model.files.remove("/m/config.json");
   model.files.write("/m/extra.safetensors", "x");
-  CHECK(notes_with(*plan_convert(model.files, model.request("hf")), "left out") ==
-        std::vector<std::string>{"left out, as it is not among the model's weights: extra.safetensors"});
+  CHECK(model.notes(model.request("hf"), "left out") ==
+        Notes{"left out, as it is not among the model's weights: extra.safetensors"});
 }
 
 TEST_CASE("With config.json from elsewhere, the tokenizer next to it comes along, else the checkpoint's own") {
   LackingModel model;
   model.files.write("/cfg/config.json", TinyModel().config().dump());
   model.files.remove("/m/config.json");
-  ConvertRequest request = model.request("hf");
-  request.source.config = "/cfg";
+  const ConvertRequest request = model.request("hf", "/cfg");
   model.files.write("/m/tokenizer.json", "own");
   CHECK(copies(*plan_convert(model.files, request), "/m/tokenizer.json", "tokenizer.json"));
 
@@ -203,8 +182,7 @@ TEST_CASE("With config.json from elsewhere, the tokenizer next to it comes along
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "special_tokens_map.json"})
     CHECK(copies(*job, fs::path("/cfg") / name, name));
   CHECK(job->copied_files.size() == 5);  // with config.json
-  CHECK(notes_with(*job, "tokenizer") ==
-        std::vector<std::string>{"the tokenizer is that of /cfg, and the one in /m is left out"});
+  CHECK(model.notes(request, "tokenizer") == Notes{"the tokenizer is that of /cfg, and the one in /m is left out"});
 }
 
 TEST_CASE("Defaults of generation next to a config.json from elsewhere are no tokenizer") {
@@ -213,34 +191,29 @@ TEST_CASE("Defaults of generation next to a config.json from elsewhere are no to
   model.files.write("/cfg/config.json", TinyModel().config().dump());
   model.files.write("/cfg/generation_config.json", "theirs");
   model.files.write("/m/vocab.json", "own");
-  ConvertRequest request = model.request("hf");
-  request.source.config = "/cfg";
-  const auto job = plan_convert(model.files, request);
-  CHECK(copies(*job, "/m/vocab.json", "vocab.json"));
-  CHECK(notes_with(*job, "tokenizer").empty());
+  const ConvertRequest request = model.request("hf", "/cfg");
+  CHECK(copies(*plan_convert(model.files, request), "/m/vocab.json", "vocab.json"));
+  CHECK(model.notes(request, "tokenizer").empty());
 }
 
 TEST_CASE("A tokenizer that another model left in the output directory is named") {
   LackingModel model;
   model.files.write("/out/tokenizer.json", "another");
-  const auto left = notes_with(*plan_convert(model.files, model.request("hf")), "stays in the output directory");
-  CHECK(left == std::vector<std::string>{"tokenizer.json stays in the output directory, and may be of another model"});
+  CHECK(model.notes(model.request("hf"), "stays in the output directory") ==
+        Notes{"tokenizer.json stays in the output directory, and may be of another model"});
   model.files.write("/m/tokenizer.json", "own");
-  CHECK(notes_with(*plan_convert(model.files, model.request("hf")), "stays").empty());
+  CHECK(model.notes(model.request("hf"), "stays").empty());
 }
 
 TEST_CASE("The tokenizer of a model's own directory takes precedence over one next to another config.json") {
   LackingModel model;
   model.files.write("/cfg/config.json", TinyModel().config().dump());
   model.files.write("/cfg/tokenizer.json", "theirs");
-  ConvertRequest request = model.request("hf");
-  request.source.config = "/cfg/config.json";
+  const ConvertRequest request = model.request("hf", "/cfg/config.json");
   CHECK(copies(*plan_convert(model.files, request), "/cfg/tokenizer.json", "tokenizer.json"));
   model.files.write("/m/tokenizer.json", "own");
-  const auto job = plan_convert(model.files, request);
-  CHECK(copies(*job, "/m/tokenizer.json", "tokenizer.json"));
-  CHECK(notes_with(*job, "tokenizer") ==
-        std::vector<std::string>{"the tokenizer is that of /m, and the one in /cfg is left out"});
+  CHECK(copies(*plan_convert(model.files, request), "/m/tokenizer.json", "tokenizer.json"));
+  CHECK(model.notes(request, "tokenizer") == Notes{"the tokenizer is that of /m, and the one in /cfg is left out"});
 }
 
 }  // namespace

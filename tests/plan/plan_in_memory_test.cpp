@@ -5,17 +5,14 @@
 #include <map>
 #include <memory>
 
-#include "reshard/io/memory_files.h"
 #include "reshard/plan/job/fingerprint.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
+#include "support/requests.h"
 #include "support/temp_dir.h"
-#include "support/trials.h"
 
 namespace reshard::test {
 namespace {
@@ -33,17 +30,14 @@ constexpr const char* kRankLayouts[] = {"ranks", "optimum", "nxd", "presharded",
 
 /// A model in one file and in several, and shards of it in each layout, under `root`.
 void write_inputs(const fs::path& root) {
-  TinyModel model;
-  model.tied = true;
+  const TinyModel model{.tied = true};
   Random random(8);
   const TensorMap tensors = random_tensors(model, random);
   write_model(root / "model", model, tensors);
   write_model(root / "several", model, tensors, 3);
   for (const char* directory : {"model", "several"}) write_file(root / directory / "tokenizer/vocab.txt", "a b");
   for (const char* name : kRankLayouts) shard(deployed_request(layout(name), root / "several", root / name, 2));
-  ShardRequest xser = deployed_request(layout("optimum"), root / "several", root / "run/step_3", 2);
-  xser.target.format = Format::kXser;
-  shard(xser);
+  shard(root / "several", root / "run/step_3", {.layout = "optimum", .format = Format::kXser, .tp = 2});
 }
 
 /// The inputs in memory, under the path of a directory that is gone; made once.
@@ -55,13 +49,6 @@ struct Inputs {
 
   Inputs();
 };
-
-ConsolidateRequest consolidate_request(const fs::path& source, const fs::path& output) {
-  ConsolidateRequest request;
-  request.source.path = source;
-  request.output_directory = output;
-  return request;
-}
 
 std::vector<PlanCase> plan_cases() {
   std::vector<PlanCase> cases;
@@ -75,16 +62,12 @@ std::vector<PlanCase> plan_cases() {
                        return plan_consolidate(files, consolidate_request(root / name, root / "out"));
                      }});
   cases.push_back({"convert a file", [](Files& files, const fs::path& root) {
-                     ConvertRequest request = convert_request(root / "model/model.safetensors", root / "out");
-                     request.dtype = DType::kF32;
-                     return plan_convert(files, request);
+                     return plan_convert(files, convert_request(root / "model/model.safetensors", root / "out",
+                                                                {.dtype = DType::kF32}));
                    }});
   cases.push_back({"convert shards", [](Files& files, const fs::path& root) {
-                     ConvertRequest request = convert_request(root / "run", root / "out");
-                     request.target.layout = layout("ranks");
-                     request.target.tp = 4;
-                     request.dtype = DType::kF32;
-                     return plan_convert(files, request);
+                     return plan_convert(files, convert_request(root / "run", root / "out",
+                                                                {.layout = "ranks", .tp = 4, .dtype = DType::kF32}));
                    }});
   return cases;
 }

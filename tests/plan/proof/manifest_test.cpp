@@ -87,37 +87,31 @@ TEST_CASE("A manifest that was edited, or is another file, is refused with what 
   CHECK_THAT(error_of([&] { parse_manifest(cut, "m.json"); }).hint(), Says("was edited or damaged"));
 }
 
+void check_sums(const std::string& text, const std::vector<FileDigest>& expected) {
+  const auto files = parse_sha256sums(text, "SHA256SUMS");
+  REQUIRE(files.size() == expected.size());
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    CHECK(files[i].path == expected[i].path);
+    CHECK((files[i].digest == expected[i].digest));
+  }
+}
+
 TEST_CASE("SHA256SUMS has the lines of coreutils, whatever a file is called") {
   const std::vector<FileDigest> files = {{"model.safetensors", digest(1)},
                                          {"dir/with blanks  and *", digest(2)},
                                          {"back\\slash", digest(3)},
                                          {"new\nline\rreturn", digest(4)}};
   const std::string text = sha256sums_text(files);
-  CHECK_THAT(text, Says(to_hex(digest(1)) + "  model.safetensors\n"));
-  CHECK_THAT(text, Says("\\" + to_hex(digest(3)) + "  back\\\\slash\n"));
-  CHECK_THAT(text, Says("\\" + to_hex(digest(4)) + "  new\\nline\\rreturn\n"));
-  const auto back = parse_sha256sums(text, "SHA256SUMS");
-  REQUIRE(back.size() == files.size());
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    CHECK(back[i].path == files[i].path);
-    CHECK(back[i].digest == files[i].digest);
-  }
-  const auto binary = parse_sha256sums(to_hex(digest(1)) + " *./a.bin\r\n\n", "SHA256SUMS");
-  REQUIRE(binary.size() == 1);
-  CHECK(binary[0].path == "a.bin");
-}
-
-TEST_CASE("Lines as BSD and OpenSSL write them, one blank and comments are read as sha256sum reads them") {
+  CHECK_THAT(text, Says(to_hex(digest(1)) + "  model.safetensors\n") &&
+                       Says("\\" + to_hex(digest(3)) + "  back\\\\slash\n") &&
+                       Says("\\" + to_hex(digest(4)) + "  new\\nline\\rreturn\n"));
+  check_sums(text, files);
+  check_sums(to_hex(digest(1)) + " *./a.bin\r\n\n", {{"a.bin", digest(1)}});
+  // As BSD and OpenSSL write them, one blank and comments.
   const std::string hex = to_hex(digest(1));
-  const std::string text = "# made by\nSHA256 (a (1).bin) = " + hex + "\nSHA256(b.bin)= " + hex +
-                           "\n\\SHA256 (new\\nline) = " + hex + "\n" + hex + " c.bin\n";
-  const auto files = parse_sha256sums(text, "S");
-  REQUIRE(files.size() == 4);
-  const char* expected[] = {"a (1).bin", "b.bin", "new\nline", "c.bin"};
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    CHECK(files[i].path == expected[i]);
-    CHECK((files[i].digest == digest(1)));
-  }
+  check_sums("# made by\nSHA256 (a (1).bin) = " + hex + "\nSHA256(b.bin)= " + hex + "\n\\SHA256 (new\\nline) = " + hex +
+                 "\n" + hex + " c.bin\n",
+             {{"a (1).bin", digest(1)}, {"b.bin", digest(1)}, {"new\nline", digest(1)}, {"c.bin", digest(1)}});
 }
 
 TEST_CASE("A list in which some files are looked up may have lines of others, and lines that are none") {
@@ -132,20 +126,22 @@ TEST_CASE("A list in which some files are looked up may have lines of others, an
 }
 
 TEST_CASE("A line of SHA256SUMS that is none, or leads elsewhere, is refused with its number") {
-  const std::string good = to_hex(digest(1)) + "  a\n";
-  const auto refused = [&](const std::string& line) {
-    const Error error = check_refused([&] { parse_sha256sums(good + line, "S"); }, {.says = "line 2"});
-    CHECK_FALSE(error.hint().empty());
-    return std::string(error.what());
-  };
-  for (const std::string& line :
-       {std::string("hello"), to_hex(digest(1)) + "a", to_hex(digest(1)) + "  ", to_hex(digest(1)) + " ",
-        "\\" + to_hex(digest(1)) + "  a\\x", "SHA256 (a) " + to_hex(digest(1)), "SHA256 a) = " + to_hex(digest(1)),
-        "SHA256 () = " + to_hex(digest(1)), std::string("SHA256 (a) = 00")})
-    CHECK_THAT(refused(line), Says("is no line of a SHA256SUMS"));
-  CHECK_THAT(refused(to_hex(digest(1)) + "  /etc/passwd"), Says("leads out of the directory"));
-  CHECK_THAT(refused(to_hex(digest(1)) + "  x/../../y"), Says("leads out of the directory"));
-  CHECK_THAT(refused(to_hex(digest(1)) + "  a"), Says("is there twice"));
+  const std::string hex = to_hex(digest(1)), none = "is no line of a SHA256SUMS",
+                    outside = "leads out of the directory";
+  check_each_refused([&](const std::string& line) { parse_sha256sums(hex + "  a\n" + line, "S"); },
+                     {.path = "S", .hint = " "},
+                     {{"hello", {"line 2", none}},
+                      {hex + "a", {"line 2", none}},
+                      {hex + "  ", {"line 2", none}},
+                      {hex + " ", {"line 2", none}},
+                      {"\\" + hex + "  a\\x", {"line 2", none}},
+                      {"SHA256 (a) " + hex, {"line 2", none}},
+                      {"SHA256 a) = " + hex, {"line 2", none}},
+                      {"SHA256 () = " + hex, {"line 2", none}},
+                      {"SHA256 (a) = 00", {"line 2", none}},
+                      {hex + "  /etc/passwd", {"line 2", outside}},
+                      {hex + "  x/../../y", {"line 2", outside}},
+                      {hex + "  a", {"line 2", "is there twice"}}});
 }
 
 }  // namespace

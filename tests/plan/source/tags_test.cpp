@@ -18,32 +18,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kNxdRank = "model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
-
-/// A tag with weights that says nothing of being finished.
-Tag tag(const std::string& name) {
+/// A tag with weights that says nothing of being finished, unless it has one of the marks.
+Tag tag(const std::string& name, bool Tag::*mark = nullptr) {
   Tag result;
   result.name = name;
   result.has_weights = result.has_shards = true;
+  if (mark != nullptr) result.*mark = true;
   return result;
 }
-
 Tag done(const std::string& name) {
-  Tag result = tag(name);
-  result.is_done = true;
-  return result;
+  return tag(name, &Tag::is_done);
 }
-
 Tag cut_off(const std::string& name) {
-  Tag result = tag(name);
-  result.is_cut_off = true;
-  return result;
+  return tag(name, &Tag::is_cut_off);
 }
-
 Tag trained(const std::string& name) {
-  Tag result = tag(name);
-  result.has_trainer_state = true;
-  return result;
+  return tag(name, &Tag::has_trainer_state);
 }
 
 std::string chosen(const std::vector<Tag>& tags, const std::optional<std::string>& latest = {}) {
@@ -56,19 +46,18 @@ std::vector<std::string> names(const std::vector<Tag>& tags) {
   return result;
 }
 
-/// An NxD tag as its saves leave it; the content of the files does not matter here.
-std::map<fs::path, std::string> nxd_files(const fs::path& folder, bool is_done) {
-  std::map<fs::path, std::string> files{{folder / kNxdRank, ""}, {folder / "checkpoint", "1"}};
-  if (is_done) files[folder / "done"] = "1";
-  return files;
+/// Writes an NxD tag as its saves leave it, to disk or into memory; the content of the files does not matter here.
+void write_nxd(const std::function<void(const fs::path&, const std::string&)>& write, const fs::path& folder,
+               bool is_done) {
+  write(folder / "model/dp_rank_00_tp_rank_00_pp_rank_00.pt", "");
+  write(folder / "checkpoint", "1");
+  if (is_done) write(folder / "done", "1");
 }
-
 void write_nxd(const fs::path& folder, bool is_done = true) {
-  for (const auto& [path, content] : nxd_files(folder, is_done)) write_file(path, content);
+  write_nxd(write_file, folder, is_done);
 }
-
 void write_nxd(MemoryFiles& files, const fs::path& folder, bool is_done = true) {
-  for (const auto& [path, content] : nxd_files(folder, is_done)) files.write(path, content);
+  write_nxd([&](const fs::path& path, const std::string& content) { files.write(path, content); }, folder, is_done);
 }
 
 TEST_CASE("The newest tag is the one with the largest number, whatever the number of its digits") {
@@ -347,63 +336,40 @@ TEST_CASE("A tag that is not there is an error that says which are, so is one of
   CHECK(find_checkpoint(files, temp, "step_6").path == temp / "step_6");  // as it is asked for, finished or not
 }
 
-TEST_CASE("A file latest that cannot be looked at or read is an error, not absent") {
-  const TempDir temp;
-  for (const char* step : {"step_3", "step_6"}) write_nxd(temp / "nxd" / step);
-  write_file(temp / "nxd/latest", "step_3");
-  const fs::path zero = testdata("golden/deepspeed/qwen3-zero2-r2/sharded");
-  for (const fs::path& run : {temp / "nxd", zero}) {
-    INFO(run.string());
-    FaultStorage whole;
-    const FoundCheckpoint found = find_checkpoint(whole, run, {});
-    const auto steps = whole.steps();
-    std::size_t faults = 0;
-    for (std::uint64_t number = 0; number < steps.size(); ++number) {
-      if (steps[number].path != run / "latest") continue;
-      ++faults;
-      for (const int fault : {EIO, EACCES}) {
-        FaultStorage storage;
-        storage.before = [&](FaultStorage::Operation, std::uint64_t now) {
-          if (now == number) throw system_error(fault, "made to fail", run / "latest");
-        };
-        check_refused(
-            [&] {
-              find_checkpoint(storage, run, {});
-              read_checkpoint(storage, run, {.use = ConfigUse::kLenient});
-            },
-            {.kind = ErrorKind::kIo, .path = run / "latest"});
-      }
-    }
-    CHECK(faults > 0);
-  }
-}
-
-TEST_CASE("A folder that a faulty disk hides is an error, not left out of the choice") {
-  const TempDir temp;
-  for (const char* step : {"step_3", "step_6"}) write_nxd(temp / step);
+/// Finds the checkpoint of `run` once for each operation on one of the paths that `is_hit` has, which fails with `fault`.
+void check_faults(const fs::path& run, int fault, const std::function<bool(const fs::path&)>& is_hit) {
   FaultStorage whole;
-  CHECK(find_checkpoint(whole, temp.path(), {}).path == temp / "step_6");
+  find_checkpoint(whole, run, {});
   const auto steps = whole.steps();
+  std::size_t faults = 0;
   for (std::uint64_t number = 0; number < steps.size(); ++number) {
-    if (steps[number].path.string().find("step_6") == std::string::npos) continue;
+    const fs::path path = steps[number].path;
+    if (!is_hit(path)) continue;
+    INFO(path.string());
     FaultStorage storage;
     storage.before = [&](FaultStorage::Operation, std::uint64_t now) {
-      if (now == number) throw system_error(EIO, "made to fail", steps[number].path);
+      if (now == number) throw system_error(fault, "made to fail", path);
     };
-    INFO(steps[number].path.string());
-    CHECK(error_of([&] { find_checkpoint(storage, temp.path(), {}); }).kind() == ErrorKind::kIo);
+    const auto read = [&] {
+      find_checkpoint(storage, run, {});
+      read_checkpoint(storage, run, {.use = ConfigUse::kLenient});
+    };
+    check_refused(read, {.kind = ErrorKind::kIo, .path = path});
+    ++faults;
   }
+  CHECK(faults > 0);
 }
 
-TEST_CASE("Errors of the choice name the directory") {
-  MemoryFiles files;
-  const fs::path temp = "m";
-  write_nxd(files, temp / "step_3", false);
-  check_refused([&] { find_checkpoint(files, temp, {}); }, {.path = temp});
-  write_nxd(files, temp / "step_6");
-  write_nxd(files, temp / "final");
-  check_refused([&] { find_checkpoint(files, temp, {}); },
-                {.kind = ErrorKind::kUsage, .path = temp, .says = "final, step_6"});
+TEST_CASE("A file latest that cannot be looked at or read is an error, and so is a folder that a faulty disk hides") {
+  const TempDir temp;
+  for (const char* run : {"nxd", "hidden"})
+    for (const char* step : {"step_3", "step_6"}) write_nxd(temp / run / step);
+  write_file(temp / "nxd/latest", "step_3");
+  for (const fs::path& run : {temp / "nxd", testdata("golden/deepspeed/qwen3-zero2-r2/sharded")})
+    for (const int fault : {EIO, EACCES})
+      check_faults(run, fault, [&](const fs::path& path) { return path == run / "latest"; });
+  check_faults(temp / "hidden", EIO,
+               [](const fs::path& path) { return path.string().find("step_6") != std::string::npos; });
 }
 
 }  // namespace

@@ -1,36 +1,32 @@
 // What the index of a model's files says beside their names and sizes.
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "support/checkpoints.h"
-#include "support/layouts.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kFileBytes = 2000;
+constexpr const char* kFileBytes = "max-shard-size=2000";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kKept = "reshard_index_metadata.json";
 
-/// model/: a model of several files, with an index whose metadata has `members` before total_size, each on a line.
+/// model/: a model of several files, with an index whose metadata has `members` before total_size, each on a line. one/:
+/// the same in one file.
 struct IndexedModel {
-  TempDir temp;
-  TensorMap originals;
+  Input input{{}, {}, 3};
+  const TempDir& temp = input.temp;
+  const TensorMap& originals = input.tensors;
   std::uint64_t elems = 0;
 
   explicit IndexedModel(const std::string& members) {
-    const TinyModel model;
-    Random random(3);
-    originals = random_tensors(model, random);
     for (const auto& [name, tensor] : originals) elems += num_elems(tensor.shape).value();
-    write_model(temp / "one", model, originals);
+    fs::rename(temp / "model", temp / "one");
     to_hf("one", "model");
     std::string text = index("model");
     const std::size_t at = text.find("    \"total_size\"");
@@ -42,19 +38,12 @@ struct IndexedModel {
 
   std::string index(const std::string& of) const { return read_file(temp / of / kIndex); }
   bool keeps(const std::string& in) const { return fs::exists(temp / in / kKept); }
-
-  ConvertRequest request(const std::string& from, const std::string& to) const {
-    ConvertRequest request = convert_request(temp / from, temp / to);
-    request.target.options.set_number("max-shard-size", kFileBytes);
-    return request;
+  void to_hf(const std::string& from, const std::string& to) const {
+    convert(temp / from, temp / to, {.options = {kFileBytes}});
   }
-  void to_hf(const std::string& from, const std::string& to) const { convert(request(from, to)); }
-  void to_shards(const std::string& from, const std::string& to, const Layout* kind, std::uint32_t tp = 2) const {
-    ConvertRequest shards = request(from, to);
-    shards.target.layout = kind;
-    shards.target.options.erase("max-shard-size");
-    shards.target.tp = tp;
-    convert(shards);
+  void to_shards(const std::string& from, const std::string& to, const std::string& layout = "ranks",
+                 std::uint32_t tp = 2) const {
+    convert(temp / from, temp / to, {.layout = layout, .tp = tp});
   }
 };
 
@@ -62,32 +51,28 @@ const std::string kCount = "    \"total_parameters\": COUNT,\n";
 
 TEST_CASE("What an index says beside the size comes back with the files, byte for byte, by way of any layout") {
   const IndexedModel model(kCount);
-  for (const Layout* const kind : {layout("ranks"), layout("optimum"), layout("presharded"), layout("nxdi"),
-                                   layout("nxd"), layout("vllm"), layout("dcp")}) {
-    const std::string layout = kind->traits().name;
+  const auto original = snapshot(model.temp / "model");
+  for (const std::string layout : {"ranks", "optimum", "presharded", "nxdi", "nxd", "vllm", "dcp"}) {
     INFO(layout);
-    model.to_shards("model", layout, kind);
+    model.to_shards("model", layout, layout);
     CHECK(model.keeps(layout));
-    ConsolidateRequest request;
-    request.source.path = model.temp / layout;
-    request.output_directory = model.temp / (layout + "-whole");
-    request.target.options.set_number("max-shard-size", kFileBytes);
-    execute(*plan_consolidate(request), unsynced());
-    CHECK((snapshot(*request.output_directory) == snapshot(model.temp / "model")));
+    const fs::path whole = model.temp / (layout + "-whole");
+    execute(*plan_consolidate(consolidate_request(model.temp / layout, whole, {.options = {kFileBytes}})), unsynced());
+    CHECK((snapshot(whole) == original));
   }
-  execute(*plan_shard(shard_request(model.temp / "model", model.temp / "s", 4)), unsynced());
-  model.to_shards("s", "t", layout("optimum"), 1);
-  model.to_hf("t", "u");
-  CHECK((snapshot(model.temp / "u") == snapshot(model.temp / "model")));
-  model.to_hf("model", "again");
-  CHECK((snapshot(model.temp / "again") == snapshot(model.temp / "model")));
+  shard(model.temp / "model", model.temp / "s", {.tp = 4});
+  model.to_shards("s", "t", "optimum", 1);
+  for (const char* from : {"t", "model"}) {
+    model.to_hf(from, std::string(from) + "-again");
+    CHECK((snapshot(model.temp / (std::string(from) + "-again")) == original));
+  }
 }
 
 TEST_CASE("Any members of an index's metadata are kept, as Python writes them") {
   const IndexedModel model(
       "    \"a\": {\n      \"b\": [\n        NaN,\n        1.5\n      ]\n    },\n"
       "    \"mergekit \\u00e9\": \"0.1\",\n");
-  model.to_shards("model", "shards", layout("ranks"));
+  model.to_shards("model", "shards");
   model.to_hf("shards", "whole");
   CHECK(model.index("whole") == model.index("model"));
   CHECK_FALSE(model.keeps("whole"));
@@ -95,20 +80,18 @@ TEST_CASE("Any members of an index's metadata are kept, as Python writes them") 
 
 TEST_CASE("An index that says nothing but the size leaves nothing in the shards, and neither does a single file") {
   const IndexedModel model("");
-  for (const char* from : {"model", "one"}) {
-    const std::string to = std::string(from) + "-shards";
-    model.to_shards(from, to, layout("ranks"));
-    CHECK_FALSE(model.keeps(to));
-    model.to_hf(to, std::string(from) + "-whole");
-    CHECK(model.index(std::string(from) + "-whole") == model.index("model"));
+  for (const std::string from : {"model", "one"}) {
+    model.to_shards(from, from + "-shards");
+    CHECK_FALSE(model.keeps(from + "-shards"));
+    model.to_hf(from + "-shards", from + "-whole");
+    CHECK(model.index(from + "-whole") == model.index("model"));
   }
 }
 
 TEST_CASE("One file in place of several has no index, and takes nothing of it along") {
   const IndexedModel model(kCount);
-  model.to_shards("model", "shards", layout("ranks"));
-  convert(convert_request(model.temp / "shards", model.temp / "whole"));
-  CHECK((read_model(model.temp / "whole") == model.originals));
+  model.to_shards("model", "shards");
+  CHECK((converted(model.temp / "shards", model.temp / "whole") == model.originals));
   CHECK(snapshot(model.temp / "whole").size() == 2);  // with config.json
 }
 
@@ -116,14 +99,12 @@ TEST_CASE("The size in an index is that of the tensors, and a number with a poin
   const IndexedModel model(kCount);
   const std::string text = model.index("model");
   const std::size_t end = text.find('\n', text.find("\"total_size\""));
-  for (const bool right : {true, false}) {
+  for (const std::string added : {".0", "7.0"}) {
     std::string changed = text;
-    changed.insert(end, right ? ".0" : "7.0");
-    write_file(model.temp / "model" / kIndex, changed);
-    const std::string shards = right ? "right" : "wrong";
-    model.to_shards("model", shards, layout("ranks"));
-    model.to_hf(shards, shards + "-whole");
-    CHECK(model.index(shards + "-whole") == (right ? changed : text));
+    write_file(model.temp / "model" / kIndex, changed.insert(end, added));
+    model.to_shards("model", "shards" + added);
+    model.to_hf("shards" + added, "whole" + added);
+    CHECK(model.index("whole" + added) == (added == ".0" ? changed : text));
   }
 }
 
@@ -131,10 +112,10 @@ TEST_CASE("The number of parameters is counted anew where tensors are left out")
   for (const bool counted : {true, false}) {
     INFO(counted);
     const IndexedModel model(counted ? kCount : "    \"total_parameters\": 77,\n");
-    model.to_shards("model", "shards", layout("ranks"));
-    for (const char* from : {"model", "shards"}) {
-      const std::string to = std::string(from) + "-less";
-      ConvertRequest request = model.request(from, to);
+    model.to_shards("model", "shards");
+    for (const std::string from : {"model", "shards"}) {
+      const std::string to = from + "-less";
+      ConvertRequest request = convert_request(model.temp / from, model.temp / to, {.options = {kFileBytes}});
       request.names.drop.emplace_back("drop", "mlp");
       convert(request);
       std::uint64_t left = 0;
@@ -149,14 +130,10 @@ TEST_CASE("The number of parameters is counted anew where tensors are left out")
 
 TEST_CASE("Runs that share a directory write what the index says once") {
   const IndexedModel model(kCount);
-  for (const std::uint32_t rank : {1u, 0u}) {
-    ConvertRequest part = model.request("model", "shards");
-    part.target.layout = layout("presharded");
-    part.target.options.erase("max-shard-size");
-    part.target.tp = 2;
-    part.target.options.set_number("start-rank", rank), part.target.options.set_number("end-rank", rank);
-    convert(part);
-    CHECK(model.keeps("shards") == (rank == 0));
+  for (const std::string rank : {"1", "0"}) {
+    convert(model.temp / "model", model.temp / "shards",
+            {.layout = "presharded", .tp = 2, .options = {"start-rank=" + rank, "end-rank=" + rank}});
+    CHECK(model.keeps("shards") == (rank == "0"));
   }
   model.to_hf("shards", "whole");
   CHECK((snapshot(model.temp / "whole") == snapshot(model.temp / "model")));
@@ -164,11 +141,11 @@ TEST_CASE("Runs that share a directory write what the index says once") {
 
 TEST_CASE("A file of the index's metadata that is none is refused by name") {
   const IndexedModel model(kCount);
-  model.to_shards("model", "shards", layout("ranks"));
+  model.to_shards("model", "shards");
   for (const char* text : {"", "[]", "{\"total_parameters\": 1"}) {
     write_file(model.temp / "shards" / kKept, text);
-    check_refused([&] { model.to_hf("shards", "whole"); }, {.path = model.temp / "shards" / kKept});
-    CHECK_FALSE(fs::exists(model.temp / "whole"));
+    check_refused([&] { model.to_hf("shards", "whole"); },
+                  {.path = model.temp / "shards" / kKept, .unwritten = model.temp / "whole"});
   }
 }
 
@@ -177,28 +154,18 @@ TEST_CASE("Numbered files without an index are converted like those with one, wh
   for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
     INFO(name(format));
     const TempDir temp;
-    ConvertRequest request = convert_request(model.temp / "model", temp / "indexed");
-    request.target.options.set_number("max-shard-size", kFileBytes);
-    request.target.format = format;
-    convert(request);
+    const RequestFields fields{.format = format, .options = {kFileBytes}};
+    convert(model.temp / "model", temp / "indexed", fields);
     fs::copy(temp / "indexed", temp / "lost");
     const std::string index = format == Format::kPytorch ? "pytorch_model.bin.index.json" : kIndex;
     REQUIRE(fs::remove(temp / "lost" / index));
-    request.source.path = temp / "lost";
-    request.output_directory = temp / "again";
-    const auto job = plan_convert(request);
-    CHECK(std::count_if(job->notes.begin(), job->notes.end(), [&](const std::string& note) {
-            return note.starts_with(index + " is missing; read the complete set of ");
-          }) == 1);
+    const auto job = plan_convert(convert_request(temp / "lost", temp / "again", fields));
+    CHECK_THAT(joined_notes(*job), Says(index + " is missing; read the complete set of "));
     execute(*job, unsynced());
     CHECK((snapshot(temp / "again") == snapshot(temp / "indexed")));
     // Ranks are cut from such a model, too.
-    request.output_directory = temp / "ranks";
-    request.target = {};
-    request.target.layout = layout("ranks");
-    request.target.tp = 2;
-    convert(request);
-    CHECK((consolidated(temp / "ranks", temp / "whole") == model.originals));
+    convert(temp / "lost", temp / "ranks", {.layout = "ranks", .tp = 2});
+    CHECK((converted(temp / "ranks", temp / "whole") == model.originals));
   }
 }
 

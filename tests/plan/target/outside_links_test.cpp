@@ -8,11 +8,10 @@
 #include <unistd.h>
 
 #include "support/checkpoints.h"
+#include "support/input.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
 
 namespace reshard::test {
 namespace {
@@ -20,56 +19,39 @@ namespace {
 namespace fs = std::filesystem;
 
 /// A model in model/, next to a secret file.
-struct LinkedModel {
-  LinkedModel() {
-    Random random(5);
-    tensors = random_tensors(model, random);
-    write_model(temp / "model", model, tensors);
-    write_file(temp / "secret", R"({"a": "private key"})");
+struct LinkedModel : Input {
+  LinkedModel() : Input({}, {}, 5) { write_file(temp / "secret", R"({"a": "private key"})"); }
+  ConvertRequest request(const char* kind = "hf", const fs::path& output = "out") const {
+    const LayoutTraits& traits = layout(kind)->traits();
+    RequestFields fields{.layout = kind};
+    if (traits.has_ranks && !traits.needs_no_mesh) fields.tp = 2;
+    return convert_request(temp / "model", temp / output, fields);
   }
-  ConvertRequest request(const Layout* kind = nullptr) const {
-    ConvertRequest request = convert_request(temp / "model", temp / "out");
-    if (kind != nullptr) request.target.layout = kind;
-    if (kind != nullptr && kind->traits().has_ranks && !kind->traits().needs_no_mesh) request.target.tp = 2;
-    return request;
-  }
-
-  TempDir temp;
-  TinyModel model;
-  TensorMap tensors;
 };
-
-bool has_note(const std::vector<std::string>& notes, const std::string& note) {
-  return std::find(notes.begin(), notes.end(), note) != notes.end();
-}
 
 TEST_CASE("A companion that is a link to outside of the model is left out, and named in a note") {
   const LinkedModel model;
-  fs::create_symlink(model.temp / "secret", model.temp / "model/vocab.txt");
-  const auto alone = plan_convert(model.request());
-  CHECK(has_note(alone->notes, "a link to a file outside of the model is left out: vocab.txt"));
-  fs::create_directories(model.temp / "model/sub");
-  fs::create_symlink("../../secret", model.temp / "model/sub/merges.txt");
-  for (const Layout* const kind : {layout("hf"), layout("ranks"), layout("dcp")}) {
-    INFO(kind->traits().name);
-    ConvertRequest request = model.request(kind);
-    request.output_directory = model.temp / kind->traits().name;
-    const auto job = plan_convert(request);
-    CHECK(has_note(job->notes, "links to files outside of the model are left out: sub/merges.txt, vocab.txt"));
+  fs::create_symlink(model / "secret", model / "model/vocab.txt");
+  CHECK_THAT(joined_notes(*plan_convert(model.request())),
+             Says("a link to a file outside of the model is left out: vocab.txt\n"));
+  fs::create_directories(model / "model/sub");
+  fs::create_symlink("../../secret", model / "model/sub/merges.txt");
+  for (const char* kind : {"hf", "ranks", "dcp"}) {
+    INFO(kind);
+    const auto job = plan_convert(model.request(kind, kind));
+    CHECK_THAT(joined_notes(*job),
+               Says("links to files outside of the model are left out: sub/merges.txt, vocab.txt\n"));
     execute(*job, unsynced());
-    CHECK(fs::exists(request.output_directory / "config.json"));
-    CHECK_FALSE(fs::exists(request.output_directory / "vocab.txt"));
-    CHECK_FALSE(fs::exists(request.output_directory / "sub/merges.txt"));
+    CHECK(fs::exists(model / kind / "config.json"));
+    for (const char* name : {"vocab.txt", "sub/merges.txt"}) CHECK_FALSE(fs::exists(model / kind / name));
   }
-  const auto sharded = plan_shard(shard_request(model.temp / "model", model.temp / "shards", 2));
-  CHECK(has_note(sharded->notes, "links to files outside of the model are left out: sub/merges.txt, vocab.txt"));
 }
 
 TEST_CASE("Links inside the model and into the blobs of the hub's cache are followed") {
   const LinkedModel model;
-  const fs::path cache = model.temp / "models--org--name", snapshot = cache / "snapshots/0a1b";
+  const fs::path cache = model / "models--org--name", snapshot = cache / "snapshots/0a1b";
   fs::create_directories(snapshot / "sub");
-  fs::rename(model.temp / "model", cache / "blobs");
+  fs::rename(model / "model", cache / "blobs");
   write_file(cache / "blobs/tokens", "tokens");
   for (const char* name : {"config.json", "model.safetensors"})
     fs::create_symlink(fs::path("../../blobs") / name, snapshot / name);
@@ -77,37 +59,35 @@ TEST_CASE("Links inside the model and into the blobs of the hub's cache are foll
   write_file(snapshot / "own.txt", "own");
   fs::create_symlink("own.txt", snapshot / "link.txt");
   // A directory that huggingface_hub before 0.23 filled with links into its cache.
-  fs::create_directories(model.temp / "local");
+  fs::create_directories(model / "local");
   for (const char* name : {"config.json", "model.safetensors", "tokens"})
-    fs::create_symlink(cache / "blobs" / name, model.temp / "local" / name);
-  fs::create_directory_symlink(snapshot, model.temp / "linked");
-  for (const fs::path& source : {snapshot, model.temp / "linked", model.temp / "local"}) {
+    fs::create_symlink(cache / "blobs" / name, model / "local" / name);
+  fs::create_directory_symlink(snapshot, model / "linked");
+  for (const fs::path& source : {snapshot, model / "linked", model / "local"}) {
     INFO(source.string());
-    const TempDir out;
-    convert(convert_request(source, out / "out"));
-    CHECK((read_model(out / "out") == model.tensors));
-    const bool local = source == model.temp / "local";
-    for (const char* name : {"sub/tokenizer.json", "link.txt"}) CHECK(fs::exists(out / "out" / name) != local);
-    if (local) CHECK(read_file(out / "out/tokens") == "tokens");
+    CHECK((converted(source, model / "out") == model.tensors));
+    const bool local = source == model / "local";
+    for (const char* name : {"sub/tokenizer.json", "link.txt"}) CHECK(fs::exists(model / "out" / name) != local);
+    if (local) CHECK(read_file(model / "out/tokens") == "tokens");
   }
 }
 
 TEST_CASE("A config.json that is a link to outside of the model is refused, unless the user names it") {
   const LinkedModel model;
-  fs::create_directories(model.temp / "elsewhere");
-  fs::rename(model.temp / "model/config.json", model.temp / "elsewhere/config.json");
-  fs::create_symlink("../elsewhere/config.json", model.temp / "model/config.json");
+  const fs::path config = model / "model/config.json", elsewhere = model / "elsewhere/config.json";
+  fs::create_directories(model / "elsewhere");
+  fs::rename(config, elsewhere);
+  fs::create_symlink("../elsewhere/config.json", config);
   ConvertRequest request = model.request();
-  for (const bool cast : {false, true}) {
-    INFO(cast);
-    if (cast) request.dtype = DType::kF32;
-    check_refused([&] { plan_convert(request); }, {.path = model.temp / "model/config.json",
-                                                   .says = "is a link to outside of the model, to " +
-                                                           fs::canonical(model.temp / "elsewhere/config.json").string(),
-                                                   .hint = "`config`"});
+  for (const std::optional<DType> dtype : {std::optional<DType>(), {DType::kF32}}) {
+    request.dtype = dtype;
+    check_refused([&] { plan_convert(request); },
+                  {.path = config,
+                   .says = "is a link to outside of the model, to " + fs::canonical(elsewhere).string(),
+                   .hint = "`config`"});
   }
-  for (const fs::path& config : {model.temp / "elsewhere", model.temp / "elsewhere/config.json"}) {
-    request.source.config = config;
+  for (const fs::path& given : {elsewhere.parent_path(), elsewhere}) {
+    request.source.config = given;
     CHECK_NOTHROW(plan_convert(request));
   }
 }
@@ -115,21 +95,20 @@ TEST_CASE("A config.json that is a link to outside of the model is refused, unle
 TEST_CASE("A rank file that is a link to outside of the checkpoint is refused by name, in every layout of ranks") {
   const LinkedModel model;
   for (const Layout* const kind : layouts()) {
+    const char* const name = kind->traits().name;
     if (!kind->traits().has_ranks || !kind->traits().is_written()) continue;
-    INFO(kind->traits().name);
-    ConvertRequest request = model.request(kind);
-    request.output_directory = model.temp / kind->traits().name / "ckpt";
+    INFO(name);
+    const ConvertRequest request = model.request(name, fs::path(name) / "ckpt");
     convert(request);
     const Checkpoint checkpoint = read_checkpoint(request.output_directory, {.use = ConfigUse::kLenient});
-    const fs::path file = checkpoint.map.files.back().path;
-    const fs::path outside = model.temp / kind->traits().name / ("moved" + file.extension().string());
+    const fs::path file = checkpoint.map.files.back().path, moved = "moved" + file.extension().string();
+    const fs::path outside = model / name / moved, inside = request.output_directory / moved;
     fs::rename(file, outside);
     fs::create_symlink(outside, file);
     check_refused(
-        [&] { plan_convert(convert_request(request.output_directory, model.temp / "out")); },
+        [&] { plan_convert(convert_request(request.output_directory, model / "out")); },
         {.path = file, .says = "is a link to outside of the checkpoint, to " + fs::canonical(outside).string()});
     fs::remove(file);
-    const fs::path inside = request.output_directory / ("moved" + file.extension().string());
     fs::rename(outside, inside);
     fs::create_symlink(fs::absolute(inside), file);
     CHECK_NOTHROW(read_checkpoint(request.output_directory, {.use = ConfigUse::kLenient}));
@@ -138,8 +117,8 @@ TEST_CASE("A rank file that is a link to outside of the checkpoint is refused by
 
 TEST_CASE("Linked folders, pipes, sockets and links to nowhere are named in notes, whatever their names") {
   const LinkedModel model;
-  const fs::path directory = model.temp / "model";
-  write_file(model.temp / "tok/merges.txt", "a b");
+  const fs::path directory = model / "model";
+  write_file(model / "tok/merges.txt", "a b");
   fs::create_directory_symlink("../tok", directory / "tok");
   fs::create_directory_symlink(".", directory / "itself");
   fs::create_symlink("nowhere", directory / "old.safetensors");
@@ -153,10 +132,10 @@ TEST_CASE("Linked folders, pipes, sockets and links to nowhere are named in note
   REQUIRE(::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
   ::close(socket);
   fs::current_path(before);
-  const auto job = plan_convert(model.request());
-  CHECK(has_note(job->notes, "a folder that is a link is left out: tok"));
-  CHECK(has_note(job->notes, "a link that leads nowhere is left out: old.safetensors"));
-  CHECK(has_note(job->notes, "entries that are no regular files are left out: pipe.json, socket"));
+  CHECK_THAT(joined_notes(*plan_convert(model.request())),
+             Says("a folder that is a link is left out: tok\n") &&
+                 Says("a link that leads nowhere is left out: old.safetensors\n") &&
+                 Says("entries that are no regular files are left out: pipe.json, socket\n"));
 }
 
 }  // namespace
