@@ -1,66 +1,51 @@
-// Sharded checkpoints that are damaged, one patch each: what is refused, with which words.
+// Sharded checkpoints that are damaged, one patch each, or whose metadata contradicts the files: what is refused, with
+// which words.
 
-#include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "reshard/io/memory_files.h"
+#include "reshard/layouts/ranks/rank_folder.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
+#include "support/input.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
 #include "support/rewrite.h"
-#include "support/temp_dir.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 
-/// A sharded llama with tp 4 (grouped-query attention) × pp 3, of six layers.
-class Ranks {
- public:
-  Ranks() {
-    model.layers = 6;
-    Random random(11);
-    write_model(temp_ / "model", model, random_tensors(model, random));
-    shard(shard_request(temp_ / "model", temp_ / "out", 4, 3));
-  }
-  fs::path shards() const { return temp_ / "out/tensor_parallel_shards"; }
+/// A sharded llama with tp 4 (grouped-query attention) × pp 3, of six layers, with biases.
+struct Ranks : Input {
+  Ranks() : Input({.layers = 6, .attention_bias = true}, {.layout = "ranks", .tp = 4, .pp = 3}, 11) {}
+
+  fs::path shards() const { return temp / "out/tensor_parallel_shards"; }
   fs::path rank(const std::string& folder) const { return shards() / folder; }
   fs::path metadata(int pp_rank) const {
     return shards() / ("mp_metadata_pp_rank_" + std::to_string(pp_rank) + ".json");
   }
-
-  template <typename Change>
-  void patch_rank(const std::string& folder, Change&& change) const {
+  void remove_stage(int pp_rank) const {
+    for (std::uint32_t t = 0; t < 4; ++t)
+      fs::remove_all(rank(rank_name({t, static_cast<std::uint32_t>(pp_rank)}, false)));
+  }
+  void patch_rank(const std::string& folder, const std::function<void(TensorMap&)>& change) const {
     TensorMap tensors = read_tensors(rank(folder) / "model.safetensors");
     change(tensors);
     rewrite_safetensors(rank(folder) / "model.safetensors", tensors);
   }
-  template <typename Change>
-  void patch_metadata(int pp_rank, Change&& change) const {
-    auto json = nlohmann::json::parse(read_file(metadata(pp_rank)));
-    change(json);
-    write_file(metadata(pp_rank), json.dump());
+  void patch_metadata(int pp_rank, const std::function<void(json&)>& change) const {
+    json metadata_json = json::parse(read_file(metadata(pp_rank)));
+    change(metadata_json);
+    write_file(metadata(pp_rank), metadata_json.dump());
   }
-  ConsolidateRequest request() const {
-    ConsolidateRequest request;
-    request.source.path = temp_ / "out";
-    request.output_directory = temp_ / "whole";
-    return request;
-  }
-  /// The error of planning to consolidate what was patched on disk, from a copy in memory.
-  Error planning_error() const {
+  ConsolidateRequest request() const { return consolidate_request(path(), temp / "whole"); }
+  /// Plans to consolidate what was patched on disk, from a copy in memory.
+  void check_unplanned(const Refusal& refusal) const {
     MemoryFiles files;
-    load(files, temp_.path());
-    return error_of([&] { plan_consolidate(files, request()); });
+    load(files, temp.path());
+    check_refused([&] { plan_consolidate(files, request()); }, refusal);
   }
-  const TempDir& temp() const { return temp_; }
-  TinyModel model;
-
- private:
-  TempDir temp_;
 };
 
 const std::string kUp = "model.layers.2.mlp.gate_up_proj.weight";
@@ -73,44 +58,36 @@ TEST_CASE("A whole set of ranks is read with its numbers") {
   CHECK(checkpoint.files.at(2).at(3).path == ranks.rank("tp_rank_03_pp_rank_02") / "model.safetensors");
 }
 
-TEST_CASE("A missing rank is named, whichever it is") {
+TEST_CASE("Ranks and stages that are missing are named, whichever they are") {
+  const Ranks intact;
   for (const std::string folder : {"tp_rank_01_pp_rank_01", "tp_rank_03_pp_rank_02", "tp_rank_00_pp_rank_00"}) {
     INFO(folder);
-    const Ranks ranks;
-    fs::remove_all(ranks.rank(folder));
-    check_error(ranks.planning_error(),
-                {.path = ranks.shards(), .says = "1 of the 12 ranks (tp 4 × pp 3) is missing: " + folder});
+    fs::rename(intact.rank(folder), intact / "aside");
+    intact.check_unplanned({.path = intact.shards(), .says = "1 of the 12 ranks (tp 4 × pp 3) is missing: " + folder});
+    fs::rename(intact / "aside", intact.rank(folder));
   }
-}
-
-TEST_CASE("A last tp rank that is missing in every stage is noticed by the metadata") {
-  const Ranks ranks;
-  for (const std::string stage : {"00", "01", "02"}) fs::remove_all(ranks.rank("tp_rank_03_pp_rank_" + stage));
-  check_error(ranks.planning_error(), {.says = {"3 of the 12 ranks", "tp_rank_03_pp_rank_02"}});
+  const Ranks last_ranks;  // noticed by the metadata
+  for (const std::string stage : {"00", "01", "02"}) fs::remove_all(last_ranks.rank("tp_rank_03_pp_rank_" + stage));
+  last_ranks.check_unplanned({.says = {"3 of the 12 ranks", "tp_rank_03_pp_rank_02"}});
+  for (int stage = 0; stage < 2; ++stage) {
+    const Ranks ranks;
+    ranks.remove_stage(stage);
+    ranks.check_unplanned({.says = "4 of the 12 ranks"});
+    fs::remove(ranks.metadata(stage));
+    ranks.check_unplanned({.says = "mp_metadata_pp_rank_" + std::to_string(stage) + ".json is missing"});
+  }
 }
 
 TEST_CASE("A last stage that is missing with its metadata is noticed by what others know of it") {
   const Ranks ranks;
-  for (int t = 0; t < 4; ++t) fs::remove_all(ranks.rank("tp_rank_0" + std::to_string(t) + "_pp_rank_02"));
+  ranks.remove_stage(2);
   fs::remove(ranks.metadata(2));
-  fs::remove(ranks.temp() / "out/config.json");  // so that nothing else can tell
-  check_error(ranks.planning_error(),
-              {.says = "its metadata says that there are 3 pipeline ranks, but the folder holds 2", .hint = "missing"});
+  fs::remove(ranks / "out/config.json");  // so that nothing else can tell
+  ranks.check_unplanned(
+      {.says = "its metadata says that there are 3 pipeline ranks, but the folder holds 2", .hint = "missing"});
   for (const auto& entry : fs::recursive_directory_iterator(ranks.shards()))  // as NxD's, which say nothing
     if (entry.path().extension() == ".safetensors") write_safetensors(entry.path(), read_tensors(entry.path()));
-  check_error(ranks.planning_error(),
-              {.path = ranks.shards(), .says = {"model.layers.4.self_attn", "model.layers.5.mlp"}});
-}
-
-TEST_CASE("A stage that is missing in the middle, or at the start, is named") {
-  for (int stage = 0; stage < 2; ++stage) {
-    const Ranks ranks;
-    for (int t = 0; t < 4; ++t)
-      fs::remove_all(ranks.rank("tp_rank_0" + std::to_string(t) + "_pp_rank_0" + std::to_string(stage)));
-    check_error(ranks.planning_error(), {.says = "4 of the 12 ranks"});
-    fs::remove(ranks.metadata(stage));
-    check_error(ranks.planning_error(), {.says = "mp_metadata_pp_rank_" + std::to_string(stage) + ".json is missing"});
-  }
+  ranks.check_unplanned({.path = ranks.shards(), .says = {"model.layers.4.self_attn", "model.layers.5.mlp"}});
 }
 
 TEST_CASE("A rank folder that is a link to nowhere is an Error that names it") {
@@ -124,33 +101,24 @@ TEST_CASE("Metadata for another T is refused, naming its file") {
   for (const int tp : {2, 8}) {
     const Ranks ranks;
     for (int stage = 0; stage < 3; ++stage)
-      ranks.patch_metadata(stage, [&](nlohmann::json& json) {
-        for (auto& [name, parameter] : json["parameters"].items())
+      ranks.patch_metadata(stage, [&](json& metadata) {
+        for (auto& [name, parameter] : metadata["parameters"].items())
           if (parameter["tensor_model_parallel"]) parameter["num_partitions"] = tp;
-        json["model_weight_transformation_specs"] = nlohmann::json::array();
+        metadata["model_weight_transformation_specs"] = json::array();
       });
-    const Error error = ranks.planning_error();
-    INFO(error.what());
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    if (tp == 2) {
-      CHECK(error.path() == ranks.metadata(0).string());
-      CHECK_THAT(error.what(), Says("2 tensor-parallel ranks"));
-    } else {
-      CHECK_THAT(error.what(), Says("12 of the 24 ranks"));
-    }
+    ranks.check_unplanned(tp == 2 ? Refusal{.path = ranks.metadata(0), .says = "2 tensor-parallel ranks"}
+                                  : Refusal{.says = "12 of the 24 ranks"});
   }
 }
 
 TEST_CASE("A parameter that the metadata lists and no file holds was not saved, and a note names it") {
   const Ranks ranks;
-  ranks.patch_metadata(1, [](nlohmann::json& json) { json["parameters"]["ghost"] = json["parameters"][kUp]; });
+  ranks.patch_metadata(1, [](json& json) { json["parameters"]["ghost"] = json["parameters"][kUp]; });
   const auto job = plan_consolidate(ranks.request());
-  CHECK(std::any_of(job->notes.begin(), job->notes.end(),
-                    [](const std::string& note) { return note.find("ghost") != note.npos; }));
+  CHECK_THAT(joined_notes(*job), Says("ghost"));
 }
 
 TEST_CASE("Ranks that are damaged, or differ from each other or from the metadata, are refused with the place") {
-  using Json = nlohmann::json;
   struct Row {
     const char* title;
     std::function<void(const Ranks& ranks)> spoil;
@@ -163,7 +131,7 @@ TEST_CASE("Ranks that are damaged, or differ from each other or from the metadat
   const auto rank = [](const std::function<void(TensorMap&)>& change) {
     return [change](const Ranks& ranks) { ranks.patch_rank(kRank, change); };
   };
-  const auto metadata = [](const std::function<void(Json&)>& change) {
+  const auto metadata = [](const std::function<void(json&)>& change) {
     return [change](const Ranks& ranks) { ranks.patch_metadata(1, change); };
   };
   const auto weights = [](bool safetensors, bool pytorch) {
@@ -172,9 +140,20 @@ TEST_CASE("Ranks that are damaged, or differ from each other or from the metadat
       if (pytorch) write_file(ranks.rank(kRank) / "checkpoint.pt", "PK");
     };
   };
-  const auto of_up = [&](const char* key, const Json& value) {
-    return metadata([=](Json& json) { json["parameters"][kUp][key] = value; });
+  const auto of_up = [&](const char* key, const json& value) {
+    return metadata([=](json& json) { json["parameters"][kUp][key] = value; });
   };
+  // With no config.json to help.
+  const auto of_spec = [](const std::string& module, const json& fields) {
+    return [=](const Ranks& ranks) {
+      fs::remove(ranks / "out/config.json");
+      ranks.patch_metadata(1, [&](json& metadata) {
+        for (json& entry : metadata["model_weight_transformation_specs"])
+          if (entry["module_fully_qualified_name"] == "model.layers.2" + module) entry["specs"][0][1].update(fields);
+      });
+    };
+  };
+  const std::string bias = "model.layers.2.self_attn.qkv_proj.bias_q";
   const std::string norm = "model.layers.2.input_layernorm.weight", contradicts = "contradicts its transformation spec";
   const Row rows[] = {
       {"weights of two formats", weights(true, true), kRank, {.says = "checkpoint.pt"}},
@@ -211,11 +190,11 @@ TEST_CASE("Ranks that are damaged, or differ from each other or from the metadat
        {}},
       {"metadata of two T", of_up("num_partitions", 2), kMetadata, {.says = "contradicts itself"}},
       {"a tensor that the metadata lacks",
-       metadata([&](Json& json) { json["parameters"].erase(norm); }),
+       metadata([&](json& json) { json["parameters"].erase(norm); }),
        "",
        {.tensor = norm, .says = "mp_metadata_pp_rank_1.json does not list it"}},
       {"a tensor that a spec speaks of and the metadata lacks",
-       metadata([](Json& json) { json["parameters"].erase(kUp); }),
+       metadata([](json& json) { json["parameters"].erase(kUp); }),
        kMetadata,
        {.tensor = kUp, .says = "a transformation spec speaks of it"}},
       {"an entry that is not parallel, unlike its spec",
@@ -226,13 +205,55 @@ TEST_CASE("Ranks that are damaged, or differ from each other or from the metadat
       {"an entry of another stride than its spec",
        of_up("partition_stride", 5),
        "",
-       {.tensor = kUp, .says = contradicts}}};
+       {.tensor = kUp, .says = contradicts}},
+      {"a spec of other rows than the files",
+       of_spec(".self_attn", {{"q_output_size_per_partition", 8}, {"kv_output_size_per_partition", 8}}),
+       "",
+       {.tensor = "model.layers.2.self_attn.qkv_proj.weight_q", .says = {"has 4 rows", "says 8"}}},
+      {"a spec whose own sizes contradict each other",
+       of_spec(".self_attn", {{"kv_output_size_per_partition", 8}}),
+       kMetadata,
+       {.says = "contradicts itself"}},
+      {"a fused spec of other sizes", of_spec(".mlp", {{"original_dims", {48, 24}}}), "", {.tensor = kUp}},
+      {"a fused spec of an empty linear", of_spec(".mlp", {{"original_dims", {48, 0}}}), "", {.tensor = kUp}},
+      {"a fused spec of one other size", of_spec(".mlp", {{"original_dims", {24, 28}}}), "", {.tensor = kUp}},
+      {"a fused spec of sizes of zero", of_spec(".mlp", {{"original_dims", {0, 0}}}), "", {.says = "gate_up_proj"}},
+      {"rows of a bias that contradict the spec",
+       [&](const Ranks& ranks) {
+         fs::remove(ranks / "out/config.json");
+         for (std::uint32_t t = 0; t < 4; ++t)
+           ranks.patch_rank(rank_name({t, 1}, false), [&](TensorMap& tensors) {
+             tensors.at(bias) = {DType::kBF16, {2}, "abcd"};
+           });
+       },
+       "",
+       {.tensor = bias}}};
   for (const Row& row : rows) DYNAMIC_SECTION(row.title) {
       const Ranks ranks;
       row.spoil(ranks);
-      check_error(ranks.planning_error(),
-                  with_common(row.refusal, *row.place ? Refusal{.path = ranks.shards() / row.place} : Refusal{}));
+      ranks.check_unplanned(
+          with_common(row.refusal, *row.place ? Refusal{.path = ranks.shards() / row.place} : Refusal{}));
     }
+}
+
+TEST_CASE("Rank folders are named with two digits or more and read as numbers") {
+  CHECK(rank_name({3, 0}, false) == "tp_rank_03_pp_rank_00");
+  CHECK(rank_name({128, 100}, false) == "tp_rank_128_pp_rank_100");
+  const auto rank = rank_of_name("tp_rank_128_pp_rank_007");
+  REQUIRE(rank);
+  CHECK(rank->tp_rank == 128);
+  CHECK(rank->pp_rank == 7);
+  CHECK(rank_name({3, 100}, true) == "dp_rank_00_tp_rank_03_pp_rank_100");
+  CHECK((rank_of_name("dp_rank_04_ep_rank_03_tp_rank_02_pp_rank_01") == RankId{2, 1, 4, 3, true}));
+  CHECK((rank_of_name("tp_rank_02_pp_rank_01_dp_rank_04") == RankId{2, 1, 4, 0}));
+  for (const char* name :
+       {"tp_rank_00", "tp_rank_00_pp_rank_", "tp_rank__pp_rank_00", "tp_rank_00_pp_rank_00.tensors",
+        "tp_rank_-1_pp_rank_00", "tp_rank_ 1_pp_rank_00", "xtp_rank_00_pp_rank_00", "tp_rank_4096_pp_rank_00",
+        "tp_rank_00_pp_rank_00_xx_rank_00", "tp_rank_00_pp_rank_00_tp_rank_00",
+        "tp_rank_18446744073709551617_pp_rank_00", "tp_rank_00_pp_rank_00_", "dp_rank_00", ""}) {
+    INFO(name);
+    CHECK_FALSE(rank_of_name(name));
+  }
 }
 
 }  // namespace
