@@ -4,12 +4,10 @@
 #include <set>
 
 #include "reshard/layouts/core/checkpoint.h"
-#include "support/files.h"
+#include "support/input.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
-#include "support/temp_dir.h"
 
 namespace reshard::test {
 namespace {
@@ -66,42 +64,46 @@ TEST_CASE("Values of options are parsed by their type, and errors say the option
   CHECK(values.number(kRank) == 0);
   CHECK(values.number(kSize) == 1024);
   CHECK(values.choice(kChoice) == "right");
-  for (const char* text : {"0", "4097", "-1", "", "two", "1.5"}) {
-    values.set("copies", text);
-    check_refused([&] { values.number(kCount, "from-"); },
-                  {.kind = ErrorKind::kUsage,
-                   .says = "`from-copies`: \"" + std::string(text) + "\" is not a whole number from 1 to 4096"});
-  }
-  values.set("first", "4096");
-  CHECK_THAT(error_of([&] { values.number(kRank); }).what(), Says("`first`: \"4096\" is not the number of a rank"));
-  values.set("size", "much");
-  CHECK_THAT(error_of([&] { values.number(kSize); }).what(), Says("`size`: \"much\" is not a size"));
-  values.set("side", "up");
-  CHECK_THAT(error_of([&] { values.choice(kChoice); }).what(), Says("`side`: \"up\" is not one of left, right"));
+  const auto check = [&](const LayoutOption& option, const std::string& text, const std::string& says) {
+    values.set(option.name, text);
+    check_refused(
+        [&] {
+          if (option.type == LayoutOption::Type::kChoice) values.choice(option, "from-");
+          values.number(option, "from-");
+        },
+        {.kind = ErrorKind::kUsage,
+         .says = "`from-" + std::string(option.name) + "`: \"" + text + "\" is not " + says});
+  };
+  for (const char* text : {"0", "4097", "-1", "", "two", "1.5"}) check(kCount, text, "a whole number from 1 to 4096");
+  check(kRank, "4096", "the number of a rank");
+  check(kSize, "much", "a size");
+  check(kChoice, "up", "one of left, right");
 }
 
 TEST_CASE("What a layout does not have is refused before anything is read, with what does have it") {
-  const auto refused = [](const char* name, const std::function<void(TargetRequest&)>& change) {
-    TargetRequest request;
-    request.layout = layout(name);
-    CHECK_NOTHROW(validate_request(request));
-    change(request);
-    const Error error = error_of([&] { validate_request(request); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    return error;
+  struct Row {
+    const char* layout_name;
+    std::function<void(TargetRequest&)> change;
+    Refusal refusal;
   };
-  CHECK_THAT(refused("hf", [](TargetRequest& r) { r.tp = 2; }).what(), Says("layout hf has no ranks (`tp`)"));
-  CHECK_THAT(refused("nxdi", [](TargetRequest& r) { r.vpp = 2; }).what(), Says("layout nxdi has no pipeline stages"));
-  CHECK_THAT(refused("nxd", [](TargetRequest& r) { r.ep = 2; }).what(), Says("has no expert-parallel ranks"));
-  check_error(refused("optimum", [](TargetRequest& r) { r.format = Format::kSafetensors; }),
-              {.kind = ErrorKind::kUsage,
-               .says = "layout optimum does not support `format` safetensors",
-               .hint = "pytorch, xser"});
-  check_error(refused("ranks", [](TargetRequest& r) { r.options.set("vocab-parallel"); }),
-              {.kind = ErrorKind::kUsage,
-               .says = "layout ranks has no option `vocab-parallel`",
-               .hint = "layouts with `vocab-parallel`: nxdi"});
-  refused("ranks", [](TargetRequest& r) { r.options.set("kv-size-multiplier", "many"); });
+  const Row rows[] = {
+      {"hf", [](TargetRequest& r) { r.tp = 2; }, {.says = "layout hf has no ranks (`tp`)"}},
+      {"nxdi", [](TargetRequest& r) { r.vpp = 2; }, {.says = "layout nxdi has no pipeline stages"}},
+      {"nxd", [](TargetRequest& r) { r.ep = 2; }, {.says = "has no expert-parallel ranks"}},
+      {"optimum",
+       [](TargetRequest& r) { r.format = Format::kSafetensors; },
+       {.says = "layout optimum does not support `format` safetensors", .hint = "pytorch, xser"}},
+      {"ranks",
+       [](TargetRequest& r) { r.options.set("vocab-parallel"); },
+       {.says = "layout ranks has no option `vocab-parallel`", .hint = "layouts with `vocab-parallel`: nxdi"}},
+      {"ranks", [](TargetRequest& r) { r.options.set("kv-size-multiplier", "many"); }, {}}};
+  for (const Row& row : rows) {
+    TargetRequest request;
+    request.layout = layout(row.layout_name);
+    CHECK_NOTHROW(validate_request(request));
+    row.change(request);
+    check_refused([&] { validate_request(request); }, with_common(row.refusal, {.kind = ErrorKind::kUsage}));
+  }
 }
 
 TEST_CASE("A layout that is only read is refused as a target, with those that are written") {
@@ -122,16 +124,11 @@ TEST_CASE("What a layout writes is read as that layout, from its folder and from
   for (const Layout* one : layouts()) {
     if (!one->traits().has_ranks || !one->traits().is_written()) continue;
     DYNAMIC_SECTION(one->traits().name) {
-      const TempDir temp;
-      TinyModel model;
-      Random random(3);
-      write_model(temp / "model", model, random_tensors(model, random));
-      ShardRequest request = shard_request(temp / "model", temp / "out", 2);
-      request.target.layout = one;
-      shard(request);
-      CHECK(read_checkpoint(temp / "out", {ConfigUse::kStrict}).layout == one);
-      CHECK(read_checkpoint(temp / "out" / one->traits().folder, {ConfigUse::kStrict}).layout == one);
-      CHECK_FALSE(find_whole(temp / "out"));
+      const Input input;
+      shard(input / "model", input / "out", {.layout = one->traits().name, .tp = 2});
+      CHECK(read_checkpoint(input / "out", {ConfigUse::kStrict}).layout == one);
+      CHECK(read_checkpoint(input / "out" / one->traits().folder, {ConfigUse::kStrict}).layout == one);
+      CHECK_FALSE(find_whole(input / "out"));
     }
   }
 }

@@ -22,6 +22,9 @@ Checkpoint read(const fs::path& path) {
   return read_checkpoint(local_storage(), path, {});
 }
 
+/// A tensor of two bytes, on two ranks.
+const dcp::Whole kTwoBytes{"part.w", {DType::kU8, {2}, "xy"}, {{{0}, {1}, 0}, {{1}, {1}, 1}}};
+
 /// A tensor of `ranks` bytes, one on each rank, each of which saves without the others.
 void write_ranks(const fs::path& directory, std::uint32_t ranks) {
   dcp::Whole tensor{"part.w", {DType::kU8, {ranks}, std::string(ranks, 'x')}, {}};
@@ -47,12 +50,10 @@ TEST_CASE("Metadata of all ranks and of each rank belong to the layout, and stay
 
 TEST_CASE("Files of items whose .metadata was left behind are named, wherever a command looks for them") {
   const TempDir temp;
-  const dcp::Whole tensor{"part.w", {DType::kU8, {2}, "xy"}, {{{0}, {1}, 0}, {{1}, {1}, 1}}};
-  dcp::write(temp / "run/step-1", {tensor});
+  dcp::write(temp / "run/step-1", {kTwoBytes});
   fs::remove(temp / "run/step-1/.metadata");
-  using Reader = Checkpoint (*)(Files&, const fs::path&, const ReadContext&);
   for (const char* given : {"run/step-1", "run"})
-    for (const Reader read_it : {Reader{&read_checkpoint}, Reader{&read_sharded}, Reader{&read_whole}}) {
+    for (const auto read_it : {read_checkpoint, read_sharded, read_whole}) {
       CAPTURE(given);
       check_refused([&] { read_it(local_storage(), temp / given, {}); },
                     {.path = temp / "run/step-1",
@@ -64,8 +65,7 @@ TEST_CASE("Files of items whose .metadata was left behind are named, wherever a 
 
 TEST_CASE("Files of items without metadata hide no checkpoint that lies there, or beside them") {
   const TempDir temp;
-  const dcp::Whole tensor{"part.w", {DType::kU8, {2}, "xy"}, {{{0}, {1}, 0}, {{1}, {1}, 1}}};
-  for (const char* step : {"run/step-1", "run/step-2"}) dcp::write(temp / step, {tensor});
+  for (const char* step : {"run/step-1", "run/step-2"}) dcp::write(temp / step, {kTwoBytes});
   fs::remove(temp / "run/step-2/.metadata");
   const FoundCheckpoint found = find_checkpoint(local_storage(), temp / "run", {});
   CHECK(found.path == temp / "run/step-1");
@@ -122,8 +122,7 @@ std::string notes_on_times(const fs::path& directory) {
 
 TEST_CASE("Files that are newer than .metadata by more than a copy of them takes are of a save that was cut off") {
   const TempDir temp;
-  const dcp::Whole tensor{"part.w", {DType::kU8, {2}, "xy"}, {{{0}, {1}, 0}, {{1}, {1}, 1}}};
-  dcp::write(temp / "dcp", {tensor});
+  dcp::write(temp / "dcp", {kTwoBytes});
   const auto saved = fs::last_write_time(temp / "dcp/.metadata");
   const auto set_times = [&](int first_seconds, int second_seconds) {
     set_time(temp / "dcp/__0_0.distcp", saved, first_seconds);

@@ -6,6 +6,7 @@
 #include "support/models.h"
 #include "support/pickles.h"
 #include "support/refusals.h"
+#include "support/spoilers.h"
 #include "support/temp_dir.h"
 #include "support/zero_files.h"
 #include "support/zips.h"
@@ -15,10 +16,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kOptim = "bf16_zero_pp_rank_";
+constexpr const char* kModelFile = "mp_rank_00_model_states.pt";
 
 fs::path optim_file(const fs::path& folder, int rank) {
-  return folder / (kOptim + std::to_string(rank) + "_mp_rank_00_optim_states.pt");
+  return folder / ("bf16_zero_pp_rank_" + std::to_string(rank) + "_mp_rank_00_optim_states.pt");
 }
 fs::path rank_model_file(const fs::path& folder, int rank) {
   return folder / ("zero_pp_rank_" + std::to_string(rank) + "_mp_rank_00_model_states.pt");
@@ -50,10 +51,53 @@ Checkpoint read(const fs::path& path) {
   return read_checkpoint(local_storage(), path, {});
 }
 
-Error refused(const fs::path& path, ErrorKind kind = ErrorKind::kBadInput) {
-  const Error error = error_of([&] { read(path); });
-  CHECK(error.kind() == kind);
-  return error;
+void check_unread(const fs::path& path, const Refusal& refusal) {
+  check_refused([&] { read(path); }, refusal);
+}
+
+void copy_over(const fs::path& from, const fs::path& to) {
+  fs::copy_file(from, to, fs::copy_options::overwrite_existing);
+}
+
+std::uint32_t find(const Checkpoint& checkpoint, const char* name) {
+  return checkpoint.map.find_logical(name).value();
+}
+
+Checkpoint read_masters(const fs::path& folder) {
+  ReadContext context;
+  context.options.set("weights", "master");
+  return read_checkpoint(local_storage(), folder, context);
+}
+
+/// A checkpoint of small_model() and what is done to it before it is refused.
+struct Damaged {
+  const char* title;
+  unsigned stage;
+  std::uint32_t ranks;
+  std::function<void(const fs::path& folder)> spoil;
+  std::function<Refusal(const fs::path& folder)> refusal;
+};
+
+void check_damaged(const std::vector<Damaged>& rows) {
+  for (const Damaged& row : rows) DYNAMIC_SECTION(row.title) {
+      const TempDir temp;
+      const fs::path folder = written(temp, row.stage, row.ranks);
+      row.spoil(folder);
+      check_unread(folder, row.refusal(folder));
+    }
+}
+
+/// A refusal that says this, whatever the folder.
+auto saying(Texts says, ErrorKind kind = ErrorKind::kBadInput) {
+  return [=](const fs::path&) { return Refusal{.kind = kind, .says = says}; };
+}
+
+/// Another checkpoint next to `folder`, of `rows` in its first parameter.
+fs::path other_save(const fs::path& folder, unsigned stage, std::uint32_t ranks, std::uint64_t rows = 50) {
+  Random random(2);
+  const fs::path other = folder.parent_path() / "other";
+  write_zero(other, small_model(rows), stage, ranks, 1, random);
+  return other;
 }
 
 TEST_CASE("ZeRO's names of files are understood") {
@@ -100,13 +144,11 @@ TEST_CASE("A checkpoint of ZeRO is found in its tag folder and in the directory 
 TEST_CASE("A latest that names a folder that is not there is an error") {
   const TempDir temp;
   written(temp, 2, 2);
-  const auto check = [&](const std::string& tag) {
+  for (const std::string tag : {"global_step3", "step3"}) {
     write_file(temp / "latest", tag);
-    check_error(refused(temp.path()), {.path = temp / "latest", .says = "names " + tag + ", which is not there"});
-  };
-  check("global_step3");
-  write_file(temp / "zero_to_fp32.py", "");
-  check("step3");
+    if (tag == "step3") write_file(temp / "zero_to_fp32.py", "");
+    check_unread(temp.path(), {.path = temp / "latest", .says = "names " + tag + ", which is not there"});
+  }
 }
 
 TEST_CASE("The mesh, notes and metadata of a checkpoint of ZeRO say what was found") {
@@ -120,43 +162,31 @@ TEST_CASE("The mesh, notes and metadata of a checkpoint of ZeRO say what was fou
   CHECK(second.map.files.size() == 1);
   const Checkpoint third = read(written(temp, 3, 3, small_model(), "third"));
   CHECK(third.map.files.size() == 6);
-  CHECK(third.map.logical.at(third.map.find_logical("a").value()).model_dtype == DType::kBF16);
-  CHECK(third.map.logical.at(third.map.find_logical("f").value()).dtype == DType::kBF16);
+  CHECK(third.map.logical.at(find(third, "a")).model_dtype == DType::kBF16);
+  CHECK(third.map.logical.at(find(third, "f")).dtype == DType::kBF16);
 }
 
 TEST_CASE("Ranks that are missing are refused") {
-  const TempDir temp;
-  SECTION("the last of the optimizer's files") {
-    const fs::path folder = written(temp, 2, 3);
-    fs::remove(optim_file(folder, 2));
-    check_error(refused(folder),
-                {.path = optim_file(folder, 0), .says = "its \"partition_count\" says 3 ranks, but there are 2 files"});
-  }
-  SECTION("the first of the optimizer's files") {
-    const fs::path folder = written(temp, 1, 2);
-    fs::remove(optim_file(folder, 0));
-    CHECK_THAT(refused(folder).what(), Says("holds optimizer states of rank 1, but none of rank 0"));
-  }
-  SECTION("one of the module's files of stage 3") {
-    const fs::path folder = written(temp, 3, 3);
-    fs::remove(rank_model_file(folder, 1));
-    CHECK_THAT(refused(folder).what(), Says("holds model states of rank 2, but none of rank 1"));
-  }
-  SECTION("the last of the module's files of stage 3") {
-    const fs::path folder = written(temp, 3, 3);
-    fs::remove(rank_model_file(folder, 2));
-    CHECK_THAT(refused(folder).what(), Says("*_optim_states.pt of 3 ranks, but *_model_states.pt of 2"));
-  }
-  SECTION("all of the module's files") {
-    const fs::path folder = written(temp, 2, 2);
-    fs::remove(folder / "mp_rank_00_model_states.pt");
-    CHECK_THAT(refused(folder).what(), Says("holds no *_model_states.pt"));
-  }
-  SECTION("all of the optimizer's files, of stage 3") {
-    const fs::path folder = written(temp, 3, 2);
-    for (const int rank : {0, 1}) fs::remove(optim_file(folder, rank));
-    CHECK_THAT(refused(folder).what(), Says("holds no *_optim_states.pt, which have the master weights"));
-  }
+  const auto without = [](int first, int last, fs::path (*file)(const fs::path&, int)) {
+    return [=](const fs::path& folder) {
+      for (int rank = first; rank <= last; ++rank) fs::remove(file(folder, rank));
+    };
+  };
+  check_damaged({{"the last of the optimizer's files", 2, 3, without(2, 2, optim_file),
+                  [](const fs::path& folder) {
+                    return Refusal{.path = optim_file(folder, 0),
+                                   .says = "its \"partition_count\" says 3 ranks, but there are 2 files"};
+                  }},
+                 {"the first of the optimizer's files", 1, 2, without(0, 0, optim_file),
+                  saying("holds optimizer states of rank 1, but none of rank 0")},
+                 {"one of the module's files of stage 3", 3, 3, without(1, 1, rank_model_file),
+                  saying("holds model states of rank 2, but none of rank 1")},
+                 {"the last of the module's files of stage 3", 3, 3, without(2, 2, rank_model_file),
+                  saying("*_optim_states.pt of 3 ranks, but *_model_states.pt of 2")},
+                 {"all of the module's files", 2, 2, [](const fs::path& folder) { fs::remove(folder / kModelFile); },
+                  saying("holds no *_model_states.pt")},
+                 {"all of the optimizer's files, of stage 3", 3, 2, without(0, 1, optim_file),
+                  saying("holds no *_optim_states.pt, which have the master weights")}});
 }
 
 TEST_CASE("A module's weights are read without the optimizer's files, but not its masters") {
@@ -164,40 +194,32 @@ TEST_CASE("A module's weights are read without the optimizer's files, but not it
   const fs::path folder = written(temp, 2, 2);
   for (const int rank : {0, 1}) fs::remove(optim_file(folder, rank));
   CHECK(read(folder).map.tensor_count() == 5);
-  ReadContext context;
-  context.options.set("weights", "master");
-  check_refused([&] { read_checkpoint(local_storage(), folder, context); },
-                {.says = "holds no *_optim_states.pt", .hint = "leave out `weights`"});
+  check_refused([&] { read_masters(folder); }, {.says = "holds no *_optim_states.pt", .hint = "leave out `weights`"});
 }
 
 TEST_CASE("Files of ranks that were swapped are refused by what they say of their parts") {
-  const TempDir temp;
-  const auto swapped = [&](const ZeroModel& model, const char* name) {
-    const fs::path folder = written(temp, 2, 2, model, name);
-    fs::rename(optim_file(folder, 0), temp / "aside");
-    fs::rename(optim_file(folder, 1), optim_file(folder, 0));
-    fs::rename(temp / "aside", optim_file(folder, 1));
-    const Error error = refused(folder);
-    CHECK(error.path().find("zero_pp_rank_") != std::string::npos);
-    return std::string(error.what());
-  };
-  CHECK_THAT(swapped(small_model(), "lengths"), Says("has 12 elements, but"));
-  ZeroModel model = small_model(4);
-  model.groups = {{"a", "b"}};  // 20 elements, no padding: both files have the same shapes
-  CHECK_THAT(swapped(model, "places"), Says("its \"param_slice_mappings\""));
+  ZeroModel even = small_model(4);
+  even.groups = {{"a", "b"}};  // 20 elements, no padding: both files have the same shapes
+  for (const auto& [model, says] :
+       {std::pair(small_model(), "has 12 elements, but"), {even, "its \"param_slice_mappings\""}}) {
+    const TempDir temp;
+    const fs::path folder = written(temp, 2, 2, model);
+    swap_files(optim_file(folder, 0), optim_file(folder, 1));
+    const Error error = check_refused([&] { read(folder); }, {.says = says});
+    CHECK_THAT(error.path(), Says("zero_pp_rank_"));
+  }
 }
 
 TEST_CASE("Model-parallel ranks of ZeRO are refused by the file that belongs to one") {
   using namespace pickles;
   const TempDir temp;
-  const fs::path file = temp / "global_step1/mp_rank_00_model_states.pt";
-  fs::create_directories(file.parent_path());
+  const fs::path file = temp / "global_step1" / kModelFile;
   write_file(file, torch_zip(stream(dict({{"module", dict({})}, {"mp_world_size", number(2)}})), {}));
-  check_error(refused(file.parent_path(), ErrorKind::kUnsupported),
-              {.kind = ErrorKind::kUnsupported,
-               .path = file,
-               .says = "belongs to one of 2 model-parallel ranks; only checkpoints without model parallelism "
-                       "are read"});
+  check_unread(
+      file.parent_path(),
+      {.kind = ErrorKind::kUnsupported,
+       .path = file,
+       .says = "belongs to one of 2 model-parallel ranks; only checkpoints without model parallelism are read"});
 }
 
 TEST_CASE("Padding behind parameters of ZeRO 1 and 2 is left out, as the files say where it is") {
@@ -206,72 +228,72 @@ TEST_CASE("Padding behind parameters of ZeRO 1 and 2 is left out, as the files s
   model.alignment_elems = 4;
   const fs::path folder = written(temp, 2, 2, model);
   CHECK(read(folder).map.tensor_count() == 5);
-  ReadContext context;
-  context.options.set("weights", "master");
-  const Checkpoint found = read_checkpoint(local_storage(), folder, context);
+  const Checkpoint found = read_masters(folder);
   // 15 elements of "a" and 1 of padding are rank 0's first partition, of 12, and part of rank 1's.
-  const auto& pieces = found.map.pieces[found.map.find_logical("b").value()];
+  const auto& pieces = found.map.pieces[find(found, "b")];
   REQUIRE(pieces.size() == 1);
   CHECK(found.map.stored[pieces[0].stored].file == 2);
-  SECTION("of ranks that disagree") {
-    model.alignment_elems = 2;
-    const fs::path other = written(temp, 2, 2, model, "other");
-    fs::copy_file(optim_file(other, 1), optim_file(folder, 1), fs::copy_options::overwrite_existing);
-    check_error(refused(folder), {.path = optim_file(folder, 1),
-                                  .says = "its \"param_alignment_paddings\" differs from that of bf16_zero_pp_rank_0"});
-  }
+  model.alignment_elems = 2;  // ranks that disagree
+  copy_over(optim_file(written(temp, 2, 2, model, "other"), 1), optim_file(folder, 1));
+  check_unread(folder, {.path = optim_file(folder, 1),
+                        .says = "its \"param_alignment_paddings\" differs from that of bf16_zero_pp_rank_0"});
 }
 
 TEST_CASE("Padding of ZeRO 1 and 2 may be left out of several ranks") {
   const TempDir temp;
   ZeroModel model = small_model(1);  // 11 and 6 elements
   model.lean_ranks = true;
-  const fs::path folder = written(temp, 2, 8, model);  // partitions of 2, but ranks 5 to 7 have 1, 0 and 0
-  ReadContext context;
-  context.options.set("weights", "master");
-  const Checkpoint found = read_checkpoint(local_storage(), folder, context);
-  CHECK(found.map.pieces[found.map.find_logical("b").value()].size() == 8);  // rows of two, cut in between
+  // Partitions of 2, but ranks 5 to 7 have 1, 0 and 0.
+  const Checkpoint found = read_masters(written(temp, 2, 8, model));
+  CHECK(found.map.pieces[find(found, "b")].size() == 8);  // rows of two, cut in between
 }
 
 TEST_CASE("Files of two checkpoints are refused") {
-  const TempDir temp;
-  SECTION("partitions of other parameters") {
-    for (const unsigned stage : {1u, 3u}) {
-      const fs::path folder = written(temp, stage, 2, small_model(), stage == 1 ? "one" : "three");
-      const fs::path other = written(temp, stage, 2, small_model(50), stage == 1 ? "other" : "others");
-      for (const int rank : {0, 1})
-        fs::copy_file(optim_file(other, rank), optim_file(folder, rank), fs::copy_options::overwrite_existing);
-      CHECK_THAT(refused(folder).what(), Says(" elements, but the parameters"));
-    }
+  std::vector<Damaged> rows{
+      {"ranks that disagree about the parameters", 3, 2,
+       [](const fs::path& folder) {
+         copy_over(rank_model_file(other_save(folder, 3, 2), 1), rank_model_file(folder, 1));
+       },
+       [](const fs::path& folder) {
+         return Refusal{.path = rank_model_file(folder, 1),
+                        .says = "its \"param_shapes\" differs from that of zero_pp_rank_0_mp_rank_00_model_states.pt"};
+       }},
+      {"two stages", 3, 2,
+       [](const fs::path& folder) { copy_over(other_save(folder, 2, 2, 5) / kModelFile, folder / kModelFile); },
+       saying({"of ZeRO 1 or 2, and", "of ZeRO 3"})},
+      {"model states of another stage", 3, 2,
+       [](const fs::path& folder) {
+         copy_over(other_save(folder, 2, 2, 5) / kModelFile, folder / kModelFile);
+         for (const int rank : {0, 1}) fs::remove(rank_model_file(folder, rank));
+       },
+       saying("is of ZeRO 3, but mp_rank_00_model_states.pt is of ZeRO 1 or 2")},
+      {"one rank twice", 1, 2,
+       [](const fs::path& folder) {
+         copy_over(optim_file(folder, 1), folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt");
+       },
+       saying("is of rank 1, as bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt is")},
+      {"model-parallel ranks", 1, 1,
+       [](const fs::path& folder) { write_file(folder / "mp_rank_01_model_states.pt", ""); },
+       saying("split over model-parallel ranks", ErrorKind::kUnsupported)},
+      {"pipeline stages", 1, 1,
+       [](const fs::path& folder) { write_file(folder / "layer_00-model_00-model_states.pt", ""); },
+       saying("split over pipeline stages or experts", ErrorKind::kUnsupported)}};
+  for (const unsigned stage : {1u, 3u}) {
+    rows.push_back({stage == 1 ? "partitions of others, stage 1" : "partitions of others, stage 3", stage, 2,
+                    [=](const fs::path& folder) {
+                      const fs::path other = other_save(folder, stage, 2);
+                      for (const int rank : {0, 1}) copy_over(optim_file(other, rank), optim_file(folder, rank));
+                    },
+                    saying(" elements, but the parameters")});
+    rows.push_back(
+        {stage == 1 ? "a longer partition, stage 1" : "a longer partition, stage 3", stage, 3,
+         [=](const fs::path& folder) { copy_over(optim_file(other_save(folder, stage, 3), 1), optim_file(folder, 1)); },
+         [](const fs::path& folder) {
+           return Refusal{.path = optim_file(folder, 1),
+                          .says = "elements, but " + optim_file(folder, 0).filename().string() + " has "};
+         }});
   }
-  SECTION("a partition of another length") {
-    for (const unsigned stage : {1u, 3u}) {
-      const fs::path folder = written(temp, stage, 3, small_model(), stage == 1 ? "one" : "three");
-      const fs::path other = written(temp, stage, 3, small_model(50), stage == 1 ? "other" : "others");
-      fs::copy_file(optim_file(other, 1), optim_file(folder, 1), fs::copy_options::overwrite_existing);
-      check_error(refused(folder), {.path = optim_file(folder, 1),
-                                    .says = "elements, but " + optim_file(folder, 0).filename().string() + " has "});
-    }
-  }
-  SECTION("ranks that disagree about the parameters") {
-    const fs::path folder = written(temp, 3, 2), other = written(temp, 3, 2, small_model(50), "other");
-    fs::copy_file(rank_model_file(other, 1), rank_model_file(folder, 1), fs::copy_options::overwrite_existing);
-    check_error(refused(folder),
-                {.path = rank_model_file(folder, 1),
-                 .says = "its \"param_shapes\" differs from that of zero_pp_rank_0_mp_rank_00_model_states.pt"});
-  }
-  SECTION("of two stages") {
-    const fs::path folder = written(temp, 3, 2), other = written(temp, 2, 2, small_model(), "other");
-    fs::copy_file(other / "mp_rank_00_model_states.pt", folder / "mp_rank_00_model_states.pt");
-    CHECK_THAT(refused(folder).what(), Says("of ZeRO 1 or 2, and") && Says("of ZeRO 3"));
-    for (const int rank : {0, 1}) fs::remove(rank_model_file(folder, rank));
-    CHECK_THAT(refused(folder).what(), Says("is of ZeRO 3, but mp_rank_00_model_states.pt is of ZeRO 1 or 2"));
-  }
-  SECTION("one rank twice") {
-    const fs::path folder = written(temp, 1, 2);
-    fs::copy_file(optim_file(folder, 1), folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt");
-    CHECK_THAT(refused(folder).what(), Says("is of rank 1, as bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt is"));
-  }
+  check_damaged(rows);
 }
 
 TEST_CASE("A universal checkpoint is found by latest_universal, and its parameters are all there") {
@@ -280,94 +302,64 @@ TEST_CASE("A universal checkpoint is found by latest_universal, and its paramete
   const fs::path folder = temp / "universal", a = folder / "zero/a";
   const ZeroModel model = small_model();
   write_universal(folder, model, 3, 2, random);
-  SECTION("whole") {
-    write_file(temp / "latest_universal", "universal");
-    CHECK(find_shards(temp.path())->path == folder);
-    const Checkpoint found = read(temp.path());
-    CHECK(found.file_metadata[0].second == "universal");
-    CHECK_THAT(nlohmann::json(found.notes).dump(), Says("3 tensors of the optimizer's state"));
-    CHECK(found.map.logical.at(found.map.find_logical("a").value()).model_dtype == DType::kBF16);
-  }
-  SECTION("latest_universal names a folder that is not there") {
-    write_file(temp / "latest_universal", "other");
-    check_error(refused(temp.path()), {.path = temp / "latest_universal", .says = "names other, which is not there"});
-  }
-  SECTION("a parameter without a file") {
-    fs::remove(a / "fp32.pt");
-    check_error(refused(folder), {.tensor = "a", .says = "has no file fp32.pt"});
-  }
-  SECTION("a folder of no parameter") {
-    fs::copy(a, folder / "zero/other", fs::copy_options::recursive);
-    check_error(refused(folder),
-                {.path = folder / "zero/other", .says = "is the folder of a parameter that \"param_shapes\""});
-  }
-  SECTION("a parameter of another shape") {
-    fs::copy_file(folder / "zero/b/fp32.pt", a / "fp32.pt", fs::copy_options::overwrite_existing);
-    check_error(refused(folder),
-                {.path = a / "fp32.pt", .says = "has the shape [8], but \"param_shapes\" says [5, 3]"});
-  }
-  SECTION("a parameter whose name leads out of the folder") {
-    ZeroModel hostile = model;
-    hostile.groups[0].push_back("../../x");
-    hostile.masters["../../x"] = hostile.module["../../x"] = model.masters.at("a");
-    write_universal(temp / "hostile", hostile, 1, 1, random);
-    check_error(refused(temp / "hostile"), {.tensor = "../../x", .says = "has no file fp32.pt"});
-  }
+  write_file(temp / "latest_universal", "universal");
+  CHECK(find_shards(temp.path())->path == folder);
+  const Checkpoint found = read(temp.path());
+  CHECK(found.file_metadata[0].second == "universal");
+  CHECK_THAT(nlohmann::json(found.notes).dump(), Says("3 tensors of the optimizer's state"));
+  CHECK(found.map.logical.at(find(found, "a")).model_dtype == DType::kBF16);
+
+  write_file(temp / "latest_universal", "other");
+  check_unread(temp.path(), {.path = temp / "latest_universal", .says = "names other, which is not there"});
+  fs::remove(temp / "latest_universal");
+  fs::copy(a, folder / "zero/other", fs::copy_options::recursive);
+  check_unread(folder, {.path = folder / "zero/other", .says = "is the folder of a parameter that \"param_shapes\""});
+  fs::remove_all(folder / "zero/other");
+  copy_over(folder / "zero/b/fp32.pt", a / "fp32.pt");
+  check_unread(folder, {.path = a / "fp32.pt", .says = "has the shape [8], but \"param_shapes\" says [5, 3]"});
+  fs::remove(a / "fp32.pt");
+  check_unread(folder, {.tensor = "a", .says = "has no file fp32.pt"});
+  ZeroModel hostile = model;  // a name that leads out of the folder
+  hostile.groups[0].push_back("../../x");
+  hostile.masters["../../x"] = hostile.module["../../x"] = model.masters.at("a");
+  write_universal(temp / "hostile", hostile, 1, 1, random);
+  check_unread(temp / "hostile", {.tensor = "../../x", .says = "has no file fp32.pt"});
 }
 
 TEST_CASE("A frozen weight of another shape than its parameter is refused, whatever its strides") {
   using namespace pickles;
   const TempDir temp;
-  const fs::path file = temp / "global_step1/mp_rank_00_model_states.pt";
-  const auto write = [&](const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides) {
-    const std::string root =
-        dict({{"module", dict({{"w", tensor()}})},
-              {"param_shapes", list({})},
-              {"frozen_param_shapes", dict({{"f", numbers({2, 3})}})},
-              {"frozen_param_fragments", dict({{"f", tensor({.shape = shape, .strides = strides})}})}});
+  const fs::path folder = temp / "global_step1", file = folder / kModelFile;
+  const auto write = [&](const View& view) {
+    const std::string root = dict({{"module", dict({{"w", tensor()}})},
+                                   {"param_shapes", list({})},
+                                   {"frozen_param_shapes", dict({{"f", numbers({2, 3})}})},
+                                   {"frozen_param_fragments", dict({{"f", tensor(view)}})}});
     write_file(file, torch_zip(stream(root), {{"0", std::string(48, '\1')}}));
   };
-  fs::create_directories(file.parent_path());
-  write({2, 3}, {1, 2});
-  const Checkpoint found = read(file.parent_path());
-  CHECK(found.map.strides.at(found.map.pieces[found.map.find_logical("f").value()][0].stored) == Dims{1, 2});
-  for (const auto& shape : {std::vector<std::int64_t>{3, 2}, std::vector<std::int64_t>{6}}) {
-    write(shape, shape.size() == 2 ? std::vector<std::int64_t>{1, 3} : std::vector<std::int64_t>{2});
-    check_error(refused(file.parent_path()),
-                {.path = file, .tensor = "f", .says = "in \"frozen_param_fragments\", but should be F32 [2, 3]"});
-  }
-}
-
-TEST_CASE("Parts of models that are split otherwise are refused as unsupported") {
-  const TempDir temp;
-  const fs::path folder = written(temp, 1, 1);
-  SECTION("model-parallel ranks") {
-    write_file(folder / "mp_rank_01_model_states.pt", "");
-    CHECK_THAT(refused(folder, ErrorKind::kUnsupported).what(), Says("split over model-parallel ranks"));
-  }
-  SECTION("pipeline stages") {
-    write_file(folder / "layer_00-model_00-model_states.pt", "");
-    CHECK_THAT(refused(folder, ErrorKind::kUnsupported).what(), Says("split over pipeline stages or experts"));
+  write({.shape = {2, 3}, .strides = {1, 2}});
+  const Checkpoint found = read(folder);
+  CHECK(found.map.strides.at(found.map.pieces[find(found, "f")][0].stored) == Dims{1, 2});
+  for (const View& view : {View{.shape = {3, 2}, .strides = {1, 3}}, View{.shape = {6}, .strides = {2}}}) {
+    write(view);
+    check_unread(folder,
+                 {.path = file, .tensor = "f", .says = "in \"frozen_param_fragments\", but should be F32 [2, 3]"});
   }
 }
 
 TEST_CASE("Parameters of ZeRO that do not agree with the module are refused") {
-  const TempDir temp;
-  ZeroModel model = small_model();
-  SECTION("another shape") {
-    model.module.at("a").shape = {3, 5};
-    check_error(refused(written(temp, 2, 2, model)),
-                {.tensor = "a", .says = "has the shape [3, 5] in \"module\", but [5, 3] in \"param_shapes\""});
-  }
-  SECTION("one that the module lacks") {
-    model.module.erase("b");
-    check_error(refused(written(temp, 2, 2, model)),
-                {.tensor = "b", .says = "is in \"param_shapes\", but not in \"module\""});
-  }
-  SECTION("one whose values are nowhere") {
-    model.module["extra"] = {DType::kBF16, {2}, "abcd"};
-    check_error(refused(written(temp, 3, 2, model)), {.tensor = "extra", .says = "nothing says where its values are"});
-  }
+  const auto check = [](unsigned stage, const Refusal& refusal, const std::function<void(TensorMap&)>& change) {
+    const TempDir temp;
+    ZeroModel model = small_model();
+    change(model.module);
+    check_unread(written(temp, stage, 2, model), refusal);
+  };
+  check(2, {.tensor = "a", .says = "has the shape [3, 5] in \"module\", but [5, 3] in \"param_shapes\""},
+        [](TensorMap& module) { std::swap(module.at("a").shape[0], module.at("a").shape[1]); });
+  check(2, {.tensor = "b", .says = "is in \"param_shapes\", but not in \"module\""},
+        [](TensorMap& module) { module.erase("b"); });
+  check(3, {.tensor = "extra", .says = "nothing says where its values are"},
+        [](TensorMap& module) { module["extra"] = module.at("steps"); });
 }
 
 }  // namespace

@@ -50,13 +50,17 @@ const Items kOptim3{{"zero_stage", number(3)},
                     {"fp32_flat_groups", list({kFlat, kFlat})},
                     {"optimizer_state_dict", kMoments}};
 
+ZeroModelStates model_of(const TempDir& temp, const Items& items) {
+  return read_zero_model_states(local_storage(), saved(temp, dict(items)));
+}
+
 ZeroOptimStates optim_of(const TempDir& temp, const Items& items) {
   return read_zero_optim_states(local_storage(), saved(temp, dict({{"optimizer_state_dict", dict(items)}})));
 }
 
 TEST_CASE("The model states of ZeRO are read with names, shapes and places") {
   const TempDir temp;
-  const ZeroModelStates states = read_zero_model_states(local_storage(), saved(temp, dict(kModel)));
+  const ZeroModelStates states = model_of(temp, kModel);
   REQUIRE(states.module.size() == 1);
   CHECK(states.module[0].shape == Dims{3, 4});
   CHECK(states.buffer_names == std::vector<std::string>{"b"});
@@ -74,7 +78,7 @@ TEST_CASE("Model states of ZeRO without what other stages have are read") {
   for (const char* key : {"module", "buffer_names", "frozen_param_shapes", "frozen_param_fragments", "shared_params"})
     items = with(items, key, kNone);
   items = with(items, "mp_world_size", "");
-  const ZeroModelStates states = read_zero_model_states(local_storage(), saved(temp, dict(items)));
+  const ZeroModelStates states = model_of(temp, items);
   CHECK(states.module.empty());
   CHECK(states.groups.size() == 2);
   CHECK(states.model_parallel_size == 1);
@@ -104,89 +108,88 @@ TEST_CASE("The optimizer's states of ZeRO are read with partitions and counts") 
 }
 
 TEST_CASE("Model states that are not of ZeRO's form are refused, with the key") {
-  const auto refused = [](const char* key, const std::string& value) {
-    const TempDir temp;
-    const std::filesystem::path path = saved(temp, dict(with(kModel, key, value)));
-    const Error error = check_refused([&] { read_zero_model_states(local_storage(), path); }, {.path = path});
-    return std::string(error.what()) + " " + error.tensor();
-  };
-  CHECK_THAT(refused("module", number(1)), Says("its \"module\" is an int, not a dict"));
-  CHECK_THAT(refused("module", dict({{"w", tensor()}, {"w", tensor()}})), Says("is in \"module\" twice"));
-  CHECK_THAT(refused("param_shapes", dict({})), Says("its \"param_shapes\" is a dict, not a list"));
-  CHECK_THAT(refused("param_shapes", list({dict({{"w", number(3)}})})), Says("in the place of a shape"));
-  CHECK_THAT(refused("param_shapes", list({dict({{"w", numbers({-1})}})})), Says("in the place of a shape"));
-  CHECK_THAT(refused("param_shapes", list({dict({{"w", numbers({1ll << 40, 1ll << 40})}})})), Says("overflow 64 bits"));
-  CHECK_THAT(refused("param_shapes", list({dict({{"w", kSize34}}), dict({{"w", kSize34}})})),
-             Says("is in \"param_shapes\" twice"));
-  CHECK_THAT(refused("param_shapes", list({dict({{"f", kSize34}})})), Says("is in \"param_shapes\" twice"));
-  CHECK_THAT(refused("param_shapes", list({dict({{"a\nb", kSize34}})})), Says("control character"));
-  CHECK_THAT(refused("shared_params", dict({{"v", number(1)}})), Says("not by a string"));
-  CHECK_THAT(refused("mp_world_size", text("1")), Says("its \"mp_world_size\" is a string, not a whole number"));
+  const TempDir temp;
+  using Change = std::pair<std::string, std::string>;  // a key and its value
+  check_each_refused<Change>(
+      [&](const Change& change) { model_of(temp, with(kModel, change.first, change.second)); },
+      {.path = temp / "file.pt"},
+      {{{"module", number(1)}, "its \"module\" is an int, not a dict"},
+       {{"module", dict({{"w", tensor()}, {"w", tensor()}})}, "is in \"module\" twice"},
+       {{"param_shapes", dict({})}, "its \"param_shapes\" is a dict, not a list"},
+       {{"param_shapes", list({dict({{"w", number(3)}})})}, "in the place of a shape"},
+       {{"param_shapes", list({dict({{"w", numbers({-1})}})})}, "in the place of a shape"},
+       {{"param_shapes", list({dict({{"w", numbers({1ll << 40, 1ll << 40})}})})}, "overflow 64 bits"},
+       {{"param_shapes", list({dict({{"w", kSize34}}), dict({{"w", kSize34}})})}, "is in \"param_shapes\" twice"},
+       {{"param_shapes", list({dict({{"f", kSize34}})})}, "is in \"param_shapes\" twice"},
+       {{"param_shapes", list({dict({{"a\nb", kSize34}})})}, "control character"},
+       {{"shared_params", dict({{"v", number(1)}})}, "not by a string"},
+       {{"mp_world_size", text("1")}, "its \"mp_world_size\" is a string, not a whole number"}});
 }
 
 TEST_CASE("Optimizer states that are not of ZeRO's form are refused, with the key") {
-  const auto refused = [](const Items& items) {
-    const TempDir temp;
-    const Error error = check_refused([&] { optim_of(temp, items); }, {.path = temp / "file.pt"});
-    return std::string(error.what()) + " " + error.tensor();
+  const TempDir temp;
+  const auto address = [](const Items& state) {
+    return object("deepspeed.utils.tensor_fragment", "fragment_address", dict(state));
   };
-  CHECK_THAT(refused({}), Says("holds neither \"single_partition_of_fp32_groups\""));
-  CHECK_THAT(refused(with(kOptim3, "single_partition_of_fp32_groups", list({}))), Says("holds neither"));
+  const char* const partitions = "single_partition_of_fp32_groups";
+  const char* const mappings = "param_slice_mappings";
+  std::vector<std::pair<Items, Texts>> rows{
+      {{}, "holds neither \"single_partition_of_fp32_groups\""},
+      {with(kOptim3, partitions, list({})), "holds neither"},
+      {with(kOptim3, "zero_stage", number(2)), "which does not fit its weights"},
+      {with(kOptim, "partition_count", ""), "has no \"partition_count\""},
+      {with(kOptim, "partition_count", list({text("2")})), "not a whole number"},
+      {with(kOptim, partitions, list({tensor()})), "is F32 [3, 4], not a flat partition of weights"},
+      {with(kOptim3, "fp32_flat_groups", list({number(1)})), "not a tensor"},
+      {with(kOptim, partitions, list({tensor({.shape = {6}, .strides = {2}})})), "not a flat partition"},
+      {with(kOptim, mappings, list({dict({{"w", address({{"start", number(0)}})}})})), "its \"numel\" is missing"},
+      {with(kOptim, mappings, list({})), "its \"param_slice_mappings\" has 0 groups, but there are 1 partitions"},
+      {with(kOptim3, "partition_count", list({})), "its \"partition_count\" is empty"},
+      {with(kOptim, "param_alignment_paddings", list({list({number(-1)})})),
+       "its \"param_alignment_paddings\" is an int, not a whole number"},
+      {with(kOptim, "param_alignment_paddings", list({})),
+       "its \"param_alignment_paddings\" has 0 groups, but there are 1 partitions"}};
   for (const std::string& stage : {number(0), number(3), number(4), text("2"), list({})})
-    CHECK_THAT(refused(with(kOptim, "zero_stage", stage)), Says("which does not fit its weights"));
-  CHECK_THAT(refused(with(kOptim3, "zero_stage", number(2))), Says("which does not fit its weights"));
-  CHECK_THAT(refused(with(kOptim, "partition_count", "")), Says("has no \"partition_count\""));
-  CHECK_THAT(refused(with(kOptim, "partition_count", list({text("2")}))), Says("not a whole number"));
-  CHECK_THAT(refused(with(kOptim, "single_partition_of_fp32_groups", list({tensor()}))),
-             Says("is F32 [3, 4], not a flat partition of weights single_partition_of_fp32_groups[0]"));
-  CHECK_THAT(refused(with(kOptim3, "fp32_flat_groups", list({number(1)}))), Says("not a tensor fp32_flat_groups[0]"));
-  const std::string strided = tensor({.shape = {6}, .strides = {2}});
-  CHECK_THAT(refused(with(kOptim, "single_partition_of_fp32_groups", list({strided}))), Says("not a flat partition"));
-  CHECK_THAT(refused(with(kOptim, "param_slice_mappings",
-                          list({dict({{"w", object("deepspeed.utils.tensor_fragment", "fragment_address",
-                                                   dict({{"start", number(0)}}))}})}))),
-             Says("its \"numel\" is missing"));
-  const std::string address = object("deepspeed.utils.tensor_fragment", "fragment_address",
-                                     dict({{"numel", number(12)}, {"start", number(0)}}));
+    rows.emplace_back(with(kOptim, "zero_stage", stage), "which does not fit its weights");
   const std::string stateless = call("deepspeed.utils.tensor_fragment", "fragment_address", {});
+  const std::string valid = address({{"numel", number(12)}, {"start", number(0)}});
   for (const std::string& value : {stateless, number(1), kNone})
-    CHECK_THAT(refused(with(kOptim, "param_slice_mappings", list({dict({{"v", address}, {"w", value}})}))),
-               Says("its \"param_slice_mappings\" has ") && Says(", not a fragment's place w"));
-  CHECK_THAT(refused(with(kOptim, "param_slice_mappings", list({}))),
-             Says("its \"param_slice_mappings\" has 0 groups, but there are 1 partitions"));
+    rows.push_back({with(kOptim, mappings, list({dict({{"v", valid}, {"w", value}})})),
+                    {"its \"param_slice_mappings\" has ", ", not a fragment's place"}});
   for (const std::string& counts : {list({}), list({number(2), number(2)})})
-    CHECK_THAT(refused(with(kOptim, "partition_count", counts)),
-               Says("its \"partition_count\" has ") && Says(" groups, but there are 1 partitions"));
-  CHECK_THAT(refused(with(kOptim3, "partition_count", list({}))), Says("its \"partition_count\" is empty"));
-  CHECK_THAT(refused(with(kOptim, "param_alignment_paddings", list({list({number(-1)})}))),
-             Says("its \"param_alignment_paddings\" is an int, not a whole number"));
-  CHECK_THAT(refused(with(kOptim, "param_alignment_paddings", list({}))),
-             Says("its \"param_alignment_paddings\" has 0 groups, but there are 1 partitions"));
+    rows.push_back({with(kOptim, "partition_count", counts),
+                    {"its \"partition_count\" has ", " groups, but there are 1 partitions"}});
+  check_each_refused<Items>([&](const Items& items) { optim_of(temp, items); }, {.path = temp / "file.pt"}, rows);
+  const auto tensor_of = [&](const Items& items) { return error_of([&] { optim_of(temp, items); }).tensor(); };
+  CHECK(tensor_of(with(kOptim, partitions, list({tensor()}))) == "single_partition_of_fp32_groups[0]");
+  CHECK(tensor_of(with(kOptim3, "fp32_flat_groups", list({number(1)}))) == "fp32_flat_groups[0]");
+  CHECK(tensor_of(with(kOptim, mappings, list({dict({{"v", valid}, {"w", number(1)}})}))) == "w");
 }
 
-TEST_CASE("One name that a file of ZeRO holds many times over is refused before it is copied") {
+TEST_CASE("One name or dict that a file of ZeRO holds many times over is refused before it is copied") {
   const TempDir temp;
-  const std::string name = text(std::string(4096, 'n')) + "q\1";
-  std::string twice = name, pairs;
-  for (int i = 0; i < 1000; ++i) twice += "h\1";
-  const auto refused = [&](const Items& items) {
-    const Error error = check_refused([&] { read_zero_model_states(local_storage(), saved(temp, dict(items))); },
-                                      {.path = temp / "file.pt"});
-    return std::string(error.what());
+  const auto repeated = [](int count, const std::string& item) {
+    std::string all;
+    for (int i = 0; i < count; ++i) all += item;
+    return all;
   };
-  CHECK_THAT(refused(with(kModel, "buffer_names", "](" + twice + "e")), Says("is in \"buffer_names\" twice"));
-  CHECK_THAT(refused(with(kModel, "buffer_names", list({number(1), number(1)}))), Says("not by a string"));
+  const std::string name = text(std::string(4096, 'n')) + "q\1";
+  std::string pairs, others;
   for (int i = 0; i < 1000; ++i) pairs += text("v" + std::to_string(i)) + "h\1";
-  CHECK_THAT(refused(with(kModel, "shared_params", "}(" + text("v") + name + pairs + "u")),
-             Says("its \"shared_params\" holds the same names many times over"));
-  // A dict of one long name, which all groups of parameters are, beside enough nodes for it.
-  std::string groups = "](}(" + name + kSize34 + "u" + "q\2";
-  for (int i = 0; i < 1000; ++i) groups += "h\2";
-  Items items = with(kModel, "param_shapes", groups + "e");
-  std::string others;
   for (int i = 0; i < 10000; ++i) others += number(i);
-  items.emplace_back("other", "](" + others + "e");
-  CHECK_THAT(refused(items), Says("is in \"param_shapes\" twice"));
+  // A dict of one long name, which all groups of parameters are, beside enough nodes for it.
+  Items long_names = with(kModel, "param_shapes", "](}(" + name + kSize34 + "uq\2" + repeated(1000, "h\2") + "e");
+  long_names.emplace_back("other", "](" + others + "e");
+  const std::string group = dict({{"a", kSize34}, {"b", kSize34}, {"c", kSize34}, {"d", kSize34}}) + "q\1";
+  check_each_refused<Items>(
+      [&](const Items& items) { model_of(temp, items); }, {.path = temp / "file.pt"},
+      {{with(kModel, "buffer_names", "](" + name + repeated(1000, "h\1") + "e"), "is in \"buffer_names\" twice"},
+       {with(kModel, "buffer_names", list({number(1), number(1)})), "not by a string"},
+       {with(kModel, "shared_params", "}(" + text("v") + name + pairs + "u"),
+        "its \"shared_params\" holds the same names many times over"},
+       {long_names, "is in \"param_shapes\" twice"},
+       {with(kModel, "param_shapes", "](" + group + repeated(10000, "h\1") + "e"),
+        "its \"param_shapes\" holds the same values many times over"}});
 }
 
 TEST_CASE("One dict of states that all of an optimizer's groups are is refused") {
@@ -204,16 +207,6 @@ TEST_CASE("One dict of states that all of an optimizer's groups are is refused")
   for (int i = 1; i < 1000; ++i) outer += number(i) + "h\1";
   refused("}(" + inner + "u");
   refused("ccollections\nOrderedDict\n](" + inner + "e\x85R");
-}
-
-TEST_CASE("One dict that a file of ZeRO holds many times over is refused") {
-  const TempDir temp;
-  std::string group = dict({{"a", kSize34}, {"b", kSize34}, {"c", kSize34}, {"d", kSize34}}) + "q\1";
-  std::string groups = "](" + group;
-  for (int i = 0; i < 10000; ++i) groups += "h\1";
-  const Items items = with(kModel, "param_shapes", groups + "e");
-  check_refused([&] { read_zero_model_states(local_storage(), saved(temp, dict(items))); },
-                {.says = "its \"param_shapes\" holds the same values many times over"});
 }
 
 TEST_CASE("The tensor of a parameter in a universal checkpoint is in a dict, or alone") {

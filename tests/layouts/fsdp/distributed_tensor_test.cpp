@@ -71,68 +71,62 @@ TEST_CASE("Plain tensors, DTensors and ShardedTensors of a rank's file are told 
 }
 
 TEST_CASE("A rank without a share of a ShardedTensor has no part of it") {
-  const TempDir temp;
   SavedFile file;
-  CHECK(read(temp, file, pickled_shards(file, {.local = "]"})).tensors[0].local.empty());
+  CHECK(read(TempDir(), file, pickled_shards(file, {.local = "]"})).tensors[0].local.empty());
 }
 
 TEST_CASE("ShardedTensors that contradict themselves are refused") {
   const TempDir temp;
-  const auto refused = [&](const Shards& shards, ErrorKind kind = ErrorKind::kBadInput) {
+  const auto read_shards = [&](const Shards& shards) {
     SavedFile file;
-    const std::string value = pickled_shards(file, shards);
-    const Error error =
-        check_refused([&] { read(temp, file, value); }, {.kind = kind, .path = temp / "f.pt", .tensor = "w"});
-    return std::string(error.what());
+    read(temp, file, pickled_shards(file, shards));
   };
-  CHECK_THAT(refused({.offsets = {3, 0}}), Says("has a shard at [3, 0] of shape [2, 3], outside of its shape [4, 3]"));
-  CHECK_THAT(refused({.offsets = {2}}), Says("outside of its shape"));
-  CHECK_THAT(refused({.offsets = {-1, 0}}), Says("its shard's offsets is"));
-  CHECK_THAT(refused({.sizes = {1, 3}}), Says("has a shard of shape [2, 3], but its metadata says another"));
-  CHECK_THAT(refused({.dtype = global("torch", "bfloat16")}), Says("has a part F32 [2, 3], but is BF16 [4, 3]"));
-  CHECK_THAT(refused({.dtype = text("float32")}), Says("does not say its dtype"));
-  CHECK_THAT(refused({.local = kNone}, ErrorKind::kUnsupported), Says("has no list of local shards"));
-  CHECK_THAT(refused({.local = list({number(1)})}, ErrorKind::kUnsupported), Says("has no \"tensor\""));
+  Refusal refusal{.path = temp / "f.pt", .tensor = "w"};
+  check_each_refused<Shards>(
+      read_shards, refusal,
+      {{{.offsets = {3, 0}}, "has a shard at [3, 0] of shape [2, 3], outside of its shape [4, 3]"},
+       {{.offsets = {2}}, "outside of its shape"},
+       {{.offsets = {-1, 0}}, "its shard's offsets is"},
+       {{.sizes = {1, 3}}, "has a shard of shape [2, 3], but its metadata says another"},
+       {{.dtype = global("torch", "bfloat16")}, "has a part F32 [2, 3], but is BF16 [4, 3]"},
+       {{.dtype = text("float32")}, "does not say its dtype"}});
+  refusal.kind = ErrorKind::kUnsupported;
+  check_each_refused<Shards>(
+      read_shards, refusal,
+      {{{.local = kNone}, "has no list of local shards"}, {{.local = list({number(1)})}, "has no \"tensor\""}});
 }
 
 TEST_CASE("DTensors whose mesh is not that of the file's rank are refused") {
   const TempDir temp;
-  const auto refused = [&](std::uint64_t rank, const TestMesh& mesh, TorchVersion version) {
+  const auto refused = [&](std::uint64_t rank, const TestMesh& mesh, TorchVersion version, const char* says) {
     SavedFile file;
     const std::string value = pickled_dtensor(file, kLocal, {8, 3}, mesh, {1}, {{'S', 0}}, version);
-    const Error error = check_refused([&] { read(temp, file, value, rank); }, {.hint = "renamed or swapped"});
-    return std::string(error.what());
+    check_refused([&] { read(temp, file, value, rank); }, {.says = says, .hint = "renamed or swapped"});
   };
   for (const TorchVersion version : {TorchVersion::k22, TorchVersion::k26}) {
-    CHECK_THAT(refused(2, {{4}}, version), Says("is of the rank at [1] of its mesh, but rank 2"));
-    CHECK_THAT(refused(1, {{4}, 4}, version), Says("its mesh does not have rank 1"));
+    refused(2, {{4}}, version, "is of the rank at [1] of its mesh, but rank 2");
+    refused(1, {{4}, 4}, version, "its mesh does not have rank 1");
   }
-  CHECK_THAT(refused(9, {{4}}, TorchVersion::k210), Says("its mesh does not have rank 9"));
+  refused(9, {{4}}, TorchVersion::k210, "its mesh does not have rank 9");
 }
 
-TEST_CASE("An object of more attributes than torch gives any is refused") {
+TEST_CASE("A tensor of another subclass, and an object of more attributes than torch gives any, are refused") {
   const TempDir temp;
   SavedFile file;
-  const std::string type = global("torch.distributed.tensor", "DTensor");
+  const auto of_type = [](const std::string& type, const std::string& state) {
+    return call("torch._tensor", "_rebuild_from_type_v2",
+                {global("torch._utils", "_rebuild_wrapper_subclass"), type,
+                 tuple({type, global("torch", "float32"), pickled_size({4})}), state});
+  };
   std::vector<std::pair<std::string, std::string>> state;
   for (int i = 0; i < 300; ++i) state.emplace_back("a" + std::to_string(i), kNone);
-  const std::string value = call("torch._tensor", "_rebuild_from_type_v2",
-                                 {global("torch._utils", "_rebuild_wrapper_subclass"), type,
-                                  tuple({type, global("torch", "float32"), pickled_size({4})}), dict(state)});
+  const std::string large = of_type(global("torch.distributed.tensor", "DTensor"), dict(state));
+  const std::string other = of_type(global("torch.distributed.other", "Tensor"), dict({}));
   check_refused(
-      [&] { read(temp, file, value); },
+      [&] { read(temp, file, large); },
       {.path = temp / "f.pt", .tensor = "w", .says = "has an object of 300 attributes, more than torch gives any"});
-}
-
-TEST_CASE("A tensor of another subclass stays refused") {
-  const TempDir temp;
-  SavedFile file;
-  const std::string type = global("torch.distributed.other", "Tensor");
-  const std::string value = call("torch._tensor", "_rebuild_from_type_v2",
-                                 {global("torch._utils", "_rebuild_wrapper_subclass"), type,
-                                  tuple({type, global("torch", "float32"), pickled_size({4})}), dict({})});
   check_refused(
-      [&] { read(temp, file, value); },
+      [&] { read(temp, file, other); },
       {.kind = ErrorKind::kUnsupported, .says = "is of a subclass of Tensor that is saved in a form of its own"});
 }
 

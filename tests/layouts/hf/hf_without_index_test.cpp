@@ -30,20 +30,8 @@ nlohmann::json index_of_files(const std::string& a, const std::string& b, const 
   return {{"metadata", {{"total_size", 15}}}, {"weight_map", {{"a", a}, {"b", b}, {"c", c}}}};
 }
 
-nlohmann::json index_of_three() {
-  return index_of_files(kFileOne, kFileOne, kFileTwo);
-}
-
-void write_three(const TempDir& dir, const nlohmann::json& index = index_of_three()) {
-  write_safetensors(dir / kFileOne, {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}});
-  write_safetensors(dir / kFileTwo, {{"c", {DType::kU8, {3}, "ccc"}}});
-  write_index(dir, index);
-}
-
-Error refused(const TempDir& dir) {
-  const Error error = error_of([&] { read_hf_checkpoint(local_storage(), dir.path()); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  return error;
+Error check_unread(const TempDir& dir, const Refusal& refusal) {
+  return check_refused([&] { read_hf_checkpoint(local_storage(), dir.path()); }, refusal);
 }
 
 /// The names of one program's files, without an index.
@@ -117,11 +105,7 @@ TEST_CASE("A set of one numbered file, and one that is numbered from zero, are c
 }
 
 TEST_CASE("An incomplete set of numbered files without an index is refused, and so are two sets") {
-  struct Refusal {
-    std::vector<std::pair<std::string, std::string>> numbers;
-    std::string says;
-  };
-  const Refusal refusals[] = {
+  const std::pair<std::vector<std::pair<std::string, std::string>>, std::string> sets[] = {
       {{{"00001", "00004"}, {"00003", "00004"}}, "numbers 2, 4 are missing"},
       {{{"00002", "00002"}}, "number 1 is missing"},
       {{{"00000", "00003"}, {"00002", "00003"}}, "number 1 is missing"},
@@ -132,15 +116,12 @@ TEST_CASE("An incomplete set of numbered files without an index is refused, and 
       {{{"00001", "00002"}, {"00002", "00002"}, {"00001", "00003"}},
        "weight files of several numbered sets, of 2, 3 files"}};
   for (const NumberedCase& names : kNumberedCases)
-    for (const Refusal& refusal : refusals) {
-      CAPTURE(names.file("N", "M"), refusal.says);
+    for (const auto& [numbers, says] : sets) {
+      CAPTURE(names.file("N", "M"), says);
       const TempDir dir;
-      for (const auto& [number, count] : refusal.numbers)
+      for (const auto& [number, count] : numbers)
         names.write(dir / names.file(number, count), {{"t" + number + "." + count, {DType::kU8, {4}, "aaaa"}}});
-      const Error error = refused(dir);
-      CHECK(error.path() == dir.path().string());
-      CHECK_THAT(error.what(), Says(refusal.says));
-      CHECK_FALSE(error.hint().empty());
+      check_unread(dir, {.path = dir.path(), .says = says, .hint = " "});
       const auto found = find_whole(local_storage(), dir.path());
       REQUIRE(found);
       CHECK(found->is_empty);
@@ -154,25 +135,51 @@ TEST_CASE("A numbered file that is a link to nowhere is missing from its set") {
   check_refused([&] { read_hf_checkpoint(local_storage(), dir.path()); }, {.says = "number 2 is missing"});
 }
 
-TEST_CASE("A tensor in two numbered files without an index is refused") {
-  const TempDir dir;
-  for (const std::string& name : {kFileOne, kFileTwo})
-    write_safetensors(dir / name, {{"a", {DType::kU8, {4}, "aaaa"}}});
-  check_refused([&] { read_checkpoint(local_storage(), dir.path(), {}); }, {.path = dir / kFileTwo, .tensor = "a"});
-}
-
-TEST_CASE("For an index of other files the hint says which tensors the present files contain") {
-  const TempDir dir;
-  const std::string other = "model-00001-of-00004.safetensors";
-  write_three(dir, index_of_files(other, other, other));
-  CHECK_THAT(refused(dir).what(), Says(other + " (3 tensors), which is missing"));
-  const std::string repair = "move the index away: the files are read without it, and convert writes a new one";
-  CHECK(refused(dir).hint() ==
-        kFileOne + ", " + kFileTwo + " contain all 3 tensors that the index lists, which is outdated; " + repair);
-  fs::remove(dir / kFileTwo);
-  CHECK(refused(dir).hint() == kFileOne +
-                                   " contains 2 of the 3 tensors that the index lists, and not c: fetch the model "
-                                   "again");
+TEST_CASE("The hint on an index that contradicts the files says which tensors they contain and how to repair it") {
+  using Map = std::map<std::string, std::string>;
+  for (const NumberedCase& names : kNumberedCases) {
+    CAPTURE(names.file("N", "M"));
+    const std::string first = names.file("00001", "00002"), second = names.file("00002", "00002");
+    const std::string other = names.file("00001", "00004"), both = first + ", " + second;
+    const std::string away = "move the index away: the files are read without it, and convert writes a new one";
+    struct Row {
+      Map weight_map;
+      bool has_second;
+      Refusal refusal;
+      bool is_whole_hint = true;
+    };
+    const Row rows[] = {
+        {{{"a", other}, {"b", other}, {"c", other}},
+         true,
+         {.says = other + " (3 tensors), which is missing",
+          .hint = both + " contain all 3 tensors that the index lists, which is outdated; " + away}},
+        {{{"a", other}, {"b", other}, {"c", other}},
+         false,
+         {.hint = first + " contains 2 of the 3 tensors that the index lists, and not c: fetch the model again"}},
+        {{{"a", first}, {"b", first}, {"c", second}},
+         false,
+         {.hint = "the download did not finish; fetch the model again"}},
+        {{{"a", first}, {"b", first}, {"c", second}, {"mtp.fc.weight", second}},
+         true,
+         {.tensor = "mtp.fc.weight",
+          .hint = "no weight file contains mtp.fc.weight; fetch the model again or, if the model does not need it, "
+                  "delete its entry from \"weight_map\", or " +
+                  away}},
+        {{{"a", first}, {"b", second}, {"c", second}},
+         true,
+         {.tensor = "b", .hint = both + " contain all 3 tensors that the index lists, which is outdated; " + away}},
+        {{{"x", other}}, true, {.hint = {both + " contain none of the 1 tensors", "move the index away"}}, false},
+        {{{"x.a", first}, {"x.b", second}}, true, {.hint = both + " contain none of the 2 tensors"}, false}};
+    for (const Row& row : rows) {
+      const TempDir dir;
+      names.write(dir / first, {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}});
+      if (row.has_second) names.write(dir / second, {{"c", {DType::kU8, {3}, "ccc"}}});
+      write_file(dir / (names.stem + names.ending + ".index.json"),
+                 nlohmann::json{{"weight_map", row.weight_map}}.dump());
+      const Error error = check_unread(dir, row.refusal);
+      if (row.is_whole_hint) CHECK(error.hint() == row.refusal.hint.parts.front());
+    }
+  }
 }
 
 TEST_CASE("For an outdated index of a model in one file the hint says that the file is read without it") {
@@ -181,76 +188,30 @@ TEST_CASE("For an outdated index of a model in one file the hint says that the f
   write_safetensors(
       dir / kSafetensorsFile,
       {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}, {"c", {DType::kU8, {3}, "ccc"}}});
-  CHECK_THAT(refused(dir).hint(), Says("model.safetensors contains all 3 tensors that the index lists"));
-  CHECK_THAT(refused(dir).hint(), Says("move the index away"));
+  check_unread(dir, {.hint = {"model.safetensors contains all 3 tensors that the index lists", "move the index away"}});
 }
 
-TEST_CASE("A download that did not finish has no hint on an outdated index") {
+TEST_CASE("The files of an index are not read without it if their names have no numbers") {
   const TempDir dir;
-  write_three(dir);
-  fs::remove(dir / kFileTwo);
-  CHECK(refused(dir).hint() == "the download did not finish; fetch the model again");
-}
-
-TEST_CASE("For an entry of the index that no file has the hint says how to repair the index") {
-  auto index = index_of_three();
-  index["weight_map"]["mtp.fc.weight"] = kFileTwo;
-  const TempDir dir;
-  write_three(dir, index);
-  const Error error = refused(dir);
-  CHECK(error.tensor() == "mtp.fc.weight");
-  CHECK(error.hint() ==
-        "no weight file contains mtp.fc.weight; fetch the model again or, if the model does not need it, delete its "
-        "entry "
-        "from \"weight_map\", or move the index away: the files are read without it, and convert writes a new one");
-  // Nothing to read without the index, as the names of files have no numbers.
-  index = index_of_files("first.safetensors", "first.safetensors", "first.safetensors");
-  write_index(dir, index);
-  fs::remove(dir / kFileOne);
-  fs::remove(dir / kFileTwo);
+  write_index(dir, index_of_files("first.safetensors", "first.safetensors", "first.safetensors"));
   write_safetensors(dir / "first.safetensors", {{"a", {DType::kU8, {4}, "aaaa"}}});
-  CHECK(refused(dir).hint() ==
+  CHECK(check_unread(dir, {}).hint() ==
         "no weight file contains b, c; fetch the model again or, if the model does not need them, delete their entries "
         "from \"weight_map\"");
 }
 
-TEST_CASE("For an index that confuses the files the hint says that it is outdated") {
+TEST_CASE("Of an index that lacks a tensor and names a file without a number the weight_map is to be corrected") {
   const TempDir dir;
-  write_three(dir, index_of_files(kFileOne, kFileTwo, kFileTwo));
-  check_error(
-      refused(dir),
-      {.tensor = "b", .hint = "contain all 3 tensors that the index lists, which is outdated; move the index away"});
+  write_safetensors(dir / kFileOne, {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}});
+  write_safetensors(dir / kFileTwo, {{"c", {DType::kU8, {3}, "ccc"}}});
   write_safetensors(dir / "extra.safetensors", {{"d", {DType::kU8, {1}, "d"}}});
-  auto index = index_of_three();
+  auto index = index_of_files(kFileOne, kFileOne, kFileTwo);
   index["weight_map"].erase("b");
   index["weight_map"]["d"] = "extra.safetensors";
   write_index(dir, index);
-  CHECK(refused(dir).tensor() == "b");
-  CHECK_THAT(refused(dir).hint(),
-             Says("contain all 3 tensors that the index lists, which is outdated; correct its \"weight_map\""));
-}
-
-TEST_CASE("Hints on an index look into the files of either container, whatever program named them") {
-  for (const NumberedCase& names : kNumberedCases) {
-    CAPTURE(names.file("N", "M"));
-    const TempDir dir;
-    const std::string first = names.file("00001", "00002");
-    const std::string second = names.file("00002", "00002");
-    names.write(dir / first, {{"a", {DType::kU8, {4}, "aaaa"}}});
-    names.write(dir / second, {{"b", {DType::kU8, {4}, "bbbb"}}});
-    const auto hint_for = [&](const nlohmann::json& weight_map) {
-      write_file(dir / (names.stem + names.ending + ".index.json"), nlohmann::json{{"weight_map", weight_map}}.dump());
-      return refused(dir).hint();
-    };
-    const std::string other = names.file("00001", "00004");
-    const std::string both = first + ", " + second;
-    CHECK_THAT(hint_for({{"a", other}, {"b", other}}),
-               Says(both + " contain all 2 tensors") && Says("move the index away"));
-    CHECK_THAT(hint_for({{"x", other}}), Says(both + " contain none of the 1 tensors") && Says("move the index away"));
-    CHECK_THAT(hint_for({{"x.a", first}, {"x.b", second}}), Says(both + " contain none of the 2 tensors"));
-    CHECK_THAT(hint_for({{"a", first}, {"b", second}, {"mtp.fc.weight", second}}),
-               Says("no weight file contains mtp.fc.weight") && Says("move the index away"));
-  }
+  check_unread(dir,
+               {.tensor = "b",
+                .hint = "contain all 3 tensors that the index lists, which is outdated; correct its \"weight_map\""});
 }
 
 }  // namespace

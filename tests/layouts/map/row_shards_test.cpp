@@ -98,30 +98,17 @@ TEST_CASE("Shards hold the rows of their local tensor, whatever that is made of,
   }
 }
 
-TEST_CASE("Six rows over four ranks leave the last with padding alone") {
-  reshard::TensorMap local = with_file(), map = with_file();
-  local.add_whole(local.add_stored({"w", DType::kF32, {6}}), "w");
-  std::vector<RowShard> shards;
-  REQUIRE(rows_per_shard(6, 4) == 2);
-  for (std::uint64_t d = 0; d < 4; ++d) shards.push_back({map.add_stored({"w", DType::kF32, {2}}), 2 * d});
-  add_row_shards(map, local, std::vector<std::vector<RowShard>>{shards}, moment);
-  CHECK(elements(map, 2) == std::vector<std::string>{"m.w [4]", "m.w [5]"});
-  CHECK(elements(map, 3) == std::vector<std::string>{"0", "0"});
-  const auto logical = map.find_logical("m.w");
-  REQUIRE(logical);
-  CHECK(map.logical[*logical].role == TensorRole::kState);
-}
-
 TEST_CASE("Padding is of a state, or of the weights that shards are to be") {
-  const TensorRole role = GENERATE(TensorRole::kState, TensorRole::kParameter);
-  reshard::TensorMap local = with_file(), map = with_file();
-  local.add_whole(local.add_stored({"w", DType::kF32, {3}}), "w");
-  const std::vector<RowShard> shards{{map.add_stored({"w", DType::kF32, {4}}), 0}};
-  add_row_shards(map, local, std::vector<std::vector<RowShard>>{shards}, moment, role);
-  const auto padding = std::find_if(map.logical.begin(), map.logical.end(),
-                                    [](const LogicalTensor& tensor) { return static_cast<bool>(tensor.filler); });
-  REQUIRE(padding != map.logical.end());
-  CHECK(padding->role == role);
+  for (const TensorRole role : {TensorRole::kState, TensorRole::kParameter}) {
+    reshard::TensorMap local = with_file(), map = with_file();
+    local.add_whole(local.add_stored({"w", DType::kF32, {3}}), "w");
+    const std::vector<RowShard> shards{{map.add_stored({"w", DType::kF32, {4}}), 0}};
+    add_row_shards(map, local, std::vector<std::vector<RowShard>>{shards}, moment, role);
+    const auto padding = std::find_if(map.logical.begin(), map.logical.end(),
+                                      [](const LogicalTensor& tensor) { return static_cast<bool>(tensor.filler); });
+    REQUIRE(padding != map.logical.end());
+    CHECK(padding->role == role);
+  }
 }
 
 TEST_CASE("A number is whole in every shard, and shards are marked as their local tensor is") {
@@ -149,18 +136,6 @@ TEST_CASE("Slices of a tensor are the rows that data-parallel ranks share") {
   CHECK(map.stored[0].file_shape() == Dims{2, 2, 5});
   CHECK(elements(map, 1)[0] == "m.experts [4, 0]");
   CHECK(elements(map, 1)[10] == "0");
-  CHECK_NOTHROW(validate_tiling(map));
-}
-
-TEST_CASE("Shards of one name and different shapes have their padding in the same map") {
-  reshard::TensorMap local = with_file(), map = with_file();
-  local.add_whole(local.add_stored({"a", DType::kF32, {1}}), "a");
-  local.add_whole(local.add_stored({"b", DType::kF32, {1, 2}}), "b");
-  std::vector<std::vector<RowShard>> shards{{{map.add_stored({"0", DType::kF32, {2}}), 0}},
-                                            {{map.add_stored({"0", DType::kF32, {2, 2}}), 0}}};
-  add_row_shards(map, local, shards, moment);
-  CHECK(elements(map, 0) == std::vector<std::string>{"m.a [0]", "0"});
-  CHECK(elements(map, 1) == std::vector<std::string>{"m.b [0, 0]", "m.b [0, 1]", "0", "0"});
   CHECK_NOTHROW(validate_tiling(map));
 }
 

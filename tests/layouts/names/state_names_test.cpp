@@ -17,23 +17,34 @@ std::vector<std::string> with_prefix(const std::string& prefix, std::vector<std:
   return names;
 }
 
+/// A family that has the names, and none.
+std::vector<const Family*> families() {
+  return {builtin_family("llama").get(), nullptr};
+}
+
+/// The first of `entries` are the model's, and all others no names of it.
+StateNames check_model_first(const std::vector<std::string>& entries, const Family* family) {
+  const StateNames found = find_state_names(entries, family);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    CAPTURE(entries[i]);
+    CHECK(found.names[i] == (i < kModel.size() ? kModel[i] : ""));
+  }
+  return found;
+}
+
 TEST_CASE("The model's names are found under any prefix, with and without a family") {
-  for (const std::string prefix : {"", "model.", "module.", "state_dict.model.", "app.model.", "a.0.b."})
-    for (const Family* family : {builtin_family("llama").get(), static_cast<const Family*>(nullptr)}) {
+  std::string long_prefix;  // the longest end that is known counts, whatever parts stand before it
+  while (long_prefix.size() < 4000) long_prefix += "model.0.norm.";
+  for (const std::string& prefix :
+       {std::string(), std::string("model."), std::string("module."), std::string("state_dict.model."),
+        std::string("app.model."), std::string("a.0.b."), long_prefix})
+    for (const Family* family : families()) {
       CAPTURE(prefix, family != nullptr);
       const StateNames found = find_state_names(with_prefix(prefix), family);
       CHECK(found.names == kModel);
       CHECK(found.fits);
       CHECK((found.prefix == prefix || !found.wrappers.empty()));
     }
-}
-
-TEST_CASE("The longest end of a name that is known counts, whatever parts stand before it") {
-  std::string prefix;
-  while (prefix.size() < 4000) prefix += "model.0.norm.";
-  const StateNames found = find_state_names(with_prefix(prefix), nullptr);
-  CHECK(found.prefix == prefix);
-  CHECK(found.names == kModel);
 }
 
 TEST_CASE("All of every architecture is the model's under the prefixes that training programs have") {
@@ -50,18 +61,14 @@ TEST_CASE("All of every architecture is the model's under the prefixes that trai
   }
 }
 
-TEST_CASE("Without a head, names that begin with model. keep it") {
+TEST_CASE("Without a head, or without the base prefix, names stay as they are behind what is before them") {
   const std::vector<std::string> tied(kModel.begin(), kModel.end() - 1);
-  CHECK(find_state_names(tied, nullptr).names == tied);
-  CHECK(find_state_names(with_prefix("model.", tied), nullptr).names == tied);
-}
-
-TEST_CASE("Names of a model without its base prefix stay as they are, behind what is before them") {
   std::vector<std::string> base;
-  for (const std::string& name : kModel)
-    if (name.starts_with("model.")) base.push_back(name.substr(6));
-  CHECK(find_state_names(base, builtin_family("llama").get()).names == base);
-  CHECK(find_state_names(with_prefix("x.", base), builtin_family("llama").get()).names == base);
+  for (const std::string& name : tied) base.push_back(name.substr(6));
+  for (const std::string prefix : {"", "model."})
+    CHECK(find_state_names(with_prefix(prefix, tied), nullptr).names == tied);
+  for (const std::string prefix : {"", "x."})
+    CHECK(find_state_names(with_prefix(prefix, base), builtin_family("llama").get()).names == base);
 }
 
 TEST_CASE("Larger models keep all of their parts, under any prefix of a training program") {
@@ -97,48 +104,37 @@ TEST_CASE("A model of which config.json says that it has several parts keeps all
 TEST_CASE("Of a model and its average, the model is taken") {
   for (const std::string average : {"ema.", "model_ema.", "ema_state_dict."})
     for (const std::string prefix : {"model.", "module.", "state_dict.", "model_state_dict.", "weights.", "a.model."})
-      for (const Family* family : {builtin_family("llama").get(), static_cast<const Family*>(nullptr)}) {
+      for (const Family* family : families()) {
         CAPTURE(average, prefix, family != nullptr);
-        std::vector<std::string> entries = with_prefix(average);
-        const std::vector<std::string> model = with_prefix(prefix);
-        entries.insert(entries.end(), model.begin(), model.end());
-        const StateNames found = find_state_names(entries, family);
-        CHECK(found.prefix == prefix);
-        CHECK(found.names[0].empty());
+        std::vector<std::string> entries = with_prefix(prefix);
+        for (const std::string& name : with_prefix(average)) entries.push_back(name);
+        CHECK(check_model_first(entries, family).prefix == prefix);
+        std::rotate(entries.begin(), entries.begin() + static_cast<std::ptrdiff_t>(kModel.size()), entries.end());
+        CHECK(find_state_names(entries, family).prefix == prefix);
       }
 }
 
 TEST_CASE("Training states are not the model's, though they have its names inside") {
   std::vector<std::string> entries = with_prefix("model.");
-  for (const std::string& name : kModel) {
-    entries.push_back("optim.state." + name + ".exp_avg");
-    entries.push_back("optim.state." + name + ".step");
-    entries.push_back("optimizer.state." + name);
-    entries.push_back("optimizer.param_groups." + name + ".lr");
-  }
+  for (const std::string& name : kModel)
+    for (const std::string& state : {"optim.state." + name + ".exp_avg", "optim.state." + name + ".step",
+                                     "optimizer.state." + name, "optimizer.param_groups." + name + ".lr"})
+      entries.push_back(state);
   entries.insert(entries.end(), {"lr_scheduler.last_epoch", "train_state.step", "dataloader.dp_rank_0"});
-  const StateNames found = find_state_names(entries, nullptr);
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    CAPTURE(entries[i]);
-    CHECK(found.names[i] == (i < kModel.size() ? kModel[i] : ""));
-  }
+  check_model_first(entries, nullptr);
 }
 
 TEST_CASE("States are the optimizer's wherever a training program has put it") {
   for (const std::string root : {"app.optim.", "optimizer_0.", "opt.", "state.optimizers.Adam.", "a.b.c."})
     for (const char* prefix : {"model.", "app.model.", "state.model."})
-      for (const Family* family : {builtin_family("llama").get(), static_cast<const Family*>(nullptr)}) {
+      for (const Family* family : families()) {
         CAPTURE(root, prefix, family != nullptr);
         std::vector<std::string> entries = with_prefix(prefix);
         for (const std::string& name : kModel)
           for (const char* state : {".exp_avg_sq_row", ".step", ".of.any.name"})
             entries.push_back(root + "state." + name + state);
-        const StateNames found = find_state_names(entries, family);
-        for (std::size_t i = 0; i < entries.size(); ++i) {
-          CAPTURE(entries[i]);
-          CHECK(found.names[i] == (i < kModel.size() ? kModel[i] : ""));
-          CHECK(found.optimizer.has(entries[i]) == (i >= kModel.size()));
-        }
+        const StateNames found = check_model_first(entries, family);
+        for (std::size_t i = 0; i < entries.size(); ++i) CHECK(found.optimizer.has(entries[i]) == (i >= kModel.size()));
       }
 }
 

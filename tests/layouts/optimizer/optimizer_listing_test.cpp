@@ -170,38 +170,32 @@ TEST_CASE("Ranks of an optimizer that are not of one checkpoint are refused with
   refused(whole, "has no states of ZeRO-1, unlike");
 }
 
-TEST_CASE("Groups and names of states without end are refused, however small the file is") {
+TEST_CASE("Groups, hyperparameters and names of states without end are refused, however small the file is") {
   const Optimizer optimizer;
-  const auto refused = [&](const Items& items) {
-    optimizer.write(optimizer.file(0), items);
-    const Error error = check_refused([&] { optimizer.read(); }, {.path = optimizer.file(0)});
-    return std::string(error.what()) + " " + error.tensor();
-  };
   const auto many_groups = [](std::size_t count) {
     std::string groups = "](" + dict({{"lr", number(1)}, {"params", numbers({})}}) + "q\x01";
     for (std::size_t g = 1; g < count; ++g) groups += "h\x01";
     return with("param_groups", groups + "e");
   };
-  CHECK_THAT(refused(many_groups(10'001)), Says("its \"param_groups\" has 10001 groups, of at most 10000"));
-  CHECK_THAT(refused(many_groups(10'000)), Says("\"base_state\" has id 0, but the groups have 0 parameters"));
-
   const auto many_names = [](std::size_t second) {
-    std::vector<std::pair<std::string, std::string>> a, b;
+    Items a, b;
     for (std::size_t s = 0; s < 32; ++s) a.emplace_back(fmt::format("a{}", s), number(1));
     for (std::size_t s = 0; s < second; ++s) b.emplace_back(fmt::format("b{}", s), rows(5));
     return with("base_state", by_id({{0, dict(a)}, {1, dict(b)}}));
   };
-  CHECK_THAT(refused(many_names(33)), Says("one of more than 64") && Says(" b32"));
-  optimizer.write(optimizer.file(0), many_names(32));
-  CHECK(optimizer.read().all[0].entries[1].tensors.size() == 32);
-}
-
-TEST_CASE("Hyperparameters of a group without end are refused") {
-  const Optimizer optimizer;
   Items values{{"params", numbers({0, 1})}};
   for (int key = 0; key < 1000; ++key) values.emplace_back(fmt::format("k{}", key), number(1));
-  optimizer.write(optimizer.file(0), with("param_groups", list({dict(values)})));
-  optimizer.refused(optimizer.file(0), "group 0 has 1001 hyperparameters, of at most 1000");
+  const auto refused = [&](const Items& items, const Refusal& refusal) {
+    optimizer.write(optimizer.file(0), items);
+    check_refused([&] { optimizer.read(); }, with_common(refusal, {.path = optimizer.file(0)}));
+  };
+  refused(many_groups(10'001), {.says = "its \"param_groups\" has 10001 groups, of at most 10000"});
+  refused(many_groups(10'000), {.says = "\"base_state\" has id 0, but the groups have 0 parameters"});
+  refused(with("param_groups", list({dict(values)})),
+          {.says = "group 0 has 1001 hyperparameters, of at most 1000", .hint = " "});
+  refused(many_names(33), {.tensor = "b32", .says = "one of more than 64"});
+  optimizer.write(optimizer.file(0), many_names(32));
+  CHECK(optimizer.read().all[0].entries[1].tensors.size() == 32);
 }
 
 TEST_CASE("A hyperparameter is read though it is the very list of parameters") {
@@ -252,17 +246,16 @@ TEST_CASE("One data-parallel rank's part that was saved as if it were all is kno
 TEST_CASE("A moment or master weights without dims are refused, but not a step") {
   const Optimizer optimizer;
   const std::string scalar = tensor({.shape = {}, .strides = {}});
-  const auto state = [&](const std::string& name) {
+  const auto write = [&](const std::string& name) {
     const std::string one = dict({{"step", scalar}, {name, scalar}});
-    return with("base_state", by_id({{0, one}, {1, one}}));
+    optimizer.write(optimizer.file(0), with("base_state", by_id({{0, one}, {1, one}})));
   };
-  optimizer.write(optimizer.file(0), state("clipped"));
+  write("clipped");
   CHECK_NOTHROW(optimizer.read());
-  for (const char* name : {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}) {
-    optimizer.write(optimizer.file(0), state(name));
-    optimizer.refused(optimizer.file(0), std::string(name) +
-                                             " of id 0 is a tensor without dims, but by shape_info "
-                                             "its parameter has the shape [5, 2]");
+  for (const std::string name : {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}) {
+    write(name);
+    optimizer.refused(optimizer.file(0),
+                      name + " of id 0 is a tensor without dims, but by shape_info its parameter has the shape [5, 2]");
   }
   optimizer.write(optimizer.file(0), with("sharded_master_weights", by_id({{0, scalar}})));
   optimizer.refused(optimizer.file(0), "of id 0 is a tensor without dims");
@@ -286,67 +279,81 @@ OptimizerFiles grouped(const std::vector<std::uint32_t>& counts) {
 }
 
 TEST_CASE("Numbers become names by the rule that fits the groups, and where several do somebody has to say which") {
-  const std::vector<std::vector<LocalParameter>> parameters{{{"q_norm", {4}}, {"a.bias", {4}}, {"layernorm", {4}}}};
   using Names = std::vector<std::vector<std::string>>;
-  const auto names = [&](const std::vector<std::uint32_t>& counts, std::optional<GroupRule> rule = std::nullopt) {
-    return names_of_entries(grouped(counts), parameters, rule, "");
+  using Parameters = std::vector<std::vector<LocalParameter>>;
+  const Parameters three{{{"q_norm", {4}}, {"a.bias", {4}}, {"layernorm", {4}}}};
+  const Parameters two{{{"q_norm", {4}}, {"k.RMSNorm", {4}}}};
+  const auto names = [](const OptimizerFiles& files, const Parameters& parameters, std::optional<GroupRule> rule = {}) {
+    return names_of_entries(files, parameters, rule, "");
   };
-  CHECK(names({3}) == Names{{"q_norm", "a.bias", "layernorm"}});
-  CHECK(names({1, 2}) == Names{{"q_norm", "a.bias", "layernorm"}});
-  CHECK(names({2, 1}) == Names{{"q_norm", "layernorm", "a.bias"}});
-  check_refused(
-      [&] {
-        names({1, 1});
-      },
-      {.path = "optim/file.pt",
-       .says = "its parameter group 0 has 1 parameters, but by rule norms the model's file has 0",
-       .hint = "no rule of `from-optimizer-groups` fits"});
-
-  const std::vector<std::vector<LocalParameter>> two{{{"q_norm", {4}}, {"k.RMSNorm", {4}}}};
-  const auto of_two = [&](std::optional<GroupRule> rule) { return names_of_entries(grouped({1, 1}), two, rule, ""); };
-  check_refused([&] { of_two(std::nullopt); }, {.kind = ErrorKind::kUsage,
-                                                .path = "optim",
-                                                .says = "the groups fit rule norms as well as rule layernorms",
-                                                .hint = "`from-optimizer-groups`"});
-  CHECK(of_two(GroupRule::kNorms) == Names{{"k.RMSNorm", "q_norm"}});
-  CHECK(of_two(GroupRule::kLayerNorms) == Names{{"q_norm", "k.RMSNorm"}});
-  CHECK_THAT(error_of([&] { of_two(GroupRule::kOne); }).hint(), Says("another `from-optimizer-groups` may fit"));
-
+  const OptimizerFiles pair = grouped({1, 1});
+  CHECK(names(grouped({3}), three) == Names{{"q_norm", "a.bias", "layernorm"}});
+  CHECK(names(grouped({1, 2}), three) == Names{{"q_norm", "a.bias", "layernorm"}});
+  CHECK(names(grouped({2, 1}), three) == Names{{"q_norm", "layernorm", "a.bias"}});
+  CHECK(names(pair, two, GroupRule::kNorms) == Names{{"k.RMSNorm", "q_norm"}});
+  CHECK(names(pair, two, GroupRule::kLayerNorms) == Names{{"q_norm", "k.RMSNorm"}});
+  check_refused([&] { names(pair, three); },
+                {.path = "optim/file.pt",
+                 .says = "its parameter group 0 has 1 parameters, but by rule norms the model's file has 0",
+                 .hint = "no rule of `from-optimizer-groups` fits"});
+  check_refused([&] { names(pair, two); }, {.kind = ErrorKind::kUsage,
+                                            .path = "optim",
+                                            .says = "the groups fit rule norms as well as rule layernorms",
+                                            .hint = "`from-optimizer-groups`"});
+  check_refused([&] { names(pair, two, GroupRule::kOne); }, {.hint = "another `from-optimizer-groups` may fit"});
   OptimizerFiles other = grouped({1, 2});
   other.all[0].entries[2].shape = Dims{5};
-  CHECK_THAT(error_of([&] { names_of_entries(other, parameters, std::nullopt, ""); }).what(),
-             Says("id 2 has the shape [5], but by rule layernorms it is layernorm"));
+  check_refused([&] { names(other, three); },
+                {.says = "id 2 has the shape [5], but by rule layernorms it is layernorm"});
 }
 
 TEST_CASE("Ids are taken where the model has parameters of their shapes, of ZeRO-1 with nothing lost") {
   const std::vector<std::vector<LocalParameter>> parameters{{{"frozen", {9}}, {"a", {4}}, {"b", {4}}}};
-  const OptimizerFiles files = grouped({1, 1});
-  CHECK(names_by_id(files, parameters) == std::vector<std::vector<std::string>>{{"0", "1"}});
-  const auto refused = [&](const OptimizerFiles& of, ErrorKind kind, const std::string& path, const std::string& says) {
-    const Error error = check_refused([&] { names_by_id(of, parameters); }, {.kind = kind, .path = path, .says = says});
-    CHECK_FALSE(error.hint().empty());
+  CHECK(names_by_id(grouped({1, 1}), parameters) == std::vector<std::vector<std::string>>{{"0", "1"}});
+  const Refusal file{.path = "optim/file.pt", .hint = " "};
+  const Refusal folder{.kind = ErrorKind::kUnsupported, .path = "optim", .hint = " "};
+  const auto refused = [&](const Refusal& common, const std::string& says, const auto& change) {
+    OptimizerFiles files = grouped({1, 1});
+    change(files);
+    check_refused([&] { names_by_id(files, parameters); }, with_common({.says = says}, common));
   };
-  refused(grouped({2, 1}), ErrorKind::kBadInput, "optim/file.pt",
-          "id 0 has the shape [4], as 3 of its ids have, but the model's files of pp rank 0 have 2 parameters of that");
-  OptimizerFiles other = files;
-  other.all[0].entries[1].shape = Dims{5};
-  refused(other, ErrorKind::kBadInput, "optim/file.pt",
-          "id 1 has the shape [5], as 1 of its ids has, but the model's "
-          "files of pp rank 0 have no parameter of that shape");
-  other.all[0].entries[1].shape.reset();
-  refused(other, ErrorKind::kUnsupported, "optim/file.pt", "has no state of id 1 that would say its shape");
-  other = files;
-  other.all[0].form = OptimizerFile::Form::kWhole;
-  refused(other, ErrorKind::kUnsupported, "optim", "the optimizer is not ZeRO-1's");
-  other = files;
-  other.lost_masters = true;
-  refused(other, ErrorKind::kUnsupported, "optim", "lost master weights");
-  other = files;
-  other.ep = 2;
-  refused(other, ErrorKind::kUnsupported, "optim", "the optimizer is one of 2 expert-parallel ranks");
-  other = files;
-  other.is_dcp = true;
-  refused(other, ErrorKind::kUnsupported, "optim", "the optimizer's files have names, and no ids");
+  refused(file,
+          "id 0 has the shape [4], as 3 of its ids have, but the model's files of pp rank 0 have 2 parameters of that",
+          [](OptimizerFiles& files) {
+            files = grouped({2, 1});
+          });
+  refused(
+      file,
+      "id 1 has the shape [5], as 1 of its ids has, but the model's files of pp rank 0 have no parameter of that shape",
+      [](OptimizerFiles& files) { files.all[0].entries[1].shape = Dims{5}; });
+  refused(with_common({.kind = ErrorKind::kUnsupported}, file), "has no state of id 1 that would say its shape",
+          [](OptimizerFiles& files) { files.all[0].entries[1].shape.reset(); });
+  refused(folder, "the optimizer is not ZeRO-1's",
+          [](OptimizerFiles& files) { files.all[0].form = OptimizerFile::Form::kWhole; });
+  refused(folder, "lost master weights", [](OptimizerFiles& files) { files.lost_masters = true; });
+  refused(folder, "the optimizer is one of 2 expert-parallel ranks", [](OptimizerFiles& files) { files.ep = 2; });
+  refused(folder, "the optimizer's files have names, and no ids", [](OptimizerFiles& files) { files.is_dcp = true; });
+}
+
+TEST_CASE("Ids stay where every rank holds the same parts of the same tensors, else the first other one is named") {
+  // Tensors "a" and "c" of rank 0, and what else is there.
+  const auto map_of = [](const std::vector<std::string>& names, std::uint64_t rows = 4) {
+    reshard::TensorMap map;
+    map.files.push_back({"f", 0, 0, 0});
+    for (const std::string& name : names) map.add_whole(map.add_stored({name, DType::kF32, {rows}}), name);
+    return map;
+  };
+  const reshard::TensorMap source = map_of({"a", "c"});
+  CHECK_NOTHROW(validate_same_ranks(source, map_of({"c", "a"})));
+  for (const auto& [target, tensor] : {std::pair(map_of({"a"}), "c"),
+                                       {map_of({"a", "b", "c"}), "b"},
+                                       {map_of({"a", "c", "d"}), "d"},
+                                       {map_of({"c", "d"}), "a"},
+                                       {map_of({"a", "c"}, 5), "a"},
+                                       {map_of({}), "a"}})
+    check_refused(
+        [&, other = target] { validate_same_ranks(source, other); },
+        {.kind = ErrorKind::kUsage, .tensor = tensor, .says = "tp_rank_00_pp_rank_00 would hold it otherwise"});
 }
 
 TEST_CASE("Groups are made anew by a rule, and have what their parameters had") {
