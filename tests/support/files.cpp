@@ -77,6 +77,10 @@ TensorMap read_tensors(const fs::path& path) {
   return tensors;
 }
 
+TensorData floats(const Dims& shape, const std::vector<float>& values) {
+  return {DType::kF32, shape, {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}};
+}
+
 std::string sha256_hex(const std::string& bytes) {
   return to_hex(sha256(std::as_bytes(std::span(bytes))));
 }

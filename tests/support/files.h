@@ -30,6 +30,9 @@ struct TensorData {
 };
 using TensorMap = std::map<std::string, TensorData>;
 
+/// A tensor of float32.
+TensorData floats(const Dims& shape, const std::vector<float>& values);
+
 std::string read_file(const std::filesystem::path& path);
 void write_file(const std::filesystem::path& path, const std::string& content);
 

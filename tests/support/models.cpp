@@ -119,6 +119,20 @@ std::map<std::string, TensorMap> read_ranks(const fs::path& output) {
   return ranks;
 }
 
+void write_sparse_model(const fs::path& directory, const TinyModel& model) {
+  nlohmann::json header;
+  std::uint64_t end = 0;
+  for (const TinyParameter& parameter : parameters_of(model)) {
+    const std::uint64_t begin = end;
+    end += num_bytes(DType::kBF16, parameter.shape).value();
+    header[parameter.name] = {{"dtype", "BF16"}, {"shape", parameter.shape}, {"data_offsets", {begin, end}}};
+  }
+  const fs::path weights = directory / "model.safetensors";
+  write_file(directory / "config.json", model.config().dump());
+  write_file(weights, safetensors_bytes(header.dump(), {}));
+  fs::resize_file(weights, fs::file_size(weights) + end);
+}
+
 RunOptions unsynced() {
   RunOptions options;
   options.sync = false;
@@ -140,6 +154,13 @@ ShardRequest shard_request(const fs::path& model, const fs::path& output, std::u
   request.target.layout = layout("ranks");
   request.target.tp = tp;
   request.target.pp = pp;
+  return request;
+}
+
+ConsolidateRequest consolidate_request(const fs::path& source, const fs::path& output) {
+  ConsolidateRequest request;
+  request.source.path = source;
+  request.output_directory = output;
   return request;
 }
 

@@ -48,6 +48,9 @@ void write_model(const std::filesystem::path& directory, const TinyModel& model,
 void write_model(MemoryFiles& files, const std::filesystem::path& directory, const TinyModel& model,
                  const TensorMap& tensors, std::size_t count = 1);
 
+/// The same with zeros in a file of holes, which takes no space.
+void write_sparse_model(const std::filesystem::path& directory, const TinyModel& model);
+
 /// All tensors of the Hugging Face checkpoint in `directory`, by its index where it has one.
 TensorMap read_model(const std::filesystem::path& directory);
 
@@ -61,9 +64,10 @@ RunOptions unsynced();
 RunResult shard(const ShardRequest& request, const RunOptions& options = unsynced());
 RunResult consolidate(const ConsolidateRequest& request, const RunOptions& options = unsynced());
 
-/// A request without the many defaults.
+/// Requests without the many defaults.
 ShardRequest shard_request(const std::filesystem::path& model, const std::filesystem::path& output,
                            std::uint32_t tp = 1, std::uint32_t pp = 1);
+ConsolidateRequest consolidate_request(const std::filesystem::path& source, const std::filesystem::path& output);
 
 /// What `execute` does between making the files and publishing them, but with blocks of `block_bytes`; the model's
 /// other files are not copied.

@@ -3,7 +3,9 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 
+#include "reshard/base/strings.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 
@@ -18,8 +20,12 @@ std::string quoted(const std::string& text) {
 
 }  // namespace
 
-ProgramResult run_reshard(const std::vector<std::string>& arguments, const std::string& setup,
-                          const std::string& program) {
+Arguments joined(Arguments first, const Arguments& more) {
+  first.insert(first.end(), more.begin(), more.end());
+  return first;
+}
+
+ProgramResult run_reshard(const Arguments& arguments, const std::string& setup, const std::string& program) {
   const TempDir captured;
   std::string command = setup + " " + quoted(program);
   for (const std::string& argument : arguments) command += " " + quoted(argument);
@@ -27,6 +33,31 @@ ProgramResult run_reshard(const std::vector<std::string>& arguments, const std::
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(captured / "out"),
           read_file(captured / "err")};
+}
+
+ProgramResult run_well(const Arguments& arguments) {
+  const ProgramResult result = run_reshard(arguments);
+  INFO(join(arguments, " ") << "\n" << result.out << result.err);
+  REQUIRE(result.exit_code == 0);
+  return result;
+}
+
+ProgramResult check_run(const Arguments& arguments, int exit_code, const Texts& out, const Texts& err) {
+  ProgramResult result = run_reshard(arguments);
+  INFO(join(arguments, " ") << "\n" << result.out << result.err);
+  CHECK(result.exit_code == exit_code);
+  for (const std::string& text : out.parts) CHECK_THAT(result.out, Says(text));
+  for (const std::string& text : err.parts) CHECK_THAT(result.err, Says(text));
+  return result;
+}
+
+nlohmann::json json_of(const Arguments& arguments) {
+  return nlohmann::json::parse(run_reshard(joined(arguments, {"--json"})).out);
+}
+
+void check_fails(const Arguments& arguments, int exit_code, const Texts& says) {
+  INFO(join(arguments, " "));
+  check_failed(run_reshard(arguments), exit_code, says);
 }
 
 void check_failed(const ProgramResult& result, int exit_code, const Texts& says) {

@@ -15,6 +15,7 @@ void check_error(const Error& error, const Refusal& refusal, const char* file, i
   if (refusal.path) CHECK(error.path() == refusal.path->string());
   if (refusal.tensor) CHECK(error.tensor() == *refusal.tensor);
   for (const std::string& text : refusal.says.parts) CHECK_THAT(error.what(), Says(text));
+  if (refusal.what) CHECK(std::string(error.what()) == *refusal.what);
   for (const std::string& text : refusal.hint.parts) CHECK_THAT(error.hint(), Says(text));
   if (refusal.offset_bytes) CHECK(error.offset_bytes() == *refusal.offset_bytes);
   if (refusal.unwritten) CHECK_FALSE(std::filesystem::exists(*refusal.unwritten));
@@ -50,6 +51,7 @@ Refusal with_common(Refusal row, const Refusal& common) {
   if (!row.path) row.path = common.path;
   if (!row.tensor) row.tensor = common.tensor;
   add_missing(row.says, common.says);
+  if (!row.what) row.what = common.what;
   add_missing(row.hint, common.hint);
   if (!row.offset_bytes) row.offset_bytes = common.offset_bytes;
   if (!row.unwritten) row.unwritten = common.unwritten;

@@ -32,7 +32,8 @@ struct Refusal {
   std::optional<ErrorKind> kind{};
   std::optional<std::filesystem::path> path{};
   std::optional<std::string> tensor{};
-  Texts says{};  // in what()
+  Texts says{};                       // in what()
+  std::optional<std::string> what{};  // all of what()
   Texts hint{};
   std::optional<std::uint64_t> offset_bytes{};
   std::optional<std::filesystem::path> unwritten{};  // does not exist afterwards

@@ -3,6 +3,8 @@
 #include <exception>
 #include <thread>
 
+#include "support/catch.h"
+
 namespace reshard::test {
 
 std::vector<std::string> ThreadWorld::gather(std::uint32_t rank, const std::string& mine) {
@@ -51,6 +53,20 @@ std::vector<std::optional<Error>> run_ranks(std::uint32_t size, const std::funct
   for (std::uint32_t rank = 0; rank < size; ++rank) threads.emplace_back(run, rank);
   for (std::thread& thread : threads) thread.join();
   return thrown;
+}
+
+void check_none_threw(const std::vector<std::optional<Error>>& thrown) {
+  for (const auto& one : thrown) CHECK((one ? std::string(one->what()) : "") == "");
+}
+
+Error agreed_error(const std::vector<std::optional<Error>>& thrown) {
+  for (const auto& one : thrown) {
+    REQUIRE(one);
+    CHECK(one->kind() == thrown[0]->kind());
+    CHECK(std::string(one->what()) == thrown[0]->what());
+    CHECK(one->hint() == thrown[0]->hint());
+  }
+  return *thrown[0];
 }
 
 }  // namespace reshard::test

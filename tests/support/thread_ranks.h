@@ -54,6 +54,10 @@ class ThreadRanks final : public Ranks {
 std::vector<std::optional<Error>> run_ranks(std::uint32_t size, const std::function<void(Together&)>& work,
                                             std::chrono::milliseconds limit = std::chrono::seconds(60));
 
+void check_none_threw(const std::vector<std::optional<Error>>& thrown);
+/// What all ranks threw, which has to be one error.
+Error agreed_error(const std::vector<std::optional<Error>>& thrown);
+
 /// Thrown by a rank that dies: it says nothing to the others.
 struct Death {};
 

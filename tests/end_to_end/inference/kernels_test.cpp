@@ -34,13 +34,6 @@ void copy_compiled(const fs::path& golden_case, const fs::path& directory, bool 
   if (with_neuron_config) fs::copy_file(golden_case / "neuron_config.json", directory / "neuron_config.json");
 }
 
-ConsolidateRequest consolidate_request(const fs::path& source, const fs::path& output) {
-  ConsolidateRequest request;
-  request.source.path = source;
-  request.output_directory = output;
-  return request;
-}
-
 TEST_CASE("Fused linears of a training checkpoint become transposed ones, over other ranks and back") {
   const TempDir temp;
   TinyModel model;
