@@ -2,12 +2,14 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "reshard/plan/job/job.h"
+#include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
@@ -28,31 +30,25 @@ struct Jobs {
     Random random(17);
     write_model(temp / "model", model, random_tensors(model, random), 2);
     for (const Format format : {Format::kSafetensors, Format::kPytorch, Format::kXser}) {
-      const std::string name(reshard::name(format));
-      ShardRequest request = shard_request(temp / "model", temp / ("shards-" + name), 4, 2);
+      ShardRequest request = shard_request(temp / "model", temp / ("shards-" + std::string(name(format))), 4, 2);
       request.target.format = format;
       shard(request);
-      planners.emplace_back("shard to " + name, [request](const std::filesystem::path& output) {
+      add("shard to ", format, [request](const std::filesystem::path& directory) {
         ShardRequest there = request;
-        there.output_directory = output;
+        there.output_directory = directory;
         return plan_shard(there);
       });
     }
-    for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
-      const std::string name(reshard::name(format));
-      planners.emplace_back("consolidate to " + name, [this, format](const std::filesystem::path& output) {
-        ConsolidateRequest request;
-        request.source.path = temp / "shards-xser";
-        request.output_directory = output;
+    for (const Format format : {Format::kSafetensors, Format::kPytorch})
+      add("consolidate to ", format, [this, format](const std::filesystem::path& directory) {
+        ConsolidateRequest request = consolidate_request(temp / "shards-xser", directory);
         request.target.format = format;
         request.target.options.set_number("max-shard-size", 3000);
         return plan_consolidate(request);
       });
-    }
-    for (const Format format : {Format::kPytorch, Format::kXser}) {
-      const std::string name(reshard::name(format));
-      planners.emplace_back("convert to " + name, [this, format](const std::filesystem::path& output) {
-        ConvertRequest request = convert_request(temp / "shards-safetensors", output);
+    for (const Format format : {Format::kPytorch, Format::kXser})
+      add("convert to ", format, [this, format](const std::filesystem::path& directory) {
+        ConvertRequest request = convert_request(temp / "shards-safetensors", directory);
         request.target.layout = layout("optimum");
         request.target.format = format;
         request.target.tp = 2;
@@ -60,15 +56,30 @@ struct Jobs {
         request.dtype = DType::kF32;
         return plan_convert(request);
       });
-    }
     for (const char* name : {"nxd", "nxdi", "presharded", "vllm"})
-      planners.emplace_back(std::string("shard to ") + name, [this, name](const std::filesystem::path& output) {
-        return plan_shard(deployed_request(layout(name), temp / "model", output, 2));
+      planners.emplace_back(std::string("shard to ") + name, [this, name](const std::filesystem::path& directory) {
+        return plan_shard(deployed_request(layout(name), temp / "model", directory, 2));
       });
+    REQUIRE(planners.size() == kCount);
   }
+  void add(const std::string& what, Format format, const Planner& planner) {
+    planners.emplace_back(what + std::string(name(format)), planner);
+  }
+  /// The job of the first planner.
+  std::unique_ptr<Job> plan() const { return planners.front().second(output); }
 
+  static constexpr std::size_t kCount = 11;
   TempDir temp;
+  std::filesystem::path output = temp / "out";
   std::vector<std::pair<std::string, Planner>> planners;
 };
+
+/// What `job` writes, which is removed again.
+inline std::map<std::string, std::string> written_by(const Job& job) {
+  execute(job, unsynced());
+  auto files = snapshot(job.output_directory);
+  std::filesystem::remove_all(job.output_directory);
+  return files;
+}
 
 }  // namespace reshard::test

@@ -21,38 +21,32 @@ namespace {
 
 namespace fs = std::filesystem;
 
-RunOptions resuming(Storage& storage = local_storage()) {
-  RunOptions options = journalled(storage);
-  options.resume = true;
-  return options;
-}
-
-RunOptions cleaning(std::vector<std::string>& notes) {
+/// The notes of a run with `clean`.
+std::vector<std::string> cleaned(const Job& job) {
+  std::vector<std::string> notes;
   RunOptions options = journalled(local_storage());
   options.clean = true;
   options.on_note = [&](const std::string& note) { notes.push_back(note); };
-  return options;
+  execute(job, options);
+  return notes;
 }
 
 TEST_CASE("A link with the name of a staging directory is not followed: nothing behind it is removed or published") {
   Stopped stopped;
-  const fs::path precious = stopped.jobs.temp / "precious", output = stopped.jobs.temp / "out";
+  const fs::path precious = stopped.jobs.temp / "precious";
   fs::rename(stopped.root, precious);
   fs::create_directory_symlink(precious, stopped.root);
   const auto before = snapshot(precious);
   CHECK(earlier_runs(local_storage(), *stopped.job).empty());
-  std::vector<std::string> notes;
   SECTION("clean") {
-    execute(*stopped.job, cleaning(notes));
-    CHECK(notes.empty());
+    CHECK(cleaned(*stopped.job).empty());
   }
   SECTION("resume") {
-    const RunResult result = execute(*stopped.job, resuming());
-    CHECK(result.resumed_bytes == 0);
+    CHECK(execute(*stopped.job, resuming()).resumed_bytes == 0);
   }
   CHECK((snapshot(precious) == before));
   CHECK(fs::is_symlink(stopped.root));
-  CHECK(fs::is_directory(fs::symlink_status(output)));
+  CHECK(fs::is_directory(fs::symlink_status(stopped.jobs.output)));
 }
 
 TEST_CASE("A directory that no run has made is left alone, whatever its name and though it has a lock file") {
@@ -60,8 +54,7 @@ TEST_CASE("A directory that no run has made is left alone, whatever its name and
   const fs::path foreign = stopped.jobs.temp / ".out.reshard-bbbbbb";
   write_file(foreign / kLockFile, "");
   write_file(foreign / "thesis.txt", "mine");
-  std::vector<std::string> notes;
-  execute(*stopped.job, cleaning(notes));
+  const std::vector<std::string> notes = cleaned(*stopped.job);
   CHECK_FALSE(fs::exists(stopped.root));
   CHECK(read_file(foreign / "thesis.txt") == "mine");
   CHECK(fs::exists(foreign / kLockFile));
@@ -70,30 +63,34 @@ TEST_CASE("A directory that no run has made is left alone, whatever its name and
   CHECK(notes[1] == foreign.string() + ": left alone, since it holds thesis.txt, which no run has made");
 }
 
-TEST_CASE("What a killed run has left stays where it is if somebody has put something into it") {
+TEST_CASE("Files of others in what a killed run has left are not deleted, at any depth, and neither is that") {
   Stopped stopped;
-  write_file(stopped.root / "thesis.txt", "mine");
+  const auto [file, culprit] = GENERATE(table<std::string, std::string>(
+      {{"thesis.txt", "thesis.txt"},
+       {".journal-notes.txt", ".journal-notes.txt"},
+       {".lock", ".lock"},  // that of a run is empty
+       {"tensor_parallel_shards/thesis.txt", "tensor_parallel_shards/thesis.txt"},
+       {"tensor_parallel_shards/tp_rank_00_pp_rank_00/x.txt", "tensor_parallel_shards/tp_rank_00_pp_rank_00/x.txt"},
+       {"tensor_parallel_shards/mine/thesis.txt", "tensor_parallel_shards/mine"}}));
+  write_file(stopped.root / file, "mine");
   const auto before = snapshot(stopped.root);
-  std::vector<std::string> notes;
-  execute(*stopped.job, cleaning(notes));
+  CHECK(cleaned(*stopped.job) == std::vector<std::string>{stopped.root.string() + ": left alone, since it holds " +
+                                                          culprit + ", which no run has made"});
   CHECK((snapshot(stopped.root) == before));
-  CHECK(notes == std::vector<std::string>{stopped.root.string() +
-                                          ": left alone, since it holds thesis.txt, which no run has made"});
 }
 
-TEST_CASE("Files of others in what a killed run has left are not deleted, at any depth") {
+TEST_CASE("A mark of deep folders is of another program") {
   Stopped stopped;
-  const auto folder = GENERATE(as<std::string>(), "tensor_parallel_shards",
-                               "tensor_parallel_shards/tp_rank_00_pp_rank_00", "tensor_parallel_shards/mine");
-  const fs::path mine = fs::path(folder) / "thesis.txt";
-  write_file(stopped.root / mine, "mine");
-  const bool is_folder = folder.ends_with("mine");
-  const auto before = snapshot(stopped.root);
-  std::vector<std::string> notes;
-  execute(*stopped.job, cleaning(notes));
-  CHECK((snapshot(stopped.root) == before));
-  CHECK(notes == std::vector<std::string>{stopped.root.string() + ": left alone, since it holds " +
-                                          (is_folder ? folder : mine.string()) + ", which no run has made"});
+  std::string deep;
+  for (int level = 0; level < 100; ++level) deep += "d/";
+  WireWriter wire;
+  wire.add(std::uint64_t{1});
+  wire.add(deep + "file");
+  write_file(stopped.root / kMarkFile, sealed("reshard staging directory 2\n", wire.bytes()));
+  const std::vector<std::string> notes = cleaned(*stopped.job);
+  CHECK(fs::exists(stopped.root / kMarkFile));
+  REQUIRE(notes.size() == 1);
+  CHECK_THAT(notes[0], Says("its .mark is not of this program"));
 }
 
 TEST_CASE(
@@ -108,47 +105,8 @@ TEST_CASE(
   write_file(torn / kMarkFile,
              GENERATE(as<std::string>(), "", std::string(100, '\0')));  // on the disk before its bytes
   fs::rename(stopped.root / kLockFile, stopped.jobs.temp / "moved");
-  std::vector<std::string> notes;
-  execute(*stopped.job, cleaning(notes));
-  CHECK(notes.size() == 4);
-  for (const fs::path& root : {empty, locked, torn, stopped.root}) {
-    INFO(root.string());
-    CHECK_FALSE(fs::exists(root));
-  }
-}
-
-TEST_CASE("A file that is only called like a journal is of somebody else, and so is a mark of deep folders") {
-  Stopped stopped;
-  write_file(stopped.root / ".journal-notes.txt", "mine");
-  std::vector<std::string> notes;
-  execute(*stopped.job, cleaning(notes));
-  CHECK(read_file(stopped.root / ".journal-notes.txt") == "mine");
-  REQUIRE(notes.size() == 1);
-  CHECK_THAT(notes[0], Says("left alone, since it holds .journal-notes.txt"));
-
-  fs::remove(stopped.root / ".journal-notes.txt");
-  stopped.job->force = true;
-  std::string deep;
-  for (int level = 0; level < 100; ++level) deep += "d/";
-  WireWriter wire;
-  wire.add(std::uint64_t{1});
-  wire.add(deep + "file");
-  write_file(stopped.root / kMarkFile, sealed("reshard staging directory 2\n", wire.bytes()));
-  notes.clear();
-  execute(*stopped.job, cleaning(notes));
-  CHECK(fs::exists(stopped.root / kMarkFile));
-  REQUIRE(notes.size() == 1);
-  CHECK_THAT(notes[0], Says("its .mark is not of this program"));
-}
-
-TEST_CASE("A lock file that is not empty is of another program") {
-  Stopped stopped;
-  write_file(stopped.root / kLockFile, "mine");
-  std::vector<std::string> notes;
-  execute(*stopped.job, cleaning(notes));
-  CHECK(read_file(stopped.root / kLockFile) == "mine");
-  REQUIRE(notes.size() == 1);
-  CHECK_THAT(notes[0], Says("left alone, since it holds .lock"));
+  CHECK(cleaned(*stopped.job).size() == 4);
+  for (const fs::path& root : {empty, locked, torn, stopped.root}) CHECK_FALSE(fs::exists(root));
 }
 
 TEST_CASE("A run with resume removes what it could not use, once it has published, and nothing before") {
@@ -157,14 +115,12 @@ TEST_CASE("A run with resume removes what it could not use, once it has publishe
   fs::copy(stopped.root, early, fs::copy_options::recursive);
   for (const std::string& name : journal_files(local_storage(), early)) fs::remove(early / name);
   write_file(foreign / "thesis.txt", "mine");
-  {
-    FaultStorage storage;
-    storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
-      if (operation == FaultStorage::Operation::kSync) throw Error(ErrorKind::kIo, "made to fail");
-    };
-    CHECK(error_of([&] { execute(*stopped.job, resuming(storage)); }).kind() == ErrorKind::kIo);
-    CHECK(fs::exists(early));
-  }
+  FaultStorage storage;
+  storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
+    if (operation == FaultStorage::Operation::kSync) throw Error(ErrorKind::kIo, "made to fail");
+  };
+  CHECK(error_of([&] { execute(*stopped.job, resuming(storage)); }).kind() == ErrorKind::kIo);
+  CHECK(fs::exists(early));
   const RunResult result = execute(*stopped.job, resuming());
   CHECK(result.resumed_bytes > 0);
   CHECK_FALSE(fs::exists(early));
@@ -190,16 +146,12 @@ TEST_CASE("What is another user's is neither gone on with nor removed") {
 TEST_CASE("What a killed run has left can be removed when the output is complete") {
   Stopped stopped;
   execute(*stopped.job, journalled(local_storage()));
-  const auto output = snapshot(stopped.jobs.temp / "out");
-  REQUIRE(fs::exists(stopped.root));
+  const auto output = snapshot(stopped.jobs.output);
   check_refused([&] { execute(*stopped.job, journalled(local_storage())); },
                 {.hint = "in " + stopped.root.string() + ", which `clean` removes"});
   REQUIRE(fs::exists(stopped.root));
-  std::vector<std::string> notes;
-  check_refused([&] { execute(*stopped.job, cleaning(notes)); }, {.says = "already there"});
-  CHECK_FALSE(fs::exists(stopped.root));
-  CHECK(notes.size() == 1);
-  CHECK((snapshot(stopped.jobs.temp / "out") == output));
+  check_refused([&] { cleaned(*stopped.job); }, {.says = "already there", .unwritten = stopped.root});
+  CHECK((snapshot(stopped.jobs.output) == output));
 }
 
 TEST_CASE("A damaged journal, or one of another version, does not hide a good one beside it") {
@@ -212,45 +164,39 @@ TEST_CASE("A damaged journal, or one of another version, does not hide a good on
 }
 
 TEST_CASE("A signal to any rank of a run with resume leaves its outputs, and says so") {
-  for (const std::uint32_t signalled : {0u, 1u, 2u}) {
-    CAPTURE(signalled);
-    const Jobs jobs;
-    const auto job = jobs.planners.front().second(jobs.temp / "out");
-    std::vector<FaultStorage> storages(2);
-    std::vector<Progress> progress(2);
-    for (std::uint32_t rank = 0; rank < 2; ++rank)
-      storages[rank].before = [&, rank](FaultStorage::Operation operation, std::uint64_t) {
-        if (signalled != rank && signalled != 2) return;
-        const auto staging = staging_in(jobs.temp.path());
-        if (operation == FaultStorage::Operation::kWrite && staging &&
-            journal_files(local_storage(), *staging).size() >= 3)
-          progress[rank].stop = true;
-      };
-    const auto thrown = run_ranks(2, [&](Together& together) {
-      RunOptions options = resuming(storages[together.rank()]);
-      options.progress = &progress[together.rank()];
-      execute(*job, options, together);
-    });
-    const auto staging = staging_in(jobs.temp.path());
-    REQUIRE(staging);
-    REQUIRE(thrown[0]);
-    CHECK(thrown[0]->kind() == ErrorKind::kInterrupted);
-    CHECK_THAT(thrown[0]->hint(), Says("what is written stays in " + staging->string()));
-  }
+  const std::uint32_t signalled = GENERATE(0u, 1u, 2u);  // of two: both
+  CAPTURE(signalled);
+  const Jobs jobs;
+  const auto job = jobs.plan();
+  std::vector<FaultStorage> storages(2);
+  std::vector<Progress> progress(2);
+  for (std::uint32_t rank = 0; rank < 2; ++rank)
+    storages[rank].before = [&, rank](FaultStorage::Operation operation, std::uint64_t) {
+      if ((signalled != rank && signalled != 2) || operation != FaultStorage::Operation::kWrite) return;
+      const auto staging = staging_in(jobs.temp.path());
+      if (staging && journal_files(local_storage(), *staging).size() >= 3) progress[rank].stop = true;
+    };
+  const auto thrown = run_ranks(2, [&](Together& together) {
+    RunOptions options = resuming(storages[together.rank()]);
+    options.progress = &progress[together.rank()];
+    execute(*job, options, together);
+  });
+  const auto staging = staging_in(jobs.temp.path());
+  REQUIRE((staging && thrown[0]));
+  check_error(*thrown[0], {.kind = ErrorKind::kInterrupted, .hint = "what is written stays in " + staging->string()});
 }
 
 TEST_CASE("Outputs that cannot get their names stay for the next run, and have their names then") {
   const bool existing = GENERATE(false, true);
   CAPTURE(existing);
   const Jobs jobs;
-  const fs::path output = jobs.temp / "out";
-  const auto job = jobs.planners.front().second(output);
-  execute(*job, unsynced());
-  const auto expected = snapshot(output);
-  if (existing)
+  const fs::path& output = jobs.output;
+  const auto job = jobs.plan();
+  const auto expected = written_by(*job);
+  if (existing) {
+    execute(*job, unsynced());
     write_file(output / "config.json", "old");
-  else
-    fs::remove_all(output);
+  }
   job->force = existing;
   TestStorage test;
   test.directories.before = [&](const char* step, const fs::path& path) {
@@ -258,14 +204,12 @@ TEST_CASE("Outputs that cannot get their names stay for the next run, and have t
       throw Error(ErrorKind::kIo, "made to fail").in(path);
   };
   const Error error = error_of([&] { execute(*job, resuming(test.storage)); });
-  CHECK(error.kind() == ErrorKind::kIo);
   const auto staging = staging_in(jobs.temp.path());  // it was to be swapped with the output directory
   REQUIRE(staging);
-  CHECK_THAT(error.hint(), Says("what is written stays in " + staging->string()));
+  check_error(error, {.kind = ErrorKind::kIo, .hint = "what is written stays in " + staging->string()});
   CHECK(fs::exists(output) == existing);
   if (existing) CHECK(read_file(output / "config.json") == "old");
-  const RunResult result = execute(*job, resuming());
-  CHECK(result.resumed_bytes == job->program.write_bytes);
+  CHECK(execute(*job, resuming()).resumed_bytes == job->program.write_bytes);
   CHECK((snapshot(output) == expected));
   CHECK_FALSE(staging_in(output));
   CHECK_FALSE(staging_in(jobs.temp.path()));
@@ -273,11 +217,9 @@ TEST_CASE("Outputs that cannot get their names stay for the next run, and have t
 
 TEST_CASE("What a kill in the moment of publishing leaves in a new output is gone on with, or removed") {
   const Jobs jobs;
-  const fs::path output = jobs.temp / "out";
-  const auto job = jobs.planners.front().second(output);
-  execute(*job, unsynced());
-  const auto expected = snapshot(output);
-  fs::remove_all(output);
+  const fs::path& output = jobs.output;
+  const auto job = jobs.plan();
+  const auto expected = written_by(*job);
   TestStorage test;
   std::optional<fs::path> root;
   test.directories.before = [&](const char* step, const fs::path& path) {
@@ -306,7 +248,7 @@ TEST_CASE("A run that goes on makes its outputs as private as the inputs have be
   fs::permissions(stopped.jobs.temp / "model", fs::perms::owner_all);
   for (const auto& entry : fs::directory_iterator(stopped.jobs.temp / "model"))
     fs::permissions(entry.path(), fs::perms::owner_read | fs::perms::owner_write);
-  const auto job = stopped.jobs.planners.front().second(stopped.jobs.temp / "out");
+  const auto job = stopped.jobs.plan();
   CHECK(execute(*job, resuming()).resumed_bytes > 0);
   ::umask(mask);
   for (const auto& entry : fs::recursive_directory_iterator(stopped.jobs.temp / "out")) {
@@ -326,8 +268,7 @@ TEST_CASE("A folder in what is left that no run of the job made is told, and not
 
 TEST_CASE("A run that was given another option of the layout, or makes another dtype, is told which") {
   Stopped stopped;
-  const auto files = journal_files(local_storage(), stopped.root);
-  JournalHeader header = read_journal(local_storage(), stopped.root / files.front()).value().header;
+  JournalHeader header = read_journal(local_storage(), stopped.root / stopped.journals().at(0)).value().header;
   const auto refused = [&] {
     const Error error = check_refused([&] { find_resumable(local_storage(), *stopped.job, header); },
                                       {.kind = ErrorKind::kUsage, .path = stopped.root});
@@ -346,16 +287,6 @@ TEST_CASE("A run that was given another option of the layout, or makes another d
   header.sources.pop_back();
   header.given.at("dtype") = dtype;
   CHECK(refused() == "the run that left this had other options, or was of another version of reshard");
-}
-
-TEST_CASE("Beside a run that lives none begins anew, and no note says that one does") {
-  Stopped stopped;
-  const auto lock = local_directories().lock(stopped.root / kLockFile, true);
-  std::vector<std::string> notes;
-  RunOptions options = resuming();
-  options.on_note = [&](const std::string& note) { notes.push_back(note); };
-  CHECK(error_of([&] { execute(*stopped.job, options); }).kind() == ErrorKind::kIo);
-  CHECK(notes.empty());
 }
 
 }  // namespace

@@ -30,11 +30,8 @@ namespace fs = std::filesystem;
 using Content = std::optional<std::pair<TensorMap, std::string>>;
 
 void validate_refusal(const Error& error) {
-  INFO(error.what());
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("was killed while it moved its outputs into place"));
-  CHECK_THAT(error.hint(), Says("run its command again"));
-  CHECK_THAT(error.hint(), Says(".reshard-"));
+  check_error(error, {.says = "was killed while it moved its outputs into place",
+                      .hint = {"run its command again", ".reshard-"}});
 }
 
 /// What `convert` and `inspect` make of a directory.
@@ -59,13 +56,7 @@ class Watch {
     test.directories.before = [&](const char*, const fs::path&) { look(); };
     test.storage.before = [&](FaultStorage::Operation, std::uint64_t) { look(); };
   }
-  RunOptions options() {
-    RunOptions options = unsynced();
-    options.storage = &test.storage;
-    options.threads = 1;
-    options.progress = &progress;
-    return options;
-  }
+  RunOptions options() { return {.threads = 1, .progress = &progress, .storage = &test.storage, .sync = false}; }
   void look() {
     if (progress.phase != RunPhase::kPublishing) return;
     std::map<fs::path, FileStamp> now;
@@ -122,13 +113,27 @@ class Replaced {
     fs::copy(state, work, fs::copy_options::recursive);
     return work;
   }
+  /// Runs the last command as `watch` sees it.
+  void run(Watch& watch) { execute(*job("new", temp / "work/out"), watch.options()); }
+  /// Checks that readers see old or new outputs or none in each state, and runs the command again, in one of `ways`,
+  /// where they see none. \returns in how many they do.
+  std::size_t check_states(const Watch& watch, int ways) {
+    std::size_t refused = 0;
+    int way = 0;
+    for (const fs::path& state : watch.states) {
+      INFO(state.string());
+      const Content found = content_of(state / "out");
+      CHECK((!found || found == old_content || found == new_content));
+      refused += found ? 0 : 1;
+      if (!found || (ways > 1 && way % 3 == 0)) run_again(state, way % ways);
+      ++way;
+    }
+    return refused;
+  }
   /// Runs the command again, in one of four ways, with what a kill has left.
   void run_again(const fs::path& state, int way) {
     const fs::path output = restore(state) / "out";
-    RunOptions options = unsynced();
-    options.clean = way == 1;
-    options.resume = way == 2;
-    options.sync = way == 2;
+    const RunOptions options{.sync = way == 2, .resume = way == 2, .clean = way == 1};
     if (way < 3) {
       CHECK_NOTHROW(execute(*job("new", output), options));
       CHECK(content_of(output) == new_content);
@@ -157,20 +162,11 @@ TEST_CASE("At whatever moment a run with force is killed, readers see old output
   Replaced replaced(to);
   if (has_others) write_file(replaced.temp / "work/out/notes.txt", "mine");
   Watch watch(replaced.temp / "work", replaced.temp / "states", exchanges);
-  execute(*replaced.job("new", replaced.temp / "work/out"), watch.options());
+  replaced.run(watch);
   CHECK(content_of(replaced.temp / "work/out") == replaced.new_content);
   CHECK(fs::exists(replaced.temp / "work/out/notes.txt") == has_others);
   REQUIRE(watch.states.size() >= 4);
-  std::size_t refused = 0;
-  int way = 0;
-  for (const fs::path& state : watch.states) {
-    INFO(state.string());
-    const Content found = content_of(state / "out");
-    CHECK((!found || found == replaced.old_content || found == replaced.new_content));
-    refused += found ? 0 : 1;
-    if (!found || way % 3 == 0) replaced.run_again(state, way % 4);
-    ++way;
-  }
+  const std::size_t refused = replaced.check_states(watch, 4);
   CHECK((refused == 0) == (exchanges && !has_others));
   CHECK(refused < watch.states.size());
 }
@@ -191,7 +187,7 @@ TEST_CASE("A run that finishes an interrupted one may be killed, too") {
   Replaced replaced("hf");
   write_file(replaced.temp / "work/out/notes.txt", "mine");
   Watch first(replaced.temp / "work", replaced.temp / "states", true);
-  execute(*replaced.job("new", replaced.temp / "work/out"), first.options());
+  replaced.run(first);
   std::size_t finished = 0;
   for (const fs::path& state : first.states) {
     if (content_of(state / "out")) continue;
@@ -219,26 +215,17 @@ TEST_CASE("Several ranks replace outputs as one does") {
   write_file(replaced.temp / "work/out/notes.txt", "mine");
   Watch watch(replaced.temp / "work", replaced.temp / "states", true);
   const auto job = replaced.job("new", replaced.temp / "work/out");
-  const auto thrown = run_ranks(
-      2, [&](Together& together) { execute(*job, together.leads() ? watch.options() : unsynced(), together); });
-  for (const auto& error : thrown) CHECK_FALSE(error);
+  check_none_threw(run_ranks(
+      2, [&](Together& together) { execute(*job, together.leads() ? watch.options() : unsynced(), together); }));
   CHECK(content_of(replaced.temp / "work/out") == replaced.new_content);
-  std::size_t refused = 0;
-  for (const fs::path& state : watch.states) {
-    const Content found = content_of(state / "out");
-    CHECK((!found || found == replaced.old_content || found == replaced.new_content));
-    refused += found ? 0 : 1;
-    if (!found) replaced.run_again(state, 0);
-  }
-  CHECK(refused > 4);
+  CHECK(replaced.check_states(watch, 1) > 4);
 }
 
 TEST_CASE("A command that reads from the directory that it writes to finishes what it had begun") {
   Replaced replaced("ranks");
   const fs::path work = replaced.temp / "work";
   const auto plan = [](const fs::path& output) {
-    ConsolidateRequest request;
-    request.source.path = output;
+    ConsolidateRequest request = consolidate_request(output, output);
     request.target.options.set_number("max-shard-size", 3000);
     request.force = true;
     return plan_consolidate(request);
@@ -252,9 +239,7 @@ TEST_CASE("A command that reads from the directory that it writes to finishes wh
   for (const fs::path& state : watch.states) {
     INFO(state.string());
     const fs::path again = replaced.restore(state);
-    RunOptions options = unsynced();
-    options.clean = true;
-    execute(*plan(again / "out"), options);
+    execute(*plan(again / "out"), {.sync = false, .clean = true});
     CHECK((snapshot(again) == expected));
   }
 }
@@ -263,7 +248,7 @@ TEST_CASE("A command that reads from the directory that it writes to finishes wh
 fs::path half_way(Replaced& replaced) {
   write_file(replaced.temp / "work/out/notes.txt", "mine");
   Watch watch(replaced.temp / "work", replaced.temp / "states", true);
-  execute(*replaced.job("new", replaced.temp / "work/out"), watch.options());
+  replaced.run(watch);
   std::vector<fs::path> refused;
   for (const fs::path& state : watch.states)
     if (!content_of(state / "out")) refused.push_back(state);
@@ -331,10 +316,7 @@ TEST_CASE("An interrupted swap that cannot be finished stops the next run and st
     why = "linked is a link";
   }
   const auto before = snapshot(work);
-  RunOptions options = unsynced();
-  options.storage = &test.storage;
-  options.clean = true;
-  check_refused([&] { execute(*job, options); }, {.says = why});
+  check_refused([&] { execute(*job, {.storage = &test.storage, .sync = false, .clean = true}); }, {.says = why});
   CHECK((snapshot(work) == before));
   if (fs::exists(replaced.temp / "elsewhere")) CHECK(read_file(replaced.temp / "elsewhere/keys") == "mine");
 }
@@ -361,10 +343,9 @@ TEST_CASE("An output directory that is swapped keeps its permissions, and one th
   Replaced replaced("hf");
   const fs::path output = replaced.temp / "work/out";
   fs::permissions(output, fs::perms::owner_all | fs::perms::group_read);
-  const auto inode = [&] { return local_storage().stamp(output); };
-  const auto before = inode();
+  const auto before = local_storage().stamp(output);
   execute(*replaced.job("new", output), unsynced());
-  CHECK(inode() != before);
+  CHECK(local_storage().stamp(output) != before);
   CHECK(fs::status(output).permissions() == (fs::perms::owner_all | fs::perms::group_read));
   const fs::path working = fs::current_path();
   fs::current_path(output);
@@ -381,9 +362,7 @@ TEST_CASE("What others write into an output directory that is swapped stays") {
   test.directories.before = [&](const char* step, const fs::path& path) {
     if (step == std::string("rename") && path == replaced.temp / "work/out") write_file(path / "late.txt", "mine");
   };
-  RunOptions options = unsynced();
-  options.storage = &test.storage;
-  execute(*replaced.job("new", replaced.temp / "work/out"), options);
+  execute(*replaced.job("new", replaced.temp / "work/out"), {.storage = &test.storage, .sync = false});
   CHECK(read_file(replaced.temp / "work/out/late.txt") == "mine");
   CHECK(content_of(replaced.temp / "work/out") == replaced.new_content);
 }

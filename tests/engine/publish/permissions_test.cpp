@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/plan/job/convert.h"
+#include "support/checkpoints.h"
 #include "support/fault_storage.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
@@ -68,51 +69,57 @@ TEST_CASE("New outputs have no more permissions than the inputs, and than the um
     unsigned directory, weights;            // of the input
     unsigned made_directory, made_weights;  // of the output
   };
-  for (const Case& one :
-       {Case{0022, 0755, 0644, 0755, 0644}, Case{0022, 0700, 0600, 0700, 0600}, Case{0022, 0700, 0644, 0700, 0644},
-        Case{0022, 0755, 0600, 0755, 0600}, Case{0002, 0775, 0664, 0775, 0664}, Case{0002, 0750, 0640, 0750, 0640},
-        Case{0000, 0755, 0640, 0755, 0640}, Case{0027, 0777, 0666, 0750, 0640}, Case{0077, 0755, 0644, 0700, 0600},
-        Case{0022, 0555, 0444, 0755, 0644}, Case{0022, 02750, 0755, 0750, 0644}, Case{0022, 0711, 0604, 0711, 0604}}) {
-    DYNAMIC_SECTION(std::oct << "umask " << one.mask << ", directory " << one.directory << ", weights "
-                             << one.weights) {
-      const Model model;
-      model.restrict(one.directory, one.weights);
-      const Umask umask(one.mask);
-      ShardRequest request = model.request();
-      request.output_directory = model.temp / "deep/out";
-      shard(request);
-      for (const fs::path& folder : {fs::path(), kRank.parent_path(), kRank})
-        CHECK(mode_of(model.temp / "deep/out" / folder) == one.made_directory);
-      CHECK(mode_of(model.temp / "deep/out" / kRank / "model.safetensors") == one.made_weights);
-      CHECK(mode_of(model.temp / "deep/out/tensor_parallel_shards/mp_metadata_pp_rank_0.json") == one.made_weights);
-      CHECK(mode_of(model.temp / "deep/out/config.json") == (0644 & ~one.mask));
-    }
+  const Case one = GENERATE(values<Case>({{0022, 0755, 0644, 0755, 0644},
+                                          {0022, 0700, 0600, 0700, 0600},
+                                          {0022, 0700, 0644, 0700, 0644},
+                                          {0022, 0755, 0600, 0755, 0600},
+                                          {0002, 0775, 0664, 0775, 0664},
+                                          {0002, 0750, 0640, 0750, 0640},
+                                          {0000, 0755, 0640, 0755, 0640},
+                                          {0027, 0777, 0666, 0750, 0640},
+                                          {0077, 0755, 0644, 0700, 0600},
+                                          {0022, 0555, 0444, 0755, 0644},
+                                          {0022, 02750, 0755, 0750, 0644},
+                                          {0022, 0711, 0604, 0711, 0604}}));
+  INFO(std::oct << "umask " << one.mask << ", directory " << one.directory << ", weights " << one.weights);
+  const Model model;
+  model.restrict(one.directory, one.weights);
+  const Umask umask(one.mask);
+  const fs::path output = model.temp / "deep/out";
+  shard(shard_request(model.temp / "model", output, 2));
+  for (const auto& entry : fs::recursive_directory_iterator(output)) {
+    const fs::path path = entry.path().lexically_relative(output);
+    INFO(path);
+    const bool copied = path == "config.json" || *path.begin() == "sub";
+    const unsigned made = entry.is_directory() ? one.made_directory : one.made_weights;
+    const unsigned copy = (entry.is_directory() ? one.made_directory : 0644) & ~one.mask;
+    CHECK(mode_of(entry.path()) == (copied ? copy : made));
   }
+  CHECK(mode_of(output) == one.made_directory);
+  CHECK(fs::exists(output / kRank / "model.safetensors"));
 }
 
 TEST_CASE("Copied files and their folders keep their mode as far as the umask leaves it, without special bits") {
   const Model model;
   const std::map<std::string, unsigned> modes{{"run.sh", 0755},     {"secret.txt", 0600}, {"read_only.txt", 0444},
                                               {"setuid.sh", 04755}, {"group.txt", 0640},  {"all.txt", 0666}};
+  const fs::path tools = "tools/deep", made = model.temp / "out" / tools;
   for (const auto& [name, bits] : modes) {
-    write_file(model.temp / "model/tools/deep" / name, name);
-    fs::permissions(model.temp / "model/tools/deep" / name, mode(bits));
+    write_file(model.temp / "model" / tools / name, name);
+    fs::permissions(model.temp / "model" / tools / name, mode(bits));
   }
   fs::permissions(model.temp / "model/tools", mode(0700));
-  for (const mode_t mask : {0022, 0027}) {
-    DYNAMIC_SECTION(std::oct << "umask " << mask) {
-      const Umask umask(mask);
-      shard(model.request());
-      for (const auto& [name, bits] : modes) {
-        INFO(name);
-        CHECK(mode_of(model.temp / "out/tools/deep" / name) == (bits & 0777 & ~mask));
-        CHECK(read_file(model.temp / "out/tools/deep" / name) == name);
-      }
-      CHECK(mode_of(model.temp / "out/tools") == 0700);
-      CHECK(mode_of(model.temp / "out/tools/deep") == (0755 & ~mask));
-      CHECK(mode_of(model.temp / "out/sub") == (0755 & ~mask));
-    }
+  const mode_t mask = GENERATE(0022, 0027);
+  const Umask umask(mask);
+  shard(model.request());
+  for (const auto& [name, bits] : modes) {
+    INFO(name);
+    CHECK(mode_of(made / name) == (bits & 0777 & ~mask));
+    CHECK(read_file(made / name) == name);
   }
+  CHECK(mode_of(model.temp / "out/tools") == 0700);
+  CHECK(mode_of(made) == (0755 & ~mask));
+  CHECK(mode_of(model.temp / "out/sub") == (0755 & ~mask));
 }
 
 TEST_CASE("A directory that is there keeps its mode, and shows no one what the inputs' directory hides from them") {
@@ -120,22 +127,21 @@ TEST_CASE("A directory that is there keeps its mode, and shows no one what the i
     unsigned input, output;
     unsigned folder, weights, copy;  // of what is made in it
   };
-  for (const Case& one : {Case{0700, 0755, 0700, 0600, 0600}, Case{0750, 0755, 0750, 0640, 0640},
-                          Case{0700, 0700, 0700, 0644, 0644}, Case{0755, 0700, 0755, 0644, 0644}}) {
-    DYNAMIC_SECTION(std::oct << "input " << one.input << ", output " << one.output) {
-      const Model model;
-      model.restrict(one.input, 0644);
-      fs::create_directories(model.temp / "out");
-      fs::permissions(model.temp / "out", mode(one.output));
-      shard(model.request());
-      CHECK(mode_of(model.temp / "out") == one.output);
-      CHECK(mode_of(model.temp / "out/sub") == one.folder);
-      CHECK(mode_of(model.temp / "out" / kRank) == one.folder);
-      CHECK(mode_of(model.temp / "out" / kRank / "model.safetensors") == one.weights);
-      CHECK(mode_of(model.temp / "out/config.json") == one.copy);
-      CHECK(mode_of(model.temp / "out/sub/vocab.txt") == one.copy);
-    }
-  }
+  const Case one = GENERATE(values<Case>({{0700, 0755, 0700, 0600, 0600},
+                                          {0750, 0755, 0750, 0640, 0640},
+                                          {0700, 0700, 0700, 0644, 0644},
+                                          {0755, 0700, 0755, 0644, 0644}}));
+  INFO(std::oct << "input " << one.input << ", output " << one.output);
+  const Model model;
+  model.restrict(one.input, 0644);
+  const fs::path out = model.temp / "out";
+  fs::create_directories(out);
+  fs::permissions(out, mode(one.output));
+  shard(model.request());
+  CHECK(mode_of(out) == one.output);
+  for (const fs::path& folder : {fs::path("sub"), kRank}) CHECK(mode_of(out / folder) == one.folder);
+  CHECK(mode_of(out / kRank / "model.safetensors") == one.weights);
+  for (const char* copied : {"config.json", "sub/vocab.txt"}) CHECK(mode_of(out / copied) == one.copy);
 }
 
 TEST_CASE("One private file among the weights makes all outputs private, and so does a private folder of shards") {
@@ -145,30 +151,12 @@ TEST_CASE("One private file among the weights makes all outputs private, and so 
   CHECK(mode_of(model.temp / "out" / kRank / "model.safetensors") == 0600);
   CHECK(mode_of(model.temp / "out") == 0755);
 
-  for (const fs::path& folder : {fs::path(), kRank.parent_path(), kRank}) {
-    DYNAMIC_SECTION(("out" / folder).string()) {
-      fs::permissions(model.temp / "out" / folder, mode(0750));
-      ConsolidateRequest request;
-      request.source.path = model.temp / "out";
-      request.output_directory = model.temp / "whole";
-      consolidate(request);
-      CHECK(mode_of(model.temp / "whole") == 0750);
-      CHECK(mode_of(model.temp / "whole/model.safetensors") == 0600);
-      CHECK((read_model(model.temp / "whole") == model.tensors));
-    }
-  }
-}
-
-TEST_CASE("A config.json that is written anew is as private as the one it is made of") {
-  const Model model;
-  fs::permissions(model.temp / "model/config.json", mode(0600));
-  ConvertRequest request;
-  request.source.path = model.temp / "model";
-  request.output_directory = model.temp / "out";
-  request.dtype = DType::kF32;
-  execute(*plan_convert(request), unsynced());
-  CHECK(mode_of(model.temp / "out/config.json") == 0600);
-  CHECK(mode_of(model.temp / "out/model.safetensors") == 0644);
+  const fs::path folder = GENERATE(fs::path(), kRank.parent_path(), kRank);
+  fs::permissions(model.temp / "out" / folder, mode(0750));
+  consolidate(consolidate_request(model.temp / "out", model.temp / "whole"));
+  CHECK(mode_of(model.temp / "whole") == 0750);
+  CHECK(mode_of(model.temp / "whole/model.safetensors") == 0600);
+  CHECK((read_model(model.temp / "whole") == model.tensors));
 }
 
 TEST_CASE("A config.json from elsewhere hides what it and its directory hide, whether it is copied or written anew") {
@@ -177,34 +165,34 @@ TEST_CASE("A config.json from elsewhere hides what it and its directory hide, wh
     bool existing;                                    // the output directory
     unsigned made_folder, made_config, made_weights;  // of the output
   };
-  for (const Case& one : {Case{0755, 0644, false, 0755, 0644, 0644}, Case{0755, 0600, false, 0755, 0600, 0644},
-                          Case{0700, 0600, false, 0700, 0600, 0644}, Case{0700, 0644, false, 0700, 0644, 0644},
-                          Case{0755, 0600, true, 0755, 0600, 0644}, Case{0700, 0644, true, 0755, 0600, 0600}})
-    for (const bool anew : {false, true}) {
-      DYNAMIC_SECTION(std::oct << "folder " << one.folder << ", config.json " << one.config
-                               << (one.existing ? ", existing output" : "") << (anew ? ", anew" : ", copied")) {
-        const Model model;
-        fs::create_directories(model.temp / "other");
-        std::string config = read_file(model.temp / "model/config.json");
-        config.insert(config.find('{') + 1, "\"torch_dtype\": \"bfloat16\",");
-        write_file(model.temp / "other/config.json", config);
-        fs::remove(model.temp / "model/config.json");
-        fs::permissions(model.temp / "other/config.json", mode(one.config));
-        fs::permissions(model.temp / "other", mode(one.folder));
-        if (one.existing) fs::create_directories(model.temp / "out");
-        ConvertRequest request;
-        request.source.path = model.temp / "model";
-        request.output_directory = model.temp / "out";
-        request.source.config = model.temp / "other";
-        if (anew) request.dtype = DType::kF32;
-        const auto job = plan_convert(request);
-        REQUIRE(job->copied_files.size() == (anew ? 0 : 1));
-        execute(*job, unsynced());
-        CHECK(mode_of(model.temp / "out") == one.made_folder);
-        CHECK(mode_of(model.temp / "out/config.json") == one.made_config);
-        CHECK(mode_of(model.temp / "out/model.safetensors") == one.made_weights);
-      }
-    }
+  const Case one = GENERATE(values<Case>({{0755, 0644, false, 0755, 0644, 0644},
+                                          {0755, 0600, false, 0755, 0600, 0644},
+                                          {0700, 0600, false, 0700, 0600, 0644},
+                                          {0700, 0644, false, 0700, 0644, 0644},
+                                          {0755, 0600, true, 0755, 0600, 0644},
+                                          {0700, 0644, true, 0755, 0600, 0600}}));
+  const bool anew = GENERATE(false, true);
+  INFO(std::oct << "folder " << one.folder << ", config.json " << one.config
+                << (one.existing ? ", existing output" : "") << (anew ? ", anew" : ", copied"));
+  const Model model;
+  const fs::path out = model.temp / "out", other = model.temp / "other";
+  fs::create_directories(other);
+  std::string config = read_file(model.temp / "model/config.json");
+  config.insert(config.find('{') + 1, "\"torch_dtype\": \"bfloat16\",");
+  write_file(other / "config.json", config);
+  fs::remove(model.temp / "model/config.json");
+  fs::permissions(other / "config.json", mode(one.config));
+  fs::permissions(other, mode(one.folder));
+  if (one.existing) fs::create_directories(out);
+  ConvertRequest request = convert_request(model.temp / "model", out);
+  request.source.config = other;
+  if (anew) request.dtype = DType::kF32;
+  const auto job = plan_convert(request);
+  REQUIRE(job->copied_files.size() == (anew ? 0 : 1));
+  execute(*job, unsynced());
+  CHECK(mode_of(out) == one.made_folder);
+  CHECK(mode_of(out / "config.json") == one.made_config);
+  CHECK(mode_of(out / "model.safetensors") == one.made_weights);
 }
 
 TEST_CASE("An adapter_config.json that is written anew in another folder is as private as the one it is made of") {
@@ -235,10 +223,7 @@ TEST_CASE("An adapter_config.json that is written anew in another folder is as p
   CHECK(mode_of(fused / "adapter_shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt") == 0644);
 
   fs::remove(fused / "adapter_config.unfused.json");  // as after training
-  ConsolidateRequest back;
-  back.source.path = temp / "out";
-  back.output_directory = temp / "whole";
-  consolidate(back);
+  consolidate(consolidate_request(temp / "out", temp / "whole"));
   CHECK_THAT(read_file(temp / "whole/adapter_config.json"), !Says("gate_up_proj"));
   CHECK(mode_of(temp / "whole/adapter_config.json") == 0600);
   CHECK(mode_of(temp / "whole/adapter_model.safetensors") == 0644);
@@ -255,9 +240,7 @@ TEST_CASE("What a private index says stays private beside shards, and in the ind
   CHECK(mode_of(model.temp / "out/reshard_index_metadata.json") == 0600);
   CHECK(mode_of(model.temp / "out" / kRank / "model.safetensors") == 0644);
 
-  ConsolidateRequest request;
-  request.source.path = model.temp / "out";
-  request.output_directory = model.temp / "whole";
+  ConsolidateRequest request = consolidate_request(model.temp / "out", model.temp / "whole");
   request.target.options.set_number("max-shard-size", 4000);
   request.target.format = Format::kPytorch;
   consolidate(request);
@@ -266,22 +249,24 @@ TEST_CASE("What a private index says stays private beside shards, and in the ind
 }
 
 TEST_CASE("Bits of a group go to that group alone, another one gets those of others") {
-  struct Case {
-    unsigned bits, other_bits;  // for a file of the input's group, and of another
-  };
-  for (const Case& one : {Case{0640, 0600}, Case{0750, 0700}, Case{0775, 0755}, Case{0664, 0644}, Case{0660, 0600},
-                          Case{0644, 0644}, Case{0604, 0604}, Case{0751, 0711}}) {
-    DYNAMIC_SECTION(std::oct << "mode " << one.bits) {
-      const AllowedMode allowed{one.bits, {7}, 0777};
-      CHECK(allowed.for_group(7) == one.bits);
-      CHECK(allowed.for_group(8) == one.other_bits);
-      CHECK(allowed.for_any_group() == one.other_bits);
-      AllowedMode both = allowed;
-      both &= AllowedMode{0777, {8}, 0777};
-      CHECK(both.for_group(7) == one.other_bits);
-      CHECK(both.for_group(8) == one.other_bits);
-    }
-  }
+  // For a file of the input's group, and of another.
+  const auto [bits, other_bits] = GENERATE(table<unsigned, unsigned>({{0640, 0600},
+                                                                      {0750, 0700},
+                                                                      {0775, 0755},
+                                                                      {0664, 0644},
+                                                                      {0660, 0600},
+                                                                      {0644, 0644},
+                                                                      {0604, 0604},
+                                                                      {0751, 0711}}));
+  INFO(std::oct << "mode " << bits);
+  const AllowedMode allowed{bits, {7}, 0777};
+  CHECK(allowed.for_group(7) == bits);
+  CHECK(allowed.for_group(8) == other_bits);
+  CHECK(allowed.for_any_group() == other_bits);
+  AllowedMode both = allowed;
+  both &= AllowedMode{0777, {8}, 0777};
+  CHECK(both.for_group(7) == other_bits);
+  CHECK(both.for_group(8) == other_bits);
   // What the umask takes from others, it does not take from the group.
   CHECK(AllowedMode{0664, {7}, 0750}.for_group(8) == 0640);
 }
@@ -303,76 +288,61 @@ TEST_CASE("Outputs of another group than the inputs' are closed to it, and those
   for (const char* name : {"model", "model/model.safetensors", "model/sub/vocab.txt"}) give(model.temp / name);
   model.restrict(0750, 0640);
   fs::permissions(model.temp / "model/sub/vocab.txt", mode(0640));
-  shard(model.request());
-  for (const fs::path& folder : {fs::path(), fs::path("sub"), kRank})
-    CHECK(mode_of(model.temp / "out" / folder) == 0700);
-  CHECK(mode_of(model.temp / "out" / kRank / "model.safetensors") == 0600);
-  CHECK(mode_of(model.temp / "out/sub/vocab.txt") == 0600);
+  const auto check = [&](const fs::path& output, unsigned folders, unsigned files) {
+    shard(shard_request(model.temp / "model", output, 2));
+    for (const fs::path& folder : {fs::path(), fs::path("sub"), kRank}) CHECK(mode_of(output / folder) == folders);
+    for (const fs::path& file : {kRank / "model.safetensors", fs::path("sub/vocab.txt")})
+      CHECK(mode_of(output / file) == files);
+  };
+  check(model.temp / "out", 0700, 0600);
   CHECK(mode_of(model.temp / "out/config.json") == 0644);
 
   fs::create_directories(model.temp / "shared");
   give(model.temp / "shared");
   fs::permissions(model.temp / "shared", mode(02755));  // what is made in it is of its group
-  ShardRequest request = model.request();
-  request.output_directory = model.temp / "shared/out";
-  shard(request);
-  for (const fs::path& folder : {fs::path(), fs::path("sub"), kRank})
-    CHECK(mode_of(model.temp / "shared/out" / folder) == 02750);
-  CHECK(mode_of(model.temp / "shared/out" / kRank / "model.safetensors") == 0640);
-  CHECK(mode_of(model.temp / "shared/out/sub/vocab.txt") == 0640);
+  check(model.temp / "shared/out", 02750, 0640);
 
-  fs::create_directories(model.temp / "open");  // its own group may enter it, which may not enter the model's
-  fs::permissions(model.temp / "open", mode(0750));
-  request.output_directory = model.temp / "open";
-  shard(request);
-  CHECK(mode_of(model.temp / "open/config.json") == 0600);
-  CHECK(mode_of(model.temp / "open" / kRank / "model.safetensors") == 0600);
+  const fs::path open = model.temp / "open";  // its own group may enter it, which may not enter the model's
+  fs::create_directories(open);
+  fs::permissions(open, mode(0750));
+  shard(shard_request(model.temp / "model", open, 2));
+  for (const fs::path& file : {fs::path("config.json"), kRank / "model.safetensors"})
+    CHECK(mode_of(open / file) == 0600);
 }
 
 TEST_CASE("While outputs grow, nobody else may look at them") {
-  for (const bool existing : {false, true}) {
-    DYNAMIC_SECTION((existing ? "in an existing directory" : "in a new directory")) {
-      const Model model;
-      if (existing) fs::create_directories(model.temp / "out");
-      const fs::path home = existing ? model.temp / "out" : model.temp.path();
-      std::size_t seen = 0;
-      FaultStorage storage;
-      storage.before = [&](FaultStorage::Operation, std::uint64_t) {
-        for (const auto& entry : fs::directory_iterator(home))
-          if (entry.path().filename().string().starts_with(".")) {
-            CHECK(mode_of(entry.path()) == 0700);
-            ++seen;
-          }
-      };
-      RunOptions options = unsynced();
-      options.storage = &storage;
-      options.threads = 1;
-      shard(model.request(), options);
-      CHECK(seen > 10);
-      CHECK(mode_of(model.temp / "out") == 0755);
+  const bool existing = GENERATE(false, true);
+  CAPTURE(existing);
+  const Model model;
+  if (existing) fs::create_directories(model.temp / "out");
+  const fs::path home = existing ? model.temp / "out" : model.temp.path();
+  std::size_t seen = 0;
+  FaultStorage storage;
+  storage.before = [&](FaultStorage::Operation, std::uint64_t) {
+    for (const auto& entry : fs::directory_iterator(home)) {
+      if (!entry.path().filename().string().starts_with(".")) continue;
+      CHECK(mode_of(entry.path()) == 0700);
+      ++seen;
     }
-  }
+  };
+  shard(model.request(), {.threads = 1, .storage = &storage, .sync = false});
+  CHECK(seen > 10);
+  CHECK(mode_of(model.temp / "out") == 0755);
 }
 
 TEST_CASE("Outputs go into a directory that may be written to but not read, and are flushed to disk there too") {
-  for (const bool existing : {false, true}) {
-    DYNAMIC_SECTION((existing ? "in the directory itself" : "in a new one in it")) {
-      const Model model;
-      const fs::path drop = model.temp / "drop";
-      fs::create_directories(drop);
-      const Unprivileged nobody(model.temp.path());
-      fs::permissions(drop, mode(0300));
-      ShardRequest request = model.request();
-      request.output_directory = existing ? drop : drop / "out";
-      RunOptions options;
-      options.sync = true;
-      CHECK_NOTHROW(shard(request, options));
-      fs::permissions(drop, mode(0700));
-      REQUIRE(fs::exists(request.output_directory / "config.json"));
-      CHECK(read_ranks(request.output_directory).size() == 2);
-      for (const auto& entry : fs::directory_iterator(drop)) CHECK(entry.path().filename().string().front() != '.');
-    }
-  }
+  const bool existing = GENERATE(false, true);
+  CAPTURE(existing);
+  const Model model;
+  const fs::path drop = model.temp / "drop", output = existing ? drop : drop / "out";
+  fs::create_directories(drop);
+  const Unprivileged nobody(model.temp.path());
+  fs::permissions(drop, mode(0300));
+  CHECK_NOTHROW(shard(shard_request(model.temp / "model", output, 2), RunOptions()));
+  fs::permissions(drop, mode(0700));
+  REQUIRE(fs::exists(output / "config.json"));
+  CHECK(read_ranks(output).size() == 2);
+  for (const auto& entry : fs::directory_iterator(drop)) CHECK(entry.path().filename().string().front() != '.');
 }
 
 TEST_CASE("A directory that may not be written to is refused before anything is made") {

@@ -3,18 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
-#include <functional>
-#include <memory>
-#include <optional>
 
 #include "engine/publish/stopped_run.h"
 #include "reshard/base/sealed_text.h"
-#include "reshard/engine/execute.h"
 #include "reshard/engine/publish/earlier_runs.h"
-#include "reshard/engine/publish/journal.h"
 #include "reshard/engine/publish/output.h"
-#include "support/fault_storage.h"
-#include "support/files.h"
 #include "support/page_cache_storage.h"
 #include "support/refusals.h"
 #include "support/thread_ranks.h"
@@ -26,51 +19,37 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-/// Has a run end as if it had been killed: after a while no operation does anything, and nobody cleans up.
-class Killed {
- public:
-  /// \param at  the operation that is the first not to come.
-  Killed(const Job& job, std::uint64_t at) {
-    JobRun run(job, journalled(storage_));
-    storage_.before = [&, at](FaultStorage::Operation, std::uint64_t number) {
-      if (number >= at) throw Error(ErrorKind::kInternal, "killed");
-    };
+/// Runs `job` until `storage` throws "killed", and puts back what the run's destructor removes.
+/// \returns the staging directory; empty if the run came to its end, or had none.
+template <typename KillingStorage>
+fs::path root_of_killed(const Job& job, KillingStorage& storage) {
+  fs::path root, saved;
+  {
+    JobRun run(job, journalled(storage));
     try {
       run.prepare();
       ShareReport report = run.run();
       run.finish(report);
       run.publish(std::move(report));
-      published_ = true;
     } catch (const Error& error) {
       CHECK(error.message() == "killed");
-      save(run.prepared().root);
+      root = run.prepared().root;
+      saved = root.parent_path() / "saved";
+      // Hard links are not enough: a later run writes to the files.
+      if (!root.empty()) fs::copy(root, saved, fs::copy_options::recursive);
     }
-    storage_.before = {};
+    storage.before = {};
   }
+  if (!root.empty()) fs::rename(saved, root);
+  return root;
+}
 
-  bool published() const { return published_; }
-  std::uint64_t operations() const { return storage_.operations(); }
-
-  /// Puts back what the run's destructor has removed.
-  void put_back() {
-    if (!saved_) return;
-    fs::rename(*saved_, root_);
-  }
-
- private:
-  /// Hard links are not enough: a later run writes to the files.
-  void save(const fs::path& root) {
-    if (root.empty()) return;
-    root_ = root;
-    saved_ = root.parent_path() / "saved";
-    fs::copy(root, *saved_, fs::copy_options::recursive);
-  }
-
-  FaultStorage storage_;
-  bool published_ = false;
-  fs::path root_;
-  std::optional<fs::path> saved_;
-};
+/// Compares the outputs, and removes them and what dead runs have left.
+void check_and_remove(const Job& job, const std::map<std::string, std::string>& expected) {
+  CHECK((snapshot(job.output_directory) == expected));
+  fs::remove_all(job.output_directory);
+  remove_dead_runs(local_storage(), job);
+}
 
 TEST_CASE("A run that is killed at any point goes on, with the bytes of one run, and writes none twice that it has") {
   const Jobs jobs;
@@ -79,38 +58,25 @@ TEST_CASE("A run that is killed at any point goes on, with the bytes of one run,
   Random random(seed);
   const auto& [what, plan] = jobs.planners[pick(random, 0, jobs.planners.size() - 1)];
   INFO(what);
-  const fs::path output = jobs.temp / "out";
-  const auto job = plan(output);
+  const auto job = plan(jobs.output);
   job->manifest = random() % 2 == 0;
-  execute(*job, unsynced());
-  const auto expected = snapshot(output);
-  fs::remove_all(output);
-  const auto before = snapshot(jobs.temp.path());
-  std::uint64_t operations = 0;
-  {
-    Killed never(*job, UINT64_MAX);
-    CHECK(never.published());
-    CHECK((snapshot(output) == expected));
-    operations = never.operations();
-    fs::remove_all(output);
-  }
+  const auto expected = written_by(*job), before = snapshot(jobs.temp.path());
+  FaultStorage whole;
+  CHECK(root_of_killed(*job, whole).empty());
+  check_and_remove(*job, expected);
   bool any_resumed = false;
-  for (std::uint64_t at = 1; at < operations; at += pick(random, 1, operations / 8)) {
+  for (std::uint64_t at = 1; at < whole.operations(); at += pick(random, 1, whole.operations() / 8)) {
     CAPTURE(at);
-    Killed killed(*job, at);
-    REQUIRE_FALSE(fs::exists(output));
-    killed.put_back();
-    const auto staging = staging_in(jobs.temp.path());
-    const std::uint64_t had = staging ? journalled_bytes(*staging) : 0;
     FaultStorage storage;
-    RunOptions options = journalled(storage);
-    options.resume = true;
-    const RunResult result = execute(*job, options);
-    CHECK(result.resumed_bytes == had);
+    storage.before = [&](FaultStorage::Operation, std::uint64_t number) {
+      if (number >= at) throw Error(ErrorKind::kInternal, "killed");
+    };
+    const fs::path root = root_of_killed(*job, storage);
+    REQUIRE_FALSE(fs::exists(jobs.output));
+    const std::uint64_t had = root.empty() ? 0 : journalled_bytes(root);
+    CHECK(execute(*job, resuming()).resumed_bytes == had);
     any_resumed = any_resumed || had > 0;
-    CHECK((snapshot(output) == expected));
-    fs::remove_all(output);
-    remove_dead_runs(local_storage(), *job);
+    check_and_remove(*job, expected);
     REQUIRE((snapshot(jobs.temp.path()) == before));
   }
   CHECK(any_resumed);
@@ -118,86 +84,54 @@ TEST_CASE("A run that is killed at any point goes on, with the bytes of one run,
 
 TEST_CASE("What a journal tells of is on the disk: a run goes on after the machine has lost its power") {
   const Jobs jobs;
-  for (const auto& [what, plan] : jobs.planners) {
-    DYNAMIC_SECTION(what) {
-      bool any_resumed = false;
-      const fs::path output = jobs.temp / "out", saved = jobs.temp / "saved";
-      const auto job = plan(output);
-      execute(*job, unsynced());
-      const auto expected = snapshot(output);
-      fs::remove_all(output);
-      for (const std::uint64_t at : {20u, 40u, 60u, 90u, 150u}) {
-        CAPTURE(at);
-        fs::path root;
-        {
-          PageCacheStorage storage(4096);
-          storage.keeps_closed = true;
-          std::atomic<std::uint64_t> operations = 0;  // of several threads
-          storage.before = [&] {
-            if (++operations >= at) throw Error(ErrorKind::kInternal, "no power");
-          };
-          JobRun run(*job, journalled(storage));
-          try {
-            run.prepare();
-            ShareReport report = run.run();
-            run.finish(report);
-            run.publish(std::move(report));
-          } catch (const Error& error) {
-            CHECK(error.message() == "no power");
-            root = run.prepared().root;
-            if (!root.empty()) fs::copy(root, saved, fs::copy_options::recursive);
-          }
-        }
-        if (!root.empty()) {
-          fs::rename(saved, root);
-          RunOptions options = journalled(local_storage());
-          options.resume = true;
-          any_resumed = execute(*job, options).resumed_bytes > 0 || any_resumed;
-        }
-        REQUIRE(fs::exists(output));
-        CHECK((snapshot(output) == expected));
-        fs::remove_all(output);
-        remove_dead_runs(local_storage(), *job);
-      }
-      CHECK(any_resumed);
+  const auto& [what, plan] = jobs.planners.at(GENERATE(range<std::size_t>(0, Jobs::kCount)));
+  CAPTURE(what);
+  const auto job = plan(jobs.output);
+  const auto expected = written_by(*job);
+  bool any_resumed = false;
+  for (const std::uint64_t at : {20u, 40u, 60u, 90u, 150u}) {
+    CAPTURE(at);
+    fs::path root;
+    {
+      PageCacheStorage storage(4096);
+      storage.keeps_closed = true;
+      std::atomic<std::uint64_t> operations = 0;  // of several threads
+      storage.before = [&] {
+        if (++operations >= at) throw Error(ErrorKind::kInternal, "killed");
+      };
+      root = root_of_killed(*job, storage);
     }
+    if (!root.empty()) any_resumed = execute(*job, resuming()).resumed_bytes > 0 || any_resumed;
+    check_and_remove(*job, expected);
   }
+  CHECK(any_resumed);
 }
 
 TEST_CASE("What a flush has lost is written again, though the disk says so only once") {
   const Jobs jobs;
-  for (const auto& [what, plan] : jobs.planners) {
-    DYNAMIC_SECTION(what) {
-      const fs::path output = jobs.temp / "out";
-      const auto job = plan(output);
-      execute(*job, unsynced());
-      const auto expected = snapshot(output);
-      fs::remove_all(output);
-      for (std::uint64_t at = 3; at < 40; at += 3) {
-        CAPTURE(at);
-        PageCacheStorage storage(4096);
-        storage.keeps_closed = true;
-        std::atomic<std::uint64_t> flushes = 0;  // of several threads
-        storage.loses = [&] { return ++flushes == at; };
-        const auto run = [&](Storage& on) {
-          RunOptions options = journalled(on);
-          options.tuning.unit_bytes = 5000;
-          options.resume = true;
-          // Every other time all units wait until the run has failed.
-          if (at % 2 == 0) options.journal_interval = 1h;
-          execute(*job, options);
-        };
-        try {
-          run(storage);
-        } catch (const Error& error) {
-          CHECK(error.message() == "made to be lost");
-          run(local_storage());
-        }
-        CHECK((snapshot(output) == expected));
-        fs::remove_all(output);
-        remove_dead_runs(local_storage(), *job);
-      }
+  const auto& [what, plan] = jobs.planners.at(GENERATE(range<std::size_t>(0, Jobs::kCount)));
+  CAPTURE(what);
+  const auto job = plan(jobs.output);
+  const auto expected = written_by(*job);
+  for (std::uint64_t at = 3; at < 40; at += 3) {
+    CAPTURE(at);
+    PageCacheStorage storage(4096);
+    storage.keeps_closed = true;
+    std::atomic<std::uint64_t> flushes = 0;  // of several threads
+    storage.loses = [&] { return ++flushes == at; };
+    const auto run = [&](Storage& on) {
+      RunOptions options = resuming(on);
+      options.tuning.unit_bytes = 5000;
+      if (at % 2 == 0) options.journal_interval = 1h;  // all units wait until the run has failed
+      execute(*job, options);
+    };
+    try {
+      run(storage);
+    } catch (const Error& error) {
+      CHECK(error.message() == "made to be lost");
+      run(local_storage());
     }
+    check_and_remove(*job, expected);
   }
 }
 
@@ -217,79 +151,65 @@ std::uint64_t written_tensor_bytes(const FaultStorage& storage, const Job& job, 
   return written;
 }
 
-TEST_CASE("No byte is read or written again that is in the journal") {
+TEST_CASE("No byte is read or written again that is in the journal, nor counted as read") {
   const Jobs jobs;
-  for (const std::size_t which : {0u, 1u, 2u, 3u, 5u}) {
-    const auto& [what, plan] = jobs.planners[which];
-    DYNAMIC_SECTION(what) {
-      const fs::path output = jobs.temp / "out";
-      const auto job = plan(output);
-      FaultStorage first;
-      fail_after_journals(first, jobs.temp.path(), 3, ErrorKind::kNoSpace);
-      check_refused([&] { execute(*job, journalled(first)); },
-                    {.kind = ErrorKind::kNoSpace, .hint = "`resume` goes on from there"});
-      const auto staging = staging_in(jobs.temp.path());
-      REQUIRE(staging);
-      const std::uint64_t had = journalled_bytes(*staging);
-      CHECK(had > 0);
-      FaultStorage second;
-      RunOptions options = journalled(second);
-      options.resume = true;
-      const RunResult result = execute(*job, options);
-      CHECK(result.resumed_bytes == had);
-      CHECK(written_tensor_bytes(second, *job, *staging) == job->program.write_bytes - had);
-      std::uint64_t read = 0;
-      for (const TensorFile& file : job->source.files) {
-        const auto counts = second.read_counts(file.path, file.size_bytes);
-        read += std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
-      }
-      const double left = 1 - static_cast<double>(had) / static_cast<double>(job->program.write_bytes);
-      const auto all_read = static_cast<double>(job->program.read_bytes + job->program.check_bytes);
-      CHECK(static_cast<double>(read) < all_read * (left + 0.25));
-    }
+  const auto& [what, plan] = jobs.planners[GENERATE(0u, 1u, 2u, 3u, 5u)];
+  CAPTURE(what);
+  const auto job = plan(jobs.output);
+  FaultStorage first;
+  fail_after_journals(first, jobs.temp.path(), 3, ErrorKind::kNoSpace);
+  check_refused([&] { execute(*job, journalled(first)); },
+                {.kind = ErrorKind::kNoSpace, .hint = "`resume` goes on from there"});
+  const auto staging = staging_in(jobs.temp.path());
+  REQUIRE(staging);
+  const std::uint64_t had = journalled_bytes(*staging);
+  CHECK(had > 0);
+  FaultStorage second;
+  const RunResult result = execute(*job, resuming(second));
+  CHECK(result.resumed_bytes == had);
+  CHECK(result.read_bytes < job->program.read_bytes);
+  CHECK(written_tensor_bytes(second, *job, *staging) == job->program.write_bytes - had);
+  std::uint64_t read = 0;
+  for (const TensorFile& file : job->source.files) {
+    const auto counts = second.read_counts(file.path, file.size_bytes);
+    read += std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
   }
+  const double left = 1 - static_cast<double>(had) / static_cast<double>(job->program.write_bytes);
+  const auto all_read = static_cast<double>(job->program.read_bytes + job->program.check_bytes);
+  CHECK(static_cast<double>(read) < all_read * (left + 0.25));
 }
 
 TEST_CASE("A run goes on with another number of ranks, threads and memory") {
   const Jobs jobs;
-  for (const auto& [what, plan] : jobs.planners) {
-    DYNAMIC_SECTION(what) {
-      const fs::path output = jobs.temp / "out";
-      const auto job = plan(output);
-      job->manifest = true;
-      execute(*job, unsynced());
-      const auto expected = snapshot(output);
-      fs::remove_all(output);
-      const auto run = [&](std::uint32_t size, std::vector<FaultStorage>& storages, RunResult& result) {
-        return run_ranks(size, [&](Together& together) {
-          RunOptions options = journalled(storages[together.rank()]);
-          options.resume = true;
-          options.threads = size % 3 + 1;
-          options.tuning.page_bytes = size == 3 ? kLargestPageBytes : 64;
-          const RunResult one = execute(*job, options, together);
-          if (together.leads()) result = one;
-        });
-      };
-      RunResult result;
-      std::vector<FaultStorage> failing(3);
-      for (FaultStorage& storage : failing) fail_after_journals(storage, jobs.temp.path(), 6, ErrorKind::kNoSpace);
-      const auto failed = run(3, failing, result);
-      REQUIRE(failed[0]);
-      CHECK(failed[0]->kind() == ErrorKind::kNoSpace);
-      REQUIRE(staging_in(jobs.temp.path()));
-      std::vector<FaultStorage> second(2);
-      fail_after_journals(second[1], jobs.temp.path(), 4, ErrorKind::kIo);
-      const auto again = run(2, second, result);
-      if (again[0]) {
-        CHECK(again[0]->kind() == ErrorKind::kIo);
-        std::vector<FaultStorage> third(1);
-        const auto done = run(1, third, result);
-        CHECK((done[0] ? std::string(done[0]->what()) : "") == "");
-        CHECK(result.resumed_bytes > 0);
-      }
-      CHECK((snapshot(output) == expected));
-    }
+  const auto& [what, plan] = jobs.planners.at(GENERATE(range<std::size_t>(0, Jobs::kCount)));
+  CAPTURE(what);
+  const auto job = plan(jobs.output);
+  job->manifest = true;
+  const auto expected = written_by(*job);
+  RunResult result;
+  const auto run = [&](std::vector<FaultStorage>& storages) {
+    const auto size = static_cast<std::uint32_t>(storages.size());
+    return run_ranks(size, [&](Together& together) {
+      RunOptions options = resuming(storages[together.rank()]);
+      options.threads = size % 3 + 1;
+      options.tuning.page_bytes = size == 3 ? kLargestPageBytes : 64;
+      const RunResult one = execute(*job, options, together);
+      if (together.leads()) result = one;
+    });
+  };
+  std::vector<FaultStorage> first(3), second(2), third(1);
+  for (FaultStorage& storage : first) fail_after_journals(storage, jobs.temp.path(), 6, ErrorKind::kNoSpace);
+  const auto failed = run(first);
+  REQUIRE(failed[0]);
+  CHECK(failed[0]->kind() == ErrorKind::kNoSpace);
+  REQUIRE(staging_in(jobs.temp.path()));
+  fail_after_journals(second[1], jobs.temp.path(), 4, ErrorKind::kIo);
+  if (const auto again = run(second); again[0]) {
+    CHECK(again[0]->kind() == ErrorKind::kIo);
+    check_none_threw(run(third));
+    CHECK(result.resumed_bytes > 0);
   }
+  CHECK((snapshot(jobs.output) == expected));
 }
 
 TEST_CASE("Ranks of machines whose caches differ go on, with the bytes of one run") {
@@ -297,11 +217,8 @@ TEST_CASE("Ranks of machines whose caches differ go on, with the bytes of one ru
   bool any_resumed = false;
   for (const auto& [what, plan] : jobs.planners) {
     CAPTURE(what);
-    const fs::path output = jobs.temp / "out";
-    const auto job = plan(output);
-    execute(*job, unsynced());
-    const auto expected = snapshot(output);
-    fs::remove_all(output);
+    const auto job = plan(jobs.output);
+    const auto expected = written_by(*job);
     std::atomic<bool> fails{false};
     RunResult result;
     const auto run = [&](std::uint32_t size, const std::function<void()>& before) {
@@ -309,9 +226,8 @@ TEST_CASE("Ranks of machines whose caches differ go on, with the bytes of one ru
       for (std::uint32_t rank = 0; rank < size; ++rank) machines.emplace_back(512);
       machines.back().before = before;
       return run_ranks(size, [&](Together& together) {
-        RunOptions options = journalled(machines[together.rank()]);
+        RunOptions options = resuming(machines[together.rank()]);
         options.tuning.page_bytes = 512;
-        options.resume = true;
         const RunResult one = execute(*job, options, together);
         if (together.leads()) result = one;
       });
@@ -324,41 +240,37 @@ TEST_CASE("Ranks of machines whose caches differ go on, with the bytes of one ru
     if (failed[0]) CHECK(failed[0]->kind() == ErrorKind::kNoSpace);
     if (failed[0]) CHECK_FALSE(run(2, {})[0]);
     any_resumed = any_resumed || result.resumed_bytes > 0;
-    CHECK((snapshot(output) == expected));
-    fs::remove_all(output);
-    remove_dead_runs(local_storage(), *job);
+    check_and_remove(*job, expected);
   }
   CHECK(any_resumed);
 }
 
 TEST_CASE("A run that has other sources or options does not go on, and says which") {
   Stopped stopped;
-  ShardRequest request = shard_request(stopped.jobs.temp / "model", stopped.jobs.temp / "out", 2, 2);
+  const fs::path model = stopped.jobs.temp / "model";
+  ShardRequest request = shard_request(model, stopped.jobs.output, 2, 2);
   const auto other = plan_shard(request);
   const Error options = stopped.resume(*other);
-  CHECK(options.kind() == ErrorKind::kUsage);
-  CHECK(options.path() == stopped.root.string());
+  check_error(options, {.kind = ErrorKind::kUsage, .path = stopped.root, .hint = "`clean`"});
   CHECK(options.message() == "the run that left this had tp 4, and not 2");
-  CHECK_THAT(options.hint(), Says("`clean`"));
 
   // Runs that write other ranks into the same directory are none of its business.
   other->shares_directory = true;
   CHECK_FALSE(find_resumable(local_storage(), *other, journal_header(*other, journalled(local_storage()), 1)));
 
-  ShardRequest pytorch = shard_request(stopped.jobs.temp / "model", stopped.jobs.temp / "out", 4, 2);
-  pytorch.target.format = Format::kPytorch;
-  CHECK(stopped.resume(*plan_shard(pytorch)).message() ==
+  request.target.tp = 4;
+  request.target.format = Format::kPytorch;
+  CHECK(stopped.resume(*plan_shard(request)).message() ==
         "the run that left this had format safetensors, and not pytorch");
 
-  write_file(stopped.jobs.temp / "model/tokenizer.json", "{}");
-  CHECK(stopped.resume(*stopped.jobs.planners.front().second(stopped.jobs.temp / "out")).message() ==
+  write_file(model / "tokenizer.json", "{}");
+  CHECK(stopped.resume(*stopped.jobs.plan()).message() ==
         "the run that left this read another tokenizer.json: the source has other files now");
-  fs::remove(stopped.jobs.temp / "model/tokenizer.json");
+  fs::remove(model / "tokenizer.json");
 
-  const fs::path file = stopped.jobs.temp / "model/model-00002-of-00002.safetensors";
+  const fs::path file = model / "model-00002-of-00002.safetensors";
   fs::last_write_time(file, fs::last_write_time(file) + 1s);
-  const auto same = stopped.jobs.planners.front().second(stopped.jobs.temp / "out");
-  const Error sources = stopped.resume(*same);
+  const Error sources = stopped.resume(*stopped.jobs.plan());
   CHECK(sources.kind() == ErrorKind::kBadInput);
   CHECK(sources.message() ==
         "the run that left this read another model-00002-of-00002.safetensors: it was replaced or written to since");
@@ -367,22 +279,25 @@ TEST_CASE("A run that has other sources or options does not go on, and says whic
 
 TEST_CASE("A journal that is torn is as good as none, and one of another version is refused") {
   Stopped stopped;
-  const auto files = journal_files(local_storage(), stopped.root);
-  REQUIRE_FALSE(files.empty());
-  const std::string last = read_file(stopped.root / files.front());
+  const std::string last = read_file(stopped.root / stopped.journals().at(0));
   for (std::size_t size = 0; size < last.size(); size += 13) CHECK_FALSE(parse_journal(last.substr(0, size)));
   std::string edited = last;
-  edited[last.size() / 2] = static_cast<char>(edited[last.size() / 2] ^ 1);
+  edited[last.size() / 2] ^= 1;
   CHECK_FALSE(parse_journal(edited));
-  for (const std::string& name : files) write_file(stopped.root / name, "reshard journal 1\nnonsense");
-  RunOptions options = journalled(local_storage());
-  options.resume = true;
+  CHECK(earlier_runs(local_storage(), *stopped.job).at(0).journal == JournalFound::kWhole);
+  for (const std::string& name : stopped.journals()) write_file(stopped.root / name, "reshard journal 1\nnonsense");
+  CHECK(earlier_runs(local_storage(), *stopped.job).at(0).journal == JournalFound::kNone);
+  RunOptions options = resuming();
+  std::vector<std::string> notes;
+  if (GENERATE(false, true)) options.on_note = [&](const std::string& note) { notes.push_back(note); };
   const RunResult result = execute(*stopped.job, options);
   CHECK(result.resumed_bytes == 0);
   CHECK_FALSE(fs::exists(stopped.root));  // nothing can go on from it
-  REQUIRE(result.notes.size() == 2);
-  CHECK(result.notes[0] == "no run was there to go on with: all of it is written anew");
-  CHECK_THAT(result.notes[1], Says(stopped.root.string() + ": removed"));
+  notes.insert(notes.end(), result.notes.begin(), result.notes.end());
+  REQUIRE(notes.size() == 2);
+  CHECK(notes[0] == "no run was there to go on with: all of it is written anew");
+  CHECK_THAT(notes[1], Says(stopped.root.string() + ": removed"));
+  CHECK(result.notes.size() == (options.on_note ? 1 : 2));  // that is told when it is done
 
   std::string body = last.substr(0, last.size() - 64);
   body.replace(body.find("journal 1"), 9, "journal 2");
@@ -410,25 +325,21 @@ TEST_CASE("Fragments that do not fit are an error that leaves all as it is, and 
   CHECK(has_journal(local_storage(), stopped.root));
   fs::remove(foreign);
 
-  for (const std::string& name : journal_files(local_storage(), stopped.root)) {
+  for (const std::string& name : stopped.journals()) {
     auto journal = read_journal(local_storage(), stopped.root / name);
     if (!journal) continue;
     journal->fragment_files = {foreign.filename().string()};  // which is not there
     write_file(stopped.root / name, journal_text(*journal));
   }
-  RunOptions options = journalled(local_storage());
-  options.resume = true;
-  CHECK(execute(*stopped.job, options).resumed_bytes == 0);
+  CHECK(execute(*stopped.job, resuming()).resumed_bytes == 0);
 }
 
 TEST_CASE("A journal with units that are none of the run's is refused before anything is copied") {
   Stopped stopped;
-  const auto files = journal_files(local_storage(), stopped.root);
-  const auto journal = read_journal(local_storage(), stopped.root / files.front());
-  REQUIRE(journal);
-  const auto spoil = GENERATE(0, 1, 2, 3);
-  Journal spoilt = *journal;
+  const auto files = stopped.journals();
+  Journal spoilt = read_journal(local_storage(), stopped.root / files.at(0)).value();
   UnitReport& unit = spoilt.units.at(0);
+  const auto spoil = GENERATE(0, 1, 2, 3);
   if (spoil == 0) unit.lossy_means = {std::size_t{1} << 40};
   if (spoil == 1) unit.files = {UINT32_MAX};
   if (spoil == 2) unit.crcs = {{UINT32_MAX, 1}};
@@ -438,14 +349,6 @@ TEST_CASE("A journal with units that are none of the run's is refused before any
   check_error(stopped.resume(*stopped.job), {.path = stopped.root / files.front()});
 }
 
-TEST_CASE("A second run into one output is told at its start that another one is writing") {
-  Stopped stopped;
-  const auto lock = local_directories().lock(stopped.root / kLockFile, true);
-  check_refused([&] { execute(*stopped.job, unsynced()); },
-                {.kind = ErrorKind::kIo, .says = "another run is writing here"});
-  CHECK(fs::exists(stopped.root));
-}
-
 TEST_CASE("A rank file that is gone, or was cut, is told, and nothing goes on") {
   Stopped stopped;
   const fs::path file = stopped.root / stopped.job->target.files.at(3).path;
@@ -453,7 +356,7 @@ TEST_CASE("A rank file that is gone, or was cut, is told, and nothing goes on") 
   check_error(stopped.resume(*stopped.job), {.path = file, .hint = "`clean`"});
 }
 
-TEST_CASE("A run that lives is told apart from a dead one, and is neither taken over nor removed") {
+TEST_CASE("A run that lives is told apart from a dead one: none is begun beside it, and it is not removed") {
   Stopped stopped;
   {
     const auto lock = local_directories().lock(stopped.root / kLockFile, true);
@@ -463,6 +366,14 @@ TEST_CASE("A run that lives is told apart from a dead one, and is neither taken 
     CHECK(runs[0].state == EarlierRun::State::kLives);
     CHECK(remove_dead_runs(local_storage(), *stopped.job).empty());
     CHECK_FALSE(find_resumable(local_storage(), *stopped.job, {}));
+    for (const bool resume : {false, true}) {
+      RunOptions options = resume ? resuming() : unsynced();
+      std::size_t notes = 0;
+      options.on_note = [&](const std::string&) { ++notes; };
+      check_refused([&] { execute(*stopped.job, options); },
+                    {.kind = ErrorKind::kIo, .says = "another run is writing here"});
+      CHECK(notes == 0);  // that another one begins
+    }
     CHECK(fs::exists(stopped.root));
   }
   const auto runs = earlier_runs(local_storage(), *stopped.job);
@@ -479,33 +390,27 @@ TEST_CASE("A run that lives is told apart from a dead one, and is neither taken 
 
 TEST_CASE("Of two runs that go on at once, one does, with all of its ranks") {
   Stopped stopped;
-  RunOptions options = journalled(local_storage());
-  options.resume = true;
-  JobRun run(*stopped.job, options);
+  JobRun run(*stopped.job, resuming());
   run.prepare();
   CHECK(run.resumes());
   check_error(stopped.resume(*stopped.job), {.kind = ErrorKind::kIo, .says = "another run is writing here"});
-  JobRun rank(*stopped.job, options);
-  rank.attach(run.prepared());
+  JobRun(*stopped.job, resuming()).attach(run.prepared());
 }
 
 TEST_CASE("A run that ends before its first journal leaves nothing when it fails") {
   const Jobs jobs;
   const auto before = snapshot(jobs.temp.path());
-  const auto job = jobs.planners.front().second(jobs.temp / "out");
+  const auto job = jobs.plan();
   FaultStorage storage;
   storage.fail_after_bytes = job->output_bytes() / 2;
   storage.kind = ErrorKind::kNoSpace;
-  RunOptions options;
-  options.storage = &storage;
-  const Error error = error_of([&] { execute(*job, options); });
-  CHECK_THAT(error.hint(), !Says("resume"));
+  CHECK_THAT(error_of([&] { execute(*job, {.storage = &storage}); }).hint(), !Says("resume"));
   CHECK((snapshot(jobs.temp.path()) == before));
 }
 
 TEST_CASE("A journal for which there is no space is done without, and a note says so") {
   const Jobs jobs;
-  const auto job = jobs.planners.front().second(jobs.temp / "out");
+  const auto job = jobs.plan();
   FaultStorage storage;
   std::uint64_t creates = 0;
   storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
@@ -515,47 +420,19 @@ TEST_CASE("A journal for which there is no space is done without, and a note say
   const RunResult result = execute(*job, journalled(storage));
   REQUIRE(result.notes.size() == 1);
   CHECK_THAT(result.notes.front(), Says("there was no space for the journal"));
-  CHECK(fs::is_directory(jobs.temp / "out"));
-}
-
-TEST_CASE("What is left without a journal is told apart, and so is what is left in the way of a new run") {
-  Stopped stopped;
-  const auto with = earlier_runs(local_storage(), *stopped.job);
-  REQUIRE(with.size() == 1);
-  CHECK(with[0].journal == JournalFound::kWhole);
-  for (const std::string& name : journal_files(local_storage(), stopped.root)) write_file(stopped.root / name, "torn");
-  CHECK(earlier_runs(local_storage(), *stopped.job).at(0).journal == JournalFound::kNone);
-
-  RunOptions options = journalled(local_storage());
-  options.resume = true;
-  std::vector<std::string> notes;
-  options.on_note = [&](const std::string& note) { notes.push_back(note); };
-  const RunResult result = execute(*stopped.job, options);
-  REQUIRE(result.notes.size() == 1);
-  CHECK_THAT(result.notes[0], Says(stopped.root.string() + ": removed"));
-  CHECK(notes == std::vector<std::string>{"no run was there to go on with: all of it is written anew"});
-}
-
-TEST_CASE("What an earlier run has read is not counted again") {
-  Stopped stopped;
-  RunOptions options = journalled(local_storage());
-  options.resume = true;
-  const RunResult result = execute(*stopped.job, options);
-  CHECK(result.resumed_bytes > 0);
-  CHECK(result.read_bytes < stopped.job->program.read_bytes);
+  CHECK(fs::is_directory(jobs.output));
 }
 
 TEST_CASE("A journal that cannot be written is the run's failure") {
   const Jobs jobs;
-  const auto job = jobs.planners.front().second(jobs.temp / "out");
+  const auto job = jobs.plan();
   FaultStorage storage;
   storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
     if (operation == FaultStorage::Operation::kCreate && storage.count(FaultStorage::Operation::kCreate) > 0 &&
         staging_in(jobs.temp.path()) && !journal_files(local_storage(), *staging_in(jobs.temp.path())).empty())
       throw Error(ErrorKind::kIo, "no journal");
   };
-  const Error error = error_of([&] { execute(*job, journalled(storage)); });
-  CHECK(error.message() == "no journal");
+  CHECK(error_of([&] { execute(*job, journalled(storage)); }).message() == "no journal");
 }
 
 }  // namespace

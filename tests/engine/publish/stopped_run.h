@@ -33,6 +33,12 @@ inline RunOptions journalled(Storage& storage, Progress* progress = nullptr) {
   return options;
 }
 
+inline RunOptions resuming(Storage& storage = local_storage()) {
+  RunOptions options = journalled(storage);
+  options.resume = true;
+  return options;
+}
+
 /// Bytes that are in units of the journals in `root`.
 inline std::uint64_t journalled_bytes(const std::filesystem::path& root) {
   std::map<std::uint32_t, std::uint64_t> units;
@@ -66,21 +72,18 @@ inline void fail_after_journals(FaultStorage& storage, const std::filesystem::pa
 /// A job that was stopped in the middle and may go on.
 struct Stopped {
   Stopped() {
-    job = jobs.planners.front().second(jobs.temp / "out");
     FaultStorage storage;
     fail_after_journals(storage, jobs.temp.path(), 2, ErrorKind::kNoSpace);
-    RunOptions options = journalled(storage);
-    CHECK(error_of([&] { execute(*job, options); }).kind() == ErrorKind::kNoSpace);
+    CHECK(error_of([&] { execute(*job, journalled(storage)); }).kind() == ErrorKind::kNoSpace);
     root = staging_in(jobs.temp.path()).value();
   }
   Error resume(const Job& what) {
-    RunOptions options = journalled(local_storage());
-    options.resume = true;
-    return error_of([&] { execute(what, options); });
+    return error_of([&] { execute(what, resuming()); });
   }
+  std::vector<std::string> journals() const { return journal_files(local_storage(), root); }
 
   Jobs jobs;
-  std::unique_ptr<Job> job;
+  std::unique_ptr<Job> job = jobs.plan();
   std::filesystem::path root;
 };
 
