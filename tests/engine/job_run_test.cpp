@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <set>
 
 #include "engine/some_jobs.h"
 #include "reshard/engine/execute.h"
@@ -33,99 +34,91 @@ std::vector<std::uint32_t> shuffled(Random& random, std::uint32_t count) {
 
 TEST_CASE("One to seven shares in any order write the same bytes and checksums as one, by one process or several") {
   const Jobs jobs;
-  for (const auto& [what, plan] : jobs.planners) {
-    DYNAMIC_SECTION(what) {
-      const fs::path whole = jobs.temp / "whole", parts = jobs.temp / "parts";
-      const auto expected_job = plan(whole);
-      JobRun at_once(*expected_job, unsynced());
-      at_once.prepare();
-      ShareReport all = at_once.run();
-      const std::vector<std::uint32_t> crcs = all.crcs;
-      at_once.publish(std::move(all));
-      const auto expected = snapshot(whole);
-      CHECK(expected.size() > 2);
-      for (std::uint32_t count = 1; count <= 7; ++count) {
-        const bool several_processes = (count + what.size()) % 2 == 0;
-        INFO(count << " shares" << (several_processes ? ", each on its own" : ""));
-        Random random(count);
-        FaultStorage storage;
-        const auto job = plan(parts);
-        JobRun leader(*job, random_run(random, storage));
-        leader.prepare();
-        ShareReport merged;
-        for (const std::uint32_t index : shuffled(random, count)) {
-          if (several_processes && random() % 3) {  // the leader runs some, too
-            const auto own_job = plan(parts);
-            JobRun other(*own_job, random_run(random, storage));
-            other.attach(leader.prepared());
-            ShareReport report = other.run({index, count});
-            other.finish(report);
-            merge(merged, std::move(report));
-          } else {
-            ShareReport report = leader.run({index, count});
-            leader.finish(report);
-            merge(merged, std::move(report));
-          }
-          CHECK_FALSE(fs::exists(parts));
-        }
-        CHECK(merged.crcs == crcs);
-        CHECK(merged.written_bytes == job->program.write_bytes);
-        leader.publish(std::move(merged));
-        CHECK((snapshot(parts) == expected));
-        fs::remove_all(parts);
+  const auto& [what, plan] = jobs.planners.at(GENERATE(range<std::size_t>(0, Jobs::kCount)));
+  CAPTURE(what);
+  const auto job = plan(jobs.output);
+  JobRun at_once(*job, unsynced());
+  at_once.prepare();
+  ShareReport all = at_once.run();
+  const std::vector<std::uint32_t> crcs = all.crcs;
+  at_once.publish(std::move(all));
+  const auto expected = snapshot(jobs.output);
+  fs::remove_all(jobs.output);
+  CHECK(expected.size() > 2);
+  for (std::uint32_t count = 1; count <= 7; ++count) {
+    const bool several_processes = (count + what.size()) % 2 == 0;
+    CAPTURE(count, several_processes);
+    Random random(count);
+    FaultStorage storage;
+    JobRun leader(*job, random_run(random, storage));
+    leader.prepare();
+    ShareReport merged;
+    const auto run_share = [&](JobRun& run, std::uint32_t index) {
+      ShareReport report = run.run({index, count});
+      run.finish(report);
+      merge(merged, std::move(report));
+    };
+    for (const std::uint32_t index : shuffled(random, count)) {
+      if (several_processes && random() % 3) {  // the leader runs some, too
+        const auto own_job = plan(jobs.output);
+        JobRun other(*own_job, random_run(random, storage));
+        other.attach(leader.prepared());
+        run_share(other, index);
+      } else {
+        run_share(leader, index);
       }
+      CHECK_FALSE(fs::exists(jobs.output));
     }
+    CHECK(merged.crcs == crcs);
+    CHECK(merged.written_bytes == job->program.write_bytes);
+    leader.publish(std::move(merged));
+    CHECK((snapshot(jobs.output) == expected));
+    fs::remove_all(jobs.output);
   }
 }
 
-/// How often each byte of each source file is read by `count` shares.
-std::vector<std::vector<unsigned>> reads_of(const Planner& plan, const fs::path& output, std::uint32_t count) {
-  const auto job = plan(output);
+/// How often each byte of each source file is read by `count` shares: once at most.
+std::vector<std::vector<unsigned>> reads_of(const Job& job, std::uint32_t count) {
   FaultStorage storage;
-  RunOptions options = unsynced();
-  options.storage = &storage;
-  JobRun run(*job, options);
+  JobRun run(job, {.storage = &storage, .sync = false});
   run.prepare();
   for (std::uint32_t index = 0; index < count; ++index) run.run({index, count});
   std::vector<std::vector<unsigned>> counts;
   std::uint64_t read = 0;
-  for (const TensorFile& file : job->source.files) {
+  for (const TensorFile& file : job.source.files) {
     counts.push_back(storage.read_counts(file.path, file.size_bytes));
     read += std::accumulate(counts.back().begin(), counts.back().end(), std::uint64_t{0});
+    CHECK(*std::max_element(counts.back().begin(), counts.back().end()) == 1);
   }
-  CHECK(read == job->program.read_bytes + job->program.check_bytes);
+  CHECK(read == job.program.read_bytes + job.program.check_bytes);
   return counts;
 }
 
-TEST_CASE("Shares together read each byte of the source as often as one run does") {
+TEST_CASE("Shares together read each byte of the source as one run does: once, and no replica that is not compared") {
   const Jobs jobs;
   for (const auto& [what, plan] : jobs.planners) {
-    DYNAMIC_SECTION(what) {
-      const auto whole = reads_of(plan, jobs.temp / "out", 1);
-      for (const std::uint32_t count : {2u, 3u, 7u}) CHECK((reads_of(plan, jobs.temp / "out", count) == whole));
-    }
+    CAPTURE(what);
+    const auto job = plan(jobs.output);
+    const auto whole = reads_of(*job, 1);
+    for (const std::uint32_t count : {2u, 3u, 7u}) CHECK((reads_of(*job, count) == whole));
   }
 }
 
 TEST_CASE("A run in which a share is missing, or ran twice, is not published") {
   const Jobs jobs;
-  const auto job = jobs.planners.front().second(jobs.temp / "out");
+  const auto job = jobs.plan();
   const auto before = snapshot(jobs.temp.path());
-  struct Case {
-    const char* what;
-    std::vector<std::uint32_t> ran;
-  };
-  for (const Case& one : {Case{"one is missing", {0, 2}}, Case{"one ran twice", {0, 1, 2, 1}}, Case{"none ran", {}}}) {
-    DYNAMIC_SECTION(one.what) {
-      JobRun run(*job, unsynced());
-      run.prepare();
-      ShareReport merged;
-      const auto run_and_publish = [&] {
-        for (const std::uint32_t index : one.ran) merge(merged, run.run({index, 3}));
-        run.publish(std::move(merged));
-      };
-      CHECK(error_of(run_and_publish).kind() == ErrorKind::kInternal);
-    }
+  for (const std::vector<std::uint32_t>& ran :
+       {std::vector<std::uint32_t>{0, 2}, std::vector<std::uint32_t>{0, 1, 2, 1}, std::vector<std::uint32_t>{}}) {
+    CAPTURE(ran);
+    JobRun run(*job, unsynced());
+    run.prepare();
+    ShareReport merged;
+    const auto run_and_publish = [&] {
+      for (const std::uint32_t index : ran) merge(merged, run.run({index, 3}));
+      run.publish(std::move(merged));
+    };
+    CHECK(error_of(run_and_publish).kind() == ErrorKind::kInternal);
   }
   CHECK((snapshot(jobs.temp.path()) == before));
 }
@@ -142,32 +135,27 @@ TEST_CASE("Reports of shares of different programs are not merged") {
 
 TEST_CASE("A share that fails leaves nothing published and nothing behind") {
   const Jobs jobs;
-  for (const auto& [what, plan] : jobs.planners) {
-    DYNAMIC_SECTION(what) {
-      const auto job = plan(jobs.temp / "out");
-      const auto before = snapshot(jobs.temp.path());
-      for (const std::uint32_t failing : {0u, 1u, 2u}) {
-        CAPTURE(failing);
-        FaultStorage storage;
-        RunOptions options = unsynced();
-        options.storage = &storage;
-        {
-          JobRun run(*job, options);
-          run.prepare();
-          for (std::uint32_t index = 0; index < failing; ++index) run.finish(run.run({index, 3}));
-          storage.fail_at = storage.operations() + 2;
-          CHECK(error_of([&] { run.run({failing, 3}); }).kind() == ErrorKind::kIo);
-          CHECK_FALSE(fs::exists(jobs.temp / "out"));
-        }
-        CHECK((snapshot(jobs.temp.path()) == before));
+  const auto before = snapshot(jobs.temp.path());
+  for (const auto& [what, plan] : jobs.planners)
+    for (const std::uint32_t failing : {0u, 1u, 2u}) {
+      CAPTURE(what, failing);
+      const auto job = plan(jobs.output);
+      FaultStorage storage;
+      {
+        JobRun run(*job, {.storage = &storage, .sync = false});
+        run.prepare();
+        for (std::uint32_t index = 0; index < failing; ++index) run.finish(run.run({index, 3}));
+        storage.fail_at = storage.operations() + 2;
+        CHECK(error_of([&] { run.run({failing, 3}); }).kind() == ErrorKind::kIo);
+        CHECK_FALSE(fs::exists(jobs.output));
       }
+      CHECK((snapshot(jobs.temp.path()) == before));
     }
-  }
 }
 
 TEST_CASE("Steps that come before the ones they need are refused, and nothing is left") {
   const Jobs jobs;
-  const auto job = jobs.planners.front().second(jobs.temp / "out");
+  const auto job = jobs.plan();
   const auto before = snapshot(jobs.temp.path());
   {
     JobRun run(*job, unsynced());
@@ -183,24 +171,18 @@ TEST_CASE("Steps that come before the ones they need are refused, and nothing is
 
 TEST_CASE("A replica that several shares find to differ is reported once, whatever their order") {
   const TempDir temp;
-  TinyModel model;
   Random random(5);
-  write_model(temp / "model", model, random_tensors(model, random));
+  write_model(temp / "model", {}, random_tensors({}, random));
   shard(shard_request(temp / "model", temp / "shards", 2));
   const fs::path rank = temp / "shards/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
   TensorMap tensors = read_tensors(rank);
   for (char& byte : tensors.at("model.norm.weight").bytes) byte = static_cast<char>(byte ^ 1);  // in every share
   rewrite_safetensors(rank, tensors);
-  ConsolidateRequest request;
-  request.source.path = temp / "shards";
-  request.output_directory = temp / "whole";
-  const auto job = plan_consolidate(request);
-  RunOptions options = unsynced();
-  options.replicas = Replicas::kFirst;
+  const auto job = plan_consolidate(consolidate_request(temp / "shards", temp / "whole"));
   const std::uint32_t count = 997;  // so that even a norm of 32 bytes is cut
-  std::string text;
+  std::set<std::string> texts;
   for (const std::uint64_t seed : {1, 2}) {
-    JobRun run(*job, options);
+    JobRun run(*job, {.sync = false, .replicas = Replicas::kFirst});
     run.prepare();
     Random order(seed);
     ShareReport merged;
@@ -213,30 +195,26 @@ TEST_CASE("A replica that several shares find to differ is reported once, whatev
     CHECK(reported > 1);
     const RunResult result = run.publish(std::move(merged));
     REQUIRE(result.divergent.size() == 1);
-    if (!text.empty()) CHECK(result.divergent.front().text == text);
-    text = result.divergent.front().text;
+    texts.insert(result.divergent.front().text);
     fs::remove_all(temp / "whole");
   }
+  CHECK(texts.size() == 1);
 }
 
 TEST_CASE("What a process wrote is on stable storage once it has finished its share") {
   const Jobs jobs;
   for (const auto& [what, plan] : jobs.planners) {
-    DYNAMIC_SECTION(what) {
-      const auto job = plan(jobs.temp / "out");
-      FaultStorage storage;
-      RunOptions options;
-      options.storage = &storage;
-      JobRun leader(*job, unsynced());
-      leader.prepare();
-      JobRun other(*job, options);
-      other.attach(leader.prepared());
-      const ShareReport report = other.run();
-      CHECK(storage.count(FaultStorage::Operation::kSync) == 0);
-      other.finish(report);
-      CHECK(report.written_files.size() > 1);
-      CHECK(storage.count(FaultStorage::Operation::kSync) == report.written_files.size());
-    }
+    CAPTURE(what);
+    const auto job = plan(jobs.output);
+    FaultStorage storage;
+    JobRun leader(*job, unsynced()), other(*job, {.storage = &storage});
+    leader.prepare();
+    other.attach(leader.prepared());
+    const ShareReport report = other.run();
+    CHECK(storage.count(FaultStorage::Operation::kSync) == 0);
+    other.finish(report);
+    CHECK(report.written_files.size() > 1);
+    CHECK(storage.count(FaultStorage::Operation::kSync) == report.written_files.size());
   }
 }
 

@@ -15,6 +15,7 @@
 #include "support/models.h"
 #include "support/random.h"
 #include "support/refusals.h"
+#include "support/spoilers.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -83,27 +84,35 @@ struct Large {
     write_model(temp / "model", tiny, tensors, 2);
   }
 
-  Manifest manifest_of(const fs::path& output) const {
-    const fs::path file = output / kManifestFile;
-    return parse_manifest(read_file(file), file);
+  std::unique_ptr<Job> plan(const fs::path& output, std::uint32_t tp = 2) const {
+    auto job = plan_shard(shard_request(temp / "model", output, tp));
+    job->manifest = true;
+    return job;
   }
-
   TempDir temp;
   TensorMap tensors;
 };
+
+Manifest manifest_of(const fs::path& output) {
+  return parse_manifest(read_file(output / kManifestFile), output / kManifestFile);
+}
+
+std::vector<FileDigest> listed_in(const fs::path& output) {
+  return parse_sha256sums(read_file(output / kSha256SumsFile), "SHA256SUMS");
+}
 
 TEST_CASE("Manifests of all layouts, formats and casts have the digests of the tensors that were written") {
   const Large large;
   std::vector<Manifest::Tensor> of_model;
   for (const auto& [name, tensor] : large.tensors)
     of_model.push_back({name, tensor.dtype, tensor.shape, expected_digest(tensor)});
-  const auto check = [&](Job& job, const fs::path& output) {
-    job.manifest = true;
-    const RunResult result = execute(job, unsynced());
-    CHECK(result.hashing_seconds > 0);
-    const Manifest manifest = large.manifest_of(output);
+  const auto check = [&](std::unique_ptr<Job> job) {
+    job->manifest = true;
+    CHECK(execute(*job, unsynced()).hashing_seconds > 0);
+    const fs::path& output = job->output_directory;
+    const Manifest manifest = manifest_of(output);
     CHECK((manifest.tensors == of_model));
-    const auto lines = parse_sha256sums(read_file(output / kSha256SumsFile), "SHA256SUMS");
+    const auto lines = listed_in(output);
     std::size_t files = 0;
     for (const auto& entry : fs::recursive_directory_iterator(output)) files += entry.is_regular_file();
     CHECK(lines.size() + 1 == files);  // all but itself
@@ -112,20 +121,17 @@ TEST_CASE("Manifests of all layouts, formats and casts have the digests of the t
     CHECK(verify_manifest(back.map, manifest, "m", unsynced()).same());
   };
   for (const char* name : {"ranks", "presharded"}) {
-    const fs::path output = large.temp / name;
-    ShardRequest request = shard_request(large.temp / "model", output, 2);
+    ShardRequest request = shard_request(large.temp / "model", large.temp / name, 2);
     request.target.layout = layout(name);
-    check(*plan_shard(request), output);
+    check(plan_shard(request));
   }
   ShardRequest request = shard_request(large.temp / "model", large.temp / "xser", 4, 2);
   request.target.format = Format::kXser;
-  check(*plan_shard(request), large.temp / "xser");
-  ConsolidateRequest back;
-  back.source.path = large.temp / "xser";
-  back.output_directory = large.temp / "whole";
+  check(plan_shard(request));
+  ConsolidateRequest back = consolidate_request(large.temp / "xser", large.temp / "whole");
   back.target.format = Format::kPytorch;
-  check(*plan_consolidate(back), large.temp / "whole");
-  CHECK(large.manifest_of(large.temp / "whole").files.front().path == "config.json");  // not the source's manifest
+  check(plan_consolidate(back));
+  CHECK(manifest_of(large.temp / "whole").files.front().path == "config.json");  // not the source's manifest
 
   ConvertRequest cast = convert_request(large.temp / "model", large.temp / "cast");
   cast.dtype = DType::kF32;
@@ -133,12 +139,12 @@ TEST_CASE("Manifests of all layouts, formats and casts have the digests of the t
   const auto job = plan_convert(cast);
   job->manifest = true;
   execute(*job, unsynced());
-  CHECK((large.manifest_of(large.temp / "cast").options ==
-         std::map<std::string, Manifest::OptionValue>{{"dtype", std::string("F32")},
-                                                      {"format", std::string("safetensors")},
-                                                      {"max-shard-size", std::uint64_t{1} << 20}}));
+  const Manifest manifest = manifest_of(large.temp / "cast");
+  CHECK((manifest.options == std::map<std::string, Manifest::OptionValue>{{"dtype", std::string("F32")},
+                                                                          {"format", std::string("safetensors")},
+                                                                          {"max-shard-size", std::uint64_t{1} << 20}}));
   const TensorMap written = read_model(large.temp / "cast");
-  for (const Manifest::Tensor& tensor : large.manifest_of(large.temp / "cast").tensors) {
+  for (const Manifest::Tensor& tensor : manifest.tensors) {
     CHECK(tensor.dtype == DType::kF32);
     CHECK((tensor.digest == expected_digest(written.at(tensor.name))));
   }
@@ -149,12 +155,9 @@ TEST_CASE("Two runs make the same manifest, in one share or several, with little
   std::string first;
   for (std::uint32_t count = 1; count <= 5; ++count) {
     const fs::path output = large.temp / ("out" + std::to_string(count));
-    const auto job = plan_shard(shard_request(large.temp / "model", output, 2));
-    job->manifest = true;
-    RunOptions options = unsynced();
-    options.threads = count;
-    options.max_memory_bytes = count % 2 ? std::uint64_t{256} << 20 : std::uint64_t{80} << 20;
-    JobRun run(*job, options);
+    const auto job = large.plan(output);
+    JobRun run(*job,
+               {.threads = count, .max_memory_bytes = std::uint64_t{count % 2 ? 256u : 80u} << 20, .sync = false});
     run.prepare();
     ShareReport report;
     for (std::uint32_t index = count; index-- > 0;) merge(report, run.run({index, count}));
@@ -164,50 +167,38 @@ TEST_CASE("Two runs make the same manifest, in one share or several, with little
     if (count == 1) first = text;
     CHECK(text == first);
   }
-  const auto job = plan_shard(shard_request(large.temp / "model", large.temp / "little", 2));
-  job->manifest = true;
-  RunOptions little = unsynced();
-  little.max_memory_bytes = kMinMemoryBytes;
-  check_refused([&] { execute(*job, little); },
-                {.kind = ErrorKind::kUsage, .hint = "give at least 17.0 MiB, or do without `manifest`"});
+  const RunOptions little{.max_memory_bytes = kMinMemoryBytes, .sync = false};
+  check_refused([&] { execute(*large.plan(large.temp / "little"), little); },
+                {.kind = ErrorKind::kUsage,
+                 .hint = "give at least 17.0 MiB, or do without `manifest`",
+                 .unwritten = large.temp / "little"});
   const Checkpoint model = read_checkpoint(large.temp / "model", {ConfigUse::kLenient});
   const Error alone = error_of([&] { compute_digests(model.map, {0}, little); });
   CHECK(alone.kind() == ErrorKind::kUsage);
   CHECK_THAT(alone.hint(), Says("give at least") && !Says("manifest"));
-  CHECK_FALSE(fs::exists(large.temp / "little"));
 }
 
 TEST_CASE("A name that no manifest can hold is an error before anything is written") {
   const Large large;
-  const fs::path bad = large.temp / "model/we\xffird.txt";
+  const fs::path bad = large.temp / "model/we\xffird.txt", output = large.temp / "out";
   write_file(bad, "a");
-  const auto job = plan_shard(shard_request(large.temp / "model", large.temp / "out", 2));
+  const auto job = large.plan(output);
+  check_refused([&] { execute(*job, unsynced()); },
+                {.path = bad, .says = "has a name that is not UTF-8", .hint = "`manifest`", .unwritten = output});
+  job->manifest = false;
   execute(*job, unsynced());
-  CHECK(fs::exists(large.temp / "out/we\xffird.txt"));
-  fs::remove_all(large.temp / "out");
-  const auto with_manifest = plan_shard(shard_request(large.temp / "model", large.temp / "out", 2));
-  with_manifest->manifest = true;
-  check_refused([&] { execute(*with_manifest, unsynced()); },
-                {.path = bad, .says = "has a name that is not UTF-8", .hint = "`manifest`"});
-  CHECK_FALSE(fs::exists(large.temp / "out"));
+  CHECK(fs::exists(output / "we\xffird.txt"));
 }
 
 TEST_CASE("A byte that was changed is found, with its tensor, leaf and file") {
   const Large large;
   const fs::path output = large.temp / "out";
-  const auto job = plan_shard(shard_request(large.temp / "model", output, 2));
-  job->manifest = true;
-  execute(*job, unsynced());
-  const Manifest manifest = large.manifest_of(output);
-  const fs::path file = output / "tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
-  REQUIRE(fs::exists(file));
+  execute(*large.plan(output), unsynced());
+  const Manifest manifest = manifest_of(output);
+  const std::string file = "tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
   const std::string name = "model.layers.1.mlp.down_proj.weight";
-  const std::string tensor = read_tensors(file).at(name).bytes;
-  std::string content = read_file(file);
-  const std::size_t at = content.find(tensor);
-  REQUIRE(at != std::string::npos);
-  content[at + tensor.size() - 1] ^= 1;
-  write_file(file, content);
+  const std::string tensor = read_tensors(output / file).at(name).bytes;
+  flip_byte(output / file, read_file(output / file).find(tensor) + tensor.size() - 1);
   const Checkpoint changed = read_checkpoint(output, {ConfigUse::kStrict});
   const ManifestVerification result = verify_manifest(changed.map, manifest, "m", unsynced());
   REQUIRE(result.different.size() == 1);
@@ -216,9 +207,7 @@ TEST_CASE("A byte that was changed is found, with its tensor, leaf and file") {
   CHECK(result.different[0].differ == std::vector<std::uint64_t>{1});
   CHECK(result.different[0].files.size() == 2);  // a row is in both ranks' files
   CHECK_FALSE(result.same());
-  const auto lines = parse_sha256sums(read_file(output / kSha256SumsFile), "SHA256SUMS");
-  const FilesVerification files = verify_files(output, lines, unsynced());
-  CHECK(files.different == std::vector<std::string>{"tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors"});
+  CHECK(verify_files(output, listed_in(output), unsynced()).different == std::vector<std::string>{file});
 }
 
 TEST_CASE("Tensors that are missing, new or of another form are told") {
@@ -251,14 +240,11 @@ TEST_CASE("Padding is no tensor of a manifest, and is checked where a manifest i
   const auto job = plan_shard(request);
   job->manifest = true;
   execute(*job, unsynced());
-  ConsolidateRequest back;
-  back.source.path = large.temp / "padded";
-  back.output_directory = large.temp / "whole";
-  const auto whole = plan_consolidate(back);
+  const auto whole = plan_consolidate(consolidate_request(large.temp / "padded", large.temp / "whole"));
   whole->manifest = true;
   execute(*whole, unsynced());
-  const Manifest manifest = large.manifest_of(large.temp / "whole");
-  CHECK((manifest.tensors == large.manifest_of(large.temp / "padded").tensors));
+  const Manifest manifest = manifest_of(large.temp / "whole");
+  CHECK((manifest.tensors == manifest_of(large.temp / "padded").tensors));
   CHECK(manifest.tensors.size() == large.tensors.size());
   const Checkpoint padded = read_checkpoint(large.temp / "padded", {ConfigUse::kStrict});
   CHECK(verify_manifest(padded.map, manifest, "m", unsynced()).same());
@@ -267,19 +253,16 @@ TEST_CASE("Padding is no tensor of a manifest, and is checked where a manifest i
 TEST_CASE("A manifest of what stood in a directory before is not left beside other files") {
   const Large large;
   const fs::path output = large.temp / "out";
-  const auto job = plan_shard(shard_request(large.temp / "model", output, 2));
+  execute(*large.plan(output), unsynced());
+  const auto before = snapshot(output);
+  const auto job = large.plan(output, 4);
+  job->force = true;
+  job->manifest = false;
+  check_refused([&] { execute(*job, unsynced()); }, {.path = output / kManifestFile, .hint = "`manifest`"});
+  CHECK((snapshot(output) == before));
   job->manifest = true;
   execute(*job, unsynced());
-  const auto before = snapshot(output);
-  ShardRequest request = shard_request(large.temp / "model", output, 4);
-  request.force = true;
-  check_refused([&] { execute(*plan_shard(request), unsynced()); },
-                {.path = output / kManifestFile, .hint = "`manifest`"});
-  CHECK((snapshot(output) == before));
-  const auto again = plan_shard(request);
-  again->manifest = true;
-  execute(*again, unsynced());
-  CHECK(large.manifest_of(output).tp == 4);
+  CHECK(manifest_of(output).tp == 4);
 }
 
 TEST_CASE("A manifest of some ranks alone is refused before anything is written") {
@@ -289,8 +272,7 @@ TEST_CASE("A manifest of some ranks alone is refused before anything is written"
   const auto job = plan_shard(request);
   job->manifest = true;
   job->shares_directory = true;
-  check_refused([&] { execute(*job, unsynced()); }, {.kind = ErrorKind::kUsage});
-  CHECK_FALSE(fs::exists(large.temp / "out"));
+  check_refused([&] { execute(*job, unsynced()); }, {.kind = ErrorKind::kUsage, .unwritten = large.temp / "out"});
 }
 
 }  // namespace

@@ -33,17 +33,11 @@ Verification verify_maps(const TensorMap& a, const TensorMap& b, Tolerance toler
   return verify_paths(temp / "a.safetensors", temp / "b.safetensors", tolerance, options);
 }
 
-RunOptions little_memory(unsigned threads) {
-  RunOptions options;
-  options.threads = threads;
-  options.max_memory_bytes = kMinMemoryBytes;
-  return options;
-}
-
-TensorData floats(const Dims& shape, const std::vector<float>& values) {
-  TensorData tensor{DType::kF32, shape, std::string(values.size() * sizeof(float), '\0')};
-  std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
-  return tensor;
+/// The place of an element in C order.
+std::uint64_t place_of(const Dims& index, const Dims& shape) {
+  std::uint64_t at = 0;
+  for (std::size_t d = 0; d < shape.size(); ++d) at = at * shape[d] + index[d];
+  return at;
 }
 
 TEST_CASE("A checkpoint is the same in every form, and so it is to itself") {
@@ -75,8 +69,7 @@ TEST_CASE("A checkpoint is the same in every form, and so it is to itself") {
 }
 
 TEST_CASE("What only one side has is listed in that side's order, and what both have is compared") {
-  Random random(1);
-  const TensorData w = random_tensor(random, DType::kBF16, {2, 3});
+  const TensorData w = floats({2}, {1, 2});
   const Verification result = verify_maps({{"a", w}, {"x", w}, {"b", w}}, {{"x", w}, {"d", w}, {"c", w}});
   CHECK(result.only_a == std::vector<std::string>{"a", "b"});
   CHECK(result.only_b == std::vector<std::string>{"c", "d"});
@@ -88,19 +81,13 @@ TEST_CASE("What only one side has is listed in that side's order, and what both 
 }
 
 TEST_CASE("Another shape is another form, with tolerance or without, and is not counted as compared") {
-  Random random(2);
-  const TensorData w = random_tensor(random, DType::kF32, {2, 3});
-  TensorData turned = w;
-  turned.shape = {3, 2};
-  for (const double rtol : {0.0, 0.5}) {
-    DYNAMIC_SECTION("rtol " << rtol) {
-      const Verification result = verify_maps({{"v", w}, {"w", w}}, {{"v", w}, {"w", turned}}, {rtol, 0});
-      CHECK(result.other_form == std::vector<std::string>{"w: F32 [2, 3] and F32 [3, 2]"});
-      CHECK(result.compared_tensors == 1);
-      CHECK(result.compared_bytes == 24);
-      CHECK_FALSE(result.same());
-    }
-  }
+  const TensorData w = floats({2, 3}, {1, 2, 3, 4, 5, 6}), turned{w.dtype, {3, 2}, w.bytes};
+  const double rtol = GENERATE(0.0, 0.5);
+  const Verification result = verify_maps({{"v", w}, {"w", w}}, {{"v", w}, {"w", turned}}, {rtol, 0});
+  CHECK(result.other_form == std::vector<std::string>{"w: F32 [2, 3] and F32 [3, 2]"});
+  CHECK(result.compared_tensors == 1);
+  CHECK(result.compared_bytes == 24);
+  CHECK_FALSE(result.same());
 }
 
 TEST_CASE("Another dtype is another form without tolerance, is not counted as compared, and is not read") {
@@ -108,9 +95,7 @@ TEST_CASE("Another dtype is another form without tolerance, is not counted as co
   write_safetensors(temp / "a", {{"v", floats({1}, {5})}, {"w", floats({3}, {1, 2, 3})}});
   write_safetensors(temp / "b", {{"v", floats({1}, {5})}, {"w", {DType::kI32, {3}, std::string(12, '\1')}}});
   FaultStorage storage;
-  RunOptions options;
-  options.storage = &storage;
-  const Verification result = verify_paths(temp / "a", temp / "b", {}, options);
+  const Verification result = verify_paths(temp / "a", temp / "b", {}, {.storage = &storage});
   CHECK(result.other_form == std::vector<std::string>{"w: F32 [3] and I32 [3]"});
   CHECK(result.different.empty());
   CHECK(result.compared_tensors == 1);
@@ -151,8 +136,8 @@ TEST_CASE(
   }
   for (const unsigned threads : {1u, 2u, 4u}) {
     CAPTURE(threads);
-    const Verification result =
-        verify_maps({{"w", floats(shape, a)}}, {{"w", floats(shape, b)}}, {}, little_memory(threads));
+    const Verification result = verify_maps({{"w", floats(shape, a)}}, {{"w", floats(shape, b)}}, {},
+                                            {.threads = threads, .max_memory_bytes = kMinMemoryBytes});
     REQUIRE(result.different.size() == 1);
     const TensorDifference& difference = result.different[0];
     CHECK(difference.name == "w");
@@ -160,9 +145,7 @@ TEST_CASE(
     CHECK(difference.differing == changed);
     CHECK(difference.max_abs == largest);
     REQUIRE(difference.first.size() == 4);
-    std::uint64_t at = 0;
-    for (std::size_t d = 0; d < 4; ++d) at = at * shape[d] + difference.first[d];
-    CHECK(at == first);
+    CHECK(place_of(difference.first, shape) == first);
     CHECK(std::stof(difference.a) == a[first]);
     CHECK(std::stof(difference.b) == b[first]);
   }
@@ -186,17 +169,13 @@ TEST_CASE("A single element of any dtype that differs is found where it is, in a
   set_target(request.target, legal_options(random, model));
   FaultStorage storage;
   convert(request, random_run(random, storage));
-  const bool swapped = random() % 2;
-  const fs::path a = temp / (swapped ? "shards" : "model");
-  const fs::path b = temp / (swapped ? "model" : "shards");
+  fs::path a = temp / "model", b = temp / "shards";
+  if (random() % 2) swap(a, b);
   const Verification result = verify_paths(a, b, {}, random_run(random, storage));
   REQUIRE(result.different.size() == 1);
   CHECK(result.different[0].name == changed->first);
   CHECK(result.different[0].differing == 1);
-  std::uint64_t elem = 0;
-  for (std::size_t d = 0; d < changed->second.shape.size(); ++d)
-    elem = elem * changed->second.shape[d] + result.different[0].first[d];
-  CHECK(elem == at / 2);
+  CHECK(place_of(result.different[0].first, changed->second.shape) == at / 2);
   CHECK(result.different[0].a != result.different[0].b);
 }
 

@@ -12,24 +12,18 @@ namespace {
 
 /// A program that has nothing but tensors.
 struct Tensors {
-  explicit Tensors(const std::vector<LogicalTensor>& list) : tensors(list) {
+  explicit Tensors(const std::vector<LogicalTensor>& list) {
     map.logical = list;
     for (std::uint32_t i = 0; i < list.size(); ++i) program.transfers.emplace_back().source = Reading{i};
   }
-  ProgramMaps maps() const { return {&map}; }
+  BlockQueue queue(std::uint64_t block_bytes, unsigned workers) const {
+    const ProgramMaps maps{&map};
+    return {maps, program, whole_program(maps, program), block_bytes, block_bytes, workers};
+  }
 
-  std::vector<LogicalTensor> tensors;
   reshard::TensorMap map;
   Program program;
 };
-
-/// How many blocks each tensor has.
-std::vector<std::uint64_t> block_counts(const Tensors& of, std::uint64_t block_bytes) {
-  std::vector<std::uint64_t> counts;
-  for (const LogicalTensor& tensor : of.tensors)
-    counts.push_back(BlockGrid(tensor.dtype, tensor.shape, block_bytes).count());
-  return counts;
-}
 
 TEST_CASE("Whatever the order in which workers ask, each block of each tensor is given once") {
   const std::uint64_t seed = GENERATE(from_range(seeds(300)));
@@ -43,8 +37,7 @@ TEST_CASE("Whatever the order in which workers ask, each block of each tensor is
   const Tensors tensors(list);
   const std::uint64_t block_bytes = pick(random, 1, 40);
   const auto workers = static_cast<unsigned>(pick(random, 1, 5));
-  BlockQueue queue(tensors.maps(), tensors.program, whole_program(tensors.maps(), tensors.program), block_bytes,
-                   block_bytes, workers);
+  BlockQueue queue = tensors.queue(block_bytes, workers);
   std::vector<std::set<std::uint64_t>> given(list.size());
   std::set<unsigned> asking;
   for (unsigned worker = 0; worker < workers; ++worker) asking.insert(worker);
@@ -56,15 +49,15 @@ TEST_CASE("Whatever the order in which workers ask, each block of each tensor is
       continue;
     }
     CHECK(given[item.transfer].insert(item.block).second);
-    CHECK((item.box == BlockGrid(DType::kBF16, tensors.tensors[item.transfer].shape, block_bytes).block(item.block)));
+    CHECK((item.box == BlockGrid(DType::kBF16, list[item.transfer].shape, block_bytes).block(item.block)));
   }
-  const auto counts = block_counts(tensors, block_bytes);
-  for (std::size_t t = 0; t < list.size(); ++t) CHECK(given[t].size() == counts[t]);
+  for (std::size_t t = 0; t < list.size(); ++t)
+    CHECK(given[t].size() == BlockGrid(DType::kBF16, list[t].shape, block_bytes).count());
 }
 
 TEST_CASE("Workers that ask in turn have about the same bytes, each one range of the program") {
   const Tensors tensors(std::vector<LogicalTensor>(10, {"t", DType::kU8, {1000}}));
-  BlockQueue queue(tensors.maps(), tensors.program, whole_program(tensors.maps(), tensors.program), 100, 100, 4);
+  BlockQueue queue = tensors.queue(100, 4);
   std::map<unsigned, std::vector<std::uint64_t>> given;
   for (bool more = true; more;) {
     more = false;
@@ -84,7 +77,7 @@ TEST_CASE("Workers that ask in turn have about the same bytes, each one range of
 
 TEST_CASE("One worker alone does the work of all, and one huge tensor keeps all of them busy") {
   const Tensors tensors({{"t", DType::kU8, {100'000}}});
-  BlockQueue queue(tensors.maps(), tensors.program, whole_program(tensors.maps(), tensors.program), 100, 100, 3);
+  BlockQueue queue = tensors.queue(100, 3);
   BlockQueue::Item item;
   std::uint64_t first = 0;
   while (first < 600 && queue.next(2, item)) ++first;

@@ -22,12 +22,6 @@ std::string layer_prefix(int layer) {
   return "base_model.model.model.layers." + std::to_string(layer) + ".mlp.";
 }
 
-TensorData floats(const Dims& shape, std::vector<float> values) {
-  TensorData tensor{DType::kF32, shape, std::string(values.size() * sizeof(float), '\0')};
-  std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
-  return tensor;
-}
-
 /// An adapter of two layers. Each lora_A is several blocks of negative zeros; in layer 1 those of up_proj end in a 3.
 struct Fused {
   Fused() {

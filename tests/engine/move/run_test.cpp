@@ -21,10 +21,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A grouped-query llama with all that is cut in some way: 8 ranks, fused or not.
-class Sharded {
- public:
-  explicit Sharded(bool fuse_qkv = false) {
+/// A grouped-query llama with all that is cut in some way, and a request for 8 ranks.
+struct Sharded {
+  Sharded() {
     TinyModel model;
     model.heads = 8;
     model.kv_heads = 4;
@@ -33,14 +32,10 @@ class Sharded {
     tensors = random_tensors(model, random);
     write_model(temp / "model", model, tensors);
     request = shard_request(temp / "model", temp / "ranks", 8);
-    request.target.options.set_flag("fuse-qkv", fuse_qkv);
-    back.source.path = temp / "ranks";
-    back.output_directory = temp / "whole";
   }
   TempDir temp;
   TensorMap tensors;
   ShardRequest request;
-  ConsolidateRequest back;
 };
 
 std::uint64_t header_end(const fs::path& file) {
@@ -50,73 +45,29 @@ std::uint64_t header_end(const fs::path& file) {
   return 8 + header;
 }
 
-TEST_CASE("Sharding to eight ranks reads each byte of the source once, not once a rank") {
-  for (const std::uint64_t block_bytes : {std::uint64_t{0}, std::uint64_t{8}, std::uint64_t{100}}) {
-    DYNAMIC_SECTION((block_bytes == 0 ? "blocks as usual" : "blocks of " + std::to_string(block_bytes) + " bytes")) {
-      const Sharded sharded;
-      FaultStorage storage;
-      RunOptions options;
-      options.storage = &storage;
-      options.threads = 3;
-      const auto job = plan_shard(sharded.request);
-      if (block_bytes == 0) {
-        execute(*job, options);
-      } else {
-        for (const TensorFile& file : job->target.files) {
-          fs::create_directories((sharded.temp / "ranks" / file.path).parent_path());
-          storage.create(sharded.temp / "ranks" / file.path, file.size_bytes);
-        }
-        run_program(job->maps(), job->program, sharded.temp / "ranks", options, {}, block_bytes);
-      }
-      const fs::path file = sharded.temp / "model/model.safetensors";
-      const auto counts = storage.read_counts(file, fs::file_size(file));
-      const std::uint64_t data = header_end(file);
-      std::uint64_t wrong = 0;
-      for (std::uint64_t at = 0; at < counts.size(); ++at) wrong += counts[at] != (at < data ? 0 : 1);
-      CHECK(wrong == 0);
-      CHECK(job->program.read_bytes == counts.size() - data);
-    }
+TEST_CASE("Sharding to eight ranks reads each byte of the source once, not once a rank, in blocks of any size") {
+  const auto block_bytes = GENERATE(as<std::uint64_t>(), 8, 100, 1 << 20);
+  const Sharded sharded;
+  FaultStorage storage;
+  const auto job = plan_shard(sharded.request);
+  for (const TensorFile& file : job->target.files) {
+    fs::create_directories((sharded.temp / "ranks" / file.path).parent_path());
+    storage.create(sharded.temp / "ranks" / file.path, file.size_bytes);
   }
-}
-
-TEST_CASE("Consolidating reads each byte that is placed once, and no replica") {
-  for (const bool fuse_qkv : {false, true}) {
-    DYNAMIC_SECTION((fuse_qkv ? "fused" : "separate") << " projections") {
-      const Sharded sharded(fuse_qkv);
-      shard(sharded.request);
-      FaultStorage storage;
-      RunOptions options;
-      options.storage = &storage;
-      options.threads = 2;
-      const auto job = plan_consolidate(sharded.back);
-      execute(*job, options);
-      std::uint64_t read = 0;
-      std::uint64_t twice = 0;
-      for (const TensorFile& file : job->source.files)
-        for (const unsigned count : storage.read_counts(file.path, file.size_bytes)) {
-          read += count;
-          twice += count > 1;
-        }
-      CHECK(twice == 0);
-      CHECK(read == job->program.read_bytes + job->program.check_bytes);
-      CHECK(job->program.check_bytes > 0);
-      // A norm is read on every rank: placed from one, compared on the others.
-      for (const StoredTensor& tensor : job->source.stored)
-        if (tensor.name.text() == "model.norm.weight") {
-          const TensorFile& file = job->source.files[tensor.file];
-          CHECK(storage.read_counts(file.path, file.size_bytes)[tensor.offset_bytes] == 1u);
-        }
-    }
-  }
+  run_program(job->maps(), job->program, sharded.temp / "ranks", {.threads = 3, .storage = &storage}, {}, block_bytes);
+  const fs::path file = sharded.temp / "model/model.safetensors";
+  const auto counts = storage.read_counts(file, fs::file_size(file));
+  const auto data = counts.begin() + static_cast<std::ptrdiff_t>(header_end(file));
+  CHECK(std::all_of(counts.begin(), data, [](unsigned count) { return count == 0; }));
+  CHECK(std::all_of(data, counts.end(), [](unsigned count) { return count == 1; }));
+  CHECK(job->program.read_bytes == static_cast<std::uint64_t>(counts.end() - data));
 }
 
 TEST_CASE("Each byte of the outputs is written once") {
   const Sharded sharded;
   FaultStorage storage;
-  RunOptions options;
-  options.storage = &storage;
   const auto job = plan_shard(sharded.request);
-  execute(*job, options);
+  execute(*job, {.storage = &storage});
   CHECK(storage.written_bytes() == job->output_bytes() + staging_mark(*job).size());
   const std::size_t outputs = job->target.files.size() + job->text_files.size() + job->copied_files.size();
   CHECK(storage.count(FaultStorage::Operation::kCreate) == outputs + 1);  // and the mark, which outlives no crash
@@ -137,18 +88,11 @@ TEST_CASE("A job that was moved and copied after it was planned does the same") 
 
 TEST_CASE("Progress ends at the bytes that the program writes") {
   const Sharded sharded;
-  for (const unsigned threads : {1u, 3u}) {
-    DYNAMIC_SECTION("threads " << threads) {
-      Progress progress;
-      RunOptions options;
-      options.progress = &progress;
-      options.threads = threads;
-      const auto job = plan_shard(sharded.request);
-      execute(*job, options);
-      CHECK(progress.done_bytes == job->program.write_bytes);
-      CHECK(progress.phase == RunPhase::kPublishing);
-    }
-  }
+  Progress progress;
+  const auto job = plan_shard(sharded.request);
+  execute(*job, {.threads = GENERATE(1u, 3u), .progress = &progress});
+  CHECK(progress.done_bytes == job->program.write_bytes);
+  CHECK(progress.phase == RunPhase::kPublishing);
 }
 
 TEST_CASE("A visitor sees every tensor whole, block by block, whatever the threads") {
@@ -158,11 +102,9 @@ TEST_CASE("A visitor sees every tensor whole, block by block, whatever the threa
   const Program program = make_reading_program(inspection.map);
   std::vector<std::map<std::uint64_t, std::string>> blocks(program.transfers.size());
   std::mutex mutex;
-  RunOptions options;
-  options.threads = 3;
   const ProgramMaps maps{&inspection.map};
   run_program(
-      maps, program, {}, options,
+      maps, program, {}, {.threads = 3},
       [&](const VisitedBlock& seen) {
         const std::lock_guard lock(mutex);
         const std::string bytes(reinterpret_cast<const char*>(seen.bytes.data()), seen.bytes.size());
@@ -182,32 +124,25 @@ TEST_CASE("A visitor sees every tensor whole, block by block, whatever the threa
 }
 
 TEST_CASE("What lies in one piece is copied from file to file, where no checksums are wanted") {
-  for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
-    DYNAMIC_SECTION(name(format)) {
-      const Sharded sharded;
-      ShardRequest request = sharded.request;
-      request.target.format = format;
-      std::uint64_t companions_bytes = 0;
-      const auto job = plan_shard(request);
-      for (const CopiedFile& file : job->copied_files) companions_bytes += fs::file_size(file.source);
-      for (const bool in_kernel : {true, false}) {
-        request.output_directory = sharded.temp / (in_kernel ? "copied" : "read");
-        FaultStorage storage;
-        storage.copies_in_kernel = in_kernel;
-        RunOptions options;
-        options.storage = &storage;
-        options.threads = 1;
-        shard(request, options);
-        if (!in_kernel)
-          CHECK(storage.copied_bytes() == 0);
-        else if (format == Format::kSafetensors)
-          CHECK(storage.copied_bytes() > companions_bytes);
-        else
-          CHECK(storage.copied_bytes() == companions_bytes);  // of the weights a checksum is wanted
-      }
-      CHECK((snapshot(sharded.temp / "copied") == snapshot(sharded.temp / "read")));
-    }
+  const auto format = GENERATE(Format::kSafetensors, Format::kPytorch);
+  const Sharded sharded;
+  ShardRequest request = sharded.request;
+  request.target.format = format;
+  std::uint64_t companions_bytes = 0;
+  for (const CopiedFile& file : plan_shard(request)->copied_files) companions_bytes += fs::file_size(file.source);
+  for (const bool in_kernel : {true, false}) {
+    request.output_directory = sharded.temp / (in_kernel ? "copied" : "read");
+    FaultStorage storage;
+    storage.copies_in_kernel = in_kernel;
+    shard(request, {.threads = 1, .storage = &storage});
+    if (!in_kernel)
+      CHECK(storage.copied_bytes() == 0);
+    else if (format == Format::kSafetensors)
+      CHECK(storage.copied_bytes() > companions_bytes);
+    else
+      CHECK(storage.copied_bytes() == companions_bytes);  // of the weights a checksum is wanted
   }
+  CHECK((snapshot(sharded.temp / "copied") == snapshot(sharded.temp / "read")));
 }
 
 TEST_CASE("A file system that tells of lost writes only at the end of a file is heard") {
@@ -216,23 +151,18 @@ TEST_CASE("A file system that tells of lost writes only at the end of a file is 
   storage.before = [](FaultStorage::Operation operation, std::uint64_t) {
     if (operation == FaultStorage::Operation::kFinish) throw Error(ErrorKind::kNoSpace, "over quota, it now says");
   };
-  RunOptions options;
-  options.storage = &storage;
   const auto job = plan_shard(sharded.request);
-  CHECK(error_of([&] { execute(*job, options); }).kind() == ErrorKind::kNoSpace);
+  check_refused([&] { execute(*job, {.storage = &storage}); },
+                {.kind = ErrorKind::kNoSpace, .unwritten = sharded.temp / "ranks"});
   // Before any shard was synced.
   CHECK(storage.count(FaultStorage::Operation::kSync) == job->copied_files.size() + job->text_files.size());
-  CHECK_FALSE(fs::exists(sharded.temp / "ranks"));
 }
 
 TEST_CASE("A lost write of any file is heard, though nobody waits for the disk") {
   const Sharded sharded;
   const auto job = plan_shard(sharded.request);
-  RunOptions options = unsynced();
-  options.threads = 1;
   FaultStorage whole;
-  options.storage = &whole;
-  execute(*job, options);
+  execute(*job, {.threads = 1, .storage = &whole, .sync = false});
   fs::remove_all(sharded.temp / "ranks");
   const std::uint64_t finishes = whole.count(FaultStorage::Operation::kFinish);
   CHECK(finishes >= job->target.files.size() + job->copied_files.size() + job->text_files.size());
@@ -243,19 +173,17 @@ TEST_CASE("A lost write of any file is heard, though nobody waits for the disk")
       if (operation == FaultStorage::Operation::kFinish && finished++ == failing)
         throw Error(ErrorKind::kNoSpace, "over quota");
     };
-    options.storage = &storage;
     INFO(failing << " of " << finishes);
-    CHECK(error_of([&] { execute(*job, options); }).kind() == ErrorKind::kNoSpace);
-    CHECK_FALSE(fs::exists(sharded.temp / "ranks"));
+    check_refused([&] { execute(*job, {.threads = 1, .storage = &storage, .sync = false}); },
+                  {.kind = ErrorKind::kNoSpace, .unwritten = sharded.temp / "ranks"});
   }
 }
 
 TEST_CASE("Too little memory is a usage error and leaves nothing") {
   const Sharded sharded;
   const auto before = snapshot(sharded.temp.path());
-  RunOptions options;
-  options.max_memory_bytes = kMinMemoryBytes - 1;
-  check_refused([&] { shard(sharded.request, options); }, {.kind = ErrorKind::kUsage, .hint = "4.00 MiB"});
+  check_refused([&] { shard(sharded.request, {.max_memory_bytes = kMinMemoryBytes - 1}); },
+                {.kind = ErrorKind::kUsage, .hint = "4.00 MiB"});
   CHECK((snapshot(sharded.temp.path()) == before));
 }
 
@@ -272,71 +200,43 @@ TEST_CASE("Rows larger than a block are moved in parts") {
   TensorMap tensors = random_tensors(model, random);
   write_model(temp / "model", model, tensors);
   FaultStorage storage;
-  RunOptions options;
-  options.storage = &storage;
-  options.threads = 1;
-  options.max_memory_bytes = kMinMemoryBytes;
+  const RunOptions options{.threads = 1, .max_memory_bytes = kMinMemoryBytes, .storage = &storage};
   shard(shard_request(temp / "model", temp / "ranks", 2), options);
   std::uint64_t longest = 0;
   for (const auto& range : storage.reads(temp / "model/model.safetensors"))
     longest = std::max(longest, range.end_bytes - range.begin_bytes);
   CHECK(longest <= kMinMemoryBytes / 4);
-  ConsolidateRequest back;
-  back.source.path = temp / "ranks";
-  back.output_directory = temp / "whole";
-  consolidate(back, options);
+  consolidate(consolidate_request(temp / "ranks", temp / "whole"), options);
   CHECK((read_model(temp / "whole") == tensors));
 }
 
 TEST_CASE("A source that is replaced or written to after its header was read is an I/O error, and nothing is left") {
   // Another file of the same length under its name, the same file written to, before the first byte and after some.
-  for (const Format format : {Format::kSafetensors, Format::kXser})
-    for (const bool replaced : {true, false})
-      for (const bool at_once : {true, false}) {
-        DYNAMIC_SECTION(name(format) << (replaced ? ", replaced" : ", written to")
-                                     << (at_once ? ", at once" : ", after some bytes")) {
-          const TempDir temp;
-          Random random(3);
-          TinyModel model;
-          write_model(temp / "model", model, random_tensors(model, random), 2);
-          ShardRequest request = shard_request(temp / "model", temp / "shards", 2);
-          request.target.format = format;
-          shard(request);
-          ConsolidateRequest back;
-          back.source.path = temp / "shards";
-          back.output_directory = temp / "whole";
-          const auto job = plan_consolidate(back);
-          const fs::path changed = job->source.files.back().path;
-          const auto change = [&] {
-            const std::string content = read_file(changed);
-            std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a file system's clock is coarse
-            if (replaced) {
-              write_file(temp / "other", content);
-              fs::rename(temp / "other", changed);
-            } else {
-              write_file(changed, content);
-            }
-          };
-          FaultStorage storage;
-          bool done = false;
-          storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
-            if (done || (!at_once && operation != FaultStorage::Operation::kFinish)) return;
-            done = true;
-            change();
-          };
-          RunOptions options;
-          options.storage = &storage;
-          options.threads = 1;
-          options.sync = false;
-          const auto before = snapshot(temp / "shards");
-          const Error error = error_of([&] { execute(*job, options); });
-          CHECK(done);
-          CHECK(error.kind() == ErrorKind::kIo);
-          CHECK(error.path() == changed.string());
-          CHECK_THAT(error.what(), Says("was replaced or written to"));
-          CHECK_FALSE(fs::exists(temp / "whole"));
-        }
-      }
+  const auto format = GENERATE(Format::kSafetensors, Format::kXser);
+  const bool replaced = GENERATE(true, false), at_once = GENERATE(true, false);
+  CAPTURE(name(format), replaced, at_once);
+  const TempDir temp;
+  Random random(3);
+  write_model(temp / "model", {}, random_tensors({}, random), 2);
+  ShardRequest request = shard_request(temp / "model", temp / "shards", 2);
+  request.target.format = format;
+  shard(request);
+  const auto job = plan_consolidate(consolidate_request(temp / "shards", temp / "whole"));
+  const fs::path changed = job->source.files.back().path;
+  FaultStorage storage;
+  bool done = false;
+  storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
+    if (done || (!at_once && operation != FaultStorage::Operation::kFinish)) return;
+    done = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a file system's clock is coarse
+    const fs::path written = replaced ? temp / "other" : changed;
+    write_file(written, read_file(changed));
+    fs::rename(written, changed);
+  };
+  check_refused(
+      [&] { execute(*job, {.threads = 1, .storage = &storage, .sync = false}); },
+      {.kind = ErrorKind::kIo, .path = changed, .says = "was replaced or written to", .unwritten = temp / "whole"});
+  CHECK(done);
 }
 
 TEST_CASE("The disk begins with what is written while the run goes on, and a full one ends it") {
@@ -348,31 +248,24 @@ TEST_CASE("The disk begins with what is written while the run goes on, and a ful
   Random random(3);
   write_model(temp / "model", model, random_tensors(model, random));
   FaultStorage storage;
-  RunOptions options;
-  options.storage = &storage;
-  shard(shard_request(temp / "model", temp / "ranks"), options);
+  shard(shard_request(temp / "model", temp / "ranks"), {.storage = &storage});
   CHECK(storage.count(FaultStorage::Operation::kWriteBack) > 0);
 
   storage.before = [](FaultStorage::Operation operation, std::uint64_t) {
     if (operation == FaultStorage::Operation::kWriteBack) throw Error(ErrorKind::kNoSpace, "cannot write back");
   };
-  check_refused([&] { shard(shard_request(temp / "model", temp / "full"), options); }, {.kind = ErrorKind::kNoSpace});
-  CHECK_FALSE(fs::exists(temp / "full"));
-
-  options.sync = false;  // then it is left to the system
-  CHECK_NOTHROW(shard(shard_request(temp / "model", temp / "unflushed"), options));
+  const ShardRequest full = shard_request(temp / "model", temp / "full");
+  check_refused([&] { shard(full, {.storage = &storage}); }, {.kind = ErrorKind::kNoSpace, .unwritten = temp / "full"});
+  CHECK_NOTHROW(shard(full, {.storage = &storage, .sync = false}));  // then it is left to the system
 }
 
 TEST_CASE("Without sync nothing is flushed, and the outputs are the same") {
   const Sharded sharded;
   FaultStorage storage;
-  RunOptions options;
-  options.storage = &storage;
-  options.sync = false;
-  shard(sharded.request);
+  shard(sharded.request, RunOptions());
   const auto flushed = snapshot(sharded.temp / "ranks");
   fs::remove_all(sharded.temp / "ranks");
-  shard(sharded.request, options);
+  shard(sharded.request, {.storage = &storage, .sync = false});
   CHECK((snapshot(sharded.temp / "ranks") == flushed));
   CHECK(storage.count(FaultStorage::Operation::kSync) == 0);
   CHECK(storage.count(FaultStorage::Operation::kCreate) > 8);

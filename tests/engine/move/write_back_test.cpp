@@ -38,13 +38,18 @@ class Counter final : public Sink {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
+std::vector<std::shared_ptr<Counter>> counters(std::size_t count) {
+  std::vector<std::shared_ptr<Counter>> sinks(count);
+  for (auto& sink : sinks) sink = std::make_shared<Counter>();
+  return sinks;
+}
+
 /// Writes `total_bytes` to each of `files` files in steps, round robin. \returns the most bytes that at any time were
 /// written and not begun to be written back.
 std::uint64_t most_unstarted(std::size_t files, std::uint64_t total_bytes) {
   constexpr std::uint64_t kStepBytes = std::uint64_t{64} << 10;
   WriteBack write_back(files, 100);
-  std::vector<std::shared_ptr<Counter>> sinks;
-  for (std::size_t i = 0; i < files; ++i) sinks.push_back(std::make_shared<Counter>());
+  const auto sinks = counters(files);
   std::vector<std::uint64_t> unstarted(files, 0);
   std::uint64_t all = 0;
   std::uint64_t most = 0;
@@ -62,20 +67,14 @@ std::uint64_t most_unstarted(std::size_t files, std::uint64_t total_bytes) {
 
 TEST_CASE("What is not yet on its way to the disk is bounded over all files") {
   CHECK(most_unstarted(1, 64 * kMiB) == WriteBack::kStartBytes - (std::uint64_t{64} << 10));
-  for (const std::size_t files : {32, 300, 5000}) {
-    DYNAMIC_SECTION("files " << files) {
-      CHECK(most_unstarted(files, 2048 * kMiB / files) <= WriteBack::kUnstartedBytes);
-    }
-  }
+  for (const std::size_t files : {32, 300, 5000})
+    CHECK(most_unstarted(files, 2048 * kMiB / files) <= WriteBack::kUnstartedBytes);
 }
 
 TEST_CASE("No more files than are allowed are kept open for what is on its way") {
   WriteBack write_back(5000, 100);
-  std::vector<std::shared_ptr<Counter>> sinks;
-  for (std::uint32_t i = 0; i < 5000; ++i) {
-    sinks.push_back(std::make_shared<Counter>());
-    write_back.wrote(i, sinks.back(), 0, std::uint64_t{256} << 10);
-  }
+  const auto sinks = counters(5000);
+  for (std::uint32_t i = 0; i < 5000; ++i) write_back.wrote(i, sinks[i], 0, std::uint64_t{256} << 10);
   CHECK(std::count_if(sinks.begin(), sinks.end(), [](const auto& sink) { return sink.use_count() > 1; }) == 100);
 }
 
@@ -98,23 +97,20 @@ TEST_CASE("What is on its way is waited for beyond its bound, the oldest first")
 }
 
 TEST_CASE("The disk always has as much on its way as is allowed, of one file as of many") {
-  for (const std::uint32_t files : {1, 2, 7}) {
-    DYNAMIC_SECTION("files " << files) {
-      WriteBack write_back(files, 1000);
-      std::vector<std::shared_ptr<Counter>> sinks;
-      for (std::uint32_t i = 0; i < files; ++i) sinks.push_back(std::make_shared<Counter>());
-      std::uint64_t written = 0;
-      for (std::uint64_t at = 0; at < 4 * WriteBack::kOnTheWayBytes / files; at += 4 * kMiB)
-        for (std::uint32_t i = 0; i < files; ++i) {
-          write_back.wrote(i, sinks[i], at, 4 * kMiB);
-          written += 4 * kMiB;
-          std::uint64_t on_the_way = 0;
-          for (const auto& sink : sinks) on_the_way += sink->on_the_way_bytes();
-          CHECK(on_the_way <= WriteBack::kOnTheWayBytes);
-          CHECK(on_the_way + files * WriteBack::kStartBytes >= std::min(written, WriteBack::kOnTheWayBytes));
-        }
+  const std::uint32_t files = GENERATE(1u, 2u, 7u);
+  CAPTURE(files);
+  WriteBack write_back(files, 1000);
+  const auto sinks = counters(files);
+  std::uint64_t written = 0;
+  for (std::uint64_t at = 0; at < 4 * WriteBack::kOnTheWayBytes / files; at += 4 * kMiB)
+    for (std::uint32_t i = 0; i < files; ++i) {
+      write_back.wrote(i, sinks[i], at, 4 * kMiB);
+      written += 4 * kMiB;
+      std::uint64_t on_the_way = 0;
+      for (const auto& sink : sinks) on_the_way += sink->on_the_way_bytes();
+      CHECK(on_the_way <= WriteBack::kOnTheWayBytes);
+      CHECK(on_the_way + files * WriteBack::kStartBytes >= std::min(written, WriteBack::kOnTheWayBytes));
     }
-  }
 }
 
 }  // namespace

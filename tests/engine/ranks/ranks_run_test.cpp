@@ -5,6 +5,7 @@
 #include <chrono>
 #include <deque>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include "engine/some_jobs.h"
@@ -20,6 +21,7 @@
 #include "support/page_cache_storage.h"
 #include "support/refusals.h"
 #include "support/rewrite.h"
+#include "support/spoilers.h"
 #include "support/thread_ranks.h"
 #include "support/trials.h"
 
@@ -42,29 +44,20 @@ RunResult plan_and_run(const Planner& plan, const fs::path& output, RunOptions o
 /// So that there are lots wherever there are units enough.
 constexpr double kAnyPart = 1e9;
 
-void check_none_threw(const std::vector<std::optional<Error>>& thrown) {
-  for (const auto& one : thrown) CHECK((one ? std::string(one->what()) : "") == "");
-}
-
-/// What all ranks threw, which has to be one error.
-Error agreed_error(const std::vector<std::optional<Error>>& thrown) {
-  for (const auto& one : thrown) {
-    REQUIRE(one);
-    CHECK(one->kind() == thrown[0]->kind());
-    CHECK(std::string(one->what()) == thrown[0]->what());
-  }
-  return *thrown[0];
+RunOptions in_lots(Storage& storage, std::uint64_t unit_bytes, std::uint64_t page_bytes) {
+  return {.threads = 1,
+          .storage = &storage,
+          .sync = false,
+          .tuning = {.unit_bytes = unit_bytes, .page_bytes = page_bytes, .max_shared_part = kAnyPart}};
 }
 
 TEST_CASE("Ranks of these tests have lots, and fewer or none where they would meet in too many pages") {
   const Jobs jobs;
   for (const auto& [what, plan] : jobs.planners) {
     INFO(what);
-    const auto job = plan(jobs.temp / "out");
+    const auto job = plan(jobs.output);
     const auto lots = [&](std::uint32_t size, double max_shared_part, std::uint64_t page_bytes) {
-      RunOptions options = unsynced();
-      options.tuning.unit_bytes = 500 * size;
-      options.tuning.page_bytes = page_bytes;
+      RunOptions options = in_lots(local_storage(), 500 * size, page_bytes);
       options.tuning.max_shared_part = max_shared_part;
       JobRun run(*job, options);
       run.prepare();
@@ -88,33 +81,28 @@ TEST_CASE("Two to seven ranks write the bytes of one process, whatever their thr
   const Jobs jobs;
   Sample sample(4);
   for (const auto& [what, plan] : jobs.planners) {
-    DYNAMIC_SECTION(what) {
-      const fs::path whole = jobs.temp / "whole", parts = jobs.temp / "parts";
-      const auto job = plan(whole);
-      job->manifest = true;
-      const RunResult expected = execute(*job, unsynced());
-      const auto files = snapshot(whole);
-      for (std::uint32_t size = 2; size <= 7; ++size) {
-        if (sample.skips()) continue;
-        CAPTURE(size);
-        RunResult result;
-        const auto thrown = run_ranks(size, [&, &plan = plan](Together& together) {
-          RunOptions options = unsynced();
-          options.threads = 1 + together.rank() % 3;
-          options.tuning.page_bytes = std::uint64_t{1} << (6 + 5 * (size % 3));
-          options.max_memory_bytes = std::uint64_t{40} << (20 + together.rank() % 2);
-          options.tuning.unit_bytes = 500 * size;  // the smaller, the more lots
-          options.tuning.max_shared_part = kAnyPart;
-          const RunResult one = plan_and_run(plan, parts, options, together, true);
-          if (together.leads()) result = one;
-        });
-        check_none_threw(thrown);
-        CHECK((snapshot(parts) == files));
-        CHECK(result.files == expected.files);
-        CHECK(result.written_bytes == expected.written_bytes);
-        CHECK(result.read_bytes == expected.read_bytes);
-        fs::remove_all(parts);
-      }
+    const fs::path whole = jobs.temp / "whole" / what, parts = jobs.temp / "parts";
+    const auto job = plan(whole);
+    job->manifest = true;
+    const RunResult expected = execute(*job, unsynced());
+    const auto files = snapshot(whole);
+    for (std::uint32_t size = 2; size <= 7; ++size) {
+      if (sample.skips()) continue;
+      CAPTURE(what, size);
+      RunResult result;
+      check_none_threw(run_ranks(size, [&, &plan = plan](Together& together) {
+        // The smaller the units, the more lots.
+        RunOptions options = in_lots(local_storage(), 500 * size, std::uint64_t{1} << (6 + 5 * (size % 3)));
+        options.threads = 1 + together.rank() % 3;
+        options.max_memory_bytes = std::uint64_t{40} << (20 + together.rank() % 2);
+        const RunResult one = plan_and_run(plan, parts, options, together, true);
+        if (together.leads()) result = one;
+      }));
+      CHECK((snapshot(parts) == files));
+      CHECK(result.files == expected.files);
+      CHECK(result.written_bytes == expected.written_bytes);
+      CHECK(result.read_bytes == expected.read_bytes);
+      fs::remove_all(parts);
     }
   }
 }
@@ -123,38 +111,29 @@ TEST_CASE("Machines whose caches differ write the bytes of one process: no page 
   const Jobs jobs;
   Sample sample(5);
   for (const auto& [what, plan] : jobs.planners) {
-    DYNAMIC_SECTION(what) {
-      const fs::path whole = jobs.temp / "whole", parts = jobs.temp / "parts";
-      execute(*plan(whole), unsynced());
-      const auto files = snapshot(whole);
-      for (const std::uint64_t page_bytes : {64u, 512u, 4096u})
-        for (std::uint32_t size = 2; size <= 5; ++size) {
-          if (sample.skips()) continue;
-          CAPTURE(page_bytes, size);
-          std::deque<PageCacheStorage> machines;
-          for (std::uint32_t rank = 0; rank < size; ++rank) machines.emplace_back(page_bytes);
-          const auto thrown = run_ranks(size, [&, &plan = plan](Together& together) {
-            RunOptions options = unsynced();
-            options.storage = &machines[together.rank()];
-            options.tuning.page_bytes = page_bytes;
-            options.tuning.unit_bytes = 1000;
-            options.tuning.max_shared_part = kAnyPart;
-            plan_and_run(plan, parts, options, together);
-          });
-          check_none_threw(thrown);
-          CHECK((snapshot(parts) == files));
-          fs::remove_all(parts);
-        }
-    }
+    const auto files = written_by(*plan(jobs.output));
+    for (const std::uint64_t page_bytes : {64u, 512u, 4096u})
+      for (std::uint32_t size = 2; size <= 5; ++size) {
+        if (sample.skips()) continue;
+        CAPTURE(what, page_bytes, size);
+        std::deque<PageCacheStorage> machines;
+        for (std::uint32_t rank = 0; rank < size; ++rank) machines.emplace_back(page_bytes);
+        check_none_threw(run_ranks(size, [&, &plan = plan](Together& together) {
+          RunOptions options = in_lots(machines[together.rank()], 1000, page_bytes);
+          options.threads = 0;
+          plan_and_run(plan, jobs.output, options, together);
+        }));
+        CHECK((snapshot(jobs.output) == files));
+        fs::remove_all(jobs.output);
+      }
   }
 }
 
 TEST_CASE("A rank that is done with its share does a part of a slower one's") {
   const Jobs jobs;
   const Planner& plan = jobs.planners.front().second;
-  const fs::path output = jobs.temp / "out", whole = jobs.temp / "whole";
-  const auto job = plan(whole);
-  execute(*job, unsynced());
+  const auto job = plan(jobs.output);
+  const auto expected = written_by(*job);
   std::vector<FaultStorage> storages(2);
   Progress progress[2];
   std::atomic<bool> is_late{false};
@@ -169,18 +148,13 @@ TEST_CASE("A rank that is done with its share does a part of a slower one's") {
     }
   };
   check_none_threw(run_ranks(2, [&](Together& together) {
-    RunOptions options = unsynced();
-    options.threads = 1;
-    options.storage = &storages[together.rank()];
+    RunOptions options = in_lots(storages[together.rank()], 500, 64);
     options.progress = &progress[together.rank()];
-    options.tuning.unit_bytes = 500;
-    options.tuning.max_shared_part = kAnyPart;
-    options.tuning.page_bytes = 64;
-    plan_and_run(plan, output, options, together);
+    plan_and_run(plan, jobs.output, options, together);
   }));
   CHECK_FALSE(is_late);
   CHECK(progress[0].done_bytes + progress[1].done_bytes == job->program.write_bytes);
-  CHECK((snapshot(output) == snapshot(whole)));
+  CHECK((snapshot(jobs.output) == expected));
 }
 
 TEST_CASE("Storage that fails at any operation of any rank publishes nothing, and all ranks throw the same") {
@@ -189,45 +163,37 @@ TEST_CASE("Storage that fails at any operation of any rank publishes nothing, an
   INFO("RESHARD_TEST_SEED=" << seed);
   Random random(seed);
   const auto& [what, plan] = jobs.planners[pick(random, 0, jobs.planners.size() - 1)];
-  const fs::path output = jobs.temp / "out";
   const auto size = static_cast<std::uint32_t>(pick(random, 2, 4));
   const std::uint64_t unit_bytes = pick(random, 0, 1) ? 1000 : 1 << 20;  // with lots, and without
   const auto run = [&, &plan = plan](std::vector<FaultStorage>& storages) {
     return run_ranks(size, [&](Together& together) {
-      RunOptions options = unsynced();
-      options.threads = 1;
-      options.storage = &storages[together.rank()];
-      options.tuning.unit_bytes = unit_bytes;
-      options.tuning.page_bytes = 64;
-      options.tuning.max_shared_part = kAnyPart;
-      plan_and_run(plan, output, options, together);
+      plan_and_run(plan, jobs.output, in_lots(storages[together.rank()], unit_bytes, 64), together);
     });
   };
   const auto before = snapshot(jobs.temp.path());
   std::vector<FaultStorage> storages(size);
   check_none_threw(run(storages));
-  const auto expected = snapshot(output);
-  fs::remove_all(output);
+  const auto expected = snapshot(jobs.output);
+  fs::remove_all(jobs.output);
   bool any_threw = false;
-  for (std::uint32_t failing = 0; failing < size; ++failing) {
+  for (std::uint32_t failing = 0; failing < size; ++failing)
     for (std::uint64_t at = 0; at < storages[failing].operations(); at += pick(random, 1, 30)) {
       INFO(what << ", rank " << failing << " of " << size << " fails at operation " << at);
       std::vector<FaultStorage> failing_storages(size);
       failing_storages[failing].fail_at = at;
       const auto thrown = run(failing_storages);
       // Others have done what it did before, or the outputs had their names and only the staging directory was left.
-      if (failing_storages[failing].operations() <= at || fs::exists(output)) {
+      if (failing_storages[failing].operations() <= at || fs::exists(jobs.output)) {
         check_none_threw(thrown);
-        REQUIRE((snapshot(output) == expected));
-        fs::remove_all(output);
-        remove_dead_runs(local_storage(), *plan(output));
+        REQUIRE((snapshot(jobs.output) == expected));
+        fs::remove_all(jobs.output);
+        remove_dead_runs(local_storage(), *plan(jobs.output));
         continue;
       }
       any_threw = true;
       check_error(agreed_error(thrown), {.kind = ErrorKind::kIo, .says = "rank " + std::to_string(failing)});
       REQUIRE((snapshot(jobs.temp.path()) == before));
     }
-  }
   CHECK(any_threw);
 }
 
@@ -248,7 +214,7 @@ TEST_CASE("A signal to one rank in the middle of any step ends all, and nothing 
         options.storage = &storages[together.rank()];
         options.progress = &progress[together.rank()];
         options.tuning.max_shared_part = kAnyPart;
-        plan_and_run(plan, jobs.temp / "out", options, together);
+        plan_and_run(plan, jobs.output, options, together);
       });
       if (storages[signalled].operations() <= number) continue;  // that rank has less to do
       CHECK(agreed_error(thrown).kind() == ErrorKind::kInterrupted);
@@ -258,101 +224,82 @@ TEST_CASE("A signal to one rank in the middle of any step ends all, and nothing 
 
 TEST_CASE("When a rank dies nothing is published, and the others end") {
   const Jobs jobs;
-  const Planner& plan = jobs.planners.front().second;
   const auto before = snapshot(jobs.temp.path());
-  for (const std::uint32_t dying : {0u, 1u})
-    for (const bool early : {true, false}) {
-      const auto thrown = run_ranks(
-          3,
-          [&](Together& together) {
-            if (early && together.rank() == dying) throw Death();
-            std::unique_ptr<Job> job;
-            Progress progress;
-            together.step("plan", progress, [&] { job = plan(jobs.temp / "out"); });
-            if (!early && together.rank() == dying) throw Death();
-            execute(*job, unsynced(), together);
-          },
-          std::chrono::milliseconds(300));
-      for (std::uint32_t rank = 0; rank < 3; ++rank)
-        if (rank != dying) CHECK((thrown[rank] && thrown[rank]->kind() == ErrorKind::kLost));
-      CHECK((snapshot(jobs.temp.path()) == before));
-    }
+  const std::uint32_t dying = GENERATE(0u, 1u);
+  const bool early = GENERATE(true, false);
+  const auto work = [&](Together& together) {
+    if (early && together.rank() == dying) throw Death();
+    std::unique_ptr<Job> job;
+    Progress progress;
+    together.step("plan", progress, [&] { job = jobs.plan(); });
+    if (!early && together.rank() == dying) throw Death();
+    execute(*job, unsynced(), together);
+  };
+  const auto thrown = run_ranks(3, work, std::chrono::milliseconds(300));
+  for (std::uint32_t rank = 0; rank < 3; ++rank)
+    if (rank != dying) CHECK((thrown[rank] && thrown[rank]->kind() == ErrorKind::kLost));
+  CHECK((snapshot(jobs.temp.path()) == before));
 }
 
 TEST_CASE("Ranks with other options, or that see another source, are told before anything is written") {
   const Jobs jobs;
   const auto before = snapshot(jobs.temp.path());
-  const auto options_differ = run_ranks(3, [&](Together& together) {
-    const auto& plan = jobs.planners[together.rank() == 1 ? 1 : 0].second;
-    plan_and_run(plan, jobs.temp / "out", unsynced(), together);
-  });
-  const Error options_error = agreed_error(options_differ);
-  CHECK(options_error.kind() == ErrorKind::kUsage);
-  CHECK(std::string(options_error.what()) ==
-        "rank 1 on n0 was given other options than rank 0 on n0, and would do something else");
-  const auto manifest_differs = run_ranks(2, [&](Together& together) {
-    if (together.leads())
-      together.set_given({{"--force", ""}, {"--tp", "2"}, {"--pad", ""}});
-    else
-      together.set_given({{"--manifest", ""}, {"--pad", ""}, {"--tp", "4"}});
-    plan_and_run(jobs.planners[0].second, jobs.temp / "out", unsynced(), together, together.rank() == 1);
-  });
-  const Error manifest_error = agreed_error(manifest_differs);
-  CHECK(manifest_error.kind() == ErrorKind::kUsage);
-  CHECK(std::string(manifest_error.what()) ==
-        "rank 1 on n0 was given other options than rank 0 on n0, and would do something else: --manifest besides; --tp "
-        "4 in place of --tp 2; without --force");
-  const auto outputs_differ = run_ranks(2, [&](Together& together) {
-    plan_and_run(jobs.planners[0].second, jobs.temp / (together.leads() ? "out" : "out2"), unsynced(), together);
-  });
-  const Error outputs_error = agreed_error(outputs_differ);
-  CHECK(outputs_error.kind() == ErrorKind::kUsage);
-  CHECK(std::string(outputs_error.what()) == "rank 0 on n0 writes to " + (jobs.temp / "out").string() +
-                                                 ", and rank 1 on n0 to " + (jobs.temp / "out2").string());
-  CHECK((snapshot(jobs.temp.path()) == before));
+  const auto refused = [&](std::uint32_t size, ErrorKind kind, const std::string& what, const auto& work) {
+    check_error(agreed_error(run_ranks(size, work)), {.kind = kind, .what = what});
+    CHECK((snapshot(jobs.temp.path()) == before));
+  };
+  const auto plan_of = [&](std::uint32_t rank) { return jobs.planners[rank == 1 ? 1 : 0].second; };
+  refused(3, ErrorKind::kUsage, "rank 1 on n0 was given other options than rank 0 on n0, and would do something else",
+          [&](Together& together) { plan_and_run(plan_of(together.rank()), jobs.output, unsynced(), together); });
+  refused(2, ErrorKind::kUsage,
+          "rank 1 on n0 was given other options than rank 0 on n0, and would do something else: --manifest besides; "
+          "--tp 4 in place of --tp 2; without --force",
+          [&](Together& together) {
+            if (together.leads())
+              together.set_given({{"--force", ""}, {"--tp", "2"}, {"--pad", ""}});
+            else
+              together.set_given({{"--manifest", ""}, {"--pad", ""}, {"--tp", "4"}});
+            plan_and_run(plan_of(0), jobs.output, unsynced(), together, together.rank() == 1);
+          });
+  refused(2, ErrorKind::kUsage,
+          "rank 0 on n0 writes to " + jobs.output.string() + ", and rank 1 on n0 to " + jobs.output.string() + "2",
+          [&](Together& together) {
+            plan_and_run(plan_of(0), jobs.output.string() + (together.leads() ? "" : "2"), unsynced(), together);
+          });
+}
 
-  fs::copy(jobs.temp / "model", jobs.temp / "other", fs::copy_options::recursive);
-  const fs::path file = jobs.temp / "other/model-00002-of-00002.safetensors";
-  TensorMap tensors = read_tensors(file);
-  tensors["model.norm.weight"].shape = {1, tensors.at("model.norm.weight").shape[0]};
-  write_safetensors(file, tensors);
-  const auto sources_differ = run_ranks(2, [&](Together& together) {
-    const fs::path source = jobs.temp / (together.rank() == 1 ? "other" : "model");
-    const Planner plan = [&](const fs::path& output) {
-      ConvertRequest request = convert_request(source, output);
+/// Ranks that each convert the files in a directory of their own.
+std::vector<std::optional<Error>> run_on(const std::vector<fs::path>& sources, const fs::path& output) {
+  return run_ranks(static_cast<std::uint32_t>(sources.size()), [&](Together& together) {
+    const Planner plan = [&](const fs::path& directory) {
+      ConvertRequest request = convert_request(sources[together.rank()], directory);
       request.target.layout = layout("hf");
       return plan_convert(request);
     };
-    plan_and_run(plan, jobs.temp / "out", unsynced(), together);
+    plan_and_run(plan, output, unsynced(), together);
   });
-  check_error(agreed_error(sources_differ), {.says = "rank 1 on n0 reads other files than rank 0 on n0"});
-  CHECK_FALSE(fs::exists(jobs.temp / "out"));
 }
 
-TEST_CASE("Ranks may read copies of one checkpoint, and not files of the same form with other data") {
+TEST_CASE("Ranks may read copies of one checkpoint, and not files of another form or with other data") {
   const Jobs jobs;
-  fs::copy(jobs.temp / "model", jobs.temp / "copy", fs::copy_options::recursive);
-  const auto run = [&](const fs::path& output) {
-    return run_ranks(3, [&](Together& together) {
-      const fs::path source = jobs.temp / (together.rank() == 2 ? "copy" : "model");
-      const Planner plan = [&](const fs::path& directory) {
-        ConvertRequest request = convert_request(source, directory);
-        request.target.layout = layout("hf");
-        return plan_convert(request);
-      };
-      plan_and_run(plan, output, unsynced(), together);
-    });
-  };
-  for (const auto& thrown : run(jobs.temp / "out")) CHECK_FALSE(thrown);
-  const fs::path file = jobs.temp / "copy/model-00002-of-00002.safetensors";
-  std::string text = read_file(file);
-  text.back() = static_cast<char>(text.back() ^ 1);
-  write_file(file, text);
-  const Error error = agreed_error(run(jobs.temp / "out2"));
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(std::string(error.what()) ==
-        "rank 2 on n1 reads other files than rank 0 on n0: model-00002-of-00002.safetensors has other data there");
-  CHECK_FALSE(fs::exists(jobs.temp / "out2"));
+  const fs::path model = jobs.temp / "model", copy = jobs.temp / "copy";
+  fs::copy(model, copy, fs::copy_options::recursive);
+  check_none_threw(run_on({model, model, copy}, jobs.output));
+  fs::remove_all(jobs.output);
+  const fs::path file = copy / "model-00002-of-00002.safetensors";
+  const std::string good = read_file(file);
+  flip_byte(file, good.size() - 1);
+  check_error(agreed_error(run_on({model, model, copy}, jobs.output)),
+              {.what = "rank 2 on n1 reads other files than rank 0 on n0: model-00002-of-00002.safetensors has other "
+                       "data there",
+               .unwritten = jobs.output});
+  write_file(file, good);
+  change_tensors(file, [](TensorMap& tensors) {
+    Dims& shape = tensors.at("model.norm.weight").shape;
+    shape = {1, shape[0]};
+  });
+  check_error(agreed_error(run_on({model, copy}, jobs.output)),
+              {.says = "rank 1 on n0 reads other files than rank 0 on n0", .unwritten = jobs.output});
 }
 
 TEST_CASE("A plan that fails on one rank is told with that rank, and one that fails on all without") {
@@ -363,7 +310,7 @@ TEST_CASE("A plan that fails on one rank is told with that rank, and one that fa
       if (together.rank() == 2) throw Error(ErrorKind::kBadInput, "no such directory").in("/checkpoints");
       return plan(output);
     };
-    plan_and_run(mine, jobs.temp / "out", unsynced(), together);
+    plan_and_run(mine, jobs.output, unsynced(), together);
   });
   CHECK(std::string(agreed_error(one).what()) == "rank 2 on n1: /checkpoints: no such directory");
   const auto all = run_ranks(3, [&](Together& together) {
@@ -374,15 +321,18 @@ TEST_CASE("A plan that fails on one rank is told with that rank, and one that fa
 
 TEST_CASE("A rank that does not see the staging directory says what has to be shared") {
   const Jobs jobs;
-  const auto job = jobs.planners.front().second(jobs.temp / "out");
-  JobRun other(*job, unsynced());
-  check_refused(
-      [&] {
-        other.attach({jobs.temp / ".out.reshard-abcdef", {}, false, 0});
-      },
-      {.kind = ErrorKind::kIo,
-       .says = "is not seen here, where another rank of this run has made it",
-       .hint = "all ranks share"});
+  const auto job = jobs.plan();
+  const PreparedRun missing{jobs.temp / ".out.reshard-abcdef", {}, false, 0};
+  check_refused([&] { JobRun(*job, unsynced()).attach(missing); },
+                {.kind = ErrorKind::kIo,
+                 .says = "is not seen here, where another rank of this run has made it",
+                 .hint = "all ranks share"});
+}
+
+std::vector<std::uint32_t> all_of(const Checkpoint& checkpoint) {
+  std::vector<std::uint32_t> tensors(checkpoint.map.logical.size());
+  std::iota(tensors.begin(), tensors.end(), 0u);
+  return tensors;
 }
 
 TEST_CASE("What is read by several ranks is what one reads: values, digests, differences, divergent replicas") {
@@ -394,11 +344,15 @@ TEST_CASE("What is read by several ranks is what one reads: values, digests, dif
   write_safetensors(jobs.temp / "other/model-00001-of-00002.safetensors", tensors);
   const Checkpoint a = read_checkpoint(jobs.temp / "model", {ConfigUse::kLenient});
   const Checkpoint b = read_checkpoint(jobs.temp / "other", {ConfigUse::kLenient});
-  std::vector<std::uint32_t> wanted;
-  for (std::uint32_t i = 0; i < a.map.logical.size(); ++i) wanted.push_back(i);
+  const std::vector<std::uint32_t> wanted = all_of(a);
   const auto stats = compute_stats(a.map, wanted, unsynced());
   const auto digests = compute_digests(a.map, wanted, unsynced());
   const Verification differences = verify(a.map, b.map, {}, unsynced());
+  std::vector<FileDigest> files;  // that all differ
+  for (const auto& entry : fs::directory_iterator(jobs.temp / "model"))
+    files.push_back({entry.path().filename().string(), {}});
+  const FilesVerification hashed = verify_files(jobs.temp / "model", files, unsynced());
+  CHECK(hashed.different.size() == files.size());
   REQUIRE(differences.different.size() > 2);
   for (const std::uint32_t size : {2u, 3u, 7u}) {
     CAPTURE(size);
@@ -407,6 +361,7 @@ TEST_CASE("What is read by several ranks is what one reads: values, digests, dif
       const auto ranks_stats = compute_stats(a.map, wanted, unsynced(), together);
       const auto ranks_digests = compute_digests(a.map, wanted, unsynced(), true, together);
       const Verification ranks_differences = verify(a.map, b.map, {}, unsynced(), together);
+      const FilesVerification ranks_hashed = verify_files(jobs.temp / "model", files, unsynced(), together);
       const std::lock_guard lock(mutex);
       for (std::size_t i = 0; i < wanted.size(); ++i) {
         CHECK(ranks_stats[i].count == stats[i].count);
@@ -421,17 +376,14 @@ TEST_CASE("What is read by several ranks is what one reads: values, digests, dif
         CHECK(ranks_differences.different[i].a == differences.different[i].a);
       }
       CHECK(ranks_differences.compared_bytes == differences.compared_bytes);
+      CHECK(ranks_hashed.different == hashed.different);
     }));
   }
 }
 
 TEST_CASE("All ranks know of replicas that any of them found to differ") {
-  const TempDir temp;
-  const TinyModel model;
-  Random random(5);
-  write_model(temp / "model", model, random_tensors(model, random));
-  shard(shard_request(temp / "model", temp / "shards", 2));
-  const fs::path rank = temp / "shards/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
+  const Jobs jobs;
+  const fs::path rank = jobs.temp / "shards-safetensors/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
   TensorMap tensors = read_tensors(rank);
   std::size_t norms = 0;
   for (auto& [name, tensor] : tensors) {
@@ -440,60 +392,44 @@ TEST_CASE("All ranks know of replicas that any of them found to differ") {
     ++norms;
   }
   rewrite_safetensors(rank, tensors);
-  const Checkpoint shards = read_checkpoint(temp / "shards", {ConfigUse::kLenient});
-  std::vector<std::uint32_t> wanted;
-  for (std::uint32_t i = 0; i < shards.map.logical.size(); ++i) wanted.push_back(i);
+  const Checkpoint shards = read_checkpoint(jobs.temp / "shards-safetensors", {ConfigUse::kLenient});
   std::vector<std::size_t> found(3);
   check_none_threw(run_ranks(3, [&](Together& together) {
     RunOptions options = unsynced();
     options.replicas = Replicas::kFirst;
     options.on_divergence = [&](const Divergence&) { ++found[together.rank()]; };
-    compute_digests(shards.map, wanted, options, true, together);
+    compute_digests(shards.map, all_of(shards), options, true, together);
   }));
   CHECK(found == std::vector<std::size_t>(3, norms));
 }
 
-TEST_CASE("Files are hashed by several ranks as by one") {
-  const Jobs jobs;
-  std::vector<FileDigest> files;
-  for (const auto& entry : fs::directory_iterator(jobs.temp / "model"))
-    files.push_back({entry.path().filename().string(), {}});
-  const FilesVerification alone = verify_files(jobs.temp / "model", files, unsynced());
-  CHECK(alone.different.size() == files.size());
-  std::vector<FilesVerification> results(3);
-  check_none_threw(run_ranks(3, [&](Together& together) {
-    results[together.rank()] = verify_files(jobs.temp / "model", files, unsynced(), together);
-  }));
-  for (const FilesVerification& one : results) CHECK(one.different == alone.different);
-}
-
 TEST_CASE("A report is the same after it was sent, and any part of its bytes is an error") {
   const Jobs jobs;
-  const auto job = jobs.planners.at(2).second(jobs.temp / "out");
+  const auto job = jobs.planners.at(2).second(jobs.output);
   job->manifest = true;
   JobRun run(*job, unsynced());
   run.prepare();
   ShareReport report = run.run({1, 3});
   report.divergent.push_back({"t", "differs", true, 0.5, 0.25, 3, 4});
   report.lossy_means = {2, 5};
-  WireWriter wire;
+  WireWriter wire, again;
   write_report(wire, report);
   WireReader whole(wire.bytes());
   const ShareReport sent = read_report(whole, job->target);
   CHECK(whole.at_end());
-  WireWriter again;
   write_report(again, sent);
   CHECK(again.bytes() == wire.bytes());
   CHECK(sent.crcs == report.crcs);
   CHECK(sent.written_files == report.written_files);
   CHECK(sent.lossy_means == report.lossy_means);
   CHECK(sent.divergent.at(0).text == "differs");
-  for (std::size_t size = 0; size < wire.bytes().size(); size += 7) {
-    WireReader part(std::string_view(wire.bytes()).substr(0, size));
-    CHECK(error_of([&] { read_report(part, job->target); }).kind() == ErrorKind::kBadInput);
-  }
-  WireReader other(wire.bytes());
-  CHECK(error_of([&] { read_report(other, job->source); }).kind() == ErrorKind::kBadInput);
+  const auto check_bad = [](std::string_view bytes, const reshard::TensorMap& target) {
+    WireReader reader(bytes);
+    CHECK(error_of([&] { read_report(reader, target); }).kind() == ErrorKind::kBadInput);
+  };
+  for (std::size_t size = 0; size < wire.bytes().size(); size += 7)
+    check_bad(std::string_view(wire.bytes()).substr(0, size), job->target);
+  check_bad(wire.bytes(), job->source);
 }
 
 }  // namespace

@@ -30,9 +30,7 @@ struct TwoPlaces {
 };
 
 std::unique_ptr<Job> consolidation(const fs::path& place, std::uint64_t max_shard_bytes = 5'000'000'000) {
-  ConsolidateRequest request;
-  request.source.path = place / "shards";
-  request.output_directory = place / "whole";
+  ConsolidateRequest request = consolidate_request(place / "shards", place / "whole");
   request.target.options.set_number("max-shard-size", max_shard_bytes);
   return plan_consolidate(request);
 }
@@ -82,20 +80,16 @@ TEST_CASE("Runs of other requests have other fingerprints") {
 TEST_CASE("An option counts where it has an effect, and only there") {
   const TwoPlaces two;
   const fs::path a = two.temp / "a";
-  RunOptions options, overflow, replicas;
-  overflow.overflow = Overflow::kError;
-  replicas.replicas = Replicas::kFirst;
-  const auto plain = plan_shard(shard_request(a / "model", a / "out", 2));
-  CHECK(run_fingerprint(*plain, overflow) == run_fingerprint(*plain, options));
-  CHECK(run_fingerprint(*plain, replicas) == run_fingerprint(*plain, options));
+  const auto check = [](const Job& job, bool of_overflow, bool of_replicas) {
+    const auto plain = run_fingerprint(job, {});
+    CHECK((run_fingerprint(job, {.overflow = Overflow::kError}) != plain) == of_overflow);
+    CHECK((run_fingerprint(job, {.replicas = Replicas::kFirst}) != plain) == of_replicas);
+  };
+  check(*plan_shard(shard_request(a / "model", a / "out", 2)), false, false);
   ConvertRequest request = convert_request(a / "model", a / "out");
   request.dtype = DType::kF16;
-  const auto cast = plan_convert(request);
-  CHECK_FALSE(run_fingerprint(*cast, overflow) == run_fingerprint(*cast, options));
-  CHECK(run_fingerprint(*cast, replicas) == run_fingerprint(*cast, options));
-  const auto whole = consolidation(a);
-  CHECK(run_fingerprint(*whole, overflow) == run_fingerprint(*whole, options));
-  CHECK_FALSE(run_fingerprint(*whole, replicas) == run_fingerprint(*whole, options));
+  check(*plan_convert(request), true, false);
+  check(*consolidation(a), false, true);
 }
 
 }  // namespace

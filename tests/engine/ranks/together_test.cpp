@@ -16,25 +16,14 @@ namespace {
 
 using Work = std::function<void(Together&)>;
 
-/// What all ranks threw, which has to be one error.
-Error agreed_error(std::uint32_t size, const Work& work) {
-  const auto thrown = run_ranks(size, work);
-  for (const auto& one : thrown) {
-    REQUIRE(one);
-    CHECK(one->kind() == thrown[0]->kind());
-    CHECK(std::string(one->what()) == thrown[0]->what());
-    CHECK(one->hint() == thrown[0]->hint());
-  }
-  return *thrown[0];
+/// Runs `work` on `size` ranks, which must all throw one error, and compares that.
+void check_agreed(std::uint32_t size, const Refusal& refusal, const Work& work) {
+  check_error(agreed_error(run_ranks(size, work)), refusal);
 }
 
 /// Checks nothing but by throwing: the framework's checks are for one thread.
 void hold(bool holds, const char* what) {
   if (!holds) throw std::logic_error(what);
-}
-
-void check_none_threw(const std::vector<std::optional<Error>>& thrown) {
-  for (const auto& one : thrown) CHECK((one ? std::string(one->what()) : "") == "");
 }
 
 void step(Together& together, const std::string& name, const std::function<void()>& work) {
@@ -43,14 +32,12 @@ void step(Together& together, const std::string& name, const std::function<void(
 }
 
 TEST_CASE("All ranks go on after a step when each has done its work") {
-  for (const std::uint32_t size : {1u, 2u, 5u}) {
-    std::atomic<std::uint32_t> done{0};
-    const auto thrown = run_ranks(size, [&](Together& together) {
-      step(together, "work", [&] { ++done; });
-      hold(done == size, "a rank goes on before all are done");
-    });
-    check_none_threw(thrown);
-  }
+  const std::uint32_t size = GENERATE(1u, 2u, 5u);
+  std::atomic<std::uint32_t> done{0};
+  check_none_threw(run_ranks(size, [&](Together& together) {
+    step(together, "work", [&] { ++done; });
+    hold(done == size, "a rank goes on before all are done");
+  }));
 }
 
 TEST_CASE("Ranks know what each of them gave, and what rank 0 gave") {
@@ -65,61 +52,51 @@ TEST_CASE("Ranks know what each of them gave, and what rank 0 gave") {
 }
 
 TEST_CASE("A failure of one rank is all ranks', and says whose it is and everything else") {
-  const Error error = agreed_error(3, [](Together& together) {
-    step(together, "work", [&] {
-      if (together.rank() == 2)
-        throw Error(ErrorKind::kBadInput, "is odd").in("a/b").tensor("t").at_byte(7).at_line(3).hint("mend it");
-    });
-    throw std::logic_error("a rank went on");
-  });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(std::string(error.what()) == "rank 2 on n1: a/b: line 3: at byte 7: tensor t: is odd");
-  CHECK(error.hint() == "mend it");
+  check_agreed(
+      3, {.what = "rank 2 on n1: a/b: line 3: at byte 7: tensor t: is odd", .hint = "mend it"}, [](Together& together) {
+        step(together, "work", [&] {
+          if (together.rank() == 2)
+            throw Error(ErrorKind::kBadInput, "is odd").in("a/b").tensor("t").at_byte(7).at_line(3).hint("mend it");
+        });
+        throw std::logic_error("a rank went on");
+      });
 }
 
 TEST_CASE("Of several failures the lowest rank's is told, and what all say alike without a rank") {
-  const Error lowest = agreed_error(4, [](Together& together) {
+  check_agreed(4, {.kind = ErrorKind::kIo, .what = "rank 2 on n1: failed on 2"}, [](Together& together) {
     step(together, "work", [&] {
       if (together.rank() > 1) throw Error(ErrorKind::kIo, "failed on " + std::to_string(together.rank()));
     });
   });
-  CHECK(std::string(lowest.what()) == "rank 2 on n1: failed on 2");
-  const Error alike = agreed_error(
-      3, [](Together& together) { step(together, "work", [] { throw Error(ErrorKind::kUsage, "makes no sense"); }); });
-  CHECK(std::string(alike.what()) == "makes no sense");
+  check_agreed(3, {.kind = ErrorKind::kUsage, .what = "makes no sense"}, [](Together& together) {
+    step(together, "work", [] { throw Error(ErrorKind::kUsage, "makes no sense"); });
+  });
 }
 
 TEST_CASE("A failure stops the others' work, which say nothing of it") {
-  check_error(agreed_error(3,
-                           [](Together& together) {
-                             Progress progress;
-                             RunOptions options;
-                             options.progress = &progress;
-                             together.step("work", progress, [&] {
-                               if (together.rank() == 1) throw Error(ErrorKind::kNoSpace, "full");
-                               for (;;) throw_if_stopped(options);
-                             });
-                           }),
-              {.kind = ErrorKind::kNoSpace});
+  check_agreed(3, {.kind = ErrorKind::kNoSpace}, [](Together& together) {
+    Progress progress;
+    const RunOptions options{.progress = &progress};
+    together.step("work", progress, [&] {
+      if (together.rank() == 1) throw Error(ErrorKind::kNoSpace, "full");
+      for (;;) throw_if_stopped(options);
+    });
+  });
 }
 
 TEST_CASE("A signal stops all ranks, and comes before other failures") {
   std::atomic<int> cleaned{0};
-  const Error error = agreed_error(3, [&](Together& together) {
+  check_agreed(3, {.kind = ErrorKind::kInterrupted}, [&](Together& together) {
     Progress progress;
-    RunOptions options;
-    options.progress = &progress;
     const auto work = [&] {
       if (together.rank() == 2) progress.stop = true;
       while (!progress.stop) std::this_thread::yield();
       if (together.rank() == 0) throw Error(ErrorKind::kIo, "its files are gone");
-      throw_if_stopped(options);
+      throw_if_stopped({.progress = &progress});
     };
-    together.step("work", progress, work, [&] {
-      cleaned += together.rank() == 2 ? 1 : 100;  // others were stopped by this one, and clean up when all agreed
-    });
+    // Others were stopped by rank 2, and clean up when all agreed.
+    together.step("work", progress, work, [&] { cleaned += together.rank() == 2 ? 1 : 100; });
   });
-  CHECK(error.kind() == ErrorKind::kInterrupted);
   CHECK(cleaned == 1);
 }
 
@@ -138,62 +115,48 @@ TEST_CASE("A signal after a rank's work is done cleans up before the others have
 }
 
 TEST_CASE("What fails outside of a step fails on all ranks, whatever they are at") {
-  for (const std::uint32_t failing : {0u, 1u}) {
-    const Error at_step = agreed_error(2, [&](Together& together) {
-      if (together.rank() == failing) throw Error(ErrorKind::kUsage, "not an option");
-      step(together, "plan", [] {});
-    });
-    CHECK(std::string(at_step.what()) == "rank " + std::to_string(failing) + " on n0: not an option");
-    check_error(agreed_error(2,
-                             [&](Together& together) {
-                               step(together, "plan", [] {});
-                               if (together.rank() == failing) throw Error(ErrorKind::kIo, "gone");
-                               together.gather("letters", "x");
-                             }),
-                {.kind = ErrorKind::kIo});
-    check_error(agreed_error(2,
-                             [&](Together& together) {
-                               step(together, "plan", [] {});
-                               if (together.rank() == failing) throw std::runtime_error("odd");
-                             }),
-                {.kind = ErrorKind::kInternal});
-  }
+  const std::uint32_t failing = GENERATE(0u, 1u);
+  const std::string rank = "rank " + std::to_string(failing) + " on n0: ";
+  check_agreed(2, {.kind = ErrorKind::kUsage, .what = rank + "not an option"}, [&](Together& together) {
+    if (together.rank() == failing) throw Error(ErrorKind::kUsage, "not an option");
+    step(together, "plan", [] {});
+  });
+  check_agreed(2, {.kind = ErrorKind::kIo}, [&](Together& together) {
+    step(together, "plan", [] {});
+    if (together.rank() == failing) throw Error(ErrorKind::kIo, "gone");
+    together.gather("letters", "x");
+  });
+  check_agreed(2, {.kind = ErrorKind::kInternal}, [&](Together& together) {
+    step(together, "plan", [] {});
+    if (together.rank() == failing) throw std::runtime_error("odd");
+  });
 }
 
 TEST_CASE("Ranks that do different things are told so, and stop") {
-  const Error names =
-      agreed_error(3, [](Together& together) { step(together, together.rank() == 1 ? "verify" : "plan", [] {}); });
-  CHECK(names.kind() == ErrorKind::kUsage);
-  CHECK(std::string(names.what()) == "rank 0 on n0 wants to plan, and rank 1 on n0 to verify");
-  const Error given = agreed_error(3, [](Together& together) {
-    if (together.rank() == 2) together.set_given({{"--check-inputs", ""}});
-    step(together, together.rank() == 2 ? "look for digests" : "compare", [] {});
+  check_agreed(3, {.kind = ErrorKind::kUsage, .what = "rank 0 on n0 wants to plan, and rank 1 on n0 to verify"},
+               [](Together& together) { step(together, together.rank() == 1 ? "verify" : "plan", [] {}); });
+  check_agreed(3,
+               {.kind = ErrorKind::kUsage,
+                .what = "rank 0 on n0 wants to compare, and rank 2 on n1 to look for digests: --check-inputs besides"},
+               [](Together& together) {
+                 if (together.rank() == 2) together.set_given({{"--check-inputs", ""}});
+                 step(together, together.rank() == 2 ? "look for digests" : "compare", [] {});
+               });
+  check_agreed(2, {.kind = ErrorKind::kUsage}, [](Together& together) {
+    if (together.rank() == 0) step(together, "plan", [] {});
   });
-  CHECK(std::string(given.what()) ==
-        "rank 0 on n0 wants to compare, and rank 2 on n1 to look for digests: --check-inputs besides");
-  check_error(agreed_error(2,
-                           [](Together& together) {
-                             if (together.rank() == 0) step(together, "plan", [] {});
-                           }),
-              {.kind = ErrorKind::kUsage});
 }
 
 TEST_CASE("When a rank dies the others give up after their time") {
-  for (const std::uint32_t dying : {0u, 2u}) {
-    const auto thrown = run_ranks(
-        3,
-        [&](Together& together) {
-          step(together, "plan", [] {});
-          if (together.rank() == dying) throw Death();
-          step(together, "copy", [] {});
-        },
-        std::chrono::milliseconds(200));
-    for (std::uint32_t rank = 0; rank < 3; ++rank) {
-      if (rank == dying) continue;
-      REQUIRE(thrown[rank]);
-      CHECK(thrown[rank]->kind() == ErrorKind::kLost);
-    }
-  }
+  const std::uint32_t dying = GENERATE(0u, 2u);
+  const auto work = [&](Together& together) {
+    step(together, "plan", [] {});
+    if (together.rank() == dying) throw Death();
+    step(together, "copy", [] {});
+  };
+  const auto thrown = run_ranks(3, work, std::chrono::milliseconds(200));
+  for (std::uint32_t rank = 0; rank < 3; ++rank)
+    if (rank != dying) CHECK((thrown[rank] && thrown[rank]->kind() == ErrorKind::kLost));
 }
 
 TEST_CASE("Ranks' bytes are summed up for the progress bar") {

@@ -22,6 +22,7 @@ struct Tensors {
     for (std::uint32_t i = 0; i < map.logical.size(); ++i) {
       const Dims& shape = map.logical[i].shape;
       program.transfers.emplace_back().source = Reading{i, {{i, whole(shape), Dims(shape.size())}}, {}};
+      program.transfers.back().target = i;
     }
   }
   const LogicalTensor& tensor(std::size_t transfer) const { return map.logical[transfer]; }
@@ -40,6 +41,21 @@ Tensors random_tensor_list(Random& random, DType dtype) {
       tensor.shape.push_back(pick(random, 0, 9) * (d == 1 ? 2 : 1));
   }
   return Tensors(std::move(list));
+}
+
+/// A target with a file for each tensor.
+reshard::TensorMap files_of(const Tensors& tensors) {
+  reshard::TensorMap target;
+  const auto count = static_cast<std::uint32_t>(tensors.map.logical.size());
+  target.logical = tensors.map.logical;
+  target.stored.resize(count, StoredTensor{"t"});
+  target.files.resize(count);
+  for (std::uint32_t t = 0; t < count; ++t) {
+    const Dims& shape = tensors.tensor(t).shape;
+    target.stored[t].file = t;
+    target.pieces.push_back({{t, whole(shape), Dims(shape.size())}});
+  }
+  return target;
 }
 
 std::vector<Part> parts_of(const Units& units, std::uint32_t unit) {
@@ -114,10 +130,9 @@ TEST_CASE("One huge tensor is cut between rows of the first dim that has several
   const Tensors tensors({{"t", DType::kU8, {1, 10, 3}}});
   const Units units(tensors.maps(), tensors.program, 3, false);
   const auto box_of = [&](std::uint32_t unit) { return parts_of(units, unit).at(0).box(tensors.tensor(0)); };
-  const Box first = box_of(0), second = box_of(1), third = box_of(2);
-  CHECK(first == Box{{0, 0, 0}, {1, 3, 3}});
-  CHECK(second == Box{{0, 3, 0}, {1, 3, 3}});
-  CHECK(third == Box{{0, 6, 0}, {1, 4, 3}});
+  CHECK(box_of(0) == Box{{0, 0, 0}, {1, 3, 3}});
+  CHECK(box_of(1) == Box{{0, 3, 0}, {1, 3, 3}});
+  CHECK(box_of(2) == Box{{0, 6, 0}, {1, 4, 3}});
 }
 
 TEST_CASE("Rows of a sub-byte dtype are cut where they are whole bytes") {
@@ -128,61 +143,35 @@ TEST_CASE("Rows of a sub-byte dtype are cut where they are whole bytes") {
 }
 
 TEST_CASE("What is written to many places weighs as much as it writes") {
-  Tensors tensors({{"once", DType::kU8, {300}}, {"often", DType::kU8, {300}}});
-  reshard::TensorMap target;
-  target.logical = tensors.map.logical;
-  target.pieces = {{{0, {{0}, {300}}, {0}}}, {}};
-  for (std::uint32_t rank = 0; rank < 9; ++rank) target.pieces[1].push_back({rank + 1, {{0}, {300}}, {0}});
-  for (std::uint32_t t : {0u, 1u}) tensors.program.transfers[t].target = t;
-  const ProgramMaps maps{&tensors.map, &target};
+  const Tensors tensors({{"once", DType::kU8, {300}}, {"often", DType::kU8, {300}}});
+  reshard::TensorMap target = files_of(tensors);
+  for (std::uint32_t rank = 2; rank < 10; ++rank) target.pieces[1].push_back({rank, {{0}, {300}}, {0}});
   target.stored.resize(10, StoredTensor{"t"});
-  target.files.resize(1);
+  const ProgramMaps maps{&tensors.map, &target};
   const auto half = parts_of(Units(maps, tensors.program, 2, false), 0);  // 600 of 3600 bytes move with the first one
   REQUIRE(half.size() == 2);
   CHECK(half[1].box(tensors.tensor(1)) == Box{{0}, {120}});
 }
 
 TEST_CASE("Units end where a file of the target ends, if that is near") {
-  struct Case {
-    std::uint64_t first_elems;
-    double snap;
-    std::uint64_t expected_row;  // at which the second unit begins
-  };
-  for (const Case& one : {Case{303, 0.02, 0}, Case{310, 0.02, 300}, Case{310, 0.5, 0}, Case{297, 0.02, 0}}) {
-    DYNAMIC_SECTION(one.first_elems << " of 600, " << one.snap) {
-      Tensors tensors({{"a", DType::kU8, {one.first_elems}}, {"b", DType::kU8, {600 - one.first_elems}}});
-      reshard::TensorMap target;
-      target.logical = tensors.map.logical;
-      target.stored.resize(2, StoredTensor{"t"});
-      target.stored[1].file = 1;
-      target.files.resize(2);
-      for (std::uint32_t t : {0u, 1u}) {
-        target.pieces.push_back({{t, whole(tensors.tensor(t).shape), {0}}});
-        tensors.program.transfers[t].target = t;
-      }
-      const Units units({&tensors.map, &target}, tensors.program, 2, false, one.snap);
-      const Part second = parts_of(units, 1).at(0);
-      CHECK(second.transfer == (one.expected_row == 0 ? 1 : 0));
-      CHECK(second.begin_row == one.expected_row);
-      CHECK(units.cost(0) + units.cost(1) == 1200);
-    }
-  }
+  const auto [first_elems, snap, expected_row] = GENERATE(table<std::uint64_t, double, std::uint64_t>(
+      {{303, 0.02, 0}, {310, 0.02, 300}, {310, 0.5, 0}, {297, 0.02, 0}}));  // at which the second unit begins
+  CAPTURE(first_elems, snap);
+  const Tensors tensors({{"a", DType::kU8, {first_elems}}, {"b", DType::kU8, {600 - first_elems}}});
+  const reshard::TensorMap target = files_of(tensors);
+  const Units units({&tensors.map, &target}, tensors.program, 2, false, snap);
+  const Part second = parts_of(units, 1).at(0);
+  CHECK(second.transfer == (expected_row == 0 ? 1 : 0));
+  CHECK(second.begin_row == expected_row);
+  CHECK(units.cost(0) + units.cost(1) == 1200);
 }
 
 TEST_CASE("Units are dealt out so that shares end where files do, if that costs little") {
   // Ten files of a tensor each, in 33 units, none of which ends with a file by itself.
   std::vector<LogicalTensor> list;
   for (int i = 0; i < 10; ++i) list.push_back({"t" + std::to_string(i), DType::kU8, {1000, 10}, {}});
-  Tensors tensors(list);
-  reshard::TensorMap target;
-  target.logical = tensors.map.logical;
-  target.stored.resize(10, StoredTensor{"t"});
-  target.files.resize(10);
-  for (std::uint32_t t = 0; t < 10; ++t) {
-    target.stored[t].file = t;
-    target.pieces.push_back({{t, whole(tensors.tensor(t).shape), {0, 0}}});
-    tensors.program.transfers[t].target = t;
-  }
+  const Tensors tensors(list);
+  const reshard::TensorMap target = files_of(tensors);
   const Units units({&tensors.map, &target}, tensors.program, 33, false, 0.5);
   std::vector<std::uint32_t> all(33);
   std::iota(all.begin(), all.end(), 0u);
