@@ -7,15 +7,12 @@ namespace {
 
 constexpr std::uint64_t kMax = UINT64_MAX;
 
-TEST_CASE("A checked sum is nothing from 2^64 on") {
+TEST_CASE("Checked sums and products are nothing from 2^64 on") {
   CHECK(checked_add(2, 3) == 5);
   CHECK(checked_add(kMax, 0) == kMax);
   CHECK(checked_add(kMax - 1, 1) == kMax);
   CHECK_FALSE(checked_add(kMax, 1));
   CHECK_FALSE(checked_add(kMax, kMax));
-}
-
-TEST_CASE("A checked product is nothing from 2^64 on") {
   const std::uint64_t half = std::uint64_t{1} << 32;
   CHECK(checked_mul(6, 7) == 42);
   CHECK(checked_mul(kMax, 0) == 0);

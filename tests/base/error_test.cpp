@@ -22,11 +22,11 @@ TEST_CASE("An error's text names file, byte and tensor in front of its message")
   CHECK(error.offset_bytes() == 12);
 }
 
-TEST_CASE("A hint is kept beside the text, not in it") {
-  Error error(ErrorKind::kUsage, "is odd");
-  error.hint("try again");
+TEST_CASE("A hint is kept beside the text, and the name of another process is in it") {
+  Error error(ErrorKind::kIo, "is odd");
+  error.hint("try again").in("a").by("rank 3 on node17");
   CHECK(error.hint() == "try again");
-  CHECK(std::string(error.what()) == "is odd");
+  CHECK(std::string(error.what()) == "rank 3 on node17: a: is odd");
 }
 
 TEST_CASE("Control characters of names do not reach an error's text") {
@@ -34,12 +34,6 @@ TEST_CASE("Control characters of names do not reach an error's text") {
   error.in("a\x1b[2Jb").tensor("c\nd");
   CHECK(std::string(error.what()) == "a\\x1b[2Jb: tensor c\\x0ad: is odd");
   CHECK(error.tensor() == "c\nd");
-}
-
-TEST_CASE("An error of another process says which") {
-  Error error(ErrorKind::kIo, "is odd");
-  error.in("a").by("rank 3 on node17");
-  CHECK(std::string(error.what()) == "rank 3 on node17: a: is odd");
 }
 
 TEST_CASE("Every kind of error has a row, and no two share a name or an exit code") {
@@ -61,15 +55,12 @@ TEST_CASE("Every kind of error has a row, and no two share a name or an exit cod
 TEST_CASE("A system error for a full disk or quota is no-space, any other is I/O") {
   for (const int full : {ENOSPC, EDQUOT}) {
     const Error error = system_error(full, "cannot write", "out.bin");
-    CHECK(error.kind() == ErrorKind::kNoSpace);
-    CHECK(error.path() == "out.bin");
+    check_error(error, {.kind = ErrorKind::kNoSpace, .path = "out.bin"});
     CHECK_FALSE(error.hint().empty());
   }
   check_error(system_error(EFBIG, "cannot write", "out.bin"), {.kind = ErrorKind::kIo, .hint = "ulimit -f"});
   const Error error = system_error(EACCES, "cannot open", "out.bin");
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK(error.path() == "out.bin");
-  CHECK_THAT(error.what(), Says("out.bin: cannot open: Permission denied"));
+  check_error(error, {.kind = ErrorKind::kIo, .path = "out.bin", .what = "out.bin: cannot open: Permission denied"});
   CHECK(error.code() == std::errc::permission_denied);
   CHECK_FALSE(Error(ErrorKind::kIo, "is odd").code());
 }

@@ -7,17 +7,13 @@
 #include <random>
 #include <thread>
 
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
+#include "support/refusals.h"
 #include "support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::test {
 namespace {
-
 namespace fs = std::filesystem;
-using test::error_of;
-using test::Says;
 
 std::string random_text(std::size_t size, std::uint64_t seed = 1) {
   std::mt19937_64 random(seed);
@@ -49,9 +45,8 @@ TEST_CASE("Reads any range of a file, up to its last byte") {
     CHECK((out == text.substr(offset, size)));
   }
   std::string past(10, '?');
-  const Error error = error_of([&] { source->read_at(text.size() - 4, std::as_writable_bytes(std::span(past))); });
-  CHECK(error.kind() == ErrorKind::kIo);
-  CHECK(error.offset_bytes() == text.size());
+  check_refused([&] { source->read_at(text.size() - 4, std::as_writable_bytes(std::span(past))); },
+                {.kind = ErrorKind::kIo, .path = dir / "f", .offset_bytes = text.size()});
 }
 
 TEST_CASE("Writes neighbouring ranges of any size from several threads, and loses none") {
@@ -93,23 +88,6 @@ TEST_CASE("Writes a range that lies in more parts than a system call takes") {
   CHECK((test::read_file(dir / "copy") == std::string(9, '\0') + text));
 }
 
-TEST_CASE("Writes a range of many short parts that begins and ends anywhere") {
-  const test::TempDir dir;
-  const std::string text = random_text(1'500'000, 13);
-  for (const std::size_t offset : {0, 5, 4096, 262'143, 262'144}) {
-    INFO("at " << offset);
-    std::vector<std::span<const std::byte>> parts;
-    for (std::size_t at = 0; at < text.size(); at += 1'500) parts.push_back(bytes(text).subspan(at, 1'500));
-    const fs::path path = dir / std::to_string(offset);
-    const auto sink = local_storage().create(path, offset + text.size() + 3);
-    sink->write_at(0, bytes(std::string(offset, 'a')));
-    sink->write_at(offset + text.size(), bytes("end"));
-    sink->write_gathered(offset, parts);
-    sink->sync();
-    CHECK((test::read_file(path) == std::string(offset, 'a') + text + "end"));
-  }
-}
-
 TEST_CASE("A range is copied from file to file, or it is said that it cannot be") {
   const test::TempDir dir;
   const std::string text = random_text(300'000, 9);
@@ -122,4 +100,4 @@ TEST_CASE("A range is copied from file to file, or it is said that it cannot be"
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::test
