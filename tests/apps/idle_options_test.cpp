@@ -24,15 +24,11 @@ struct Checkpoints {
   std::string nxd = made("nxd", {"--layout", "nxd"});
   std::string out = (temp / "out").string();
 
-  std::string made(const std::string& name, const std::vector<std::string>& options) {
-    std::vector<std::string> arguments{"shard", model, (temp / name).string(), "--tp", "2", "--manifest"};
-    arguments.insert(arguments.end(), options.begin(), options.end());
-    CHECK(run_reshard(arguments).exit_code == 0);
+  std::string made(const std::string& name, const Arguments& options) {
+    run_well(joined({"shard", model, (temp / name).string(), "--tp", "2", "--manifest"}, options));
     return (temp / name).string();
   }
 };
-
-using Arguments = std::vector<std::string>;
 
 }  // namespace
 
@@ -94,9 +90,7 @@ TEST_CASE("An option that the checkpoint leaves nothing to do gets a note that s
     INFO(reshard::join(each.arguments, " "));
     Arguments arguments = each.arguments;
     if (arguments.front() != "verify" && arguments.front() != "inspect") arguments.emplace_back("--dry-run");
-    const ProgramResult result = run_reshard(arguments);
-    CHECK(result.exit_code == 0);
-    CHECK_THAT(result.err, Says("reshard: note: " + each.note));
+    check_run(arguments, 0, {}, "reshard: note: " + each.note);
     arguments.emplace_back("--json");
     CHECK_THAT(run_reshard(arguments).out, Says(each.note));
   }
@@ -121,8 +115,7 @@ TEST_CASE("An option that does something, or says what is so already, gets no no
     INFO(reshard::join(each, " "));
     Arguments arguments = each;
     arguments.emplace_back("--dry-run");
-    const ProgramResult result = run_reshard(arguments);
-    CHECK(result.exit_code == 0);
+    const ProgramResult result = run_well(arguments);
     CHECK_THAT(result.err, !Says("no effect"));
   }
   CHECK_THAT(run_reshard({"verify", c.ranks, c.model, "--replicas", "first"}).err, !Says("no effect"));
@@ -148,8 +141,6 @@ TEST_CASE("An option that another one leaves nothing to do is an error") {
             "--with-optimizer has no effect with a SHA256SUMS"},
        }) {
     INFO(reshard::join(each.arguments, " "));
-    const ProgramResult result = run_reshard(each.arguments);
-    CHECK(result.exit_code == 2);
-    CHECK_THAT(result.err, Says(each.text));
+    check_run(each.arguments, 2, {}, each.text);
   }
 }

@@ -5,13 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "support/catch.h"
-#include "support/errors.h"
+#include "support/refusals.h"
 
 using namespace reshard;
 using namespace reshard::cli;
-using reshard::test::error_of;
-using reshard::test::Says;
+using reshard::test::check_refused;
 
 namespace {
 
@@ -57,21 +55,17 @@ Variables with(Variables variables, const Variables& more) {
 }  // namespace
 
 TEST_CASE("Help, the version and a built-in description need no ranks, whatever the environment says") {
-  const auto prints = [](std::vector<const char*> arguments) {
+  using Words = std::vector<const char*>;
+  const auto prints = [](Words arguments) {
     arguments.insert(arguments.begin(), "reshard");
     return only_prints(static_cast<int>(arguments.size()), arguments.data());
   };
-  CHECK(prints({"--help"}));
-  CHECK(prints({"-h"}));
-  CHECK(prints({"--version"}));
-  CHECK(prints({"shard", "a", "b", "--help"}));
-  CHECK(prints({"inspect", "--print-family", "llama"}));
-  CHECK(prints({"inspect", "--print-family=llama"}));
-  CHECK(prints({"-V"}));
-  CHECK(prints({"help", "shard"}));
-  CHECK_FALSE(prints({"inspect", "a"}));
-  CHECK_FALSE(prints({"inspect", "help"}));
-  CHECK_FALSE(prints({"inspect", "--", "--help"}));
+  for (const Words& words : {Words{"--help"}, Words{"-h"}, Words{"--version"}, Words{"-V"}, Words{"help", "shard"},
+                             Words{"shard", "a", "b", "--help"}, Words{"inspect", "--print-family", "llama"},
+                             Words{"inspect", "--print-family=llama"}})
+    CHECK(prints(words));
+  for (const Words& words : {Words{"inspect", "a"}, Words{"inspect", "help"}, Words{"inspect", "--", "--help"}})
+    CHECK_FALSE(prints(words));
   CHECK(rank_or_0(environment_of(kOpenMpi)) == 3);
   CHECK(rank_or_0(environment_of({{"SLURM_STEP_NUM_TASKS", "4"}})) == 0);
   CHECK(rank_or_0(environment_of({})) == 0);
@@ -94,19 +88,13 @@ TEST_CASE("The shell of a Slurm batch script or allocation is no launcher, thoug
 }
 
 TEST_CASE("An mpirun inside a Slurm job counts for more than the step that started its daemons") {
-  SECTION("Open MPI on one node") {
-    CHECK(found(with(kOpenMpi, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}})) ==
-          "Open MPI's mpirun: 3 of 4, openmpi");
-  }
-  SECTION("Open MPI on two nodes: the step has one task per node") {
-    CHECK(found(with(kOpenMpi, {{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}})) ==
-          "Open MPI's mpirun: 3 of 4, openmpi");
-  }
-  SECTION("MPICH on one node and on two") {
-    for (const char* nodes : {"1", "2"})
-      CHECK(found(with(kHydra, {{"SLURM_STEP_NUM_TASKS", nodes}, {"SLURM_PROCID", "0"}, {"SLURM_NPROCS", nodes}})) ==
-            "MPICH's mpirun: 2 of 3, mpich");
-  }
+  CHECK(found(with(kOpenMpi, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}})) == "Open MPI's mpirun: 3 of 4, openmpi");
+  // On two nodes the step has one task per node.
+  CHECK(found(with(kOpenMpi, {{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}})) ==
+        "Open MPI's mpirun: 3 of 4, openmpi");
+  for (const char* nodes : {"1", "2"})
+    CHECK(found(with(kHydra, {{"SLURM_STEP_NUM_TASKS", nodes}, {"SLURM_PROCID", "0"}, {"SLURM_NPROCS", nodes}})) ==
+          "MPICH's mpirun: 2 of 3, mpich");
 }
 
 TEST_CASE("A launcher of one process is none, whatever variables of others are inherited") {
@@ -130,24 +118,19 @@ TEST_CASE("Flux, PALS and launchers with PMIx are known, if others than this pro
 }
 
 TEST_CASE("A launcher's variable that is no such number is an error of usage that names it") {
-  const auto error = [](const Variables& variables) { return error_of([&] { found(variables); }); };
-  for (const char* size : {"0", "-4", "+4", "4 ", "four", "4.0", "0x4", "99999999999999999999", "2147483648"}) {
-    const Error wrong = error(with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", size}, {"OMPI_COMM_WORLD_RANK", "0"}}));
-    CHECK(wrong.kind() == ErrorKind::kUsage);
-    CHECK(std::string(wrong.what()) ==
-          "OMPI_COMM_WORLD_SIZE: \"" + std::string(size) + "\" is not a number of processes");
-    CHECK_THAT(wrong.hint(), Says("--mpi no"));
-  }
-  for (const char* rank : {"", "4", "-1", "x"}) {
-    const Error wrong = error(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", rank}}));
-    CHECK(wrong.kind() == ErrorKind::kUsage);
-    CHECK(std::string(wrong.what()) ==
-          "OMPI_COMM_WORLD_RANK: \"" + std::string(rank) + "\" is not the number of a process");
-  }
+  const auto refused = [](const Variables& variables, const std::string& what) {
+    check_refused([&] { found(variables); }, {.kind = ErrorKind::kUsage, .what = what, .hint = "--mpi no"});
+  };
+  const std::string rank = "\" is not the number of a process";
+  for (const std::string size : {"0", "-4", "+4", "4 ", "four", "4.0", "0x4", "99999999999999999999", "2147483648"})
+    refused(with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", size}, {"OMPI_COMM_WORLD_RANK", "0"}}),
+            "OMPI_COMM_WORLD_SIZE: \"" + size + "\" is not a number of processes");
+  for (const std::string wrong : {"", "4", "-1", "x"})
+    refused(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", wrong}}), "OMPI_COMM_WORLD_RANK: \"" + wrong + rank);
   Variables rankless = kHydra;
   rankless.erase("PMI_RANK");
-  CHECK_THAT(error(rankless).what(), Says("PMI_RANK: \"\""));
-  CHECK_THAT(error({{"PALS_RANKID", "x"}}).what(), Says("PALS_RANKID: \"x\""));
+  refused(rankless, "PMI_RANK: \"" + rank);
+  refused({{"PALS_RANKID", "x"}}, "PALS_RANKID: \"x" + rank);
   const Variables two = {{"OMPI_COMM_WORLD_SIZE", "two"}};
   CHECK_FALSE(launcher_to_join(MpiUse::kNo, environment_of(two)));
 }
@@ -185,17 +168,16 @@ TEST_CASE("RESHARD_MPI is the default of --mpi") {
 }
 
 TEST_CASE("Another value of --mpi or RESHARD_MPI is an error of usage that names where it stands") {
-  for (const char* value : {"maybe", "", "NO", "1"}) {
-    const Error separate = error_of([&] { use_of({"shard", "--mpi", value}); });
-    CHECK(separate.kind() == ErrorKind::kUsage);
-    CHECK(std::string(separate.what()) == "--mpi: \"" + std::string(value) + "\" is not one of auto, yes, no");
-    const std::string joined = "--mpi=" + std::string(value);
-    CHECK(std::string(error_of([&] { use_of({joined.c_str(), "shard"}); }).what()) == separate.what());
+  const auto refused = [](const std::vector<const char*>& words, const Variables& variables, const std::string& what) {
+    check_refused([&] { use_of(words, variables); },
+                  {.kind = ErrorKind::kUsage, .what = what + "\" is not one of auto, yes, no"});
+  };
+  for (const std::string value : {"maybe", "", "NO", "1"}) {
+    refused({"shard", "--mpi", value.c_str()}, {}, "--mpi: \"" + value);
+    refused({("--mpi=" + value).c_str(), "shard"}, {}, "--mpi: \"" + value);
   }
-  CHECK(error_of([] { use_of({"--mpi=maybe", "--mpi=no"}); }).kind() == ErrorKind::kUsage);
-  const Error variable = error_of([] { use_of({"shard"}, {{"RESHARD_MPI", "ma\nybe"}}); });
-  CHECK(variable.kind() == ErrorKind::kUsage);
-  CHECK(std::string(variable.what()) == "RESHARD_MPI: \"ma\\x0aybe\" is not one of auto, yes, no");
+  refused({"--mpi=maybe", "--mpi=no"}, {}, "--mpi: \"maybe");
+  refused({"shard"}, {{"RESHARD_MPI", "ma\nybe"}}, "RESHARD_MPI: \"ma\\x0aybe");
 }
 
 TEST_CASE("A process joins the others that its launcher started, unless --mpi no") {
@@ -207,16 +189,15 @@ TEST_CASE("A process joins the others that its launcher started, unless --mpi no
   CHECK_FALSE(joined(MpiUse::kNo, kOpenMpi));
   CHECK_FALSE(joined(MpiUse::kAuto, {}));
   CHECK_FALSE(joined(MpiUse::kNo, {}));
-  for (const Variables& alone : {Variables{}, Variables{{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}}}) {
-    const Error error = error_of([&] { joined(MpiUse::kYes, alone); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK(std::string(error.what()) == "--mpi yes, but no launcher of MPI started this process with others");
-    CHECK_THAT(error.hint(), Says("mpirun -n 4 reshard"));
-  }
+  for (const Variables& alone : {Variables{}, Variables{{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}}})
+    check_refused([&] { joined(MpiUse::kYes, alone); },
+                  {.kind = ErrorKind::kUsage,
+                   .what = "--mpi yes, but no launcher of MPI started this process with others",
+                   .hint = "mpirun -n 4 reshard"});
 }
 
 TEST_CASE("Time limits are positive numbers of seconds") {
-  const auto seconds = [](const char* value) {
+  const auto seconds = [](const std::string& value) {
     const Variables variables{{"RESHARD_MPI_TIMEOUT", value}};
     return seconds_of(environment_of(variables), "RESHARD_MPI_TIMEOUT", 600);
   };
@@ -225,10 +206,8 @@ TEST_CASE("Time limits are positive numbers of seconds") {
   CHECK(seconds("2") == 2);
   CHECK(seconds("0.25") == 0.25);
   CHECK(seconds("1e3") == 1000);
-  for (const char* value : {"0", "-1", "nan", "inf", "2s", " 2", "1e10", "1e999", "x"}) {
-    const Error error = error_of([&] { seconds(value); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK(std::string(error.what()) ==
-          "RESHARD_MPI_TIMEOUT: \"" + std::string(value) + "\" is not a positive number of seconds");
-  }
+  for (const std::string value : {"0", "-1", "nan", "inf", "2s", " 2", "1e10", "1e999", "x"})
+    check_refused([&] { seconds(value); },
+                  {.kind = ErrorKind::kUsage,
+                   .what = "RESHARD_MPI_TIMEOUT: \"" + value + "\" is not a positive number of seconds"});
 }

@@ -15,8 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void refused(const std::vector<std::string>& arguments, const Texts& says) {
-  check_failed(run_reshard(arguments), 3, says);
+void refused(const Arguments& arguments, const Texts& says) {
+  check_fails(arguments, 3, says);
 }
 
 TEST_CASE("a file of a dcp checkpoint is named as what it is, with the directory that is to be given") {
@@ -58,7 +58,7 @@ TEST_CASE("NxD's folder of the optimizer is no checkpoint, and neither is one wi
            "try: give the directory that holds both: " + step.string() + "\n"});
   fs::copy(step / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt", step / "optim/tp_rank_00_pp_rank_00.pt");
   check_both(step / "optim", {"step_3/optim: holds the optimizer of a checkpoint, and no model"});  // two of one rank
-  CHECK(run_reshard({"inspect", (step / "model").string(), "--config", config.string()}).exit_code == 0);
+  run_well({"inspect", (step / "model").string(), "--config", config.string()});
   fs::permissions(step, fs::perms::owner_all, fs::perm_options::add);
   fs::rename(step / "model", temp / "kept");
   check_both(step, {"step_3: holds an optimizer in optim/, but no model in model/", "try: copy the folder model here"});
@@ -72,7 +72,7 @@ TEST_CASE("The optimizer's files show that the model lacks its last rank, where 
   const fs::path step = temp / "step_3", golden_case = testdata("golden/zero1/nxd-llama-tied-dp2-tp4-m2-fused");
   fs::copy(golden_case / "checkpoint/step_3", step, fs::copy_options::recursive);
   const std::vector<std::string> inspect{"inspect", step.string(), "--config", (golden_case / "original").string()};
-  CHECK(run_reshard(inspect).exit_code == 0);
+  run_well(inspect);
   fs::permissions(step / "model", fs::perms::owner_all, fs::perm_options::add);
   fs::remove(step / "model/dp_rank_00_tp_rank_03_pp_rank_00.pt");
   refused(inspect, {"try: the model's files are of tp 3 × pp 1 ranks, but the optimizer's of tp 4 × pp 1: copy the "
@@ -82,10 +82,8 @@ TEST_CASE("The optimizer's files show that the model lacks its last rank, where 
 TEST_CASE("one rank's folder or file is no model, and inspect says which rank it is") {
   const TempDir temp;
   const std::string model = testdata("golden/optimum/llama-tp2-pp2/original").string();
-  const auto shard_to = [&](const char* name, const std::vector<std::string>& options) {
-    std::vector<std::string> arguments{"shard", model, (temp / name).string(), "--quiet"};
-    arguments.insert(arguments.end(), options.begin(), options.end());
-    REQUIRE(run_reshard(arguments).exit_code == 0);
+  const auto shard_to = [&](const char* name, const Arguments& options) {
+    run_well(joined({"shard", model, (temp / name).string(), "--quiet"}, options));
   };
   shard_to("staged", {"--tp", "2", "--pp", "2", "--layout", "ranks", "--format", "safetensors"});
   shard_to("served", {"--tp", "2", "--layout", "presharded"});
@@ -105,15 +103,13 @@ TEST_CASE("one rank's folder or file is no model, and inspect says which rank it
   refused({"convert", file.string(), out}, {"records that it is tensor-parallel rank 0 of 2 of a sharded checkpoint"});
   CHECK_FALSE(fs::exists(out));
 
-  const ProgramResult inspected = run_reshard({"inspect", folder.string()});
-  CHECK(inspected.exit_code == 0);
-  CHECK_THAT(inspected.out, Says(rank + " of a sharded checkpoint, 1 safetensors file\n"));
+  check_run({"inspect", folder.string()}, 0, rank + " of a sharded checkpoint, 1 safetensors file\n");
   CHECK_THAT(run_reshard({"inspect", file.string()}).out, Says("tensor-parallel rank 0 of 2 of a sharded checkpoint"));
   CHECK_THAT(run_reshard({"inspect", folder.string(), "--json"}).out,
              Says("this is one rank's part of a sharded checkpoint, and no whole model: " + rank));
   shard_to("one", {"--tp", "1", "--layout", "presharded"});
   const std::string only = (temp / "one/weights/tp0_sharded_checkpoint.safetensors").string();
-  CHECK(run_reshard({"convert", only, out, "--config", model}).exit_code == 0);
+  run_well({"convert", only, out, "--config", model});
   shard_to("fused", {"--tp", "1", "--layout", "ranks", "--format", "safetensors"});
   refused({"convert", (temp / "fused/tensor_parallel_shards/tp_rank_00_pp_rank_00").string(), (temp / "other").string(),
            "--config", model},

@@ -90,14 +90,13 @@ TEST_CASE("Ranks gather what each gave, in order, with empty and binary strings"
 TEST_CASE("A rank that never comes is given up after the time limit, and the ranks are broken from then on") {
   MpiRanks ranks(&kSilent, kWorld, {60, 0.1});
   const auto began = std::chrono::steady_clock::now();
-  const Error error = error_of([&] { ranks.gather("x"); });
+  check_refused([&] { ranks.gather("x"); },
+                {.kind = ErrorKind::kLost,
+                 .says = {"waited 0.1 s for the other processes", "outputs get their names by rank 0 alone"},
+                 .hint = "RESHARD_MPI_TIMEOUT"});
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - began;
   CHECK(waited.count() >= 0.1);
   CHECK(waited.count() < 5);
-  CHECK(error.kind() == ErrorKind::kLost);
-  CHECK_THAT(error.what(), Says("waited 0.1 s for the other processes"));
-  CHECK_THAT(error.what(), Says("outputs get their names by rank 0 alone"));
-  CHECK_THAT(error.hint(), Says("RESHARD_MPI_TIMEOUT"));
   CHECK(ranks.broken());
   CHECK_THROWS_AS(ranks.gather("x"), RankLost);
   CHECK_THAT(error_of([&] { ranks.gather("x"); }).what(), Says("were lost before"));  // MPI is not asked again
@@ -130,25 +129,17 @@ TEST_CASE("An error of MPI breaks the ranks and is told in its own words") {
   CHECK(ranks.broken());
 }
 
-TEST_CASE("Without a plug-in the error says who started how many processes, and where it was looked for") {
+TEST_CASE(
+    "Without a plug-in the error says who started how many processes, if that is known, and where it was sought") {
   const TempDir dir;
   const std::string path = (dir / "none.so").string();
-  const Error error = error_of([&] { start_mpi(kLauncher, {}, plugin_at(path)); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK(std::string(error.what()) ==
-        "Open MPI's mpirun started 4 processes, but there is no plug-in for MPI in " + path);
-  CHECK_THAT(error.hint(), Says("RESHARD_MPI"));
-  CHECK_THAT(error.hint(), Says("--mpi no"));
-}
-
-TEST_CASE("A launcher that does not say how many processes it has started is not taken for one of one process") {
-  const TempDir dir;
-  const std::string path = (dir / "none.so").string();
-  const Error error = error_of([&] { start_mpi({"PALS", 1, 0, ""}, {}, plugin_at(path)); });
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK(std::string(error.what()) ==
-        "PALS started this process, perhaps with others, but there is no plug-in for MPI in " + path);
-  CHECK_THAT(error.hint(), Says("--mpi no"));
+  const auto [launcher, says] =
+      GENERATE(table<Launcher, std::string>({{kLauncher, "Open MPI's mpirun started 4 processes"},
+                                             {{"PALS", 1, 0, ""}, "PALS started this process, perhaps with others"}}));
+  check_refused([&, launcher = launcher] { start_mpi(launcher, {}, plugin_at(path)); },
+                {.kind = ErrorKind::kUsage,
+                 .what = says + ", but there is no plug-in for MPI in " + path,
+                 .hint = {"RESHARD_MPI", "--mpi no"}});
 }
 
 TEST_CASE("A file that is no plug-in is refused with the loader's reason") {
@@ -162,9 +153,8 @@ TEST_CASE("A file that is no plug-in is refused with the loader's reason") {
 TEST_CASE("A time limit that is no number is an error that names its variable") {
   for (const std::string name : {"RESHARD_MPI_TIMEOUT", "RESHARD_MPI_START_TIMEOUT"}) {
     const Environment environment = [&](const char* asked) { return name == asked ? "soon" : nullptr; };
-    const Error error = error_of([&] { mpi_limits(environment); });
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK(std::string(error.what()) == name + ": \"soon\" is not a positive number of seconds");
+    check_refused([&] { mpi_limits(environment); },
+                  {.kind = ErrorKind::kUsage, .what = name + ": \"soon\" is not a positive number of seconds"});
   }
   const MpiLimits usual = mpi_limits([](const char*) { return nullptr; });
   CHECK(usual.start_s == 60);

@@ -17,21 +17,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using Arguments = std::vector<std::string>;
-
 const std::string kModel = testdata("golden/optimum/llama-tp8-gqa/original").string();
-
-Arguments joined(Arguments first, const Arguments& more) {
-  first.insert(first.end(), more.begin(), more.end());
-  return first;
-}
 
 /// What `reshard shard --dry-run --json` prints with these options, but for the free space on the disk.
 std::string planned(const Arguments& options) {
-  const ProgramResult result =
-      run_reshard(joined({"shard", kModel, "no-such-directory", "--dry-run", "--json"}, options));
-  INFO(result.err);
-  CHECK(result.exit_code == 0);
+  const ProgramResult result = run_well(joined({"shard", kModel, "no-such-directory", "--dry-run", "--json"}, options));
   nlohmann::ordered_json plan = nlohmann::ordered_json::parse(result.out, nullptr, false);
   CHECK(plan["bytes"].erase("free") == 1);
   return plan.dump(1);
@@ -184,16 +174,15 @@ TEST_CASE("a first rank after the last one is called that") {
 TEST_CASE("shard casts as convert does, and notes a float32 model whose config.json says another dtype") {
   const TempDir temp;
   const std::string wide = (temp / "wide").string(), ranks = (temp / "ranks").string(), same = (temp / "same").string();
-  REQUIRE(run_reshard({"convert", kModel, wide, "--dtype", "float32"}).exit_code == 0);
-  REQUIRE(run_reshard({"shard", wide, ranks, "--tp", "2", "--dtype", "bfloat16"}).exit_code == 0);
-  REQUIRE(run_reshard({"convert", wide, same, "--to", "ranks", "--tp", "2", "--dtype", "bfloat16"}).exit_code == 0);
+  run_well({"convert", kModel, wide, "--dtype", "float32"});
+  run_well({"shard", wide, ranks, "--tp", "2", "--dtype", "bfloat16"});
+  run_well({"convert", wide, same, "--to", "ranks", "--tp", "2", "--dtype", "bfloat16"});
   CHECK(snapshot(ranks) == snapshot(same));
   CHECK_THAT(read_file(ranks + "/config.json"), Says("bfloat16"));
 
   fs::copy(kModel + "/config.json", wide + "/config.json", fs::copy_options::overwrite_existing);
-  const ProgramResult kept = run_reshard({"shard", wide, (temp / "kept").string(), "--tp", "2"});
-  CHECK(kept.exit_code == 0);
-  CHECK_THAT(kept.err, Says("are float32, though config.json says bfloat16: --dtype bfloat16 casts them"));
+  check_run({"shard", wide, (temp / "kept").string(), "--tp", "2"}, 0, {},
+            "are float32, though config.json says bfloat16: --dtype bfloat16 casts them");
   CHECK_THAT(run_reshard({"shard", kModel, (temp / "plain").string(), "--tp", "2"}).err, !Says("float32"));
   CHECK_THAT(refused({"shard", kModel, "o", "--tp", "2", "--overflow", "error"}), Says("--overflow needs --dtype"));
 }

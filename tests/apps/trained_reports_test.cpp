@@ -28,7 +28,7 @@ TEST_CASE("inspect counts what lies beside a model") {
       run_reshard({"inspect", path}).out,
       Says("\nin addition to the model: 63 optimizer tensors, 197 kB\noptimizer: exp_avg F32 (98.6 kB), exp_avg_sq F32 "
            "(98.6 kB), step F32 (84 B); step 2\n  group 0: 21 parameters; lr 0.01, betas [0.9, 0.999], eps 1e-08, "));
-  const json document = json::parse(run_reshard({"inspect", path, "--json"}).out);
+  const json document = json_of({"inspect", path});
   const json states = {{{"name", "exp_avg"}, {"dtype", "F32"}, {"tensors", 21}, {"bytes", 98560}},
                        {{"name", "exp_avg_sq"}, {"dtype", "F32"}, {"tensors", 21}, {"bytes", 98560}},
                        {{"name", "step"}, {"dtype", "F32"}, {"tensors", 21}, {"bytes", 84}}};
@@ -43,16 +43,15 @@ TEST_CASE("inspect counts what lies beside a model") {
                                           {"optimizer_step", 2.0},
                                           {"other", {{"tensors", 0}, {"bytes", 0}}},
                                           {"unread_files", {{"files", 0}, {"bytes", 0}}}}));
-  const json others =
-      json::parse(run_reshard({"inspect", golden_path("dcp/llama-nested-files/sharded"), "--json"}).out);
+  const json others = json_of({"inspect", golden_path("dcp/llama-nested-files/sharded")});
   CHECK(others["beside_model"]["other"]["tensors"] == 2);
-  const json whole = json::parse(run_reshard({"inspect", golden_path("dcp/llama-plain/original"), "--json"}).out);
+  const json whole = json_of({"inspect", golden_path("dcp/llama-plain/original")});
   CHECK_FALSE(whole.contains("beside_model"));
 }
 
 TEST_CASE("inspect says why an optimizer cannot be restored or read, and what to try") {
   const std::string mixed = golden_path("zero1/optimum-llama-dp2-tp2-pp2-xser/checkpoint");
-  const json states = json::parse(run_reshard({"inspect", mixed, "--json"}).out)["beside_model"]["training_states"];
+  const json states = json_of({"inspect", mixed})["beside_model"]["training_states"];
   CHECK(states["complete"] == false);
   CHECK_THAT(states["incomplete"],
              Says("parts of ZeRO-1, each of some data-parallel rank, were saved as if they were all"));
@@ -66,9 +65,8 @@ TEST_CASE("inspect says why an optimizer cannot be restored or read, and what to
   fs::copy(golden_path("zero1/nxd-llama-dp2-tp2/checkpoint/step_3"), temp / "run", fs::copy_options::recursive);
   fs::permissions(temp / "run/optim", fs::perms::owner_all, fs::perm_options::add);
   fs::remove(temp / "run/optim/dp_rank_01_tp_rank_00_pp_rank_00.pt");
-  const json beside = json::parse(run_reshard({"inspect", (temp / "run").string(), "--config",
-                                               golden_path("zero1/nxd-llama-dp2-tp2/original"), "--json"})
-                                      .out)["beside_model"];
+  const json beside = json_of({"inspect", (temp / "run").string(), "--config",
+                               golden_path("zero1/nxd-llama-dp2-tp2/original")})["beside_model"];
   CHECK_THAT(beside["unreadable"], Says("is missing: dp_rank_01_tp_rank_00_pp_rank_00; copy the missing files here"));
 }
 
@@ -82,7 +80,7 @@ std::map<std::string, std::string> stored_names(const json& document) {
 
 TEST_CASE("inspect tells the whole names that entries have, and shows layers as one all the same") {
   const std::string prefixed = golden_path("dcp/llama-fsdp2-optim/sharded");
-  const auto under_model = stored_names(json::parse(run_reshard({"inspect", prefixed, "--json"}).out));
+  const auto under_model = stored_names(json_of({"inspect", prefixed}));
   CHECK(under_model.size() == 21);
   for (const auto& [name, stored] : under_model) CHECK(stored == "model." + name);
   const std::string table = run_reshard({"inspect", prefixed}).out;
@@ -91,7 +89,7 @@ TEST_CASE("inspect tells the whole names that entries have, and shows layers as 
 
   const std::string titan = golden_path("dcp/titan-llama3-v0.2.2/sharded");
   const std::string config = golden_path("dcp/titan-llama3-v0.2.2/original");
-  const auto translated = stored_names(json::parse(run_reshard({"inspect", titan, "--config", config, "--json"}).out));
+  const auto translated = stored_names(json_of({"inspect", titan, "--config", config}));
   CHECK(translated.at("model.layers.1.self_attn.q_proj.weight") == "layers.1.attention.wq.weight");
   CHECK(translated.at("model.norm.weight") == "norm.weight");
   const std::string shown = run_reshard({"inspect", titan, "--config", config}).out;
@@ -102,13 +100,10 @@ TEST_CASE("inspect tells the whole names that entries have, and shows layers as 
 TEST_CASE("A dry run shows no rank's file that is not written") {
   const TempDir temp;
   const std::string model = golden_path("dcp/titan-llama3-v0.2.2/original"), out = (temp / "out").string();
-  const std::vector<std::string> arguments{"shard",  model, out,    "--layout", "dcp",
-                                           "--fsdp", "8",   "--tp", "2",        "--dry-run"};
+  const Arguments arguments{"shard", model, out, "--layout", "dcp", "--fsdp", "8", "--tp", "2", "--dry-run"};
   const std::string table = run_reshard(arguments).out;
-  std::vector<std::string> with_json = arguments;
-  with_json.push_back("--json");
   std::map<std::uint64_t, std::vector<std::uint64_t>> ranks_by_bytes;
-  const json document = json::parse(run_reshard(with_json).out);
+  const json document = json_of(arguments);
   for (const json& file : document["files"])
     if (file["kind"] == "weights") {
       const std::string path = file["path"];
@@ -127,8 +122,7 @@ TEST_CASE("inspect and verify note that a --config is another model's") {
   const std::string other_type = golden_path("dcp/qwen3-fsdp2-r4/original");
   CHECK_THAT(run_reshard({"inspect", path, "--config", own}).err, !Says("another model"));
   for (const std::string& config : {other, other_type}) {
-    const ProgramResult result = run_reshard({"inspect", path, "--config", config});
-    CHECK(result.exit_code == 0);
+    const ProgramResult result = run_well({"inspect", path, "--config", config});
     const std::string note = config + "/config.json seems to be of another model: ";
     CHECK_THAT(result.err, Says(note));
     CHECK_THAT(run_reshard({"verify", path, path, "--config", config}).err, Says(note));
@@ -139,22 +133,16 @@ TEST_CASE("Outputs that may not be replaced are an error without notes on what b
   const TempDir temp;
   const std::string source = golden_path("dcp/llama-fsdp2-optim/sharded"), out = (temp / "out").string();
   const std::vector<std::string> command{"convert", source, out};
-  const ProgramResult first = run_reshard(command);
-  CHECK(first.exit_code == 0);
-  CHECK_THAT(first.err, Says("63 tensors of the optimizer's state (197 kB) are left out"));
-  const ProgramResult refused = run_reshard(command);
-  CHECK(refused.exit_code == 3);
-  CHECK_THAT(refused.err, Says("--force"));
+  check_run(command, 0, {}, "63 tensors of the optimizer's state (197 kB) are left out");
+  const ProgramResult refused = check_run(command, 3, {}, "--force");
   CHECK_THAT(refused.err, !Says("note:"));
 }
 
 TEST_CASE("A job's document has the layout with the options that were given, and what goes along with a model") {
   const TempDir temp;
   const std::string source = golden_path("dcp/llama-fsdp2-optim/sharded"), out = (temp / "out").string();
-  const auto document = [&](std::vector<std::string> options) {
-    std::vector<std::string> arguments{"convert", source, out, "--dry-run", "--json"};
-    arguments.insert(arguments.end(), options.begin(), options.end());
-    return json::parse(run_reshard(arguments).out);
+  const auto document = [&](const Arguments& options) {
+    return json_of(joined({"convert", source, out, "--dry-run"}, options));
   };
   const json trained =
       document({"--to", "dcp", "--fsdp", "3", "--names", "hf", "--prefix", "model", "--with-optimizer"});
@@ -171,55 +159,38 @@ TEST_CASE("A job's document has the layout with the options that were given, and
 TEST_CASE("A dry run says over how many ranks FSDP spreads a checkpoint") {
   const TempDir temp;
   const std::string model = golden_path("dcp/titan-llama3-v0.2.2/original"), out = (temp / "out").string();
-  const auto planned = [&](std::vector<std::string> options) {
-    std::vector<std::string> arguments{"shard", model, out, "--layout", "dcp", "--dry-run"};
-    arguments.insert(arguments.end(), options.begin(), options.end());
-    return run_reshard(arguments).out;
+  const auto planned = [&](const Arguments& options) {
+    return run_reshard(joined({"shard", model, out, "--layout", "dcp", "--dry-run"}, options)).out;
   };
   CHECK_THAT(planned({"--fsdp", "4", "--tp", "2"}), Says("\nmesh      fsdp 4 × tp 2\n"));
   CHECK_THAT(planned({"--fsdp", "3"}), Says("\nmesh      fsdp 3\n"));
   CHECK(json::parse(planned({"--fsdp", "3", "--json"}))["mesh"]["fsdp"] == 3);
-  const auto ranks = run_reshard({"shard", model, out, "--tp", "2", "--dry-run", "--json"});
-  CHECK_FALSE(json::parse(ranks.out)["mesh"].contains("fsdp"));
+  CHECK_FALSE(json_of({"shard", model, out, "--tp", "2", "--dry-run"})["mesh"].contains("fsdp"));
 }
 
 TEST_CASE("A prefix that a training run has is named where its model would be written without") {
   const TempDir temp;
-  const std::vector<std::string> command{"convert",
-                                         golden_path("dcp/llama-fsdp2-optim/sharded"),
-                                         (temp / "out").string(),
-                                         "--to",
-                                         "dcp",
-                                         "--with-optimizer",
-                                         "--dry-run"};
-  const auto with = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> all = command;
-    all.insert(all.end(), more.begin(), more.end());
-    return run_reshard(all).err;
-  };
-  const char* const note = "lose the prefix model., which the training run had: --prefix model. keeps it";
-  CHECK_THAT(with({}), Says(note));
-  CHECK_THAT(with({"--prefix", "model"}), !Says("lose the prefix"));
+  const std::string run = golden_path("dcp/llama-fsdp2-optim/sharded"), out = (temp / "out").string();
+  const Arguments command{"convert", run, out, "--to", "dcp", "--with-optimizer", "--dry-run"};
+  CHECK_THAT(run_reshard(command).err,
+             Says("lose the prefix model., which the training run had: --prefix model. keeps it"));
+  CHECK_THAT(run_reshard(joined(command, {"--prefix", "model"})).err, !Says("lose the prefix"));
 }
 
 TEST_CASE("Weights that are float32 where config.json says bfloat16 are noted, unless --dtype is given") {
   const TempDir temp;
   const std::string source = golden_path("dcp/titan-llama3-v0.2.2/sharded");
   const std::string config = golden_path("dcp/titan-llama3-v0.2.2/original"), out = (temp / "out").string();
-  const char* const note =
-      "21 tensors are float32, as in training, though config.json says bfloat16: --dtype bfloat16 casts them";
-  CHECK_THAT(run_reshard({"consolidate", source, out, "--config", config, "--dry-run"}).err, Says(note));
-  CHECK_THAT(run_reshard({"convert", source, out, "--config", config, "--dry-run"}).err, Says(note));
-  CHECK_THAT(run_reshard({"consolidate", source, out, "--config", config, "--dry-run", "--dtype", "bfloat16"}).err,
-             !Says(note));
-  for (const std::vector<std::string>& more :
-       {std::vector<std::string>{"--dtype", "bfloat16"}, std::vector<std::string>{"--to", "dcp"}}) {
-    std::vector<std::string> arguments{"convert", source, out, "--config", config, "--dry-run"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    const ProgramResult result = run_reshard(arguments);
-    CHECK(result.exit_code == 0);
-    CHECK_THAT(result.err, !Says("as in training"));
+  const auto notes = [&](const Arguments& more) {
+    return run_well(joined({more[0], source, out, "--config", config, "--dry-run"}, {more.begin() + 1, more.end()}))
+        .err;
+  };
+  for (const char* command : {"consolidate", "convert"}) {
+    CHECK_THAT(notes({command}), Says("21 tensors are float32, as in training, though config.json says bfloat16: "
+                                      "--dtype bfloat16 casts them"));
+    CHECK_THAT(notes({command, "--dtype", "bfloat16"}), !Says("as in training"));
   }
+  CHECK_THAT(notes({"convert", "--to", "dcp"}), !Says("as in training"));
 }
 
 TEST_CASE("A run goes to another mesh by the command line, with a manifest, and verify compares its optimizer") {
@@ -227,13 +198,9 @@ TEST_CASE("A run goes to another mesh by the command line, with a manifest, and 
   const std::string source = golden_path("dcp/llama-fsdp2-optim/sharded");
   const std::string config = golden_path("dcp/llama-fsdp2-optim/original");
   const std::string out = (temp / "out").string(), alone = (temp / "alone").string();
-  const std::vector<std::string> shard{"shard", source,   "",  "--config", config, "--layout",
-                                       "dcp",   "--fsdp", "3", "--prefix", "model"};
-  const auto with = [&](const std::string& output, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = shard;
-    arguments[2] = output;
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return run_reshard(arguments);
+  const auto with = [&](const std::string& output, const Arguments& more) {
+    return run_reshard(joined(
+        {"shard", source, output, "--config", config, "--layout", "dcp", "--fsdp", "3", "--prefix", "model"}, more));
   };
   CHECK_THAT(with(out, {"--with-optimizer", "--dry-run"}).out, Says("with 76 entries of the training run"));
   CHECK(with(out, {"--with-optimizer", "--manifest", "--resume"}).exit_code == 0);
@@ -244,8 +211,7 @@ TEST_CASE("A run goes to another mesh by the command line, with a manifest, and 
     const ProgramResult whole = run_reshard({"verify", checked, "--manifest", manifest, "--with-optimizer"});
     CHECK_THAT(whole.out, Says("same: 97 tensors"));
     CHECK_THAT(whole.err, !Says("not compared"));
-    const ProgramResult model = run_reshard({"verify", checked, "--manifest", manifest});
-    CHECK(model.exit_code == 0);
+    const ProgramResult model = run_well({"verify", checked, "--manifest", manifest});
     CHECK(model.out == std::string("same: 21 tensors, 98.6 kB") + (checked == out ? ", 5 files\n" : "\n"));
     CHECK_THAT(model.err, Says("note: the manifest has 76 entries of training state, which are not "
                                "compared: --with-optimizer compares them\n"));
@@ -253,12 +219,10 @@ TEST_CASE("A run goes to another mesh by the command line, with a manifest, and 
 
   const auto without = with(alone, {});
   CHECK_THAT(without.err, Says("--with-optimizer takes its optimizer along"));
-  const auto differs = run_reshard({"verify", source, alone, "--with-optimizer"});
-  CHECK(differs.exit_code == 1);
-  CHECK_THAT(differs.out, Says("only in " + source + ": optim.state.model.embed_tokens.weight.exp_avg\n"));
-  const auto idle = run_reshard({"verify", alone, config, "--with-optimizer"});
-  CHECK(idle.exit_code == 2);
-  CHECK_THAT(idle.err, Says("--with-optimizer has no effect: neither A nor B has states of an optimizer"));
+  check_run({"verify", source, alone, "--with-optimizer"}, 1,
+            "only in " + source + ": optim.state.model.embed_tokens.weight.exp_avg\n");
+  check_run({"verify", alone, config, "--with-optimizer"}, 2, {},
+            "--with-optimizer has no effect: neither A nor B has states of an optimizer");
   CHECK(run_reshard({"convert", source, (temp / "hf").string(), "--to", "hf", "--with-optimizer"}).exit_code == 2);
   const std::string same = (temp / "same").string();
   const ProgramResult stays = run_reshard({"convert", out, same, "--with-optimizer"});  // in its layout

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "support/catch.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 
@@ -112,7 +113,7 @@ std::string output_of(const std::string& command, const fs::path& directory) {
 }
 
 /// Empty lines at the end are not part of what a command printed.
-std::string joined(const std::vector<std::string>& lines) {
+std::string text_of(const std::vector<std::string>& lines) {
   std::string text;
   std::size_t count = lines.size();
   while (count > 0 && lines[count - 1].empty()) --count;
@@ -140,8 +141,8 @@ std::string replay(const std::string& text, bool markdown) {
     std::vector<std::string> old_lines;
     while (i < lines.size() && !is_command(lines[i]) && !(markdown && lines[i].starts_with("```")))
       old_lines.push_back(lines[i++]);
-    const std::string before = joined(old_lines);
-    const std::string now = joined(lines_of(output_of(line.substr(2), directory.path())));
+    const std::string before = text_of(old_lines);
+    const std::string now = text_of(lines_of(output_of(line.substr(2), directory.path())));
     renewed += normalized(now) == normalized(before) ? before : markdown ? without_machine(now) : normalized(now);
     if (i < lines.size() && is_command(lines[i])) renewed += "\n";
   }
@@ -160,12 +161,16 @@ std::string first_difference(const fs::path& file, const std::string& expected, 
          "\n  today:       " + line(b) + "\nif the new text is right, run scripts/renew-golden.sh";
 }
 
-std::string check_transcripts(const fs::path& file) {
+void check_renewed(const fs::path& file, const std::function<std::string(const std::string&)>& renew) {
   const std::string text = read_file(file);
-  const std::string renewed = replay(text, file.extension() == ".md");
-  if (std::getenv("RESHARD_RENEW_GOLDEN") == nullptr) return first_difference(file, text, renewed);
-  if (renewed != text) write_file(file, renewed);
-  return {};
+  const std::string renewed = renew(text);
+  if (std::getenv("RESHARD_RENEW_GOLDEN") != nullptr && renewed != text) return write_file(file, renewed);
+  const std::string difference = first_difference(file, text, renewed);
+  if (!difference.empty()) FAIL_CHECK(difference);
+}
+
+void check_transcripts(const fs::path& file) {
+  check_renewed(file, [&](const std::string& text) { return replay(text, file.extension() == ".md"); });
 }
 
 }  // namespace reshard::test

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 
 namespace reshard::test {
@@ -18,8 +19,10 @@ std::string replay(const std::string& text, bool markdown);
 /// The first line in which two texts differ, both versions of it, under the name of the file; empty if they are equal.
 std::string first_difference(const std::filesystem::path& file, const std::string& expected, const std::string& actual);
 
-/// Holds a file of transcripts against the program, or writes it anew where RESHARD_RENEW_GOLDEN is set.
-/// \returns what to tell of a difference; empty if there is none.
-std::string check_transcripts(const std::filesystem::path& file);
+/// Checks that a file is what `renew` makes of its text, or writes it anew where RESHARD_RENEW_GOLDEN is set.
+void check_renewed(const std::filesystem::path& file, const std::function<std::string(const std::string&)>& renew);
+
+/// The same for the output in transcripts.
+void check_transcripts(const std::filesystem::path& file);
 
 }  // namespace reshard::test

@@ -21,37 +21,28 @@ namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-using Words = std::vector<std::string>;
-
 /// A checkpoint of NxD's or optimum-neuron's reference, and what it became by `convert --to dcp`, with its master weights
 /// as the model where it has any.
 struct Migrated {
   TempDir temp;
   std::string source, output = (temp / "out").string();
-  Words of_verify{"--with-optimizer"};  // options
+  Arguments of_verify{"--with-optimizer"};  // options
 
   explicit Migrated(const fs::path& golden_case, bool has_masters = true) {
     const fs::path checkpoint = golden_case / "checkpoint";
     source = (fs::exists(checkpoint / "step_3") ? checkpoint / "step_3" : checkpoint).string();
-    Words words{"convert", source, output, "--to", "dcp", "--with-optimizer"};
+    Arguments words{"convert", source, output, "--to", "dcp", "--with-optimizer"};
     if (!fs::exists(fs::path(source) / "config.json")) {
-      const Words config{"--config", (golden_case / "original").string()};
-      words.insert(words.end(), config.begin(), config.end());
-      of_verify.insert(of_verify.end(), config.begin(), config.end());
+      const Arguments config{"--config", (golden_case / "original").string()};
+      words = joined(words, config);
+      of_verify = joined(of_verify, config);
     }
-    if (has_masters) {
-      words.insert(words.end(), {"--from-weights", "master"});
-      of_verify.insert(of_verify.end(), {"--weights", "master"});
-    }
-    const ProgramResult result = run_reshard(words);
-    INFO(result.err);
-    REQUIRE(result.exit_code == 0);
+    run_well(joined(words, has_masters ? Arguments{"--from-weights", "master"} : Arguments()));
+    if (has_masters) of_verify = joined(of_verify, {"--weights", "master"});
   }
 
   ProgramResult verify(const std::string& a, const std::string& b) const {
-    Words words{"verify", a, b};
-    words.insert(words.end(), of_verify.begin(), of_verify.end());
-    return run_reshard(words);
+    return run_reshard(joined({"verify", a, b}, of_verify));
   }
 
   /// The same with other content.
@@ -106,15 +97,11 @@ TEST_CASE("A migrated optimizer is what its own manifest says, with its groups a
       const TempDir temp;
       const fs::path golden_case = testdata("golden/zero1") / name;
       const std::string out = (temp / "out").string();
-      const ProgramResult converted = run_reshard({"convert", (golden_case / "checkpoint/step_3").string(), out,
-                                                   "--config", (golden_case / "original").string(), "--to", "dcp",
-                                                   "--fsdp", "2", "--names", names, "--with-optimizer", "--manifest"});
-      INFO(converted.err);
-      REQUIRE(converted.exit_code == 0);
+      run_well({"convert", (golden_case / "checkpoint/step_3").string(), out, "--config",
+                (golden_case / "original").string(), "--to", "dcp", "--fsdp", "2", "--names", names, "--with-optimizer",
+                "--manifest"});
       const ProgramResult result =
-          run_reshard({"verify", out, "--manifest", out + "/reshard.manifest.json", "--with-optimizer"});
-      INFO(result.out << result.err);
-      CHECK(result.exit_code == 0);
+          run_well({"verify", out, "--manifest", out + "/reshard.manifest.json", "--with-optimizer"});
       CHECK_THAT(result.err, !Says("not compared"));
     }
 }
@@ -172,12 +159,8 @@ TEST_CASE("Objects of groups that are no plain values are compared byte by byte"
   const std::string one = (run.temp / "one").string(), two = run.changed(with_tensor('\x40'));
   fs::rename(two, one);
   REQUIRE(run.changed(with_tensor('\x41')) == two);
-  const ProgramResult same = run_reshard({"verify", one, one, "--with-optimizer"});
-  INFO(same.out << same.err);
-  CHECK(same.exit_code == 0);
-  const ProgramResult differs = run_reshard({"verify", one, two, "--with-optimizer"});
-  CHECK(differs.exit_code == 1);
-  CHECK_THAT(differs.out, Says("differs: optimizer.param_groups.0.lr: "));
+  run_well({"verify", one, one, "--with-optimizer"});
+  check_run({"verify", one, two, "--with-optimizer"}, 1, "differs: optimizer.param_groups.0.lr: ");
   const ProgramResult half = run.verify(run.source, one);
   CHECK(half.exit_code == 1);
   CHECK_THAT(half.out, Says("only in " + one + ": optimizer.param_groups.0.eps\n"));
@@ -203,32 +186,19 @@ TEST_CASE("Runs that went from dcp to NxD are the same as before, whatever form 
     set_target(request.target, mesh);
     request.target.options.set_number("dp", pick(random, 1, 3));
     convert(request);
-    Words options{"--with-optimizer"};
-    if (mesh.kv_size_multiplier != 0) {
-      options.push_back("--kv-size-multiplier");
-      options.push_back(std::to_string(mesh.kv_size_multiplier));
-    }
+    Arguments options{"--with-optimizer"};
+    if (mesh.kv_size_multiplier != 0)
+      options = joined(options, {"--kv-size-multiplier", std::to_string(mesh.kv_size_multiplier)});
     const auto verify = [&](const std::string& a, const std::string& b) {
-      Words words{"verify", (temp / a).string(), (temp / b).string()};
-      words.insert(words.end(), options.begin(), options.end());
-      return run_reshard(words);
+      return joined({"verify", (temp / a).string(), (temp / b).string()}, options);
     };
-    for (const auto& [a, b] : {std::pair("list", "flat"), {"nxd", "list"}, {"flat", "nxd"}}) {
-      const ProgramResult result = verify(a, b);
-      INFO(a << " and " << b << "\n" << result.out << result.err);
-      CHECK(result.exit_code == 0);
-    }
+    for (const auto& [a, b] : {std::pair("list", "flat"), {"nxd", "list"}, {"flat", "nxd"}}) run_well(verify(a, b));
     TrainingRun other = run;
     other.groups.front()["lr"] = 0.25;
     write_dcp(temp / "other", other, random, random() % 2);
     write_file(temp / "other/config.json", run.model.config().dump());
-    for (const char* a : {"list", "flat", "nxd"}) {
-      const ProgramResult result = verify(a, "other");
-      INFO(a << "\n" << result.out << result.err);
-      CHECK(result.exit_code == 1);
-      CHECK_THAT(result.out, Says(": 0.125 and 0.25\n"));
-      CHECK_THAT(result.out, Says("different: 1 value of the optimizer\n"));
-    }
+    for (const char* a : {"list", "flat", "nxd"})
+      check_run(verify(a, "other"), 1, {": 0.125 and 0.25\n", "different: 1 value of the optimizer\n"});
   }
 }
 
