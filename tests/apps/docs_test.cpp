@@ -2,7 +2,6 @@
 // of programs that are compiled, links lead somewhere, every family is named. scripts/make-docs.sh renews them.
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <regex>
@@ -11,8 +10,6 @@
 
 #include "reshard/base/json.h"
 #include "reshard/layouts/core/layout.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/program.h"
 #include "support/temp_dir.h"

@@ -1,7 +1,5 @@
 // One test a mistake that a user can make at the command line; the library's own tests have the others.
 
-#include "support/errors.h"
-
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,7 +7,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "support/catch.h"
 #include "support/files.h"
 #include "support/models.h"
 #include "support/program.h"

@@ -4,8 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/program.h"
 #include "support/temp_dir.h"

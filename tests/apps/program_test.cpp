@@ -2,14 +2,10 @@
 
 #include "support/program.h"
 
-#include <sys/stat.h>
-
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 

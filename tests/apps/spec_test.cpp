@@ -4,8 +4,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/families.h"
 #include "support/files.h"
 #include "support/program.h"

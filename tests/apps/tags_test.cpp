@@ -3,8 +3,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/program.h"
 #include "support/temp_dir.h"

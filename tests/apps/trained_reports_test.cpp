@@ -6,8 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "fold.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/program.h"
 #include "support/temp_dir.h"

@@ -4,10 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/formats/pickle/plain_value.h"
-#include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/golden.h"
 #include "support/layouts.h"

@@ -1,13 +1,10 @@
 // `reshard verify` run as a user runs it.
 
-#include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "reshard/base/sha256.h"
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/files.h"
 #include "support/program.h"
 #include "support/rewrite.h"

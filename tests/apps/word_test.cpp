@@ -6,8 +6,6 @@
 
 #include <string>
 
-#include "support/catch.h"
-#include "support/errors.h"
 #include "support/program.h"
 
 using namespace reshard;

@@ -3,21 +3,14 @@
 #include "reshard/engine/job_run.h"
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <set>
 
 #include "engine/some_jobs.h"
 #include "reshard/engine/execute.h"
-#include "support/catch.h"
-#include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
-#include "support/layouts.h"
-#include "support/local_files.h"
-#include "support/models.h"
 #include "support/rewrite.h"
-#include "support/temp_dir.h"
 #include "support/trials.h"
 
 namespace reshard::test {

@@ -2,7 +2,6 @@
 
 #include "reshard/engine/check/digests.h"
 
-#include <algorithm>
 #include <filesystem>
 
 #include "reshard/engine/check/verify_manifest.h"

@@ -1,7 +1,5 @@
 #include "reshard/engine/check/stats.h"
 
-#include <cstring>
-
 #include "reshard/layouts/core/checkpoint.h"
 #include "support/catch.h"
 #include "support/files.h"

@@ -9,7 +9,6 @@
 #include "reshard/engine/job_run.h"
 #include "reshard/engine/move/group.h"
 #include "support/fault_storage.h"
-#include "support/files.h"
 #include "support/refusals.h"
 
 namespace reshard::test {

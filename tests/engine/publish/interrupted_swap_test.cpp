@@ -4,9 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <functional>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "reshard/base/error.h"

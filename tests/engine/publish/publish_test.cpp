@@ -2,14 +2,12 @@
 
 #include "reshard/engine/publish/publish.h"
 
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "reshard/base/strings.h"
 #include "reshard/engine/execute.h"
 #include "reshard/io/local_storage.h"
-#include "support/fault_storage.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/refusals.h"

@@ -1,6 +1,5 @@
 // Runs of real jobs by several ranks, which are threads here: the bytes of one process, or nothing and one error.
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -17,7 +16,6 @@
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/plan/proof/manifest.h"
 #include "support/fault_storage.h"
-#include "support/files.h"
 #include "support/page_cache_storage.h"
 #include "support/refusals.h"
 #include "support/rewrite.h"

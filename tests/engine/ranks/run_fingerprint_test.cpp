@@ -1,6 +1,5 @@
 #include "reshard/engine/ranks/run_fingerprint.h"
 
-#include <map>
 #include <set>
 
 #include "support/catch.h"

@@ -1,7 +1,6 @@
 #include "reshard/engine/units/units.h"
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 #include <set>
 #include <string>
