@@ -206,9 +206,13 @@ void write_rank(const fs::path& directory, std::vector<Whole> tensors, std::uint
   write(directory, tensors, own, {}, "__" + std::to_string(rank) + ".metadata");
 }
 
-Content read(const fs::path& directory) {
+DcpMetadata metadata_of(const fs::path& directory) {
   const fs::path path = directory / kDcpMetadataFile;
-  const DcpMetadata metadata = read_dcp_metadata(*local_storage().open(path), path);
+  return read_dcp_metadata(*local_storage().open(path), path);
+}
+
+Content read(const fs::path& directory) {
+  const DcpMetadata metadata = metadata_of(directory);
   const auto bytes_at = [&](const DcpPlace& place, std::uint64_t offset, std::uint64_t size) {
     return read_file(directory / metadata.files[place.file]).substr(offset, size);
   };

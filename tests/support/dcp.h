@@ -91,6 +91,9 @@ void write(const std::filesystem::path& directory, const std::vector<Whole>& ten
 void write_rank(const std::filesystem::path& directory, std::vector<Whole> tensors, std::uint32_t rank,
                 const std::vector<Object>& objects = {});
 
+/// Its `.metadata`.
+DcpMetadata metadata_of(const std::filesystem::path& directory);
+
 /// All that a directory holds, put together from its chunks.
 struct Content {
   std::map<std::string, TensorData> tensors;

@@ -5,6 +5,7 @@
 
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/map/whole_map.h"
+#include "support/catch.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 
@@ -184,6 +185,12 @@ void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_byt
       sink->write_at(part.offset_bytes, std::as_bytes(std::span(part.bytes)));
   }
   for (const TextFile& file : job.text_files) write_file(root / file.path, file.text);
+}
+
+void check_blocks(const Job& job, const fs::path& root, std::uint64_t block_bytes, unsigned threads) {
+  run_in_blocks(job, root, block_bytes, threads);
+  for (const TensorFile& file : job.target.files)
+    CHECK((read_file(root / file.path) == read_file(job.output_directory / file.path)));
 }
 
 }  // namespace reshard::test

@@ -73,4 +73,7 @@ ConsolidateRequest consolidate_request(const std::filesystem::path& source, cons
 /// other files are not copied.
 void run_in_blocks(const Job& job, const std::filesystem::path& root, std::uint64_t block_bytes, unsigned threads);
 
+/// CHECKs that run_in_blocks makes the same files in `root` as the job has made in its output.
+void check_blocks(const Job& job, const std::filesystem::path& root, std::uint64_t block_bytes, unsigned threads);
+
 }  // namespace reshard::test
