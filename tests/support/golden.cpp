@@ -20,6 +20,12 @@ nlohmann::json golden_of(const fs::path& golden_case) {
   return nlohmann::json::parse(read_file(golden_case / "golden.json"));
 }
 
+fs::path saved_of(const fs::path& golden_case) {
+  for (const char* name : {"shards", "step_3"})
+    if (fs::is_directory(golden_case / "checkpoint" / name)) return golden_case / "checkpoint" / name;
+  return {};
+}
+
 std::string rank_of_reference(const std::string& file) {
   const std::string stem = fs::path(file).stem().string();
   return stem.substr(stem.find("tp_rank_"));

@@ -14,6 +14,9 @@ std::vector<std::filesystem::path> golden_cases(const std::string& folder);
 /// Its golden.json.
 nlohmann::json golden_of(const std::filesystem::path& golden_case);
 
+/// The folder of the one checkpoint of a case in testdata/golden/zero1.
+std::filesystem::path saved_of(const std::filesystem::path& golden_case);
+
 /// "shards/model/dp_rank_00_tp_rank_01_pp_rank_00.pt" → "tp_rank_01_pp_rank_00"
 std::string rank_of_reference(const std::string& file);
 

@@ -224,6 +224,15 @@ void write_dcp(const fs::path& directory, const TrainingRun& run, Random& random
   dcp::write(directory, tensors, objects);
 }
 
+TrainingRun one_group(Random& random, const TinyModel& model) {
+  TrainingRun run = random_training(random, model);
+  while (run.states.at("step").count("model.norm.weight") == 0) run = random_training(random, model);
+  run.has_two_groups = false;
+  run.groups.resize(1);
+  run.states.erase("master");
+  return run;
+}
+
 TrainingRun grouped_by_rule(TrainingRun run) {
   run.has_two_groups = true;
   run.groups.resize(2, run.groups.front());

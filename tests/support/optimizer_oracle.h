@@ -34,6 +34,9 @@ int group_of(const TrainingRun& run, const std::string& parameter);
 /// A run with weights of one dtype, and states of another.
 TrainingRun random_training(Random& random, const TinyModel& model);
 
+/// A run whose optimizer has one group, no master weights, and states of all parameters.
+TrainingRun one_group(Random& random, const TinyModel& model);
+
 /// The same run with the second group, of which the first one's hyperparameters are those where it has no such group.
 TrainingRun grouped_by_rule(TrainingRun run);
 

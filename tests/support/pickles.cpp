@@ -40,6 +40,12 @@ std::string dict(const std::vector<std::pair<std::string, std::string>>& items) 
   return all + "u";
 }
 
+std::string numbered(const std::vector<std::string>& items) {
+  std::string pushed;
+  for (std::size_t i = 0; i < items.size(); ++i) pushed += number(static_cast<std::int64_t>(i)) + items[i];
+  return "}(" + pushed + "u";
+}
+
 std::string global(const std::string& module, const std::string& name) {
   return "c" + module + "\n" + name + "\n";
 }
