@@ -1,6 +1,6 @@
 // States of experts that another program stacks: those of their shape are stacked, too, and of the others the stack has one.
 
-#include <filesystem>
+#include <functional>
 
 #include "reshard/engine/check/verify_manifest.h"
 #include "reshard/layouts/core/checkpoint.h"
@@ -9,6 +9,7 @@
 #include "support/families.h"
 #include "support/local_files.h"
 #include "support/refusals.h"
+#include "support/requests.h"
 #include "support/temp_dir.h"
 #include "support/training_runs.h"
 
@@ -31,96 +32,77 @@ Saved run_of_experts(Random& random, const fs::path& model) {
 
 const std::string kExpert = "model.layers.1.mlp.experts.1.up_proj.weight";
 
-dcp::Whole& tensor_of(Saved& saved, const std::string& name) {
-  for (dcp::Whole& tensor : saved.tensors)
-    if (tensor.name == name) return tensor;
-  FAIL("there is no " << name);
-  return saved.tensors.front();
-}
-
 ConvertRequest to_stacks(const fs::path& source, const fs::path& model, const fs::path& output) {
-  ConvertRequest request = run_request(source, output, 2);
-  request.source.config = model;
-  request.target.options.set("names", "torchtitan");
-  return request;
+  return convert_request(
+      source, output,
+      {.layout = "dcp", .options = {"fsdp=2", "names=torchtitan"}, .config = model, .with_optimizer = true});
 }
 
-TEST_CASE("Experts with their optimizer go into stacks, and come back as they were") {
+TEST_CASE("A manifest of a run with stacks is of what is read of them, and of what they were made of") {
   Random random(51);
   const TempDir temp;
   const Saved saved = run_of_experts(random, temp / "model");
   saved.write(temp / "run");
-  RunOptions options = unsynced();
-  const auto job = plan_convert(local_storage(), to_stacks(temp / "run", temp / "model", temp / "titan"));
+  const auto job = plan_convert(to_stacks(temp / "run", temp / "model", temp / "titan"));
   job->manifest = true;
-  execute(*job, options);
-  convert(run_request(temp / "titan", temp / "back", 3));
-  const dcp::Content first = dcp::read(temp / "run"), last = dcp::read(temp / "back");
-  CHECK((last.tensors == first.tensors));
-  CHECK((last.objects == first.objects));
-
-  // Its manifest is of what is read of it, and of what it was made of.
+  execute(*job, unsynced());
   const fs::path path = temp / "titan" / kManifestFile;
   const Manifest manifest = parse_manifest(read_file(path), path);
-  CHECK(manifest.tensors.size() == first.tensors.size() + first.objects.size());
-  for (const char* side : {"titan", "run", "back"}) {
+  CHECK(manifest.tensors.size() == saved.tensors.size() + saved.objects.size());
+  for (const char* side : {"titan", "run"}) {
     CAPTURE(side);
     ReadContext context;
     context.with_optimizer = true;
     context.config.path = temp / "model";
-    Checkpoint checkpoint = read_checkpoint(local_storage(), temp / side, context);
+    Checkpoint checkpoint = read_checkpoint(temp / side, context);
     add_states(checkpoint.map, std::move(checkpoint.states.map));
-    const ManifestVerification result = verify_manifest(checkpoint.map, manifest, path, options);
+    const ManifestVerification result = verify_manifest(checkpoint.map, manifest, path, unsynced());
     CHECK(result.same());
     CHECK(result.compared_tensors == manifest.tensors.size());
   }
 }
 
 TEST_CASE("What experts do not have alike is not made one of") {
-  Random random(52);
-  const TempDir temp;
-  Saved saved = run_of_experts(random, temp / "model");
-  const std::string step = "optim.state." + kExpert + ".step", lr = "optim.param_groups." + kExpert + ".lr";
+  const std::string state = "optim.state." + kExpert, lr = "optim.param_groups." + kExpert + ".lr";
   const std::string other = "model.layers.1.mlp.experts.0.up_proj.weight";
-  const auto error = [&] {
-    saved.write(temp / "run");
-    const Error found = error_of([&] { convert(to_stacks(temp / "run", temp / "model", temp / "out")); });
-    CHECK_FALSE(fs::exists(temp / "out"));
-    return found;
-  };
-  SECTION("another count of steps") {
-    tensor_of(saved, step).data.bytes = "more";
-    check_error(error(), {.says = "is a replica of optim.state." + other + ".step"});
-  }
-  SECTION("another object") {
-    for (dcp::Object& object : saved.objects)
-      if (object.name == lr) object.bytes = dcp::object_bytes("y");
-    check_error(error(), {.says = "is a replica of optim.param_groups." + other + ".lr"});
-  }
-  SECTION("a count of another dtype") {
-    tensor_of(saved, step).data = {DType::kF64, {}, "eight..."};
-    check_error(error(), {.kind = ErrorKind::kUnsupported,
-                          .path = temp / "run",
-                          .tensor = step,
-                          .says = "is F64 [], and optim.state." + other + ".step is F32 []"});
-  }
-  SECTION("no count") {
-    std::erase_if(saved.tensors, [&](const dcp::Whole& tensor) { return tensor.name == step; });
-    check_error(error(), {.kind = ErrorKind::kUnsupported,
-                          .tensor = "optim.state." + other + ".step",
-                          .says = "expert 1 of the stack has none"});
-  }
-  SECTION("no moment") {
-    std::erase_if(saved.tensors,
-                  [&](const dcp::Whole& tensor) { return tensor.name == "optim.state." + kExpert + ".exp_avg"; });
-    check_error(error(), {.says = "of which number 1 is missing"});
-  }
-  SECTION("sums of rows") {
-    saved.add("optim.state." + kExpert + ".sums", random_tensor(random, DType::kF32, {8}));
-    check_error(error(), {.kind = ErrorKind::kUnsupported,
-                          .tensor = "optim.state." + kExpert + ".sums",
-                          .says = "is one of a stack of experts"});
-  }
+  const TempDir temp;
+  check_refusals<std::function<void(Saved&)>>(
+      [&](const std::function<void(Saved&)>& change) {
+        Random random(52);
+        Saved saved = run_of_experts(random, temp / "model");
+        change(saved);
+        saved.write(temp / "run");
+        convert(to_stacks(temp / "run", temp / "model", temp / "out"));
+      },
+      {.unwritten = temp / "out"},
+      {{"another count of steps",
+        [&](Saved& saved) { saved.at(state + ".step").data.bytes = "more"; },
+        {.says = "is a replica of optim.state." + other + ".step"}},
+       {"another object",
+        [&](Saved& saved) {
+          for (dcp::Object& object : saved.objects)
+            if (object.name == lr) object.bytes = dcp::object_bytes("y");
+        },
+        {.says = "is a replica of optim.param_groups." + other + ".lr"}},
+       {"a count of another dtype",
+        [&](Saved& saved) {
+          saved.at(state + ".step").data = {DType::kF64, {}, "eight..."};
+        },
+        {.kind = ErrorKind::kUnsupported,
+         .path = temp / "run",
+         .tensor = state + ".step",
+         .says = "is F64 [], and optim.state." + other + ".step is F32 []"}},
+       {"no count",
+        [&](Saved& saved) { saved.erase(state + ".step"); },
+        {.kind = ErrorKind::kUnsupported,
+         .tensor = "optim.state." + other + ".step",
+         .says = "expert 1 of the stack has none"}},
+       {"no moment", [&](Saved& saved) { saved.erase(state + ".exp_avg"); }, {.says = "of which number 1 is missing"}},
+       {"sums of rows",
+        [&](Saved& saved) {
+          saved.add(state + ".sums", {DType::kF32, {8}, std::string(32, 'x')});
+        },
+        {.kind = ErrorKind::kUnsupported, .tensor = state + ".sums", .says = "is one of a stack of experts"}}});
 }
 
 TEST_CASE("Steps that are numbers become a tensor of the stack, unless they differ or float32 has not got them") {
