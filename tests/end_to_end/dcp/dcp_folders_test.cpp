@@ -5,12 +5,14 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "reshard/base/strings.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "support/checkpoints.h"
 #include "support/fault_storage.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/refusals.h"
+#include "support/requests.h"
 #include "support/temp_dir.h"
 #include "support/training_runs.h"
 
@@ -19,11 +21,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
+const fs::path kRun = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded");
+
+/// A copy that may be spoiled.
+void copy_run(const fs::path& from, const fs::path& to) {
+  fs::create_directories(to.parent_path());
+  fs::copy(from, to, fs::copy_options::recursive);
+  for (const auto& entry : fs::recursive_directory_iterator(to))
+    fs::permissions(entry, fs::perms::owner_all, fs::perm_options::add);
+}
+
+std::string notes_of(const fs::path& run) {
+  return join(read_checkpoint(run, {}).notes, "\n");
+}
+
 TEST_CASE("Two names of one folder, as accelerate wants them, are one checkpoint") {
-  const fs::path run = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded");
   const TempDir temp;
   const fs::path model = temp / "one/pytorch_model_fsdp_0", optimizer = temp / "one/optimizer_0";
-  convert(run_request(run, model, 3, "model"));
+  convert(run_request(kRun, model, 3, "model"));
   SECTION("the optimizer's is a link") {
     fs::create_directory_symlink("pytorch_model_fsdp_0", optimizer);
   }
@@ -48,43 +63,30 @@ TEST_CASE("Two names of one folder, as accelerate wants them, are one checkpoint
 
 TEST_CASE("A hidden folder is of a run that writes, and no checkpoint") {
   const TempDir temp;
-  fs::create_directory(temp / "runs");
-  fs::copy(testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded/pytorch_model_fsdp_0"),
-           temp / "runs/.out.reshard-abcdef", fs::copy_options::recursive);
-  FaultStorage storage;
-  CHECK(layout("dcp")->recognise(storage, temp / "runs").empty());
+  copy_run(kRun / "pytorch_model_fsdp_0", temp / "runs/.out.reshard-abcdef");
+  CHECK(layout("dcp")->recognise(local_storage(), temp / "runs").empty());
   fs::rename(temp / "runs/.out.reshard-abcdef", temp / "runs/pytorch_model_fsdp_0");
-  CHECK(layout("dcp")->recognise(storage, temp / "runs").size() == 1);
+  CHECK(layout("dcp")->recognise(local_storage(), temp / "runs").size() == 1);
 }
 
 TEST_CASE("Of a folder of other weights and one of dcp none is taken, unless accelerate named it") {
-  const fs::path golden = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded");
   const TempDir temp;
-  const auto copy = [&](const fs::path& folder, const char* name) {
-    fs::create_directories(temp / "run");
-    fs::copy(folder, temp / "run" / name, fs::copy_options::recursive);
-  };
-  copy(golden / "pytorch_model_fsdp_0", "mine");
-  copy(golden / "optimizer_0", "optimizer_0");
+  copy_run(kRun / "pytorch_model_fsdp_0", temp / "run/mine");
+  copy_run(kRun / "optimizer_0", temp / "run/optimizer_0");
   CHECK(layout("dcp")->recognise(local_storage(), temp / "run").size() == 1);
-  const std::string other = GENERATE("hf", "ranks");
-  if (other == "hf")
-    copy(testdata("golden/optimum/llama-tp8-gqa/original"), "other");
-  else
-    copy(testdata("golden/optimum/llama-tp8-gqa/sharded"), "other");
+  const std::string other = GENERATE("original", "sharded");
+  copy_run(testdata("golden/optimum/llama-tp8-gqa") / other, temp / "run/other");
   CHECK(layout("dcp")->recognise(local_storage(), temp / "run").empty());
-  ConsolidateRequest request;
-  request.source.path = temp / "run";
-  request.output_directory = temp / "out";
-  const Error error = error_of([&] { consolidate(request); });
-  CHECK(error.path() == (temp / "run").string());
+  const Error error =
+      check_refused([&] { consolidated(temp / "run", temp / "out"); },
+                    {.kind = other == "sharded" ? ErrorKind::kUsage : ErrorKind::kBadInput, .path = temp / "run"});
   CHECK_THAT(error.hint(), Says("give one of them: mine/, ") || Says("give its own directory"));
   fs::rename(temp / "run/mine", temp / "run/pytorch_model_fsdp_0");
   CHECK(layout("dcp")->recognise(local_storage(), temp / "run").size() == 1);
 }
 
 TEST_CASE("The optimizer beside the model is found however the model's folder is written") {
-  const fs::path model = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded/pytorch_model_fsdp_0");
+  const fs::path model = kRun / "pytorch_model_fsdp_0";
   for (const fs::path& source : {model, model / "", model / ".", model / "../pytorch_model_fsdp_0"}) {
     CAPTURE(source);
     const TempDir temp;
@@ -93,21 +95,21 @@ TEST_CASE("The optimizer beside the model is found however the model's folder is
   }
 }
 
-TEST_CASE("The optimizer beside the model is counted by its metadata alone") {
-  const fs::path run = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded");
+TEST_CASE("The optimizer beside the model is counted by its metadata alone, and no file is looked at twice") {
   FaultStorage storage;
-  const Checkpoint checkpoint = read_checkpoint(storage, run, {});
+  const Checkpoint checkpoint = read_checkpoint(storage, kRun, {});
   REQUIRE(checkpoint.beside_model.has_value());
+  std::map<std::string, std::uint64_t> bytes_of, tensors_of;
   std::uint64_t bytes = 0;
-  const dcp::Content content = dcp::read(run / "optimizer_0");
-  for (const auto& [name, tensor] : content.tensors) bytes += tensor.bytes.size();
+  const dcp::Content content = dcp::read(kRun / "optimizer_0");
+  for (const auto& [name, tensor] : content.tensors) {
+    const std::string state = name.substr(name.rfind('.') + 1);
+    bytes += tensor.bytes.size();
+    bytes_of[state] += tensor.bytes.size();
+    ++tensors_of[state];
+  }
   CHECK(checkpoint.beside_model->optimizer.tensors == content.tensors.size());
   CHECK(checkpoint.beside_model->optimizer.bytes == bytes);
-  std::map<std::string, std::uint64_t> bytes_of, tensors_of;
-  for (const auto& [name, tensor] : content.tensors) {
-    bytes_of[name.substr(name.rfind('.') + 1)] += tensor.bytes.size();
-    ++tensors_of[name.substr(name.rfind('.') + 1)];
-  }
   CHECK(bytes_of.size() == 3);
   REQUIRE(checkpoint.beside_model->states.size() == bytes_of.size());
   for (const OptimizerSummary::State& state : checkpoint.beside_model->states) {
@@ -117,56 +119,40 @@ TEST_CASE("The optimizer beside the model is counted by its metadata alone") {
   }
   CHECK(checkpoint.beside_model->other.tensors == 0);
   CHECK(checkpoint.leaves_states);
-  const std::string notes = nlohmann::json(checkpoint.notes).dump();
+  const std::string notes = join(checkpoint.notes, "\n");
   CHECK_THAT(notes, Says("75 tensors of the optimizer's state ("));
   CHECK_THAT(notes, Says("11 entries that are no tensors are left out, as optimizer.param_groups.0.lr"));
-  for (const char* file : {"__0_0.distcp", "__1_0.distcp"}) {
-    CHECK(storage.reads(run / "optimizer_0" / file).empty());
-    CHECK_FALSE(storage.reads(run / "pytorch_model_fsdp_0" / file).empty());
-  }
-}
-
-TEST_CASE("No file of a dcp checkpoint is looked at twice, whether it is read or not") {
-  const fs::path run = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded");
-  FaultStorage storage;
-  read_checkpoint(storage, run, {});
+  const auto steps = storage.steps();
   for (const char* folder : {"pytorch_model_fsdp_0", "optimizer_0"})
-    for (const char* file : {"__0_0.distcp", "__1_0.distcp"}) {
-      const auto steps = storage.steps();
+    for (const char* name : {"__0_0.distcp", "__1_0.distcp"}) {
+      const fs::path file = kRun / folder / name;
+      CAPTURE(file);
+      CHECK(storage.reads(file).empty() == (folder == std::string("optimizer_0")));
       const auto looks = std::count_if(steps.begin(), steps.end(), [&](const FaultStorage::Step& step) {
-        return step.operation == FaultStorage::Operation::kLook && step.path == run / folder / file;
+        return step.operation == FaultStorage::Operation::kLook && step.path == file;
       });
-      CAPTURE(folder, file);
       CHECK((looks > 0 && looks <= 2));  // whether there is one, and how large it is
     }
 }
 
 TEST_CASE("Files of the optimizer that are missing or cut off are noted, though they are not read") {
   const TempDir temp;
-  const auto notes = [&](const fs::path& path) {
-    FaultStorage storage;
-    return nlohmann::json(read_checkpoint(storage, path, {}).notes).dump();
-  };
-  const auto copy = [&](const fs::path& from) {
-    fs::copy(from, temp / "run", fs::copy_options::recursive);
-    for (const auto& entry : fs::recursive_directory_iterator(temp / "run"))
-      fs::permissions(entry, fs::perms::owner_all, fs::perm_options::add);
-  };
   SECTION("in a folder of its own") {
-    copy(testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded"));
+    copy_run(kRun, temp / "run");
     const fs::path file = temp / "run/optimizer_0/__1_0.distcp";
-    CHECK(notes(temp / "run").find("cut off") == std::string::npos);
+    CHECK_THAT(notes_of(temp / "run"), !Says("cut off"));
     fs::resize_file(file, fs::file_size(file) - 1);
-    CHECK_THAT(notes(temp / "run"), Says("the model's tensors that the metadata lists are whole, but what is left out "
-                                         "is not: __1_0.distcp is missing or "
-                                         "cut off, so that the training cannot go on from this checkpoint"));
+    CHECK_THAT(notes_of(temp / "run"),
+               Says("the model's tensors that the metadata lists are whole, but what is left out "
+                    "is not: __1_0.distcp is missing or "
+                    "cut off, so that the training cannot go on from this checkpoint"));
     fs::remove(file), fs::remove(temp / "run/optimizer_0/__0_0.distcp");
-    CHECK_THAT(notes(temp / "run"), Says("__0_0.distcp, __1_0.distcp are missing or cut off"));
+    CHECK_THAT(notes_of(temp / "run"), Says("__0_0.distcp, __1_0.distcp are missing or cut off"));
   }
   SECTION("behind the model in its files") {
     const fs::path source = testdata("golden/dcp/llama-fsdp2-optim");
     const auto golden = nlohmann::json::parse(read_file(source / "golden.json"));
-    copy(source / "sharded");
+    copy_run(source / "sharded", temp / "run");
     std::map<std::string, std::uint64_t> model_ends;
     for (const auto& [folder, saved] : golden["folders"].items())
       for (const auto& [entry, tensor] : saved["tensors"].items())
@@ -179,20 +165,20 @@ TEST_CASE("Files of the optimizer that are missing or cut off are noted, though 
     for (const auto& [name, end] : model_ends)
       if (fs::file_size(temp / "run" / name) > end) fs::resize_file(temp / "run" / name, end), ++cut;
     REQUIRE(cut > 0);
-    CHECK_THAT(notes(temp / "run"), Says("metadata lists are whole, but what is left out is not: __"));
+    CHECK_THAT(notes_of(temp / "run"), Says("metadata lists are whole, but what is left out is not: __"));
   }
+  CHECK_FALSE(converted(temp / "run", temp / "out").empty());
 }
 
 TEST_CASE("An optimizer beside the model that cannot be read does not keep the model from being read") {
   const TempDir temp;
-  fs::copy(testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded"), temp / "run", fs::copy_options::recursive);
-  fs::permissions(temp / "run/optimizer_0/.metadata", fs::perms::owner_all);
+  copy_run(kRun, temp / "run");
   write_file(temp / "run/optimizer_0/.metadata", "no pickle");
   const Checkpoint checkpoint = read_checkpoint(local_storage(), temp / "run", {});
   CHECK(checkpoint.map.logical.size() == 25);
   CHECK(checkpoint.beside_model->optimizer.tensors == 0);
   CHECK(checkpoint.leaves_states);
-  const std::string notes = nlohmann::json(checkpoint.notes).dump();
+  const std::string notes = join(checkpoint.notes, "\n");
   CHECK_THAT(notes, Says("the optimizer beside the model is not counted: "));
   CHECK_THAT(notes, Says("optimizer_0/.metadata"));
   check_refused([&] { convert(run_request(temp / "run", temp / "out", 2)); },
@@ -223,7 +209,7 @@ TEST_CASE("A model that nobody knows has the same names with its optimizer and w
     REQUIRE(checkpoint.map.logical.size() == 2);
     CHECK(checkpoint.map.find_logical("a.weight"));
     CHECK(checkpoint.map.find_logical("b.weight"));
-    CHECK_THAT(nlohmann::json(checkpoint.notes).dump(), Says("without the prefix model., as the optimizer has them"));
+    CHECK_THAT(join(checkpoint.notes, "\n"), Says("without the prefix model., as the optimizer has them"));
     CHECK(checkpoint.states.of.size() == (with_optimizer ? 3 : 0));
   }
 }

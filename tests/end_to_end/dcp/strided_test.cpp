@@ -10,9 +10,9 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/fault_storage.h"
-#include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/pickles.h"
+#include "support/requests.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
 #include "support/zips.h"
@@ -38,12 +38,7 @@ class TorchViews {
   /// large enough. `key` is the number of a storage of the same type, or of a new one.
   void add(const std::string& name, StorageType type, const Dims& shape, const Dims& strides, std::uint64_t offset,
            std::size_t key) {
-    pickles::View view{type.name,
-                       std::to_string(key),
-                       static_cast<std::int64_t>(elems(type, key)),
-                       static_cast<std::int64_t>(offset),
-                       {},
-                       {}};
+    pickles::View view{type.name, std::to_string(key), 0, static_cast<std::int64_t>(offset), {}, {}};
     view.shape.assign(shape.begin(), shape.end());
     view.strides.assign(strides.begin(), strides.end());
     views_.push_back({name, view, type});
@@ -150,19 +145,15 @@ TEST_CASE("Views of any strides become C-ordered tensors in every form, in block
     strided += job->source.strides.size();
     execute(*job, random_run(random, storage));
     CHECK((read_model(temp / "whole") == file.tensors));
-    run_in_blocks(*job, temp / "blocks", one_of(random, {1, 16, 100, 1000}), 2);
-    CHECK((read_file(temp / "blocks/model.safetensors") == read_file(temp / "whole/model.safetensors")));
+    check_blocks(*job, temp / "blocks", one_of(random, {1, 16, 100, 1000}), 2);
 
     const OracleOptions mesh = legal_options(random, model);
-    request = convert_request(temp / "model", temp / "shards");
-    request.target.layout = layout("optimum");
+    request = convert_request(temp / "model", temp / "shards", {.layout = "optimum"});
     set_target(request.target, mesh);
     const auto cut = plan_convert(request);
     execute(*cut, random_run(random, storage));
     CHECK((read_shards(temp / "shards") == expected_ranks(model, file.tensors, mesh)));
-    run_in_blocks(*cut, temp / "cut", one_of(random, {1, 16, 100, 1000}), 2);
-    for (const TensorFile& target : cut->target.files)
-      CHECK((read_file(temp / "cut" / target.path) == read_file(temp / "shards" / target.path)));
+    check_blocks(*cut, temp / "cut", one_of(random, {1, 16, 100, 1000}), 2);
 
     const Checkpoint views = read_checkpoint(temp / "model", {ConfigUse::kLenient});
     const Checkpoint whole = read_checkpoint(temp / "whole", {ConfigUse::kLenient});
@@ -186,10 +177,8 @@ TEST_CASE("Two names of one storage are two tensors of the same bytes, and a row
   file.write(temp / "in/pytorch_model.bin");
   for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
     DYNAMIC_SECTION(name(format)) {
-      ConvertRequest request = convert_request(temp / "in", temp / std::string(name(format)));
-      request.target.format = format;
-      convert(request);
-      CHECK((read_whole(request.output_directory) == file.tensors));
+      convert(temp / "in", temp / "out", {.format = format});
+      CHECK((read_whole(temp / "out") == file.tensors));
     }
   }
 }
@@ -213,9 +202,7 @@ TEST_CASE("Large matrices in columns are turned in little memory, and read but o
           options.storage = &storage;
           options.threads = threads;
           options.max_memory_bytes = memory;
-          ConvertRequest request = convert_request(temp / "in", temp / "out");
-          request.force = true;
-          const auto job = plan_convert(request);
+          const auto job = plan_convert(convert_request(temp / "in", temp / "out", {.force = true}));
           execute(*job, options);
           CHECK((read_model(temp / "out") == file.tensors));
           std::uint64_t bytes_read = 0;
