@@ -8,52 +8,19 @@
 #include "support/checkpoints.h"
 #include "support/dcp.h"
 #include "support/families.h"
-#include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/pickles.h"
-#include "support/random.h"
 #include "support/refusals.h"
+#include "support/requests.h"
+#include "support/saved_file.h"
 #include "support/saved_trees.h"
 #include "support/temp_dir.h"
-#include "support/zips.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
 using namespace pickles;
-
-/// A file of torch.save with tensors in a dict.
-class ExpertFile {
- public:
-  std::string add(const TensorData& data) {
-    View view;
-    view.key = std::to_string(storages_.size());
-    view.shape.assign(data.shape.begin(), data.shape.end());
-    view.strides.assign(view.shape.size(), 1);
-    for (std::size_t d = view.shape.size(); d-- > 1;) view.strides[d - 1] = view.strides[d] * view.shape[d];
-    view.elems = static_cast<std::int64_t>(data.bytes.size() / 4);
-    storages_.push_back({view.key, data.bytes});
-    return tensor(view);
-  }
-  void write(const fs::path& path, const std::vector<std::pair<std::string, std::string>>& items) const {
-    write_file(path, torch_zip(stream(dict(items)), storages_));
-  }
-
- private:
-  std::vector<ZipPart> storages_;
-};
-
-/// A dict whose keys are numbers.
-class Numbered {
- public:
-  void add(std::int64_t id, const std::string& value) { items_ += number(id) + value; }
-  std::string text() const { return "}(" + items_ + "u"; }
-
- private:
-  std::string items_;
-};
 
 bool is_expert(const std::string& name) {
   return name.find(".experts.") != name.npos;
@@ -97,9 +64,8 @@ void write_optimizer(const Experts& run, const fs::path& shards, std::uint32_t d
   const SavedTree model = read_saved_tree(shards / "model" / ("dp_rank_00_" + rank));
   for (const auto& [name, value] : model.structure.items())
     groups[(run.zero1 && is_expert(name) ? 2 : 0) + (decays(name) ? 0 : 1)].push_back(name);
-  ExpertFile file;
-  Numbered states, shapes;
-  std::string param_groups;
+  SavedFile file;
+  std::vector<std::string> states, shapes, param_groups;
   std::int64_t id = 0, dense = 0;
   for (int g = 0; g < (run.zero1 ? 4 : 2); ++g) {
     if (g == 2) dense = std::exchange(id, 0);
@@ -109,35 +75,32 @@ void write_optimizer(const Experts& run, const fs::path& shards, std::uint32_t d
       const std::uint64_t count = !run.zero1 ? 1 : g < 2 ? run.dp : run.dp / run.ep;
       const std::uint64_t share = !run.zero1 ? 0 : g < 2 ? dp_rank : dp_rank / run.ep;
       const std::uint64_t rows = (local.shape[0] + count - 1) / count;
-      const std::string moment = file.add(padded_rows(local, share * rows, rows));
-      states.add(dense + id, dict({{"step", number(3)}, {"exp_avg", moment}}));
-      shapes.add(dense + id, numbers({local.shape.begin(), local.shape.end()}));
+      const std::string moment = file.tensor(padded_rows(local, share * rows, rows));
+      states.push_back(dict({{"step", number(3)}, {"exp_avg", moment}}));
+      shapes.push_back(numbers({local.shape.begin(), local.shape.end()}));
       ids.push_back(id++);
     }
-    param_groups += dict({{"lr", number(1)}, {"weight_decay", number(g % 2 ? 0 : 1)}, {"params", numbers(ids)}});
+    param_groups.push_back(
+        dict({{"lr", number(1)}, {"weight_decay", number(g % 2 ? 0 : 1)}, {"params", numbers(ids)}}));
   }
-  param_groups = "](" + param_groups + "e";
   if (run.zero1)
-    file.write(shards / "optim" / fmt::format("dp_rank_{:02}_tp_rank_{:02}_pp_rank_00.pt", dp_rank, tp_rank),
-               {{"ep_param_id_offset", number(1)},
-                {"ep_param_group_offset", number(2)},
-                {"ep_base_state_offset", number(dense)},
-                {"ep_shape_info_offset", number(dense)},
-                {"param_groups", param_groups},
-                {"state", dict({})},
-                {"base_state", states.text()},
-                {"shape_info", shapes.text()}});
+    file.save(shards / "optim" / fmt::format("dp_rank_{:02}_tp_rank_{:02}_pp_rank_00.pt", dp_rank, tp_rank),
+              dict({{"ep_param_id_offset", number(1)},
+                    {"ep_param_group_offset", number(2)},
+                    {"ep_base_state_offset", number(dense)},
+                    {"ep_shape_info_offset", number(dense)},
+                    {"param_groups", list(param_groups)},
+                    {"state", dict({})},
+                    {"base_state", numbered(states)},
+                    {"shape_info", numbered(shapes)}}));
   else
-    file.write(shards / "optim" / ("dp_rank_00_" + rank), {{"state", states.text()}, {"param_groups", param_groups}});
+    file.save(shards / "optim" / ("dp_rank_00_" + rank),
+              dict({{"state", numbered(states)}, {"param_groups", list(param_groups)}}));
 }
 
 /// A checkpoint of optimum-neuron's layout with the optimizer beside the model.
 void write_run(const Experts& run, const TempDir& temp) {
-  ShardRequest request = shard_request(temp / "model", temp / "run", run.tp);
-  request.target.ep = run.ep;
-  request.target.layout = layout("optimum");
-  request.target.format = Format::kPytorch;
-  shard(request);
+  shard(temp / "model", temp / "run", {.layout = "optimum", .format = Format::kPytorch, .tp = run.tp, .ep = run.ep});
   fs::create_directory(temp / "run/shards/optim");
   for (std::uint32_t d = 0; d < (run.zero1 ? run.dp : run.ep); ++d)
     for (std::uint32_t t = 0; t < run.tp; ++t) write_optimizer(run, temp / "run/shards", d, t);
@@ -153,11 +116,8 @@ Experts experts_of(const char* family, const TempDir& temp, std::uint32_t tp, st
   return run;
 }
 
-ConvertRequest to_dcp(const TempDir& temp) {
-  ConvertRequest request = convert_request(temp / "run", temp / "dcp");
-  request.source.with_optimizer = true;
-  request.target.layout = layout("dcp");
-  return request;
+ConvertRequest to_layout(const TempDir& temp, const char* layout = "dcp") {
+  return convert_request(temp / "run", temp / "out", {.layout = layout, .with_optimizer = true});
 }
 
 TEST_CASE("States of experts on expert-parallel ranks, and of all else over all data-parallel ranks, come together") {
@@ -168,8 +128,8 @@ TEST_CASE("States of experts on expert-parallel ranks, and of all else over all 
       DYNAMIC_SECTION(family << ", tp " << tp << ", ep " << ep << ", dp " << dp << (zero1 ? "" : ", no ZeRO-1")) {
         const TempDir temp;
         const Experts run = experts_of(family, temp, tp, ep, dp, zero1);
-        convert(to_dcp(temp));
-        const dcp::Content content = dcp::read(temp / "dcp");
+        convert(to_layout(temp));
+        const dcp::Content content = dcp::read(temp / "out");
         for (const auto& [name, data] : run.moments) {
           CAPTURE(name);
           CHECK((content.tensors.at("optimizer.state." + name + ".exp_avg") == data));
@@ -184,25 +144,24 @@ TEST_CASE("States of experts are refused where data-parallel ranks are missing")
   experts_of("qwen3_moe", temp, 1, 2, 4, true);
   const fs::path optim = temp / "run/shards/optim";
   fs::remove(optim / "dp_rank_03_tp_rank_00_pp_rank_00.pt");
-  check_refused([&] { plan_convert(to_dcp(temp)); },
+  check_refused([&] { plan_convert(to_layout(temp)); },
                 {.path = optim, .says = "3 data-parallel ranks cannot share 2 expert-parallel ranks"});
   fs::remove(optim / "dp_rank_02_tp_rank_00_pp_rank_00.pt");
-  check_refused([&] { plan_convert(to_dcp(temp)); },
+  check_refused([&] { plan_convert(to_layout(temp)); },
                 {.path = optim / "dp_rank_00_tp_rank_00_pp_rank_00.pt", .hint = "of 4 data-parallel ranks"});
 }
 
 TEST_CASE("States of experts are not written for expert-parallel ranks") {
   const TempDir temp;
   experts_of("qwen3_moe", temp, 1, 2, 2, true);
-  ConvertRequest request = to_dcp(temp);
-  request.target.layout = layout("optimum");
-  const Error error = check_refused(
-      [&] { plan_convert(request); },
-      {.kind = ErrorKind::kUnsupported, .says = "states of the optimizer are not written for 2 expert-parallel ranks"});
-  CHECK_THAT(error.hint(), Says("say `ep` 1, or do without `with-optimizer`"));  // the 2 are the source's
+  ConvertRequest request = to_layout(temp, "optimum");
+  check_refused([&] { plan_convert(request); },
+                {.kind = ErrorKind::kUnsupported,
+                 .says = "states of the optimizer are not written for 2 expert-parallel ranks",
+                 .hint = "say `ep` 1, or do without `with-optimizer`"});  // the 2 are the source's
   request.target.ep = 1;
   convert(request);
-  CHECK(fs::exists(temp / "dcp/shards/optim/dp_rank_01_tp_rank_00_pp_rank_00.pt"));
+  CHECK(fs::exists(temp / "out/shards/optim/dp_rank_01_tp_rank_00_pp_rank_00.pt"));
 }
 
 }  // namespace

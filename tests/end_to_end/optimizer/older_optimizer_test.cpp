@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <functional>
 #include <map>
 
@@ -13,25 +12,16 @@
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/older_folders.h"
-#include "support/random.h"
 #include "support/refusals.h"
+#include "support/requests.h"
 #include "support/saved_trees.h"
+#include "support/spoilers.h"
 #include "support/temp_dir.h"
-#include "support/trials.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kSmall = "nxd-llama-dp2-tp2";
-
-/// The folder of the one checkpoint of a case.
-fs::path saved(const fs::path& golden_case) {
-  for (const char* name : {"shards", "step_3"})
-    if (fs::is_directory(golden_case / "checkpoint" / name)) return golden_case / "checkpoint" / name;
-  return {};
-}
 
 ReadContext context_of(const fs::path& golden_case, bool with_optimizer) {
   ReadContext context;
@@ -79,21 +69,21 @@ TEST_CASE("The optimizer of NxD's older folders is read as that of its newer one
     if (name == "optimum-llama-dp2-tp2-pp2-xser" || name == "nxd-llama-dp3-xser-weights-in-master") continue;
     ++cases;
     DYNAMIC_SECTION(name) {
-      const auto expected = content(read_checkpoint(saved(golden_case), context_of(golden_case, true)));
+      const auto expected = content(read_checkpoint(saved_of(golden_case), context_of(golden_case, true)));
       for (const OlderForm form : {OlderForm::kOfRank, OlderForm::kLightning, OlderForm::kByName})
         for (const bool xser : {false, true}) {
           if (form == OlderForm::kByName && name.find("pp2") != name.npos) continue;
           CAPTURE(static_cast<int>(form), xser);
           const TempDir temp;
-          arrange_older(saved(golden_case), temp.path(), form, xser);
-          copy_metadata(saved(golden_case), temp.path());
+          arrange_older(saved_of(golden_case), temp.path(), form, xser);
+          copy_metadata(saved_of(golden_case), temp.path());
           const Checkpoint checkpoint = read_checkpoint(temp.path(), context_of(golden_case, true));
           CHECK(checkpoint.layout == layout("ranks"));
           CHECK(content(checkpoint) == expected);
           const Checkpoint model = read_checkpoint(temp.path(), context_of(golden_case, false));
           CHECK(model.states.empty());
           CHECK(model.leaves_states);
-          CHECK(content(model) == content(read_checkpoint(saved(golden_case), context_of(golden_case, false))));
+          CHECK(content(model) == content(read_checkpoint(saved_of(golden_case), context_of(golden_case, false))));
         }
     }
   }
@@ -104,7 +94,7 @@ TEST_CASE("Metadata alone says that a head of its own is the optimizer's, too") 
   for (const char* name : {"optimum-llama-dp1-tp4-m2-fused", "optimum-qwen3-dp2-tp2-replicated"}) {
     CAPTURE(name);
     const fs::path golden_case = testdata("golden/zero1") / name;
-    const auto expected = content(read_checkpoint(saved(golden_case), context_of(golden_case, true)));
+    const auto expected = content(read_checkpoint(saved_of(golden_case), context_of(golden_case, true)));
     const TempDir temp;
     fs::copy(golden_case / "checkpoint", temp / "run", fs::copy_options::recursive);
     fs::remove(temp / "run/config.json");
@@ -119,8 +109,9 @@ TEST_CASE("Metadata alone says that a head of its own is the optimizer's, too") 
 
 /// A golden case in an older form.
 struct Older {
-  explicit Older(OlderForm form, const std::string& name = kSmall) : golden_case(testdata("golden/zero1") / name) {
-    arrange_older(saved(golden_case), temp.path(), form, false);
+  explicit Older(OlderForm form, const std::string& name = "nxd-llama-dp2-tp2")
+      : golden_case(testdata("golden/zero1") / name) {
+    arrange_older(saved_of(golden_case), temp.path(), form, false);
   }
 
   fs::path file(const std::string& rank) const { return temp / rank / "checkpoint.pt"; }
@@ -173,7 +164,7 @@ TEST_CASE("Files of a rank that hold two optimizers, or one twice, are refused")
   of_rank.refused(of_rank.file(first), "its \"optimizer\" is an int, not a dict");
 
   const Older both(OlderForm::kOfRank);
-  arrange_older(saved(both.golden_case), both.temp / "other", OlderForm::kByName, false);
+  arrange_older(saved_of(both.golden_case), both.temp / "other", OlderForm::kByName, false);
   fs::copy(both.temp / "other/optim.dp_rank_00.tp_rank_00", both.temp / "optim.dp_rank_00.tp_rank_00");
   fs::remove_all(both.temp / "other");
   both.refused(both.temp / "optim.dp_rank_00.tp_rank_00", "is an optimizer beside one in the files of the weights");
@@ -197,9 +188,7 @@ TEST_CASE("A rank's file without an optimizer beside others with one is refused,
 
 TEST_CASE("Files of an optimizer that were swapped, or whose stages wrote over each other, are refused") {
   const Older by_name(OlderForm::kByName);
-  fs::rename(by_name.temp / "optim.dp_rank_00.tp_rank_01", by_name.temp / "other");
-  fs::rename(by_name.temp / "optim.dp_rank_01.tp_rank_01", by_name.temp / "optim.dp_rank_00.tp_rank_01");
-  fs::rename(by_name.temp / "other", by_name.temp / "optim.dp_rank_01.tp_rank_01");
+  swap_files(by_name.temp / "optim.dp_rank_00.tp_rank_01", by_name.temp / "optim.dp_rank_01.tp_rank_01");
   by_name.refused(by_name.temp / "optim.dp_rank_00.tp_rank_01", "says that it is of dp rank 1");
 
   const Older stages(OlderForm::kByName, "nxd-llama-dp4-tp2-pp2");
@@ -208,34 +197,30 @@ TEST_CASE("Files of an optimizer that were swapped, or whose stages wrote over e
 
 TEST_CASE("An older optimizer goes to newer NxD and to DCP as the newer form does, and its master weights are read") {
   const Older of_rank(OlderForm::kLightning);
-  const auto request = [&](const fs::path& source, const fs::path& output, const char* to) {
-    ConvertRequest made = convert_request(source, output);
-    made.source.config = of_rank.golden_case / "original";
-    made.source.with_optimizer = true;
-    made.target.layout = layout(to);
-    return made;
-  };
+  const fs::path config = of_rank.golden_case / "original", newer_form = saved_of(of_rank.golden_case);
   const TempDir out;
   for (const char* to : {"nxd", "dcp"}) {
     CAPTURE(to);
-    convert(request(of_rank.temp.path(), out / to / "older", to));
-    convert(request(saved(of_rank.golden_case), out / to / "newer", to));
-    const auto older = snapshot(out / to / "older"), newer = snapshot(out / to / "newer");
-    for (const auto& [path, bytes] : newer) {
-      INFO(path);
-      if (path.find("user_content") != path.npos || path.find("scheduler") != path.npos) continue;
-      REQUIRE(older.count(path) == 1);
-      CHECK((older.at(path) == bytes));
-    }
+    const RequestFields fields{.layout = to, .config = config, .with_optimizer = true};
+    convert(of_rank.temp.path(), out / to / "older", fields);
+    convert(newer_form, out / to / "newer", fields);
+    auto older = snapshot(out / to / "older"), newer = snapshot(out / to / "newer");
+    for (auto* files : {&older, &newer})
+      std::erase_if(*files, [](const auto& file) {
+        return file.first.find("user_content") != std::string::npos ||
+               file.first.find("scheduler") != std::string::npos;
+      });
+    CHECK((older == newer));
   }
   check_refused(
-      [&] { convert(request(of_rank.temp.path(), out / "again", "ranks")); },
+      [&] {
+        convert(of_rank.temp.path(), out / "again", {.layout = "ranks", .config = config, .with_optimizer = true});
+      },
       {.kind = ErrorKind::kUsage, .says = "layout ranks have no place for the states of an optimizer", .hint = "nxd"});
 
   ReadContext masters = context_of(of_rank.golden_case, false);
   masters.options.set("weights", "master");
-  CHECK(content(read_checkpoint(of_rank.temp.path(), masters)) ==
-        content(read_checkpoint(saved(of_rank.golden_case), masters)));
+  CHECK(content(read_checkpoint(of_rank.temp.path(), masters)) == content(read_checkpoint(newer_form, masters)));
 }
 
 }  // namespace

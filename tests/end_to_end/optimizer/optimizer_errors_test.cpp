@@ -8,14 +8,13 @@
 #include "reshard/layouts/core/checkpoint.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
-#include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/pickles.h"
 #include "support/refusals.h"
+#include "support/requests.h"
+#include "support/saved_file.h"
 #include "support/saved_trees.h"
 #include "support/temp_dir.h"
-#include "support/zips.h"
 
 namespace reshard::test {
 namespace {
@@ -24,26 +23,19 @@ namespace fs = std::filesystem;
 
 constexpr const char* kQuery = "model.layers.0.self_attn.q_proj.weight";
 constexpr const char* kKey = "model.layers.0.self_attn.k_proj.weight";
+constexpr const char* kLastNorm = "model.norm.weight";
 constexpr const char* kState = "optimizer.state.";
-
-PlainValue::List names_of(const std::vector<std::string>& names) {
-  PlainValue::List list;
-  for (const std::string& name : names) list.push_back({name});
-  return list;
-}
+constexpr const char* kFile = "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt";
 
 /// A checkpoint of torch.distributed.checkpoint that a test may spoil: a model of fused attention on one rank.
 struct Trained {
   TinyModel model;
   Random random{5};
   TensorMap tensors;  // of the model and the optimizer, by their names in the checkpoint
-  std::vector<std::vector<std::string>> groups;
+  std::vector<std::vector<std::string>> groups{{}};
   TempDir temp;
 
-  explicit Trained(std::uint64_t layers = TinyModel().layers) {
-    model.layers = layers;
-    model.kv_heads = model.heads;
-    groups.resize(1);
+  explicit Trained(std::uint64_t layers = TinyModel().layers) : model{.layers = layers, .kv_heads = 4} {
     for (const auto& [name, data] : random_tensors(model, random)) {
       tensors["model." + name] = data;
       groups[0].push_back(name);
@@ -54,119 +46,102 @@ struct Trained {
   static std::string state(const std::string& parameter, const std::string& state) {
     return kState + parameter + "." + state;
   }
-  /// Puts a parameter into a second group.
-  void move_to_second(const std::string& parameter) {
-    std::erase(groups[0], parameter);
-    groups.push_back({parameter});
-  }
-  ConvertRequest request() const {
+  TensorData& operator()(const char* parameter, const char* name) { return tensors[state(parameter, name)]; }
+  /// To fuse query, key and value, or not.
+  ConvertRequest request(const std::vector<std::string>& options = {"fuse-qkv", "dp=2"}) const {
     std::vector<dcp::Whole> wholes;
     for (const auto& [name, data] : tensors) wholes.push_back({name, data, {{Dims(data.shape.size()), data.shape, 0}}});
     std::vector<dcp::Object> objects;
     for (std::size_t g = 0; g < groups.size(); ++g) {
       const std::string group = fmt::format("optimizer.param_groups.{}.", g);
+      PlainValue::List names;
+      for (const std::string& name : groups[g]) names.push_back({name});
       objects.push_back({group + "lr", plain_value_file("archive", {0.5 + static_cast<double>(g)})});
-      objects.push_back({group + "params", plain_value_file("archive", {names_of(groups[g])})});
+      objects.push_back({group + "params", plain_value_file("archive", {names})});
     }
     fs::remove_all(temp / "dcp");
     dcp::write(temp / "dcp", wholes, objects);
     write_file(temp / "dcp/config.json", model.config().dump());
-    ConvertRequest request = convert_request(temp / "dcp", temp / "out");
-    request.target.layout = layout("nxd");
-    request.target.tp = 1;
-    request.target.options.set_flag("fuse-qkv", true);
-    request.target.options.set_number("dp", 2);
-    return request;
-  }
-  void refused(ErrorKind kind, const std::string& tensor, const std::string& says) const {
-    check_refused([&] { convert(request()); },
-                  {.kind = kind, .tensor = tensor, .says = says, .unwritten = temp / "out"});
+    return convert_request(temp / "dcp", temp / "out", {.layout = "nxd", .tp = 1, .options = options});
   }
 };
 
-TEST_CASE("An optimizer of fused parameters is written, so that what follows fails for its own reason") {
-  const Trained trained;
+using Change = std::function<void(Trained&)>;
+
+void move_key_to_second(Trained& trained) {
+  std::erase(trained.groups[0], kKey);
+  trained.groups.push_back({kKey});
+}
+
+TEST_CASE("An optimizer of fused parameters is written, and without fusing one whose parameters are in two groups") {
+  Trained trained;
   convert(trained.request());
   CHECK(read_saved_trees(trained.temp / "out/optim").size() == 2);
-}
-
-TEST_CASE("Parameters in different groups cannot be fused into one, which has one group") {
-  Trained trained;
-  trained.move_to_second(kKey);
-  trained.refused(ErrorKind::kUnsupported, kKey, std::string("is in group 1 of the optimizer, and ") + kQuery);
-  // Not fused they are two numbers in two groups.
-  ConvertRequest request = trained.request();
-  request.target.options = {};
-  request.target.options.set_number("dp", 2);
-  convert(request);
+  move_key_to_second(trained);
+  fs::remove_all(trained.temp / "out");
+  convert(trained.request({"dp=2"}));
   CHECK(read_saved_trees(trained.temp / "out/optim").size() == 2);
 }
 
-TEST_CASE("Parameters with different states cannot be fused into one") {
-  Trained trained;
-  SECTION("the first has more") {
-    trained.tensors[Trained::state(kQuery, "max_exp_avg_sq")] = trained.tensors[Trained::state(kQuery, "exp_avg")];
-  }
-  SECTION("another has more") {
-    trained.tensors[Trained::state(kKey, "max_exp_avg_sq")] = trained.tensors[Trained::state(kKey, "exp_avg")];
-  }
-  const std::string named = trained.tensors.count(Trained::state(kQuery, "max_exp_avg_sq")) > 0 ? kKey : kQuery;
-  trained.refused(ErrorKind::kUnsupported, named,
-                  "its state max_exp_avg_sq is not as that of the other parameters that are fused into");
-}
-
-TEST_CASE("Master weights of parameters that are fused into one have one dtype, and their parameters' shapes") {
-  Trained trained;
-  const Dims shape = trained.tensors.at(std::string("model.") + kQuery).shape;
-  trained.tensors[Trained::state(kQuery, "master")] = random_tensor(trained.random, DType::kF32, shape);
-  SECTION("another dtype") {
-    trained.tensors[Trained::state(kKey, "master")] = random_tensor(trained.random, DType::kF64, shape);
-  }
-  SECTION("a number") {
-    trained.tensors[Trained::state(kKey, "master")] = random_tensor(trained.random, DType::kF32, {});
-  }
-  trained.refused(ErrorKind::kUnsupported, Trained::state(kKey, "master"), "is no copy of its parameter");
-}
-
-TEST_CASE("Parameters with different steps cannot be fused into one, and nothing is left of the output") {
-  Trained trained;
-  trained.tensors[Trained::state(kKey, "step")].bytes = std::string("\0\0\x80\x40", 4);  // 4
-  const Error error = error_of([&] { convert(trained.request()); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.tensor(), Says(".step"));
-  CHECK_FALSE(fs::exists(trained.temp / "out"));
-}
-
-TEST_CASE("A state that has neither its parameter's shape nor one element is not known to be split") {
-  Trained trained;
-  const std::string row = Trained::state("model.norm.weight", "exp_avg");
-  trained.tensors[row] = random_tensor(trained.random, DType::kF32, {3});
-  trained.refused(ErrorKind::kBadInput, row, "has the shape [3], but its parameter model.model.norm.weight has [16]");
-}
-
-TEST_CASE("Groups that do not fit the model or the states are refused") {
-  Trained trained;
-  SECTION("a group has a parameter that nobody knows") {
-    trained.groups[0].push_back("model.other.weight");
-    trained.refused(ErrorKind::kBadInput, "model.other.weight", "but the model does not");
-  }
-  SECTION("no group has a parameter that has states") {
-    std::erase(trained.groups[0], std::string("model.norm.weight"));
-    trained.refused(ErrorKind::kBadInput, "model.norm.weight", "but none of its groups has it");
-  }
-  SECTION("there are no states") {
-    std::erase_if(trained.tensors, [](const auto& tensor) { return tensor.first.starts_with(kState); });
-    trained.refused(ErrorKind::kBadInput, "", "holds no states of an optimizer that could be written");
-  }
-  SECTION("there are no groups") {
-    trained.groups.clear();
-    trained.refused(ErrorKind::kBadInput, "", "come without its groups of parameters");
-  }
-  SECTION("a parameter is in two groups") {
-    trained.groups.push_back({"model.norm.weight"});
-    trained.refused(ErrorKind::kBadInput, "optimizer.param_groups.1.params",
-                    "lists model.norm.weight, which is in a group already");
-  }
+TEST_CASE("An optimizer that does not fit its model, its groups or parameters that are fused into one is refused") {
+  const std::string differs = "its state max_exp_avg_sq is not as that of the other parameters that are fused into";
+  const Refusal no_copy{
+      .kind = ErrorKind::kUnsupported, .tensor = Trained::state(kKey, "master"), .says = "is no copy of its parameter"};
+  const auto add_masters = [](const TensorData& of_key) {
+    return [=](Trained& trained) {
+      trained(kQuery, "master") = trained(kQuery, "exp_avg");
+      trained(kKey, "master") = of_key;
+    };
+  };
+  check_refusals<Change>(
+      [](const Change& change) {
+        Trained trained;
+        change(trained);
+        const Error error = error_of([&] { convert(trained.request()); });
+        CHECK_FALSE(fs::exists(trained.temp / "out"));
+        throw error;
+      },
+      {},
+      {{"in two groups",
+        move_key_to_second,
+        {.kind = ErrorKind::kUnsupported,
+         .tensor = kKey,
+         .says = std::string("is in group 1 of the optimizer, and ") + kQuery}},
+       {"the first has more states",
+        [](Trained& trained) { trained(kQuery, "max_exp_avg_sq") = trained(kQuery, "exp_avg"); },
+        {.kind = ErrorKind::kUnsupported, .tensor = kKey, .says = differs}},
+       {"another has more states",
+        [](Trained& trained) { trained(kKey, "max_exp_avg_sq") = trained(kKey, "exp_avg"); },
+        {.kind = ErrorKind::kUnsupported, .tensor = kQuery, .says = differs}},
+       {"a master weight of another dtype", add_masters({DType::kF64, {16, 16}, std::string(2048, 'x')}), no_copy},
+       {"a master weight that is a number", add_masters({DType::kF32, {}, "four"}), no_copy},
+       {"another step",
+        [](Trained& trained) { trained(kKey, "step").bytes = std::string("\0\0\x80\x40", 4); },  // 4
+        {.tensor = Trained::state(kQuery, "step")}},
+       {"a state of neither its parameter's shape nor one element",
+        [](Trained& trained) {
+          trained(kLastNorm, "exp_avg") = {DType::kF32, {3}, std::string(12, 'x')};
+        },
+        {.tensor = Trained::state(kLastNorm, "exp_avg"),
+         .says = "has the shape [3], but its parameter model.model.norm.weight has [16]"}},
+       {"a group has a parameter that nobody knows",
+        [](Trained& trained) { trained.groups[0].push_back("model.other.weight"); },
+        {.tensor = "model.other.weight", .says = "but the model does not"}},
+       {"no group has a parameter that has states",
+        [](Trained& trained) { std::erase(trained.groups[0], kLastNorm); },
+        {.tensor = kLastNorm, .says = "but none of its groups has it"}},
+       {"there are no states",
+        [](Trained& trained) {
+          std::erase_if(trained.tensors, [](const auto& tensor) { return tensor.first.starts_with(kState); });
+        },
+        {.tensor = "", .says = "holds no states of an optimizer that could be written"}},
+       {"there are no groups",
+        [](Trained& trained) { trained.groups.clear(); },
+        {.tensor = "", .says = "come without its groups of parameters"}},
+       {"a parameter is in two groups",
+        [](Trained& trained) { trained.groups.push_back({kLastNorm}); },
+        {.tensor = "optimizer.param_groups.1.params",
+         .says = "lists model.norm.weight, which is in a group already"}}});
 }
 
 /// The optimizer's file of a run without ZeRO-1, for the model's file beside it, with states of the shapes that
@@ -174,46 +149,31 @@ TEST_CASE("Groups that do not fit the model or the states are refused") {
 void write_whole_states(const fs::path& step,
                         const std::function<Dims(const std::string& state, std::size_t id, const Dims&)>& shape_of) {
   using namespace pickles;
-  std::string states;
+  std::vector<std::string> states;
   std::vector<std::int64_t> ids;
-  std::vector<ZipPart> storages;
+  SavedFile file;
   const SavedTree model = read_saved_tree(step / "model/dp_rank_00_tp_rank_00_pp_rank_00.pt");
   for (const auto& [name, value] : model.structure.items()) {
-    Dims in_model;
-    for (const auto& size : value.at("shape")) in_model.push_back(size.get<std::uint64_t>());
     std::vector<std::pair<std::string, std::string>> items{{"step", number(3)}};
     for (const char* state : {"exp_avg", "exp_avg_sq"}) {
-      const Dims shape = shape_of(state, ids.size(), in_model);
-      View view;
-      view.key = std::to_string(storages.size());
-      view.shape.assign(shape.begin(), shape.end());
-      view.strides.assign(shape.size(), 1);
-      for (std::size_t d = shape.size(); d-- > 1;) view.strides[d - 1] = view.strides[d] * view.shape[d];
-      view.elems = 1;
-      for (const std::int64_t size : view.shape) view.elems *= size;
-      storages.push_back({view.key, std::string(static_cast<std::size_t>(view.elems) * 4, '\1')});
-      items.emplace_back(state, tensor(view));
+      const Dims shape = shape_of(state, states.size(), model.tensors.at(name).shape);
+      items.emplace_back(state, file.tensor({DType::kF32, shape, std::string(4 * *num_elems(shape), '\1')}));
     }
-    states += number(static_cast<std::int64_t>(ids.size())) + dict(items);
-    ids.push_back(static_cast<std::int64_t>(ids.size()));
+    ids.push_back(static_cast<std::int64_t>(states.size()));
+    states.push_back(dict(items));
   }
   const std::string group = dict({{"lr", number(1)}, {"params", numbers(ids)}});
-  write_file(step / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt",
-             torch_zip(stream(dict({{"state", "}(" + states + "u"}, {"param_groups", list({group})}})), storages));
+  file.save(step / kFile, dict({{"state", numbered(states)}, {"param_groups", list({group})}}));
 }
 
 TEST_CASE("States of another shape than their parameter's are refused, whichever state it is") {
-  Trained trained;
-  ConvertRequest request = trained.request();
-  request.target.options = {};
-  convert(request);
-  fs::create_directory(trained.temp / "out/optim");
-  request = convert_request(trained.temp / "out", trained.temp / "back");
-  request.target.layout = layout("dcp");
-  request.source.with_optimizer = true;
+  const Trained trained;
+  convert(trained.request({}));
+  const ConvertRequest request =
+      convert_request(trained.temp / "out", trained.temp / "back", {.layout = "dcp", .with_optimizer = true});
   write_whole_states(trained.temp / "out", [](const std::string&, std::size_t, const Dims& shape) { return shape; });
   CHECK_NOTHROW(plan_convert(request));
-  for (const char* wrong : {"exp_avg", "exp_avg_sq"}) {
+  for (const std::string wrong : {"exp_avg", "exp_avg_sq"}) {
     for (const bool is_number : {false, true}) {
       write_whole_states(trained.temp / "out", [&](const std::string& state, std::size_t id, const Dims& shape) {
         Dims other = shape;
@@ -221,53 +181,36 @@ TEST_CASE("States of another shape than their parameter's are refused, whichever
         return is_number && other != shape ? Dims{} : other;
       });
       CAPTURE(wrong, is_number);
-      const Error error = check_refused([&] { plan_convert(request); },
-                                        {.path = trained.temp / "out/optim/dp_rank_00_tp_rank_00_pp_rank_00.pt"});
-      const bool is_first = wrong == std::string("exp_avg");
-      CHECK_THAT(error.what(), Says(is_number  ? fmt::format("{} of id 1 has the shape [], but its parameter", wrong)
-                                    : is_first ? "id 1 has the shape ["
-                                               : "exp_avg_sq of id 1 has the shape ["));
+      const std::string named = wrong == "exp_avg" && !is_number ? "" : wrong + " of ";
+      check_refused(
+          [&] { plan_convert(request); },
+          {.path = trained.temp / "out" / kFile,
+           .says = named + (is_number ? "id 1 has the shape [], but its parameter" : "id 1 has the shape [")});
     }
   }
 }
 
-TEST_CASE("The optimizer of another model is refused though nobody asks which parameters its ids are") {
-  const Trained trained;
-  const Trained other(trained.model.layers - 1);
-  convert(trained.request());
-  convert(other.request());
-  const auto request_of = [](const Trained& from) {
-    ConvertRequest request = from.request();
-    request.source.path = from.temp / "out";
-    request.source.config.clear();
-    request.source.options.set("optimizer-groups", "ids");
-    request.output_directory = from.temp / "again";
-    return request;
+TEST_CASE("The optimizer of another model is refused or named though nobody asks which parameters its ids are") {
+  const Trained trained, other(trained.model.layers - 1);  // a layer less
+  for (const Trained* one : {&trained, &other}) convert(one->request());
+  const auto replan = [](const Trained& from) {
+    plan_convert(convert_request(
+        from.temp / "out", from.temp / "again",
+        {.layout = "nxd", .tp = 1, .options = {"fuse-qkv", "dp=2"}, .source_options = {"optimizer-groups=ids"}}));
   };
-  CHECK_NOTHROW(plan_convert(request_of(other)));
-  fs::remove_all(other.temp / "out/optim");
-  fs::copy(trained.temp / "out/optim", other.temp / "out/optim");
-  check_refused([&] { plan_convert(request_of(other)); },
-                {.path = other.temp / "out/optim/dp_rank_00_tp_rank_00_pp_rank_00.pt",
-                 .says = "of its ids have, but the model's files of pp rank 0 have",
-                 .hint = "the optimizer is of another model"});
-}
-
-TEST_CASE("Who looks at a checkpoint is told where nobody can tell which parameters its optimizer's states are of") {
-  const Trained trained;
-  ConvertRequest request = trained.request();
-  convert(request);
   ReadContext context;
   context.looks_at_optimizer = true;
   const auto unnamed = [&] { return read_checkpoint(trained.temp / "out", context).beside_model->summary->unnamed; };
+  replan(other);
   CHECK(unnamed().empty());
-  // The optimizer of a model with a layer less.
-  const Trained other(trained.model.layers - 1);
-  convert(other.request());
-  fs::remove_all(trained.temp / "out/optim");
-  fs::copy(other.temp / "out/optim", trained.temp / "out/optim");
+  fs::rename(trained.temp / "out/optim", trained.temp / "optim");
+  fs::rename(other.temp / "out/optim", trained.temp / "out/optim");
   CHECK_THAT(unnamed(), Says("parameters, but by rule"));
   CHECK_THAT(unnamed(), Says("no rule of `from-optimizer-groups` fits"));
+  fs::rename(trained.temp / "optim", other.temp / "out/optim");
+  check_refused([&] { replan(other); }, {.path = other.temp / "out" / kFile,
+                                         .says = "of its ids have, but the model's files of pp rank 0 have",
+                                         .hint = "the optimizer is of another model"});
 }
 
 }  // namespace

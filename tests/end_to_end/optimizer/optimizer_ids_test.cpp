@@ -4,15 +4,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
-#include "reshard/base/strings.h"
 #include "support/checkpoints.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/optimizer_oracle.h"
-#include "support/random.h"
 #include "support/refusals.h"
+#include "support/requests.h"
 #include "support/saved_trees.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
@@ -95,21 +95,13 @@ struct Unnamed {
   }
 
   ConvertRequest request_of(const fs::path& source, const fs::path& output, std::uint64_t ranks) const {
-    ConvertRequest request = convert_request(source, output);
-    request.source.options.set("optimizer-groups", "ids");
-    request.target.layout = layout("nxd");
+    ConvertRequest request =
+        convert_request(source, output, {.layout = "nxd", .source_options = {"optimizer-groups=ids"}});
     set_target(request.target, mesh);
     request.target.options.set_number("dp", ranks);
     if (source != temp / "dcp" && mesh.kv_size_multiplier != 0)
       request.source.options.set_number("kv-size-multiplier", mesh.kv_size_multiplier);
     return request;
-  }
-
-  Error refused(ConvertRequest request) const {
-    const Error error = error_of([&] { convert(request); });
-    CHECK(!error.hint().empty());
-    CHECK(!fs::exists(temp / "out"));
-    return error;
   }
 
   Random random;
@@ -130,8 +122,8 @@ TEST_CASE("Ids go from any data-parallel ranks to any others, whatever parameter
     CAPTURE(unnamed.mesh.tp, unnamed.mesh.pp, unnamed.mesh.vpp, unnamed.dp, dp, unnamed.has_masters);
     const fs::path output = unnamed.temp / "out";
     const ConvertRequest request = unnamed.request_of(unnamed.temp / "in", output, dp);
-    const std::string notes = join(plan_convert(request)->notes, "\n");
-    CHECK((notes.find("as in the source, there are no master weights") != notes.npos) == !unnamed.has_masters);
+    CHECK((joined_notes(*plan_convert(request)).find("as in the source, there are no master weights") !=
+           std::string::npos) == !unnamed.has_masters);
     convert(request);
     check_saved_trees(output / "optim", unnamed.expected(dp));
     const Trees model = read_saved_trees(unnamed.temp / "in/model"), copy = read_saved_trees(output / "model");
@@ -140,69 +132,70 @@ TEST_CASE("Ids go from any data-parallel ranks to any others, whatever parameter
   }
 }
 
-TEST_CASE("Without ids, an optimizer that fits no rule is refused, and the error names them") {
-  const Unnamed unnamed(2);
-  ConvertRequest request = unnamed.request_of(unnamed.temp / "in", unnamed.temp / "out", 2);
-  request.source.options.erase("optimizer-groups");
-  CHECK_THAT(unnamed.refused(request).hint(),
-             Says("where nothing but `dp` changes, `from-optimizer-groups` ids needs no names"));
-}
-
 TEST_CASE("Ids stay only where the model's ranks do, and names are not asked for") {
   const Unnamed unnamed(2);
-  const auto request = [&] { return unnamed.request_of(unnamed.temp / "in", unnamed.temp / "out", 2); };
-  CAPTURE(unnamed.mesh.tp, unnamed.mesh.pp);
-
-  ConvertRequest other = request();
-  other.target.tp = unnamed.mesh.tp == 1 ? 2 : 1;
-  other.target.options.erase("kv-size-multiplier");
-  Error error = unnamed.refused(other);
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("tp_rank_00_pp_rank_00 would hold it otherwise than in the source"));
-  CHECK(!error.tensor().empty());
-
-  ConvertRequest to_dcp = request();
-  to_dcp.source.with_optimizer = true;
-  to_dcp.target = {};
-  to_dcp.target.layout = layout("dcp");
-  error = unnamed.refused(to_dcp);
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("layout dcp has names, and no ids"));
-  to_dcp.target.options.set("names", "torchtitan");  // which cannot name all that this source has
-  CHECK_THAT(unnamed.refused(to_dcp).what(), Says("layout dcp has names, and no ids"));
-
-  ConvertRequest masters = request();
-  masters.source.options.set("weights", "master");
-  CHECK_THAT(unnamed.refused(masters).what(), Says("master weights cannot be the model's without names"));
-
-  ConvertRequest renamed = request();
-  renamed.names.renames.push_back(parse_rename("rename", "model.norm.weight=model.last.weight"));
-  CHECK(unnamed.refused(renamed).kind() == ErrorKind::kUnsupported);
-
-  ConvertRequest grouped = request();
-  grouped.target.options.set("optimizer-groups", "norms");
-  CHECK_THAT(unnamed.refused(grouped).what(), Says("without names, no rule can say in which group a parameter is"));
-  ConvertRequest by_ids = request();
-  by_ids.target.options.set("optimizer-groups", "ids");
-  CHECK_THAT(unnamed.refused(by_ids).hint(), Says("it is for the source: `from-optimizer-groups`"));
+  const std::uint32_t other_tp = unnamed.mesh.tp == 1 ? 2 : 1;
+  const auto to_dcp = [](ConvertRequest& request) {
+    request.source.with_optimizer = true;
+    request.target = {};
+    request.target.layout = layout("dcp");
+  };
+  check_refusals<std::function<void(ConvertRequest&)>>(
+      [&](const std::function<void(ConvertRequest&)>& change) {
+        ConvertRequest request = unnamed.request_of(unnamed.temp / "in", unnamed.temp / "out", 2);
+        change(request);
+        const Error error = error_of([&] { convert(request); });
+        CHECK_FALSE(error.hint().empty());
+        throw error;
+      },
+      {.kind = ErrorKind::kUsage, .unwritten = unnamed.temp / "out"},
+      {{"no ids, where no rule fits",
+        [](ConvertRequest& request) { request.source.options.erase("optimizer-groups"); },
+        {.kind = ErrorKind::kBadInput,
+         .hint = "where nothing but `dp` changes, `from-optimizer-groups` ids needs no names"}},
+       {"other ranks",
+        [&](ConvertRequest& request) {
+          request.target.tp = other_tp;
+          request.target.options.erase("kv-size-multiplier");
+        },
+        {.says = "tp_rank_00_pp_rank_00 would hold it otherwise than in the source"}},
+       {"dcp", to_dcp, {.says = "layout dcp has names, and no ids"}},
+       {"dcp in names that do not have all of this source",
+        [&](ConvertRequest& request) {
+          to_dcp(request);
+          request.target.options.set("names", "torchtitan");
+        },
+        {.says = "layout dcp has names, and no ids"}},
+       {"master weights",
+        [](ConvertRequest& request) { request.source.options.set("weights", "master"); },
+        {.says = "master weights cannot be the model's without names"}},
+       {"other names",
+        [](ConvertRequest& request) {
+          request.names.renames.push_back(parse_rename("rename", "model.norm.weight=model.last.weight"));
+        },
+        {.kind = ErrorKind::kUnsupported}},
+       {"other groups",
+        [](ConvertRequest& request) { request.target.options.set("optimizer-groups", "norms"); },
+        {.says = "without names, no rule can say in which group a parameter is"}},
+       {"ids of the target",
+        [](ConvertRequest& request) { request.target.options.set("optimizer-groups", "ids"); },
+        {.hint = "it is for the source: `from-optimizer-groups`"}}});
 }
 
 TEST_CASE("Another order of heads, which names and shapes do not show, is not what ids are of") {
   const fs::path golden_case = testdata("golden/zero1/nxd-llama-tied-dp2-tp4-m2-fused");
   const TempDir temp;
-  ConvertRequest request = convert_request(golden_case / "checkpoint/step_3", temp / "out");
-  request.source.config = golden_case / "original";
-  request.source.options.set("optimizer-groups", "ids");
-  request.target.options.set_flag("fuse-qkv", true);
-  request.target.options.set_number("kv-size-multiplier", 2);
-  request.target.options.set_number("dp", 4);
-  request.target.layout = layout("nxd");
-  request.target.options.set("kv-replication", "adjacent");
-  check_refused([&] { convert(request); },
-                {.kind = ErrorKind::kUsage, .says = "would hold it otherwise than in the source"});
-  CHECK(!fs::exists(temp / "out"));
-  request.target.options.set("kv-replication", "tiled");
-  convert(request);
+  const auto to_nxd = [&](const std::string& order) {
+    convert(golden_case / "checkpoint/step_3", temp / "out",
+            {.layout = "nxd",
+             .options = {"fuse-qkv", "kv-size-multiplier=2", "dp=4", "kv-replication=" + order},
+             .config = golden_case / "original",
+             .source_options = {"optimizer-groups=ids"}});
+  };
+  check_refused(
+      [&] { to_nxd("adjacent"); },
+      {.kind = ErrorKind::kUsage, .says = "would hold it otherwise than in the source", .unwritten = temp / "out"});
+  to_nxd("tiled");
   CHECK(fs::exists(temp / "out/optim/dp_rank_03_tp_rank_03_pp_rank_00.pt"));
 }
 
