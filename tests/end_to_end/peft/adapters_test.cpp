@@ -1,28 +1,16 @@
-// LoRA adapters that the reference's own code has sharded, held against ours: testdata/golden/lora.
+// LoRA adapters of models whose linears are stored transposed, and the file that PEFT reads.
 
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
-#include "support/checkpoints.h"
-#include "support/layouts.h"
-#include "support/models.h"
+#include "support/requests.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
 
 namespace reshard::test {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
-
-ConsolidateRequest consolidate_request(const fs::path& checkpoint, const fs::path& output,
-                                       Format format = Format::kSafetensors) {
-  ConsolidateRequest request;
-  request.source.path = checkpoint;
-  request.output_directory = output;
-  request.target.format = format;
-  return request;
-}
 
 TEST_CASE("A consolidated adapter's safetensors file says that it is of torch") {
   const TempDir temp;
@@ -31,19 +19,17 @@ TEST_CASE("A consolidated adapter's safetensors file says that it is of torch") 
              Catch::Matchers::StartsWith(R"({"__metadata__":{"format":"pt"})"));
 }
 
-/// Of a GPT-2 of one layer, whose linears are stored as (inputs, outputs): lora_A is (r, inputs) all the same.
-struct TransposedLinear {
-  const char* module;
-  std::uint64_t inputs, outputs;
-  bool row_parallel;
-};
-
 TEST_CASE("Adapters of linears that are stored transposed are split along the linear's own inputs or outputs") {
-  const TransposedLinear linears[] = {{"attn.c_attn", 32, 96, false},
-                                      {"attn.c_proj", 32, 32, true},
-                                      {"mlp.c_fc", 32, 128, false},
-                                      {"mlp.c_proj", 128, 32, true}};
-  for (const auto& [module, inputs, outputs, row_parallel] : linears) {
+  // Of a GPT-2 of one layer, whose linears are stored as (inputs, outputs): lora_A is (r, inputs) all the same.
+  struct Linear {
+    const char* module;
+    std::uint64_t inputs, outputs;
+    bool row_parallel;
+  };
+  for (const auto& [module, inputs, outputs, row_parallel] : {Linear{"attn.c_attn", 32, 96, false},
+                                                              {"attn.c_proj", 32, 32, true},
+                                                              {"mlp.c_fc", 32, 128, false},
+                                                              {"mlp.c_proj", 128, 32, true}}) {
     CAPTURE(module);
     const TempDir temp;
     write_file(
@@ -58,8 +44,7 @@ TEST_CASE("Adapters of linears that are stored transposed are split along the li
         temp / "adapter/adapter_config.json",
         json{{"peft_type", "LORA"}, {"r", 4}, {"lora_alpha", 8}, {"fan_in_fan_out", true}, {"target_modules", {module}}}
             .dump());
-    ShardRequest request = shard_request(temp / "model", temp / "out", 2);
-    request.target.format = Format::kPytorch;
+    ShardRequest request = shard_request(temp / "model", temp / "out", {.format = Format::kPytorch, .tp = 2});
     request.adapters = {temp / "adapter"};
     shard(request);
     const TensorMap rank =

@@ -8,8 +8,8 @@
 #include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
+#include "support/requests.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
 
@@ -29,8 +29,7 @@ TensorData floats(Random& random, const Dims& shape) {
 
 /// A model and an adapter of it, with linears that are fused, in PEFT's directory and in shards of two ranks.
 struct Sharded {
-  explicit Sharded(LoraFuse fuse = LoraFuse::kMean, Format format = Format::kPytorch) {
-    model.layers = 2;
+  explicit Sharded(LoraFuse fuse = LoraFuse::kMean) {
     Random random(5);
     const std::uint64_t heads = model.heads * model.head_dim;
     for (std::uint64_t layer = 0; layer < model.layers; ++layer) {
@@ -46,36 +45,26 @@ struct Sharded {
     write_file(temp / "model/config.json", model.config().dump());
     write_safetensors(temp / "peft/adapter_model.safetensors", tensors);
     write_file(temp / "peft/adapter_config.json", R"({"peft_type": "LORA", "r": 2, "lora_alpha": 4})");
-    shard_to("shards", 2, fuse, format);
+    shard_to("shards", 2, fuse, Format::kPytorch);
   }
   void shard_to(const std::string& output, std::uint32_t tp, LoraFuse fuse, Format format) const {
-    ShardRequest request = shard_request(temp / "model", temp / output, tp);
-    request.target.layout = layout("optimum"), request.target.format = format;
+    ShardRequest request =
+        shard_request(temp / "model", temp / output, {.layout = "optimum", .format = format, .tp = tp});
     request.adapters = {temp / "peft"};
     request.lora_fuse = fuse;
     shard(request);
   }
-  ConvertRequest to_shards(const fs::path& source, const fs::path& output, Format format) const {
-    ConvertRequest request = convert_request(temp / source, temp / output);
-    request.target.layout = layout("optimum");
-    request.target.format = format;
-    return request;
-  }
-  Error convert_error(const ConvertRequest& request) const {
-    const auto before = snapshot(temp.path());
-    const Error error = error_of([&] { plan_convert(request); });
-    CHECK((snapshot(temp.path()) == before));
-    return error;
+  ConvertRequest to_shards(const fs::path& source, const fs::path& output, Format format = Format::kPytorch) const {
+    return convert_request(temp / source, temp / output, {.layout = "optimum", .format = format});
   }
   fs::path rank(int tp_rank) const {
     return temp / ("shards/adapter_default/adapter_shards/model/dp_rank_00_tp_rank_0" + std::to_string(tp_rank) +
                    "_pp_rank_00.pt");
   }
-  /// Changes rank 1. The files then say no longer which rank they are of, as those of a trainer.
-  template <typename Change>
-  void rewrite_ranks(Change&& change) const {
+  /// Inverts a bit of rank 1. The files then say no longer which rank they are of, as those of a trainer.
+  void flip_in_rank(const std::string& tensor) const {
     TensorMap changed = read_torch_tensors(rank(1));
-    change(changed);
+    changed.at(tensor).bytes[0] ^= 1;
     write_torch(rank(1), changed);
     write_torch(rank(0), read_torch_tensors(rank(0)));
   }
@@ -92,243 +81,193 @@ Verification compared(const fs::path& a, const fs::path& b) {
   return verify(read(a).map, read(b).map, {}, unsynced());
 }
 
-TEST_CASE("Every golden adapter is read from its shards as PEFT's tensors, whatever part of its folder is given") {
-  for (const fs::path& golden_case : golden_cases("lora")) DYNAMIC_SECTION(golden_case.filename()) {
-      const json golden = golden_of(golden_case);
-      const TempDir temp;
-      ConsolidateRequest request;
-      request.source.path = golden_case / "sharded";
-      request.output_directory = temp / "peft";
-      consolidate(request);
-      for (const auto& [adapter, tensors] : golden.at("consolidated").items())
+TEST_CASE("Golden adapters are read from any part of their folder, and become PEFT's directory, xser and back") {
+  for (const fs::path& golden_case : golden_cases("lora")) {
+    const json golden = golden_of(golden_case);
+    for (const auto& [adapter, tensors] : golden.at("consolidated").items())
+      DYNAMIC_SECTION(golden_case.filename().string() << ", " << adapter) {
+        const TempDir temp;
+        const fs::path source = golden_case / "sharded" / ("adapter_" + adapter);
+        for (const Format format : {Format::kPytorch, Format::kSafetensors}) {
+          fs::remove_all(temp / "consolidated");
+          consolidate(consolidate_request(source, temp / "consolidated", {.format = format}));
+          fs::remove_all(temp / "converted");
+          convert(source, temp / "converted", {.format = format});
+          CHECK((snapshot(temp / "converted") == snapshot(temp / "consolidated")));
+        }
         for (const char* part : {"", "adapter_shards", "adapter_shards/"}) {
-          INFO(adapter << " " << part);
-          const Checkpoint checkpoint = read(golden_case / "sharded" / ("adapter_" + adapter) / part);
+          CAPTURE(part);
+          const Checkpoint checkpoint = read(source / part);
           REQUIRE(checkpoint.adapter);
           CHECK(checkpoint.adapter->name == adapter);
           CHECK(checkpoint.has_ranks());
           CHECK(checkpoint.mesh.tp == golden.at("case").at("tp"));
           CHECK(checkpoint.mesh.pp == golden.at("case").at("pp"));
           CHECK(checkpoint.map.tensor_count() == tensors.size());
-          const Verification same = compared(golden_case / "sharded" / ("adapter_" + adapter),
-                                             temp / "peft" / (adapter == "default" ? "" : adapter));
-          CHECK(same.same());
-          CHECK(same.compared_tensors == tensors.size());
         }
-    }
+        const Verification same = compared(source, temp / "consolidated");
+        CHECK(same.same());
+        CHECK(same.compared_tensors == tensors.size());
+        // In the very tensors and metadata that the reference wrote.
+        for (const Format format : {Format::kPytorch, Format::kXser}) {
+          const fs::path output = temp / std::string(name(format));
+          convert(source, output, {.layout = "optimum", .format = format});
+          for (const auto& [file, held] : golden.at("files").items()) {
+            if (!file.starts_with("adapter_" + adapter + "/")) continue;
+            INFO(file);
+            CHECK(describe_tensors(read_torch_tensors(output / file)) == held);
+          }
+          for (const char* file : {"adapter_config.json", "adapter_shards/mp_metadata_pp_rank_0.json"})
+            CHECK(read_file(output / ("adapter_" + adapter) / file) == read_file(source / file));
+        }
+      }
+  }
 }
 
 TEST_CASE("A directory with one adapter means it, one with several has to say which, and one with a model means that") {
   const Sharded s;
   CHECK(read(s.temp / "shards").adapter->name == "default");
   fs::copy(s.temp / "shards/adapter_default", s.temp / "shards/adapter_x", fs::copy_options::recursive);
-  check_refused([&] { read(s.temp / "shards"); }, {.kind = ErrorKind::kUsage,
-                                                   .path = s.temp / "shards",
-                                                   .says = "holds 2 adapters: adapter_default, adapter_x",
-                                                   .hint = (s.temp / "shards/adapter_default").string()});
-  CHECK(s.convert_error(convert_request(s.temp / "shards", s.temp / "out")).kind() == ErrorKind::kUsage);
+  const Refusal refusal{.kind = ErrorKind::kUsage,
+                        .path = s.temp / "shards",
+                        .says = "holds 2 adapters: adapter_default, adapter_x",
+                        .hint = (s.temp / "shards/adapter_default").string(),
+                        .unwritten = s.temp / "out"};
+  check_refused([&] { read(s.temp / "shards"); }, refusal);
+  check_refused([&] { convert(s.temp / "shards", s.temp / "out"); }, refusal);
   Random random(1);
   write_model(s.temp / "shards", s.model, random_tensors(s.model, random));
   CHECK_FALSE(read(s.temp / "shards").adapter);
 }
 
-TEST_CASE("Shards, PEFT's directory and shards of other ranks hold the same adapter") {
+TEST_CASE(
+    "Shards, PEFT's directory and shards of other ranks and formats hold the same adapter, and become one another") {
   const LoraFuse fuse = GENERATE(LoraFuse::kMean, LoraFuse::kExact);
   const Sharded s(fuse);
+  const bool is_exact = fuse == LoraFuse::kExact;
   s.shard_to("four", 4, fuse, Format::kXser);
   CHECK(compared(s.temp / "shards/adapter_default", s.temp / "four").same());
   const Verification with_peft = compared(s.temp / "shards", s.temp / "peft");
-  CHECK(with_peft.same() == (fuse == LoraFuse::kExact));
-  if (fuse == LoraFuse::kMean) CHECK(with_peft.different.size() == 4);  // lora_A of gate and up, of each layer
-  s.rewrite_ranks([](TensorMap& rank) { rank.at(kLayer + "mlp.down_proj.lora_A.weight").bytes[0] ^= 1; });
+  CHECK(with_peft.same() == is_exact);
+  if (!is_exact) CHECK(with_peft.different.size() == 4);  // lora_A of gate and up, of each layer
+
+  CHECK(convert(s.to_shards("shards", "xser", Format::kXser)).lossy_means.empty());
+  CHECK(read(s.temp / "xser").format == Format::kXser);
+  CHECK(compared(s.temp / "shards", s.temp / "xser").same());
+  convert(s.to_shards("xser", "again"));  // with all that stands beside them
+  CHECK((snapshot(s.temp / "again") == snapshot(s.temp / "shards")));
+  consolidate(consolidate_request(s.temp / "xser", s.temp / "whole"));
+  CHECK((read_tensors(s.temp / "whole/adapter_model.safetensors") == s.tensors) == is_exact);
+  CHECK(read_file(s.temp / "whole/adapter_config.json") == read_file(s.temp / "peft/adapter_config.json"));
+
+  // With the base model's config.json, which may have another name, and no other beside it counts.
+  write_file(s.temp / "configs/base.json", read_file(s.temp / "model/config.json"));
+  write_file(s.temp / "configs/config.json", R"({"model_type": "of nobody"})");
+  for (const char* source : {"shards", "peft"})
+    for (const char* config : {"model", "configs/base.json"}) {
+      CAPTURE(source, config);
+      fs::remove_all(s.temp / "recut");
+      ConvertRequest request = s.to_shards(source, "recut", Format::kXser);
+      request.source.config = s.temp / config;
+      request.target.tp = 4;
+      request.lora_fuse = fuse;
+      convert(request);
+      CHECK((snapshot(s.temp / "recut") == snapshot(s.temp / "four")));
+    }
+
+  s.flip_in_rank(kLayer + "mlp.down_proj.lora_A.weight");
   const Verification changed = compared(s.temp / "shards", s.temp / "four");
   REQUIRE(changed.different.size() == 1);
   CHECK(changed.different[0].name == kLayer + "mlp.down_proj.lora_A.weight");
 }
 
-TEST_CASE("Converting shards to PEFT's directory writes what consolidating them writes, of any adapter that is given") {
-  for (const fs::path& golden_case : golden_cases("lora")) {
-    const json golden = golden_of(golden_case);
-    for (const auto& [adapter, tensors] : golden.at("consolidated").items())
-      for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
-        DYNAMIC_SECTION(golden_case.filename().string() << ", " << adapter << ", " << name(format)) {
-          const TempDir temp;
-          const fs::path source = golden_case / "sharded" / ("adapter_" + adapter);
-          ConsolidateRequest request;
-          request.source.path = source;
-          request.output_directory = temp / "consolidated";
-          request.target.format = format;
-          consolidate(request);
-          ConvertRequest converted = convert_request(source, temp / "converted");
-          converted.target.format = format;
-          convert(converted);
-          CHECK((snapshot(temp / "converted") == snapshot(temp / "consolidated")));
-        }
-      }
-  }
-}
-
-TEST_CASE("Shards become those of the other format and back to the byte, with all that stands beside them") {
-  const LoraFuse fuse = GENERATE(LoraFuse::kMean, LoraFuse::kExact);
-  const Sharded s(fuse);
-  CHECK(convert(s.to_shards("shards", "xser", Format::kXser)).lossy_means.empty());
-  const Checkpoint xser = read(s.temp / "xser");
-  CHECK(xser.format == Format::kXser);
-  CHECK(compared(s.temp / "shards", s.temp / "xser").same());
-  convert(s.to_shards("xser", "again", Format::kPytorch));
-  CHECK((snapshot(s.temp / "again") == snapshot(s.temp / "shards")));
-  ConsolidateRequest back;
-  back.source.path = s.temp / "xser";
-  back.output_directory = s.temp / "whole";
-  consolidate(back);
-  CHECK((read_tensors(s.temp / "whole/adapter_model.safetensors") == s.tensors) == (fuse == LoraFuse::kExact));
-  CHECK(read_file(s.temp / "whole/adapter_config.json") == read_file(s.temp / "peft/adapter_config.json"));
-}
-
-TEST_CASE("Golden adapters become xser and back in the very tensors and metadata that the reference wrote") {
-  for (const fs::path& golden_case : golden_cases("lora")) {
-    const json golden = golden_of(golden_case);
-    for (const auto& [adapter, tensors] : golden.at("consolidated").items())
-      for (const Format format : {Format::kPytorch, Format::kXser}) {
-        DYNAMIC_SECTION(golden_case.filename().string() << ", " << adapter << ", " << name(format)) {
-          const TempDir temp;
-          ConvertRequest request = convert_request(golden_case / "sharded" / ("adapter_" + adapter), temp / "out");
-          request.target.layout = layout("optimum");
-          request.target.format = format;
-          convert(request);
-          for (const auto& [file, held] : golden.at("files").items()) {
-            if (!file.starts_with("adapter_" + adapter + "/")) continue;
-            INFO(file);
-            CHECK(describe_tensors(read_torch_tensors(temp / "out" / file)) == held);
-          }
-          for (const char* name : {"adapter_config.json", "adapter_shards/mp_metadata_pp_rank_0.json"})
-            CHECK(read_file(temp / "out" / ("adapter_" + adapter) / name) ==
-                  read_file(golden_case / "sharded" / ("adapter_" + adapter) / name));
-        }
-      }
-  }
-}
-
-TEST_CASE("With the base model's config.json shards become those of other ranks, as PEFT's directory does") {
-  const LoraFuse fuse = GENERATE(LoraFuse::kMean, LoraFuse::kExact);
-  const Sharded s(LoraFuse::kExact);
-  s.shard_to("four", 4, fuse, Format::kPytorch);
-  for (const char* source : {"shards", "peft"}) {
-    DYNAMIC_SECTION(source << (fuse == LoraFuse::kMean ? ", mean" : ", exact")) {
-      ConvertRequest request = s.to_shards(source, std::string(source) + "-four", Format::kPytorch);
-      request.source.config = s.temp / "model";
-      request.target.tp = 4;
-      request.lora_fuse = fuse;
-      convert(request);
-      CHECK((snapshot(s.temp / (std::string(source) + "-four")) == snapshot(s.temp / "four")));
-    }
-  }
-}
-
-TEST_CASE("The base model's config.json may have another name, and no other beside it counts") {
-  const Sharded s;
-  ConvertRequest request = s.to_shards("shards", "plain", Format::kPytorch);
-  request.target.tp = 4;
-  request.source.config = s.temp / "model";
-  convert(request);
-  fs::create_directory(s.temp / "configs");
-  fs::copy_file(s.temp / "model/config.json", s.temp / "configs/base.json");
-  write_file(s.temp / "configs/config.json", R"({"model_type": "of nobody"})");
-  request.source.config = s.temp / "configs/base.json";
-  request.output_directory = s.temp / "named";
-  convert(request);
-  CHECK((snapshot(s.temp / "named") == snapshot(s.temp / "plain")));
-}
-
 TEST_CASE("Names and dtypes of an adapter can be changed on the way to PEFT's directory, and its file's format") {
   const Sharded s(LoraFuse::kExact);
-  ConvertRequest request = convert_request(s.temp / "shards", s.temp / "half");
-  request.dtype = DType::kBF16;
+  ConvertRequest request = convert_request(s.temp / "shards", s.temp / "half", {.dtype = DType::kBF16});
   request.names.drop.emplace_back("drop", "layers\\.1\\.");
   convert(request);
   const TensorMap half = read_tensors(s.temp / "half/adapter_model.safetensors");
   CHECK(half.size() == s.tensors.size() / 2);
   CHECK(half.at(kLayer + "mlp.up_proj.lora_B.weight").dtype == DType::kBF16);
   CHECK(read_file(s.temp / "half/adapter_config.json") == read_file(s.temp / "peft/adapter_config.json"));
-  ConvertRequest plain = convert_request(s.temp / "peft", s.temp / "bin");
-  plain.target.format = Format::kPytorch;
-  convert(plain);
+  convert(s.temp / "peft", s.temp / "bin", {.format = Format::kPytorch});
   CHECK((read_torch_tensors(s.temp / "bin/adapter_model.bin") == s.tensors));
   CHECK(snapshot(s.temp / "bin").size() == 2);
 }
 
 TEST_CASE("An adapter's conversion that needs the model, has no place or no effect is refused") {
   const Sharded s;
-  ConvertRequest request = s.to_shards("shards", "out", Format::kPytorch);
-  SECTION("other ranks without a model") {
-    request.target.tp = 4;
-    check_error(s.convert_error(request),
-                {.path = s.temp / "shards/adapter_default/adapter_shards", .hint = "`config`"});
-  }
-  SECTION("shards of PEFT's directory without a model") {
-    request.source.path = s.temp / "peft";
-    request.target.tp = 2;
-    CHECK_THAT(s.convert_error(request).hint(), Says("`config`"));
-  }
-  SECTION("shards of PEFT's directory for any number of ranks") {
-    request.source.path = s.temp / "peft";
-    request.source.config = s.temp / "model";
-    check_error(s.convert_error(request), {.kind = ErrorKind::kUsage, .says = "`tp` is required"});
-  }
-  SECTION("a layout of models") {
-    request.target.layout = layout("nxd");
-    check_error(s.convert_error(request),
-                {.kind = ErrorKind::kUsage, .says = "layout nxd has no place for adapters", .hint = "hf, optimum"});
-  }
-  SECTION("tensors dropped from shards that stay as they are") {
-    request.names.drop.emplace_back("drop", "down_proj");
-    check_error(s.convert_error(request), {.kind = ErrorKind::kUsage, .says = "keep all of its tensors"});
-  }
-  SECTION("tensors renamed in shards that stay as they are") {
-    request.names.renames.push_back(parse_rename("rename", "down=up"));
-    CHECK(s.convert_error(request).kind() == ErrorKind::kUsage);
-  }
-  SECTION("an option about models") {
+  const auto before = snapshot(s.temp.path());
+  const auto to_peft = [](ConvertRequest& request) {
+    request.target = {};
     request.target.layout = layout("hf");
-    request.target.format.reset();
-    request.target.options.set("max-shard-size", "5GB");
-    check_error(s.convert_error(request), {.kind = ErrorKind::kUsage, .says = "`max-shard-size` is about models"});
-  }
-  SECTION("a config.json that is not needed") {
-    request.target.layout = layout("hf");
-    request.target.format.reset();
-    request.source.config = s.temp / "model";
-    check_error(s.convert_error(request), {.kind = ErrorKind::kUsage, .says = "`config` has no effect"});
-  }
-  SECTION("lora_A that are fused already") {
-    request.lora_fuse = LoraFuse::kExact;
-    check_error(s.convert_error(request), {.kind = ErrorKind::kUsage, .says = "`lora-fuse` has no effect"});
-  }
-  SECTION("safetensors") {
-    request.target.format = Format::kSafetensors;
-    CHECK(s.convert_error(request).kind() == ErrorKind::kUsage);
-  }
-  SECTION("an output in the shards") {
-    request.output_directory = s.temp / "shards/adapter_default/adapter_shards/model/deep";
-    check_error(s.convert_error(request), {.kind = ErrorKind::kUsage, .says = "inside the shards folder"});
-  }
+  };
+  check_refusals<std::function<void(ConvertRequest&)>>(
+      [&](const std::function<void(ConvertRequest&)>& change) {
+        ConvertRequest request = s.to_shards("shards", "out");
+        change(request);
+        convert(request);
+      },
+      {.kind = ErrorKind::kUsage},
+      {{"other ranks without a model",
+        [](ConvertRequest& request) { request.target.tp = 4; },
+        {.kind = ErrorKind::kBadInput, .path = s.temp / "shards/adapter_default/adapter_shards", .hint = "`config`"}},
+       {"shards of PEFT's directory without a model",
+        [&](ConvertRequest& request) {
+          request.source.path = s.temp / "peft";
+          request.target.tp = 2;
+        },
+        {.kind = ErrorKind::kBadInput, .hint = "`config`"}},
+       {"shards of PEFT's directory for any number of ranks",
+        [&](ConvertRequest& request) {
+          request.source.path = s.temp / "peft";
+          request.source.config = s.temp / "model";
+        },
+        {.says = "`tp` is required"}},
+       {"a layout of models",
+        [](ConvertRequest& request) { request.target.layout = layout("nxd"); },
+        {.says = "layout nxd has no place for adapters", .hint = "hf, optimum"}},
+       {"tensors dropped from shards that stay as they are",
+        [](ConvertRequest& request) { request.names.drop.emplace_back("drop", "down_proj"); },
+        {.says = "keep all of its tensors"}},
+       {"tensors renamed in shards that stay as they are",
+        [](ConvertRequest& request) { request.names.renames.push_back(parse_rename("rename", "down=up")); },
+        {}},
+       {"an option about models",
+        [&](ConvertRequest& request) {
+          to_peft(request);
+          request.target.options.set("max-shard-size", "5GB");
+        },
+        {.says = "`max-shard-size` is about models"}},
+       {"a config.json that is not needed",
+        [&](ConvertRequest& request) {
+          to_peft(request);
+          request.source.config = s.temp / "model";
+        },
+        {.says = "`config` has no effect"}},
+       {"lora_A that are fused already",
+        [](ConvertRequest& request) { request.lora_fuse = LoraFuse::kExact; },
+        {.says = "`lora-fuse` has no effect"}},
+       {"safetensors", [](ConvertRequest& request) { request.target.format = Format::kSafetensors; }, {}},
+       {"an output in the shards",
+        [&](ConvertRequest& request) {
+          request.output_directory = s.temp / "shards/adapter_default/adapter_shards/model/deep";
+        },
+        {.says = "inside the shards folder"}}});
+  CHECK((snapshot(s.temp.path()) == before));
 }
 
-TEST_CASE("A rank that is missing and replicas that differ are refused by whoever reads an adapter") {
-  const Sharded s;
-  s.rewrite_ranks([](TensorMap& rank) { rank.at(kLayer + "mlp.down_proj.lora_B.weight").bytes[3] = '\x7f'; });
-  check_refused([&] { compared(s.temp / "shards", s.temp / "peft"); },
-                {.says = "is a replica of " + kLayer + "mlp.down_proj.lora_B.weight"});
-  fs::remove(s.rank(1));
-  check_refused([&] { read(s.temp / "shards"); },
-                {.path = s.temp / "shards/adapter_default/adapter_shards",
-                 .says = "1 of the 2 ranks (tp 2 × pp 1) is missing: dp_rank_00_tp_rank_01_pp_rank_00"});
-}
-
-TEST_CASE("A folder inside an adapter's shards, or one with its metadata gone, is refused with what to give") {
+TEST_CASE("Spoiled shards of an adapter are refused by whoever reads them") {
   const Sharded s;
   const fs::path shards = s.temp / "shards/adapter_default/adapter_shards";
+  s.flip_in_rank(kLayer + "mlp.down_proj.lora_B.weight");
+  check_refused([&] { compared(s.temp / "shards", s.temp / "peft"); },
+                {.says = "is a replica of " + kLayer + "mlp.down_proj.lora_B.weight"});
   check_refused([&] { read(shards / "model"); }, {.kind = ErrorKind::kUnsupported, .hint = "adapter_NAME"});
+  fs::remove(s.rank(1));
+  check_refused(
+      [&] { read(s.temp / "shards"); },
+      {.path = shards, .says = "1 of the 2 ranks (tp 2 × pp 1) is missing: dp_rank_00_tp_rank_01_pp_rank_00"});
   fs::remove(shards / "mp_metadata_pp_rank_0.json");
   check_refused([&] { read(shards); }, {.says = "no metadata that speaks of adapters"});
 }
