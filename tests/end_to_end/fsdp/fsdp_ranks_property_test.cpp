@@ -2,13 +2,11 @@
 
 #include <numeric>
 
-#include "support/catch.h"
-#include "support/checkpoints.h"
 #include "support/dtensors.h"
-#include "support/errors.h"
-#include "support/models.h"
 #include "support/pickles.h"
 #include "support/random.h"
+#include "support/refusals.h"
+#include "support/requests.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -116,53 +114,50 @@ TEST_CASE("DTensors of random meshes and placements are put together byte for by
           temp / "ranks" / ("model_world_size_" + std::to_string(ranks) + "_rank_" + std::to_string(rank) + ".pt"),
           pickles::dict(items));
     }
-    convert(convert_request(temp / "ranks", temp / "out"));
     TensorMap expected;
     for (const auto& [name, sample] : samples) expected[name] = sample.tensor;
-    CHECK((read_model(temp / "out") == expected));
+    CHECK((converted(temp / "ranks", temp / "out") == expected));
   }
 }
 
-TEST_CASE("Parts of DTensors that do not fit their placements are refused") {
+TEST_CASE("Parts of DTensors that do not fit their placements are refused, and so are flat parameters") {
   const TempDir temp;
-  const auto refused = [&](const TensorData& local, const Dims& shape, const Dims& mesh,
-                           const std::vector<TestPlacement>& placements, ErrorKind kind = ErrorKind::kBadInput) {
-    fs::create_directories(temp / "ranks");
-    const std::uint64_t ranks = num_elems(mesh).value();
-    for (std::uint64_t rank = 0; rank < ranks; ++rank) {
-      SavedFile file;
-      Dims coordinate(mesh.size());
-      coordinate.back() = rank;
-      const std::string value = pickled_dtensor(file, local, shape, {mesh}, coordinate, placements);
-      file.save(temp / "ranks" / ("pytorch_model_fsdp_0_rank" + std::to_string(rank) + ".bin"),
-                pickles::dict({{"w", value}}));
-    }
-    const Error error = error_of([&] { convert(convert_request(temp / "ranks", temp / "out")); });
-    CHECK(error.kind() == kind);
-    CHECK(error.tensor() == "w");
-    CHECK(error.path().find("pytorch_model_fsdp_0_rank") != std::string::npos);
-    return std::string(error.what());
+  fs::create_directories(temp / "ranks");
+  const auto path = [&](std::uint64_t rank) {
+    return temp / ("ranks/pytorch_model_fsdp_0_rank" + std::to_string(rank) + ".bin");
   };
-  const TensorData two{DType::kF32, {2}, std::string(8, 'x')};
-  CHECK_THAT(refused(two, {3}, {2}, {{'S', 0}}), Says("has the shape [2] here, but its placements leave [1] of [3]"));
-  CHECK_THAT(refused(two, {2}, {2}, {{'S', 1}}), Says("is sharded along dim 1, but has the shape [2]"));
-  CHECK_THAT(refused(two, {2, 1}, {2}, {{'S', 0}}), Says("has a part F32 [2], but is F32 [2, 1]"));
-  CHECK_THAT(refused(two, {2}, {2}, {}), Says("has 0 placements on a mesh of shape [2]"));
-  CHECK_THAT(refused(two, {2}, {2}, {{'R'}, {'R'}}), Says("more placements than its mesh has dims"));
-  CHECK_THAT(refused(two, {2}, {1}, {{'T', 0, 0}}), Says("a split_factor of 0"));
-  CHECK_THAT(refused(two, {2}, {2}, {{'P'}}, ErrorKind::kUnsupported), Says("is placed as an object of"));
-  CHECK_THAT(refused(two, {5}, {2}, {{'T', 0, 2}}, ErrorKind::kUnsupported), Says("cut in different ways"));
-}
-
-TEST_CASE("Flat parameters of FSDP are refused, with what to save instead") {
-  const TempDir temp;
+  struct Tensor {
+    std::vector<TestPlacement> placements;
+    Dims shape{2}, mesh{2};
+  };
+  check_refusals<Tensor>(
+      [&](const Tensor& tensor) {
+        for (std::uint64_t rank = 0; rank < num_elems(tensor.mesh).value(); ++rank) {
+          SavedFile file;
+          Dims coordinate(tensor.mesh.size());
+          coordinate.back() = rank;
+          const TensorData two{DType::kF32, {2}, std::string(8, 'x')};
+          file.save(path(rank), pickles::dict({{"w", pickled_dtensor(file, two, tensor.shape, {tensor.mesh}, coordinate,
+                                                                     tensor.placements)}}));
+        }
+        convert(temp / "ranks", temp / "out");
+      },
+      {.path = path(0), .tensor = "w"},
+      {{"a part of another size",
+        {{{'S', 0}}, {3}},
+        {.path = path(1), .says = "has the shape [2] here, but its placements leave [1] of [3]"}},
+       {"another dim", {{{'S', 1}}}, {.says = "is sharded along dim 1, but has the shape [2]"}},
+       {"more dims", {{{'S', 0}}, {2, 1}}, {.says = "has a part F32 [2], but is F32 [2, 1]"}},
+       {"no placements", {{}}, {.says = "has 0 placements on a mesh of shape [2]"}},
+       {"two placements", {{{'R'}, {'R'}}}, {.says = "more placements than its mesh has dims"}},
+       {"no split", {{{'T', 0, 0}}, {2}, {1}}, {.says = "a split_factor of 0"}},
+       {"a sum", {{{'P'}}}, {.kind = ErrorKind::kUnsupported, .says = "is placed as an object of"}},
+       {"an uneven split", {{{'T', 0, 2}}, {5}}, {.kind = ErrorKind::kUnsupported, .says = "cut in different ways"}}});
   SavedFile file;
   const std::string value = file.flat(DType::kF32, std::string(8, 'x'));
-  file.save(temp / "ranks/pytorch_model_fsdp_rank0.bin", pickles::dict({{"_fsdp_wrapped_module._flat_param", value}}));
-  const Error error = error_of([&] { convert(convert_request(temp / "ranks", temp / "out")); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(error.what(), Says("is a flat parameter of FSDP"));
-  CHECK_THAT(error.hint(), Says("SHARDED_STATE_DICT"));
+  file.save(temp / "flat/pytorch_model_fsdp_rank0.bin", pickles::dict({{"_fsdp_wrapped_module._flat_param", value}}));
+  check_refused([&] { convert(temp / "flat", temp / "out"); },
+                {.kind = ErrorKind::kUnsupported, .says = "is a flat parameter of FSDP", .hint = "SHARDED_STATE_DICT"});
 }
 
 }  // namespace
