@@ -4,6 +4,7 @@
 #include <sstream>
 #include <utility>
 
+#include "reshard/base/strings.h"
 #include "table.h"
 
 namespace reshard::cli {
@@ -38,6 +39,17 @@ class HelpFormatter : public CLI::Formatter {
 
   static constexpr std::size_t kNameColumns = 30;
 };
+
+/// What is wrong, in this program's words.
+std::string text_of(const CLI::ParseError& error, const CLI::App& app) {
+  const std::string text = error.what();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)  // "--tp: At Most 1 required but received 2"
+    return text.substr(0, text.find(':')) +
+           (text.find("At Most") == text.npos ? " needs a value" : " may be given only once");
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
+    return "there are more arguments than the subcommand takes: " + join(app.remaining(true), ", ");
+  return text;
+}
 
 }  // namespace
 
@@ -192,7 +204,7 @@ std::optional<std::string> CommandLine::parse(const std::vector<std::string>& ar
     app_->exit(success, text, text);
     return text.str();
   } catch (const CLI::ParseError& error) {
-    throw ParseError(error.what());
+    throw ParseError(text_of(error, *app_));
   }
 }
 
