@@ -10,6 +10,7 @@
 #include "reshard/engine/execute.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
+#include "support/requests.h"
 #include "support/rewrite.h"
 #include "support/trials.h"
 

@@ -13,7 +13,7 @@
 #include "support/checkpoints.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
+#include "support/requests.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {

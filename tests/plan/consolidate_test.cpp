@@ -66,18 +66,18 @@ TEST_CASE("A tied copy or a replica that differs is an error that names the elem
   struct Row {
     std::uint32_t tp_rank, pp_rank;
     const char* tensor;
-    std::size_t byte;
+    std::size_t element;  // from which on signs are others, which is no drift
     Texts says;
   };
-  const Row rows[] = {
-      {1, 1, "lm_head.weight", 2 * (5 * 16 + 3) + 1, {"a replica of model.embed_tokens.weight", "[21, 3]"}},
-      {0, 1, "model.embed_tokens.weight", 0, "first at element [0, 0]"},
-      {1, 0, "model.layers.0.input_layernorm.weight", 7, "first at element [3]"}};
+  const Row rows[] = {{1, 1, "lm_head.weight", 5 * 16 + 3, {"a replica of model.embed_tokens.weight", "[21, 3]"}},
+                      {0, 1, "model.embed_tokens.weight", 0, "first at element [0, 0]"},
+                      {1, 0, "model.layers.0.input_layernorm.weight", 3, "first at element [3]"}};
   for (const Row& row : rows) {
     const Sharded sharded({.tied = true});
     const fs::path file = sharded.rank_file(row.tp_rank, row.pp_rank);
-    change_tensor(file, row.tensor,
-                  [&](std::string& bytes) { bytes.at(row.byte) ^= static_cast<char>(0x80); });  // no drift
+    change_tensor(file, row.tensor, [&](std::string& bytes) {
+      for (std::size_t at = 2 * row.element + 1; at < bytes.size(); at += 2) bytes[at] ^= static_cast<char>(0x80);
+    });
     const auto before = snapshot(sharded.temp.path());
     for (const unsigned threads : {1u, 3u}) {
       RunOptions options;

@@ -158,13 +158,6 @@ ShardRequest shard_request(const fs::path& model, const fs::path& output, std::u
   return request;
 }
 
-ConsolidateRequest consolidate_request(const fs::path& source, const fs::path& output) {
-  ConsolidateRequest request;
-  request.source.path = source;
-  request.output_directory = output;
-  return request;
-}
-
 void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_bytes, unsigned threads) {
   for (const TensorFile& file : job.target.files) {
     fs::create_directories((root / file.path).parent_path());

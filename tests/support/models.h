@@ -64,10 +64,9 @@ RunOptions unsynced();
 RunResult shard(const ShardRequest& request, const RunOptions& options = unsynced());
 RunResult consolidate(const ConsolidateRequest& request, const RunOptions& options = unsynced());
 
-/// Requests without the many defaults.
+/// A request without the many defaults.
 ShardRequest shard_request(const std::filesystem::path& model, const std::filesystem::path& output,
                            std::uint32_t tp = 1, std::uint32_t pp = 1);
-ConsolidateRequest consolidate_request(const std::filesystem::path& source, const std::filesystem::path& output);
 
 /// What `execute` does between making the files and publishing them, but with blocks of `block_bytes`; the model's
 /// other files are not copied.

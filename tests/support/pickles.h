@@ -19,7 +19,7 @@ std::string tuple(const std::vector<std::string>& items);
 std::string numbers(const std::vector<std::int64_t>& items);
 std::string list(const std::vector<std::string>& items);
 std::string dict(const std::vector<std::pair<std::string, std::string>>& items);  // names → values
-std::string numbered(const std::vector<std::string>& items);  // a dict: 0, 1, … → values
+std::string numbered(const std::vector<std::string>& items);                      // a dict: 0, 1, … → values
 std::string global(const std::string& module, const std::string& name);
 std::string call(const std::string& module, const std::string& name, const std::vector<std::string>& args);
 /// An object of a class with attributes.

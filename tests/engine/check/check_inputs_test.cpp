@@ -9,8 +9,8 @@
 #include "support/files.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
+#include "support/requests.h"
 #include "support/spoilers.h"
 #include "support/temp_dir.h"
 #include "support/thread_ranks.h"
@@ -42,6 +42,7 @@ struct Model {
   Model() {
     Random random(3);
     write_model(temp / "model", {}, random_tensors({}, random));
+    hex = to_hex(digest_of_file(file));
   }
   std::unique_ptr<Job> job(const char* model = "model") const {
     return plan_shard(shard_request(temp / model, temp / "out", 2));
@@ -57,7 +58,7 @@ struct Model {
   TempDir temp;
   fs::path file = temp / "model/model.safetensors";
   fs::path sums = temp / "model/SHA256SUMS";
-  std::string hex = to_hex(digest_of_file(file));
+  std::string hex;  // of the file
 };
 
 TEST_CASE("A SHA256SUMS beside the files is what they are held against, and gets into the manifest") {

@@ -11,9 +11,9 @@
 #include "support/files.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/random.h"
 #include "support/refusals.h"
+#include "support/requests.h"
 #include "support/spoilers.h"
 #include "support/temp_dir.h"
 

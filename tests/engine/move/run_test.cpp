@@ -12,8 +12,8 @@
 #include "reshard/layouts/core/checkpoint.h"
 #include "support/fault_storage.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
+#include "support/requests.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 /// A grouped-query llama with all that is cut in some way, and a request for 8 ranks.
 struct Sharded {
-  Sharded() {
+  explicit Sharded(bool fuse_qkv = false) {
     TinyModel model;
     model.heads = 8;
     model.kv_heads = 4;
@@ -32,6 +32,7 @@ struct Sharded {
     tensors = random_tensors(model, random);
     write_model(temp / "model", model, tensors);
     request = shard_request(temp / "model", temp / "ranks", 8);
+    request.target.options.set_flag("fuse-qkv", fuse_qkv);
   }
   TempDir temp;
   TensorMap tensors;
@@ -61,6 +62,30 @@ TEST_CASE("Sharding to eight ranks reads each byte of the source once, not once 
   CHECK(std::all_of(counts.begin(), data, [](unsigned count) { return count == 0; }));
   CHECK(std::all_of(data, counts.end(), [](unsigned count) { return count == 1; }));
   CHECK(job->program.read_bytes == static_cast<std::uint64_t>(counts.end() - data));
+}
+
+TEST_CASE("Consolidating reads each byte that is placed once, and no replica") {
+  const Sharded sharded(GENERATE(false, true));
+  shard(sharded.request);
+  FaultStorage storage;
+  const auto job = plan_consolidate(consolidate_request(sharded.temp / "ranks", sharded.temp / "whole"));
+  execute(*job, {.threads = 2, .storage = &storage});
+  std::uint64_t read = 0;
+  std::uint64_t twice = 0;
+  for (const TensorFile& file : job->source.files)
+    for (const unsigned count : storage.read_counts(file.path, file.size_bytes)) {
+      read += count;
+      twice += count > 1;
+    }
+  CHECK(twice == 0);
+  CHECK(read == job->program.read_bytes + job->program.check_bytes);
+  CHECK(job->program.check_bytes > 0);
+  // A norm is read on every rank: placed from one, compared on the others.
+  for (const StoredTensor& tensor : job->source.stored) {
+    if (tensor.name.text() != "model.norm.weight") continue;
+    const TensorFile& file = job->source.files[tensor.file];
+    CHECK(storage.read_counts(file.path, file.size_bytes)[tensor.offset_bytes] == 1u);
+  }
 }
 
 TEST_CASE("Each byte of the outputs is written once") {
@@ -129,7 +154,8 @@ TEST_CASE("What lies in one piece is copied from file to file, where no checksum
   ShardRequest request = sharded.request;
   request.target.format = format;
   std::uint64_t companions_bytes = 0;
-  for (const CopiedFile& file : plan_shard(request)->copied_files) companions_bytes += fs::file_size(file.source);
+  const auto job = plan_shard(request);
+  for (const CopiedFile& file : job->copied_files) companions_bytes += fs::file_size(file.source);
   for (const bool in_kernel : {true, false}) {
     request.output_directory = sharded.temp / (in_kernel ? "copied" : "read");
     FaultStorage storage;

@@ -13,8 +13,8 @@
 #include "support/fault_storage.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
+#include "support/requests.h"
 #include "support/temp_dir.h"
 #include "support/unprivileged.h"
 
@@ -92,7 +92,7 @@ TEST_CASE("New outputs have no more permissions than the inputs, and than the um
     INFO(path);
     const bool copied = path == "config.json" || *path.begin() == "sub";
     const unsigned made = entry.is_directory() ? one.made_directory : one.made_weights;
-    const unsigned copy = (entry.is_directory() ? one.made_directory : 0644) & ~one.mask;
+    const unsigned copy = (entry.is_directory() ? one.made_directory & 0755 : 0644) & ~one.mask;
     CHECK(mode_of(entry.path()) == (copied ? copy : made));
   }
   CHECK(mode_of(output) == one.made_directory);

@@ -9,8 +9,8 @@
 #include "reshard/engine/execute.h"
 #include "reshard/io/local_storage.h"
 #include "support/local_files.h"
-#include "support/models.h"
 #include "support/refusals.h"
+#include "support/requests.h"
 #include "support/temp_dir.h"
 #include "support/test_directories.h"
 
@@ -106,10 +106,12 @@ TEST_CASE("An output directory that is a file, lies under one, or is a link to n
   const Model model;
   write_file(model.temp / "file", "mine");
   fs::create_symlink("nowhere", model.temp / "dangling");
-  const auto [output, culprit] =
-      GENERATE(table<std::string, std::string>({{"file", "file"}, {"file/sub/out", "file"}, {"dangling", "dangling"}}));
+  const auto [output, culprit, says] =
+      GENERATE(table<std::string, std::string, std::string>({{"file", "file", "is not a directory"},
+                                                             {"file/sub/out", "file", "is not a directory"},
+                                                             {"dangling", "dangling", "is a link to nowhere"}}));
   const ShardRequest request = shard_request(model.temp / "model", model.temp / output);
-  check_error(model.refused(request), {.path = model.temp / culprit});
+  check_error(model.refused(request), {.path = model.temp / culprit, .says = says});
 }
 
 TEST_CASE("Missing parents are made, and an output directory may be given in any form") {
@@ -179,7 +181,8 @@ TEST_CASE("The space that several ranks need counts the pages that two of them w
   const auto job = plan_shard(model.request());
   TestStorage test;
   test.directories.free = job->output_bytes();
-  const auto run = [&](std::uint32_t ranks) { JobRun(*job, {.storage = &test.storage}).prepare(ranks); };
+  const RunOptions options{.storage = &test.storage, .sync = false};
+  const auto run = [&](std::uint32_t ranks) { JobRun(*job, options).prepare(ranks); };
   CHECK_NOTHROW(run(1));
   check_refused([&] { run(3); }, {.kind = ErrorKind::kNoSpace});
   CHECK_FALSE(fs::exists(model.temp / "out"));

@@ -6,7 +6,7 @@
 #include "support/checkpoints.h"
 #include "support/fault_storage.h"
 #include "support/local_files.h"
-#include "support/models.h"
+#include "support/requests.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
 

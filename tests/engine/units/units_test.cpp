@@ -21,7 +21,6 @@ struct Tensors {
     for (std::uint32_t i = 0; i < map.logical.size(); ++i) {
       const Dims& shape = map.logical[i].shape;
       program.transfers.emplace_back().source = Reading{i, {{i, whole(shape), Dims(shape.size())}}, {}};
-      program.transfers.back().target = i;
     }
   }
   const LogicalTensor& tensor(std::size_t transfer) const { return map.logical[transfer]; }
@@ -42,8 +41,8 @@ Tensors random_tensor_list(Random& random, DType dtype) {
   return Tensors(std::move(list));
 }
 
-/// A target with a file for each tensor.
-reshard::TensorMap files_of(const Tensors& tensors) {
+/// Has the program write to a target with a file for each tensor.
+reshard::TensorMap files_of(Tensors& tensors) {
   reshard::TensorMap target;
   const auto count = static_cast<std::uint32_t>(tensors.map.logical.size());
   target.logical = tensors.map.logical;
@@ -52,6 +51,7 @@ reshard::TensorMap files_of(const Tensors& tensors) {
   for (std::uint32_t t = 0; t < count; ++t) {
     const Dims& shape = tensors.tensor(t).shape;
     target.stored[t].file = t;
+    tensors.program.transfers[t].target = t;
     target.pieces.push_back({{t, whole(shape), Dims(shape.size())}});
   }
   return target;
@@ -142,7 +142,7 @@ TEST_CASE("Rows of a sub-byte dtype are cut where they are whole bytes") {
 }
 
 TEST_CASE("What is written to many places weighs as much as it writes") {
-  const Tensors tensors({{"once", DType::kU8, {300}}, {"often", DType::kU8, {300}}});
+  Tensors tensors({{"once", DType::kU8, {300}}, {"often", DType::kU8, {300}}});
   reshard::TensorMap target = files_of(tensors);
   for (std::uint32_t rank = 2; rank < 10; ++rank) target.pieces[1].push_back({rank, {{0}, {300}}, {0}});
   target.stored.resize(10, StoredTensor{"t"});
@@ -156,7 +156,7 @@ TEST_CASE("Units end where a file of the target ends, if that is near") {
   const auto [first_elems, snap, expected_row] = GENERATE(table<std::uint64_t, double, std::uint64_t>(
       {{303, 0.02, 0}, {310, 0.02, 300}, {310, 0.5, 0}, {297, 0.02, 0}}));  // at which the second unit begins
   CAPTURE(first_elems, snap);
-  const Tensors tensors({{"a", DType::kU8, {first_elems}}, {"b", DType::kU8, {600 - first_elems}}});
+  Tensors tensors({{"a", DType::kU8, {first_elems}}, {"b", DType::kU8, {600 - first_elems}}});
   const reshard::TensorMap target = files_of(tensors);
   const Units units({&tensors.map, &target}, tensors.program, 2, false, snap);
   const Part second = parts_of(units, 1).at(0);
@@ -169,7 +169,7 @@ TEST_CASE("Units are dealt out so that shares end where files do, if that costs 
   // Ten files of a tensor each, in 33 units, none of which ends with a file by itself.
   std::vector<LogicalTensor> list;
   for (int i = 0; i < 10; ++i) list.push_back({"t" + std::to_string(i), DType::kU8, {1000, 10}, {}});
-  const Tensors tensors(list);
+  Tensors tensors(list);
   const reshard::TensorMap target = files_of(tensors);
   const Units units({&tensors.map, &target}, tensors.program, 33, false, 0.5);
   std::vector<std::uint32_t> all(33);
