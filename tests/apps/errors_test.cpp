@@ -87,8 +87,10 @@ TEST_CASE("convert names its own option where it is given one of a source, or th
 TEST_CASE("missing, doubled and superfluous arguments are usage errors") {
   check_fails({"shard", kModel}, 2, {"OUT_DIR"});
   check_fails({"shard", kModel, "o"}, 2, {"--tp"});
-  check_fails({"shard", kModel, "o", "extra", "--tp", "2"}, 2, {"extra"});
-  check_fails({"shard", kModel, "o", "--tp", "2", "--tp", "4"}, 2, {"--tp"});
+  check_fails({"shard", kModel, "o", "extra", "more", "--tp", "2"}, 2,
+              {"there are more arguments than the subcommand takes: extra, more"});
+  check_fails({"shard", kModel, "o", "--tp", "2", "--tp", "4"}, 2, {"--tp may be given only once"});
+  check_fails({"shard", kModel, "o", "--tp"}, 2, {"--tp needs a value"});
 }
 
 TEST_CASE("numbers and sizes are taken strictly") {
