@@ -78,7 +78,7 @@ struct ParseError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The command line of a program with subcommands, of which exactly one is given.
+/// The command line of a program with subcommands. Exactly one of them is given.
 class CommandLine {
  public:
   /// `version` is what --version prints, `footer` the end of the help.
