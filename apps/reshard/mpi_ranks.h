@@ -18,7 +18,7 @@ struct MpiLimits {
 };
 
 /// The processes of a launcher, over a plug-in for MPI. At most one exists, and only the thread that made it uses it.
-class MpiRanks : public Ranks {
+class MpiRanks : public Peers {
  public:
   /// `plugin` has started; it and its library stay for ever.
   MpiRanks(const ReshardMpi* plugin, const ReshardMpiWorld& world, const MpiLimits& limits);

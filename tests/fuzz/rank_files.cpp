@@ -30,7 +30,7 @@ void reshard::test::fuzz(std::string_view input) {
       for (const TensorEntry& local : tensor.local) check_bounds(local, rank.file.size_bytes);
   });
   expect_no_crash([&] {
-    read_torch_metadata(files, kPath, 4, [](const std::string& name) -> std::optional<Dims> {
+    read_stage_pt(files, kPath, 4, [](const std::string& name) -> std::optional<Dims> {
       if (name.ends_with("_q")) return Dims{8, 4};
       return std::nullopt;
     });

@@ -55,10 +55,9 @@ inline ModelConfig read_model_config(const std::filesystem::path& directory) {
 inline StageMetadata read_metadata(const std::filesystem::path& path) {
   return read_metadata(local_storage(), path);
 }
-inline StageMetadata read_torch_metadata(
-    const std::filesystem::path& path, std::uint32_t tp,
-    const std::function<std::optional<Dims>(const std::string& name)>& stored_shape) {
-  return read_torch_metadata(local_storage(), path, tp, stored_shape);
+inline StageMetadata read_stage_pt(const std::filesystem::path& path, std::uint32_t tp,
+                                   const std::function<std::optional<Dims>(const std::string& name)>& stored_shape) {
+  return read_stage_pt(local_storage(), path, tp, stored_shape);
 }
 inline AdapterConfig read_adapter_config(const std::filesystem::path& path) {
   return read_adapter_config(local_storage(), path);

@@ -35,7 +35,7 @@ class ThreadWorld {
   std::vector<std::string> all_;  // of the last round
 };
 
-class ThreadRanks final : public Ranks {
+class ThreadRanks final : public Peers {
  public:
   /// Borrowed.
   ThreadRanks(ThreadWorld& world, std::uint32_t rank) : world_(world), rank_(rank) {}

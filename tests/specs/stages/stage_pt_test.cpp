@@ -51,7 +51,7 @@ std::string metadata(const Pairs& parameters, const std::string& attention_value
 /// Reads the file of `value` for shards whose query weights, alone or joined, have `rows` rows.
 StageMetadata read_from(const std::filesystem::path& path, const std::string& value, std::uint64_t rows, bool fused) {
   write_file(path, torch_zip(stream(value), {}));
-  return read_torch_metadata(path, kTp, [&](const std::string& name) -> std::optional<Dims> {
+  return read_stage_pt(path, kTp, [&](const std::string& name) -> std::optional<Dims> {
     if (name == kAttention + "qkv_proj.weight_" + (fused ? "qkv" : "q")) return Dims{rows, 32};
     return std::nullopt;
   });
@@ -105,7 +105,7 @@ TEST_CASE("A module of another pipeline rank has no spec here") {
   const TempDir dir;
   write_file(dir / kName, torch_zip(stream(metadata({}, attention(false))), {}));
   const StageMetadata read_back =
-      read_torch_metadata(dir / kName, kTp, [](const std::string&) { return std::optional<Dims>(); });
+      read_stage_pt(dir / kName, kTp, [](const std::string&) { return std::optional<Dims>(); });
   CHECK(read_back.modules == std::vector<ModuleSpecs>{{"l.0.self_attn", {}}});
 }
 

@@ -15,7 +15,7 @@ namespace reshard {
 /// Reads the blocks of one thread.
 class BlockReader {
  public:
-  BlockReader(SharedRun& shared, Buffers& buffers) : shared_(shared), buffers_(buffers) {}
+  BlockReader(RunState& shared, Buffers& buffers) : shared_(shared), buffers_(buffers) {}
 
   /// Reads block `box` of the tensor, C-ordered, into `buffer`, and compares its replicas with it. From there it is
   /// written to `written_to_bytes` of a file, if it is.
@@ -38,7 +38,7 @@ class BlockReader {
   ReplicaDistance distance(const TensorMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
                            const LogicalTensor& tensor, Dims& first);
 
-  SharedRun& shared_;
+  RunState& shared_;
   Buffers& buffers_;
   std::vector<Divergence> noted_;
 };

@@ -14,7 +14,7 @@ namespace reshard {
 /// Writes the blocks of one thread to the target's files.
 class BlockWriter {
  public:
-  BlockWriter(SharedRun& shared, Buffers& buffers) : shared_(shared), buffers_(buffers) {}
+  BlockWriter(RunState& shared, Buffers& buffers) : shared_(shared), buffers_(buffers) {}
 
   /// The file offset that byte 0 of the block goes with, where one of the groups is written from it as it is.
   std::optional<std::uint64_t> place_written_to(std::span<const Group> groups) const;
@@ -40,7 +40,7 @@ class BlockWriter {
   void write(const Group& group, std::uint64_t begin_bytes, std::span<const std::byte> bytes);
   void write_gathered(const Group& group, std::uint64_t begin_bytes);
 
-  SharedRun& shared_;
+  RunState& shared_;
   Buffers& buffers_;
   std::vector<std::span<const std::byte>> gathered_;
   std::vector<Runs> swapped_;

@@ -37,7 +37,7 @@ std::uint64_t first_elem(const Dims& shape, const Box& box) {
 /// One thread of a run.
 class Mover {
  public:
-  Mover(SharedRun& shared, unsigned number)
+  Mover(RunState& shared, unsigned number)
       : shared_(shared), number_(number), reader_(shared, buffers_), writer_(shared, buffers_) {}
 
   void run() {
@@ -220,7 +220,7 @@ class Mover {
     return result;
   }
 
-  SharedRun& shared_;
+  RunState& shared_;
   unsigned number_;
   Buffers buffers_;
   BlockReader reader_;
@@ -245,7 +245,7 @@ std::uint64_t leaf_source_bytes(const ProgramMaps& maps, const Program& program)
   return most;
 }
 
-void run_worker(SharedRun& shared, unsigned number) {
+void run_worker(RunState& shared, unsigned number) {
   try {
     Mover(shared, number).run();
   } catch (...) {
@@ -279,7 +279,7 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
   const std::uint64_t most = per_thread / buffers_per_thread(maps, program);
   const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
   const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
-  SharedRun shared(maps, program, parts, target_root, options, visitor, threads, block_bytes, strided_bytes);
+  RunState shared(maps, program, parts, target_root, options, visitor, threads, block_bytes, strided_bytes);
   // Where fewer threads are to be had, one is several workers, and finds the later ones' work done.
   for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i)); });
   shared.write_back.clear();

@@ -17,10 +17,9 @@ std::size_t open_files() {
   return std::clamp<std::size_t>(limit.rlim_cur / 8, kFewest, kMost);
 }
 
-SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, const std::vector<Part>& parts,
-                     const std::filesystem::path& root, const RunOptions& run_options,
-                     const BlockVisitor& block_visitor, unsigned thread_count, std::uint64_t block_bytes,
-                     std::uint64_t strided_block_bytes)
+RunState::RunState(const ProgramMaps& the_maps, const Program& the_program, const std::vector<Part>& parts,
+                   const std::filesystem::path& root, const RunOptions& run_options, const BlockVisitor& block_visitor,
+                   unsigned thread_count, std::uint64_t block_bytes, std::uint64_t strided_block_bytes)
     : maps(the_maps),
       program(the_program),
       target_root(root),
@@ -50,7 +49,7 @@ SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, co
   for (const LogicalTensor& tensor : maps.target->logical) digests.emplace_back(tensor.dtype, tensor.shape);
 }
 
-bool SharedRun::add_lot(unsigned worker) {
+bool RunState::add_lot(unsigned worker) {
   if (options.lots == nullptr) return false;
   throw_if_stopped(options);
   const Lot* lot = options.lots->take();
@@ -60,7 +59,7 @@ bool SharedRun::add_lot(unsigned worker) {
   return true;
 }
 
-std::shared_ptr<Source> SharedRun::open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const {
+std::shared_ptr<Source> RunState::open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const {
   return files.get(file, [&] {
     const TensorFile& tensors = map.files[file];
     auto source = options.storage->open(tensors.path);
@@ -77,7 +76,7 @@ void validate_unchanged(Files& files, const TensorFile& file) {
       .hint("run again when nothing writes to it");
 }
 
-void SharedRun::fail(std::exception_ptr why) {
+void RunState::fail(std::exception_ptr why) {
   if (as_error(why).kind() != ErrorKind::kInterrupted) {
     spoiled = true;
     if (options.on_failure) options.on_failure();

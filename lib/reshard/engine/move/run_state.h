@@ -69,10 +69,10 @@ struct MeanTerms {
 };
 
 /// What all threads of a run, or of a share of it, have in common.
-struct SharedRun {
-  SharedRun(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
-            const std::filesystem::path& target_root, const RunOptions& options, const BlockVisitor& visitor,
-            unsigned threads, std::uint64_t block_bytes, std::uint64_t strided_block_bytes);
+struct RunState {
+  RunState(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
+           const std::filesystem::path& target_root, const RunOptions& options, const BlockVisitor& visitor,
+           unsigned threads, std::uint64_t block_bytes, std::uint64_t strided_block_bytes);
 
   /// Keeps the first of several failures, and has all threads stop.
   void fail(std::exception_ptr why);

@@ -10,9 +10,9 @@ namespace reshard {
 
 /// Processes, mostly on several machines, that run one job together over files that all of them see. Only one thread of
 /// each uses it.
-class Ranks {
+class Peers {
  public:
-  virtual ~Ranks() = default;
+  virtual ~Peers() = default;
 
   virtual std::uint32_t rank() const = 0;  // of this process, from 0; rank 0 leads
   virtual std::uint32_t size() const = 0;  // how many there are, 1 or more

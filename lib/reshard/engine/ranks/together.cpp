@@ -161,7 +161,7 @@ class Worker {
 
 }  // namespace
 
-Together::Together(Ranks& ranks, const std::string& host) : ranks_(&ranks), hosts_(ranks.gather(host)) {}
+Together::Together(Peers& ranks, const std::string& host) : ranks_(&ranks), hosts_(ranks.gather(host)) {}
 
 std::uint32_t Together::local_size() const {
   return ranks_ ? static_cast<std::uint32_t>(std::count(hosts_.begin(), hosts_.end(), hosts_.at(rank()))) : 1;

@@ -39,7 +39,7 @@ class Together {
   /// this process runs.
   /// \param host  the name of this machine.
   /// \throws RankLost.
-  Together(Ranks& ranks, const std::string& host);
+  Together(Peers& ranks, const std::string& host);
 
   std::uint32_t rank() const { return ranks_ ? ranks_->rank() : 0; }
   std::uint32_t size() const { return ranks_ ? ranks_->size() : 1; }
@@ -85,7 +85,7 @@ class Together {
   void validate_same_step(const std::vector<Beat>& beats) const;
   [[noreturn]] void throw_agreed(const std::exception_ptr& mine, const std::vector<Beat>& beats);
 
-  Ranks* ranks_ = nullptr;
+  Peers* ranks_ = nullptr;
   std::vector<std::string> hosts_;
   std::map<std::string, std::string> given_;
   std::uint64_t steps_ = 0;

@@ -85,7 +85,7 @@ class PreshardedLayout final : public InferenceLayout {
       checkpoint.notes.push_back(
           "the files do not record the original shapes: padding stays, as a plan in config.json knows "
           "no sizes");
-    infer_metadata(shards, model);
+    infer_stages(shards, model);
   }
 };
 

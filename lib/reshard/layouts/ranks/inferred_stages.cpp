@@ -255,7 +255,7 @@ class Derivation {
 
 }  // namespace
 
-void infer_metadata(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads) {
+void infer_stages(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads) {
   checkpoint.metadata.clear();
   for (const auto& files : checkpoint.files)
     checkpoint.metadata.push_back(Derivation(model, checkpoint, heads, files.front()).run());

@@ -9,6 +9,6 @@ namespace reshard {
 /// describes. `heads` says of attention what the shapes may not: the order of heads, and where it is given the
 /// multiplier, or that there are padding heads.
 /// \throws Error kBadInput for a tensor that the model does not explain.
-void infer_metadata(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads = {});
+void infer_stages(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads = {});
 
 }  // namespace reshard

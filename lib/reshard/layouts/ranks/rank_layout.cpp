@@ -315,7 +315,7 @@ std::vector<RankFile> list_rank_files(Files& files, const FoundLayout& found) {
 void RankLayout::explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const {
   checkpoint.notes.push_back(
       "there are no metadata files, so the partition of the parameters is inferred from config.json");
-  infer_metadata(shards, *checkpoint.model);
+  infer_stages(shards, *checkpoint.model);
 }
 
 std::string RankLayout::hint_for_replicas() const {

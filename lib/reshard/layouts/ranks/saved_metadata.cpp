@@ -34,7 +34,7 @@ Held held_by(const Container& file) {
 
 StageMetadata read_for(Files& files, const fs::path& path, std::uint32_t tp, const Container& rank) {
   const Held held = held_by(rank);
-  return read_torch_metadata(files, path, tp, [&](const std::string& name) -> std::optional<Dims> {
+  return read_stage_pt(files, path, tp, [&](const std::string& name) -> std::optional<Dims> {
     const auto found = held.find(name);
     if (found == held.end()) return std::nullopt;
     return found->second->shape;
@@ -180,7 +180,7 @@ void read_metadata_of_ranks(Files& files, ShardedCheckpoint& checkpoint) {
 void read_old_metadata(Files& files, ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
     const fs::path& path = checkpoint.described_in[pp_rank];
-    if (!is_torch_metadata(path)) continue;
+    if (!is_stage_pt(path)) continue;
     checkpoint.has_old_metadata = true;
     checkpoint.metadata[pp_rank] = read_for(files, path, checkpoint.tp, checkpoint.files[pp_rank].front());
   }

@@ -15,11 +15,11 @@ namespace reshard {
 
 /// Fills `metadata` and `described_in` of `checkpoint` from the rank files, if these contain it; else a no-op.
 /// \throws Error kBadInput if ranks of one stage contradict each other, or a rank file lacks a listed parameter; as
-///         read_torch_metadata does.
+///         read_stage_pt does.
 void read_metadata_of_ranks(Files& files, ShardedCheckpoint& checkpoint);
 
 /// Reads metadata of stages whose file in `described_in` is one that torch saved.
-/// \throws Error as read_torch_metadata and validate_metadata do.
+/// \throws Error as read_stage_pt and validate_metadata do.
 void read_old_metadata(Files& files, ShardedCheckpoint& checkpoint);
 
 /// Lists the tensors that old metadata omits, as its writer takes them: buffers, which every rank has, and second names

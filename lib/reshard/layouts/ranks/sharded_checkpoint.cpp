@@ -187,7 +187,7 @@ void read_all_metadata(Files& files, const Listing& listing, ShardedCheckpoint& 
           .in(checkpoint.folder.path);
     checkpoint.metadata.emplace_back();
     checkpoint.described_in.push_back(found->second);
-    if (is_torch_metadata(found->second)) continue;
+    if (is_stage_pt(found->second)) continue;
     checkpoint.metadata.back() = read_metadata(files, found->second);
     if (checkpoint.adapter)
       checkpoint.metadata.back() = adapter_metadata(checkpoint.metadata.back(), *checkpoint.adapter);

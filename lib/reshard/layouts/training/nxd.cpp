@@ -216,7 +216,7 @@ class NxdLayout final : public TrainingLayout {
     if (checkpoint.path.filename() == kSavedFolder)  // NxD has no metadata files, but optimum-neuron saves them
       checkpoint.notes.push_back(
           "there are no metadata files, so the partition of the parameters is inferred from config.json");
-    infer_metadata(shards, *checkpoint.model, options_of(values, {}));
+    infer_stages(shards, *checkpoint.model, options_of(values, {}));
   }
 
   std::string hint_for_replicas() const override {

@@ -98,7 +98,7 @@ class RanksLayout final : public TrainingLayout {
       model.push_back({alias.name, {SavedValue::Tensor{numbers.at(alias.source)}}});
     for (const SavedValue::Item& item : model) validate_name_length(std::get<std::string>(item.key));
     SavedValue::Dict root{{"model", {std::move(model)}}};
-    if (auto metadata = torch_metadata(stage))
+    if (auto metadata = stage_pt_value(stage))
       for (auto& [key, value] : *metadata) root.push_back({key, {std::move(value)}});
     return std::make_shared<const SavedValue>(SavedValue{std::move(root)});
   }
@@ -128,7 +128,7 @@ class RanksLayout final : public TrainingLayout {
     std::string text =
         fmt::format("NxD's parallel_layers.load loads these files{}", xser ? " with load_xser=True" : "");
     if (!std::all_of(stages.begin(), stages.end(),
-                     [](const StagePlan& stage) { return torch_metadata(stage.metadata).has_value(); }))
+                     [](const StagePlan& stage) { return stage_pt_value(stage.metadata).has_value(); }))
       return text + ", into a model with the same fused linears";
     const bool grouped = plan.attention && !plan.attention->ranks.empty();
     if (xser) return text + (grouped ? ", and optimum-neuron 0.0.21" : ", and optimum-neuron 0.0.18 to 0.0.21");

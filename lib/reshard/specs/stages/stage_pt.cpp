@@ -227,7 +227,7 @@ std::optional<PlainValue::Dict> attention_metadata(const StageMetadata& stage) {
 
 }  // namespace
 
-std::optional<PlainValue::Dict> torch_metadata(const StageMetadata& stage) {
+std::optional<PlainValue::Dict> stage_pt_value(const StageMetadata& stage) {
   PlainValue::Dict parameters;
   for (const ParallelParameter& parameter : stage.parameters) {
     const bool split = parameter.tensor_model_parallel;
@@ -244,8 +244,8 @@ std::optional<PlainValue::Dict> torch_metadata(const StageMetadata& stage) {
                           {std::string(kGqaQkvMetadataKey), {std::move(*attention)}}};
 }
 
-StageMetadata read_torch_metadata(Files& files, const fs::path& path, std::uint32_t tp,
-                                  const std::function<std::optional<Dims>(const std::string& name)>& stored_shape) {
+StageMetadata read_stage_pt(Files& files, const fs::path& path, std::uint32_t tp,
+                            const std::function<std::optional<Dims>(const std::string& name)>& stored_shape) {
   const TorchFile file = read_torch_file(*files.open(path), path);
   return Reader(file, tp, stored_shape).read();
 }
