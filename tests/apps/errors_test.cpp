@@ -91,6 +91,7 @@ TEST_CASE("missing, doubled and superfluous arguments are usage errors") {
               {"there are more arguments than the subcommand takes: extra, more"});
   check_fails({"shard", kModel, "o", "--tp", "2", "--tp", "4"}, 2, {"--tp may be given only once"});
   check_fails({"shard", kModel, "o", "--tp"}, 2, {"--tp needs a value"});
+  check_fails({"shard", kModel, "o", "--tp", "2", "--pp", "5"}, 2, {"4 layers", "--pp 5"});
 }
 
 TEST_CASE("numbers and sizes are taken strictly") {
@@ -129,6 +130,8 @@ TEST_CASE("options of convert that would have no effect are usage errors, since 
     check_fails({"convert", kModel, "o", "--to", "ranks", "--tp", "2", "--overflow", overflow}, 2,
                 {"--overflow needs --dtype"});
   }
+  const TempDir dir;
+  run_well({"convert", kModel, (dir / "o").string(), "--to", "nxdi", "--tp", "2", "--overflow", "error", "--dry-run"});
   for (const char* layout : {"ranks", "optimum", "presharded", "nxdi", "nxd"})
     check_fails({"convert", kModel, "o", "--to", layout, "--tp", "2", "--max-shard-size", "5GB"}, 2,
                 {"layout", layout, "has no option --max-shard-size", "hf"});

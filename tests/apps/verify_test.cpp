@@ -108,7 +108,7 @@ TEST_CASE("verify lists ten differences of a kind and counts the others") {
   CHECK_THAT(result.out, Says(": left.19\n"));
   CHECK_THAT(result.out, Says("a: … and 5 more\n"));
   CHECK_THAT(result.out, Says("different: 30 of 30 tensors\n"));
-  const json document = json_of({"verify", (dir / "a").string(), (dir / "b").string()});
+  const json document = json_of({"verify", (dir / "a").string(), (dir / "b").string()}, 1);
   CHECK(document["different"].size() == 15);
   CHECK(document["only_in_a"].size() == 15);
 }
@@ -299,7 +299,7 @@ TEST_CASE("A manifest in the directory that it is of is held against the files, 
   write_file(shards.manifest, edited.dump());
   check_run(shards.verify(), 1,
             {"file missing: other.json", "file missing: nope.safetensors", "different: 0 tensors, 2 files"});
-  const json document = json_of(shards.verify());
+  const json document = json_of(shards.verify(), 1);
   CHECK(document.at("missing_files") == json::array({"other.json", "nope.safetensors"}));
   CHECK_FALSE(document.at("same"));
   edited["files"].erase(0);

@@ -150,8 +150,9 @@ TEST_CASE("An output directory inside a model's own is neither copied nor in the
 TEST_CASE("Shards of another layout may be made beside those that are read, and are told apart afterwards") {
   const Checkpoints all;
   convert(all / "ranks", all / "ranks", {.layout = "optimum", .tp = 2});
-  all.check_unchanged(all.request("ranks", "whole"),
-                      {.says = "holds two sharded checkpoints", .hint = "give the folder that is meant"});
+  all.check_unchanged(
+      all.request("ranks", "whole"),
+      {.path = all / "ranks", .says = "holds two sharded checkpoints", .hint = "give the folder that is meant"});
   for (const char* folder : {"ranks/shards", "ranks/tensor_parallel_shards"})
     CHECK((converted(all / folder, all / "whole") == all.tensors));
 }

@@ -32,9 +32,9 @@ struct Input {
   Error refusal() const;
 
   TempDir temp;
-  TinyModel model;
+  TinyModel model;  // of the first constructor
   RequestFields to;
-  Random random;  // goes on after the model
+  Random random;  // of the first constructor: goes on after the model
   TensorMap tensors;
   TrainingRun run;  // empty without an optimizer
 

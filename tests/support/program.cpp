@@ -51,8 +51,8 @@ ProgramResult check_run(const Arguments& arguments, int exit_code, const Texts& 
   return result;
 }
 
-nlohmann::json json_of(const Arguments& arguments) {
-  return nlohmann::json::parse(run_reshard(joined(arguments, {"--json"})).out);
+nlohmann::json json_of(const Arguments& arguments, int exit_code) {
+  return nlohmann::json::parse(check_run(joined(arguments, {"--json"}), exit_code).out);
 }
 
 void check_fails(const Arguments& arguments, int exit_code, const Texts& says) {

@@ -28,10 +28,10 @@ ProgramResult run_reshard(const Arguments& arguments, const std::string& setup =
 ProgramResult run_well(const Arguments& arguments);
 
 /// A run that ends with `exit_code`, and all of `out` and `err` on standard output and on standard error.
-ProgramResult check_run(const Arguments& arguments, int exit_code, const Texts& out, const Texts& err = {});
+ProgramResult check_run(const Arguments& arguments, int exit_code, const Texts& out = {}, const Texts& err = {});
 
-/// What a run prints with --json, whatever its exit code.
-nlohmann::json json_of(const Arguments& arguments);
+/// What a run prints with --json, which ends with `exit_code`.
+nlohmann::json json_of(const Arguments& arguments, int exit_code = 0);
 
 /// A run that failed with `exit_code`, no output and all of `says` on standard error.
 void check_fails(const Arguments& arguments, int exit_code, const Texts& says);

@@ -17,6 +17,10 @@ void check_error(const Error& error, const Refusal& refusal, const char* file, i
   for (const std::string& text : refusal.says.parts) CHECK_THAT(error.what(), Says(text));
   if (refusal.what) CHECK(std::string(error.what()) == *refusal.what);
   for (const std::string& text : refusal.hint.parts) CHECK_THAT(error.hint(), Says(text));
+  if (refusal.hint_end) {
+    CHECK_THAT(error.hint(), Says(*refusal.hint_end));
+    CHECK(error.hint().ends_with(*refusal.hint_end));
+  }
   if (refusal.offset_bytes) CHECK(error.offset_bytes() == *refusal.offset_bytes);
   if (refusal.unwritten) CHECK_FALSE(std::filesystem::exists(*refusal.unwritten));
 }
@@ -53,6 +57,7 @@ Refusal with_common(Refusal row, const Refusal& common) {
   add_missing(row.says, common.says);
   if (!row.what) row.what = common.what;
   add_missing(row.hint, common.hint);
+  if (!row.hint_end) row.hint_end = common.hint_end;
   if (!row.offset_bytes) row.offset_bytes = common.offset_bytes;
   if (!row.unwritten) row.unwritten = common.unwritten;
   return row;

@@ -35,6 +35,7 @@ struct Refusal {
   Texts says{};                       // in what()
   std::optional<std::string> what{};  // all of what()
   Texts hint{};
+  std::optional<std::string> hint_end{};
   std::optional<std::uint64_t> offset_bytes{};
   std::optional<std::filesystem::path> unwritten{};  // does not exist afterwards
 };

@@ -16,6 +16,7 @@ import io
 import json
 import os
 import pathlib
+import struct
 import sys
 
 import numpy
@@ -177,9 +178,55 @@ def xser(maker):
                 ['took the state dict under "model"', "state dict: step"], xser=True)
 
 
+def large(maker):
+    """An archive of more than 4 GiB with zip64 records, nearly all of it a hole in the file."""
+    elems = 2**32 + 4096
+    view = bytes([1, 2, 3, 4])
+    offset = 2**32 + 100
+
+    def long1(value):
+        raw = value.to_bytes(8, "little", signed=True)
+        return b"\x8a" + bytes([len(raw)]) + raw
+
+    def text(value):
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    pickled = (b"\x80\x02}" + text("far") + b"ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") +
+               b"ctorch\nByteStorage\n" + text("0") + text("cpu") + long1(elems) + b"tQ" + long1(offset) +
+               b"K\x04\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtRs.")
+    directory = b""
+    with open(maker.path("larger_than_4_GiB.pt"), "wb") as file:
+        for name, size, content in (("large/data.pkl", len(pickled), pickled), ("large/data/0", elems, None),
+                                    ("large/version", 2, b"3\n")):
+            at = file.tell()
+            sizes = struct.pack("<II", 0xFFFFFFFF, 0xFFFFFFFF)
+            extra = struct.pack("<HHQQ", 1, 16, size, size)
+            file.write(struct.pack("<IHHHHHI", 0x04034B50, 45, 0, 0, 0, 0, 0) + sizes +
+                       struct.pack("<HH", len(name), len(extra)) + name.encode() + extra)
+            if content is None:
+                data_at = file.tell()
+                file.seek(data_at + offset)
+                file.write(view)
+                file.seek(data_at + size)
+            else:
+                file.write(content)
+            extra = struct.pack("<HHQQQ", 1, 24, size, size, at)
+            directory += (struct.pack("<IHHHHHHI", 0x02014B50, 45, 45, 0, 0, 0, 0, 0) + sizes +
+                          struct.pack("<HHHHHII", len(name), len(extra), 0, 0, 0, 0, 0xFFFFFFFF) +
+                          name.encode() + extra)
+        directory_at = file.tell()
+        file.write(directory)
+        end64_at = file.tell()
+        file.write(struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, 3, 3, len(directory), directory_at))
+        file.write(struct.pack("<IIQI", 0x07064B50, 0, end64_at, 1))
+        file.write(struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 3, 3, len(directory), 0xFFFFFFFF, 0))
+    maker.holds("larger_than_4_GiB.pt", {"far": torch.tensor(list(view), dtype=torch.uint8)},
+                ["that no tensor uses"])
+
+
 def main():
     maker = Maker(pathlib.Path(sys.argv[1]))
-    for make in (state_dicts, streams, checkpoints, refusals, xser):
+    for make in (state_dicts, streams, checkpoints, refusals, xser, large):
         make(maker)
     (maker.directory / "expected.json").write_text(json.dumps(maker.expected, indent=1))
 

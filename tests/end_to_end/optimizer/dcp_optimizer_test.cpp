@@ -5,6 +5,7 @@
 
 #include "reshard/base/strings.h"
 #include "support/checkpoints.h"
+#include "support/fault_storage.h"
 #include "support/golden.h"
 #include "support/input.h"
 #include "support/refusals.h"
@@ -97,6 +98,41 @@ TEST_CASE("The optimizer is not cast, and is cut as its parameters are") {
     CHECK(parameter.chunks[c].box.size[1] == parameter.shape[1] / 2);
   }
   CHECK(tensors.at("optim.state." + name + ".step").chunks.size() == 1);
+}
+
+TEST_CASE("Without with-optimizer nothing of it is read") {
+  for (const char* name : {"llama-fsdp2-optim", "qwen3-fsdp1-accelerate"}) DYNAMIC_SECTION(name) {
+      const fs::path golden_case = dcp_case(name);
+      const json golden = golden_of(golden_case);
+      const TempDir temp;
+      FaultStorage storage;
+      RunOptions options = unsynced();
+      options.storage = &storage;
+      ConvertRequest request = run_request(golden_case / "sharded", temp / "out", 2, "model");
+      request.source.with_optimizer = false;
+      const auto job = plan_convert(storage, request);
+      execute(*job, options);
+      std::size_t ranges = 0;
+      const auto check_unread = [&](const fs::path& file, std::uint64_t begin, std::uint64_t end) {
+        ++ranges;
+        for (const FaultStorage::Range& read : storage.reads(file)) {
+          const bool is_magic = read.begin_bytes == 0 && read.end_bytes < 16;  // which says what the file is
+          CHECK((is_magic || read.end_bytes <= begin || read.begin_bytes >= end));
+        }
+      };
+      for (const auto& [folder, saved] : golden["folders"].items()) {
+        for (const auto& [entry, tensor] : saved["tensors"].items())
+          for (const json& chunk : tensor["chunks"])
+            if (entry.starts_with("optim"))
+              check_unread(golden_case / folder / chunk["file"], chunk["begin"],
+                           chunk["begin"].get<std::uint64_t>() + chunk["length"].get<std::uint64_t>());
+        for (const auto& [entry, object] : saved["bytes"].items())
+          check_unread(golden_case / folder / object["file"], object["begin"],
+                       object["begin"].get<std::uint64_t>() + object["length"].get<std::uint64_t>());
+      }
+      CHECK(ranges > 60);
+      CHECK(dcp::read(temp / "out").objects.empty());
+    }
 }
 
 TEST_CASE("States follow parameters that are renamed or dropped") {

@@ -146,6 +146,14 @@ TEST_CASE("Only what every rank has all of is replicated") {
   CHECK_FALSE(constant.is_replicated());
 }
 
+TEST_CASE("A stride deals as many parts of the dim to each rank, one of each of as many matrices") {
+  for (const std::uint32_t dim : {0u, 1u}) {
+    const PartitionRule made = partition_rule({"w", true, dim, 3, 4}, 4);
+    CHECK(made.dim == dim);
+    CHECK(made.parts.at(0).placement->of(2) == std::vector<std::uint32_t>{2, 6, 10});
+  }
+}
+
 TEST_CASE("Experts stacked along the dim that is split are on one expert-parallel rank each, those beside it sliced") {
   ParallelParameter parameter{"w", true, 0, 4, 2};  // four matrices, over 2 tensor-parallel ranks
   parameter.expert_partitions = 2;

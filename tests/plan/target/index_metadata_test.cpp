@@ -160,7 +160,9 @@ TEST_CASE("Numbered files without an index are converted like those with one, wh
     const std::string index = format == Format::kPytorch ? "pytorch_model.bin.index.json" : kIndex;
     REQUIRE(fs::remove(temp / "lost" / index));
     const auto job = plan_convert(convert_request(temp / "lost", temp / "again", fields));
-    CHECK_THAT(joined_notes(*job), Says(index + " is missing; read the complete set of "));
+    CHECK(std::count_if(job->notes.begin(), job->notes.end(), [&](const std::string& note) {
+            return note.starts_with(index + " is missing; read the complete set of ");
+          }) == 1);
     execute(*job, unsynced());
     CHECK((snapshot(temp / "again") == snapshot(temp / "indexed")));
     // Ranks are cut from such a model, too.

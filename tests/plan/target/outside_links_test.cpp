@@ -45,6 +45,8 @@ TEST_CASE("A companion that is a link to outside of the model is left out, and n
     CHECK(fs::exists(model / kind / "config.json"));
     for (const char* name : {"vocab.txt", "sub/merges.txt"}) CHECK_FALSE(fs::exists(model / kind / name));
   }
+  CHECK_THAT(joined_notes(*plan_shard(shard_request(model / "model", model / "shards", 2))),
+             Says("links to files outside of the model are left out: sub/merges.txt, vocab.txt\n"));
 }
 
 TEST_CASE("Links inside the model and into the blobs of the hub's cache are followed") {

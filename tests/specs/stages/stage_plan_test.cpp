@@ -151,7 +151,7 @@ TEST_CASE("Heads that cannot be placed are named with the multipliers that would
     check_problem(sizes, 6, with(multiplier),
                   {.says = "(24 query, 4 key/value) cannot be placed on 6 ranks with a key/value multiplier of " +
                            std::to_string(multiplier),
-                   .hint = "multipliers that work for `tp` 6: 3, 6"});
+                   .hint_end = "multipliers that work for `tp` 6: 3, 6"});
   CHECK_FALSE(tensor_parallel_problem(model_of(sizes), 6, with(3)));
 }
 
@@ -212,6 +212,28 @@ TEST_CASE("Biases follow their weights, but those of row-parallel layers are who
   for (const ModuleSpecs& module : stage.metadata.modules)
     for (const TransformationSpec& spec : module.specs) biased += std::get<FusedLinearsSpec>(spec).bias;
   CHECK(biased == 2);
+}
+
+TEST_CASE("Grouped queries give weight and bias a letter each, or one name for all three") {
+  const Sizes sizes{.model_type = "qwen2", .layers = 1};
+  const std::string module = "model.layers.0.self_attn.qkv_proj.";
+  const auto count = [&](const StagePlan& stage) {
+    const Names names = names_of(stage);
+    return std::count_if(names.begin(), names.end(), [&](const std::string& name) { return name.starts_with(module); });
+  };
+  const auto apart = plan(sizes, 8);
+  for (const char* name : {"weight_q", "weight_k", "weight_v", "bias_q", "bias_k", "bias_v"})
+    CHECK(parameter(apart.at(0), module + name) == ParallelParameter{module + name, true, 0, 1, 8});
+  CHECK(count(apart.at(0)) == 6);
+  const auto fused = plan(sizes, 8, {}, kFusing);
+  for (const char* name : {"weight_qkv", "bias_qkv"})
+    CHECK_FALSE(parameter(fused.at(0), module + name).tensor_model_parallel);
+  CHECK(count(fused.at(0)) == 2);
+  for (const auto& stages : {apart, fused}) {
+    const auto& specs = stages.at(0).metadata.modules.at(0).specs;
+    REQUIRE(specs.size() == 1);
+    CHECK(std::get<GQAQKVColumnParallelLinearSpec>(specs[0]).bias);
+  }
 }
 
 TEST_CASE("An optional buffer is planned, whole, only where the checkpoint has it") {
