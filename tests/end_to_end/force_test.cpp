@@ -170,12 +170,13 @@ TEST_CASE("Whole weights that ranks join are told, since they stay and are what 
   write_model(out, {}, random_tensors({}, other));
   CHECK(notes("hf").empty());
   CHECK(notes("ranks") ==
-        fmt::format("{0} holds other weights, in layout hf, which stay; commands that are given {0} "
+        fmt::format("{0} contains other weights, in layout hf, which stay; commands that are given {0} "
                     "read those, and those that are given {0}/tensor_parallel_shards read the new ones",
                     out));
-  CHECK(notes("vllm") == fmt::format("{0} holds other weights, in layout hf, which stay; commands that are given {0} "
-                                     "read those: move them away to have the new ones read",
-                                     out));
+  CHECK(notes("vllm") ==
+        fmt::format("{0} contains other weights, in layout hf, which stay; commands that are given {0} "
+                    "read those: move them away to have the new ones read",
+                    out));
   ConvertRequest own = forced.request("ranks", Format::kSafetensors, 2);
   own.source.path = out;
   CHECK(notes_of(own).empty());

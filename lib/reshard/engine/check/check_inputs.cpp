@@ -117,8 +117,8 @@ FoundDigest of_pointer(Files& files, const fs::path& pointer) {
   throw Error(ErrorKind::kBadInput, "is a git-lfs pointer without a SHA-256").in(pointer);
 }
 
-/// Where `file` of the source at `directory` is in a copy of it at `against`. The copy may be of the directory above, or
-/// of the one above that: a directory of ranks is in folders of its own.
+/// Where `file` of the source at `directory` is in a copy of it at `against`. `against` may also be a copy of
+/// the directory one or two levels up: ranks have a folder of their own in it.
 std::vector<fs::path> paths_in(const fs::path& against, const fs::path& file, fs::path directory) {
   constexpr int kMostFolders = 2;
   std::vector<fs::path> paths;
@@ -155,7 +155,8 @@ void validate_all_known(const Job& job, const std::vector<bool>& is_known, const
   if (unknown == is_known.end()) return;
   const auto count = static_cast<std::size_t>(std::count(unknown, is_known.end(), false));
   const std::string hint =
-      "a SHA256SUMS beside them or above says it, the cache of a download from Hugging Face, or what `check-against` "
+      "digests are in a SHA256SUMS next to the files or above, in the cache of a Hugging Face download, or in what "
+      "`check-against` "
       "names" +
       doubts;
   if (count == all)
@@ -259,7 +260,7 @@ std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& 
                   fmt::format("has SHA-256 {}, but should have {}, as {} says", to_hex(digests[i]),
                               to_hex(expected[i].digest), expected[i].from.string()))
           .in(paths[i])
-          .hint("the file is damaged, or was changed: get it anew");
+          .hint("the file is damaged, or was changed: fetch it again");
     known.emplace(paths[i], digests[i]);
   }
   return known;

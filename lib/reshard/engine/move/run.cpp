@@ -103,7 +103,7 @@ class Mover {
     shared_.ledger->add(block, block_bytes);
   }
 
-  /// Has the file system copy a block that nobody has to look at. \returns false where that cannot be, or does not pay.
+  /// Has the file system copy a block whose values are not needed. \returns false if it cannot, or if that does not pay.
   bool move(const BlockQueue::Item& item, std::span<const Group> targets) {
     const Transfer& transfer = shared_.program.transfers[item.transfer];
     const Box& box = item.box;
@@ -161,8 +161,8 @@ class Mover {
     return is_mean ? mean(transfer, box, block, written_to_bytes) : block;
   }
 
-  /// Whether the tensors of a mean differ anywhere. If not, it is each of them, to the byte: arithmetic could change
-  /// the sign of a zero or the payload of a NaN.
+  /// Whether the tensors of a mean differ anywhere. If not, the mean is bit-identical to each of them: arithmetic could
+  /// change the sign of a zero or the payload of a NaN.
   bool terms_differ(const Transfer& transfer) {
     MeanTerms& terms = shared_.means.at(static_cast<std::size_t>(&transfer - shared_.program.transfers.data()));
     std::call_once(terms.compared, [&] {
@@ -226,7 +226,7 @@ class Mover {
   BlockReader reader_;
   BlockWriter writer_;
   Sha256 hash_;
-  std::optional<UnitReport::Leaf> leaf_;  // of the block
+  std::optional<UnitReport::Leaf> leaf_;  // the block's
 };
 
 /// Blocks that one thread holds at once.

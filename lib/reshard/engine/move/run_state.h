@@ -35,7 +35,7 @@ class Checksums {
 
   bool wanted() const { return !crcs_.empty(); }
 
-  /// Tells what is written to a stored tensor from its byte `begin_bytes` on, `bytes` of them.
+  /// Adds `bytes`, which are written to a stored tensor from its byte `begin_bytes` on.
   /// \returns what that adds to the CRC; 0 where none is wanted.
   std::uint32_t add(const TensorMap& target, std::uint32_t stored, std::uint64_t begin_bytes, std::uint64_t bytes,
                     std::span<const std::span<const std::byte>> parts) {
@@ -105,10 +105,10 @@ struct RunState {
   Checksums checksums;
   std::vector<LeafDigests> digests;  // by the target's tensor; empty where none are wanted
   std::atomic<std::uint64_t> hashing_ns{0};
-  std::unique_ptr<UnitLedger> ledger;  // null where nobody asks for units
+  std::unique_ptr<UnitLedger> ledger;  // null if the caller wants no units
   WriteBack write_back;
   std::vector<std::atomic<bool>> written;    // whether anything was written to each target file
-  std::atomic<std::uint64_t> done_bytes{0};  // as of Progress
+  std::atomic<std::uint64_t> done_bytes{0};  // see Progress
 };
 
 /// Of single elements that lie near each other in a file, so much is read at once.
@@ -121,7 +121,7 @@ struct Buffers {
   Buffer other;
   Buffer against;
   Buffer mean;
-  std::deque<Buffer> terms;       // of a mean, beside `block`
+  std::deque<Buffer> terms;       // the other tensors that a mean is taken of; the first is in `block`
   std::vector<std::byte> window;  // of kReadAheadBytes at most
 };
 

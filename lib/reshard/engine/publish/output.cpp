@@ -41,7 +41,7 @@ bool is_plain_file(Storage& storage, const fs::path& path) {
   return storage.is_file(path) && !storage.directories().is_link(path);
 }
 
-/// Whether the files hold the same bytes.
+/// Whether the files contain the same bytes.
 bool same_content(Files& files, const fs::path& a, const fs::path& b) {
   const auto first = files.open(a), second = files.open(b);
   if (first->size_bytes() != second->size_bytes()) return false;
@@ -63,7 +63,7 @@ class Inputs {
     for (const CopiedFile& file : job.copied_files) add(file.source);
   }
 
-  /// Whether `path` stands for one of them, under whatever name.
+  /// Whether `path` is one of them, whatever its name.
   bool hold(const fs::path& path) const {
     const FileStamp stamp = files_.stamp(path);
     if (stamp.empty()) return false;
@@ -118,7 +118,7 @@ class ListedFiles {
   std::map<std::string, Manifest::File> listed_;
 };
 
-/// A folder that is replaced as a whole holds none of the inputs.
+/// Validates that a folder that is replaced as a whole contains none of the inputs.
 void validate_no_input_inside(Files& files, const Job& job, const fs::path& folder) {
   const fs::path resolved = files.resolve(folder);
   for (const TensorFile& file : job.source.files) {

@@ -20,11 +20,11 @@ std::vector<std::filesystem::path> output_files(const Job& job);
 bool is_left_alone(Storage& storage, const Job& job, const std::filesystem::path& relative,
                    const std::filesystem::path& final);
 
-/// Whether an output is one of the folders that are replaced as a whole, or lies in one.
+/// Whether an output is, or is in, one of the folders that are replaced as a whole.
 bool in_whole_folder(const Job& job, const std::filesystem::path& relative);
 
-/// What nothing shows to be this program's in a directory of old outputs: neither a name in `replaced` nor a proof
-/// (unproven_entries), also by a manifest.
+/// Lists the entries of a directory of old outputs that nothing shows to be this program's: neither a name in `replaced`,
+/// nor a record (unproven_entries), nor the directory's manifest.
 /// \param folder  in it; the directory itself if it is empty.
 /// \param replaced  relative to `folder`.
 /// \throws Error kIo.
@@ -52,12 +52,12 @@ struct OutputSpace {
   std::filesystem::path file_system;  // the existing directory that was asked
 };
 
-/// Name of a staging directory beside the output directory, without its last six characters; the names of those in it
-/// begin with kStagingPrefix. Names of the output directory that are too long are cut, and told apart by a CRC.
+/// Name of a staging directory next to the output directory, without its last six characters; the names of those in it
+/// begin with kStagingPrefix. Names of the output directory that are too long are cut and end with their CRC.
 std::string staging_prefix(const std::filesystem::path& output_directory);
 
-/// Hidden directories beside the output, or in it, that runs have left which were killed (or that still go on), as far
-/// as the names say; no links.
+/// Hidden directories next to the output, or in it, whose names say that a run made them: one that was killed, or that
+/// still goes on. No links.
 std::vector<std::filesystem::path> stale_stagings(Files& files, const Job& job);
 
 /// Validates that the outputs may be written: no output is an input, nothing that exists is replaced without `force`, a

@@ -210,7 +210,7 @@ std::string Together::other_options(std::uint32_t rank) const {
 /// Meets the others until none of them works any more: at once where none does.
 /// \param mine  what to tell them now.
 /// \param heard  called with what all have told, each time.
-/// \returns what all told last; nobody failed.
+/// \returns what all reported last; none of them failed.
 std::vector<Beat> Together::meet(const std::function<Beat()>& mine,
                                  const std::function<void(const std::vector<Beat>&)>& heard,
                                  const std::function<std::exception_ptr()>& failure) {
@@ -290,7 +290,7 @@ void Together::fail(const std::exception_ptr& why) {
   throw Error(ErrorKind::kInternal, "ranks did not agree on a failure");  // meet throws
 }
 
-/// Throws one of the ranks' errors, of which there is at least one.
+/// Throws one of the ranks' errors. There is at least one.
 void Together::throw_agreed(const std::exception_ptr& mine, const std::vector<Beat>& beats) {
   const std::vector<std::string> texts = ranks_->gather(mine ? error_text(as_error(mine)) : std::string());
   std::optional<std::uint32_t> chosen;

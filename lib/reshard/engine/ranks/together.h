@@ -29,8 +29,7 @@ struct Talk {
   std::function<bool(const std::vector<std::string>& told)> hear;
 };
 
-/// Steps that processes take together: each does its own work, and all go on, or none does. A process alone is one that
-/// takes them with nobody.
+/// Steps that processes take together: each does its own work, and all go on, or none does. A process may also be alone.
 class Together {
  public:
   /// Alone.
@@ -63,14 +62,14 @@ class Together {
   /// \param name  what is done, the same on all ranks: "plan".
   /// \param clean_up  called, once and on another thread, where a signal stopped this process: at once, since whoever
   /// sent it may kill the process before the others have answered.
-  /// \param talk  called by this thread; not where there are no others.
+  /// \param talk  called by this thread; not if this process is alone.
   /// \throws Error what `work` throws, alone; else AgreedError, the same on all ranks: that of the lowest rank, and a
   /// signal before all others; RankLost.
   void step(const std::string& name, Progress& progress, const std::function<void()>& work,
             const std::function<void()>& clean_up = {}, const Talk& talk = {});
 
   /// Tells the others that this process failed outside of a step: wherever they are, they fail, too.
-  /// \throws Error what it was, alone; else AgreedError as of step; RankLost.
+  /// \throws Error what it was, alone; else AgreedError, see step; RankLost.
   [[noreturn]] void fail(const std::exception_ptr& why);
 
   /// What each rank gave, by rank.

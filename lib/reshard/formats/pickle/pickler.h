@@ -14,7 +14,7 @@ class Pickler {
  public:
   Pickler() { text_ = "\x80\x02"; }
 
-  /// Makes room for so many bytes; what is not needed of it costs nothing.
+  /// Makes room for `bytes`. Room that is not needed costs nothing.
   void reserve(std::size_t bytes) { text_.reserve(bytes); }
   void op(char code) { text_ += code; }
   void global(const char* module, const char* name) {

@@ -41,7 +41,7 @@ void note_tied(Job& job) {
     }
 }
 
-/// Whether a found checkpoint of ranks has no optimizer beside its weights, so that these alone can be hidden.
+/// Whether a found checkpoint of ranks has no optimizer next to its weights, so that these alone can be hidden.
 bool is_model_alone(Files& files, const FoundLayout& found) {
   const auto* const ranks = dynamic_cast<const RankLayout*>(found.layout);
   if (ranks == nullptr) return false;
@@ -49,7 +49,7 @@ bool is_model_alone(Files& files, const FoundLayout& found) {
   return !optimizer || *optimizer == found.path || !files.exists(*optimizer);
 }
 
-/// The folder that the files with weights of a found checkpoint lie in.
+/// The folder that contains the weights of a found checkpoint.
 fs::path weights_folder_of(const FoundLayout& found) {
   const auto* const ranks = dynamic_cast<const RankLayout*>(found.layout);
   return ranks == nullptr ? found.path : ranks->weights_folder(found.path);
@@ -90,23 +90,25 @@ void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, 
   }
 }
 
-/// Whole weights that stay in the output directory are what its path names, whatever ranks join them. They may be the
-/// source.
+/// Whole weights that stay in the output directory are what its path names, whatever ranks join them. If they are
+/// the source, they are the same model, and there is nothing to note.
 void note_whole_weights(Files& files, Job& job) {
   const fs::path output = files.resolve(job.output_directory);
   if (!job.layout->traits().has_ranks || !files.is_directory(output)) return;
   if (lies_inside(files.resolve(job.source_directory), output)) return;
   try {
-    for (const Layout* layout : layouts())
+    for (const Layout* layout : layouts()) {
+      if (layout->traits().has_ranks) continue;
       for (const FoundLayout& found : layout->recognise(files, output))
-        if (!layout->traits().has_ranks && found.path == output && !found.is_empty)
+        if (found.path == output && !found.is_empty)
           job.notes.push_back(fmt::format(
-              "{0} holds other weights, in layout {1}, which stay; commands that are given {0} read those{2}",
+              "{0} contains other weights, in layout {1}, which stay; commands that are given {0} read those{2}",
               job.output_directory.string(), layout->traits().name,
               is_output_itself(*job.layout, job.output_directory)
                   ? ": move them away to have the new ones read"
                   : fmt::format(", and those that are given {} read the new ones",
                                 (job.output_directory / job.layout->traits().folder).string())));
+    }
   } catch (const Error& error) {
     if (error.code() != std::errc::permission_denied) throw;  // what may be written to need not be readable
   }
