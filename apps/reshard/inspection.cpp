@@ -63,7 +63,7 @@ std::vector<RankBytes> rank_bytes(const TensorMap& map) {
       by_rank;  // a rank may have many files
   for (const StoredTensor& tensor : map.stored) {
     const TensorFile& file = map.files[tensor.file];
-    by_rank[{file.pp_rank, file.ep_rank, file.tp_rank}] += tensor.size_bytes;
+    by_rank[{file.pp_rank, file.ep_rank, file.tp_rank}] += tensor.size_bytes();
   }
   std::vector<RankBytes> ranks;
   ranks.reserve(by_rank.size());

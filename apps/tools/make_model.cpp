@@ -205,7 +205,7 @@ void write_tensor(const reshard::StoredTensor& tensor, std::uint64_t seed, std::
                   OutputFile& out) {
   const Pattern pattern = pattern_of(tensor.dtype);
   std::uint64_t state = tensor_seed(seed, tensor.name);
-  for (std::uint64_t left = tensor.size_bytes; left > 0;) {
+  for (std::uint64_t left = tensor.size_bytes(); left > 0;) {
     const std::uint64_t bytes = std::min<std::uint64_t>(left, buffer.size() * sizeof(std::uint64_t));
     const std::size_t words = (bytes + 7) / 8;
     for (std::size_t i = 0; i < words; ++i) {

@@ -394,7 +394,7 @@ TEST_CASE("Other data-parallel ranks are read and compared, and one that differs
   ConvertRequest request = convert_request(copies.path(), copies / "whole");
   const auto job = plan_convert(request);
   std::uint64_t stored = 0;
-  for (const StoredTensor& tensor : job->source.stored) stored += tensor.size_bytes;
+  for (const StoredTensor& tensor : job->source.stored) stored += tensor.size_bytes();
   CHECK(job->program.read_bytes + job->program.check_bytes == stored);
   CHECK(job->program.check_bytes > job->program.read_bytes);
   execute(*job, unsynced());

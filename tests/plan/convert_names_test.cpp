@@ -102,7 +102,7 @@ TEST_CASE("What is dropped from shards is counted as often as ranks hold it") {
   const auto job = plan_convert(request);
   CHECK(job->program.dropped_bytes == 2 * input.model.hidden * 2);
   std::uint64_t stored_bytes = 0;
-  for (const StoredTensor& tensor : job->source.stored) stored_bytes += tensor.size_bytes;
+  for (const StoredTensor& tensor : job->source.stored) stored_bytes += tensor.size_bytes();
   CHECK(job->program.read_bytes + job->program.check_bytes + job->program.dropped_bytes == stored_bytes);
 }
 

@@ -132,7 +132,7 @@ TEST_CASE("Planning reads no tensor data, but what shows ties and replicated hea
         for (const FaultStorage::Range range : watched.reads(path)) {
           INFO(path << " tensor " << tensor.name.text() << " bytes " << range.begin_bytes << " to " << range.end_bytes);
           const bool apart =
-              range.end_bytes <= tensor.offset_bytes || range.begin_bytes >= tensor.offset_bytes + tensor.size_bytes;
+              range.end_bytes <= tensor.offset_bytes || range.begin_bytes >= tensor.offset_bytes + tensor.size_bytes();
           CHECK(apart);
         }
       }

@@ -240,7 +240,7 @@ TEST_CASE("Files of torch.save without a known SHA-256 are held against the CRC-
     const StoredTensor& stored = job->source.stored[index];
     const fs::path file = job->source.files[stored.file].path;
     const std::string good = read_file(file);
-    flip_byte(file, stored.offset_bytes + stored.size_bytes - 1);
+    flip_byte(file, stored.offset_bytes + stored.size_bytes() - 1);
     for (const std::uint32_t ranks : {1u, 3u}) {
       const auto thrown = run_ranks(ranks, [&](Together& together) { check_inputs(*job, unsynced(), together); });
       for (const auto& error : thrown) {

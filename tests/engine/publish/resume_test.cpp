@@ -142,7 +142,7 @@ std::uint64_t written_tensor_bytes(const FaultStorage& storage, const Job& job, 
     std::vector<char> is_tensor(file.size_bytes);
     for (std::uint32_t i = file.first_stored; i < file.first_stored + file.stored_count; ++i) {
       const StoredTensor& tensor = job.target.stored[i];
-      std::fill_n(is_tensor.begin() + static_cast<std::ptrdiff_t>(tensor.offset_bytes), tensor.size_bytes, 1);
+      std::fill_n(is_tensor.begin() + static_cast<std::ptrdiff_t>(tensor.offset_bytes), tensor.size_bytes(), 1);
     }
     for (const auto& [begin, end] : storage.writes(root / file.path))
       written += static_cast<std::uint64_t>(std::count(is_tensor.begin() + static_cast<std::ptrdiff_t>(begin),

@@ -42,8 +42,8 @@ TEST_CASE("Chunks become pieces in the order of rows") {
   const Piece& first = map.pieces[0][0];
   CHECK(first.box == Box{{0, 0}, {3, 2}});
   CHECK(map.stored[first.stored].offset_bytes == 10);
-  CHECK(map.stored[first.stored].size_bytes == 12);
-  CHECK(map.strides.at(first.stored) == Dims{1, 3});
+  CHECK(map.stored[first.stored].size_bytes() == 12);
+  CHECK(map.stored[first.stored].strides() == Dims{1, 3});
   CHECK(map.stored[map.pieces[0][1].stored].file == 1);
   CHECK_NOTHROW(validate_tiling(map));
 }
@@ -55,8 +55,7 @@ std::vector<std::uint64_t> elements(const TensorMap& map, std::uint32_t logical)
   std::vector<std::uint64_t> found(*num_elems(shape), UINT64_MAX);
   for (const Piece& piece : map.pieces[logical]) {
     const StoredTensor& stored = map.stored[piece.stored];
-    const auto own = map.strides.find(piece.stored);
-    const Dims strides = own == map.strides.end() ? c_strides(stored.shape) : own->second;
+    const Dims strides = stored.strides();
     Dims index(shape.size());
     for (std::uint64_t i = 0; i < volume(piece.box); ++i) {
       std::uint64_t from = stored.offset_bytes / 2, to = 0;

@@ -125,7 +125,7 @@ TEST_CASE("Ordering the logical tensors keeps their pieces and finds them by nam
   map.files.push_back({"f", 0});
   for (const char* name : {"a", "b", "c"}) {
     map.add_logical({name, DType::kU8, {1}}, {});
-    const auto stored = map.add_stored({name, DType::kU8, {1}, 0, 0, 1});
+    const auto stored = map.add_stored({name, DType::kU8, {1}});
     map.add_whole(stored, name);
   }
   map.order_logical({"c", "nobody", "a"});

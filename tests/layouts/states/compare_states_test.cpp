@@ -77,7 +77,7 @@ void add_number_tensor(TrainingStates& states, const std::string& state, DType d
       states.map.add_logical({before + "x." + state, dtype, {}, {}, {}, TensorRole::kState}, {});
   states.of.push_back({static_cast<std::uint16_t>(before.size()), 1});
   for (const std::uint64_t offset : offsets) {
-    const std::uint32_t stored = states.map.add_stored(StoredTensor{"s", dtype, {}, 0, offset, bits(dtype) / 8});
+    const std::uint32_t stored = states.map.add_stored(StoredTensor{"s", dtype, {}, 0, offset});
     states.map.pieces[index].push_back({stored, {}, {}});
   }
 }
@@ -116,7 +116,7 @@ TEST_CASE("Master weights are left out where the other optimizer has none, with 
         states.map.add_logical({"optimizer.state.x.master", DType::kF32, {2}, {}, {}, TensorRole::kState}, {});
     states.of.push_back({16, 1});
     for (const std::uint32_t logical : {0u, master}) {
-      const std::uint32_t stored = states.map.add_stored(StoredTensor{"s", DType::kF32, {3}, 0, 0, 12});
+      const std::uint32_t stored = states.map.add_stored(StoredTensor{"s", DType::kF32, {3}});
       states.map.pieces[logical].push_back({stored, {{0}, {2}}, {0}});
       states.map.add_filler(stored, {{2}, {1}}, 0);
     }

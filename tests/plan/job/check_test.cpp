@@ -17,8 +17,7 @@ TensorMap two_ranks(DType dtype, std::optional<std::uint64_t> filler = {}, Fill 
     file.path = "rank" + std::to_string(tp_rank);
     file.tp_rank = tp_rank;
     map.files.push_back(file);
-    const auto bytes = num_bytes(dtype, {4}).value();
-    const auto stored = map.add_stored({"stored_w", dtype, {4}, tp_rank, 0, bytes});
+    const auto stored = map.add_stored({"stored_w", dtype, {4}, tp_rank});
     map.pieces[0].push_back({stored, {{0}, {4}}, {0}});
   }
   return map;

@@ -15,7 +15,7 @@ TensorMap of_rows(std::uint64_t rows, const std::vector<std::pair<std::uint64_t,
   for (const auto& [begin, end] : files) {
     map.files.push_back({"f" + std::to_string(map.files.size()), 0});
     const auto file = static_cast<std::uint32_t>(map.files.size() - 1);
-    const auto stored = map.add_stored({"w", DType::kF32, {end - begin, 4}, file, 0, (end - begin) * 16});
+    const auto stored = map.add_stored({"w", DType::kF32, {end - begin, 4}, file});
     map.pieces[0].push_back({stored, {{begin, 0}, {end - begin, 4}}, {0, 0}});
   }
   return map;

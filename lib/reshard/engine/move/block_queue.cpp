@@ -12,9 +12,9 @@ namespace reshard {
 namespace {
 
 bool is_strided(const TensorMap* map, const std::optional<Reading>& reading) {
-  if (!map || map->strides.empty() || !reading) return false;
+  if (!map || !reading) return false;
   return std::any_of(reading->reads.begin(), reading->reads.end(),
-                     [&](const Piece& piece) { return map->strides.count(piece.stored) > 0; });
+                     [&](const Piece& piece) { return !map->stored[piece.stored].is_c_order(); });
 }
 
 }  // namespace

@@ -19,11 +19,8 @@ void add_to_group(Group& group, const TensorMap& map, const Part& piece, const L
     stored_begin[d] += shared->begin[d] - piece.box.begin[d];
     block_begin[d] -= block.begin[d];
   }
-  const auto strided = map.strides.find(piece.stored);
-  auto runs =
-      make_strided_runs(tensor.dtype, shared->size,
-                        strided == map.strides.end() ? c_strides(map.stored[piece.stored].shape) : strided->second,
-                        stored_begin, c_strides(block.size), block_begin);
+  auto runs = make_strided_runs(tensor.dtype, shared->size, map.stored[piece.stored].strides(), stored_begin,
+                                c_strides(block.size), block_begin);
   if (!runs) throw Error(ErrorKind::kInternal, "a block cuts a packed byte").tensor(tensor.name);
   const std::uint64_t end = runs->a_begin_bytes + runs->a_span_bytes();
   group.begin_bytes = group.runs.empty() ? runs->a_begin_bytes : std::min(group.begin_bytes, runs->a_begin_bytes);

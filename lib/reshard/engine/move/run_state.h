@@ -43,7 +43,7 @@ class Checksums {
     if (crcs_.empty() || !needs_crcs(target.files[tensor.file])) return 0;
     std::uint32_t crc = 0;
     for (const auto part : parts) crc = crc32(part, crc);
-    const std::uint32_t contribution = crc32_contribution(crc, tensor.size_bytes - begin_bytes - bytes);
+    const std::uint32_t contribution = crc32_contribution(crc, tensor.size_bytes() - begin_bytes - bytes);
     crcs_[stored] ^= contribution;
     return contribution;
   }

@@ -57,8 +57,8 @@ void add_whole_extents(const TensorMap& target, std::uint32_t file, const std::v
   const TensorFile& tensors = target.files[file];
   for (std::uint32_t i = tensors.first_stored; i < tensors.first_stored + tensors.stored_count; ++i) {
     const StoredTensor& stored = target.stored[i];
-    if (writer_of[i] >= kSeveral || stored.size_bytes == 0) continue;
-    const Extent whole{file, stored.offset_bytes, stored.offset_bytes + stored.size_bytes, writer_of[i]};
+    if (writer_of[i] >= kSeveral || stored.size_bytes() == 0) continue;
+    const Extent whole{file, stored.offset_bytes, stored.offset_bytes + stored.size_bytes(), writer_of[i]};
     if (!extents.empty() && extents.back().share == whole.share && extents.back().end_bytes <= whole.begin_bytes &&
         extents.back().end_bytes + page_bytes > whole.begin_bytes)
       extents.back().end_bytes = whole.end_bytes;

@@ -82,8 +82,7 @@ class PieceComparison {
     const StoredTensor& a = map_.stored[first.second.stored];
     const StoredTensor& b = map_.stored[other.second.stored];
     if (!can_be_compared(a, b) || split >= a.shape.size()) return;
-    const Dims strides = stored_strides(map_, first.second.stored),
-               other_strides = stored_strides(map_, other.second.stored);
+    const Dims strides = a.strides(), other_strides = b.strides();
     const std::vector<std::size_t> order = dims_by_stride(strides);
     Dims sizes, inner, other_inner;
     for (const std::size_t dim : order) {

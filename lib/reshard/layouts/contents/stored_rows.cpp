@@ -1,7 +1,6 @@
 #include "reshard/layouts/contents/stored_rows.h"
 
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 namespace reshard {
@@ -10,28 +9,10 @@ namespace {
 constexpr std::uint64_t kSampleElems = 256;
 constexpr std::uint64_t kPartElems = 1 << 16;  // that are read at once
 
-std::uint64_t dot(const Dims& index, const Dims& strides) {
-  std::uint64_t sum = 0;
-  for (std::size_t d = 0; d < strides.size(); ++d) sum += index[d] * strides[d];
-  return sum;
-}
-
 }  // namespace
 
-Dims stored_strides(const TensorMap& map, std::uint32_t stored) {
-  const auto found = map.strides.find(stored);
-  return found == map.strides.end() ? c_strides(map.stored[stored].shape) : found->second;
-}
-
-std::vector<std::size_t> dims_by_stride(const Dims& strides) {
-  std::vector<std::size_t> order(strides.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return strides[a] > strides[b]; });
-  return order;
-}
-
 bool has_plain_rows(const StoredTensor& stored) {
-  return bits(stored.dtype) % 8 == 0 && !stored.shape.empty() && stored.slices == 0 && !stored.paired_rows;
+  return bits(stored.dtype) % 8 == 0 && !stored.shape.empty() && stored.file_shape().size() == stored.shape.size();
 }
 
 StoredRows::StoredRows(OpenedFiles& files, const StoredTensor& stored, std::uint64_t first, Dims sizes, Dims strides)
@@ -82,8 +63,8 @@ bool have_equal_bytes(OpenedFiles& files, const TensorMap& map, const StoredPlac
                       const Dims& size) {
   const StoredTensor &in_a = map.stored[a.stored], &in_b = map.stored[b.stored];
   if (in_a.dtype != in_b.dtype || !has_plain_rows(in_a) || !has_plain_rows(in_b)) return false;
-  const Dims strides_a = stored_strides(map, a.stored), strides_b = stored_strides(map, b.stored);
-  const std::uint64_t first_a = dot(a.begin, strides_a), first_b = dot(b.begin, strides_b);
+  const Dims strides_a = in_a.strides(), strides_b = in_b.strides();
+  const std::uint64_t first_a = in_a.view().offset(a.begin), first_b = in_b.view().offset(b.begin);
   const bool one_place = in_a.file == in_b.file && in_a.offset_bytes == in_b.offset_bytes && first_a == first_b;
   if (one_place && strides_a == strides_b) return true;
   Dims sizes, inner_a, inner_b;

@@ -10,12 +10,6 @@
 
 namespace reshard {
 
-/// The strides of a stored tensor, in elements.
-Dims stored_strides(const TensorMap& map, std::uint32_t stored);
-
-/// Dims from the largest stride to the smallest.
-std::vector<std::size_t> dims_by_stride(const Dims& strides);
-
 /// Whether StoredRows can read the tensor: elements of whole bytes, and no view of another shape than the file has.
 bool has_plain_rows(const StoredTensor& stored);
 

@@ -66,23 +66,6 @@ bool are_models_own(const TensorMap& map, const Stacks& stacks, const Model& mod
   return own != nullptr;
 }
 
-/// Describes a stored tensor of three dims as one matrix, with the rows of all its slices.
-void take_as_rows(TensorMap& map, std::uint32_t stored) {
-  StoredTensor& tensor = map.stored[stored];
-  if (tensor.shape.size() == 2) return;  // done for another piece of it
-  const auto strided = map.strides.find(stored);
-  if (strided != map.strides.end()) {
-    const Dims steps = strided->second;
-    if (tensor.shape[0] > 1 && steps[0] != steps[1] * tensor.shape[1])
-      throw Error(ErrorKind::kUnsupported, "holds experts whose matrices do not lie one after another")
-          .in(map.files[tensor.file].path)
-          .tensor(tensor.name);
-    strided->second = {steps[1], steps[2]};
-  }
-  tensor.slices = static_cast<std::uint32_t>(tensor.shape[0]);
-  tensor.shape = {tensor.shape[0] * tensor.shape[1], tensor.shape[2]};
-}
-
 /// Adds the pieces of experts' matrices that one piece of a stack consists of.
 /// \param rows  of one matrix.
 /// \param logical  the matrices, by expert and part.
@@ -184,7 +167,7 @@ void take_apart(Checkpoint& checkpoint, const Stacks& stacks) {
       if (volume(piece.box) == 0) continue;
       const StoredTensor& stored = map.stored[piece.stored];
       const std::uint64_t rows_of_slice = stored.file_shape()[1];
-      take_as_rows(map, piece.stored);
+      if (stored.shape.size() > 2) map.view_as_rows(piece.stored);  // else done for another piece of it
       add_pieces_of(map, piece, rows_of_slice, rows, logical, parts);
     }
   }

@@ -100,13 +100,12 @@ StoredTensor stored_part(const DcpEntry& entry, const Box& box) {
   StoredTensor stored{entry.name, entry.dtype, box.size};
   stored.is_object = entry.is_object;
   if (entry.stacked) {
-    stored.shape = without_first(box.size);
-    stored.shape[0] *= box.size[0];
-    stored.slices = static_cast<std::uint32_t>(box.size[0]);
+    stored.set_view(stored.view().merged(0).value());
   } else if (has_paired_rows(entry, box)) {
-    stored.shape[0] /= 2;
-    stored.shape[1] *= 2;
-    stored.paired_rows = true;
+    Dims paired = box.size;
+    paired[0] /= 2;
+    paired[1] *= 2;
+    stored.set_view(View::of(std::move(paired)));
   }
   return stored;
 }

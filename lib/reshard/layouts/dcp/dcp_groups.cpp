@@ -138,10 +138,10 @@ class GroupReader {
     const auto& pieces = states_.map.pieces[object];
     if (pieces.empty()) throw fail(object, ErrorKind::kBadInput, "no file holds it");
     const StoredTensor& stored = states_.map.stored[pieces.front().stored];
-    PlainValue value = read_dcp_object(opened_.at(stored.file), stored.offset_bytes, stored.size_bytes,
+    PlainValue value = read_dcp_object(opened_.at(stored.file), stored.offset_bytes, stored.size_bytes(),
                                        states_.map.logical[object].name, what, opened_.described(stored.file).path);
     values_ += num_values(value);
-    bytes_ += stored.size_bytes;
+    bytes_ += stored.size_bytes();
     if (values_ > bytes_ + kMaxPlainValues)
       throw fail(object, ErrorKind::kBadInput, "the hyperparameters hold the same values many times over");
     return value;

@@ -95,7 +95,7 @@ class ZeroMapper {
       std::uint64_t offset_bytes = run.offset_bytes;
       for (const Box& box : boxes_of_range(tensor.shape, run.begin, run.count)) {
         add_box(index, tensor, {run.file, offset_bytes}, box);
-        offset_bytes += map_.stored.back().size_bytes;
+        offset_bytes += map_.stored.back().size_bytes();
       }
     }
   }
@@ -104,10 +104,8 @@ class ZeroMapper {
     StoredTensor stored{tensor.entry, tensor.dtype, box.size};
     stored.file = place.file;
     stored.offset_bytes = place.offset_bytes;
-    stored.size_bytes = num_bytes(tensor.dtype, box.size).value_or(0);
-    const std::uint32_t number = map_.add_stored(std::move(stored));
-    if (!tensor.strides.empty()) map_.strides.emplace(number, tensor.strides);
-    map_.pieces[index].push_back({number, box, Dims(box.size.size(), 0)});
+    if (!tensor.strides.empty()) stored.set_view({box.size, tensor.strides});
+    map_.pieces[index].push_back({map_.add_stored(std::move(stored)), box, Dims(box.size.size(), 0)});
   }
 
   const ZeroCheckpoint& zero_;

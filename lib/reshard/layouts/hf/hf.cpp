@@ -224,8 +224,9 @@ TensorMap hf_target_map(std::span<const LogicalTensor> logical, const std::vecto
     const LogicalTensor& first = logical[entry.logical.front()];
     StoredTensor stored{entry.name, first.dtype, first.shape};
     if (entry.slices > 0) {
-      stored.shape[0] *= entry.logical.size();
-      stored.slices = entry.slices;
+      const std::uint64_t rows = first.shape[0] * entry.logical.size();
+      stored.shape = {entry.slices, rows / entry.slices, first.shape[1]};
+      stored.set_view(View::of({rows, first.shape[1]}));
     }
     const std::uint64_t bytes = num_bytes(stored.dtype, stored.shape).value_or(0);
     if (bytes > max_file_bytes) {
@@ -269,7 +270,7 @@ TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t ma
 HfIndex index_of(const TensorMap& target) {
   HfIndex index;
   for (const StoredTensor& tensor : target.stored) {
-    index.total_size_bytes += tensor.size_bytes;
+    index.total_size_bytes += tensor.size_bytes();
     index.weight_map.emplace_back(tensor.name, target.files[tensor.file].path.string());
   }
   return index;

@@ -205,9 +205,8 @@ TensorMap chunked_map(std::vector<TensorFile> files, std::vector<ChunkedTensor> 
               [](const auto& a, const auto& b) { return a.box.begin < b.box.begin; });
     for (ChunkedTensor::Chunk& chunk : tensor.chunks) {
       StoredTensor stored{entry, tensor.dtype, chunk.box.size, chunk.file, chunk.offset_bytes};
-      stored.size_bytes = num_bytes(tensor.dtype, stored.shape).value_or(0);
+      if (!chunk.strides.empty()) stored.set_view({stored.shape, std::move(chunk.strides)});
       const std::uint32_t index = map.add_stored(std::move(stored));
-      if (!chunk.strides.empty()) map.strides.emplace(index, std::move(chunk.strides));
       const Dims zeros(chunk.box.size.size());
       map.pieces[logical].push_back({index, std::move(chunk.box), zeros});
     }

@@ -7,7 +7,7 @@
 namespace reshard {
 namespace {
 
-/// A shard in rows of the local tensor as its map sees it, which may have slices one under the other.
+/// A shard in rows of the local tensor's view.
 struct ShardRows {
   std::uint32_t stored;
   std::uint64_t begin;
@@ -15,26 +15,24 @@ struct ShardRows {
 };
 
 /// Gives a shard the view that `local` has of its file's tensor.
-void view_as(StoredTensor& shard, const StoredTensor& local) {
+void view_as(TensorMap& map, std::uint32_t index, const StoredTensor& local) {
+  StoredTensor& shard = map.stored[index];
   shard.label = local.label;
   shard.replicated = local.replicated;
   shard.tied = local.tied;
   shard.expert_parallel = local.expert_parallel;
-  if (local.slices == 0 || shard.slices != 0) return;
-  const Dims in_file = shard.shape;
-  shard.slices = static_cast<std::uint32_t>(in_file[0]);
-  shard.shape = {in_file[0] * in_file[1]};
-  for (std::size_t d = 2; d < in_file.size(); ++d) shard.shape.push_back(in_file[d]);
+  if (shard.shape.size() > local.shape.size()) map.view_as_rows(index);
 }
 
 std::vector<ShardRows> rows_of(TensorMap& map, const StoredTensor& local, const std::vector<RowShard>& shards) {
   std::vector<ShardRows> rows;
   rows.reserve(shards.size());
-  const std::uint64_t rows_of_slice = local.slices == 0 ? 1 : local.shape[0] / local.slices;
+  const bool is_stack = local.file_shape().size() > local.shape.size();
+  const std::uint64_t rows_of_slice = is_stack ? local.file_shape()[1] : 1;
   for (const RowShard& shard : shards) {
-    StoredTensor& stored = map.stored[shard.stored];
-    view_as(stored, local);
-    const std::uint64_t begin = shard.begin_row * rows_of_slice;
+    view_as(map, shard.stored, local);
+    const StoredTensor& stored = map.stored[shard.stored];
+    const std::uint64_t begin = shard.begin_row * rows_of_slice;  // a row of the file may be a matrix of the stack
     rows.push_back({shard.stored, begin, stored.shape.empty() ? begin : begin + stored.shape[0]});
   }
   assert(std::is_sorted(rows.begin(), rows.end(),

@@ -58,7 +58,6 @@ std::vector<std::uint32_t> add_file(TensorMap& map, TensorFile file, const std::
     StoredTensor tensor = tensors[at];
     tensor.file = file_index;
     tensor.offset_bytes = entry.offset_bytes;
-    tensor.size_bytes = entry.size_bytes;
     indices[at] = map.add_stored(std::move(tensor));
   }
   return indices;

@@ -129,17 +129,11 @@ std::string expected_size(const PartitionRule& rule, std::uint32_t rank) {
 
 }  // namespace
 
-Dims StoredTensor::file_shape() const {
-  if (paired_rows) {
-    Dims in_file = shape;
-    in_file[0] *= 2;
-    in_file[1] /= 2;
-    return in_file;
-  }
-  if (slices == 0) return shape;
-  Dims in_file{slices, shape[0] / slices};
-  for (std::size_t d = 1; d < shape.size(); ++d) in_file.push_back(shape[d]);
-  return in_file;
+void StoredTensor::set_view(View view) {
+  InFile made{file_shape(), std::move(view.strides)};
+  shape = std::move(view.shape);
+  in_file.reset();
+  if (made != InFile{shape, c_strides(shape)}) in_file = std::make_shared<const InFile>(std::move(made));
 }
 
 void TensorMap::reserve_logical(std::size_t count) {
@@ -205,10 +199,19 @@ std::uint32_t TensorMap::add_files(const Container& container, RankId rank) {
 }
 
 std::uint32_t TensorMap::add_stored(const TensorEntry& tensor, std::uint32_t first_file, PartitionLabel label) {
-  const std::uint32_t index = add_stored({tensor.name, tensor.dtype, tensor.shape, first_file + tensor.file,
-                                          tensor.offset_bytes, tensor.size_bytes, label});
-  if (!tensor.strides.empty()) strides.emplace(index, tensor.strides);
-  return index;
+  StoredTensor added{tensor.name, tensor.dtype, tensor.shape, first_file + tensor.file, tensor.offset_bytes, label};
+  if (!tensor.strides.empty()) added.set_view({tensor.shape, tensor.strides});
+  return add_stored(std::move(added));
+}
+
+void TensorMap::view_as_rows(std::uint32_t index) {
+  StoredTensor& tensor = stored[index];
+  auto rows = tensor.view().merged(0);
+  if (!rows)
+    throw Error(ErrorKind::kUnsupported, "holds experts whose matrices do not lie one after another")
+        .in(files[tensor.file].path)
+        .tensor(tensor.name);
+  tensor.set_view(*std::move(rows));
 }
 
 void TensorMap::add_whole(std::uint32_t stored_index, const std::string& logical_name) {
@@ -297,20 +300,14 @@ void TensorMap::add_copy(std::uint32_t of, const std::string& name, TensorRole r
     const Piece piece = pieces[of][p];
     if (stored[piece.stored].tied || !taken.emplace(piece.box.begin, piece.box.size).second) continue;
     // The part of the stored tensor that the piece is, as a tensor of its own.
-    StoredTensor part = stored[piece.stored];
-    const auto strided = strides.find(piece.stored);
-    const Dims steps = strided == strides.end() ? c_strides(part.shape) : strided->second;
-    std::uint64_t first = 0;
-    for (std::size_t d = 0; d < steps.size(); ++d) first += piece.stored_begin[d] * steps[d];
-    part.offset_bytes += first * bits(part.dtype) / 8;
-    part.shape = piece.box.size;
-    part.size_bytes = num_bytes(part.dtype, part.shape).value_or(0);
-    part.slices = 0;
-    part.paired_rows = false;
     if (volume(piece.box) == 0) continue;
-    const std::uint32_t index = add_stored(std::move(part));
-    if (steps != c_strides(piece.box.size)) strides.emplace(index, steps);
-    pieces[copy].push_back({index, piece.box, Dims(steps.size(), 0)});
+    StoredTensor part = stored[piece.stored];
+    View view = part.view();
+    part.offset_bytes += view.offset(piece.stored_begin) * bits(part.dtype) / 8;
+    view.shape = part.shape = piece.box.size;
+    part.in_file.reset();
+    part.set_view(std::move(view));
+    pieces[copy].push_back({add_stored(std::move(part)), piece.box, Dims(piece.box.size.size(), 0)});
   }
 }
 
@@ -344,15 +341,12 @@ std::vector<std::pair<LogicalTensor, std::vector<Piece>>> TensorMap::take_logica
 void TensorMap::keep_stored(const std::vector<bool>& used) {
   std::vector<std::uint32_t> numbers(stored.size());
   std::vector<StoredTensor> kept;
-  std::unordered_map<std::uint32_t, Dims> kept_strides;
   for (std::uint32_t s = 0; s < stored.size(); ++s) {
     if (!used[s]) continue;
     numbers[s] = static_cast<std::uint32_t>(kept.size());
     kept.push_back(std::move(stored[s]));
-    if (const auto own = strides.find(s); own != strides.end()) kept_strides.emplace(numbers[s], own->second);
   }
   stored = std::move(kept);
-  strides = std::move(kept_strides);
   for (std::vector<Piece>& of_logical : pieces) {
     std::erase_if(of_logical, [&](const Piece& piece) { return !used[piece.stored]; });
     for (Piece& piece : of_logical) piece.stored = numbers[piece.stored];
@@ -372,7 +366,6 @@ void TensorMap::append(TensorMap other, const std::string& logical_prefix) {
   }
   for (const std::uint32_t index : other.transposed)
     if (const auto own = find_logical(logical_prefix + other.logical[index].name)) transposed.push_back(*own);
-  for (auto& [index, tensor_strides] : other.strides) strides.emplace(first_stored + index, std::move(tensor_strides));
   for (std::size_t l = 0; l < other.logical.size(); ++l) {
     LogicalTensor& tensor = other.logical[l];
     tensor.name = logical_prefix + tensor.name;
@@ -407,11 +400,7 @@ void TensorMap::transpose(std::span<const std::uint32_t> indices) {
   }
   for (std::uint32_t s = 0; s < stored.size(); ++s) {
     if (!turned_stored[s]) continue;
-    Dims& shape = stored[s].shape;
-    Dims& steps = strides.try_emplace(s, c_strides(shape)).first->second;
-    swap_last(shape);
-    swap_last(steps);
-    if (steps == c_strides(shape)) strides.erase(s);
+    stored[s].set_view(stored[s].view().transposed());
   }
 }
 

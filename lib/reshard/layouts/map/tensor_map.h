@@ -19,6 +19,7 @@
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/specs/parallel/mesh.h"
 #include "reshard/tensor/values/box.h"
+#include "reshard/tensor/values/view.h"
 
 namespace reshard {
 
@@ -104,26 +105,36 @@ class SharedName {
   std::shared_ptr<const std::string> text_;  // never null
 };
 
-/// An entry of one file. Its elements lie in C order unless TensorMap::strides says otherwise.
+/// An entry of one file, and the view of it that pieces are boxes of.
 struct StoredTensor {
   SharedName name;
   DType dtype;
-  Dims shape;
+  Dims shape;              // of the view
   std::uint32_t file = 0;  // index into TensorMap::files
   std::uint64_t offset_bytes = 0;
-  std::uint64_t size_bytes = 0;
   PartitionLabel label = PartitionLabel::kWhole;
   bool replicated = false;       // every rank has all of the parameter, and trains it
   bool tied = false;             // another parameter's values under a second name: compared, never read
   bool expert_parallel = false;  // of experts that are spread over ranks
   bool is_object = false;        // of a target: TensorRole::kObject
-  /// The file's tensor has a dim more, in front: this one is so many slices of it, one under the other. 0: none.
-  std::uint32_t slices = 0;
-  /// The file's tensor has twice the rows, and half the columns: each row here is two of it, side by side.
-  bool paired_rows = false;
+  /// What the file has, where that is another shape or another order than C.
+  struct InFile {
+    Dims shape;    // that stands in the file
+    Dims strides;  // of the view
 
+    friend bool operator==(const InFile&, const InFile&) = default;
+  };
+  std::shared_ptr<const InFile> in_file;  // null: the view's shape, in C order
+
+  /// Zero for what does not fill whole bytes.
+  std::uint64_t size_bytes() const { return num_bytes(dtype, shape).value_or(0); }
   /// The shape that stands in the file.
-  Dims file_shape() const;
+  const Dims& file_shape() const { return in_file ? in_file->shape : shape; }
+  Dims strides() const { return in_file ? in_file->strides : c_strides(shape); }
+  View view() const { return {shape, strides()}; }
+  bool is_c_order() const { return !in_file || in_file->strides == c_strides(shape); }
+  /// Replaces the view by one of the same elements.
+  void set_view(View view);
 };
 
 /// `box` of a logical tensor is the box of the same size at `stored_begin` of a stored one.
@@ -143,8 +154,7 @@ class TensorMap {
   std::vector<StoredTensor> stored;
   std::vector<LogicalTensor> logical;
   std::vector<std::vector<Piece>> pieces;
-  std::unordered_map<std::uint32_t, Dims> strides;  // in elements, of the stored tensors that are not C-ordered
-  std::vector<std::uint32_t> transposed;            // of a target: logical tensors with the last two dims swapped
+  std::vector<std::uint32_t> transposed;  // of a target: logical tensors with the last two dims swapped
   /// Of a target: states of the source that have to be the same as another one, which stands for both here.
   std::vector<std::pair<std::string, std::string>> same;
   /// Of a target: objects that are made, and not of its tensors, by the name that a reader gives them; what is saved.
@@ -174,6 +184,10 @@ class TensorMap {
   /// Adds a tensor of it; `first_file` is what add_files returned.
   std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file,
                            PartitionLabel label = PartitionLabel::kWhole);
+
+  /// Views a stored tensor of matrices, one behind the other, as one matrix with the rows of all.
+  /// \throws Error kUnsupported if their rows have no common stride.
+  void view_as_rows(std::uint32_t stored);
 
   /// Adds the one piece of a stored tensor that is all of an original.
   /// \throws Error kBadInput as add_logical does.

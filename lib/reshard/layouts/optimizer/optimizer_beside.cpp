@@ -185,9 +185,9 @@ struct Opened {
 bool compare(Opened& files, const StatePart& part, const TensorMap& model) {
   const StoredTensor& weight = model.stored[part.local];
   const TensorEntry& master = *part.tensor;
-  const bool in_order = model.strides.count(part.local) == 0 && master.strides.empty() && !weight.paired_rows;
+  const bool in_order = weight.is_c_order() && master.strides.empty();
   if (!in_order || !is_comparable(weight.dtype) || !is_comparable(master.dtype)) return false;
-  const std::uint64_t size = bits(weight.dtype) / 8, elems = weight.size_bytes / size;
+  const std::uint64_t size = bits(weight.dtype) / 8, elems = weight.size_bytes() / size;
   const Dims in_file = weight.file_shape();
   const std::uint64_t begin = in_file.empty() || in_file[0] == 0 ? 0 : part.begin_row * (elems / in_file[0]);
   if (begin >= elems) return false;  // padding alone

@@ -124,7 +124,12 @@ StoredTensor stored_from(const TensorMap& map, const NamedRule& named, std::uint
         .tensor(rule.parts.front().logical_name)
         .hint("choose a smaller TP degree");
   stored.shape = *shape;
-  stored.slices = slices_on(rule, rank);
+  if (const std::uint32_t slices = slices_on(rule, rank)) {
+    Dims stack{slices, (*shape)[0] / slices};
+    for (std::size_t d = 1; d < shape->size(); ++d) stack.push_back((*shape)[d]);
+    stored.shape = std::move(stack);
+    stored.set_view(View::of(*shape));
+  }
   return stored;
 }
 
@@ -295,19 +300,17 @@ TensorMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint3
 
 namespace {
 
-/// Takes a tensor of slices as the matrix that they are, one under the other.
-void take_slices(StoredTensor& stored, std::uint32_t slices, const std::filesystem::path& path) {
+/// Views a tensor of slices as the matrix that they are, one under the other.
+void view_slices(TensorMap& map, std::uint32_t index, std::uint32_t slices) {
   if (slices == 0) return;
+  const StoredTensor& stored = map.stored[index];
   const Dims& in_file = stored.shape;
   if (in_file.size() < 2 || in_file[0] != slices)
     throw Error(ErrorKind::kBadInput,
                 fmt::format("has the shape {}, but is one of {} slices by the model", to_string(in_file), slices))
-        .in(path)
+        .in(map.files[stored.file].path)
         .tensor(stored.name);
-  stored.slices = slices;
-  Dims shape{in_file[0] * in_file[1]};
-  for (std::size_t d = 2; d < in_file.size(); ++d) shape.push_back(in_file[d]);
-  stored.shape = std::move(shape);
+  map.view_as_rows(index);
 }
 
 void add_source_rank(TensorMap& map, const Container& file, RankId rank, const ShardedCheckpoint& checkpoint,
@@ -338,8 +341,8 @@ void add_source_rank(TensorMap& map, const Container& file, RankId rank, const S
     const std::uint32_t number = rank.ep_rank * checkpoint.tp + rank.tp_rank;
     const auto add = [&]() -> std::uint32_t {
       const std::uint32_t index = map.add_stored(tensor, first_file, rule.label);
+      view_slices(map, index, slices_on(rule, number));
       StoredTensor& stored = map.stored[index];
-      take_slices(stored, slices_on(rule, number), file.path);
       stored.tied = rule.tied || !found->second.tied_to.empty();
       if (stored.tied) stored.label = PartitionLabel::kTied;
       stored.replicated = rule.is_replicated() && !stored.tied;

@@ -131,7 +131,6 @@ void take_out(TrainingStates& states, const std::vector<bool>& out) {
   map.keep_stored(used);
   TensorMap kept;
   kept.stored = std::move(map.stored);
-  kept.strides = std::move(map.strides);
   std::vector<TrainingState> of;
   for (std::size_t l = 0; l < map.logical.size(); ++l) {
     if (out[l] || (map.pieces[l].empty() && map.logical[l].filler)) continue;  // or which padded what was taken out

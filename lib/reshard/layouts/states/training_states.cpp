@@ -144,7 +144,6 @@ void add_states(TensorMap& model, TensorMap states, const std::vector<std::pair<
   const std::size_t of_model = model.logical.size();
   model.stored.reserve(model.stored.size() + states.stored.size());
   for (StoredTensor& tensor : states.stored) model.stored.push_back(std::move(tensor));
-  for (auto& [index, strides] : states.strides) model.strides.emplace(first + index, std::move(strides));
   model.reserve_logical(model.logical.size() + states.logical.size());
   for (std::size_t l = 0; l < states.logical.size(); ++l) {
     const LogicalTensor& tensor = states.logical[l];

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
-#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <memory>
@@ -103,13 +102,13 @@ void add(Hasher& hasher, const StoredTensor& tensor) {
   hasher.dims(tensor.shape);
   hasher.number(tensor.file);
   hasher.number(tensor.offset_bytes);
-  hasher.number(tensor.size_bytes);
   hasher.choice(tensor.label);
   hasher.number(tensor.replicated);
   hasher.number(tensor.tied);
   hasher.number(tensor.expert_parallel);
   hasher.number(tensor.is_object);
-  hasher.number(tensor.slices);
+  hasher.dims(tensor.file_shape());
+  hasher.dims(tensor.strides());
 }
 
 void add(Hasher& hasher, const LogicalTensor& tensor) {
@@ -156,13 +155,6 @@ void add_tensors(Hasher& hasher, const TensorMap& map) {
   add(hasher, map.stored);
   add(hasher, map.logical);
   add(hasher, map.pieces);
-  std::vector<std::uint32_t> strided;
-  for (const auto& entry : map.strides) strided.push_back(entry.first);
-  std::sort(strided.begin(), strided.end());
-  hasher.list(strided, [&](std::uint32_t stored) {
-    hasher.number(stored);
-    hasher.dims(map.strides.at(stored));
-  });
 }
 
 void add(Hasher& hasher, const Reading& reading) {
