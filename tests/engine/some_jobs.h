@@ -60,6 +60,11 @@ struct Jobs {
       planners.emplace_back(std::string("shard to ") + name, [this, name](const std::filesystem::path& directory) {
         return plan_shard(deployed_request(layout(name), temp / "model", directory, 2));
       });
+    planners.emplace_back(kTransposed, [this](const std::filesystem::path& directory) {
+      ShardRequest request = deployed_request(layout("nxdi"), temp / "model", directory, 2);
+      request.target.options.set("kernels", "mlp,out-proj");
+      return plan_shard(request);
+    });
     REQUIRE(planners.size() == kCount);
   }
   void add(const std::string& what, Format format, const Planner& planner) {
@@ -68,7 +73,8 @@ struct Jobs {
   /// The job of the first planner.
   std::unique_ptr<Job> plan() const { return planners.front().second(output); }
 
-  static constexpr std::size_t kCount = 11;
+  static constexpr std::size_t kCount = 12;
+  static constexpr const char* kTransposed = "shard to transposed matrices";
   TempDir temp;
   std::filesystem::path output = temp / "out";
   std::vector<std::pair<std::string, Planner>> planners;

@@ -1,9 +1,12 @@
 // Weights of models that were compiled with NxD Inference's kernels are stored transposed. testdata/golden/nxdi_kernels
 // is what NxD Inference's own classes wrote, with the neuron_config.json that says so.
 
+#include "reshard/engine/check/verify_manifest.h"
 #include "support/checkpoints.h"
 #include "support/input.h"
+#include "support/local_files.h"
 #include "support/refusals.h"
+#include "support/requests.h"
 
 namespace reshard::test {
 namespace {
@@ -21,6 +24,23 @@ TEST_CASE("Fused linears of a training checkpoint become transposed ones, over o
   check(input.path(), input / "one", 1, {"fuse-qkv", "kernels=mlp,qkv,out-proj"});
   check(input.path(), input / "three", 3, {"fuse-qkv", "kernels=mlp,qkv,out-proj"});
   check(input / "three", input / "recut", 2, {"kernels=mlp"});
+}
+
+TEST_CASE("The manifest of transposed weights is one of the model, whatever is verified with it") {
+  const Input input({.intermediate = 96});
+  ShardRequest request = shard_request(input.path(), input / "out", {.layout = "nxdi", .tp = 2});
+  request.target.options.set("kernels", "mlp,out-proj");
+  const auto job = plan_shard(request);
+  job->manifest = true;
+  execute(*job, unsynced());
+  const fs::path path = input / "out" / kManifestFile;
+  const Manifest manifest = parse_manifest(read_file(path), path);
+  for (const fs::path& side : {input.path(), input / "out"}) {
+    CAPTURE(side);
+    const ManifestVerification result = verify_manifest(read_checkpoint(side, {}).map, manifest, path, unsynced());
+    CHECK(result.same());
+    CHECK(result.compared_tensors == input.tensors.size());
+  }
 }
 
 TEST_CASE("Kernels that contradict the shapes, the compiled model or the options are errors") {

@@ -49,7 +49,7 @@ TEST_CASE("Whatever the order in which workers ask, each block of each tensor is
       continue;
     }
     CHECK(given[item.transfer].insert(item.block).second);
-    CHECK((item.box == BlockGrid(DType::kBF16, list[item.transfer].shape, block_bytes).block(item.block)));
+    CHECK((item.at.box == BlockGrid(DType::kBF16, list[item.transfer].shape, block_bytes).block(item.block)));
   }
   for (std::size_t t = 0; t < list.size(); ++t)
     CHECK(given[t].size() == BlockGrid(DType::kBF16, list[t].shape, block_bytes).count());

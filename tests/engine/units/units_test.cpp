@@ -20,6 +20,7 @@ struct Tensors {
     map.logical = std::move(list);
     for (std::uint32_t i = 0; i < map.logical.size(); ++i) {
       const Dims& shape = map.logical[i].shape;
+      map.add_stored({"t", map.logical[i].dtype, shape});
       program.transfers.emplace_back().source = Reading{i, {{i, whole(shape), Dims(shape.size())}}, {}};
     }
   }
@@ -46,11 +47,10 @@ reshard::TensorMap files_of(Tensors& tensors) {
   reshard::TensorMap target;
   const auto count = static_cast<std::uint32_t>(tensors.map.logical.size());
   target.logical = tensors.map.logical;
-  target.stored.resize(count, StoredTensor{"t"});
   target.files.resize(count);
   for (std::uint32_t t = 0; t < count; ++t) {
     const Dims& shape = tensors.tensor(t).shape;
-    target.stored[t].file = t;
+    target.add_stored({"t", tensors.tensor(t).dtype, shape, t});
     tensors.program.transfers[t].target = t;
     target.pieces.push_back({{t, whole(shape), Dims(shape.size())}});
   }
@@ -81,21 +81,26 @@ TEST_CASE("Each element of a program is in one share, and in one block of it, wh
   INFO("RESHARD_TEST_SEED=" << seed);
   Random random(seed);
   const DType dtype = random() % 4 ? DType::kBF16 : DType::kF4;
-  const Tensors tensors = random_tensor_list(random, dtype);
+  Tensors tensors = random_tensor_list(random, dtype);
+  reshard::TensorMap target = files_of(tensors);
+  for (StoredTensor& stored : target.stored)  // matrices that the files have transposed
+    if (stored.shape.size() > 1 && random() % 2)
+      stored.set_view(View::of(View::of(stored.shape).transposed().shape).transposed());
+  const ProgramMaps maps{&tensors.map, &target};
   const auto count = static_cast<std::uint32_t>(pick(random, 1, 7));
   std::vector<std::vector<unsigned>> counts;
   for (const LogicalTensor& tensor : tensors.map.logical) counts.emplace_back(num_elems(tensor.shape).value());
-  const Units units(tensors.maps(), tensors.program, count, false);
+  const Units units(maps, tensors.program, count, false);
   REQUIRE(units.count() == count);
   for (std::uint32_t index = 0; index < count; ++index) {
     const std::uint64_t block_bytes = pick(random, 1, 60);
     const auto workers = static_cast<unsigned>(pick(random, 1, 3));
-    BlockQueue queue(tensors.maps(), tensors.program, parts_of(units, index), block_bytes, block_bytes, workers);
+    BlockQueue queue(maps, tensors.program, parts_of(units, index), block_bytes, block_bytes, workers);
     BlockQueue::Item item;
     for (unsigned worker = 0; worker < workers; ++worker)
       while (queue.next(worker, item)) {
-        REQUIRE(contains(tensors.tensor(item.transfer).shape, item.box));
-        count_elements(counts[item.transfer], tensors.tensor(item.transfer).shape, item.box);
+        REQUIRE(contains(tensors.tensor(item.transfer).shape, item.at.box));
+        count_elements(counts[item.transfer], tensors.tensor(item.transfer).shape, item.at.box);
       }
   }
   for (const auto& of_tensor : counts)

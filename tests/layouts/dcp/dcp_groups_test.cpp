@@ -21,7 +21,7 @@ TrainingStates flat_groups(MemoryFiles& files, std::vector<TensorFile>& in_files
     const std::string bytes = plain_value_file("archive", PlainValue(learning_rates[i]));
     const std::uint32_t logical = states.map.add_logical({name, DType::kU8, {bytes.size()}}, {});
     states.map.logical[logical].role = TensorRole::kObject;
-    states.map.stored.push_back({name, DType::kU8, {bytes.size()}, 0, content.size(), bytes.size()});
+    states.map.stored.push_back({name, DType::kU8, {bytes.size()}, 0, content.size()});
     states.map.pieces[logical].push_back({});
     states.map.pieces[logical].back().stored = static_cast<std::uint32_t>(i);
     states.of.push_back({static_cast<std::uint16_t>(before.size()), static_cast<std::uint16_t>(parameter.size())});

@@ -127,7 +127,7 @@ TEST_CASE("A number is whole in every shard, and shards are marked as their loca
 TEST_CASE("Slices of a tensor are the rows that data-parallel ranks share") {
   reshard::TensorMap local = with_file(), map = with_file();
   StoredTensor experts{"experts", DType::kF32, {3, 2, 5}};
-  experts.set_view(View::of({6, 5}));
+  experts.set_view(reshard::View::of({6, 5}));
   local.add_whole(local.add_stored(experts), "experts");
   std::vector<RowShard> shards;
   for (std::uint64_t d = 0; d < 2; ++d)

@@ -90,8 +90,16 @@ TEST_CASE("A view is what xtensor sees, however it is transposed, merged and sli
 }
 
 TEST_CASE("Dims are ordered from the largest stride to the smallest") {
-  CHECK(dims_by_stride({12, 4, 1}) == std::vector<std::size_t>{0, 1, 2});
-  CHECK(dims_by_stride({1, 4, 4, 0}) == std::vector<std::size_t>{1, 2, 0, 3});
+  CHECK(dims_by_stride({12, 4, 1}) == Dims{0, 1, 2});
+  CHECK(dims_by_stride({1, 4, 4, 0}) == Dims{1, 2, 0, 3});
+}
+
+TEST_CASE("What is put in order is taken out of it") {
+  const Dims dims{7, 8, 9}, order{2, 0, 1};
+  CHECK(in_order(dims, order) == Dims{9, 7, 8});
+  CHECK(out_of_order({9, 7, 8}, order) == dims);
+  CHECK(in_order(dims, {}) == dims);
+  CHECK(out_of_order(dims, {}) == dims);
 }
 
 }  // namespace

@@ -11,10 +11,14 @@
 namespace reshard {
 namespace {
 
-bool is_strided(const TensorMap* map, const std::optional<Reading>& reading) {
+/// Whether some of it is read from a tensor that is not in C order of its dims in `order`.
+bool is_strided(const TensorMap* map, const std::optional<Reading>& reading, const Dims& order) {
   if (!map || !reading) return false;
-  return std::any_of(reading->reads.begin(), reading->reads.end(),
-                     [&](const Piece& piece) { return !map->stored[piece.stored].is_c_order(); });
+  return std::any_of(reading->reads.begin(), reading->reads.end(), [&](const Piece& piece) {
+    const StoredTensor& stored = map->stored[piece.stored];
+    if (order.empty()) return !stored.is_c_order();
+    return in_order(stored.strides(), order) != c_strides(in_order(stored.shape, order));
+  });
 }
 
 }  // namespace
@@ -58,7 +62,9 @@ void BlockQueue::add(unsigned worker, const std::vector<Part>& parts) {
 }
 
 std::uint64_t BlockQueue::block_bytes_of(const Transfer& transfer) const {
-  const bool strided = is_strided(maps_.source, transfer.source) || is_strided(maps_.against, transfer.against);
+  const Dims order = order_of(transfer);
+  const bool strided =
+      is_strided(maps_.source, transfer.source, order) || is_strided(maps_.against, transfer.against, order);
   std::uint64_t bytes = strided ? strided_block_bytes_ : block_bytes_;
   // The block after a cast, too, has to fit.
   const DType dtype = transfer.tensor(maps_).dtype;
@@ -73,7 +79,8 @@ Box BlockQueue::box_of(std::size_t part) const {
 }
 
 BlockGrid BlockQueue::grid_of(std::size_t part) const {
-  return {transfer_of(part).tensor(maps_).dtype, box_of(part).size, block_bytes_of(transfer_of(part))};
+  const Transfer& transfer = transfer_of(part);
+  return {transfer.tensor(maps_).dtype, in_order(box_of(part).size, order_of(transfer)), block_bytes_of(transfer)};
 }
 
 /// The place before which about so many bytes lie.
@@ -137,8 +144,11 @@ bool BlockQueue::next(unsigned worker, Item& item) {
     const bool is_last = block + 1 >= stretch.grid->count();
     stretch.begin = is_last ? Place{part + 1, 0} : Place{part, block + 1};
     if (stretch.grid->count() == 0) continue;  // no elements
-    item = {parts_[part].transfer, block, stretch.grid->block(block), parts_[part].unit};
-    for (std::size_t d = 0; d < stretch.grid_begin.size(); ++d) item.box.begin[d] += stretch.grid_begin[d];
+    Dims order = order_of(transfer);
+    Box box = stretch.grid->block(block);
+    box = {out_of_order(std::move(box.begin), order), out_of_order(std::move(box.size), order)};
+    for (std::size_t d = 0; d < stretch.grid_begin.size(); ++d) box.begin[d] += stretch.grid_begin[d];
+    item = {parts_[part].transfer, block, {std::move(box), std::move(order)}, parts_[part].unit};
     return true;
   }
   return false;

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "reshard/engine/move/group.h"
 #include "reshard/engine/units/blocks.h"
 #include "reshard/engine/units/units.h"
 #include "reshard/plan/job/program.h"
@@ -25,13 +26,13 @@ class BlockQueue {
   struct Item {
     std::size_t transfer;
     std::uint64_t block;  // of the part
-    Box box;
+    Block at;
     std::uint32_t unit;
   };
 
-  /// Blocks of at most `block_bytes`; `strided_block_bytes` where a tensor is read from one that is not in C order.
-  /// With `leaves`, each block is a leaf of the tensor as it is written. The maps are the program's; they and it are
-  /// borrowed.
+  /// Blocks of at most `block_bytes`, in the order of the target's files; `strided_block_bytes` where a tensor is read
+  /// from one in another order. With `leaves`, each block is a leaf of the tensor as it is written. The maps are the
+  /// program's; they and it are borrowed.
   BlockQueue(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts, std::uint64_t block_bytes,
              std::uint64_t strided_block_bytes, unsigned workers, bool leaves = false);
 
@@ -60,6 +61,7 @@ class BlockQueue {
   std::uint64_t block_bytes_of(const Transfer& transfer) const;
   const Transfer& transfer_of(std::size_t part) const { return program_.transfers[parts_[part].transfer]; }
   Box box_of(std::size_t part) const;
+  Dims order_of(const Transfer& transfer) const { return leaves_ ? Dims() : transfer.order(maps_); }
   BlockGrid grid_of(std::size_t part) const;
   Place place_at(std::uint64_t bytes) const;
   std::uint64_t bytes_before(const Place& place) const;

@@ -35,25 +35,16 @@ std::optional<std::uint64_t> place_read_from(const TensorMap& map, std::span<con
 
 }  // namespace
 
-Dims index_in(const Box& box, std::uint64_t elem) {
-  Dims index(box.begin.size());
-  for (std::size_t d = index.size(); d-- > 0;) {
-    index[d] = box.begin[d] + elem % box.size[d];
-    elem /= box.size[d];
-  }
-  return index;
-}
-
 std::span<const std::byte> BlockReader::read(const TensorMap& map, FilePool<Source>& files, const Reading& reading,
-                                             const LogicalTensor& tensor, const Box& box, Buffer& buffer,
+                                             const LogicalTensor& tensor, const Block& at, Buffer& buffer,
                                              std::optional<std::uint64_t> written_to_bytes) {
-  const std::uint64_t bytes = *num_bytes(tensor.dtype, box.size);
-  const std::vector<Group> groups = groups_of(map, reading.reads, tensor, box);
+  const std::uint64_t bytes = *num_bytes(tensor.dtype, at.box.size);
+  const std::vector<Group> groups = groups_of(map, reading.reads, tensor, at);
   const auto block = buffer.make_room(bytes, {place_read_from(map, groups), written_to_bytes});
   if (const auto filler = map.logical[reading.logical].filler) fill_elements(tensor.dtype, block, *filler);
   for (const Group& group : groups) load(map, files, group, block);
-  for (const Group& group : groups_of(map, reading.checks, tensor, box))
-    compare(map, files, reading, group, tensor, box, block);
+  for (const Group& group : groups_of(map, reading.checks, tensor, at))
+    compare(map, files, reading, group, tensor, at, block);
   return block;
 }
 
@@ -115,7 +106,7 @@ void BlockReader::read_ranges(const Source& file, std::uint64_t offset_bytes, co
 /// The bytes of a replica are those of the first.
 /// \throws Error with the first element that differs.
 void BlockReader::compare(const TensorMap& map, FilePool<Source>& files, const Reading& reading, const Group& group,
-                          const LogicalTensor& tensor, const Box& box, std::span<const std::byte> block) {
+                          const LogicalTensor& tensor, const Block& at, std::span<const std::byte> block) {
   load(map, files, group, buffers_.other.make_room(block.size(), {place_read_from(map, {&group, 1}), {}}));
   std::optional<std::uint64_t> differs_at;  // the first byte of the block that does
   std::string values;                       // of a number: its own, and that of the replica
@@ -131,7 +122,7 @@ void BlockReader::compare(const TensorMap& map, FilePool<Source>& files, const R
                              format_element(tensor.dtype, {copy, runs.run_bytes}, 0));
     });
   if (differs_at)
-    differ(map, files, reading, group.stored, tensor, index_in(box, *differs_at * 8 / bits(tensor.dtype)), values);
+    differ(map, files, reading, group.stored, tensor, at.index_of(*differs_at * 8 / bits(tensor.dtype)), values);
 }
 
 /// Decides about the whole replica, whichever block showed that it differs.
@@ -177,13 +168,13 @@ ReplicaDistance BlockReader::distance(const TensorMap& map, FilePool<Source>& fi
   std::vector<std::byte> placed, replica;
   const BlockGrid grid(tensor.dtype, tensor.shape, kDistanceBlockBytes);
   for (std::uint64_t i = 0; i < grid.count(); ++i) {
-    const Box box = grid.block(i);
-    placed.resize(*num_bytes(tensor.dtype, box.size));
+    const Block at = grid.block(i);
+    placed.resize(*num_bytes(tensor.dtype, at.box.size));
     replica.resize(placed.size());
     std::optional<std::uint64_t> first_bytes;  // in the block
-    const std::vector<Group> groups = groups_of(map, checks, tensor, box);
+    const std::vector<Group> groups = groups_of(map, checks, tensor, at);
     if (groups.empty()) continue;
-    for (const Group& group : groups_of(map, reading.reads, tensor, box)) load(map, files, group, placed);
+    for (const Group& group : groups_of(map, reading.reads, tensor, at)) load(map, files, group, placed);
     for (const Group& group : groups) {
       load(map, files, group, replica);
       for (const Runs& runs : group.runs)
@@ -194,7 +185,7 @@ ReplicaDistance BlockReader::distance(const TensorMap& map, FilePool<Source>& fi
           if (at && none_yet) first_bytes = b + *at * bits(tensor.dtype) / 8;
         });
     }
-    if (first_bytes) first = index_in(box, *first_bytes * 8 / bits(tensor.dtype));
+    if (first_bytes) first = at.index_of(*first_bytes * 8 / bits(tensor.dtype));
   }
   return apart;
 }

@@ -17,11 +17,11 @@ class BlockReader {
  public:
   BlockReader(RunState& shared, Buffers& buffers) : shared_(shared), buffers_(buffers) {}
 
-  /// Reads block `box` of the tensor, C-ordered, into `buffer`, and compares its replicas with it. From there it is
-  /// written to `written_to_bytes` of a file, if it is.
+  /// Reads block `at` of the tensor into `buffer`, and compares its replicas with it. From there it is written to
+  /// `written_to_bytes` of a file, if it is.
   /// \throws Error kBadInput where a check finds other bytes; kIo.
   std::span<const std::byte> read(const TensorMap& map, FilePool<Source>& files, const Reading& reading,
-                                  const LogicalTensor& tensor, const Box& box, Buffer& buffer,
+                                  const LogicalTensor& tensor, const Block& at, Buffer& buffer,
                                   std::optional<std::uint64_t> written_to_bytes = {});
 
   /// Replicas found to differ since the last call, for a UnitLedger.
@@ -32,7 +32,7 @@ class BlockReader {
   void load_apart(const Source& file, std::uint64_t offset_bytes, const Runs& runs, std::span<std::byte> block);
   void read_ranges(const Source& file, std::uint64_t offset_bytes, const Runs& reads);
   void compare(const TensorMap& map, FilePool<Source>& files, const Reading& reading, const Group& group,
-               const LogicalTensor& tensor, const Box& box, std::span<const std::byte> block);
+               const LogicalTensor& tensor, const Block& at, std::span<const std::byte> block);
   void differ(const TensorMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
               const LogicalTensor& tensor, const Dims& index, std::string_view values);
   ReplicaDistance distance(const TensorMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
@@ -42,8 +42,5 @@ class BlockReader {
   Buffers& buffers_;
   std::vector<Divergence> noted_;
 };
-
-/// The index of element `elem` of a box, in C order, in the box's tensor.
-Dims index_in(const Box& box, std::uint64_t elem);
 
 }  // namespace reshard

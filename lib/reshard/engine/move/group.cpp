@@ -10,17 +10,19 @@ namespace {
 /// \tparam Part  Piece or Check.
 template <typename Part>
 void add_to_group(Group& group, const TensorMap& map, const Part& piece, const LogicalTensor& tensor,
-                  const Box& block) {
-  const auto shared = intersect(piece.box, block);
+                  const Block& block) {
+  const auto shared = intersect(piece.box, block.box);
   if (!shared) return;
   Dims stored_begin = piece.stored_begin;
   Dims block_begin = shared->begin;
   for (std::size_t d = 0; d < stored_begin.size(); ++d) {
     stored_begin[d] += shared->begin[d] - piece.box.begin[d];
-    block_begin[d] -= block.begin[d];
+    block_begin[d] -= block.box.begin[d];
   }
-  auto runs = make_strided_runs(tensor.dtype, shared->size, map.stored[piece.stored].strides(), stored_begin,
-                                c_strides(block.size), block_begin);
+  const auto ordered = [&](Dims dims) { return in_order(std::move(dims), block.order); };
+  auto runs = make_strided_runs(tensor.dtype, ordered(shared->size), ordered(map.stored[piece.stored].strides()),
+                                ordered(std::move(stored_begin)), c_strides(ordered(block.box.size)),
+                                ordered(std::move(block_begin)));
   if (!runs) throw Error(ErrorKind::kInternal, "a block cuts a packed byte").tensor(tensor.name);
   const std::uint64_t end = runs->a_begin_bytes + runs->a_span_bytes();
   group.begin_bytes = group.runs.empty() ? runs->a_begin_bytes : std::min(group.begin_bytes, runs->a_begin_bytes);
@@ -31,7 +33,7 @@ void add_to_group(Group& group, const TensorMap& map, const Part& piece, const L
 
 template <typename Part>
 std::vector<Group> groups_of_parts(const TensorMap& map, std::span<const Part> pieces, const LogicalTensor& tensor,
-                                   const Box& block) {
+                                   const Block& block) {
   std::vector<Group> groups;
   for (std::size_t first = 0; first < pieces.size();) {
     Group group;
@@ -47,13 +49,22 @@ std::vector<Group> groups_of_parts(const TensorMap& map, std::span<const Part> p
 
 }  // namespace
 
+Dims Block::index_of(std::uint64_t elem) const {
+  const Dims size = in_order(box.size, order);
+  Dims index(size.size());
+  for (std::size_t d = index.size(); d-- > 0; elem /= size[d]) index[d] = elem % size[d];
+  index = out_of_order(index, order);
+  for (std::size_t d = 0; d < index.size(); ++d) index[d] += box.begin[d];
+  return index;
+}
+
 std::vector<Group> groups_of(const TensorMap& map, std::span<const Piece> pieces, const LogicalTensor& tensor,
-                             const Box& block) {
+                             const Block& block) {
   return groups_of_parts(map, pieces, tensor, block);
 }
 
 std::vector<Group> groups_of(const TensorMap& map, std::span<const Check> checks, const LogicalTensor& tensor,
-                             const Box& block) {
+                             const Block& block) {
   return groups_of_parts(map, checks, tensor, block);
 }
 

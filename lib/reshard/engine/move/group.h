@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "reshard/layouts/map/tensor_map.h"
@@ -9,6 +10,18 @@
 #include "reshard/tensor/copy/runs.h"
 
 namespace reshard {
+
+/// A box of a tensor as it lies in memory: one dim inside the other in `order`, or as they are if that is empty.
+struct Block {
+  Block() = default;
+  Block(Box a_box, Dims an_order = {}) : box(std::move(a_box)), order(std::move(an_order)) {}
+
+  /// The index in the tensor of element `elem` of the block.
+  Dims index_of(std::uint64_t elem) const;
+
+  Box box;
+  Dims order;
+};
 
 /// The part of one stored tensor that a block needs or feeds. In `runs`, a is the stored tensor and b the block.
 struct Group {
@@ -22,11 +35,11 @@ struct Group {
   bool is_one_run() const { return runs.size() == 1 && runs.front().loops.empty(); }
 };
 
-/// What each stored tensor that `pieces` speak of has to do with `block`, a box of a logical tensor of `dtype`; those
+/// What each stored tensor that `pieces` speak of has to do with `block`, which is one of logical tensor `tensor`; those
 /// that have nothing to do with it are left out. `pieces` are grouped by stored tensor.
 std::vector<Group> groups_of(const TensorMap& map, std::span<const Piece> pieces, const LogicalTensor& tensor,
-                             const Box& block);
+                             const Block& block);
 std::vector<Group> groups_of(const TensorMap& map, std::span<const Check> checks, const LogicalTensor& tensor,
-                             const Box& block);
+                             const Block& block);
 
 }  // namespace reshard

@@ -58,7 +58,7 @@ class Mover {
     const ProgramMaps& maps = shared_.maps;
     std::vector<Group> targets;
     if (transfer.target)
-      targets = groups_of(*maps.target, transfer.writes(maps), maps.target->logical[*transfer.target], item.box);
+      targets = groups_of(*maps.target, transfer.writes(maps), maps.target->logical[*transfer.target], item.at);
     std::uint64_t done = 0;
     if (targets.empty() && transfer.target && !shared_.visitor) {
       // Of ranks left out.
@@ -66,25 +66,26 @@ class Mover {
       for (const Group& target : targets) done += target.total_bytes;
     } else {
       const auto written_to_bytes = writer_.place_written_to(targets);
-      std::span<const std::byte> block = read(transfer, item.box, written_to_bytes);
+      std::span<const std::byte> block = read(transfer, item.at, written_to_bytes);
       if (transfer.target) {
-        block = cast(transfer, item.box, block, written_to_bytes);
+        block = cast(transfer, item.at, block, written_to_bytes);
         hash(item, block);
         done = writer_.store(targets, block);
       }
       std::span<const std::byte> against;
       if (transfer.against)
-        against = reader_.read(*maps.against, shared_.others, *transfer.against, *transfer.result(maps), item.box,
+        against = reader_.read(*maps.against, shared_.others, *transfer.against, *transfer.result(maps), item.at,
                                buffers_.against);
       if (shared_.visitor) {
-        shared_.visitor({item.transfer, item.block, first_elem(transfer.tensor(maps).shape, item.box), block, against});
+        shared_.visitor(
+            {item.transfer, item.block, first_elem(transfer.tensor(maps).shape, item.at.box), block, against});
         done = block.size() + against.size();
       }
     }
     shared_.done_bytes += done;
     if (shared_.options.progress) shared_.options.progress->done_bytes += done;
     const LogicalTensor& tensor = transfer.tensor(maps);
-    const std::uint64_t block_bytes = num_bytes(tensor.dtype, item.box.size).value_or(0);
+    const std::uint64_t block_bytes = num_bytes(tensor.dtype, item.at.box.size).value_or(0);
     if (shared_.ledger) note_block(item, block_bytes, done);
     if (shared_.options.lots) shared_.options.lots->did(block_bytes);
   }
@@ -106,7 +107,6 @@ class Mover {
   /// Has the file system copy a block whose values are not needed. \returns false if it cannot, or if that does not pay.
   bool move(const BlockQueue::Item& item, std::span<const Group> targets) {
     const Transfer& transfer = shared_.program.transfers[item.transfer];
-    const Box& box = item.box;
     const ProgramMaps& maps = shared_.maps;
     if (!transfer.target || !transfer.source || !transfer.more.empty() || shared_.visitor || transfer.against ||
         !transfer.source->checks.empty() || !shared_.digests.empty())
@@ -115,7 +115,7 @@ class Mover {
     if (tensor.filler || tensor.dtype != maps.target->logical[*transfer.target].dtype) return false;
     for (const Group& target : targets)
       if (!target.is_one_run()) return false;
-    const std::vector<Group> sources = groups_of(*maps.source, transfer.source->reads, tensor, box);
+    const std::vector<Group> sources = groups_of(*maps.source, transfer.source->reads, tensor, item.at);
     return sources.size() == 1 && sources.front().is_one_run() && copy_in_kernel(sources.front(), targets);
   }
 
@@ -127,7 +127,7 @@ class Mover {
     if (tensor.filler) return;
     const auto begin = std::chrono::steady_clock::now();
     hash_.update(block);
-    const UnitReport::Leaf leaf{target, first_elem(tensor.shape, item.box), hash_.finish()};
+    const UnitReport::Leaf leaf{target, first_elem(tensor.shape, item.at.box), hash_.finish()};
     shared_.digests[target].add(leaf.first_elem, leaf.digest);
     if (shared_.ledger) leaf_ = leaf;
     shared_.hashing_ns += static_cast<std::uint64_t>(
@@ -147,18 +147,18 @@ class Mover {
     });
   }
 
-  std::span<const std::byte> read(const Transfer& transfer, const Box& box,
+  std::span<const std::byte> read(const Transfer& transfer, const Block& at,
                                   std::optional<std::uint64_t> written_to_bytes) {
     const LogicalTensor& tensor = transfer.tensor(shared_.maps);
     if (!transfer.source) {
-      const auto room = buffers_.block.make_room(*num_bytes(tensor.dtype, box.size), {{}, written_to_bytes});
+      const auto room = buffers_.block.make_room(*num_bytes(tensor.dtype, at.box.size), {{}, written_to_bytes});
       fill_elements(tensor.dtype, room, *tensor.filler);
       return room;
     }
     const bool is_mean = !transfer.more.empty() && terms_differ(transfer);
-    const auto block = reader_.read(*shared_.maps.source, shared_.sources, *transfer.source, tensor, box,
-                                    buffers_.block, written_to_bytes);
-    return is_mean ? mean(transfer, box, block, written_to_bytes) : block;
+    const auto block = reader_.read(*shared_.maps.source, shared_.sources, *transfer.source, tensor, at, buffers_.block,
+                                    written_to_bytes);
+    return is_mean ? mean(transfer, at, block, written_to_bytes) : block;
   }
 
   /// Whether the tensors of a mean differ anywhere. If not, the mean is bit-identical to each of them: arithmetic could
@@ -180,40 +180,40 @@ class Mover {
 
   /// The block of each tensor of a mean.
   /// \param first  that of the first, where it is known.
-  std::vector<std::span<const std::byte>> read_terms(const Transfer& transfer, const Box& box,
+  std::vector<std::span<const std::byte>> read_terms(const Transfer& transfer, const Block& at,
                                                      std::optional<std::span<const std::byte>> first) {
     const TensorMap& source = *shared_.maps.source;
     const LogicalTensor& tensor = transfer.tensor(shared_.maps);
     if (!first)
-      first = reader_.read(source, shared_.sources, *transfer.source, tensor, box, buffers_.block, std::nullopt);
+      first = reader_.read(source, shared_.sources, *transfer.source, tensor, at, buffers_.block, std::nullopt);
     while (buffers_.terms.size() < transfer.more.size()) buffers_.terms.emplace_back();
     std::vector<std::span<const std::byte>> terms{*first};
     for (std::size_t i = 0; i < transfer.more.size(); ++i)
-      terms.push_back(reader_.read(source, shared_.sources, transfer.more[i], tensor, box, buffers_.terms[i]));
+      terms.push_back(reader_.read(source, shared_.sources, transfer.more[i], tensor, at, buffers_.terms[i]));
     return terms;
   }
 
   /// The mean of this tensor's block and others'.
-  std::span<const std::byte> mean(const Transfer& transfer, const Box& box, std::span<const std::byte> block,
+  std::span<const std::byte> mean(const Transfer& transfer, const Block& at, std::span<const std::byte> block,
                                   std::optional<std::uint64_t> written_to_bytes) {
-    const auto terms = read_terms(transfer, box, block);
+    const auto terms = read_terms(transfer, at, block);
     const auto result = buffers_.mean.make_room(block.size(), {{}, written_to_bytes});
     mean_elements(transfer.tensor(shared_.maps).dtype, terms, result);
     return result;
   }
 
   /// The block in the dtype that is written.
-  std::span<const std::byte> cast(const Transfer& transfer, const Box& box, std::span<const std::byte> block,
+  std::span<const std::byte> cast(const Transfer& transfer, const Block& at, std::span<const std::byte> block,
                                   std::optional<std::uint64_t> written_to_bytes) {
     const TensorMap& source = *shared_.maps.source;
     const LogicalTensor& tensor = transfer.tensor(shared_.maps);
     const DType to = shared_.maps.target->logical[*transfer.target].dtype;
     if (tensor.dtype == to) return block;
-    const auto result = buffers_.other.make_room(*num_bytes(to, box.size), {{}, written_to_bytes});
+    const auto result = buffers_.other.make_room(*num_bytes(to, at.box.size), {{}, written_to_bytes});
     const auto overflowed = cast_elements(tensor.dtype, block, to, result, shared_.options.overflow);
     if (overflowed)
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("its element {} does not fit {}", to_string(index_in(box, *overflowed)), name(to)))
+                  fmt::format("its element {} does not fit {}", to_string(at.index_of(*overflowed)), name(to)))
           .in(source.files[source.stored[transfer.source->reads.front().stored].file].path)
           .tensor(tensor.name)
           .hint("choose a wider dtype, or saturate out-of-range values (`overflow` saturate)");

@@ -9,16 +9,15 @@
 namespace reshard {
 namespace {
 
-/// The dim between whose rows a tensor is cut; none if it has no two rows.
-std::optional<std::size_t> row_dim(const Dims& shape) {
-  for (std::size_t d = 0; d < shape.size(); ++d)
-    if (shape[d] != 1) return d;
-  return std::nullopt;
-}
-
-std::uint64_t rows_of(const LogicalTensor& tensor) {
-  const auto dim = row_dim(tensor.shape);
-  return dim ? tensor.shape[*dim] : 1;
+/// All of a transfer's tensor.
+Part whole_part(const ProgramMaps& maps, const Program& program, std::size_t transfer) {
+  const Dims& shape = program.transfers[transfer].tensor(maps).shape;
+  const Dims order = program.transfers[transfer].order(maps);
+  for (std::uint32_t d = 0; d < shape.size(); ++d) {
+    const auto dim = static_cast<std::uint32_t>(order.empty() ? d : order[d]);
+    if (shape[dim] != 1) return {transfer, 0, shape[dim], 0, dim};
+  }
+  return {transfer, 0, 1, 0};
 }
 
 /// The costs of all transfers before each one, and of all of them.
@@ -34,16 +33,17 @@ std::vector<std::uint64_t> costs_before(const ProgramMaps& maps, const Program& 
   return before;
 }
 
-/// The last row before which at most `cost` of the tensor's `all` lies. Rows of a sub-byte dtype are cut every eight,
-/// which are whole bytes.
+/// The last row of `part`, all of the tensor, before which at most `cost` of the tensor's `all` lies. Rows of a sub-byte
+/// dtype are cut every eight, which are whole bytes.
 /// \param leaves  the dtype of the leaves that are not cut; nothing where they may be.
-std::uint64_t row_at(const LogicalTensor& tensor, std::uint64_t cost, std::uint64_t all, std::optional<DType> leaves) {
-  const std::uint64_t rows = rows_of(tensor);
+std::uint64_t row_at(const LogicalTensor& tensor, const Part& part, std::uint64_t cost, std::uint64_t all,
+                     std::optional<DType> leaves) {
+  const std::uint64_t rows = part.end_row;
   const std::uint64_t per_row = std::max<std::uint64_t>(1, all / std::max<std::uint64_t>(1, rows));
   std::uint64_t row = std::min(cost / per_row, rows);
   if (bits(tensor.dtype) % 8 != 0 && row < rows) row = row / 8 * 8;
-  if (const auto dim = row_dim(tensor.shape); leaves && dim && row < rows) {
-    const std::uint64_t between = BlockGrid(*leaves, tensor.shape, kLeafBytes).rows_between(*dim);
+  if (leaves && !tensor.shape.empty() && row < rows) {
+    const std::uint64_t between = BlockGrid(*leaves, tensor.shape, kLeafBytes).rows_between(part.dim);
     row = row / between * between;
   }
   return row;
@@ -96,10 +96,9 @@ std::optional<std::size_t> near_file_end(const std::vector<std::uint64_t>& befor
 
 Box Part::box(const LogicalTensor& tensor) const {
   Box box = whole(tensor.shape);
-  const auto dim = row_dim(tensor.shape);
-  if (!dim) return box;
-  box.begin[*dim] = begin_row;
-  box.size[*dim] = end_row - begin_row;
+  if (tensor.shape.empty()) return box;
+  box.begin[dim] = begin_row;
+  box.size[dim] = end_row - begin_row;
   return box;
 }
 
@@ -115,15 +114,14 @@ std::uint64_t bytes_of(const ProgramMaps& maps, const Program& program, const st
 std::vector<Part> whole_program(const ProgramMaps& maps, const Program& program) {
   std::vector<Part> parts;
   parts.reserve(program.transfers.size());
-  for (std::size_t t = 0; t < program.transfers.size(); ++t)
-    parts.push_back({t, 0, rows_of(program.transfers[t].tensor(maps)), 0});
+  for (std::size_t t = 0; t < program.transfers.size(); ++t) parts.push_back(whole_part(maps, program, t));
   return parts;
 }
 
 Units::Units(const ProgramMaps& maps, const Program& program, std::uint32_t count, bool whole_leaves, double snap)
     : whole_leaves_(whole_leaves) {
-  rows_.reserve(program.transfers.size());
-  for (const Transfer& transfer : program.transfers) rows_.push_back(rows_of(transfer.tensor(maps)));
+  whole_.reserve(program.transfers.size());
+  for (std::size_t t = 0; t < program.transfers.size(); ++t) whole_.push_back(whole_part(maps, program, t));
   const std::vector<std::uint64_t> before = costs_before(maps, program);
   const std::vector<char> ends = file_ends(maps, program);
   const auto most = static_cast<std::uint64_t>(static_cast<double>(before.back()) / count * snap);
@@ -132,15 +130,16 @@ Units::Units(const ProgramMaps& maps, const Program& program, std::uint32_t coun
     const std::uint64_t cost = before.back() / count * unit + before.back() % count * unit / count;
     if (const auto end = near_file_end(before, ends, cost, most)) return {*end, 0, before[*end], true};
     const auto after = std::upper_bound(before.begin(), before.end(), cost);
-    if (after == before.end()) return {rows_.size(), 0, before.back(), true};
+    if (after == before.end()) return {whole_.size(), 0, before.back(), true};
     const auto transfer = static_cast<std::size_t>(after - before.begin()) - 1;
     const LogicalTensor& tensor = program.transfers[transfer].tensor(maps);
     const LogicalTensor* result = program.transfers[transfer].result(maps);
     const std::uint64_t all = before[transfer + 1] - before[transfer];
-    const std::uint64_t row = row_at(tensor, cost - before[transfer], all,
+    const std::uint64_t row = row_at(tensor, whole_[transfer], cost - before[transfer], all,
                                      whole_leaves ? std::optional((result ? result : &tensor)->dtype) : std::nullopt);
-    if (row >= rows_[transfer]) return {transfer + 1, 0, before[transfer + 1], static_cast<bool>(ends[transfer + 1])};
-    return {transfer, row, before[transfer] + all / rows_[transfer] * row, row == 0 && ends[transfer]};
+    if (row >= whole_[transfer].end_row)
+      return {transfer + 1, 0, before[transfer + 1], static_cast<bool>(ends[transfer + 1])};
+    return {transfer, row, before[transfer] + all / whole_[transfer].end_row * row, row == 0 && ends[transfer]};
   };
   cuts_.reserve(count + std::size_t{1});
   cuts_.push_back({});
@@ -150,15 +149,16 @@ Units::Units(const ProgramMaps& maps, const Program& program, std::uint32_t coun
     const bool goes_on = cut.transfer != last.transfer ? cut.transfer > last.transfer : cut.row > last.row;
     cuts_.push_back(goes_on ? cut : last);
   }
-  cuts_.push_back({rows_.size(), 0, before.back(), true});
+  cuts_.push_back({whole_.size(), 0, before.back(), true});
 }
 
 void Units::add_parts(std::uint32_t unit, std::vector<Part>& parts) const {
   const Cut& begin = cuts_[unit];
   const Cut& end = cuts_[unit + 1];
-  for (std::size_t t = begin.transfer; t < rows_.size() && (t < end.transfer || (t == end.transfer && end.row > 0));
+  for (std::size_t t = begin.transfer; t < whole_.size() && (t < end.transfer || (t == end.transfer && end.row > 0));
        ++t)
-    parts.push_back({t, t == begin.transfer ? begin.row : 0, t == end.transfer ? end.row : rows_[t], unit});
+    parts.push_back(
+        {t, t == begin.transfer ? begin.row : 0, t == end.transfer ? end.row : whole_[t].end_row, unit, whole_[t].dim});
 }
 
 std::vector<std::size_t> Units::deal(const std::vector<std::uint32_t>& units, std::uint32_t count) const {

@@ -9,12 +9,13 @@
 
 namespace reshard {
 
-/// What of one transfer's tensor is in a unit: whole rows of its outermost dim that has more than one.
+/// What of one transfer's tensor is in a unit: whole rows of one dim.
 struct Part {
   std::size_t transfer = 0;
   std::uint64_t begin_row = 0;
   std::uint64_t end_row = 0;
   std::uint32_t unit = 0;
+  std::uint32_t dim = 0;  // the outermost in Transfer::order that has several rows
 
   /// \param tensor  that of the transfer.
   Box box(const LogicalTensor& tensor) const;
@@ -57,8 +58,8 @@ class Units {
     bool at_file_end = false;
   };
 
-  std::vector<std::uint64_t> rows_;  // of each transfer
-  std::vector<Cut> cuts_;            // before each unit, and after the last one
+  std::vector<Part> whole_;  // of each transfer
+  std::vector<Cut> cuts_;    // before each unit, and after the last one
   bool whole_leaves_;
 };
 

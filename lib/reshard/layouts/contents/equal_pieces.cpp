@@ -83,7 +83,7 @@ class PieceComparison {
     const StoredTensor& b = map_.stored[other.second.stored];
     if (!can_be_compared(a, b) || split >= a.shape.size()) return;
     const Dims strides = a.strides(), other_strides = b.strides();
-    const std::vector<std::size_t> order = dims_by_stride(strides);
+    const Dims order = dims_by_stride(strides);
     Dims sizes, inner, other_inner;
     for (const std::size_t dim : order) {
       const bool is_expanded = strides[dim] == 0 && other_strides[dim] == 0;  // one value along the dim, stored once

@@ -221,12 +221,11 @@ class NxdiLayout final : public InferenceLayout {
     const auto compiled = read_compiled_form(files, output_directory);
     if (!compiled) return;
     Kernels kernels;
-    for (const std::uint32_t index : plan.map.transposed) {
-      const StoredTensor& stored = plan.map.stored[plan.map.pieces[index].front().stored];
-      kernels.insert(kernel_of(stored.name.text(), stored.label));
-    }
     NxdiForm form;
-    for (const StoredTensor& stored : plan.map.stored) form.add(stored.name.text());
+    for (const StoredTensor& stored : plan.map.stored) {
+      if (!stored.is_c_order()) kernels.insert(kernel_of(stored.name.text(), stored.label));
+      form.add(stored.name.text());
+    }
     std::vector<std::string> needed;
     if (compiled->tp && *compiled->tp != plan.mesh.tp) needed.push_back(fmt::format("with `tp` {}", *compiled->tp));
     if (compiled->fuse_qkv != form.fuse_qkv) needed.push_back(with_or_without(compiled->fuse_qkv, kFuseQkv));

@@ -89,6 +89,9 @@ struct PartitionRule {
   std::uint32_t parts_per_slice = 0;
   bool transposed = false;  // the file has the originals' last two dims the other way round; all here is as in the file
 
+  /// Dims of the file as those of an original or of the view, and the other way round.
+  Dims turned(Dims dims) const;
+
   bool records_originals = false;  // files say how large the originals are, as stored sizes do not show it
 
   std::optional<std::uint32_t> expert_rank;  // the only expert-parallel rank that has it

@@ -92,7 +92,9 @@ void validate_whole_bytes(const TensorMap& map, const StoredTensor& tensor, cons
   if (bits(tensor.dtype) % 8 == 0) return;
   const LogicalTensor& logical = map.logical[tile.logical];
   const Piece& piece = map.pieces[tile.logical][tile.piece];
-  if (make_runs(tensor.dtype, piece.box.size, logical.shape, piece.box.begin, tensor.shape, piece.stored_begin)) return;
+  if (make_strided_runs(tensor.dtype, piece.box.size, c_strides(logical.shape), piece.box.begin, tensor.strides(),
+                        piece.stored_begin))
+    return;
   throw Error(ErrorKind::kUsage,
               fmt::format("the box {} of {} splits a packed byte: elements of {} have {} bits", to_string(piece.box),
                           to_string(logical.shape), name(tensor.dtype), bits(tensor.dtype)))
@@ -223,10 +225,11 @@ void TensorMap::add_whole(std::uint32_t stored_index, const std::string& logical
 void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule, std::uint32_t rank) {
   const StoredTensor& tensor = stored[stored_index];
   const auto& path = files[tensor.file].path;
-  const auto shapes = logical_shapes(rule, rank, tensor.shape);
+  const Dims in_file = rule.turned(tensor.shape);
+  const auto shapes = logical_shapes(rule, rank, in_file);
   if (!shapes)
     throw Error(ErrorKind::kBadInput, fmt::format("its shape {} does not fit its partition along dim {}{}",
-                                                  to_string(tensor.shape), rule.dim, expected_size(rule, rank)))
+                                                  to_string(in_file), rule.dim, expected_size(rule, rank)))
         .in(path)
         .tensor(tensor.name)
         .hint("the last ranks are missing, or the metadata or config.json belongs to other shards");
@@ -234,7 +237,7 @@ void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule
   indices.reserve(rule.parts.size());
   for (std::size_t i = 0; i < rule.parts.size(); ++i) {
     const std::string& part = rule.parts[i].logical_name;
-    const Dims& shape = (*shapes)[i];
+    const Dims shape = rule.turned((*shapes)[i]);
     if (!num_bytes(tensor.dtype, shape))
       throw Error(ErrorKind::kBadInput,
                   fmt::format("{} would have the shape {}, whose bytes overflow 64 bits", part, to_string(shape)))
@@ -249,11 +252,13 @@ void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule
                            std::span<const std::uint32_t> indices, const std::vector<Dims>& shapes) {
   if (rule.constant) add_constant(stored_index, *rule.constant, rank);
   for (PartPiece& piece : pieces_of(rule, rank, shapes)) {
+    Box box{rule.turned(std::move(piece.box.begin)), rule.turned(std::move(piece.box.size))};
+    Dims stored_begin = rule.turned(std::move(piece.stored_begin));
     if (piece.is_padding)
-      add_filler(stored_index, {piece.stored_begin, piece.box.size},
+      add_filler(stored_index, {std::move(stored_begin), std::move(box.size)},
                  rule.parts[piece.part].lowest ? lowest_bits(stored[stored_index].dtype) : 0);
     else
-      pieces[indices[piece.part]].push_back({stored_index, std::move(piece.box), std::move(piece.stored_begin)});
+      pieces[indices[piece.part]].push_back({stored_index, std::move(box), std::move(stored_begin)});
   }
 }
 
@@ -364,8 +369,6 @@ void TensorMap::append(TensorMap other, const std::string& logical_prefix) {
     tensor.file += first_file;
     stored.push_back(std::move(tensor));
   }
-  for (const std::uint32_t index : other.transposed)
-    if (const auto own = find_logical(logical_prefix + other.logical[index].name)) transposed.push_back(*own);
   for (std::size_t l = 0; l < other.logical.size(); ++l) {
     LogicalTensor& tensor = other.logical[l];
     tensor.name = logical_prefix + tensor.name;
@@ -376,32 +379,6 @@ void TensorMap::append(TensorMap other, const std::string& logical_prefix) {
     }
   }
   for (TextFile& file : other.text_files) text_files.push_back(std::move(file));
-}
-
-void TensorMap::transpose(std::span<const std::uint32_t> indices) {
-  const auto swap_last = [](Dims& dims) { std::swap(dims[dims.size() - 2], dims[dims.size() - 1]); };
-  std::vector<bool> turned_logical(logical.size()), turned_stored(stored.size());
-  for (const std::uint32_t index : indices) {
-    turned_logical[index] = true;
-    for (const Piece& piece : pieces[index]) turned_stored[piece.stored] = true;
-  }
-  for (std::uint32_t l = 0; l < logical.size(); ++l) {
-    const auto is_turned = [&](const Piece& piece) { return turned_stored[piece.stored]; };
-    const bool has_part = std::any_of(pieces[l].begin(), pieces[l].end(), is_turned);
-    if (!has_part && !turned_logical[l]) continue;
-    if (!std::all_of(pieces[l].begin(), pieces[l].end(), is_turned) || (!logical[l].filler && !turned_logical[l]))
-      throw Error(ErrorKind::kInternal, "shares a stored tensor with one that is transposed").tensor(logical[l].name);
-    swap_last(logical[l].shape);
-    for (Piece& piece : pieces[l]) {
-      swap_last(piece.box.begin);
-      swap_last(piece.box.size);
-      swap_last(piece.stored_begin);
-    }
-  }
-  for (std::uint32_t s = 0; s < stored.size(); ++s) {
-    if (!turned_stored[s]) continue;
-    stored[s].set_view(stored[s].view().transposed());
-  }
 }
 
 void TensorMap::rename_logical(const std::vector<std::string>& names) {

@@ -154,7 +154,6 @@ class TensorMap {
   std::vector<StoredTensor> stored;
   std::vector<LogicalTensor> logical;
   std::vector<std::vector<Piece>> pieces;
-  std::vector<std::uint32_t> transposed;  // of a target: logical tensors with the last two dims swapped
   /// Of a target: states of the source that have to be the same as another one, which stands for both here.
   std::vector<std::pair<std::string, std::string>> same;
   /// Of a target: objects that are made, and not of its tensors, by the name that a reader gives them; what is saved.
@@ -192,10 +191,11 @@ class TensorMap {
   /// Adds the one piece of a stored tensor that is all of an original.
   /// \throws Error kBadInput as add_logical does.
   void add_whole(std::uint32_t stored, const std::string& logical_name);
-  /// Adds the pieces that stored tensor `stored` is made of on `rank`.
+  /// Adds the pieces that stored tensor `stored` is made of on `rank`. A transposed one is seen as its originals are.
   /// \throws Error kBadInput if its shape does not fit.
   void add_pieces(std::uint32_t stored, const PartitionRule& rule, std::uint32_t rank);
-  /// The same where the rule is known to fit, and which originals its parts are of: `logical[i]` of shape `shapes[i]`.
+  /// The same where the rule is known to fit, and which originals its parts are of: `logical[i]`, of shape `shapes[i]` as
+  /// the file turns it.
   void add_pieces(std::uint32_t stored, const PartitionRule& rule, std::uint32_t rank,
                   std::span<const std::uint32_t> logical, const std::vector<Dims>& shapes);
 
@@ -221,10 +221,6 @@ class TensorMap {
   /// Adds all of another checkpoint, its logical tensors under names that begin with `logical_prefix`.
   /// \throws Error kBadInput as add_logical does.
   void append(TensorMap other, const std::string& logical_prefix);
-
-  /// Transposes the last two dims of logical tensors, of the stored tensors that hold them, and of the padding in
-  /// these. Every other logical tensor in such a stored tensor must be among `indices`, as all linears of a fused one.
-  void transpose(std::span<const std::uint32_t> indices);
 
   /// Gives the logical tensors new names, one each, all different.
   void rename_logical(const std::vector<std::string>& names);

@@ -46,7 +46,6 @@ std::vector<NamedRule> named_rules(const std::vector<PartitionRule>& rules, cons
 /// The originals of which the ranks together have more than they are: replicated heads, and padding.
 OriginalShapes enlarged_originals(const std::vector<PartitionRule>& rules, const TensorMap& map) {
   OriginalShapes found;
-  const std::set<std::uint32_t> transposed(map.transposed.begin(), map.transposed.end());
   for (const PartitionRule& rule : rules)
     for (const PartitionRule::Part& part : rule.parts) {
       if (!rule.records_originals || !part.placement) continue;
@@ -54,9 +53,7 @@ OriginalShapes enlarged_originals(const std::vector<PartitionRule>& rules, const
       for (const std::vector<std::uint32_t>& taken : part.placement->taken) chunks += taken.size();
       const auto logical = chunks == part.placement->units ? std::nullopt : map.find_logical(part.logical_name);
       if (!logical) continue;
-      Dims shape = map.logical[*logical].shape;
-      if (transposed.count(*logical)) std::swap(shape[shape.size() - 2], shape[shape.size() - 1]);
-      found.emplace(part.logical_name, std::move(shape));
+      found.emplace(part.logical_name, map.logical[*logical].shape);
     }
   return found;
 }
@@ -69,21 +66,10 @@ std::set<std::string> transposed_names(const std::vector<PartitionRule>& rules) 
   return names;
 }
 
-/// The originals that are stored with their last two dims the other way round.
-std::vector<std::uint32_t> transposed_logical(const std::vector<PartitionRule>& rules, const TensorMap& map) {
-  std::vector<std::uint32_t> found;
-  for (const PartitionRule& rule : rules) {
-    if (!rule.transposed) continue;
-    for (const PartitionRule::Part& part : rule.parts)
-      if (const auto logical = map.find_logical(part.logical_name)) found.push_back(*logical);
-  }
-  return found;
-}
-
 /// The originals of a rule's parts in the map.
 struct Originals {
   std::vector<std::uint32_t> logical;
-  std::vector<Dims> shapes;
+  std::vector<Dims> shapes;  // as the file turns them
 };
 
 Originals originals_of(const TensorMap& map, const PartitionRule& rule) {
@@ -93,7 +79,7 @@ Originals originals_of(const TensorMap& map, const PartitionRule& rule) {
     if (!logical)
       throw Error(ErrorKind::kInternal, "the plan asks for a tensor that was not validated").tensor(part.logical_name);
     originals.logical.push_back(*logical);
-    originals.shapes.push_back(map.logical[*logical].shape);
+    originals.shapes.push_back(rule.turned(map.logical[*logical].shape));
   }
   return originals;
 }
@@ -130,6 +116,7 @@ StoredTensor stored_from(const TensorMap& map, const NamedRule& named, std::uint
     stored.shape = std::move(stack);
     stored.set_view(View::of(*shape));
   }
+  if (rule.transposed) stored.set_view(stored.view().transposed());
   return stored;
 }
 
@@ -292,8 +279,6 @@ TensorMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint3
   TensorMap map;
   map.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
-  map.transposed = transposed_logical(rules, map);
-  map.transpose(map.transposed);
   add_stage(map, rules, {}, {tp, 1, 1, 1}, 0, target);
   return map;
 }
@@ -343,6 +328,7 @@ void add_source_rank(TensorMap& map, const Container& file, RankId rank, const S
       const std::uint32_t index = map.add_stored(tensor, first_file, rule.label);
       view_slices(map, index, slices_on(rule, number));
       StoredTensor& stored = map.stored[index];
+      if (rule.transposed && stored.shape.size() > 1) stored.set_view(stored.view().transposed());
       stored.tied = rule.tied || !found->second.tied_to.empty();
       if (stored.tied) stored.label = PartitionLabel::kTied;
       stored.replicated = rule.is_replicated() && !stored.tied;
@@ -444,7 +430,6 @@ TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vec
     for (const ShardedCheckpoint::Copy& copy : checkpoint.copies)
       if (copy.rank.pp_rank == pp_rank) add_source_rank(map, copy.file, copy.rank, checkpoint, by_name);
   }
-  map.transpose(transposed_logical(checkpoint.rules, map));
   if (checkpoint.record) validate_originals(checkpoint, enlarged_originals(checkpoint.rules, map));
   return map;
 }

@@ -102,13 +102,13 @@ void add(Hasher& hasher, const StoredTensor& tensor) {
   hasher.dims(tensor.shape);
   hasher.number(tensor.file);
   hasher.number(tensor.offset_bytes);
+  hasher.number(tensor.size_bytes());
   hasher.choice(tensor.label);
   hasher.number(tensor.replicated);
   hasher.number(tensor.tied);
   hasher.number(tensor.expert_parallel);
   hasher.number(tensor.is_object);
-  hasher.dims(tensor.file_shape());
-  hasher.dims(tensor.strides());
+  hasher.number(tensor.in_file ? 1 : 0);
 }
 
 void add(Hasher& hasher, const LogicalTensor& tensor) {
@@ -155,6 +155,13 @@ void add_tensors(Hasher& hasher, const TensorMap& map) {
   add(hasher, map.stored);
   add(hasher, map.logical);
   add(hasher, map.pieces);
+  std::vector<const StoredTensor::InFile*> others;
+  for (const StoredTensor& tensor : map.stored)
+    if (tensor.in_file) others.push_back(tensor.in_file.get());
+  hasher.list(others, [&](const StoredTensor::InFile* in_file) {
+    hasher.dims(in_file->shape);
+    hasher.dims(in_file->strides);
+  });
 }
 
 void add(Hasher& hasher, const Reading& reading) {

@@ -309,6 +309,13 @@ std::span<const Piece> Transfer::writes(const ProgramMaps& maps) const {
   return regrouped_writes.empty() ? std::span(maps.target->pieces[*target]) : std::span(regrouped_writes);
 }
 
+Dims Transfer::order(const ProgramMaps& maps) const {
+  const auto pieces = writes(maps);
+  if (pieces.empty()) return {};
+  const StoredTensor& stored = maps.target->stored[pieces.front().stored];
+  return stored.is_c_order() ? Dims() : dims_by_stride(stored.strides());
+}
+
 std::uint64_t Transfer::moved_bytes(const ProgramMaps& maps) const {
   Program counted;
   if (against) count(counted, *against, result(maps)->dtype);

@@ -190,10 +190,6 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   if (model != nullptr)  // the last note of a plan names the programs that load the files
     for (std::string& note : idle_option_notes(request, *model, plan)) job.notes.push_back(std::move(note));
   job.notes.insert(job.notes.end(), plan.notes.begin(), plan.notes.end());
-  std::vector<std::uint32_t> transposed;  // which the source is read in another order for
-  for (const std::uint32_t index : plan.map.transposed)
-    if (const auto source = job.source.find_logical(plan.map.logical[index].name)) transposed.push_back(*source);
-  job.source.transpose(transposed);
   std::map<DType, std::size_t> narrow;  // copies, which are master weights
   for (const TargetPlan::Copy& copy : plan.copies) {
     const std::uint32_t source = job.source.find_logical(copy.of).value();

@@ -38,11 +38,25 @@ View View::transposed() const {
   return view;
 }
 
-std::vector<std::size_t> dims_by_stride(const Dims& strides) {
-  std::vector<std::size_t> order(strides.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
+Dims dims_by_stride(const Dims& strides) {
+  Dims order(strides.size());
+  std::iota(order.begin(), order.end(), std::uint64_t{0});
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return strides[a] > strides[b]; });
   return order;
+}
+
+Dims in_order(Dims dims, const Dims& order) {
+  if (order.empty()) return dims;
+  Dims ordered(dims.size());
+  for (std::size_t d = 0; d < order.size(); ++d) ordered[d] = dims[order[d]];
+  return ordered;
+}
+
+Dims out_of_order(Dims ordered, const Dims& order) {
+  if (order.empty()) return ordered;
+  Dims dims(ordered.size());
+  for (std::size_t d = 0; d < order.size(); ++d) dims[order[d]] = ordered[d];
+  return dims;
 }
 
 }  // namespace reshard

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "reshard/tensor/values/shape.h"
 
@@ -33,6 +32,11 @@ struct View {
 
 /// Dims from the largest stride to the smallest: the order in which a view's elements lie. Of equal strides the first dim
 /// comes first.
-std::vector<std::size_t> dims_by_stride(const Dims& strides);
+Dims dims_by_stride(const Dims& strides);
+
+/// The numbers of dims `order`, one after the other; all, as they are, for an empty order.
+Dims in_order(Dims dims, const Dims& order);
+/// What in_order was made of.
+Dims out_of_order(Dims ordered, const Dims& order);
 
 }  // namespace reshard
