@@ -39,7 +39,7 @@ class ConfigValues {
       return action();
     } catch (Error& error) {
       if (error.path().empty()) error.in(config_.path);
-      throw;
+      throw hinted(std::move(error));
     }
   }
 
@@ -61,7 +61,13 @@ class ConfigValues {
   bool flag(const char* key) const { return holds(Expression::parse(key)); }
 
   [[noreturn]] void fail(const std::string& message) const {
-    throw Error(ErrorKind::kBadInput, message).in(config_.path);
+    throw hinted(Error(ErrorKind::kBadInput, message).in(config_.path));
+  }
+  /// A built-in family fits every config.json of its models; one that somebody wrote may be wrong itself.
+  Error hinted(Error error) const {
+    if (error.hint().empty() && family_.file.empty() && !config_.path.empty())
+      error.hint("take the config.json that came with the weights");
+    return error;
   }
 
   /// What `action` computes of the value that a description has under `key`, for `module` (empty: for all). Where
