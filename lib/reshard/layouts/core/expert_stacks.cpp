@@ -231,7 +231,7 @@ void align_experts(Checkpoint& a, Checkpoint& b) {
 std::vector<WholeEntry> entries_of(std::span<const LogicalTensor> logical) {
   std::vector<WholeEntry> entries;
   entries.reserve(logical.size());
-  for (std::uint32_t l = 0; l < logical.size(); ++l) entries.push_back({logical[l].name, {l}});
+  for (std::uint32_t l = 0; l < logical.size(); ++l) entries.push_back({logical[l].name, {l}, logical[l].shape});
   return entries;
 }
 
@@ -243,8 +243,12 @@ std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical
     return std::move(error.hint("leave out `experts`"));
   };
   std::vector<WholeEntry> entries;
-  std::unordered_map<std::string, std::size_t> stacks;          // indices of entries
-  std::vector<std::map<std::uint64_t, std::uint32_t>> members;  // of entries: logical tensors by expert and part
+  std::unordered_map<std::string, std::size_t> stacks;  // indices of entries
+  struct Members {
+    std::map<std::uint64_t, std::uint32_t> logical;  // by expert and part
+    std::uint64_t parts = 0;                         // of each expert
+  };
+  std::vector<Members> members;  // of entries
   std::unordered_set<std::string> names;
   std::string left;  // a tensor of an expert that has no place in them
   for (std::uint32_t l = 0; l < logical.size(); ++l) {
@@ -252,15 +256,15 @@ std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical
     const auto place = packed.place_of(name);
     if (place && place->expert < logical.size()) {
       const auto [at, is_new] = stacks.emplace(place->stack.name, entries.size());
-      if (is_new) entries.push_back({place->stack.name, {}});
+      if (is_new) entries.push_back({place->stack.name, {}, {}});
       members.resize(entries.size());
-      members[at->second].emplace(place->expert * place->stack.parts.size() + place->part, l);
-      entries[at->second].slices = static_cast<std::uint32_t>(place->stack.parts.size());  // for now
+      members[at->second].parts = place->stack.parts.size();
+      members[at->second].logical.emplace(place->expert * place->stack.parts.size() + place->part, l);
       if (is_new && !names.insert(place->stack.name).second) throw refuse("two tensors would have this name", name);
       continue;
     }
     if (left.empty() && PackedExperts::is_of_expert(name)) left = name;
-    entries.push_back({packed.packed_name(name), {l}});
+    entries.push_back({packed.packed_name(name), {l}, logical[l].shape});
     if (!names.insert(entries.back().name).second) throw refuse("two tensors would have this name", name);
   }
   if (stacks.empty() && std::any_of(model.parameters.begin(), model.parameters.end(), is_own_stack))
@@ -272,16 +276,17 @@ std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical
   members.resize(entries.size());
   for (std::size_t e = 0; e < entries.size(); ++e) {
     WholeEntry& entry = entries[e];
-    if (members[e].empty()) continue;
-    for (const auto& [place, l] : members[e]) {
-      const LogicalTensor& first = logical[members[e].begin()->second];
+    const auto& [of_entry, parts] = members[e];
+    if (of_entry.empty()) continue;
+    const LogicalTensor& first = logical[of_entry.begin()->second];
+    for (const auto& [place, l] : of_entry) {
       if (place != entry.logical.size() || logical[l].dtype != first.dtype || logical[l].shape != first.shape ||
           first.shape.size() != 2)
         throw refuse("an expert is missing, or differs in dtype or shape", entry.name);
       entry.logical.push_back(l);
     }
-    if (entry.logical.size() % entry.slices != 0) throw refuse("an expert lacks a matrix", entry.name);
-    entry.slices = static_cast<std::uint32_t>(entry.logical.size()) / entry.slices;
+    if (entry.logical.size() % parts != 0) throw refuse("an expert lacks a matrix", entry.name);
+    entry.shape = {entry.logical.size() / parts, parts * first.shape[0], first.shape[1]};
   }
   return entries;
 }

@@ -31,7 +31,7 @@ void align_experts(Checkpoint& a, Checkpoint& b);
 struct WholeEntry {
   std::string name;
   std::vector<std::uint32_t> logical;  // one, or matrices of one shape, one under the other
-  std::uint32_t slices = 0;            // as StoredTensor::slices
+  Dims shape;                          // in the file: that of the one, or a dim for the experts in front
 };
 
 /// One for each of `logical`, under its own name.

@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "reshard/layouts/map/region.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "reshard/layouts/names/written_names.h"
 
@@ -16,9 +18,8 @@ struct DcpEntry {
   std::string name;
   DType dtype;
   Dims shape;
-  std::vector<std::uint32_t> logical;  // indices into TensorMap::logical; several where `stacked`
-  bool stacked = false;
-  std::uint64_t interleaved_rows = 0;  // of each head, where they come in pairs (Family::OtherName); else 0
+  std::vector<std::uint32_t> logical;  // indices into TensorMap::logical; several of a stack
+  Packing packing;                     // of these
   std::optional<std::size_t> tp_dim;   // that tensor-parallel ranks split
   bool is_object = false;              // TensorRole::kObject
 };
@@ -36,13 +37,14 @@ void add_expert(DcpEntry& stack, const LogicalTensor& tensor, std::uint32_t inde
 /// \throws Error kBadInput if experts of it are missing.
 void validate_all_experts(const DcpEntry& stack);
 
-/// What a file stores of `box` of an entry.
-StoredTensor stored_part(const DcpEntry& entry, const Box& box);
+/// What a file stores of `box` of an entry, and what logical tensors have of that: the pieces are not numbered.
+struct DcpPart {
+  StoredTensor stored;
+  std::vector<std::pair<std::uint32_t, Piece>> pieces;
+};
+DcpPart part_of(const DcpEntry& entry, const Box& box);
 
 /// Makes room for so many parts, where each is one piece.
 void reserve_pieces(TensorMap& map, const DcpEntry& entry, std::size_t parts);
-
-/// Adds what logical tensors have in that, which is stored as `stored`.
-void add_part_pieces(TensorMap& map, const DcpEntry& entry, const Box& box, std::uint32_t stored);
 
 }  // namespace reshard

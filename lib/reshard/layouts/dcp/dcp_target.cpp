@@ -81,7 +81,7 @@ class Cutter {
     }
     validate_read_back(of_model);
     for (std::uint32_t e = 0; e < entries_.size(); ++e) {
-      if (entries_[e].stacked) validate_all_experts(entries_[e]);
+      if (entries_[e].packing.is_stack) validate_all_experts(entries_[e]);
       metadata_.tensors.push_back({entries_[e].name, {}, entries_[e].dtype, entries_[e].shape, {}});
       const std::size_t before = chunks_.size();
       add_chunks(e);
@@ -112,7 +112,7 @@ class Cutter {
     const auto t = static_cast<std::uint32_t>(map_.logical.size());
     const bool is_new_tensor = map_.add_logical(tensor, {}) == t;
     const auto [known, is_new] = entry_of_.emplace(place.entry, static_cast<std::uint32_t>(entries_.size()));
-    const bool is_of_stack = !is_new && place.stacked > 0 && entries_[known->second].stacked;
+    const bool is_of_stack = !is_new && place.stacked > 0 && entries_[known->second].packing.is_stack;
     if (!is_new_tensor || (!is_new && !is_of_stack))
       throw Error(ErrorKind::kUsage,
                   "the model and the rest of the training run would both have an entry " + printable(place.entry))
@@ -302,7 +302,7 @@ class Cutter {
     const auto first = std::find_if(entry.logical.begin(), entry.logical.end(),
                                     [&](std::uint32_t index) { return index < map_.logical.size(); });
     std::string name = read;
-    if (const std::size_t star = name.find('*'); entry.stacked && star != name.npos)
+    if (const std::size_t star = name.find('*'); entry.packing.is_stack && star != name.npos)
       name.replace(star, 1, std::to_string(first - entry.logical.begin()));
     const std::string& expected = map_.logical[*first].name;
     if (name == expected) return;
@@ -376,8 +376,14 @@ class Cutter {
     std::vector<TensorEntry> items;
     items.reserve(chunks.size());
     container.tensors.reserve(chunks.size());
+    std::vector<std::pair<std::uint32_t, Piece>> pieces;  // with the number of the chunk for that of the stored tensor
     for (const RankChunk& chunk : chunks) {
-      const StoredTensor& tensor = container.tensors.emplace_back(stored_part(entries_[chunk.entry], chunk.box));
+      DcpPart part = part_of(entries_[chunk.entry], chunk.box);
+      for (auto& [logical, piece] : part.pieces) {
+        piece.stored = static_cast<std::uint32_t>(container.tensors.size());
+        pieces.emplace_back(logical, std::move(piece));
+      }
+      const StoredTensor& tensor = container.tensors.emplace_back(std::move(part.stored));
       items.push_back({tensor.name, tensor.dtype, tensor.file_shape()});
       items.back().is_object = tensor.is_object;
     }
@@ -386,9 +392,12 @@ class Cutter {
     metadata_.files.push_back(container.path.string());
     add_group_places(std::span(places).subspan(chunks.size()), file_index);
     const std::vector<std::uint32_t> stored = add_target_container(map_, std::move(container));
+    for (auto& [logical, piece] : pieces) {
+      piece.stored = stored[piece.stored];
+      map_.pieces[logical].push_back(std::move(piece));
+    }
     for (std::size_t i = 0; i < stored.size(); ++i) {
       RankChunk& chunk = chunks[i];
-      add_part_pieces(map_, entries_[chunk.entry], chunk.box, stored[i]);
       DcpPlace place = places[i];
       place.file = file_index;
       metadata_.tensors[chunk.entry].chunks.push_back({std::move(chunk.box), place});

@@ -222,12 +222,8 @@ TensorMap hf_target_map(std::span<const LogicalTensor> logical, const std::vecto
   std::uint64_t open_bytes = 0;
   for (const WholeEntry& entry : entries) {
     const LogicalTensor& first = logical[entry.logical.front()];
-    StoredTensor stored{entry.name, first.dtype, first.shape};
-    if (entry.slices > 0) {
-      const std::uint64_t rows = first.shape[0] * entry.logical.size();
-      stored.shape = {entry.slices, rows / entry.slices, first.shape[1]};
-      stored.set_view(View::of({rows, first.shape[1]}));
-    }
+    StoredTensor stored{entry.name, first.dtype, entry.shape};
+    if (entry.shape.size() > first.shape.size()) stored.set_view(stored.view().merged(0).value());
     const std::uint64_t bytes = num_bytes(stored.dtype, stored.shape).value_or(0);
     if (bytes > max_file_bytes) {
       files.push_back({std::move(stored)});

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/map/region.h"
 #include "reshard/specs/model/model.h"
 
 namespace reshard {
@@ -62,51 +64,18 @@ ChunkedTensor expert_of(const ChunkedTensor& stack, std::uint64_t number, Dims s
   return one;
 }
 
-/// An expert of a stack: the elements of dim 0 at its number.
-void add_experts(const ChunkedTensor& stack, std::vector<ChunkedTensor>& tensors) {
-  const std::size_t first = tensors.size();
-  const auto without_first = [](const Dims& dims) {
-    Dims rest;
-    for (std::size_t d = 1; d < dims.size(); ++d) rest.push_back(dims[d]);
-    return rest;
-  };
-  for (std::uint64_t expert = 0; expert < stack.shape[0]; ++expert)
-    tensors.push_back(expert_of(stack, expert, without_first(stack.shape)));
-  const std::uint64_t elem_bytes = bits(stack.dtype) / 8;
-  for (const ChunkedTensor::Chunk& chunk : stack.chunks) {
-    const std::uint64_t step = chunk.strides.empty() ? c_strides(chunk.box.size)[0] : chunk.strides[0];
-    for (std::uint64_t i = 0; i < chunk.box.size[0]; ++i)
-      tensors[first + chunk.box.begin[0] + i].chunks.push_back(
-          {{without_first(chunk.box.begin), without_first(chunk.box.size)},
-           chunk.file,
-           chunk.offset_bytes + i * step * elem_bytes,
-           without_first(chunk.strides)});
-  }
-}
-
-/// Row 2i + j of each head becomes row j * D / 2 + i: every other row of a chunk lies one after the other.
-ChunkedTensor deinterleaved(const ChunkedTensor& tensor, std::uint64_t head_dim) {
-  ChunkedTensor made = tensor;
-  made.chunks.clear();
-  const std::uint64_t elem_bytes = bits(tensor.dtype) / 8;
-  for (const ChunkedTensor::Chunk& chunk : tensor.chunks) {
+/// Adds to tensors what the chunks of an array have of them.
+/// \param tensors  by number.
+void add_chunks(const ChunkedTensor& array, const Packing& packing, std::span<ChunkedTensor> tensors) {
+  for (const ChunkedTensor::Chunk& chunk : array.chunks) {
     const Dims strides = chunk.strides.empty() ? c_strides(chunk.box.size) : chunk.strides;
-    const std::uint64_t begin = chunk.box.begin[0], end = begin + chunk.box.size[0];
-    for (std::uint64_t head = begin / head_dim * head_dim; head < end; head += head_dim)
-      for (std::uint64_t half = 0; half < 2; ++half) {
-        const std::uint64_t from = std::max(begin, head), to = std::min(end, head + head_dim);
-        const std::uint64_t first = from + (from - head + half) % 2;  // with the head's first row of this half
-        if (first >= to) continue;
-        ChunkedTensor::Chunk part = chunk;
-        part.box.begin[0] = head + half * (head_dim / 2) + (first - head) / 2;
-        part.box.size[0] = (to - first + 1) / 2;
-        part.offset_bytes += (first - begin) * strides[0] * elem_bytes;
-        part.strides = strides;
-        part.strides[0] *= 2;
-        made.chunks.push_back(std::move(part));
-      }
+    for (Region& region : packing.regions_in(array.shape, chunk.box)) {
+      PlacedView placed = view_of(region, strides);
+      tensors[region.tensor].chunks.push_back({std::move(region.box), chunk.file,
+                                               chunk.offset_bytes + placed.offset * bits(array.dtype) / 8,
+                                               std::move(placed.view.strides)});
+    }
   }
-  return made;
 }
 
 }  // namespace
@@ -147,7 +116,12 @@ std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const s
                                                     tensor.shape[0], tensor.chunks.size(), kMaxExpertChunks));
       chunks_left -= chunk.box.size[0];
     }
-    add_experts(tensor, made);
+    const std::size_t first = made.size();
+    Dims of_each;
+    for (std::size_t d = 1; d < tensor.shape.size(); ++d) of_each.push_back(tensor.shape[d]);
+    for (std::uint64_t expert = 0; expert < tensor.shape[0]; ++expert)
+      made.push_back(expert_of(tensor, expert, of_each));
+    add_chunks(tensor, {.is_stack = true}, std::span(made).subspan(first));
   }
   return made;
 }
@@ -183,7 +157,10 @@ void deinterleave(std::vector<ChunkedTensor>& tensors, std::uint64_t head_dim, c
       refuse(ErrorKind::kBadInput,
              fmt::format("its shape {} is not one of whole heads of {} rows, which config.json has",
                          to_string(tensor.shape), head_dim));
-    tensor = deinterleaved(tensor, head_dim);
+    ChunkedTensor in_order = tensor;
+    in_order.chunks.clear();
+    add_chunks(tensor, {.head_dim = head_dim}, {&in_order, 1});
+    tensor = std::move(in_order);
   }
 }
 
