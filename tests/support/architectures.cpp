@@ -75,11 +75,12 @@ TensorMap back_from_shards(const TempDir& temp, const TensorMap& tensors, const 
   write_safetensors(temp / "model/model.safetensors", tensors);
   fs::remove_all(temp / "out");
   REQUIRE(shard_to(temp / "model", temp / "out", {layout_name.c_str(), 2, layout_name == "presharded" ? 1u : 2u}));
-  const bool are_experts_apart = std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) {
-    return tensor.first.find(".experts.0.") != std::string::npos;
-  });
-  RequestFields fields;
-  if (are_experts_apart) fields.options = {"experts=separate"};  // else they are packed as Transformers 5 saves them
+  const auto has = [&](const char* part) {
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [&](const auto& tensor) { return tensor.first.find(part) != std::string::npos; });
+  };
+  RequestFields fields;  // experts that are apart are packed as Transformers 5 saves them, unless that is not wanted
+  if (has(".experts.0.") && !has(".experts.down_proj")) fields.options = {"experts=separate"};
   return consolidated(temp / "out", temp / "whole", fields);
 }
 

@@ -37,6 +37,13 @@ void collect(const Region& region, const PlacedView& placed, std::map<std::uint6
   }
 }
 
+/// What the array has at `index`, by the regions of all of it.
+Element held_at(const std::vector<Region>& regions, const Dims& shape, const Dims& index) {
+  std::map<std::uint64_t, Element> found;
+  for (const Region& region : regions) collect(region, view_of(region, c_strides(shape)), found);
+  return found.at(reshard::View::of(shape).offset(index));
+}
+
 TEST_CASE("Any box of an array that holds tensors is cut into regions, and these are boxes of one view") {
   for (const std::uint64_t seed : seeds(400)) {
     CAPTURE(seed);
@@ -75,6 +82,41 @@ TEST_CASE("Any box of an array that holds tensors is cut into regions, and these
     }
     CHECK(boxed == expected);
   }
+}
+
+TEST_CASE("Layers one behind the other, with query, key and value heads by group, are regions too") {
+  // Megatron's linear_qkv of two layers: three groups of two query heads, a key and a value head, of two rows each.
+  const std::uint64_t layers = 2, groups = 3, queries = 2, head_dim = 2, columns = 3;
+  const std::uint64_t rows = (queries + 2) * head_dim;  // of a group
+  const Dims shape{layers, groups * rows, columns};
+  std::vector<Region> all;
+  for (std::uint32_t layer = 0; layer < layers; ++layer)
+    for (std::uint64_t group = 0; group < groups; ++group) {
+      std::uint64_t row = group * rows;
+      for (const std::uint32_t linear : {0, 1, 2}) {
+        const std::uint64_t size = (linear == 0 ? queries : 1) * head_dim;
+        all.push_back({3 * layer + linear, {{group * size, 0}, {size, columns}}, {layer, row, 0}, {1, 2}, {1, 1}});
+        row += size;
+      }
+    }
+  // What a tensor-parallel rank has of it may begin and end inside a group.
+  for (const Box& box : {Box{{0, 0, 0}, shape}, Box{{0, 5, 0}, {2, 11, 3}}, Box{{1, 8, 1}, {1, 8, 2}}}) {
+    std::map<std::uint64_t, Element> expected, boxed;
+    std::vector<Region> regions;
+    for (const Region& region : all) {
+      const auto part = part_in(region, box);
+      if (!part) continue;
+      regions.push_back(*part);
+      collect(*part, view_of(*part, c_strides(box.size)), expected);
+    }
+    CHECK(expected.size() == volume(box));
+    const BoxedRegions boxes = as_boxes(box.size, regions);
+    CHECK(boxes.view.shape == Dims{box.size[0] * box.size[1], box.size[2]});
+    for (const Region& region : boxes.regions)
+      collect(region, {boxes.view.offset(region.begin), {region.box.size, boxes.view.strides}}, boxed);
+    CHECK(boxed == expected);
+  }
+  CHECK(held_at(all, shape, {1, 10, 2}) == Element{4, {2, 2}});
 }
 
 TEST_CASE("Pairs of rows become one row each, and where they cannot, each row is a region") {

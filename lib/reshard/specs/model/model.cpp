@@ -63,9 +63,9 @@ class ConfigValues {
   [[noreturn]] void fail(const std::string& message) const {
     throw hinted(Error(ErrorKind::kBadInput, message).in(config_.path));
   }
-  /// A built-in family fits every config.json of its models; one that somebody wrote may be wrong itself.
+  /// A built-in family fits every config.json of its models, but for one that lacks a key, which may be another model's.
   Error hinted(Error error) const {
-    if (error.hint().empty() && family_.file.empty() && !config_.path.empty())
+    if (error.hint().empty() && family_.file.empty() && !config_.path.empty() && missing_.empty())
       error.hint("take the config.json that came with the weights");
     return error;
   }
