@@ -134,7 +134,7 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
                                                        .family = family_spec(arguments),
                                                        .options = arguments.source_options,
                                                        .config = {config_of(arguments.source)},
-                                                       .looks_at_optimizer = true});
+                                                       .beside = Beside::kLook});
   inspection.notes.insert(inspection.notes.begin(), found.notes.begin(), found.notes.end());
   if (arguments.print_spec) {
     if (!arguments.quiet) print_notes(inspection.notes);

@@ -146,10 +146,9 @@ Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, 
   const FoundCheckpoint found = find_checkpoint(path, has_tags ? arguments.source.tag : std::nullopt);
   used.tag = used.tag || has_tags;
   const ConfigChoice config{config_of(arguments.source), true};
-  ReadContext context{ConfigUse::kLenient, family_spec(arguments), arguments.source_options, config,
-                      arguments.source.with_optimizer};
-  context.with_groups = context.groups_may_stay = with_groups && context.with_optimizer;
-  Checkpoint side = read_checkpoint(found.path, context);
+  const Beside read = with_groups ? Beside::kReadPlainGroups : Beside::kRead;
+  Checkpoint side = read_checkpoint(found.path, {ConfigUse::kLenient, family_spec(arguments), arguments.source_options,
+                                                 config, arguments.source.with_optimizer ? read : Beside::kCount});
   used.with_optimizer = used.with_optimizer || !side.states.empty();
   side.notes.insert(side.notes.begin(), found.notes.begin(), found.notes.end());
   return side;

@@ -168,7 +168,7 @@ class GoldenRun {
     context.use = source.config.empty() ? ConfigUse::kLenient : ConfigUse::kStrict;
     context.config.path = source.config;
     context.options = source.options;
-    context.with_optimizer = source.with_optimizer;
+    if (source.with_optimizer) context.beside = Beside::kRead;
     if (const json* expected = expect.find("error")) {
       check_error(*expected, error_of([&] { read_checkpoint(source.path, context); }));
       return;

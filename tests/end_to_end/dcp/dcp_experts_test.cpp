@@ -52,7 +52,7 @@ TEST_CASE("A manifest of a run with stacks is of what is read of them, and of wh
   for (const char* side : {"titan", "run"}) {
     CAPTURE(side);
     ReadContext context;
-    context.with_optimizer = true;
+    context.beside = Beside::kRead;
     context.config.path = temp / "model";
     Checkpoint checkpoint = read_checkpoint(temp / side, context);
     add_states(checkpoint.map, std::move(checkpoint.states.map));

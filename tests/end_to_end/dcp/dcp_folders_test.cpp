@@ -204,7 +204,7 @@ TEST_CASE("A model that nobody knows has the same names with its optimizer and w
   for (const bool with_optimizer : {false, true}) {
     CAPTURE(with_optimizer);
     ReadContext context;
-    context.with_optimizer = with_optimizer;
+    if (with_optimizer) context.beside = Beside::kRead;
     const Checkpoint checkpoint = read_checkpoint(local_storage(), temp / "run", context);
     REQUIRE(checkpoint.map.logical.size() == 2);
     CHECK(checkpoint.map.find_logical("a.weight"));

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 ReadContext context_of(const fs::path& golden_case, bool with_optimizer) {
   ReadContext context;
   context.config.path = golden_case / "original";
-  context.with_optimizer = with_optimizer;
+  if (with_optimizer) context.beside = Beside::kRead;
   return context;
 }
 
@@ -99,7 +99,7 @@ TEST_CASE("Metadata alone says that a head of its own is the optimizer's, too") 
     fs::copy(golden_case / "checkpoint", temp / "run", fs::copy_options::recursive);
     fs::remove(temp / "run/config.json");
     ReadContext context;
-    context.with_optimizer = true;
+    context.beside = Beside::kRead;
     const Checkpoint checkpoint = read_checkpoint(temp / "run", context);
     CHECK_FALSE(checkpoint.model.has_value());
     CHECK(expected.count("lm_head.weight") == 1);

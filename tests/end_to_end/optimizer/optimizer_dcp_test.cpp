@@ -38,7 +38,7 @@ struct SavedByNxd {
   }
   Checkpoint read() const {
     ReadContext context;
-    context.with_optimizer = true;
+    context.beside = Beside::kRead;
     return read_checkpoint(temp / "in", context);
   }
   void refused(const std::string& file, const std::string& tensor, const std::string& says) const {
@@ -76,8 +76,7 @@ TEST_CASE("Rows that data-parallel ranks do not divide, and replicas that are st
 TEST_CASE("Steps that are numbers are read from objects, and inspect sees states, ranks and the step") {
   const SavedByNxd one({.has_counts = true});
   ReadContext context;
-  context.with_optimizer = true;
-  context.looks_at_optimizer = true;
+  context.beside = Beside::kRead;
   const Checkpoint checkpoint = read_checkpoint(one.temp / "in", context);
   CHECK(checkpoint.mesh.dp == 2u);
   REQUIRE(checkpoint.states.groups.size() == 1);
@@ -92,10 +91,12 @@ TEST_CASE("Steps that are numbers are read from objects, and inspect sees states
     INFO(number.parameter);
     CHECK((number.value == PlainValue{step_of(number.parameter)}));
   }
-  REQUIRE(checkpoint.beside_model);
-  CHECK(checkpoint.beside_model->unreadable.empty());
-  REQUIRE(checkpoint.beside_model->summary);
-  const OptimizerSummary& summary = *checkpoint.beside_model->summary;
+  context.beside = Beside::kLook;
+  const Checkpoint inspected = read_checkpoint(one.temp / "in", context);
+  REQUIRE(inspected.beside_model);
+  CHECK(inspected.beside_model->unreadable.empty());
+  REQUIRE(inspected.beside_model->summary);
+  const OptimizerSummary& summary = *inspected.beside_model->summary;
   CHECK(summary.is_sharded);
   CHECK(summary.dp == 2);
   CHECK(summary.files == 4);

@@ -199,7 +199,7 @@ TEST_CASE("The optimizer of another model is refused or named though nobody asks
         {.layout = "nxd", .tp = 1, .options = {"fuse-qkv", "dp=2"}, .source_options = {"optimizer-groups=ids"}}));
   };
   ReadContext context;
-  context.looks_at_optimizer = true;
+  context.beside = Beside::kLook;
   const auto unnamed = [&] { return read_checkpoint(trained.temp / "out", context).beside_model->summary->unnamed; };
   replan(other);
   CHECK(unnamed().empty());

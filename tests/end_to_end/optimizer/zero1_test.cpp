@@ -43,7 +43,7 @@ ConvertRequest optimizer_request(const fs::path& golden_case, const fs::path& ou
 ReadContext with_optimizer(const fs::path& golden_case) {
   ReadContext context;
   context.config.path = golden_case / "original";
-  context.with_optimizer = true;
+  context.beside = Beside::kRead;
   return context;
 }
 

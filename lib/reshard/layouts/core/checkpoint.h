@@ -34,7 +34,7 @@ struct BesideModel {
   TensorCount other;
   std::uint64_t files = 0;  // of the optimizer and the trainer, which are not opened
   std::uint64_t file_bytes = 0;
-  /// Of the optimizer, with ReadContext::looks_at_optimizer, as `groups` and `step`.
+  /// Of the optimizer, with Beside::kLook, as `groups` and `step`.
   std::optional<OptimizerSummary> summary{};
   std::string unreadable{};  // why there is none, as a sentence, where there are files of it
 
@@ -54,7 +54,7 @@ struct Checkpoint {
   std::optional<Model> model;            // of a known family, or as the plan in config.json says
   LanguageModel language_model;          // what `model` is made of; without a family where there is none
   TensorMap map;
-  TrainingStates states;       // with ReadContext::with_optimizer
+  TrainingStates states;       // where ReadContext::reads_states
   bool leaves_states = false;  // there are some, which were not read
   /// The program whose names the tensors have, and whose order of rows, as nothing says what the model's own are: empty
   /// where they have these.

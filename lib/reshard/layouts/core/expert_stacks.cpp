@@ -185,7 +185,7 @@ void unpack_experts(Checkpoint& checkpoint, const ReadContext& context) {
   const LogicalTensor* first = stacks.names.empty() ? nullptr : first_stack(checkpoint.map, stacks);
   if (first == nullptr) return;
   if (are_models_own(checkpoint.map, stacks, *checkpoint.model, checkpoint.path)) return;
-  if (context.with_optimizer)
+  if (context.reads_states())
     throw Error(ErrorKind::kUnsupported,
                 "all experts of a layer are in one tensor, and states of the optimizer are not taken apart for them")
         .in(checkpoint.path)

@@ -135,6 +135,15 @@ struct ConfigChoice {
   bool where_missing = false;  // a config.json beside the weights goes before it
 };
 
+/// What is read of what a training run has saved beside the model, where the layout reads_states.
+enum class Beside : std::uint8_t {
+  kCount,            // how much there is
+  kLook,             // and the headers of the optimizer's files, for BesideModel
+  kRead,             // all of it
+  kReadGroups,       // all of it, and the optimizer's groups as values, which may cost a read each
+  kReadPlainGroups,  // the same; groups that are no plain values stay the objects that they are
+};
+
 /// What happens to tensors of a checkpoint that its model does not have, such as a module's buffers.
 enum class ExtraTensors : std::uint8_t {
   kRefuse,
@@ -148,11 +157,10 @@ struct ReadContext {
   FamilySpec family;     // of the model where somebody describes it; else the built-in one of its model_type
   OptionValues options;  // that say how it was made (LayoutOption::of_source)
   ConfigChoice config;
-  bool with_optimizer = false;  // what a training run has saved beside the model, too, where the layout reads_states
-  bool looks_at_optimizer = false;  // headers of the optimizer's files are read, for BesideModel
-  bool with_groups = false;         // and the optimizer's groups as values, which may cost a read each
-  bool groups_may_stay = false;     // with_groups: those that are no plain values stay the objects that they are
+  Beside beside = Beside::kCount;
   ExtraTensors extra = ExtraTensors::kRefuse;
+
+  bool reads_states() const { return beside >= Beside::kRead; }
 };
 
 /// What a checkpoint is to become.

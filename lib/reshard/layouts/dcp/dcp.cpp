@@ -144,13 +144,13 @@ class DcpLayout final : public Layout {
       checkpoint.index_metadata_file = checkpoint.directory / kKeptIndexMetadataFile;
     const LanguageModel described = trained_language_model(files, checkpoint, context);
     const KnownModel known(described.family.get(), described.is_part);
-    const auto content = context.with_optimizer ? DcpContent::kRun : DcpContent::kModel;
+    const auto content = context.reads_states() ? DcpContent::kRun : DcpContent::kModel;
     const fs::path optimizer = optimizer_beside(files, found.path);
     const bool has_items = found.is_empty || holds_dcp_metadata(files, found.path);
     DcpSource source = has_items ? read_dcp_source(files, found.path, known, content, optimizer)
                                  : read_dcp_shards(files, found.path, known);
     checkpoint.model_elsewhere = model_of_optimizer(files, found.path);
-    checkpoint.leaves_states = !context.with_optimizer && (source.beside.optimizer.tensors > 0 || !optimizer.empty());
+    checkpoint.leaves_states = !context.reads_states() && (source.beside.optimizer.tensors > 0 || !optimizer.empty());
     checkpoint.format = source.format;
     checkpoint.notes = std::move(source.notes);
     checkpoint.beside_model = source.beside;
@@ -169,12 +169,12 @@ class DcpLayout final : public Layout {
             "noticed");
       return chunked_map(std::move(source.files), std::move(source.tensors), source.where);
     });
-    if (context.looks_at_optimizer && checkpoint.leaves_states && has_items)
+    if (context.beside == Beside::kLook && checkpoint.leaves_states && has_items)
       look_at_optimizer(files, found.path, known, optimizer, *checkpoint.beside_model);
     checkpoint.states = training_states(std::move(source.states), std::move(source.paths), source.where);
     checkpoint.states.prefix = std::move(source.prefix);
-    if (context.with_groups)
-      (context.groups_may_stay ? try_dcp_groups : read_dcp_groups)(files, checkpoint.map.files, checkpoint.states);
+    if (context.beside == Beside::kReadGroups) read_dcp_groups(files, checkpoint.map.files, checkpoint.states);
+    if (context.beside == Beside::kReadPlainGroups) try_dcp_groups(files, checkpoint.map.files, checkpoint.states);
     return checkpoint;
   }
 

@@ -283,10 +283,10 @@ void look_at_optimizer(Files& files, const fs::path& folder, const ShardedCheckp
 void read_optimizer_beside(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,
                            const ReadContext& context, Checkpoint& checkpoint) {
   const bool masters = wants_master_weights(context.options) || shards.lacks_weights;
-  checkpoint.leaves_states = !context.with_optimizer && has_optimizer(files, folder, shards);
-  if (context.looks_at_optimizer) look_at_optimizer(files, folder, shards, context.options, checkpoint);
-  if (!masters && !context.with_optimizer) {
-    if (context.options.has(kSourceOptimizerGroups.name) && !context.looks_at_optimizer)
+  checkpoint.leaves_states = !context.reads_states() && has_optimizer(files, folder, shards);
+  if (context.beside == Beside::kLook) look_at_optimizer(files, folder, shards, context.options, checkpoint);
+  if (!masters && !context.reads_states()) {
+    if (context.options.has(kSourceOptimizerGroups.name) && context.beside != Beside::kLook)
       checkpoint.notes.push_back(
           fmt::format("`from-{}` has no effect: the optimizer is not read", kSourceOptimizerGroups.name));
     return;
@@ -317,7 +317,7 @@ void read_optimizer_beside(Files& files, const fs::path& folder, const ShardedCh
     checkpoint.notes.push_back(
         "the optimizer's files record neither their ranks nor their save, and have no master weights that could be "
         "compared with the model's: files that were swapped between ranks would go unnoticed");
-  if (context.with_optimizer) {
+  if (context.reads_states()) {
     checkpoint.states = by_id ? states_by_id(optimizer) : sharded_states(optimizer, checkpoint.map);
     if (optimizer.files.form() == OptimizerFile::Form::kZero1) checkpoint.mesh.dp = optimizer.files.dp;
   }

@@ -38,7 +38,7 @@ struct TrainingStates {
   /// Where they lie in the nested dictionaries that were saved; kParameterMark stands for the parameter's name.
   std::vector<DcpPath> paths;
   std::string prefix;  // which the checkpoint has before the names of its model, and states have not; empty for none
-  /// The optimizer's groups and numbers where they were read as values (ReadContext::with_groups). Objects that they were
+  /// The optimizer's groups and numbers where they were read as values (Beside::kReadGroups). Objects that they were
   /// read of are among the logical tensors all the same.
   std::vector<OptimizerGroup> groups;
   bool grouped_by_values = false;  // the source has no groups, but each parameter's hyperparameters

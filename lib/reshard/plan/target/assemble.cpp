@@ -126,10 +126,11 @@ PartitionOptions kept_partition(const Job& job, const TargetRequest& request) {
 }  // namespace
 
 ReadContext context_of(const SourceRequest& request, ConfigUse use, const Layout* target) {
-  ReadContext context{use, request.family, request.options, {request.config}, request.with_optimizer};
-  context.extra = request.extra;
-  context.with_groups = request.with_optimizer && target != nullptr && target->traits().writes_groups;
-  return context;
+  const bool needs_groups = target != nullptr && target->traits().writes_groups;
+  const Beside read = needs_groups ? Beside::kReadGroups : Beside::kRead;
+  return {
+      use,          request.family, request.options, {request.config}, request.with_optimizer ? read : Beside::kCount,
+      request.extra};
 }
 
 std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::path output_directory, bool force) {
