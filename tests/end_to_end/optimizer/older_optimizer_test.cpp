@@ -90,6 +90,20 @@ TEST_CASE("The optimizer of NxD's older folders is read as that of its newer one
   CHECK(cases == 5);
 }
 
+TEST_CASE("Files of NxD's older folders do not go along with the model") {
+  const fs::path golden_case = testdata("golden/zero1/optimum-qwen3-dp2-tp2-replicated");
+  for (const OlderForm form : {OlderForm::kOfRank, OlderForm::kByName})
+    for (const bool xser : {false, true}) {
+      CAPTURE(static_cast<int>(form), xser);
+      const TempDir temp;
+      arrange_older(saved_of(golden_case), temp / "run", form, xser);
+      copy_metadata(saved_of(golden_case), temp / "run");
+      fs::copy(golden_case / "original/config.json", temp / "run");
+      const auto job = plan_consolidate(consolidate_request(temp / "run", temp / "out"));
+      for (const CopiedFile& file : job->copied_files) CHECK(file.path == "config.json");
+    }
+}
+
 TEST_CASE("Metadata alone says that a head of its own is the optimizer's, too") {
   for (const char* name : {"optimum-llama-dp1-tp4-m2-fused", "optimum-qwen3-dp2-tp2-replicated"}) {
     CAPTURE(name);

@@ -56,6 +56,10 @@ void add(std::map<RankId, fs::path>& found, RankId rank, const fs::path& path) {
 
 }  // namespace
 
+bool is_older_optimizer_name(std::string_view name) {
+  return rank_beside(name).has_value();
+}
+
 std::vector<OptimizerFileName> list_older_optimizer(Files& files, const fs::path& folder) {
   std::map<RankId, fs::path> beside, weights;
   std::uint32_t pp = 1;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string_view>
 #include <vector>
 
 #include "reshard/io/files.h"
@@ -15,5 +16,8 @@ namespace reshard {
 /// asked of the first of them.
 /// \throws Error kBadInput for two files of one rank, and where both forms are there; as read_torch_file.
 std::vector<OptimizerFileName> list_older_optimizer(Files& files, const std::filesystem::path& folder);
+
+/// Whether a file of this name contains the optimizer of one rank: "optim.dp_rank_XX.tp_rank_YY".
+bool is_older_optimizer_name(std::string_view name);
 
 }  // namespace reshard

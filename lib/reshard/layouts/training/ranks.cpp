@@ -13,8 +13,10 @@
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/formats/torch/xser.h"
 #include "reshard/layouts/core/weights_option.h"
+#include "reshard/layouts/optimizer/older_optimizer.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/training/training_layout.h"
+#include "reshard/specs/stages/stage_json.h"
 #include "reshard/specs/stages/stage_pt.h"
 
 namespace reshard {
@@ -112,6 +114,11 @@ class RanksLayout final : public TrainingLayout {
   }
 
   bool owns_folder_name(std::string_view name) const override { return name == traits().folder; }
+  /// Files of NxD's older folders, which may contain config.json: metadata, xser ranks, the optimizer.
+  bool owns(Files& files, const fs::path& directory, const std::string& name) const override {
+    return metadata_pp_rank(name) || is_older_optimizer_name(name) ||
+           (is_rank_name(name) && !files.is_directory(directory / name));
+  }
 
  protected:
   bool fuses_linears(const TargetRequest& request, const PartitionOptions& source) const override {
