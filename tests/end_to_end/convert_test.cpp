@@ -1,4 +1,4 @@
-// Defaults of conversions: mesh, format and the order of ranks.
+// Conversions: defaults of mesh and format, the order of ranks, and any number of threads.
 
 #include "support/catch.h"
 #include "support/checkpoints.h"
@@ -43,6 +43,31 @@ TEST_CASE("Rank 100 comes after rank 99, in both layouts") {
       CHECK((converted(input.path(), input.path() / "whole") == input.tensors));
       if (name == "optimum") CHECK(fs::exists(input / "out/shards/model/dp_rank_00_tp_rank_100_pp_rank_00.pt"));
     }
+  }
+}
+
+TEST_CASE("Threads and memory do not change a byte of any output") {
+  const Input input({}, [](const fs::path& directory) {
+    const TinyModel model{.hidden = 384, .layers = 3, .vocab = 8192, .tied = true};  // tensors of several blocks
+    Random random(5);
+    const TensorMap tensors = random_tensors(model, random);
+    write_model(directory, model, tensors, 2);
+    return tensors;
+  });
+  std::map<std::string, std::string> ranks, whole;
+  for (const unsigned threads : {1u, 2u, 3u, 7u}) {
+    RunOptions options;
+    options.threads = threads;
+    options.max_memory_bytes = threads == 3 ? std::uint64_t{64} << 20 : kMinMemoryBytes * threads;
+    for (const char* output : {"ranks", "whole"}) fs::remove_all(input / output);
+    shard(shard_request(input / "model", input / "ranks", 4, 2), options);
+    consolidate(consolidate_request(input / "ranks", input / "whole"), options);
+    if (threads == 1) {
+      ranks = snapshot(input / "ranks"), whole = snapshot(input / "whole");
+      CHECK((read_model(input / "whole") == input.tensors));
+    }
+    CHECK((snapshot(input / "ranks") == ranks));
+    CHECK((snapshot(input / "whole") == whole));
   }
 }
 

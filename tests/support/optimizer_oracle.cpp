@@ -171,15 +171,19 @@ TensorData step_of(const TrainingRun& run, const std::string& parameter) {
 }  // namespace
 
 int group_of(const TrainingRun& run, const std::string& parameter) {
+  const auto weight = run.weights.find(parameter);
+  if (weight != run.weights.end() && weight->second.dtype == DType::kU8) return -1;
   if (parameter.find("inv_freq") != parameter.npos) return -1;
   const bool second = parameter.find("norm") != parameter.npos || parameter.find("bias") != parameter.npos;
   return run.has_two_groups && second ? 1 : 0;
 }
 
 TrainingRun random_training(Random& random, const TinyModel& model) {
-  TrainingRun run;
-  run.model = model;
-  run.weights = random_tensors(model, random, random() % 2 ? DType::kBF16 : DType::kF32);
+  return random_training(random, model, random_tensors(model, random, random() % 2 ? DType::kBF16 : DType::kF32));
+}
+
+TrainingRun random_training(Random& random, const TinyModel& model, const TensorMap& weights) {
+  TrainingRun run{model, weights};
   run.has_two_groups = random() % 3 > 0;
   run.state_dtype = random() % 4 == 0 ? DType::kF64 : DType::kF32;
   const bool has_masters = random() % 3 == 0, lacks_states = random() % 3 == 0;
@@ -210,11 +214,11 @@ void write_dcp(const fs::path& directory, const TrainingRun& run, Random& random
       tensors.push_back(chunked(random, fmt::format("optim.state.{}.{}", name, state), data));
   for (std::size_t g = 0; g < run.groups.size(); ++g) {
     Json names = Json::array();
-    for (const TinyParameter& parameter : parameters_of(run.model)) {
-      if (run.weights.count(parameter.name) == 0 || group_of(run, parameter.name) != static_cast<int>(g)) continue;
-      names.push_back(parameter.name);
+    for (const auto& [name, data] : run.weights) {
+      if (group_of(run, name) != static_cast<int>(g)) continue;
+      names.push_back(name);
       for (const auto& [key, value] : run.groups[g].items())
-        if (flat) objects.push_back({fmt::format("optim.param_groups.{}.{}", parameter.name, key), object_of(value)});
+        if (flat) objects.push_back({fmt::format("optim.param_groups.{}.{}", name, key), object_of(value)});
     }
     if (flat) continue;
     for (const auto& [key, value] : run.groups[g].items())
@@ -230,6 +234,15 @@ TrainingRun one_group(Random& random, const TinyModel& model) {
   run.has_two_groups = false;
   run.groups.resize(1);
   run.states.erase("master");
+  return run;
+}
+
+TrainingRun one_step(Random& random, const TensorMap& weights) {
+  TrainingRun run = random_training(random, {}, weights);
+  run.has_two_groups = false;
+  run.groups.resize(1);
+  TensorMap& steps = run.states.at("step");
+  for (auto& [name, step] : steps) step = steps.begin()->second;
   return run;
 }
 
@@ -319,6 +332,19 @@ Saved nxd_dcp(const TrainingRun& run, const OracleOptions& mesh, const NxdDcpFor
   }
   add_objects(run, form, shapes, saved);
   return saved;
+}
+
+void save_through_dcp(Random& random, const fs::path& folder, const TrainingRun& run, const OracleOptions& mesh) {
+  NxdDcpForm form{pick(random, 1, 4), random() % 2 == 0, random() % 2 == 0, false};
+  const auto have_rows = [&](const Saved& saved) {
+    return std::all_of(saved.tensors.begin(), saved.tensors.end(), [&](const dcp::Whole& tensor) {
+      return tensor.data.shape.empty() || tensor.parts.size() == form.dp;
+    });
+  };
+  Saved saved = nxd_dcp(run, mesh, form, folder / "model");
+  for (; !have_rows(saved); saved = nxd_dcp(run, mesh, form, folder / "model")) --form.dp;
+  fs::remove_all(folder / "optim");
+  saved.write(folder / "optim");
 }
 
 }  // namespace reshard::test

@@ -28,14 +28,18 @@ struct TrainingRun {
   DType state_dtype = DType::kF32;
 };
 
-/// The group of a parameter of the model, or of one as ranks have it. Buffers are in none: -1.
+/// The group of a parameter of the model, or of one as ranks have it. Buffers and integers are in none: -1.
 int group_of(const TrainingRun& run, const std::string& parameter);
 
 /// A run with weights of one dtype, and states of another.
 TrainingRun random_training(Random& random, const TinyModel& model);
+TrainingRun random_training(Random& random, const TinyModel& model, const TensorMap& weights);
 
 /// A run whose optimizer has one group, no master weights, and states of all parameters.
 TrainingRun one_group(Random& random, const TinyModel& model);
+
+/// A run of any model, whose optimizer has one group and has stepped all parameters equally often.
+TrainingRun one_step(Random& random, const TensorMap& weights);
 
 /// The same run with the second group, of which the first one's hyperparameters are those where it has no such group.
 TrainingRun grouped_by_rule(TrainingRun run);
@@ -60,5 +64,10 @@ struct NxdDcpForm {
 /// The same files in this form: entries by name, without padding and without master weights. The run has one group.
 Saved nxd_dcp(const TrainingRun& run, const OracleOptions& mesh, const NxdDcpForm& form,
               const std::filesystem::path& model);
+
+/// Replaces the optimizer's files in `folder` by what NxD saves through torch.distributed.checkpoint, of as many
+/// data-parallel ranks as can all have rows.
+void save_through_dcp(Random& random, const std::filesystem::path& folder, const TrainingRun& run,
+                      const OracleOptions& mesh);
 
 }  // namespace reshard::test

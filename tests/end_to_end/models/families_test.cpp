@@ -12,6 +12,7 @@
 #include "reshard/specs/family/builtin_files.h"
 #include "reshard/specs/model/language_model.h"
 #include "reshard/specs/stages/stage_plan.h"
+#include "support/checkpoints.h"
 #include "support/input.h"
 #include "support/local_files.h"
 #include "support/refusals.h"
@@ -99,6 +100,61 @@ TEST_CASE("Checkpoints of every family are sharded over meshes as their architec
           }
         }
       }
+}
+
+TEST_CASE("Every family is padded where the ranks do not divide and it may be, and comes back") {
+  std::size_t filled = 0, refused = 0;
+  for (const FamilyCase& c : family_cases()) {
+    const TempDir temp;
+    const TensorMap tensors = write_case(c, temp / "model");
+    for (const std::uint32_t tp : {2u, 3u, 5u, 7u}) {
+      CAPTURE(c.name, tp);
+      fs::remove_all(temp / "out");
+      const RequestFields padded{.layout = "presharded", .tp = tp, .options = {"pad"}};
+      try {
+        shard(temp / "model", temp / "out", padded);
+      } catch (const Error& error) {
+        INFO(error.what());
+        CHECK((error.kind() == ErrorKind::kUsage || error.kind() == ErrorKind::kUnsupported));
+        CHECK_FALSE(error.hint().empty());
+        CHECK_FALSE(fs::exists(temp / "out"));
+        ++refused;
+        continue;
+      }
+      std::uint32_t rank = 0;
+      const auto ranks = read_weights(temp / "out");
+      REQUIRE(ranks.size() == tp);
+      for (const auto& [file, held] : ranks) {
+        for (const auto& tensor : c.json["tensors"]) {
+          const auto tensor_name = tensor["name"].get<std::string>();
+          const int dim = tensor["split"].get<int>();
+          const TensorData& whole = tensors.at(tensor_name);
+          CAPTURE(file, tensor_name);
+          REQUIRE(held.count(tensor_name) == 1);
+          const std::uint64_t size = dim < 0 ? 0 : whole.shape[static_cast<std::size_t>(dim)];
+          // Blocks and groups of what is quantised stay whole; how much that makes is another test's.
+          const bool quantized = c.json["config"].contains("quantization_config");
+          const std::uint64_t held_size = dim < 0 ? 0 : held.at(tensor_name).shape[static_cast<std::size_t>(dim)];
+          if (size % tp == 0 && (!quantized || held_size == size / tp)) {
+            CHECK((held.at(tensor_name) == rank_part(c, tensor, whole, tp, rank)));
+            continue;
+          }
+          // Rows of a bias get the lowest bfloat16, as NxD's layers have it, all else zeros.
+          const bool bias = tensor_name.ends_with(".bias");
+          const std::uint64_t each = quantized ? held_size : (size + tp - 1) / tp;
+          REQUIRE(each * tp >= size);
+          const std::string filler = bias ? std::string("\x7f\xff") : std::string(bits(whole.dtype) / 8, '\0');
+          CHECK((held.at(tensor_name) ==
+                 slices(whole, static_cast<std::size_t>(dim), {{rank * each, (rank + 1) * each}}, filler)));
+          ++filled;
+        }
+        ++rank;
+      }
+      CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+    }
+  }
+  CHECK(filled > 500);
+  CHECK(refused > 10);
 }
 
 TEST_CASE("Heads that would be split are refused with the degrees that work") {

@@ -1,6 +1,6 @@
 // NxD's optimizer where it was saved through torch.distributed.checkpoint (use_zero1_dcp), against slices that the test
 // makes itself. NxD 0.18's own code has made such directories in the same form, by which the tests' writer was checked.
-// optimizer_property_test.cpp draws others.
+// layouts_property_test.cpp draws others.
 
 #include <fmt/format.h>
 
