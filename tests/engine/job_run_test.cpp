@@ -90,7 +90,7 @@ std::vector<std::vector<unsigned>> reads_of(const Job& job, std::uint32_t count)
 TEST_CASE("Shares together read each byte of the source as often as one run does") {
   const Jobs jobs;
   for (const auto& [what, plan] : jobs.planners) {
-    if (what == Jobs::kTransposed) continue;  // a block of columns is read with what lies between its elements
+    if (what == Jobs::kTransposed) continue;  // blocks of columns, which are read with what lies between
     CAPTURE(what);
     const auto job = plan(jobs.output);
     const auto whole = reads_of(*job, 1);

@@ -3,6 +3,7 @@
 
 #include "reshard/engine/check/verify_manifest.h"
 #include "support/checkpoints.h"
+#include "support/fault_storage.h"
 #include "support/input.h"
 #include "support/local_files.h"
 #include "support/refusals.h"
@@ -41,6 +42,21 @@ TEST_CASE("The manifest of transposed weights is one of the model, whatever is v
     CHECK(result.same());
     CHECK(result.compared_tensors == input.tensors.size());
   }
+}
+
+TEST_CASE("Leaves of a transposed matrix, which are its rows, are written in ranges and not by element") {
+  const Input input({.hidden = 256, .intermediate = 9000, .layers = 1});  // 4.6 MB a matrix, more than a leaf
+  ShardRequest request = shard_request(input.path(), input / "out", {.layout = "nxdi", .tp = 2});
+  request.target.options.set("kernels", "mlp");
+  const auto job = plan_shard(request);
+  job->manifest = true;
+  FaultStorage storage;
+  execute(*job, {.storage = &storage, .sync = false});
+  CHECK(storage.count(FaultStorage::Operation::kWrite) < 30'000);  // of 6.9 million elements
+  CHECK((consolidated(input / "out", input / "whole") == input.tensors));
+  const fs::path path = input / "out" / kManifestFile;
+  CHECK(verify_manifest(read_checkpoint(input / "out", {}).map, parse_manifest(read_file(path), path), path, unsynced())
+            .same());
 }
 
 TEST_CASE("Kernels that contradict the shapes, the compiled model or the options are errors") {

@@ -109,9 +109,9 @@ std::vector<std::map<std::uint64_t, std::set<std::uint32_t>>> writers_of_pages(
   for (std::uint32_t share = 0; share < shares.size(); ++share)
     for (const Part& part : shares[share]) {
       const Transfer& transfer = program.transfers[part.transfer];
-      const Box box = part.box(transfer.tensor(maps));
+      const Block block(part.box(transfer.tensor(maps)));
       for (const Group& group :
-           groups_of(*maps.target, transfer.writes(maps), maps.target->logical[*transfer.target], box)) {
+           groups_of(*maps.target, transfer.writes(maps), maps.target->logical[*transfer.target], block)) {
         const StoredTensor& stored = maps.target->stored[group.stored];
         for (const Runs& runs : group.runs)
           runs.for_each([&](std::uint64_t a, std::uint64_t) {

@@ -90,12 +90,13 @@ TEST_CASE("Each element of a program is in one share, and in one block of it, wh
   const auto count = static_cast<std::uint32_t>(pick(random, 1, 7));
   std::vector<std::vector<unsigned>> counts;
   for (const LogicalTensor& tensor : tensors.map.logical) counts.emplace_back(num_elems(tensor.shape).value());
-  const Units units(maps, tensors.program, count, false);
+  const bool whole_leaves = random() % 2;
+  const Units units(maps, tensors.program, count, whole_leaves);
   REQUIRE(units.count() == count);
   for (std::uint32_t index = 0; index < count; ++index) {
     const std::uint64_t block_bytes = pick(random, 1, 60);
     const auto workers = static_cast<unsigned>(pick(random, 1, 3));
-    BlockQueue queue(maps, tensors.program, parts_of(units, index), block_bytes, block_bytes, workers);
+    BlockQueue queue(maps, tensors.program, parts_of(units, index), block_bytes, block_bytes, workers, whole_leaves);
     BlockQueue::Item item;
     for (unsigned worker = 0; worker < workers; ++worker)
       while (queue.next(worker, item)) {

@@ -116,7 +116,9 @@ TEST_CASE("Layers one behind the other, with query, key and value heads by group
       collect(region, {boxes.view.offset(region.begin), {region.box.size, boxes.view.strides}}, boxed);
     CHECK(boxed == expected);
   }
-  CHECK(held_at(all, shape, {1, 10, 2}) == Element{4, {2, 2}});
+  CHECK(held_at(all, shape, {1, 10, 2}) == Element{3, {6, 2}});
+  CHECK(held_at(all, shape, {1, 12, 2}) == Element{4, {2, 2}});
+  CHECK(held_at(all, shape, {0, 23, 0}) == Element{2, {5, 0}});
 }
 
 TEST_CASE("Pairs of rows become one row each, and where they cannot, each row is a region") {

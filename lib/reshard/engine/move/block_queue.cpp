@@ -11,13 +11,18 @@
 namespace reshard {
 namespace {
 
+bool has_views(const TensorMap* map) {
+  return map != nullptr && std::any_of(map->stored.begin(), map->stored.end(),
+                                       [](const StoredTensor& stored) { return stored.in_file != nullptr; });
+}
+
 /// Whether some of it is read from a tensor that is not in C order of its dims in `order`.
 bool is_strided(const TensorMap* map, const std::optional<Reading>& reading, const Dims& order) {
   if (!map || !reading) return false;
   return std::any_of(reading->reads.begin(), reading->reads.end(), [&](const Piece& piece) {
     const StoredTensor& stored = map->stored[piece.stored];
     if (order.empty()) return !stored.is_c_order();
-    return in_order(stored.strides(), order) != c_strides(in_order(stored.shape, order));
+    return permuted(stored.strides(), order) != c_strides(permuted(stored.shape, order));
   });
 }
 
@@ -30,6 +35,7 @@ BlockQueue::BlockQueue(const ProgramMaps& maps, const Program& program, const st
       block_bytes_(block_bytes),
       strided_block_bytes_(strided_block_bytes),
       leaves_(leaves),
+      has_views_(has_views(maps.source) || has_views(maps.against)),
       bytes_before_{0},
       stretches_(workers) {
   append(parts);
@@ -63,8 +69,8 @@ void BlockQueue::add(unsigned worker, const std::vector<Part>& parts) {
 
 std::uint64_t BlockQueue::block_bytes_of(const Transfer& transfer) const {
   const Dims order = order_of(transfer);
-  const bool strided =
-      is_strided(maps_.source, transfer.source, order) || is_strided(maps_.against, transfer.against, order);
+  const bool strided = (has_views_ || !order.empty()) && (is_strided(maps_.source, transfer.source, order) ||
+                                                          is_strided(maps_.against, transfer.against, order));
   std::uint64_t bytes = strided ? strided_block_bytes_ : block_bytes_;
   // The block after a cast, too, has to fit.
   const DType dtype = transfer.tensor(maps_).dtype;
@@ -80,7 +86,7 @@ Box BlockQueue::box_of(std::size_t part) const {
 
 BlockGrid BlockQueue::grid_of(std::size_t part) const {
   const Transfer& transfer = transfer_of(part);
-  return {transfer.tensor(maps_).dtype, in_order(box_of(part).size, order_of(transfer)), block_bytes_of(transfer)};
+  return {transfer.tensor(maps_).dtype, permuted(box_of(part).size, order_of(transfer)), block_bytes_of(transfer)};
 }
 
 /// The place before which about so many bytes lie.
@@ -146,9 +152,9 @@ bool BlockQueue::next(unsigned worker, Item& item) {
     if (stretch.grid->count() == 0) continue;  // no elements
     Dims order = order_of(transfer);
     Box box = stretch.grid->block(block);
-    box = {out_of_order(std::move(box.begin), order), out_of_order(std::move(box.size), order)};
+    box = {unpermuted(std::move(box.begin), order), unpermuted(std::move(box.size), order)};
     for (std::size_t d = 0; d < stretch.grid_begin.size(); ++d) box.begin[d] += stretch.grid_begin[d];
-    item = {parts_[part].transfer, block, {std::move(box), std::move(order)}, parts_[part].unit};
+    item = {parts_[part].transfer, block, Block(std::move(box), std::move(order)), parts_[part].unit};
     return true;
   }
   return false;

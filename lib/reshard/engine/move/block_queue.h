@@ -73,6 +73,7 @@ class BlockQueue {
   std::uint64_t block_bytes_;
   std::uint64_t strided_block_bytes_;
   bool leaves_;
+  bool has_views_;  // whether a source has tensors that are not as the file has them
   std::vector<Part> parts_;
   std::vector<std::uint64_t> bytes_before_;  // of all parts before one, and of all
   std::mutex mutex_;

@@ -168,7 +168,7 @@ ReplicaDistance BlockReader::distance(const TensorMap& map, FilePool<Source>& fi
   std::vector<std::byte> placed, replica;
   const BlockGrid grid(tensor.dtype, tensor.shape, kDistanceBlockBytes);
   for (std::uint64_t i = 0; i < grid.count(); ++i) {
-    const Block at = grid.block(i);
+    const Block at(grid.block(i));
     placed.resize(*num_bytes(tensor.dtype, at.box.size));
     replica.resize(placed.size());
     std::optional<std::uint64_t> first_bytes;  // in the block
@@ -180,9 +180,9 @@ ReplicaDistance BlockReader::distance(const TensorMap& map, FilePool<Source>& fi
       for (const Runs& runs : group.runs)
         runs.for_each([&](std::uint64_t, std::uint64_t b) {
           const bool none_yet = apart.differing() == 0;
-          const auto at = apart.add(tensor.dtype, std::span(placed).subspan(b, runs.run_bytes),
-                                    std::span(replica).subspan(b, runs.run_bytes));
-          if (at && none_yet) first_bytes = b + *at * bits(tensor.dtype) / 8;
+          const auto differs = apart.add(tensor.dtype, std::span(placed).subspan(b, runs.run_bytes),
+                                         std::span(replica).subspan(b, runs.run_bytes));
+          if (differs && none_yet) first_bytes = b + *differs * bits(tensor.dtype) / 8;
         });
     }
     if (first_bytes) first = at.index_of(*first_bytes * 8 / bits(tensor.dtype));

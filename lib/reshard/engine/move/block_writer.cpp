@@ -17,7 +17,7 @@ void BlockWriter::note_written(std::uint32_t stored, std::uint32_t crc) {
   const std::uint32_t file = shared_.maps.target->stored[stored].file;
   shared_.written[file].store(true, std::memory_order_relaxed);
   if (!shared_.ledger) return;
-  noted_.files.push_back(file);
+  if (noted_.files.empty() || noted_.files.back() != file) noted_.files.push_back(file);
   if (crc != 0) noted_.crcs.push_back({stored, crc});
 }
 
@@ -48,15 +48,18 @@ std::uint64_t BlockWriter::place_of(const Group& group) const {
   return shared_.maps.target->stored[group.stored].offset_bytes + group.begin_bytes;
 }
 
-/// Whether its runs make one range of the file, and are too short for the kernel to put them together.
-bool BlockWriter::is_put_together(const Group& group) const {
-  return !group.is_one_run() && group.dense() &&
-         (group.runs.size() > 1 || group.runs.front().run_bytes < shared_.options.tuning.least_part_bytes);
+/// Whether its bytes are put into the file's order in memory: runs that make one range, but are too short for the kernel to
+/// put them together, and runs that make longer ones in another order than the block's.
+bool BlockWriter::is_staged(const Group& group) const {
+  if (group.is_one_run()) return false;
+  const Runs& first = group.runs.front();
+  if (!group.dense()) return gather(first).reads.run_bytes > first.run_bytes;
+  return group.runs.size() > 1 || first.run_bytes < shared_.options.tuning.least_part_bytes;
 }
 
 std::optional<std::uint64_t> BlockWriter::place_written_to(std::span<const Group> groups) const {
   for (const Group& group : groups)
-    if (!is_put_together(group))
+    if (!is_staged(group))
       return shared_.maps.target->stored[group.stored].offset_bytes + group.runs.front().a_begin_bytes -
              group.runs.front().b_begin_bytes;
   return std::nullopt;
@@ -69,7 +72,7 @@ std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const 
     std::uint64_t staged_bytes = 0;
     std::size_t count = 0;
     for (; count < groups.size(); ++count) {
-      const std::uint64_t more = is_put_together(groups[count]) ? groups[count].total_bytes + kLineBytes : 0;
+      const std::uint64_t more = is_staged(groups[count]) ? groups[count].total_bytes + kLineBytes : 0;
       if (count > 0 && more > 0 && staged_bytes + more > block.size()) break;
       staged_bytes += more;
       stored_bytes += groups[count].total_bytes;
@@ -85,23 +88,29 @@ std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const 
 void BlockWriter::write_together(std::span<const Group> groups, std::span<const std::byte> block) {
   swapped_.clear();
   for (const Group& group : groups)
-    if (is_put_together(group))
-      for (const Runs& runs : group.runs) swapped_.push_back(swapped(runs));
+    if (is_staged(group))
+      for (const Runs& runs : group.runs) swapped_.push_back(swapped(group.dense() ? runs : gather(runs).scatter));
   copies_.clear();
   std::byte* staged = buffers_.staging.data();
   for (const Group& group : groups) {
-    if (!is_put_together(group)) continue;
+    if (!is_staged(group)) continue;
     staged += bytes_to_line_up(staged, place_of(group));
-    for (std::size_t i = 0; i < group.runs.size(); ++i)
-      copies_.push_back({&swapped_[copies_.size()], block.data(), 0, staged, group.begin_bytes});
+    std::byte* to = staged;
+    for (const Runs& runs : group.runs) {
+      copies_.push_back({&swapped_[copies_.size()], block.data(), 0, to, group.dense() ? group.begin_bytes : 0});
+      if (!group.dense()) to += runs.total_bytes();
+    }
     staged += group.total_bytes;
   }
   copy_runs_together(copies_);
   staged = buffers_.staging.data();
   for (const Group& group : groups) {
-    if (is_put_together(group)) {
+    if (is_staged(group)) {
       staged += bytes_to_line_up(staged, place_of(group));
-      write(group, group.begin_bytes, {staged, group.total_bytes});
+      if (group.dense())
+        write(group, group.begin_bytes, {staged, group.total_bytes});
+      else
+        write_apart(group, staged);
       staged += group.total_bytes;
     } else if (group.is_one_run() || !group.dense()) {
       for (const Runs& runs : group.runs)
@@ -112,6 +121,15 @@ void BlockWriter::write_together(std::span<const Group> groups, std::span<const 
       runs.for_each([&](std::uint64_t, std::uint64_t b) { gathered_.push_back(block.subspan(b, runs.run_bytes)); });
       write_gathered(group, group.begin_bytes);
     }
+  }
+}
+
+/// Writes the ranges of a group whose bytes are staged, those of one run after those of another.
+void BlockWriter::write_apart(const Group& group, const std::byte* staged) {
+  for (const Runs& runs : group.runs) {
+    const Runs ranges = gather(runs).reads;
+    ranges.for_each([&](std::uint64_t a, std::uint64_t b) { write(group, a, {staged + b, ranges.run_bytes}); });
+    staged += runs.total_bytes();
   }
 }
 

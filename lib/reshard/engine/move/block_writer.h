@@ -33,11 +33,12 @@ class BlockWriter {
 
  private:
   std::shared_ptr<Sink> sink_of(const StoredTensor& stored);
-  bool is_put_together(const Group& group) const;
+  bool is_staged(const Group& group) const;
   std::uint64_t place_of(const Group& group) const;
   void note_written(std::uint32_t stored, std::uint32_t crc);
   void write_together(std::span<const Group> groups, std::span<const std::byte> block);
   void write(const Group& group, std::uint64_t begin_bytes, std::span<const std::byte> bytes);
+  void write_apart(const Group& group, const std::byte* staged);
   void write_gathered(const Group& group, std::uint64_t begin_bytes);
 
   RunState& shared_;

@@ -19,7 +19,7 @@ void add_to_group(Group& group, const TensorMap& map, const Part& piece, const L
     stored_begin[d] += shared->begin[d] - piece.box.begin[d];
     block_begin[d] -= block.box.begin[d];
   }
-  const auto ordered = [&](Dims dims) { return in_order(std::move(dims), block.order); };
+  const auto ordered = [&](Dims dims) { return permuted(std::move(dims), block.order); };
   auto runs = make_strided_runs(tensor.dtype, ordered(shared->size), ordered(map.stored[piece.stored].strides()),
                                 ordered(std::move(stored_begin)), c_strides(ordered(block.box.size)),
                                 ordered(std::move(block_begin)));
@@ -50,10 +50,10 @@ std::vector<Group> groups_of_parts(const TensorMap& map, std::span<const Part> p
 }  // namespace
 
 Dims Block::index_of(std::uint64_t elem) const {
-  const Dims size = in_order(box.size, order);
+  const Dims size = permuted(box.size, order);
   Dims index(size.size());
   for (std::size_t d = index.size(); d-- > 0; elem /= size[d]) index[d] = elem % size[d];
-  index = out_of_order(index, order);
+  index = unpermuted(index, order);
   for (std::size_t d = 0; d < index.size(); ++d) index[d] += box.begin[d];
   return index;
 }

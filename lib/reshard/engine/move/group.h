@@ -11,12 +11,12 @@
 
 namespace reshard {
 
-/// A box of a tensor as it lies in memory: one dim inside the other in `order`, or as they are if that is empty.
+/// A box of a tensor in memory. `order` lists its dims from the outermost to the innermost; empty for C order.
 struct Block {
   Block() = default;
-  Block(Box a_box, Dims an_order = {}) : box(std::move(a_box)), order(std::move(an_order)) {}
+  explicit Block(Box a_box, Dims an_order = {}) : box(std::move(a_box)), order(std::move(an_order)) {}
 
-  /// The index in the tensor of element `elem` of the block.
+  /// The index in the tensor of element `elem` of the block, as it lies in memory.
   Dims index_of(std::uint64_t elem) const;
 
   Box box;
@@ -35,8 +35,8 @@ struct Group {
   bool is_one_run() const { return runs.size() == 1 && runs.front().loops.empty(); }
 };
 
-/// What each stored tensor that `pieces` speak of has to do with `block`, which is one of logical tensor `tensor`; those
-/// that have nothing to do with it are left out. `pieces` are grouped by stored tensor.
+/// The part of each stored tensor in `pieces` that `block`, a box of `tensor`, needs or feeds. Stored tensors that have
+/// nothing in common with it are left out. `pieces` are grouped by stored tensor.
 std::vector<Group> groups_of(const TensorMap& map, std::span<const Piece> pieces, const LogicalTensor& tensor,
                              const Block& block);
 std::vector<Group> groups_of(const TensorMap& map, std::span<const Check> checks, const LogicalTensor& tensor,

@@ -170,7 +170,7 @@ class Mover {
       const BlockGrid grid(tensor.dtype, tensor.shape, kComparedBlockBytes);
       for (std::uint64_t i = 0; i < grid.count() && !terms.differ; ++i) {
         throw_if_stopped(shared_.options);
-        const auto blocks = read_terms(transfer, grid.block(i), {});
+        const auto blocks = read_terms(transfer, Block(grid.block(i)), {});
         for (const auto block : blocks)
           terms.differ = terms.differ || std::memcmp(blocks.front().data(), block.data(), block.size()) != 0;
       }

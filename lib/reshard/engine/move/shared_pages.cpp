@@ -41,8 +41,8 @@ void add_extents_in_shared(const ProgramMaps& maps, const Program& program, cons
     if (std::none_of(writes.begin(), writes.end(),
                      [&](const Piece& piece) { return writer_of[piece.stored] == kSeveral; }))
       continue;
-    const Box box = part.box(transfer.tensor(maps));
-    for (const Group& group : groups_of(*maps.target, writes, maps.target->logical[*transfer.target], box)) {
+    const Block block(part.box(transfer.tensor(maps)));
+    for (const Group& group : groups_of(*maps.target, writes, maps.target->logical[*transfer.target], block)) {
       if (writer_of[group.stored] != kSeveral) continue;
       const StoredTensor& stored = maps.target->stored[group.stored];
       extents.push_back(

@@ -135,8 +135,11 @@ Units::Units(const ProgramMaps& maps, const Program& program, std::uint32_t coun
     const LogicalTensor& tensor = program.transfers[transfer].tensor(maps);
     const LogicalTensor* result = program.transfers[transfer].result(maps);
     const std::uint64_t all = before[transfer + 1] - before[transfer];
-    const std::uint64_t row = row_at(tensor, whole_[transfer], cost - before[transfer], all,
-                                     whole_leaves ? std::optional((result ? result : &tensor)->dtype) : std::nullopt);
+    const bool is_cut = !whole_leaves || program.transfers[transfer].order(maps).empty();  // leaves are in C order
+    const std::uint64_t row =
+        !is_cut ? 0
+                : row_at(tensor, whole_[transfer], cost - before[transfer], all,
+                         whole_leaves ? std::optional((result ? result : &tensor)->dtype) : std::nullopt);
     if (row >= whole_[transfer].end_row)
       return {transfer + 1, 0, before[transfer + 1], static_cast<bool>(ends[transfer + 1])};
     return {transfer, row, before[transfer] + all / whole_[transfer].end_row * row, row == 0 && ends[transfer]};

@@ -15,7 +15,7 @@ struct Part {
   std::uint64_t begin_row = 0;
   std::uint64_t end_row = 0;
   std::uint32_t unit = 0;
-  std::uint32_t dim = 0;  // the outermost in Transfer::order that has several rows
+  std::uint32_t dim = 0;  // the first dim in Transfer::order of several rows; 0 if there is none
 
   /// \param tensor  that of the transfer.
   Box box(const LogicalTensor& tensor) const;

@@ -12,17 +12,11 @@ namespace {
 
 constexpr std::uint32_t kMissing = UINT32_MAX;
 
-Dims without_first(const Dims& dims) {
-  Dims rest;
-  for (std::size_t d = 1; d < dims.size(); ++d) rest.push_back(dims[d]);
-  return rest;
-}
-
 }  // namespace
 
 DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const WrittenNames::Place& place,
                    std::uint64_t head_dim) {
-  DcpEntry entry{place.entry, tensor.dtype, tensor.shape, {index}, {place.stacked > 0}};
+  DcpEntry entry{place.entry, tensor.dtype, tensor.shape, {index}, {.is_stack = place.stacked > 0}};
   entry.is_object = tensor.role == TensorRole::kObject;
   if (entry.packing.is_stack) {
     entry.shape = {place.stacked};
@@ -44,7 +38,7 @@ DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const Writt
 }
 
 void add_expert(DcpEntry& stack, const LogicalTensor& tensor, std::uint32_t index, std::uint64_t expert) {
-  if (tensor.shape.empty() || tensor.dtype != stack.dtype || tensor.shape != without_first(stack.shape))
+  if (tensor.shape.empty() || tensor.dtype != stack.dtype || tensor.shape != stack.shape.from(1))
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("is {} {}, and cannot be stacked with other experts into {} {}", name(tensor.dtype),
                             to_string(tensor.shape), name(stack.dtype), to_string(stack.shape)))

@@ -377,6 +377,7 @@ class Cutter {
     items.reserve(chunks.size());
     container.tensors.reserve(chunks.size());
     std::vector<std::pair<std::uint32_t, Piece>> pieces;  // with the number of the chunk for that of the stored tensor
+    pieces.reserve(chunks.size());
     for (const RankChunk& chunk : chunks) {
       DcpPart part = part_of(entries_[chunk.entry], chunk.box);
       for (auto& [logical, piece] : part.pieces) {

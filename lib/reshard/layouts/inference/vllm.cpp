@@ -372,12 +372,12 @@ class Rules {
     const std::string stored = layer + "." + version_.experts + ".";
     const std::string_view leaf = leaf_of(parameter.name);
     if (leaf == "gate_up_proj") {
-      rules_.add_placed(stored + "w13_weight", PartitionLabel::kColumn, 1, {{parameter.name, even(parameter, 2)}})
+      rules_.add_placed(stored + "w13_weight", PartitionLabel::kColumn, 2, {{parameter.name, even(parameter, 2)}})
           .transposed = true;
     } else if (leaf == "gate_up_proj_bias") {
       rules_.add_placed(stored + "w13_bias", PartitionLabel::kColumn, 1, {{parameter.name, even(parameter, 1)}});
     } else if (leaf == "down_proj") {
-      rules_.add_placed(stored + "w2_weight", PartitionLabel::kRow, 2, {{parameter.name, even(parameter, 1)}})
+      rules_.add_placed(stored + "w2_weight", PartitionLabel::kRow, 1, {{parameter.name, even(parameter, 1)}})
           .transposed = true;
     } else if (leaf == "down_proj_bias") {  // added on the first rank alone
       const Table first = table(1, parameter.shape[0],

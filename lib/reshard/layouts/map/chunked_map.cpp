@@ -117,10 +117,8 @@ std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const s
       chunks_left -= chunk.box.size[0];
     }
     const std::size_t first = made.size();
-    Dims of_each;
-    for (std::size_t d = 1; d < tensor.shape.size(); ++d) of_each.push_back(tensor.shape[d]);
     for (std::uint64_t expert = 0; expert < tensor.shape[0]; ++expert)
-      made.push_back(expert_of(tensor, expert, of_each));
+      made.push_back(expert_of(tensor, expert, tensor.shape.from(1)));
     add_chunks(tensor, {.is_stack = true}, std::span(made).subspan(first));
   }
   return made;
@@ -157,10 +155,11 @@ void deinterleave(std::vector<ChunkedTensor>& tensors, std::uint64_t head_dim, c
       refuse(ErrorKind::kBadInput,
              fmt::format("its shape {} is not one of whole heads of {} rows, which config.json has",
                          to_string(tensor.shape), head_dim));
-    ChunkedTensor in_order = tensor;
-    in_order.chunks.clear();
-    add_chunks(tensor, {.head_dim = head_dim}, {&in_order, 1});
-    tensor = std::move(in_order);
+    ChunkedTensor array;
+    array.dtype = tensor.dtype;
+    array.shape = tensor.shape;
+    array.chunks = std::exchange(tensor.chunks, {});
+    add_chunks(array, {.head_dim = head_dim}, {&tensor, 1});
   }
 }
 

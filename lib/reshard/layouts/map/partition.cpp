@@ -104,11 +104,6 @@ void add_zeros_beside(const PartitionRule& rule, std::uint32_t rank, const std::
 
 }  // namespace
 
-Dims PartitionRule::turned(Dims dims) const {
-  if (transposed && dims.size() > 1) std::swap(dims.end()[-1], dims.end()[-2]);
-  return dims;
-}
-
 bool PartitionRule::is_replicated() const {
   return !constant && !parts.empty() && (one_of_parts || parts.size() == 1) &&
          std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.placement == nullptr; });

@@ -87,10 +87,8 @@ struct PartitionRule {
   /// The file's tensor has one dim more, in front: a slice of it is so many parts, stacked in dim 0. 0: it has the
   /// parts' dims.
   std::uint32_t parts_per_slice = 0;
-  bool transposed = false;  // the file has the originals' last two dims the other way round; all here is as in the file
-
-  /// Dims of the file as those of an original or of the view, and the other way round.
-  Dims turned(Dims dims) const;
+  bool transposed =
+      false;  // the file has the last two dims the other way round; all here is as the originals have them
 
   bool records_originals = false;  // files say how large the originals are, as stored sizes do not show it
 

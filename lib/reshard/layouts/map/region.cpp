@@ -1,6 +1,7 @@
 #include "reshard/layouts/map/region.h"
 
 #include <algorithm>
+#include <cassert>
 #include <numeric>
 #include <utility>
 
@@ -11,12 +12,6 @@ Dims counted(std::size_t count, std::uint64_t first = 0) {
   Dims dims(count);
   std::iota(dims.begin(), dims.end(), first);
   return dims;
-}
-
-Dims without_first(const Dims& dims) {
-  Dims rest;
-  for (std::size_t d = 1; d < dims.size(); ++d) rest.push_back(dims[d]);
-  return rest;
 }
 
 }  // namespace
@@ -53,12 +48,13 @@ PlacedView view_of(const Region& region, const Dims& strides) {
 }
 
 std::vector<Region> Packing::regions_in(const Dims& shape, const Box& box) const {
+  assert(!is_stack || head_dim == 0);
   std::vector<Region> regions;
   const auto add = [&](const Region& region) {
     if (auto part = part_in(region, box)) regions.push_back(*std::move(part));
   };
   if (is_stack) {
-    const Dims of_each = without_first(shape);
+    const Dims of_each = shape.from(1);
     Region region{0, whole(of_each), Dims(shape.size()), counted(of_each.size(), 1), Dims(of_each.size(), 1)};
     for (std::uint64_t i = box.begin[0]; i < box.begin[0] + box.size[0]; ++i) {
       region.tensor = static_cast<std::uint32_t>(i);
@@ -85,14 +81,16 @@ std::vector<Region> Packing::regions_in(const Dims& shape, const Box& box) const
 
 BoxedRegions as_boxes(const Dims& shape, std::vector<Region> regions) {
   BoxedRegions boxed{View::of(shape), {}};
-  const std::size_t dims = regions.empty() ? shape.size() : regions.front().box.size.size();
-  const std::uint64_t step = regions.empty() || dims == 0 ? 1 : regions.front().steps[0];
-  Dims as_file = shape;
+  if (regions.empty()) return boxed;
+  const std::size_t dims = regions.front().box.size.size();
+  assert(dims > 0 && dims <= shape.size());
+  const std::uint64_t step = regions.front().steps[0];
   // Rows of every second place are halves of rows that are twice as long.
   if (step > 1 && shape.size() > 1 && shape[0] % step == 0) {
-    as_file[0] /= step;
-    as_file[1] *= step;
-    boxed.view = View::of(as_file);
+    Dims longer = shape;
+    longer[0] /= step;
+    longer[1] *= step;
+    boxed.view = View::of(std::move(longer));
     for (Region& region : regions) {
       region.begin[1] += region.begin[0] % step * shape[1];
       region.begin[0] /= step;
@@ -101,23 +99,19 @@ BoxedRegions as_boxes(const Dims& shape, std::vector<Region> regions) {
   }
   for (; boxed.view.shape.size() > dims; boxed.view = *boxed.view.merged(0))
     for (Region& region : regions) {
-      Dims begin = without_first(region.begin);
-      begin[0] += region.begin[0] * boxed.view.shape[1];
-      region.begin = std::move(begin);
+      const std::uint64_t before = region.begin[0] * boxed.view.shape[1];
+      region.begin = region.begin.from(1);
+      region.begin[0] += before;
     }
   for (Region& region : regions) {
     region.axes = counted(dims);
-    if (dims == 0 || region.steps[0] == 1) {
-      boxed.regions.push_back(std::move(region));
-      continue;
-    }
-    for (std::uint64_t row = 0; row < region.box.size[0]; ++row) {
-      Region one = region;
-      one.box.begin[0] += row;
-      one.box.size[0] = 1;
-      one.begin[0] += row * region.steps[0];
-      one.steps[0] = 1;
-      boxed.regions.push_back(std::move(one));
+    const std::uint64_t rows = region.steps[0] == 1 ? 1 : region.box.size[0];  // that become regions
+    const std::uint64_t row_step = std::exchange(region.steps[0], 1);
+    if (row_step != 1) region.box.size[0] = 1;
+    for (std::uint64_t row = 0; row < rows; ++row) {
+      boxed.regions.push_back(region);
+      ++region.box.begin[0];
+      region.begin[0] += row_step;
     }
   }
   return boxed;

@@ -10,48 +10,50 @@
 
 namespace reshard {
 
-/// Where a box of one tensor lies in an array that holds several, or holds one in another order: experts one behind the
-/// other, linears one under the other, rows of which every second one belongs to the same half of a head.
+/// A box of one tensor and its place in an array that contains several tensors, or one tensor in another order: experts
+/// stacked along a new dim, linears one under the other, heads whose rows alternate between their two halves.
 struct Region {
-  std::uint32_t tensor = 0;  // which of the tensors
-  Box box;                   // of it
-  Dims begin;                // of the box's first element in the array; one number a dim of that
-  Dims axes;                 // of each dim of the box, the dim of the array along which it runs
-  Dims steps;                // of each dim of the box, from one index to the next along that
+  std::uint32_t tensor = 0;  // index of the tensor
+  Box box;                   // of the tensor
+  Dims begin;                // index in the array of the box's first element
+  Dims axes;                 // for each dim of the box, the dim of the array along which it runs
+  Dims steps;                // for each dim of the box, the distance along that dim from one index to the next
 
   friend bool operator==(const Region&, const Region&) = default;
 };
 
-/// What lies in `box` of the array. Its begin is counted from that of `box`.
+/// The part of `region` inside `box`, relative to `box`; std::nullopt if they do not overlap.
 std::optional<Region> part_in(const Region& region, const Box& box);
 
-/// The region as a view of the array, of which `strides` has one for each dim, and the offset of its first element.
+/// A region as a view of the array, and the offset of its first element.
 struct PlacedView {
-  std::uint64_t offset = 0;
+  std::uint64_t offset = 0;  // in elements
   View view;
 };
+/// \param strides  of the array, in elements.
 PlacedView view_of(const Region& region, const Dims& strides);
 
-/// How an array holds tensors of the model: one, as it is, unless it says otherwise.
+/// How an array contains tensors of the model. By default it is one of them.
 struct Packing {
-  bool is_stack = false;  // one behind the other in dim 0
-  /// Rows of a head whose rows come in pairs: row 2i + half of it is row half · head_dim / 2 + i of the model's. 0: rows
-  /// are in the model's order.
+  bool is_stack = false;  // the tensors are stacked along dim 0
+  /// If not 0, the rows of each head of this size come in pairs: row 2i + half in the array is row half * head_dim / 2 + i
+  /// in the model.
   std::uint64_t head_dim = 0;
 
   bool is_plain() const { return !is_stack && head_dim == 0; }
-  /// What lies in `box` of an array of `shape`; begins are counted from that of `box`.
+  /// The regions in `box` of an array of `shape`, relative to `box`.
   std::vector<Region> regions_in(const Dims& shape, const Box& box) const;
 };
 
-/// An array of which all regions are boxes: a view of it that has one dim for each of theirs, and where they begin in it.
+/// A view of an array in which regions are boxes.
 struct BoxedRegions {
-  View view;
-  std::vector<Region> regions;  // with begins in the view, axes in order, and steps of 1
+  View view;                    // with as many dims as the regions' tensors
+  std::vector<Region> regions;  // begins are in the view; axes are 0, 1, …, and steps are 1
 };
 
-/// Regions of one array of `shape` in C order, each with the array's last dims, as boxes of one view. Where rows of every
-/// second or third place cannot be one, each row becomes a region by itself.
+/// Finds such a view for regions that fill a C-ordered array of `shape`. Each runs along the last dims of the array, at least
+/// one, and all have the same steps. If their rows alternate and the number of rows is not a multiple of the step, each row
+/// becomes a region.
 BoxedRegions as_boxes(const Dims& shape, std::vector<Region> regions);
 
 }  // namespace reshard

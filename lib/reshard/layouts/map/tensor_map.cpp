@@ -225,11 +225,10 @@ void TensorMap::add_whole(std::uint32_t stored_index, const std::string& logical
 void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule, std::uint32_t rank) {
   const StoredTensor& tensor = stored[stored_index];
   const auto& path = files[tensor.file].path;
-  const Dims in_file = rule.turned(tensor.shape);
-  const auto shapes = logical_shapes(rule, rank, in_file);
+  const auto shapes = logical_shapes(rule, rank, tensor.shape);
   if (!shapes)
     throw Error(ErrorKind::kBadInput, fmt::format("its shape {} does not fit its partition along dim {}{}",
-                                                  to_string(in_file), rule.dim, expected_size(rule, rank)))
+                                                  to_string(tensor.shape), rule.dim, expected_size(rule, rank)))
         .in(path)
         .tensor(tensor.name)
         .hint("the last ranks are missing, or the metadata or config.json belongs to other shards");
@@ -237,7 +236,7 @@ void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule
   indices.reserve(rule.parts.size());
   for (std::size_t i = 0; i < rule.parts.size(); ++i) {
     const std::string& part = rule.parts[i].logical_name;
-    const Dims shape = rule.turned((*shapes)[i]);
+    const Dims& shape = (*shapes)[i];
     if (!num_bytes(tensor.dtype, shape))
       throw Error(ErrorKind::kBadInput,
                   fmt::format("{} would have the shape {}, whose bytes overflow 64 bits", part, to_string(shape)))
@@ -252,13 +251,11 @@ void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule
                            std::span<const std::uint32_t> indices, const std::vector<Dims>& shapes) {
   if (rule.constant) add_constant(stored_index, *rule.constant, rank);
   for (PartPiece& piece : pieces_of(rule, rank, shapes)) {
-    Box box{rule.turned(std::move(piece.box.begin)), rule.turned(std::move(piece.box.size))};
-    Dims stored_begin = rule.turned(std::move(piece.stored_begin));
     if (piece.is_padding)
-      add_filler(stored_index, {std::move(stored_begin), std::move(box.size)},
+      add_filler(stored_index, {piece.stored_begin, piece.box.size},
                  rule.parts[piece.part].lowest ? lowest_bits(stored[stored_index].dtype) : 0);
     else
-      pieces[indices[piece.part]].push_back({stored_index, std::move(box), std::move(stored_begin)});
+      pieces[indices[piece.part]].push_back({stored_index, std::move(piece.box), std::move(piece.stored_begin)});
   }
 }
 

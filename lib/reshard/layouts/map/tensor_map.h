@@ -117,21 +117,22 @@ struct StoredTensor {
   bool tied = false;             // another parameter's values under a second name: compared, never read
   bool expert_parallel = false;  // of experts that are spread over ranks
   bool is_object = false;        // of a target: TensorRole::kObject
-  /// What the file has, where that is another shape or another order than C.
+  /// The tensor in the file, if it is not the view's shape in C order.
   struct InFile {
-    Dims shape;    // that stands in the file
-    Dims strides;  // of the view
+    Dims shape;    // in the file
+    Dims strides;  // of the view, in elements
 
     friend bool operator==(const InFile&, const InFile&) = default;
   };
   std::shared_ptr<const InFile> in_file;  // null: the view's shape, in C order
 
-  /// Zero for what does not fill whole bytes.
+  /// 0 if the elements do not fill whole bytes, or if the number of bytes overflows.
   std::uint64_t size_bytes() const { return num_bytes(dtype, shape).value_or(0); }
-  /// The shape that stands in the file.
+  /// The shape in the file.
   const Dims& file_shape() const { return in_file ? in_file->shape : shape; }
   Dims strides() const { return in_file ? in_file->strides : c_strides(shape); }
   View view() const { return {shape, strides()}; }
+  /// Whether the strides of the view are those of a C-ordered tensor.
   bool is_c_order() const { return !in_file || in_file->strides == c_strides(shape); }
   /// Replaces the view by one of the same elements.
   void set_view(View view);
@@ -191,11 +192,10 @@ class TensorMap {
   /// Adds the one piece of a stored tensor that is all of an original.
   /// \throws Error kBadInput as add_logical does.
   void add_whole(std::uint32_t stored, const std::string& logical_name);
-  /// Adds the pieces that stored tensor `stored` is made of on `rank`. A transposed one is seen as its originals are.
+  /// Adds the pieces that stored tensor `stored` is made of on `rank`.
   /// \throws Error kBadInput if its shape does not fit.
   void add_pieces(std::uint32_t stored, const PartitionRule& rule, std::uint32_t rank);
-  /// The same where the rule is known to fit, and which originals its parts are of: `logical[i]`, of shape `shapes[i]` as
-  /// the file turns it.
+  /// The same where the rule is known to fit, and which originals its parts are of: `logical[i]` of shape `shapes[i]`.
   void add_pieces(std::uint32_t stored, const PartitionRule& rule, std::uint32_t rank,
                   std::span<const std::uint32_t> logical, const std::vector<Dims>& shapes);
 

@@ -69,7 +69,7 @@ std::set<std::string> transposed_names(const std::vector<PartitionRule>& rules) 
 /// The originals of a rule's parts in the map.
 struct Originals {
   std::vector<std::uint32_t> logical;
-  std::vector<Dims> shapes;  // as the file turns them
+  std::vector<Dims> shapes;
 };
 
 Originals originals_of(const TensorMap& map, const PartitionRule& rule) {
@@ -79,7 +79,7 @@ Originals originals_of(const TensorMap& map, const PartitionRule& rule) {
     if (!logical)
       throw Error(ErrorKind::kInternal, "the plan asks for a tensor that was not validated").tensor(part.logical_name);
     originals.logical.push_back(*logical);
-    originals.shapes.push_back(rule.turned(map.logical[*logical].shape));
+    originals.shapes.push_back(map.logical[*logical].shape);
   }
   return originals;
 }
@@ -116,7 +116,10 @@ StoredTensor stored_from(const TensorMap& map, const NamedRule& named, std::uint
     stored.shape = std::move(stack);
     stored.set_view(View::of(*shape));
   }
-  if (rule.transposed) stored.set_view(stored.view().transposed());
+  if (rule.transposed) {
+    stored.shape = View::of(*shape).transposed().shape;
+    stored.set_view(stored.view().transposed());
+  }
   return stored;
 }
 

@@ -51,7 +51,7 @@ bool is_same_place(const TensorMap& map, const Reading& a, const Reading& b) {
                     [&](const Piece& x, const Piece& y) {
                       const StoredTensor &in_x = map.stored[x.stored], &in_y = map.stored[y.stored];
                       return in_x.file == in_y.file && in_x.offset_bytes == in_y.offset_bytes &&
-                             in_x.shape == in_y.shape && x.box == y.box && x.stored_begin == y.stored_begin;
+                             in_x.view() == in_y.view() && x.box == y.box && x.stored_begin == y.stored_begin;
                     });
 }
 

@@ -46,8 +46,8 @@ struct Transfer {
   const LogicalTensor* result(const ProgramMaps& maps) const;
   /// Its places in the target, grouped by `stored`; borrowed from `maps` or from this. Empty if nothing is written.
   std::span<const Piece> writes(const ProgramMaps& maps) const;
-  /// The dims from the outermost to the innermost, as the target has them in its files; empty where that is their own
-  /// order, or if nothing is written.
+  /// The dims from the outermost to the innermost in the target's file, the first if it is written to several; empty for
+  /// C order, and if nothing is written.
   Dims order(const ProgramMaps& maps) const;
   /// Bytes that are read, compared and written for it: what it costs.
   std::uint64_t moved_bytes(const ProgramMaps& maps) const;

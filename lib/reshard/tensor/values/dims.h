@@ -47,6 +47,13 @@ class Dims {
   std::uint64_t& back() { return end()[-1]; }
   std::uint64_t back() const { return end()[-1]; }
 
+  /// The dims from `first` on.
+  Dims from(std::size_t first) const {
+    Dims rest;
+    rest.assign(begin() + first, end());
+    return rest;
+  }
+
   void clear() { size_ = 0; }
   void push_back(std::uint64_t value) { resize(size_ + std::size_t{1}, value); }
   /// Numbers that are new are `value`.

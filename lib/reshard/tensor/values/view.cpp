@@ -11,10 +11,6 @@ View View::of(Dims shape) {
   return {std::move(shape), std::move(strides)};
 }
 
-bool View::is_c_order() const {
-  return strides == c_strides(shape);
-}
-
 std::uint64_t View::offset(const Dims& index) const {
   return std::inner_product(index.begin(), index.end(), strides.begin(), std::uint64_t{0});
 }
@@ -45,18 +41,18 @@ Dims dims_by_stride(const Dims& strides) {
   return order;
 }
 
-Dims in_order(Dims dims, const Dims& order) {
+Dims permuted(Dims dims, const Dims& order) {
   if (order.empty()) return dims;
-  Dims ordered(dims.size());
-  for (std::size_t d = 0; d < order.size(); ++d) ordered[d] = dims[order[d]];
-  return ordered;
+  Dims result(dims.size());
+  for (std::size_t d = 0; d < order.size(); ++d) result[d] = dims[order[d]];
+  return result;
 }
 
-Dims out_of_order(Dims ordered, const Dims& order) {
-  if (order.empty()) return ordered;
-  Dims dims(ordered.size());
-  for (std::size_t d = 0; d < order.size(); ++d) dims[order[d]] = ordered[d];
-  return dims;
+Dims unpermuted(Dims dims, const Dims& order) {
+  if (order.empty()) return dims;
+  Dims result(dims.size());
+  for (std::size_t d = 0; d < order.size(); ++d) result[order[d]] = dims[d];
+  return result;
 }
 
 }  // namespace reshard

@@ -17,12 +17,10 @@ struct View {
   /// All of an array in C order.
   static View of(Dims shape);
 
-  /// Whether the elements lie in the array as those of a C-ordered tensor do.
-  bool is_c_order() const;
   /// \param index  one number a dim.
   std::uint64_t offset(const Dims& index) const;
 
-  /// With dims `dim` and `dim + 1` as one; nothing if the elements of that have no common stride.
+  /// With dims `dim` and `dim + 1`, which it must have, as one; std::nullopt if that has no single stride.
   std::optional<View> merged(std::size_t dim) const;
   /// With the last two dims, which it must have, swapped.
   View transposed() const;
@@ -30,13 +28,12 @@ struct View {
   friend bool operator==(const View&, const View&) = default;
 };
 
-/// Dims from the largest stride to the smallest: the order in which a view's elements lie. Of equal strides the first dim
-/// comes first.
+/// The dims ordered from the largest stride to the smallest; dims of equal strides keep their order.
 Dims dims_by_stride(const Dims& strides);
 
-/// The numbers of dims `order`, one after the other; all, as they are, for an empty order.
-Dims in_order(Dims dims, const Dims& order);
-/// What in_order was made of.
-Dims out_of_order(Dims ordered, const Dims& order);
+/// `dims` permuted: element i of the result is dims[order[i]]. An empty order is the identity.
+Dims permuted(Dims dims, const Dims& order);
+/// The inverse of permuted.
+Dims unpermuted(Dims dims, const Dims& order);
 
 }  // namespace reshard
