@@ -69,6 +69,8 @@ TEST_CASE("Whatever changes a byte of the outputs changes a job's fingerprint") 
        [](Job& job) {
          job.source.stored[1].set_view({{8}, {2}});
        }},
+      {"views of two tensors exchanged",
+       [](Job& job) { std::swap(job.source.stored[0].in_file, job.source.stored[1].in_file); }},
       {"shape in the file",
        [](Job& job) {
          job.target.stored[1].set_view(View::of({2, 4}));

@@ -135,13 +135,13 @@ struct ConfigChoice {
   bool where_missing = false;  // a config.json beside the weights goes before it
 };
 
-/// What is read of what a training run has saved beside the model, where the layout reads_states.
+/// What to read of the optimizer and other state of a training run, if the layout supports it (LayoutTraits::reads_states).
 enum class Beside : std::uint8_t {
-  kCount,            // how much there is
-  kLook,             // and the headers of the optimizer's files, for BesideModel
-  kRead,             // all of it
-  kReadGroups,       // all of it, and the optimizer's groups as values, which may cost a read each
-  kReadPlainGroups,  // the same; groups that are no plain values stay the objects that they are
+  kCount,            // only the amount
+  kLook,             // the amount, and the headers of the optimizer's files for BesideModel
+  kRead,             // everything
+  kReadGroups,       // everything, and the optimizer's groups as values, each of which may cost a read
+  kReadPlainGroups,  // the same, but groups that are not plain values stay objects
 };
 
 /// What happens to tensors of a checkpoint that its model does not have, such as a module's buffers.
