@@ -274,6 +274,19 @@ Model validated_model(const Checkpoint& checkpoint, Selection& selection, const 
   return model;
 }
 
+/// Notes options that the source was written with, in the same layout, and the output is not.
+void note_other_form(Job& job, const OptionValues& form, const OptionValues& options) {
+  std::vector<std::string> lost;
+  for (const auto& [name, value] : form.all())
+    if (!options.has(name))
+      lost.push_back(value == "true" ? fmt::format("`{}`", name) : fmt::format("`{}` {}", name, value));
+  if (!lost.empty())
+    job.notes.push_back(
+        fmt::format("the source was written with {}, and the output is written without: give the same "
+                    "options to keep its form",
+                    join(lost, " and ")));
+}
+
 /// Makes the target; ranks that the request leaves open are the source's.
 /// \returns the tensors that its layout has no place for.
 std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Selection& selection,
@@ -299,6 +312,7 @@ std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Se
     selection.dropped.push_back(std::move(name));
   if (!request.dtype) take_config_dtype(files, job, *target.layout, checkpoint.config, selection.wanted);
   if (checkpoint.layout == target.layout && !target.format) target.format = checkpoint.format;
+  if (checkpoint.layout == target.layout) note_other_form(job, checkpoint.form, target.options);
   return plan_target(files, job, target, &model, selection.wanted, checkpoint.states_or_null());
 }
 

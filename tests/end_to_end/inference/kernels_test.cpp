@@ -59,6 +59,32 @@ TEST_CASE("Leaves of a transposed matrix, which are its rows, are written in ran
             .same());
 }
 
+TEST_CASE("What the metadata says of square matrices is not overruled") {
+  const Input input({.hidden = 64, .intermediate = 128}, {.layout = "nxdi", .tp = 2, .options = {"kernels=mlp"}});
+  const auto refused = [&](const std::vector<std::string>& options, const char* says) {
+    check_refused([&] { consolidated(input.path(), input / "whole", {.source_options = options}); },
+                  {.path = input.rank_file(0),
+                   .says = std::string("its metadata says that it was written with `kernels` mlp, but ") + says,
+                   .hint = "give `from-kernels` mlp"});
+  };
+  refused({"kernels=none"}, "neuron_config.json or `from-kernels` says none");
+  write_file(input.path() / "neuron_config.json", R"({"neuron_config": {"tp_degree": 2}})");
+  refused({}, "neuron_config.json or `from-kernels` says none");
+  CHECK((consolidated(input.path(), input / "whole", {.source_options = {"kernels=mlp"}}) == input.tensors));
+}
+
+TEST_CASE("Ranks that become others of the same layout without their form are told so") {
+  const Input input({.kv_heads = 4}, {.layout = "nxdi", .tp = 2, .options = {"fuse-qkv", "kernels=mlp,qkv"}});
+  const auto notes = [&](const std::vector<std::string>& options) {
+    return joined_notes(
+        *plan_convert(convert_request(input.path(), input / "again", {.layout = "nxdi", .tp = 1, .options = options})));
+  };
+  CHECK_THAT(notes({}), Says("the source was written with `fuse-qkv` and `kernels` mlp,qkv, and the output is written "
+                             "without: give the same options to keep its form"));
+  CHECK_THAT(notes({"fuse-qkv"}), Says("the source was written with `kernels` mlp,qkv, and"));
+  CHECK_THAT(notes({"fuse-qkv", "kernels=none"}), !Says("the source was written"));
+}
+
 TEST_CASE("Kernels that contradict the shapes, the compiled model or the options are errors") {
   const fs::path golden_case = testdata("golden/nxdi_kernels/mlp-out-bias-llama-tp2");
   const TempDir temp;

@@ -61,6 +61,7 @@ struct Checkpoint {
   std::string names_of;
   Mesh mesh;
   PartitionOptions partition;           // how ranks are partitioned, as far as that was a choice
+  OptionValues form;                    // options of its layout that it was written with, if the files show it
   std::vector<StageMetadata> metadata;  // [pp_rank], the ranks' own; empty if they have none
   std::filesystem::path
       model_elsewhere;  // of an optimizer that was given alone: the folder of its model, if it is known

@@ -155,6 +155,10 @@ std::optional<Kernels> kernels_of(const OptionValues& values, const std::string&
   return kernels;
 }
 
+std::string kernels_text(const Kernels& kernels) {
+  return kernels.empty() ? kNone : fmt::format("{}", fmt::join(kernels, ","));
+}
+
 std::optional<CompiledForm> read_compiled_form(Files& files, const fs::path& directory) {
   const fs::path path = directory / kNeuronConfigFile;
   if (!files.exists(path)) return std::nullopt;
@@ -190,7 +194,7 @@ Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<Part
                          const std::optional<Kernels>& given) {
   const Container& file = shards.files.front().front();
   const ShapeReader reader(file, model);
-  const std::optional<Kernels> declared = given ? given : recorded_kernels(shards, rules);
+  const std::optional<Kernels> recorded = recorded_kernels(shards, rules), declared = given ? given : recorded;
   Kernels kernels;
   for (const std::string_view kernel : kAll) {
     const ByShape by_shape = reader.read(rules, kernel);
@@ -205,6 +209,16 @@ Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<Part
           .in(file.path)
           .tensor(by_shape.decides->name)
           .hint("neuron_config.json belongs to another compiled model; `from-kernels` takes precedence over it");
+    const bool has_matrices = by_shape.decides != nullptr || by_shape.square != nullptr;
+    if (has_matrices && recorded && is_declared != (recorded->count(kernel) > 0))
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format(
+              "its metadata says that it was written with `{}` {}, but neuron_config.json or `from-kernels` says {}",
+              kKernels.name, kernels_text(*recorded), kernels_text(*declared)))
+          .in(file.path)
+          .hint(fmt::format("give `from-kernels` {}, or the neuron_config.json of the model that the files are for",
+                            kernels_text(*recorded)));
     if (!by_shape.transposed && !declared && by_shape.square != nullptr)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("is square, and nothing says whether it is transposed for NxD Inference's kernels ({})",

@@ -43,6 +43,9 @@ struct CompiledForm {
   Kernels kernels;
 };
 
+/// The value of kKernels for these: "mlp,out-proj", or "none".
+std::string kernels_text(const Kernels& kernels);
+
 /// Reads the neuron_config.json in `directory`; std::nullopt if the file does not exist.
 /// \throws Error kBadInput for a file that makes no sense; kUnsupported for settings that change the weights' values or
 /// store them twice.
@@ -56,7 +59,8 @@ void transpose_rules(std::vector<PartitionRule>& rules, const Kernels& kernels);
 
 /// The kernels for which the files of `shards` are transposed: by the shapes, else by `given`, else by the files'
 /// record. `rules` are those of plain matrices of `model`.
-/// \throws Error kBadInput if shapes and `given` contradict each other, or if nothing says it of a square matrix.
+/// \throws Error kBadInput if shapes, `given` and the record contradict each other, or if nothing says whether a square
+/// matrix is transposed.
 Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<PartitionRule>& rules, const Model& model,
                          const std::optional<Kernels>& given);
 

@@ -278,7 +278,7 @@ class NxdiLayout final : public InferenceLayout {
     const fs::path above = directory_above(files, checkpoint.path);
     for (const fs::path& directory : {checkpoint.path, above, checkpoint.directory})
       if (const auto form = read_compiled_form(files, directory)) {
-        given.set(kKernels.name, form->kernels.empty() ? "none" : fmt::format("{}", fmt::join(form->kernels, ",")));
+        given.set(kKernels.name, kernels_text(form->kernels));
         break;
       }
     return given;
@@ -299,6 +299,10 @@ class NxdiLayout final : public InferenceLayout {
           "the weights are transposed for NxD Inference's kernels; without neuron_config.json it is not known whether "
           "fused_rmsnorm_skip_gamma changed their values");
     transpose_rules(shards.rules, kernels);
+    const NxdiForm form = form_of(tensors).value_or(NxdiForm{});
+    checkpoint.form.set_flag(kFuseQkv.name, form.fuse_qkv);
+    checkpoint.form.set_flag(kVocabParallel.name, form.vocab_parallel);
+    if (!kernels.empty()) checkpoint.form.set(kKernels.name, kernels_text(kernels));
   }
 };
 
