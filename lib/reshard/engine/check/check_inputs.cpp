@@ -156,8 +156,7 @@ void validate_all_known(const Job& job, const std::vector<bool>& is_known, const
   const auto count = static_cast<std::size_t>(std::count(unknown, is_known.end(), false));
   const std::string hint =
       "digests are in a SHA256SUMS next to the files or above, in the cache of a Hugging Face download, or in what "
-      "`check-against` "
-      "names" +
+      "`check-against` names" +
       doubts;
   if (count == all)
     throw Error(ErrorKind::kBadInput, all == 1

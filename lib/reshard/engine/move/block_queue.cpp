@@ -89,7 +89,7 @@ BlockGrid BlockQueue::grid_of(std::size_t part) const {
   return {transfer.tensor(maps_).dtype, permuted(box_of(part).size, order_of(transfer)), block_bytes_of(transfer)};
 }
 
-/// The place before which about so many bytes lie.
+/// The place that about `bytes` come before.
 BlockQueue::Place BlockQueue::place_at(std::uint64_t bytes) const {
   const auto after = std::upper_bound(bytes_before_.begin(), bytes_before_.end() - 1, bytes);
   if (after == bytes_before_.begin()) return {0, 0};

@@ -15,7 +15,7 @@ namespace reshard {
 /// The most that a block has where memory is no concern: it stays in the cache, and is worth a system call even when it
 /// is written to many files.
 inline constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
-/// Of a matrix that lies in columns, a block of rows is short ranges: the more rows, the longer.
+/// A block of rows of a column-major matrix is many short ranges, which are longer the more rows it has.
 inline constexpr std::uint64_t kStridedBlockBytes = std::uint64_t{32} << 20;
 
 /// The blocks of parts of a program. Each worker has a stretch, about as many bytes as the others', and
@@ -25,7 +25,7 @@ class BlockQueue {
  public:
   struct Item {
     std::size_t transfer;
-    std::uint64_t block;  // of the part
+    std::uint64_t block;  // index in the part
     Block at;
     std::uint32_t unit;
   };
@@ -37,7 +37,7 @@ class BlockQueue {
              std::uint64_t strided_block_bytes, unsigned workers, bool leaves = false);
 
   /// \returns false when there is nothing left.
-  /// \throws Error kUnsupported for a tensor of which no block of whole bytes is small enough.
+  /// \throws Error kUnsupported if even the smallest block of whole bytes of a tensor is too large.
   bool next(unsigned worker, Item& item);
   /// Adds parts for a worker that has nothing left.
   void add(unsigned worker, const std::vector<Part>& parts);
@@ -55,7 +55,7 @@ class BlockQueue {
     Place end;
     std::unique_ptr<BlockGrid> grid;  // of begin.part
     std::size_t grid_of = SIZE_MAX;
-    Dims grid_begin;  // of the grid, in the tensor
+    Dims grid_begin;  // index in the tensor
   };
 
   std::uint64_t block_bytes_of(const Transfer& transfer) const;
@@ -73,9 +73,9 @@ class BlockQueue {
   std::uint64_t block_bytes_;
   std::uint64_t strided_block_bytes_;
   bool leaves_;
-  bool has_views_;  // whether a source has tensors that are not as the file has them
+  bool has_views_;  // whether a source has tensors in another shape or order than the file
   std::vector<Part> parts_;
-  std::vector<std::uint64_t> bytes_before_;  // of all parts before one, and of all
+  std::vector<std::uint64_t> bytes_before_;  // of the parts before each one; the last is the total
   std::mutex mutex_;
   std::vector<Stretch> stretches_;  // of each worker
 };

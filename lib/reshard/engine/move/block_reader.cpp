@@ -14,7 +14,7 @@
 namespace reshard {
 namespace {
 
-constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with what lies between them
+constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with the bytes between them
 constexpr std::uint64_t kLargestElement = 16;
 constexpr std::uint64_t kDistanceBlockBytes = std::uint64_t{64} << 10;
 
@@ -66,8 +66,8 @@ void BlockReader::load(const TensorMap& map, FilePool<Source>& files, const Grou
   }
 }
 
-/// Reads runs that lie far from each other: each where it goes, or, where others lie between its elements in the block,
-/// first what lies together in the file.
+/// Reads runs that are far apart: each to its place, or, if its elements are apart in the block, first the ranges that are
+/// contiguous in the file.
 void BlockReader::load_apart(const Source& file, std::uint64_t offset_bytes, const Runs& runs,
                              std::span<std::byte> block) {
   const Gather gathered = gather(runs);
@@ -81,7 +81,7 @@ void BlockReader::load_apart(const Source& file, std::uint64_t offset_bytes, con
   copy_runs(gathered.scatter, buffers_.staging.data(), 0, block.data(), 0);
 }
 
-/// Reads ranges into the staging buffer; single elements that lie near each other with what lies between them.
+/// Reads ranges into the staging buffer. Single elements that are close together are read with the bytes between them.
 void BlockReader::read_ranges(const Source& file, std::uint64_t offset_bytes, const Runs& reads) {
   std::vector<std::byte>& window = buffers_.window;
   window.clear();
@@ -109,7 +109,7 @@ void BlockReader::compare(const TensorMap& map, FilePool<Source>& files, const R
                           const LogicalTensor& tensor, const Block& at, std::span<const std::byte> block) {
   load(map, files, group, buffers_.other.make_room(block.size(), {place_read_from(map, {&group, 1}), {}}));
   std::optional<std::uint64_t> differs_at;  // the first byte of the block that does
-  std::string values;                       // of a number: its own, and that of the replica
+  std::string values;                       // for a number: this value and that of the replica
   for (const Runs& runs : group.runs)
     runs.for_each([&](std::uint64_t, std::uint64_t b) {
       const std::byte* const copy = buffers_.other.data() + b;
@@ -143,7 +143,7 @@ void BlockReader::differ(const TensorMap& map, FilePool<Source>& files, const Re
   }
   Divergence found{tensor.name, {}};
   if (drifts) {
-    Dims first = index;  // of the whole tensor, and not of this block
+    Dims first = index;  // in the whole tensor, not in this block
     const ReplicaDistance apart = distance(map, files, reading, stored, tensor, first);
     found = {tensor.name, difference(first).what(), apart.is_drift(), apart.max_abs(), apart.relative()};
     if (!apart.is_drift() && !takes_first) throw difference(first, too_far(apart));

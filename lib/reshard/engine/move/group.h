@@ -16,7 +16,7 @@ struct Block {
   Block() = default;
   explicit Block(Box a_box, Dims an_order = {}) : box(std::move(a_box)), order(std::move(an_order)) {}
 
-  /// The index in the tensor of element `elem` of the block, as it lies in memory.
+  /// The index in the tensor of the block's element `elem`, counted in the order of memory.
   Dims index_of(std::uint64_t elem) const;
 
   Box box;
@@ -27,7 +27,7 @@ struct Block {
 struct Group {
   std::uint32_t stored = 0;
   std::vector<Runs> runs;
-  std::uint64_t begin_bytes = 0;  // the range of the stored tensor that holds them all
+  std::uint64_t begin_bytes = 0;  // the range of the stored tensor that contains all of them
   std::uint64_t end_bytes = 0;
   std::uint64_t total_bytes = 0;
 

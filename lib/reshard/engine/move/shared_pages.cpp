@@ -10,7 +10,7 @@ namespace {
 constexpr std::uint32_t kNobody = UINT32_MAX;
 constexpr std::uint32_t kSeveral = UINT32_MAX - 1;
 
-/// Bytes of a file that lie between the first and the last byte that one share writes to a stored tensor.
+/// The range of a file from the first to the last byte that one share writes to a stored tensor.
 struct Extent {
   std::uint32_t file;
   std::uint64_t begin_bytes;

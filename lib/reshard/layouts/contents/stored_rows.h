@@ -10,7 +10,7 @@
 
 namespace reshard {
 
-/// Whether StoredRows can read the tensor: elements of whole bytes, and no view of another shape than the file has.
+/// Whether StoredRows can read the tensor: elements of whole bytes, and as many dims as in the file.
 bool has_plain_rows(const StoredTensor& stored);
 
 /// The elements of a box of a stored tensor in rows along one of its dims: that of the smallest stride, so that a row is

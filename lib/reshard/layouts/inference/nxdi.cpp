@@ -290,8 +290,10 @@ class NxdiLayout final : public InferenceLayout {
     const std::vector<TensorEntry>& tensors = shards.files.front().front().tensors;
     std::set<std::string_view> held;
     for (const TensorEntry& tensor : tensors) held.insert(tensor.name);
-    shards.rules = NxdiRules(*checkpoint.model, shards.tp, form_of(tensors).value_or(NxdiForm{}))
-                       .run([&](const std::string& name) { return held.count(name) > 0; });
+    const NxdiForm form = form_of(tensors).value_or(NxdiForm{});
+    shards.rules = NxdiRules(*checkpoint.model, shards.tp, form).run([&](const std::string& name) {
+      return held.count(name) > 0;
+    });
     const std::optional<Kernels> given = kernels_of(values, "from-");
     const Kernels kernels = kernels_in_files(shards, shards.rules, *checkpoint.model, given);
     if (!kernels.empty() && !given && !shards.record)
@@ -299,7 +301,6 @@ class NxdiLayout final : public InferenceLayout {
           "the weights are transposed for NxD Inference's kernels; without neuron_config.json it is not known whether "
           "fused_rmsnorm_skip_gamma changed their values");
     transpose_rules(shards.rules, kernels);
-    const NxdiForm form = form_of(tensors).value_or(NxdiForm{});
     checkpoint.form.set_flag(kFuseQkv.name, form.fuse_qkv);
     checkpoint.form.set_flag(kVocabParallel.name, form.vocab_parallel);
     if (!kernels.empty()) checkpoint.form.set(kKernels.name, kernels_text(kernels));
