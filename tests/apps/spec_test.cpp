@@ -290,14 +290,30 @@ TEST_CASE("A mistake in a description is told with its line and key") {
   refused("blocks.*.down", "blocks.*.*.down", {"line 9", "2 stars"});
   refused(R"("when": "layer % 2)", R"("items": 2, "when": "layer % 2)", {"line 10", "one star", "need a second"});
   refused(modules, R"("nxd_inference": {}, )" + modules, {"line 6", "\"attention\" beside it"});
-  const std::pair<std::string, const char*> other_names[] = {
-      {R"("x.weight": "y")", "names the parameter x.weight, which is not there"},
-      {R"("head.weight": [])", "at least one name"},
-      {R"("head.weight": ["a", "b"])", "one name, or one of each of \"versions\""},
-      {R"("head.weight": "o.*")", "names with its stars"},
-      {R"("head.weight": {"name": "o", "rotary": "x"})", "\"interleaved\""}};
-  for (const auto& [parameters, says] : other_names)
-    refused(modules, R"("other_names": {"t": {"parameters": {)" + parameters + "}}}, " + modules, {"line 6", says});
+  const std::pair<std::string, const char*> entries[] = {
+      {R"("entry": "y", "parameters": "x.weight")", "names the parameter x.weight, which is not there"},
+      {R"("entry": [], "parameters": "head.weight")", "one name, or one for each of \"versions\""},
+      {R"("entry": ["a", "b"], "parameters": "head.weight")", "one name, or one for each of \"versions\""},
+      {R"("entry": "o.*", "parameters": "head.weight")", "a name with 0 stars, as head.weight has 0"},
+      {R"("entry": "o", "parameters": ["head.weight", "embed.weight"])", "marked by \"+\", along which they follow"},
+      {R"("entry": "o", "parameters": "head.weight", "dims": "row in")", "\"row in -> expert row in\""},
+      {R"("entry": "o", "parameters": "head.weight", "dims": "(row in -> row in")", "in parentheses"},
+      {R"("entry": "o", "parameters": "head.weight", "dims": "row row -> row")", "each once"},
+      {R"("entry": "o", "parameters": "head.weight", "dims": "row in -> row")", "the axis in in the entry as well"},
+      {R"("entry": "o", "parameters": "head.weight", "dims": "row in -> (row b) in")",
+       "the axis b in a dim of the entry without"},
+      {R"j("entry": "o", "parameters": "head.weight", "dims": "row in -> (row in)")j",
+       "the axis in in a dim of the entry without"},
+      {R"("entry": "o", "parameters": "head.weight", "dims": "row in -> b row in")", "has 0 and the entry has 1 axes"},
+      {R"("entry": "o", "parameters": "head.weight", "padded": true)", "an axis marked by \"+\""},
+      {R"("entry": "o", "parameters": "head.weight", "dims": "r i -> i r", "sizes": {"x": 1})", "x, which is no axis"},
+      {R"("entry": "o", "parameters": "head.weight", "dims": "r i -> i r", "sizes": {"r": "dim"})",
+       "num_attention_heads"},
+      {R"("entry": "o", "rotary": "interleaved")", "the key \"rotary\" is not known"}};
+  for (const auto& [entry, says] : entries)
+    refused(modules, R"("other_names": [{"program": "t", "entries": [{)" + entry + "}]}], " + modules,
+            {"line 6", says});
+  refused(modules, R"("other_names": {"t": {}}, )" + modules, {"line 6", "\"other_names\" is", "expected an array"});
   refused(head, R"("vocab", "dims"], "stage": "last")",
           {"other.json: line 11: head: \"shape\" does not fit", "config.json: \"dims\" is missing",
            "did you mean \"dim\"?"});

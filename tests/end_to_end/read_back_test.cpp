@@ -122,7 +122,7 @@ TEST_CASE("The names of every architecture come back from dcp, behind any prefix
     if (!is_translated && !trial.takes(i, prefixes.size())) continue;
     CAPTURE(trial.of.name, prefixes[i]);
     CHECK(read_back(files, dcp_request({}, prefixes[i])) == "");
-    if (!family || family->other_names.empty()) continue;
+    if (!family || family->schemes.empty()) continue;
     for (const char* names : {"torchtitan", "torchtitan-0.2"}) {
       const std::string refused = read_back(files, dcp_request(names, prefixes[i]));
       if (is_translated) CHECK(refused == "");

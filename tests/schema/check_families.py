@@ -65,13 +65,15 @@ MISTAKES = {
     "one linear to join": (set_at("fused", to=[{"module": "model.layers.*", "name": "ab", "linears": ["a"]}]),
                            ["fused", 0, "linears"]),
     "a name in NxD Inference that is none": (set_at("nxd_inference", to={"norm": 1}), ["nxd_inference", "norm"]),
-    "another program's names without parameters": (set_at("other_names", to={"torchtitan": {}}),
-                                                   ["other_names", "torchtitan"]),
-    "another name that is none": (set_at("other_names", to={"torchtitan": {"parameters": {"norm.weight": 1}}}),
-                                  ["other_names", "torchtitan", "parameters", "norm.weight"]),
-    "an order of rows that nobody knows": (
-        set_at("other_names", to={"torchtitan": {"parameters": {"q.weight": {"name": "wq", "rotary": "halves"}}}}),
-        ["other_names", "torchtitan", "parameters", "q.weight"]),
+    "another program without entries": (set_at("other_names", to=[{"program": "torchtitan"}]), ["other_names", 0]),
+    "an entry without a name": (set_at("other_names", to=[{"program": "p", "entries": [{"parameters": "q.weight"}]}]),
+                                ["other_names", 0, "entries", 0]),
+    "dims without an arrow": (
+        set_at("other_names", to=[{"program": "p", "entries": [{"entry": "q", "parameters": "q.weight", "dims": "a b"}]}]),
+        ["other_names", 0, "entries", 0, "dims"]),
+    "an axis of a size that is no expression": (
+        set_at("other_names", to=[{"program": "p", "entries": [{"entry": "q", "sizes": {"half": [2]}}]}]),
+        ["other_names", 0, "entries", 0, "sizes", "half"]),
     "attention without a name": (set_at("attention", to={"module": "model.layers.*.attn", "query": "q", "key": "k",
                                                          "value": "v", "output": "o"}), ["attention"]),
 }
@@ -88,6 +90,14 @@ class Families(unittest.TestCase):
         for path in paths:
             with self.subTest(path.name):
                 self.validator.validate(read(path))
+
+    def test_every_built_in_scheme_fits(self):
+        validator = jsonschema.Draft202012Validator({"$ref": "#/$defs/scheme", "$defs": SCHEMA["$defs"]})
+        paths = sorted((SPECS / "schemes").glob("*.json"))
+        self.assertGreaterEqual(len(paths), 1)
+        for path in paths:
+            with self.subTest(path.name):
+                validator.validate(read(path))
 
     def test_a_mistake_does_not_fit(self):
         self.validator.validate(VALID)

@@ -230,6 +230,22 @@ std::string with_stars(std::string_view name) {
   return join(parts, ".");
 }
 
+std::vector<std::string> numbers_in(std::string_view name) {
+  std::vector<std::string> numbers = split(name, '.');
+  std::erase_if(numbers, [](const std::string& part) { return with_stars(part) != "*"; });
+  return numbers;
+}
+
+std::string with_numbers(std::string pattern, std::span<const std::string> numbers) {
+  std::size_t star = 0;
+  for (const std::string& number : numbers) {
+    star = pattern.find('*', star);
+    if (star == pattern.npos) break;
+    pattern.replace(star, 1, number);
+  }
+  return pattern;
+}
+
 std::string list_numbers(std::span<const std::uint64_t> numbers, std::size_t most) {
   const auto shown = numbers.subspan(0, std::min(most, numbers.size()));
   std::string out = fmt::format("{}", fmt::join(shown.begin(), shown.end(), ", "));

@@ -49,6 +49,10 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
 
 /// A dotted name with a "*" for each part that is a number: model.layers.*.mlp.up_proj.weight.
 std::string with_stars(std::string_view name);
+/// The parts of a dotted name that are numbers, in order.
+std::vector<std::string> numbers_in(std::string_view name);
+/// `pattern` with `numbers` in place of its first stars; what there are too many of on either side stays or is ignored.
+std::string with_numbers(std::string pattern, std::span<const std::string> numbers);
 
 /// "0, 2, 4" ; more than `most` items are cut short with "… (N in all)".
 std::string list_numbers(std::span<const std::uint64_t> numbers, std::size_t most = 16);

@@ -96,13 +96,17 @@ TEST_CASE("What experts do not have alike is not made one of") {
         [&](Saved& saved) { saved.erase(state + ".step"); },
         {.kind = ErrorKind::kUnsupported,
          .tensor = "optim.state." + other + ".step",
-         .says = "expert 1 of the stack has none"}},
-       {"no moment", [&](Saved& saved) { saved.erase(state + ".exp_avg"); }, {.says = "of which number 1 is missing"}},
+         .says = "model.layers.1.mlp.experts.1.up_proj.weight has none"}},
+       {"no moment",
+        [&](Saved& saved) { saved.erase(state + ".exp_avg"); },
+        {.says = "of which model.layers.1.mlp.experts.1.up_proj.weight is missing"}},
        {"sums of rows",
         [&](Saved& saved) {
           saved.add(state + ".sums", {DType::kF32, {8}, std::string(32, 'x')});
         },
-        {.kind = ErrorKind::kUnsupported, .tensor = state + ".sums", .says = "is one of a stack of experts"}}});
+        {.kind = ErrorKind::kUnsupported,
+         .tensor = state + ".sums",
+         .says = "cannot be packed into layers.1.moe.routed_experts.inner_experts.w3_EFD"}}});
 }
 
 TEST_CASE("Steps that are numbers become a tensor of the stack, unless they differ or float32 has not got them") {

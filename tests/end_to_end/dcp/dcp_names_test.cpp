@@ -110,9 +110,12 @@ TEST_CASE("A tensor without a name, an expert that is missing, and one of anothe
     return check_refused([&] { convert(request); }, with_common(refusal, {.unwritten = out}));
   };
   model.at(expert) = {DType::kF32, model.at(expert).shape, model.at(expert).bytes + model.at(expert).bytes};
-  refused({.kind = ErrorKind::kUnsupported, .tensor = expert, .says = "cannot be stacked with other experts"});
+  refused({.kind = ErrorKind::kUnsupported,
+           .tensor = expert,
+           .says = "which is in the same entry layers.1.moe.routed_experts.inner_experts.w3_EFD"});
   model.erase(expert);
-  const Error missing = refused({.says = "of which number 1 is missing"});
+  const Error missing =
+      refused({.says = "contains 3 tensors, of which model.layers.1.mlp.experts.1.up_proj.weight is missing"});
   CHECK_THAT(missing.tensor(), Says("moe.routed_experts.inner_experts.w3_EFD"));
 }
 

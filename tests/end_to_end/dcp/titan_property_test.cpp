@@ -160,7 +160,8 @@ TEST_CASE("A list of names that change is refused, and so are states that cannot
   const std::string query = "optimizer.state.layers.0.attention.wq.weight.sums";
   refused(add_sums(titan, query), "hf", query, "layers.0.attention.wq.weight has");
   const std::string own_query = "optim.state.model.layers.0.self_attn.q_proj.weight.sums";
-  refused(add_sums(own, own_query), "torchtitan", own_query, "has its rows in another order");
+  refused(add_sums(own, own_query), "torchtitan", own_query,
+          "cannot be packed into layers.0.attention.qkv_linear.wq.weight");
   titan.add_object("optimizer.param_groups.0.params");
   refused(titan, "hf", "optimizer.param_groups.0.params",
           "under their names in torchtitan, which become the model's own");

@@ -3,12 +3,42 @@
 #include <numeric>
 
 #include "support/refusals.h"
+#include "support/schemes.h"
 
 namespace reshard::test {
 namespace {
 
 ChunkedTensor matrix(std::uint64_t rows, std::uint64_t columns) {
   return {"entry", "w", DType::kU16, {rows, columns}, {}};
+}
+
+/// The experts of a layer, one behind the other, and the rows of heads in pairs.
+const Scheme::Entry& stacked() {
+  static const Scheme::Entry kEntry = scheme_entry(R"("entry": "moe.w1", "parameters": "experts.*.gate",
+                                                      "dims": "row in -> expert row in")");
+  return kEntry;
+}
+const Scheme::Entry& interleaved() {
+  static const Scheme::Entry kEntry =
+      scheme_entry(R"("entry": "entry", "parameters": "w", "dims": "(head half pair) in -> (head pair half) in",
+                      "sizes": {"half": 2, "pair": "head_dim / 2"})");
+  return kEntry;
+}
+
+ChunkedTensor packed(ChunkedTensor tensor, const Scheme::Entry& rule) {
+  tensor.packed = std::make_shared<const PackedNames>(PackedNames{&rule, rule.parameters});
+  tensor.packed_shape = tensor.shape;
+  return tensor;
+}
+
+Model model_of(std::uint64_t head_dim, const Dims& shape) {
+  Model model;
+  model.head_dim = head_dim;
+  model.parameters.resize(2);
+  model.parameters[0].name = "other";
+  model.parameters[1].name = "w";
+  model.parameters[1].shape = shape;
+  return model;
 }
 
 TEST_CASE("Chunks that leave holes or overlap are refused with the tensor and what says so") {
@@ -77,18 +107,15 @@ TEST_CASE("Interleaved rows are put into the halves of their heads, whatever the
     for (const bool transposed : {false, true}) {
       CAPTURE(cut, transposed);
       ChunkedTensor tensor = matrix(kRows, kColumns);
-      tensor.interleaved = true;
       for (const auto& [begin, end] : {std::pair{std::uint64_t{0}, cut}, std::pair{cut, kRows}}) {
         if (begin == end) continue;
         ChunkedTensor::Chunk chunk{{{begin, 0}, {end - begin, kColumns}}, 0, 2 * begin * kColumns, {}};
         if (transposed) chunk.strides = {1, end - begin};
         tensor.chunks.push_back(chunk);
       }
-      std::vector<ChunkedTensor> tensors{tensor};
-      tensor.interleaved = false;
       const auto plain = elements(chunked_map({{"f"}}, {tensor}, "d"), 0);
-      deinterleave(tensors, kHeadDim, "d");
-      const TensorMap map = chunked_map({{"f"}}, tensors, "d");
+      const Model model = model_of(kHeadDim, tensor.shape);
+      const TensorMap map = chunked_map({{"f"}}, unpacked({packed(tensor, interleaved())}, &model, "d"), "d");
       CHECK_NOTHROW(validate_tiling(map));
       const auto found = elements(map, 0);
       for (std::uint64_t head = 0; head < kHeads; ++head)
@@ -100,62 +127,61 @@ TEST_CASE("Interleaved rows are put into the halves of their heads, whatever the
     }
 }
 
-TEST_CASE("Rows that are no pairs, or no whole heads, are refused") {
-  const auto refused = [](const ChunkedTensor& tensor, std::uint64_t head_dim, ErrorKind kind) {
-    std::vector<ChunkedTensor> tensors{tensor};
-    check_refused([&] { deinterleave(tensors, head_dim, "d/.metadata"); },
-                  {.kind = kind, .path = "d/.metadata", .tensor = "entry"});
+TEST_CASE("Rows that are no pairs, no whole heads, or not as many as the model's, are refused") {
+  const auto refused = [](const Dims& shape, std::uint64_t head_dim, const Dims& of_model, ErrorKind kind,
+                          const std::string& says) {
+    const Model model = model_of(head_dim, of_model);
+    ChunkedTensor tensor = matrix(0, 0);
+    tensor.shape = shape;
+    check_refused([&] { unpacked({packed(tensor, interleaved())}, &model, "d/.metadata"); },
+                  {.kind = kind, .path = "d/.metadata", .tensor = "entry", .says = says});
   };
-  ChunkedTensor tensor = matrix(12, 2);
-  tensor.interleaved = true;
-  refused(tensor, 0, ErrorKind::kUnsupported);
-  refused(tensor, 3, ErrorKind::kUnsupported);
-  refused(tensor, 8, ErrorKind::kBadInput);
-  tensor.shape = {};
-  refused(tensor, 2, ErrorKind::kBadInput);
+  refused({12, 2}, 0, {12, 2}, ErrorKind::kUnsupported, "head_dim / 2");
+  refused({12, 2}, 3, {12, 2}, ErrorKind::kUnsupported, "3 / 2 is not a whole number");
+  refused({12, 2}, 8, {12, 2}, ErrorKind::kBadInput, "has the shape [12, 2], which is not \"(head half pair) in\"");
+  refused({}, 2, {12, 2}, ErrorKind::kBadInput, "has the shape [], but \"(head pair half) in\" is expected");
+  refused({std::uint64_t{1} << 31, 2}, 6, {12, 2}, ErrorKind::kBadInput,
+          "has the shape [2147483648, 2], but the model has [12, 2]");
+  Model other = model_of(6, {12, 2});
+  other.parameters.pop_back();
+  check_refused([&] { unpacked({packed(matrix(12, 2), interleaved())}, &other, "d"); },
+                {.tensor = "entry", .says = "contains w, which the model does not have"});
 }
 
-TEST_CASE("Interleaved rows of another shape than the model's are refused before heads are made of them") {
-  Model model;
-  model.parameters.resize(2);
-  model.parameters[0].name = "other";
-  model.parameters[1].name = "w";
-  model.parameters[1].shape = {12, 2};
-  ChunkedTensor tensor = matrix(12, 2);
-  tensor.interleaved = true;
-  CHECK_NOTHROW(validate_interleaved({matrix(5, 1), tensor}, model, "d"));
-  tensor.shape[0] = std::uint64_t{1} << 31;
-  const auto refused = [&](const std::string& says) {
-    check_refused([&] { validate_interleaved({tensor}, model, "d/.metadata"); },
-                  {.path = "d/.metadata", .tensor = "entry", .says = says});
-  };
-  refused("has the shape [2147483648, 2], but the model has [12, 2]");
-  tensor.name = "v";
-  refused("but the model has no v");
+TEST_CASE("Without a model, only entries whose order needs its numbers stay as they are") {
+  const auto kept = unpacked({packed(matrix(12, 2), interleaved())}, nullptr, "d");
+  REQUIRE(kept.size() == 1);
+  CHECK(kept[0].packed != nullptr);
+}
+
+/// A scalar of a parameter in a stack of so many experts.
+ChunkedTensor step_of(std::uint64_t experts, std::size_t replicas) {
+  ChunkedTensor step{"step", "experts.*.gate", DType::kF32, {experts, 1, 1}, {}};
+  step = packed(step, stacked());
+  step.shape = {};
+  step.chunks.resize(replicas);
+  return step;
 }
 
 TEST_CASE("Copies of a state are made for as many experts as a model can have") {
-  ChunkedTensor step{"step", "experts.*.gate", DType::kF32, {}, {{{}}}};
-  step.copies = 3;
-  CHECK(unstacked({step}, "d").size() == 3);
-  const auto refused = [&] {
-    check_refused([&] { unstacked({step}, "d/.metadata"); },
-                  {.kind = ErrorKind::kUnsupported, .tensor = "step", .says = "more than any model has"});
+  CHECK(unpacked({step_of(3, 1)}, nullptr, "d").size() == 3);
+  const auto refused = [](const ChunkedTensor& step, const std::string& says) {
+    check_refused([&] { unpacked({step}, nullptr, "d/.metadata"); },
+                  {.kind = ErrorKind::kUnsupported, .path = "d/.metadata", .tensor = "step", .says = says});
   };
-  step.copies = std::uint64_t{1} << 40;
-  refused();
-  step.copies = kMaxParameters;
-  step.chunks.resize(9);  // replicas
-  refused();
+  refused(step_of(std::uint64_t{1} << 40, 1), "contains 1099511627776 tensors, more than any model has");
+  refused(step_of(kMaxParameters, 9), "its chunks become more than 16777216 parts of tensors");
 }
 
 TEST_CASE("A stack of experts is as many tensors, of chunks that cut it anywhere") {
-  ChunkedTensor stack{"moe.w1", "experts.*.gate", DType::kU16, {3, 2, 4}, {}, true};
+  ChunkedTensor stack = packed({"moe.w1", "experts.*.gate", DType::kU16, {3, 2, 4}, {}}, stacked());
   // The first chunk has two experts, the second one in two parts of columns.
   stack.chunks = {{{{0, 0, 0}, {2, 2, 4}}, 0, 0}, {{{2, 0, 0}, {1, 2, 1}}, 0, 200}, {{{2, 0, 1}, {1, 2, 3}}, 0, 400}};
-  const std::vector<ChunkedTensor> experts = unstacked({matrix(1, 1), stack}, "d");
+  const std::vector<ChunkedTensor> experts = unpacked({matrix(1, 1), stack}, nullptr, "d");
   REQUIRE(experts.size() == 4);
   for (std::size_t e = 0; e < 3; ++e) CHECK(experts[1 + e].name == "experts." + std::to_string(e) + ".gate");
+  CHECK(names_packed_in({matrix(1, 1), stack}, "d") ==
+        std::vector<std::string>{"experts.0.gate", "experts.1.gate", "experts.2.gate"});
   const TensorMap map = chunked_map({{"f"}}, {experts.begin() + 1, experts.end()}, "d");
   std::vector<std::uint64_t> expected(8);
   for (std::uint64_t e = 0; e < 2; ++e) {
@@ -163,30 +189,42 @@ TEST_CASE("A stack of experts is as many tensors, of chunks that cut it anywhere
     CHECK(elements(map, static_cast<std::uint32_t>(e)) == expected);
   }
   CHECK(elements(map, 2) == std::vector<std::uint64_t>{100, 200, 201, 202, 101, 203, 204, 205});
-  for (const Dims& shape : {Dims{}, Dims{0, 2}, Dims{3, 0}}) {
-    stack.shape = shape;
-    CHECK(error_of([&] { unstacked({stack}, "d"); }).tensor() == "moe.w1");
+  for (const Dims& shape : {Dims{}, Dims{0, 2, 1}, Dims{3, 2}}) {
+    stack.shape = stack.packed_shape = shape;
+    CHECK(error_of([&] { unpacked({stack}, nullptr, "d"); }).tensor() == "moe.w1");
   }
-  stack.shape = {std::uint64_t{1} << 40, 1};
-  CHECK(error_of([&] { unstacked({stack}, "d"); }).kind() == ErrorKind::kUnsupported);
+  stack.shape = stack.packed_shape = {std::uint64_t{1} << 40, 1, 1};
+  CHECK(error_of([&] { unpacked({stack}, nullptr, "d"); }).kind() == ErrorKind::kUnsupported);
+}
+
+TEST_CASE("Rows behind those of the parameters are padding where the scheme says that there may be some") {
+  const Scheme::Entry rule = scheme_entry(R"("entry": "embedding", "parameters": "w", "dims": "row in -> +row in",
+                                             "padded": true)");
+  ChunkedTensor tensor = packed(matrix(6, 2), rule);
+  tensor.chunks = {{{{0, 0}, {3, 2}}, 0, 0}, {{{3, 0}, {3, 2}}, 0, 100}};
+  Model model = model_of(0, {4, 2});
+  const TensorMap map = chunked_map({{"f"}}, unpacked({tensor}, &model, "d"), "d");
+  CHECK(map.logical[0].shape == Dims{4, 2});
+  CHECK(elements(map, 0) == std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5, 50, 51});
+  model.parameters[1].shape = {7, 2};
+  CHECK_THAT(error_of([&] { unpacked({tensor}, &model, "d"); }).what(),
+             Says("has the shape [6, 2], but the model has"));
 }
 
 TEST_CASE("Stacks of experts whose chunks would become too many parts are refused before they do") {
-  ChunkedTensor stack{"moe.w1", "experts.*.gate", DType::kU8, {kMaxParameters / 2, 17}, {}, true};
+  ChunkedTensor stack = packed({"moe.w1", "experts.*.gate", DType::kU8, {kMaxParameters / 2, 1, 17}, {}}, stacked());
   for (std::uint64_t column = 0; column < 17; ++column)
-    stack.chunks.push_back({{{0, column}, {kMaxParameters / 2, 1}}, 0, 0});
+    stack.chunks.push_back({{{0, 0, column}, {kMaxParameters / 2, 1, 1}}, 0, 0});
   const auto refused = [](const std::vector<ChunkedTensor>& tensors) {
-    check_refused([&] { unstacked(tensors, "d/.metadata"); },
+    check_refused([&] { unpacked(tensors, nullptr, "d/.metadata"); },
                   {.kind = ErrorKind::kUnsupported,
                    .path = "d/.metadata",
                    .tensor = "moe.w1",
-                   .says = {"stacks 1048576 experts in 1", " chunks, more than 16777216 parts in all"}});
+                   .says = "its chunks become more than 16777216 parts of tensors"});
   };
   refused({stack});
-  ChunkedTensor step{"step", "experts.*.gate", DType::kF32, {}, {{{}}}};
-  step.copies = 1;
   stack.chunks.pop_back();
-  refused({step, stack});  // all stacks together
+  refused({step_of(1, 1), stack});  // all of them together
 }
 
 }  // namespace

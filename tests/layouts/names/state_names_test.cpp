@@ -247,21 +247,25 @@ TEST_CASE("torchtitan's names become the model's, with their order, and without 
                                  "model.layers.1.mlp.experts.*.down_proj.weight",
                                  "model.layers.1.mlp.experts.*.gate_proj.weight", "", "model.layers.1.mlp.gate.weight",
                                  "model.norm.weight", "lm_head.weight", ""});
-  CHECK_FALSE(found.others[1]->interleaved);
-  CHECK(found.others[4]->stacked());
-  CHECK_FALSE(found.others[7]->stacked());
+  CHECK(found.packed[1] == nullptr);
+  REQUIRE(found.packed[4] != nullptr);
+  CHECK(found.packed[4]->tensors({2}) == std::vector<std::string>{"model.layers.1.mlp.experts.0.down_proj.weight",
+                                                                  "model.layers.1.mlp.experts.1.down_proj.weight"});
+  CHECK(found.packed[7] == nullptr);
   CHECK(state_names_note(found) == "the names of torchtitan are replaced by the model's own");
 
   const StateNames llama = find_state_names(with_prefix("model.", titan), builtin_family("llama").get());
   CHECK(llama.prefix == "model.");
   CHECK(llama.names[1] == "model.layers.0.self_attn.q_proj.weight");
-  CHECK(llama.others[1]->interleaved);
-  CHECK(llama.others[2]->interleaved);
+  REQUIRE(llama.packed[1] != nullptr);
+  CHECK(llama.packed[1]->tensors({}) == std::vector<std::string>{llama.names[1]});
+  CHECK(llama.packed[1]->rule->sizes.count("pair") == 1);
+  CHECK(llama.packed[2] != nullptr);
   CHECK(llama.names[4] == "layers.1.moe.experts.w2");  // which no Llama has
 
   const StateNames unknown = find_state_names(titan, nullptr);
   CHECK(unknown.program == "torchtitan");
-  CHECK(unknown.others.empty());
+  CHECK(unknown.packed.empty());
   CHECK(unknown.names[1] == titan[1]);
   CHECK(state_names_note(unknown) ==
         "the names of torchtitan stay: with a config.json (`config`), they become the model's own");

@@ -73,11 +73,24 @@ std::string prefix_of(const std::string& given) {
   return prefix;
 }
 
-/// The tensors as one container.
-Container container_of(const std::vector<ChunkedTensor>& tensors) {
+/// The tensors of the model as one container; of those in packed entries the names alone.
+Container container_of(const DcpSource& source) {
   Container container;
-  for (const ChunkedTensor& tensor : tensors) container.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
+  for (const ChunkedTensor& tensor : source.tensors)
+    if (tensor.packed == nullptr) container.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
+  for (std::string& name : names_packed_in(source.tensors, source.where))
+    container.tensors.emplace_back().name = std::move(name);
   return container;
+}
+
+/// \throws Error kUnsupported for an entry that only a model's numbers would take apart.
+void validate_unpacked(const DcpSource& source) {
+  for (const ChunkedTensor& tensor : source.tensors)
+    if (tensor.packed != nullptr)
+      throw Error(ErrorKind::kUnsupported, "has its elements in an order that depends on the numbers of config.json")
+          .in(source.where)
+          .tensor(tensor.entry)
+          .hint("give the model's config.json by `config`");
 }
 
 class DcpLayout final : public Layout {
@@ -155,14 +168,11 @@ class DcpLayout final : public Layout {
     checkpoint.notes = std::move(source.notes);
     checkpoint.beside_model = source.beside;
     checkpoint.names_of = std::move(source.program);
-    source.tensors = unstacked(std::move(source.tensors), source.where);
-    source.states = unstacked(std::move(source.states), source.where);
-    const Container tensors = container_of(source.tensors);
+    const Container tensors = container_of(source);
     read_trained_model(files, checkpoint, context, tensors, [&](const std::optional<Model>& model) {
-      if (model) validate_interleaved(source.tensors, *model, source.where);  // states are as large as their parameters
-      if (model || context.use != ConfigUse::kLenient)
-        for (auto* some : {&source.tensors, &source.states})
-          deinterleave(*some, model ? model->head_dim : 0, source.where);
+      for (auto* some : {&source.tensors, &source.states})
+        *some = unpacked(std::move(*some), model ? &*model : nullptr, source.where);
+      if (context.use != ConfigUse::kLenient) validate_unpacked(source);
       if (!model && source.format == Format::kSafetensors)
         checkpoint.notes.push_back(
             "nothing says how large whole tensors are: without a config.json, missing files of the last ranks are not "

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/map/packing.h"
 
 namespace reshard {
 namespace {
@@ -14,44 +16,52 @@ constexpr std::uint32_t kMissing = UINT32_MAX;
 
 }  // namespace
 
-DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const WrittenNames::Place& place,
-                   std::uint64_t head_dim) {
-  DcpEntry entry{place.entry, tensor.dtype, tensor.shape, {index}, {.is_stack = place.stacked > 0}};
-  entry.is_object = tensor.role == TensorRole::kObject;
-  if (entry.packing.is_stack) {
-    entry.shape = {place.stacked};
-    for (const std::uint64_t size : tensor.shape) entry.shape.push_back(size);
-    entry.logical.assign(place.stacked, kMissing);
-    add_expert(entry, tensor, index, place.index);
+DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const DcpEntryPlace& place, const Model* model) {
+  DcpEntry entry{place.name, tensor.dtype, tensor.shape, {index}, {}, {}, tensor.role == TensorRole::kObject};
+  if (place.packed.entry == nullptr) return entry;
+  try {
+    const WrittenNames::Entry& packed = *place.packed.entry;
+    entry.packed = &packed;
+    PackedArray array = pack(*packed.rule, packed.parts, packed.numbers, *model);
+    if (!array.packing.has_boxes())
+      throw Error(
+          ErrorKind::kUnsupported,
+          fmt::format("has its dims in another order in {}, which is read but not written", printable(place.name)))
+          .hint("keep the model's own names");
+    entry.shape = std::move(array.shape);
+    entry.packing = std::move(array.packing);
+    entry.logical.assign(packed.tensors.size(), kMissing);
+  } catch (Error& error) {
+    throw error.tensor(tensor.name);
   }
-  if (!place.interleaved) return entry;
-  if (head_dim == 0 || head_dim % 2 != 0)
-    throw Error(ErrorKind::kUnsupported, fmt::format("its heads have {} rows, which are no pairs", head_dim))
-        .tensor(tensor.name);
-  if (tensor.shape.empty() || tensor.shape[0] % head_dim != 0)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("its shape {} is not one of whole heads of {} rows", to_string(tensor.shape), head_dim))
-        .tensor(tensor.name)
-        .hint("config.json belongs to another model");
-  entry.packing.head_dim = head_dim;
+  add_to_entry(entry, tensor, index, place, tensor);
   return entry;
 }
 
-void add_expert(DcpEntry& stack, const LogicalTensor& tensor, std::uint32_t index, std::uint64_t expert) {
-  if (tensor.shape.empty() || tensor.dtype != stack.dtype || tensor.shape != stack.shape.from(1))
-    throw Error(ErrorKind::kUnsupported,
-                fmt::format("is {} {}, and cannot be stacked with other experts into {} {}", name(tensor.dtype),
-                            to_string(tensor.shape), name(stack.dtype), to_string(stack.shape)))
+void add_to_entry(DcpEntry& entry, const LogicalTensor& tensor, std::uint32_t index, const DcpEntryPlace& place,
+                  const LogicalTensor& first) {
+  const WrittenNames::Entry& packed = *place.packed.entry;
+  const Dims& shape = packed.parts[place.packed.tensor % packed.parts.size()];
+  if (tensor.shape != shape)
+    throw Error(ErrorKind::kUnsupported, fmt::format("has the shape {}, but the model {}: it has no place in {}",
+                                                     to_string(tensor.shape), to_string(shape), printable(entry.name)))
         .tensor(tensor.name);
-  stack.logical.at(expert) = index;
+  if (tensor.dtype != entry.dtype)
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("is {}, but {}, which is in the same entry {}, is {}", name(tensor.dtype),
+                            printable(first.name), printable(entry.name), name(entry.dtype)))
+        .tensor(tensor.name)
+        .hint("convert all of them to one dtype");
+  entry.logical.at(place.packed.tensor) = index;
 }
 
-void validate_all_experts(const DcpEntry& stack) {
-  const auto missing = std::find(stack.logical.begin(), stack.logical.end(), kMissing);
-  if (missing == stack.logical.end()) return;
-  throw Error(ErrorKind::kBadInput, fmt::format("stacks {} experts, of which number {} is missing",
-                                                stack.logical.size(), missing - stack.logical.begin()))
-      .tensor(stack.name)
+void validate_complete(const DcpEntry& entry) {
+  const auto missing = std::find(entry.logical.begin(), entry.logical.end(), kMissing);
+  if (missing == entry.logical.end()) return;
+  const std::string& tensor = entry.packed->tensors[static_cast<std::size_t>(missing - entry.logical.begin())];
+  throw Error(ErrorKind::kBadInput, fmt::format("contains {} tensors, of which {} is missing", entry.logical.size(),
+                                                tensor.empty() ? "one" : printable(tensor)))
+      .tensor(entry.name)
       .hint("the checkpoint is incomplete, or config.json belongs to another model");
 }
 
@@ -62,7 +72,7 @@ DcpPart part_of(const DcpEntry& entry, const Box& box) {
     part.pieces.push_back({entry.logical.front(), {0, box, Dims(box.size.size())}});
     return part;
   }
-  BoxedRegions boxed = as_boxes(box.size, entry.packing.regions_in(entry.shape, box));
+  BoxedRegions boxed = as_boxes(box.size, entry.packing.regions_in(box));
   part.stored.set_view(std::move(boxed.view));
   part.pieces.reserve(boxed.regions.size());
   for (Region& region : boxed.regions)

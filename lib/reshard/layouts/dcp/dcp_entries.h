@@ -12,30 +12,37 @@
 
 namespace reshard {
 
-/// A tensor that a checkpoint of torch.distributed.checkpoint has an entry for: a logical one, or experts one behind
-/// the other.
+/// A tensor that a checkpoint of torch.distributed.checkpoint has an entry for: a logical one, or several that another
+/// program packs.
 struct DcpEntry {
   std::string name;
   DType dtype;
   Dims shape;
-  std::vector<std::uint32_t> logical;  // indices into TensorMap::logical; several of a stack
-  Packing packing;                     // of these
-  std::optional<std::size_t> tp_dim;   // that tensor-parallel ranks split
-  bool is_object = false;              // TensorRole::kObject
+  std::vector<std::uint32_t> logical;           // indices into TensorMap::logical; several of a packed entry
+  Packing packing;                              // of these
+  std::optional<std::size_t> tp_dim;            // that tensor-parallel ranks split
+  bool is_object = false;                       // TensorRole::kObject
+  const WrittenNames::Entry* packed = nullptr;  // whose tensors `logical` are; null: it is one tensor as it is
 };
 
-/// The entry that logical tensor `index` is in, under the name of `place`.
-/// \param head_dim  of the model.
-/// \throws Error kBadInput or kUnsupported where its rows are no heads of pairs.
-DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const WrittenNames::Place& place,
-                   std::uint64_t head_dim);
+/// Where a tensor is written: under which name, and where in an entry that is packed.
+struct DcpEntryPlace {
+  std::string name;
+  WrittenNames::Place packed;  // entry is null if the tensor is the entry as it is
+};
 
-/// Puts another expert into a stack.
-/// \throws Error kUnsupported if it has another dtype or shape than the stack's.
-void add_expert(DcpEntry& stack, const LogicalTensor& tensor, std::uint32_t index, std::uint64_t expert);
+/// The entry that logical tensor `index` is in.
+/// \throws Error as pack.
+DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const DcpEntryPlace& place, const Model* model);
 
-/// \throws Error kBadInput if experts of it are missing.
-void validate_all_experts(const DcpEntry& stack);
+/// Puts another tensor into a packed entry.
+/// \param first  one that it contains.
+/// \throws Error kUnsupported if it has another dtype than that, or another shape than the model's.
+void add_to_entry(DcpEntry& entry, const LogicalTensor& tensor, std::uint32_t index, const DcpEntryPlace& place,
+                  const LogicalTensor& first);
+
+/// \throws Error kBadInput if tensors of it are missing.
+void validate_complete(const DcpEntry& entry);
 
 /// What a file stores of `box` of an entry, and what logical tensors have of that: the pieces are not numbered.
 struct DcpPart {

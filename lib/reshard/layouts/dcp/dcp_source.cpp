@@ -27,11 +27,11 @@ DcpPaths paths_of(DcpContent content) {
   return content == DcpContent::kRun ? DcpPaths::kRead : DcpPaths::kLeave;
 }
 
-/// In which order the elements of entry `index` are.
-void take_order(const StateNames& names, std::size_t index, ChunkedTensor& tensor) {
-  const Family::OtherName* other = names.others.empty() ? nullptr : names.others[index];
-  tensor.stacked = other != nullptr && other->stacked();
-  tensor.interleaved = other != nullptr && other->interleaved;
+/// How entry `index` contains tensors of the model.
+void take_packing(const StateNames& names, std::size_t index, ChunkedTensor& tensor) {
+  if (names.packed.empty() || names.packed[index] == nullptr) return;
+  tensor.packed = names.packed[index];
+  tensor.packed_shape = tensor.shape;
 }
 
 void add_states(std::vector<DcpState> states, DcpChunkFinder& finder) {
@@ -40,9 +40,8 @@ void add_states(std::vector<DcpState> states, DcpChunkFinder& finder) {
                                                     : finder.add(state.objects, std::move(state.name));
     if (state.tensor != nullptr) tensor.role = TensorRole::kState;
     tensor.state = state.state;
-    tensor.stacked = state.stacked;
-    tensor.interleaved = state.interleaved;
-    tensor.copies = state.copies;
+    tensor.packed = std::move(state.packed);
+    tensor.packed_shape = std::move(state.packed_shape);
   }
 }
 
@@ -185,10 +184,10 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownMo
   for (const DcpTensor& tensor : optimizer.all.tensors) beside.push_back(tensor.name);
   for (const DcpBytes& object : optimizer.all.bytes) beside.push_back(object.name);
   const StateNames names = names_in_model(entries, model, beside, source.where, source.notes);
-  if (names.others.empty()) source.program = names.program;
+  if (names.packed.empty()) source.program = names.program;
   DcpChunkFinder finder(files, directory, read, source.files, source.notes);
   for (std::uint32_t t = 0; t < names.names.size(); ++t)
-    if (!names.names[t].empty()) take_order(names, t, finder.add(metadata.tensors[t], names.names[t]));
+    if (!names.names[t].empty()) take_packing(names, t, finder.add(metadata.tensors[t], names.names[t]));
   if (content == DcpContent::kModel) {
     for (StateEntry& entry : entries_of(optimizer.all)) entries.push_back(std::move(entry));
     leave_out_others(entries, names, source.beside, source.notes);
@@ -244,11 +243,11 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownMo
     entries.push_back({tensor.entry, *bytes, tensor.dtype});
   }
   StateNames names = names_in_model(entries, model, {}, source.where, source.notes);
-  if (names.others.empty()) source.program = names.program;
+  if (names.packed.empty()) source.program = names.program;
   leave_out_others(entries, names, source.beside, source.notes);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     source.tensors[i].name = std::move(names.names[i]);
-    take_order(names, i, source.tensors[i]);
+    take_packing(names, i, source.tensors[i]);
   }
   std::erase_if(source.tensors, [](const ChunkedTensor& tensor) { return tensor.name.empty(); });
   validate_chunks(source.tensors, directory);

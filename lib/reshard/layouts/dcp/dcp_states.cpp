@@ -116,32 +116,27 @@ std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_in(std::strin
   return std::nullopt;
 }
 
-/// In which order the elements of a state are, which are those of its parameter.
-void DcpStateFinder::take_order(DcpState& state, std::uint32_t parameter) const {
+/// A state is packed as its parameter is.
+void DcpStateFinder::take_packing(DcpState& state, std::uint32_t parameter) const {
   const DcpTensor& own = model_[parameter];
-  const Family::OtherName* const other = names_.others.empty() ? nullptr : names_.others[parameter];
-  const bool is_stacked = other != nullptr && other->stacked(), is_interleaved = other != nullptr && other->interleaved;
-  const bool is_alike = state.tensor != nullptr && state.tensor->shape == own.shape;
-  if (state.tensor != nullptr && !is_alike) {
-    if (is_moment(state.tensor->name.substr(state.tensor->name.rfind('.') + 1)))
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("has the shape {}, but its parameter {} has {}", to_string(state.tensor->shape),
-                              printable(own.name), to_string(own.shape)))
-          .in(where_)
-          .tensor(state.tensor->name)
-          .hint("the model and the optimizer are of two runs, or of an optimizer that this version does not know");
-    if ((is_stacked || is_interleaved) && num_elems(state.tensor->shape) != 1u)
-      throw Error(ErrorKind::kUnsupported,
-                  fmt::format("has the shape {}, and its parameter {} has {}, whose elements are in another order in "
-                              "the model: which of the state's belong to which is not known",
-                              to_string(state.tensor->shape), printable(own.name), to_string(own.shape)))
-          .in(where_)
-          .tensor(state.tensor->name)
-          .hint("without config.json the names and the order stay");
-  }
-  state.stacked = is_stacked && is_alike;
-  state.interleaved = is_interleaved && is_alike;
-  if (is_stacked && !is_alike) state.copies = own.shape.empty() ? 0 : own.shape[0];
+  if (!names_.packed.empty()) state.packed = names_.packed[parameter];
+  if (state.packed != nullptr) state.packed_shape = own.shape;
+  if (state.tensor == nullptr || state.tensor->shape == own.shape) return;
+  if (is_moment(state.tensor->name.substr(state.tensor->name.rfind('.') + 1)))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("has the shape {}, but its parameter {} has {}", to_string(state.tensor->shape),
+                            printable(own.name), to_string(own.shape)))
+        .in(where_)
+        .tensor(state.tensor->name)
+        .hint("the model and the optimizer are of two runs, or of an optimizer that this version does not know");
+  if (state.packed != nullptr && num_elems(state.tensor->shape) != 1u)
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("has the shape {}, and its parameter {} has {}, whose elements are in another order in "
+                            "the model: which of the state's belong to which is not known",
+                            to_string(state.tensor->shape), printable(own.name), to_string(own.shape)))
+        .in(where_)
+        .tensor(state.tensor->name)
+        .hint("without config.json the names and the order stay");
 }
 
 std::uint32_t DcpStateFinder::path_number(DcpPath path) {
@@ -172,7 +167,7 @@ void DcpStateFinder::name_state(DcpState& state, const DcpPath* path) {
   const bool has_model_name = entry.compare(before.size(), parameter->end - before.size(), whole) == 0;
   renames_ = renames_ || !has_model_name;
   has_own_names_ = has_own_names_ || (has_model_name && is_renamed(parameter->tensor));
-  take_order(state, parameter->tensor);
+  take_packing(state, parameter->tensor);
 }
 
 /// Whether a parameter's name in the model is another than that of its entry, behind the prefix.

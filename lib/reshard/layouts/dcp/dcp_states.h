@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,11 +21,10 @@ namespace reshard {
 struct DcpState {
   const DcpTensor* tensor = nullptr;
   std::vector<const DcpBytes*> objects;  // those of several ranks, which must be the same
-  std::string name;  // with the model's name of its parameter, which has a star where experts are stacked
+  std::string name;                      // with the model's name of its parameter, as in StateNames::names
   TrainingState state;
-  bool stacked = false;  // as of ChunkedTensor
-  bool interleaved = false;
-  std::uint64_t copies = 0;
+  std::shared_ptr<const PackedNames> packed{};  // as of ChunkedTensor
+  Dims packed_shape{};
 
   const std::string& entry() const { return tensor != nullptr ? tensor->name : objects.front()->name; }
 };
@@ -58,7 +58,7 @@ class DcpStateFinder {
   std::optional<Parameter> parameter_called(std::string_view name) const;
   std::optional<Parameter> parameter_in(std::string_view entry) const;
   void name_state(DcpState& state, const DcpPath* path);
-  void take_order(DcpState& state, std::uint32_t parameter) const;
+  void take_packing(DcpState& state, std::uint32_t parameter) const;
   bool is_renamed(std::uint32_t parameter) const;
   bool changes_list() const;
   std::uint32_t path_number(DcpPath path);

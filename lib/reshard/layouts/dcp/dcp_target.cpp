@@ -63,15 +63,15 @@ class Cutter {
     // A family that was changed after the tensors of this checkpoint, or made of them, is none that a reader has.
     if (model->renamed) builtin_ = builtin_family(model->family->model_type);
     if (!model->by_config_plan) known_ = {model->renamed ? builtin_.get() : model->family.get(), model->is_part};
-    head_dim_ = model->head_dim;
+    model_ = model;
     for (const ModelParameter& parameter : model->parameters) parameters_.emplace(parameter.name, &parameter);
   }
 
   TensorMap run() {
     map_.reserve_logical(logical_.size() + (states_ != nullptr ? states_->of.size() : 0));
     for (const LogicalTensor& tensor : logical_) {
-      const WrittenNames::Place place = place_of(tensor.name);
-      add_entry(tensor, place, path_of(place.entry), tensor_parallel_dim(tensor.name, tensor.shape, place));
+      const DcpEntryPlace place = place_of(tensor.name);
+      add_entry(tensor, place, path_of(place.name), tensor_parallel_dim(tensor.name, tensor.shape));
     }
     const std::size_t of_model = entries_.size();
     if (states_ != nullptr) {
@@ -81,7 +81,7 @@ class Cutter {
     }
     validate_read_back(of_model);
     for (std::uint32_t e = 0; e < entries_.size(); ++e) {
-      if (entries_[e].packing.is_stack) validate_all_experts(entries_[e]);
+      validate_complete(entries_[e]);
       metadata_.tensors.push_back({entries_[e].name, {}, entries_[e].dtype, entries_[e].shape, {}});
       const std::size_t before = chunks_.size();
       add_chunks(e);
@@ -99,39 +99,56 @@ class Cutter {
   bool keeps_prefix() const { return keeps_prefix_; }
 
  private:
-  /// Where a parameter is written.
-  WrittenNames::Place place_of(const std::string& parameter) const {
-    WrittenNames::Place place = names_ ? names_->of(parameter) : WrittenNames::Place{parameter};
-    place.entry.insert(0, cut_.prefix);
+  /// What a parameter is called, and where it is in an entry that is packed. Without a name of another program, its own.
+  DcpEntryPlace place_of(const std::string& parameter) const {
+    DcpEntryPlace place = program_place_of(parameter);
+    place.name.insert(0, cut_.prefix);
     return place;
   }
 
+  /// The same without the prefix.
+  DcpEntryPlace program_place_of(const std::string& parameter) const {
+    if (!names_ || parameter.empty()) return {parameter, {}};
+    const WrittenNames::Place place = names_->of(parameter);
+    if (place.entry->rule->is_plain()) return {place.entry->name, {}};
+    return {place.entry->name, place};
+  }
+
   /// \param path  of what is written at `place`.
-  void add_entry(const LogicalTensor& tensor, const WrittenNames::Place& place, DcpPath path,
+  void add_entry(const LogicalTensor& tensor, const DcpEntryPlace& place, DcpPath path,
                  std::optional<std::size_t> tp_dim) {
     const auto t = static_cast<std::uint32_t>(map_.logical.size());
     const bool is_new_tensor = map_.add_logical(tensor, {}) == t;
-    const auto [known, is_new] = entry_of_.emplace(place.entry, static_cast<std::uint32_t>(entries_.size()));
-    const bool is_of_stack = !is_new && place.stacked > 0 && entries_[known->second].packing.is_stack;
-    if (!is_new_tensor || (!is_new && !is_of_stack))
+    const auto [known, is_new] = entry_of_.emplace(place.name, static_cast<std::uint32_t>(entries_.size()));
+    const WrittenNames::Entry* const packed = place.packed.entry;
+    const bool is_in_entry = !is_new && packed != nullptr && entries_[known->second].packed == packed;
+    if (!is_new_tensor || (!is_new && !is_in_entry))
       throw Error(ErrorKind::kUsage,
-                  "the model and the rest of the training run would both have an entry " + printable(place.entry))
+                  "the model and the rest of the training run would both have an entry " + printable(place.name))
           .tensor(tensor.name)
           .hint("choose another `prefix`");
-    if (is_of_stack) return add_expert(entries_[known->second], tensor, t, place.index);
-    entries_.push_back(dcp_entry(tensor, t, place, head_dim_));
-    entries_.back().tp_dim = tp_dim;
-    metadata_.paths.emplace_back(place.entry, std::move(path));
+    if (is_in_entry) {
+      DcpEntry& entry = entries_[known->second];
+      return add_to_entry(entry, tensor, t, place, map_.logical[any_of(entry)]);
+    }
+    entries_.push_back(dcp_entry(tensor, t, place, model_));
+    const Packing& packing = entries_.back().packing;
+    if (tp_dim) entries_.back().tp_dim = packing.is_plain() ? *tp_dim : packing.parts.front().dims[*tp_dim].front().dim;
+    metadata_.paths.emplace_back(place.name, std::move(path));
   }
 
-  std::optional<std::size_t> tensor_parallel_dim(const std::string& parameter, const Dims& shape,
-                                                 const WrittenNames::Place& place) const {
+  /// A tensor that an entry contains.
+  std::uint32_t any_of(const DcpEntry& entry) const {
+    return *std::find_if(entry.logical.begin(), entry.logical.end(),
+                         [&](std::uint32_t index) { return index < map_.logical.size(); });
+  }
+
+  std::optional<std::size_t> tensor_parallel_dim(const std::string& parameter, const Dims& shape) const {
     if (cut_.tp == 1) return std::nullopt;
     const auto found = parameters_.find(parameter);
     if (found == parameters_.end()) return std::nullopt;
     const std::optional<std::uint32_t> dim = found->second->split_dim;
-    const std::size_t before = place.stacked > 0 ? 1 : 0;  // dims that the entry has in front of the tensor's
-    return dim && *dim < shape.size() ? std::optional<std::size_t>(*dim + before) : std::nullopt;
+    return dim && *dim < shape.size() ? std::optional<std::size_t>(*dim) : std::nullopt;
   }
 
   /// A state has the name, order and cut of its parameter, where it has the same shape.
@@ -142,57 +159,60 @@ class Cutter {
       if (states_->of[i].left_out || states_->map.logical[i].filler || is_master(*states_, i)) continue;
       const LogicalTensor& tensor = states_->map.logical[i];
       const std::string parameter(states_->parameter(i));
-      WrittenNames::Place place = parameter.empty() || !names_ ? WrittenNames::Place{parameter} : names_->of(parameter);
+      DcpEntryPlace place = program_place_of(parameter);
       const auto shape = shapes.find(parameter);
       const bool is_alike =
           tensor.role == TensorRole::kState && shape != shapes.end() && *shape->second == tensor.shape;
       if (!is_alike) validate_needs_no_order(tensor, place);
-      const auto tp_dim = is_alike ? tensor_parallel_dim(parameter, tensor.shape, place) : std::nullopt;
-      DcpPath path = nested_or_flat(states_->path_with(i, place.entry));
-      place.entry = states_->name_with(i, place.entry);
-      if (!is_alike) place.interleaved = false;
-      if (!is_alike && place.stacked > 0 && !is_first_of_stack(tensor, place)) continue;
-      if (!is_alike) place.stacked = 0;
+      const auto tp_dim = is_alike ? tensor_parallel_dim(parameter, tensor.shape) : std::nullopt;
+      DcpPath path = nested_or_flat(states_->path_with(i, place.name));
+      place.name = states_->name_with(i, place.name);
+      if (!is_alike && place.packed.entry != nullptr && !is_first_of_entry(tensor, place)) continue;
+      if (!is_alike) place.packed = {};
       add_entry(tensor, place, std::move(path), tp_dim);
     }
-    for (const auto& [entry, stack] : of_stacks_) validate_of_all_experts(entry, stack);
+    for (const auto& [entry, of_entry] : of_entries_) validate_of_all(entry, of_entry);
     if (names_) validate_no_lists();
   }
 
-  /// What each expert of a stack has, and the stack once, such as the count of steps.
-  struct OfStack {
+  /// What each tensor of a packed entry has, and the entry once, such as the count of steps.
+  struct OfEntry {
     const LogicalTensor* first = nullptr;
-    std::vector<bool> experts;  // that have it
+    const WrittenNames::Entry* packed = nullptr;
+    std::vector<bool> tensors;  // that have it
   };
 
-  /// Notes what `tensor` is of its stack. Those after the first are to be the same.
+  /// Notes what `tensor` is of its entry. Those after the first are to be the same.
   /// \throws Error kUnsupported if it has another dtype or shape than the first.
-  bool is_first_of_stack(const LogicalTensor& tensor, const WrittenNames::Place& place) {
-    OfStack& stack = of_stacks_[place.entry];
-    stack.experts.resize(place.stacked);
-    stack.experts.at(place.index) = true;
-    if (stack.first == nullptr) {
-      stack.first = &tensor;
+  bool is_first_of_entry(const LogicalTensor& tensor, const DcpEntryPlace& place) {
+    OfEntry& of = of_entries_[place.name];
+    of.packed = place.packed.entry;
+    of.tensors.resize(of.packed->tensors.size());
+    of.tensors.at(place.packed.tensor) = true;
+    if (of.first == nullptr) {
+      of.first = &tensor;
       return true;
     }
-    if (tensor.dtype != stack.first->dtype || tensor.shape != stack.first->shape)
+    if (tensor.dtype != of.first->dtype || tensor.shape != of.first->shape)
       throw Error(ErrorKind::kUnsupported,
                   fmt::format("is {} {}, and {} is {} {}, but {} can have one of them only", name(tensor.dtype),
-                              to_string(tensor.shape), printable(stack.first->name), name(stack.first->dtype),
-                              to_string(stack.first->shape), printable(place.entry)))
+                              to_string(tensor.shape), printable(of.first->name), name(of.first->dtype),
+                              to_string(of.first->shape), printable(place.name)))
           .tensor(tensor.name)
           .hint("do without `names`, or without `with-optimizer`");
-    map_.same.emplace_back(tensor.name, stack.first->name);
+    map_.same.emplace_back(tensor.name, of.first->name);
     return false;
   }
 
-  /// \throws Error kUnsupported if some experts have it, and others have not.
-  static void validate_of_all_experts(const std::string& entry, const OfStack& stack) {
-    const auto missing = std::find(stack.experts.begin(), stack.experts.end(), false);
-    if (missing == stack.experts.end()) return;
-    throw Error(ErrorKind::kUnsupported, fmt::format("expert {} of the stack has none, and {} is of all of them",
-                                                     missing - stack.experts.begin(), printable(entry)))
-        .tensor(stack.first->name)
+  /// \throws Error kUnsupported if some tensors of an entry have it, and others have not.
+  static void validate_of_all(const std::string& entry, const OfEntry& of) {
+    const auto missing = std::find(of.tensors.begin(), of.tensors.end(), false);
+    if (missing == of.tensors.end()) return;
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("{} has none, and {} is of all {} that the entry contains",
+                            printable(of.packed->tensors[static_cast<std::size_t>(missing - of.tensors.begin())]),
+                            printable(entry), of.tensors.size()))
+        .tensor(of.first->name)
         .hint("do without `names`, or without `with-optimizer`");
   }
 
@@ -214,23 +234,21 @@ class Cutter {
           .hint("do without `with-optimizer`");
     std::uint32_t bits = 0;
     std::memcpy(&bits, &value, sizeof(bits));
-    WrittenNames::Place place = names_ ? names_->of(number.parameter) : WrittenNames::Place{number.parameter};
+    DcpEntryPlace place = program_place_of(number.parameter);
     const LogicalTensor tensor{optimizer_state_name(number.parameter, number.state),
                                DType::kF32,
                                {},
                                Filler(bits, Filler::Fill::kConstant),
                                {},
                                TensorRole::kState};
-    DcpPath path = nested_or_flat({"optimizer", "state", place.entry, number.state});
-    place.entry = optimizer_state_name(place.entry, number.state);
-    const auto [known, is_new] = numbers_.emplace(place.entry, &number);
-    if (!is_new) return validate_same_number(number, *known->second, place.entry);
-    place.interleaved = false;
-    place.stacked = 0;
+    DcpPath path = nested_or_flat({"optimizer", "state", place.name, number.state});
+    place = {optimizer_state_name(place.name, number.state), {}};
+    const auto [known, is_new] = numbers_.emplace(place.name, &number);
+    if (!is_new) return validate_same_number(number, *known->second, place.name);
     add_entry(tensor, place, std::move(path), std::nullopt);
   }
 
-  /// \throws Error kUnsupported if two experts of a stack, which has the number once, have different ones.
+  /// \throws Error kUnsupported if two tensors of a packed entry, which has the number once, have different ones.
   static void validate_same_number(const StateNumber& number, const StateNumber& first, const std::string& entry) {
     if (number.value == first.value) return;
     throw Error(ErrorKind::kUnsupported,
@@ -244,7 +262,7 @@ class Cutter {
   /// Of groups that were read as values.
   void add_groups() {
     objects_ = dcp_group_objects(
-        states_->groups, [&](const std::string& parameter) { return names_ ? names_->of(parameter).entry : parameter; },
+        states_->groups, [&](const std::string& parameter) { return program_place_of(parameter).name; },
         names_.has_value());
   }
 
@@ -258,13 +276,12 @@ class Cutter {
   }
 
   /// \throws Error kUnsupported for a state of several elements whose order is not that of its parameter any more.
-  static void validate_needs_no_order(const LogicalTensor& tensor, const WrittenNames::Place& place) {
+  static void validate_needs_no_order(const LogicalTensor& tensor, const DcpEntryPlace& place) {
     const bool is_ordered = tensor.role == TensorRole::kState && num_elems(tensor.shape) != 1u;
-    if (!is_ordered || (place.stacked == 0 && !place.interleaved)) return;
+    if (!is_ordered || place.packed.entry == nullptr) return;
     throw Error(ErrorKind::kUnsupported,
-                fmt::format("has another shape than its parameter, which {} in {}: it cannot be {} with it",
-                            place.stacked > 0 ? "is one of a stack of experts" : "has its rows in another order",
-                            printable(place.entry), place.stacked > 0 ? "stacked" : "reordered"))
+                fmt::format("has another shape than its parameter, and cannot be packed into {} with it",
+                            printable(place.name)))
         .tensor(tensor.name)
         .hint("do without `names`, or without `with-optimizer`");
   }
@@ -297,14 +314,13 @@ class Cutter {
         validate_read_back(entries_[e], found.names[e]);
   }
 
-  /// \param read  the name that a reader gives the entry, with a star for the number of experts in a stack.
+  /// \param read  the name that a reader gives the entry, as in StateNames::names.
   void validate_read_back(const DcpEntry& entry, const std::string& read) const {
-    const auto first = std::find_if(entry.logical.begin(), entry.logical.end(),
-                                    [&](std::uint32_t index) { return index < map_.logical.size(); });
-    std::string name = read;
-    if (const std::size_t star = name.find('*'); entry.packing.is_stack && star != name.npos)
-      name.replace(star, 1, std::to_string(first - entry.logical.begin()));
-    const std::string& expected = map_.logical[*first].name;
+    const WrittenNames::Entry* const packed = entry.packed;
+    const std::string name =
+        packed == nullptr ? read : with_numbers(read, std::vector<std::string>(packed->numbers.size(), "0"));
+    const std::string& expected =
+        packed == nullptr ? map_.logical[entry.logical.front()].name : packed->tensors.front();
     if (name == expected) return;
     const std::string given = cut_.prefix.empty() ? "" : "`prefix` " + printable(cut_.prefix) + ": ";
     throw Error(ErrorKind::kUsage, fmt::format("{}{} would be read {}", given, printable(entry.name),
@@ -441,8 +457,8 @@ class Cutter {
         tied.emplace_back(name, parameter->tied_to);
     std::sort(tied.begin(), tied.end());
     for (const auto& [name, to] : tied) {
-      DcpTensor tensor = metadata_.tensors[entry_of_.at(place_of(to).entry)];
-      tensor.name = place_of(name).entry;
+      DcpTensor tensor = metadata_.tensors[entry_of_.at(place_of(to).name)];
+      tensor.name = place_of(name).name;
       metadata_.paths.emplace_back(tensor.name, path_of(tensor.name));
       metadata_.tensors.push_back(std::move(tensor));
     }
@@ -465,12 +481,12 @@ class Cutter {
   bool keeps_prefix_ = false;          // when the checkpoint is read
   std::shared_ptr<const Family> builtin_;
   KnownModel known_{nullptr};  // as a reader of the checkpoint knows it
-  std::uint64_t head_dim_ = 0;
+  const Model* model_ = nullptr;
   std::unordered_map<std::string_view, const ModelParameter*> parameters_;
   std::vector<DcpEntry> entries_;
-  std::map<std::string, OfStack> of_stacks_;                 // by entry
+  std::map<std::string, OfEntry> of_entries_;                // by entry
   std::unordered_map<std::string, std::uint32_t> entry_of_;  // index into entries_, by name
-  std::map<std::string, const StateNumber*> numbers_;        // by entry; of a stack, that of the first expert
+  std::map<std::string, const StateNumber*> numbers_;        // by entry; of a packed one, that of its first tensor
   std::vector<DcpGroupObject> objects_;
   std::vector<DcpBytes> group_bytes_;  // where these lie
   std::vector<std::uint64_t> rank_bytes_;

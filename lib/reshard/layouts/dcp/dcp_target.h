@@ -22,9 +22,9 @@ struct DcpCut {
 /// The map and `.metadata` of a checkpoint with a file for each rank (i, j) of the mesh `fsdp` × `tp`: along a dim of n
 /// elements each part has ceil(n / parts), the last ones less or none (torch.chunk, as DTensor's Shard has it). Where a
 /// dim is split twice, tensor parallelism comes first. What several ranks would have is in the file of one of them.
-/// Where another program stacks experts, or has rows in another order, the parts are of what that program has.
+/// Where another program packs tensors, or has rows in another order, the parts are of what that program has.
 /// \param states  go along, and are called, ordered and cut as their parameters where they have their shape; null for
-///        none. Of others, such as counts of steps, a stack of experts has one (TensorMap::same).
+///        none. Of others, such as counts of steps, a packed entry has one (TensorMap::same).
 /// \param model  says which dims tensor-parallel ranks split, and which names are tied; without it, none are.
 /// \param notes  gets what the user should know, whole sentences; null if nobody wants it.
 /// \throws Error kUsage for more `tp` than 1, or names of another program, without a model, and where a

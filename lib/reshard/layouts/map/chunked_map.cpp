@@ -8,15 +8,17 @@
 #include <unordered_map>
 #include <utility>
 
+#include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/map/region.h"
+#include "reshard/layouts/map/packing.h"
 #include "reshard/specs/model/model.h"
 
 namespace reshard {
 namespace {
 
-constexpr std::size_t kMaxExpertChunks = std::size_t{1} << 24;  // of all stacks; each expert has a chunk, or a few
+constexpr std::uint64_t kMaxUnpackedChunks = std::uint64_t{1}
+                                             << 24;  // of all packed entries; each tensor has a chunk, or a few
 
 /// The boxes of a tensor's chunks, each once: several files may hold the same, and are compared.
 std::vector<Box> distinct_boxes(const ChunkedTensor& tensor) {
@@ -52,15 +54,17 @@ void validate(const ChunkedTensor& tensor, const std::filesystem::path& where) {
   validate_tiling(tiles);
 }
 
-/// The tensor of expert `number` of a stack, without chunks.
-ChunkedTensor expert_of(const ChunkedTensor& stack, std::uint64_t number, Dims shape) {
-  ChunkedTensor one = {stack.entry, stack.name, stack.dtype, std::move(shape), {}};
-  one.role = stack.role;
-  one.state = stack.state;
-  const std::string text = std::to_string(number);
-  one.name.replace(stack.name.find('*', stack.state.parameter_begin), 1, text);
-  if (one.role != TensorRole::kParameter)
-    one.state.parameter_size = static_cast<std::uint16_t>(one.state.parameter_size + text.size() - 1);
+/// A tensor of a packed entry, without chunks.
+ChunkedTensor tensor_of(const ChunkedTensor& array, const std::string& name, Dims shape) {
+  ChunkedTensor one = {array.entry, array.name, array.dtype, std::move(shape), {}};
+  one.role = array.role;
+  one.state = array.state;
+  if (array.role == TensorRole::kParameter) {
+    one.name = name;
+  } else {
+    one.name.replace(array.state.parameter_begin, array.state.parameter_size, name);
+    one.state.parameter_size = static_cast<std::uint16_t>(name.size());
+  }
   return one;
 }
 
@@ -69,7 +73,7 @@ ChunkedTensor expert_of(const ChunkedTensor& stack, std::uint64_t number, Dims s
 void add_chunks(const ChunkedTensor& array, const Packing& packing, std::span<ChunkedTensor> tensors) {
   for (const ChunkedTensor::Chunk& chunk : array.chunks) {
     const Dims strides = chunk.strides.empty() ? c_strides(chunk.box.size) : chunk.strides;
-    for (Region& region : packing.regions_in(array.shape, chunk.box)) {
+    for (Region& region : packing.regions_in(chunk.box)) {
       PlacedView placed = view_of(region, strides);
       tensors[region.tensor].chunks.push_back({std::move(region.box), chunk.file,
                                                chunk.offset_bytes + placed.offset * bits(array.dtype) / 8,
@@ -78,89 +82,126 @@ void add_chunks(const ChunkedTensor& array, const Packing& packing, std::span<Ch
   }
 }
 
+/// Takes packed entries apart, and bounds how much that makes of a file.
+class Unpacker {
+ public:
+  Unpacker(const Model* model, const std::filesystem::path& where) : where_(where) {
+    if (model == nullptr) return;
+    model_ = model;
+    for (const ModelParameter& parameter : model->parameters) shapes_.emplace(parameter.name, &parameter.shape);
+  }
+
+  /// The names of the tensors in `array`, which is packed.
+  std::vector<std::string> names(const ChunkedTensor& array) {
+    try {
+      const Dims numbers = numbers_of(*array.packed->rule, array.packed_shape);
+      const auto count = checked_mul(num_elems(numbers).value_or(UINT64_MAX), array.packed->parameters.size());
+      if (count.value_or(UINT64_MAX) > tensors_left_)
+        throw Error(ErrorKind::kUnsupported,
+                    fmt::format("contains {} tensors, more than any model has", count.value_or(UINT64_MAX)));
+      tensors_left_ -= *count;
+      return array.packed->tensors(numbers);
+    } catch (Error& error) {
+      throw error.in(where_).tensor(array.entry);
+    }
+  }
+
+  /// Adds the tensors of `array` to `made`.
+  void add(ChunkedTensor array, std::vector<ChunkedTensor>& made) {
+    try {
+      const bool is_copied = array.shape != array.packed_shape;
+      const auto packed = is_copied ? PackedArray() : packing_of(array);
+      if (!packed) return made.push_back(std::move(array));
+      const std::vector<std::string> names = this->names(array);
+      const std::size_t first = made.size();
+      for (std::size_t i = 0; i < names.size(); ++i)
+        made.push_back(tensor_of(array, names[i], is_copied ? array.shape : packed->parts[i % packed->parts.size()]));
+      const std::span<ChunkedTensor> tensors = std::span(made).subspan(first);
+      if (is_copied) {
+        take(array.chunks.size(), tensors.size());
+        for (ChunkedTensor& tensor : tensors) tensor.chunks = array.chunks;
+      } else {
+        for (const ChunkedTensor::Chunk& chunk : array.chunks) take(packed->packing.count_in(chunk.box), 1);
+        add_chunks(array, packed->packing, tensors);
+      }
+    } catch (Error& error) {
+      throw error.in(where_).tensor(array.entry);
+    }
+  }
+
+ private:
+  /// Nothing if only a model's numbers would tell.
+  std::optional<PackedArray> packing_of(const ChunkedTensor& array) const {
+    const Scheme::Entry& rule = *array.packed->rule;
+    if (auto packed = unpack_single(rule, array.shape); packed || model_ == nullptr) return packed;
+    const Dims numbers = numbers_of(rule, array.shape);
+    const std::vector<std::string> zeros(numbers.size(), "0");
+    std::vector<Dims> parts;
+    for (const std::string& parameter : array.packed->parameters) {
+      const std::string name = with_numbers(parameter, zeros);
+      const auto shape = shapes_.find(name);
+      if (shape == shapes_.end())
+        throw Error(ErrorKind::kBadInput, fmt::format("contains {}, which the model does not have", printable(name)))
+            .hint("config.json belongs to another model");
+      parts.push_back(*shape->second);
+    }
+    PackedArray packed = pack(rule, std::move(parts), numbers, *model_);
+    if (!fits(rule, packed.shape, array.shape))
+      throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but the model has {}", to_string(array.shape),
+                                                    to_string(packed.shape)))
+          .hint("config.json belongs to another model");
+    return packed;
+  }
+
+  static bool fits(const Scheme::Entry& rule, const Dims& packed, const Dims& array) {
+    for (std::size_t d = 0; d < packed.size(); ++d) {
+      const std::vector<std::string>& axes = rule.entry_dims[d];
+      const bool may_be_longer = rule.is_padded && axes.size() == 1 && axes.front() == rule.joined;
+      if (may_be_longer ? array[d] < packed[d] : array[d] != packed[d]) return false;
+    }
+    return true;
+  }
+
+  void take(std::uint64_t chunks, std::uint64_t times) {
+    const auto count = checked_mul(chunks, times);
+    if (!count || *count > chunks_left_)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("its chunks become more than {} parts of tensors, with those of other entries",
+                              kMaxUnpackedChunks));
+    chunks_left_ -= *count;
+  }
+
+  const Model* model_ = nullptr;
+  const std::filesystem::path& where_;
+  std::unordered_map<std::string_view, const Dims*> shapes_;
+  std::uint64_t tensors_left_ = kMaxParameters;
+  std::uint64_t chunks_left_ = kMaxUnpackedChunks;
+};
+
 }  // namespace
 
-std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const std::filesystem::path& where) {
-  if (std::none_of(tensors.begin(), tensors.end(),
-                   [](const ChunkedTensor& tensor) { return tensor.stacked || tensor.copies > 0; }))
-    return tensors;
+std::vector<std::string> names_packed_in(const std::vector<ChunkedTensor>& tensors,
+                                         const std::filesystem::path& where) {
+  std::vector<std::string> names;
+  Unpacker unpacker(nullptr, where);
+  for (const ChunkedTensor& tensor : tensors)
+    if (tensor.packed != nullptr)
+      for (std::string& name : unpacker.names(tensor)) names.push_back(std::move(name));
+  return names;
+}
+
+std::vector<ChunkedTensor> unpacked(std::vector<ChunkedTensor> tensors, const Model* model,
+                                    const std::filesystem::path& where) {
+  const auto is_packed = [](const ChunkedTensor& tensor) { return tensor.packed != nullptr; };
+  if (std::none_of(tensors.begin(), tensors.end(), is_packed)) return tensors;
   std::vector<ChunkedTensor> made;
-  std::uint64_t chunks_left = kMaxExpertChunks;
-  for (ChunkedTensor& tensor : tensors) {
-    const auto refuse = [&](ErrorKind kind, const std::string& what) {
-      throw Error(kind, what).in(where).tensor(tensor.entry);
-    };
-    const std::uint64_t room = kMaxParameters - std::min<std::uint64_t>(made.size(), kMaxParameters);
-    if (tensor.copies > std::min(room, chunks_left / std::max<std::size_t>(1, tensor.chunks.size())))
-      refuse(ErrorKind::kUnsupported,
-             fmt::format("belongs to a stack of {} experts, more than any model has", tensor.copies));
-    chunks_left -= tensor.copies * tensor.chunks.size();
-    for (std::uint64_t copy = 0; copy < tensor.copies; ++copy) {
-      made.push_back(expert_of(tensor, copy, tensor.shape));
-      made.back().chunks = tensor.chunks;
-    }
-    if (tensor.copies > 0) continue;
-    if (!tensor.stacked) {
+  Unpacker unpacker(model, where);
+  for (ChunkedTensor& tensor : tensors)
+    if (is_packed(tensor))
+      unpacker.add(std::move(tensor), made);
+    else
       made.push_back(std::move(tensor));
-      continue;
-    }
-    const bool is_stack = !tensor.shape.empty() && num_elems(tensor.shape).value_or(0) > 0;
-    if (!is_stack)
-      refuse(ErrorKind::kBadInput,
-             fmt::format("has the shape {}, where experts must be stacked in dim 0", to_string(tensor.shape)));
-    if (tensor.shape[0] > room)
-      refuse(ErrorKind::kUnsupported, fmt::format("stacks {} experts, more than any model has", tensor.shape[0]));
-    for (const ChunkedTensor::Chunk& chunk : tensor.chunks) {
-      if (chunk.box.size[0] > chunks_left)
-        refuse(ErrorKind::kUnsupported, fmt::format("stacks {} experts in {} chunks, more than {} parts in all",
-                                                    tensor.shape[0], tensor.chunks.size(), kMaxExpertChunks));
-      chunks_left -= chunk.box.size[0];
-    }
-    const std::size_t first = made.size();
-    for (std::uint64_t expert = 0; expert < tensor.shape[0]; ++expert)
-      made.push_back(expert_of(tensor, expert, tensor.shape.from(1)));
-    add_chunks(tensor, {.is_stack = true}, std::span(made).subspan(first));
-  }
   return made;
-}
-
-void validate_interleaved(const std::vector<ChunkedTensor>& tensors, const Model& model,
-                          const std::filesystem::path& where) {
-  if (std::none_of(tensors.begin(), tensors.end(), [](const ChunkedTensor& tensor) { return tensor.interleaved; }))
-    return;
-  std::unordered_map<std::string_view, const Dims*> shapes;
-  for (const ModelParameter& parameter : model.parameters) shapes.emplace(parameter.name, &parameter.shape);
-  for (const ChunkedTensor& tensor : tensors) {
-    if (!tensor.interleaved) continue;
-    const auto found = shapes.find(tensor.name);
-    if (found != shapes.end() && *found->second == tensor.shape) continue;
-    throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but the model {}", to_string(tensor.shape),
-                                                  found == shapes.end() ? "has no " + printable(tensor.name)
-                                                                        : "has " + to_string(*found->second)))
-        .in(where)
-        .tensor(tensor.entry)
-        .hint("config.json belongs to another model");
-  }
-}
-
-void deinterleave(std::vector<ChunkedTensor>& tensors, std::uint64_t head_dim, const std::filesystem::path& where) {
-  for (ChunkedTensor& tensor : tensors) {
-    if (!tensor.interleaved) continue;
-    const auto refuse = [&](ErrorKind kind, const std::string& what) {
-      throw Error(kind, what).in(where).tensor(tensor.entry).hint("config.json belongs to another model");
-    };
-    if (head_dim == 0 || head_dim % 2 != 0)
-      refuse(ErrorKind::kUnsupported, fmt::format("its heads have {} rows, which are no pairs", head_dim));
-    if (tensor.shape.empty() || tensor.shape[0] % head_dim != 0)
-      refuse(ErrorKind::kBadInput,
-             fmt::format("its shape {} is not one of whole heads of {} rows, which config.json has",
-                         to_string(tensor.shape), head_dim));
-    ChunkedTensor array;
-    array.dtype = tensor.dtype;
-    array.shape = tensor.shape;
-    array.chunks = std::exchange(tensor.chunks, {});
-    add_chunks(array, {.head_dim = head_dim}, {&tensor, 1});
-  }
 }
 
 void validate_chunks(const std::vector<ChunkedTensor>& tensors, const std::filesystem::path& where) {

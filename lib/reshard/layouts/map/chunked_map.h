@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "reshard/layouts/map/tensor_map.h"
+#include "reshard/layouts/names/packed_names.h"
 #include "reshard/specs/model/model.h"
 
 namespace reshard {
@@ -30,13 +32,14 @@ struct ChunkedTensor {
   };
 
   std::string entry;  // what the files call it
-  std::string name;   // what the model calls it; with a star for an expert's number where `stacked`
+  std::string name;   // what the model calls it; of an entry that is packed, as in StateNames::names
   DType dtype;
   Dims shape;
   std::vector<Chunk> chunks;  // those that have elements, in any order; each lies inside the shape
-  bool stacked = false;       // it is as many tensors of the model as dim 0 has elements
-  bool interleaved = false;   // the rows of each head are in another order than the model's (Family::OtherName)
-  std::uint64_t copies = 0;   // it belongs to a stack of so many tensors of the model, each of which gets all of it
+  /// Set if it contains several tensors of the model, or one in another order. A state whose shape is not `packed_shape` is
+  /// one of each of the tensors, all of it.
+  std::shared_ptr<const PackedNames> packed{};
+  Dims packed_shape{};  // of the parameters' entry
   TensorRole role = TensorRole::kParameter;
   TrainingState state;  // of what is no parameter
 };
@@ -46,20 +49,17 @@ struct ChunkedTensor {
 /// O(n log n) in the chunks.
 void validate_chunks(const std::vector<ChunkedTensor>& tensors, const std::filesystem::path& where);
 
-/// Experts of a stack as tensors of their own, each from where it lies; the star in the name of a state is in that of its
-/// parameter.
-/// \throws Error kBadInput, naming `where`, for a stack without experts; kUnsupported for more experts, copies of a
-///         state, or chunks of experts than any model has.
-std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const std::filesystem::path& where);
+/// The names of the tensors that packed entries contain.
+/// \throws Error kBadInput, naming `where`, for a shape that its scheme does not have; kUnsupported for more tensors than
+///         any model has.
+std::vector<std::string> names_packed_in(const std::vector<ChunkedTensor>& tensors, const std::filesystem::path& where);
 
-/// That interleaved parameters have the shapes of `model`: as many chunks are made of them as they have heads.
-/// \throws Error kBadInput, naming `where`.
-void validate_interleaved(const std::vector<ChunkedTensor>& tensors, const Model& model,
-                          const std::filesystem::path& where);
-
-/// Puts interleaved rows into the model's order, without moving them; each head has `head_dim`.
-/// \throws Error kBadInput, naming `where`, if the rows are no whole heads; kUnsupported if head_dim is 0, or odd.
-void deinterleave(std::vector<ChunkedTensor>& tensors, std::uint64_t head_dim, const std::filesystem::path& where);
+/// Replaces entries that are packed by the tensors that they contain, each with its own part of the chunks. Without a
+/// model, entries stay as they are where their scheme needs its numbers.
+/// \throws Error as names_packed_in; kBadInput if an entry does not have the shape that the model has; kUnsupported for more
+///         chunks than any model has.
+std::vector<ChunkedTensor> unpacked(std::vector<ChunkedTensor> tensors, const Model* model,
+                                    const std::filesystem::path& where);
 
 /// The map of tensors whose chunks are validated. `where` is for errors.
 /// \throws Error kBadInput if two tensors of one name differ in dtype or shape.

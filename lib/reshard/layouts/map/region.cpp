@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "reshard/base/checked.h"
+
 namespace reshard {
 namespace {
 
@@ -47,36 +49,142 @@ PlacedView view_of(const Region& region, const Dims& strides) {
   return placed;
 }
 
-std::vector<Region> Packing::regions_in(const Dims& shape, const Box& box) const {
-  assert(!is_stack || head_dim == 0);
-  std::vector<Region> regions;
-  const auto add = [&](const Region& region) {
-    if (auto part = part_in(region, box)) regions.push_back(*std::move(part));
+namespace {
+
+/// At most UINT64_MAX.
+std::uint64_t product(std::uint64_t a, std::uint64_t b) {
+  return checked_mul(a, b).value_or(UINT64_MAX);
+}
+
+/// The indices along `axis` at which `extent` places from `begin` on, moved by its steps, may touch `box`.
+std::pair<std::uint64_t, std::uint64_t> indices_in(const Packing::Axis& axis, std::uint64_t begin, std::uint64_t extent,
+                                                   const Box& box) {
+  const std::uint64_t from = box.begin[axis.dim], to = from + box.size[axis.dim];
+  const auto before = [&](std::uint64_t place) {  // how many indices begin in front of it
+    return place <= begin ? 0 : std::min(axis.size, (place - begin - 1) / axis.step + 1);
   };
-  if (is_stack) {
-    const Dims of_each = shape.from(1);
-    Region region{0, whole(of_each), Dims(shape.size()), counted(of_each.size(), 1), Dims(of_each.size(), 1)};
-    for (std::uint64_t i = box.begin[0]; i < box.begin[0] + box.size[0]; ++i) {
-      region.tensor = static_cast<std::uint32_t>(i);
-      region.begin[0] = i;
-      add(region);
+  return {from < extent ? 0 : before(from - extent + 1), before(to)};
+}
+
+/// Makes the regions of one part of a packing: an axis of a dim that is not its last becomes one region for each index.
+class PartCutter {
+ public:
+  PartCutter(const Packing::Part& part, const Box& box) : box_(box) {
+    const std::size_t dims = part.dims.size();
+    region_.box = Box{Dims(dims), Dims(dims)};
+    region_.begin = part.begin;
+    for (std::size_t d = 0; d < dims; ++d) {
+      const std::vector<Packing::Axis>& axes = part.dims[d];
+      region_.box.size[d] = axes.back().size;
+      region_.axes.push_back(axes.back().dim);
+      region_.steps.push_back(axes.back().step);
+      std::uint64_t elems = axes.back().size;  // along dim d from one index of an axis to the next
+      const auto first = static_cast<std::ptrdiff_t>(outer_.size());
+      for (std::size_t a = axes.size() - 1; a-- > 0; elems *= axes[a].size)
+        outer_.insert(outer_.begin() + first, {d, elems, axes[a]});
     }
-    return regions;
-  }
-  Region region{0, whole(shape), Dims(shape.size()), counted(shape.size()), Dims(shape.size(), 1)};
-  if (head_dim == 0) {
-    add(region);
-    return regions;
-  }
-  region.box.size[0] = head_dim / 2;
-  region.steps[0] = 2;
-  for (std::uint64_t head = box.begin[0] / head_dim * head_dim; head < box.begin[0] + box.size[0]; head += head_dim)
-    for (const std::uint64_t half : {0, 1}) {
-      region.box.begin[0] = head + half * (head_dim / 2);
-      region.begin[0] = head + half;
-      add(region);
+    for (std::size_t i = 0; i < outer_.size(); ++i) {
+      Outer& one = outer_[i];
+      for (std::size_t later = i + 1; later < outer_.size(); ++later) one.add_extent(outer_[later].axis);
+      for (const std::vector<Packing::Axis>& axes : part.dims) one.add_extent(axes.back());
     }
+  }
+
+  /// \param begin  of tensor `number` in the array.
+  void add(std::uint32_t number, Dims begin, std::vector<Region>& regions) {
+    region_.tensor = number;
+    region_.begin = std::move(begin);
+    add_from(0, regions);
+  }
+
+  /// How many regions a tensor has in the box at most, wherever it begins.
+  std::uint64_t count() const {
+    std::uint64_t count = 1;
+    for (const Outer& one : outer_)
+      count = product(count, std::min(one.axis.size, (box_.size[one.axis.dim] + one.extent) / one.axis.step + 2));
+    return count;
+  }
+
+ private:
+  struct Outer {
+    std::size_t dim = 0;      // of the tensor
+    std::uint64_t elems = 0;  // along it from one index to the next
+    Packing::Axis axis;
+    std::uint64_t extent = 1;  // of the axes that are still to be gone along, in dim axis.dim of the array
+
+    void add_extent(const Packing::Axis& other) {
+      if (other.dim == axis.dim && other.size > 0) extent += (other.size - 1) * other.step;
+    }
+  };
+
+  void add_from(std::size_t i, std::vector<Region>& regions) {
+    if (i == outer_.size()) {
+      if (auto part = part_in(region_, box_)) regions.push_back(*std::move(part));
+      return;
+    }
+    const Outer& one = outer_[i];
+    const std::uint64_t place = region_.begin[one.axis.dim], row = region_.box.begin[one.dim];
+    const auto [first, last] = indices_in(one.axis, place, one.extent, box_);
+    for (std::uint64_t index = first; index < last; ++index) {
+      region_.begin[one.axis.dim] = place + index * one.axis.step;
+      region_.box.begin[one.dim] = row + index * one.elems;
+      add_from(i + 1, regions);
+    }
+    region_.begin[one.axis.dim] = place;
+    region_.box.begin[one.dim] = row;
+  }
+
+  const Box& box_;
+  Region region_;
+  std::vector<Outer> outer_;  // outermost first
+};
+
+}  // namespace
+
+std::uint64_t Packing::count_in(const Box& box) const {
+  std::uint64_t tensors = 1, regions = 0;
+  for (const Axis& axis : numbers) tensors = product(tensors, box.size[axis.dim]);
+  for (const Part& part : parts) regions = checked_add(regions, PartCutter(part, box).count()).value_or(UINT64_MAX);
+  return product(tensors, std::max<std::uint64_t>(regions, 1));
+}
+
+std::vector<Region> Packing::regions_in(const Box& box) const {
+  const std::size_t dims = box.size.size();
+  if (is_plain()) return {{0, {box.begin, box.size}, Dims(dims), counted(dims), Dims(dims, 1)}};
+  std::vector<PartCutter> cutters;
+  for (const Part& part : parts) cutters.emplace_back(part, box);
+  std::vector<Region> regions;
+  // In the order of numbers: those along the first axis change last.
+  const auto add = [&](const auto& self, std::size_t n, std::uint64_t number, Dims offset) -> void {
+    if (n == numbers.size()) {
+      for (std::size_t p = 0; p < parts.size(); ++p) {
+        Dims begin = parts[p].begin;
+        for (std::size_t d = 0; d < dims; ++d) begin[d] += offset[d];
+        cutters[p].add(static_cast<std::uint32_t>(number * parts.size() + p), std::move(begin), regions);
+      }
+      return;
+    }
+    const Axis& axis = numbers[n];
+    const auto [first, last] = indices_in(axis, 0, 1, box);
+    for (std::uint64_t index = first; index < last; ++index) {
+      offset[axis.dim] = index * axis.step;
+      self(self, n + 1, number * axis.size + index, offset);
+    }
+  };
+  add(add, 0, 0, Dims(dims));
   return regions;
+}
+
+bool Packing::has_boxes() const {
+  return std::all_of(parts.begin(), parts.end(), [](const Part& part) {
+    const std::size_t dims = part.dims.size(), before = part.begin.size() - dims;
+    if (dims == 0 || dims > part.begin.size()) return false;
+    for (std::size_t d = 0; d < dims; ++d) {
+      const Axis& last = part.dims[d].back();
+      if (last.dim != before + d || (d > 0 && (part.dims[d].size() > 1 || last.step != 1))) return false;
+    }
+    return true;
+  });
 }
 
 BoxedRegions as_boxes(const Dims& shape, std::vector<Region> regions) {
@@ -84,25 +192,25 @@ BoxedRegions as_boxes(const Dims& shape, std::vector<Region> regions) {
   if (regions.empty()) return boxed;
   const std::size_t dims = regions.front().box.size.size();
   assert(dims > 0 && dims <= shape.size());
-  const std::uint64_t step = regions.front().steps[0];
-  // Rows of every second place are halves of rows that are twice as long.
-  if (step > 1 && shape.size() > 1 && shape[0] % step == 0) {
-    Dims longer = shape;
-    longer[0] /= step;
-    longer[1] *= step;
-    boxed.view = View::of(std::move(longer));
-    for (Region& region : regions) {
-      region.begin[1] += region.begin[0] % step * shape[1];
-      region.begin[0] /= step;
-      region.steps[0] = 1;
-    }
-  }
   for (; boxed.view.shape.size() > dims; boxed.view = *boxed.view.merged(0))
     for (Region& region : regions) {
       const std::uint64_t before = region.begin[0] * boxed.view.shape[1];
       region.begin = region.begin.from(1);
       region.begin[0] += before;
     }
+  const std::uint64_t step = regions.front().steps[0];
+  // Rows of every second place are halves of rows that are twice as long.
+  if (step > 1 && dims > 1 && boxed.view.shape[0] % step == 0) {
+    Dims longer = boxed.view.shape;
+    for (Region& region : regions) {
+      region.begin[1] += region.begin[0] % step * longer[1];
+      region.begin[0] /= step;
+      region.steps[0] = 1;
+    }
+    longer[0] /= step;
+    longer[1] *= step;
+    boxed.view = View::of(std::move(longer));
+  }
   for (Region& region : regions) {
     region.axes = counted(dims);
     const std::uint64_t rows = region.steps[0] == 1 ? 1 : region.box.size[0];  // that become regions

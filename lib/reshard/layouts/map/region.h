@@ -35,14 +35,28 @@ PlacedView view_of(const Region& region, const Dims& strides);
 
 /// How an array contains tensors of the model. By default it is one of them.
 struct Packing {
-  bool is_stack = false;  // the tensors are stacked along dim 0
-  /// If not 0, the rows of each head of this size come in pairs: row 2i + half in the array is row half * head_dim / 2 + i
-  /// in the model.
-  std::uint64_t head_dim = 0;
+  /// A way through the array: so many indices along one of its dims, each `step` behind the one before.
+  struct Axis {
+    std::uint64_t size = 0;
+    std::size_t dim = 0;
+    std::uint64_t step = 1;
+  };
+  struct Part {
+    std::vector<std::vector<Axis>> dims;  // the axes that make up each dim of a tensor; the last runs fastest
+    Dims begin;                           // index in the array of a tensor's first element
+  };
 
-  bool is_plain() const { return !is_stack && head_dim == 0; }
-  /// The regions in `box` of an array of `shape`, relative to `box`.
-  std::vector<Region> regions_in(const Dims& shape, const Box& box) const;
+  std::vector<Axis> numbers;  // for each index along these there is one tensor of every part
+  std::vector<Part> parts;    // empty: the array is one tensor
+
+  bool is_plain() const { return parts.empty(); }
+  /// Whether as_boxes takes its regions: each tensor has the last dims of the array, and runs along them as they are, but
+  /// for the order of rows.
+  bool has_boxes() const;
+  /// How many regions `box` has at most.
+  std::uint64_t count_in(const Box& box) const;
+  /// The regions in `box`, relative to it. Tensors are numbered by `numbers`, then by part.
+  std::vector<Region> regions_in(const Box& box) const;
 };
 
 /// A view of an array in which regions are boxes.
@@ -51,9 +65,8 @@ struct BoxedRegions {
   std::vector<Region> regions;  // begins are in the view; axes are 0, 1, …, and steps are 1
 };
 
-/// Finds such a view for regions that fill a C-ordered array of `shape`. Each runs along the last dims of the array, at least
-/// one, and all have the same steps. If their rows alternate and the number of rows is not a multiple of the step, each row
-/// becomes a region.
+/// Finds such a view for regions that fill a C-ordered array of `shape`, of a packing that has boxes, or none. If their rows
+/// alternate and the number of rows is not a multiple of the step, each row becomes a region.
 BoxedRegions as_boxes(const Dims& shape, std::vector<Region> regions);
 
 }  // namespace reshard

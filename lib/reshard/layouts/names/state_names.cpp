@@ -64,19 +64,11 @@ std::string without_module_parts(const std::string& name) {
 
 using Names = std::set<std::string, std::less<>>;
 
-/// The names of a family's parameters, with stars for numbers.
-void add_names(const Family& family, Names& names) {
-  for (const Family::Module& module : family.modules) {
-    names.insert(module.parameter.empty() ? module.name : module.name + "." + module.parameter);
-    if (module.bias) names.insert(module.name + ".bias");
-  }
-}
-
-/// Those that other programs have for them.
+/// Adds those that other programs have for a family's parameters.
 void add_other_names(const Family& family, std::map<std::string, Names>& by_program) {
-  for (const Family::OtherNames& others : family.other_names)
-    for (const Family::OtherName& other : others.parameters)
-      by_program[others.program].insert(other.names.begin(), other.names.end());
+  for (const auto& scheme : family.schemes)
+    for (const Scheme::Entry& entry : scheme->entries)
+      if (!entry.parameters.empty()) by_program[scheme->program].insert(entry.names.begin(), entry.names.end());
 }
 
 /// The same names as models without a head have them, without "model.".
@@ -212,41 +204,42 @@ std::string container_prefix(const std::vector<std::string>& names, std::string_
 }
 
 /// \throws Error kBadInput for two entries with one name.
-void validate_unique(std::span<const std::string> entries, const std::vector<std::string>& names) {
+void validate_unique(std::span<const std::string> entries, const std::vector<std::string>& names,
+                     const std::vector<std::shared_ptr<const PackedNames>>& packed = {}) {
   std::unordered_map<std::string_view, std::size_t> seen;
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (names[i].empty()) continue;
-    const auto [other, is_new] = seen.emplace(names[i], i);
+  const auto add = [&](const std::string& name, std::size_t i) {
+    const auto [other, is_new] = seen.emplace(name, i);
     if (!is_new)
       throw Error(ErrorKind::kBadInput, fmt::format("gets the name {} in the model, which {} has already",
-                                                    printable(names[i]), printable(entries[other->second])))
+                                                    printable(name), printable(entries[other->second])))
           .tensor(entries[i]);
+  };
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (!packed.empty() && packed[i] != nullptr)
+      for (const std::string& parameter : packed[i]->parameters) add(parameter, i);
+    else if (!names[i].empty())
+      add(names[i], i);
   }
 }
 
 /// Gives the entries of another program the model's names; what its names do not explain stays as it is.
 void rename(const Family& family, StateNames& found) {
-  const auto names = std::find_if(family.other_names.begin(), family.other_names.end(),
-                                  [&](const Family::OtherNames& one) { return one.program == found.program; });
-  std::unordered_map<std::string_view, const Family::OtherName*> by_name;
-  for (const Family::OtherName& other : names->parameters)
-    for (const std::string& name : other.names) by_name.emplace(name, &other);
-  found.others.resize(found.names.size());
+  const auto scheme = std::find_if(family.schemes.begin(), family.schemes.end(),
+                                   [&](const auto& one) { return one->program == found.program; });
+  std::unordered_map<std::string_view, const Scheme::Entry*> by_name;
+  for (const Scheme::Entry& entry : (*scheme)->entries)
+    for (const std::string& name : entry.names) by_name.emplace(name, &entry);
+  found.packed.resize(found.names.size());
   for (std::size_t i = 0; i < found.names.size(); ++i) {
-    std::string& name = found.names[i];
-    const std::string starred = with_stars(name);
-    const auto other = by_name.find(starred);
-    if (other != by_name.end()) {
-      found.others[i] = other->second;
-      // The numbers of `name` take the places of as many stars.
-      std::string renamed = other->second->parameter;
-      std::size_t star = 0;
-      for (const std::string& part : split(name, '.'))
-        if (parse_unsigned(part) && (star = renamed.find('*', star)) != renamed.npos) renamed.replace(star, 1, part);
-      name = std::move(renamed);
-    } else if (std::find(names->unused.begin(), names->unused.end(), starred) != names->unused.end()) {
-      name.clear();
-    }
+    const auto known = by_name.find(with_stars(found.names[i]));
+    if (known == by_name.end()) continue;
+    const Scheme::Entry& entry = *known->second;
+    const std::vector<std::string> numbers = numbers_in(found.names[i]);
+    PackedNames packed{&entry, entry.parameters};
+    for (std::string& parameter : packed.parameters) parameter = with_numbers(std::move(parameter), numbers);
+    found.names[i] = packed.parameters.empty() ? std::string() : packed.parameters.front();
+    if (!packed.parameters.empty() && !entry.is_plain())
+      found.packed[i] = std::make_shared<const PackedNames>(std::move(packed));
   }
 }
 
@@ -308,7 +301,7 @@ void take_out_words(NamesByFile& by_file, std::set<std::string>& wrappers) {
   if (!has_module && first.starts_with(kModelPrefix) && std::none_of(names.begin(), names.end(), may_be_wrapped))
     return;
   Names known;
-  for (const std::string& model_type : known_model_types()) add_names(*builtin_family(model_type), known);
+  for (const std::string& model_type : known_model_types()) known.merge(parameter_names(*builtin_family(model_type)));
   Votes votes = vote(names, known);
   if (has_module) {
     std::vector<std::string> without = names;
@@ -364,7 +357,7 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
   std::map<std::string, Names> other_programs;
   for (const std::string& model_type : family == nullptr ? known_model_types() : std::vector<std::string>{""}) {
     const Family& one = family == nullptr ? *builtin_family(model_type) : *family;
-    add_names(one, known);
+    known.merge(parameter_names(one));
     add_other_names(one, other_programs);
   }
   Votes votes;
@@ -380,14 +373,23 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
     if (!votes.empty()) break;
     is_base = true;
   }
-  for (const auto& [program, names] : other_programs)
+  std::string as_good;  // another program whose names are as many
+  for (const auto& [program, names] : other_programs) {
+    Votes others = vote(bare, names);
     // Of a model that nobody has named, a few names may be the same by chance.
-    if (Votes others = vote(bare, names);
-        most(others) > most(votes) && (family != nullptr || fits_most(bare, others))) {
-      votes = std::move(others);
-      found.program = program;
-      is_base = false;
-    }
+    if (family == nullptr && !fits_most(bare, others)) continue;
+    if (most(others) == most(votes) && !found.program.empty()) as_good = program;
+    if (most(others) <= most(votes)) continue;
+    votes = std::move(others);
+    found.program = program;
+    as_good.clear();
+    is_base = false;
+  }
+  if (!as_good.empty())
+    throw Error(
+        ErrorKind::kUnsupported,
+        fmt::format("its tensors may have the names of {} or of {}: as many fit either", found.program, as_good))
+        .hint("leave one of the two out of `other_names` in the family description, and give it by `spec`");
   found.fits = !votes.empty();
   found.prefix = chosen_prefix(votes);
   const bool is_part =
@@ -401,7 +403,7 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
     if (bare[i].size() > found.prefix.size() && bare[i].starts_with(found.prefix))
       found.names[i] = bare[i].substr(found.prefix.size());
   if (family != nullptr && !found.program.empty()) rename(*family, found);
-  validate_unique(entries, found.names);
+  validate_unique(entries, found.names, found.packed);
   return found;
 }
 
@@ -457,7 +459,7 @@ std::string state_names_note(const StateNames& names) {
   if (!note.empty()) note = "names of tensors are read " + note;
   if (names.program.empty()) return note;
   if (!note.empty()) note += "; ";
-  return note + (names.others.empty()
+  return note + (names.packed.empty()
                      ? fmt::format("the names of {0} stay: with a config.json (`config`), they become the model's own",
                                    names.program)
                      : fmt::format("the names of {} are replaced by the model's own", names.program));

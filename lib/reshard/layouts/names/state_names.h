@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -7,6 +8,7 @@
 
 #include "reshard/formats/common/container.h"
 #include "reshard/layouts/names/optimizer_entries.h"
+#include "reshard/layouts/names/packed_names.h"
 #include "reshard/specs/family/family.h"
 
 namespace reshard {
@@ -15,11 +17,12 @@ namespace reshard {
 /// model's state dict under a prefix ("model.", "state_dict.model.") beside the optimizer's, and wrappers of modules
 /// leave parts in its names ("_orig_mod.").
 struct StateNames {
-  /// One per entry; empty for what is not the model's. Of experts that an entry stacks, with a star for their number.
+  /// One per entry; empty for what is not the model's. For an entry that contains several tensors, the name of the first
+  /// parameter, with stars for numbers along dims of the entry.
   std::vector<std::string> names;
-  /// Where the entries have the names of another program (Family::other_names): one per entry, null for what is not the
-  /// model's. Else empty.
-  std::vector<const Family::OtherName*> others;
+  /// One per entry if the names of another program (Family::schemes) are replaced by the model's; null for what is not the
+  /// model's, or is a tensor of the model as it is. Else empty.
+  std::vector<std::shared_ptr<const PackedNames>> packed;
   std::string program;                // whose names they are; empty if they are the model's own
   std::string prefix;                 // of all the model's entries, behind the wrappers taken out; empty for none
   std::vector<std::string> wrappers;  // the parts that were taken out of names, sorted: "_orig_mod"

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <span>
+#include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -10,61 +13,102 @@
 namespace reshard {
 namespace {
 
-std::string labelled(const Family::OtherNames& names, const std::string& version) {
-  return names.program + "-" + version;
+std::string labelled(const Scheme& scheme, const std::string& version) {
+  return scheme.program + "-" + version;
 }
 
 /// All that may be asked for: "torchtitan, torchtitan-main, torchtitan-0.2".
 std::string choices(const Family& family) {
   std::vector<std::string> all;
-  for (const Family::OtherNames& names : family.other_names) {
-    all.push_back(names.program);
-    for (const std::string& version : names.versions) all.push_back(labelled(names, version));
+  for (const auto& scheme : family.schemes) {
+    all.push_back(scheme->program);
+    for (const std::string& version : scheme->versions) all.push_back(labelled(*scheme, version));
   }
   return join(all, ", ");
 }
 
 }  // namespace
 
+/// A parameter of the model in an entry.
+struct WrittenNames::Numbered {
+  const ModelParameter* parameter;
+  std::size_t part;  // of the rule's
+  Dims numbers;      // along the numbered dims
+};
+
 WrittenNames::WrittenNames(const Model& model, const std::string& names) : label_(names) {
-  for (const Family::OtherNames& one : model.family->other_names) {
-    if (names == one.program) names_ = &one;
-    for (std::size_t v = 0; v < one.versions.size(); ++v) {
-      if (names != labelled(one, one.versions[v])) continue;
-      names_ = &one;
+  for (const auto& scheme : model.family->schemes) {
+    if (names == scheme->program) scheme_ = scheme;
+    for (std::size_t v = 0; v < scheme->versions.size(); ++v) {
+      if (names != labelled(*scheme, scheme->versions[v])) continue;
+      scheme_ = scheme;
       version_ = v;
     }
   }
-  if (names_ == nullptr) {
+  if (scheme_ == nullptr) {
     const std::string known = choices(*model.family);
     throw Error(ErrorKind::kUsage, fmt::format("`names`: \"{}\" is no program whose names for family {} are known",
                                                printable(names), printable(model.family->model_type)))
         .hint("of this family, there are hf" + (known.empty() ? " alone" : ", " + known));
   }
-  for (const Family::OtherName& other : names_->parameters) by_parameter_.emplace(other.parameter, &other);
-  for (const ModelParameter& parameter : model.parameters) parameters_.emplace(parameter.name, &parameter);
+  std::unordered_map<std::string_view, std::pair<const Scheme::Entry*, std::size_t>> rules;  // and which part
+  for (const Scheme::Entry& rule : scheme_->entries)
+    for (std::size_t p = 0; p < rule.parameters.size(); ++p) rules.emplace(rule.parameters[p], std::pair(&rule, p));
+  std::unordered_map<std::string, std::size_t> by_name;
+  std::vector<std::vector<Numbered>> members;  // of each entry
+  for (const ModelParameter& parameter : model.parameters) {
+    const auto found = rules.find(with_stars(parameter.name));
+    if (found == rules.end()) continue;
+    const auto& [rule, part] = found->second;
+    std::vector<std::string> numbers = numbers_in(parameter.name);
+    std::string name = with_numbers(rule->name(version_), numbers);
+    const auto [entry, is_new] = by_name.emplace(std::move(name), entries_.size());
+    if (is_new) {
+      entries_.push_back({rule, entry->first, Dims(rule->numbered_dims().size()), {}, {}});
+      members.emplace_back();
+    }
+    Dims along;
+    for (std::size_t n = numbers.size() - entries_[entry->second].numbers.size(); n < numbers.size(); ++n)
+      along.push_back(parse_unsigned(numbers[n]).value_or(0));
+    members[entry->second].push_back({&parameter, part, std::move(along)});
+  }
+  for (std::size_t e = 0; e < entries_.size(); ++e) place(e, members[e]);
+}
+
+/// Fills in an entry.
+void WrittenNames::place(std::size_t index, const std::vector<Numbered>& members) {
+  Entry& entry = entries_[index];
+  const std::size_t parts = entry.rule->parameters.size();
+  entry.parts.resize(parts);
+  for (const Numbered& one : members) {
+    entry.parts[one.part] = one.parameter->shape;
+    for (std::size_t n = 0; n < one.numbers.size(); ++n)
+      entry.numbers[n] = std::max(entry.numbers[n], one.numbers[n] + 1);
+  }
+  entry.tensors.resize(num_elems(entry.numbers).value_or(0) * parts);
+  for (const Numbered& one : members) {
+    std::size_t tensor = 0;
+    for (std::size_t n = 0; n < one.numbers.size(); ++n) tensor = tensor * entry.numbers[n] + one.numbers[n];
+    tensor = tensor * parts + one.part;
+    entry.tensors[tensor] = one.parameter->name;
+    places_.emplace(one.parameter->name, std::pair(index, tensor));
+  }
 }
 
 WrittenNames::Place WrittenNames::of(const std::string& parameter) const {
-  const auto listed = parameters_.find(parameter);
-  const auto other = by_parameter_.find(with_stars(parameter));
-  if (listed == parameters_.end() || other == by_parameter_.end())
+  const auto found = places_.find(parameter);
+  if (found == places_.end())
     throw Error(ErrorKind::kUnsupported, fmt::format("has no name in {}", label_))
         .tensor(parameter)
         .hint("leave it out with `drop`, or keep the model's own names");
-  const std::vector<std::string>& names = other->second->names;
-  Place place{names[std::min(version_, names.size() - 1)], other->second->interleaved};
-  // The numbers of `parameter` take the places of as many stars.
-  std::size_t star = 0;
-  for (const std::string& part : split(parameter, '.')) {
-    const auto number = parse_unsigned(part);
-    if (number && (star = place.entry.find('*', star)) != place.entry.npos) place.entry.replace(star, 1, part);
-  }
-  if (other->second->stacked()) {
-    place.stacked = listed->second->experts;
-    place.index = listed->second->expert.value_or(0);
-  }
-  return place;
+  return {&entries_[found->second.first], found->second.second};
+}
+
+std::vector<std::string> WrittenNames::unused() const {
+  std::vector<std::string> names;
+  for (const Scheme::Entry& rule : scheme_->entries)
+    if (rule.parameters.empty()) names.insert(names.end(), rule.names.begin(), rule.names.end());
+  return names;
 }
 
 }  // namespace reshard

@@ -1,25 +1,35 @@
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "reshard/specs/model/model.h"
+#include "reshard/tensor/values/dims.h"
 
 namespace reshard {
 
-/// What another program calls a model's parameters, and in which order it has their rows, for checkpoints that are
-/// written: Family::other_names the other way round (find_state_names).
+/// What another program calls a model's parameters and how it packs them, for checkpoints that are written: Family::schemes
+/// the other way round (find_state_names).
 class WrittenNames {
  public:
-  /// Where a parameter is among the entries of the program's checkpoints.
+  /// An entry of the program's checkpoints.
+  struct Entry {
+    const Scheme::Entry* rule = nullptr;
+    std::string name;
+    Dims numbers;  // the sizes of its numbered dims
+    std::vector<std::string>
+        tensors;              // its parameters, as PackedNames::tensors lists them; empty where the model has none
+    std::vector<Dims> parts;  // the shape of each parameter of the rule
+  };
+  /// Where a parameter is among these.
   struct Place {
-    std::string entry;
-    bool interleaved = false;   // the rows of each head (Family::OtherName)
-    std::uint64_t stacked = 0;  // how many parameters are one behind the other in a dim in front; 0: it is alone
-    std::uint64_t index = 0;    // which of them it is
+    const Entry* entry = nullptr;
+    std::size_t tensor = 0;  // index into Entry::tensors
   };
 
   /// \param model  borrowed.
@@ -31,14 +41,17 @@ class WrittenNames {
   Place of(const std::string& parameter) const;
 
   /// Entries of the program's checkpoints that the model has no values for.
-  const std::vector<std::string>& unused() const { return names_->unused; }
+  std::vector<std::string> unused() const;
 
  private:
+  struct Numbered;
+  void place(std::size_t index, const std::vector<Numbered>& members);
+
   std::string label_;
-  const Family::OtherNames* names_ = nullptr;
+  std::shared_ptr<const Scheme> scheme_;
   std::size_t version_ = 0;
-  std::unordered_map<std::string_view, const Family::OtherName*> by_parameter_;
-  std::unordered_map<std::string_view, const ModelParameter*> parameters_;
+  std::vector<Entry> entries_;
+  std::unordered_map<std::string_view, std::pair<std::size_t, std::size_t>> places_;  // entry and tensor, by parameter
 };
 
 }  // namespace reshard

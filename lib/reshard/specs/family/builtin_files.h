@@ -13,5 +13,6 @@ struct BuiltinFile {
 
 extern const std::span<const BuiltinFile> kBuiltinFamilies;       // lib/reshard/specs/families
 extern const std::span<const BuiltinFile> kBuiltinQuantizations;  // lib/reshard/specs/quantizations
+extern const std::span<const BuiltinFile> kBuiltinSchemes;        // lib/reshard/specs/schemes
 
 }  // namespace reshard

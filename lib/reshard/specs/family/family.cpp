@@ -18,6 +18,32 @@ namespace reshard {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+bool is_one_of(const std::string& word, const std::vector<std::string>& words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+/// The built-in schemes that have names for a family, with the entries of its parameters.
+std::vector<std::shared_ptr<const Scheme>> schemes_for(const Family& family) {
+  const auto parameters = parameter_names(family);
+  const auto is_for_family = [&](const Scheme::Entry& entry) {
+    return (entry.families.empty() || is_one_of(family.model_type, entry.families)) &&
+           std::all_of(entry.parameters.begin(), entry.parameters.end(),
+                       [&](const std::string& parameter) { return parameters.count(parameter) > 0; });
+  };
+  std::vector<std::shared_ptr<const Scheme>> schemes;
+  for (const auto& scheme : builtin_schemes()) {
+    if (!is_one_of(family.model_type, scheme->families)) continue;
+    Scheme own = *scheme;
+    std::erase_if(own.entries, [&](const Scheme::Entry& entry) { return !is_for_family(entry); });
+    schemes.push_back(std::make_shared<const Scheme>(std::move(own)));
+  }
+  return schemes;
+}
+
+}  // namespace
+
 std::shared_ptr<const Family> builtin_family(std::string_view model_type) {
   static std::mutex mutex;
   static std::map<std::string, std::shared_ptr<const Family>, std::less<>> parsed;
@@ -26,8 +52,9 @@ std::shared_ptr<const Family> builtin_family(std::string_view model_type) {
   const auto resolved = builtin_description(std::string(model_type));
   if (!resolved) return nullptr;
   const fs::path path = fs::path("built-in family") / (std::string(model_type) + ".json");
-  auto family = std::make_shared<const Family>(parse_family_text(family_text(*resolved), path));
-  return parsed.emplace(model_type, std::move(family)).first->second;
+  Family family = parse_family_text(family_text(*resolved), path);
+  family.schemes = schemes_for(family);
+  return parsed.emplace(model_type, std::make_shared<const Family>(std::move(family))).first->second;
 }
 
 std::optional<TensorParallelPlan> plan_of_word(std::string_view word) {
@@ -113,9 +140,13 @@ bool Family::Module::is_layered() const {
   return std::count(name.begin(), name.end(), '*') > (is_list() ? 1 : 0);
 }
 
-bool Family::OtherName::stacked() const {
-  return std::count(parameter.begin(), parameter.end(), '*') == 2 &&
-         std::count(names.front().begin(), names.front().end(), '*') == 1;
+std::set<std::string, std::less<>> parameter_names(const Family& family) {
+  std::set<std::string, std::less<>> names;
+  for (const Family::Module& module : family.modules) {
+    names.insert(module.parameter.empty() ? module.name : module.name + "." + module.parameter);
+    if (module.bias) names.insert(module.name + ".bias");
+  }
+  return names;
 }
 
 }  // namespace reshard

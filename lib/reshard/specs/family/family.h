@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "reshard/base/json_fwd.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/family/expression.h"
+#include "reshard/specs/family/scheme.h"
 #include "reshard/specs/parallel/transformation_specs.h"
 #include "reshard/tensor/values/shape.h"
 
@@ -131,23 +133,6 @@ struct Family {
     std::vector<std::string> linears;
     std::uint32_t axis = 0;  // fuse_axis: 1 if the linears are split along their inputs
   };
-  /// What another program calls a parameter.
-  struct OtherName {
-    std::string parameter;           // as modules have it: "model.layers.*.self_attn.q_proj.weight"
-    std::vector<std::string> names;  // the newest first; never empty
-    /// The rows of each head come in pairs, (0, D/2), (1, D/2 + 1), ..., where the parameter has the first halves
-    /// before the second: the order of Meta's rotary embedding.
-    bool interleaved = false;
-    /// A parameter of experts whose other name has no star for them: they stand one under the other, in a dim in front.
-    bool stacked() const;
-  };
-  struct OtherNames {
-    std::string program;  // "torchtitan"
-    std::vector<OtherName> parameters;
-    /// What versions are called that have other names, the newest first. A parameter has a name of each, or one of all.
-    std::vector<std::string> versions;
-    std::vector<std::string> unused;  // names of what the model has no place for
-  };
 
   std::string model_type;
   /// Set for larger models (multimodal) alone, with nothing else: the model_type of the language model if config.json's
@@ -169,11 +154,15 @@ struct Family {
   /// Modules in that of `attention` which NxD Inference calls otherwise, by name; else it has the names of the
   /// checkpoint. Nothing where its names are not known.
   std::optional<std::map<std::string, std::string>> inference_names;
-  std::vector<OtherNames> other_names;
+  /// What other programs call the parameters: of built-in schemes, only entries whose parameters the family has.
+  std::vector<std::shared_ptr<const Scheme>> schemes;
   std::string json_text;          // what it was read from
   std::filesystem::path file;     // where somebody wrote it, for errors; empty for the built-in ones
   std::uint64_t layers_line = 0;  // of num_layers in `file`; 0: not known
 };
+
+/// The names of a family's parameters, with stars for numbers.
+std::set<std::string, std::less<>> parameter_names(const Family& family);
 
 /// Whether `spec` is a description of all modules, so that config.json is needed only for the keys that it names.
 bool describes_model(const std::shared_ptr<const Family>& spec);

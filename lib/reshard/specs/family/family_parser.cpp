@@ -15,105 +15,13 @@
 #include "reshard/io/text_file.h"
 #include "reshard/specs/family/family_validation.h"
 #include "reshard/specs/family/resolve_family.h"
+#include "reshard/specs/family/scheme_parser.h"
+#include "reshard/specs/family/spec_object.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// One object of the file, of which every key has to be known.
-class SpecObject {
- public:
-  /// `where` names it for people, and is empty for the whole file.
-  SpecObject(const Json& json, const DescriptionFile& file, std::string pointer, std::string where)
-      : json_(json), file_(file), pointer_(std::move(pointer)), where_(std::move(where)) {
-    if (!json.is_object())
-      throw file.error(pointer_,
-                       (where_.empty() ? "the file" : where_) + " is " + brief(json) + ", expected an object");
-  }
-
-  /// \throws Error for any other key.
-  void validate_keys(const std::vector<std::string>& known) const {
-    for (const auto& [key, value] : json_.items()) {
-      if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-      Error error = file_.error(pointer_to(key), prefix() + "the key \"" + printable(key) + "\" is not known");
-      const std::string guess = nearest(key, known);
-      throw error.hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean \"" + guess + "\"?");
-    }
-  }
-
-  bool has(const std::string& key) const { return json_.contains(key); }
-  std::string pointer_to(const std::string& key) const { return pointer_ + "/" + pointer_part(key); }
-  const std::string& pointer() const { return pointer_; }
-  const DescriptionFile& file() const { return file_; }
-
-  const Json& at(const std::string& key) const {
-    const auto found = json_.find(key);
-    if (found == json_.end()) throw file_.error(pointer_, prefix() + "the key \"" + printable(key) + "\" is missing");
-    return *found;
-  }
-
-  [[noreturn]] void fail(const std::string& key, const std::string& expected, const std::string& hint = {}) const {
-    throw file_
-        .error(pointer_to(key), prefix() + "\"" + printable(key) + "\" is " + brief(at(key)) + ", expected " + expected)
-        .hint(hint);
-  }
-
-  const std::string& string_at(const std::string& key) const {
-    const Json& value = at(key);
-    if (!value.is_string()) fail(key, "a string");
-    return value.get_ref<const std::string&>();
-  }
-
-  bool bool_at(const std::string& key) const {
-    const Json& value = at(key);
-    if (!value.is_boolean()) fail(key, "true or false");
-    return value.get<bool>();
-  }
-
-  const Json& array_at(const std::string& key) const {
-    const Json& value = at(key);
-    if (!value.is_array()) fail(key, "an array");
-    return value;
-  }
-
-  std::vector<std::string> strings_at(const std::string& key) const {
-    std::vector<std::string> strings;
-    for (const Json& item : array_at(key)) {
-      if (!item.is_string()) fail(key, "an array of strings");
-      strings.push_back(item.get<std::string>());
-    }
-    return strings;
-  }
-
-  Expression expression_at(const std::string& key) const { return expression_of(at(key), pointer_to(key), key); }
-
-  /// A size or a condition at `pointer` under `key`: an expression, or the plain value.
-  Expression expression_of(const Json& value, const std::string& pointer, const std::string& key) const {
-    if (value.is_string()) return expression(value.get_ref<const std::string&>(), pointer, key);
-    if (value.is_boolean()) return Expression::parse(value.get<bool>() ? "true" : "false");
-    if (value.is_number_unsigned()) return Expression::parse(std::to_string(value.get<std::uint64_t>()));
-    throw file_.error(pointer, fmt::format("{}\"{}\" has {}, expected a whole number, or an expression in a string",
-                                           prefix(), printable(key), brief(value)));
-  }
-
-  /// The expression `text`, which stands at `pointer` under `key`.
-  Expression expression(const std::string& text, const std::string& pointer, const std::string& key) const {
-    try {
-      return Expression::parse(text);
-    } catch (const Error& error) {
-      throw file_.error(pointer, prefix() + "\"" + printable(key) + "\": " + error.message());
-    }
-  }
-
- private:
-  std::string prefix() const { return where_.empty() ? std::string() : where_ + ": "; }
-
-  const Json& json_;
-  const DescriptionFile& file_;
-  std::string pointer_;
-  std::string where_;
-};
 
 TensorParallelPlan plan_at(const SpecObject& object) {
   const std::string& given = object.string_at("plan");
@@ -307,61 +215,22 @@ std::map<std::string, std::string> inference_names_at(const SpecObject& object, 
   return names;
 }
 
-/// What a program calls one parameter: a name, several, or an object with more.
-Family::OtherName other_name_at(const SpecObject& parameters, const std::string& parameter, const Family& family) {
-  Family::OtherName other;
-  other.parameter = parameter;
-  const auto is_it = [&](const Family::Module& module) {
-    return parameter == (module.parameter.empty() ? module.name : module.name + "." + module.parameter);
-  };
-  if (std::none_of(family.modules.begin(), family.modules.end(), is_it))
-    throw parameters.file().error(parameters.pointer_to(parameter), "\"other_names\" names the parameter " +
-                                                                        printable(parameter) + ", which is not there");
-  const auto add_names = [&](const SpecObject& object, const std::string& key) {
-    if (object.at(key).is_string())
-      other.names = {object.string_at(key)};
-    else
-      other.names = object.strings_at(key);
-  };
-  if (parameters.at(parameter).is_object()) {
-    const SpecObject object(parameters.at(parameter), parameters.file(), parameters.pointer_to(parameter),
-                            "other_names");
-    object.validate_keys({"name", "rotary"});
-    add_names(object, "name");
-    if (object.has("rotary") && object.string_at("rotary") != "interleaved") object.fail("rotary", "\"interleaved\"");
-    other.interleaved = object.has("rotary");
-  } else {
-    add_names(parameters, parameter);
+/// What other programs call the parameters of `family`.
+std::vector<std::shared_ptr<const Scheme>> schemes_at(const SpecObject& object, const Family& family) {
+  const auto parameters = parameter_names(family);
+  std::vector<std::shared_ptr<const Scheme>> schemes;
+  for (const Json& item : object.array_at("other_names")) {
+    const std::string pointer = fmt::format("{}/{}", object.pointer_to("other_names"), schemes.size());
+    Scheme scheme = parse_scheme({item, object.file(), pointer, "other_names"});
+    for (std::size_t e = 0; e < scheme.entries.size(); ++e)
+      for (const std::string& parameter : scheme.entries[e].parameters)
+        if (parameters.count(parameter) == 0)
+          throw object.file().error(
+              fmt::format("{}/entries/{}/parameters", pointer, e),
+              fmt::format("\"other_names\" names the parameter {}, which is not there", printable(parameter)));
+    schemes.push_back(std::make_shared<const Scheme>(std::move(scheme)));
   }
-  if (other.names.empty()) parameters.fail(parameter, "at least one name");
-  const auto stars = [](const std::string& name) { return std::count(name.begin(), name.end(), '*'); };
-  const auto own = stars(parameter);
-  for (const std::string& name : other.names)
-    if (stars(name) != stars(other.names.front()) || (stars(name) != own && !(own == 2 && stars(name) == 1)))
-      parameters.fail(parameter, "names with its stars, or without that of experts");
-  return other;
-}
-
-std::vector<Family::OtherNames> other_names_at(const SpecObject& object, const Family& family) {
-  const Json& json = object.at("other_names");
-  const SpecObject programs(json, object.file(), object.pointer_to("other_names"), "other_names");
-  std::vector<Family::OtherNames> all;
-  for (const auto& item : json.items()) {
-    const SpecObject of_program(item.value(), object.file(), programs.pointer_to(item.key()), "other_names");
-    of_program.validate_keys({"parameters", "versions", "unused"});
-    Family::OtherNames names{item.key(), {}, {}, {}};
-    const Json& listed = of_program.at("parameters");
-    const SpecObject parameters(listed, object.file(), of_program.pointer_to("parameters"), "other_names");
-    for (const auto& parameter : listed.items())
-      names.parameters.push_back(other_name_at(parameters, parameter.key(), family));
-    if (of_program.has("versions")) names.versions = of_program.strings_at("versions");
-    for (const Family::OtherName& other : names.parameters)
-      if (other.names.size() != 1 && other.names.size() != names.versions.size())
-        parameters.fail(other.parameter, "one name, or one of each of \"versions\"");
-    if (of_program.has("unused")) names.unused = of_program.strings_at("unused");
-    all.push_back(std::move(names));
-  }
-  return all;
+  return schemes;
 }
 
 /// The axis of fused linears: that along which the first is split.
@@ -503,7 +372,7 @@ Family parse(const Json& json, const DescriptionFile& file) {
   if (object.has("whole")) family.whole = object.strings_at("whole");
   if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
   validate_family(family, file);
-  if (object.has("other_names")) family.other_names = other_names_at(object, family);
+  if (object.has("other_names")) family.schemes = schemes_at(object, family);
   return family;
 }
 

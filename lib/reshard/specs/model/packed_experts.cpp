@@ -1,6 +1,7 @@
 #include "reshard/specs/model/packed_experts.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "reshard/base/strings.h"
@@ -51,28 +52,10 @@ std::optional<std::string> replaced(const std::string& name, std::string_view fr
   return std::string(name).replace(at, from.size(), to);
 }
 
-/// The numbers between dots, in their order.
-std::vector<std::string> numbers_in(std::string_view name) {
-  std::vector<std::string> numbers = split(name, '.');
-  std::erase_if(numbers, [](const std::string& part) { return with_stars(part) != "*"; });
-  return numbers;
-}
-
-/// `pattern` with the first numbers in the places of as many stars.
-std::string with_numbers(std::string pattern, const std::vector<std::string>& numbers) {
-  std::size_t star = 0;
-  for (const std::string& number : numbers) {
-    star = pattern.find('*', star);
-    if (star == pattern.npos) break;
-    pattern.replace(star, 1, number);
-  }
-  return pattern;
-}
-
 }  // namespace
 
 std::string PackedExperts::Stack::name_of(std::size_t part, std::uint64_t expert) const {
-  return with_numbers(parts[part], {std::to_string(expert)});
+  return with_numbers(parts[part], std::array{std::to_string(expert)});
 }
 
 PackedExperts::PackedExperts(const Family& family) {

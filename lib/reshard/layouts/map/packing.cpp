@@ -1,0 +1,161 @@
+#include "reshard/layouts/map/packing.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "reshard/base/checked.h"
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+
+namespace reshard {
+namespace {
+
+using AxisSizes = std::map<std::string, std::uint64_t, std::less<>>;  // of axes
+
+/// "(head half pair) in"
+std::string text_of(const DimAxes& dims) {
+  std::vector<std::string> words;
+  for (const std::vector<std::string>& axes : dims)
+    words.push_back(axes.size() == 1 ? axes.front() : "(" + join(axes, " ") + ")");
+  return join(words, " ");
+}
+
+/// The sizes that the scheme computes from a model's numbers.
+AxisSizes given_sizes(const Scheme::Entry& entry, const Model& model) {
+  const auto number = [&](const std::string& key) -> ConfigValue {
+    if (key == "num_attention_heads") return model.heads;
+    return key == "num_key_value_heads" ? model.kv_heads : model.head_dim;
+  };
+  AxisSizes sizes;
+  for (const auto& [axis, size] : entry.sizes) try {
+      sizes.emplace(axis, size.size(number));
+    } catch (const Error& error) {
+      throw Error(ErrorKind::kUnsupported, fmt::format("has {} of a size that the model does not have: {} ({})", axis,
+                                                       error.message(), entry.where))
+          .hint("config.json belongs to another model");
+    }
+  return sizes;
+}
+
+/// Finds the sizes of axes of which a dim has one more than are known.
+/// \throws Error kBadInput if `shape` does not fit.
+void solve(const DimAxes& dims, const Dims& shape, AxisSizes& sizes) {
+  bool fits = dims.size() == shape.size();
+  for (std::size_t d = 0; fits && d < dims.size(); ++d) {
+    std::uint64_t known = 1;
+    const std::string* unknown = nullptr;
+    for (const std::string& axis : dims[d]) {
+      const auto size = sizes.find(axis);
+      if (size != sizes.end())
+        known = checked_mul(known, size->second).value_or(0);
+      else
+        fits = fits && std::exchange(unknown, &axis) == nullptr;
+    }
+    if (unknown == nullptr) {
+      fits = fits && known == shape[d];
+    } else {
+      fits = fits && known != 0 && shape[d] % known == 0;
+      if (fits) sizes.emplace(*unknown, shape[d] / known);
+    }
+  }
+  if (fits) return;
+  std::vector<std::string> known;
+  for (const auto& [axis, size] : sizes) known.push_back(fmt::format("{} {}", size, axis));
+  throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, which is not \"{}\"{}{}", to_string(shape),
+                                                text_of(dims), known.empty() ? "" : " with ", join(known, ", ")))
+      .hint("config.json belongs to another model");
+}
+
+Dims shape_of(const DimAxes& dims, const AxisSizes& sizes) {
+  Dims shape;
+  for (const std::vector<std::string>& axes : dims) {
+    shape.push_back(1);
+    for (const std::string& axis : axes) shape.back() *= sizes.at(axis);
+  }
+  return shape;
+}
+
+/// The axes of the dims of a parameter in the array.
+Packing::Part part_of(const Scheme::Entry& entry, const AxisSizes& of_parameter, const AxisSizes& of_entry,
+                      std::uint64_t begin) {
+  std::map<std::string_view, Packing::Axis> axes;
+  Packing::Part part{{}, Dims(entry.entry_dims.size())};
+  for (std::size_t d = 0; d < entry.entry_dims.size(); ++d) {
+    std::uint64_t step = 1;
+    for (std::size_t a = entry.entry_dims[d].size(); a-- > 0;) {
+      const std::string& axis = entry.entry_dims[d][a];
+      if (axis == entry.joined) part.begin[d] = begin * step;
+      const auto own = of_parameter.find(axis);
+      if (own != of_parameter.end()) axes[axis] = {own->second, d, step};
+      step *= of_entry.at(axis);
+    }
+  }
+  for (const std::vector<std::string>& dim : entry.parameter_dims) {
+    std::vector<Packing::Axis>& own = part.dims.emplace_back();
+    for (const std::string& axis : dim) {
+      const Packing::Axis& next = axes.at(axis);
+      const bool continues = !own.empty() && own.back().dim == next.dim && own.back().step == next.size * next.step;
+      if (continues)
+        own.back() = {own.back().size * next.size, next.dim, next.step};
+      else
+        own.push_back(next);
+    }
+  }
+  return part;
+}
+
+}  // namespace
+
+Dims numbers_of(const Scheme::Entry& entry, const Dims& shape) {
+  if (shape.size() != entry.entry_dims.size() || num_elems(shape).value_or(0) == 0)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("has the shape {}, but \"{}\" is expected", to_string(shape), text_of(entry.entry_dims)));
+  Dims numbers;
+  for (const std::size_t dim : entry.numbered_dims()) numbers.push_back(shape[dim]);
+  return numbers;
+}
+
+PackedArray pack(const Scheme::Entry& entry, std::vector<Dims> parts, const Dims& numbers, const Model& model) {
+  AxisSizes sizes = given_sizes(entry, model);
+  std::vector<AxisSizes> of_parts;
+  std::uint64_t joined = 0;  // the size of that axis in the entry
+  for (const Dims& shape : parts) {
+    AxisSizes own = sizes;
+    own.erase(entry.joined);
+    solve(entry.parameter_dims, shape, own);
+    for (const auto& [axis, size] : own)
+      if (axis != entry.joined) sizes.emplace(axis, size);
+    joined += entry.joined.empty() ? 0 : own.at(entry.joined);
+    of_parts.push_back(std::move(own));
+  }
+  if (!entry.joined.empty()) sizes[entry.joined] = joined;
+  PackedArray array;
+  const std::vector<std::size_t> numbered = entry.numbered_dims();
+  for (std::size_t n = 0; n < numbered.size(); ++n) {
+    sizes.emplace(entry.entry_dims[numbered[n]].front(), numbers[n]);
+    array.packing.numbers.push_back({numbers[n], numbered[n], 1});
+  }
+  std::uint64_t begin = 0;
+  for (const AxisSizes& own : of_parts) {
+    array.packing.parts.push_back(part_of(entry, own, sizes, begin));
+    if (!entry.joined.empty()) begin += own.at(entry.joined);
+  }
+  array.shape = shape_of(entry.entry_dims, sizes);
+  array.parts = std::move(parts);
+  return array;
+}
+
+std::optional<PackedArray> unpack_single(const Scheme::Entry& entry, const Dims& shape) {
+  if (entry.parameters.size() != 1 || entry.is_padded || !entry.sizes.empty()) return std::nullopt;
+  const Dims numbers = numbers_of(entry, shape);
+  AxisSizes sizes;
+  solve(entry.entry_dims, shape, sizes);
+  return pack(entry, {shape_of(entry.parameter_dims, sizes)}, numbers, Model{});
+}
+
+}  // namespace reshard

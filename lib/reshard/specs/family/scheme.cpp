@@ -1,0 +1,192 @@
+#include "reshard/specs/family/scheme.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/specs/family/builtin_files.h"
+#include "reshard/specs/family/scheme_parser.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kArrow = " -> ";
+
+/// The dim that an axis belongs to; as many as there are if it is not there.
+std::size_t dim_with(const DimAxes& dims, const std::string& axis) {
+  const auto dim = std::find_if(dims.begin(), dims.end(), [&](const std::vector<std::string>& axes) {
+    return std::find(axes.begin(), axes.end(), axis) != axes.end();
+  });
+  return static_cast<std::size_t>(dim - dims.begin());
+}
+
+bool has_axis(const DimAxes& dims, const std::string& axis) {
+  return dim_with(dims, axis) < dims.size();
+}
+
+std::size_t stars(const std::string& name) {
+  return static_cast<std::size_t>(std::count(name.begin(), name.end(), '*'));
+}
+
+/// Reads the entries of one scheme.
+class EntryReader {
+ public:
+  EntryReader(const SpecObject& object, std::size_t versions) : object_(object), versions_(versions) {
+    object.validate_keys({"entry", "parameters", "dims", "sizes", "padded", "families"});
+  }
+
+  Scheme::Entry read() && {
+    entry_.where = fmt::format("{}: line {}", object_.file().path.string(), object_.file().line(object_.pointer()));
+    entry_.names = texts_at("entry");
+    if (entry_.names.empty() || (entry_.names.size() > 1 && entry_.names.size() != versions_))
+      object_.fail("entry", "one name, or one for each of \"versions\"");
+    if (object_.has("parameters")) entry_.parameters = texts_at("parameters");
+    if (object_.has("families")) entry_.families = object_.strings_at("families");
+    if (object_.has("dims")) read_dims();
+    if (object_.has("padded")) entry_.is_padded = object_.bool_at("padded");
+    if (entry_.is_padded && entry_.joined.empty()) object_.fail("padded", "\"dims\" with an axis marked by \"+\"");
+    if (entry_.parameters.size() > 1 && entry_.joined.empty())
+      object_.fail("parameters",
+                   "one name, or \"dims\" with an axis marked by \"+\", along which they follow each other");
+    if (object_.has("sizes")) read_sizes();
+    validate_stars();
+    return std::move(entry_);
+  }
+
+ private:
+  std::vector<std::string> texts_at(const std::string& key) const {
+    return object_.at(key).is_string() ? std::vector{object_.string_at(key)} : object_.strings_at(key);
+  }
+
+  /// "(head half pair) in -> (head pair half) in"
+  void read_dims() {
+    const std::string& text = object_.string_at("dims");
+    const std::size_t arrow = text.find(kArrow);
+    if (arrow == text.npos)
+      object_.fail("dims", "the dims of a parameter and those of the entry: \"row in -> expert row in\"");
+    entry_.parameter_dims = axes_of(text.substr(0, arrow), false);
+    entry_.entry_dims = axes_of(text.substr(arrow + kArrow.size()), true);
+    for (const std::vector<std::string>& axes : entry_.parameter_dims)
+      for (const std::string& axis : axes)
+        if (!has_axis(entry_.entry_dims, axis))
+          object_.fail("dims", fmt::format("the axis {} in the entry as well", axis));
+    for (const std::vector<std::string>& axes : entry_.entry_dims)
+      for (const std::string& axis : axes)
+        if (axes.size() > 1 && (!has_axis(entry_.parameter_dims, axis) ||
+                                dim_with(entry_.parameter_dims, axis) != dim_with(entry_.parameter_dims, axes.front())))
+          object_.fail("dims", fmt::format("the axis {} in a dim of the entry without axes of other dims", axis));
+  }
+
+  /// \param marks  whether an axis may be marked by "+", as the one along which parameters follow each other.
+  DimAxes axes_of(const std::string& text, bool marks) {
+    DimAxes dims;
+    std::set<std::string> seen;
+    const auto fail = [&] { object_.fail("dims", "names of axes, each once, with those of one dim in parentheses"); };
+    bool is_open = false;
+    for (std::string word : split(text, ' ')) {
+      if (word.starts_with('(')) {
+        if (std::exchange(is_open, true)) fail();
+        dims.emplace_back();
+        word.erase(0, 1);
+      } else if (!is_open) {
+        dims.emplace_back();
+      }
+      const bool closes = word.ends_with(')');
+      if (closes) {
+        if (!std::exchange(is_open, false)) fail();
+        word.pop_back();
+      }
+      if (word.starts_with('+')) {
+        word.erase(0, 1);
+        if (!marks || !entry_.joined.empty() || !has_axis(entry_.parameter_dims, word)) fail();
+        entry_.joined = word;
+      }
+      const bool is_name = !word.empty() && std::all_of(word.begin(), word.end(),
+                                                        [](char c) { return (c >= 'a' && c <= 'z') || c == '_'; });
+      if (!is_name || !seen.insert(word).second) fail();
+      dims.back().push_back(std::move(word));
+    }
+    if (is_open) fail();
+    return dims;
+  }
+
+  void read_sizes() {
+    const SpecObject sizes(object_.at("sizes"), object_.file(), object_.pointer_to("sizes"), "sizes");
+    for (const auto& item : object_.at("sizes").items()) {
+      const std::string& axis = item.key();
+      if (!has_axis(entry_.parameter_dims, axis))
+        throw object_.file().error(sizes.pointer_to(axis),
+                                   fmt::format("\"sizes\" has {}, which is no axis of \"dims\"", printable(axis)));
+      Expression size = sizes.expression_at(axis);
+      for (const std::string& key : size.keys())
+        if (std::find(kModelNumbers.begin(), kModelNumbers.end(), key) == kModelNumbers.end())
+          sizes.fail(axis, fmt::format("numbers and {}", fmt::join(kModelNumbers, ", ")));
+      entry_.sizes.emplace(axis, std::move(size));
+    }
+  }
+
+  /// A number in the name of a parameter is in the name of the entry too, or is an index along one of its dims.
+  void validate_stars() const {
+    const std::size_t numbers = entry_.numbered_dims().size();
+    for (const std::string& name : entry_.names) {
+      if (stars(name) != stars(entry_.names.front())) object_.fail("entry", "names with as many stars");
+      for (const std::string& parameter : entry_.parameters)
+        if (stars(parameter) != stars(name) + numbers)
+          object_.fail("entry", fmt::format("a name with {} stars, as {} has {} and the entry has {} axes for numbers",
+                                            stars(parameter) - std::min(numbers, stars(parameter)),
+                                            printable(parameter), stars(parameter), numbers));
+    }
+  }
+
+  const SpecObject& object_;
+  std::size_t versions_;
+  Scheme::Entry entry_;
+};
+
+}  // namespace
+
+std::vector<std::size_t> Scheme::Entry::numbered_dims() const {
+  std::vector<std::size_t> numbered;
+  for (std::size_t d = 0; d < entry_dims.size(); ++d)
+    if (!has_axis(parameter_dims, entry_dims[d].front())) numbered.push_back(d);
+  return numbered;
+}
+
+Scheme parse_scheme(const SpecObject& object) {
+  object.validate_keys({"program", "versions", "families", "entries"});
+  Scheme scheme;
+  scheme.program = object.string_at("program");
+  if (object.has("versions")) scheme.versions = object.strings_at("versions");
+  if (object.has("families")) scheme.families = object.strings_at("families");
+  std::size_t i = 0;
+  for (const Json& item : object.array_at("entries")) {
+    const SpecObject entry(item, object.file(), fmt::format("{}/{}", object.pointer_to("entries"), i),
+                           fmt::format("entries[{}]", i));
+    scheme.entries.push_back(EntryReader(entry, scheme.versions.size()).read());
+    ++i;
+  }
+  return scheme;
+}
+
+const std::vector<std::shared_ptr<const Scheme>>& builtin_schemes() {
+  static const std::vector<std::shared_ptr<const Scheme>> kSchemes = [] {
+    std::vector<std::shared_ptr<const Scheme>> schemes;
+    for (const BuiltinFile& file : kBuiltinSchemes) {
+      const std::filesystem::path path = std::filesystem::path("built-in scheme") / file.name;
+      const LocatedJson located = parse_located_json(std::string(file.json), path);
+      const DescriptionFile description{path,
+                                        [&](const std::string& pointer) { return located.places.line_of(pointer); }};
+      schemes.push_back(std::make_shared<const Scheme>(parse_scheme(SpecObject(located.json, description, "", ""))));
+    }
+    return schemes;
+  }();
+  return kSchemes;
+}
+
+}  // namespace reshard

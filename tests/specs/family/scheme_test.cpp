@@ -1,0 +1,72 @@
+#include "reshard/specs/family/scheme.h"
+
+#include <algorithm>
+#include <set>
+
+#include "reshard/specs/family/family.h"
+#include "support/catch.h"
+#include "support/schemes.h"
+
+namespace reshard::test {
+namespace {
+
+/// What a model of the family always has: no biases, which config.json may add, and nothing that a checkpoint may lack.
+std::set<std::string> weights_of(const Family& family) {
+  std::set<std::string> weights;
+  for (const Family::Module& module : family.modules)
+    if (!module.optional) weights.insert(module.name + (module.parameter.empty() ? "" : "." + module.parameter));
+  return weights;
+}
+
+/// Layers that predict further tokens, which torchtitan does not have.
+const std::set<std::string> kWithoutPlace{"model.layers.*.eh_proj.weight", "model.layers.*.enorm.weight",
+                                          "model.layers.*.hnorm.weight", "model.layers.*.shared_head.norm.weight"};
+
+std::set<std::string> parameters_of(const Scheme& scheme) {
+  std::set<std::string> parameters;
+  for (const Scheme::Entry& entry : scheme.entries)
+    for (const std::string& parameter : entry.parameters) CHECK(parameters.insert(parameter).second);
+  return parameters;
+}
+
+TEST_CASE("A built-in scheme has one entry for each parameter of the families that it claims, and none for others") {
+  REQUIRE_FALSE(builtin_schemes().empty());
+  for (const auto& scheme : builtin_schemes()) {
+    std::set<std::string> used;
+    REQUIRE_FALSE(scheme->families.empty());
+    for (const std::string& model_type : scheme->families) {
+      CAPTURE(scheme->program, model_type);
+      const auto family = builtin_family(model_type);
+      REQUIRE(family != nullptr);
+      const auto own = std::find_if(family->schemes.begin(), family->schemes.end(),
+                                    [&](const auto& one) { return one->program == scheme->program; });
+      REQUIRE(own != family->schemes.end());
+      const std::set<std::string> named = parameters_of(**own);
+      const auto all = parameter_names(*family);
+      for (const std::string& weight : weights_of(*family))
+        CHECK((named.count(weight) == 1) == (kWithoutPlace.count(weight) == 0));
+      for (const std::string& parameter : named) CHECK(all.count(parameter) == 1);
+      for (std::size_t v = 0; v < std::max<std::size_t>(1, scheme->versions.size()); ++v) {
+        std::set<std::string> names;
+        for (const Scheme::Entry& entry : (*own)->entries) CHECK(names.insert(entry.name(v)).second);
+      }
+      for (const Scheme::Entry& entry : (*own)->entries) used.insert(entry.where);
+    }
+    for (const Scheme::Entry& entry : scheme->entries) CHECK(used.count(entry.where) == 1);
+  }
+}
+
+TEST_CASE("Dims of an entry are read as einops writes them") {
+  const Scheme::Entry entry = scheme_entry(R"("entry": "w.*", "parameters": ["a.*.*", "b.*.*"],
+                                              "dims": "(group row) in -> (group +row) expert in",
+                                              "sizes": {"group": "num_key_value_heads"})");
+  CHECK(entry.parameter_dims == DimAxes{{"group", "row"}, {"in"}});
+  CHECK(entry.entry_dims == DimAxes{{"group", "row"}, {"expert"}, {"in"}});
+  CHECK(entry.joined == "row");
+  CHECK(entry.numbered_dims() == std::vector<std::size_t>{1});
+  CHECK_FALSE(entry.is_plain());
+  CHECK(scheme_entry(R"("entry": "norm", "parameters": "norm.weight")").is_plain());
+}
+
+}  // namespace
+}  // namespace reshard::test
