@@ -32,6 +32,7 @@ for name in "${names[@]}"; do
   [[ $name =~ ^(hf|ranks)$ ]] || pattern+="|(?<=[/.])$name\b(?!-)|\b$name\b(?!-|/\w|\.\w)"
   found=$(git ls-files --cached --others --exclude-standard lib apps/reshard |
     grep -E '\.(h|cpp|txt|in|json)$' | grep -vxF -e "$table" -e "$source.cpp" -e "$source.h" |
+    grep -v "^lib/reshard/specs/schemes/$name" |
     xargs grep -nP "$pattern" | grep -vE '^lib/CMakeLists.txt:|:#include "reshard/[a-z]+/'"$name/" || true)
   [[ -z "$found" ]] || fail "layout $name is named outside its file:"$'\n'"$found"
 done

@@ -38,22 +38,39 @@ TEST_CASE("A built-in scheme has one entry for each parameter of the families th
       CAPTURE(scheme->program, model_type);
       const auto family = builtin_family(model_type);
       REQUIRE(family != nullptr);
-      const auto own = std::find_if(family->schemes.begin(), family->schemes.end(),
-                                    [&](const auto& one) { return one->program == scheme->program; });
-      REQUIRE(own != family->schemes.end());
-      const std::set<std::string> named = parameters_of(**own);
+      const auto own = builtin_scheme(scheme->program, *family);
+      REQUIRE(own != nullptr);
+      const bool is_found_by_names = std::any_of(family->schemes.begin(), family->schemes.end(),
+                                                 [&](const auto& one) { return one->program == scheme->program; });
+      CHECK(is_found_by_names != scheme->is_of_ranks);
+      const std::set<std::string> named = parameters_of(*own);
       const auto all = parameter_names(*family);
+      const bool is_torchtitan = scheme->program == "torchtitan";
       for (const std::string& weight : weights_of(*family))
-        CHECK((named.count(weight) == 1) == (kWithoutPlace.count(weight) == 0));
+        CHECK((named.count(weight) == 1) == !(is_torchtitan && kWithoutPlace.count(weight) == 1));
       for (const std::string& parameter : named) CHECK(all.count(parameter) == 1);
       for (std::size_t v = 0; v < std::max<std::size_t>(1, scheme->versions.size()); ++v) {
         std::set<std::string> names;
-        for (const Scheme::Entry& entry : (*own)->entries) CHECK(names.insert(entry.name(v)).second);
+        for (const Scheme::Entry& entry : own->entries) {
+          CHECK(names.insert(entry.name(v)).second);
+          for (const Scheme::Constant& constant : entry.constants)
+            if (const std::string& name = Scheme::name_of(constant.names, v); !name.empty())
+              CHECK(names.insert(name).second);
+        }
       }
-      for (const Scheme::Entry& entry : (*own)->entries) used.insert(entry.where);
+      for (const Scheme::Entry& entry : own->entries) used.insert(entry.where);
     }
     for (const Scheme::Entry& entry : scheme->entries) CHECK(used.count(entry.where) == 1);
   }
+}
+
+TEST_CASE("A version that is not listed has the name of the next newer one, and null is no entry") {
+  const Scheme scheme = scheme_of(R"({"program": "p", "versions": ["3", "2", "1"], "entries": [
+      {"entry": {"3": "new", "1": "old"}, "parameters": "w", "values": [{"entry": {"3": null, "2": "map"}, "value": "rank"}]}]})");
+  const Scheme::Entry& entry = scheme.entries.front();
+  CHECK(entry.names == std::vector<std::string>{"new", "new", "old"});
+  CHECK(entry.constants.front().names == std::vector<std::string>{"", "map", "map"});
+  CHECK(entry.constants.front().value == Scheme::Constant::Value::kRank);
 }
 
 TEST_CASE("Dims of an entry are read as einops writes them") {

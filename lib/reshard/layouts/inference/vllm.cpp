@@ -1,8 +1,6 @@
 // What vLLM and SGLang load with --load-format sharded_state: model-rank-R-part-P.safetensors in the model's directory,
 // the state dict of each tensor-parallel rank's model object before its weights are processed (vLLM's
 // sharded_state_loader.py). Loading is strict, so that files fit the versions alone whose parameters have these names.
-#include "reshard/layouts/inference/vllm.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,6 +15,7 @@
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/hf/hf.h"
 #include "reshard/layouts/map/placed_rules.h"
+#include "reshard/layouts/names/written_names.h"
 #include "reshard/layouts/ranks/rank_layout.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/layouts/training/training_layout.h"
@@ -29,12 +28,66 @@ namespace fs = std::filesystem;
 using Table = std::shared_ptr<const Placement>;
 using Part = PartitionRule::Part;
 
-constexpr std::string_view kLmHead = "lm_head.weight";
-constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
+constexpr std::string_view kProgram = "vllm";
+constexpr std::string_view kSglang = "sglang-";    // in front of versions of SGLang
 constexpr std::uint64_t kVocabularyMultiple = 64;  // vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
 constexpr std::uint64_t kOneF32 = 0x3F80'0000;
 
-using namespace vllm;
+/// The versions whose names are known, the newest first.
+std::span<const char* const> versions() {
+  static const std::vector<const char*> kVersions = [] {
+    std::vector<const char*> labels;
+    for (const auto& scheme : builtin_schemes())
+      if (scheme->program == kProgram && labels.empty())
+        for (const std::string& label : scheme->versions) labels.push_back(label.c_str());
+    return labels;
+  }();
+  return kVersions;
+}
+
+bool is_sglang(std::size_t version) {
+  return std::string_view(versions()[version]).starts_with(kSglang);
+}
+
+const LayoutOption& version_option() {
+  static const LayoutOption kOption{"vllm-version", LayoutOption::Type::kChoice,
+                                    "Version of vLLM or SGLang that loads the files", versions(), versions()[0]};
+  return kOption;
+}
+
+constexpr LayoutOption kExpertParallel{"enable-expert-parallel", LayoutOption::Type::kFlag,
+                                       "Give each rank whole experts, for vLLM run with the same option"};
+
+/// What is known of a model_type's class.
+struct Architecture {
+  const char* model_type;
+  bool has_head = true;        // an lm_head of its own, which is stored in place of a tied embedding
+  bool takes_f16 = true;       // vLLM serves it in float16
+  bool in_sglang = false;      // SGLang's class has the same tensors
+  bool takes_experts = false;  // spread over ranks
+};
+
+constexpr Architecture kArchitectures[] = {
+    {"gemma", false},
+    {"gemma2", false, false},
+    {"gemma3_text", true, false},
+    {"gpt_oss"},
+    {"granite"},
+    {"llama", true, true, true},
+    {"mistral", true, true, true},
+    {"mixtral", true, true, true, true},
+    {"phi3", true, true, true},
+    {"qwen2", true, true, true},
+    {"qwen2_moe", true, true, true, true},
+    {"qwen3", true, true, true},
+    {"qwen3_moe", true, true, true, true},
+};
+
+/// What a checkpoint may be one of.
+struct Form {
+  std::size_t version = 0;  // index into versions()
+  bool expert_parallel = false;
+};
 
 const Architecture& architecture_of(const Model& model) {
   const std::string& type = model.family->model_type;
@@ -64,14 +117,14 @@ void validate_model(const Model& model, const Form& form) {
     refuse(fmt::format("the model is quantised ({}), and vLLM stores quantised weights in forms of its own",
                        printable(model.quant_method)),
            "vLLM loads the Hugging Face directory of a quantised model itself");
-  if (form.version->is_sglang && !architecture.in_sglang)
+  if (is_sglang(form.version) && !architecture.in_sglang)
     refuse(fmt::format("SGLang's tensors of {} are unknown", model.family->model_type), kWhole);
-  if (form.version->is_sglang && form.expert_parallel)
+  if (is_sglang(form.version) && form.expert_parallel)
     refuse("`enable-expert-parallel` is not supported for SGLang", "leave out `enable-expert-parallel`");
   const bool mlp_bias = std::any_of(model.parameters.begin(), model.parameters.end(), [](const ModelParameter& p) {
     return p.is_bias && p.module.find(".mlp.") != std::string::npos;
   });
-  if (form.version->is_sglang && mlp_bias) refuse("SGLang has no place for biases of the MLP", kWhole);
+  if (is_sglang(form.version) && mlp_bias) refuse("SGLang has no place for biases of the MLP", kWhole);
   if (form.expert_parallel && !architecture.takes_experts)
     refuse(fmt::format("`enable-expert-parallel` is not supported for {}", model.family->model_type),
            "leave out `enable-expert-parallel`");
@@ -80,10 +133,6 @@ void validate_model(const Model& model, const Form& form) {
 /// The last part of a dotted name.
 std::string_view leaf_of(std::string_view name) {
   return name.substr(name.rfind('.') + 1);
-}
-
-std::string_view without_leaf(std::string_view name) {
-  return name.substr(0, name.rfind('.'));
 }
 
 bool is_attention(const ModelParameter& parameter) {
@@ -154,53 +203,58 @@ struct Sizes {
   }
 };
 
-/// Makes the rules of one model.
+/// What the model's tensors are called.
+WrittenNames names_of(const Model& model, std::size_t version) {
+  return {model, builtin_scheme(kProgram, *model.family), version};
+}
+
+/// Makes the rules of one model, from the entries that its scheme has.
 class Rules {
  public:
   Rules(const Model& model, const Sizes& sizes, std::uint32_t tp, const Form& form)
-      : model_(model),
-        architecture_(architecture_of(model)),
-        sizes_(sizes),
-        tp_(tp),
-        form_(form),
-        version_(*form.version),
-        is_gpt_oss_(model.family->model_type == "gpt_oss"),
-        rules_(tp) {
+      : model_(model), architecture_(architecture_of(model)), sizes_(sizes), tp_(tp), form_(form), rules_(tp) {
     query_ = table(sizes.heads, sizes.head_dim, [&](std::uint32_t rank) { return equal_share(sizes.heads, rank); });
     key_value_ = table(sizes.kv_heads, sizes.head_dim, [&](std::uint32_t rank) { return kv_heads_of(rank); });
     for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
   }
 
   std::vector<PartitionRule> run() && {
-    for (const ModelParameter& parameter : model_.parameters)
-      if (!parameter.optional) add(parameter);  // rotary tables, which vLLM computes
+    const WrittenNames names = names_of(model_, form_.version);
+    for (const WrittenNames::Entry& entry : names.entries())
+      if (entry.constant != nullptr)
+        add_constant(entry);
+      else if (const ModelParameter& first = *by_name_.at(entry.tensors.front()); !first.optional)
+        add(entry, first);  // optional ones are rotary tables, which vLLM computes
     return std::move(rules_).take();
   }
 
  private:
-  void add(const ModelParameter& parameter) {
-    if (!parameter.tied_to.empty()) {
-      if (architecture_.has_head) add_vocabulary(*by_name_.at(parameter.tied_to), parameter.name);
-      return;
+  void add(const WrittenNames::Entry& entry, const ModelParameter& first) {
+    if (!first.tied_to.empty()) {
+      if (architecture_.has_head) add_vocabulary(*by_name_.at(first.tied_to), entry.name);
+    } else if (is_vocabulary(first)) {
+      const bool is_stored_as_head = architecture_.has_head && is_source_of_tied(first.name);
+      if (!is_stored_as_head) add_vocabulary(first, entry.name);  // of two names of one tensor the first is kept
+    } else if (first.expert) {
+      add_experts(entry, first);
+    } else if (first.experts != 0) {
+      add_stacked_experts(entry, first);
+    } else if (is_attention(first)) {
+      add_attention(entry, first);
+    } else if (entry.tensors.size() > 1) {
+      const Table rows = even(first, 0);
+      std::vector<Part> parts;
+      for (const std::string& tensor : entry.tensors) parts.push_back({tensor, rows});
+      rules_.add_placed(entry.name, PartitionLabel::kFused, 0, std::move(parts));
+    } else {
+      rules_.add(first, entry.name, first.split_dim);
     }
-    if (is_vocabulary(parameter)) {
-      const bool is_stored_as_head = architecture_.has_head && tied_to(parameter.name);
-      if (is_stored_as_head) return;  // of two names of one tensor the first in the alphabet is kept
-      return add_vocabulary(parameter,
-                            is_gpt_oss_ && parameter.name == kEmbedding ? "model.embedding.weight" : parameter.name);
-    }
-    if (is_attention(parameter) && add_attention(parameter)) return;
-    if (parameter.expert) return add_expert(parameter);
-    if (parameter.experts != 0) return add_stacked_experts(parameter);
-    add_other(parameter);
   }
 
-  bool tied_to(const std::string& name) const {
+  bool is_source_of_tied(const std::string& name) const {
     return std::any_of(model_.parameters.begin(), model_.parameters.end(),
                        [&](const ModelParameter& parameter) { return parameter.tied_to == name; });
   }
-
-  // Tables.
 
   template <typename Taken>
   Table table(std::uint64_t units, std::uint64_t unit_elems, Taken&& taken) const {
@@ -244,114 +298,44 @@ class Rules {
     return static_cast<std::uint32_t>(rank);
   }
 
-  // Modules.
-
   void add_vocabulary(const ModelParameter& parameter, const std::string& name) {
     const Table rows = rules_.evenly(parameter, 0, padded_vocabulary(parameter.shape[0]));
     rules_.add_placed(name, PartitionLabel::kColumn, 0, {{parameter.name, rows}});
   }
 
-  /// \returns false for what is stored as it is.
-  bool add_attention(const ModelParameter& parameter) {
-    const std::string module(parameter.name.substr(0, parameter.name.find(".self_attn.") + 10));
-    const std::string prefix = (is_gpt_oss_ ? std::string(without_leaf(module)) + ".attn" : module) + ".";
-    const std::string qkv = prefix + (is_gpt_oss_ ? version_.gpt_oss_qkv : "qkv_proj");
-    const std::string_view linear = leaf_of(parameter.module);
-    const std::string leaf = parameter.name.substr(parameter.module.size());
-    if (linear == "q_proj") {
-      rules_.add_placed(
-          qkv + leaf, PartitionLabel::kGroupedQuery, 0,
-          {{parameter.name, query_}, {module + ".k_proj" + leaf, key_value_}, {module + ".v_proj" + leaf, key_value_}});
-    } else if (linear == "k_proj" || linear == "v_proj") {
-      return true;
-    } else if (linear == "qkv_proj") {
+  void add_attention(const WrittenNames::Entry& entry, const ModelParameter& first) {
+    if (entry.tensors.size() > 1) {
+      std::vector<Part> parts;
+      for (const std::string& tensor : entry.tensors) parts.push_back({tensor, parts.empty() ? query_ : key_value_});
+      rules_.add_placed(entry.name, PartitionLabel::kGroupedQuery, 0, std::move(parts));
+    } else if (!first.packed.empty()) {
       const std::uint64_t n = sizes_.heads, k = sizes_.kv_heads;
       const Table packed = table(n + 2 * k, sizes_.head_dim, [&](std::uint32_t rank) {
         std::vector<std::uint32_t> taken = equal_share(n, rank);
-        for (const std::uint64_t first : {n, n + k})
-          for (const std::uint32_t head : kv_heads_of(rank)) taken.push_back(static_cast<std::uint32_t>(first + head));
+        for (const std::uint64_t begin : {n, n + k})
+          for (const std::uint32_t head : kv_heads_of(rank)) taken.push_back(static_cast<std::uint32_t>(begin + head));
         return taken;
       });
-      rules_.add_placed(qkv + leaf, PartitionLabel::kGroupedQuery, 0, {{parameter.name, packed}});
-    } else if (linear == "o_proj") {
-      add_row(parameter, prefix + "o_proj" + leaf);
-      if (!parameter.is_bias && version_.has_scales)
-        for (const char* scale : {"_k_scale", "_v_scale", "_q_scale", "_prob_scale"})
-          rules_.add_constant(prefix + "attn." + scale, DType::kF32, {}, {{kOneF32}});
-    } else if (leaf == ".sinks") {
-      rules_.add(parameter, prefix + "sinks", 0);
+      rules_.add_placed(entry.name, PartitionLabel::kGroupedQuery, 0, {{first.name, packed}});
     } else {
-      return false;
-    }
-    return true;
-  }
-
-  /// A linear that is split along its inputs.
-  void add_row(const ModelParameter& parameter, const std::string& name) {
-    rules_.add(parameter, name, parameter.is_bias ? std::nullopt : std::optional<std::uint32_t>(1));
-  }
-
-  /// MLPs, shared experts, routers, norms.
-  void add_other(const ModelParameter& parameter) {
-    const std::string linear(leaf_of(parameter.module));
-    const std::string above(without_leaf(parameter.module));
-    const std::string leaf = parameter.name.substr(parameter.module.size());
-    const std::string name = stored_module(above, linear) + leaf;
-    if (linear == "gate_proj") {
-      const std::string up = above + ".up_proj" + leaf;
-      const Table rows = even(parameter, 0);
-      rules_.add_placed(stored_module(above, "gate_up_proj") + leaf, PartitionLabel::kFused, 0,
-                        {{parameter.name, rows}, {up, rows}});
-    } else if (linear == "up_proj") {
-      return;
-    } else if (linear == "gate_up_proj") {
-      rules_.add(parameter, name, 0);
-    } else if (linear == "down_proj") {
-      add_row(parameter, name);
-    } else if (!parameter.split_dim) {
-      rules_.add_whole(name, parameter.name);
-    } else {
-      throw Error(ErrorKind::kUnsupported, "how vLLM splits it is not known").tensor(parameter.name);
+      rules_.add(first, entry.name, first.split_dim);
     }
   }
 
-  /// What the version calls a module outside the attention.
-  std::string stored_module(const std::string& above, const std::string& linear) const {
-    constexpr std::string_view kShared = ".shared_expert";
-    if (above.ends_with(kShared))
-      return above.substr(0, above.size() - kShared.size() + 1) + version_.shared_expert + "." + linear;
-    if (linear == "shared_expert_gate") return above + "." + version_.shared_expert_gate;
-    if (linear == "gate" && model_.family->model_type == "qwen3_moe") return above + "." + version_.qwen3_router;
-    return above + "." + linear;
-  }
-
-  /// Single experts, all of a layer at the first of them.
-  void add_expert(const ModelParameter& parameter) {
-    if (*parameter.expert != 0) return;
-    const std::string_view linear = leaf_of(parameter.module);
-    const bool is_mixtral = linear.starts_with('w');
-    if (linear != "gate_proj" && linear != "w1") return;
-    const std::string layer = parameter.name.substr(0, parameter.name.find(".experts."));
-    const std::string stored = layer + "." + version_.experts;
-    const auto name_of = [&](std::uint64_t expert, const char* name) {
-      return fmt::format("{}.experts.{}.{}.weight", layer, expert, name);
-    };
-    const std::uint64_t inner = parameter.shape[0], hidden = parameter.shape[1];
-    std::vector<Part> gate_up, down;
-    for (std::uint64_t expert = 0; expert < parameter.experts; ++expert) {
-      const std::uint32_t owner = form_.expert_parallel ? rank_of_expert(expert) : 0;
-      const Table rows = form_.expert_parallel ? all_on(owner, inner) : even(parameter, 0);
-      const Table columns = form_.expert_parallel ? all_on(owner, hidden) : rows;
-      gate_up.push_back({name_of(expert, is_mixtral ? "w1" : "gate_proj"), rows});
-      gate_up.push_back({name_of(expert, is_mixtral ? "w3" : "up_proj"), rows});
-      down.push_back({name_of(expert, is_mixtral ? "w2" : "down_proj"), columns});
+  /// The matrices of experts, which are tensors of their own.
+  void add_experts(const WrittenNames::Entry& entry, const ModelParameter& first) {
+    const std::uint32_t dim = form_.expert_parallel ? 0 : *first.split_dim;
+    std::vector<Part> parts;
+    for (const std::string& tensor : entry.tensors) {
+      const ModelParameter& parameter = *by_name_.at(tensor);
+      parts.push_back({tensor, form_.expert_parallel ? all_on(rank_of_expert(*parameter.expert), parameter.shape[0])
+                                                     : even(parameter, dim)});
     }
-    rules_.add_placed(stored + ".w13_weight", PartitionLabel::kFused, 0, std::move(gate_up)).parts_per_slice = 2;
-    PartitionRule& w2 =
-        rules_.add_placed(stored + ".w2_weight", PartitionLabel::kRow, form_.expert_parallel ? 0 : 1, std::move(down));
-    w2.stack_dim = 0;
-    w2.parts_per_slice = 1;
-    if (form_.expert_parallel && version_.expert_map != nullptr) add_expert_map(layer + "." + version_.expert_map);
+    const auto per_expert = static_cast<std::uint32_t>(entry.rule->parameters.size());
+    PartitionRule& rule = rules_.add_placed(entry.name, per_expert > 1 ? PartitionLabel::kFused : PartitionLabel::kRow,
+                                            dim, std::move(parts));
+    rule.stack_dim = 0;
+    rule.parts_per_slice = per_expert;
   }
 
   /// The place of each expert on the rank; -1 where another has it.
@@ -366,25 +350,28 @@ class Rules {
     rules_.add_constant(name, DType::kI32, {sizes_.experts}, std::move(places));
   }
 
-  /// gpt_oss's experts, stacked in dim 0. The matrices are stored the other way round.
-  void add_stacked_experts(const ModelParameter& parameter) {
-    const std::string layer(without_leaf(parameter.module));
-    const std::string stored = layer + "." + version_.experts + ".";
-    const std::string_view leaf = leaf_of(parameter.name);
-    if (leaf == "gate_up_proj") {
-      rules_.add_placed(stored + "w13_weight", PartitionLabel::kColumn, 2, {{parameter.name, even(parameter, 2)}})
-          .transposed = true;
-    } else if (leaf == "gate_up_proj_bias") {
-      rules_.add_placed(stored + "w13_bias", PartitionLabel::kColumn, 1, {{parameter.name, even(parameter, 1)}});
-    } else if (leaf == "down_proj") {
-      rules_.add_placed(stored + "w2_weight", PartitionLabel::kRow, 1, {{parameter.name, even(parameter, 1)}})
-          .transposed = true;
-    } else if (leaf == "down_proj_bias") {  // added on the first rank alone
+  /// All experts of a layer in one tensor.
+  void add_stacked_experts(const WrittenNames::Entry& entry, const ModelParameter& parameter) {
+    if (!parameter.split_dim) {  // added on the first rank alone
       const Table first = table(1, parameter.shape[0],
                                 [](std::uint32_t rank) { return std::vector<std::uint32_t>{rank == 0 ? 0u : 1u}; });
-      rules_.add_placed(stored + "w2_bias", PartitionLabel::kRow, 0, {{parameter.name, first}});
-    } else {
-      throw Error(ErrorKind::kUnsupported, "how vLLM stores it is not known").tensor(parameter.name);
+      rules_.add_placed(entry.name, PartitionLabel::kRow, 0, {{parameter.name, first}});
+      return;
+    }
+    const std::uint32_t dim = *parameter.split_dim;
+    const bool is_last = dim + 1 == parameter.shape.size();  // of (experts, inputs, outputs): the outputs
+    rules_
+        .add_placed(entry.name, is_last ? PartitionLabel::kColumn : PartitionLabel::kRow, dim,
+                    {{parameter.name, even(parameter, dim)}})
+        .transposed = !entry.rule->is_plain();
+  }
+
+  void add_constant(const WrittenNames::Entry& entry) {
+    switch (entry.constant->value) {
+      case Scheme::Constant::Value::kOne: rules_.add_constant(entry.name, DType::kF32, {}, {{kOneF32}}); break;
+      case Scheme::Constant::Value::kRank: rules_.add_rank_number(entry.name); break;
+      case Scheme::Constant::Value::kExpertMap:
+        if (form_.expert_parallel) add_expert_map(entry.name);
     }
   }
 
@@ -393,8 +380,6 @@ class Rules {
   const Sizes& sizes_;
   std::uint32_t tp_;
   Form form_;
-  const Version& version_;
-  bool is_gpt_oss_;
   PlacedRules rules_;
   Table query_;
   Table key_value_;
@@ -432,7 +417,9 @@ constexpr LayoutTraits kVllmTraits{.name = "vllm",
 class VllmLayout final : public RankLayout {
  public:
   const LayoutTraits& traits() const override { return kVllmTraits; }
-  std::vector<const LayoutOption*> options() const override { return {&kVersion, &kExpertParallel, &kMaxShardSize}; }
+  std::vector<const LayoutOption*> options() const override {
+    return {&version_option(), &kExpertParallel, &kMaxShardSize};
+  }
 
   fs::path part_path(Format, RankId rank, std::uint32_t part) const override {
     return fmt::format("model-rank-{}-part-{}.safetensors", rank.tp_rank, part);
@@ -485,7 +472,7 @@ class VllmLayout final : public RankLayout {
       Form form;
       validate_model(model, form);
       const Sizes sizes(model);
-      validate_ranks(sizes, shards);
+      validate_ranks(model, sizes, shards);
       form.expert_parallel = holds_whole_experts(sizes, shards);
       if (const std::string problem = sizes.problem(shards.tp, form.expert_parallel); !problem.empty())
         throw Error(ErrorKind::kBadInput, "by config.json, " + problem)
@@ -503,10 +490,8 @@ class VllmLayout final : public RankLayout {
 
  private:
   static Form form_of(const OptionValues& values) {
-    const std::string name = values.choice(kVersion);
-    const auto version =
-        std::find_if(std::begin(kVersions), std::end(kVersions), [&](const Version& one) { return name == one.name; });
-    return {&*version, values.flag(kExpertParallel.name)};
+    const auto version = std::find(versions().begin(), versions().end(), values.choice(version_option()));
+    return {static_cast<std::size_t>(version - versions().begin()), values.flag(kExpertParallel.name)};
   }
 
   static void validate_degree(const Sizes& sizes, std::uint32_t tp, const Form& form) {
@@ -542,21 +527,22 @@ class VllmLayout final : public RankLayout {
       if (padded_vocabulary(size) != size)
         plan.notes.push_back(fmt::format("the vocabulary of {} is padded with zeros to {}, as vLLM has it", size,
                                          padded_vocabulary(size)));
-    const std::string version = form.version->name;
+    const std::string version = versions()[form.version];
     plan.notes.push_back(fmt::format(
         "the files are for {} and its tensor-parallel size of {}{}: {} does not check the size, and refuses other "
         "names",
-        form.version->is_sglang ? "SGLang " + version.substr(version.find('-') + 1) : "vLLM " + version, plan.mesh.tp,
-        form.expert_parallel ? " with expert parallelism" : "", form.version->is_sglang ? "SGLang" : "vLLM"));
+        is_sglang(form.version) ? "SGLang " + version.substr(version.find('-') + 1) : "vLLM " + version, plan.mesh.tp,
+        form.expert_parallel ? " with expert parallelism" : "", is_sglang(form.version) ? "SGLang" : "vLLM"));
   }
 
   /// The ranks are as many as the files were made for: each has an equal part of the vocabulary.
-  static void validate_ranks(const Sizes& sizes, const ShardedCheckpoint& shards) {
+  static void validate_ranks(const Model& model, const Sizes& sizes, const ShardedCheckpoint& shards) {
     const Container& first = shards.files.front().front();
     if (sizes.vocabularies.empty()) return;
     const std::uint64_t rows = padded_vocabulary(sizes.vocabularies.begin()->first);
+    const std::set<std::string> names = vocabulary_names(model);
     for (const TensorEntry& tensor : first.tensors) {
-      if (tensor.name != kLmHead && tensor.name != kEmbedding && tensor.name != "model.embedding.weight") continue;
+      if (names.count(tensor.name) == 0) continue;
       const std::uint64_t own = tensor.shape.empty() ? 0 : tensor.shape[0];
       if (own * shards.tp == rows) return;
       if (own != 0 && rows % own == 0)
@@ -569,6 +555,17 @@ class VllmLayout final : public RankLayout {
             .hint("copy the files of all ranks here; or config.json belongs to another model");
       return;  // an error about its size comes later
     }
+  }
+
+  /// The names of the embedding and the head, which are the same in all versions.
+  static std::set<std::string> vocabulary_names(const Model& model) {
+    std::set<std::string> vocabulary, names;
+    for (const ModelParameter& parameter : model.parameters)
+      if (is_vocabulary(parameter)) vocabulary.insert(parameter.name);
+    const WrittenNames all = names_of(model, 0);
+    for (const WrittenNames::Entry& entry : all.entries())
+      if (entry.constant == nullptr && vocabulary.count(entry.tensors.front()) > 0) names.insert(entry.name);
+    return names;
   }
 
   /// Whether each rank has whole experts, rather than a part of each.
@@ -588,13 +585,12 @@ class VllmLayout final : public RankLayout {
     std::set<std::string_view> held;
     for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
     const auto is_strange = [&](const PartitionRule& rule) { return held.count(rule.stored_name) == 0; };
-    for (const Version& version : kVersions) {
-      if (version.is_sglang) continue;  // whose names an older vLLM has, too
-      form.version = &version;
+    for (form.version = 0; form.version < versions().size(); ++form.version) {
+      if (is_sglang(form.version)) continue;  // whose names an older vLLM has, too
       std::vector<PartitionRule> rules = Rules(model, sizes, shards.tp, form).run();
       if (rules.size() == held.size() && std::none_of(rules.begin(), rules.end(), is_strange)) return rules;
     }
-    form.version = &kVersions[0];
+    form.version = 0;
     std::unordered_set<std::string> known;
     std::string missing;
     for (const PartitionRule& rule : Rules(model, sizes, shards.tp, form).run()) {
@@ -610,7 +606,7 @@ class VllmLayout final : public RankLayout {
         .in(file.path)
         .tensor(has_strange ? strange->name : missing)
         .hint(fmt::format("known are {}; config.json may belong to another model, or a file of the rank is missing",
-                          fmt::join(kVersionNames, ", ")));
+                          fmt::join(versions(), ", ")));
   }
 };
 

@@ -51,28 +51,41 @@ WrittenNames::WrittenNames(const Model& model, const std::string& names) : label
                                                printable(names), printable(model.family->model_type)))
         .hint("of this family, there are hf" + (known.empty() ? " alone" : ", " + known));
   }
+  add_entries(model);
+}
+
+WrittenNames::WrittenNames(const Model& model, std::shared_ptr<const Scheme> scheme, std::size_t version)
+    : label_(scheme->program), scheme_(std::move(scheme)), version_(version) {
+  add_entries(model);
+}
+
+void WrittenNames::add_entries(const Model& model) {
   std::unordered_map<std::string_view, std::pair<const Scheme::Entry*, std::size_t>> rules;  // and which part
   for (const Scheme::Entry& rule : scheme_->entries)
-    for (std::size_t p = 0; p < rule.parameters.size(); ++p) rules.emplace(rule.parameters[p], std::pair(&rule, p));
+    for (std::size_t p = 0; p < rule.parameters.size() && !rule.name(version_).empty(); ++p)
+      rules.emplace(rule.parameters[p], std::pair(&rule, p));
   std::unordered_map<std::string, std::size_t> by_name;
   std::vector<std::vector<Numbered>> members;  // of each entry
   for (const ModelParameter& parameter : model.parameters) {
     const auto found = rules.find(with_stars(parameter.name));
     if (found == rules.end()) continue;
     const auto& [rule, part] = found->second;
-    std::vector<std::string> numbers = numbers_in(parameter.name);
-    std::string name = with_numbers(rule->name(version_), numbers);
-    const auto [entry, is_new] = by_name.emplace(std::move(name), entries_.size());
+    const std::vector<std::string> numbers = numbers_in(parameter.name);
+    const auto [entry, is_new] = by_name.emplace(with_numbers(rule->name(version_), numbers), entries_.size());
     if (is_new) {
-      entries_.push_back({rule, entry->first, Dims(rule->numbered_dims().size()), {}, {}});
-      members.emplace_back();
+      entries_.push_back({rule, nullptr, entry->first, Dims(rule->numbered_dims().size()), {}, {}});
+      for (const Scheme::Constant& constant : rule->constants)
+        if (const std::string& name = Scheme::name_of(constant.names, version_); !name.empty())
+          entries_.push_back({rule, &constant, with_numbers(name, numbers), {}, {}, {}});
+      members.resize(entries_.size());
     }
     Dims along;
     for (std::size_t n = numbers.size() - entries_[entry->second].numbers.size(); n < numbers.size(); ++n)
       along.push_back(parse_unsigned(numbers[n]).value_or(0));
     members[entry->second].push_back({&parameter, part, std::move(along)});
   }
-  for (std::size_t e = 0; e < entries_.size(); ++e) place(e, members[e]);
+  for (std::size_t e = 0; e < entries_.size(); ++e)
+    if (!members[e].empty()) place(e, members[e]);
 }
 
 /// Fills in an entry.

@@ -20,6 +20,8 @@ class WrittenNames {
   /// An entry of the program's checkpoints.
   struct Entry {
     const Scheme::Entry* rule = nullptr;
+    /// Set if it has a value and no parameters: a constant of `rule`.
+    const Scheme::Constant* constant = nullptr;
     std::string name;
     Dims numbers;  // the sizes of its numbered dims
     std::vector<std::string>
@@ -33,6 +35,9 @@ class WrittenNames {
   };
 
   /// \param model  borrowed.
+  /// \param version  index into Scheme::versions.
+  WrittenNames(const Model& model, std::shared_ptr<const Scheme> scheme, std::size_t version);
+
   /// \param names  those of a program's newest version ("torchtitan"), or of one that has a label ("torchtitan-0.2").
   /// \throws Error kUsage, with those that the family has, if there are no such names.
   WrittenNames(const Model& model, const std::string& names);
@@ -40,11 +45,15 @@ class WrittenNames {
   /// \throws Error kUnsupported, naming the parameter, if the program has no name for it.
   Place of(const std::string& parameter) const;
 
+  /// All entries for the model, in the order of their first parameters.
+  const std::vector<Entry>& entries() const { return entries_; }
+
   /// Entries of the program's checkpoints that the model has no values for.
   std::vector<std::string> unused() const;
 
  private:
   struct Numbered;
+  void add_entries(const Model& model);
   void place(std::size_t index, const std::vector<Numbered>& members);
 
   std::string label_;

@@ -154,7 +154,7 @@ struct Family {
   /// Modules in that of `attention` which NxD Inference calls otherwise, by name; else it has the names of the
   /// checkpoint. Nothing where its names are not known.
   std::optional<std::map<std::string, std::string>> inference_names;
-  /// What other programs call the parameters: of built-in schemes, only entries whose parameters the family has.
+  /// What other programs call the parameters in checkpoints of whole tensors; only entries whose parameters the family has.
   std::vector<std::shared_ptr<const Scheme>> schemes;
   std::string json_text;          // what it was read from
   std::filesystem::path file;     // where somebody wrote it, for errors; empty for the built-in ones
@@ -170,6 +170,9 @@ bool describes_model(const std::shared_ptr<const Family>& spec);
 /// The built-in family of a name; null where there is none. It is the same at each call, and lives as long as the
 /// program.
 std::shared_ptr<const Family> builtin_family(std::string_view model_type);
+
+/// What a built-in scheme has for a family; null if it does not know the family.
+std::shared_ptr<const Scheme> builtin_scheme(std::string_view program, const Family& family);
 
 /// The model_types of the built-in families, sorted.
 std::vector<std::string> known_model_types();

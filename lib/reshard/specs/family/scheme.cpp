@@ -37,17 +37,17 @@ std::size_t stars(const std::string& name) {
 /// Reads the entries of one scheme.
 class EntryReader {
  public:
-  EntryReader(const SpecObject& object, std::size_t versions) : object_(object), versions_(versions) {
-    object.validate_keys({"entry", "parameters", "dims", "sizes", "padded", "families"});
+  EntryReader(const SpecObject& object, const std::vector<std::string>& versions)
+      : object_(object), versions_(versions) {
+    object.validate_keys({"entry", "parameters", "dims", "sizes", "padded", "families", "values"});
   }
 
   Scheme::Entry read() && {
     entry_.where = fmt::format("{}: line {}", object_.file().path.string(), object_.file().line(object_.pointer()));
-    entry_.names = texts_at("entry");
-    if (entry_.names.empty() || (entry_.names.size() > 1 && entry_.names.size() != versions_))
-      object_.fail("entry", "one name, or one for each of \"versions\"");
-    if (object_.has("parameters")) entry_.parameters = texts_at("parameters");
+    entry_.names = names_at(object_);
+    if (object_.has("parameters")) entry_.parameters = texts_at(object_, "parameters");
     if (object_.has("families")) entry_.families = object_.strings_at("families");
+    if (object_.has("values")) read_constants();
     if (object_.has("dims")) read_dims();
     if (object_.has("padded")) entry_.is_padded = object_.bool_at("padded");
     if (entry_.is_padded && entry_.joined.empty()) object_.fail("padded", "\"dims\" with an axis marked by \"+\"");
@@ -60,8 +60,44 @@ class EntryReader {
   }
 
  private:
-  std::vector<std::string> texts_at(const std::string& key) const {
-    return object_.at(key).is_string() ? std::vector{object_.string_at(key)} : object_.strings_at(key);
+  static std::vector<std::string> texts_at(const SpecObject& object, const std::string& key) {
+    return object.at(key).is_string() ? std::vector{object.string_at(key)} : object.strings_at(key);
+  }
+
+  /// The names of an entry: "b", ["b", "a"], or {"main": "b", "0.2": "a"}, where a version that is not listed has the name of
+  /// the next newer one that is. With null, it has no such entry.
+  std::vector<std::string> names_at(const SpecObject& object) const {
+    std::vector<std::string> names;
+    if (object.at("entry").is_object()) {
+      const SpecObject listed(object.at("entry"), object.file(), object.pointer_to("entry"), "entry");
+      listed.validate_keys(versions_);
+      std::string name;
+      for (const std::string& version : versions_) {
+        if (listed.has(version)) name = listed.at(version).is_null() ? std::string() : listed.string_at(version);
+        names.push_back(name);
+      }
+    } else {
+      names = texts_at(object, "entry");
+    }
+    if (names.empty() || (names.size() > 1 && names.size() != versions_.size()))
+      object.fail("entry", "one name, or one for each of \"versions\"");
+    return names;
+  }
+
+  void read_constants() {
+    using Value = Scheme::Constant::Value;
+    const std::pair<const char*, Value> kWords[] = {
+        {"one", Value::kOne}, {"rank", Value::kRank}, {"expert_map", Value::kExpertMap}};
+    for (const Json& item : object_.array_at("values")) {
+      const std::string pointer = fmt::format("{}/{}", object_.pointer_to("values"), entry_.constants.size());
+      const SpecObject constant(item, object_.file(), pointer, "values");
+      constant.validate_keys({"entry", "value"});
+      const std::string& word = constant.string_at("value");
+      const auto* const known =
+          std::find_if(std::begin(kWords), std::end(kWords), [&](const auto& one) { return word == one.first; });
+      if (known == std::end(kWords)) constant.fail("value", "\"one\", \"rank\" or \"expert_map\"");
+      entry_.constants.push_back({names_at(constant), known->second});
+    }
   }
 
   /// "(head half pair) in -> (head pair half) in"
@@ -135,7 +171,7 @@ class EntryReader {
   void validate_stars() const {
     const std::size_t numbers = entry_.numbered_dims().size();
     for (const std::string& name : entry_.names) {
-      if (stars(name) != stars(entry_.names.front())) object_.fail("entry", "names with as many stars");
+      if (name.empty()) continue;
       for (const std::string& parameter : entry_.parameters)
         if (stars(parameter) != stars(name) + numbers)
           object_.fail("entry", fmt::format("a name with {} stars, as {} has {} and the entry has {} axes for numbers",
@@ -145,7 +181,7 @@ class EntryReader {
   }
 
   const SpecObject& object_;
-  std::size_t versions_;
+  const std::vector<std::string>& versions_;
   Scheme::Entry entry_;
 };
 
@@ -159,16 +195,18 @@ std::vector<std::size_t> Scheme::Entry::numbered_dims() const {
 }
 
 Scheme parse_scheme(const SpecObject& object) {
-  object.validate_keys({"program", "versions", "families", "entries"});
+  object.validate_keys({"program", "versions", "families", "of_ranks", "keeps_others", "entries"});
   Scheme scheme;
   scheme.program = object.string_at("program");
   if (object.has("versions")) scheme.versions = object.strings_at("versions");
   if (object.has("families")) scheme.families = object.strings_at("families");
+  scheme.is_of_ranks = object.has("of_ranks") && object.bool_at("of_ranks");
+  scheme.keeps_others = object.has("keeps_others") && object.bool_at("keeps_others");
   std::size_t i = 0;
   for (const Json& item : object.array_at("entries")) {
     const SpecObject entry(item, object.file(), fmt::format("{}/{}", object.pointer_to("entries"), i),
                            fmt::format("entries[{}]", i));
-    scheme.entries.push_back(EntryReader(entry, scheme.versions.size()).read());
+    scheme.entries.push_back(EntryReader(entry, scheme.versions).read());
     ++i;
   }
   return scheme;

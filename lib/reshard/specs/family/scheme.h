@@ -19,11 +19,23 @@ using DimAxes = std::vector<std::vector<std::string>>;
 
 /// What a program calls the parameters of models in its checkpoints, and how it packs them into entries.
 struct Scheme {
+  /// An entry with a value that no parameter has.
+  struct Constant {
+    enum class Value : std::uint8_t {
+      kOne,        // 1.0 in float32
+      kRank,       // the number of the rank
+      kExpertMap,  // the place of each expert on the rank
+    };
+    std::vector<std::string> names;  // as of Entry
+    Value value = Value::kOne;
+  };
+
   /// An entry of a checkpoint, or one for each layer or expert if its names have stars for numbers.
   struct Entry {
-    std::vector<std::string> names;  // one for each of Scheme::versions, or a single one for all
-    std::vector<std::string>
-        parameters;  // names in the family that the entry contains; empty: the model has no such value
+    /// One for each of Scheme::versions, or a single one for all; empty for a version without the entry.
+    std::vector<std::string> names;
+    /// Names in the family that the entry contains; none: models have no value for it.
+    std::vector<std::string> parameters;
     /// The dims of each parameter, and those of the entry; both empty if the entry is the parameter as it is. An axis of
     /// the entry that the parameters do not have is an index: a number in their names that the entry's names lack.
     DimAxes parameter_dims, entry_dims;
@@ -31,10 +43,11 @@ struct Scheme {
     bool is_padded = false;  // the entry may be longer than the parameters along `joined`
     std::map<std::string, Expression, std::less<>> sizes;  // of axes; keys in them are kModelNumbers
     std::vector<std::string> families;                     // model_types it is for; empty: all of the scheme's
+    std::vector<Constant> constants;                       // that come with each entry of these names, behind it
     std::string where;                                     // its file and line, for errors
 
     bool is_plain() const { return entry_dims.empty(); }
-    const std::string& name(std::size_t version) const { return names.size() == 1 ? names.front() : names.at(version); }
+    const std::string& name(std::size_t version) const { return name_of(names, version); }
     /// The dims of the entry that are indices, in the order of the numbers in the names of parameters.
     std::vector<std::size_t> numbered_dims() const;
   };
@@ -43,6 +56,12 @@ struct Scheme {
   std::vector<std::string> versions;  // labels of versions whose names differ, the newest first; may be empty
   std::vector<std::string> families;  // model_types of built-in families; of a scheme in a family's own file: empty
   std::vector<Entry> entries;
+  bool is_of_ranks = false;   // its entries are in files of ranks, each with the rank's part of the parameters
+  bool keeps_others = false;  // parameters without an entry have their own names
+
+  static const std::string& name_of(const std::vector<std::string>& names, std::size_t version) {
+    return names.size() == 1 ? names.front() : names.at(version);
+  }
 };
 
 /// The numbers of a model that sizes of axes may be computed from, by their keys in config.json.
