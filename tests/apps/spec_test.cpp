@@ -291,29 +291,51 @@ TEST_CASE("A mistake in a description is told with its line and key") {
   refused(R"("when": "layer % 2)", R"("items": 2, "when": "layer % 2)", {"line 10", "one star", "need a second"});
   refused(modules, R"("nxd_inference": {}, )" + modules, {"line 6", "\"attention\" beside it"});
   const std::pair<std::string, const char*> entries[] = {
-      {R"("entry": "y", "parameters": "x.weight")", "names the parameter x.weight, which is not there"},
-      {R"("entry": [], "parameters": "head.weight")", "one name, or one for each of \"versions\""},
-      {R"("entry": ["a", "b"], "parameters": "head.weight")", "one name, or one for each of \"versions\""},
-      {R"("entry": "o.*", "parameters": "head.weight")", "a name with 0 stars, as head.weight has 0"},
-      {R"("entry": "o", "parameters": ["head.weight", "embed.weight"])", "marked by \"+\", along which they follow"},
-      {R"("entry": "o", "parameters": "head.weight", "dims": "row in")", "\"row in -> expert row in\""},
-      {R"("entry": "o", "parameters": "head.weight", "dims": "(row in -> row in")", "in parentheses"},
-      {R"("entry": "o", "parameters": "head.weight", "dims": "row row -> row")", "each once"},
-      {R"("entry": "o", "parameters": "head.weight", "dims": "row in -> row")", "the axis in in the entry as well"},
-      {R"("entry": "o", "parameters": "head.weight", "dims": "row in -> (row b) in")",
-       "the axis b in a dim of the entry without"},
+      {R"j("entry": "y", "parameters": "x.weight")j", "names the parameter x.weight, which is not there"},
+      {R"j("entry": [], "parameters": "head.weight")j", "one name, or one for each of \"versions\""},
+      {R"j("entry": ["a", "b"], "parameters": "head.weight")j", "one name, or one for each of \"versions\""},
+      {R"j("entry": {"1": "a"}, "parameters": "head.weight")j", "the key \"1\" is not known"},
+      {R"j("entry": "o.*", "parameters": "head.weight")j", "\"*\" 0 times"},
+      {R"j("entry": "o", "parameters": [])j", "the name of a parameter, or no such key"},
+      {R"j("entry": "o", "dims": "row in -> row in")j", "the name of a parameter, or no such key"},
+      {R"j("entry": "o", "parameters": ["head.weight", "embed.weight"])j", "marked by \"+\", along which they follow"},
+      {R"j("entry": "o", "parameters": "head.weight", "dims": "row in")j", "\"row in -> expert row in\""},
+      {R"j("entry": "o", "parameters": "head.weight", "dims": "(row in -> row in")j", "in parentheses"},
+      {R"j("entry": "o", "parameters": "head.weight", "dims": "row row -> row")j", "each once"},
+      {R"j("entry": "o", "parameters": "head.weight", "dims": "row in -> row")j", "the axis in in the entry as well"},
+      {R"j("entry": "o", "parameters": "head.weight", "dims": "row in -> (row b) in")j", "and not b"},
+      {R"j("entry": "o", "parameters": "head.weight", "dims": "row in -> (row expert) in")j", "and not expert"},
       {R"j("entry": "o", "parameters": "head.weight", "dims": "row in -> (row in)")j",
        "the axis in in a dim of the entry without"},
-      {R"("entry": "o", "parameters": "head.weight", "dims": "row in -> b row in")", "has 0 and the entry has 1 axes"},
-      {R"("entry": "o", "parameters": "head.weight", "padded": true)", "an axis marked by \"+\""},
-      {R"("entry": "o", "parameters": "head.weight", "dims": "r i -> i r", "sizes": {"x": 1})", "x, which is no axis"},
-      {R"("entry": "o", "parameters": "head.weight", "dims": "r i -> i r", "sizes": {"r": "dim"})",
+      {R"j("entry": "o", "parameters": "head.weight", "dims": "row in -> expert row in")j",
+       "no axis that head.weight has no number for"},
+      {R"j("entry": "o", "parameters": "head.weight", "dims": "(a b) in -> (b a) in")j",
+       "\"sizes\" for all axes of (a b) but one"},
+      {R"j("entry": "o", "parameters": "head.weight", "padded": true)j", "an axis marked by \"+\""},
+      {R"j("entry": "o", "parameters": "head.weight", "dims": "r i -> i r", "sizes": {"x": 1})j",
+       "x, which is no axis"},
+      {R"j("entry": "o", "parameters": "head.weight", "dims": "r i -> +r i", "sizes": {"r": 1})j",
+       "r, which is no axis"},
+      {R"j("entry": "o", "parameters": "head.weight", "dims": "r i -> i r", "sizes": {"r": "dim"})j",
        "num_attention_heads"},
-      {R"("entry": "o", "rotary": "interleaved")", "the key \"rotary\" is not known"}};
+      {R"j("entry": "o", "parameters": "head.weight", "values": [{"entry": "v", "value": "two"}])j", "\"expert_map\""},
+      {R"j("entry": "o", "rotary": "interleaved")j", "the key \"rotary\" is not known"},
+      {R"j("entry": "o", "parameters": "head.weight"}, {"entry": "p", "parameters": "head.weight")j",
+       "head.weight is in another entry already"},
+      {R"j("entry": "o", "parameters": "head.weight"}, {"entry": "o", "parameters": "embed.weight")j",
+       "o is in another entry already"}};
   for (const auto& [entry, says] : entries)
     refused(modules, R"("other_names": [{"program": "t", "entries": [{)" + entry + "}]}], " + modules,
             {"line 6", says});
-  refused(modules, R"("other_names": {"t": {}}, )" + modules, {"line 6", "\"other_names\" is", "expected an array"});
+  const std::pair<std::string, const char*> schemes[] = {
+      {R"({"t": {}})", "expected an array"},
+      {R"([{"program": "", "entries": []}])", "\"program\" is \"\", expected a name"},
+      {R"([{"program": "t", "versions": ["1", "1"], "entries": []}])", "labels that differ"},
+      {R"([{"program": "t", "families": ["llama"], "entries": []}])", "no such key, as the scheme is for this family"},
+      {R"([{"program": "t", "of_ranks": true, "entries": []}])", "\"of_ranks\" is true, expected false"},
+      {R"([{"program": "t", "entries": []}, {"program": "t", "entries": []}])", "programs that differ"}};
+  for (const auto& [scheme, says] : schemes)
+    refused(modules, R"("other_names": )" + scheme + ", " + modules, {"line 6", says});
   refused(head, R"("vocab", "dims"], "stage": "last")",
           {"other.json: line 11: head: \"shape\" does not fit", "config.json: \"dims\" is missing",
            "did you mean \"dim\"?"});

@@ -241,7 +241,10 @@ std::string with_numbers(std::string pattern, std::span<const std::string> numbe
   for (const std::string& number : numbers) {
     star = pattern.find('*', star);
     if (star == pattern.npos) break;
-    pattern.replace(star, 1, number);
+    if (number.empty())
+      ++star;
+    else
+      pattern.replace(star, 1, number);
   }
   return pattern;
 }

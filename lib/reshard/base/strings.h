@@ -51,7 +51,7 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
 std::string with_stars(std::string_view name);
 /// The parts of a dotted name that are numbers, in order.
 std::vector<std::string> numbers_in(std::string_view name);
-/// `pattern` with `numbers` in place of its first stars; what there are too many of on either side stays or is ignored.
+/// `pattern` with numbers in place of its first stars. A star stays if its number is empty, or if there is none for it.
 std::string with_numbers(std::string pattern, std::span<const std::string> numbers);
 
 /// "0, 2, 4" ; more than `most` items are cut short with "… (N in all)".

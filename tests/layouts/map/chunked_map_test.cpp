@@ -25,8 +25,14 @@ const Scheme::Entry& interleaved() {
   return kEntry;
 }
 
+/// For what is said of nothing here.
+std::vector<std::string>& notes() {
+  static std::vector<std::string> ignored;
+  return ignored;
+}
+
 ChunkedTensor packed(ChunkedTensor tensor, const Scheme::Entry& rule) {
-  tensor.packed = std::make_shared<const PackedNames>(PackedNames{&rule, rule.parameters});
+  tensor.packed = std::make_shared<const PackedNames>(PackedNames(rule, {}));
   tensor.packed_shape = tensor.shape;
   return tensor;
 }
@@ -115,7 +121,7 @@ TEST_CASE("Interleaved rows are put into the halves of their heads, whatever the
       }
       const auto plain = elements(chunked_map({{"f"}}, {tensor}, "d"), 0);
       const Model model = model_of(kHeadDim, tensor.shape);
-      const TensorMap map = chunked_map({{"f"}}, unpacked({packed(tensor, interleaved())}, &model, "d"), "d");
+      const TensorMap map = chunked_map({{"f"}}, unpacked({packed(tensor, interleaved())}, &model, "d", notes()), "d");
       CHECK_NOTHROW(validate_tiling(map));
       const auto found = elements(map, 0);
       for (std::uint64_t head = 0; head < kHeads; ++head)
@@ -133,23 +139,23 @@ TEST_CASE("Rows that are no pairs, no whole heads, or not as many as the model's
     const Model model = model_of(head_dim, of_model);
     ChunkedTensor tensor = matrix(0, 0);
     tensor.shape = shape;
-    check_refused([&] { unpacked({packed(tensor, interleaved())}, &model, "d/.metadata"); },
+    check_refused([&] { unpacked({packed(tensor, interleaved())}, &model, "d/.metadata", notes()); },
                   {.kind = kind, .path = "d/.metadata", .tensor = "entry", .says = says});
   };
   refused({12, 2}, 0, {12, 2}, ErrorKind::kUnsupported, "head_dim / 2");
   refused({12, 2}, 3, {12, 2}, ErrorKind::kUnsupported, "3 / 2 is not a whole number");
-  refused({12, 2}, 8, {12, 2}, ErrorKind::kBadInput, "has the shape [12, 2], which is not \"(head half pair) in\"");
-  refused({}, 2, {12, 2}, ErrorKind::kBadInput, "has the shape [], but \"(head pair half) in\" is expected");
+  refused({12, 2}, 8, {12, 2}, ErrorKind::kBadInput, "has the shape [12, 2], expected \"(head half pair) in\"");
+  refused({}, 2, {12, 2}, ErrorKind::kBadInput, "has the shape [], expected \"(head pair half) in\"");
   refused({std::uint64_t{1} << 31, 2}, 6, {12, 2}, ErrorKind::kBadInput,
           "has the shape [2147483648, 2], but the model has [12, 2]");
   Model other = model_of(6, {12, 2});
   other.parameters.pop_back();
-  check_refused([&] { unpacked({packed(matrix(12, 2), interleaved())}, &other, "d"); },
+  check_refused([&] { unpacked({packed(matrix(12, 2), interleaved())}, &other, "d", notes()); },
                 {.tensor = "entry", .says = "contains w, which the model does not have"});
 }
 
 TEST_CASE("Without a model, only entries whose order needs its numbers stay as they are") {
-  const auto kept = unpacked({packed(matrix(12, 2), interleaved())}, nullptr, "d");
+  const auto kept = unpacked({packed(matrix(12, 2), interleaved())}, nullptr, "d", notes());
   REQUIRE(kept.size() == 1);
   CHECK(kept[0].packed != nullptr);
 }
@@ -164,9 +170,9 @@ ChunkedTensor step_of(std::uint64_t experts, std::size_t replicas) {
 }
 
 TEST_CASE("Copies of a state are made for as many experts as a model can have") {
-  CHECK(unpacked({step_of(3, 1)}, nullptr, "d").size() == 3);
+  CHECK(unpacked({step_of(3, 1)}, nullptr, "d", notes()).size() == 3);
   const auto refused = [](const ChunkedTensor& step, const std::string& says) {
-    check_refused([&] { unpacked({step}, nullptr, "d/.metadata"); },
+    check_refused([&] { unpacked({step}, nullptr, "d/.metadata", notes()); },
                   {.kind = ErrorKind::kUnsupported, .path = "d/.metadata", .tensor = "step", .says = says});
   };
   refused(step_of(std::uint64_t{1} << 40, 1), "contains 1099511627776 tensors, more than any model has");
@@ -177,7 +183,7 @@ TEST_CASE("A stack of experts is as many tensors, of chunks that cut it anywhere
   ChunkedTensor stack = packed({"moe.w1", "experts.*.gate", DType::kU16, {3, 2, 4}, {}}, stacked());
   // The first chunk has two experts, the second one in two parts of columns.
   stack.chunks = {{{{0, 0, 0}, {2, 2, 4}}, 0, 0}, {{{2, 0, 0}, {1, 2, 1}}, 0, 200}, {{{2, 0, 1}, {1, 2, 3}}, 0, 400}};
-  const std::vector<ChunkedTensor> experts = unpacked({matrix(1, 1), stack}, nullptr, "d");
+  const std::vector<ChunkedTensor> experts = unpacked({matrix(1, 1), stack}, nullptr, "d", notes());
   REQUIRE(experts.size() == 4);
   for (std::size_t e = 0; e < 3; ++e) CHECK(experts[1 + e].name == "experts." + std::to_string(e) + ".gate");
   CHECK(names_packed_in({matrix(1, 1), stack}, "d") ==
@@ -191,10 +197,10 @@ TEST_CASE("A stack of experts is as many tensors, of chunks that cut it anywhere
   CHECK(elements(map, 2) == std::vector<std::uint64_t>{100, 200, 201, 202, 101, 203, 204, 205});
   for (const Dims& shape : {Dims{}, Dims{0, 2, 1}, Dims{3, 2}}) {
     stack.shape = stack.packed_shape = shape;
-    CHECK(error_of([&] { unpacked({stack}, nullptr, "d"); }).tensor() == "moe.w1");
+    CHECK(error_of([&] { unpacked({stack}, nullptr, "d", notes()); }).tensor() == "moe.w1");
   }
   stack.shape = stack.packed_shape = {std::uint64_t{1} << 40, 1, 1};
-  CHECK(error_of([&] { unpacked({stack}, nullptr, "d"); }).kind() == ErrorKind::kUnsupported);
+  CHECK(error_of([&] { unpacked({stack}, nullptr, "d", notes()); }).kind() == ErrorKind::kUnsupported);
 }
 
 TEST_CASE("Rows behind those of the parameters are padding where the scheme says that there may be some") {
@@ -203,11 +209,13 @@ TEST_CASE("Rows behind those of the parameters are padding where the scheme says
   ChunkedTensor tensor = packed(matrix(6, 2), rule);
   tensor.chunks = {{{{0, 0}, {3, 2}}, 0, 0}, {{{3, 0}, {3, 2}}, 0, 100}};
   Model model = model_of(0, {4, 2});
-  const TensorMap map = chunked_map({{"f"}}, unpacked({tensor}, &model, "d"), "d");
+  std::vector<std::string> noted;
+  const TensorMap map = chunked_map({{"f"}}, unpacked({tensor}, &model, "d", noted), "d");
+  CHECK(noted == std::vector<std::string>{"entry is padded: it has the shape [6, 2], of which [4, 2] is the model's"});
   CHECK(map.logical[0].shape == Dims{4, 2});
   CHECK(elements(map, 0) == std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5, 50, 51});
   model.parameters[1].shape = {7, 2};
-  CHECK_THAT(error_of([&] { unpacked({tensor}, &model, "d"); }).what(),
+  CHECK_THAT(error_of([&] { unpacked({tensor}, &model, "d", notes()); }).what(),
              Says("has the shape [6, 2], but the model has"));
 }
 
@@ -216,7 +224,7 @@ TEST_CASE("Stacks of experts whose chunks would become too many parts are refuse
   for (std::uint64_t column = 0; column < 17; ++column)
     stack.chunks.push_back({{{0, 0, column}, {kMaxParameters / 2, 1, 1}}, 0, 0});
   const auto refused = [](const std::vector<ChunkedTensor>& tensors) {
-    check_refused([&] { unpacked(tensors, nullptr, "d/.metadata"); },
+    check_refused([&] { unpacked(tensors, nullptr, "d/.metadata", notes()); },
                   {.kind = ErrorKind::kUnsupported,
                    .path = "d/.metadata",
                    .tensor = "moe.w1",

@@ -265,7 +265,7 @@ TEST_CASE("torchtitan's names become the model's, with their order, and without 
 
   const StateNames unknown = find_state_names(titan, nullptr);
   CHECK(unknown.program == "torchtitan");
-  CHECK(unknown.packed.empty());
+  CHECK_FALSE(unknown.are_replaced);
   CHECK(unknown.names[1] == titan[1]);
   CHECK(state_names_note(unknown) ==
         "the names of torchtitan stay: with a config.json (`config`), they become the model's own");

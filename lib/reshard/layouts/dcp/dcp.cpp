@@ -171,7 +171,7 @@ class DcpLayout final : public Layout {
     const Container tensors = container_of(source);
     read_trained_model(files, checkpoint, context, tensors, [&](const std::optional<Model>& model) {
       for (auto* some : {&source.tensors, &source.states})
-        *some = unpacked(std::move(*some), model ? &*model : nullptr, source.where);
+        *some = unpacked(std::move(*some), model ? &*model : nullptr, source.where, checkpoint.notes);
       if (context.use != ConfigUse::kLenient) validate_unpacked(source);
       if (!model && source.format == Format::kSafetensors)
         checkpoint.notes.push_back(

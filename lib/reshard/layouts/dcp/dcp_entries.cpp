@@ -17,19 +17,19 @@ constexpr std::uint32_t kMissing = UINT32_MAX;
 }  // namespace
 
 DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const DcpEntryPlace& place, const Model* model) {
-  DcpEntry entry{place.name, tensor.dtype, tensor.shape, {index}, {}, {}, tensor.role == TensorRole::kObject};
+  DcpEntry entry{place.name, tensor.dtype, tensor.shape, {index}, index, {}, {}, tensor.role == TensorRole::kObject};
   if (place.packed.entry == nullptr) return entry;
   try {
     const WrittenNames::Entry& packed = *place.packed.entry;
     entry.packed = &packed;
     PackedArray array = pack(*packed.rule, packed.parts, packed.numbers, *model);
     if (!array.packing.has_boxes())
-      throw Error(
-          ErrorKind::kUnsupported,
-          fmt::format("has its dims in another order in {}, which is read but not written", printable(place.name)))
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("is stored permuted in {} ({}); this order can be read but not written",
+                              printable(place.name), packed.rule->where))
           .hint("keep the model's own names");
     entry.shape = std::move(array.shape);
-    entry.packing = std::move(array.packing);
+    if (!array.packing.is_identity()) entry.packing = std::move(array.packing);
     entry.logical.assign(packed.tensors.size(), kMissing);
   } catch (Error& error) {
     throw error.tensor(tensor.name);
@@ -43,8 +43,8 @@ void add_to_entry(DcpEntry& entry, const LogicalTensor& tensor, std::uint32_t in
   const WrittenNames::Entry& packed = *place.packed.entry;
   const Dims& shape = packed.parts[place.packed.tensor % packed.parts.size()];
   if (tensor.shape != shape)
-    throw Error(ErrorKind::kUnsupported, fmt::format("has the shape {}, but the model {}: it has no place in {}",
-                                                     to_string(tensor.shape), to_string(shape), printable(entry.name)))
+    throw Error(ErrorKind::kUnsupported, fmt::format("has the shape {}, expected {} in {}", to_string(tensor.shape),
+                                                     to_string(shape), printable(entry.name)))
         .tensor(tensor.name);
   if (tensor.dtype != entry.dtype)
     throw Error(ErrorKind::kUnsupported,
@@ -59,8 +59,8 @@ void validate_complete(const DcpEntry& entry) {
   const auto missing = std::find(entry.logical.begin(), entry.logical.end(), kMissing);
   if (missing == entry.logical.end()) return;
   const std::string& tensor = entry.packed->tensors[static_cast<std::size_t>(missing - entry.logical.begin())];
-  throw Error(ErrorKind::kBadInput, fmt::format("contains {} tensors, of which {} is missing", entry.logical.size(),
-                                                tensor.empty() ? "one" : printable(tensor)))
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("contains {} tensors, of which {} is missing", entry.logical.size(), printable(tensor)))
       .tensor(entry.name)
       .hint("the checkpoint is incomplete, or config.json belongs to another model");
 }

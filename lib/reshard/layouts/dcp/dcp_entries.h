@@ -19,6 +19,7 @@ struct DcpEntry {
   DType dtype;
   Dims shape;
   std::vector<std::uint32_t> logical;           // indices into TensorMap::logical; several of a packed entry
+  std::uint32_t first = 0;                      // the one that it was made for
   Packing packing;                              // of these
   std::optional<std::size_t> tp_dim;            // that tensor-parallel ranks split
   bool is_object = false;                       // TensorRole::kObject

@@ -29,7 +29,7 @@ DcpPaths paths_of(DcpContent content) {
 
 /// How entry `index` contains tensors of the model.
 void take_packing(const StateNames& names, std::size_t index, ChunkedTensor& tensor) {
-  if (names.packed.empty() || names.packed[index] == nullptr) return;
+  if (names.packed[index] == nullptr) return;
   tensor.packed = names.packed[index];
   tensor.packed_shape = tensor.shape;
 }
@@ -184,7 +184,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownMo
   for (const DcpTensor& tensor : optimizer.all.tensors) beside.push_back(tensor.name);
   for (const DcpBytes& object : optimizer.all.bytes) beside.push_back(object.name);
   const StateNames names = names_in_model(entries, model, beside, source.where, source.notes);
-  if (names.packed.empty()) source.program = names.program;
+  if (!names.are_replaced) source.program = names.program;
   DcpChunkFinder finder(files, directory, read, source.files, source.notes);
   for (std::uint32_t t = 0; t < names.names.size(); ++t)
     if (!names.names[t].empty()) take_packing(names, t, finder.add(metadata.tensors[t], names.names[t]));
@@ -243,7 +243,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownMo
     entries.push_back({tensor.entry, *bytes, tensor.dtype});
   }
   StateNames names = names_in_model(entries, model, {}, source.where, source.notes);
-  if (names.packed.empty()) source.program = names.program;
+  if (!names.are_replaced) source.program = names.program;
   leave_out_others(entries, names, source.beside, source.notes);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     source.tensors[i].name = std::move(names.names[i]);

@@ -119,7 +119,7 @@ std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_in(std::strin
 /// A state is packed as its parameter is.
 void DcpStateFinder::take_packing(DcpState& state, std::uint32_t parameter) const {
   const DcpTensor& own = model_[parameter];
-  if (!names_.packed.empty()) state.packed = names_.packed[parameter];
+  state.packed = names_.packed[parameter];
   if (state.packed != nullptr) state.packed_shape = own.shape;
   if (state.tensor == nullptr || state.tensor->shape == own.shape) return;
   if (is_moment(state.tensor->name.substr(state.tensor->name.rfind('.') + 1)))

@@ -79,9 +79,9 @@ class Cutter {
       for (const StateNumber& number : states_->numbers) add_number(number);
       add_groups();
     }
+    for (const DcpEntry& entry : entries_) validate_complete(entry);
     validate_read_back(of_model);
     for (std::uint32_t e = 0; e < entries_.size(); ++e) {
-      validate_complete(entries_[e]);
       metadata_.tensors.push_back({entries_[e].name, {}, entries_[e].dtype, entries_[e].shape, {}});
       const std::size_t before = chunks_.size();
       add_chunks(e);
@@ -129,18 +129,12 @@ class Cutter {
           .hint("choose another `prefix`");
     if (is_in_entry) {
       DcpEntry& entry = entries_[known->second];
-      return add_to_entry(entry, tensor, t, place, map_.logical[any_of(entry)]);
+      return add_to_entry(entry, tensor, t, place, map_.logical[entry.first]);
     }
     entries_.push_back(dcp_entry(tensor, t, place, model_));
     const Packing& packing = entries_.back().packing;
     if (tp_dim) entries_.back().tp_dim = packing.is_plain() ? *tp_dim : packing.parts.front().dims[*tp_dim].front().dim;
     metadata_.paths.emplace_back(place.name, std::move(path));
-  }
-
-  /// A tensor that an entry contains.
-  std::uint32_t any_of(const DcpEntry& entry) const {
-    return *std::find_if(entry.logical.begin(), entry.logical.end(),
-                         [&](std::uint32_t index) { return index < map_.logical.size(); });
   }
 
   std::optional<std::size_t> tensor_parallel_dim(const std::string& parameter, const Dims& shape) const {
@@ -209,9 +203,9 @@ class Cutter {
     const auto missing = std::find(of.tensors.begin(), of.tensors.end(), false);
     if (missing == of.tensors.end()) return;
     throw Error(ErrorKind::kUnsupported,
-                fmt::format("{} has none, and {} is of all {} that the entry contains",
+                fmt::format("{} has none, but all {} parameters of {} must have it",
                             printable(of.packed->tensors[static_cast<std::size_t>(missing - of.tensors.begin())]),
-                            printable(entry), of.tensors.size()))
+                            of.tensors.size(), printable(entry)))
         .tensor(of.first->name)
         .hint("do without `names`, or without `with-optimizer`");
   }
@@ -311,21 +305,23 @@ class Cutter {
       if (is_unknown && found.names[e] == entries_[e].name)
         keeps_prefix_ = true;
       else
-        validate_read_back(entries_[e], found.names[e]);
+        validate_read_back(entries_[e], found.names[e], found.packed[e].get());
   }
 
-  /// \param read  the name that a reader gives the entry, as in StateNames::names.
-  void validate_read_back(const DcpEntry& entry, const std::string& read) const {
-    const WrittenNames::Entry* const packed = entry.packed;
-    const std::string name =
-        packed == nullptr ? read : with_numbers(read, std::vector<std::string>(packed->numbers.size(), "0"));
+  /// \param read  the name that a reader gives the entry, and `packed` how it takes it apart, as in StateNames.
+  void validate_read_back(const DcpEntry& entry, const std::string& read, const PackedNames* packed) const {
+    std::string name = read;
+    if (packed != nullptr)
+      name = with_numbers(read, std::vector<std::string>(packed->rule->numbered_dims().size(), "0"));
     const std::string& expected =
-        packed == nullptr ? map_.logical[entry.logical.front()].name : packed->tensors.front();
-    if (name == expected) return;
+        entry.packed == nullptr ? map_.logical[entry.first].name : entry.packed->tensors.front();
+    const Scheme::Entry* const rule = entry.packed == nullptr ? nullptr : entry.packed->rule;
+    if (name == expected && rule == (packed == nullptr ? nullptr : packed->rule)) return;
     const std::string given = cut_.prefix.empty() ? "" : "`prefix` " + printable(cut_.prefix) + ": ";
     throw Error(ErrorKind::kUsage, fmt::format("{}{} would be read {}", given, printable(entry.name),
                                                name.empty() ? "as an entry beside the model, such as an optimizer's"
-                                                            : fmt::format("under the name {}", printable(name))))
+                                               : name == expected ? "with its elements in another order"
+                                                                  : fmt::format("under the name {}", printable(name))))
         .tensor(expected)
         .hint(cut_.prefix == "model." ? "rename the tensors with `rename`, so that they begin as the model's do"
               : cut_.prefix.empty()   ? "choose a `prefix`, such as model"
@@ -457,11 +453,28 @@ class Cutter {
         tied.emplace_back(name, parameter->tied_to);
     std::sort(tied.begin(), tied.end());
     for (const auto& [name, to] : tied) {
-      DcpTensor tensor = metadata_.tensors[entry_of_.at(place_of(to).name)];
-      tensor.name = place_of(name).name;
+      if (names_ && !names_->has(name)) continue;  // the program ties them without a second name
+      const DcpEntryPlace place = place_of(name);
+      const std::uint32_t source = entry_of_.at(place_of(to).name);
+      validate_same_order(name, place, entries_[source]);
+      DcpTensor tensor = metadata_.tensors[source];
+      tensor.name = place.name;
       metadata_.paths.emplace_back(tensor.name, path_of(tensor.name));
       metadata_.tensors.push_back(std::move(tensor));
     }
+  }
+
+  /// \throws Error kUnsupported if parameter `name`, which is tied to what `source` contains, would be packed in another
+  /// way.
+  void validate_same_order(const std::string& name, const DcpEntryPlace& place, const DcpEntry& source) const {
+    const LogicalTensor& tensor = map_.logical[source.first];
+    const DcpEntry own = dcp_entry({name, tensor.dtype, tensor.shape, {}}, source.first, place, model_);
+    if (own.shape == source.shape && own.logical.size() == 1 && own.packing == source.packing) return;
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("is tied to what is in {}, but would be packed in another way in {}",
+                            printable(source.name), printable(place.name)))
+        .tensor(name)
+        .hint("keep the model's own names");
   }
 
   /// A dictionary for each part of the prefix, and in the last one the names of the model.

@@ -85,7 +85,8 @@ void add_chunks(const ChunkedTensor& array, const Packing& packing, std::span<Ch
 /// Takes packed entries apart, and bounds how much that makes of a file.
 class Unpacker {
  public:
-  Unpacker(const Model* model, const std::filesystem::path& where) : where_(where) {
+  Unpacker(const Model* model, const std::filesystem::path& where, std::vector<std::string>& notes)
+      : where_(where), notes_(notes) {
     if (model == nullptr) return;
     model_ = model;
     for (const ModelParameter& parameter : model->parameters) shapes_.emplace(parameter.name, &parameter.shape);
@@ -131,7 +132,7 @@ class Unpacker {
 
  private:
   /// Nothing if only a model's numbers would tell.
-  std::optional<PackedArray> packing_of(const ChunkedTensor& array) const {
+  std::optional<PackedArray> packing_of(const ChunkedTensor& array) {
     const Scheme::Entry& rule = *array.packed->rule;
     if (auto packed = unpack_single(rule, array.shape); packed || model_ == nullptr) return packed;
     const Dims numbers = numbers_of(rule, array.shape);
@@ -147,9 +148,12 @@ class Unpacker {
     }
     PackedArray packed = pack(rule, std::move(parts), numbers, *model_);
     if (!fits(rule, packed.shape, array.shape))
-      throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but the model has {}", to_string(array.shape),
-                                                    to_string(packed.shape)))
+      throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but the model has {} ({})",
+                                                    to_string(array.shape), to_string(packed.shape), rule.where))
           .hint("config.json belongs to another model");
+    if (packed.shape != array.shape && array.role == TensorRole::kParameter)
+      notes_.push_back(fmt::format("{} is padded: it has the shape {}, of which {} is the model's",
+                                   printable(array.entry), to_string(array.shape), to_string(packed.shape)));
     return packed;
   }
 
@@ -173,6 +177,7 @@ class Unpacker {
 
   const Model* model_ = nullptr;
   const std::filesystem::path& where_;
+  std::vector<std::string>& notes_;
   std::unordered_map<std::string_view, const Dims*> shapes_;
   std::uint64_t tensors_left_ = kMaxParameters;
   std::uint64_t chunks_left_ = kMaxUnpackedChunks;
@@ -182,8 +187,8 @@ class Unpacker {
 
 std::vector<std::string> names_packed_in(const std::vector<ChunkedTensor>& tensors,
                                          const std::filesystem::path& where) {
-  std::vector<std::string> names;
-  Unpacker unpacker(nullptr, where);
+  std::vector<std::string> names, notes;
+  Unpacker unpacker(nullptr, where, notes);
   for (const ChunkedTensor& tensor : tensors)
     if (tensor.packed != nullptr)
       for (std::string& name : unpacker.names(tensor)) names.push_back(std::move(name));
@@ -191,11 +196,11 @@ std::vector<std::string> names_packed_in(const std::vector<ChunkedTensor>& tenso
 }
 
 std::vector<ChunkedTensor> unpacked(std::vector<ChunkedTensor> tensors, const Model* model,
-                                    const std::filesystem::path& where) {
+                                    const std::filesystem::path& where, std::vector<std::string>& notes) {
   const auto is_packed = [](const ChunkedTensor& tensor) { return tensor.packed != nullptr; };
   if (std::none_of(tensors.begin(), tensors.end(), is_packed)) return tensors;
   std::vector<ChunkedTensor> made;
-  Unpacker unpacker(model, where);
+  Unpacker unpacker(model, where, notes);
   for (ChunkedTensor& tensor : tensors)
     if (is_packed(tensor))
       unpacker.add(std::move(tensor), made);

@@ -36,8 +36,8 @@ struct ChunkedTensor {
   DType dtype;
   Dims shape;
   std::vector<Chunk> chunks;  // those that have elements, in any order; each lies inside the shape
-  /// Set if it contains several tensors of the model, or one in another order. A state whose shape is not `packed_shape` is
-  /// one of each of the tensors, all of it.
+  /// Set if it contains several tensors of the model, or one in another order. A state of another shape than
+  /// `packed_shape`, such as a step count, belongs to each of the tensors as a whole.
   std::shared_ptr<const PackedNames> packed{};
   Dims packed_shape{};  // of the parameters' entry
   TensorRole role = TensorRole::kParameter;
@@ -56,10 +56,11 @@ std::vector<std::string> names_packed_in(const std::vector<ChunkedTensor>& tenso
 
 /// Replaces entries that are packed by the tensors that they contain, each with its own part of the chunks. Without a
 /// model, entries stay as they are where their scheme needs its numbers.
+/// \param notes  gets which entries have padding, which is left out.
 /// \throws Error as names_packed_in; kBadInput if an entry does not have the shape that the model has; kUnsupported for more
 ///         chunks than any model has.
 std::vector<ChunkedTensor> unpacked(std::vector<ChunkedTensor> tensors, const Model* model,
-                                    const std::filesystem::path& where);
+                                    const std::filesystem::path& where, std::vector<std::string>& notes);
 
 /// The map of tensors whose chunks are validated. `where` is for errors.
 /// \throws Error kBadInput if two tensors of one name differ in dtype or shape.

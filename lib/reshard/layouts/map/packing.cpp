@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <string>
 #include <string_view>
@@ -27,24 +28,26 @@ std::string text_of(const DimAxes& dims) {
 
 /// The sizes that the scheme computes from a model's numbers.
 AxisSizes given_sizes(const Scheme::Entry& entry, const Model& model) {
+  constexpr std::array<std::uint64_t Model::*, kModelNumbers.size()> kNumbers = {&Model::heads, &Model::kv_heads,
+                                                                                 &Model::head_dim};
   const auto number = [&](const std::string& key) -> ConfigValue {
-    if (key == "num_attention_heads") return model.heads;
-    return key == "num_key_value_heads" ? model.kv_heads : model.head_dim;
+    const auto* const known = std::find(kModelNumbers.begin(), kModelNumbers.end(), key);
+    return model.*kNumbers.at(static_cast<std::size_t>(known - kModelNumbers.begin()));
   };
   AxisSizes sizes;
   for (const auto& [axis, size] : entry.sizes) try {
       sizes.emplace(axis, size.size(number));
     } catch (const Error& error) {
-      throw Error(ErrorKind::kUnsupported, fmt::format("has {} of a size that the model does not have: {} ({})", axis,
-                                                       error.message(), entry.where))
+      throw Error(ErrorKind::kUnsupported, fmt::format("has an axis \"{}\" without a valid size in the model: {} ({})",
+                                                       axis, error.message(), entry.where))
           .hint("config.json belongs to another model");
     }
   return sizes;
 }
 
-/// Finds the sizes of axes of which a dim has one more than are known.
+/// Computes the one unknown axis of each dim from `shape`.
 /// \throws Error kBadInput if `shape` does not fit.
-void solve(const DimAxes& dims, const Dims& shape, AxisSizes& sizes) {
+void solve(const Scheme::Entry& entry, const DimAxes& dims, const Dims& shape, AxisSizes& sizes) {
   bool fits = dims.size() == shape.size();
   for (std::size_t d = 0; fits && d < dims.size(); ++d) {
     std::uint64_t known = 1;
@@ -65,10 +68,11 @@ void solve(const DimAxes& dims, const Dims& shape, AxisSizes& sizes) {
   }
   if (fits) return;
   std::vector<std::string> known;
-  for (const auto& [axis, size] : sizes) known.push_back(fmt::format("{} {}", size, axis));
-  throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, which is not \"{}\"{}{}", to_string(shape),
-                                                text_of(dims), known.empty() ? "" : " with ", join(known, ", ")))
-      .hint("config.json belongs to another model");
+  for (const auto& [axis, size] : entry.sizes) known.push_back(fmt::format("{} = {}", axis, sizes.at(axis)));
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("has the shape {}, expected \"{}\"{}{} ({})", to_string(shape), text_of(dims),
+                          known.empty() ? "" : " with ", join(known, ", "), entry.where))
+      .hint(known.empty() ? "" : "config.json belongs to another model");
 }
 
 Dims shape_of(const DimAxes& dims, const AxisSizes& sizes) {
@@ -113,8 +117,8 @@ Packing::Part part_of(const Scheme::Entry& entry, const AxisSizes& of_parameter,
 
 Dims numbers_of(const Scheme::Entry& entry, const Dims& shape) {
   if (shape.size() != entry.entry_dims.size() || num_elems(shape).value_or(0) == 0)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("has the shape {}, but \"{}\" is expected", to_string(shape), text_of(entry.entry_dims)));
+    throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, expected \"{}\" ({})", to_string(shape),
+                                                  text_of(entry.entry_dims), entry.where));
   Dims numbers;
   for (const std::size_t dim : entry.numbered_dims()) numbers.push_back(shape[dim]);
   return numbers;
@@ -126,8 +130,7 @@ PackedArray pack(const Scheme::Entry& entry, std::vector<Dims> parts, const Dims
   std::uint64_t joined = 0;  // the size of that axis in the entry
   for (const Dims& shape : parts) {
     AxisSizes own = sizes;
-    own.erase(entry.joined);
-    solve(entry.parameter_dims, shape, own);
+    solve(entry, entry.parameter_dims, shape, own);
     for (const auto& [axis, size] : own)
       if (axis != entry.joined) sizes.emplace(axis, size);
     joined += entry.joined.empty() ? 0 : own.at(entry.joined);
@@ -154,7 +157,7 @@ std::optional<PackedArray> unpack_single(const Scheme::Entry& entry, const Dims&
   if (entry.parameters.size() != 1 || entry.is_padded || !entry.sizes.empty()) return std::nullopt;
   const Dims numbers = numbers_of(entry, shape);
   AxisSizes sizes;
-  solve(entry.entry_dims, shape, sizes);
+  solve(entry, entry.entry_dims, shape, sizes);
   return pack(entry, {shape_of(entry.parameter_dims, sizes)}, numbers, Model{});
 }
 

@@ -28,8 +28,8 @@ Dims numbers_of(const Scheme::Entry& entry, const Dims& shape);
 /// of `model`.
 PackedArray pack(const Scheme::Entry& entry, std::vector<Dims> parts, const Dims& numbers, const Model& model);
 
-/// The same for an entry in a file, where its `shape` alone tells that of its single parameter; std::nullopt for any other
-/// entry.
+/// Like pack, for an entry of `shape` in a file. Returns std::nullopt if its shape does not determine that of a single
+/// parameter.
 /// \throws Error kBadInput as numbers_of.
 std::optional<PackedArray> unpack_single(const Scheme::Entry& entry, const Dims& shape);
 

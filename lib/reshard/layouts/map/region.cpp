@@ -145,12 +145,12 @@ std::uint64_t Packing::count_in(const Box& box) const {
   std::uint64_t tensors = 1, regions = 0;
   for (const Axis& axis : numbers) tensors = product(tensors, box.size[axis.dim]);
   for (const Part& part : parts) regions = checked_add(regions, PartCutter(part, box).count()).value_or(UINT64_MAX);
-  return product(tensors, std::max<std::uint64_t>(regions, 1));
+  return product(tensors, regions);
 }
 
 std::vector<Region> Packing::regions_in(const Box& box) const {
+  assert(!is_plain());
   const std::size_t dims = box.size.size();
-  if (is_plain()) return {{0, {box.begin, box.size}, Dims(dims), counted(dims), Dims(dims, 1)}};
   std::vector<PartCutter> cutters;
   for (const Part& part : parts) cutters.emplace_back(part, box);
   std::vector<Region> regions;
@@ -175,10 +175,21 @@ std::vector<Region> Packing::regions_in(const Box& box) const {
   return regions;
 }
 
+bool Packing::is_identity() const {
+  if (!numbers.empty() || parts.size() != 1 || parts.front().dims.size() != parts.front().begin.size())
+    return is_plain();
+  for (std::size_t d = 0; d < parts.front().dims.size(); ++d) {
+    const std::vector<Axis>& axes = parts.front().dims[d];
+    if (axes.size() != 1 || axes.front().dim != d || axes.front().step != 1) return false;
+  }
+  return true;
+}
+
 bool Packing::has_boxes() const {
   return std::all_of(parts.begin(), parts.end(), [](const Part& part) {
     const std::size_t dims = part.dims.size(), before = part.begin.size() - dims;
     if (dims == 0 || dims > part.begin.size()) return false;
+    if (dims == 1 && part.dims[0].back().step != 1) return false;  // one box for each element
     for (std::size_t d = 0; d < dims; ++d) {
       const Axis& last = part.dims[d].back();
       if (last.dim != before + d || (d > 0 && (part.dims[d].size() > 1 || last.step != 1))) return false;

@@ -35,25 +35,33 @@ PlacedView view_of(const Region& region, const Dims& strides);
 
 /// How an array contains tensors of the model. By default it is one of them.
 struct Packing {
-  /// A way through the array: so many indices along one of its dims, each `step` behind the one before.
+  /// `size` indices along dim `dim` of the array, `step` apart.
   struct Axis {
     std::uint64_t size = 0;
     std::size_t dim = 0;
     std::uint64_t step = 1;
+
+    friend bool operator==(const Axis&, const Axis&) = default;
   };
   struct Part {
     std::vector<std::vector<Axis>> dims;  // the axes that make up each dim of a tensor; the last runs fastest
     Dims begin;                           // index in the array of a tensor's first element
+
+    friend bool operator==(const Part&, const Part&) = default;
   };
 
   std::vector<Axis> numbers;  // for each index along these there is one tensor of every part
   std::vector<Part> parts;    // empty: the array is one tensor
 
+  friend bool operator==(const Packing&, const Packing&) = default;
+
   bool is_plain() const { return parts.empty(); }
-  /// Whether as_boxes takes its regions: each tensor has the last dims of the array, and runs along them as they are, but
-  /// for the order of rows.
+  /// Whether the array has the elements of one tensor, in their order.
+  bool is_identity() const;
+  /// Whether as_boxes accepts its regions: the dims of every tensor are the last dims of the array, in order; only rows of
+  /// matrices may be permuted.
   bool has_boxes() const;
-  /// How many regions `box` has at most.
+  /// At least as many as `box` has regions. Not for an array that is one tensor, nor are they.
   std::uint64_t count_in(const Box& box) const;
   /// The regions in `box`, relative to it. Tensors are numbered by `numbers`, then by part.
   std::vector<Region> regions_in(const Box& box) const;

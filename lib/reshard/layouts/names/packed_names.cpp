@@ -1,11 +1,24 @@
 #include "reshard/layouts/names/packed_names.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "reshard/base/strings.h"
 #include "reshard/tensor/values/shape.h"
 
 namespace reshard {
+
+PackedNames::PackedNames(const Scheme::Entry& entry, const std::vector<std::string>& entry_numbers)
+    : rule(&entry), parameters(entry.parameters) {
+  for (std::string& parameter : parameters) {
+    const auto stars = static_cast<std::size_t>(std::count(parameter.begin(), parameter.end(), '*'));
+    std::vector<std::string> numbers(stars);
+    auto next = entry_numbers.begin();
+    for (std::size_t s = 0; s < stars && next != entry_numbers.end(); ++s)
+      if (!entry.is_numbered(s, stars)) numbers[s] = *next++;
+    parameter = with_numbers(std::move(parameter), numbers);
+  }
+}
 
 std::vector<std::string> PackedNames::tensors(const Dims& numbers) const {
   std::vector<std::string> names;

@@ -205,7 +205,7 @@ std::string container_prefix(const std::vector<std::string>& names, std::string_
 
 /// \throws Error kBadInput for two entries with one name.
 void validate_unique(std::span<const std::string> entries, const std::vector<std::string>& names,
-                     const std::vector<std::shared_ptr<const PackedNames>>& packed = {}) {
+                     const std::vector<std::shared_ptr<const PackedNames>>& packed) {
   std::unordered_map<std::string_view, std::size_t> seen;
   const auto add = [&](const std::string& name, std::size_t i) {
     const auto [other, is_new] = seen.emplace(name, i);
@@ -215,28 +215,47 @@ void validate_unique(std::span<const std::string> entries, const std::vector<std
           .tensor(entries[i]);
   };
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (!packed.empty() && packed[i] != nullptr)
+    if (packed[i] != nullptr)
       for (const std::string& parameter : packed[i]->parameters) add(parameter, i);
     else if (!names[i].empty())
       add(names[i], i);
   }
 }
 
+using EntriesByName = std::unordered_map<std::string_view, const Scheme::Entry*>;
+
+/// The entries of a program's scheme, by all of their names.
+EntriesByName entries_by_name(const Family& family, const std::string& program) {
+  EntriesByName entries;
+  for (const auto& scheme : family.schemes)
+    for (const Scheme::Entry& entry : scheme->entries)
+      for (const std::string& name : entry.names)
+        if (scheme->program == program) entries.emplace(name, &entry);
+  return entries;
+}
+
+/// Whether some of the names behind `prefix` would become others, or contain something else, in the scheme of `program`.
+bool has_meaning_of_its_own(const Family& family, const std::string& program, std::span<const std::string> names,
+                            std::string_view prefix) {
+  const EntriesByName entries = entries_by_name(family, program);
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    if (!name.starts_with(prefix)) return false;
+    const std::string starred = with_stars(std::string_view(name).substr(prefix.size()));
+    const auto found = entries.find(starred);
+    return found != entries.end() &&
+           (!found->second->is_plain() || found->second->parameters != std::vector<std::string>{starred});
+  });
+}
+
 /// Gives the entries of another program the model's names; what its names do not explain stays as it is.
 void rename(const Family& family, StateNames& found) {
-  const auto scheme = std::find_if(family.schemes.begin(), family.schemes.end(),
-                                   [&](const auto& one) { return one->program == found.program; });
-  std::unordered_map<std::string_view, const Scheme::Entry*> by_name;
-  for (const Scheme::Entry& entry : (*scheme)->entries)
-    for (const std::string& name : entry.names) by_name.emplace(name, &entry);
-  found.packed.resize(found.names.size());
+  const EntriesByName entries = entries_by_name(family, found.program);
+  found.are_replaced = true;
   for (std::size_t i = 0; i < found.names.size(); ++i) {
-    const auto known = by_name.find(with_stars(found.names[i]));
-    if (known == by_name.end()) continue;
+    const auto known = entries.find(with_stars(found.names[i]));
+    if (known == entries.end()) continue;
     const Scheme::Entry& entry = *known->second;
-    const std::vector<std::string> numbers = numbers_in(found.names[i]);
-    PackedNames packed{&entry, entry.parameters};
-    for (std::string& parameter : packed.parameters) parameter = with_numbers(std::move(parameter), numbers);
+    PackedNames packed(entry, numbers_in(found.names[i]));
     found.names[i] = packed.parameters.empty() ? std::string() : packed.parameters.front();
     if (!packed.parameters.empty() && !entry.is_plain())
       found.packed[i] = std::make_shared<const PackedNames>(std::move(packed));
@@ -378,7 +397,9 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
     Votes others = vote(bare, names);
     // Of a model that nobody has named, a few names may be the same by chance.
     if (family == nullptr && !fits_most(bare, others)) continue;
-    if (most(others) == most(votes) && !found.program.empty()) as_good = program;
+    if (most(others) == most(votes) && !votes.empty() && family != nullptr &&
+        (!found.program.empty() || has_meaning_of_its_own(*family, program, bare, chosen_prefix(others))))
+      as_good = program;
     if (most(others) <= most(votes)) continue;
     votes = std::move(others);
     found.program = program;
@@ -386,10 +407,10 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
     is_base = false;
   }
   if (!as_good.empty())
-    throw Error(
-        ErrorKind::kUnsupported,
-        fmt::format("its tensors may have the names of {} or of {}: as many fit either", found.program, as_good))
-        .hint("leave one of the two out of `other_names` in the family description, and give it by `spec`");
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("its tensors may have the names of {} or of {}: as many fit either",
+                            found.program.empty() ? "the model itself" : found.program, as_good))
+        .hint("leave out one of the programs of `other_names` in the description that `spec` gives");
   found.fits = !votes.empty();
   found.prefix = chosen_prefix(votes);
   const bool is_part =
@@ -399,6 +420,7 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
   found.wrappers.assign(wrappers.begin(), wrappers.end());
   if (!found.fits) infer_prefix_from_optimizer(entries, beside, bare, found);
   found.names.resize(entries.size());
+  found.packed.resize(entries.size());
   for (std::size_t i = 0; i < entries.size(); ++i)
     if (bare[i].size() > found.prefix.size() && bare[i].starts_with(found.prefix))
       found.names[i] = bare[i].substr(found.prefix.size());
@@ -430,7 +452,7 @@ void take_out_wrappers(std::span<Container> containers, std::vector<std::string>
     std::vector<std::string> entries;
     for (TensorEntry& tensor : containers[i].tensors) entries.push_back(tensor.name);
     try {
-      validate_unique(entries, names[i]);
+      validate_unique(entries, names[i], std::vector<std::shared_ptr<const PackedNames>>(entries.size()));
     } catch (Error& error) {
       throw error.in(containers[i].path)
           .hint("it is stored with the name of a wrapper and without: keep one of the two in the file");
@@ -459,7 +481,7 @@ std::string state_names_note(const StateNames& names) {
   if (!note.empty()) note = "names of tensors are read " + note;
   if (names.program.empty()) return note;
   if (!note.empty()) note += "; ";
-  return note + (names.packed.empty()
+  return note + (!names.are_replaced
                      ? fmt::format("the names of {0} stay: with a config.json (`config`), they become the model's own",
                                    names.program)
                      : fmt::format("the names of {} are replaced by the model's own", names.program));

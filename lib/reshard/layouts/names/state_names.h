@@ -20,9 +20,9 @@ struct StateNames {
   /// One per entry; empty for what is not the model's. For an entry that contains several tensors, the name of the first
   /// parameter, with stars for numbers along dims of the entry.
   std::vector<std::string> names;
-  /// One per entry if the names of another program (Family::schemes) are replaced by the model's; null for what is not the
-  /// model's, or is a tensor of the model as it is. Else empty.
+  /// One per entry; null for entries that are not the model's, or contain one parameter unchanged.
   std::vector<std::shared_ptr<const PackedNames>> packed;
+  bool are_replaced = false;          // the names of another program (Family::schemes), by the model's own
   std::string program;                // whose names they are; empty if they are the model's own
   std::string prefix;                 // of all the model's entries, behind the wrappers taken out; empty for none
   std::vector<std::string> wrappers;  // the parts that were taken out of names, sorted: "_orig_mod"

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
-#include <span>
+#include <set>
 #include <utility>
 
+#include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 
@@ -70,7 +70,14 @@ void WrittenNames::add_entries(const Model& model) {
     const auto found = rules.find(with_stars(parameter.name));
     if (found == rules.end()) continue;
     const auto& [rule, part] = found->second;
-    const std::vector<std::string> numbers = numbers_in(parameter.name);
+    std::vector<std::string> numbers;  // in the name of the entry
+    Dims along;                        // its numbered dims
+    const std::vector<std::string> all = numbers_in(parameter.name);
+    for (std::size_t s = 0; s < all.size(); ++s)
+      if (rule->is_numbered(s, all.size()))
+        along.push_back(parse_unsigned(all[s]).value_or(0));
+      else
+        numbers.push_back(all[s]);
     const auto [entry, is_new] = by_name.emplace(with_numbers(rule->name(version_), numbers), entries_.size());
     if (is_new) {
       entries_.push_back({rule, nullptr, entry->first, Dims(rule->numbered_dims().size()), {}, {}});
@@ -79,9 +86,6 @@ void WrittenNames::add_entries(const Model& model) {
           entries_.push_back({rule, &constant, with_numbers(name, numbers), {}, {}, {}});
       members.resize(entries_.size());
     }
-    Dims along;
-    for (std::size_t n = numbers.size() - entries_[entry->second].numbers.size(); n < numbers.size(); ++n)
-      along.push_back(parse_unsigned(numbers[n]).value_or(0));
     members[entry->second].push_back({&parameter, part, std::move(along)});
   }
   for (std::size_t e = 0; e < entries_.size(); ++e)
@@ -93,19 +97,29 @@ void WrittenNames::place(std::size_t index, const std::vector<Numbered>& members
   Entry& entry = entries_[index];
   const std::size_t parts = entry.rule->parameters.size();
   entry.parts.resize(parts);
+  std::set<std::size_t> tensors;  // that the model has
   for (const Numbered& one : members) {
     entry.parts[one.part] = one.parameter->shape;
     for (std::size_t n = 0; n < one.numbers.size(); ++n)
       entry.numbers[n] = std::max(entry.numbers[n], one.numbers[n] + 1);
   }
-  entry.tensors.resize(num_elems(entry.numbers).value_or(0) * parts);
   for (const Numbered& one : members) {
     std::size_t tensor = 0;
     for (std::size_t n = 0; n < one.numbers.size(); ++n) tensor = tensor * entry.numbers[n] + one.numbers[n];
     tensor = tensor * parts + one.part;
-    entry.tensors[tensor] = one.parameter->name;
+    tensors.insert(tensor);
     places_.emplace(one.parameter->name, std::pair(index, tensor));
   }
+  const auto count = checked_mul(num_elems(entry.numbers).value_or(UINT64_MAX), parts);
+  if (count != tensors.size())
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("is in {} of {}, which contains {} tensors, but the model has {} of them ({})",
+                            printable(entry.name), label_, count ? std::to_string(*count) : "too many", tensors.size(),
+                            entry.rule->where))
+        .tensor(members.front().parameter->name)
+        .hint("keep the model's own names");
+  entry.tensors.resize(tensors.size());
+  for (const Numbered& one : members) entry.tensors[places_.at(one.parameter->name).second] = one.parameter->name;
 }
 
 WrittenNames::Place WrittenNames::of(const std::string& parameter) const {

@@ -36,14 +36,17 @@ class WrittenNames {
 
   /// \param model  borrowed.
   /// \param version  index into Scheme::versions.
+  /// \throws Error kUnsupported if the model has only some of the tensors of an entry.
   WrittenNames(const Model& model, std::shared_ptr<const Scheme> scheme, std::size_t version);
 
   /// \param names  those of a program's newest version ("torchtitan"), or of one that has a label ("torchtitan-0.2").
-  /// \throws Error kUsage, with those that the family has, if there are no such names.
+  /// \throws Error kUsage, with those that the family has, if there are no such names; kUnsupported as above.
   WrittenNames(const Model& model, const std::string& names);
 
   /// \throws Error kUnsupported, naming the parameter, if the program has no name for it.
   Place of(const std::string& parameter) const;
+  /// Whether the program has a name for it.
+  bool has(std::string_view parameter) const { return places_.count(parameter) > 0; }
 
   /// All entries for the model, in the order of their first parameters.
   const std::vector<Entry>& entries() const { return entries_; }

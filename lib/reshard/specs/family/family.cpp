@@ -24,32 +24,13 @@ bool is_one_of(const std::string& word, const std::vector<std::string>& words) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-/// What `scheme` has for a family that it knows.
-Scheme scheme_for(const Scheme& scheme, const Family& family) {
-  auto parameters = parameter_names(family);
-  const auto is_for_family = [&](const Scheme::Entry& entry) {
-    return (entry.families.empty() || is_one_of(family.model_type, entry.families)) &&
-           std::all_of(entry.parameters.begin(), entry.parameters.end(),
-                       [&](const std::string& parameter) { return parameters.count(parameter) > 0; });
-  };
-  Scheme own = scheme;
-  std::erase_if(own.entries, [&](const Scheme::Entry& entry) { return !is_for_family(entry); });
-  if (!scheme.keeps_others) return own;
-  for (const Scheme::Entry& entry : own.entries)
-    for (const std::string& parameter : entry.parameters) parameters.erase(parameter);
-  for (const std::string& parameter : parameters) {
-    Scheme::Entry& entry = own.entries.emplace_back();
-    entry.names = entry.parameters = {parameter};
-  }
-  return own;
-}
-
 /// The built-in schemes whose entries are read and written whole.
 std::vector<std::shared_ptr<const Scheme>> schemes_for(const Family& family) {
   std::vector<std::shared_ptr<const Scheme>> schemes;
   for (const auto& scheme : builtin_schemes())
     if (!scheme->is_of_ranks && is_one_of(family.model_type, scheme->families))
-      schemes.push_back(std::make_shared<const Scheme>(scheme_for(*scheme, family)));
+      schemes.push_back(
+          std::make_shared<const Scheme>(scheme_for(*scheme, family.model_type, parameter_names(family))));
   return schemes;
 }
 
@@ -71,7 +52,7 @@ std::shared_ptr<const Family> builtin_family(std::string_view model_type) {
 std::shared_ptr<const Scheme> builtin_scheme(std::string_view program, const Family& family) {
   for (const auto& scheme : builtin_schemes())
     if (scheme->program == program && is_one_of(family.model_type, scheme->families))
-      return std::make_shared<const Scheme>(scheme_for(*scheme, family));
+      return std::make_shared<const Scheme>(scheme_for(*scheme, family.model_type, parameter_names(family)));
   return nullptr;
 }
 

@@ -221,14 +221,19 @@ std::vector<std::shared_ptr<const Scheme>> schemes_at(const SpecObject& object, 
   std::vector<std::shared_ptr<const Scheme>> schemes;
   for (const Json& item : object.array_at("other_names")) {
     const std::string pointer = fmt::format("{}/{}", object.pointer_to("other_names"), schemes.size());
-    Scheme scheme = parse_scheme({item, object.file(), pointer, "other_names"});
+    const SpecObject described(item, object.file(), pointer, "other_names");
+    const Scheme scheme = parse_scheme(described);
+    if (!scheme.families.empty()) described.fail("families", "no such key, as the scheme is for this family");
+    if (scheme.is_of_ranks) described.fail("of_ranks", "false");
+    for (const auto& other : schemes)
+      if (other->program == scheme.program) described.fail("program", "programs that differ");
     for (std::size_t e = 0; e < scheme.entries.size(); ++e)
       for (const std::string& parameter : scheme.entries[e].parameters)
         if (parameters.count(parameter) == 0)
           throw object.file().error(
               fmt::format("{}/entries/{}/parameters", pointer, e),
               fmt::format("\"other_names\" names the parameter {}, which is not there", printable(parameter)));
-    schemes.push_back(std::make_shared<const Scheme>(std::move(scheme)));
+    schemes.push_back(std::make_shared<const Scheme>(scheme_for(scheme, family.model_type, parameters)));
   }
   return schemes;
 }

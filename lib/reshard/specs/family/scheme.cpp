@@ -46,6 +46,8 @@ class EntryReader {
     entry_.where = fmt::format("{}: line {}", object_.file().path.string(), object_.file().line(object_.pointer()));
     entry_.names = names_at(object_);
     if (object_.has("parameters")) entry_.parameters = texts_at(object_, "parameters");
+    if (object_.has("parameters") ? entry_.parameters.empty() : object_.has("dims"))
+      object_.fail(object_.has("parameters") ? "parameters" : "dims", "the name of a parameter, or no such key");
     if (object_.has("families")) entry_.families = object_.strings_at("families");
     if (object_.has("values")) read_constants();
     if (object_.has("dims")) read_dims();
@@ -55,6 +57,7 @@ class EntryReader {
       object_.fail("parameters",
                    "one name, or \"dims\" with an axis marked by \"+\", along which they follow each other");
     if (object_.has("sizes")) read_sizes();
+    validate_sizes();
     validate_stars();
     return std::move(entry_);
   }
@@ -113,10 +116,24 @@ class EntryReader {
         if (!has_axis(entry_.entry_dims, axis))
           object_.fail("dims", fmt::format("the axis {} in the entry as well", axis));
     for (const std::vector<std::string>& axes : entry_.entry_dims)
-      for (const std::string& axis : axes)
-        if (axes.size() > 1 && (!has_axis(entry_.parameter_dims, axis) ||
-                                dim_with(entry_.parameter_dims, axis) != dim_with(entry_.parameter_dims, axes.front())))
+      for (const std::string& axis : axes) {
+        const bool is_own = !has_axis(entry_.parameter_dims, axis);
+        if (is_own && (axes.size() > 1 || std::find(kNumberAxes.begin(), kNumberAxes.end(), axis) == kNumberAxes.end()))
+          object_.fail("dims", fmt::format("an axis of parameters, {}, each a dim of its own, and not {}",
+                                           fmt::join(kNumberAxes, " or "), axis));
+        if (!is_own && dim_with(entry_.parameter_dims, axis) != dim_with(entry_.parameter_dims, axes.front()))
           object_.fail("dims", fmt::format("the axis {} in a dim of the entry without axes of other dims", axis));
+      }
+  }
+
+  /// Of a dim's axes, a shape tells the size of one.
+  void validate_sizes() const {
+    for (const std::vector<std::string>& axes : entry_.parameter_dims) {
+      const auto unknown = std::count_if(axes.begin(), axes.end(),
+                                         [&](const std::string& axis) { return entry_.sizes.count(axis) == 0; });
+      if (unknown > 1)
+        object_.fail("dims", fmt::format("\"sizes\" for all axes of ({}) but one", fmt::join(axes, " ")));
+    }
   }
 
   /// \param marks  whether an axis may be marked by "+", as the one along which parameters follow each other.
@@ -156,9 +173,11 @@ class EntryReader {
     const SpecObject sizes(object_.at("sizes"), object_.file(), object_.pointer_to("sizes"), "sizes");
     for (const auto& item : object_.at("sizes").items()) {
       const std::string& axis = item.key();
-      if (!has_axis(entry_.parameter_dims, axis))
-        throw object_.file().error(sizes.pointer_to(axis),
-                                   fmt::format("\"sizes\" has {}, which is no axis of \"dims\"", printable(axis)));
+      if (!has_axis(entry_.parameter_dims, axis) || axis == entry_.joined)
+        throw object_.file().error(
+            sizes.pointer_to(axis),
+            fmt::format("\"sizes\" has {}, which is no axis of parameters, or the one that is marked",
+                        printable(axis)));
       Expression size = sizes.expression_at(axis);
       for (const std::string& key : size.keys())
         if (std::find(kModelNumbers.begin(), kModelNumbers.end(), key) == kModelNumbers.end())
@@ -170,13 +189,19 @@ class EntryReader {
   /// A number in the name of a parameter is in the name of the entry too, or is an index along one of its dims.
   void validate_stars() const {
     const std::size_t numbers = entry_.numbered_dims().size();
-    for (const std::string& name : entry_.names) {
-      if (name.empty()) continue;
-      for (const std::string& parameter : entry_.parameters)
-        if (stars(parameter) != stars(name) + numbers)
-          object_.fail("entry", fmt::format("a name with {} stars, as {} has {} and the entry has {} axes for numbers",
-                                            stars(parameter) - std::min(numbers, stars(parameter)),
-                                            printable(parameter), stars(parameter), numbers));
+    const auto are_parts = [](const std::string& name) {
+      const std::vector<std::string> parts = split(name, '.');
+      return static_cast<std::size_t>(std::count(parts.begin(), parts.end(), "*")) == stars(name);
+    };
+    for (const std::string& parameter : entry_.parameters) {
+      if (!are_parts(parameter) || stars(parameter) > kNumberAxes.size())
+        object_.fail("parameters", "names with at most two stars, each alone between dots");
+      if (stars(parameter) < numbers)
+        object_.fail("dims", fmt::format("no axis that {} has no number for", printable(parameter)));
+      for (const std::string& name : entry_.names)
+        if (!name.empty() && (!are_parts(name) || stars(name) + numbers != stars(parameter)))
+          object_.fail("entry", fmt::format("a name with the numbers of {} that are not in \"dims\": \"*\" {} times",
+                                            printable(parameter), stars(parameter) - numbers));
     }
   }
 
@@ -189,16 +214,60 @@ class EntryReader {
 
 std::vector<std::size_t> Scheme::Entry::numbered_dims() const {
   std::vector<std::size_t> numbered;
-  for (std::size_t d = 0; d < entry_dims.size(); ++d)
-    if (!has_axis(parameter_dims, entry_dims[d].front())) numbered.push_back(d);
+  for (const std::string_view axis : kNumberAxes)
+    if (const std::size_t dim = dim_with(entry_dims, std::string(axis));
+        dim < entry_dims.size() && !has_axis(parameter_dims, std::string(axis)))
+      numbered.push_back(dim);
   return numbered;
+}
+
+bool Scheme::Entry::is_numbered(std::size_t star, std::size_t stars) const {
+  if (stars == 1) return !numbered_dims().empty();
+  const std::string axis(kNumberAxes.at(star));
+  return has_axis(entry_dims, axis) && !has_axis(parameter_dims, axis);
+}
+
+Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
+                  const std::set<std::string, std::less<>>& parameters) {
+  const auto is_for_family = [&](const Scheme::Entry& entry) {
+    const bool is_for_type = entry.families.empty() || std::find(entry.families.begin(), entry.families.end(),
+                                                                 model_type) != entry.families.end();
+    return is_for_type && std::all_of(entry.parameters.begin(), entry.parameters.end(),
+                                      [&](const std::string& parameter) { return parameters.count(parameter) > 0; });
+  };
+  Scheme own = scheme;
+  std::erase_if(own.entries, [&](const Scheme::Entry& entry) { return !is_for_family(entry); });
+  std::map<std::string, const Scheme::Entry*, std::less<>> by_name, by_parameter;
+  const auto add = [](auto& entries, const std::string& name, const Scheme::Entry& entry) {
+    const auto [other, is_new] = entries.emplace(name, &entry);
+    if (!is_new && other->second != &entry)
+      throw Error(ErrorKind::kBadInput, fmt::format("{}: {} is in another entry already ({})", entry.where,
+                                                    printable(name), other->second->where));
+  };
+  for (const Scheme::Entry& entry : own.entries) {
+    for (const std::string& parameter : entry.parameters) add(by_parameter, parameter, entry);
+    for (const std::string& name : entry.names)
+      if (!name.empty()) add(by_name, name, entry);
+  }
+  if (!scheme.keeps_others) return own;
+  std::vector<Scheme::Entry> others;
+  for (const std::string& parameter : parameters) {
+    if (by_parameter.count(parameter) > 0) continue;
+    Scheme::Entry& entry = others.emplace_back();
+    entry.names = entry.parameters = {parameter};
+  }
+  own.entries.insert(own.entries.end(), others.begin(), others.end());
+  return own;
 }
 
 Scheme parse_scheme(const SpecObject& object) {
   object.validate_keys({"program", "versions", "families", "of_ranks", "keeps_others", "entries"});
   Scheme scheme;
   scheme.program = object.string_at("program");
+  if (scheme.program.empty()) object.fail("program", "a name");
   if (object.has("versions")) scheme.versions = object.strings_at("versions");
+  if (std::set<std::string>(scheme.versions.begin(), scheme.versions.end()).size() != scheme.versions.size())
+    object.fail("versions", "labels that differ");
   if (object.has("families")) scheme.families = object.strings_at("families");
   scheme.is_of_ranks = object.has("of_ranks") && object.bool_at("of_ranks");
   scheme.keeps_others = object.has("keeps_others") && object.bool_at("keeps_others");

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,7 +38,7 @@ struct Scheme {
     /// Names in the family that the entry contains; none: models have no value for it.
     std::vector<std::string> parameters;
     /// The dims of each parameter, and those of the entry; both empty if the entry is the parameter as it is. An axis of
-    /// the entry that the parameters do not have is an index: a number in their names that the entry's names lack.
+    /// the entry that the parameters do not have is a number in their names that the entry's names lack: kNumberAxes.
     DimAxes parameter_dims, entry_dims;
     std::string joined;      // the axis along which the parameters follow each other; empty: there is one parameter
     bool is_padded = false;  // the entry may be longer than the parameters along `joined`
@@ -48,8 +49,10 @@ struct Scheme {
 
     bool is_plain() const { return entry_dims.empty(); }
     const std::string& name(std::size_t version) const { return name_of(names, version); }
-    /// The dims of the entry that are indices, in the order of the numbers in the names of parameters.
+    /// The dims of the entry that are numbers, in the order in which names of parameters have them.
     std::vector<std::size_t> numbered_dims() const;
+    /// Whether star `star` of `stars` in the names of parameters is such a dim.
+    bool is_numbered(std::size_t star, std::size_t stars) const;
   };
 
   std::string program;                // "torchtitan"
@@ -64,9 +67,18 @@ struct Scheme {
   }
 };
 
+/// The axes that are numbers in names, in the order of the stars: that of the layer, and that of the expert. A name with one
+/// star has either of them.
+inline constexpr std::array<std::string_view, 2> kNumberAxes = {"layer", "expert"};
+
 /// The numbers of a model that sizes of axes may be computed from, by their keys in config.json.
 inline constexpr std::array<std::string_view, 3> kModelNumbers = {"num_attention_heads", "num_key_value_heads",
                                                                   "head_dim"};
+
+/// What `scheme` has for a family with these `parameters`.
+/// \throws Error kBadInput, with the lines, if two of the entries have one name or contain one parameter.
+Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
+                  const std::set<std::string, std::less<>>& parameters);
 
 /// All built-in schemes, in alphabetical order.
 const std::vector<std::shared_ptr<const Scheme>>& builtin_schemes();

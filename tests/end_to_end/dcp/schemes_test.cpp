@@ -1,0 +1,200 @@
+// Other programs' names as a user describes them: random schemes written and read back, and the files of a program that
+// this one has no scheme for.
+
+#include <nlohmann/json.hpp>
+
+#include "reshard/base/strings.h"
+#include "reshard/specs/family/family_parser.h"
+#include "support/checkpoints.h"
+#include "support/dcp.h"
+#include "support/golden.h"
+#include "support/local_files.h"
+#include "support/refusals.h"
+#include "support/requests.h"
+#include "support/temp_dir.h"
+#include "support/training_runs.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+/// A description of llama with these entries of a program "mytrainer".
+json description(json entries) {
+  return {{"like", "llama"},
+          {"model_type", "llama"},
+          {"other_names", {{{"program", "mytrainer"}, {"entries", std::move(entries)}}}}};
+}
+
+std::shared_ptr<const Family> family_of(const json& description) {
+  Family family = parse_family_text(description.dump(), "mine.json");
+  family.file = "mine.json";
+  return std::make_shared<const Family>(std::move(family));
+}
+
+constexpr const char* kOfLayer = "model.layers.*.";
+
+/// Entries for all parameters of llama, each packed in one of several ways.
+json random_entries(Random& random) {
+  json entries = {
+      {{"entry", "emb"}, {"parameters", "model.embed_tokens.weight"}},
+      {{"entry", "norm"}, {"parameters", "model.norm.weight"}},
+      {{"entry", "head"}, {"parameters", "lm_head.weight"}, {"dims", "row in -> +row in"}, {"padded", true}}};
+  const auto add = [&](const std::string& name, const std::vector<std::string>& parameters, const std::string& from,
+                       const std::string& to, json sizes = json::object()) {
+    const bool is_stacked = random() % 2 == 0;
+    json entry = {{"entry", (is_stacked ? "all." : "layers.*.") + name}, {"sizes", std::move(sizes)}};
+    for (const std::string& parameter : parameters) entry["parameters"].push_back(kOfLayer + parameter);
+    entry["dims"] = from + " -> " + (is_stacked ? "layer " : "") + to;
+    entries.push_back(std::move(entry));
+  };
+  const std::string q = "self_attn.q_proj.weight", k = "self_attn.k_proj.weight", v = "self_attn.v_proj.weight";
+  switch (random() % 3) {
+    case 0: add("qkv", {q, k, v}, "(group row) in", "(group +row) in", {{"group", "num_key_value_heads"}}); break;
+    case 1: add("qkv", {q, k, v}, "row in", "+row in"); break;
+    default:
+      for (const std::string& linear : {q, k})
+        add(linear, {linear}, "(head half pair) in", "(head pair half) in", {{"half", 2}, {"pair", "head_dim / 2"}});
+      add("v", {v}, "row in", "row in");
+  }
+  if (random() % 2 == 0) {
+    add("fc1", {"mlp.up_proj.weight", "mlp.gate_proj.weight"}, "row in", "+row in");
+  } else {
+    add("up", {"mlp.up_proj.weight"}, "row in", "row in");
+    add("gate", {"mlp.gate_proj.weight"}, "row in", "row in");
+  }
+  add("o", {"self_attn.o_proj.weight"}, "row in", "row in");
+  add("down", {"mlp.down_proj.weight"}, "row in", "row in");
+  add("norm1", {"input_layernorm.weight"}, "in", "in");
+  add("norm2", {"post_attention_layernorm.weight"}, "in", "in");
+  return entries;
+}
+
+TEST_CASE("Whatever a user's scheme packs comes back from dcp, with the optimizer's states") {
+  for (const std::uint64_t seed : seeds(40)) {
+    Random random(seed);
+    const json described = description(random_entries(random));
+    CAPTURE(seed, described.dump());
+    const std::shared_ptr<const Family> family = family_of(described);
+    const TinyModel tiny{
+        .heads = 4 * pick(random, 1, 2), .kv_heads = 2 * pick(random, 1, 2), .tied = random() % 4 == 0};
+    const TempDir temp;
+    const TensorMap model = random_tensors(tiny, random);
+    write_model(temp / "model", tiny, model);
+    Saved run;
+    for (const auto& [name, data] : model) {
+      run.add(name, data);
+      run.add("optimizer.state." + name + ".exp_avg", random_tensor(random, DType::kF32, data.shape));
+    }
+    run.write(temp / "run");
+    const auto converted_run = [&](const fs::path& source, const fs::path& output, const char* names) {
+      ConvertRequest request =
+          run_request(source, output, pick(random, 1, 5), "", static_cast<std::uint32_t>(pick(random, 1, 3)));
+      request.source.config = temp / "model";
+      request.source.family = family;
+      if (names != nullptr) request.target.options.set("names", names);
+      convert(request);
+      return dcp::read(output);
+    };
+    const dcp::Content packed = converted_run(temp / "run", temp / "packed", "mytrainer");
+    CHECK(packed.tensors.count("emb") == 1);
+    const dcp::Content back = converted_run(temp / "packed", temp / "back", nullptr);
+    auto expected = dcp::read(temp / "run").tensors;
+    if (tiny.tied) expected["lm_head.weight"] = expected.at("model.embed_tokens.weight");
+    CHECK((back.tensors == expected));
+    RequestFields fields{.config = temp / "model"};
+    fields.family = family;
+    CHECK((converted(temp / "packed", temp / "whole", fields) == model));
+  }
+}
+
+TEST_CASE("Megatron-Core's own checkpoint is read by a user's description of its names") {
+  const fs::path golden_case = testdata("golden/megatron/llama-tp2-pp2");
+  RequestFields fields{.config = golden_case / "original"};
+  fields.family = read_family(local_storage(), testdata("descriptions/megatron-llama.json"));
+  const TempDir temp;
+  CHECK((converted(golden_case / "checkpoint", temp / "whole", fields) == read_model(golden_case / "original")));
+  ConvertRequest request = convert_request(golden_case / "checkpoint", temp / "noted", fields);
+  CHECK_THAT(
+      joined_notes(*plan_convert(local_storage(), request)),
+      Says("embedding.word_embeddings.weight is padded: it has the shape [64, 32], of which [50, 32] is the model's"));
+}
+
+TEST_CASE("Names that mean two things are refused where they are read, and where they are written") {
+  Random random(3);
+  const TempDir temp;
+  const TinyModel tiny;
+  const TensorMap model = random_tensors(tiny, random);
+  write_model(temp / "model", tiny, model);
+  // The model's own names for what has another order.
+  json entries;
+  for (const auto& [name, data] : model) {
+    const std::string starred = with_stars(name);
+    const bool is_known =
+        std::any_of(entries.begin(), entries.end(), [&](const json& entry) { return entry.at("entry") == starred; });
+    if (is_known) continue;
+    entries.push_back({{"entry", starred}, {"parameters", starred}});
+    if (starred.find("q_proj") != starred.npos) {
+      entries.back()["dims"] = "(half pair) in -> (pair half) in";
+      entries.back()["sizes"] = {{"half", 2}};
+    }
+  }
+  const auto write_dcp = [&](const std::shared_ptr<const Family>& family, const char* names) {
+    ConvertRequest request = convert_request(temp / "model", temp / "out", {.layout = "dcp"});
+    request.source.family = family;
+    if (names != nullptr) request.target.options.set("names", names);
+    request.force = true;
+    convert(request);
+  };
+  const auto family = family_of(description(entries));
+  check_refused([&] { write_dcp(family, "mytrainer"); },
+                {.kind = ErrorKind::kUnsupported, .says = "the model itself or of mytrainer: as many fit either"});
+  write_dcp(nullptr, nullptr);
+  RequestFields fields{.config = temp / "model"};
+  fields.family = family;
+  check_refused([&] { converted(temp / "out", temp / "whole", fields); },
+                {.kind = ErrorKind::kUnsupported, .says = "as many fit either", .hint = "`other_names`"});
+}
+
+TEST_CASE("What a program cannot pack of a model is refused with the entry and its line") {
+  Random random(4);
+  const TempDir temp;
+  const TinyModel tiny{.tied = true};
+  write_model(temp / "model", tiny, random_tensors(tiny, random));
+  const auto refused = [&](const json& changed, const Refusal& refusal) {
+    json entries = json::array();
+    for (const std::string& name : parameter_names(*builtin_family("llama"))) {
+      const bool is_changed = std::any_of(changed.begin(), changed.end(), [&](const json& entry) {
+        return entry.at("parameters") == name ||
+               (entry.at("parameters").is_array() &&
+                std::find(entry.at("parameters").begin(), entry.at("parameters").end(), name) !=
+                    entry.at("parameters").end());
+      });
+      if (!is_changed) entries.push_back({{"entry", name + ".t"}, {"parameters", name}});
+    }
+    for (const json& entry : changed) entries.push_back(entry);
+    ConvertRequest request = convert_request(temp / "model", temp / "out", {.layout = "dcp"});
+    request.source.family = family_of(description(entries));
+    request.target.options.set("names", "mytrainer");
+    check_refused([&] { convert(request); }, refusal);
+  };
+  const std::string up = "model.layers.*.mlp.up_proj.weight", down = "model.layers.*.mlp.down_proj.weight";
+  refused({{{"entry", "up"}, {"parameters", up}, {"dims", "row in -> layer in row"}}},
+          {.kind = ErrorKind::kUnsupported, .says = {"is stored permuted in up (mine.json: line 1)", "not written"}});
+  refused({{{"entry", "both"}, {"parameters", {up, down}}, {"dims", "row in -> layer +row in"}}},
+          {.kind = ErrorKind::kBadInput, .says = "expected \"row in\""});
+  refused({{{"entry", "up"}, {"parameters", up}, {"dims", "(a b) in -> layer (b a) in"}, {"sizes", {{"a", 5}}}}},
+          {.kind = ErrorKind::kBadInput, .says = "expected \"(a b) in\" with a = 5 (mine.json: line 1)"});
+  refused(
+      {{{"entry", "head"}, {"parameters", "lm_head.weight"}, {"dims", "(a b) in -> (b a) in"}, {"sizes", {{"a", 2}}}}},
+      {.kind = ErrorKind::kUnsupported, .tensor = "lm_head.weight", .says = "would be packed in another way"});
+  refused({{{"entry", "layers.*.biased"},
+            {"parameters", {"model.layers.*.self_attn.q_proj.bias", "model.layers.*.self_attn.q_proj.weight"}},
+            {"dims", "row in -> +row in"}}},
+          {.kind = ErrorKind::kUnsupported,
+           .says = {"contains 2 tensors, but the model has 1 of them (mine.json: line 1)"}});
+}
+
+}  // namespace
+}  // namespace reshard::test
