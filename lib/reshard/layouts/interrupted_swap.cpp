@@ -24,6 +24,11 @@ struct Swap {
   std::vector<fs::path> outputs;
 };
 
+/// Whether a file or directory cannot be read although this program may read it.
+bool is_disk_fault(const Error& error) {
+  return error.kind() == ErrorKind::kIo && !is_denied(error);
+}
+
 void look_for_swaps(Files& files, const fs::path& directory, std::vector<Swap>& swaps) {
   try {
     for (const DirectoryEntry& entry : files.list(directory)) {
@@ -33,8 +38,8 @@ void look_for_swaps(Files& files, const fs::path& directory, std::vector<Swap>& 
       for (fs::path& output : *entries) output = directory / output;
       swaps.push_back({directory / entry.name, std::move(*entries)});
     }
-  } catch (const Error&) {
-    // A folder that has just left, or may not be listed.
+  } catch (const Error& error) {  // the folder has just gone, or may not be listed
+    if (is_disk_fault(error)) throw;
   }
 }
 
@@ -46,11 +51,12 @@ bool is_output_folder(const std::string& name) {
          });
 }
 
-/// Whether `path` is a directory; false if that cannot be known, which reading then says.
+/// Whether `path` is a directory; false if it may not be accessed.
 bool is_directory(Files& files, const fs::path& path) {
   try {
     return files.is_directory(path);
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (is_disk_fault(error)) throw;
     return false;
   }
 }
@@ -67,11 +73,12 @@ std::vector<Swap> swaps_around(Files& files, const fs::path& path) {
   return swaps;
 }
 
-/// \returns `path` as it is if it cannot be resolved: reading says why.
+/// Returns `path` itself if it leads nowhere, such as a link to itself.
 fs::path resolved_or_same(Files& files, const fs::path& path) {
   try {
     return files.resolve(path);
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (is_disk_fault(error) && files.exists(path)) throw;
     return path;
   }
 }
@@ -123,7 +130,8 @@ std::optional<std::vector<fs::path>> read_swap_record(Files& files, const fs::pa
       entries.push_back(std::move(entry));
     }
     return entries;
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (is_disk_fault(error)) throw;
     return std::nullopt;
   }
 }

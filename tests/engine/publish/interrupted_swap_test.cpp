@@ -286,6 +286,33 @@ TEST_CASE("An interrupted swap is told, and neither removed nor gone on with") {
   }
 }
 
+TEST_CASE("A record of a swap that cannot be read is an error that names it, and its run is not removed") {
+  Replaced replaced("hf");
+  const fs::path work = half_way(replaced);
+  const auto before = snapshot(work);
+  const auto job = replaced.job("new", work / "out");
+  const fs::path record = earlier_runs(local_storage(), *job).at(0).root / kSwapFile;
+  FaultStorage storage;
+  std::size_t failed = 0;
+  storage.before = [&](FaultStorage::Operation operation, std::uint64_t number) {
+    if (operation != FaultStorage::Operation::kRead || storage.steps()[number].path != record) return;
+    ++failed;
+    throw Error(ErrorKind::kIo, "made to fail").in(record);
+  };
+  const Refusal refusal{.kind = ErrorKind::kIo, .path = record.string(), .says = "made to fail"};
+  check_refused([&] { read_checkpoint(storage, work / "out", {}); }, refusal);
+  check_refused([&] { remove_dead_runs(storage, *job); }, refusal);
+  check_refused([&] { finish_swaps(storage, *job); }, refusal);
+  CHECK(failed == 3);
+  CHECK((snapshot(work) == before));
+}
+
+TEST_CASE("A link to itself is reported as a file that does not exist") {
+  const TempDir temp;
+  fs::create_symlink("link", temp / "link");
+  check_refused([&] { read_checkpoint(temp / "link", {}); }, {.says = "no such file or directory"});
+}
+
 TEST_CASE("An interrupted swap that cannot be finished stops the next run and stays as it is") {
   Replaced replaced("hf");
   const fs::path work = half_way(replaced);

@@ -19,13 +19,14 @@ constexpr const char* kBlobsFolder = "blobs";
 constexpr const char* kSnapshotsFolder = "snapshots";
 constexpr std::string_view kCachedModelPrefix = "models--";
 
-/// The names of links directly in a directory; std::nullopt if it cannot be listed, so that any file may be one.
+/// The names of links directly in a directory; std::nullopt if it may not be listed, so that any file may be one.
 std::optional<std::set<std::string>> links_in(Files& files, const fs::path& directory) {
   std::set<std::string> links;
   try {
     for (const DirectoryEntry& entry : files.list(directory.empty() ? fs::path(".") : directory))
       if (entry.is_link) links.insert(entry.name);
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo && !is_denied(error)) throw;
     return std::nullopt;
   }
   return links;

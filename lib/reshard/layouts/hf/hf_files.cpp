@@ -312,8 +312,9 @@ bool holds_weights(Files& files, const fs::path& directory, const WholeNames& na
     const HfIndex names = read_hf_index(files, index);
     return std::any_of(names.weight_map.begin(), names.weight_map.end(),
                        [&](const auto& entry) { return files.exists(directory / entry.second); });
-  } catch (const Error&) {
-    return true;  // read says what is wrong with it
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo && !is_denied(error)) throw;
+    return true;  // reading the index reports its error
   }
 }
 

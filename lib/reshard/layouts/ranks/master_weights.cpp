@@ -14,18 +14,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What lies in a folder; nothing where that cannot be listed, which is said elsewhere.
-std::vector<DirectoryEntry> list_or_nothing(Files& files, const fs::path& folder) {
+/// The entries of a folder; none if it does not exist or may not be listed.
+std::vector<DirectoryEntry> list_if_any(Files& files, const fs::path& folder) {
   try {
     return files.list(folder);
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo && !is_denied(error)) throw;
     return {};
   }
 }
 
 /// Whether any tensor that `file` may refer to is there.
 bool has_tensor_files(Files& files, const fs::path& file) {
-  const std::vector<DirectoryEntry> entries = list_or_nothing(files, xser_tensors_folder(file));
+  const std::vector<DirectoryEntry> entries = list_if_any(files, xser_tensors_folder(file));
   return std::any_of(entries.begin(), entries.end(),
                      [](const DirectoryEntry& entry) { return is_xser_tensor_name(entry.name); });
 }
@@ -33,20 +34,21 @@ bool has_tensor_files(Files& files, const fs::path& file) {
 /// The optimizer's files, in the order of their names.
 std::vector<fs::path> optimizer_files(Files& files, const fs::path& folder) {
   std::vector<fs::path> states;
-  for (const DirectoryEntry& entry : list_or_nothing(files, folder)) {
+  for (const DirectoryEntry& entry : list_if_any(files, folder)) {
     const fs::path name = entry.name;
     if (name.extension() == ".pt" && rank_of_name(name.stem().string())) states.push_back(folder / name);
   }
   return states;
 }
 
-/// Whether `is_so` of the pickle in `file`; false where it cannot be read, which is said elsewhere.
+/// Whether `is_so` of the pickle in `file`; false if there is none, which reading the checkpoint reports.
 template <typename IsSo>
 bool holds(Files& files, const fs::path& file, IsSo&& is_so) {
   try {
     const TorchFile torch = read_torch_file(*files.open(file), file);
     return is_so(torch.pickle());
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo && !is_denied(error)) throw;
     return false;
   }
 }
