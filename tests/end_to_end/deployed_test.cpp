@@ -127,6 +127,39 @@ TEST_CASE("A described model takes NxD Inference's names where its description s
                 {.kind = ErrorKind::kUnsupported, .hint = "llama, mistral, qwen2, qwen3", .unwritten = temp / "none"});
 }
 
+TEST_CASE("NxD Inference's padding keeps pairs of gate and up whole") {
+  json family = json::parse(builtin_family("llama")->json_text);
+  auto& modules = family["modules"];
+  modules.erase(std::remove_if(modules.begin(), modules.end(),
+                               [](const json& m) { return m["name"] == "model.layers.*.mlp.gate_proj"; }),
+                modules.end());
+  for (json& module : modules)
+    if (module["name"] == "model.layers.*.mlp.up_proj") {
+      module["shape"] = {"2 * intermediate_size", "hidden_size"};
+      module["heads"] = "intermediate_size";
+    }
+  family.erase("fused");
+  family.erase("other_names");
+  const TinyModel tiny{.intermediate = 90};
+  Random random(1);
+  TensorMap tensors = random_tensors(tiny, random);
+  for (std::uint64_t layer = 0; layer < tiny.layers; ++layer) {
+    const std::string mlp = "model.layers." + std::to_string(layer) + ".mlp.";
+    tensors.erase(mlp + "gate_proj.weight");
+    tensors[mlp + "up_proj.weight"] = random_tensor(random, DType::kBF16, {180, tiny.hidden});
+  }
+  const TempDir temp;
+  write_model(temp / "model", tiny, tensors);
+  write_file(temp / "spec.json", family.dump());
+  const FamilySpec spec = read_family(temp / "spec.json");
+  shard(temp / "model", temp / "out", {.layout = "nxdi", .tp = 4, .family = spec});
+  for (const auto& [file, held] : read_weights(temp / "out")) {
+    CHECK(held.at("layers.0.mlp.up_proj.weight").shape == Dims{46, tiny.hidden});
+    CHECK(held.at("layers.0.mlp.down_proj.weight").shape == Dims{tiny.hidden, 23});
+  }
+  CHECK((consolidated(temp / "out", temp / "whole", spec) == tensors));
+}
+
 TEST_CASE("A described model without attention, and sizes that no model has, are refused") {
   const Input input = nxdi_of(kPadded);
   json family = json::parse(builtin_family("llama")->json_text);

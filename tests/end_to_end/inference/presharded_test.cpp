@@ -1,6 +1,10 @@
 // The layout presharded, as NxD's shard_checkpoint writes it: testdata/golden/preshard.
 
+#include <nlohmann/json.hpp>
+
+#include "support/architectures.h"
 #include "support/checkpoints.h"
+#include "support/families.h"
 #include "support/input.h"
 #include "support/local_files.h"
 #include "support/refusals.h"
@@ -49,6 +53,76 @@ TEST_CASE("Heads and packed matrices do not keep a model from being pre-sharded"
   convert(temp / "eight", temp / "ranks", {.layout = "ranks", .tp = 2});
   shard(kModel, temp / "direct", {.tp = 2});
   CHECK((read_ranks(temp / "ranks") == read_ranks(temp / "direct")));
+}
+
+/// A tensor of gate and up in pairs of rows or columns, or of the linear behind them.
+struct Paired {
+  std::string name;
+  std::size_t dim;
+  std::uint64_t per_rank;  // elements along `dim`, of 4 ranks
+  std::string filler = std::string(2, '\0');
+};
+
+/// A model with 90 or 96 elements between them.
+struct PairedModel {
+  std::string title;
+  nlohmann::json config;
+  std::vector<Paired> tensors;
+};
+
+std::vector<PairedModel> paired_models() {
+  const auto with = [](nlohmann::json config, const nlohmann::json& more) {
+    config.update(more);
+    return config;
+  };
+  const nlohmann::json sizes = {{"hidden_size", 64},         {"num_hidden_layers", 1}, {"num_attention_heads", 4},
+                                {"num_key_value_heads", 4},  {"head_dim", 16},         {"vocab_size", 64},
+                                {"num_local_experts", 3},    {"n_routed_experts", 3},  {"intermediate_size", 90},
+                                {"ff_intermediate_size", 90}};
+  const std::string lowest = "\x7f\xff";  // a bfloat16: biases along the outputs are padded with it
+  const std::string experts = "model.layers.0.mlp.experts.", mlp = "model.layers.0.mlp.";
+  return {{"gpt_oss",
+           with(sizes, {{"model_type", "gpt_oss"}}),
+           {{experts + "gate_up_proj", 2, 46}, {experts + "gate_up_proj_bias", 1, 46}, {experts + "down_proj", 1, 23}}},
+          {"gpt_oss in MXFP4, whose blocks of 32 stay whole",
+           with(sizes, {{"model_type", "gpt_oss"},
+                        {"intermediate_size", 96},
+                        {"quantization_config", {{"quant_method", "mxfp4"}}}}),
+           {{experts + "gate_up_proj_blocks", 1, 64},
+            {experts + "gate_up_proj_scales", 1, 64},
+            {experts + "gate_up_proj_bias", 1, 64},
+            {experts + "down_proj_blocks", 2, 1},
+            {experts + "down_proj_scales", 2, 1}}},
+          {"phi3small",
+           with(sizes, {{"model_type", "phi3small"}}),
+           {{mlp + "up_proj.weight", 0, 46}, {mlp + "up_proj.bias", 0, 46, lowest}, {mlp + "down_proj.weight", 1, 23}}},
+          {"inkling_text",
+           with(sizes, {{"model_type", "inkling_text"}}),
+           {{"model.llm.layers.0.mlp.experts.w13_weight", 1, 46},
+            {"model.llm.layers.0.mlp.experts.w2_weight", 2, 23},
+            {"model.llm.layers.0.mlp.shared_experts.shared_w13_weight", 1, 46},
+            {"model.llm.layers.0.mlp.shared_experts.shared_w2_weight", 2, 23}}}};
+}
+
+TEST_CASE("Padding keeps pairs of gate and up whole, and each rank's pairs belong to its part of the next linear") {
+  for (const PairedModel& model : paired_models()) DYNAMIC_SECTION(model.title) {
+      const Input input(presharded({"pad"}), [&](const fs::path& directory) {
+        Random random(1);
+        return write_configured(model.config, directory, random);
+      });
+      CHECK((input.whole() == input.tensors));
+      for (std::uint32_t rank = 0; rank < 4; ++rank) {
+        const TensorMap held = read_tensors(input.rank_file(rank));
+        for (const Paired& tensor : model.tensors) {
+          CAPTURE(rank, tensor.name);
+          const std::uint64_t begin = rank * tensor.per_rank;
+          CHECK((held.at(tensor.name) ==
+                 slices(input.tensors.at(tensor.name), tensor.dim, {{begin, begin + tensor.per_rank}}, tensor.filler)));
+        }
+      }
+      const auto job = plan_shard(shard_request(input / "model", input / "again", presharded({"pad"})));
+      CHECK_THAT(joined_notes(*job), !Says("split through heads"));
+    }
 }
 
 TEST_CASE("What the layout presharded does not have is refused") {

@@ -14,6 +14,7 @@
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/layouts/training/training_layout.h"
 #include "reshard/specs/parallel/head_slots.h"
+#include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
 namespace {
@@ -118,7 +119,7 @@ void validate_named(const Model& model) {
 class NxdiRules {
  public:
   NxdiRules(const Model& model, std::uint32_t tp, const NxdiForm& form)
-      : model_(model), fuse_qkv_(form.fuse_qkv), vocab_parallel_(form.vocab_parallel), rules_(tp) {
+      : model_(model), tp_(tp), fuse_qkv_(form.fuse_qkv), vocab_parallel_(form.vocab_parallel), rules_(tp) {
     validate_named(model);
     const auto heads = static_cast<std::uint32_t>(model.heads);
     const auto kv_heads = static_cast<std::uint32_t>(model.kv_heads);
@@ -152,8 +153,10 @@ class NxdiRules {
   void add(const ModelParameter& parameter) {
     const bool embedding =
         parameter.plan == TensorParallelPlan::kEmbeddingRowwise && !parameter.is_bias && parameter.shape.size() == 2;
-    rules_.add(parameter, inference_name(parameter.name),
-               embedding && !vocab_parallel_ ? std::optional<std::uint32_t>(1) : parameter.split_dim);
+    const auto dim = embedding && !vocab_parallel_ ? std::optional<std::uint32_t>(1) : parameter.split_dim;
+    const bool is_split_as_planned = dim && dim == parameter.split_dim;
+    rules_.add(parameter, inference_name(parameter.name), dim,
+               is_split_as_planned ? padded_size(model_, parameter, tp_) : 0);
   }
 
   /// Of attention: its projections, and modules that NxD Inference calls otherwise. \returns false for others.
@@ -191,6 +194,7 @@ class NxdiRules {
   }
 
   const Model& model_;
+  std::uint32_t tp_;
   bool fuse_qkv_;
   bool vocab_parallel_;
   Table query_;

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "reshard/base/strings.h"
+#include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
 namespace {
@@ -113,7 +114,8 @@ std::vector<std::string> split_heads_notes(const Model& model, std::uint64_t tp)
     for (const std::string& linear : {model.family->attention->key, model.family->attention->value})
       modules.insert(model.family->attention->module + "." + linear);
   for (const ModelParameter& parameter : model.parameters)
-    if (parameter.split_dim && parameter.heads != 0 && parameter.heads % tp != 0 && !parameter.is_bias)
+    if (parameter.split_dim && parameter.heads != 0 && parameter.heads % tp != 0 && !parameter.is_bias &&
+        !has_pairs(model, parameter))
       modules.insert(with_stars(parameter.module));
   if (modules.empty()) return {};
   const std::vector<std::string> names(modules.begin(), modules.end());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string_view>
 #include <tuple>
 
 #include "reshard/base/strings.h"
@@ -253,6 +254,29 @@ bool can_pad(const ModelParameter& parameter) {
 
 namespace {
 
+/// The module that a linear belongs to: "mlp" of "mlp.up_proj.weight" and of "mlp.gate_up_proj".
+std::string_view module_of_linear(const ModelParameter& parameter) {
+  const bool has_leaf = parameter.name.ends_with(".weight") || parameter.name.ends_with(".bias");
+  const std::string_view linear = has_leaf ? parameter.module : parameter.name;
+  const std::size_t end = linear.rfind('.');
+  return end == linear.npos ? std::string_view() : linear.substr(0, end);
+}
+
+constexpr std::uint64_t kPair = 2;  // gate and up
+
+/// The linear whose inputs are the pairs of `parameter`, gate and up in turn; nullptr if it has no such pairs. Heads of
+/// attention come in pairs, too, but their output linear has heads itself.
+const ModelParameter* reader_of_pairs(const Model& model, const ModelParameter& parameter) {
+  const auto size_of = [](const ModelParameter& p) { return p.shape[*p.split_dim]; };
+  if (!parameter.split_dim || parameter.heads == 0 || size_of(parameter) != kPair * parameter.heads) return nullptr;
+  const std::string_view module = module_of_linear(parameter);
+  for (const ModelParameter& other : model.parameters)
+    if (other.split_dim && other.heads == 0 && other.packed.empty() && module_of_linear(other) == module &&
+        size_of(other) != 0 && parameter.heads % size_of(other) == 0)
+      return &other;
+  return nullptr;
+}
+
 /// Of how many elements parts of this size have to be a multiple.
 std::uint64_t pad_unit(const Model& model, std::uint64_t size) {
   const auto known = model.pad_units.find(size);
@@ -303,7 +327,15 @@ std::optional<std::string> heads_problem(const Model& model, const ModelParamete
 
 }  // namespace
 
+bool has_pairs(const Model& model, const ModelParameter& parameter) {
+  return reader_of_pairs(model, parameter) != nullptr;
+}
+
 std::uint64_t padded_size(const Model& model, const ModelParameter& parameter, std::uint64_t tp) {
+  if (const ModelParameter* reader = reader_of_pairs(model, parameter)) {
+    const std::uint64_t block = parameter.heads / reader->shape[*reader->split_dim];
+    return padded_size(model, *reader, tp) * block * kPair;
+  }
   const std::uint64_t size = parameter.linear_size ? parameter.linear_size : parameter.shape[*parameter.split_dim];
   return padded_to(model, size, tp) / parameter.block;
 }

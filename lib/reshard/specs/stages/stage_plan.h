@@ -78,8 +78,13 @@ std::optional<std::string> split_problem(const ModelParameter& parameter, std::u
 /// Whether the parameter may get more elements at its end along the dim that is split. Matrices packed in one may not.
 bool can_pad(const ModelParameter& parameter);
 
+/// Whether the parameter has gate and up of an MLP or of experts in pairs: each row or column of one next to that of the
+/// other.
+bool has_pairs(const Model& model, const ModelParameter& parameter);
+
 /// The parameter's size along split_dim, padded so that `tp` ranks share it evenly. In a quantised model, blocks and
-/// groups stay whole, and what has the same size in one linear and in another has it still.
+/// groups stay whole, and what has the same size in one linear and in another has it still. Pairs (as of has_pairs) stay
+/// whole and are as many as the next linear's inputs.
 std::uint64_t padded_size(const Model& model, const ModelParameter& parameter, std::uint64_t tp);
 
 /// Why the model cannot be split over `tp` ranks, or nothing. The error names the tensor, the dim and the sizes.
