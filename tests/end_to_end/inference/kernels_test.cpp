@@ -100,8 +100,11 @@ TEST_CASE("Kernels that contradict the shapes, the compiled model or the options
   };
   refused("out-proj",
           {.tensor = "layers.0.mlp.gate_proj.weight", .says = "so it is transposed for NxD Inference's kernels, but"});
-  refused("mlp,attention",
-          {.kind = ErrorKind::kUsage, .says = "`from-kernels`: \"attention\" is none of NxD Inference's kernels"});
+  refused("mlp,attention", {.kind = ErrorKind::kUsage,
+                            .says = "`from-kernels`: \"attention\" is none of NxD Inference's kernels",
+                            .hint = "write none, or a list of qkv, out-proj, mlp, with commas"});
+  refused("out_proj", {.kind = ErrorKind::kUsage, .says = "\"out_proj\" is none", .hint = "did you mean out-proj?"});
+  refused("qkv,MLP", {.kind = ErrorKind::kUsage, .says = "\"MLP\" is none", .hint = "did you mean mlp?"});
 
   fs::create_directories(temp / "traced");
   fs::copy_file(golden_case / "neuron_config.json", temp / "traced/neuron_config.json");

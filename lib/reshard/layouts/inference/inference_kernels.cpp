@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
@@ -126,6 +127,17 @@ class ShapeReader {
   std::unordered_map<std::string, Dims> shapes_;
 };
 
+/// A hint for a word that names no kernel.
+std::string hint_for_kernel(std::string word) {
+  std::transform(word.begin(), word.end(), word.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::vector<std::string> kernels(std::begin(kAll), std::end(kAll));
+  const bool is_known = std::find(kernels.begin(), kernels.end(), word) != kernels.end();
+  const std::string guess = is_known ? word : nearest(word, kernels);
+  if (!guess.empty()) return fmt::format("did you mean {}?", guess);
+  return fmt::format("write {}, or a list of {}, with commas", kNone, join(kernels, ", "));
+}
+
 /// The kernels that the files' record names; std::nullopt if they have no record.
 std::optional<Kernels> recorded_kernels(const ShardedCheckpoint& shards, const std::vector<PartitionRule>& rules) {
   if (!shards.record) return std::nullopt;
@@ -149,7 +161,7 @@ std::optional<Kernels> kernels_of(const OptionValues& values, const std::string&
     if (known == std::end(kAll))
       throw Error(ErrorKind::kUsage, fmt::format("`{}{}`: \"{}\" is none of NxD Inference's kernels", prefix,
                                                  kKernels.name, printable(word)))
-          .hint(fmt::format("write {}, or a list of {}, with commas", kNone, fmt::join(kAll, ", ")));
+          .hint(hint_for_kernel(word));
     kernels.insert(*known);
   }
   return kernels;
