@@ -199,7 +199,9 @@ TEST_CASE("A dtype in config.json that is none is refused where it is needed, wi
   RequestFields to{.layout = "nxdi", .tp = 2};
   const auto plan = [&] { return plan_shard(shard_request(input / "model", input / "out", to)); };
   const std::pair<const char*, const char*> wrong[] = {
-      {R"({"torch_dtype": "bfloat17"})", "\"torch_dtype\" is \"bfloat17\", expected the name of a dtype"},
+      {R"({"torch_dtype": "bfloat17"})",
+       "\"torch_dtype\" is \"bfloat17\", expected the name of a floating-point dtype"},
+      {R"({"torch_dtype": "int8"})", "\"torch_dtype\" is \"int8\", expected the name of a floating-point dtype"},
       {R"({"dtype": "torch.bfloat16"})", "\"dtype\" is \"torch.bfloat16\""},
       {R"({"dtype": "", "torch_dtype": "float16"})", "\"dtype\" is \"\""},
       {R"({"dtype": 16})", "\"dtype\" is 16"},
@@ -213,8 +215,15 @@ TEST_CASE("A dtype in config.json that is none is refused where it is needed, wi
       to.dtype = DType::kBF16;  // then it is not needed
       CHECK_NOTHROW(plan_convert(convert_request(input / "model", input / "out", to)));
       to = {.layout = "presharded", .tp = 2};
-      CHECK_NOTHROW(plan());
+      const auto job = plan();  // here it is noted
+      CHECK_THAT(joined_notes(*job), Says(says) && Says("; `dtype` corrects it"));
     }
+  }
+  SECTION("\"auto\", which is that of the files") {
+    patch(R"({"torch_dtype": "auto"})");
+    CHECK_NOTHROW(plan());
+    to = {.layout = "presharded", .tp = 2};
+    CHECK_THAT(joined_notes(*plan()), !Says("torch_dtype"));
   }
   SECTION("two dtypes, of which transformers takes dtype") {
     patch(R"({"dtype": "bfloat16", "torch_dtype": "float16"})");

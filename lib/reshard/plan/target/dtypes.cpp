@@ -17,15 +17,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The dtype that config.json names, if it names one. Of both keys Transformers takes `dtype`.
+/// The dtype that config.json names; std::nullopt if it names none, or "auto". Of both keys Transformers takes `dtype`.
+/// \throws Error kBadInput, naming the key, if the value is no floating-point dtype.
 std::optional<DType> config_dtype(const ModelConfig& config) {
   const JsonObject object(*config.json, config.path);
   for (const char* key : {"dtype", "torch_dtype"}) {
-    if (!object.has(key) || object.at(key).is_null()) continue;
+    if (!object.has(key) || object.at(key).is_null() || object.at(key) == "auto") continue;
     const Json& value = object.at(key);
     for (const DTypeRow& row : kDTypes)
-      if (*row.torch_name != '\0' && value == row.torch_name) return row.dtype;
-    object.fail(key, "the name of a dtype, such as \"bfloat16\"");
+      if (row.kind == DTypeClass::kFloat && *row.torch_name != '\0' && value == row.torch_name) return row.dtype;
+    object.fail(key, "the name of a floating-point dtype, such as \"bfloat16\"");
   }
   return std::nullopt;
 }
@@ -67,17 +68,24 @@ void take_config_dtype(Files& files, Job& job, const Layout& layout, const fs::p
 
 void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const std::vector<LogicalTensor>& logical) {
   if (source.config.empty()) return;
+  std::optional<ModelConfig> config;
+  try {
+    config = read_model_config_file(files, source.config);
+  } catch (const Error& error) {  // next to a lone file, config.json need not be a model's
+    if (error.kind() == ErrorKind::kIo) throw;
+    return;
+  }
   std::optional<DType> wanted;
   try {
-    wanted = config_dtype(read_model_config_file(files, source.config));
-  } catch (const Error& error) {  // an unknown dtype: nothing to compare with
-    if (error.kind() == ErrorKind::kIo) throw;
+    wanted = config_dtype(*config);
+  } catch (const Error& error) {
+    job.notes.push_back(fmt::format("{}; `dtype` corrects it", error.what()));
     return;
   }
   const auto count = std::count_if(logical.begin(), logical.end(), [&](const LogicalTensor& tensor) {
     return tensor.dtype == DType::kF32 && tensor.dtype != wanted;
   });
-  if (!wanted || describe(*wanted).kind != DTypeClass::kFloat || count == 0) return;
+  if (!wanted || count == 0) return;
   const bool is_all = std::all_of(logical.begin(), logical.end(), [](const LogicalTensor& tensor) {
     return tensor.dtype == DType::kF32 || describe(tensor.dtype).kind != DTypeClass::kFloat;
   });

@@ -19,12 +19,12 @@ void take_model_dtypes(Job& job, std::vector<LogicalTensor>& logical);
 
 /// Gives the floating tensors of 16 and 32 bits the dtype that `config` says, where the layout asks for it, and notes
 /// it.
-/// \throws Error kBadInput, naming the key, if what it says is no dtype.
+/// \throws Error kBadInput, naming the key, if what it says is no floating-point dtype.
 void take_config_dtype(Files& files, Job& job, const Layout& layout, const std::filesystem::path& config,
                        std::vector<LogicalTensor>& logical);
 
 /// Notes that tensors are float32 though config.json says another dtype, and how to cast them. Of a checkpoint that no
-/// training program saved, only if all its floats are.
+/// training program saved, only if all its floats are. Notes also what config.json says if that is no such dtype.
 void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const std::vector<LogicalTensor>& logical);
 
 }  // namespace reshard
