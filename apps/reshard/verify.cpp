@@ -168,13 +168,17 @@ void validate_used(const VerifyArguments& arguments, const UsedOptions& used,
                             one ? "A has no states of an optimizer" : "neither A nor B has states of an optimizer"))
         .hint("they are read from sources in layout " +
               layout_names([](const Layout& layout) { return layout.traits().reads_states; }));
-  if (arguments.source.config &&
-      std::none_of(sides.begin(), sides.end(), [](const Checkpoint* side) { return side->config_given; }))
-    throw Error(ErrorKind::kUsage, fmt::format("--config has no effect: {} a config.json of {} own",
-                                               one ? "A has" : "A and B both have", one ? "its" : "their"));
   for (const Checkpoint* checkpoint : sides)
     if (checkpoint->map.logical.empty())
       throw Error(ErrorKind::kBadInput, "contains no tensors, so there is nothing to compare").in(checkpoint->path);
+}
+
+/// A note if --config was given and each side has a config.json of its own; else none.
+std::vector<std::string> idle_config(const VerifyArguments& arguments, std::initializer_list<const Checkpoint*> sides) {
+  const auto takes_it = [](const Checkpoint* side) { return side->config_given; };
+  if (!arguments.source.config || std::any_of(sides.begin(), sides.end(), takes_it)) return {};
+  return {fmt::format("`config` has no effect: {} own config.json",
+                      sides.size() == 1 ? "A has its" : "A and B both have their")};
 }
 
 /// What to know of both, and of each.
@@ -339,6 +343,7 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
     add_states(a.map, std::move(a.states.map));
     validate_used(arguments, used, {&a});
     for (std::string& note : idle_replica_options(command, {&a.map})) a.notes.push_back(std::move(note));
+    for (std::string& note : idle_config(arguments, {&a})) a.notes.push_back(std::move(note));
   });
   if (!arguments.quiet && !arguments.json) print_notes(a.notes);
   ManifestVerification result;
@@ -440,6 +445,7 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
   });
   std::vector<std::string> notes = notes_of(arguments, a, b);
   for (std::string& note : idle_replica_options(command, {&a.map, &b.map})) notes.push_back(std::move(note));
+  for (std::string& note : idle_config(arguments, {&a, &b})) notes.push_back(std::move(note));
   if (!arguments.quiet && !arguments.json) print_notes(notes);
   options.progress = &progress;
   std::vector<Divergence> divergent;

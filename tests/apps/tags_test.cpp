@@ -74,11 +74,22 @@ TEST_CASE("A --tag or --config that makes no sense, or would do nothing, is an e
   check_fails({"inspect", run.path, "--config", ""}, 2, {"--config: the value is empty"});
   check_fails({"inspect", run.path, "--config", run.path}, 3, {"holds no config.json"});
   check_fails({"verify", kOriginal, kOriginal, "--tag", "step_3"}, 2, {"--tag has no effect"});
-  check_fails({"verify", kOriginal, kOriginal, "--config", kConfig}, 2, {"--config has no effect"});
   const std::string adapter = testdata("golden/lora").string();
   const std::string sharded = (fs::directory_iterator(adapter)->path() / "sharded").string();
   check_fails({"consolidate", sharded, run.out(), "--config", kConfig}, 2, {"--config has no effect"});
   CHECK_FALSE(fs::exists(run.out()));
+}
+
+TEST_CASE("verify notes a --config that neither side needs") {
+  check_run({"verify", kOriginal, kOriginal, "--config", kConfig}, 0,
+            "same: ", "note: --config has no effect: A and B both have their own config.json");
+  const TempDir dir;
+  run_well({"convert", kOriginal, (dir / "out").string(), "--manifest"});
+  const std::string manifest = (dir / "out/reshard.manifest.json").string();
+  check_run({"verify", kOriginal, "--manifest", manifest, "--config", kConfig}, 0,
+            "same: ", "note: --config has no effect: A has its own config.json");
+  fs::remove(dir / "out/config.json");
+  CHECK_THAT(run_reshard({"verify", kOriginal, (dir / "out").string(), "--config", kConfig}).err, !Says("no effect"));
 }
 
 TEST_CASE("The adapters of a run's newest checkpoint are consolidated") {
