@@ -576,7 +576,7 @@ RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments&
   options.max_memory_bytes = parse_bytes("--max-memory", arguments.max_memory);
   if (options.max_memory_bytes < kMinMemoryBytes)
     throw Error(ErrorKind::kUsage, "--max-memory " + arguments.max_memory + " is too little to work in")
-        .hint("give at least " + format_memory(kMinMemoryBytes));
+        .hint("give at least " + format_memory(kMinMemoryBytes) + "; a manifest needs 17 MiB or more");
   options.storage = &local_storage();
   return options;
 }

@@ -99,7 +99,16 @@ TEST_CASE("numbers and sizes are taken strictly") {
     check_fails({"shard", kModel, "o", "--tp=" + std::string(tp)}, 2, {"--tp"});
   for (const char* size : {"5 potatoes", "5Gb/s", "-5GB", "0", "5G", "1..5GB", "99999999999TB"})
     check_fails({"consolidate", "x", "--max-shard-size=" + std::string(size)}, 2, {"--max-shard-size"});
-  check_fails({"shard", kModel, "o", "--tp", "2", "--max-memory", "1KiB"}, 2, {"--max-memory", "at least"});
+  check_fails({"shard", kModel, "o", "--tp", "2", "--max-memory", "1KiB"}, 2,
+              {"--max-memory", "at least 4.00 MiB; a manifest needs 17 MiB or more"});
+  const TempDir dir;
+  const std::string manifest = (dir / "written/reshard.manifest.json").string();
+  run_well({"shard", kModel, (dir / "written").string(), "--tp", "2", "--manifest", "--max-memory", "17MiB"});
+  for (const Arguments& command : {Arguments{"shard", kModel, (dir / "o").string(), "--tp", "2", "--manifest"},
+                                   Arguments{"verify", kModel, "--manifest", manifest}}) {
+    check_fails(joined(command, {"--max-memory", "16MiB"}), 2, {"--max-memory 16.0 MiB", "give at least 17.0 MiB"});
+    CHECK_FALSE(fs::exists(dir / "o"));
+  }
   check_fails({"shard", kModel, "o", "--tp", "2", "--threads", "0"}, 2, {"--threads"});
   check_fails({"inspect", kModel, "--filter", "("}, 2, {"--filter"});
 }
