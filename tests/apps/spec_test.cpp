@@ -322,7 +322,7 @@ TEST_CASE("A mistake in a description is told with its line and key") {
       {R"j("entry": "o", "rotary": "interleaved")j", "the key \"rotary\" is not known"},
       {R"j("entry": "o", "parameters": "head.weight"}, {"entry": "p", "parameters": "head.weight")j",
        "head.weight is in another entry already"},
-      {R"j("entry": "o", "parameters": "head.weight"}, {"entry": "o", "parameters": "embed.weight")j",
+      {R"j("entry": "o", "parameters": "head.weight"}, {"entry": "o", "parameters": "wte.weight")j",
        "o is in another entry already"}};
   for (const auto& [entry, says] : entries)
     refused(modules, R"("other_names": [{"program": "t", "entries": [{)" + entry + "}]}], " + modules,

@@ -1,11 +1,12 @@
 // Checkpoints with all experts of a layer in one tensor, as Transformers 5 has them in memory, and with each in its own.
 
-#include "reshard/specs/model/packed_experts.h"
+#include "reshard/layouts/names/packed_experts.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
+#include "reshard/base/strings.h"
 #include "support/architectures.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
@@ -15,6 +16,7 @@
 #include "support/pickles.h"
 #include "support/refusals.h"
 #include "support/spoilers.h"
+#include "support/training_runs.h"
 #include "support/zero_files.h"
 
 namespace reshard::test {
@@ -92,7 +94,8 @@ TEST_CASE("Packed experts are read from all that trainers save, however their ra
         RequestFields fields;
         if (kind == "zero-2") fields.source_options = {"weights=model"};
         const auto job = plan_convert(convert_request(temp / "in", temp / "out", fields));
-        CHECK_THAT(joined_notes(*job), Says("as Transformers 5 has them in memory"));
+        CHECK_THAT(joined_notes(*job), Says(kind == "dcp" ? "the names of transformers are replaced by the model's own"
+                                                          : "as Transformers 5 has them in memory"));
         execute(*job, unsynced());
         const TensorMap back = read_model(temp / "out");
         std::vector<std::string> names, expected;
@@ -107,6 +110,39 @@ TEST_CASE("Packed experts are read from all that trainers save, however their ra
         }
         CHECK((in_form(temp / "packed", temp / "apart", "separate") == back));
       }
+    }
+}
+
+TEST_CASE(
+    "A training run that packs experts gets the names of the model's files, with its optimizer's states, and back") {
+  for (const char* name : {"mixtral", "qwen3_moe", "deepseek_v3", "jamba", "phimoe"})
+    for (const std::uint64_t seed : seeds(3)) {
+      CAPTURE(name, seed);
+      Random random(seed);
+      const fs::path model = golden_model(name);
+      const TempDir temp;
+      Saved packed;
+      for (const auto& [tensor, data] : read_model(model / "packed")) {
+        packed.tensors.push_back({tensor, data, random_parts(random, data.shape)});
+        packed.add("optimizer.state." + tensor + ".exp_avg", random_tensor(random, DType::kF32, data.shape));
+        packed.add("optimizer.state." + tensor + ".step", {DType::kF32, {}, "step"});
+      }
+      packed.write(temp / "packed");
+      const auto converted_run = [&](const fs::path& source, const fs::path& output, const char* names) {
+        ConvertRequest request = run_request(source, output, pick(random, 1, 5));
+        request.source.config = model / "original";
+        request.check_replicas = random() % 2;
+        if (names != nullptr) request.target.options.set("names", names);
+        convert(request);
+        return dcp::read(output).tensors;
+      };
+      const auto own = converted_run(temp / "packed", temp / "own", nullptr);
+      for (const auto& [tensor, data] : read_model(model / "original")) {
+        CHECK((own.at(tensor) == data));
+        CHECK(own.at("optimizer.state." + tensor + ".exp_avg").shape == data.shape);
+        CHECK(own.at("optimizer.state." + tensor + ".step").bytes == "step");
+      }
+      CHECK((converted_run(temp / "own", temp / "back", "transformers") == dcp::read(temp / "packed").tensors));
     }
 }
 
@@ -166,22 +202,20 @@ TEST_CASE("The names of packed experts are those of Transformers' own mapping") 
         continue;
       }
       REQUIRE(stack);
-      REQUIRE(stack->parts.size() == rule["parts"].size());
-      for (std::size_t part = 0; part < stack->parts.size(); ++part) {
+      REQUIRE(stack->parameters.size() == rule["parts"].size());
+      const std::vector<std::string> tensors = stack->tensors({12});
+      for (std::size_t part = 0; part < stack->parameters.size(); ++part) {
         std::string in_file = numbered(rule["parts"][part]["file"]);
         in_file.replace(in_file.find(".E."), 3, ".11.");
-        CHECK(stack->name_of(part, 11) == in_file);
-        const auto found = packed.place_of(in_file);
-        REQUIRE(found);
-        CHECK(found->stack.name == stack->name);
-        CHECK(found->expert == 11);
-        CHECK(found->part == part);
+        CHECK(tensors[11 * stack->parameters.size() + part] == in_file);
       }
     }
     for (const auto& [name, in_file] : facts["renamed"].items()) {
       if (name.find(".mlp.") == name.npos || model_type == "qwen3_5_moe_text") continue;
       CHECK(packed.own_name(numbered(name)) == numbered(in_file["file"]));
-      CHECK(packed.packed_name(numbered(in_file["file"])) == numbered(name));
+      std::map<std::string, std::string> names;  // in files, by that in memory
+      for (const Scheme::Entry& entry : packed.scheme()->entries) names[entry.names.front()] = entry.parameters.front();
+      CHECK(names.at(with_stars(numbered(name))) == with_stars(numbered(in_file["file"])));
     }
   }
 }

@@ -1,8 +1,10 @@
 #include "reshard/specs/family/scheme.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
+#include "reshard/base/strings.h"
 #include "reshard/specs/family/family.h"
 #include "support/catch.h"
 #include "support/schemes.h"
@@ -44,10 +46,11 @@ TEST_CASE("A built-in scheme has one entry for each parameter of the families th
                                                  [&](const auto& one) { return one->program == scheme->program; });
       CHECK(is_found_by_names != scheme->is_of_ranks);
       const std::set<std::string> named = parameters_of(*own);
-      const auto all = parameter_names(*family);
+      std::set<std::string> all;
+      for (const std::string& parameter : parameter_names(*family)) all.insert(with_stars(parameter));
       const bool is_torchtitan = scheme->program == "torchtitan";
       for (const std::string& weight : weights_of(*family))
-        CHECK((named.count(weight) == 1) == !(is_torchtitan && kWithoutPlace.count(weight) == 1));
+        CHECK((named.count(with_stars(weight)) == 1) == !(is_torchtitan && kWithoutPlace.count(weight) == 1));
       for (const std::string& parameter : named) CHECK(all.count(parameter) == 1);
       for (std::size_t v = 0; v < std::max<std::size_t>(1, scheme->versions.size()); ++v) {
         std::set<std::string> names;
@@ -62,6 +65,20 @@ TEST_CASE("A built-in scheme has one entry for each parameter of the families th
     }
     for (const Scheme::Entry& entry : scheme->entries) CHECK(used.count(entry.where) == 1);
   }
+}
+
+TEST_CASE("A rule is for all parameters that end like its first, and the first rule counts") {
+  const Scheme scheme = scheme_of(R"({"program": "p", "entries": [
+      {"entry": "**.gate_up", "parameters": ["**.e.*.gate", "**.e.*.up"], "dims": "row in -> expert +row in"},
+      {"entry": "**.router", "parameters": "**.gate", "families": ["other"]},
+      {"entry": "**.g", "parameters": "**.gate"}]})");
+  const Scheme own = scheme_for(scheme, "mine", {"l.*.a.e.*.gate", "l.*.a.e.*.up", "l.*.b.e.*.gate", "l.*.gate"});
+  std::map<std::string, std::vector<std::string>> entries;
+  for (const Scheme::Entry& entry : own.entries) entries[entry.names.front()] = entry.parameters;
+  CHECK(entries ==
+        std::map<std::string, std::vector<std::string>>{{"l.*.a.gate_up", {"l.*.a.e.*.gate", "l.*.a.e.*.up"}},
+                                                        {"l.*.b.e.*.g", {"l.*.b.e.*.gate"}},
+                                                        {"l.*.g", {"l.*.gate"}}});
 }
 
 TEST_CASE("A version that is not listed has the name of the next newer one, and null is no entry") {

@@ -13,7 +13,9 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/specs/model/packed_experts.h"
+#include "reshard/layouts/map/packing.h"
+#include "reshard/layouts/names/packed_experts.h"
+#include "reshard/layouts/names/written_names.h"
 
 namespace reshard {
 namespace {
@@ -145,8 +147,8 @@ void take_apart(Checkpoint& checkpoint, const Stacks& stacks) {
       names.insert(tensor.name);
       continue;
     }
-    const PackedExperts::Stack stack = *stacks.names.find(tensor.name);
-    const std::size_t parts = stack.parts.size();
+    const PackedNames stack = *stacks.names.find(tensor.name);
+    const std::size_t parts = stack.parameters.size();
     if (tensor.shape[1] % parts != 0)
       throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, whose rows are not those of {} matrices",
                                                     to_string(tensor.shape), parts))
@@ -156,13 +158,12 @@ void take_apart(Checkpoint& checkpoint, const Stacks& stacks) {
     std::vector<std::uint32_t> logical;
     LogicalTensor matrix = tensor;
     matrix.shape = {rows, tensor.shape[2]};
-    for (std::uint64_t expert = 0; expert < tensor.shape[0]; ++expert)
-      for (std::size_t part = 0; part < parts; ++part) {
-        matrix.name = stack.name_of(part, expert);
-        logical.push_back(add_new(checkpoint, matrix, tensor.name));
-        names.insert(matrix.name);
-        stacks_in_file.emplace(matrix.name, tensor.name);
-      }
+    for (std::string& name : stack.tensors({tensor.shape[0]})) {
+      matrix.name = std::move(name);
+      logical.push_back(add_new(checkpoint, matrix, tensor.name));
+      names.insert(matrix.name);
+      stacks_in_file.emplace(matrix.name, tensor.name);
+    }
     for (const Piece& piece : pieces) {
       if (volume(piece.box) == 0) continue;
       const StoredTensor& stored = map.stored[piece.stored];
@@ -228,6 +229,20 @@ void align_experts(Checkpoint& a, Checkpoint& b) {
   if (const bool is_a = may_take_apart(a); is_a != may_take_apart(b)) separate_experts(is_a ? a : b);
 }
 
+namespace {
+
+/// Whether some of `logical` are matrices of experts that Transformers packs, and by which names is known.
+bool saves_experts_apart(std::span<const LogicalTensor> logical, const PackedExperts& packed) {
+  if (packed.empty() || !packed.is_known()) return false;
+  std::unordered_set<std::string_view> parameters;
+  for (const Scheme::Entry& entry : packed.scheme()->entries)
+    if (!entry.is_plain()) parameters.insert(entry.parameters.begin(), entry.parameters.end());
+  return std::any_of(logical.begin(), logical.end(),
+                     [&](const LogicalTensor& tensor) { return parameters.count(with_stars(tensor.name)) > 0; });
+}
+
+}  // namespace
+
 std::vector<WholeEntry> entries_of(std::span<const LogicalTensor> logical) {
   std::vector<WholeEntry> entries;
   entries.reserve(logical.size());
@@ -236,66 +251,55 @@ std::vector<WholeEntry> entries_of(std::span<const LogicalTensor> logical) {
 }
 
 std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical, const Model& model) {
-  const PackedExperts packed(*model.family);
+  constexpr std::uint32_t kMissing = UINT32_MAX;
   const auto refuse = [](const std::string& why, const std::string& tensor = {}) {
     Error error(ErrorKind::kUnsupported, "`experts` packed: " + why);
     if (!tensor.empty()) error.tensor(tensor);
     return std::move(error.hint("leave out `experts`"));
   };
-  std::vector<WholeEntry> entries;
-  std::unordered_map<std::string, std::size_t> stacks;  // indices of entries
-  struct Members {
-    std::map<std::uint64_t, std::uint32_t> logical;  // by expert and part
-    std::uint64_t parts = 0;                         // of each expert
-  };
-  std::vector<Members> members;  // of entries
-  std::unordered_set<std::string> names;
-  std::string left;  // a tensor of an expert that has no place in them
-  for (std::uint32_t l = 0; l < logical.size(); ++l) {
-    const std::string& name = logical[l].name;
-    const auto place = packed.place_of(name);
-    if (place && place->expert < logical.size()) {
-      const auto [at, is_new] = stacks.emplace(place->stack.name, entries.size());
-      if (is_new) entries.push_back({place->stack.name, {}, {}});
-      members.resize(entries.size());
-      members[at->second].parts = place->stack.parts.size();
-      members[at->second].logical.emplace(place->expert * place->stack.parts.size() + place->part, l);
-      if (is_new && !names.insert(place->stack.name).second) throw refuse("two tensors would have this name", name);
-      continue;
-    }
-    if (left.empty() && PackedExperts::is_of_expert(name)) left = name;
-    entries.push_back({packed.packed_name(name), {l}, logical[l].shape});
-    if (!names.insert(entries.back().name).second) throw refuse("two tensors would have this name", name);
-  }
-  if (stacks.empty() && std::any_of(model.parameters.begin(), model.parameters.end(), is_own_stack))
-    return entries_of(logical);  // they are packed in the model's files
-  if (stacks.empty() || !packed.is_known())
+  const PackedExperts packed(*model.family);
+  if (!saves_experts_apart(logical, packed)) {
+    if (std::any_of(model.parameters.begin(), model.parameters.end(), is_own_stack))
+      return entries_of(logical);  // they are packed in the model's files
     throw refuse(
         fmt::format("models of {} have no experts that Transformers packs", printable(model.family->model_type)));
-  if (!left.empty()) throw refuse("the packed form has no place for it, as it has weights alone", left);
-  members.resize(entries.size());
-  for (std::size_t e = 0; e < entries.size(); ++e) {
-    WholeEntry& entry = entries[e];
-    const auto& [of_entry, parts] = members[e];
-    if (of_entry.empty()) continue;
-    const LogicalTensor& first = logical[of_entry.begin()->second];
-    for (const auto& [place, l] : of_entry) {
-      if (place != entry.logical.size() || logical[l].dtype != first.dtype || logical[l].shape != first.shape ||
-          first.shape.size() != 2)
-        throw refuse("an expert is missing, or differs in dtype or shape", entry.name);
-      entry.logical.push_back(l);
-    }
-    if (entry.logical.size() % parts != 0) throw refuse("an expert lacks a matrix", entry.name);
-    entry.shape = {entry.logical.size() / parts, parts * first.shape[0], first.shape[1]};
   }
+  const WrittenNames written(model, packed.scheme(), 0);
+  std::vector<WholeEntry> entries;
+  std::unordered_map<std::string, std::size_t> by_name;
+  for (std::uint32_t l = 0; l < logical.size(); ++l) {
+    const std::string& name = logical[l].name;
+    const WrittenNames::Place place = written.find(name);
+    const bool is_packed = place.entry != nullptr && !place.entry->rule->is_plain();
+    if (!is_packed && PackedExperts::is_of_expert(name))
+      throw refuse("the packed form has no place for it, as it has weights alone", name);
+    const auto [at, is_new] = by_name.emplace(place.entry == nullptr ? name : place.entry->name, entries.size());
+    if (is_new) entries.push_back({at->first, {}, logical[l].shape});
+    WholeEntry& entry = entries[at->second];
+    if (is_new && is_packed) {
+      entry.logical.assign(place.entry->tensors.size(), kMissing);
+      entry.shape = pack(*place.entry->rule, place.entry->parts, place.entry->numbers, model).shape;
+    } else if (!is_packed) {
+      if (!is_new) throw refuse("two tensors would have this name", name);
+      entry.logical = {l};
+      continue;
+    }
+    if (entry.logical.size() != place.entry->tensors.size()) throw refuse("two tensors would have this name", name);
+    entry.logical[place.tensor] = l;
+  }
+  for (const WholeEntry& entry : entries)
+    for (const std::uint32_t l : entry.logical) {
+      const std::uint32_t first = entry.logical.front();
+      if (l == kMissing || first == kMissing || logical[l].dtype != logical[first].dtype ||
+          logical[l].shape != logical[first].shape)
+        throw refuse("an expert is missing, or differs in dtype or shape", entry.name);
+    }
   return entries;
 }
 
 bool saves_packed(std::span<const LogicalTensor> logical, const Model& model) {
   const PackedExperts packed(*model.family);
-  return packed.stay_packed() && !model.quantized &&
-         std::any_of(logical.begin(), logical.end(),
-                     [&](const LogicalTensor& tensor) { return packed.place_of(tensor.name).has_value(); });
+  return packed.stay_packed() && !model.quantized && saves_experts_apart(logical, packed);
 }
 
 }  // namespace reshard

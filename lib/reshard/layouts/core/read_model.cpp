@@ -111,7 +111,14 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
 std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
                                             const fs::path& where, BesideModel& beside,
                                             std::vector<std::string>& notes) {
-  StateNames found = names_in_model(entries, model, {}, where, notes);
+  Family without_packed;  // packed experts are taken apart elsewhere
+  KnownModel known = model;
+  if (model.family != nullptr) {
+    without_packed = *model.family;
+    std::erase_if(without_packed.schemes, [](const auto& scheme) { return scheme->keeps_others; });
+    known.family = &without_packed;
+  }
+  StateNames found = names_in_model(entries, known, {}, where, notes);
   if (!found.program.empty())
     throw Error(ErrorKind::kUnsupported, "its tensors have the names of " + found.program +
                                              ", which are read from torch.distributed.checkpoint alone")

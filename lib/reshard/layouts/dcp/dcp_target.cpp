@@ -453,7 +453,7 @@ class Cutter {
         tied.emplace_back(name, parameter->tied_to);
     std::sort(tied.begin(), tied.end());
     for (const auto& [name, to] : tied) {
-      if (names_ && !names_->has(name)) continue;  // the program ties them without a second name
+      if (names_ && names_->find(name).entry == nullptr) continue;  // the program ties them without a second name
       const DcpEntryPlace place = place_of(name);
       const std::uint32_t source = entry_of_.at(place_of(to).name);
       validate_same_order(name, place, entries_[source]);

@@ -65,10 +65,12 @@ std::string without_module_parts(const std::string& name) {
 using Names = std::set<std::string, std::less<>>;
 
 /// Adds those that other programs have for a family's parameters.
-void add_other_names(const Family& family, std::map<std::string, Names>& by_program) {
+/// \param is_known  whether the family is the model's. Else names that schemes keep say nothing.
+void add_other_names(const Family& family, bool is_known, std::map<std::string, Names>& by_program) {
   for (const auto& scheme : family.schemes)
     for (const Scheme::Entry& entry : scheme->entries)
-      if (!entry.parameters.empty()) by_program[scheme->program].insert(entry.names.begin(), entry.names.end());
+      if (!entry.parameters.empty() && (is_known || !scheme->keeps_others))
+        by_program[scheme->program].insert(entry.names.begin(), entry.names.end());
 }
 
 /// The same names as models without a head have them, without "model.".
@@ -377,7 +379,7 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
   for (const std::string& model_type : family == nullptr ? known_model_types() : std::vector<std::string>{""}) {
     const Family& one = family == nullptr ? *builtin_family(model_type) : *family;
     known.merge(parameter_names(one));
-    add_other_names(one, other_programs);
+    add_other_names(one, family != nullptr, other_programs);
   }
   Votes votes;
   bool is_base = false;  // the names are those of a model without a head

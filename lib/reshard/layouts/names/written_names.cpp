@@ -122,13 +122,19 @@ void WrittenNames::place(std::size_t index, const std::vector<Numbered>& members
   for (const Numbered& one : members) entry.tensors[places_.at(one.parameter->name).second] = one.parameter->name;
 }
 
-WrittenNames::Place WrittenNames::of(const std::string& parameter) const {
+WrittenNames::Place WrittenNames::find(std::string_view parameter) const {
   const auto found = places_.find(parameter);
-  if (found == places_.end())
+  if (found == places_.end()) return {};
+  return {&entries_[found->second.first], found->second.second};
+}
+
+WrittenNames::Place WrittenNames::of(const std::string& parameter) const {
+  const Place place = find(parameter);
+  if (place.entry == nullptr)
     throw Error(ErrorKind::kUnsupported, fmt::format("has no name in {}", label_))
         .tensor(parameter)
         .hint("leave it out with `drop`, or keep the model's own names");
-  return {&entries_[found->second.first], found->second.second};
+  return place;
 }
 
 std::vector<std::string> WrittenNames::unused() const {

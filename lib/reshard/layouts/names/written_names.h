@@ -45,8 +45,8 @@ class WrittenNames {
 
   /// \throws Error kUnsupported, naming the parameter, if the program has no name for it.
   Place of(const std::string& parameter) const;
-  /// Whether the program has a name for it.
-  bool has(std::string_view parameter) const { return places_.count(parameter) > 0; }
+  /// The same; its entry is null if the program has no name for it.
+  Place find(std::string_view parameter) const;
 
   /// All entries for the model, in the order of their first parameters.
   const std::vector<Entry>& entries() const { return entries_; }

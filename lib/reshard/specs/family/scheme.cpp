@@ -30,8 +30,25 @@ bool has_axis(const DimAxes& dims, const std::string& axis) {
   return dim_with(dims, axis) < dims.size();
 }
 
+/// Any parts of a name, the same in all names of an entry, where it begins with this.
+constexpr std::string_view kAnyParts = "**";
+
+bool begins_with_any(const std::string& name) {
+  return name.starts_with(kAnyParts);
+}
+
+/// The stars of a name, behind those of kAnyParts.
 std::size_t stars(const std::string& name) {
-  return static_cast<std::size_t>(std::count(name.begin(), name.end(), '*'));
+  const auto begin = name.begin() + static_cast<std::ptrdiff_t>(begins_with_any(name) ? kAnyParts.size() : 0);
+  return static_cast<std::size_t>(std::count(begin, name.end(), '*'));
+}
+
+/// An entry whose names begin with kAnyParts, for these parts.
+Scheme::Entry with_parts(Scheme::Entry entry, const std::string& parts) {
+  for (auto* names : {&entry.names, &entry.parameters})
+    for (std::string& name : *names)
+      if (begins_with_any(name)) name.replace(0, kAnyParts.size(), parts);
+  return entry;
 }
 
 /// Reads the entries of one scheme.
@@ -194,6 +211,11 @@ class EntryReader {
       return static_cast<std::size_t>(std::count(parts.begin(), parts.end(), "*")) == stars(name);
     };
     for (const std::string& parameter : entry_.parameters) {
+      const bool begins = begins_with_any(parameter);
+      for (const auto* names : {&entry_.names, &entry_.parameters})
+        for (const std::string& name : *names)
+          if (begins_with_any(name) != begins)
+            object_.fail("entry", fmt::format("names that all begin with \"{}\", or none", kAnyParts));
       if (!are_parts(parameter) || stars(parameter) > kNumberAxes.size())
         object_.fail("parameters", "names with at most two stars, each alone between dots");
       if (stars(parameter) < numbers)
@@ -236,8 +258,23 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
                                       [&](const std::string& parameter) { return parameters.count(parameter) > 0; });
   };
   Scheme own = scheme;
-  std::erase_if(own.entries, [&](const Scheme::Entry& entry) { return !is_for_family(entry); });
+  own.entries.clear();
   std::map<std::string, const Scheme::Entry*, std::less<>> by_name, by_parameter;
+  for (const Scheme::Entry& entry : scheme.entries) {
+    const bool is_rule = !entry.parameters.empty() && begins_with_any(entry.parameters.front());
+    if (!is_rule && is_for_family(entry)) own.entries.push_back(entry);
+    if (!is_rule) continue;
+    const std::string_view end = std::string_view(entry.parameters.front()).substr(kAnyParts.size());
+    for (const std::string& parameter : parameters) {
+      if (!parameter.ends_with(end)) continue;
+      Scheme::Entry instance = with_parts(entry, parameter.substr(0, parameter.size() - end.size()));
+      // The first rule for a parameter counts.
+      const bool is_first = std::none_of(own.entries.begin(), own.entries.end(), [&](const Scheme::Entry& other) {
+        return std::find(other.parameters.begin(), other.parameters.end(), parameter) != other.parameters.end();
+      });
+      if (is_first && is_for_family(instance)) own.entries.push_back(std::move(instance));
+    }
+  }
   const auto add = [](auto& entries, const std::string& name, const Scheme::Entry& entry) {
     const auto [other, is_new] = entries.emplace(name, &entry);
     if (!is_new && other->second != &entry)
@@ -250,13 +287,13 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
       if (!name.empty()) add(by_name, name, entry);
   }
   if (!scheme.keeps_others) return own;
-  std::vector<Scheme::Entry> others;
-  for (const std::string& parameter : parameters) {
-    if (by_parameter.count(parameter) > 0) continue;
-    Scheme::Entry& entry = others.emplace_back();
+  std::set<std::string> others;
+  for (const std::string& parameter : parameters)
+    if (by_parameter.count(parameter) == 0) others.insert(with_stars(parameter));
+  for (const std::string& parameter : others) {
+    Scheme::Entry& entry = own.entries.emplace_back();
     entry.names = entry.parameters = {parameter};
   }
-  own.entries.insert(own.entries.end(), others.begin(), others.end());
   return own;
 }
 
@@ -294,6 +331,12 @@ const std::vector<std::shared_ptr<const Scheme>>& builtin_schemes() {
     return schemes;
   }();
   return kSchemes;
+}
+
+const Scheme& transformers_scheme() {
+  const auto& schemes = builtin_schemes();
+  return **std::find_if(schemes.begin(), schemes.end(),
+                        [](const auto& scheme) { return scheme->program == "transformers"; });
 }
 
 }  // namespace reshard

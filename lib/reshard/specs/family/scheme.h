@@ -31,7 +31,8 @@ struct Scheme {
     Value value = Value::kOne;
   };
 
-  /// An entry of a checkpoint, or one for each layer or expert if its names have stars for numbers.
+  /// An entry of a checkpoint, or one for each layer or expert if its names have stars for numbers. Names that begin with
+  /// "**" are a rule for all parameters that end like the first of `parameters`.
   struct Entry {
     /// One for each of Scheme::versions, or a single one for all; empty for a version without the entry.
     std::vector<std::string> names;
@@ -75,12 +76,15 @@ inline constexpr std::array<std::string_view, 2> kNumberAxes = {"layer", "expert
 inline constexpr std::array<std::string_view, 3> kModelNumbers = {"num_attention_heads", "num_key_value_heads",
                                                                   "head_dim"};
 
-/// What `scheme` has for a family with these `parameters`.
+/// What `scheme` has for a family with these `parameters`, without rules. The first rule for a parameter counts.
 /// \throws Error kBadInput, with the lines, if two of the entries have one name or contain one parameter.
 Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
                   const std::set<std::string, std::less<>>& parameters);
 
 /// All built-in schemes, in alphabetical order.
 const std::vector<std::shared_ptr<const Scheme>>& builtin_schemes();
+
+/// The names that Transformers 5 has for models in memory, where experts are packed.
+const Scheme& transformers_scheme();
 
 }  // namespace reshard
