@@ -121,6 +121,31 @@ TEST_CASE("Megatron-Core's own checkpoint is read by a user's description of its
       Says("embedding.word_embeddings.weight is padded: it has the shape [64, 32], of which [50, 32] is the model's"));
 }
 
+TEST_CASE("A head that has another name is not taken for one that is tied") {
+  Random random(6);
+  const TempDir temp;
+  const TinyModel tiny;
+  TensorMap model = random_tensors(tiny, random);
+  write_model(temp / "model", tiny, model);
+  const auto saved = [&](const std::string& name, const TensorData& data) {
+    Saved run;
+    for (const auto& [own, tensor] : model)
+      if (own != "lm_head.weight") run.add(own, tensor);
+    run.add(name, data);
+    fs::remove_all(temp / "run");
+    run.write(temp / "run");
+  };
+  saved("output.weight.head", model.at("lm_head.weight"));
+  check_refused([&] { converted(temp / "run", temp / "out", {.config = temp / "model"}); },
+                {.kind = ErrorKind::kBadInput,
+                 .tensor = "lm_head.weight",
+                 .says = {"is missing", "output.weight.head [32, 16] may be it"},
+                 .hint = "`rename`",
+                 .unwritten = temp / "out"});
+  saved("v_head.weight", {DType::kBF16, {1, 16}, std::string(32, 'v')});
+  CHECK(converted(temp / "run", temp / "out", {.config = temp / "model"}).count("v_head.weight") == 1);
+}
+
 TEST_CASE("Names that mean two things are refused where they are read, and where they are written") {
   Random random(3);
   const TempDir temp;

@@ -146,6 +146,61 @@ TEST_CASE(
     }
 }
 
+TEST_CASE(
+    "Every architecture's experts come back from the names of Transformers 5 in dcp, in a part of a model as well") {
+  std::size_t packed_ones = 0;
+  for (const std::string& name : sample_of(architecture_names())) {
+    const Architecture of = architecture(name);
+    if (!has_experts(of)) continue;
+    CAPTURE(name);
+    const TempDir temp;
+    const TensorMap tensors = write_architecture(of, temp / "model");
+    RequestFields fields{.layout = "dcp", .options = {"names=transformers"}};
+    try {
+      convert(temp / "model", temp / "dcp", fields);
+    } catch (const Error& error) {
+      CAPTURE(error.what());
+      CHECK((error.kind() == ErrorKind::kUnsupported || error.kind() == ErrorKind::kUsage));
+      continue;
+    }
+    const bool is_packed = dcp::read(temp / "dcp").tensors.size() < tensors.size();
+    packed_ones += is_packed ? 1 : 0;
+    const auto job = plan_convert(convert_request(temp / "dcp", temp / "whole", {.config = temp / "model"}));
+    CHECK((joined_notes(*job).find("the names of transformers are replaced") != std::string::npos) == is_packed);
+    execute(*job, unsynced());
+    CHECK((read_model(temp / "whole") == tensors));
+  }
+  CHECK(packed_ones > (has_all_seeds() ? 20 : 3));
+}
+
+TEST_CASE("A run of which some layers are packed and others are not is read, and a wrong config.json is noted") {
+  Random random(5);
+  const fs::path model = golden_model("qwen3_moe");
+  const TensorMap apart = read_model(model / "original"), packed = read_model(model / "packed");
+  const auto is_of_layer = [](const std::string& name, const char* layer) {
+    return name.find(std::string(".layers.") + layer + ".") != name.npos && name.find(".experts.") != name.npos;
+  };
+  const TempDir temp;
+  Saved saved;
+  for (const auto& [name, data] : packed)
+    if (!is_of_layer(name, "0")) saved.add(name, data);
+  for (const auto& [name, data] : apart)
+    if (is_of_layer(name, "0")) saved.add(name, data);
+  saved.write(temp / "mixed");
+  CHECK((converted(temp / "mixed", temp / "whole", {.config = model / "original"}) == apart));
+
+  nlohmann::json config = nlohmann::json::parse(read_file(model / "original/config.json"));
+  config["num_hidden_layers"] = 1;
+  config.erase("layer_types");
+  write_file(temp / "other/config.json", config.dump());
+  check_refused([&] { converted(temp / "mixed", temp / "out", {.config = temp / "other"}); },
+                {.says = "which the model does not have", .hint = "config.json belongs to another model"});
+  fs::copy_file(temp / "other/config.json", temp / "mixed/config.json");
+  Checkpoint read;
+  CHECK_NOTHROW(read = read_checkpoint(local_storage(), temp / "mixed", {.use = ConfigUse::kLenient}));
+  CHECK(read.map.find_logical("model.norm.weight"));
+}
+
 TEST_CASE("Shards of packed experts are those of the same experts apart") {
   for (const char* name : {"mixtral", "qwen3_moe", "deepseek_v3", "jamba", "phimoe"}) {
     INFO(name);

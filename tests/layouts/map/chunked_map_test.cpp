@@ -176,7 +176,7 @@ TEST_CASE("Copies of a state are made for as many experts as a model can have") 
                   {.kind = ErrorKind::kUnsupported, .path = "d/.metadata", .tensor = "step", .says = says});
   };
   refused(step_of(std::uint64_t{1} << 40, 1), "contains 1099511627776 tensors, more than any model has");
-  refused(step_of(kMaxParameters, 9), "its chunks become more than 16777216 parts of tensors");
+  refused(step_of(kMaxParameters / 8, 65), "its chunks become more than 16777216 parts of tensors");
 }
 
 TEST_CASE("A stack of experts is as many tensors, of chunks that cut it anywhere") {
@@ -203,6 +203,15 @@ TEST_CASE("A stack of experts is as many tensors, of chunks that cut it anywhere
   CHECK(error_of([&] { unpacked({stack}, nullptr, "d", notes()); }).kind() == ErrorKind::kUnsupported);
 }
 
+TEST_CASE("A tensor that exists twice, by itself and in an entry, is refused with both") {
+  ChunkedTensor stack = packed({"moe.w1", "experts.*.gate", DType::kU16, {2, 1, 1}, {}}, stacked());
+  ChunkedTensor single = matrix(1, 1);
+  single.name = "experts.1.gate";
+  for (const auto& tensors : {std::vector{stack, single}, std::vector{single, stack}})
+    check_refused([&] { unpacked(tensors, nullptr, "d/.metadata", notes()); },
+                  {.path = "d/.metadata", .tensor = "experts.1.gate", .says = {"exists twice", "moe.w1", "entry"}});
+}
+
 TEST_CASE("Rows behind those of the parameters are padding where the scheme says that there may be some") {
   const Scheme::Entry rule = scheme_entry(R"("entry": "embedding", "parameters": "w", "dims": "row in -> +row in",
                                              "padded": true)");
@@ -220,9 +229,9 @@ TEST_CASE("Rows behind those of the parameters are padding where the scheme says
 }
 
 TEST_CASE("Stacks of experts whose chunks would become too many parts are refused before they do") {
-  ChunkedTensor stack = packed({"moe.w1", "experts.*.gate", DType::kU8, {kMaxParameters / 2, 1, 17}, {}}, stacked());
-  for (std::uint64_t column = 0; column < 17; ++column)
-    stack.chunks.push_back({{{0, 0, column}, {kMaxParameters / 2, 1, 1}}, 0, 0});
+  ChunkedTensor stack = packed({"moe.w1", "experts.*.gate", DType::kU8, {kMaxParameters / 16, 1, 129}, {}}, stacked());
+  for (std::uint64_t column = 0; column < 129; ++column)
+    stack.chunks.push_back({{{0, 0, column}, {kMaxParameters / 16, 1, 1}}, 0, 0});
   const auto refused = [](const std::vector<ChunkedTensor>& tensors) {
     check_refused([&] { unpacked(tensors, nullptr, "d/.metadata", notes()); },
                   {.kind = ErrorKind::kUnsupported,

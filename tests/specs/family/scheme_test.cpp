@@ -36,6 +36,8 @@ TEST_CASE("A built-in scheme has one entry for each parameter of the families th
   for (const auto& scheme : builtin_schemes()) {
     std::set<std::string> used;
     REQUIRE_FALSE(scheme->families.empty());
+    for (const auto& other : builtin_schemes())
+      if (other->program == scheme->program) CHECK(other->versions == scheme->versions);
     for (const std::string& model_type : scheme->families) {
       CAPTURE(scheme->program, model_type);
       const auto family = builtin_family(model_type);
@@ -82,12 +84,12 @@ TEST_CASE("A rule is for all parameters that end like its first, and the first r
 }
 
 TEST_CASE("A version that is not listed has the name of the next newer one, and null is no entry") {
-  const Scheme scheme = scheme_of(R"({"program": "p", "versions": ["3", "2", "1"], "entries": [
-      {"entry": {"3": "new", "1": "old"}, "parameters": "w", "values": [{"entry": {"3": null, "2": "map"}, "value": "rank"}]}]})");
+  const Scheme scheme = scheme_of(R"({"program": "p", "of_ranks": true, "versions": ["3", "2", "1"], "entries": [
+      {"entry": {"3": "new", "1": "old"}, "parameters": "w", "values": [{"entry": {"3": null, "2": "map"}, "value": "expert_map"}]}]})");
   const Scheme::Entry& entry = scheme.entries.front();
   CHECK(entry.names == std::vector<std::string>{"new", "new", "old"});
   CHECK(entry.constants.front().names == std::vector<std::string>{"", "map", "map"});
-  CHECK(entry.constants.front().value == Scheme::Constant::Value::kRank);
+  CHECK(entry.constants.front().value == Scheme::Constant::Value::kExpertMap);
 }
 
 TEST_CASE("Dims of an entry are read as einops writes them") {

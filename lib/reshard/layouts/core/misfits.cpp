@@ -11,6 +11,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/core/strangers.h"
+#include "reshard/specs/config/ties.h"
 #include "reshard/specs/model/language_model.h"
 #include "reshard/specs/model/quantization.h"
 
@@ -249,6 +250,25 @@ void refuse_strangers(const TensorMap& map, const Model& model, const std::files
   if (auto stranger = stranger_among(names, &model)) throw stranger->in(where);
 }
 
+/// Validates that an output head which config.json has, and which is missing, is not there under another name.
+/// \throws Error kBadInput if a tensor that the model does not have is as large.
+void validate_head(const TensorMap& map, const Model& model, const Misfits& misfits,
+                   const std::filesystem::path& where) {
+  if (!model.tied_by_files.value_or(false)) return;
+  for (const ModelParameter& parameter : model.parameters) {
+    if (parameter.tied_to.empty() || map.find_logical(parameter.name)) continue;
+    for (const LogicalTensor* tensor : misfits.unlisted)
+      if (tensor->shape.size() == 2 && parameter.shape.size() == 2 && tensor->shape[1] == parameter.shape[1] &&
+          tensor->shape[0] >= parameter.shape[0])
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("is missing, though by config.json it is not tied to {} ({}), and {} {} may be it",
+                                parameter.tied_to, kTiedKey, printable(tensor->name), to_string(tensor->shape)))
+            .in(where)
+            .tensor(parameter.name)
+            .hint("give that tensor its name (`rename`), or leave it out (`drop`)");
+  }
+}
+
 /// \param trained  it may have more than the model.
 void validate(TensorMap& map, const Model& model, const Misfits& misfits, bool trained,
               const std::filesystem::path& where, const std::string& hint) {
@@ -277,6 +297,7 @@ void validate(TensorMap& map, const Model& model, const Misfits& misfits, bool t
                          : error_for(misfits, model, trained);
     throw error.in(where).hint(hint_for(misfits, model) + (chosen || hint.empty() ? "" : "; " + hint));
   }
+  validate_head(map, model, misfits, where);
   std::vector<std::string> order;
   order.reserve(model.parameters.size());
   for (const ModelParameter& parameter : model.parameters) order.push_back(parameter.name);

@@ -93,6 +93,21 @@ void validate_unpacked(const DcpSource& source) {
           .hint("give the model's config.json by `config`");
 }
 
+/// Whether the model of a config.json has the shapes of packed entries; if not, notes why.
+bool can_unpack(const DcpSource& source, const Model& model, std::vector<std::string>& notes) {
+  std::vector<ChunkedTensor> packed;
+  for (const ChunkedTensor& tensor : source.tensors)
+    if (tensor.packed != nullptr) packed.push_back(tensor);
+  try {
+    std::vector<std::string> ignored;
+    unpacked(std::move(packed), &model, source.where, ignored);
+    return true;
+  } catch (const Error& error) {
+    notes.emplace_back(error.what());
+    return false;
+  }
+}
+
 class DcpLayout final : public Layout {
  public:
   const LayoutTraits& traits() const override { return kDcpTraits; }
@@ -170,8 +185,11 @@ class DcpLayout final : public Layout {
     checkpoint.names_of = std::move(source.program);
     const Container tensors = container_of(source);
     read_trained_model(files, checkpoint, context, tensors, [&](const std::optional<Model>& model) {
+      const Model* numbers = model ? &*model : nullptr;
+      if (context.use == ConfigUse::kLenient && model && !can_unpack(source, *model, checkpoint.notes))
+        numbers = nullptr;
       for (auto* some : {&source.tensors, &source.states})
-        *some = unpacked(std::move(*some), model ? &*model : nullptr, source.where, checkpoint.notes);
+        *some = unpacked(std::move(*some), numbers, source.where, checkpoint.notes);
       if (context.use != ConfigUse::kLenient) validate_unpacked(source);
       if (!model && source.format == Format::kSafetensors)
         checkpoint.notes.push_back(

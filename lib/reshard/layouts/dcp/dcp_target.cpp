@@ -18,6 +18,7 @@
 #include "reshard/layouts/dcp/dcp_entries.h"
 #include "reshard/layouts/dcp/dcp_groups.h"
 #include "reshard/layouts/map/target_file.h"
+#include "reshard/layouts/names/packed_experts.h"
 #include "reshard/layouts/names/state_names.h"
 #include "reshard/layouts/names/written_names.h"
 
@@ -110,7 +111,12 @@ class Cutter {
   DcpEntryPlace program_place_of(const std::string& parameter) const {
     if (!names_ || parameter.empty()) return {parameter, {}};
     const WrittenNames::Place place = names_->of(parameter);
-    if (place.entry->rule->is_plain()) return {place.entry->name, {}};
+    const bool is_alone = place.entry == nullptr || place.entry->rule->is_plain();
+    if (is_alone && names_->packs_experts() && PackedExperts::is_of_expert(parameter))
+      throw Error(ErrorKind::kUnsupported, "has no place where experts are packed: only their weights have one")
+          .tensor(parameter)
+          .hint("leave it out with `drop`, or keep the model's own names");
+    if (is_alone) return {place.entry == nullptr ? parameter : place.entry->name, {}};
     return {place.entry->name, place};
   }
 

@@ -369,7 +369,6 @@ class Rules {
   void add_constant(const WrittenNames::Entry& entry) {
     switch (entry.constant->value) {
       case Scheme::Constant::Value::kOne: rules_.add_constant(entry.name, DType::kF32, {}, {{kOneF32}}); break;
-      case Scheme::Constant::Value::kRank: rules_.add_rank_number(entry.name); break;
       case Scheme::Constant::Value::kExpertMap:
         if (form_.expert_parallel) add_expert_map(entry.name);
     }

@@ -17,6 +17,7 @@
 namespace reshard {
 namespace {
 
+constexpr std::uint64_t kMaxPackedTensors = std::uint64_t{1} << 18;  // of all packed entries
 constexpr std::uint64_t kMaxUnpackedChunks = std::uint64_t{1}
                                              << 24;  // of all packed entries; each tensor has a chunk, or a few
 
@@ -179,7 +180,7 @@ class Unpacker {
   const std::filesystem::path& where_;
   std::vector<std::string>& notes_;
   std::unordered_map<std::string_view, const Dims*> shapes_;
-  std::uint64_t tensors_left_ = kMaxParameters;
+  std::uint64_t tensors_left_ = kMaxPackedTensors;
   std::uint64_t chunks_left_ = kMaxUnpackedChunks;
 };
 
@@ -206,6 +207,15 @@ std::vector<ChunkedTensor> unpacked(std::vector<ChunkedTensor> tensors, const Mo
       unpacker.add(std::move(tensor), made);
     else
       made.push_back(std::move(tensor));
+  std::unordered_map<std::string_view, const ChunkedTensor*> by_name;
+  for (const ChunkedTensor& tensor : made) {
+    const auto [other, is_new] = by_name.emplace(tensor.name, &tensor);
+    if (!is_new)
+      throw Error(ErrorKind::kBadInput, fmt::format("exists twice, in {} and in {}", printable(other->second->entry),
+                                                    printable(tensor.entry)))
+          .in(where)
+          .tensor(tensor.name);
+  }
   return made;
 }
 

@@ -40,7 +40,7 @@ AxisSizes given_sizes(const Scheme::Entry& entry, const Model& model) {
     } catch (const Error& error) {
       throw Error(ErrorKind::kUnsupported, fmt::format("has an axis \"{}\" without a valid size in the model: {} ({})",
                                                        axis, error.message(), entry.where))
-          .hint("config.json belongs to another model");
+          .hint("config.json belongs to another model, or the scheme has another size");
     }
   return sizes;
 }

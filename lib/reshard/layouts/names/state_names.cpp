@@ -65,12 +65,15 @@ std::string without_module_parts(const std::string& name) {
 using Names = std::set<std::string, std::less<>>;
 
 /// Adds those that other programs have for a family's parameters.
-/// \param is_known  whether the family is the model's. Else names that schemes keep say nothing.
+/// \param is_known  whether the family is the model's. If not, schemes that keep the model's own names are skipped.
 void add_other_names(const Family& family, bool is_known, std::map<std::string, Names>& by_program) {
-  for (const auto& scheme : family.schemes)
+  for (const auto& scheme : family.schemes) {
+    if (!is_known && scheme->keeps_others) continue;
+    Names& names = by_program[scheme->program];
+    if (scheme->keeps_others) names.merge(parameter_names(family));
     for (const Scheme::Entry& entry : scheme->entries)
-      if (!entry.parameters.empty() && (is_known || !scheme->keeps_others))
-        by_program[scheme->program].insert(entry.names.begin(), entry.names.end());
+      if (!entry.parameters.empty()) names.insert(entry.names.begin(), entry.names.end());
+  }
 }
 
 /// The same names as models without a head have them, without "model.".
@@ -250,18 +253,21 @@ bool has_meaning_of_its_own(const Family& family, const std::string& program, st
 }
 
 /// Gives the entries of another program the model's names; what its names do not explain stays as it is.
-void rename(const Family& family, StateNames& found) {
+/// \param part  what the names of the family begin with, inside a larger model.
+void rename(const Family& family, const std::string& part, StateNames& found) {
   const EntriesByName entries = entries_by_name(family, found.program);
-  found.are_replaced = true;
   for (std::size_t i = 0; i < found.names.size(); ++i) {
-    const auto known = entries.find(with_stars(found.names[i]));
+    if (!found.names[i].starts_with(part)) continue;
+    const std::string name = found.names[i].substr(part.size());
+    const auto known = entries.find(with_stars(name));
     if (known == entries.end()) continue;
-    const Scheme::Entry& entry = *known->second;
-    PackedNames packed(entry, numbers_in(found.names[i]));
+    PackedNames packed(*known->second, numbers_in(name));
+    for (std::string& parameter : packed.parameters) parameter.insert(0, part);
     found.names[i] = packed.parameters.empty() ? std::string() : packed.parameters.front();
-    if (!packed.parameters.empty() && !entry.is_plain())
+    if (!packed.parameters.empty() && !known->second->is_plain())
       found.packed[i] = std::make_shared<const PackedNames>(std::move(packed));
   }
+  found.are_replaced = true;
 }
 
 /// Where no family has the names of `entries`: finds the prefix under which those are that the optimizer has moments of,
@@ -418,6 +424,7 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
   const bool is_part =
       has_part_of_larger(found.prefix) ||
       ((is_base || (model.is_part && !is_usual_prefix(found.prefix))) && !have_prefix(bare, found.prefix));
+  const std::string prefix_of_family = found.prefix;
   if (is_part) found.prefix = container_prefix(bare, found.prefix);
   found.wrappers.assign(wrappers.begin(), wrappers.end());
   if (!found.fits) infer_prefix_from_optimizer(entries, beside, bare, found);
@@ -426,7 +433,8 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
   for (std::size_t i = 0; i < entries.size(); ++i)
     if (bare[i].size() > found.prefix.size() && bare[i].starts_with(found.prefix))
       found.names[i] = bare[i].substr(found.prefix.size());
-  if (family != nullptr && !found.program.empty()) rename(*family, found);
+  if (family != nullptr && !found.program.empty())
+    rename(*family, prefix_of_family.substr(std::min(found.prefix.size(), prefix_of_family.size())), found);
   validate_unique(entries, found.names, found.packed);
   return found;
 }

@@ -130,7 +130,7 @@ WrittenNames::Place WrittenNames::find(std::string_view parameter) const {
 
 WrittenNames::Place WrittenNames::of(const std::string& parameter) const {
   const Place place = find(parameter);
-  if (place.entry == nullptr)
+  if (place.entry == nullptr && !scheme_->keeps_others)
     throw Error(ErrorKind::kUnsupported, fmt::format("has no name in {}", label_))
         .tensor(parameter)
         .hint("leave it out with `drop`, or keep the model's own names");
@@ -140,7 +140,7 @@ WrittenNames::Place WrittenNames::of(const std::string& parameter) const {
 std::vector<std::string> WrittenNames::unused() const {
   std::vector<std::string> names;
   for (const Scheme::Entry& rule : scheme_->entries)
-    if (rule.parameters.empty()) names.insert(names.end(), rule.names.begin(), rule.names.end());
+    if (rule.parameters.empty() && !rule.name(version_).empty()) names.push_back(rule.name(version_));
   return names;
 }
 

@@ -43,10 +43,14 @@ class WrittenNames {
   /// \throws Error kUsage, with those that the family has, if there are no such names; kUnsupported as above.
   WrittenNames(const Model& model, const std::string& names);
 
+  /// As `find` if the scheme keeps the names of other parameters.
   /// \throws Error kUnsupported, naming the parameter, if the program has no name for it.
   Place of(const std::string& parameter) const;
   /// The same; its entry is null if the program has no name for it.
   Place find(std::string_view parameter) const;
+
+  /// Whether it is a scheme that packs experts and keeps the names of other parameters.
+  bool packs_experts() const { return scheme_->keeps_others && !scheme_->is_of_ranks; }
 
   /// All entries for the model, in the order of their first parameters.
   const std::vector<Entry>& entries() const { return entries_; }

@@ -24,16 +24,6 @@ bool is_one_of(const std::string& word, const std::vector<std::string>& words) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-/// The built-in schemes whose entries are read and written whole.
-std::vector<std::shared_ptr<const Scheme>> schemes_for(const Family& family) {
-  std::vector<std::shared_ptr<const Scheme>> schemes;
-  for (const auto& scheme : builtin_schemes())
-    if (!scheme->is_of_ranks && is_one_of(family.model_type, scheme->families))
-      schemes.push_back(
-          std::make_shared<const Scheme>(scheme_for(*scheme, family.model_type, parameter_names(family))));
-  return schemes;
-}
-
 }  // namespace
 
 std::shared_ptr<const Family> builtin_family(std::string_view model_type) {
@@ -45,8 +35,17 @@ std::shared_ptr<const Family> builtin_family(std::string_view model_type) {
   if (!resolved) return nullptr;
   const fs::path path = fs::path("built-in family") / (std::string(model_type) + ".json");
   Family family = parse_family_text(family_text(*resolved), path);
-  family.schemes = schemes_for(family);
+  family.schemes = builtin_schemes_for(family);
   return parsed.emplace(model_type, std::make_shared<const Family>(std::move(family))).first->second;
+}
+
+std::vector<std::shared_ptr<const Scheme>> builtin_schemes_for(const Family& family) {
+  std::vector<std::shared_ptr<const Scheme>> schemes;
+  for (const auto& scheme : builtin_schemes())
+    if (!scheme->is_of_ranks && is_one_of(family.model_type, scheme->families))
+      schemes.push_back(
+          std::make_shared<const Scheme>(scheme_for(*scheme, family.model_type, parameter_names(family))));
+  return schemes;
 }
 
 std::shared_ptr<const Scheme> builtin_scheme(std::string_view program, const Family& family) {

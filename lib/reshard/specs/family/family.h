@@ -171,6 +171,9 @@ bool describes_model(const std::shared_ptr<const Family>& spec);
 /// program.
 std::shared_ptr<const Family> builtin_family(std::string_view model_type);
 
+/// The built-in schemes for checkpoints of whole tensors, with what they have for a family.
+std::vector<std::shared_ptr<const Scheme>> builtin_schemes_for(const Family& family);
+
 /// What a built-in scheme has for a family; null if it does not know the family.
 std::shared_ptr<const Scheme> builtin_scheme(std::string_view program, const Family& family);
 

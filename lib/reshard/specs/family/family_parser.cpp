@@ -229,7 +229,7 @@ std::vector<std::shared_ptr<const Scheme>> schemes_at(const SpecObject& object, 
       if (other->program == scheme.program) described.fail("program", "programs that differ");
     for (std::size_t e = 0; e < scheme.entries.size(); ++e)
       for (const std::string& parameter : scheme.entries[e].parameters)
-        if (parameters.count(parameter) == 0)
+        if (!parameter.starts_with("**") && parameters.count(parameter) == 0)
           throw object.file().error(
               fmt::format("{}/entries/{}/parameters", pointer, e),
               fmt::format("\"other_names\" names the parameter {}, which is not there", printable(parameter)));

@@ -106,8 +106,7 @@ class EntryReader {
 
   void read_constants() {
     using Value = Scheme::Constant::Value;
-    const std::pair<const char*, Value> kWords[] = {
-        {"one", Value::kOne}, {"rank", Value::kRank}, {"expert_map", Value::kExpertMap}};
+    const std::pair<const char*, Value> kWords[] = {{"one", Value::kOne}, {"expert_map", Value::kExpertMap}};
     for (const Json& item : object_.array_at("values")) {
       const std::string pointer = fmt::format("{}/{}", object_.pointer_to("values"), entry_.constants.size());
       const SpecObject constant(item, object_.file(), pointer, "values");
@@ -115,7 +114,7 @@ class EntryReader {
       const std::string& word = constant.string_at("value");
       const auto* const known =
           std::find_if(std::begin(kWords), std::end(kWords), [&](const auto& one) { return word == one.first; });
-      if (known == std::end(kWords)) constant.fail("value", "\"one\", \"rank\" or \"expert_map\"");
+      if (known == std::end(kWords)) constant.fail("value", "\"one\" or \"expert_map\"");
       entry_.constants.push_back({names_at(constant), known->second});
     }
   }
@@ -216,12 +215,15 @@ class EntryReader {
         for (const std::string& name : *names)
           if (begins_with_any(name) != begins)
             object_.fail("entry", fmt::format("names that all begin with \"{}\", or none", kAnyParts));
+      if (parameter.empty() || with_stars(parameter) != parameter)
+        object_.fail("parameters", "names with \"*\" for each number");
       if (!are_parts(parameter) || stars(parameter) > kNumberAxes.size())
         object_.fail("parameters", "names with at most two stars, each alone between dots");
       if (stars(parameter) < numbers)
         object_.fail("dims", fmt::format("no axis that {} has no number for", printable(parameter)));
       for (const std::string& name : entry_.names)
-        if (!name.empty() && (!are_parts(name) || stars(name) + numbers != stars(parameter)))
+        if (!name.empty() &&
+            (!are_parts(name) || with_stars(name) != name || stars(name) + numbers != stars(parameter)))
           object_.fail("entry", fmt::format("a name with the numbers of {} that are not in \"dims\": \"*\" {} times",
                                             printable(parameter), stars(parameter) - numbers));
     }
@@ -244,7 +246,8 @@ std::vector<std::size_t> Scheme::Entry::numbered_dims() const {
 }
 
 bool Scheme::Entry::is_numbered(std::size_t star, std::size_t stars) const {
-  if (stars == 1) return !numbered_dims().empty();
+  if (numbered_dims().empty()) return false;
+  if (stars == 1) return true;
   const std::string axis(kNumberAxes.at(star));
   return has_axis(entry_dims, axis) && !has_axis(parameter_dims, axis);
 }
@@ -313,6 +316,7 @@ Scheme parse_scheme(const SpecObject& object) {
     const SpecObject entry(item, object.file(), fmt::format("{}/{}", object.pointer_to("entries"), i),
                            fmt::format("entries[{}]", i));
     scheme.entries.push_back(EntryReader(entry, scheme.versions).read());
+    if (!scheme.is_of_ranks && !scheme.entries.back().constants.empty()) entry.fail("values", "no such key");
     ++i;
   }
   return scheme;

@@ -24,15 +24,14 @@ struct Scheme {
   struct Constant {
     enum class Value : std::uint8_t {
       kOne,        // 1.0 in float32
-      kRank,       // the number of the rank
       kExpertMap,  // the place of each expert on the rank
     };
     std::vector<std::string> names;  // as of Entry
     Value value = Value::kOne;
   };
 
-  /// An entry of a checkpoint, or one for each layer or expert if its names have stars for numbers. Names that begin with
-  /// "**" are a rule for all parameters that end like the first of `parameters`.
+  /// An entry of a checkpoint. Stars in its names are numbers of layers or experts. Names that begin with "**" are a rule for
+  /// every parameter that ends like the first of `parameters`.
   struct Entry {
     /// One for each of Scheme::versions, or a single one for all; empty for a version without the entry.
     std::vector<std::string> names;

@@ -373,6 +373,7 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
   if (renamed.attention) rename(renamed.attention->module);
   for (Family::Fused& fused : renamed.fused) rename(fused.module);
   for (std::string& module : renamed.whole) rename(module);
+  if (renamed.file.empty()) renamed.schemes = builtin_schemes_for(renamed);
   return std::make_shared<const Family>(std::move(renamed));
 }
 
