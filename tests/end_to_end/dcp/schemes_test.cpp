@@ -116,9 +116,36 @@ TEST_CASE("Megatron-Core's own checkpoint is read by a user's description of its
   const TempDir temp;
   CHECK((converted(golden_case / "checkpoint", temp / "whole", fields) == read_model(golden_case / "original")));
   ConvertRequest request = convert_request(golden_case / "checkpoint", temp / "noted", fields);
-  CHECK_THAT(
-      joined_notes(*plan_convert(local_storage(), request)),
-      Says("embedding.word_embeddings.weight is padded: it has the shape [64, 32], of which [50, 32] is the model's"));
+  CHECK_THAT(joined_notes(*plan_convert(local_storage(), request)),
+             Says("embedding.word_embeddings.weight is padded from [50, 32] to [64, 32]"));
+}
+
+TEST_CASE("States of an optimizer under names that no scheme explains are refused") {
+  Random random(7);
+  const TempDir temp;
+  const TinyModel tiny;
+  const TensorMap model = random_tensors(tiny, random);
+  write_model(temp / "model", tiny, model);
+  const auto family = family_of(description(random_entries(random)));
+  ConvertRequest request = convert_request(temp / "model", temp / "packed", {.layout = "dcp"});
+  request.source.family = family;
+  request.target.options.set("names", "mytrainer");
+  convert(request);
+  Saved run;
+  for (const auto& [name, data] : dcp::read(temp / "packed").tensors) {
+    run.add(name, data);
+    run.add("optimizer.state.exp_avg." + name, data);  // the state before the parameter, as Megatron has it
+  }
+  run.write(temp / "run");
+  ConvertRequest back = run_request(temp / "run", temp / "out", 2);
+  back.source.config = temp / "model";
+  back.source.family = family;
+  check_refused([&] { convert(back); }, {.kind = ErrorKind::kUnsupported,
+                                         .says = {"belong to no parameter", "the names of mytrainer are replaced"},
+                                         .hint = "`with-optimizer`",
+                                         .unwritten = temp / "out"});
+  RequestFields fields{.config = temp / "model", .family = family};
+  CHECK((converted(temp / "run", temp / "whole", fields) == model));
 }
 
 TEST_CASE("A head that has another name is not taken for one that is tied") {

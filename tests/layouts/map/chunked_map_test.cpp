@@ -220,7 +220,7 @@ TEST_CASE("Rows behind those of the parameters are padding where the scheme says
   Model model = model_of(0, {4, 2});
   std::vector<std::string> noted;
   const TensorMap map = chunked_map({{"f"}}, unpacked({tensor}, &model, "d", noted), "d");
-  CHECK(noted == std::vector<std::string>{"entry is padded: it has the shape [6, 2], of which [4, 2] is the model's"});
+  CHECK(noted == std::vector<std::string>{"entry is padded from [4, 2] to [6, 2]: the padding is left out"});
   CHECK(map.logical[0].shape == Dims{4, 2});
   CHECK(elements(map, 0) == std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5, 50, 51});
   model.parameters[1].shape = {7, 2};

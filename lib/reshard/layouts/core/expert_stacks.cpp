@@ -69,21 +69,18 @@ bool are_models_own(const TensorMap& map, const Stacks& stacks, const Model& mod
 }
 
 /// Adds the pieces of experts' matrices that one piece of a stack consists of.
-/// \param rows  of one matrix.
-/// \param logical  the matrices, by expert and part.
-void add_pieces_of(TensorMap& map, const Piece& piece, std::uint64_t rows_of_slice, std::uint64_t rows,
-                   const std::vector<std::uint32_t>& logical, std::size_t parts) {
-  const Box& box = piece.box;
-  const std::uint64_t end = box.begin[1] + box.size[1];
-  for (std::uint64_t i = 0; i < box.size[0]; ++i)
-    for (std::size_t part = 0; part < parts; ++part) {
-      const std::uint64_t from = std::max(box.begin[1], part * rows), to = std::min(end, (part + 1) * rows);
-      if (from >= to) continue;
-      const std::uint64_t slice = piece.stored_begin[0] + i;
-      const std::uint64_t row = slice * rows_of_slice + piece.stored_begin[1] + (from - box.begin[1]);
-      map.pieces[logical[(box.begin[0] + i) * parts + part]].push_back(
-          {piece.stored, {{from - part * rows, box.begin[2]}, {to - from, box.size[2]}}, {row, piece.stored_begin[2]}});
-    }
+/// \param logical  the matrices, as `packing` numbers them.
+void add_pieces_of(TensorMap& map, const Piece& piece, const Packing& packing,
+                   const std::vector<std::uint32_t>& logical) {
+  const StoredTensor& stored = map.stored[piece.stored];
+  const std::uint64_t rows_of_slice = stored.file_shape()[1];
+  if (stored.shape.size() > 2) map.view_as_rows(piece.stored);  // else done for another piece of it
+  for (Region& region : packing.regions_in(piece.box)) {
+    const std::uint64_t slice = piece.stored_begin[0] + region.begin[0];
+    const std::uint64_t row = slice * rows_of_slice + piece.stored_begin[1] + region.begin[1];
+    map.pieces[logical[region.tensor]].push_back(
+        {piece.stored, std::move(region.box), {row, piece.stored_begin[2] + region.begin[2]}});
+  }
 }
 
 /// \param in_file  the name of the tensor that contains it.
@@ -164,13 +161,10 @@ void take_apart(Checkpoint& checkpoint, const Stacks& stacks) {
       names.insert(matrix.name);
       stacks_in_file.emplace(matrix.name, tensor.name);
     }
-    for (const Piece& piece : pieces) {
-      if (volume(piece.box) == 0) continue;
-      const StoredTensor& stored = map.stored[piece.stored];
-      const std::uint64_t rows_of_slice = stored.file_shape()[1];
-      if (stored.shape.size() > 2) map.view_as_rows(piece.stored);  // else done for another piece of it
-      add_pieces_of(map, piece, rows_of_slice, rows, logical, parts);
-    }
+    const std::vector<Dims> shapes(parts, matrix.shape);
+    const Packing packing = pack(*stack.rule, shapes, {tensor.shape[0]}, *checkpoint.model).packing;
+    for (const Piece& piece : pieces)
+      if (volume(piece.box) > 0) add_pieces_of(map, piece, packing, logical);
   }
   const FamilyFrom from = checkpoint.model->family_from;
   checkpoint.model = instantiate(checkpoint.language_model, {names.begin(), names.end()});

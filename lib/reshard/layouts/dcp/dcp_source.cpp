@@ -54,6 +54,18 @@ void move_states(std::vector<ChunkedTensor>& tensors, std::vector<ChunkedTensor>
   tensors.erase(first, tensors.end());
 }
 
+/// \throws Error kUnsupported for states that would keep another program's names next to parameters with the model's.
+void refuse_strangers(const DcpSource& source, const StateNames& names, const std::vector<std::string>& strangers) {
+  if (!names.are_replaced || strangers.empty()) return;
+  throw Error(ErrorKind::kUnsupported,
+              fmt::format("is one of {} states of the optimizer that belong to no parameter, while the names of {} "
+                          "are replaced by the model's own",
+                          strangers.size(), names.program))
+      .in(source.where)
+      .tensor(strangers.front())
+      .hint("do without `with-optimizer`");
+}
+
 /// Notes what goes along with the model.
 void note_states(DcpSource& source, const StateNames& names, const std::vector<std::string>& strangers) {
   std::size_t tensors = 0;
@@ -210,6 +222,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownMo
     std::vector<ChunkedTensor> found = in_optimizer.find();
     move_states(found, source.states);
   }
+  refuse_strangers(source, names, states.strangers());
   source.paths = states.take_paths();
   note_states(source, names, states.strangers());
   return source;

@@ -132,7 +132,7 @@ class Unpacker {
   }
 
  private:
-  /// Nothing if only a model's numbers would tell.
+  /// Returns std::nullopt if that depends on a model that is not known.
   std::optional<PackedArray> packing_of(const ChunkedTensor& array) {
     const Scheme::Entry& rule = *array.packed->rule;
     if (auto packed = unpack_single(rule, array.shape); packed || model_ == nullptr) return packed;
@@ -153,8 +153,8 @@ class Unpacker {
                                                     to_string(array.shape), to_string(packed.shape), rule.where))
           .hint("config.json belongs to another model");
     if (packed.shape != array.shape && array.role == TensorRole::kParameter)
-      notes_.push_back(fmt::format("{} is padded: it has the shape {}, of which {} is the model's",
-                                   printable(array.entry), to_string(array.shape), to_string(packed.shape)));
+      notes_.push_back(fmt::format("{} is padded from {} to {}: the padding is left out", printable(array.entry),
+                                   to_string(packed.shape), to_string(array.shape)));
     return packed;
   }
 

@@ -110,7 +110,7 @@ class PartCutter {
     std::size_t dim = 0;      // of the tensor
     std::uint64_t elems = 0;  // along it from one index to the next
     Packing::Axis axis;
-    std::uint64_t extent = 1;  // of the axes that are still to be gone along, in dim axis.dim of the array
+    std::uint64_t extent = 1;  // places that the axes behind this one span in dim axis.dim of the array
 
     void add_extent(const Packing::Axis& other) {
       if (other.dim == axis.dim && other.size > 0) extent += (other.size - 1) * other.step;

@@ -12,7 +12,7 @@
 namespace reshard {
 
 /// The names that a mixture of experts has in the memory of Transformers 5 (transformers_scheme), and those of its files. In
-/// memory, one tensor holds the first linears of all experts of a layer, gate_up_proj (E, 2 I, H), and one the second,
+/// memory, one tensor contains the first linears of all experts of a layer, gate_up_proj (E, 2 I, H), and one the second,
 /// down_proj (E, H, I). FSDP, DeepSpeed and save_pretrained(save_original_format=False) write these. Source:
 /// transformers/conversion_mapping.py.
 class PackedExperts {

@@ -14,7 +14,7 @@
 namespace reshard {
 
 /// What another program calls a model's parameters and how it packs them, for checkpoints that are written: Family::schemes
-/// the other way round (find_state_names).
+/// in reverse (find_state_names).
 class WrittenNames {
  public:
   /// An entry of the program's checkpoints.

@@ -142,7 +142,7 @@ class EntryReader {
       }
   }
 
-  /// Of a dim's axes, a shape tells the size of one.
+  /// At most one axis of a dim may have an unknown size.
   void validate_sizes() const {
     for (const std::vector<std::string>& axes : entry_.parameter_dims) {
       const auto unknown = std::count_if(axes.begin(), axes.end(),

@@ -26,7 +26,7 @@ struct Scheme {
       kOne,        // 1.0 in float32
       kExpertMap,  // the place of each expert on the rank
     };
-    std::vector<std::string> names;  // as of Entry
+    std::vector<std::string> names;  // like Entry::names
     Value value = Value::kOne;
   };
 
