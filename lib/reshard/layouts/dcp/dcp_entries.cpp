@@ -45,7 +45,8 @@ void add_to_entry(DcpEntry& entry, const LogicalTensor& tensor, std::uint32_t in
   if (tensor.shape != shape)
     throw Error(ErrorKind::kUnsupported, fmt::format("has the shape {}, expected {} in {}", to_string(tensor.shape),
                                                      to_string(shape), printable(entry.name)))
-        .tensor(tensor.name);
+        .tensor(tensor.name)
+        .hint("config.json belongs to another model");
   if (tensor.dtype != entry.dtype)
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("is {}, but {}, which is in the same entry {}, is {}", name(tensor.dtype),

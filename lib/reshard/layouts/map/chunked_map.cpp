@@ -214,7 +214,8 @@ std::vector<ChunkedTensor> unpacked(std::vector<ChunkedTensor> tensors, const Mo
       throw Error(ErrorKind::kBadInput, fmt::format("exists twice, in {} and in {}", printable(other->second->entry),
                                                     printable(tensor.entry)))
           .in(where)
-          .tensor(tensor.name);
+          .tensor(tensor.name)
+          .hint("files of two saves are mixed in one folder");
   }
   return made;
 }
