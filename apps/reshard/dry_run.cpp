@@ -38,9 +38,9 @@ std::size_t state_count(const TensorMap& map) {
                     [](const LogicalTensor& tensor) { return tensor.role != TensorRole::kParameter; }));
 }
 
-std::uint64_t file_bytes(const TensorMap& map) {
+std::uint64_t file_bytes(const SourceMap& map) {
   std::uint64_t bytes = 0;
-  for (const TensorFile& file : map.files) bytes += file.size_bytes;
+  for (const SourceFile& file : map.files) bytes += file.size_bytes;
   return bytes;
 }
 
@@ -55,10 +55,10 @@ bool has_layer_number(const std::string& name) {
 }
 
 /// The tensors of a pipeline rank that belong to no layer.
-std::vector<std::string> outside_layers(const TensorMap& target, std::uint32_t pp_rank) {
+std::vector<std::string> outside_layers(const TargetMap& target, std::uint32_t pp_rank) {
   std::vector<std::string> names;
   for (const StoredTensor& tensor : target.stored) {
-    const TensorFile& file = target.files[tensor.file];
+    const TargetFile& file = target.files[tensor.file];
     if (file.pp_rank == pp_rank && file.tp_rank == 0 && file.ep_rank == 0 && !has_layer_number(tensor.name))
       names.push_back(tensor.name);
   }
@@ -207,8 +207,8 @@ std::vector<FileRow> file_rows(const Job& job) {
   for (const StoredTensor& tensor : job.target.stored) ++tensors[tensor.file];
   std::vector<FileRow> rows;
   for (std::size_t f = 0; f < job.target.files.size(); ++f) {
-    const TensorFile& file = job.target.files[f];
-    const bool one_of_many = file.encoding == TensorFile::Encoding::kTorchTensor;
+    const TargetFile& file = job.target.files[f];
+    const bool one_of_many = file.encoding == TargetFile::Encoding::kTorchTensor;
     const std::string path = one_of_many ? file.path.parent_path().string() + "/" : file.path.string();
     if (!one_of_many || rows.empty() || rows.back().path != path) {
       rows.push_back({path});

@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kReplicaOptions[] = {"--replicas", "--no-check-replicas", "--allow-divergent-replicas"};
 
 /// Whether elements of a tensor are stored more than once, tied names apart.
-bool has_replicas(const TensorMap& map) {
+bool has_replicas(const SourceMap& map) {
   for (std::size_t l = 0; l < map.logical.size(); ++l) {
     if (map.logical[l].filler) continue;
     std::uint64_t stored = 0;
@@ -45,11 +45,10 @@ bool casts_any(const Job& job) {
 /// Whether the dtype that is asked for changes nothing: neither tensors, nor the dtype that they would have without it,
 /// nor what config.json says.
 bool has_dtype_already(const Job& job) {
-  const bool has_other = std::any_of(job.source.logical.begin(), job.source.logical.end(),
-                                     [](const LogicalTensor& tensor) { return tensor.model_dtype.has_value(); });
   const bool writes_config = std::any_of(job.text_files.begin(), job.text_files.end(),
                                          [](const TextFile& file) { return file.path == kConfigFile; });
-  return !has_other && !writes_config && !job.layout->traits().casts_to_config_dtype && !casts_any(job);
+  return job.source.model_dtypes.empty() && !writes_config && !job.layout->traits().casts_to_config_dtype &&
+         !casts_any(job);
 }
 
 struct Row {
@@ -86,11 +85,11 @@ std::vector<std::string> idle_options(const Command& command, const Job& job) {
   return notes;
 }
 
-std::vector<std::string> idle_replica_options(const Command& command, std::initializer_list<const TensorMap*> sides) {
+std::vector<std::string> idle_replica_options(const Command& command, std::initializer_list<const SourceMap*> sides) {
   std::vector<std::string> notes;
   for (const char* option : kReplicaOptions)
     if (is_given(command, option) &&
-        std::none_of(sides.begin(), sides.end(), [](const TensorMap* map) { return has_replicas(*map); }))
+        std::none_of(sides.begin(), sides.end(), [](const SourceMap* map) { return has_replicas(*map); }))
       notes.push_back(no_effect(option, sides.size() == 1 ? "the checkpoint stores no tensor twice"
                                                           : "neither checkpoint stores a tensor twice"));
   return notes;

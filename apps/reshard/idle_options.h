@@ -14,7 +14,7 @@ namespace reshard::cli {
 std::vector<std::string> idle_options(const Command& command, const Job& job);
 
 /// The same of options on replicas, for checkpoints that are compared.
-std::vector<std::string> idle_replica_options(const Command& command, std::initializer_list<const TensorMap*> sides);
+std::vector<std::string> idle_replica_options(const Command& command, std::initializer_list<const SourceMap*> sides);
 
 /// Validates that the command was given no option but `allowed` and those on how the program runs and prints.
 /// \param with  the option or input next to which any other option has no effect, such as "--print-family".

@@ -39,7 +39,7 @@ struct InspectArguments : MovingArguments {
   bool quiet = false;
 };
 
-std::vector<std::uint32_t> matching_tensors(const TensorMap& map, const std::string& filter) {
+std::vector<std::uint32_t> matching_tensors(const SourceMap& map, const std::string& filter) {
   std::vector<std::uint32_t> wanted(map.logical.size());
   std::iota(wanted.begin(), wanted.end(), 0u);
   std::erase_if(wanted, [&](std::uint32_t index) { return static_cast<bool>(map.logical[index].filler); });
@@ -52,7 +52,7 @@ std::vector<std::uint32_t> matching_tensors(const TensorMap& map, const std::str
 /// Reads the tensors, for --stats and --digest.
 void read_values(Checkpoint& checkpoint, const InspectArguments& arguments, RunOptions options,
                  std::vector<TensorRow>& rows, Together& together) {
-  const TensorMap& map = checkpoint.map;
+  const SourceMap& map = checkpoint.map;
   std::vector<Divergence> divergent;
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
   Progress progress;

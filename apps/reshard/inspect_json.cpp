@@ -20,7 +20,7 @@ Document values_document(const ValueSummary& v) {
           {"inf_count", v.inf_count}};
 }
 
-Document tensor_document(const TensorMap& map, const TensorRow& row) {
+Document tensor_document(const SourceMap& map, const TensorRow& row) {
   const LogicalTensor& tensor = map.logical[row.logical];
   Document json;
   json["name"] = tensor.name;
@@ -163,7 +163,7 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
     if (!beside.unreadable.empty()) json["beside_model"]["unreadable"] = with_options(beside.unreadable);
   }
   json["files"] = Document::array();
-  for (const TensorFile& file : inspection.map.files)
+  for (const SourceFile& file : inspection.map.files)
     json["files"].push_back({{"path", file.path.string()}, {"bytes", file.size_bytes}});
   json["tensors"] = Document::array();
   for (const TensorRow& row : rows) json["tensors"].push_back(tensor_document(inspection.map, row));

@@ -32,12 +32,12 @@ std::string shape_text(const Dims& shape) {
 
 std::string what_text(const Checkpoint& inspection) {
   std::set<std::string> paths;  // one may be there more than once, for each of its compressed items
-  for (const TensorFile& file : inspection.map.files) paths.insert(file.path.string());
+  for (const SourceFile& file : inspection.map.files) paths.insert(file.path.string());
   const std::size_t files = paths.size();
   const std::string_view format = name(inspection.format);
   const std::string model =
       inspection.model_type.empty() ? "" : fmt::format(" of a {} model", printable(inspection.model_type));
-  for (const TensorFile& file : inspection.map.files)
+  for (const SourceFile& file : inspection.map.files)
     if (file.record && !inspection.has_ranks())
       return fmt::format("{} of a sharded checkpoint{}, {} {} file{}", describe_rank(*file.record), model, files,
                          format, files == 1 ? "" : "s");
@@ -128,7 +128,7 @@ struct Line {
   std::string stored_as = {};  // with stars for the numbers in which the rows differ
 };
 
-Line make_line(const TensorMap& map, const std::vector<TensorRow>& rows, const Folded& folded) {
+Line make_line(const SourceMap& map, const std::vector<TensorRow>& rows, const Folded& folded) {
   Line line{folded.name, {}, {}, {}, &rows[folded.members.front()]};
   line.stored_as = folded.members.size() > 1 ? without_numbers(line.first->stored_as) : line.first->stored_as;
   std::set<std::uint64_t> pp_ranks;
@@ -144,7 +144,7 @@ Line make_line(const TensorMap& map, const std::vector<TensorRow>& rows, const F
   return line;
 }
 
-std::vector<Line> make_lines(const TensorMap& map, const std::vector<TensorRow>& rows, bool each) {
+std::vector<Line> make_lines(const SourceMap& map, const std::vector<TensorRow>& rows, bool each) {
   std::vector<Foldable> items;
   for (const TensorRow& row : rows) {
     const LogicalTensor& tensor = map.logical[row.logical];
@@ -181,7 +181,7 @@ Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines,
 }
 
 /// What the ranks' fused tensors hold: "gate_up_proj: gate_proj, up_proj".
-std::string joined_text(const TensorMap& map, const std::vector<TensorRow>& rows) {
+std::string joined_text(const SourceMap& map, const std::vector<TensorRow>& rows) {
   std::map<std::string, std::vector<std::string>> parts_of;
   for (const TensorRow& row : rows) {
     const std::string& name = map.logical[row.logical].name;

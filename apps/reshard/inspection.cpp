@@ -58,11 +58,11 @@ void Totals::add(const LogicalTensor& tensor) {
   bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
 }
 
-std::vector<RankBytes> rank_bytes(const TensorMap& map) {
+std::vector<RankBytes> rank_bytes(const SourceMap& map) {
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::uint64_t>
       by_rank;  // a rank may have many files
   for (const StoredTensor& tensor : map.stored) {
-    const TensorFile& file = map.files[tensor.file];
+    const SourceFile& file = map.files[tensor.file];
     by_rank[{file.pp_rank, file.ep_rank, file.tp_rank}] += tensor.size_bytes();
   }
   std::vector<RankBytes> ranks;
@@ -72,20 +72,20 @@ std::vector<RankBytes> rank_bytes(const TensorMap& map) {
   return ranks;
 }
 
-Totals totals_of(const TensorMap& map, const std::vector<TensorRow>& rows) {
+Totals totals_of(const SourceMap& map, const std::vector<TensorRow>& rows) {
   Totals totals;
   for (const TensorRow& row : rows) totals.add(map.logical[row.logical]);
   return totals;
 }
 
-Totals totals_of(const TensorMap& map) {
+Totals totals_of(const SourceMap& map) {
   Totals totals;
   for (const LogicalTensor& tensor : map.logical)
     if (!tensor.filler) totals.add(tensor);
   return totals;
 }
 
-std::map<DType, Totals> totals_by_dtype(const TensorMap& map, const std::vector<TensorRow>& rows) {
+std::map<DType, Totals> totals_by_dtype(const SourceMap& map, const std::vector<TensorRow>& rows) {
   std::map<DType, Totals> by_dtype;
   for (const TensorRow& row : rows) by_dtype[map.logical[row.logical].dtype].add(map.logical[row.logical]);
   return by_dtype;
@@ -100,7 +100,7 @@ const char* what_name(const Checkpoint& checkpoint) {
 }
 
 std::vector<TensorRow> tensor_rows(const Checkpoint& checkpoint, const std::vector<std::uint32_t>& wanted) {
-  const TensorMap& map = checkpoint.map;
+  const SourceMap& map = checkpoint.map;
   std::unordered_map<std::string_view, const ModelParameter*> parameters;
   if (checkpoint.model) {
     parameters.reserve(checkpoint.model->parameters.size());

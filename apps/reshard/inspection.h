@@ -33,10 +33,10 @@ struct Totals {
 
   void add(const LogicalTensor& tensor);
 };
-Totals totals_of(const TensorMap& map, const std::vector<TensorRow>& rows);
+Totals totals_of(const SourceMap& map, const std::vector<TensorRow>& rows);
 /// Those of the whole state dict.
-Totals totals_of(const TensorMap& map);
-std::map<DType, Totals> totals_by_dtype(const TensorMap& map, const std::vector<TensorRow>& rows);
+Totals totals_of(const SourceMap& map);
+std::map<DType, Totals> totals_by_dtype(const SourceMap& map, const std::vector<TensorRow>& rows);
 
 /// What each rank of a sharded checkpoint holds, by pipeline rank.
 struct RankBytes {
@@ -45,7 +45,7 @@ struct RankBytes {
   std::uint32_t tp_rank;
   std::uint64_t bytes;
 };
-std::vector<RankBytes> rank_bytes(const TensorMap& map);
+std::vector<RankBytes> rank_bytes(const SourceMap& map);
 
 /// What a directory or file turned out to be: "file", or LayoutTraits::reported_as.
 const char* what_name(const Checkpoint& checkpoint);

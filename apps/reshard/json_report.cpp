@@ -59,7 +59,7 @@ Document options_document(const Job& job) {
 }
 
 /// Training state that is written with the model; null if the target has no such state.
-Document states_document(const TensorMap& target) {
+Document states_document(const TargetMap& target) {
   std::uint64_t entries = 0, bytes = 0;
   for (const LogicalTensor& tensor : target.logical) {
     if (tensor.filler || tensor.role == TensorRole::kParameter) continue;
@@ -74,7 +74,7 @@ Document files_document(const Job& job) {
   const auto add = [&](const std::filesystem::path& path, std::uint64_t bytes, const char* kind) {
     files.push_back({{"path", path.string()}, {"bytes", bytes}, {"kind", kind}});
   };
-  for (const TensorFile& file : job.target.files) add(file.path, file.size_bytes, "weights");
+  for (const TargetFile& file : job.target.files) add(file.path, file.size_bytes, "weights");
   for (const TextFile& file : job.text_files) add(file.path, file.text.size(), "metadata");
   for (const CopiedFile& file : job.copied_files) add(file.path, file.size_bytes, "copied");
   return files;

@@ -96,7 +96,7 @@ void validate_arguments(const CommonArguments& arguments) {
 /// The size of all source files.
 std::uint64_t source_bytes(const Job& job) {
   std::uint64_t bytes = 0;
-  for (const TensorFile& file : job.source.files) bytes += file.size_bytes;
+  for (const SourceFile& file : job.source.files) bytes += file.size_bytes;
   for (const CopiedFile& file : job.copied_files) bytes += file.size_bytes;
   return bytes;
 }
@@ -261,7 +261,7 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
     }
     const std::size_t count = job.source_digests.size();
     const auto others = std::count_if(job.source.files.begin(), job.source.files.end(),
-                                      [&](const TensorFile& file) { return job.source_digests.count(file.path) == 0; });
+                                      [&](const SourceFile& file) { return job.source_digests.count(file.path) == 0; });
     if (others > 0)
       tell(fmt::format(
           "{} without a known SHA-256 ha{} the CRC-32 that torch.save wrote: that finds damage, not forgery",

@@ -452,7 +452,7 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
   {
     std::uint64_t bytes = 0;
-    for (const TensorMap* map : {&a.map, &b.map})
+    for (const SourceMap* map : {&a.map, &b.map})
       for (const LogicalTensor& tensor : map->logical) bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
     const ProgressBar bar(progress, bytes, !arguments.quiet);
     static_cast<Verification&>(result) = verify(a.map, b.map, how, options, together);

@@ -49,11 +49,11 @@ void write_file_of_holes(const fs::path& path, const std::vector<reshard::FilePa
   if (!written) throw std::system_error(error, std::generic_category(), path.string());
 }
 
-void write_layout(const reshard::TensorMap& map, const std::vector<reshard::TextFile>& text_files,
+void write_layout(const reshard::TargetMap& map, const std::vector<reshard::TextFile>& text_files,
                   const fs::path& out_dir) {
   std::uint64_t bytes = 0;
   fs::create_directories(out_dir);
-  for (const reshard::TensorFile& file : map.files) {
+  for (const reshard::TargetFile& file : map.files) {
     fs::create_directories((out_dir / file.path).parent_path());
     write_file_of_holes(out_dir / file.path, target_parts(map, file), file.size_bytes);
     bytes += file.size_bytes;
@@ -166,7 +166,7 @@ class ExpertsModel {
 };
 
 void make_experts(const fs::path& out_dir) {
-  const reshard::TensorMap map = reshard::hf_target_map(ExpertsModel().tensors(), 4'300'000'000);
+  const reshard::TargetMap map = reshard::hf_target_map(ExpertsModel().tensors(), 4'300'000'000);
   write_layout(map, {{reshard::kSafetensorsIndexFile, reshard::hf_index_text(reshard::index_of(map))}}, out_dir);
   const reshard::Json config = {{"architectures", {"DeepseekV3ForCausalLM"}},
                                 {"model_type", "deepseek_v3"},

@@ -218,11 +218,11 @@ void write_tensor(const reshard::StoredTensor& tensor, std::uint64_t seed, std::
 }
 
 /// `map.stored` lists each file's tensors one after another, by offset.
-void write_weights(const Options& options, const reshard::TensorMap& map) {
+void write_weights(const Options& options, const reshard::TargetMap& map) {
   std::vector<std::uint64_t> buffer(kBufferWords);
   auto tensor = map.stored.begin();
   for (std::uint32_t f = 0; f < map.files.size(); ++f) {
-    const reshard::TensorFile& file = map.files[f];
+    const reshard::TargetFile& file = map.files[f];
     OutputFile out(options.out_dir / file.path);
     const std::string header = target_parts(map, file).front().bytes;
     out.write(header.data(), header.size());
@@ -238,7 +238,7 @@ reshard::ModelConfig model_config_of(const Options& options, const Json& config)
   return {options.out_dir / "config.json", std::make_shared<const reshard::Json>(config), options.family};
 }
 
-reshard::TensorMap make_layout(const Options& options, const Json& config) {
+reshard::TargetMap make_layout(const Options& options, const Json& config) {
   const auto dtype = reshard::dtype_from_name(options.dtype);
   if (!dtype) throw std::runtime_error("--dtype: " + options.dtype + " is none of safetensors' dtypes");
   const auto max_file_bytes = reshard::parse_size(options.max_file_size);
@@ -266,7 +266,7 @@ void make_model(const Options& options) {
     config[key.substr(0, equals)] = Json::parse(key.substr(equals + 1));
   }
   if (options.bias) set_biases(*reshard::builtin_family(options.family), config);
-  const reshard::TensorMap map = make_layout(options, config);
+  const reshard::TargetMap map = make_layout(options, config);
 
   const auto start = std::chrono::steady_clock::now();
   fs::create_directories(options.out_dir);
@@ -276,7 +276,7 @@ void make_model(const Options& options) {
     write_text(options.out_dir / reshard::kSafetensorsIndexFile, reshard::hf_index_text(reshard::index_of(map)));
 
   std::uint64_t bytes = 0;
-  for (const reshard::TensorFile& file : map.files) bytes += file.size_bytes;
+  for (const reshard::TargetFile& file : map.files) bytes += file.size_bytes;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   fmt::print("{}: {} tensors in {} {}, {}{}, {:.1f} s\n", options.out_dir.string(), map.stored.size(), map.files.size(),
              map.files.size() == 1 ? "file" : "files", reshard::format_bytes(bytes), options.sparse ? " of holes" : "",

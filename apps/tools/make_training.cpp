@@ -36,7 +36,7 @@ struct Options {
 constexpr const char* kStates = "optimizer.state.";
 
 /// Takes the states among the tensors for such, with the names of the parameters, which are one group. \returns the parameters.
-std::vector<reshard::LogicalTensor> sort_out(reshard::TensorMap& all, reshard::TrainingStates& states) {
+std::vector<reshard::LogicalTensor> sort_out(reshard::SourceMap& all, reshard::TrainingStates& states) {
   std::vector<reshard::LogicalTensor> parameters;
   const std::string prefix = kStates;
   for (const std::string state : {"exp_avg", "exp_avg_sq"})

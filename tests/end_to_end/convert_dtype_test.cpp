@@ -96,7 +96,7 @@ TEST_CASE("A checkpoint that is cast holds each tensor as it is cast by itself, 
     CHECK((read_whole(temp / "out") == expected));
   check_crcs(temp / "out");
   run_in_blocks(*job, temp / "blocks", one_of(random, {1, 8, 100}), 2);
-  for (const TensorFile& file : job->target.files)
+  for (const TargetFile& file : job->target.files)
     CHECK((read_file(temp / "blocks" / file.path) == read_file(temp / "out" / file.path)));
 }
 

@@ -218,7 +218,7 @@ void GoldenOutput::check_blocks(const Job& job, std::uint64_t block_bytes) const
   INFO("blocks of " << block_bytes << " bytes");
   const TempDir temp;
   run_in_blocks(job, temp / "blocks", block_bytes, 3);
-  for (const TensorFile& file : job.target.files)
+  for (const TargetFile& file : job.target.files)
     CHECK((read_file(temp / "blocks" / file.path) == read_file(output / file.path)));
 }
 

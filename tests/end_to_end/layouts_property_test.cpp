@@ -349,7 +349,7 @@ void check_ranks(const fs::path& output, const Sample& sample, const Placement& 
 void check_blocks(const Job& job, Random& random, const fs::path& small) {
   if (random() % 3 != 0) return;
   run_in_blocks(job, small, one_of(random, {1, 7, 64, 1000}), static_cast<unsigned>(pick(random, 1, 3)));
-  for (const TensorFile& file : job.target.files)
+  for (const TargetFile& file : job.target.files)
     CHECK((read_file(small / file.path) == read_file(job.output_directory / file.path)));
   fs::remove_all(small);
 }

@@ -33,7 +33,7 @@ void write_zeros(MemoryFiles& files, const Architecture& of) {
 
 /// Makes the outputs of a job under /out, with zeros for elements.
 void write_outputs(MemoryFiles& files, const Job& job) {
-  for (const TensorFile& file : job.target.files) {
+  for (const TargetFile& file : job.target.files) {
     std::string content(file.size_bytes, '\0');
     for (const FilePart& part : target_parts(job.target, file))
       content.replace(part.offset_bytes, part.bytes.size(), part.bytes);
@@ -50,7 +50,7 @@ void write_outputs(MemoryFiles& files, const Job& job) {
 
 using Tensors = std::map<std::string, std::pair<DType, Dims>>;
 
-Tensors tensors_of(const reshard::TensorMap& map) {
+Tensors tensors_of(const reshard::SourceMap& map) {
   Tensors tensors;
   for (const LogicalTensor& tensor : map.logical)
     if (!tensor.filler) tensors.emplace(tensor.name, std::pair(tensor.dtype, tensor.shape));

@@ -99,7 +99,7 @@ std::uint64_t size_of(const TensorMap& tensors) {
 
 std::uint64_t bytes_read(const FaultStorage& storage, const Job& job) {
   std::uint64_t bytes = 0;
-  for (const TensorFile& file : job.source.files)
+  for (const SourceFile& file : job.source.files)
     for (const FaultStorage::Range& range : storage.reads(file.path)) bytes += range.end_bytes - range.begin_bytes;
   return bytes;
 }
@@ -348,8 +348,8 @@ TEST_CASE("Verifying compares the copies inside either side, too") {
   const Checkpoint sharded = read_checkpoint(shards.path(), {ConfigUse::kLenient});
   for (const bool sharded_first : {false, true}) {
     DYNAMIC_SECTION((sharded_first ? "the shards first" : "the model first")) {
-      const reshard::TensorMap& a = sharded_first ? sharded.map : model.map;
-      const reshard::TensorMap& b = sharded_first ? model.map : sharded.map;
+      const reshard::SourceMap& a = sharded_first ? sharded.map : model.map;
+      const reshard::SourceMap& b = sharded_first ? model.map : sharded.map;
       check_refused([&] { verify(a, b, {}, {}); }, {.path = shards.rank_file(3, 1), .tensor = kNorm});
       RunOptions options;
       options.replicas = Replicas::kFirst;

@@ -79,7 +79,7 @@ std::vector<std::vector<unsigned>> reads_of(const Job& job, std::uint32_t count)
   for (std::uint32_t index = 0; index < count; ++index) run.run({index, count});
   std::vector<std::vector<unsigned>> counts;
   std::uint64_t read = 0;
-  for (const TensorFile& file : job.source.files) {
+  for (const SourceFile& file : job.source.files) {
     counts.push_back(storage.read_counts(file.path, file.size_bytes));
     read += std::accumulate(counts.back().begin(), counts.back().end(), std::uint64_t{0});
   }

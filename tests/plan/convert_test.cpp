@@ -40,10 +40,9 @@ struct Checkpoints : Input {
 
 TEST_CASE("A note of a cast names the dtype that the model was trained in, but not where float64 alone is why") {
   Job job;
-  std::vector<LogicalTensor> logical{{"a", DType::kF32, {2}, {}, DType::kBF16},
-                                     {"b", DType::kF64, {2}, {}, DType::kF32},
-                                     {"c", DType::kF64, {2}, {}, DType::kF32},
-                                     {"d", DType::kF32, {2}}};
+  job.source.model_dtypes = {{"a", DType::kBF16}, {"b", DType::kF32}, {"c", DType::kF32}};
+  std::vector<LogicalTensor> logical{
+      {"a", DType::kF32, {2}}, {"b", DType::kF64, {2}}, {"c", DType::kF64, {2}}, {"d", DType::kF32, {2}}};
   take_model_dtypes(job, logical);
   CHECK(logical[0].dtype == DType::kBF16);
   CHECK(logical[1].dtype == DType::kF32);

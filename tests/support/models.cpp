@@ -159,7 +159,7 @@ ShardRequest shard_request(const fs::path& model, const fs::path& output, std::u
 }
 
 void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_bytes, unsigned threads) {
-  for (const TensorFile& file : job.target.files) {
+  for (const TargetFile& file : job.target.files) {
     fs::create_directories((root / file.path).parent_path());
     const auto sink = local_storage().create(root / file.path, file.size_bytes);
     if (needs_crcs(file)) continue;
@@ -171,7 +171,7 @@ void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_byt
   options.storage = &local_storage();
   options.tuning.least_part_bytes = 1;
   const std::vector<std::uint32_t> crcs = run_program(job.maps(), job.program, root, options, {}, block_bytes);
-  for (const TensorFile& file : job.target.files) {
+  for (const TargetFile& file : job.target.files) {
     if (!needs_crcs(file)) continue;
     const auto sink = local_storage().reopen(root / file.path);
     for (const FilePart& part : target_parts(job.target, file, crcs))
@@ -182,7 +182,7 @@ void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_byt
 
 void check_blocks(const Job& job, const fs::path& root, std::uint64_t block_bytes, unsigned threads) {
   run_in_blocks(job, root, block_bytes, threads);
-  for (const TensorFile& file : job.target.files)
+  for (const TargetFile& file : job.target.files)
     CHECK((read_file(root / file.path) == read_file(job.output_directory / file.path)));
 }
 

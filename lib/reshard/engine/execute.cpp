@@ -16,7 +16,7 @@ namespace reshard {
 namespace {
 
 /// The reports of all ranks as one, on rank 0.
-ShareReport merged(const ShareReport& own, const TensorMap& target, Together& together) {
+ShareReport merged(const ShareReport& own, const TargetMap& target, Together& together) {
   WireWriter wire;
   write_report(wire, own);
   ShareReport all;

@@ -114,7 +114,7 @@ void JobRun::take_over(Resumable earlier) {
   Storage& storage = *options_.storage;
   take_apart(storage, earlier.root);
   validate_no_foreign_files(storage, job_, earlier.root);
-  for (const TensorFile& file : job_.target.files) {
+  for (const TargetFile& file : job_.target.files) {
     const fs::path path = earlier.root / file.path;
     if (!storage.is_file(path) || storage.size_bytes(path) != file.size_bytes)
       throw Error(ErrorKind::kBadInput,
@@ -133,7 +133,7 @@ void JobRun::take_over(Resumable earlier) {
   }
   std::sort(prepared_.done_units.begin(), prepared_.done_units.end());
   for_each_number(job_.target.files.size(), thread_count(options_), [&](std::size_t i) {
-    const TensorFile& file = job_.target.files[i];
+    const TargetFile& file = job_.target.files[i];
     const fs::path path = prepared_.root / file.path;
     set_permissions(storage.directories(), path, staging_->permissions().weights());  // inputs may be private by now
     if (!needs_crcs(file)) write_parts(*storage.reopen(path), target_parts(job_.target, file));
@@ -214,7 +214,7 @@ void JobRun::attach(PreparedRun prepared) {
 
 /// With what is known of them before any tensor.
 void JobRun::create_files() {
-  const std::vector<TensorFile>& files = job_.target.files;
+  const std::vector<TargetFile>& files = job_.target.files;
   for_each_number(files.size(), thread_count(options_), [&](std::size_t i) {
     throw_if_stopped(options_);
     const fs::path path = prepared_.root / files[i].path;
@@ -325,7 +325,7 @@ void JobRun::flush(const std::vector<std::uint32_t>& files, const std::vector<st
   if (options_.progress) options_.progress->phase = RunPhase::kFlushing;
   for_each_number(files.size(), options_.sync ? kFlushingThreads : thread_count(options_), [&](std::size_t i) {
     throw_if_stopped(options_);
-    const TensorFile& file = job_.target.files[files[i]];
+    const TargetFile& file = job_.target.files[files[i]];
     const auto sink = options_.storage->reopen(prepared_.root / file.path);
     if (crcs && needs_crcs(file)) write_parts(*sink, target_parts(job_.target, file, *crcs));
     options_.sync ? sink->sync() : sink->finish();

@@ -154,7 +154,7 @@ Checkpoint read_unless_swapping(Files& files, const fs::path& path, const std::f
     throw;
   }
   std::set<fs::path> used;
-  for (const TensorFile& file : checkpoint.map.files) used.insert(file.path);
+  for (const SourceFile& file : checkpoint.map.files) used.insert(file.path);
   if (!checkpoint.config.empty()) used.insert(checkpoint.config);
   std::set<fs::path> resolved_files;
   for (const fs::path& file : used)

@@ -97,7 +97,7 @@ std::string hint_for_one_rank(Files& files, const fs::path& path) {
 /// Refuses a file of tensors that records that it is one rank of several. No-op for a lenient reader, which gets a note.
 void validate_no_rank(Files& files, const Checkpoint& checkpoint, ConfigUse use) {
   if (use == ConfigUse::kLenient) return;
-  for (const TensorFile& file : checkpoint.map.files)
+  for (const SourceFile& file : checkpoint.map.files)
     if (file.record)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("records that it is {} of a sharded checkpoint, and so no whole model",

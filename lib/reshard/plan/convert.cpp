@@ -49,7 +49,7 @@ bool is_dropped(const NameRules& rules, const std::string& name) {
   return !rules.keep.empty() && std::none_of(rules.keep.begin(), rules.keep.end(), matches);
 }
 
-void note_useless_rules(const NameRules& rules, const TensorMap& source, Job& job) {
+void note_useless_rules(const NameRules& rules, const SourceMap& source, Job& job) {
   const auto check = [&](const char* parameter, const NamePattern& pattern) {
     const bool matches = std::any_of(source.logical.begin(), source.logical.end(),
                                      [&](const LogicalTensor& tensor) { return pattern.matches(tensor.name); });
@@ -59,7 +59,7 @@ void note_useless_rules(const NameRules& rules, const TensorMap& source, Job& jo
   for (const NamePattern& pattern : rules.keep) check("`keep`", pattern);
 }
 
-std::vector<std::string> names_of(const TensorMap& map) {
+std::vector<std::string> names_of(const SourceMap& map) {
   std::vector<std::string> names;
   names.reserve(map.logical.size());
   for (const LogicalTensor& tensor : map.logical) names.push_back(tensor.name);
@@ -69,7 +69,7 @@ std::vector<std::string> names_of(const TensorMap& map) {
 /// Renames the source's tensors; each rule sees what those before it made. A dropped tensor gets out of the way of one
 /// that takes its name.
 /// \throws Error kUsage if two that are not dropped would have one name.
-void rename(TensorMap& source, const NameRules& rules, const std::vector<bool>& dropped, Job& job) {
+void rename(SourceMap& source, const NameRules& rules, const std::vector<bool>& dropped, Job& job) {
   if (rules.renames.empty()) return;
   std::vector<bool> matched(rules.renames.size());
   std::unordered_map<std::string, std::string> old_names;  // of new names
@@ -156,7 +156,7 @@ void validate_complete(const Checkpoint& checkpoint, const ConvertRequest& reque
   std::optional<Model> renamed;
   if (!request.names.renames.empty() && checkpoint.language_model.family)
     renamed = instantiate(checkpoint.language_model, names);
-  TensorMap wanted;
+  SourceMap wanted;
   for (const LogicalTensor& tensor : selection.wanted) wanted.add_logical(tensor, {});
   const Misfits misfits = find_misfits(wanted, renamed ? *renamed : *checkpoint.model);
   validate_shapes(misfits, checkpoint, job);
@@ -207,7 +207,7 @@ std::uint64_t elems_of(const std::vector<LogicalTensor>& tensors) {
   return elems;
 }
 
-Selection select(TensorMap& source, const ConvertRequest& request, Job& job) {
+Selection select(SourceMap& source, const ConvertRequest& request, Job& job) {
   note_useless_rules(request.names, source, job);
   std::vector<bool> dropped;
   for (const LogicalTensor& tensor : source.logical) dropped.push_back(is_dropped(request.names, tensor.name));
@@ -250,7 +250,7 @@ Model validated_model(const Checkpoint& checkpoint, Selection& selection, const 
         .in(checkpoint.directory)
         .hint(checkpoint.config.empty() ? "say with `config` where the model's config.json is"
                                         : hint_for_model(checkpoint));
-  TensorMap wanted;
+  SourceMap wanted;
   std::unordered_set<std::string_view> names;
   for (const LogicalTensor& tensor : selection.wanted) {
     wanted.add_logical(tensor, {});

@@ -162,7 +162,7 @@ TEST_CASE("Tensors of other stages are not read") {
   for (const auto& [name, tensor] : stages.tensors) originals += tensor.bytes.size();
   CHECK(job->program.read_bytes == originals);
   std::uint64_t read = 0;
-  for (const TensorFile& file : job->source.files)
+  for (const SourceFile& file : job->source.files)
     for (const FaultStorage::Range& range : storage.reads(file.path)) read += range.end_bytes - range.begin_bytes;
   CHECK(read == job->program.read_bytes + job->program.check_bytes);
 }

@@ -271,12 +271,12 @@ TEST_CASE("A torch file without CRC-32s, or compressed by another program, is no
     for (std::size_t at = bytes.find("PK\1\2"); at != bytes.npos; at = bytes.find("PK\1\2", at + 1))
       put<std::uint32_t>(bytes, at + 16, recorded ? 1 : 0);
     write_file(temp / "f.pt", bytes);
-    const auto ranges = recorded_checksums(local_storage(), {temp / "f.pt", bytes.size()});
+    const auto ranges = recorded_checksums(local_storage(), {{temp / "f.pt", bytes.size()}});
     CHECK(ranges.has_value() == recorded);
     if (ranges) CHECK(ranges->size() == 2);
   }
   write_file(temp / "f.pt", "PK");
-  CHECK_FALSE(recorded_checksums(local_storage(), {temp / "f.pt", 2}));
+  CHECK_FALSE(recorded_checksums(local_storage(), {{temp / "f.pt", 2}}));
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ TEST_CASE("Statistics cover every value of tensors that take several blocks, a s
       temp / "m.safetensors",
       {{"big", floats({1200, 1000}, big)}, {"empty", {DType::kF32, {0, 3}, ""}}, {"one", {DType::kI8, {}, "\x85"}}});
   const auto inspection = read_checkpoint(temp / "m.safetensors", {ConfigUse::kLenient});
-  const reshard::TensorMap& map = inspection.map;
+  const reshard::SourceMap& map = inspection.map;
   const std::vector<std::uint32_t> wanted{*map.find_logical("big"), *map.find_logical("one"),
                                           *map.find_logical("empty")};
   const auto values = compute_stats(map, wanted, {.threads = GENERATE(1u, 3u)});

@@ -21,7 +21,7 @@ struct Tensors {
     return {maps, program, whole_program(maps, program), block_bytes, block_bytes, workers};
   }
 
-  reshard::TensorMap map;
+  reshard::SourceMap map;
   Program program;
 };
 

@@ -39,7 +39,7 @@ struct Target {
   }
 
   TempDir temp;
-  reshard::TensorMap map;
+  reshard::TargetMap map;
 };
 
 TEST_CASE("Fragments get to their places, and what is torn is skipped where that may be") {

@@ -51,7 +51,7 @@ TEST_CASE("Sharding to eight ranks reads each byte of the source once, not once 
   const Sharded sharded;
   FaultStorage storage;
   const auto job = plan_shard(sharded.request);
-  for (const TensorFile& file : job->target.files) {
+  for (const TargetFile& file : job->target.files) {
     fs::create_directories((sharded.temp / "ranks" / file.path).parent_path());
     storage.create(sharded.temp / "ranks" / file.path, file.size_bytes);
   }
@@ -72,7 +72,7 @@ TEST_CASE("Consolidating reads each byte that is placed once, and no replica") {
   execute(*job, {.threads = 2, .storage = &storage});
   std::uint64_t read = 0;
   std::uint64_t twice = 0;
-  for (const TensorFile& file : job->source.files)
+  for (const SourceFile& file : job->source.files)
     for (const unsigned count : storage.read_counts(file.path, file.size_bytes)) {
       read += count;
       twice += count > 1;
@@ -83,7 +83,7 @@ TEST_CASE("Consolidating reads each byte that is placed once, and no replica") {
   // A norm is read on every rank: placed from one, compared on the others.
   for (const StoredTensor& tensor : job->source.stored) {
     if (tensor.name.text() != "model.norm.weight") continue;
-    const TensorFile& file = job->source.files[tensor.file];
+    const SourceFile& file = job->source.files[tensor.file];
     CHECK(storage.read_counts(file.path, file.size_bytes)[tensor.offset_bytes] == 1u);
   }
 }

@@ -191,7 +191,7 @@ TEST_CASE("The space that several ranks need counts the pages that two of them w
 /// Fills a staging directory as a run would, and publishes it.
 std::vector<std::string> publish(const Job& job, Storage& storage) {
   Staging staging(job, storage);
-  for (const TensorFile& file : job.target.files) write_file(staging.root() / file.path, "new weights");
+  for (const TargetFile& file : job.target.files) write_file(staging.root() / file.path, "new weights");
   for (const TextFile& file : job.text_files) write_file(staging.root() / file.path, "new text");
   for (const CopiedFile& file : job.copied_files) write_file(staging.root() / file.path, "new copy");
   return staging.publish();

@@ -138,7 +138,7 @@ TEST_CASE("What a flush has lost is written again, though the disk says so only 
 /// The bytes of tensors that were written to the files of a run's staging directory, each as often as it was.
 std::uint64_t written_tensor_bytes(const FaultStorage& storage, const Job& job, const fs::path& root) {
   std::uint64_t written = 0;
-  for (const TensorFile& file : job.target.files) {
+  for (const TargetFile& file : job.target.files) {
     std::vector<char> is_tensor(file.size_bytes);
     for (std::uint32_t i = file.first_stored; i < file.first_stored + file.stored_count; ++i) {
       const StoredTensor& tensor = job.target.stored[i];
@@ -170,7 +170,7 @@ TEST_CASE("No byte is read or written again that is in the journal, nor counted 
   CHECK(result.read_bytes < job->program.read_bytes + job->program.check_bytes);
   CHECK(written_tensor_bytes(second, *job, *staging) == job->program.write_bytes - had);
   std::uint64_t read = 0;
-  for (const TensorFile& file : job->source.files) {
+  for (const SourceFile& file : job->source.files) {
     const auto counts = second.read_counts(file.path, file.size_bytes);
     read += std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
   }

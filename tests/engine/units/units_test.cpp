@@ -28,7 +28,7 @@ struct Tensors {
   std::uint64_t bytes(std::size_t transfer) const { return *num_bytes(tensor(transfer).dtype, tensor(transfer).shape); }
   ProgramMaps maps() const { return {&map}; }
 
-  reshard::TensorMap map;
+  reshard::SourceMap map;
   Program program;
 };
 
@@ -43,8 +43,8 @@ Tensors random_tensor_list(Random& random, DType dtype) {
 }
 
 /// Has the program write to a target with a file for each tensor.
-reshard::TensorMap files_of(Tensors& tensors) {
-  reshard::TensorMap target;
+reshard::TargetMap files_of(Tensors& tensors) {
+  reshard::TargetMap target;
   const auto count = static_cast<std::uint32_t>(tensors.map.logical.size());
   target.logical = tensors.map.logical;
   target.files.resize(count);
@@ -82,7 +82,7 @@ TEST_CASE("Each element of a program is in one share, and in one block of it, wh
   Random random(seed);
   const DType dtype = random() % 4 ? DType::kBF16 : DType::kF4;
   Tensors tensors = random_tensor_list(random, dtype);
-  reshard::TensorMap target = files_of(tensors);
+  reshard::TargetMap target = files_of(tensors);
   for (StoredTensor& stored : target.stored)  // matrices that the files have transposed
     if (stored.shape.size() > 1 && random() % 2)
       stored.set_view(View::of(View::of(stored.shape).transposed().shape).transposed());
@@ -149,7 +149,7 @@ TEST_CASE("Rows of a sub-byte dtype are cut where they are whole bytes") {
 
 TEST_CASE("What is written to many places weighs as much as it writes") {
   Tensors tensors({{"once", DType::kU8, {300}}, {"often", DType::kU8, {300}}});
-  reshard::TensorMap target = files_of(tensors);
+  reshard::TargetMap target = files_of(tensors);
   for (std::uint32_t rank = 2; rank < 10; ++rank) target.pieces[1].push_back({rank, {{0}, {300}}, {0}});
   target.stored.resize(10, StoredTensor{"t"});
   const ProgramMaps maps{&tensors.map, &target};
@@ -163,7 +163,7 @@ TEST_CASE("Units end where a file of the target ends, if that is near") {
       {{303, 0.02, 0}, {310, 0.02, 300}, {310, 0.5, 0}, {297, 0.02, 0}}));  // at which the second unit begins
   CAPTURE(first_elems, snap);
   Tensors tensors({{"a", DType::kU8, {first_elems}}, {"b", DType::kU8, {600 - first_elems}}});
-  const reshard::TensorMap target = files_of(tensors);
+  const reshard::TargetMap target = files_of(tensors);
   const Units units({&tensors.map, &target}, tensors.program, 2, false, snap);
   const Part second = parts_of(units, 1).at(0);
   CHECK(second.transfer == (expected_row == 0 ? 1 : 0));
@@ -176,7 +176,7 @@ TEST_CASE("Units are dealt out so that shares end where files do, if that costs 
   std::vector<LogicalTensor> list;
   for (int i = 0; i < 10; ++i) list.push_back({"t" + std::to_string(i), DType::kU8, {1000, 10}, {}});
   Tensors tensors(list);
-  const reshard::TensorMap target = files_of(tensors);
+  const reshard::TargetMap target = files_of(tensors);
   const Units units({&tensors.map, &target}, tensors.program, 33, false, 0.5);
   std::vector<std::uint32_t> all(33);
   std::iota(all.begin(), all.end(), 0u);

@@ -29,8 +29,8 @@ bool are_joined(const std::string& head, const std::string& embedding, std::uint
   files.write("head", head);
   files.write("embedding", embedding);
   const std::uint64_t rows = head.size() / kColumns;
-  reshard::TensorMap map =
-      chunked_map({{"head", head.size()}, {"embedding", embedding.size()}},
+  reshard::SourceMap map =
+      chunked_map({{{"head", head.size()}}, {{"embedding", embedding.size()}}},
                   {chunked("head", rows, 0, head_chunk), chunked("embedding", rows, 1, embedding_chunk)}, "d");
   return join_tied(files, map, {{"head", "embedding"}}).empty();
 }

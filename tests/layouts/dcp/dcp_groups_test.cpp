@@ -11,7 +11,7 @@ namespace reshard::test {
 namespace {
 
 /// An optimizer that saved the hyperparameters of each of `learning_rates` by itself.
-TrainingStates flat_groups(MemoryFiles& files, std::vector<TensorFile>& in_files,
+TrainingStates flat_groups(MemoryFiles& files, std::vector<SourceFile>& in_files,
                            const std::vector<double>& learning_rates) {
   TrainingStates states;
   std::string content;
@@ -27,14 +27,14 @@ TrainingStates flat_groups(MemoryFiles& files, std::vector<TensorFile>& in_files
     states.of.push_back({static_cast<std::uint16_t>(before.size()), static_cast<std::uint16_t>(parameter.size())});
     content += bytes;
   }
-  in_files.push_back({"d/__0_0.distcp", content.size()});
+  in_files.push_back({{"d/__0_0.distcp", content.size()}});
   files.write("d/__0_0.distcp", std::move(content));
   return states;
 }
 
 TEST_CASE("Parameters of the same hyperparameters are a group, in the order in which they come") {
   MemoryFiles files;
-  std::vector<TensorFile> in_files;
+  std::vector<SourceFile> in_files;
   TrainingStates states = flat_groups(files, in_files, {0.5, 0.25, 0.5, 0.125, 0.25});
   read_dcp_groups(files, in_files, states);
   REQUIRE(states.groups.size() == 3);
@@ -47,7 +47,7 @@ TEST_CASE("Parameters of the same hyperparameters are a group, in the order in w
 
 TEST_CASE("Thousands of parameters may each have hyperparameters of their own") {
   MemoryFiles files;
-  std::vector<TensorFile> in_files;
+  std::vector<SourceFile> in_files;
   std::vector<double> learning_rates;
   for (int i = 0; i < 10'000; ++i) learning_rates.push_back(i);
   TrainingStates states = flat_groups(files, in_files, learning_rates);

@@ -72,7 +72,7 @@ TEST_CASE("Chunks that leave holes or overlap are refused with the tensor and wh
 TEST_CASE("Chunks become pieces in the order of rows") {
   ChunkedTensor tensor = matrix(4, 2);
   tensor.chunks = {{{{3, 0}, {1, 2}}, 1, 40}, {{{0, 0}, {3, 2}}, 0, 10, {1, 3}}};
-  const TensorMap map = chunked_map({{"a"}, {"b"}}, {tensor}, "d");
+  const SourceMap map = chunked_map({{{"a"}}, {{"b"}}}, {tensor}, "d");
   REQUIRE(map.logical.size() == 1);
   REQUIRE(map.pieces[0].size() == 2);
   const Piece& first = map.pieces[0][0];
@@ -85,7 +85,7 @@ TEST_CASE("Chunks become pieces in the order of rows") {
 }
 
 /// The element numbers that the map puts at each place of `logical`, of files in which element i has the number i.
-std::vector<std::uint64_t> elements(const TensorMap& map, std::uint32_t logical) {
+std::vector<std::uint64_t> elements(const SourceMap& map, std::uint32_t logical) {
   const Dims& shape = map.logical[logical].shape;
   const Dims steps = c_strides(shape);
   std::vector<std::uint64_t> found(*num_elems(shape), UINT64_MAX);
@@ -119,9 +119,10 @@ TEST_CASE("Interleaved rows are put into the halves of their heads, whatever the
         if (transposed) chunk.strides = {1, end - begin};
         tensor.chunks.push_back(chunk);
       }
-      const auto plain = elements(chunked_map({{"f"}}, {tensor}, "d"), 0);
+      const auto plain = elements(chunked_map({{{"f"}}}, {tensor}, "d"), 0);
       const Model model = model_of(kHeadDim, tensor.shape);
-      const TensorMap map = chunked_map({{"f"}}, unpacked({packed(tensor, interleaved())}, &model, "d", notes()), "d");
+      const SourceMap map =
+          chunked_map({{{"f"}}}, unpacked({packed(tensor, interleaved())}, &model, "d", notes()), "d");
       CHECK_NOTHROW(validate_tiling(map));
       const auto found = elements(map, 0);
       for (std::uint64_t head = 0; head < kHeads; ++head)
@@ -188,7 +189,7 @@ TEST_CASE("A stack of experts is as many tensors, of chunks that cut it anywhere
   for (std::size_t e = 0; e < 3; ++e) CHECK(experts[1 + e].name == "experts." + std::to_string(e) + ".gate");
   CHECK(names_packed_in({matrix(1, 1), stack}, "d") ==
         std::vector<std::string>{"experts.0.gate", "experts.1.gate", "experts.2.gate"});
-  const TensorMap map = chunked_map({{"f"}}, {experts.begin() + 1, experts.end()}, "d");
+  const SourceMap map = chunked_map({{{"f"}}}, {experts.begin() + 1, experts.end()}, "d");
   std::vector<std::uint64_t> expected(8);
   for (std::uint64_t e = 0; e < 2; ++e) {
     std::iota(expected.begin(), expected.end(), 8 * e);
@@ -219,7 +220,7 @@ TEST_CASE("Rows behind those of the parameters are padding where the scheme says
   tensor.chunks = {{{{0, 0}, {3, 2}}, 0, 0}, {{{3, 0}, {3, 2}}, 0, 100}};
   Model model = model_of(0, {4, 2});
   std::vector<std::string> noted;
-  const TensorMap map = chunked_map({{"f"}}, unpacked({tensor}, &model, "d", noted), "d");
+  const SourceMap map = chunked_map({{{"f"}}}, unpacked({tensor}, &model, "d", noted), "d");
   CHECK(noted == std::vector<std::string>{"entry is padded from [4, 2] to [6, 2]: the padding is left out"});
   CHECK(map.logical[0].shape == Dims{4, 2});
   CHECK(elements(map, 0) == std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5, 50, 51});

@@ -275,8 +275,8 @@ TEST_CASE("Pieces of any rule tile every rank's tensor, and its shapes go there 
       const auto stored = stored_shape(made, rank, originals);
       REQUIRE(stored);
       CHECK(logical_shapes(made, rank, *stored) == originals);
-      reshard::TensorMap map;
-      map.files.push_back({"rank", 0});
+      reshard::SourceMap map;
+      map.files.push_back({{"rank", 0}});
       map.add_pieces(map.add_stored({"s", DType::kU8, *stored}), made, rank);
       CHECK_NOTHROW(validate_tiling(map));
       for (const PartPiece& piece : pieces_of(made, rank, originals))

@@ -10,7 +10,7 @@ namespace reshard::test {
 namespace {
 
 /// Which element of which logical tensor each element of a stored tensor is: "w [1, 2]", or "0" for zeros.
-std::vector<std::string> elements(const reshard::TensorMap& map, std::uint32_t stored) {
+std::vector<std::string> elements(const reshard::SourceMap& map, std::uint32_t stored) {
   const Dims steps = c_strides(map.stored[stored].shape);
   std::vector<std::string> found(*num_elems(map.stored[stored].shape));
   for (std::size_t l = 0; l < map.logical.size(); ++l)
@@ -32,18 +32,18 @@ std::vector<std::string> elements(const reshard::TensorMap& map, std::uint32_t s
   return found;
 }
 
-reshard::TensorMap with_file() {
-  reshard::TensorMap map;
+reshard::SourceMap with_file() {
+  reshard::SourceMap map;
   map.files.emplace_back();
   return map;
 }
 
 LogicalTensor moment(const LogicalTensor& local) {
-  return {"m." + local.name, DType::kF32, local.shape, {}, {}, TensorRole::kState};
+  return {"m." + local.name, DType::kF32, local.shape, {}, TensorRole::kState};
 }
 
 /// A stored tensor that is made of rows of several logical tensors, in a random order, and of padding.
-std::uint32_t add_fused(Random& random, reshard::TensorMap& local) {
+std::uint32_t add_fused(Random& random, reshard::SourceMap& local) {
   const std::uint64_t columns = 1 + pick(random, 0, 2);
   std::vector<std::uint64_t> rows(1 + pick(random, 0, 4));
   std::uint64_t all = 0;
@@ -70,7 +70,7 @@ TEST_CASE("Shards hold the rows of their local tensor, whatever that is made of,
   for (const std::uint64_t seed : seeds(300)) {
     CAPTURE(seed);
     Random random(seed);
-    reshard::TensorMap local = with_file(), map = with_file();
+    reshard::SourceMap local = with_file(), map = with_file();
     std::vector<std::vector<RowShard>> shards(1 + pick(random, 0, 2));
     for (std::vector<RowShard>& of : shards) {
       const std::uint32_t number = add_fused(random, local);
@@ -100,7 +100,7 @@ TEST_CASE("Shards hold the rows of their local tensor, whatever that is made of,
 
 TEST_CASE("Padding is of a state, or of the weights that shards are to be") {
   for (const TensorRole role : {TensorRole::kState, TensorRole::kParameter}) {
-    reshard::TensorMap local = with_file(), map = with_file();
+    reshard::SourceMap local = with_file(), map = with_file();
     local.add_whole(local.add_stored({"w", DType::kF32, {3}}), "w");
     const std::vector<RowShard> shards{{map.add_stored({"w", DType::kF32, {4}}), 0}};
     add_row_shards(map, local, std::vector<std::vector<RowShard>>{shards}, moment, role);
@@ -112,7 +112,7 @@ TEST_CASE("Padding is of a state, or of the weights that shards are to be") {
 }
 
 TEST_CASE("A number is whole in every shard, and shards are marked as their local tensor is") {
-  reshard::TensorMap local = with_file(), map = with_file();
+  reshard::SourceMap local = with_file(), map = with_file();
   local.add_whole(local.add_stored({"step", DType::kF32, {}}), "step");
   local.stored[0].replicated = true;
   std::vector<RowShard> shards;
@@ -125,7 +125,7 @@ TEST_CASE("A number is whole in every shard, and shards are marked as their loca
 }
 
 TEST_CASE("Slices of a tensor are the rows that data-parallel ranks share") {
-  reshard::TensorMap local = with_file(), map = with_file();
+  reshard::SourceMap local = with_file(), map = with_file();
   StoredTensor experts{"experts", DType::kF32, {3, 2, 5}};
   experts.set_view(reshard::View::of({6, 5}));
   local.add_whole(local.add_stored(experts), "experts");

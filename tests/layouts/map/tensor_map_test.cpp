@@ -8,9 +8,9 @@ namespace reshard::test {
 namespace {
 
 /// One file, one logical tensor "w", one stored tensor "s" of the given shape, with pieces to be added.
-TensorMap one_tensor(DType dtype, const Dims& logical, const Dims& stored) {
-  TensorMap map;
-  map.files.push_back({"rank.safetensors", 0});
+SourceMap one_tensor(DType dtype, const Dims& logical, const Dims& stored) {
+  SourceMap map;
+  map.files.push_back({{"rank.safetensors", 0}});
   map.add_logical({"w", dtype, logical}, {});
   map.add_stored({"s", dtype, stored});
   return map;
@@ -24,20 +24,20 @@ PartitionRule rows_of_w(std::uint64_t units, std::vector<std::uint32_t> taken) {
 }
 
 TEST_CASE("Pieces that tile a stored tensor are accepted, in any order") {
-  TensorMap map = one_tensor(DType::kF32, {4, 6}, {4, 6});
+  SourceMap map = one_tensor(DType::kF32, {4, 6}, {4, 6});
   map.pieces[0] = {{0, {{2, 0}, {2, 6}}, {2, 0}}, {0, {{0, 3}, {2, 3}}, {0, 3}}, {0, {{0, 0}, {2, 3}}, {0, 0}}};
   CHECK_NOTHROW(validate_tiling(map));
 }
 
 TEST_CASE("A hole in a stored tensor is an error that counts the elements") {
-  TensorMap map = one_tensor(DType::kF32, {4, 6}, {4, 6});
+  SourceMap map = one_tensor(DType::kF32, {4, 6}, {4, 6});
   map.pieces[0] = {{0, {{0, 0}, {4, 5}}, {0, 0}}};
   check_refused([&] { validate_tiling(map); },
                 {.path = "rank.safetensors", .tensor = "s", .says = "4 of its 24 elements"});
 }
 
 TEST_CASE("An overlap is an error that names the box, even where the count of elements is right") {
-  TensorMap map = one_tensor(DType::kF32, {4, 6}, {4, 6});
+  SourceMap map = one_tensor(DType::kF32, {4, 6}, {4, 6});
   map.pieces[0] = {{0, {{0, 0}, {2, 6}}, {0, 0}}, {0, {{0, 0}, {2, 6}}, {1, 0}}};
   check_refused([&] { validate_tiling(map); }, {.says = "[1:2, 0:6]"});
   map.pieces[0].push_back({0, {{0, 0}, {1, 6}}, {3, 0}});
@@ -46,7 +46,7 @@ TEST_CASE("An overlap is an error that names the box, even where the count of el
 
 TEST_CASE("Many pieces are proved to tile a tensor, or not, in little time") {
   constexpr std::uint64_t kRows = 300, kColumns = 300;
-  TensorMap map = one_tensor(DType::kU8, {kRows, 2 * kColumns, 3}, {kRows, 2 * kColumns, 3});
+  SourceMap map = one_tensor(DType::kU8, {kRows, 2 * kColumns, 3}, {kRows, 2 * kColumns, 3});
   for (std::uint64_t row = 0; row < kRows; ++row)
     for (std::uint64_t column = 0; column < kColumns; ++column) {
       const Dims begin{row, 2 * (kColumns - 1 - column), 0};
@@ -55,27 +55,27 @@ TEST_CASE("Many pieces are proved to tile a tensor, or not, in little time") {
   const auto begin = std::chrono::steady_clock::now();
   CHECK_NOTHROW(validate_tiling(map));
   const auto moved = [&](const Dims& to) {
-    TensorMap other = map;
+    SourceMap other = map;
     other.pieces[0][777].box.begin = other.pieces[0][777].stored_begin = to;
     return error_of([&] { validate_tiling(other); });
   };
   const Dims place = map.pieces[0][777].box.begin;
   CHECK_THAT(moved({place[0], place[1] + 1, 0}).what(), Says("its pieces overlap, and leave gaps"));
   CHECK_THAT(moved({place[0] + 1, place[1], 0}).what(), Says("its pieces overlap, and leave gaps"));
-  TensorMap less = map;
+  SourceMap less = map;
   less.pieces[0].pop_back();
   CHECK_THAT(error_of([&] { validate_tiling(less); }).what(), Says("6 of its 540000 elements belong to no tensor"));
-  TensorMap more = map;
+  SourceMap more = map;
   more.pieces[0].push_back(more.pieces[0].front());
   CHECK_THAT(error_of([&] { validate_tiling(more); }).what(), Says("its pieces overlap"));
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
 }
 
 TEST_CASE("A piece outside its tensors, or of another dtype, is an error") {
-  TensorMap outside_logical = one_tensor(DType::kF32, {3, 6}, {4, 6});
+  SourceMap outside_logical = one_tensor(DType::kF32, {3, 6}, {4, 6});
   outside_logical.pieces[0] = {{0, {{0, 0}, {4, 6}}, {0, 0}}};
   check_refused([&] { validate_tiling(outside_logical); }, {.says = "does not fit"});
-  TensorMap outside_stored = one_tensor(DType::kF32, {4, 6}, {4, 6}), other_dtype = outside_stored;
+  SourceMap outside_stored = one_tensor(DType::kF32, {4, 6}, {4, 6}), other_dtype = outside_stored;
   outside_stored.pieces[0] = {{0, {{0, 0}, {4, 6}}, {UINT64_MAX, 0}}};
   check_refused([&] { validate_tiling(outside_stored); }, {.tensor = "s"});
   other_dtype.stored[0].dtype = DType::kI32;
@@ -84,27 +84,27 @@ TEST_CASE("A piece outside its tensors, or of another dtype, is an error") {
 }
 
 TEST_CASE("A box that splits a packed byte is an error that names dtype and box") {
-  TensorMap map = one_tensor(DType::kF4, {4, 6}, {4, 3});
+  SourceMap map = one_tensor(DType::kF4, {4, 6}, {4, 3});
   map.pieces[0] = {{0, {{0, 0}, {4, 3}}, {0, 0}}};
   check_refused([&] { validate_tiling(map); },
                 {.kind = ErrorKind::kUsage, .tensor = "w", .says = {"[0:4, 0:3]", "F4 have 4 bits"}});
-  TensorMap even = one_tensor(DType::kF4, {4, 8}, {4, 4});
+  SourceMap even = one_tensor(DType::kF4, {4, 8}, {4, 4});
   even.pieces[0] = {{0, {{0, 4}, {4, 4}}, {0, 0}}};
   CHECK_NOTHROW(validate_tiling(even));
 }
 
 TEST_CASE("Scalars and tensors without elements are tiled too") {
-  TensorMap scalar = one_tensor(DType::kF32, {}, {});
+  SourceMap scalar = one_tensor(DType::kF32, {}, {});
   CHECK_THAT(error_of([&] { validate_tiling(scalar); }).what(), Says("1 of its 1 elements"));
   scalar.add_whole(0, "w");
   CHECK_NOTHROW(validate_tiling(scalar));
-  TensorMap empty = one_tensor(DType::kF4, {0, 3}, {0, 3});
+  SourceMap empty = one_tensor(DType::kF4, {0, 3}, {0, 3});
   empty.add_pieces(0, rows_of_w(2, {1}), 0);
   CHECK_NOTHROW(validate_tiling(empty));
 }
 
 TEST_CASE("A box that does not fit the stored shape is an error with the shape and the dim") {
-  TensorMap map = one_tensor(DType::kF32, {8, 2}, {3, 2});
+  SourceMap map = one_tensor(DType::kF32, {8, 2}, {3, 2});
   const PartitionRule rule = rows_of_w(4, {0, 2});
   check_refused(
       [&] { map.add_pieces(0, rule, 0); },
@@ -112,7 +112,7 @@ TEST_CASE("A box that does not fit the stored shape is an error with the shape a
 }
 
 TEST_CASE("A logical tensor that two files make differently is an error that shows both") {
-  TensorMap map = one_tensor(DType::kF32, {8, 2}, {8, 2});
+  SourceMap map = one_tensor(DType::kF32, {8, 2}, {8, 2});
   const LogicalTensor same{"w", DType::kF32, {8, 2}}, cast{"w", DType::kF16, {8, 2}}, wider{"w", DType::kF32, {8, 3}};
   CHECK(map.add_logical(same, "b") == 0);
   const auto add = [&](const LogicalTensor& tensor) { map.add_logical(tensor, "b"); };
@@ -120,9 +120,28 @@ TEST_CASE("A logical tensor that two files make differently is an error that sho
   check_refused([&] { add(wider); }, {.path = "b", .tensor = "w", .says = "[8, 3]"});
 }
 
+TEST_CASE("What is known of a source's tensors follows their names, and goes with a tied tensor") {
+  SourceMap map;
+  for (const char* name : {"a", "b"}) map.add_logical({name, DType::kF32, {1}}, {});
+  map.model_dtypes = {{"a", DType::kBF16}};
+  map.unconfirmed_hints = {{"b", "look"}};
+  map.rename_logical({"b", "c"});
+  CHECK(map.model_dtype(map.logical[0]) == DType::kBF16);
+  CHECK_FALSE(map.model_dtype(map.logical[1]));
+  CHECK(map.unconfirmed_hint(map.logical[0]).empty());
+  CHECK(map.unconfirmed_hint(map.logical[1]) == "look");
+  SourceMap all;
+  all.append(map, "first/");
+  CHECK(all.model_dtype(all.logical[0]) == DType::kBF16);
+  CHECK(all.unconfirmed_hint(all.logical[1]) == "look");
+  map.tie_logical(1, 0);
+  CHECK(map.unconfirmed_hints.empty());
+  CHECK(map.file_of({"s", DType::kF32, {1}}).path.empty());
+}
+
 TEST_CASE("Ordering the logical tensors keeps their pieces and finds them by name") {
-  TensorMap map;
-  map.files.push_back({"f", 0});
+  SourceMap map;
+  map.files.push_back({{"f", 0}});
   for (const char* name : {"a", "b", "c"}) {
     map.add_logical({name, DType::kU8, {1}}, {});
     const auto stored = map.add_stored({name, DType::kU8, {1}});

@@ -13,7 +13,7 @@ TEST_CASE(
     "Tensors are dealt into files in order, a new one where the next would not fit, and large ones by themselves") {
   using Files = std::vector<std::vector<std::string>>;
   const auto files_of = [](const std::vector<LogicalTensor>& tensors) {
-    const reshard::TensorMap map = hf_target_map(tensors, 100);
+    const reshard::TargetMap map = hf_target_map(tensors, 100);
     CHECK_NOTHROW(validate_tiling(map));
     CHECK(map.files[0].path == hf_file_name(Format::kSafetensors, 1, map.files.size()));
     Files names(map.files.size());
@@ -28,7 +28,7 @@ TEST_CASE(
 }
 
 TEST_CASE("One file needs no number, and the index counts tensors' bytes alone") {
-  const reshard::TensorMap map =
+  const reshard::TargetMap map =
       hf_target_map(std::vector<LogicalTensor>{{"a", DType::kF32, {4}}, {"b", DType::kF4, {6}}}, 1000);
   REQUIRE(map.files.size() == 1);
   CHECK(map.files[0].path == "model.safetensors");

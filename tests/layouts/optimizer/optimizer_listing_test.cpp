@@ -337,13 +337,13 @@ TEST_CASE("Ids are taken where the model has parameters of their shapes, of ZeRO
 
 TEST_CASE("Ids stay where every rank holds the same parts of the same tensors, else the first other one is named") {
   // Tensors "a" and "c" of rank 0, and what else is there.
-  const auto map_of = [](const std::vector<std::string>& names, std::uint64_t rows = 4) {
-    reshard::TensorMap map;
-    map.files.push_back({"f", 0, 0, 0});
+  const auto map_of =
+      []<typename Map = TargetMap>(const std::vector<std::string>& names, std::uint64_t rows = 4, Map map = {}) {
+    map.files.emplace_back().path = "f";
     for (const std::string& name : names) map.add_whole(map.add_stored({name, DType::kF32, {rows}}), name);
     return map;
   };
-  const reshard::TensorMap source = map_of({"a", "c"});
+  const SourceMap source = map_of({"a", "c"}, 4, SourceMap());
   CHECK_NOTHROW(validate_same_ranks(source, map_of({"c", "a"})));
   for (const auto& [target, tensor] : {std::pair(map_of({"a"}), "c"),
                                        {map_of({"a", "b", "c"}), "b"},

@@ -10,7 +10,7 @@ namespace {
 TrainingStates states_of(const std::string& prefix, const std::vector<std::string>& parameters) {
   TrainingStates states;
   for (const std::string& parameter : parameters) {
-    states.map.add_logical({prefix + parameter + ".exp_avg", DType::kF32, {2}, {}, {}, TensorRole::kState}, {});
+    states.map.add_logical({prefix + parameter + ".exp_avg", DType::kF32, {2}, {}, TensorRole::kState}, {});
     states.of.push_back({static_cast<std::uint16_t>(prefix.size()), static_cast<std::uint16_t>(parameter.size())});
   }
   return states;
@@ -73,8 +73,7 @@ TEST_CASE("Nothing is told of groups where an optimizer has none that were read"
 void add_number_tensor(TrainingStates& states, const std::string& state, DType dtype,
                        const std::vector<std::uint64_t>& offsets) {
   const std::string before = "optim.state.";
-  const std::uint32_t index =
-      states.map.add_logical({before + "x." + state, dtype, {}, {}, {}, TensorRole::kState}, {});
+  const std::uint32_t index = states.map.add_logical({before + "x." + state, dtype, {}, {}, TensorRole::kState}, {});
   states.of.push_back({static_cast<std::uint16_t>(before.size()), 1});
   for (const std::uint64_t offset : offsets) {
     const std::uint32_t stored = states.map.add_stored(StoredTensor{"s", dtype, {}, 0, offset});
@@ -86,7 +85,7 @@ TEST_CASE("Tensors of no dims are compared by value with numbers, in replicas th
   const std::string three("\0\0\x40\x40", 4), tenth("\xcd\xcc\xcc\x3d", 4), seven("\7\0\0\0\0\0\0\0", 8);
   MemoryFiles files;
   files.write("f", three + tenth + seven);
-  const TensorFile file{"f", 16};
+  const SourceFile file{{"f", 16}};
   TrainingStates a, b;
   a.numbers = {{"x", "step", whole_number(3)}, {"x", "tenth", PlainValue{0.1}}, {"x", "seven", whole_number(6)}};
   add_number_tensor(b, "seven", DType::kI64, {8});
@@ -113,7 +112,7 @@ TEST_CASE("Master weights are left out where the other optimizer has none, with 
     TrainingStates states = states_of("optimizer.state.", {"x"});
     states.groups = {{{}, {"x"}}};
     const std::uint32_t master =
-        states.map.add_logical({"optimizer.state.x.master", DType::kF32, {2}, {}, {}, TensorRole::kState}, {});
+        states.map.add_logical({"optimizer.state.x.master", DType::kF32, {2}, {}, TensorRole::kState}, {});
     states.of.push_back({16, 1});
     for (const std::uint32_t logical : {0u, master}) {
       const std::uint32_t stored = states.map.add_stored(StoredTensor{"s", DType::kF32, {3}});
@@ -141,8 +140,8 @@ TEST_CASE("Master weights are left out where the other optimizer has none, with 
 TEST_CASE("Objects of groups are left out of both where both have groups as values, and of none else") {
   const auto with_objects = [] {
     TrainingStates states = states_of("optim.state.", {"x"});
-    states.map.add_logical({"optim.param_groups.0.lr", DType::kU8, {4}, {}, {}, TensorRole::kObject}, {});
-    states.map.add_logical({"scheduler.last_lr", DType::kU8, {4}, {}, {}, TensorRole::kObject}, {});
+    states.map.add_logical({"optim.param_groups.0.lr", DType::kU8, {4}, {}, TensorRole::kObject}, {});
+    states.map.add_logical({"scheduler.last_lr", DType::kU8, {4}, {}, TensorRole::kObject}, {});
     states.of.resize(3);
     return states;
   };

@@ -9,11 +9,11 @@ namespace {
 using Fill = Filler::Fill;
 
 /// "w", a vector of 4 elements, in a file of tensor-parallel rank 0 and once more in one of rank 1.
-TensorMap two_ranks(DType dtype, std::optional<std::uint64_t> filler = {}, Fill fill = Fill::kPadding) {
-  TensorMap map;
+SourceMap two_ranks(DType dtype, std::optional<std::uint64_t> filler = {}, Fill fill = Fill::kPadding) {
+  SourceMap map;
   map.add_logical({"w", dtype, {4}, filler ? Filler(*filler, fill) : Filler()}, {});
   for (const std::uint32_t tp_rank : {0u, 1u}) {
-    TensorFile file;
+    SourceFile file;
     file.path = "rank" + std::to_string(tp_rank);
     file.tp_rank = tp_rank;
     map.files.push_back(file);
@@ -24,25 +24,25 @@ TensorMap two_ranks(DType dtype, std::optional<std::uint64_t> filler = {}, Fill 
 }
 
 /// The same of a parameter that every rank has all of.
-TensorMap replicated(DType dtype, std::optional<std::uint64_t> filler = {}) {
-  TensorMap map = two_ranks(dtype, filler);
+SourceMap replicated(DType dtype, std::optional<std::uint64_t> filler = {}) {
+  SourceMap map = two_ranks(dtype, filler);
   for (StoredTensor& stored : map.stored) stored.replicated = true, stored.label = PartitionLabel::kReplicated;
   return map;
 }
 
 /// The same where rank 1's is a second name.
-TensorMap tied(DType dtype) {
-  TensorMap map = two_ranks(dtype);
+SourceMap tied(DType dtype) {
+  SourceMap map = two_ranks(dtype);
   map.stored[1].tied = true;
   return map;
 }
 
 /// The check of rank 1's tensor.
-Check check_of(const TensorMap& map) {
+Check check_of(const SourceMap& map) {
   return make_reading_program(map).transfers.at(0).source->checks.back();
 }
 
-Error failure_of(const TensorMap& map, std::string_view detail = {}) {
+Error failure_of(const SourceMap& map, std::string_view detail = {}) {
   const std::vector<Piece> reads{map.pieces[0][0]};
   return failed_check(map, 0, reads, make_check(map, 0, reads, map.pieces[0][1]), {2}, detail);
 }
@@ -56,7 +56,7 @@ TEST_CASE("A replica that differs names both files and the element, and the deta
 }
 
 TEST_CASE("What a check that fails says depends on the reason for it") {
-  const std::pair<TensorMap, Refusal> rows[] = {
+  const std::pair<SourceMap, Refusal> rows[] = {
       {tied(DType::kF32), {.hint = "tie_word_embeddings"}},
       {two_ranks(DType::kF32, 0),
        {.says = "holds other values than zeros in its padding, first at [2]",
@@ -69,7 +69,7 @@ TEST_CASE("What a check that fails says depends on the reason for it") {
 }
 
 TEST_CASE("Where equal replicas are the only evidence, their difference is never accepted and has a hint of its own") {
-  TensorMap map = two_ranks(DType::kF32);
+  SourceMap map = two_ranks(DType::kF32);
   const std::vector<Piece> reads{map.pieces[0][0]};
   CHECK(make_check(map, 0, reads, map.pieces[0][1]).may_differ);
   map.inferred_partition_hint = "try another number of heads";
@@ -78,7 +78,7 @@ TEST_CASE("Where equal replicas are the only evidence, their difference is never
 }
 
 TEST_CASE("A replica that its rule keeps whole may differ without metadata, and heads may not") {
-  TensorMap map = replicated(DType::kBF16);
+  SourceMap map = replicated(DType::kBF16);
   map.inferred_partition_hint = "try another number of heads";
   CHECK(check_of(map).may_differ);
   CHECK_THAT(failure_of(map).hint(), Says("`replicas` first takes the first rank's values"));
@@ -88,16 +88,16 @@ TEST_CASE("A replica that its rule keeps whole may differ without metadata, and 
 }
 
 TEST_CASE("A replica that nothing declares whole may neither differ nor drift, and says why") {
-  TensorMap map = replicated(DType::kBF16);
-  map.logical[0].unconfirmed_hint = "nothing names it";
+  SourceMap map = replicated(DType::kBF16);
+  map.unconfirmed_hints["w"] = "nothing names it";
   CHECK_FALSE(check_of(map).may_differ);
   CHECK_FALSE(check_of(map).may_drift);  // parts of one vector may be as close to each other as drifted norms
   CHECK(failure_of(map).hint() == "nothing names it");
 }
 
 TEST_CASE("The hint for a state that differs is about its files, not about the model's") {
-  TensorMap state = two_ranks(DType::kF32), padding = two_ranks(DType::kF32, 0);
-  for (TensorMap* map : {&state, &padding}) map->logical[0].role = TensorRole::kState;
+  SourceMap state = two_ranks(DType::kF32), padding = two_ranks(DType::kF32, 0);
+  for (SourceMap* map : {&state, &padding}) map->logical[0].role = TensorRole::kState;
   const std::string of_files = "the files come from two saves, or files of ranks were swapped";
   check_error(failure_of(state), {.hint = {of_files, "`replicas` first takes"}});
   check_error(failure_of(padding), {.hint = of_files});
@@ -106,21 +106,21 @@ TEST_CASE("The hint for a state that differs is about its files, not about the m
 }
 
 TEST_CASE("Only replicas may differ, and only trained replicas of another rank may drift") {
-  const auto check = [](const TensorMap& map) { return make_check(map, 0, {map.pieces[0][0]}, map.pieces[0][1]); };
-  const TensorMap trained = replicated(DType::kBF16);
+  const auto check = [](const SourceMap& map) { return make_check(map, 0, {map.pieces[0][0]}, map.pieces[0][1]); };
+  const SourceMap trained = replicated(DType::kBF16);
   CHECK(check(trained).reason == CheckReason::kReplica);
   CHECK(check(trained).may_drift);
   CHECK(check(trained).may_differ);
   CHECK_FALSE(check(replicated(DType::kF32)).may_drift);
   CHECK_FALSE(check(two_ranks(DType::kBF16)).may_drift);  // replicated heads train as one
-  TensorMap same_rank = trained;
+  SourceMap same_rank = trained;
   same_rank.files[1].tp_rank = 0;  // another data-parallel rank saved it again
   CHECK_FALSE(check(same_rank).may_drift);
   CHECK(check(same_rank).may_differ);
 }
 
 TEST_CASE("A tied parameter, padding and a rank's number may neither drift nor differ") {
-  const TensorMap map =
+  const SourceMap map =
       GENERATE(tied(DType::kBF16), replicated(DType::kBF16, 0), two_ranks(DType::kI32, 0, Fill::kRankNumber),
                two_ranks(DType::kF32, 1, Fill::kConstant));
   const Check check = make_check(map, 0, {map.pieces[0][0]}, map.pieces[0][1]);

@@ -13,21 +13,21 @@ Job small_job() {
   Job job;
   job.source_directory = "/models/a";
   job.output_directory = "/out/a";
-  job.source.files.push_back({"/models/a/model.safetensors", 1000});
-  job.target.files.push_back({"rank0/model.pt", 500, 0});
-  job.target.files.push_back({"rank1/model.pt", 500, 1});
+  job.source.files.push_back({{"/models/a/model.safetensors", 1000}});
+  job.target.files.push_back({{"rank0/model.pt", 500, 0}});
+  job.target.files.push_back({{"rank1/model.pt", 500, 1}});
   const LogicalTensor w{"w", DType::kBF16, {4, 2}}, v{"v", DType::kBF16, {8}};
-  for (TensorMap* map : {&job.source, &job.target})
+  for (TensorMap* map : std::initializer_list<TensorMap*>{&job.source, &job.target})
     for (const LogicalTensor& tensor : {w, v}) map->add_logical(tensor, {});
   job.source.add_stored({"w", DType::kBF16, {4, 2}, 0, 100});
   job.source.add_stored({"v", DType::kBF16, {8}, 0, 116});
   job.source.pieces = {{{0, {{0, 0}, {4, 2}}, {0, 0}}}, {{1, {{0}, {8}}, {0}}}};
   job.source.stored[0].set_view({{4, 2}, {1, 4}});
   for (const std::uint32_t rank : {0u, 1u}) {
-    TensorFile& file = job.target.files[rank];
+    TargetFile& file = job.target.files[rank];
     file.first_stored = 2 * rank;
     file.stored_count = 2;
-    file.encoding = TensorFile::Encoding::kTorch;
+    file.encoding = TargetFile::Encoding::kTorch;
     file.aliases = {{"u", "w"}};
     job.target.add_stored({"w", DType::kBF16, {2, 2}, rank, 64});
     job.target.add_stored({"v", DType::kBF16, {8}, rank, 128});
@@ -93,7 +93,7 @@ TEST_CASE("Whatever changes a byte of the outputs changes a job's fingerprint") 
        }},
       {"target path", [](Job& job) { job.target.files[0].path = "rank9/model.pt"; }},
       {"target size", [](Job& job) { ++job.target.files[0].size_bytes; }},
-      {"target encoding", [](Job& job) { job.target.files[0].encoding = TensorFile::Encoding::kSafetensors; }},
+      {"target encoding", [](Job& job) { job.target.files[0].encoding = TargetFile::Encoding::kSafetensors; }},
       {"target alias", [](Job& job) { job.target.files[0].aliases[0].source = "v"; }},
       {"no target alias", [](Job& job) { job.target.files[0].aliases.clear(); }},
       {"target's tensors", [](Job& job) { job.target.files[1].first_stored = 1; }},

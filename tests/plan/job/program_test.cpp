@@ -9,11 +9,12 @@ namespace reshard::test {
 namespace {
 
 /// A source or target of files that each hold some rows of "w", a [rows, 4] of F32.
-TensorMap of_rows(std::uint64_t rows, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& files) {
-  TensorMap map;
+template <typename Map = SourceMap>
+Map of_rows(std::uint64_t rows, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& files) {
+  Map map;
   map.add_logical({"w", DType::kF32, {rows, 4}}, {});
   for (const auto& [begin, end] : files) {
-    map.files.push_back({"f" + std::to_string(map.files.size()), 0});
+    map.files.emplace_back().path = "f" + std::to_string(map.files.size());
     const auto file = static_cast<std::uint32_t>(map.files.size() - 1);
     const auto stored = map.add_stored({"w", DType::kF32, {end - begin, 4}, file});
     map.pieces[0].push_back({stored, {{begin, 0}, {end - begin, 4}}, {0, 0}});
@@ -22,8 +23,8 @@ TensorMap of_rows(std::uint64_t rows, const std::vector<std::pair<std::uint64_t,
 }
 
 TEST_CASE("A program reads each element from the first file that has it") {
-  const TensorMap source = of_rows(8, {{0, 4}, {2, 6}, {4, 8}});
-  const TensorMap target = of_rows(8, {{0, 8}});
+  const SourceMap source = of_rows(8, {{0, 4}, {2, 6}, {4, 8}});
+  const TargetMap target = of_rows<TargetMap>(8, {{0, 8}});
   const Program program = make_program(source, target);
   REQUIRE(program.transfers.size() == 1);
   const auto& reads = program.transfers[0].source->reads;
@@ -41,27 +42,31 @@ TEST_CASE("A program reads each element from the first file that has it") {
 }
 
 TEST_CASE("A part that no file holds, or only as a tied copy, is an error that names the box") {
-  const TensorMap source = of_rows(8, {{0, 3}, {5, 8}}), target = of_rows(8, {{0, 8}});
+  const SourceMap source = of_rows(8, {{0, 3}, {5, 8}});
+  const TargetMap target = of_rows<TargetMap>(8, {{0, 8}});
   check_refused([&] { make_program(source, target); }, {.tensor = "w", .says = "[3:5, 0:4] of [8, 4]"});
   check_refused([&] { make_reading_program(source); }, {.tensor = "w"});
-  TensorMap tied = of_rows(8, {{0, 4}, {4, 8}});
+  SourceMap tied = of_rows(8, {{0, 4}, {4, 8}});
   tied.stored[1].tied = true;
   check_refused([&] { make_program(tied, target); }, {.tensor = "w"});
 }
 
 TEST_CASE("Both sides must have the same tensors, dtypes and shapes") {
-  const TensorMap source = of_rows(8, {{0, 8}});
-  TensorMap more = of_rows(8, {{0, 8}});
+  const SourceMap source = of_rows(8, {{0, 8}});
+  TargetMap more = of_rows<TargetMap>(8, {{0, 8}});
   more.add_logical({"extra", DType::kF32, {1}}, {});
+  SourceMap more_source = source;
+  more_source.add_logical({"extra", DType::kF32, {1}}, {});
   check_refused([&] { make_program(source, more); }, {.tensor = "extra", .says = "the target needs it"});
-  check_refused([&] { make_program(more, source); }, {.tensor = "extra"});
-  const TensorMap less = of_rows(4, {{0, 4}});
+  check_refused([&] { make_program(more_source, of_rows<TargetMap>(8, {{0, 8}})); }, {.tensor = "extra"});
+  const TargetMap less = of_rows<TargetMap>(4, {{0, 4}});
   check_refused([&] { make_program(source, less); }, {.says = {"F32 [8, 4]", "F32 [4, 4]"}});
 }
 
 TEST_CASE("A target that is not tiled, or has no place for a part of a tensor, is refused before anything else") {
-  const TensorMap source = of_rows(8, {{0, 8}}), split = of_rows(8, {{0, 3}, {5, 8}});
-  TensorMap target = source;
+  const SourceMap source = of_rows(8, {{0, 8}});
+  const TargetMap split = of_rows<TargetMap>(8, {{0, 3}, {5, 8}});
+  TargetMap target = of_rows<TargetMap>(8, {{0, 8}});
   target.pieces[0][0].box.size[0] = 7;
   check_refused([&] { make_program(source, target); }, {.says = "4 of its 32 elements"});
   check_refused([&] { make_program(source, split); },
@@ -69,12 +74,12 @@ TEST_CASE("A target that is not tiled, or has no place for a part of a tensor, i
 }
 
 TEST_CASE("Pieces are grouped by the tensor that stores them") {
-  TensorMap target = of_rows(8, {{0, 4}, {4, 8}});
+  TargetMap target = of_rows<TargetMap>(8, {{0, 4}, {4, 8}});
   target.pieces[0] = {{1, {{4, 0}, {2, 4}}, {0, 0}},
                       {0, {{0, 0}, {2, 4}}, {0, 0}},
                       {1, {{6, 0}, {2, 4}}, {2, 0}},
                       {0, {{2, 0}, {2, 4}}, {2, 0}}};
-  const TensorMap source = of_rows(8, {{0, 8}});
+  const SourceMap source = of_rows(8, {{0, 8}});
   const Program program = make_program(source, target);
   std::vector<std::uint32_t> order;
   for (const Piece& piece : program.transfers[0].writes({&source, &target})) order.push_back(piece.stored);
@@ -82,15 +87,15 @@ TEST_CASE("Pieces are grouped by the tensor that stores them") {
 }
 
 TEST_CASE("A tensor without elements is moved by a program that reads nothing") {
-  const TensorMap source = of_rows(0, {{0, 0}});
-  const TensorMap target = of_rows(0, {{0, 0}});
+  const SourceMap source = of_rows(0, {{0, 0}});
+  const TargetMap target = of_rows<TargetMap>(0, {{0, 0}});
   const Program program = make_program(source, target);
   CHECK(program.transfers.at(0).source->reads.empty());
   CHECK(program.write_bytes == 0);
 }
 
 TEST_CASE("A reading program compares nothing") {
-  TensorMap source = of_rows(8, {{0, 8}, {0, 8}});
+  SourceMap source = of_rows(8, {{0, 8}, {0, 8}});
   source.stored[1].tied = true;
   const Program program = make_reading_program(source);
   CHECK_FALSE(program.transfers.at(0).target);
@@ -100,14 +105,15 @@ TEST_CASE("A reading program compares nothing") {
 }
 
 TEST_CASE("A program is a value that means the same tensors in copies of its maps") {
-  const auto source = std::make_unique<reshard::TensorMap>(of_rows(8, {{0, 4}, {2, 6}, {4, 8}}));
-  const auto target = std::make_unique<reshard::TensorMap>(of_rows(8, {{0, 4}, {4, 8}}));
+  const auto source = std::make_unique<SourceMap>(of_rows(8, {{0, 4}, {2, 6}, {4, 8}}));
+  const auto target = std::make_unique<TargetMap>(of_rows<TargetMap>(8, {{0, 4}, {4, 8}}));
   Program program = make_program(*source, *target);
   const Program copy = program;
   CHECK(copy == program);
   const Program moved = std::move(program);
   CHECK(moved == copy);
-  const reshard::TensorMap other_source = *source, other_target = *target;
+  const SourceMap other_source = *source;
+  const TargetMap other_target = *target;
   const ProgramMaps maps{&other_source, &other_target};
   CHECK(&moved.transfers.at(0).tensor(maps) == &other_source.logical[0]);
   CHECK(moved.transfers.at(0).result(maps) == &other_target.logical[0]);
@@ -116,10 +122,10 @@ TEST_CASE("A program is a value that means the same tensors in copies of its map
 }
 
 TEST_CASE("Programs of maps that differ in one piece are different") {
-  const Program program = make_program(of_rows(8, {{0, 4}, {4, 8}}), of_rows(8, {{0, 8}}));
-  CHECK(make_program(of_rows(8, {{0, 4}, {4, 8}}), of_rows(8, {{0, 8}})) == program);
-  CHECK_FALSE(make_program(of_rows(8, {{0, 5}, {5, 8}}), of_rows(8, {{0, 8}})) == program);
-  CHECK_FALSE(make_program(of_rows(8, {{0, 4}, {3, 8}}), of_rows(8, {{0, 8}})) == program);
+  const Program program = make_program(of_rows(8, {{0, 4}, {4, 8}}), of_rows<TargetMap>(8, {{0, 8}}));
+  CHECK(make_program(of_rows(8, {{0, 4}, {4, 8}}), of_rows<TargetMap>(8, {{0, 8}})) == program);
+  CHECK_FALSE(make_program(of_rows(8, {{0, 5}, {5, 8}}), of_rows<TargetMap>(8, {{0, 8}})) == program);
+  CHECK_FALSE(make_program(of_rows(8, {{0, 4}, {3, 8}}), of_rows<TargetMap>(8, {{0, 8}})) == program);
 }
 
 }  // namespace

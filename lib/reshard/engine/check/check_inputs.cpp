@@ -217,7 +217,7 @@ std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& 
   std::vector<Recorded> recorded;  // of files of tensors without a known digest
   together.step("look for digests", progress, [&] {
     std::vector<fs::path> files;
-    for (const TensorFile& file : job.source.files) files.push_back(file.path);
+    for (const SourceFile& file : job.source.files) files.push_back(file.path);
     for (const CopiedFile& file : job.copied_files) files.push_back(file.source);
     Sums sums(storage);
     std::vector<FoundDigest> digests;

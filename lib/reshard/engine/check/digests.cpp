@@ -32,13 +32,13 @@ void read_leaves(WireReader& wire, LeafDigests& tensor) {
 
 }  // namespace
 
-std::vector<TensorDigest> compute_digests(const TensorMap& map, const std::vector<std::uint32_t>& wanted,
+std::vector<TensorDigest> compute_digests(const SourceMap& map, const std::vector<std::uint32_t>& wanted,
                                           const RunOptions& options, bool check_all) {
   Together alone;
   return compute_digests(map, wanted, options, check_all, alone);
 }
 
-std::vector<TensorDigest> compute_digests(const TensorMap& map, const std::vector<std::uint32_t>& wanted,
+std::vector<TensorDigest> compute_digests(const SourceMap& map, const std::vector<std::uint32_t>& wanted,
                                           const RunOptions& options, bool check_all, Together& together) {
   Program all = make_reading_program(map, check_all);
   Program program;

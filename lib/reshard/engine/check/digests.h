@@ -16,11 +16,11 @@ namespace reshard {
 /// Reads the tensors of `map` that `wanted` names (indices of TensorMap::logical, of no padding), each once. With
 /// `check_all`, their replicas and all padding, too, which have to be what they should be.
 /// \throws Error as run_program.
-std::vector<TensorDigest> compute_digests(const TensorMap& map, const std::vector<std::uint32_t>& wanted,
+std::vector<TensorDigest> compute_digests(const SourceMap& map, const std::vector<std::uint32_t>& wanted,
                                           const RunOptions& options, bool check_all = false);
 /// The same by several ranks, each of which reads some of the tensors and knows all digests afterwards.
 /// \throws as read_together.
-std::vector<TensorDigest> compute_digests(const TensorMap& map, const std::vector<std::uint32_t>& wanted,
+std::vector<TensorDigest> compute_digests(const SourceMap& map, const std::vector<std::uint32_t>& wanted,
                                           const RunOptions& options, bool check_all, Together& together);
 
 /// The SHA-256 of whole files, read in order, several at a time. `read` is called with the bytes of each part that is

@@ -35,13 +35,13 @@ ValueSummary read_summary(WireReader& wire) {
 
 }  // namespace
 
-std::vector<ValueSummary> compute_stats(const TensorMap& map, const std::vector<std::uint32_t>& wanted,
+std::vector<ValueSummary> compute_stats(const SourceMap& map, const std::vector<std::uint32_t>& wanted,
                                         const RunOptions& options) {
   Together alone;
   return compute_stats(map, wanted, options, alone);
 }
 
-std::vector<ValueSummary> compute_stats(const TensorMap& map, const std::vector<std::uint32_t>& wanted,
+std::vector<ValueSummary> compute_stats(const SourceMap& map, const std::vector<std::uint32_t>& wanted,
                                         const RunOptions& options, Together& together) {
   Program all = make_reading_program(map);
   Program program;

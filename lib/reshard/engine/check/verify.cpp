@@ -49,20 +49,38 @@ std::string form(const LogicalTensor& tensor) {
   return fmt::format("{} {}", name(tensor.dtype), to_string(tensor.shape));
 }
 
-bool comparable(const LogicalTensor& a, const LogicalTensor& b, const VerifyOptions& how) {
-  if (a.shape != b.shape) return false;
-  return a.dtype == b.dtype ||
-         (how.tolerance ? can_compare(a.dtype, b.dtype) : a.model_dtype == b.dtype || b.model_dtype == a.dtype);
-}
+/// Compares tensors of two checkpoints.
+class Comparison {
+ public:
+  Comparison(const SourceMap& a, const SourceMap& b, const VerifyOptions& how) : a_(a), b_(b), how_(how) {}
 
-/// compare_elements of parts of `a` and `b`. Values that the model has in the other's dtype are cast to it.
-DifferenceSummary compare_parts(const LogicalTensor& a, std::span<const std::byte> a_bytes, const LogicalTensor& b,
-                                std::span<const std::byte> b_bytes, const VerifyOptions& how) {
+  bool can_compare(const LogicalTensor& a, const LogicalTensor& b) const {
+    if (a.shape != b.shape || a.dtype == b.dtype) return a.shape == b.shape;
+    if (how_.tolerance) return reshard::can_compare(a.dtype, b.dtype);
+    return a_.model_dtype(a) == b.dtype || b_.model_dtype(b) == a.dtype;
+  }
+
+  /// compare_elements of parts of `a` and `b`. Values that the model has in the other's dtype are cast to it.
+  DifferenceSummary compare(const LogicalTensor& a, std::span<const std::byte> a_bytes, const LogicalTensor& b,
+                            std::span<const std::byte> b_bytes) const {
+    if (a.dtype == b.dtype || how_.tolerance)
+      return compare_elements(a.dtype, a_bytes, b.dtype, b_bytes, how_.tolerance, 1);
+    return compare_cast(a.dtype, a_bytes, b.dtype, b_bytes, a_.model_dtype(a) == b.dtype ? b.dtype : a.dtype);
+  }
+
+ private:
+  static DifferenceSummary compare_cast(DType a, std::span<const std::byte> a_bytes, DType b,
+                                        std::span<const std::byte> b_bytes, DType to);
+
+  const SourceMap& a_;
+  const SourceMap& b_;
+  const VerifyOptions& how_;
+};
+
+DifferenceSummary Comparison::compare_cast(DType a, std::span<const std::byte> a_bytes, DType b,
+                                           std::span<const std::byte> b_bytes, DType to) {
   constexpr std::size_t kElems = 4096;  // that are cast at a time
-  if (a.dtype == b.dtype || how.tolerance)
-    return compare_elements(a.dtype, a_bytes, b.dtype, b_bytes, how.tolerance, 1);
-  const DType to = a.model_dtype == b.dtype ? b.dtype : a.dtype;
-  const std::size_t a_elem_bytes = bits(a.dtype) / 8, b_elem_bytes = bits(b.dtype) / 8, to_bytes = bits(to) / 8;
+  const std::size_t a_elem_bytes = bits(a) / 8, b_elem_bytes = bits(b) / 8, to_bytes = bits(to) / 8;
   const std::size_t elems = a_bytes.size() / a_elem_bytes;
   std::array<std::byte, kElems * sizeof(std::uint64_t)> buffer;
   DifferenceSummary all;
@@ -70,9 +88,9 @@ DifferenceSummary compare_parts(const LogicalTensor& a, std::span<const std::byt
     const std::size_t count = std::min(kElems, elems - at);
     std::span<const std::byte> a_part = a_bytes.subspan(at * a_elem_bytes, count * a_elem_bytes);
     std::span<const std::byte> b_part = b_bytes.subspan(at * b_elem_bytes, count * b_elem_bytes);
-    auto& cast = to == b.dtype ? a_part : b_part;
+    auto& cast = to == b ? a_part : b_part;
     const std::span<std::byte> result(buffer.data(), count * to_bytes);
-    cast_elements(to == b.dtype ? a.dtype : b.dtype, cast, to, result, Overflow::kSaturate);
+    cast_elements(to == b ? a : b, cast, to, result, Overflow::kSaturate);
     cast = result;
     DifferenceSummary part = compare_elements(to, a_part, to, b_part, std::nullopt, 1);
     all.differing += part.differing;
@@ -86,7 +104,7 @@ DifferenceSummary compare_parts(const LogicalTensor& a, std::span<const std::byt
 }
 
 /// Lists what cannot be compared.
-void compare_forms(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, Verification& result) {
+void compare_forms(const SourceMap& a, const SourceMap& b, const Comparison& comparison, Verification& result) {
   for (const LogicalTensor& tensor : a.logical) {
     if (tensor.filler) continue;
     const auto other = b.find_logical(tensor.name);
@@ -95,7 +113,7 @@ void compare_forms(const TensorMap& a, const TensorMap& b, const VerifyOptions& 
       continue;
     }
     const LogicalTensor& match = b.logical[*other];
-    if (!comparable(tensor, match, how))
+    if (!comparison.can_compare(tensor, match))
       result.other_form.push_back(fmt::format("{}: {} and {}", tensor.name, form(tensor), form(match)));
   }
   for (const LogicalTensor& tensor : b.logical)
@@ -104,20 +122,21 @@ void compare_forms(const TensorMap& a, const TensorMap& b, const VerifyOptions& 
 
 }  // namespace
 
-Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, const RunOptions& options) {
+Verification verify(const SourceMap& a, const SourceMap& b, const VerifyOptions& how, const RunOptions& options) {
   Together alone;
   return verify(a, b, how, options, alone);
 }
 
-Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, const RunOptions& options,
+Verification verify(const SourceMap& a, const SourceMap& b, const VerifyOptions& how, const RunOptions& options,
                     Together& together) {
   Verification result;
-  compare_forms(a, b, how, result);
+  const Comparison comparison(a, b, how);
+  compare_forms(a, b, comparison, result);
   const ProgramMaps maps{&a, nullptr, &b};
   Program program = make_comparing_program(a, b);
   std::erase_if(program.transfers, [&](const Transfer& transfer) {
     const LogicalTensor& tensor = transfer.tensor(maps);
-    return !tensor.filler && !comparable(tensor, *transfer.result(maps), how);
+    return !tensor.filler && !comparison.can_compare(tensor, *transfer.result(maps));
   });
   std::vector<Found> found(program.transfers.size());
   std::mutex mutex;
@@ -127,7 +146,7 @@ Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions&
     const DType a_dtype = transfer.tensor(maps).dtype;
     const DType b_dtype = transfer.result(maps)->dtype;
     const DifferenceSummary summary =
-        compare_parts(transfer.tensor(maps), block.bytes, *transfer.result(maps), block.against, how);
+        comparison.compare(transfer.tensor(maps), block.bytes, *transfer.result(maps), block.against);
     const std::lock_guard lock(mutex);
     Found& tensor = found[block.transfer];
     tensor.max_abs = std::max(tensor.max_abs, summary.max_abs_difference);

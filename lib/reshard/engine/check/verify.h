@@ -37,17 +37,17 @@ struct Verification {
 /// How two checkpoints are held against each other.
 struct VerifyOptions {
   /// Values are compared, and a tensor may have another dtype; without it bytes are, and dtypes have to be the same, or
-  /// the one that the model has it in (LogicalTensor::model_dtype), which it is cast to.
+  /// the one that the model has it in (SourceMap::model_dtypes), which it is cast to.
   std::optional<Tolerance> tolerance;
 };
 
 /// Compares the logical tensors of two maps: names, shapes, dtypes and values.
 /// Reads each byte of what can be compared once; replicas inside each are compared as in any other run.
 /// \throws Error as run_program does.
-Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, const RunOptions& options);
+Verification verify(const SourceMap& a, const SourceMap& b, const VerifyOptions& how, const RunOptions& options);
 /// The same by several ranks, each of which reads some of the tensors and knows all differences afterwards.
 /// \throws as read_together.
-Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, const RunOptions& options,
+Verification verify(const SourceMap& a, const SourceMap& b, const VerifyOptions& how, const RunOptions& options,
                     Together& together);
 
 }  // namespace reshard

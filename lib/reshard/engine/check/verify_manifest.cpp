@@ -20,7 +20,7 @@ std::string form(DType dtype, const Dims& shape) {
 }
 
 /// The files of `map` that hold any of a part of tensor `logical`.
-std::vector<std::string> files_of(const TensorMap& map, std::uint32_t logical, const Box& part) {
+std::vector<std::string> files_of(const SourceMap& map, std::uint32_t logical, const Box& part) {
   std::vector<std::string> files;
   for (const Piece& piece : map.pieces[logical]) {
     if (!intersect(piece.box, part)) continue;
@@ -30,7 +30,7 @@ std::vector<std::string> files_of(const TensorMap& map, std::uint32_t logical, c
   return files;
 }
 
-DigestDifference difference(const TensorMap& map, std::uint32_t logical, const TensorDigest& own,
+DigestDifference difference(const SourceMap& map, std::uint32_t logical, const TensorDigest& own,
                             const TensorDigest& expected) {
   const LogicalTensor& tensor = map.logical[logical];
   DigestDifference found;
@@ -65,13 +65,13 @@ void find_unlisted(Files& files, const std::filesystem::path& directory, const s
 
 }  // namespace
 
-ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manifest,
+ManifestVerification verify_manifest(const SourceMap& map, const Manifest& manifest,
                                      const std::filesystem::path& manifest_path, const RunOptions& options) {
   Together alone;
   return verify_manifest(map, manifest, manifest_path, options, alone);
 }
 
-ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manifest,
+ManifestVerification verify_manifest(const SourceMap& map, const Manifest& manifest,
                                      const std::filesystem::path& manifest_path, const RunOptions& options,
                                      Together& together) {
   ManifestVerification result;

@@ -54,10 +54,10 @@ struct ManifestVerification {
 /// Hashes the tensors of a checkpoint, whatever its layout, and compares them with those of a manifest; replicas and
 /// padding are compared as RunOptions::replicas says. If the map has no states, the manifest's are only counted.
 /// \throws Error kBadInput for a manifest whose leaves are not those of the tensor's shape; as run_program.
-ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manifest,
+ManifestVerification verify_manifest(const SourceMap& map, const Manifest& manifest,
                                      const std::filesystem::path& manifest_path, const RunOptions& options);
 /// The same by several ranks.
-ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manifest,
+ManifestVerification verify_manifest(const SourceMap& map, const Manifest& manifest,
                                      const std::filesystem::path& manifest_path, const RunOptions& options,
                                      Together& together);
 

@@ -11,13 +11,13 @@
 namespace reshard {
 namespace {
 
-bool has_views(const TensorMap* map) {
+bool has_views(const SourceMap* map) {
   return map != nullptr && std::any_of(map->stored.begin(), map->stored.end(),
                                        [](const StoredTensor& stored) { return stored.in_file != nullptr; });
 }
 
 /// Whether some of it is read from a tensor that is not in C order of its dims in `order`.
-bool is_strided(const TensorMap* map, const std::optional<Reading>& reading, const Dims& order) {
+bool is_strided(const SourceMap* map, const std::optional<Reading>& reading, const Dims& order) {
   if (!map || !reading) return false;
   return std::any_of(reading->reads.begin(), reading->reads.end(), [&](const Piece& piece) {
     const StoredTensor& stored = map->stored[piece.stored];

@@ -25,7 +25,7 @@ std::string too_far(const ReplicaDistance& distance) {
 }
 
 /// The file offset that byte 0 of the block goes with, where a group is read into it as it is.
-std::optional<std::uint64_t> place_read_from(const TensorMap& map, std::span<const Group> groups) {
+std::optional<std::uint64_t> place_read_from(const SourceMap& map, std::span<const Group> groups) {
   for (const Group& group : groups)
     if (group.is_one_run())
       return map.stored[group.stored].offset_bytes + group.runs.front().a_begin_bytes -
@@ -35,7 +35,7 @@ std::optional<std::uint64_t> place_read_from(const TensorMap& map, std::span<con
 
 }  // namespace
 
-std::span<const std::byte> BlockReader::read(const TensorMap& map, FilePool<Source>& files, const Reading& reading,
+std::span<const std::byte> BlockReader::read(const SourceMap& map, FilePool<Source>& files, const Reading& reading,
                                              const LogicalTensor& tensor, const Block& at, Buffer& buffer,
                                              std::optional<std::uint64_t> written_to_bytes) {
   const std::uint64_t bytes = *num_bytes(tensor.dtype, at.box.size);
@@ -49,7 +49,7 @@ std::span<const std::byte> BlockReader::read(const TensorMap& map, FilePool<Sour
 }
 
 /// Puts the group's bytes into `block`, from the file in as few calls as do not read what others need.
-void BlockReader::load(const TensorMap& map, FilePool<Source>& files, const Group& group, std::span<std::byte> block) {
+void BlockReader::load(const SourceMap& map, FilePool<Source>& files, const Group& group, std::span<std::byte> block) {
   const StoredTensor& stored = map.stored[group.stored];
   const auto file = shared_.open(map, files, stored.file);
   const std::uint64_t span_bytes = group.end_bytes - group.begin_bytes;
@@ -105,7 +105,7 @@ void BlockReader::read_ranges(const Source& file, std::uint64_t offset_bytes, co
 
 /// The bytes of a replica are those of the first.
 /// \throws Error with the first element that differs.
-void BlockReader::compare(const TensorMap& map, FilePool<Source>& files, const Reading& reading, const Group& group,
+void BlockReader::compare(const SourceMap& map, FilePool<Source>& files, const Reading& reading, const Group& group,
                           const LogicalTensor& tensor, const Block& at, std::span<const std::byte> block) {
   load(map, files, group, buffers_.other.make_room(block.size(), {place_read_from(map, {&group, 1}), {}}));
   std::optional<std::uint64_t> differs_at;  // the first byte of the block that does
@@ -126,7 +126,7 @@ void BlockReader::compare(const TensorMap& map, FilePool<Source>& files, const R
 }
 
 /// Decides about the whole replica, whichever block showed that it differs.
-void BlockReader::differ(const TensorMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
+void BlockReader::differ(const SourceMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
                          const LogicalTensor& tensor, const Dims& index, std::string_view values) {
   const Check& check = *std::find_if(reading.checks.begin(), reading.checks.end(),
                                      [&](const Check& one) { return one.stored == stored; });
@@ -159,7 +159,7 @@ void BlockReader::differ(const TensorMap& map, FilePool<Source>& files, const Re
 
 /// Between all that `stored` holds of the tensor and the first rank's; the same whatever the blocks of the run.
 /// \param first  becomes the index of the first element that differs, if any does.
-ReplicaDistance BlockReader::distance(const TensorMap& map, FilePool<Source>& files, const Reading& reading,
+ReplicaDistance BlockReader::distance(const SourceMap& map, FilePool<Source>& files, const Reading& reading,
                                       std::uint32_t stored, const LogicalTensor& tensor, Dims& first) {
   std::vector<Check> checks;
   for (const Check& check : reading.checks)

@@ -20,7 +20,7 @@ class BlockReader {
   /// Reads block `at` of the tensor into `buffer`, and compares its replicas with it. From there it is written to
   /// `written_to_bytes` of a file, if it is.
   /// \throws Error kBadInput where a check finds other bytes; kIo.
-  std::span<const std::byte> read(const TensorMap& map, FilePool<Source>& files, const Reading& reading,
+  std::span<const std::byte> read(const SourceMap& map, FilePool<Source>& files, const Reading& reading,
                                   const LogicalTensor& tensor, const Block& at, Buffer& buffer,
                                   std::optional<std::uint64_t> written_to_bytes = {});
 
@@ -28,14 +28,14 @@ class BlockReader {
   std::vector<Divergence> take_noted() { return std::exchange(noted_, {}); }
 
  private:
-  void load(const TensorMap& map, FilePool<Source>& files, const Group& group, std::span<std::byte> block);
+  void load(const SourceMap& map, FilePool<Source>& files, const Group& group, std::span<std::byte> block);
   void load_apart(const Source& file, std::uint64_t offset_bytes, const Runs& runs, std::span<std::byte> block);
   void read_ranges(const Source& file, std::uint64_t offset_bytes, const Runs& reads);
-  void compare(const TensorMap& map, FilePool<Source>& files, const Reading& reading, const Group& group,
+  void compare(const SourceMap& map, FilePool<Source>& files, const Reading& reading, const Group& group,
                const LogicalTensor& tensor, const Block& at, std::span<const std::byte> block);
-  void differ(const TensorMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
+  void differ(const SourceMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
               const LogicalTensor& tensor, const Dims& index, std::string_view values);
-  ReplicaDistance distance(const TensorMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
+  ReplicaDistance distance(const SourceMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
                            const LogicalTensor& tensor, Dims& first);
 
   RunState& shared_;

@@ -28,7 +28,7 @@ void BlockWriter::write(const Group& group, std::uint64_t begin_bytes, std::span
 
 /// Writes gathered_, which may be one range, to where it begins in the group's stored tensor.
 void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) {
-  const TensorMap& target = *shared_.maps.target;
+  const TargetMap& target = *shared_.maps.target;
   const StoredTensor& stored = target.stored[group.stored];
   std::uint64_t bytes = 0;
   for (const auto part : gathered_) bytes += part.size();

@@ -155,7 +155,7 @@ bool is_whole_fragments_file(Files& files, const fs::path& path) noexcept {
 }
 
 std::vector<std::uint32_t> write_fragments(Storage& storage, const fs::path& root,
-                                           const std::vector<std::string>& names, const TensorMap& target,
+                                           const std::vector<std::string>& names, const TargetMap& target,
                                            bool skip_torn) {
   std::vector<std::uint32_t> written;
   for (const std::string& name : names) {

@@ -64,7 +64,7 @@ bool is_whole_fragments_file(Files& files, const std::filesystem::path& path) no
 /// \returns the indices of the target's files that were written to, ascending.
 /// \throws Error kBadInput naming a file that is none of this target; kIo or kNoSpace.
 std::vector<std::uint32_t> write_fragments(Storage& storage, const std::filesystem::path& root,
-                                           const std::vector<std::string>& names, const TensorMap& target,
+                                           const std::vector<std::string>& names, const TargetMap& target,
                                            bool skip_torn);
 
 }  // namespace reshard

@@ -139,7 +139,7 @@ class Mover {
     std::uint64_t bytes = 0;
     for (const Group& target : targets) bytes += target.total_bytes;
     if (shared_.checksums.wanted() || bytes > source.total_bytes) return false;
-    const TensorMap& map = *shared_.maps.source;
+    const SourceMap& map = *shared_.maps.source;
     const StoredTensor& stored = map.stored[source.stored];
     const auto file = shared_.open(map, shared_.sources, stored.file);
     return std::all_of(targets.begin(), targets.end(), [&](const Group& target) {
@@ -182,7 +182,7 @@ class Mover {
   /// \param first  that of the first, where it is known.
   std::vector<std::span<const std::byte>> read_terms(const Transfer& transfer, const Block& at,
                                                      std::optional<std::span<const std::byte>> first) {
-    const TensorMap& source = *shared_.maps.source;
+    const SourceMap& source = *shared_.maps.source;
     const LogicalTensor& tensor = transfer.tensor(shared_.maps);
     if (!first)
       first = reader_.read(source, shared_.sources, *transfer.source, tensor, at, buffers_.block, std::nullopt);
@@ -205,7 +205,7 @@ class Mover {
   /// The block in the dtype that is written.
   std::span<const std::byte> cast(const Transfer& transfer, const Block& at, std::span<const std::byte> block,
                                   std::optional<std::uint64_t> written_to_bytes) {
-    const TensorMap& source = *shared_.maps.source;
+    const SourceMap& source = *shared_.maps.source;
     const LogicalTensor& tensor = transfer.tensor(shared_.maps);
     const DType to = shared_.maps.target->logical[*transfer.target].dtype;
     if (tensor.dtype == to) return block;
@@ -285,9 +285,9 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
   shared.write_back.clear();
   shared.sinks.clear();  // which may have a failure to tell
   if (shared.failure) std::rethrow_exception(shared.failure);
-  for (const TensorMap* map : {maps.source, maps.against}) {
+  for (const SourceMap* map : {maps.source, maps.against}) {
     if (map == nullptr) continue;
-    for (const TensorFile& file : map->files) validate_unchanged(*options.storage, file);
+    for (const SourceFile& file : map->files) validate_unchanged(*options.storage, file);
   }
   ShareReport report;
   report.crcs = shared.checksums.values();

@@ -59,9 +59,9 @@ bool RunState::add_lot(unsigned worker) {
   return true;
 }
 
-std::shared_ptr<Source> RunState::open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const {
+std::shared_ptr<Source> RunState::open(const SourceMap& map, FilePool<Source>& files, std::uint32_t file) const {
   return files.get(file, [&] {
-    const TensorFile& tensors = map.files[file];
+    const SourceFile& tensors = map.files[file];
     auto source = options.storage->open(tensors.path);
     validate_unchanged(*options.storage, tensors);
     if (tensors.frame) return open_zstd(std::move(source), *tensors.frame, tensors.size_bytes, tensors.path);
@@ -69,7 +69,7 @@ std::shared_ptr<Source> RunState::open(const TensorMap& map, FilePool<Source>& f
   });
 }
 
-void validate_unchanged(Files& files, const TensorFile& file) {
+void validate_unchanged(Files& files, const SourceFile& file) {
   if (!file.stamp || files.stamp(file.path) == *file.stamp) return;
   throw Error(ErrorKind::kIo, "was replaced or written to since its header was read")
       .in(file.path)

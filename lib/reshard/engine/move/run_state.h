@@ -28,7 +28,7 @@ namespace reshard {
 /// several threads. Empty where no file of the target has need of them.
 class Checksums {
  public:
-  explicit Checksums(const TensorMap* target) {
+  explicit Checksums(const TargetMap* target) {
     if (target && std::any_of(target->files.begin(), target->files.end(), needs_crcs))
       crcs_ = std::vector<std::atomic<std::uint32_t>>(target->stored.size());
   }
@@ -37,7 +37,7 @@ class Checksums {
 
   /// Adds `bytes`, which are written to a stored tensor from its byte `begin_bytes` on.
   /// \returns what that adds to the CRC; 0 where none is wanted.
-  std::uint32_t add(const TensorMap& target, std::uint32_t stored, std::uint64_t begin_bytes, std::uint64_t bytes,
+  std::uint32_t add(const TargetMap& target, std::uint32_t stored, std::uint64_t begin_bytes, std::uint64_t bytes,
                     std::span<const std::span<const std::byte>> parts) {
     const StoredTensor& tensor = target.stored[stored];
     if (crcs_.empty() || !needs_crcs(target.files[tensor.file])) return 0;
@@ -60,7 +60,7 @@ std::size_t open_files();
 
 /// A file of a source in `files` is still the one that the map is about.
 /// \throws Error kIo.
-void validate_unchanged(Files& files, const TensorFile& file);
+void validate_unchanged(Files& files, const SourceFile& file);
 
 /// What is known of the tensors that a mean is taken of.
 struct MeanTerms {
@@ -83,7 +83,7 @@ struct RunState {
 
   /// File `file` of a map, from its pool.
   /// \throws Error kBadInput or kIo.
-  std::shared_ptr<Source> open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const;
+  std::shared_ptr<Source> open(const SourceMap& map, FilePool<Source>& files, std::uint32_t file) const;
 
   ProgramMaps maps;
   const Program& program;
@@ -97,7 +97,7 @@ struct RunState {
   std::mutex failure_mutex;
   std::exception_ptr failure;
   /// Replicas that differ and may: index of the stored tensor, and of the logical one, of a map.
-  std::set<std::tuple<const TensorMap*, std::uint32_t, std::uint32_t>> divergent;
+  std::set<std::tuple<const SourceMap*, std::uint32_t, std::uint32_t>> divergent;
   std::map<std::size_t, MeanTerms> means;  // by the index of the transfer; has all of the program
   FilePool<Source> sources;
   FilePool<Source> others;  // of ProgramMaps::against

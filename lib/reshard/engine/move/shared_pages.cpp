@@ -52,9 +52,9 @@ void add_extents_in_shared(const ProgramMaps& maps, const Program& program, cons
 }
 
 /// Adds what single shares write, of one file: whole tensors, those of one share that follow each other as one.
-void add_whole_extents(const TensorMap& target, std::uint32_t file, const std::vector<std::uint32_t>& writer_of,
+void add_whole_extents(const TargetMap& target, std::uint32_t file, const std::vector<std::uint32_t>& writer_of,
                        std::uint64_t page_bytes, std::vector<Extent>& extents) {
-  const TensorFile& tensors = target.files[file];
+  const TargetFile& tensors = target.files[file];
   for (std::uint32_t i = tensors.first_stored; i < tensors.first_stored + tensors.stored_count; ++i) {
     const StoredTensor& stored = target.stored[i];
     if (writer_of[i] >= kSeveral || stored.size_bytes() == 0) continue;

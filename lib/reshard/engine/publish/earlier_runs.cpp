@@ -173,7 +173,7 @@ Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalH
 /// A journal may be anybody's.
 /// \throws Error kBadInput.
 void validate_unit(const UnitReport& unit, const Job& job) {
-  const TensorMap& target = job.target;
+  const TargetMap& target = job.target;
   const auto below = [](std::size_t count) { return [=](const auto index) { return index < count; }; };
   const bool fits =
       unit.written_bytes <= job.program.write_bytes &&

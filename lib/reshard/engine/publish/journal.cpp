@@ -21,18 +21,18 @@ namespace {
 constexpr std::string_view kFamily = "reshard journal ";
 constexpr std::string_view kJournalLine = "reshard journal 1\n";
 
-Format format_of(const TensorMap& map) {
-  using Encoding = TensorFile::Encoding;
+Format format_of(const TargetMap& map) {
+  using Encoding = TargetFile::Encoding;
   const auto any = [&](Encoding encoding) {
     return std::any_of(map.files.begin(), map.files.end(),
-                       [=](const TensorFile& file) { return file.encoding == encoding; });
+                       [=](const TargetFile& file) { return file.encoding == encoding; });
   };
   if (any(Encoding::kTorchTensor)) return Format::kXser;
   return any(Encoding::kTorch) || any(Encoding::kDcpItems) ? Format::kPytorch : Format::kSafetensors;
 }
 
 /// "bf16, f32"
-std::string dtypes_of(const TensorMap& map) {
+std::string dtypes_of(const TargetMap& map) {
   std::set<std::string> names;
   for (const LogicalTensor& tensor : map.logical)
     if (!tensor.filler) names.emplace(name(tensor.dtype));
@@ -61,7 +61,7 @@ JournalHeader journal_header(const Job& job, const RunOptions& options, std::uin
     header.sources.push_back(
         {path.filename().generic_string(), size_bytes, options.storage->lasting_stamp(path).text()});
   };
-  for (const TensorFile& file : job.source.files) add(file.path, file.size_bytes);
+  for (const SourceFile& file : job.source.files) add(file.path, file.size_bytes);
   for (const CopiedFile& file : job.copied_files) add(file.source, file.size_bytes);
   return header;
 }

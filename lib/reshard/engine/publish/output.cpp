@@ -59,7 +59,7 @@ bool same_content(Files& files, const fs::path& a, const fs::path& b) {
 class Inputs {
  public:
   Inputs(Files& files, const Job& job) : files_(files) {
-    for (const TensorFile& file : job.source.files) add(file.path);
+    for (const SourceFile& file : job.source.files) add(file.path);
     for (const CopiedFile& file : job.copied_files) add(file.source);
   }
 
@@ -121,7 +121,7 @@ class ListedFiles {
 /// Validates that a folder that is replaced as a whole contains none of the inputs.
 void validate_no_input_inside(Files& files, const Job& job, const fs::path& folder) {
   const fs::path resolved = files.resolve(folder);
-  for (const TensorFile& file : job.source.files) {
+  for (const SourceFile& file : job.source.files) {
     if (lies_inside(files.resolve(file.path), resolved))
       throw Error(ErrorKind::kUsage, "holds the inputs and would be replaced")
           .in(folder)
@@ -146,7 +146,7 @@ bool in_whole_folder(const Job& job, const fs::path& relative) {
 std::vector<fs::path> output_files(const Job& job) {
   std::vector<fs::path> files;
   for (const CopiedFile& file : job.copied_files) files.push_back(file.path);
-  for (const TensorFile& file : job.target.files) files.push_back(file.path);
+  for (const TargetFile& file : job.target.files) files.push_back(file.path);
   for (const TextFile& file : job.text_files) files.push_back(file.path);
   if (job.manifest) files.insert(files.end(), {kManifestFile, kSha256SumsFile});
   return files;

@@ -45,7 +45,7 @@ AllowedMode Permissions::allowed_by(const fs::path& path) const {
 Permissions::Permissions(const Job& job, Storage& storage)
     : storage_(storage), umask_left_(storage.directories().bits_for_new()) {
   model_directory_ = storage.resolve(job.model_directory.empty() ? job.source_directory : job.model_directory);
-  for (const TensorFile& file : job.source.files) weights_ &= allowed_by(file.path);
+  for (const SourceFile& file : job.source.files) weights_ &= allowed_by(file.path);
   look_at_directories(job);
   look_at_folders(job);
   look_at_output(job);
@@ -58,7 +58,7 @@ Permissions::Permissions(const Job& job, Storage& storage)
 void Permissions::look_at_directories(const Job& job) {
   const auto resolved = [&](const fs::path& path) { return storage_.resolve(path.empty() ? "." : path); };
   std::set<fs::path> parents;
-  for (const TensorFile& file : job.source.files) parents.insert(file.path.parent_path());
+  for (const SourceFile& file : job.source.files) parents.insert(file.path.parent_path());
   std::set<std::pair<fs::path, fs::path>> moves;  // of other files, from one directory to another
   for (const CopiedFile& file : job.copied_files) moves.emplace(file.source.parent_path(), file.path.parent_path());
   for (const TextFile& file : job.text_files)

@@ -18,7 +18,7 @@ std::vector<Manifest::File> proved_files(const Job& job) {
   const auto add = [&](const std::filesystem::path& path, std::uint64_t bytes) {
     files.push_back({path.generic_string(), bytes, std::nullopt});
   };
-  for (const TensorFile& file : job.target.files) add(file.path, file.size_bytes);
+  for (const TargetFile& file : job.target.files) add(file.path, file.size_bytes);
   for (const CopiedFile& file : job.copied_files) add(file.path, file.size_bytes);
   for (const TextFile& file : job.text_files) add(file.path, file.text.size());
   return files;
@@ -38,7 +38,7 @@ TensorDigest digest_of(DType dtype, const Dims& shape, std::span<const std::byte
 }
 
 /// What the target makes, of no tensor of the source, and a reader finds as a state: objects and numbers.
-void add_made(const TensorMap& target, std::vector<Manifest::Tensor>& tensors) {
+void add_made(const TargetMap& target, std::vector<Manifest::Tensor>& tensors) {
   for (const auto& [name, bytes] : target.made_objects) {
     const Dims shape{bytes.size()};
     tensors.push_back(

@@ -174,7 +174,7 @@ void Staging::make_staged_folders(const fs::path& relative) {
 std::vector<fs::path> Staging::entries_in_order() const {
   std::vector<fs::path> entries, last;
   std::set<fs::path> tensor_files;
-  for (const TensorFile& file : job_.target.files) tensor_files.insert(file.path);
+  for (const TargetFile& file : job_.target.files) tensor_files.insert(file.path);
   const auto is_last = [&](const fs::path& relative) {
     return std::any_of(job_.text_files.begin(), job_.text_files.end(),
                        [&](const TextFile& file) { return file.is_last && file.path == relative; });

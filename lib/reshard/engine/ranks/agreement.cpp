@@ -14,8 +14,8 @@
 namespace reshard {
 namespace {
 
-void add_files(RunIdentity& identity, const TensorMap& map) {
-  for (const TensorFile& file : map.files)
+void add_files(RunIdentity& identity, const SourceMap& map) {
+  for (const SourceFile& file : map.files)
     identity.files.push_back({file.path, file.path.filename().generic_string(), file.size_bytes});
 }
 
@@ -109,10 +109,10 @@ RunIdentity run_identity(const Job& job, const RunOptions& options) {
   return identity;
 }
 
-RunIdentity run_identity(const std::vector<const TensorMap*>& maps, const std::string& what) {
+RunIdentity run_identity(const std::vector<const SourceMap*>& maps, const std::string& what) {
   RunIdentity identity;
   identity.command = what;
-  for (const TensorMap* map : maps) {
+  for (const SourceMap* map : maps) {
     identity.sources += to_string(fingerprint_of(*map));
     add_files(identity, *map);
   }

@@ -30,7 +30,7 @@ struct RunIdentity {
 RunIdentity run_identity(const Job& job, const RunOptions& options);
 /// Of one that only reads these maps.
 /// \param what  what else it depends on: the command and its options.
-RunIdentity run_identity(const std::vector<const TensorMap*>& maps, const std::string& what);
+RunIdentity run_identity(const std::vector<const SourceMap*>& maps, const std::string& what);
 
 /// All ranks mean the same run, as far as rank 0 is concerned. They are told by their identities, not by their command
 /// lines: threads, memory and the spelling of paths may differ. Sources that are not the same files by their stamps, as

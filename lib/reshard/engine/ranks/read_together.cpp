@@ -34,7 +34,7 @@ VisitedRange read_together(const ProgramMaps& maps, const Program& program, cons
     run_program(maps, program, {}, options, visitor, visit_block_bytes);
     return all;
   }
-  std::vector<const TensorMap*> read{maps.source};
+  std::vector<const SourceMap*> read{maps.source};
   if (maps.against) read.push_back(maps.against);
   validate_same_run(run_identity(read, fmt::format("{} {}", what, all.last)), options, together);
   std::vector<std::uint64_t> costs;

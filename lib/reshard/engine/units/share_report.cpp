@@ -115,7 +115,7 @@ void write_report(WireWriter& wire, const ShareReport& report) {
     });
 }
 
-ShareReport read_report(WireReader& wire, const TensorMap& target) {
+ShareReport read_report(WireReader& wire, const TargetMap& target) {
   constexpr std::uint64_t kCrcBytes = 16;
   constexpr std::uint64_t kLeafEntryBytes = 16 + sizeof(Sha256Digest);
   const auto validate = [](bool holds) {

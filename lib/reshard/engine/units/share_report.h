@@ -32,7 +32,7 @@ struct ShareReport {
   /// What the share adds to the CRC-32 of each stored tensor of the target whose file has need of it, as
   /// TensorMap::stored counts them: the exclusive or over all shares is the CRC. Empty where no file has need.
   std::vector<std::uint32_t> crcs;
-  std::vector<std::uint32_t> written_files;  // indices into TensorMap::files of the target, ascending
+  std::vector<std::uint32_t> written_files;  // indices into TargetMap::files, ascending
   std::uint64_t written_bytes = 0;           // over all shares Program::write_bytes
   std::vector<Divergence> divergent;         // each replica once
   /// Of each logical tensor of the target, as TensorMap::logical counts them, what the share has of it, but for padding;
@@ -53,6 +53,6 @@ void merge(ShareReport& into, ShareReport one);
 void write_report(WireWriter& wire, const ShareReport& report);
 /// Takes out what write_report put in. `target` is that of the program.
 /// \throws Error kBadInput if these are no such bytes, or of another target.
-ShareReport read_report(WireReader& wire, const TensorMap& target);
+ShareReport read_report(WireReader& wire, const TargetMap& target);
 
 }  // namespace reshard

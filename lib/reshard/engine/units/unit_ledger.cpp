@@ -67,7 +67,7 @@ UnitReport UnitReport::read(WireReader& wire) {
   return report;
 }
 
-void merge(ShareReport& into, const UnitReport& unit, const TensorMap& target) {
+void merge(ShareReport& into, const UnitReport& unit, const TargetMap& target) {
   const auto validate = [](bool holds) {
     if (!holds) throw Error(ErrorKind::kBadInput, "is of another program");
   };

@@ -42,7 +42,7 @@ struct UnitReport {
 
 /// Adds what a unit did to a report that has room for all tensors of `target`.
 /// \throws Error kBadInput if it is of another target.
-void merge(ShareReport& into, const UnitReport& unit, const TensorMap& target);
+void merge(ShareReport& into, const UnitReport& unit, const TargetMap& target);
 
 /// Finds out when all blocks of a unit are done. Thread-safe.
 class UnitLedger {

@@ -40,7 +40,7 @@ struct PiecePart {
   const Box* box = nullptr;
 };
 
-std::map<std::uint32_t, PiecePart> parts_by_rank(const TensorMap& map, std::uint32_t logical) {
+std::map<std::uint32_t, PiecePart> parts_by_rank(const SourceMap& map, std::uint32_t logical) {
   std::map<std::uint32_t, PiecePart> parts;
   for (const Piece& piece : map.pieces[logical]) {
     const StoredTensor& stored = map.stored[piece.stored];
@@ -63,7 +63,7 @@ bool can_be_compared(const StoredTensor& a, const StoredTensor& b) {
 
 class PieceComparison {
  public:
-  PieceComparison(Files& files, const TensorMap& map) : files_(files, map.files), map_(map) {}
+  PieceComparison(Files& files, const SourceMap& map) : files_(files, map.files), map_(map) {}
 
   void run(std::uint32_t logical) {
     const auto parts = parts_by_rank(map_, logical);
@@ -108,18 +108,18 @@ class PieceComparison {
   }
 
   OpenedFiles files_;
-  const TensorMap& map_;
+  const SourceMap& map_;
 };
 
 }  // namespace
 
-void validate_pieces_differ(Files& files, const TensorMap& map) {
+void validate_pieces_differ(Files& files, const SourceMap& map) {
   PieceComparison comparison(files, map);
   for (std::uint32_t logical = 0; logical < map.logical.size(); ++logical)
     if (!map.logical[logical].filler && map.logical[logical].role == TensorRole::kParameter) comparison.run(logical);
 }
 
-void validate_heads_differ(Files& files, const TensorMap& map, const Model& model) {
+void validate_heads_differ(Files& files, const SourceMap& map, const Model& model) {
   if (!model.family->attention || model.layers == 0) return;
   const Family::Attention& attention = *model.family->attention;
   OpenedFiles opened(files, map.files);

@@ -12,11 +12,11 @@ namespace reshard {
 /// nothing. Reads a few elements per tensor, and whole pieces only if those are equal; compares the first rank with its
 /// neighbor and with the rank half-way, where replicated heads are in either order.
 /// \throws Error kBadInput, naming the file and the tensor; kIo.
-void validate_pieces_differ(Files& files, const TensorMap& map);
+void validate_pieces_differ(Files& files, const SourceMap& map);
 
 /// Validates that key/value heads on several tensor-parallel ranks, of the first layer that has some, are not replicas:
 /// equal ones are, if config.json counts more heads than the model has. Heads of one value, such as zeros, show nothing.
 /// \throws Error kBadInput, naming the file and the tensor; kIo.
-void validate_heads_differ(Files& files, const TensorMap& map, const Model& model);
+void validate_heads_differ(Files& files, const SourceMap& map, const Model& model);
 
 }  // namespace reshard

@@ -13,7 +13,7 @@ namespace reshard {
 class NumberReader {
  public:
   /// All is borrowed.
-  NumberReader(Files& files, std::span<const TensorFile> in_files) : opened_(files, in_files) {}
+  NumberReader(Files& files, std::span<const SourceFile> in_files) : opened_(files, in_files) {}
 
   static bool can_read(const LogicalTensor& tensor);
 

@@ -11,7 +11,7 @@ const Source& OpenedFiles::at(std::uint32_t file) {
   if (sources_.size() >= kMaxOpen && !sources_.contains(file)) sources_.clear();
   std::unique_ptr<Source>& source = sources_[file];
   if (source) return *source;
-  const TensorFile& described = in_files_[file];
+  const SourceFile& described = in_files_[file];
   source = files_.open(described.path);
   if (described.frame) source = open_zstd(std::move(source), *described.frame, described.size_bytes, described.path);
   return *source;

@@ -15,17 +15,17 @@ namespace reshard {
 class OpenedFiles {
  public:
   /// Both are borrowed.
-  OpenedFiles(Files& files, std::span<const TensorFile> in_files) : files_(files), in_files_(in_files) {}
+  OpenedFiles(Files& files, std::span<const SourceFile> in_files) : files_(files), in_files_(in_files) {}
 
   /// Valid until the next one.
   /// \param file  index into the files of the map.
   /// \throws Error kIo; kBadInput if it is gone.
   const Source& at(std::uint32_t file);
-  const TensorFile& described(std::uint32_t file) const { return in_files_[file]; }
+  const SourceFile& described(std::uint32_t file) const { return in_files_[file]; }
 
  private:
   Files& files_;
-  std::span<const TensorFile> in_files_;
+  std::span<const SourceFile> in_files_;
   std::map<std::uint32_t, std::unique_ptr<Source>> sources_;
 };
 

@@ -13,7 +13,7 @@ constexpr std::string_view kZipMagic = "PK\3\4";
 /// A range of a file, as a file.
 class RangeSource final : public Source {
  public:
-  RangeSource(const Source& file, TensorFile::Archive range) : file_(file), range_(range) {}
+  RangeSource(const Source& file, SourceFile::Archive range) : file_(file), range_(range) {}
   std::uint64_t size_bytes() const override { return range_.size_bytes; }
   void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const override {
     file_.read_at(range_.offset_bytes + offset_bytes, out);
@@ -21,22 +21,22 @@ class RangeSource final : public Source {
 
  private:
   const Source& file_;
-  TensorFile::Archive range_;
+  SourceFile::Archive range_;
 };
 
 }  // namespace
 
-std::optional<std::vector<ChecksummedRange>> recorded_checksums(Files& files, const TensorFile& file) {
+std::optional<std::vector<ChecksummedRange>> recorded_checksums(Files& files, const SourceFile& file) {
   if (file.frame) return std::nullopt;
   const auto source = files.open(file.path);
-  std::vector<TensorFile::Archive> archives = file.archives;
+  std::vector<SourceFile::Archive> archives = file.archives;
   if (archives.empty()) {
     if (source->size_bytes() < kZipMagic.size() || first_bytes(*source, kZipMagic.size()) != kZipMagic)
       return std::nullopt;
     archives.push_back({0, source->size_bytes()});
   }
   std::vector<ChecksummedRange> ranges;
-  for (const TensorFile::Archive& archive : archives) {
+  for (const SourceFile::Archive& archive : archives) {
     const RangeSource range(*source, archive);
     const ZipDirectory zip = read_zip(range, file.path);
     for (const ZipEntry& entry : zip.entries()) {

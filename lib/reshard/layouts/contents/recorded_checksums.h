@@ -17,9 +17,9 @@ struct ChecksummedRange {
 };
 
 /// The members of the zip archives in a file of a source, as torch.save writes them: the whole file, or the items of
-/// TensorFile::archives. Reads headers only. std::nullopt if the file is no archive, or does not record the CRC-32 of
+/// SourceFile::archives. Reads headers only. std::nullopt if the file is no archive, or does not record the CRC-32 of
 /// every member (torch.serialization.set_crc32_options(False) leaves it 0).
 /// \throws Error as read_zip.
-std::optional<std::vector<ChecksummedRange>> recorded_checksums(Files& files, const TensorFile& file);
+std::optional<std::vector<ChecksummedRange>> recorded_checksums(Files& files, const SourceFile& file);
 
 }  // namespace reshard

@@ -59,7 +59,7 @@ bool have_equal_bytes(const StoredRows& a, const StoredRows& b) {
   });
 }
 
-bool have_equal_bytes(OpenedFiles& files, const TensorMap& map, const StoredPlace& a, const StoredPlace& b,
+bool have_equal_bytes(OpenedFiles& files, const SourceMap& map, const StoredPlace& a, const StoredPlace& b,
                       const Dims& size) {
   const StoredTensor &in_a = map.stored[a.stored], &in_b = map.stored[b.stored];
   if (in_a.dtype != in_b.dtype || !has_plain_rows(in_a) || !has_plain_rows(in_b)) return false;
@@ -84,7 +84,7 @@ bool have_equal_bytes(OpenedFiles& files, const TensorMap& map, const StoredPlac
   return have_equal_bytes({files, in_a, first_a, sizes, inner_a}, {files, in_b, first_b, sizes, inner_b});
 }
 
-bool is_constant(OpenedFiles& files, const TensorMap& map, const StoredPlace& place, const Dims& size) {
+bool is_constant(OpenedFiles& files, const SourceMap& map, const StoredPlace& place, const Dims& size) {
   StoredPlace next = place;
   for (std::size_t d = 0; d < size.size(); ++d) {  // equal to itself, moved along each dim
     if (size[d] == 1) continue;

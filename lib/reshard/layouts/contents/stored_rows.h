@@ -63,10 +63,10 @@ struct StoredPlace {
 
 /// Whether boxes of `size`, which is not empty, at two places have the same bytes. False if has_plain_rows is false for
 /// either; true without reading if the two are one place of one file.
-bool have_equal_bytes(OpenedFiles& files, const TensorMap& map, const StoredPlace& a, const StoredPlace& b,
+bool have_equal_bytes(OpenedFiles& files, const SourceMap& map, const StoredPlace& a, const StoredPlace& b,
                       const Dims& size);
 
 /// Whether all elements of a box have the same bytes.
-bool is_constant(OpenedFiles& files, const TensorMap& map, const StoredPlace& place, const Dims& size);
+bool is_constant(OpenedFiles& files, const SourceMap& map, const StoredPlace& place, const Dims& size);
 
 }  // namespace reshard

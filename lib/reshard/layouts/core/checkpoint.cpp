@@ -24,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void order_naturally(TensorMap& map) {
+void order_naturally(SourceMap& map) {
   std::vector<std::string> names;
   for (const LogicalTensor& tensor : map.logical) names.push_back(tensor.name);
   std::sort(names.begin(), names.end(), natural_less);

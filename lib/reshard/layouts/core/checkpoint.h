@@ -53,7 +53,7 @@ struct Checkpoint {
   std::string model_type;                // empty if unknown
   std::optional<Model> model;            // of a known family, or as the plan in config.json says
   LanguageModel language_model;          // what `model` is made of; without a family where there is none
-  TensorMap map;
+  SourceMap map;
   TrainingStates states;       // where ReadContext::reads_states
   bool leaves_states = false;  // there are some, which were not read
   /// The program whose names the tensors have, and whose order of rows, as nothing says what the model's own are: empty

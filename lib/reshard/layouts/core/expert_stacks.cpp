@@ -45,7 +45,7 @@ struct Stacks {
 /// Whether the model has these stacks in its files, too, and in this order: Transformers 4 has the last two dims of some
 /// families swapped, (E, H, 2 I). A square matrix may be in either order.
 /// \throws Error kBadInput if some are in another order than the others.
-bool are_models_own(const TensorMap& map, const Stacks& stacks, const Model& model,
+bool are_models_own(const SourceMap& map, const Stacks& stacks, const Model& model,
                     const std::filesystem::path& where) {
   Parameters parameters;
   for (const ModelParameter& parameter : model.parameters) parameters.emplace(parameter.name, &parameter);
@@ -70,7 +70,7 @@ bool are_models_own(const TensorMap& map, const Stacks& stacks, const Model& mod
 
 /// Adds the pieces of experts' matrices that one piece of a stack consists of.
 /// \param logical  the matrices, as `packing` numbers them.
-void add_pieces_of(TensorMap& map, const Piece& piece, const Packing& packing,
+void add_pieces_of(SourceMap& map, const Piece& piece, const Packing& packing,
                    const std::vector<std::uint32_t>& logical) {
   const StoredTensor& stored = map.stored[piece.stored];
   const std::uint64_t rows_of_slice = stored.file_shape()[1];
@@ -94,7 +94,7 @@ std::uint32_t add_new(Checkpoint& checkpoint, const LogicalTensor& tensor, const
 }
 
 /// The first tensor that holds all experts of a layer, by its name; null if there is none.
-const LogicalTensor* first_stack(const TensorMap& map, const Stacks& stacks) {
+const LogicalTensor* first_stack(const SourceMap& map, const Stacks& stacks) {
   const auto first = std::find_if(map.logical.begin(), map.logical.end(),
                                   [&](const LogicalTensor& tensor) { return stacks.has(tensor); });
   return first == map.logical.end() ? nullptr : &*first;
@@ -134,7 +134,7 @@ void validate_apart(const Checkpoint& checkpoint, const Stacks& stacks,
 
 /// Replaces each stack by the tensors of its experts, and the model by the one with these tensors.
 void take_apart(Checkpoint& checkpoint, const Stacks& stacks) {
-  TensorMap& map = checkpoint.map;
+  SourceMap& map = checkpoint.map;
   std::unordered_set<std::string> names;
   std::unordered_map<std::string, std::string> stacks_in_file;  // by the tensors that they are made of
   for (auto& [tensor, pieces] : map.take_logical()) {

@@ -1,4 +1,4 @@
-// layouts/: kinds of checkpoint directories. A Layout says how to recognise one, reads it into a TensorMap, and plans
+// layouts/: kinds of checkpoint directories. A Layout says how to recognise one, reads it into a SourceMap, and plans
 // one for a model and a mesh. Each lives in its own source file; layout_table.cpp has a line for each.
 #pragma once
 
@@ -195,7 +195,7 @@ struct TargetPlan {
     std::string of;
   };
 
-  TensorMap map;
+  TargetMap map;
   std::vector<TextFile> text_files;
   Mesh mesh;
   std::optional<PipelinePartition> partition;

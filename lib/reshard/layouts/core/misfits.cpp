@@ -177,7 +177,7 @@ void validate_layers(const Model& model, const std::filesystem::path& where) {
 }
 
 /// That config.json counts more layers than the files have, or fewer, where that explains every misfit.
-std::optional<std::string> layers_problem(const TensorMap& map, const Misfits& misfits, const Model& model) {
+std::optional<std::string> layers_problem(const SourceMap& map, const Misfits& misfits, const Model& model) {
   if (!misfits.shapes.empty() || misfits.unlisted.empty() == misfits.missing.empty()) return std::nullopt;
   if (misfits.unlisted.size() + misfits.missing.size() == 1) return std::nullopt;  // no layer
   const std::string prefix = model.family->layers + ".";
@@ -213,7 +213,7 @@ bool has_shape(const LogicalTensor& tensor, const ModelParameter& expected) {
 
 }  // namespace
 
-Misfits find_misfits(const TensorMap& map, const Model& model) {
+Misfits find_misfits(const SourceMap& map, const Model& model) {
   std::unordered_map<std::string_view, const ModelParameter*> expected;
   expected.reserve(model.parameters.size());
   for (const ModelParameter& parameter : model.parameters) expected.emplace(parameter.name, &parameter);
@@ -242,7 +242,7 @@ Misfits find_misfits(const TensorMap& map, const Model& model) {
 namespace {
 
 /// \throws Error kUnsupported if a name shows that another system wrote the tensors.
-void refuse_strangers(const TensorMap& map, const Model& model, const std::filesystem::path& where) {
+void refuse_strangers(const SourceMap& map, const Model& model, const std::filesystem::path& where) {
   std::vector<std::string_view> names;
   names.reserve(map.logical.size());
   for (const LogicalTensor& tensor : map.logical)
@@ -252,7 +252,7 @@ void refuse_strangers(const TensorMap& map, const Model& model, const std::files
 
 /// Validates that an output head which config.json has, and which is missing, is not there under another name.
 /// \throws Error kBadInput if a tensor that the model does not have is as large.
-void validate_head(const TensorMap& map, const Model& model, const Misfits& misfits,
+void validate_head(const SourceMap& map, const Model& model, const Misfits& misfits,
                    const std::filesystem::path& where) {
   if (!model.tied_by_files.value_or(false)) return;
   for (const ModelParameter& parameter : model.parameters) {
@@ -270,7 +270,7 @@ void validate_head(const TensorMap& map, const Model& model, const Misfits& misf
 }
 
 /// \param trained  it may have more than the model.
-void validate(TensorMap& map, const Model& model, const Misfits& misfits, bool trained,
+void validate(SourceMap& map, const Model& model, const Misfits& misfits, bool trained,
               const std::filesystem::path& where, const std::string& hint) {
   const bool fits = misfits.shapes.empty() && misfits.missing.empty() && (trained || misfits.unlisted.empty());
   if (!fits || model.by_config_plan) refuse_strangers(map, model, where);
@@ -306,17 +306,17 @@ void validate(TensorMap& map, const Model& model, const Misfits& misfits, bool t
 
 }  // namespace
 
-void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
+void validate_against_model(SourceMap& map, const Model& model, const std::filesystem::path& where,
                             const std::string& hint) {
   validate(map, model, find_misfits(map, model), false, where, hint);
 }
 
-void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
+void validate_against_model(SourceMap& map, const Model& model, const std::filesystem::path& where,
                             ExtraTensors extra) {
   validate(map, model, find_misfits(map, model), extra != ExtraTensors::kRefuse, where, {});
 }
 
-std::vector<std::string> validate_trained_against_model(TensorMap& map, const Model& model,
+std::vector<std::string> validate_trained_against_model(SourceMap& map, const Model& model,
                                                         const std::filesystem::path& where) {
   const Misfits misfits = find_misfits(map, model);
   std::vector<std::string> besides = names_of(misfits.unlisted);

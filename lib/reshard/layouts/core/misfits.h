@@ -22,7 +22,7 @@ struct Misfits {
   bool empty() const { return shapes.empty() && unlisted.empty() && missing.empty(); }
 };
 
-Misfits find_misfits(const TensorMap& map, const Model& model);
+Misfits find_misfits(const SourceMap& map, const Model& model);
 
 /// Holds the logical tensors of `map` against what the model's config.json asks for, and puts them in state-dict
 /// order.
@@ -30,16 +30,16 @@ Misfits find_misfits(const TensorMap& map, const Model& model);
 /// of a family that was chosen, with the first misfits of several kinds; kUnsupported for a quantised model whose
 /// tensors are unknown, or for one with names of another system (strangers.h). `where` is the checkpoint's directory; `hint` is what else to try, where the family is that of
 /// config.json.
-void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
+void validate_against_model(SourceMap& map, const Model& model, const std::filesystem::path& where,
                             const std::string& hint = {});
 
 /// The same, or the next, by whether tensors that the model does not have are refused.
-void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where, ExtraTensors extra);
+void validate_against_model(SourceMap& map, const Model& model, const std::filesystem::path& where, ExtraTensors extra);
 
 /// The same for what a trainer has written, which may have tensors besides: buffers, or a head of its own. Where others
 /// are missing, the error names these, each with the nearest name that the model has.
 /// \returns the names of those that the config does not explain.
-std::vector<std::string> validate_trained_against_model(TensorMap& map, const Model& model,
+std::vector<std::string> validate_trained_against_model(SourceMap& map, const Model& model,
                                                         const std::filesystem::path& where);
 
 }  // namespace reshard

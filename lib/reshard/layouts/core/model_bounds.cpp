@@ -56,8 +56,8 @@ bool ModelBounds::hold(const fs::path& path) const {
 
 void validate_no_outside_links(Files& files, const Checkpoint& checkpoint) {
   std::map<fs::path, std::optional<std::set<std::string>>> links;  // by directory
-  for (const TensorMap* map : {&checkpoint.map, &checkpoint.states.map})
-    for (const TensorFile& file : map->files) {
+  for (const SourceMap* map : {&checkpoint.map, &checkpoint.states.map})
+    for (const SourceFile& file : map->files) {
       const fs::path directory = file.path.parent_path();
       const auto [found, is_new] = links.try_emplace(directory);
       if (is_new) found->second = links_in(files, directory);

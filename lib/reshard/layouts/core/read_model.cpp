@@ -128,7 +128,7 @@ std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entri
 }
 
 void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, const Container& tensors,
-                        const std::function<TensorMap(const std::optional<Model>& model)>& make_map) {
+                        const std::function<SourceMap(const std::optional<Model>& model)>& make_map) {
   std::unordered_set<std::string_view> names;
   names.reserve(tensors.tensors.size());
   for (const TensorEntry& tensor : tensors.tensors) names.insert(tensor.name);

@@ -56,6 +56,6 @@ std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entri
 /// \param make_map  of a model, if that is known.
 /// \throws Error kBadInput as validate_trained_against_model, unless `context` is lenient.
 void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, const Container& tensors,
-                        const std::function<TensorMap(const std::optional<Model>& model)>& make_map);
+                        const std::function<SourceMap(const std::optional<Model>& model)>& make_map);
 
 }  // namespace reshard

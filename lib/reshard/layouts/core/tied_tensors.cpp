@@ -17,7 +17,7 @@ namespace reshard {
 namespace {
 
 /// The pieces of a logical tensor without those of the same box as another.
-std::vector<const Piece*> distinct_pieces(const TensorMap& map, std::uint32_t logical) {
+std::vector<const Piece*> distinct_pieces(const SourceMap& map, std::uint32_t logical) {
   std::set<std::pair<Dims, Dims>> seen;
   std::vector<const Piece*> pieces;
   for (const Piece& piece : map.pieces[logical])
@@ -71,7 +71,7 @@ class PieceIndex {
 
 class TieComparison {
  public:
-  TieComparison(Files& files, const TensorMap& map) : files_(files, map.files), map_(map) {}
+  TieComparison(Files& files, const SourceMap& map) : files_(files, map.files), map_(map) {}
 
   /// Whether two tensors are one, or have to be: if rank files agree in a part, or have the parts of other ranks, the
   /// files were damaged or swapped, and the run says which.
@@ -109,10 +109,10 @@ class TieComparison {
   }
 
   OpenedFiles files_;
-  const TensorMap& map_;
+  const SourceMap& map_;
 };
 
-void rename_logical(TensorMap& map, std::uint32_t logical, const std::string& name) {
+void rename_logical(SourceMap& map, std::uint32_t logical, const std::string& name) {
   std::vector<std::string> names;
   names.reserve(map.logical.size());
   for (const LogicalTensor& tensor : map.logical) names.push_back(tensor.name);
@@ -127,7 +127,7 @@ void untie(Model& model, const std::string& name) {
 
 }  // namespace
 
-std::vector<TiedParameter> join_tied(Files& files, TensorMap& map, const std::vector<TiedParameter>& tied) {
+std::vector<TiedParameter> join_tied(Files& files, SourceMap& map, const std::vector<TiedParameter>& tied) {
   std::vector<TiedParameter> different;
   for (const TiedParameter& one : tied) {
     const auto own = map.find_logical(one.name), source = map.find_logical(one.source);
@@ -143,7 +143,7 @@ std::vector<TiedParameter> join_tied(Files& files, TensorMap& map, const std::ve
 void settle_ties(Files& files, Checkpoint& checkpoint) {
   if (!checkpoint.model) return;
   Model& model = *checkpoint.model;
-  TensorMap& map = checkpoint.map;
+  SourceMap& map = checkpoint.map;
   const std::vector<TiedParameter> tied = tied_parameters(checkpoint.model);
   for (const TiedParameter& one : join_tied(files, map, tied)) {
     untie(model, one.name);
@@ -157,7 +157,7 @@ void settle_ties(Files& files, Checkpoint& checkpoint) {
       rename_logical(map, *own, one.source);
 }
 
-void untie_held(Model& model, const TensorMap& map) {
+void untie_held(Model& model, const SourceMap& map) {
   for (const TiedParameter& one : tied_parameters(model))
     if (map.find_logical(one.name) && map.find_logical(one.source)) untie(model, one.name);
 }

@@ -14,13 +14,13 @@ namespace reshard {
 /// of other ranks, were damaged or swapped: these are replicas too, and the run reports the difference.
 /// \returns those that have values of their own.
 /// \throws Error kIo.
-std::vector<TiedParameter> join_tied(Files& files, TensorMap& map, const std::vector<TiedParameter>& tied);
+std::vector<TiedParameter> join_tied(Files& files, SourceMap& map, const std::vector<TiedParameter>& tied);
 
 /// The same for what the model of `checkpoint`, if there is one, takes for tied: a head with values of its own is tied
 /// no more, which is noted. A head that is stored in the embedding's place gets the embedding's name.
 void settle_ties(Files& files, Checkpoint& checkpoint);
 
 /// Unties the parameters that `map`, whose ties are settled, contains next to their sources.
-void untie_held(Model& model, const TensorMap& map);
+void untie_held(Model& model, const SourceMap& map);
 
 }  // namespace reshard

@@ -170,7 +170,7 @@ void validate_dcp_times(Files& files, std::span<const DcpSavedFile> saved, std::
 }
 
 /// \param archives  of the places before, in ascending order: tied tensors have one in common.
-void add_archive(std::vector<TensorFile::Archive>& archives, const DcpPlace& place) {
+void add_archive(std::vector<SourceFile::Archive>& archives, const DcpPlace& place) {
   if (archives.empty() || archives.back().offset_bytes != place.offset_bytes)
     archives.push_back({place.offset_bytes, place.length_bytes});
 }
@@ -240,7 +240,7 @@ void DcpChunkFinder::validate_places() const {
 }
 
 void DcpChunkFinder::add_file(const DcpFile& file, std::uint64_t size_bytes, const std::optional<ZstdFrame>& frame) {
-  found_.push_back({file.path(), size_bytes});
+  found_.push_back({{file.path(), size_bytes}});
   found_.back().stamp = file.stamp();
   found_.back().frame = frame;
 }

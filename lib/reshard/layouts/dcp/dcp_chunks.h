@@ -20,7 +20,7 @@ class DcpChunkFinder {
  public:
   /// Borrows all. `found` gets the files, `notes` what is odd about their times.
   DcpChunkFinder(Files& files, const std::filesystem::path& directory, const DcpDirectory& metadata,
-                 std::vector<TensorFile>& found, std::vector<std::string>& notes)
+                 std::vector<SourceFile>& found, std::vector<std::string>& notes)
       : files_(files),
         directory_(directory),
         where_(metadata.where),
@@ -67,7 +67,7 @@ class DcpChunkFinder {
   const std::filesystem::path& where_;
   const DcpMetadata& metadata_;
   const std::vector<std::filesystem::path>& of_file_;
-  std::vector<TensorFile>& found_;
+  std::vector<SourceFile>& found_;
   std::vector<std::string>& notes_;
   std::vector<ChunkedTensor> tensors_;
   std::vector<Wanted> wanted_;

@@ -81,7 +81,7 @@ DcpPart part_of(const DcpEntry& entry, const Box& box) {
   return part;
 }
 
-void reserve_pieces(TensorMap& map, const DcpEntry& entry, std::size_t parts) {
+void reserve_pieces(TargetMap& map, const DcpEntry& entry, std::size_t parts) {
   if (entry.packing.is_plain()) map.pieces[entry.logical.front()].reserve(parts);
 }
 

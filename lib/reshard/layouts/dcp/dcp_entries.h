@@ -53,6 +53,6 @@ struct DcpPart {
 DcpPart part_of(const DcpEntry& entry, const Box& box);
 
 /// Makes room for so many parts, where each is one piece.
-void reserve_pieces(TensorMap& map, const DcpEntry& entry, std::size_t parts);
+void reserve_pieces(TargetMap& map, const DcpEntry& entry, std::size_t parts);
 
 }  // namespace reshard

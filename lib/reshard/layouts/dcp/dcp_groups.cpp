@@ -34,7 +34,7 @@ std::optional<std::size_t> end_of(std::string_view name, std::string_view word) 
 
 class GroupReader {
  public:
-  GroupReader(Files& files, std::span<const TensorFile> in_files, TrainingStates& states)
+  GroupReader(Files& files, std::span<const SourceFile> in_files, TrainingStates& states)
       : opened_(files, in_files), states_(states) {}
 
   void run() {
@@ -185,11 +185,11 @@ PlainValue read_dcp_object(const Source& source, std::uint64_t offset_bytes, std
   }
 }
 
-void read_dcp_groups(Files& files, std::span<const TensorFile> in_files, TrainingStates& states) {
+void read_dcp_groups(Files& files, std::span<const SourceFile> in_files, TrainingStates& states) {
   GroupReader(files, in_files, states).run();
 }
 
-void try_dcp_groups(Files& files, std::span<const TensorFile> in_files, TrainingStates& states) {
+void try_dcp_groups(Files& files, std::span<const SourceFile> in_files, TrainingStates& states) {
   try {
     read_dcp_groups(files, in_files, states);
   } catch (const Error& error) {

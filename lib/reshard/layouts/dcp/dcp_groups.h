@@ -21,11 +21,11 @@ namespace reshard {
 /// \param in_files  those that the states' tensors lie in.
 /// \throws Error kUnsupported for a hyperparameter that is no plain value, such as a tensor; kBadInput, naming the
 ///         object, for groups with gaps or without parameters, or a parameter in two of them; kIo.
-void read_dcp_groups(Files& files, std::span<const TensorFile> in_files, TrainingStates& states);
+void read_dcp_groups(Files& files, std::span<const SourceFile> in_files, TrainingStates& states);
 
 /// The same, but leaves `states` without groups where they cannot be read as values.
 /// \throws Error kIo.
-void try_dcp_groups(Files& files, std::span<const TensorFile> in_files, TrainingStates& states);
+void try_dcp_groups(Files& files, std::span<const SourceFile> in_files, TrainingStates& states);
 
 /// The plain value that an object is, whose bytes lie in `source`, the file `path`. `what` is its part in errors.
 /// \throws Error kUnsupported, naming the entry, for no plain value, and for more bytes than a list of names has;

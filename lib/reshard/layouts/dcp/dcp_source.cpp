@@ -132,7 +132,7 @@ void note_objects(std::initializer_list<const DcpMetadata*> all, std::vector<std
 void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSource& source,
                std::map<std::string, std::size_t>& by_name) {
   const auto index = static_cast<std::uint32_t>(source.files.size());
-  source.files.push_back({file.path, file.size_bytes});
+  source.files.push_back({{file.path, file.size_bytes}});
   source.files.back().stamp = file.files.front().stamp;
   for (std::size_t t = 0; t < file.tensors.size(); ++t) {
     const TensorEntry& entry = file.tensors[t];
@@ -158,10 +158,10 @@ void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSourc
 
 /// Every part of the model has a file, of any rank. That is all that shows whole tensors that are missing, unless a
 /// config.json says which there are; torch writes no file of a part that has no tensor.
-void validate_parts(const fs::path& directory, const std::vector<TensorFile>& files) {
+void validate_parts(const fs::path& directory, const std::vector<SourceFile>& files) {
   std::set<std::uint32_t> found;
   std::uint32_t parts = 0;
-  for (const TensorFile& file : files) {
+  for (const SourceFile& file : files) {
     const auto name = dcp_shard_name(file.path.filename().string());
     if (!name) continue;
     if (parts != 0 && name->parts != parts)

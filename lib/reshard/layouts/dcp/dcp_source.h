@@ -19,7 +19,7 @@ struct DcpSource {
   Format format = Format::kPytorch;
   std::filesystem::path where;  // what says which tensors there are
   std::vector<ChunkedTensor> tensors;
-  std::vector<TensorFile> files;
+  std::vector<SourceFile> files;
   std::vector<ChunkedTensor> states;  // with DcpContent::kRun: what is beside the model
   std::vector<DcpPath> paths;         // TrainingStates::paths
   std::string prefix;                 // TrainingStates::prefix

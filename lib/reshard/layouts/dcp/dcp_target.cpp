@@ -68,7 +68,7 @@ class Cutter {
     for (const ModelParameter& parameter : model->parameters) parameters_.emplace(parameter.name, &parameter);
   }
 
-  TensorMap run() {
+  TargetMap run() {
     map_.reserve_logical(logical_.size() + (states_ != nullptr ? states_->of.size() : 0));
     for (const LogicalTensor& tensor : logical_) {
       const DcpEntryPlace place = place_of(tensor.name);
@@ -239,7 +239,6 @@ class Cutter {
                                DType::kF32,
                                {},
                                Filler(bits, Filler::Fill::kConstant),
-                               {},
                                TensorRole::kState};
     DcpPath path = nested_or_flat({"optimizer", "state", place.name, number.state});
     place = {optimizer_state_name(place.name, number.state), {}};
@@ -510,16 +509,16 @@ class Cutter {
   std::vector<DcpBytes> group_bytes_;  // where these lie
   std::vector<std::uint64_t> rank_bytes_;
   std::vector<RankChunk> chunks_;
-  TensorMap map_;
+  TargetMap map_;
   DcpMetadata metadata_;
 };
 
 }  // namespace
 
-TensorMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
+TargetMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
                          const DcpCut& cut, std::vector<std::string>* notes) {
   Cutter cutter(logical, states, model, cut);
-  TensorMap map = cutter.run();
+  TargetMap map = cutter.run();
   if (notes != nullptr && cutter.keeps_prefix())
     notes->push_back(
         fmt::format("the family of the model is not known, so that nothing tells `prefix` {} from its names: "

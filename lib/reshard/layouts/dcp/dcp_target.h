@@ -24,13 +24,13 @@ struct DcpCut {
 /// dim is split twice, tensor parallelism comes first. What several ranks would have is in the file of one of them.
 /// Where another program packs tensors, or has rows in another order, the parts are of what that program has.
 /// \param states  go along, and are called, ordered and cut as their parameters where they have their shape; null for
-///        none. Of others, such as counts of steps, a packed entry has one (TensorMap::same).
+///        none. Of others, such as counts of steps, a packed entry has one (TargetMap::same).
 /// \param model  says which dims tensor-parallel ranks split, and which names are tied; without it, none are.
 /// \param notes  gets what the user should know, whole sentences; null if nobody wants it.
 /// \throws Error kUsage for more `tp` than 1, or names of another program, without a model, and where a
 ///         parameter has the name of another entry, or would not be read under its own; as WrittenNames; kUnsupported for a dtype
 ///         that torch does not have, and for states that cannot follow their parameters to another program.
-TensorMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
+TargetMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
                          const DcpCut& cut, std::vector<std::string>* notes = nullptr);
 
 }  // namespace reshard

@@ -69,9 +69,9 @@ class ZeroMapper {
     for (const TiedParameter& one : shared) shared_.emplace(one.name, one.source);
   }
 
-  TensorMap map(std::vector<std::string>& notes) && {
+  SourceMap map(std::vector<std::string>& notes) && {
     for (const ContainerFile& file : zero_.files) {
-      map_.files.push_back({file.path, file.size_bytes});
+      map_.files.push_back({{file.path, file.size_bytes}});
       map_.files.back().stamp = file.stamp;
     }
     map_.reserve_logical(zero_.tensors.size());
@@ -88,8 +88,9 @@ class ZeroMapper {
 
  private:
   void add(const ZeroTensor& tensor) {
-    LogicalTensor logical{tensor.name, tensor.dtype, tensor.shape, {}, tensor.model_dtype};
-    const std::uint32_t index = map_.add_logical(logical, zero_.files.front().path);
+    const std::uint32_t index =
+        map_.add_logical({tensor.name, tensor.dtype, tensor.shape, {}}, zero_.files.front().path);
+    if (tensor.model_dtype) map_.model_dtypes.emplace(tensor.name, *tensor.model_dtype);
     if (num_elems(tensor.shape) == 0u) return add_box(index, tensor, {}, whole(tensor.shape));
     for (const FlatRun& run : tensor.runs) {
       std::uint64_t offset_bytes = run.offset_bytes;
@@ -109,7 +110,7 @@ class ZeroMapper {
   }
 
   const ZeroCheckpoint& zero_;
-  TensorMap map_;
+  SourceMap map_;
   std::unordered_map<std::string, std::string> shared_;  // by name, with the other one
 };
 

@@ -236,9 +236,9 @@ class RankMapper {
              const std::optional<Model>& model)
       : ranks_(ranks), names_(names), knows_shapes_(model && !model->by_config_plan) {}
 
-  TensorMap map() && {
+  SourceMap map() && {
     for (const RankTensors& rank : ranks_) {
-      map_.files.push_back({rank.file.path, rank.file.size_bytes});
+      map_.files.push_back({{rank.file.path, rank.file.size_bytes}});
       map_.files.back().stamp = rank.file.stamp;
     }
     map_.reserve_logical(names_.size());
@@ -252,8 +252,7 @@ class RankMapper {
   void add(const DistributedTensor& tensor, const std::string& name, std::uint32_t rank) {
     const fs::path& path = ranks_[rank].file.path;
     const std::uint32_t logical = map_.add_logical({name, tensor.dtype, tensor.shape, {}}, path);
-    if (tensor.kind == DistributedTensor::Kind::kWhole && !knows_shapes_)
-      map_.logical[logical].unconfirmed_hint = kPlainHint;
+    if (tensor.kind == DistributedTensor::Kind::kWhole && !knows_shapes_) map_.unconfirmed_hints[name] = kPlainHint;
     switch (tensor.kind) {
       case DistributedTensor::Kind::kWhole:
         add_part(logical, tensor, 0, {{whole(tensor.shape), Dims(tensor.shape.size())}}, rank);
@@ -298,7 +297,7 @@ class RankMapper {
   const std::vector<RankTensors>& ranks_;
   const std::unordered_map<std::string, std::string>& names_;  // of entries that are the model's
   bool knows_shapes_;                                          // of the whole tensors, as the model's family has them
-  TensorMap map_;
+  SourceMap map_;
 };
 
 /// FSDP's own flat parameters do not say which tensors they are made of.

@@ -215,7 +215,7 @@ class HfLayout final : public Layout {
 
 }  // namespace
 
-TensorMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
+TargetMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
                         std::uint64_t max_file_bytes, Format format) {
   std::vector<std::vector<StoredTensor>> files;
   std::vector<StoredTensor> open;
@@ -240,7 +240,7 @@ TensorMap hf_target_map(std::span<const LogicalTensor> logical, const std::vecto
 
   std::unordered_map<std::string_view, const WholeEntry*> by_name;
   for (const WholeEntry& entry : entries) by_name.emplace(entry.name, &entry);
-  TensorMap map;
+  TargetMap map;
   map.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
   for (std::size_t f = 0; f < files.size(); ++f) {
@@ -259,11 +259,11 @@ TensorMap hf_target_map(std::span<const LogicalTensor> logical, const std::vecto
   return map;
 }
 
-TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes, Format format) {
+TargetMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes, Format format) {
   return hf_target_map(logical, entries_of(logical), max_file_bytes, format);
 }
 
-HfIndex index_of(const TensorMap& target) {
+HfIndex index_of(const TargetMap& target) {
   HfIndex index;
   for (const StoredTensor& tensor : target.stored) {
     index.total_size_bytes += tensor.size_bytes();

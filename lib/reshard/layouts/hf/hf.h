@@ -31,12 +31,12 @@ inline constexpr std::uint64_t kMaxShardBytes = 5'000'000'000;
 /// The Hugging Face checkpoint that holds `logical`, as `entries` in their order, in files of at most `max_file_bytes` of tensors (a
 /// larger tensor gets a file to itself), as huggingface_hub's split_torch_state_dict_into_shards cuts it. Paths are
 /// file names. `format` is not xser.
-TensorMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
+TargetMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
                         std::uint64_t max_file_bytes, Format format = Format::kSafetensors);
-TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes,
+TargetMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes,
                         Format format = Format::kSafetensors);
 
 /// The index of such a map.
-HfIndex index_of(const TensorMap& target);
+HfIndex index_of(const TargetMap& target);
 
 }  // namespace reshard

@@ -141,7 +141,7 @@ void InferenceLayout::validate_beside(Files& files, const TargetPlan& plan, cons
     if (rank->tp_rank >= plan.mesh.tp) leftover.push_back(name);
     const fs::path relative = fs::path(traits().folder) / name;
     if (std::any_of(plan.map.files.begin(), plan.map.files.end(),
-                    [&](const TensorFile& file) { return file.path == relative; }))
+                    [&](const TargetFile& file) { return file.path == relative; }))
       continue;
     const auto record = read_record(read_container(files, folder / name, Format::kSafetensors));
     if (!record || record->tp_degree != plan.mesh.tp || *record->originals != *own.originals ||

@@ -46,8 +46,8 @@ void validate(const ChunkedTensor& tensor, const std::filesystem::path& where) {
   if (filled < elems) throw bad(fmt::format("its {} chunks have {} of its {} elements", boxes.size(), filled, elems));
   if (filled > elems) throw bad(fmt::format("its {} chunks overlap", boxes.size()));
   if (boxes.size() < 2) return;
-  TensorMap tiles;  // as if the chunks were pieces of one stored tensor
-  tiles.files.push_back({where});
+  SourceMap tiles;  // as if the chunks were pieces of one stored tensor
+  tiles.files.push_back({{where}});
   tiles.add_stored({SharedName(tensor.entry), tensor.dtype, tensor.shape});
   tiles.add_logical({tensor.entry, tensor.dtype, tensor.shape, {}}, where);
   tiles.pieces[0].reserve(boxes.size());
@@ -224,20 +224,20 @@ void validate_chunks(const std::vector<ChunkedTensor>& tensors, const std::files
   for (const ChunkedTensor& tensor : tensors) validate(tensor, where);
 }
 
-TensorMap chunked_map(std::vector<TensorFile> files, std::vector<ChunkedTensor> tensors,
+SourceMap chunked_map(std::vector<SourceFile> files, std::vector<ChunkedTensor> tensors,
                       const std::filesystem::path& where) {
-  TensorMap map;
+  SourceMap map;
   map.files = std::move(files);
   map.reserve_logical(tensors.size());
   for (ChunkedTensor& tensor : tensors) {
-    const std::uint32_t logical =
-        map.add_logical({tensor.name, tensor.dtype, tensor.shape, {}, std::nullopt, tensor.role}, where);
+    const std::uint32_t logical = map.add_logical({tensor.name, tensor.dtype, tensor.shape, {}, tensor.role}, where);
     const SharedName entry(tensor.entry);
     // In rows, so that what is open of the tensor while it is put together stays one box or a few.
     std::sort(tensor.chunks.begin(), tensor.chunks.end(),
               [](const auto& a, const auto& b) { return a.box.begin < b.box.begin; });
     for (ChunkedTensor::Chunk& chunk : tensor.chunks) {
       StoredTensor stored{entry, tensor.dtype, chunk.box.size, chunk.file, chunk.offset_bytes};
+      stored.is_object = tensor.role == TensorRole::kObject;
       if (!chunk.strides.empty()) stored.set_view({stored.shape, std::move(chunk.strides)});
       const std::uint32_t index = map.add_stored(std::move(stored));
       const Dims zeros(chunk.box.size.size());

@@ -26,7 +26,7 @@ struct TrainingState {
 struct ChunkedTensor {
   struct Chunk {
     Box box;
-    std::uint32_t file = 0;          // index into TensorMap::files
+    std::uint32_t file = 0;          // index into SourceMap::files
     std::uint64_t offset_bytes = 0;  // of the element at the box's begin
     Dims strides;                    // in elements, one a dim; empty where the elements lie in C order
   };
@@ -64,7 +64,7 @@ std::vector<ChunkedTensor> unpacked(std::vector<ChunkedTensor> tensors, const Mo
 
 /// The map of tensors whose chunks are validated. `where` is for errors.
 /// \throws Error kBadInput if two tensors of one name differ in dtype or shape.
-TensorMap chunked_map(std::vector<TensorFile> files, std::vector<ChunkedTensor> tensors,
+SourceMap chunked_map(std::vector<SourceFile> files, std::vector<ChunkedTensor> tensors,
                       const std::filesystem::path& where);
 
 }  // namespace reshard

@@ -108,8 +108,7 @@ void add_row_shards(TensorMap& map, const TensorMap& local, std::span<const std:
         if (!index) {
           LogicalTensor named = state(logical);
           named.shape = logical.shape;
-          index = map.add_logical(
-              named, map.files.empty() ? std::filesystem::path() : map.files[map.stored[stored].file].path);
+          index = map.add_logical(named, map.file_of(map.stored[stored]).path);
         }
         map.pieces[*index].push_back({stored, std::move(box), std::move(stored_begin)});
       });

@@ -22,22 +22,22 @@ std::string archive_name(const std::filesystem::path& path) {
   return path.stem().string();
 }
 
-ContainerPlan plan_file(const TensorFile& file, std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs) {
+ContainerPlan plan_file(const TargetFile& file, std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs) {
   const std::string archive = archive_name(file.path);
   const FileMetadata metadata = file.record ? record_metadata(*file.record) : FileMetadata();
   switch (file.encoding) {
-    case TensorFile::Encoding::kSafetensors: return plan_safetensors(std::move(tensors), metadata);
-    case TensorFile::Encoding::kTorch:
+    case TargetFile::Encoding::kSafetensors: return plan_safetensors(std::move(tensors), metadata);
+    case TargetFile::Encoding::kTorch:
       if (file.structure) return plan_torch_value(archive, *file.structure, std::move(tensors), crcs, metadata);
       return plan_torch(archive, std::move(tensors), file.aliases, crcs, metadata);
-    case TensorFile::Encoding::kTorchTensor:
+    case TargetFile::Encoding::kTorchTensor:
       return plan_torch_tensor(archive, std::move(tensors.front()), crcs.empty() ? 0 : crcs.front(), metadata);
-    case TensorFile::Encoding::kDcpItems: return plan_dcp_items(std::move(tensors), crcs, file.objects).container;
+    case TargetFile::Encoding::kDcpItems: return plan_dcp_items(std::move(tensors), crcs, file.objects).container;
   }
   return {};
 }
 
-std::vector<std::uint32_t> add_file(TensorMap& map, TensorFile file, const std::vector<StoredTensor>& tensors) {
+std::vector<std::uint32_t> add_file(TargetMap& map, TargetFile file, const std::vector<StoredTensor>& tensors) {
   std::vector<TensorEntry> entries;
   std::unordered_map<std::string_view, std::size_t> position;
   entries.reserve(tensors.size());
@@ -64,15 +64,15 @@ std::vector<std::uint32_t> add_file(TensorMap& map, TensorFile file, const std::
 }
 
 /// A file a tensor, numbered in their order; a second name has the number of the first.
-std::vector<std::uint32_t> add_xser(TensorMap& map, const TargetContainer& container, const TensorFile& file) {
+std::vector<std::uint32_t> add_xser(TargetMap& map, const TargetContainer& container, const TargetFile& file) {
   std::vector<std::uint32_t> indices;
   std::vector<std::pair<std::string, std::uint64_t>> names;
   std::unordered_map<std::string, std::uint64_t> numbers;
   std::vector<TensorEntry> entries;
   for (const StoredTensor& tensor : container.tensors) {
-    TensorFile tensor_file = file;
+    TargetFile tensor_file = file;
     tensor_file.path = xser_tensor_path(container.path, names.size());
-    tensor_file.encoding = TensorFile::Encoding::kTorchTensor;
+    tensor_file.encoding = TargetFile::Encoding::kTorchTensor;
     numbers.emplace(tensor.name, names.size());
     names.emplace_back(tensor.name, names.size());
     entries.push_back(entry_of(tensor));
@@ -91,8 +91,8 @@ std::vector<std::uint32_t> add_xser(TensorMap& map, const TargetContainer& conta
 
 }  // namespace
 
-std::vector<std::uint32_t> add_target_container(TensorMap& map, TargetContainer container) {
-  TensorFile file;
+std::vector<std::uint32_t> add_target_container(TargetMap& map, TargetContainer container) {
+  TargetFile file;
   file.path = container.path;
   file.tp_rank = container.tp_rank;
   file.pp_rank = container.pp_rank;
@@ -100,9 +100,9 @@ std::vector<std::uint32_t> add_target_container(TensorMap& map, TargetContainer 
   file.record = std::move(container.record);
   switch (container.format) {
     case Format::kXser: return add_xser(map, container, file);
-    case Format::kSafetensors: file.encoding = TensorFile::Encoding::kSafetensors; break;
+    case Format::kSafetensors: file.encoding = TargetFile::Encoding::kSafetensors; break;
     case Format::kPytorch:
-      file.encoding = container.as_items ? TensorFile::Encoding::kDcpItems : TensorFile::Encoding::kTorch;
+      file.encoding = container.as_items ? TargetFile::Encoding::kDcpItems : TargetFile::Encoding::kTorch;
       file.aliases = std::move(container.aliases);
       file.structure = std::move(container.structure);
       file.objects = std::move(container.objects);
@@ -111,11 +111,11 @@ std::vector<std::uint32_t> add_target_container(TensorMap& map, TargetContainer 
   return add_file(map, std::move(file), container.tensors);
 }
 
-bool needs_crcs(const TensorFile& file) {
-  return file.encoding != TensorFile::Encoding::kSafetensors;
+bool needs_crcs(const TargetFile& file) {
+  return file.encoding != TargetFile::Encoding::kSafetensors;
 }
 
-std::vector<FilePart> target_parts(const TensorMap& map, const TensorFile& file, std::span<const std::uint32_t> crcs) {
+std::vector<FilePart> target_parts(const TargetMap& map, const TargetFile& file, std::span<const std::uint32_t> crcs) {
   std::vector<TensorEntry> entries;
   for (std::uint32_t s = file.first_stored; s < file.first_stored + file.stored_count; ++s)
     entries.push_back(entry_of(map.stored[s]));

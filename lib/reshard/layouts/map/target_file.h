@@ -35,15 +35,15 @@ struct TargetContainer {
 /// files join `text_files`. \returns the index of each tensor in `TensorMap::stored`, in the order of
 /// `container.tensors`.
 /// \throws Error kUnsupported where the format cannot hold a tensor.
-std::vector<std::uint32_t> add_target_container(TensorMap& map, TargetContainer container);
+std::vector<std::uint32_t> add_target_container(TargetMap& map, TargetContainer container);
 
 /// The bytes of a target's file that are not its tensors'. Made anew each time: of ten thousand layers on a hundred
 /// ranks, all of them at once would be most of the memory. `crcs` are those of all tensors of the map, as
 /// TensorMap::stored counts them; without them, parts that hold a CRC are not final.
-std::vector<FilePart> target_parts(const TensorMap& map, const TensorFile& file,
+std::vector<FilePart> target_parts(const TargetMap& map, const TargetFile& file,
                                    std::span<const std::uint32_t> crcs = {});
 
 /// Whether the parts depend on the tensors' CRCs.
-bool needs_crcs(const TensorFile& file);
+bool needs_crcs(const TargetFile& file);
 
 }  // namespace reshard

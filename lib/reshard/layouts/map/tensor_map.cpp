@@ -24,7 +24,7 @@ struct Tile {
 
 Error tiling_error(const TensorMap& map, std::uint32_t stored, const std::string& message) {
   const StoredTensor& tensor = map.stored[stored];
-  return Error(ErrorKind::kBadInput, message).in(map.files[tensor.file].path).tensor(tensor.name);
+  return Error(ErrorKind::kBadInput, message).in(map.file_of(tensor).path).tensor(tensor.name);
 }
 
 /// No two tiles overlap. They are sorted by where they begin, so that only neighbours along one dim need comparing.
@@ -191,16 +191,16 @@ std::uint32_t TensorMap::add_stored(StoredTensor tensor) {
   return static_cast<std::uint32_t>(stored.size() - 1);
 }
 
-std::uint32_t TensorMap::add_files(const Container& container, RankId rank) {
+std::uint32_t SourceMap::add_files(const Container& container, RankId rank) {
   const auto first = static_cast<std::uint32_t>(files.size());
   for (const ContainerFile& file : container.files) {
-    files.push_back({file.path, file.size_bytes, rank.tp_rank, rank.pp_rank, rank.ep_rank});
+    files.push_back({{file.path, file.size_bytes, rank.tp_rank, rank.pp_rank, rank.ep_rank}});
     files.back().stamp = file.stamp;
   }
   return first;
 }
 
-std::uint32_t TensorMap::add_stored(const TensorEntry& tensor, std::uint32_t first_file, PartitionLabel label) {
+std::uint32_t SourceMap::add_stored(const TensorEntry& tensor, std::uint32_t first_file, PartitionLabel label) {
   StoredTensor added{tensor.name, tensor.dtype, tensor.shape, first_file + tensor.file, tensor.offset_bytes, label};
   if (!tensor.strides.empty()) added.set_view({tensor.shape, tensor.strides});
   return add_stored(std::move(added));
@@ -211,20 +211,20 @@ void TensorMap::view_as_rows(std::uint32_t index) {
   auto rows = tensor.view().merged(0);
   if (!rows)
     throw Error(ErrorKind::kUnsupported, "holds experts whose matrices do not lie one after another")
-        .in(files[tensor.file].path)
+        .in(file_of(tensor).path)
         .tensor(tensor.name);
   tensor.set_view(*std::move(rows));
 }
 
 void TensorMap::add_whole(std::uint32_t stored_index, const std::string& logical_name) {
   const StoredTensor& tensor = stored[stored_index];
-  const std::uint32_t index = add_logical({logical_name, tensor.dtype, tensor.shape, {}}, files[tensor.file].path);
+  const std::uint32_t index = add_logical({logical_name, tensor.dtype, tensor.shape, {}}, file_of(tensor).path);
   pieces[index].push_back({stored_index, whole(tensor.shape), Dims(tensor.shape.size(), 0)});
 }
 
 void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule, std::uint32_t rank) {
   const StoredTensor& tensor = stored[stored_index];
-  const auto& path = files[tensor.file].path;
+  const auto& path = file_of(tensor).path;
   const auto shapes = logical_shapes(rule, rank, tensor.shape);
   if (!shapes)
     throw Error(ErrorKind::kBadInput, fmt::format("its shape {} does not fit its partition along dim {}{}",
@@ -280,8 +280,8 @@ void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint
                             : fill == Filler::Fill::kConstant ? fmt::format("constant {:#x}", bits)
                             : bits == 0                       ? "zeros"
                                                               : "lowest numbers";
-  LogicalTensor filler{
-      fmt::format("{} ({})", tensor.name.text(), value), tensor.dtype, tensor.shape, Filler(bits, fill), {}, role};
+  LogicalTensor filler{fmt::format("{} ({})", tensor.name.text(), value), tensor.dtype, tensor.shape,
+                       Filler(bits, fill), role};
   // States of different parameters may have one name in the files of different stages.
   const auto known = filler_by_name_.find(filler.name);
   if (known != filler_by_name_.end() &&
@@ -291,11 +291,10 @@ void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint
   pieces[index].push_back({stored_index, box, box.begin});
 }
 
-void TensorMap::add_copy(std::uint32_t of, const std::string& name, TensorRole role) {
+void SourceMap::add_copy(std::uint32_t of, const std::string& name, TensorRole role) {
   LogicalTensor tensor = logical[of];
   tensor.name = name;
   tensor.role = role;
-  tensor.model_dtype.reset();
   const std::uint32_t copy = add_logical(tensor, {});
   std::set<std::pair<Dims, Dims>> taken;
   for (std::size_t p = 0; p < pieces[of].size(); ++p) {
@@ -313,7 +312,7 @@ void TensorMap::add_copy(std::uint32_t of, const std::string& name, TensorRole r
   }
 }
 
-void TensorMap::tie_logical(std::uint32_t tied, std::uint32_t source) {
+void SourceMap::tie_logical(std::uint32_t tied, std::uint32_t source) {
   for (Piece& piece : pieces[tied]) {
     StoredTensor& replica = stored[piece.stored];
     replica.tied = true;
@@ -321,26 +320,24 @@ void TensorMap::tie_logical(std::uint32_t tied, std::uint32_t source) {
     replica.replicated = false;
     pieces[source].push_back(std::move(piece));
   }
+  model_dtypes.erase(logical[tied].name);
+  unconfirmed_hints.erase(logical[tied].name);
   logical.erase(logical.begin() + tied);
   pieces.erase(pieces.begin() + tied);
-  logical_by_name_.clear();
-  filler_by_name_.clear();
-  for (std::uint32_t i = 0; i < logical.size(); ++i)
-    (logical[i].filler ? filler_by_name_ : logical_by_name_).emplace(logical[i].name, i);
+  index_logical();
 }
 
-std::vector<std::pair<LogicalTensor, std::vector<Piece>>> TensorMap::take_logical() {
+std::vector<std::pair<LogicalTensor, std::vector<Piece>>> SourceMap::take_logical() {
   std::vector<std::pair<LogicalTensor, std::vector<Piece>>> taken;
   taken.reserve(logical.size());
   for (std::size_t l = 0; l < logical.size(); ++l) taken.emplace_back(std::move(logical[l]), std::move(pieces[l]));
   logical.clear();
   pieces.clear();
-  logical_by_name_.clear();
-  filler_by_name_.clear();
+  index_logical();
   return taken;
 }
 
-void TensorMap::keep_stored(const std::vector<bool>& used) {
+void SourceMap::keep_stored(const std::vector<bool>& used) {
   std::vector<std::uint32_t> numbers(stored.size());
   std::vector<StoredTensor> kept;
   for (std::uint32_t s = 0; s < stored.size(); ++s) {
@@ -355,13 +352,77 @@ void TensorMap::keep_stored(const std::vector<bool>& used) {
   }
 }
 
-void TensorMap::append(TensorMap other, const std::string& logical_prefix) {
+void SourceMap::append(SourceMap other, const std::string& logical_prefix) {
   const auto first_file = static_cast<std::uint32_t>(files.size());
-  const auto first_stored = static_cast<std::uint32_t>(stored.size());
-  for (TensorFile& file : other.files) {
-    file.first_stored += first_stored;
+  std::move(other.files.begin(), other.files.end(), std::back_inserter(files));
+  append_tensors(other, first_file, logical_prefix);
+  for (const auto& [name, dtype] : other.model_dtypes) model_dtypes.emplace(logical_prefix + name, dtype);
+  for (const auto& [name, hint] : other.unconfirmed_hints) unconfirmed_hints.emplace(logical_prefix + name, hint);
+}
+
+void TargetMap::append(TargetMap other, const std::string& logical_prefix) {
+  const auto first_file = static_cast<std::uint32_t>(files.size());
+  for (TargetFile& file : other.files) {
+    file.first_stored += static_cast<std::uint32_t>(stored.size());
     files.push_back(std::move(file));
   }
+  append_tensors(other, first_file, logical_prefix);
+  std::move(other.text_files.begin(), other.text_files.end(), std::back_inserter(text_files));
+}
+
+void SourceMap::rename_logical(const std::vector<std::string>& names) {
+  std::unordered_map<std::string, DType> dtypes;
+  std::unordered_map<std::string, std::string_view> hints;
+  for (std::size_t i = 0; i < logical.size(); ++i) {
+    if (const auto dtype = model_dtype(logical[i])) dtypes.emplace(names[i], *dtype);
+    if (const auto hint = unconfirmed_hint(logical[i]); !hint.empty()) hints.emplace(names[i], hint);
+    logical[i].name = names[i];
+  }
+  model_dtypes = std::move(dtypes);
+  unconfirmed_hints = std::move(hints);
+  index_logical();
+}
+
+const SourceFile& SourceMap::file_of(const StoredTensor& tensor) const {
+  static const SourceFile kNone;
+  return tensor.file < files.size() ? files[tensor.file] : kNone;
+}
+
+std::optional<DType> SourceMap::model_dtype(const LogicalTensor& tensor) const {
+  if (model_dtypes.empty()) return std::nullopt;
+  const auto found = model_dtypes.find(tensor.name);
+  return found == model_dtypes.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::string_view SourceMap::unconfirmed_hint(const LogicalTensor& tensor) const {
+  if (unconfirmed_hints.empty()) return {};
+  const auto found = unconfirmed_hints.find(tensor.name);
+  return found == unconfirmed_hints.end() ? std::string_view() : found->second;
+}
+
+void SourceMap::order_logical(const std::vector<std::string>& names) {
+  std::vector<std::size_t> key(logical.size(), names.size());
+  for (std::size_t i = names.size(); i-- > 0;)  // the first of equal names counts
+    if (const auto found = find_logical(names[i])) key[*found] = i;
+  if (std::is_sorted(key.begin(), key.end())) return;
+  std::vector<std::uint32_t> order(logical.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return key[a] < key[b]; });
+  std::vector<LogicalTensor> sorted_logical;
+  std::vector<std::vector<Piece>> sorted_pieces;
+  sorted_logical.reserve(order.size());
+  sorted_pieces.reserve(order.size());
+  for (const std::uint32_t index : order) {
+    sorted_logical.push_back(std::move(logical[index]));
+    sorted_pieces.push_back(std::move(pieces[index]));
+  }
+  logical = std::move(sorted_logical);
+  pieces = std::move(sorted_pieces);
+  index_logical();
+}
+
+void TensorMap::append_tensors(TensorMap& other, std::uint32_t first_file, const std::string& logical_prefix) {
+  const auto first_stored = static_cast<std::uint32_t>(stored.size());
   for (StoredTensor& tensor : other.stored) {
     tensor.file += first_file;
     stored.push_back(std::move(tensor));
@@ -375,38 +436,13 @@ void TensorMap::append(TensorMap other, const std::string& logical_prefix) {
       pieces[index].push_back(std::move(piece));
     }
   }
-  for (TextFile& file : other.text_files) text_files.push_back(std::move(file));
 }
 
-void TensorMap::rename_logical(const std::vector<std::string>& names) {
+void TensorMap::index_logical() {
   logical_by_name_.clear();
   filler_by_name_.clear();
-  for (std::uint32_t i = 0; i < logical.size(); ++i) {
-    logical[i].name = names[i];
-    (logical[i].filler ? filler_by_name_ : logical_by_name_).emplace(names[i], i);
-  }
-}
-
-void TensorMap::order_logical(const std::vector<std::string>& names) {
-  std::vector<std::size_t> key(logical.size(), names.size());
-  for (std::size_t i = names.size(); i-- > 0;)  // the first of equal names counts
-    if (const auto found = find_logical(names[i])) key[*found] = i;
-  if (std::is_sorted(key.begin(), key.end())) return;
-  std::vector<std::uint32_t> order(logical.size());
-  std::iota(order.begin(), order.end(), 0u);
-  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return key[a] < key[b]; });
-  std::vector<LogicalTensor> sorted_logical;
-  std::vector<std::vector<Piece>> sorted_pieces;
-  sorted_logical.reserve(order.size());
-  sorted_pieces.reserve(order.size());
-  for (const std::uint32_t index : order) {
-    auto& by_name = logical[index].filler ? filler_by_name_ : logical_by_name_;
-    by_name[logical[index].name] = static_cast<std::uint32_t>(sorted_logical.size());
-    sorted_logical.push_back(std::move(logical[index]));
-    sorted_pieces.push_back(std::move(pieces[index]));
-  }
-  logical = std::move(sorted_logical);
-  pieces = std::move(sorted_pieces);
+  for (std::uint32_t i = 0; i < logical.size(); ++i)
+    (logical[i].filler ? filler_by_name_ : logical_by_name_).emplace(logical[i].name, i);
 }
 
 void validate_tiling(const TensorMap& map) {

@@ -47,41 +47,43 @@ struct LogicalTensor {
   DType dtype;
   Dims shape;
   Filler filler;  // kNone for tensors of the state dict
-  /// Source only: the model's dtype, if the files have another. The tensor is cast to it unless the request names a dtype.
-  std::optional<DType> model_dtype{};
   TensorRole role = TensorRole::kParameter;
-  /// Source only: what to try if replicas differ. Set if each rank's tensor is assumed to be the whole one, which only
-  /// equal replicas confirm. A literal; otherwise empty.
-  std::string_view unconfirmed_hint{};
 };
 
-/// One file of a tensor map. In a source it exists at `path`. In a target it is to be written, and `path` is relative to the
-/// output directory.
-struct TensorFile {
-  enum class Encoding : std::uint8_t { kSafetensors, kTorch, kTorchTensor, kDcpItems };
-
+/// A file of a tensor map.
+struct MapFile {
   std::filesystem::path path;
   std::uint64_t size_bytes = 0;
   std::uint32_t tp_rank = 0;
   std::uint32_t pp_rank = 0;
   std::uint32_t ep_rank = 0;
-  // Target only: its tensors are stored[first_stored] and the stored_count - 1 after it, in the order of the file.
-  std::uint32_t first_stored = 0;
-  std::uint32_t stored_count = 0;
-  Encoding encoding = Encoding::kSafetensors;
-  std::vector<TensorAlias> aliases;
-  std::shared_ptr<const SavedValue> structure;  // target only: the object that contains the tensors; null: a state dict
-  std::vector<std::string> objects;             // target only, kDcpItems: written after the tensors
-  std::optional<RankRecord> record;             // its rank; in a source, only if the file is read alone
-  std::optional<FileStamp> stamp;               // source only: the state of the file when it was planned
-  /// Source only: this range of the file is compressed. Offsets and `size_bytes` are those of the decoded bytes.
-  std::optional<ZstdFrame> frame;
-  /// Source only: ranges of the file that are zip archives; empty if only the whole file can be one.
+  std::optional<RankRecord> record{};  // its rank; in a source, only if the file is read alone
+};
+
+/// One that exists at `path`.
+struct SourceFile : MapFile {
+  std::optional<FileStamp> stamp{};  // the state of the file when it was planned
+  /// This range of the file is compressed. Offsets and `size_bytes` are those of the decoded bytes.
+  std::optional<ZstdFrame> frame{};
+  /// Ranges of the file that are zip archives; empty if only the whole file can be one.
   struct Archive {
     std::uint64_t offset_bytes = 0;
     std::uint64_t size_bytes = 0;
   };
-  std::vector<Archive> archives;
+  std::vector<Archive> archives{};
+};
+
+/// One that is to be written; `path` is relative to the output directory.
+struct TargetFile : MapFile {
+  enum class Encoding : std::uint8_t { kSafetensors, kTorch, kTorchTensor, kDcpItems };
+
+  // Its tensors are stored[first_stored] and the stored_count - 1 after it, in the order of the file.
+  std::uint32_t first_stored = 0;
+  std::uint32_t stored_count = 0;
+  Encoding encoding = Encoding::kSafetensors;
+  std::vector<TensorAlias> aliases{};
+  std::shared_ptr<const SavedValue> structure{};  // the object that contains the tensors; null: a state dict
+  std::vector<std::string> objects{};             // with kDcpItems: written after the tensors
 };
 
 /// A small output file whose content is known before the run.
@@ -109,13 +111,13 @@ struct StoredTensor {
   SharedName name;
   DType dtype;
   Dims shape;              // of the view
-  std::uint32_t file = 0;  // index into TensorMap::files
+  std::uint32_t file = 0;  // the number of a file of the map
   std::uint64_t offset_bytes = 0;
   PartitionLabel label = PartitionLabel::kWhole;
   bool replicated = false;       // every rank has the whole parameter, and trains it
   bool tied = false;             // the values of another parameter under a second name: compared, never read
   bool expert_parallel = false;  // belongs to experts that are distributed over ranks
-  bool is_object = false;        // target only: TensorRole::kObject
+  bool is_object = false;        // TensorRole::kObject
   /// The tensor in the file, if it is not the view's shape in C order.
   struct InFile {
     Dims shape;    // in the file
@@ -146,22 +148,18 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
-/// A checkpoint: its files, the tensors in them, and how these map to the original tensors. `pieces[i]` are those of
-/// `logical[i]`.
+/// The tensors in the files of a checkpoint, and how these map to the original tensors: what a source and a target have in
+/// common. `pieces[i]` are those of `logical[i]`.
 class TensorMap {
  public:
-  std::vector<TensorFile> files;
+  virtual ~TensorMap() = default;
+
   std::vector<StoredTensor> stored;
   std::vector<LogicalTensor> logical;
   std::vector<std::vector<Piece>> pieces;
-  /// Target only: pairs of states of the source that must be equal. The second of each pair is written for both.
-  std::vector<std::pair<std::string, std::string>> same;
-  /// Target only: objects that are not made from tensors: the name that a reader gives them, and their bytes.
-  std::vector<std::pair<std::string, std::string>> made_objects;
-  std::vector<TextFile> text_files;  // target only: files without tensors that belong to the containers
-  /// Source only: what to try if replicas differ. Set if the partition was inferred without metadata, which only equal
-  /// replicas confirm; otherwise empty.
-  std::string inferred_partition_hint;
+
+  /// The file that a stored tensor is in.
+  virtual const MapFile& file_of(const StoredTensor& tensor) const = 0;
 
   /// Reserves memory for `count` logical tensors.
   void reserve_logical(std::size_t count);
@@ -179,11 +177,6 @@ class TensorMap {
   std::vector<LogicalTensor> state_dict() const;
 
   std::uint32_t add_stored(StoredTensor tensor);
-  /// Adds the files of a container. \returns the index of the first.
-  std::uint32_t add_files(const Container& container, RankId rank);
-  /// Adds a tensor of this container. `first_file` is the result of add_files.
-  std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file,
-                           PartitionLabel label = PartitionLabel::kWhole);
 
   /// Views a stored tensor of matrices, stacked along dim 0, as one matrix with the rows of all.
   /// \throws Error kUnsupported if the rows have no common stride.
@@ -203,34 +196,92 @@ class TensorMap {
   void add_filler(std::uint32_t stored, const Box& box, std::uint64_t bits, Filler::Fill fill = Filler::Fill::kPadding,
                   TensorRole role = TensorRole::kParameter);
 
-  /// Source only: adds a logical tensor that is a copy of `logical`. Its bytes are read a second time, and without replicas.
-  void add_copy(std::uint32_t logical, const std::string& name, TensorRole role);
+ protected:
+  TensorMap() = default;
+  TensorMap(const TensorMap&) = default;
+  TensorMap(TensorMap&&) = default;
+  TensorMap& operator=(const TensorMap&) = default;
+  TensorMap& operator=(TensorMap&&) = default;
 
-  /// Source only: removes logical tensor `tied`, and makes its pieces replicas of `source`, which has the same shape. Later
-  /// logical tensors get new indices.
-  void tie_logical(std::uint32_t tied, std::uint32_t source);
-
-  /// Removes all logical tensors, and returns each with its pieces.
-  std::vector<std::pair<LogicalTensor, std::vector<Piece>>> take_logical();
-
-  /// Source only: removes each stored tensor `s` for which `used[s]` is false, with its pieces. The others get new indices.
-  void keep_stored(const std::vector<bool>& used);
-
-  /// Adds another checkpoint, with `logical_prefix` in front of the names of its logical tensors.
-  /// \throws Error kBadInput as add_logical does.
-  void append(TensorMap other, const std::string& logical_prefix);
-
-  /// Renames all logical tensors. The names must differ.
-  void rename_logical(const std::vector<std::string>& names);
-
-  /// Sorts the logical tensors in the order of `names`. Those not in `names` come last and keep their order.
-  void order_logical(const std::vector<std::string>& names);
+  /// Adds all of another map but its files, the first of which is number `first_file` here.
+  void append_tensors(TensorMap& other, std::uint32_t first_file, const std::string& logical_prefix);
+  /// Finds the logical tensors by their names of now.
+  void index_logical();
 
  private:
   void add_constant(std::uint32_t stored, const PartitionRule::Constant& constant, std::uint32_t rank);
 
   std::unordered_map<std::string, std::uint32_t> logical_by_name_;
   std::unordered_map<std::string, std::uint32_t> filler_by_name_;  // a tensor may have the name of a filler
+};
+
+/// A checkpoint that is read.
+class SourceMap : public TensorMap {
+ public:
+  std::vector<SourceFile> files;
+  /// The model's dtypes of tensors, by name, that the files have in another. They are cast to these unless the request names
+  /// a dtype.
+  std::unordered_map<std::string, DType> model_dtypes;
+  /// What to try if replicas differ, by name, of tensors of which each rank's is assumed to be the whole one: only equal
+  /// replicas confirm that. Literals.
+  std::unordered_map<std::string, std::string_view> unconfirmed_hints;
+  /// What to try if replicas differ. Set if the partition was inferred without metadata, which only equal replicas confirm;
+  /// otherwise empty.
+  std::string inferred_partition_hint;
+
+  /// One without a path for a map whose tensors are in the files of another, as those of a training run's states are.
+  const SourceFile& file_of(const StoredTensor& tensor) const override;
+  /// Of model_dtypes.
+  std::optional<DType> model_dtype(const LogicalTensor& tensor) const;
+  /// Of unconfirmed_hints; empty if there is none.
+  std::string_view unconfirmed_hint(const LogicalTensor& tensor) const;
+
+  /// Adds the files of a container. \returns the index of the first.
+  std::uint32_t add_files(const Container& container, RankId rank);
+  using TensorMap::add_stored;
+  /// Adds a tensor of this container. `first_file` is the result of add_files.
+  std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file,
+                           PartitionLabel label = PartitionLabel::kWhole);
+
+  /// Adds a logical tensor that is a copy of `logical`. Its bytes are read a second time, and without replicas.
+  void add_copy(std::uint32_t logical, const std::string& name, TensorRole role);
+
+  /// Removes logical tensor `tied`, and makes its pieces replicas of `source`, which has the same shape. Later logical
+  /// tensors get new indices.
+  void tie_logical(std::uint32_t tied, std::uint32_t source);
+
+  /// Removes all logical tensors, and returns each with its pieces.
+  std::vector<std::pair<LogicalTensor, std::vector<Piece>>> take_logical();
+
+  /// Removes each stored tensor `s` for which `used[s]` is false, with its pieces. The others get new indices.
+  void keep_stored(const std::vector<bool>& used);
+
+  /// Adds another checkpoint, with `logical_prefix` in front of the names of its logical tensors.
+  /// \throws Error kBadInput as add_logical does.
+  void append(SourceMap other, const std::string& logical_prefix);
+
+  /// Renames all logical tensors. The names must differ.
+  void rename_logical(const std::vector<std::string>& names);
+
+  /// Sorts the logical tensors in the order of `names`. Those not in `names` come last and keep their order.
+  void order_logical(const std::vector<std::string>& names);
+};
+
+/// A checkpoint that is to be written.
+class TargetMap : public TensorMap {
+ public:
+  std::vector<TargetFile> files;
+  /// Pairs of states of the source that must be equal. The second of each pair is written for both.
+  std::vector<std::pair<std::string, std::string>> same;
+  /// Objects that are not made from tensors: the name that a reader gives them, and their bytes.
+  std::vector<std::pair<std::string, std::string>> made_objects;
+  std::vector<TextFile> text_files;  // without tensors, that belong to the containers
+
+  const TargetFile& file_of(const StoredTensor& tensor) const override { return files[tensor.file]; }
+
+  /// Adds another one, with `logical_prefix` in front of the names of its logical tensors.
+  /// \throws Error kBadInput as add_logical does.
+  void append(TargetMap other, const std::string& logical_prefix);
 };
 
 /// Validates that the pieces of each stored tensor tile it without gap or overlap, are inside both tensors, and begin

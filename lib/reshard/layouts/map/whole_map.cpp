@@ -9,7 +9,7 @@ namespace reshard {
 namespace {
 
 /// \throws Error kBadInput if the map has a tensor of this name.
-void validate_new(const TensorMap& map, const TensorEntry& tensor, const Container& file) {
+void validate_new(const SourceMap& map, const TensorEntry& tensor, const Container& file) {
   const auto logical = map.find_logical(tensor.name);
   if (!logical) return;
   const StoredTensor& other = map.stored[map.pieces[*logical].front().stored];
@@ -25,9 +25,9 @@ std::size_t number_of_tensors(const std::vector<Container>& files) {
                          [](std::size_t sum, const Container& file) { return sum + file.tensors.size(); });
 }
 
-TensorMap whole_map(const std::vector<Container>& files) {
+SourceMap whole_map(const std::vector<Container>& files) {
   const std::size_t count = number_of_tensors(files);
-  TensorMap map;
+  SourceMap map;
   map.reserve_logical(count);
   map.stored.reserve(count);
   for (const Container& file : files) {

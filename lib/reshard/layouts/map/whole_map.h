@@ -14,7 +14,7 @@ namespace reshard {
 std::size_t number_of_tensors(const std::vector<Container>& files);
 
 /// The tensor map of files in which every stored tensor is one original tensor.
-TensorMap whole_map(const std::vector<Container>& files);
+SourceMap whole_map(const std::vector<Container>& files);
 
 /// The parameters that share another's bytes in this model. Without a model, the pair that may be tied in all families
 /// known so far: only their bytes show whether it is.

@@ -182,7 +182,7 @@ struct Opened {
 };
 
 /// Compares some elements. \returns false if there are none, or none that can be compared.
-bool compare(Opened& files, const StatePart& part, const TensorMap& model) {
+bool compare(Opened& files, const StatePart& part, const SourceMap& model) {
   const StoredTensor& weight = model.stored[part.local];
   const TensorEntry& master = *part.tensor;
   const bool in_order = weight.is_c_order() && master.strides.empty();
@@ -223,7 +223,7 @@ bool compare(Opened& files, const StatePart& part, const TensorMap& model) {
 /// `model`.
 /// \throws Error kBadInput, naming the file, the id and both values, where they differ: files of ranks were swapped, or
 ///         the optimizer and the model are of two saves; kIo.
-void compare_masters(Files& files, const ShardedOptimizer& optimizer, const TensorMap& model) {
+void compare_masters(Files& files, const ShardedOptimizer& optimizer, const SourceMap& model) {
   const std::vector<StatePart> parts = master_parts(optimizer, model);
   Opened opened{LastOpened(files), LastOpened(files)};
   std::vector<bool> compared(model.stored.size());

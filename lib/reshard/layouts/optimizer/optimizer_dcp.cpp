@@ -254,12 +254,12 @@ class DcpOptimizerReader {
   }
 
   void find() {
-    std::vector<TensorFile> in_files;
+    std::vector<SourceFile> in_files;
     DcpChunkFinder finder(files_, folder_, metadata_, in_files, of_.notes);
     for (const Wanted& one : wanted_)
       one.tensor != nullptr ? finder.add(*one.tensor, one.tensor->name) : finder.add({one.object}, one.object->name);
     found_ = finder.find();
-    for (TensorFile& file : in_files) {
+    for (SourceFile& file : in_files) {
       if (file.frame)
         throw Error(ErrorKind::kUnsupported, "has compressed items, which NxD does not write")
             .in(file.path)

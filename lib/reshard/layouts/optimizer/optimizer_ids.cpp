@@ -38,7 +38,7 @@ Content content_of(const TensorMap& map) {
   Content content;
   const auto parts_of = [&](std::uint32_t s) -> std::vector<IdPart>& {
     const StoredTensor& stored = map.stored[s];
-    const TensorFile& file = map.files[stored.file];
+    const MapFile& file = map.file_of(stored);
     return content[{file.pp_rank, file.tp_rank, stored.name.text()}];
   };
   for (std::uint32_t l = 0; l < map.logical.size(); ++l) {
@@ -119,12 +119,12 @@ std::vector<std::vector<std::string>> names_by_id(const OptimizerFiles& files,
   return all;
 }
 
-TensorMap local_tensors_by_id(const OptimizerFiles& files) {
-  TensorMap map;
+SourceMap local_tensors_by_id(const OptimizerFiles& files) {
+  SourceMap map;
   for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank)
     for (std::uint32_t tp_rank = 0; tp_rank < files.tp; ++tp_rank) {
       const OptimizerFile& file = files.of(pp_rank, tp_rank, 0);
-      map.files.push_back({file.path, 0, tp_rank, pp_rank});
+      map.files.push_back({{file.path, 0, tp_rank, pp_rank}});
       for (std::uint32_t id = 0; id < file.entries.size(); ++id) {
         StoredTensor stored{std::to_string(id), DType::kF32, local_shape(file, file.entries[id]).value()};
         stored.file = static_cast<std::uint32_t>(map.files.size() - 1);
@@ -136,7 +136,7 @@ TensorMap local_tensors_by_id(const OptimizerFiles& files) {
   return map;
 }
 
-void validate_same_ranks(const TensorMap& source, const TensorMap& target) {
+void validate_same_ranks(const SourceMap& source, const TargetMap& target) {
   const Content before = content_of(source), after = content_of(target);
   auto a = before.begin();
   auto b = after.begin();

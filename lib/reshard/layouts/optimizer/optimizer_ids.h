@@ -26,10 +26,10 @@ std::vector<std::vector<std::string>> names_by_id(const OptimizerFiles& files,
 /// The local tensors that ids are of, as if a model held them: tensor "3" of each tensor- and pipeline-parallel rank, of
 /// the shape that the optimizer's files give it, is the logical tensor "tp_rank_00_pp_rank_01.3". Names nothing in files.
 /// `files` have passed names_by_id.
-TensorMap local_tensors_by_id(const OptimizerFiles& files);
+SourceMap local_tensors_by_id(const OptimizerFiles& files);
 
 /// `target` holds the model on the same ranks as `source`, so that ids are of the same local tensors.
 /// \throws Error kUsage, naming the rank and the tensor.
-void validate_same_ranks(const TensorMap& source, const TensorMap& target);
+void validate_same_ranks(const SourceMap& source, const TargetMap& target);
 
 }  // namespace reshard

@@ -34,11 +34,11 @@ const TensorEntry* master_of(const OptimizerEntry& entry) {
 /// The stored tensors of a model's map by rank and name.
 class LocalTensors {
  public:
-  LocalTensors(const TensorMap& model, const OptimizerFiles& mesh) : model_(model), mesh_(mesh) {
+  LocalTensors(const SourceMap& model, const OptimizerFiles& mesh) : model_(model), mesh_(mesh) {
     by_name_.resize(std::size_t{mesh.pp} * mesh.ep * mesh.tp);
     for (std::uint32_t s = 0; s < model.stored.size(); ++s) {
       const StoredTensor& stored = model.stored[s];
-      const TensorFile& file = model.files[stored.file];
+      const SourceFile& file = model.files[stored.file];
       auto& found = by_name_[place(file.pp_rank, file.ep_rank, file.tp_rank)][stored.name.text()];
       // One that stands for several originals is there for each; what other data-parallel ranks saved comes later.
       if (found.empty() || model.stored[found.front()].file == stored.file) found.push_back(s);
@@ -67,7 +67,7 @@ class LocalTensors {
     return all;
   }
 
-  const TensorMap& model() const { return model_; }
+  const SourceMap& model() const { return model_; }
 
  private:
   struct ByPlace {
@@ -82,7 +82,7 @@ class LocalTensors {
     return (std::size_t{pp_rank} * mesh_.ep + ep_rank) * mesh_.tp + tp_rank;
   }
 
-  const TensorMap& model_;
+  const SourceMap& model_;
   const OptimizerFiles& mesh_;
   std::vector<std::unordered_map<std::string, std::vector<std::uint32_t>>> by_name_;
   std::vector<std::set<std::pair<Dims, std::uint32_t>, ByPlace>> logical_;
@@ -168,14 +168,14 @@ class StateParts {
   const LocalTensors& locals_;
 };
 
-std::uint32_t add_part(TensorMap& map, const StatePart& part) {
+std::uint32_t add_part(SourceMap& map, const StatePart& part) {
   const std::uint32_t index = map.add_stored(*part.tensor, part.first_file);
   map.stored[index].name = part.name;
   return index;
 }
 
 /// Adds tensors that are shared by rows to `map`, as what `state` makes of the model's logical tensors.
-void add_shared(TensorMap& map, const TensorMap& model, const std::vector<StatePart>& parts, const fs::path& folder,
+void add_shared(SourceMap& map, const SourceMap& model, const std::vector<StatePart>& parts, const fs::path& folder,
                 const std::function<LogicalTensor(const LogicalTensor&, DType)>& state,
                 TensorRole role = TensorRole::kState) {
   std::map<DType, std::vector<std::vector<RowShard>>> by_dtype;
@@ -200,7 +200,7 @@ void add_shared(TensorMap& map, const TensorMap& model, const std::vector<StateP
   }
 }
 
-std::vector<std::uint32_t> join_files(TensorMap& model, const OptimizerFiles& files) {
+std::vector<std::uint32_t> join_files(SourceMap& model, const OptimizerFiles& files) {
   std::vector<std::uint32_t> first;
   for (std::uint32_t i = 0; i < files.all.size(); ++i) {
     if (files.is_dcp && i > 0) {
@@ -209,7 +209,7 @@ std::vector<std::uint32_t> join_files(TensorMap& model, const OptimizerFiles& fi
     }
     first.push_back(static_cast<std::uint32_t>(model.files.size()));
     for (const ContainerFile& file : files.files_of(files.all[i])) {
-      model.files.push_back({file.path, file.size_bytes, i / files.dp % files.tp, i / (files.tp * files.dp)});
+      model.files.push_back({{file.path, file.size_bytes, i / files.dp % files.tp, i / (files.tp * files.dp)}});
       model.files.back().stamp = file.stamp;
     }
   }
@@ -285,7 +285,7 @@ void note_missing_states(const OptimizerFiles& files, std::vector<std::string>& 
 /// Makes states of an optimizer.
 class StatesMaker {
  public:
-  StatesMaker(const ShardedOptimizer& optimizer, const TensorMap& model)
+  StatesMaker(const ShardedOptimizer& optimizer, const SourceMap& model)
       : optimizer_(optimizer), model_(model), locals_(model, optimizer.files), parts_(optimizer, locals_) {}
 
   TrainingStates make() {
@@ -304,7 +304,7 @@ class StatesMaker {
     const auto path = static_cast<std::uint32_t>(states_.paths.size());
     states_.paths.push_back({"optimizer", "state", std::string(1, kParameterMark), state});
     add_shared(states_.map, model_, parts, optimizer_.files.folder, [&](const LogicalTensor& local, DType dtype) {
-      return LogicalTensor{name_of(local.name, state), dtype, {}, {}, {}, TensorRole::kState};
+      return LogicalTensor{name_of(local.name, state), dtype, {}, {}, TensorRole::kState};
     });
     for (const StatePart& part : parts)
       if (part.tensor->shape.empty()) add_number_tensor(state, part);
@@ -328,7 +328,7 @@ class StatesMaker {
       const std::uint32_t stored = add_part(states_.map, part);
       states_.map.stored[stored].tied = model_.stored[part.local].tied;
       const std::uint32_t index = states_.map.add_logical(
-          {name_of(model_.logical[logical].name, state), part.tensor->dtype, {}, {}, {}, TensorRole::kState},
+          {name_of(model_.logical[logical].name, state), part.tensor->dtype, {}, {}, TensorRole::kState},
           optimizer_.files.folder);
       states_.map.pieces[index].push_back({stored, {}, {}});
     }
@@ -392,14 +392,14 @@ class StatesMaker {
   }
 
   const ShardedOptimizer& optimizer_;
-  const TensorMap& model_;
+  const SourceMap& model_;
   LocalTensors locals_;
   StateParts parts_;
   TrainingStates states_;
 };
 
 /// Whether a stage before `pp_rank` holds the parameter.
-bool is_of_earlier_stage(const TensorMap& model, const std::string& name, std::uint32_t pp_rank) {
+bool is_of_earlier_stage(const SourceMap& model, const std::string& name, std::uint32_t pp_rank) {
   return std::any_of(model.stored.begin(), model.stored.end(), [&](const StoredTensor& tensor) {
     return model.files[tensor.file].pp_rank < pp_rank && tensor.name.text() == name;
   });
@@ -470,32 +470,32 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
   return optimizer;
 }
 
-std::vector<StatePart> master_parts(const ShardedOptimizer& optimizer, const TensorMap& model) {
+std::vector<StatePart> master_parts(const ShardedOptimizer& optimizer, const SourceMap& model) {
   refuse_incomplete(optimizer.files);
   const LocalTensors locals(model, optimizer.files);
   return StateParts(optimizer, locals).collect(kMastersKey, "", master_of);
 }
 
-TrainingStates sharded_states(const ShardedOptimizer& optimizer, const TensorMap& model) {
+TrainingStates sharded_states(const ShardedOptimizer& optimizer, const SourceMap& model) {
   refuse_incomplete(optimizer.files);
   return StatesMaker(optimizer, model).make();
 }
 
 TrainingStates states_by_id(const ShardedOptimizer& optimizer) {
-  auto locals = std::make_shared<TensorMap>(local_tensors_by_id(optimizer.files));
+  auto locals = std::make_shared<SourceMap>(local_tensors_by_id(optimizer.files));
   TrainingStates states = sharded_states(optimizer, *locals);
   states.locals = std::move(locals);
   return states;
 }
 
-std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& model, MasterUse use) {
+std::size_t take_master_weights(const ShardedOptimizer& optimizer, SourceMap& model, MasterUse use) {
   refuse_incomplete(optimizer.files);
   if (!optimizer.files.has_masters)
     throw Error(ErrorKind::kBadInput, "holds no master weights")
         .in(optimizer.files.folder)
         .hint("take the model's own weights: `weights` model");
   refuse_partial_masters(optimizer.files);
-  const TensorMap local = model;
+  const SourceMap local = model;
   const LocalTensors locals(local, optimizer.files);
   std::vector<StatePart> parts = StateParts(optimizer, locals).collect(kMastersKey, "", master_of);
   for (StatePart& part : parts) part.name = local.stored[part.local].name;
@@ -510,7 +510,7 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& mo
         const DType wanted = use.as_model ? tensor.dtype : DType::kF32;
         const DType dtype = tensor.dtype = part.tensor->dtype;
         const bool casts = (use.as_model || dtype == DType::kF64) && wanted != dtype && can_cast(dtype, wanted);
-        tensor.model_dtype = casts ? std::optional(wanted) : std::nullopt;
+        if (casts) model.model_dtypes.emplace(tensor.name, wanted);
       }
     }
   }

@@ -53,12 +53,12 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const std::filesystem::pat
 
 /// The master weights of all files, file by file. Borrows `optimizer`.
 /// \throws Error kUnsupported if they are incomplete; kBadInput for a shape that is not that of the model's file.
-std::vector<StatePart> master_parts(const ShardedOptimizer& optimizer, const TensorMap& model);
+std::vector<StatePart> master_parts(const ShardedOptimizer& optimizer, const SourceMap& model);
 
 /// The states, called "optimizer.state.<parameter>.<state>", which follow the map of the model, `model`: a state is split
 /// as the parameter is.
 /// \throws Error kUnsupported if they are incomplete; kBadInput for what contradicts itself.
-TrainingStates sharded_states(const ShardedOptimizer& optimizer, const TensorMap& model);
+TrainingStates sharded_states(const ShardedOptimizer& optimizer, const SourceMap& model);
 
 /// The states by id, called "optimizer.state.tp_rank_00_pp_rank_00.3.exp_avg", where the names of `optimizer` are its ids
 /// (keeps_ids).
@@ -75,6 +75,6 @@ struct MasterUse {
 /// parameters) stays as it is.
 /// \returns how many of the weights stay.
 /// \throws Error kUnsupported if they are incomplete; kBadInput if there are none, or some are nowhere.
-std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& model, MasterUse use);
+std::size_t take_master_weights(const ShardedOptimizer& optimizer, SourceMap& model, MasterUse use);
 
 }  // namespace reshard

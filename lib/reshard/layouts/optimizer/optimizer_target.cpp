@@ -48,16 +48,17 @@ class OptimizerWriter {
  public:
   OptimizerWriter(TargetPlan& plan, const TrainingStates& states, const OptimizerTarget& target)
       : plan_(plan),
-        local_(states.has_names() ? plan.map : *states.locals),
+        local_(states.has_names() ? std::make_shared<const TargetMap>(plan.map)
+                                  : std::shared_ptr<const TensorMap>(states.locals)),
         states_(states),
         target_(target),
-        parameters_(local_, states, target.groups) {}
+        parameters_(*local_, states, target.groups) {}
 
   void run(const std::vector<StagePlan>& stages) {
     parameters_.validate_groups(stages);
     std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint32_t>> ranks;  // stored, by (pp, tp)
-    for (std::uint32_t s = 0; s < local_.stored.size(); ++s) {
-      const TensorFile& file = local_.files[local_.stored[s].file];
+    for (std::uint32_t s = 0; s < local_->stored.size(); ++s) {
+      const MapFile& file = local_->file_of(local_->stored[s]);
       ranks[{file.pp_rank, file.tp_rank}].push_back(s);
     }
     for (std::uint32_t pp_rank = 0; pp_rank < stages.size(); ++pp_rank) {
@@ -99,8 +100,8 @@ class OptimizerWriter {
       return;
     }
     auto& shards = shards_[slot.state];
-    if (shards.empty()) shards.resize(local_.stored.size());
-    const Dims in_file = local_.stored[slot.local].file_shape();
+    if (shards.empty()) shards.resize(local_->stored.size());
+    const Dims in_file = local_->stored[slot.local].file_shape();
     const std::uint64_t rows = in_file.empty() ? 0 : rows_per_shard(in_file.front(), target_.dp);
     shards[slot.local].push_back({stored, rows * dp_rank});
   }
@@ -109,13 +110,13 @@ class OptimizerWriter {
   RankContent content_of(const std::vector<NumberedParameter>& parameters,
                          const std::vector<std::uint32_t>& stored) const {
     std::unordered_map<std::string_view, std::uint32_t> by_name;
-    for (const std::uint32_t s : stored) by_name.emplace(local_.stored[s].name.text(), s);
+    for (const std::uint32_t s : stored) by_name.emplace(local_->stored[s].name.text(), s);
     RankContent content;
     SavedValue::Dict base_state, shape_info, master;
     const auto add = [&](const NumberedParameter& parameter, std::uint32_t s, std::string name,
                          const std::string& state, DType dtype, const NumberedState* scalar) -> SavedValue {
       const Dims shape = scalar != nullptr ? states_.map.logical[scalar->parts.front()].shape
-                                           : row_shard_shape(local_.stored[s].file_shape(), target_.dp);
+                                           : row_shard_shape(local_->stored[s].file_shape(), target_.dp);
       if (!num_bytes(dtype, shape))
         throw Error(ErrorKind::kUsage, "its rows cannot be shared by these ranks").tensor(parameter.name);
       StoredTensor tensor{std::move(name), dtype, shape};
@@ -136,7 +137,7 @@ class OptimizerWriter {
                              state.dtype, state.is_scalar ? &state : nullptr)});
       }
       if (!states.empty()) base_state.push_back({id, {std::move(states)}});
-      shape_info.push_back({id, plain_list(local_.stored[s].file_shape())});
+      shape_info.push_back({id, plain_list(local_->stored[s].file_shape())});
     }
     for (const NumberedParameter& parameter : parameters) {
       if (!states_.has_names() && !parameter.has_master) continue;  // nobody knows of which weights to make them
@@ -183,7 +184,7 @@ class OptimizerWriter {
 
   void add_pieces() {
     for (const auto& [state, shards] : shards_)
-      add_row_shards(plan_.map, local_, shards, [&, name = state](const LogicalTensor& parameter) {
+      add_row_shards(plan_.map, *local_, shards, [&, name = state](const LogicalTensor& parameter) {
         if (const auto known = parameters_.state_of(parameter.name, name)) return states_.map.logical[*known];
         LogicalTensor master = parameter;  // of the weights themselves
         master.name = parameters_.master_name(parameter.name);
@@ -212,7 +213,7 @@ class OptimizerWriter {
   }
 
   TargetPlan& plan_;
-  const TensorMap local_;  // the model's, or that of what ids are
+  const std::shared_ptr<const TensorMap> local_;  // the model's, or that of what ids are
   const TrainingStates& states_;
   const OptimizerTarget& target_;
   NumberedParameters parameters_;

@@ -37,18 +37,18 @@ AdapterBase plan_adapter_base(const TargetRequest& request, const Model& model) 
   return base;
 }
 
-TensorMap adapter_target_map(const std::string& name, const std::vector<StageMetadata>& stages,
+TargetMap adapter_target_map(const std::string& name, const std::vector<StageMetadata>& stages,
                              const std::vector<std::string>& metadata, std::uint32_t tp,
                              std::span<const LogicalTensor> logical, Format format) {
   std::vector<StagePlan> plans;
   for (const StageMetadata& stage : stages) plans.push_back({stage, {}});
-  TensorMap map = sharded_target_map(plans, tp, logical, {&layout(), format});
+  TargetMap map = sharded_target_map(plans, tp, logical, {&layout(), format});
   for (std::size_t i = 0; i < map.logical.size(); ++i)
     if (map.pieces[i].empty())
       throw Error(ErrorKind::kUnsupported, "has no place in the ranks of this model").tensor(map.logical[i].name);
   const fs::path folder = adapter_folder(name) / kAdapterShardsFolder;
   const auto move = [&](fs::path& path) { path = folder / path.lexically_relative(layout().traits().folder); };
-  for (TensorFile& file : map.files) move(file.path);
+  for (TargetFile& file : map.files) move(file.path);
   for (TextFile& file : layout().stage_files(plans)) {
     const auto pp_rank = metadata_pp_rank(file.path.filename().string());
     if (pp_rank && metadata.empty()) continue;

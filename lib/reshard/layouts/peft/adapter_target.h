@@ -30,7 +30,7 @@ AdapterBase plan_adapter_base(const TargetRequest& request, const Model& model);
 /// \param stages    what the files of each pipeline rank hold.
 /// \param metadata  the text of each one's metadata file, which may say more; empty if the caller puts the files there.
 /// \throws Error kUnsupported for a tensor of `logical` that no rank has.
-TensorMap adapter_target_map(const std::string& name, const std::vector<StageMetadata>& stages,
+TargetMap adapter_target_map(const std::string& name, const std::vector<StageMetadata>& stages,
                              const std::vector<std::string>& metadata, std::uint32_t tp,
                              std::span<const LogicalTensor> logical, Format format);
 

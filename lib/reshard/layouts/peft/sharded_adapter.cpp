@@ -167,7 +167,7 @@ void validate_adapter_explained(const ShardedCheckpoint& checkpoint) {
 /// Validates that the tensors of one module fit each other. A bias or magnitude that is split, though its metadata does
 /// not say so, would show here. `where` is for errors.
 /// \throws Error kBadInput, naming the tensor.
-void validate_adapter_sizes(const TensorMap& map, const fs::path& where) {
+void validate_adapter_sizes(const SourceMap& map, const fs::path& where) {
   const auto shape_of = [&](const std::string& name) -> const Dims* {
     const auto found = map.find_logical(name);
     return found ? &map.logical[*found].shape : nullptr;
@@ -274,7 +274,7 @@ fs::path config_of(Files& files, const AdapterFolder& adapter, ShardedCheckpoint
 }
 
 /// The modules that the adapter has. `fused` are the linears that its config gives ranks and scales of.
-std::vector<AdaptedModule> adapted_modules(const TensorMap& map, const std::vector<FusedLayer>& fused) {
+std::vector<AdaptedModule> adapted_modules(const SourceMap& map, const std::vector<FusedLayer>& fused) {
   std::unordered_map<std::string_view, const std::string*> fused_of;
   for (const FusedLayer& layer : fused)
     for (const std::string& linear : layer.linears) fused_of.emplace(linear, &layer.module);

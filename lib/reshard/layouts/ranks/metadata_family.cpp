@@ -84,7 +84,7 @@ std::string condition(const Layers& layers, std::uint64_t count) {
 
 class Describer {
  public:
-  Describer(const std::vector<StageMetadata>& stages, std::uint32_t tp, const TensorMap& map, const ModelConfig& config)
+  Describer(const std::vector<StageMetadata>& stages, std::uint32_t tp, const SourceMap& map, const ModelConfig& config)
       : stages_(stages), tp_(tp), config_(config) {
     read_splits();
     read_tensors(map);
@@ -138,7 +138,7 @@ class Describer {
   }
 
   /// In the order of the files, and of the linears in a fused one.
-  void read_tensors(const TensorMap& map) {
+  void read_tensors(const SourceMap& map) {
     std::vector<std::size_t> order;
     for (std::size_t i = 0; i < map.logical.size(); ++i)
       if (!map.logical[i].filler && !map.pieces[i].empty()) order.push_back(i);
@@ -426,7 +426,7 @@ class Describer {
 
 }  // namespace
 
-MetadataFamily describe_metadata(const std::vector<StageMetadata>& stages, std::uint32_t tp, const TensorMap& map,
+MetadataFamily describe_metadata(const std::vector<StageMetadata>& stages, std::uint32_t tp, const SourceMap& map,
                                  const ModelConfig& config) {
   return Describer(stages, tp, map, config).run();
 }

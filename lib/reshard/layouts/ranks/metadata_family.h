@@ -21,7 +21,7 @@ struct MetadataFamily {
 /// fused linears and grouped heads as the transformation specs have them. `config` adds what metadata does not record:
 /// the model_type, and the numbers of heads of projections that are not grouped.
 /// \throws Error kUnsupported, naming the tensor or module, for what a description cannot say.
-MetadataFamily describe_metadata(const std::vector<StageMetadata>& stages, std::uint32_t tp, const TensorMap& map,
+MetadataFamily describe_metadata(const std::vector<StageMetadata>& stages, std::uint32_t tp, const SourceMap& map,
                                  const ModelConfig& config);
 
 }  // namespace reshard

@@ -138,11 +138,11 @@ constexpr std::string_view kTiedHint =
     "different checkpoints (`replicas` first has no effect)";
 
 /// Metadata that torch saved may call matrices the same on every rank that are not. Norms may drift; matrices must agree.
-void distrust_replicated_matrices(TensorMap& map) {
+void distrust_replicated_matrices(SourceMap& map) {
   for (std::size_t i = 0; i < map.logical.size(); ++i) {
     if (map.logical[i].shape.size() < 2 || map.pieces[i].empty()) continue;
     if (map.stored[map.pieces[i].front().stored].label == PartitionLabel::kReplicated)
-      map.logical[i].unconfirmed_hint = kTiedHint;
+      map.unconfirmed_hints[map.logical[i].name] = kTiedHint;
   }
 }
 
@@ -212,9 +212,10 @@ void validate_plan(Files& files, const ShardedCheckpoint& shards, Checkpoint& ch
   const ModelConfig outer = read_model_config_file(files, checkpoint.config);
   validate_planned_sizes(*checkpoint.model, text, outer, shards.tp, shards.folder.path);
   const std::set<std::uint64_t> norms = stated_vector_sizes(text, outer);
-  for (LogicalTensor& tensor : checkpoint.map.logical) {
+  for (const LogicalTensor& tensor : checkpoint.map.logical) {
     const bool is_norm = tensor.shape.size() == 1 && norms.count(tensor.shape[0]) > 0;
-    if (!is_norm && checkpoint.model->assumed_whole.count(tensor.name)) tensor.unconfirmed_hint = kUnplannedHint;
+    if (!is_norm && checkpoint.model->assumed_whole.count(tensor.name))
+      checkpoint.map.unconfirmed_hints[tensor.name] = kUnplannedHint;
   }
 }
 
@@ -227,8 +228,8 @@ constexpr std::string_view kExtraHint =
 void distrust_extra_tensors(Checkpoint& checkpoint) {
   std::unordered_set<std::string_view> known;
   for (const ModelParameter& parameter : checkpoint.model->parameters) known.insert(parameter.name);
-  for (LogicalTensor& tensor : checkpoint.map.logical)
-    if (known.count(tensor.name) == 0) tensor.unconfirmed_hint = kExtraHint;
+  for (const LogicalTensor& tensor : checkpoint.map.logical)
+    if (known.count(tensor.name) == 0) checkpoint.map.unconfirmed_hints[tensor.name] = kExtraHint;
 }
 
 }  // namespace

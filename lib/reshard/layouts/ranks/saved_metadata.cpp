@@ -213,7 +213,7 @@ std::vector<TiedParameter> list_omitted_tensors(Files& files, ShardedCheckpoint&
   return second_names;
 }
 
-void validate_stated_sizes(const TensorMap& map, const ModelConfig& config, const fs::path& folder) {
+void validate_stated_sizes(const SourceMap& map, const ModelConfig& config, const fs::path& folder) {
   constexpr const char* kOuterKeys[] = {"vocab_size", "hidden_size", "d_model", "n_embd"};
   constexpr const char* kInnerKeys[] = {"intermediate_size", "d_ff", "ffn_dim"};
   const auto stated = [&](const char* key) -> std::uint64_t {

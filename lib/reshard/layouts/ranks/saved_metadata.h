@@ -31,6 +31,6 @@ std::vector<TiedParameter> list_omitted_tensors(Files& files, ShardedCheckpoint&
 /// The sizes that config.json states occur in the shapes of `map`. Without metadata that states the number of ranks,
 /// nothing else shows that the last ones are missing.
 /// \throws Error kBadInput, naming the key of config.json.
-void validate_stated_sizes(const TensorMap& map, const ModelConfig& config, const std::filesystem::path& folder);
+void validate_stated_sizes(const SourceMap& map, const ModelConfig& config, const std::filesystem::path& folder);
 
 }  // namespace reshard

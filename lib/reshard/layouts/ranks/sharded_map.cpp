@@ -72,7 +72,7 @@ struct Originals {
   std::vector<Dims> shapes;
 };
 
-Originals originals_of(const TensorMap& map, const PartitionRule& rule) {
+Originals originals_of(const TargetMap& map, const PartitionRule& rule) {
   Originals originals;
   for (const PartitionRule::Part& part : rule.parts) {
     const auto logical = map.find_logical(part.logical_name);
@@ -85,7 +85,7 @@ Originals originals_of(const TensorMap& map, const PartitionRule& rule) {
 }
 
 /// The stored tensor that a rank's rule makes of them.
-StoredTensor stored_from(const TensorMap& map, const NamedRule& named, std::uint32_t rank, const Originals& originals) {
+StoredTensor stored_from(const TargetMap& map, const NamedRule& named, std::uint32_t rank, const Originals& originals) {
   const PartitionRule& rule = *named.rule;
   StoredTensor stored{named.stored_name, rule.constant ? rule.constant->dtype : DType::kI32, {}};
   stored.tied = rule.tied || !named.tied_to.empty();
@@ -134,8 +134,8 @@ struct RankInMap {
 /// Adds the same file for another rank, whose `container` is, and which `rank` becomes. \returns false where its parts
 /// may lie elsewhere: torch's archives have their file's name inside, a record the rank's number, and these may be
 /// longer.
-bool copy_rank(TensorMap& map, RankInMap& rank, const TargetContainer& container) {
-  TensorFile file = map.files[rank.file];
+bool copy_rank(TargetMap& map, RankInMap& rank, const TargetContainer& container) {
+  TargetFile file = map.files[rank.file];
   if (file.path.native().size() != container.path.native().size()) return false;
   if (std::to_string(file.tp_rank).size() != std::to_string(container.tp_rank).size()) return false;
   rank.file = static_cast<std::uint32_t>(map.files.size());
@@ -170,7 +170,7 @@ TargetContainer container_of(RankId rank, const TargetContainer& like, const Ran
 }
 
 /// Adds one rank's state dict: the tensors of `rules`, and second names of some.
-RankInMap add_rank(TensorMap& map, const std::vector<NamedRule>& rules, TargetContainer container, std::uint32_t rank,
+RankInMap add_rank(TargetMap& map, const std::vector<NamedRule>& rules, TargetContainer container, std::uint32_t rank,
                    const RankTarget& target) {
   RankInMap in_map;
   in_map.file = static_cast<std::uint32_t>(map.files.size());
@@ -197,14 +197,14 @@ RankInMap add_rank(TensorMap& map, const std::vector<NamedRule>& rules, TargetCo
 }
 
 /// Adds the pieces of one rank's tensors.
-void add_rank_pieces(TensorMap& map, const std::vector<NamedRule>& rules, const RankInMap& in_map, std::uint32_t rank) {
+void add_rank_pieces(TargetMap& map, const std::vector<NamedRule>& rules, const RankInMap& in_map, std::uint32_t rank) {
   for (std::size_t i = 0; i < rules.size(); ++i)
     map.add_pieces(in_map.stored[i], *rules[i].rule, rank, in_map.originals[i].logical, in_map.originals[i].shapes);
 }
 
 /// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `record`, which is what the
 /// files say of themselves. `like` has what all of them have in common.
-void add_tensor_parallel_ranks(TensorMap& map, const std::vector<NamedRule>& rules, const TargetContainer& like,
+void add_tensor_parallel_ranks(TargetMap& map, const std::vector<NamedRule>& rules, const TargetContainer& like,
                                RankRecord record, const RankTarget& target) {
   std::optional<RankInMap> rank;  // the one before, which others are as, if one file has all of it
   const std::uint32_t tp = record.tp_degree;
@@ -227,7 +227,7 @@ void add_tensor_parallel_ranks(TensorMap& map, const std::vector<NamedRule>& rul
 
 /// Adds the files of one stage's ranks. A tied parameter is a second name where the format can say so, and a second
 /// copy elsewhere.
-void add_stage(TensorMap& map, const std::vector<PartitionRule>& rules, const std::vector<TiedParameter>& tied,
+void add_stage(TargetMap& map, const std::vector<PartitionRule>& rules, const std::vector<TiedParameter>& tied,
                const Mesh& mesh, std::uint32_t pp_rank, const RankTarget& target) {
   RankRecord record;
   record.tp_degree = mesh.tp;
@@ -259,9 +259,9 @@ void add_stage(TensorMap& map, const std::vector<PartitionRule>& rules, const st
 
 }  // namespace
 
-TensorMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t tp,
+TargetMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t tp,
                              std::span<const LogicalTensor> logical, const RankTarget& target, std::uint32_t ep) {
-  TensorMap map;
+  TargetMap map;
   map.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
   const Mesh mesh{tp, static_cast<std::uint32_t>(plans.size()), 1, ep};
@@ -277,9 +277,9 @@ TensorMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t 
   return map;
 }
 
-TensorMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint32_t tp,
+TargetMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint32_t tp,
                              std::span<const LogicalTensor> logical, const RankTarget& target) {
-  TensorMap map;
+  TargetMap map;
   map.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
   add_stage(map, rules, {}, {tp, 1, 1, 1}, 0, target);
@@ -289,7 +289,7 @@ TensorMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint3
 namespace {
 
 /// Views a tensor of slices as the matrix that they are, one under the other.
-void view_slices(TensorMap& map, std::uint32_t index, std::uint32_t slices) {
+void view_slices(SourceMap& map, std::uint32_t index, std::uint32_t slices) {
   if (slices == 0) return;
   const StoredTensor& stored = map.stored[index];
   const Dims& in_file = stored.shape;
@@ -301,7 +301,7 @@ void view_slices(TensorMap& map, std::uint32_t index, std::uint32_t slices) {
   map.view_as_rows(index);
 }
 
-void add_source_rank(TensorMap& map, const Container& file, RankId rank, const ShardedCheckpoint& checkpoint,
+void add_source_rank(SourceMap& map, const Container& file, RankId rank, const ShardedCheckpoint& checkpoint,
                      const std::unordered_map<std::string, NamedRule>& rules) {
   const std::uint32_t first_file = map.add_files(file, rank);
   for (const TensorEntry& tensor : file.tensors) {
@@ -412,9 +412,9 @@ void add_tied_rules(std::vector<std::vector<PartitionRule>>& rules, const std::v
 
 }  // namespace
 
-TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied,
+SourceMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied,
                              const std::vector<TiedParameter>& unlisted) {
-  TensorMap map;
+  SourceMap map;
   std::vector<std::vector<PartitionRule>> rules;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
     rules.push_back(rules_of_stage(checkpoint, pp_rank));

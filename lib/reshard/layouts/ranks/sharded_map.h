@@ -27,11 +27,11 @@ struct RankTarget {
 /// The checkpoint that `plans` describe (one per pipeline rank), over `tp` tensor-parallel and `ep` expert-parallel
 /// ranks, of the tensors `logical`. Paths are relative to the output directory.
 /// \throws Error kBadInput if the originals of one fused tensor differ in dtype.
-TensorMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t tp,
+TargetMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t tp,
                              std::span<const LogicalTensor> logical, const RankTarget& target, std::uint32_t ep = 1);
 
 /// The same for one stage whose ranks have the tensors of `rules`.
-TensorMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint32_t tp,
+TargetMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint32_t tp,
                              std::span<const LogicalTensor> logical, const RankTarget& target);
 
 /// The rules of a pipeline rank of a checkpoint with metadata, or of the one that `checkpoint.rules` are of.
@@ -42,7 +42,7 @@ std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, s
 /// \param tied      parameters that the files may have though no stage lists them: each is partitioned as its source.
 /// \param unlisted  tensors that are replicas of others if the metadata does not list them; any other that it does not
 ///                  list is an error.
-TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied,
+SourceMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied,
                              const std::vector<TiedParameter>& unlisted = {});
 
 }  // namespace reshard

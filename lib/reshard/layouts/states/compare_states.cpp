@@ -123,13 +123,13 @@ bool is_rounded(const PlainValue& number, DType dtype, const PlainValue& value) 
 
 /// Takes out the states that `out` has, with the stored tensors that they are made of.
 void take_out(TrainingStates& states, const std::vector<bool>& out) {
-  TensorMap& map = states.map;
+  SourceMap& map = states.map;
   std::vector<bool> used(map.stored.size(), true);
   for (std::size_t l = 0; l < map.logical.size(); ++l)
     if (out[l])
       for (const Piece& piece : map.pieces[l]) used[piece.stored] = false;
   map.keep_stored(used);
-  TensorMap kept;
+  SourceMap kept;
   kept.stored = std::move(map.stored);
   std::vector<TrainingState> of;
   for (std::size_t l = 0; l < map.logical.size(); ++l) {
@@ -161,7 +161,7 @@ void leave_group_objects(TrainingStates& a, TrainingStates& b) {
   }
 }
 
-void read_number_tensors(Files& files, std::span<const TensorFile> in_files, TrainingStates& states,
+void read_number_tensors(Files& files, std::span<const SourceFile> in_files, TrainingStates& states,
                          const TrainingStates& other) {
   const Numbers theirs = numbers_of(other);
   if (theirs.empty()) return;

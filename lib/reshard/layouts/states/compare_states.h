@@ -23,7 +23,7 @@ void leave_group_objects(TrainingStates& a, TrainingStates& b);
 /// a tensor, others in Python. Of replicas the first that is another number than `other` has is taken.
 /// \param in_files  those that the tensors of `states` lie in.
 /// \throws Error kIo.
-void read_number_tensors(Files& files, std::span<const TensorFile> in_files, TrainingStates& states,
+void read_number_tensors(Files& files, std::span<const SourceFile> in_files, TrainingStates& states,
                          const TrainingStates& other);
 
 /// Takes out the master weights of an optimizer, if `other` is one without any. \returns how many.

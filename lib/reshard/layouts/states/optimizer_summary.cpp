@@ -27,7 +27,7 @@ std::vector<OptimizerSummary::Group> groups_of(const TrainingStates& states) {
   return groups;
 }
 
-std::optional<double> last_step(Files& files, std::span<const TensorFile> in_files, const TrainingStates& states) {
+std::optional<double> last_step(Files& files, std::span<const SourceFile> in_files, const TrainingStates& states) {
   std::optional<double> last;
   const auto add = [&](const PlainValue& value) {
     if (const auto step = real_of(value)) last = std::max(last.value_or(*step), *step);

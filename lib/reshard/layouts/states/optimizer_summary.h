@@ -69,6 +69,6 @@ std::vector<OptimizerSummary::Group> groups_of(const TrainingStates& states);
 /// The largest step of a parameter, be it a number or a tensor of no dims; nothing where none has one. Reads those tensors,
 /// which lie in `in_files`.
 /// \throws Error kIo.
-std::optional<double> last_step(Files& files, std::span<const TensorFile> in_files, const TrainingStates& states);
+std::optional<double> last_step(Files& files, std::span<const SourceFile> in_files, const TrainingStates& states);
 
 }  // namespace reshard

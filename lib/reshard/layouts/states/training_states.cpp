@@ -138,7 +138,7 @@ std::vector<std::string> follow_parameters(TrainingStates& states,
   return left_out;
 }
 
-void add_states(TensorMap& model, TensorMap states, const std::vector<std::pair<std::string, std::string>>& same) {
+void add_states(SourceMap& model, SourceMap states, const std::vector<std::pair<std::string, std::string>>& same) {
   const std::unordered_map<std::string_view, std::string_view> kept(same.begin(), same.end());
   const auto first = static_cast<std::uint32_t>(model.stored.size());
   const std::size_t of_model = model.logical.size();

@@ -33,7 +33,7 @@ struct StateNumber {
 /// What the checkpoint of a training run holds beside the model: moments of the optimizer, counters, schedulers, random
 /// numbers. A state of a parameter is named after it: "optim.state.model.norm.weight.exp_avg".
 struct TrainingStates {
-  TensorMap map;                  // without files: what it stores lies in those of Checkpoint::map
+  SourceMap map;                  // without files: what it stores lies in those of Checkpoint::map
   std::vector<TrainingState> of;  // one per logical tensor of `map`
   /// Where they lie in the nested dictionaries that were saved; kParameterMark stands for the parameter's name.
   std::vector<DcpPath> paths;
@@ -44,7 +44,7 @@ struct TrainingStates {
   bool grouped_by_values = false;  // the source has no groups, but each parameter's hyperparameters
   std::vector<StateNumber> numbers;
   /// Where the parameters are local tensors of ranks, whose names nobody knows (optimizer_ids.h): these.
-  std::shared_ptr<const TensorMap> locals{};
+  std::shared_ptr<const SourceMap> locals{};
 
   /// Whether parameters have the model's names; else those of `locals`.
   bool has_names() const { return locals == nullptr; }
@@ -97,8 +97,8 @@ std::vector<std::string> follow_parameters(TrainingStates& states,
                                            const std::filesystem::path& where);
 
 /// Adds the states to the model they belong to, in whose files they lie.
-/// \param same  TensorMap::same of the target: the first of each becomes a replica of the second.
+/// \param same  TargetMap::same of the target: the first of each becomes a replica of the second.
 /// \throws Error kBadInput if a state has the name of a parameter.
-void add_states(TensorMap& model, TensorMap states, const std::vector<std::pair<std::string, std::string>>& same = {});
+void add_states(SourceMap& model, SourceMap states, const std::vector<std::pair<std::string, std::string>>& same = {});
 
 }  // namespace reshard

@@ -161,7 +161,7 @@ std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const Target
 std::string why_fused_linears_idle(const TargetPlan& plan, const Model& model) {
   if (model.family->fused.empty())
     return fmt::format("no linears of {} are fused by NxD's model classes", model.family->model_type);
-  return plan.map.files.front().encoding == TensorFile::Encoding::kSafetensors ? "in safetensors they are always fused"
+  return plan.map.files.front().encoding == TargetFile::Encoding::kSafetensors ? "in safetensors they are always fused"
                                                                                : "";
 }
 

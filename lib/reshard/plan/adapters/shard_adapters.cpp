@@ -43,7 +43,7 @@ std::vector<Mean> fused_means(const std::vector<FusedLayer>& layers) {
 }
 
 /// The tensors that are each all of one stored tensor, because linears are fused.
-std::vector<Mean> shared_means(const TensorMap& source) {
+std::vector<Mean> shared_means(const SourceMap& source) {
   std::vector<Mean> means;
   std::map<std::pair<std::string, Dims>, std::size_t> mean_of;  // by the stored name and where in it the tensor begins
   for (std::size_t i = 0; i < source.logical.size(); ++i) {
@@ -275,7 +275,7 @@ std::unique_ptr<Job> plan_shard_adapters(Files& files, const ShardRequest& reque
       job->notes.push_back(adapter.file.path.filename().string() + ": " + warning);
     // Adapters hold tensors of the same names.
     const std::string prefix = adapter.name == kDefaultAdapter ? "" : adapter.name + "/";
-    TensorMap map = whole_map({adapter.file});
+    SourceMap map = whole_map({adapter.file});
     sources.push_back({adapter.name, std::move(adapter.config), false, adapter.file.path, map.state_dict(), prefix});
     job->source.append(std::move(map), prefix);
   }

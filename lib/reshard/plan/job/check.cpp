@@ -22,23 +22,23 @@ CheckReason reason_of(const StoredTensor& stored, const LogicalTensor& tensor) {
 /// Whether a stored tensor is a parameter that every rank trains a replica of. Replicated heads are none: their
 /// gradients are summed before the step, which keeps them equal. Nor is what another data-parallel rank has saved of
 /// the same one.
-bool is_trained_replica(const TensorMap& map, const StoredTensor& stored, const LogicalTensor& tensor,
+bool is_trained_replica(const SourceMap& map, const StoredTensor& stored, const LogicalTensor& tensor,
                         const std::vector<Piece>& reads) {
   if (!stored.replicated || !can_drift(tensor.dtype) || reads.empty()) return false;
-  const TensorFile& first = map.files[map.stored[reads.front().stored].file];
-  const TensorFile& other = map.files[stored.file];
+  const SourceFile& first = map.file_of(map.stored[reads.front().stored]);
+  const SourceFile& other = map.file_of(stored);
   return first.tp_rank != other.tp_rank || first.ep_rank != other.ep_rank;
 }
 
 /// " in FILE": where the element was read that others are compared with.
-std::string first_file(const TensorMap& map, const std::vector<Piece>& reads, const Dims& index) {
+std::string first_file(const SourceMap& map, const std::vector<Piece>& reads, const Dims& index) {
   const Box element{index, Dims(index.size(), 1)};
   for (const Piece& piece : reads)
     if (intersect(piece.box, element)) return " in " + map.files[map.stored[piece.stored].file].path.string();
   return {};
 }
 
-std::string message_of(CheckReason reason, const TensorMap& map, const LogicalTensor& tensor,
+std::string message_of(CheckReason reason, const SourceMap& map, const LogicalTensor& tensor,
                        const std::vector<Piece>& reads, const Dims& index) {
   switch (reason) {
     case CheckReason::kRankNumber:
@@ -63,12 +63,12 @@ bool is_count(const LogicalTensor& tensor) {
 
 /// Whether a caller may keep the first of two replicas that differ. Equal replicas confirm an inferred partition, but not
 /// those of a parameter that every rank is known to have whole. Ranks at different steps are of two saves.
-bool may_differ(const TensorMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
-  if (is_count(tensor) || !tensor.unconfirmed_hint.empty()) return false;
+bool may_differ(const SourceMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
+  if (is_count(tensor) || !map.unconfirmed_hint(tensor).empty()) return false;
   return map.inferred_partition_hint.empty() || (stored.replicated && stored.label == PartitionLabel::kReplicated);
 }
 
-std::string hint_of(CheckReason reason, const TensorMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
+std::string hint_of(CheckReason reason, const SourceMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
   const bool is_state = tensor.role == TensorRole::kState;
   switch (reason) {
     case CheckReason::kRankNumber: return "files of ranks were renamed or swapped";
@@ -81,7 +81,7 @@ std::string hint_of(CheckReason reason, const TensorMap& map, const StoredTensor
       return "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false";
     case CheckReason::kReplica:
       if (is_count(tensor)) return "the files come from two saves, or files of ranks were swapped";
-      if (!tensor.unconfirmed_hint.empty()) return std::string(tensor.unconfirmed_hint);
+      if (const auto hint = map.unconfirmed_hint(tensor); !hint.empty()) return std::string(hint);
       if (!may_differ(map, stored, tensor))
         return is_state ? "the files come from two saves, or files of ranks were swapped, or the partition that was "
                           "inferred without metadata is another: `replicas` first has no effect"
@@ -95,18 +95,18 @@ std::string hint_of(CheckReason reason, const TensorMap& map, const StoredTensor
 
 }  // namespace
 
-Check make_check(const TensorMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Piece& piece) {
+Check make_check(const SourceMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Piece& piece) {
   const StoredTensor& stored = map.stored[piece.stored];
   const LogicalTensor& tensor = map.logical[logical];
   Check check(piece, reason_of(stored, tensor));
   if (check.reason != CheckReason::kReplica) return check;
   check.may_drift =
-      !is_count(tensor) && tensor.unconfirmed_hint.empty() && is_trained_replica(map, stored, tensor, reads);
+      !is_count(tensor) && map.unconfirmed_hint(tensor).empty() && is_trained_replica(map, stored, tensor, reads);
   check.may_differ = may_differ(map, stored, tensor);
   return check;
 }
 
-Error failed_check(const TensorMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Check& check,
+Error failed_check(const SourceMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Check& check,
                    const Dims& index, std::string_view detail) {
   const StoredTensor& stored = map.stored[check.stored];
   std::string message = message_of(check.reason, map, map.logical[logical], reads, index);

@@ -39,7 +39,7 @@ struct Check {
 static_assert(sizeof(Check) == sizeof(Piece));
 
 /// The check of `piece`, a box of `map.logical[logical]`. `reads` are the pieces that it is compared with, in order.
-Check make_check(const TensorMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Piece& piece);
+Check make_check(const SourceMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Piece& piece);
 
 /// The error for a check that found other bytes.
 /// \param logical  index of the tensor that was read.
@@ -47,7 +47,7 @@ Check make_check(const TensorMap& map, std::uint32_t logical, const std::vector<
 /// \param index    of the first element that differs.
 /// \param detail   what else is known of the difference, after a semicolon; may be empty.
 /// \returns kBadInput with the file and stored tensor of `check`, and a hint at what may be the reason.
-Error failed_check(const TensorMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Check& check,
+Error failed_check(const SourceMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Check& check,
                    const Dims& index, std::string_view detail = {});
 
 }  // namespace reshard

@@ -122,32 +122,42 @@ void add(Hasher& hasher, const LogicalTensor& tensor) {
 }
 
 /// \param path  as it counts.
-void add_file(Hasher& hasher, const TensorFile& file, const std::filesystem::path& path) {
+/// \param as_target  one without tensors for a source's.
+void add_file(Hasher& hasher, const MapFile& file, const std::filesystem::path& path, const TargetFile& as_target,
+              const std::optional<ZstdFrame>& frame) {
   hasher.path(path);
   hasher.number(file.size_bytes);
   hasher.number(file.tp_rank);
   hasher.number(file.pp_rank);
   hasher.number(file.ep_rank);
-  hasher.number(file.first_stored);
-  hasher.number(file.stored_count);
-  hasher.choice(file.encoding);
-  hasher.number(file.frame ? file.frame->offset_bytes : 0);
-  hasher.number(file.frame ? file.frame->length_bytes : 0);
-  hasher.list(file.aliases, [&](const TensorAlias& alias) {
+  hasher.number(as_target.first_stored);
+  hasher.number(as_target.stored_count);
+  hasher.choice(as_target.encoding);
+  hasher.number(frame ? frame->offset_bytes : 0);
+  hasher.number(frame ? frame->length_bytes : 0);
+  hasher.list(as_target.aliases, [&](const TensorAlias& alias) {
     hasher.text(alias.name);
     hasher.text(alias.source);
   });
-  hasher.list(file.objects, [&](const std::string& object) { hasher.text(object); });
-  hasher.number(file.structure ? 1 : 0);
-  if (file.structure) {
+  hasher.list(as_target.objects, [&](const std::string& object) { hasher.text(object); });
+  hasher.number(as_target.structure ? 1 : 0);
+  if (as_target.structure) {
     Pickler pickler;
-    put_saved_value(pickler, *file.structure, [&](std::uint32_t tensor) { hasher.number(tensor); });
+    put_saved_value(pickler, *as_target.structure, [&](std::uint32_t tensor) { hasher.number(tensor); });
     hasher.text(pickler.finish());
   }
   hasher.list(file.record ? record_metadata(*file.record) : FileMetadata(), [&](const auto& entry) {
     hasher.text(entry.first);
     hasher.text(entry.second);
   });
+}
+
+void add(Hasher& hasher, const std::vector<SourceFile>& files) {
+  hasher.list(files, [&](const SourceFile& file) { add_file(hasher, file, file.path.filename(), {}, file.frame); });
+}
+
+void add(Hasher& hasher, const std::vector<TargetFile>& files) {
+  hasher.list(files, [&](const TargetFile& file) { add_file(hasher, file, file.path, file, {}); });
 }
 
 /// All of a map but its files.
@@ -189,10 +199,10 @@ std::string to_string(const Fingerprint& fingerprint) {
   return fmt::format("{:016x}{:016x}", fingerprint.high, fingerprint.low);
 }
 
-Fingerprint fingerprint_of(const TensorMap& source) {
+Fingerprint fingerprint_of(const SourceMap& source) {
   Hasher hasher;
   hasher.text(RESHARD_VERSION);
-  hasher.list(source.files, [&](const TensorFile& file) { add_file(hasher, file, file.path.filename()); });
+  add(hasher, source.files);
   add_tensors(hasher, source);
   return hasher.result();
 }
@@ -201,8 +211,8 @@ Fingerprint fingerprint_of(const Job& job, std::span<const std::uint64_t> option
   Hasher hasher;
   hasher.text(RESHARD_VERSION);
   hasher.list(options, [&](std::uint64_t option) { hasher.number(option); });
-  hasher.list(job.source.files, [&](const TensorFile& file) { add_file(hasher, file, file.path.filename()); });
-  hasher.list(job.target.files, [&](const TensorFile& file) { add_file(hasher, file, file.path); });
+  add(hasher, job.source.files);
+  add(hasher, job.target.files);
   add_tensors(hasher, job.source);
   add_tensors(hasher, job.target);
   add(hasher, job.program.transfers);

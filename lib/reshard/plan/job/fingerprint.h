@@ -29,6 +29,6 @@ std::string to_string(const Fingerprint& fingerprint);
 Fingerprint fingerprint_of(const Job& job, std::span<const std::uint64_t> options = {});
 
 /// The fingerprint of what is read: files by their names and sizes, and the tensors that their headers say.
-Fingerprint fingerprint_of(const TensorMap& source);
+Fingerprint fingerprint_of(const SourceMap& source);
 
 }  // namespace reshard

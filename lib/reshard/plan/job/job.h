@@ -41,8 +41,8 @@ struct Job {
   std::vector<std::string> cut_names;  // "model.layers.3"
   std::optional<AttentionReport> attention;
 
-  TensorMap source;
-  TensorMap target;
+  SourceMap source;
+  TargetMap target;
   Program program;
   std::vector<TextFile> text_files;
   std::vector<CopiedFile> copied_files;

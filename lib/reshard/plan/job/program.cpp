@@ -46,7 +46,7 @@ std::vector<Box> take(const Piece& piece, std::vector<Box>& open, std::vector<Pi
 }
 
 /// Whether two tensors of a map are the same bytes of the same files.
-bool is_same_place(const TensorMap& map, const Reading& a, const Reading& b) {
+bool is_same_place(const SourceMap& map, const Reading& a, const Reading& b) {
   return std::equal(a.reads.begin(), a.reads.end(), b.reads.begin(), b.reads.end(),
                     [&](const Piece& x, const Piece& y) {
                       const StoredTensor &in_x = map.stored[x.stored], &in_y = map.stored[y.stored];
@@ -65,7 +65,7 @@ void sort_by_stored(std::vector<Piece>& pieces) {
 
 /// Fills the tensor from its pieces, each element from the first piece that has it and goes by the tensor's own name;
 /// all that other pieces hold of it is compared.
-Reading read_logical(const TensorMap& map, std::uint32_t index) {
+Reading read_logical(const SourceMap& map, std::uint32_t index) {
   const LogicalTensor& tensor = map.logical[index];
   Reading reading;
   reading.logical = index;
@@ -119,8 +119,8 @@ void count(Program& program, const ProgramMaps& maps, const Transfer& transfer) 
 }
 
 /// Whether nothing but equal replicas shows that the tensor is what it was taken for.
-bool needs_replicas(const TensorMap& source, std::uint32_t logical) {
-  return !source.inferred_partition_hint.empty() || !source.logical[logical].unconfirmed_hint.empty();
+bool needs_replicas(const SourceMap& source, std::uint32_t logical) {
+  return !source.inferred_partition_hint.empty() || !source.unconfirmed_hint(source.logical[logical]).empty();
 }
 
 /// Takes replicas out of the reading, but for tied parameters.
@@ -146,7 +146,7 @@ void validate_fits(const LogicalTensor& source, const LogicalTensor& target) {
 /// Makes the program that moves one map into another.
 class ProgramMaker {
  public:
-  ProgramMaker(const TensorMap& source, const TensorMap& target, const ProgramOptions& options)
+  ProgramMaker(const SourceMap& source, const TargetMap& target, const ProgramOptions& options)
       : source_(source), target_(target), options_(options), dropped_(options.dropped.begin(), options.dropped.end()) {
     for (const Mean& mean : options.means)
       for (const std::string& name : mean.sources) in_mean_.insert(name);
@@ -282,8 +282,8 @@ class ProgramMaker {
     leave_out(transfer.source->checks, program_.check_bytes);
   }
 
-  const TensorMap& source_;
-  const TensorMap& target_;
+  const SourceMap& source_;
+  const TargetMap& target_;
   const ProgramMaps maps_{&source_, &target_};
   const ProgramOptions& options_;
   std::unordered_set<std::string> dropped_;
@@ -323,13 +323,13 @@ std::uint64_t Transfer::moved_bytes(const ProgramMaps& maps) const {
   return counted.read_bytes + counted.check_bytes + counted.write_bytes;
 }
 
-Program make_program(const TensorMap& source, const TensorMap& target, const ProgramOptions& options) {
+Program make_program(const SourceMap& source, const TargetMap& target, const ProgramOptions& options) {
   validate_tiling(source);
   validate_tiling(target);
   return ProgramMaker(source, target, options).make();
 }
 
-Program make_reading_program(const TensorMap& source, bool check_replicas) {
+Program make_reading_program(const SourceMap& source, bool check_replicas) {
   validate_tiling(source);
   const ProgramMaps maps{&source};
   Program program;
@@ -343,7 +343,7 @@ Program make_reading_program(const TensorMap& source, bool check_replicas) {
   return program;
 }
 
-Program make_comparing_program(const TensorMap& a, const TensorMap& b) {
+Program make_comparing_program(const SourceMap& a, const SourceMap& b) {
   validate_tiling(a);
   validate_tiling(b);
   Program program;

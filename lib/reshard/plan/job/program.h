@@ -26,9 +26,9 @@ struct Reading {
 /// The maps whose tensors and pieces a program's indices mean: borrowed, and the very maps that it was made from, or
 /// equal ones. Kept apart from the program so that both can be copied, moved and sent to another process.
 struct ProgramMaps {
-  const TensorMap* source = nullptr;
-  const TensorMap* target = nullptr;   // null for a program that only reads
-  const TensorMap* against = nullptr;  // a second source, to compare with
+  const SourceMap* source = nullptr;
+  const TargetMap* target = nullptr;   // null for a program that only reads
+  const SourceMap* against = nullptr;  // a second source, to compare with
 };
 
 /// All that happens to one logical tensor: a value, whose indices mean tensors of the program's maps.
@@ -88,14 +88,14 @@ struct ProgramOptions {
 /// source covers each of them whole. Every source byte is read once: placed, or, where it is a replica or a tied
 /// parameter, compared with the one that is placed.
 /// \throws Error kBadInput naming the tensor and the box that is missing; kUnsupported for a cast that cannot be.
-Program make_program(const TensorMap& source, const TensorMap& target, const ProgramOptions& options = {});
+Program make_program(const SourceMap& source, const TargetMap& target, const ProgramOptions& options = {});
 
 /// The program that reads every logical tensor of `source` once, and writes nothing. Replicas are read, and compared,
 /// only where they are the evidence for the map, or if all are to be.
-Program make_reading_program(const TensorMap& source, bool check_replicas = false);
+Program make_reading_program(const SourceMap& source, bool check_replicas = false);
 
 /// The program that reads the tensors that both maps hold, in the order of `a`, and compares them. Replicas on either
 /// side are compared with the first, and padding with what it should be: a transfer of padding has one side alone.
-Program make_comparing_program(const TensorMap& a, const TensorMap& b);
+Program make_comparing_program(const SourceMap& a, const SourceMap& b);
 
 }  // namespace reshard

@@ -31,7 +31,7 @@ std::optional<Sha256Digest> digest_of(const Job& job, const fs::path& file) {
 }
 
 /// Adds the states that others of the target stand for: whoever reads it finds all of them.
-void add_same(const TensorMap& target, std::vector<Manifest::Tensor>& tensors) {
+void add_same(const TargetMap& target, std::vector<Manifest::Tensor>& tensors) {
   if (target.same.empty()) return;
   std::unordered_map<std::string_view, std::vector<std::string_view>> names;
   for (const auto& [name, of] : target.same) names[of].push_back(name);
@@ -87,12 +87,12 @@ void validate_manifest_names(const Job& job) {
   const auto validate = [&](const fs::path& path, const fs::path& listed) {
     if (!is_json_text(listed.generic_string())) throw Error(ErrorKind::kBadInput, kNoText).in(path).hint(kHint);
   };
-  for (const TensorFile& file : job.source.files) validate(file.path, source_path(job, file.path));
+  for (const SourceFile& file : job.source.files) validate(file.path, source_path(job, file.path));
   for (const CopiedFile& file : job.copied_files) {
     validate(file.source, source_path(job, file.source));
     validate(file.source, file.path);
   }
-  for (const TensorFile& file : job.target.files) validate(job.output_directory / file.path, file.path);
+  for (const TargetFile& file : job.target.files) validate(job.output_directory / file.path, file.path);
   for (const LogicalTensor& tensor : job.target.logical)
     if (!is_json_text(tensor.name)) throw Error(ErrorKind::kBadInput, kNoText).tensor(tensor.name).hint(kHint);
 }
@@ -108,7 +108,7 @@ Manifest manifest_of(const Job& job, std::string fingerprint, const std::vector<
   manifest.ep = job.mesh.ep;
   manifest.options = options_of(job);
   manifest.fingerprint = std::move(fingerprint);
-  for (const TensorFile& file : job.source.files)
+  for (const SourceFile& file : job.source.files)
     manifest.sources.push_back({source_path(job, file.path), file.size_bytes, digest_of(job, file.path)});
   for (const CopiedFile& file : job.copied_files)
     manifest.sources.push_back({source_path(job, file.source), file.size_bytes, digest_of(job, file.source)});

@@ -68,7 +68,7 @@ void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, 
   const auto replaces = [&](const fs::path& folder) {
     return folder != output_directory &&
            std::any_of(plan.map.files.begin(), plan.map.files.end(),
-                       [&](const TensorFile& file) { return lies_inside(output_directory / file.path, folder); });
+                       [&](const TargetFile& file) { return lies_inside(output_directory / file.path, folder); });
   };
   if (!files.is_directory(output_directory)) return;
   const bool is_itself = target.traits().has_ranks && is_output_itself(target, output_directory);

@@ -47,7 +47,7 @@ void note_weights_left(Files& files, Job& job, const Checkpoint& source, const s
   const auto plain = [&](const fs::path& path) { return files.absolute(path).lexically_normal(); };
   std::set<fs::path> read;
   if (!weights.empty()) {
-    for (const TensorFile& file : job.source.files) read.insert(plain(file.path));
+    for (const SourceFile& file : job.source.files) read.insert(plain(file.path));
     for (const CopiedFile& file : job.copied_files) read.insert(plain(file.source));  // a trainer's
   }
   std::vector<std::string> left;
@@ -152,7 +152,7 @@ void carry_companions(Files& files, Job& job, const Checkpoint& source, const st
   std::vector<fs::path> weights;  // that may stay behind
   if (is_models && !in_place) {
     std::set<fs::path> sources(left_out.begin(), left_out.end());  // the checkpoint itself needs no note
-    for (const TensorFile& file : job.source.files) sources.insert(file.path.parent_path());
+    for (const SourceFile& file : job.source.files) sources.insert(file.path.parent_path());
     Companions companions = companions_of(files, source, {sources.begin(), sources.end()});
     job.copied_files = std::move(companions.files);
     job.notes.insert(job.notes.end(), companions.notes.begin(), companions.notes.end());

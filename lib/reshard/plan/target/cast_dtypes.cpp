@@ -39,7 +39,7 @@ bool is_scale(const std::string& name) {
 
 /// The name of the scales beside a quantised weight, as fp8, compressed-tensors, GPTQ and AWQ call them; empty if there
 /// are none.
-std::string scales_of(const TensorMap& source, const std::string& weight) {
+std::string scales_of(const SourceMap& source, const std::string& weight) {
   const std::string module = weight.substr(0, weight.rfind('.') + 1);
   for (const std::string& name : {weight + "_scale", weight + "_scale_inv", module + "scale", module + "scales"})
     if (name != weight && source.find_logical(name)) return name;
@@ -47,7 +47,7 @@ std::string scales_of(const TensorMap& source, const std::string& weight) {
 }
 
 /// Refuses to cast a quantised weight: without its scales its numbers mean another model.
-void validate_not_quantized(const TensorMap& source, const std::string& weight, DType from, DType to,
+void validate_not_quantized(const SourceMap& source, const std::string& weight, DType from, DType to,
                             const OrderedJson& config) {
   const DTypeRow& row = describe(from);
   const bool small_float = row.kind == DTypeClass::kFloat && row.bits <= 8 && from != DType::kF8E8M0;

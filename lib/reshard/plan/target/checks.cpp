@@ -60,7 +60,7 @@ void validate_has_states(const SourceRequest& request, const Checkpoint& checkpo
         .hint("do without `with-optimizer`, or give the directory that holds both");
 }
 
-void validate_has_tensors(const TensorMap& source, const Checkpoint& checkpoint) {
+void validate_has_tensors(const SourceMap& source, const Checkpoint& checkpoint) {
   if (source.tensor_count() > 0) return;
   const bool has_optimizer =
       !checkpoint.states.empty() || (checkpoint.beside_model && !checkpoint.beside_model->empty());

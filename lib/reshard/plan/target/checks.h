@@ -21,7 +21,7 @@ void validate_takes_states(const SourceRequest& source, const Layout& target);
 void validate_has_states(const SourceRequest& request, const Checkpoint& checkpoint);
 
 /// \throws Error kBadInput if `source`, the map of `checkpoint`, has no tensors of a model.
-void validate_has_tensors(const TensorMap& source, const Checkpoint& checkpoint);
+void validate_has_tensors(const SourceMap& source, const Checkpoint& checkpoint);
 
 /// \throws Error kBadInput if the source's tensors have another program's names, and the target's are the model's own.
 void validate_names(const Checkpoint& checkpoint, const Layout& target);

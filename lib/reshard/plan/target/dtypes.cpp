@@ -36,9 +36,10 @@ std::optional<DType> config_dtype(const ModelConfig& config) {
 void take_model_dtypes(Job& job, std::vector<LogicalTensor>& logical) {
   std::map<std::pair<DType, bool>, std::size_t> counts;  // by dtype, and whether float64 alone is why
   for (LogicalTensor& tensor : logical) {
-    if (!tensor.model_dtype) continue;
-    const bool is_wide = tensor.dtype == DType::kF64 && *tensor.model_dtype == DType::kF32;
-    tensor.dtype = *std::exchange(tensor.model_dtype, std::nullopt);
+    const auto wanted = job.source.model_dtype(tensor);
+    if (!wanted) continue;
+    const bool is_wide = tensor.dtype == DType::kF64 && wanted == DType::kF32;
+    tensor.dtype = *wanted;
     ++counts[{tensor.dtype, is_wide}];
   }
   for (const auto& [how, count] : counts)

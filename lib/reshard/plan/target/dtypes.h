@@ -14,7 +14,7 @@ namespace reshard {
 void take_dtypes(Files& files, Job& job, const Checkpoint& source, const Layout& target, std::optional<DType> dtype,
                  std::vector<LogicalTensor>& logical);
 
-/// Gives tensors the dtype that the model has them in (LogicalTensor::model_dtype), and notes it.
+/// Gives tensors the dtype that the model has them in (SourceMap::model_dtypes), and notes it.
 void take_model_dtypes(Job& job, std::vector<LogicalTensor>& logical);
 
 /// Gives the floating tensors of 16 and 32 bits the dtype that `config` says, where the layout asks for it, and notes
