@@ -74,7 +74,10 @@ json random_entries(Random& random) {
 TEST_CASE("Whatever a user's scheme packs comes back from dcp, with the optimizer's states") {
   for (const std::uint64_t seed : seeds(40)) {
     Random random(seed);
-    const json described = description(random_entries(random));
+    json described = description(random_entries(random));
+    const char* const kBefore[] = {"", "optimizer.state.", "adam."};
+    const std::string before = kBefore[random() % 3];
+    if (!before.empty()) described["other_names"][0]["states"] = before + "{state}.{entry}";
     CAPTURE(seed, described.dump());
     const std::shared_ptr<const Family> family = family_of(described);
     const TinyModel tiny{
@@ -99,6 +102,7 @@ TEST_CASE("Whatever a user's scheme packs comes back from dcp, with the optimize
     };
     const dcp::Content packed = converted_run(temp / "run", temp / "packed", "mytrainer");
     CHECK(packed.tensors.count("emb") == 1);
+    CHECK(packed.tensors.count(before.empty() ? "optimizer.state.emb.exp_avg" : before + "exp_avg.emb") == 1);
     const dcp::Content back = converted_run(temp / "packed", temp / "back", nullptr);
     auto expected = dcp::read(temp / "run").tensors;
     if (tiny.tied) expected["lm_head.weight"] = expected.at("model.embed_tokens.weight");
@@ -118,6 +122,37 @@ TEST_CASE("Megatron-Core's own checkpoint is read by a user's description of its
   ConvertRequest request = convert_request(golden_case / "checkpoint", temp / "noted", fields);
   CHECK_THAT(joined_notes(*plan_convert(local_storage(), request)),
              Says("embedding.word_embeddings.weight is padded from [50, 32] to [64, 32]"));
+}
+
+TEST_CASE("Megatron-Core's optimizer, whose states come before their parameters, goes along") {
+  const auto family = read_family(local_storage(), testdata("descriptions/megatron-llama.json"));
+  for (const char* name : {"llama-optim-fp32-pp2", "llama-optim-fully_reshardable-dp2"}) {
+    INFO(name);
+    const fs::path golden_case = testdata(fs::path("golden/megatron") / name);
+    const TempDir temp;
+    ConvertRequest request = run_request(golden_case / "checkpoint", temp / "out", 3);
+    request.source.config = golden_case / "original";
+    request.source.family = family;
+    convert(request);
+    const dcp::Content written = dcp::read(temp / "out");
+    const json golden = json::parse(read_file(golden_case / "golden.json"));
+    std::size_t found = 0;
+    for (const auto& [state, tensors] : golden.at("optimizer").items())
+      for (const auto& [parameter, facts] : tensors.items()) {
+        // The float32 weights of an optimizer that is not distributed have another name.
+        const std::string other = state == "param" ? "fp32_param" : state;
+        auto tensor = written.tensors.find("optimizer.state." + parameter + "." + state);
+        if (tensor == written.tensors.end())
+          tensor = written.tensors.find("optimizer.state." + parameter + "." + other);
+        INFO(parameter << " " << state);
+        REQUIRE(tensor != written.tensors.end());
+        CHECK(tensor->second.shape == facts.at("shape").get<Dims>());
+        CHECK(sha256_hex(tensor->second.bytes) == facts.at("sha256"));
+        ++found;
+      }
+    CHECK(found == 3 * golden.at("original").size());
+    CHECK(written.tensors.size() == found + golden.at("original").size());
+  }
 }
 
 TEST_CASE("States of an optimizer under names that no scheme explains are refused") {

@@ -86,7 +86,7 @@ DcpStateFinder::DcpStateFinder(std::span<const DcpTensor> model, const StateName
 
 std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_called(std::string_view name) const {
   const std::string bare = without_wrappers(name, names_);
-  if (const auto found = by_name_.find(bare); found != by_name_.end()) return Parameter{found->second, {}};
+  if (const auto found = by_name_.find(bare); found != by_name_.end()) return Parameter{found->second};
   for (const std::string& inner : inner_prefixes_) {
     if (!bare.starts_with(inner)) continue;
     if (const auto found = by_name_.find(bare.substr(inner.size())); found != by_name_.end())
@@ -95,7 +95,23 @@ std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_called(std::s
   return std::nullopt;
 }
 
+/// Of a program that names states first (StateNames::before_state).
+std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_behind_state(std::string_view entry) const {
+  const std::string_view before = names_.before_state;
+  if (before.empty() || !entry.starts_with(before)) return std::nullopt;
+  const std::size_t dot = entry.find('.', before.size());
+  if (dot == entry.npos) return std::nullopt;
+  std::optional<Parameter> found = parameter_called(entry.substr(dot + 1));
+  if (!found) return std::nullopt;
+  found->begin = dot + 1;
+  found->end = entry.size();
+  found->before = before;
+  found->after = "." + std::string(entry.substr(before.size(), dot - before.size()));
+  return found;
+}
+
 std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_in(std::string_view entry) const {
+  if (auto found = parameter_behind_state(entry)) return found;
   for (const std::string_view word : kBeforeParameter) {
     // A training program may have the same words around the optimizer, and a module inside.
     std::size_t begins = 0;
@@ -107,6 +123,8 @@ std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_in(std::strin
         if (auto found = parameter_called(entry.substr(begin, end - begin))) {
           found->begin = begin;
           found->end = end;
+          found->before = entry.substr(0, begin);
+          found->after = entry.substr(end);
           return found;
         }
         end = entry.rfind('.', end - 1);
@@ -116,13 +134,13 @@ std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_in(std::strin
   return std::nullopt;
 }
 
-/// A state is packed as its parameter is.
+/// A state is packed as its parameter is. Its name is the model's.
 void DcpStateFinder::take_packing(DcpState& state, std::uint32_t parameter) const {
   const DcpTensor& own = model_[parameter];
   state.packed = names_.packed[parameter];
   if (state.packed != nullptr) state.packed_shape = own.shape;
   if (state.tensor == nullptr || state.tensor->shape == own.shape) return;
-  if (is_moment(state.tensor->name.substr(state.tensor->name.rfind('.') + 1)))
+  if (is_moment(state.name.substr(state.name.rfind('.') + 1)))
     throw Error(ErrorKind::kBadInput,
                 fmt::format("has the shape {}, but its parameter {} has {}", to_string(state.tensor->shape),
                             printable(own.name), to_string(own.shape)))
@@ -154,7 +172,7 @@ void DcpStateFinder::name_state(DcpState& state, const DcpPath* path) {
     if (names_.optimizer.has(entry) && !is_in_group(entry)) strangers_.push_back(entry);
     return;
   }
-  const std::string before = entry.substr(0, parameter->begin), after = entry.substr(parameter->end);
+  const std::string &before = parameter->before, &after = parameter->after;
   const std::string& own = names_.names[parameter->tensor];
   const std::string whole = parameter->inner + own;
   state.name = before + whole + after;
@@ -162,9 +180,10 @@ void DcpStateFinder::name_state(DcpState& state, const DcpPath* path) {
   state.state.parameter_size = static_cast<std::uint16_t>(own.size());
   const std::string marked_name = parameter->inner + kParameterMark;
   std::optional<DcpPath> own_path;
-  if (path != nullptr) own_path = replaced(*path, parameter->begin, parameter->end, marked_name);
+  if (path != nullptr && before.size() == parameter->begin)
+    own_path = replaced(*path, parameter->begin, parameter->end, marked_name);
   state.state.path = path_number(own_path ? std::move(*own_path) : usual_path(before, marked_name, after));
-  const bool has_model_name = entry.compare(before.size(), parameter->end - before.size(), whole) == 0;
+  const bool has_model_name = entry.compare(parameter->begin, parameter->end - parameter->begin, whole) == 0;
   renames_ = renames_ || !has_model_name;
   has_own_names_ = has_own_names_ || (has_model_name && is_renamed(parameter->tensor));
   take_packing(state, parameter->tensor);

@@ -53,10 +53,12 @@ class DcpStateFinder {
     std::uint32_t tensor = 0;        // of the model
     std::string inner;               // what stands before the model's name, and its modules have themselves
     std::size_t begin = 0, end = 0;  // of both in an entry
+    std::string before, after;       // what stands before and behind them in the name of the state
   };
 
   std::optional<Parameter> parameter_called(std::string_view name) const;
   std::optional<Parameter> parameter_in(std::string_view entry) const;
+  std::optional<Parameter> parameter_behind_state(std::string_view entry) const;
   void name_state(DcpState& state, const DcpPath* path);
   void take_packing(DcpState& state, std::uint32_t parameter) const;
   bool is_renamed(std::uint32_t parameter) const;

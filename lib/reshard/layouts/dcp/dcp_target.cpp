@@ -166,7 +166,10 @@ class Cutter {
       if (!is_alike) validate_needs_no_order(tensor, place);
       const auto tp_dim = is_alike ? tensor_parallel_dim(parameter, tensor.shape) : std::nullopt;
       DcpPath path = nested_or_flat(states_->path_with(i, place.name));
-      place.name = states_->name_with(i, place.name);
+      if (is_state_first() && !states_->state(i).empty())
+        path = put_behind(states_->state(i), place);
+      else
+        place.name = states_->name_with(i, place.name);
       if (!is_alike && place.packed.entry != nullptr && !is_first_of_entry(tensor, place)) continue;
       if (!is_alike) place.packed = {};
       add_entry(tensor, place, std::move(path), tp_dim);
@@ -241,7 +244,11 @@ class Cutter {
                                Filler(bits, Filler::Fill::kConstant),
                                TensorRole::kState};
     DcpPath path = nested_or_flat({"optimizer", "state", place.name, number.state});
-    place = {optimizer_state_name(place.name, number.state), {}};
+    place.packed = {};
+    if (is_state_first())
+      path = put_behind(number.state, place);
+    else
+      place.name = optimizer_state_name(place.name, number.state);
     const auto [known, is_new] = numbers_.emplace(place.name, &number);
     if (!is_new) return validate_same_number(number, *known->second, place.name);
     add_entry(tensor, place, std::move(path), std::nullopt);
@@ -256,6 +263,14 @@ class Cutter {
                             to_string(first.value), printable(entry)))
         .tensor(number.parameter)
         .hint("do without `names`, or without `with-optimizer`");
+  }
+
+  bool is_state_first() const { return names_ && !names_->before_state().empty(); }
+
+  /// Makes an entry's name that of a state of it, which comes first. \returns its path.
+  DcpPath put_behind(std::string_view state, DcpEntryPlace& place) const {
+    place.name = fmt::format("{}{}.{}", names_->before_state(), state, place.name);
+    return {place.name};
   }
 
   /// Of groups that were read as values.

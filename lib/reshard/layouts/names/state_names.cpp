@@ -256,7 +256,10 @@ bool has_meaning_of_its_own(const Family& family, const std::string& program, st
 /// \param part  what the names of the family begin with, inside a larger model.
 void rename(const Family& family, const std::string& part, StateNames& found) {
   const EntriesByName entries = entries_by_name(family, found.program);
+  for (const auto& scheme : family.schemes)
+    if (scheme->program == found.program) found.before_state = scheme->before_state;
   for (std::size_t i = 0; i < found.names.size(); ++i) {
+    if (!found.before_state.empty() && found.names[i].starts_with(found.before_state)) found.names[i].clear();
     if (!found.names[i].starts_with(part)) continue;
     const std::string name = found.names[i].substr(part.size());
     const auto known = entries.find(with_stars(name));

@@ -24,6 +24,7 @@ struct StateNames {
   std::vector<std::shared_ptr<const PackedNames>> packed;
   bool are_replaced = false;          // the names of another program (Family::schemes), by the model's own
   std::string program;                // whose names they are; empty if they are the model's own
+  std::string before_state;           // Scheme::before_state of that program
   std::string prefix;                 // of all the model's entries, behind the wrappers taken out; empty for none
   std::vector<std::string> wrappers;  // the parts that were taken out of names, sorted: "_orig_mod"
   bool fits = false;                  // some of the names are those of a known family

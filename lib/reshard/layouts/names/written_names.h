@@ -52,6 +52,9 @@ class WrittenNames {
   /// Whether it is a scheme that packs experts and keeps the names of other parameters.
   bool packs_experts() const { return scheme_->keeps_others && !scheme_->is_of_ranks; }
 
+  /// Scheme::before_state.
+  const std::string& before_state() const { return scheme_->before_state; }
+
   /// All entries for the model, in the order of their first parameters.
   const std::vector<Entry>& entries() const { return entries_; }
 

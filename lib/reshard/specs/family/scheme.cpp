@@ -301,7 +301,7 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
 }
 
 Scheme parse_scheme(const SpecObject& object) {
-  object.validate_keys({"program", "versions", "families", "of_ranks", "keeps_others", "entries"});
+  object.validate_keys({"program", "versions", "families", "of_ranks", "keeps_others", "states", "entries"});
   Scheme scheme;
   scheme.program = object.string_at("program");
   if (scheme.program.empty()) object.fail("program", "a name");
@@ -311,6 +311,13 @@ Scheme parse_scheme(const SpecObject& object) {
   if (object.has("families")) scheme.families = object.strings_at("families");
   scheme.is_of_ranks = object.has("of_ranks") && object.bool_at("of_ranks");
   scheme.keeps_others = object.has("keeps_others") && object.bool_at("keeps_others");
+  if (object.has("states")) {
+    constexpr std::string_view kEnd = "{state}.{entry}";
+    const std::string& form = object.string_at("states");
+    if (form.size() <= kEnd.size() || !form.ends_with('.' + std::string(kEnd)))
+      object.fail("states", "words and behind them {state}.{entry}, such as \"optimizer.state.{state}.{entry}\"");
+    scheme.before_state = form.substr(0, form.size() - kEnd.size());
+  }
   std::size_t i = 0;
   for (const Json& item : object.array_at("entries")) {
     const SpecObject entry(item, object.file(), fmt::format("{}/{}", object.pointer_to("entries"), i),
