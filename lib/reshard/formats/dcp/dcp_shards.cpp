@@ -1,45 +1,30 @@
 #include "reshard/formats/dcp/dcp_shards.h"
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
-#include "reshard/base/strings.h"
+#include "reshard/base/numbered_name.h"
 
 namespace reshard {
 namespace {
 
+constexpr NumberedName kDcpShardName("shard-{rank:5}-model-{part:5}-of-{parts:5}.safetensors");
 constexpr const char* kInfoKey = "DCP_SHARDING_INFO";
 constexpr const char* kOffsetsKey = "saved_offsets";
-
-/// Takes `text` from the start of `rest`.
-bool take(std::string_view& rest, std::string_view text) {
-  if (!rest.starts_with(text)) return false;
-  rest.remove_prefix(text.size());
-  return true;
-}
-
-/// Takes a number, of any width, from the start of `rest`.
-bool take_number(std::string_view& rest, std::uint32_t& number) {
-  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
-  rest.remove_prefix(static_cast<std::size_t>(end - rest.data()));
-  return error == std::errc();
-}
 
 }  // namespace
 
 std::optional<DcpShardName> dcp_shard_name(std::string_view name) {
-  DcpShardName found;
-  const bool fits = take(name, "shard-") && take_number(name, found.rank) && take(name, "-model-") &&
-                    take_number(name, found.part) && take(name, "-of-") && take_number(name, found.parts) &&
-                    name == ".safetensors";
-  return fits ? std::optional(found) : std::nullopt;
+  const auto numbers = kDcpShardName.parse(name);
+  if (!numbers) return std::nullopt;
+  const auto number = [&](const char* key) { return static_cast<std::uint32_t>(numbers->at(key)); };
+  return DcpShardName{number("rank"), number("part"), number("parts")};
 }
 
 bool is_dcp_shard_name(std::string_view name) {
-  return dcp_shard_name(name).has_value();
+  return kDcpShardName.matches(name);
 }
 
 bool has_saved_offsets(const Container& file) {

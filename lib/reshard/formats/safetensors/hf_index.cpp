@@ -6,6 +6,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
+#include "reshard/base/numbered_name.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/text_file.h"
 
@@ -18,6 +19,8 @@ constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{64}
                                          << 20;  // half a million tensors; parsed it takes 20 times that
 
 constexpr std::uint64_t kMaxFiles = 1'000'000;  // of one model; names with larger numbers are not numbered weight files
+
+constexpr NumberedName kFileNumber("-{number:5}-of-{count:5}", kMaxFiles);
 
 /// Of names such as "model-00001-of-00003.safetensors".
 struct NumberedNames {
@@ -58,7 +61,6 @@ bool is_variant(std::string_view word) {
 
 /// Returns std::nullopt if it has another form.
 std::optional<NameParts> parts_of(std::string_view middle) {
-  constexpr std::string_view kOf = "-of-";
   NameParts parts;
   if (const std::size_t dot = middle.rfind('.'); dot != middle.npos) {
     const std::size_t end = dot == 0 ? std::min(middle.find('-'), middle.size()) : middle.size();
@@ -67,12 +69,9 @@ std::optional<NameParts> parts_of(std::string_view middle) {
     middle = dot == 0 ? middle.substr(end) : middle.substr(0, dot);
   }
   if (middle.empty()) return parts;
-  const std::size_t of = middle.find(kOf);
-  if (middle.front() != '-' || of == middle.npos || of == 0) return std::nullopt;
-  const auto number = parse_unsigned(middle.substr(1, of - 1), kMaxFiles);
-  const auto count = parse_unsigned(middle.substr(of + kOf.size()), kMaxFiles);
-  if (!number || !count) return std::nullopt;
-  parts.number = {*number, *count};
+  const auto numbers = kFileNumber.parse(middle);
+  if (!numbers) return std::nullopt;
+  parts.number = {numbers->at("number"), numbers->at("count")};
   return parts;
 }
 
@@ -152,7 +151,7 @@ std::string hf_file_name(Format format, std::size_t number, std::size_t count) {
   const bool pytorch = format == Format::kPytorch;
   if (count == 1) return pytorch ? kPytorchFile : kSafetensorsFile;
   const NumberedNames& names = pytorch ? kPytorchNames : kSafetensorsNames;
-  return fmt::format("{}-{:05}-of-{:05}{}", names.stem, number, count, names.ending);
+  return fmt::format("{}{}{}", names.stem, kFileNumber.print({{"number", number}, {"count", count}}), names.ending);
 }
 
 std::optional<HfFileNumber> hf_file_number(std::string_view name) {
