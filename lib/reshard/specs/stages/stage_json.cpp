@@ -7,6 +7,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
+#include "reshard/base/numbered_name.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/text_file.h"
 #include "reshard/specs/parallel/mesh.h"
@@ -16,9 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kNamePrefix = "mp_metadata_pp_rank_";
-constexpr std::string_view kNameSuffix = ".json";
-constexpr std::string_view kOldNameSuffix = ".pt";
+constexpr NumberedName kStageJsonName("mp_metadata_pp_rank_{pp}.json", kMaxParallelDegree - 1);
+constexpr NumberedName kStagePtName("mp_metadata_pp_rank_{pp}.pt", kMaxParallelDegree - 1);
 constexpr std::uint64_t kMaxMetadataBytes = std::uint64_t{64}
                                             << 20;  // 200 000 parameters; parsed it takes 20 times that
 
@@ -243,18 +243,13 @@ const std::string& validate_name(const std::string& name, const fs::path& path) 
 }
 
 std::string metadata_file_name(std::uint32_t pp_rank) {
-  return fmt::format("{}{}{}", kNamePrefix, pp_rank, kNameSuffix);
+  return kStageJsonName.print({{"pp", pp_rank}});
 }
 
 std::optional<std::uint32_t> metadata_pp_rank(std::string_view file_name) {
-  if (!file_name.starts_with(kNamePrefix)) return std::nullopt;
-  file_name.remove_prefix(kNamePrefix.size());
-  const std::string_view suffix = file_name.ends_with(kOldNameSuffix) ? kOldNameSuffix : kNameSuffix;
-  if (!file_name.ends_with(suffix)) return std::nullopt;
-  file_name.remove_suffix(suffix.size());
-  const auto pp_rank = parse_unsigned(file_name, kMaxParallelDegree - 1);
-  if (!pp_rank) return std::nullopt;
-  return static_cast<std::uint32_t>(*pp_rank);
+  auto numbers = kStageJsonName.parse(file_name);
+  if (!numbers) numbers = kStagePtName.parse(file_name);
+  return numbers ? std::optional(static_cast<std::uint32_t>(numbers->at("pp"))) : std::nullopt;
 }
 
 StageMetadata read_metadata(Files& files, const fs::path& path) {
