@@ -11,6 +11,7 @@
 
 #include "reshard/base/checked.h"
 #include "reshard/base/error.h"
+#include "reshard/base/numbered_name.h"
 #include "reshard/base/strings.h"
 
 namespace reshard {
@@ -20,20 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kItemsEnding = ".distcp";
 
-std::string metadata_of_rank(std::uint64_t rank) {
-  return fmt::format("__{}{}", rank, kDcpMetadataFile);
-}
-
-/// The number in "__12.metadata".
-std::optional<std::uint64_t> rank_of_metadata(std::string_view name) {
-  constexpr std::string_view kBegin = "__";
-  const std::string_view whole_name = name;
-  if (!name.starts_with(kBegin) || !name.ends_with(kDcpMetadataFile)) return std::nullopt;
-  name.remove_prefix(kBegin.size());
-  name.remove_suffix(std::string_view(kDcpMetadataFile).size());
-  const auto rank = parse_unsigned(name);
-  return rank && metadata_of_rank(*rank) == whole_name ? rank : std::nullopt;
-}
+constexpr NumberedName kRankMetadataName("__{rank}.metadata", UINT64_MAX);
 
 /// Adds what a rank's metadata says to that of the ranks before it. Entries that are no tensors are each rank's own.
 /// \param by_path, by_name  the files and tensors of `read` so far.
@@ -83,12 +71,13 @@ void add_metadata(DcpMetadata other, const fs::path& where, DcpDirectory& read,
 std::uint64_t count_ranks(Files& files, const fs::path& directory) {
   std::set<std::uint64_t> ranks;
   for (const DirectoryEntry& entry : files.list(directory))
-    if (const auto rank = rank_of_metadata(entry.name)) ranks.insert(*rank);
+    if (const auto numbers = kRankMetadataName.parse_printed(entry.name)) ranks.insert(numbers->at("rank"));
   std::uint64_t expected = 0;
   for (const std::uint64_t rank : ranks) {
     if (rank != expected)
-      throw Error(ErrorKind::kBadInput, fmt::format("is missing, though there is {}", metadata_of_rank(rank)))
-          .in(directory / metadata_of_rank(expected))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is missing, though there is {}", kRankMetadataName.print({{"rank", rank}})))
+          .in(directory / kRankMetadataName.print({{"rank", expected}}))
           .hint("that rank's files were not copied, or its save did not finish; each rank has tensors of its own");
     ++expected;
   }
@@ -113,7 +102,7 @@ Error lost_metadata(Files& files, const fs::path& directory) {
 }  // namespace
 
 bool is_dcp_metadata_name(std::string_view name) {
-  return name == kDcpMetadataFile || rank_of_metadata(name);
+  return name == kDcpMetadataFile || kRankMetadataName.parse_printed(name);
 }
 
 bool holds_dcp_metadata(Files& files, const fs::path& directory) {
@@ -152,7 +141,7 @@ DcpDirectory read_dcp_directory(Files& files, const fs::path& directory, DcpPath
   const std::uint64_t ranks = count_ranks(files, directory);
   if (ranks == 0) throw lost_metadata(files, directory);
   for (std::uint64_t rank = 0; rank < ranks; ++rank) {
-    const fs::path of_rank = directory / metadata_of_rank(rank);
+    const fs::path of_rank = directory / kRankMetadataName.print({{"rank", rank}});
     add_metadata(read(of_rank), of_rank, metadata, by_path, by_name);
   }
   notes.push_back(fmt::format(
