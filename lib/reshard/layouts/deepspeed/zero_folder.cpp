@@ -7,26 +7,25 @@
 #include <vector>
 
 #include "reshard/base/error.h"
-#include "reshard/base/strings.h"
+#include "reshard/base/numbered_name.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kModelEnding = "_model_states.pt";
-constexpr std::string_view kOptimEnding = "_optim_states.pt";
 constexpr std::uint64_t kMaxRank = 1 << 20;
+constexpr NumberedName kModelName("[zero_pp_rank_{dp}_]mp_rank_{mp:2}_model_states.pt", kMaxRank);
+constexpr NumberedName kOptimName("[bf16_][fp16_]zero_pp_rank_{dp}_mp_rank_{mp:2}_optim_states.pt", kMaxRank);
 
-/// Takes `word` and the number after it from the front of `text`.
-std::optional<std::uint32_t> take_number(std::string_view& text, std::string_view word) {
-  if (!text.starts_with(word)) return std::nullopt;
-  std::string_view rest = text.substr(word.size());
-  const std::size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
-  const auto number = parse_unsigned(rest.substr(0, digits), kMaxRank);
-  if (!number) return std::nullopt;
-  text = rest.substr(digits);
-  return static_cast<std::uint32_t>(*number);
+/// Whether it is of a pipeline stage or of experts.
+bool is_part_of_model(std::string_view name) {
+  constexpr std::string_view kEndings[] = {"_model_states.pt", "_optim_states.pt", "-model_states.pt"};
+  return std::any_of(std::begin(kEndings), std::end(kEndings), [&](std::string_view ending) {
+    if (!name.ends_with(ending)) return false;
+    const std::string_view rest = name.substr(0, name.size() - ending.size());
+    return rest.starts_with("layer_") || (ending.front() == '_' && rest.starts_with("expp_rank_"));
+  });
 }
 
 Error parts_of_model(const fs::path& path, const char* what) {
@@ -59,24 +58,13 @@ void validate_row(const fs::path& folder, const std::map<std::uint32_t, fs::path
 
 std::optional<ZeroFileName> zero_file_name(std::string_view name) {
   using Kind = ZeroFileName::Kind;
-  const bool model = name.ends_with(kModelEnding), optim = name.ends_with(kOptimEnding);
-  if (!model && !optim) {
-    if (name.starts_with("layer_") && name.ends_with("-model_states.pt")) return ZeroFileName{Kind::kPartOfModel, {}};
-    return std::nullopt;
-  }
-  std::string_view rest = name.substr(0, name.size() - kModelEnding.size());  // both are of one length
-  if (rest.starts_with("layer_") || rest.starts_with("expp_rank_")) return ZeroFileName{Kind::kPartOfModel, {}};
-  ZeroFileName found{model ? Kind::kModelStates : Kind::kOptimStates, {}};
-  for (const std::string_view prefix : {"bf16_", "fp16_"})
-    if (optim && rest.starts_with(prefix)) rest.remove_prefix(prefix.size());
-  if (rest.starts_with("zero_")) {
-    found.dp_rank = take_number(rest, "zero_pp_rank_");
-    if (!found.dp_rank || !rest.starts_with('_')) return std::nullopt;
-    rest.remove_prefix(1);
-  }
-  const auto mp_rank = take_number(rest, "mp_rank_");
-  if (!mp_rank || !rest.empty() || (optim && !found.dp_rank)) return std::nullopt;
-  found.mp_rank = *mp_rank;
+  if (is_part_of_model(name)) return ZeroFileName{Kind::kPartOfModel, {}};
+  auto numbers = kModelName.parse(name);
+  const Kind kind = numbers ? Kind::kModelStates : Kind::kOptimStates;
+  if (!numbers) numbers = kOptimName.parse(name);
+  if (!numbers) return std::nullopt;
+  ZeroFileName found{kind, {}, static_cast<std::uint32_t>(numbers->at("mp"))};
+  if (const auto dp = numbers->find("dp"); dp != numbers->end()) found.dp_rank = static_cast<std::uint32_t>(dp->second);
   return found;
 }
 
