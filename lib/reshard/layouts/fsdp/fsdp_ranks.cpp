@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/base/numbered_name.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
@@ -138,6 +139,9 @@ constexpr LayoutTraits kFsdpRanksTraits{.name = "fsdp-ranks",
 constexpr std::string_view kSettingsFiles[] = {"optim_world_size_", "extra_state_world_size_"};
 constexpr const char* kFsdpConfig = "fsdp_config.json";
 
+constexpr NumberedName kVerlName("model_world_size_{world}_rank_{rank}.pt");
+constexpr NumberedName kAccelerateName("pytorch_model_fsdp[_{model}]_rank{rank}.bin");  // no model in LOCAL_STATE_DICT
+
 /// The numbers in a name.
 struct RankName {
   std::optional<std::uint64_t> world_size;  // verl's names say it
@@ -145,28 +149,11 @@ struct RankName {
   std::uint64_t rank = 0;
 };
 
-std::optional<std::uint64_t> take_rank_number(std::string_view& text, std::string_view word) {
-  if (!text.starts_with(word)) return std::nullopt;
-  std::string_view rest = text.substr(word.size());
-  const std::size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
-  const auto number = parse_unsigned(rest.substr(0, digits), UINT32_MAX);
-  if (number) text = rest.substr(digits);
-  return number;
-}
-
 std::optional<RankName> rank_name_of(std::string_view name) {
-  if (const auto world_size = take_rank_number(name, "model_world_size_")) {
-    const auto rank = take_rank_number(name, "_rank_");
-    if (!rank || name != ".pt") return std::nullopt;
-    return RankName{world_size, 0, *rank};
-  }
-  constexpr std::string_view kStart = "pytorch_model_fsdp";
-  if (!name.starts_with(kStart)) return std::nullopt;
-  name.remove_prefix(kStart.size());
-  const auto model = take_rank_number(name, "_");  // left out of the first's in LOCAL_STATE_DICT
-  const auto rank = take_rank_number(name, "_rank");
-  if (!rank || name != ".bin") return std::nullopt;
-  return RankName{std::nullopt, model.value_or(0), *rank};
+  if (const auto numbers = kVerlName.parse(name)) return RankName{numbers->at("world"), 0, numbers->at("rank")};
+  auto numbers = kAccelerateName.parse(name);
+  if (!numbers) return std::nullopt;
+  return RankName{std::nullopt, (*numbers)["model"], numbers->at("rank")};
 }
 
 /// Whether it belongs to the same save, beside the weights.
