@@ -1,11 +1,5 @@
 #include "reshard/layouts/ranks/rank_folder.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <map>
-
-#include "reshard/base/strings.h"
 #include "reshard/formats/torch/xser.h"
 #include "reshard/specs/parallel/mesh.h"
 
@@ -13,31 +7,36 @@ namespace reshard {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+constexpr NumberedName kRankName("<[dp_rank_{dp:2}]|[ep_rank_{ep:2}]|tp_rank_{tp:2}|pp_rank_{pp:2}>",
+                                 kMaxParallelDegree - 1);
+
+}  // namespace
+
+NameNumbers numbers_of(RankId rank) {
+  NameNumbers numbers{{"tp", rank.tp_rank}, {"pp", rank.pp_rank}, {"dp", rank.dp_rank}};
+  if (rank.has_ep) numbers.emplace("ep", rank.ep_rank);
+  return numbers;
+}
+
+RankId rank_of(const NameNumbers& numbers) {
+  const auto number = [&](std::string_view key) {
+    const auto found = numbers.find(key);
+    return found == numbers.end() ? 0 : static_cast<std::uint32_t>(found->second);
+  };
+  return {number("tp"), number("pp"), number("dp"), number("ep"), numbers.count("ep") > 0};
+}
+
 std::string rank_name(RankId rank, bool dp) {
-  return fmt::format("{}{}tp_rank_{:02}_pp_rank_{:02}", dp ? fmt::format("dp_rank_{:02}_", rank.dp_rank) : "",
-                     rank.has_ep ? fmt::format("ep_rank_{:02}_", rank.ep_rank) : "", rank.tp_rank, rank.pp_rank);
+  NameNumbers numbers = numbers_of(rank);
+  if (!dp) numbers.erase("dp");
+  return kRankName.print(numbers);
 }
 
 std::optional<RankId> rank_of_name(std::string_view name) {
-  constexpr std::string_view kMiddle = "_rank_";
-  RankId rank;
-  std::map<std::string_view, std::uint32_t*> open{
-      {"tp", &rank.tp_rank}, {"pp", &rank.pp_rank}, {"dp", &rank.dp_rank}, {"ep", &rank.ep_rank}};
-  while (true) {
-    const auto found = open.find(name.substr(0, 2));
-    if (found == open.end() || name.substr(2, kMiddle.size()) != kMiddle) return std::nullopt;
-    name.remove_prefix(2 + kMiddle.size());
-    const std::size_t digits = std::min(name.find('_'), name.size());
-    const auto number = parse_unsigned(name.substr(0, digits), kMaxParallelDegree - 1);
-    if (!number) return std::nullopt;
-    *found->second = static_cast<std::uint32_t>(*number);
-    open.erase(found);
-    if (digits == name.size()) break;
-    name.remove_prefix(digits + 1);
-  }
-  if (open.count("tp") || open.count("pp")) return std::nullopt;
-  rank.has_ep = !open.count("ep");
-  return rank;
+  const auto numbers = kRankName.parse(name);
+  return numbers ? std::optional(rank_of(*numbers)) : std::nullopt;
 }
 
 Format torch_format_of(Files& files, const fs::path& path) {
