@@ -6,10 +6,8 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "reshard/base/error.h"
-#include "reshard/base/strings.h"
 #include "reshard/specs/parallel/mesh.h"
 
 namespace reshard {
@@ -17,25 +15,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr NumberedName kOlderName("optim.dp_rank_{dp:2}.tp_rank_{tp:2}", kMaxParallelDegree - 1);
+constexpr NumberedName kOlderWeightsName("tp_rank_{tp:2}_pp_rank_{pp:2}_dp_rank_{dp:2}", kMaxParallelDegree - 1);
+
 std::string name_beside(RankId rank) {
-  return fmt::format("optim.dp_rank_{:02}.tp_rank_{:02}", rank.dp_rank, rank.tp_rank);
+  return kOlderName.print(numbers_of(rank));
 }
 
 std::string name_of_weights(RankId rank) {
-  return fmt::format("{}_dp_rank_{:02}", rank_name({rank.tp_rank, rank.pp_rank}, false), rank.dp_rank);
-}
-
-/// The ranks of "optim.dp_rank_XX.tp_rank_YY", numbers of any width; nothing for another name.
-std::optional<RankId> rank_beside(std::string_view name) {
-  constexpr std::string_view kBegin = "optim.dp_rank_", kMiddle = ".tp_rank_";
-  if (!name.starts_with(kBegin)) return std::nullopt;
-  name.remove_prefix(kBegin.size());
-  const std::size_t middle = name.find(kMiddle);
-  if (middle == name.npos) return std::nullopt;
-  const auto dp_rank = parse_unsigned(name.substr(0, middle), kMaxParallelDegree - 1);
-  const auto tp_rank = parse_unsigned(name.substr(middle + kMiddle.size()), kMaxParallelDegree - 1);
-  if (!dp_rank || !tp_rank) return std::nullopt;
-  return RankId{static_cast<std::uint32_t>(*tp_rank), 0, static_cast<std::uint32_t>(*dp_rank)};
+  return kOlderWeightsName.print(numbers_of(rank));
 }
 
 /// A rank's file of weights that torch saved; nothing if `entry` is none.
@@ -57,15 +45,15 @@ void add(std::map<RankId, fs::path>& found, RankId rank, const fs::path& path) {
 }  // namespace
 
 bool is_older_optimizer_name(std::string_view name) {
-  return rank_beside(name).has_value();
+  return kOlderName.matches(name);
 }
 
 std::vector<OptimizerFileName> list_older_optimizer(Files& files, const fs::path& folder) {
   std::map<RankId, fs::path> beside, weights;
   std::uint32_t pp = 1;
   for (const DirectoryEntry& entry : files.list(folder)) {
-    if (const auto rank = rank_beside(entry.name); rank && entry.kind == FileKind::kFile)
-      add(beside, *rank, folder / entry.name);
+    if (const auto numbers = kOlderName.parse(entry.name); numbers && entry.kind == FileKind::kFile)
+      add(beside, rank_of(*numbers), folder / entry.name);
     const auto rank = rank_of_name(entry.name);
     if (!rank) continue;
     pp = std::max(pp, rank->pp_rank + 1);
