@@ -22,20 +22,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kExportFolder = "checkpoint";  // of optimum-neuron
+constexpr NumberedName kInferenceName("tp{tp}_sharded_checkpoint.safetensors", kMaxParallelDegree - 1);
 constexpr LayoutOption kStartRank{"start-rank", LayoutOption::Type::kRank, "First rank to write (default: 0)"};
 constexpr LayoutOption kEndRank{"end-rank", LayoutOption::Type::kRank, "Last rank to write (default: TP - 1)"};
-
-/// The number in "tp3_sharded_checkpoint.safetensors"; nothing for any other name.
-std::optional<RankId> rank_of_file(std::string_view file_name) {
-  constexpr std::string_view kBegin = "tp";
-  constexpr std::string_view kEnd = "_sharded_checkpoint.safetensors";
-  if (!file_name.starts_with(kBegin) || !file_name.ends_with(kEnd)) return std::nullopt;
-  file_name.remove_prefix(kBegin.size());
-  file_name.remove_suffix(std::min(kEnd.size(), file_name.size()));
-  const auto number = parse_unsigned(file_name, kMaxParallelDegree - 1);
-  if (!number) return std::nullopt;
-  return RankId{static_cast<std::uint32_t>(*number)};
-}
 
 /// The ranks that are to be written.
 RankTarget ranks_to_write(const RankLayout& layout, const TargetRequest& request, std::uint32_t tp) {
@@ -90,7 +79,7 @@ bool InferenceLayout::owns(Files&, const fs::path&, const std::string& name) con
 }
 
 fs::path InferenceLayout::rank_path(Format, RankId rank) const {
-  return fs::path(traits().folder) / (name_of(rank) + ".safetensors");
+  return fs::path(traits().folder) / kInferenceName.print(numbers_of(rank));
 }
 
 std::string InferenceLayout::name_of(RankId rank) const {
@@ -98,14 +87,14 @@ std::string InferenceLayout::name_of(RankId rank) const {
 }
 
 bool InferenceLayout::is_rank_name(const fs::path& name) const {
-  return rank_of_file(name.string()).has_value();
+  return kInferenceName.matches(name.string());
 }
 
 std::optional<RankFile> InferenceLayout::rank_file(Files&, const fs::path& folder, const DirectoryEntry& entry) const {
   if (entry.kind != FileKind::kFile) return std::nullopt;
-  const auto rank = rank_of_file(entry.name);
-  if (!rank) return std::nullopt;
-  return RankFile{*rank, folder / entry.name, Format::kSafetensors};
+  const auto numbers = kInferenceName.parse(entry.name);
+  if (!numbers) return std::nullopt;
+  return RankFile{rank_of(*numbers), folder / entry.name, Format::kSafetensors};
 }
 
 TargetPlan InferenceLayout::plan(const TargetRequest& request, const TargetContext& context) const {
@@ -136,9 +125,9 @@ void InferenceLayout::validate_beside(Files& files, const TargetPlan& plan, cons
   const RankRecord& own = *plan.map.files.front().record;
   std::vector<std::string> leftover, others;
   for (const auto& [name, kind, is_link] : files.list(folder)) {
-    const auto rank = rank_of_file(name);
-    if (!rank) continue;
-    if (rank->tp_rank >= plan.mesh.tp) leftover.push_back(name);
+    const auto numbers = kInferenceName.parse(name);
+    if (!numbers) continue;
+    if (rank_of(*numbers).tp_rank >= plan.mesh.tp) leftover.push_back(name);
     const fs::path relative = fs::path(traits().folder) / name;
     if (std::any_of(plan.map.files.begin(), plan.map.files.end(),
                     [&](const TargetFile& file) { return file.path == relative; }))

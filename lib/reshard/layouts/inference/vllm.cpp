@@ -385,23 +385,12 @@ class Rules {
   std::unordered_map<std::string_view, const ModelParameter*> by_name_;
 };
 
-/// The numbers in "model-rank-0-part-12.safetensors"; nothing for any other name.
-struct FileNumbers {
-  std::uint32_t rank = 0;
-  std::uint32_t part = 0;
-};
+constexpr NumberedName kPartName("model-rank-{tp}-part-{part}.safetensors", UINT32_MAX - 1);
 
-std::optional<FileNumbers> numbers_of(std::string_view name) {
-  constexpr std::string_view kBegin = "model-rank-", kMiddle = "-part-", kEnd = ".safetensors";
-  if (!name.starts_with(kBegin) || !name.ends_with(kEnd)) return std::nullopt;
-  name.remove_prefix(kBegin.size());
-  name.remove_suffix(std::min(kEnd.size(), name.size()));
-  const std::size_t middle = name.find(kMiddle);
-  if (middle == std::string_view::npos) return std::nullopt;
-  const auto rank = parse_unsigned(name.substr(0, middle), kMaxParallelDegree - 1);
-  const auto part = parse_unsigned(name.substr(middle + kMiddle.size()), UINT32_MAX - 1);
-  if (!rank || !part) return std::nullopt;
-  return FileNumbers{static_cast<std::uint32_t>(*rank), static_cast<std::uint32_t>(*part)};
+/// The numbers in the name of a rank's file; std::nullopt for any other name.
+std::optional<NameNumbers> numbers_of_part(std::string_view name) {
+  auto numbers = kPartName.parse(name);
+  return numbers && numbers->at("tp") < kMaxParallelDegree ? numbers : std::nullopt;
 }
 
 constexpr Format kVllmFormats[] = {Format::kSafetensors};
@@ -421,15 +410,19 @@ class VllmLayout final : public RankLayout {
   }
 
   fs::path part_path(Format, RankId rank, std::uint32_t part) const override {
-    return fmt::format("model-rank-{}-part-{}.safetensors", rank.tp_rank, part);
+    return kPartName.print({{"tp", rank.tp_rank}, {"part", part}});
   }
   fs::path rank_path(Format format, RankId rank) const override { return part_path(format, rank, 0); }
   std::string name_of(RankId rank) const override { return fmt::format("model-rank-{}", rank.tp_rank); }
-  bool is_rank_name(const fs::path& name) const override { return numbers_of(name.string()).has_value(); }
+  bool is_rank_name(const fs::path& name) const override { return numbers_of_part(name.string()).has_value(); }
   std::optional<RankFile> rank_file(Files&, const fs::path& folder, const DirectoryEntry& entry) const override {
-    const auto numbers = numbers_of(entry.name);
+    const auto numbers = numbers_of_part(entry.name);
     if (!numbers || entry.kind != FileKind::kFile) return std::nullopt;
-    return RankFile{{numbers->rank}, folder / entry.name, Format::kSafetensors, numbers->part, {}};
+    return RankFile{rank_of(*numbers),
+                    folder / entry.name,
+                    Format::kSafetensors,
+                    static_cast<std::uint32_t>(numbers->at("part")),
+                    {}};
   }
   std::vector<fs::path> shards_folders(const fs::path&) const override { return {}; }
   bool keeps_names() const override { return false; }
