@@ -5,27 +5,14 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
-#include "reshard/base/numbered_name.h"
 
 namespace reshard {
 namespace {
 
-constexpr NumberedName kDcpShardName("shard-{rank:5}-model-{part:5}-of-{parts:5}.safetensors");
 constexpr const char* kInfoKey = "DCP_SHARDING_INFO";
 constexpr const char* kOffsetsKey = "saved_offsets";
 
 }  // namespace
-
-std::optional<DcpShardName> dcp_shard_name(std::string_view name) {
-  const auto numbers = kDcpShardName.parse(name);
-  if (!numbers) return std::nullopt;
-  const auto number = [&](const char* key) { return static_cast<std::uint32_t>(numbers->at(key)); };
-  return DcpShardName{number("rank"), number("part"), number("parts")};
-}
-
-bool is_dcp_shard_name(std::string_view name) {
-  return kDcpShardName.matches(name);
-}
 
 bool has_saved_offsets(const Container& file) {
   return std::any_of(file.metadata.begin(), file.metadata.end(),

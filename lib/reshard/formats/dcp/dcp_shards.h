@@ -1,27 +1,16 @@
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string_view>
 #include <vector>
 
+#include "reshard/base/numbered_name.h"
 #include "reshard/formats/common/container.h"
 
 namespace reshard {
 
-/// What the name of a file says: rank and part are counted from 1. Parts are the files that the model's tensors are
-/// spread over; each rank has a file of its share of each.
-struct DcpShardName {
-  std::uint32_t rank = 0;
-  std::uint32_t part = 0;
-  std::uint32_t parts = 0;
-};
-std::optional<DcpShardName> dcp_shard_name(std::string_view name);
-
-/// Whether a file of this name is one that torch's HuggingFaceStorageWriter writes with save_distributed
-/// (torch/distributed/checkpoint/hf_storage.py and _hf_utils.py, 2.8 and 2.9):
-/// "shard-00001-model-00001-of-00002.safetensors".
-bool is_dcp_shard_name(std::string_view name);
+/// The names of files that torch's HuggingFaceStorageWriter writes with save_distributed
+/// (torch/distributed/checkpoint/hf_storage.py and _hf_utils.py, 2.8 and 2.9). Rank and part are counted from 1. Parts
+/// are the files that the model's tensors are spread over; each rank has a file of its share of each.
+inline constexpr NumberedName kDcpShardName("shard-{rank:5}-model-{part:5}-of-{parts:5}.safetensors");
 
 /// Whether the metadata of `file` says where its tensors begin.
 bool has_saved_offsets(const Container& file);

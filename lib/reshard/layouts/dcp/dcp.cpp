@@ -239,7 +239,7 @@ class DcpLayout final : public Layout {
   }
 
   bool owns(Files&, const fs::path&, const std::string& name) const override {
-    return is_dcp_metadata_name(name) || is_dcp_items_name(name) || is_dcp_shard_name(name);
+    return is_dcp_metadata_name(name) || is_dcp_items_name(name) || kDcpShardName.matches(name);
   }
   bool is_checkpoint(const std::set<std::string>& files, const std::set<std::string>&) const override {
     return std::any_of(files.begin(), files.end(),

@@ -159,20 +159,21 @@ void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSourc
 /// Every part of the model has a file, of any rank. That is all that shows whole tensors that are missing, unless a
 /// config.json says which there are; torch writes no file of a part that has no tensor.
 void validate_parts(const fs::path& directory, const std::vector<SourceFile>& files) {
-  std::set<std::uint32_t> found;
-  std::uint32_t parts = 0;
+  std::set<std::uint64_t> found;
+  std::uint64_t parts = 0;
   for (const SourceFile& file : files) {
-    const auto name = dcp_shard_name(file.path.filename().string());
-    if (!name) continue;
-    if (parts != 0 && name->parts != parts)
-      throw Error(ErrorKind::kBadInput, fmt::format("is of a model of {} parts, but {} of one of {}", name->parts,
-                                                    files.front().path.filename().string(), parts))
+    const auto numbers = kDcpShardName.parse(file.path.filename().string());
+    if (!numbers) continue;
+    if (parts != 0 && numbers->at("parts") != parts)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is of a model of {} parts, but {} of one of {}", numbers->at("parts"),
+                              files.front().path.filename().string(), parts))
           .in(file.path)
           .hint("files of several saves are mixed in one folder");
-    parts = name->parts;
-    found.insert(name->part);
+    parts = numbers->at("parts");
+    found.insert(numbers->at("part"));
   }
-  std::uint32_t missing = 1;
+  std::uint64_t missing = 1;
   while (found.count(missing) != 0) ++missing;
   if (missing <= parts)
     throw Error(ErrorKind::kBadInput,
@@ -231,7 +232,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownMo
 bool holds_dcp_shards(Files& files, const fs::path& directory) {
   const std::vector<DirectoryEntry> entries = files.list(directory);
   return std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
-    return entry.kind == FileKind::kFile && is_dcp_shard_name(entry.name);
+    return entry.kind == FileKind::kFile && kDcpShardName.matches(entry.name);
   });
 }
 
@@ -241,7 +242,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownMo
   source.where = directory;
   std::map<std::string, std::size_t> by_name;
   for (const DirectoryEntry& entry : files.list(directory)) {
-    if (!is_dcp_shard_name(entry.name)) continue;
+    if (!kDcpShardName.matches(entry.name)) continue;
     const Container file = read_container(files, directory / entry.name, Format::kSafetensors);
     add_shard(file, read_saved_offsets(file), source, by_name);
   }
