@@ -142,18 +142,13 @@ constexpr const char* kFsdpConfig = "fsdp_config.json";
 constexpr NumberedName kVerlName("model_world_size_{world}_rank_{rank}.pt");
 constexpr NumberedName kAccelerateName("pytorch_model_fsdp[_{model}]_rank{rank}.bin");  // no model in LOCAL_STATE_DICT
 
-/// The numbers in a name.
-struct RankName {
-  std::optional<std::uint64_t> world_size;  // verl's names say it
-  std::uint64_t model = 0;                  // accelerate's, of several that are trained together
-  std::uint64_t rank = 0;
-};
-
-std::optional<RankName> rank_name_of(std::string_view name) {
-  if (const auto numbers = kVerlName.parse(name)) return RankName{numbers->at("world"), 0, numbers->at("rank")};
+/// The numbers in a name: the rank, and the number of ranks (verl) or the model (accelerate, of several that are trained
+/// together).
+std::optional<NameNumbers> rank_name_of(std::string_view name) {
+  if (auto numbers = kVerlName.parse(name)) return numbers;
   auto numbers = kAccelerateName.parse(name);
-  if (!numbers) return std::nullopt;
-  return RankName{std::nullopt, (*numbers)["model"], numbers->at("rank")};
+  if (numbers) numbers->emplace("model", 0);
+  return numbers;
 }
 
 /// Whether it belongs to the same save, beside the weights.
@@ -179,27 +174,29 @@ struct RankListing {
 
 RankListing list_ranks(Files& files, const fs::path& folder) {
   RankListing listing;
-  std::optional<RankName> first;
+  std::optional<NameNumbers> first;  // without the rank
   for (const DirectoryEntry& entry : files.list(folder)) {
     if (entry.kind == FileKind::kDirectory) continue;
     if (is_other_file(entry.name) && entry.kind == FileKind::kFile) {
       ++listing.others;
       listing.other_bytes += files.size_bytes(folder / entry.name);
     }
-    const auto name = rank_name_of(entry.name);
+    auto name = rank_name_of(entry.name);
     if (!name) continue;
+    const std::uint64_t rank = name->at("rank");
+    name->erase("rank");
     if (!first) first = name;
-    if (name->world_size != first->world_size || name->model != first->model)
+    if (name != first)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("holds files of two models or of two numbers of ranks: {} and {}",
                               listing.ranks.begin()->second.filename().string(), printable(entry.name)))
           .in(folder)
           .hint("copy the files of one into a folder of its own");
-    listing.ranks.emplace(name->rank, folder / entry.name);
+    listing.ranks.emplace(rank, folder / entry.name);
   }
   if (listing.ranks.empty())
     throw Error(ErrorKind::kBadInput, "holds no file of a rank").in(folder).hint("copy the files of all ranks here");
-  const std::uint64_t count = first->world_size.value_or(listing.ranks.rbegin()->first + 1);
+  const std::uint64_t count = first->count("world") > 0 ? first->at("world") : listing.ranks.rbegin()->first + 1;
   for (std::uint64_t rank = 0; rank < count; ++rank)
     if (!listing.ranks.count(rank))
       throw Error(ErrorKind::kBadInput, fmt::format("the file of rank {} of {} is missing", rank, count))
