@@ -6,7 +6,7 @@
 
 #include <set>
 
-#include "reshard/layouts/training/training_layout.h"
+#include "reshard/layouts/training/trainer.h"
 #include "reshard/plan/job/convert.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
@@ -363,7 +363,7 @@ bool say_what_is_kept(const Job& conversion, const TargetRequest& first, TargetR
     if (is_open && takes_states(target) && first.options.has(name))
       target.options.set(name, first.options.all().at(name));
   }
-  if (dynamic_cast<const TrainingLayout*>(target.layout) == nullptr || !conversion.attention) return true;
+  if (!target.layout->traits().has_stages || !conversion.attention) return true;
   const AttentionReport& attention = *conversion.attention;
   const bool has_switch = has_option(target.layout, "qkv-linear");
   const bool is_auto = !has_switch || target.options.all().at("qkv-linear") == "auto";

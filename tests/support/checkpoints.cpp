@@ -7,7 +7,7 @@
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/formats/zip/zip.h"
 #include "reshard/layouts/hf/hf_files.h"
-#include "reshard/layouts/ranks/rank_layout.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "support/catch.h"
 #include "support/layouts.h"
 #include "support/local_files.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "reshard/layouts/ranks/rank_layout.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/layouts.h"
@@ -41,8 +41,8 @@ void Input::write_as_asked() const {
 }
 
 fs::path Input::rank_file(std::uint32_t tp_rank, std::uint32_t pp_rank) const {
-  const auto& kind = dynamic_cast<const RankLayout&>(*layout(to.layout));
-  return path() / kind.rank_path(to.format.value_or(kind.traits().formats.front()), {tp_rank, pp_rank});
+  const Layout& kind = *layout(to.layout);
+  return path() / rank_path(kind, to.format.value_or(kind.traits().formats.front()), {tp_rank, pp_rank});
 }
 
 Error Input::refusal() const {

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "reshard/layouts/ranks/rank_folder.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "support/saved_trees.h"
 
 namespace reshard::test {

@@ -9,7 +9,7 @@
 #include "reshard/base/sealed_text.h"
 #include "reshard/base/wire.h"
 #include "reshard/io/text_file.h"
-#include "reshard/layouts/ranks/rank_folder.h"
+#include "reshard/layouts/ranks/rank_format.h"
 
 namespace reshard {
 namespace {

@@ -14,7 +14,7 @@
 #include "reshard/formats/torch/xser.h"
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/layouts/ranks/master_weights.h"
-#include "reshard/layouts/ranks/rank_folder.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {

@@ -24,6 +24,7 @@
 #include "reshard/layouts/names/state_names.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
+#include "reshard/layouts/ranks/rank_format.h"
 
 namespace reshard {
 namespace {
@@ -272,8 +273,9 @@ std::string shards_folders() {
 /// Whether a file has the name of a part of a model, or of an adapter.
 bool is_part_name(const fs::path& name) {
   if (name == kAdapterSafetensorsFile || name == kAdapterPytorchFile) return true;
-  return std::any_of(layouts().begin(), layouts().end(),
-                     [&](const Layout* layout) { return layout->is_rank_name(name); });
+  return std::any_of(layouts().begin(), layouts().end(), [&](const Layout* layout) {
+    return layout->ranks() != nullptr && layout->ranks()->numbers(name.string());
+  });
 }
 
 /// Reads the model in a single file, such as a saved state dict.

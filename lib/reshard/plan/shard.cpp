@@ -4,7 +4,7 @@
 #include "reshard/base/json.h"
 #include "reshard/layouts/core/misfits.h"
 #include "reshard/layouts/map/whole_map.h"
-#include "reshard/layouts/training/training_layout.h"
+#include "reshard/layouts/training/trainer.h"
 #include "reshard/plan/adapters/adapters.h"
 #include "reshard/plan/job/job.h"
 #include "reshard/plan/target/assemble.h"

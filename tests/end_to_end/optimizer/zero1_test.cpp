@@ -12,7 +12,7 @@
 #include "reshard/engine/check/digests.h"
 #include "reshard/engine/check/verify.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "reshard/layouts/ranks/rank_folder.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "support/checkpoints.h"
 #include "support/fault_storage.h"
 #include "support/golden.h"

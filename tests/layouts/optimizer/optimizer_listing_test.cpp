@@ -9,7 +9,7 @@
 #include "reshard/io/local_storage.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/optimizer/optimizer_ids.h"
-#include "reshard/layouts/ranks/rank_folder.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "support/files.h"
 #include "support/pickles.h"

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/layouts/ranks/rank_folder.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "support/input.h"
 #include "support/local_files.h"

@@ -26,6 +26,7 @@
 namespace reshard {
 
 struct Checkpoint;
+struct RankFormat;
 struct TargetPlan;
 class Layout;
 
@@ -236,10 +237,8 @@ class Layout {
   /// Where what is made of a checkpoint goes by default; nothing if the layout has no place beside the checkpoint.
   virtual std::optional<std::filesystem::path> default_output(Files& files, const FoundLayout& found) const;
 
-  /// Whether a file or folder of this name contains one rank.
-  virtual bool is_rank_name(const std::filesystem::path& /*name*/) const { return false; }
-  /// Whether a folder of this name can only be one of this layout.
-  virtual bool owns_folder_name(std::string_view) const { return false; }
+  /// How its rank files are named, stored and explained; nullptr if it has none of that kind.
+  virtual const RankFormat* ranks() const { return nullptr; }
   /// Whether an entry of a checkpoint's directory is about this layout, and not the model's own.
   virtual bool owns(Files& /*files*/, const std::filesystem::path& /*directory*/, const std::string& /*name*/) const {
     return false;

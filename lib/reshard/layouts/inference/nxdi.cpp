@@ -10,9 +10,9 @@
 #include "reshard/layouts/core/attention_report.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/inference/inference_kernels.h"
-#include "reshard/layouts/inference/inference_layout.h"
+#include "reshard/layouts/inference/inference_server.h"
 #include "reshard/layouts/ranks/sharded_map.h"
-#include "reshard/layouts/training/training_layout.h"
+#include "reshard/layouts/training/trainer.h"
 #include "reshard/specs/parallel/head_slots.h"
 #include "reshard/specs/stages/stage_plan.h"
 
@@ -41,7 +41,7 @@ constexpr LayoutOption kOwnPadHeads{
     .name = kPadHeads.name, .type = LayoutOption::Type::kFlag, .help = kPadHeads.help, .why_idle = always_pads};
 
 LayoutTraits nxdi_traits() {
-  LayoutTraits traits{"nxdi", "nxdi", "NxD Inference", "weights", kNxdiFormats};
+  LayoutTraits traits{"nxdi", "nxdi", "NxD Inference", kServedFolder, kNxdiFormats};
   traits.has_ranks = traits.casts_to_config_dtype = true;
   return traits;
 }
@@ -202,119 +202,99 @@ class NxdiRules {
   PlacedRules rules_;
 };
 
-class NxdiLayout final : public InferenceLayout {
- public:
-  const LayoutTraits& traits() const override {
-    static const LayoutTraits kTraits = nxdi_traits();
-    return kTraits;
-  }
-  std::vector<const LayoutOption*> options() const override {
-    std::vector<const LayoutOption*> options = InferenceLayout::options();
-    options.push_back(&kFuseQkv);
-    options.push_back(&kVocabParallel);
-    options.push_back(&kKernels);
-    options.push_back(&kOwnPad);
-    options.push_back(&kOwnPadHeads);
-    return options;
-  }
-  bool keeps_names() const override { return false; }
+void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& values, const TargetContext& context) {
+  const Model& model = *context.model;
+  const std::uint32_t tp = plan.mesh.tp;
+  const NxdiForm form{values.flag(kFuseQkv.name), values.flag(kVocabParallel.name)};
+  const HoldsName holds = names_in(context.logical);
+  for (const ModelParameter& parameter : model.parameters)
+    if (parameter.any_shape && holds(parameter.name)) plan.without_place.push_back(parameter.name);
+  if (!plan.without_place.empty())
+    plan.notes.push_back("left out, as NxD Inference computes them: " + list_names(plan.without_place));
+  const Kernels kernels = kernels_of(values).value_or(Kernels{});
+  if (kernels.count("qkv") && !form.fuse_qkv)
+    throw Error(ErrorKind::kUsage, fmt::format("`{}` qkv is for the fused projection alone", kKernels.name))
+        .hint(fmt::format("add `{}`, or leave out qkv: NxD Inference stores the others as they are", kFuseQkv.name));
+  std::vector<PartitionRule> rules = NxdiRules(model, tp, form).run(holds);
+  transpose_rules(rules, kernels);
+  plan.map = sharded_target_map(rules, tp, context.logical, target);
+  plan.attention = inference_report(model, tp, form.fuse_qkv);
+}
 
-  /// The form that the compiled model in the output directory loads is the one that is written.
-  void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
-    InferenceLayout::validate_beside(files, plan, output_directory);
-    const auto compiled = read_compiled_form(files, output_directory);
-    if (!compiled) return;
-    Kernels kernels;
-    NxdiForm form;
-    for (const StoredTensor& stored : plan.map.stored) {
-      if (!stored.is_c_order()) kernels.insert(kernel_of(stored.name.text(), stored.label));
-      form.add(stored.name.text());
+/// `given`, else the kernels that neuron_config.json declares. It is one level above the weights; with optimum-neuron,
+/// two, next to config.json.
+OptionValues declared_options(Files& files, const Checkpoint& checkpoint, OptionValues given) {
+  if (given.has(kKernels.name)) return given;
+  const fs::path above = directory_above(files, checkpoint.path);
+  for (const fs::path& directory : {checkpoint.path, above, checkpoint.directory})
+    if (const auto form = read_compiled_form(files, directory)) {
+      given.set(kKernels.name, kernels_text(form->kernels));
+      break;
     }
-    std::vector<std::string> needed;
-    if (compiled->tp && *compiled->tp != plan.mesh.tp) needed.push_back(fmt::format("with `tp` {}", *compiled->tp));
-    if (compiled->fuse_qkv != form.fuse_qkv) needed.push_back(with_or_without(compiled->fuse_qkv, kFuseQkv));
-    if (compiled->vocab_parallel != form.vocab_parallel)
-      needed.push_back(with_or_without(compiled->vocab_parallel, kVocabParallel));
-    if (compiled->kernels != kernels)
-      needed.push_back(compiled->kernels.empty()
-                           ? with_or_without(false, kKernels)
-                           : fmt::format("with `{}` {}", kKernels.name, fmt::join(compiled->kernels, ",")));
-    if (needed.empty()) return;
-    throw Error(ErrorKind::kBadInput, "belongs to a model that was compiled for weights in another form")
-        .in(compiled->file)
-        .hint(fmt::format("write them {}, or choose another output directory", join(needed, " and ")));
-  }
+  return given;
+}
 
- protected:
-  bool pads(const OptionValues&) const override { return true; }
-  const char* loaded_by() const override {
-    return "NxD Inference loads these files for a model that is compiled with save_sharded_checkpoint=True";
-  }
-  void validate_model(const Model& model) const override { validate_named(model); }
+void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  const OptionValues declared = declared_options(files, checkpoint, options);
+  validate_one_set(shards.files.front().front());
+  validate_padded_split(shards, checkpoint);
+  const std::vector<TensorEntry>& tensors = shards.files.front().front().tensors;
+  std::set<std::string_view> held;
+  for (const TensorEntry& tensor : tensors) held.insert(tensor.name);
+  const NxdiForm form = form_of(tensors).value_or(NxdiForm{});
+  shards.rules =
+      NxdiRules(*checkpoint.model, shards.tp, form).run([&](const std::string& name) { return held.count(name) > 0; });
+  const std::optional<Kernels> given = kernels_of(declared, "from-");
+  const Kernels kernels = kernels_in_files(shards, shards.rules, *checkpoint.model, given);
+  if (!kernels.empty() && !given && !shards.record)
+    checkpoint.notes.push_back(
+        "the weights are transposed for NxD Inference's kernels; without neuron_config.json it is not known whether "
+        "fused_rmsnorm_skip_gamma changed their values");
+  transpose_rules(shards.rules, kernels);
+  checkpoint.form.set_flag(kFuseQkv.name, form.fuse_qkv);
+  checkpoint.form.set_flag(kVocabParallel.name, form.vocab_parallel);
+  if (!kernels.empty()) checkpoint.form.set(kKernels.name, kernels_text(kernels));
+}
 
-  void plan_ranks(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
-                  const TargetContext& context) const override {
-    const Model& model = *context.model;
-    const std::uint32_t tp = plan.mesh.tp;
-    const NxdiForm form{values.flag(kFuseQkv.name), values.flag(kVocabParallel.name)};
-    const HoldsName holds = names_in(context.logical);
-    for (const ModelParameter& parameter : model.parameters)
-      if (parameter.any_shape && holds(parameter.name)) plan.without_place.push_back(parameter.name);
-    if (!plan.without_place.empty())
-      plan.notes.push_back("left out, as NxD Inference computes them: " + list_names(plan.without_place));
-    const Kernels kernels = kernels_of(values).value_or(Kernels{});
-    if (kernels.count("qkv") && !form.fuse_qkv)
-      throw Error(ErrorKind::kUsage, fmt::format("`{}` qkv is for the fused projection alone", kKernels.name))
-          .hint(fmt::format("add `{}`, or leave out qkv: NxD Inference stores the others as they are", kFuseQkv.name));
-    std::vector<PartitionRule> rules = NxdiRules(model, tp, form).run(holds);
-    transpose_rules(rules, kernels);
-    plan.map = sharded_target_map(rules, tp, context.logical, target);
-    plan.attention = inference_report(model, tp, form.fuse_qkv);
+/// The form that the compiled model in the output directory loads is the one that is written.
+void validate_compiled_form(Files& files, const TargetPlan& plan, const fs::path& output_directory) {
+  const auto compiled = read_compiled_form(files, output_directory);
+  if (!compiled) return;
+  Kernels kernels;
+  NxdiForm form;
+  for (const StoredTensor& stored : plan.map.stored) {
+    if (!stored.is_c_order()) kernels.insert(kernel_of(stored.name.text(), stored.label));
+    form.add(stored.name.text());
   }
-
-  bool fits(const ShardedCheckpoint& shards) const override {
-    return form_of(shards.files.front().front().tensors).has_value();
-  }
-
-  /// neuron_config.json is one level above the weights; with optimum-neuron, two, next to config.json.
-  OptionValues declared_options(Files& files, const Checkpoint& checkpoint, OptionValues given) const override {
-    if (given.has(kKernels.name)) return given;
-    const fs::path above = directory_above(files, checkpoint.path);
-    for (const fs::path& directory : {checkpoint.path, above, checkpoint.directory})
-      if (const auto form = read_compiled_form(files, directory)) {
-        given.set(kKernels.name, kernels_text(form->kernels));
-        break;
-      }
-    return given;
-  }
-
-  void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& values) const override {
-    validate_one_set(shards.files.front().front());
-    validate_padded_split(shards, checkpoint);
-    const std::vector<TensorEntry>& tensors = shards.files.front().front().tensors;
-    std::set<std::string_view> held;
-    for (const TensorEntry& tensor : tensors) held.insert(tensor.name);
-    const NxdiForm form = form_of(tensors).value_or(NxdiForm{});
-    shards.rules = NxdiRules(*checkpoint.model, shards.tp, form).run([&](const std::string& name) {
-      return held.count(name) > 0;
-    });
-    const std::optional<Kernels> given = kernels_of(values, "from-");
-    const Kernels kernels = kernels_in_files(shards, shards.rules, *checkpoint.model, given);
-    if (!kernels.empty() && !given && !shards.record)
-      checkpoint.notes.push_back(
-          "the weights are transposed for NxD Inference's kernels; without neuron_config.json it is not known whether "
-          "fused_rmsnorm_skip_gamma changed their values");
-    transpose_rules(shards.rules, kernels);
-    checkpoint.form.set_flag(kFuseQkv.name, form.fuse_qkv);
-    checkpoint.form.set_flag(kVocabParallel.name, form.vocab_parallel);
-    if (!kernels.empty()) checkpoint.form.set(kKernels.name, kernels_text(kernels));
-  }
-};
+  std::vector<std::string> needed;
+  if (compiled->tp && *compiled->tp != plan.mesh.tp) needed.push_back(fmt::format("with `tp` {}", *compiled->tp));
+  if (compiled->fuse_qkv != form.fuse_qkv) needed.push_back(with_or_without(compiled->fuse_qkv, kFuseQkv));
+  if (compiled->vocab_parallel != form.vocab_parallel)
+    needed.push_back(with_or_without(compiled->vocab_parallel, kVocabParallel));
+  if (compiled->kernels != kernels)
+    needed.push_back(compiled->kernels.empty()
+                         ? with_or_without(false, kKernels)
+                         : fmt::format("with `{}` {}", kKernels.name, fmt::join(compiled->kernels, ",")));
+  if (needed.empty()) return;
+  throw Error(ErrorKind::kBadInput, "belongs to a model that was compiled for weights in another form")
+      .in(compiled->file)
+      .hint(fmt::format("write them {}, or choose another output directory", join(needed, " and ")));
+}
 
 }  // namespace
 
 const Layout& nxdi_layout() {
-  static const NxdiLayout kLayout;
+  static const ServedLayout kLayout(
+      {.traits = nxdi_traits(),
+       .options = {&kStartRank, &kEndRank, &kFuseQkv, &kVocabParallel, &kKernels, &kOwnPad, &kOwnPadHeads},
+       .ranks = served_ranks(
+           explain_nxdi,
+           [](const ShardedCheckpoint& shards) { return form_of(shards.files.front().front().tensors).has_value(); },
+           false),
+       .loaded_by = "NxD Inference loads these files for a model that is compiled with save_sharded_checkpoint=True",
+       .validate_model = validate_named,
+       .plan_ranks = plan_nxdi,
+       .validate_beside = validate_compiled_form});
   return kLayout;
 }
 

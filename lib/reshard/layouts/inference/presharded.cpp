@@ -3,10 +3,11 @@
 #include <algorithm>
 
 #include "reshard/layouts/core/checkpoint.h"
-#include "reshard/layouts/inference/inference_layout.h"
+#include "reshard/layouts/inference/inference_server.h"
 #include "reshard/layouts/ranks/inferred_stages.h"
+#include "reshard/layouts/ranks/read_ranks.h"
 #include "reshard/layouts/ranks/sharded_map.h"
-#include "reshard/layouts/training/training_layout.h"
+#include "reshard/layouts/training/trainer.h"
 #include "reshard/layouts/training/training_notes.h"
 
 namespace reshard {
@@ -15,7 +16,7 @@ namespace {
 constexpr Format kPreshardedFormats[] = {Format::kSafetensors};
 
 LayoutTraits presharded_traits() {
-  LayoutTraits traits{"presharded", "presharded", "NxD's shard_checkpoint, for inference", "weights",
+  LayoutTraits traits{"presharded", "presharded", "NxD's shard_checkpoint, for inference", kServedFolder,
                       kPreshardedFormats};
   traits.has_ranks = true;
   return traits;
@@ -33,66 +34,52 @@ std::vector<PartitionRule> padded_rules(const Model& model, std::uint32_t tp, co
   return std::move(rules).take();
 }
 
-class PreshardedLayout final : public InferenceLayout {
- public:
-  const LayoutTraits& traits() const override {
-    static const LayoutTraits kTraits = presharded_traits();
-    return kTraits;
+void plan_presharded(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
+                     const TargetContext& context) {
+  const std::uint32_t tp = plan.mesh.tp;
+  const HoldsName holds = names_in(context.logical);
+  for (std::string& note : split_heads_notes(*context.model, tp)) plan.notes.push_back(std::move(note));
+  if (values.flag(kPad.name)) {
+    plan.map = sharded_target_map(padded_rules(*context.model, tp, holds), tp, context.logical, target);
+    return;
   }
-  std::vector<const LayoutOption*> options() const override {
-    std::vector<const LayoutOption*> options = InferenceLayout::options();
-    options.push_back(&kPad);
-    return options;
-  }
+  PartitionOptions options;
+  options.separate = true;
+  plan.map =
+      sharded_target_map(plan_stages(*context.model, tp, *plan.partition, options, holds), tp, context.logical, target);
+}
 
- protected:
-  const LayoutOption* padding_option() const override { return &kPad; }
-  bool pads(const OptionValues& values) const override { return values.flag(kPad.name); }
-  const char* loaded_by() const override {
-    return "NxD 0.9.0 and later loads these files, as those of its shard_checkpoint";
+void explain_presharded(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  note_unrecorded_ranks(shards, checkpoint);
+  const Model& model = *checkpoint.model;
+  const bool padded =
+      std::any_of(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& parameter) {
+        return can_pad(parameter) && split_problem(parameter, shards.tp, false).has_value();
+      });
+  if (padded) {
+    validate_padded_split(shards, checkpoint);
+    std::set<std::string_view> held;
+    for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);
+    shards.rules = padded_rules(model, shards.tp, [&](const std::string& name) { return held.count(name) > 0; });
+    return;
   }
-
-  void plan_ranks(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
-                  const TargetContext& context) const override {
-    const std::uint32_t tp = plan.mesh.tp;
-    const HoldsName holds = names_in(context.logical);
-    for (std::string& note : split_heads_notes(*context.model, tp)) plan.notes.push_back(std::move(note));
-    if (pads(values)) {
-      plan.map = sharded_target_map(padded_rules(*context.model, tp, holds), tp, context.logical, target);
-      return;
-    }
-    PartitionOptions options;
-    options.separate = true;
-    plan.map = sharded_target_map(plan_stages(*context.model, tp, *plan.partition, options, holds), tp, context.logical,
-                                  target);
-  }
-
-  void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const override {
-    note_unrecorded_ranks(shards, checkpoint);
-    const Model& model = *checkpoint.model;
-    const bool padded =
-        std::any_of(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& parameter) {
-          return can_pad(parameter) && split_problem(parameter, shards.tp, false).has_value();
-        });
-    if (padded) {
-      validate_padded_split(shards, checkpoint);
-      std::set<std::string_view> held;
-      for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);
-      shards.rules = padded_rules(model, shards.tp, [&](const std::string& name) { return held.count(name) > 0; });
-      return;
-    }
-    if (model.by_config_plan && !shards.record)
-      checkpoint.notes.push_back(
-          "the files do not record the original shapes: padding stays, as a plan in config.json knows "
-          "no sizes");
-    infer_stages(shards, model);
-  }
-};
+  if (model.by_config_plan && !shards.record)
+    checkpoint.notes.push_back(
+        "the files do not record the original shapes: padding stays, as a plan in config.json knows "
+        "no sizes");
+  infer_stages(shards, model);
+}
 
 }  // namespace
 
 const Layout& presharded_layout() {
-  static const PreshardedLayout kLayout;
+  static const ServedLayout kLayout(
+      {.traits = presharded_traits(),
+       .options = {&kStartRank, &kEndRank, &kPad},
+       .ranks = served_ranks(explain_presharded, nullptr, true),
+       .padding = &kPad,
+       .loaded_by = "NxD 0.9.0 and later loads these files, as those of its shard_checkpoint",
+       .plan_ranks = plan_presharded});
   return kLayout;
 }
 

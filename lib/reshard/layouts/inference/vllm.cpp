@@ -16,9 +16,10 @@
 #include "reshard/layouts/hf/hf.h"
 #include "reshard/layouts/map/placed_rules.h"
 #include "reshard/layouts/names/written_names.h"
-#include "reshard/layouts/ranks/rank_layout.h"
+#include "reshard/layouts/ranks/rank_format.h"
+#include "reshard/layouts/ranks/read_ranks.h"
 #include "reshard/layouts/ranks/sharded_map.h"
-#include "reshard/layouts/training/training_layout.h"
+#include "reshard/layouts/training/trainer.h"
 
 namespace reshard {
 namespace {
@@ -385,14 +386,6 @@ class Rules {
   std::unordered_map<std::string_view, const ModelParameter*> by_name_;
 };
 
-constexpr NumberedName kPartName("model-rank-{tp}-part-{part}.safetensors", UINT32_MAX - 1);
-
-/// The numbers in the name of a rank's file; std::nullopt for any other name.
-std::optional<NameNumbers> numbers_of_part(std::string_view name) {
-  auto numbers = kPartName.parse(name);
-  return numbers && numbers->at("tp") < kMaxParallelDegree ? numbers : std::nullopt;
-}
-
 constexpr Format kVllmFormats[] = {Format::kSafetensors};
 constexpr LayoutTraits kVllmTraits{.name = "vllm",
                                    .reported_as = "vllm",
@@ -402,36 +395,171 @@ constexpr LayoutTraits kVllmTraits{.name = "vllm",
                                    .has_ranks = true,
                                    .casts_to_config_dtype = true};
 
-class VllmLayout final : public RankLayout {
+Form asked_form(const OptionValues& values) {
+  const auto version = std::find(versions().begin(), versions().end(), values.choice(version_option()));
+  return {static_cast<std::size_t>(version - versions().begin()), values.flag(kExpertParallel.name)};
+}
+
+void validate_served_degree(const Sizes& sizes, std::uint32_t tp, const Form& form) {
+  const std::string problem = sizes.problem(tp, form.expert_parallel);
+  if (problem.empty()) return;
+  throw Error(ErrorKind::kUsage, problem).hint(describe_degrees([&](std::uint64_t degree) {
+    return sizes.problem(degree, form.expert_parallel).empty();
+  }));
+}
+
+void validate_served_dtypes(const Model& model, std::span<const LogicalTensor> logical) {
+  if (architecture_of(model).takes_f16) return;
+  for (const LogicalTensor& tensor : logical)
+    if (tensor.dtype == DType::kF16)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("vLLM does not serve models of {} in float16", model.family->model_type))
+          .tensor(tensor.name)
+          .hint("convert to bfloat16");
+}
+
+/// Rotary tables of old checkpoints.
+std::vector<std::string> names_without_place(const Model& model, const HoldsName& holds) {
+  std::vector<std::string> names;
+  for (const ModelParameter& parameter : model.parameters)
+    if (parameter.optional && holds(parameter.name)) names.push_back(parameter.name);
+  return names;
+}
+
+void note_served(TargetPlan& plan, const Sizes& sizes, const Form& form) {
+  if (!plan.without_place.empty())
+    plan.notes.push_back("left out, as vLLM computes them: " + list_names(plan.without_place));
+  for (const auto& [size, name] : sizes.vocabularies)
+    if (padded_vocabulary(size) != size)
+      plan.notes.push_back(fmt::format("the vocabulary of {} is padded with zeros to {}, as vLLM has it", size,
+                                       padded_vocabulary(size)));
+  const std::string version = versions()[form.version];
+  plan.notes.push_back(fmt::format(
+      "the files are for {} and its tensor-parallel size of {}{}: {} does not check the size, and refuses other "
+      "names",
+      is_sglang(form.version) ? "SGLang " + version.substr(version.find('-') + 1) : "vLLM " + version, plan.mesh.tp,
+      form.expert_parallel ? " with expert parallelism" : "", is_sglang(form.version) ? "SGLang" : "vLLM"));
+}
+
+/// The names of the embedding and the head, which are the same in all versions.
+std::set<std::string> vocabulary_names(const Model& model) {
+  std::set<std::string> vocabulary, names;
+  for (const ModelParameter& parameter : model.parameters)
+    if (is_vocabulary(parameter)) vocabulary.insert(parameter.name);
+  const WrittenNames all = names_of(model, 0);
+  for (const WrittenNames::Entry& entry : all.entries())
+    if (entry.constant == nullptr && vocabulary.count(entry.tensors.front()) > 0) names.insert(entry.name);
+  return names;
+}
+
+/// The ranks are as many as the files were made for: each has an equal part of the vocabulary.
+void validate_served_ranks(const Model& model, const Sizes& sizes, const ShardedCheckpoint& shards) {
+  const Container& first = shards.files.front().front();
+  if (sizes.vocabularies.empty()) return;
+  const std::uint64_t rows = padded_vocabulary(sizes.vocabularies.begin()->first);
+  const std::set<std::string> names = vocabulary_names(model);
+  for (const TensorEntry& tensor : first.tensors) {
+    if (names.count(tensor.name) == 0) continue;
+    const std::uint64_t own = tensor.shape.empty() ? 0 : tensor.shape[0];
+    if (own * shards.tp == rows) return;
+    if (own != 0 && rows % own == 0)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is of one of {} ranks: it holds {} of {} rows (with padding), but there {}", rows / own,
+                              own, rows, shards.tp == 1 ? "is one rank" : fmt::format("are {} ranks", shards.tp)))
+          .in(first.path)
+          .tensor(tensor.name)
+          .hint("copy the files of all ranks here; or config.json belongs to another model");
+    return;  // an error about its size comes later
+  }
+}
+
+/// Whether each rank has whole experts, rather than a part of each.
+bool holds_whole_experts(const Sizes& sizes, const ShardedCheckpoint& shards) {
+  if (sizes.experts == 0 || shards.tp == 1) return false;
+  const auto& tensors = shards.files.front().front().tensors;
+  return std::any_of(tensors.begin(), tensors.end(), [&](const TensorEntry& tensor) {
+    return tensor.name.ends_with(".w13_weight") && tensor.shape.size() == 3 && tensor.shape[1] == 2 * sizes.expert_size;
+  });
+}
+
+/// The rules of the newest version whose names are those in the files.
+std::vector<PartitionRule> rules_by_names(const Model& model, const Sizes& sizes, const ShardedCheckpoint& shards,
+                                          Form form) {
+  const Container& file = shards.files.front().front();
+  std::set<std::string_view> held;
+  for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
+  const auto is_strange = [&](const PartitionRule& rule) { return held.count(rule.stored_name) == 0; };
+  for (form.version = 0; form.version < versions().size(); ++form.version) {
+    if (is_sglang(form.version)) continue;  // whose names an older vLLM has, too
+    std::vector<PartitionRule> rules = Rules(model, sizes, shards.tp, form).run();
+    if (rules.size() == held.size() && std::none_of(rules.begin(), rules.end(), is_strange)) return rules;
+  }
+  form.version = 0;
+  std::unordered_set<std::string> known;
+  std::string missing;
+  for (const PartitionRule& rule : Rules(model, sizes, shards.tp, form).run()) {
+    known.insert(rule.stored_name);
+    if (missing.empty() && is_strange(rule)) missing = rule.stored_name;
+  }
+  const auto strange = std::find_if(file.tensors.begin(), file.tensors.end(),
+                                    [&](const TensorEntry& tensor) { return known.count(tensor.name) == 0; });
+  const bool has_strange = strange != file.tensors.end();
+  throw Error(ErrorKind::kBadInput, has_strange
+                                        ? "is not a parameter of the model in any known version of vLLM or SGLang"
+                                        : "is missing: every known version of vLLM has it")
+      .in(file.path)
+      .tensor(has_strange ? strange->name : missing)
+      .hint(fmt::format("known are {}; config.json may belong to another model, or a file of the rank is missing",
+                        fmt::join(versions(), ", ")));
+}
+
+void explain_vllm(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  note_unrecorded_ranks(shards, checkpoint);
+  const Model& model = *checkpoint.model;
+  try {
+    Form form;
+    validate_model(model, form);
+    const Sizes sizes(model);
+    validate_served_ranks(model, sizes, shards);
+    form.expert_parallel = holds_whole_experts(sizes, shards);
+    if (const std::string problem = sizes.problem(shards.tp, form.expert_parallel); !problem.empty())
+      throw Error(ErrorKind::kBadInput, "by config.json, " + problem)
+          .hint("the last ranks are missing, or config.json belongs to another model");
+    shards.rules = rules_by_names(model, sizes, shards, form);
+  } catch (Error& error) {
+    throw error.path().empty() ? error.in(checkpoint.path) : error;
+  }
+}
+
+constexpr RankFormat kVllmRanks{
+    .name = NumberedName("model-rank-{tp}"),
+    .ending = NumberedName("-part-{part}.safetensors"),
+    .read = NumberedName("model-rank-{tp}-part-{part}.safetensors", UINT32_MAX - 1),
+    .keeps_names = false,
+    .ranks_are_alike = false,  // experts may not divide over ranks
+    .explain = explain_vllm,
+    .hint_for_replicas =
+        "files of ranks were swapped or come from different checkpoints, or config.json belongs to another model; "
+        "`replicas` first has no effect, as nothing else shows how the parameters are partitioned"};
+
+class VllmLayout final : public Layout {
  public:
   const LayoutTraits& traits() const override { return kVllmTraits; }
+  const RankFormat* ranks() const override { return &kVllmRanks; }
   std::vector<const LayoutOption*> options() const override {
     return {&version_option(), &kExpertParallel, &kMaxShardSize};
   }
-
-  fs::path part_path(Format, RankId rank, std::uint32_t part) const override {
-    return kPartName.print({{"tp", rank.tp_rank}, {"part", part}});
+  std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
+    return recognise_ranks(files, *this, path);
   }
-  fs::path rank_path(Format format, RankId rank) const override { return part_path(format, rank, 0); }
-  std::string name_of(RankId rank) const override { return fmt::format("model-rank-{}", rank.tp_rank); }
-  bool is_rank_name(const fs::path& name) const override { return numbers_of_part(name.string()).has_value(); }
-  std::optional<RankFile> rank_file(Files&, const fs::path& folder, const DirectoryEntry& entry) const override {
-    const auto numbers = numbers_of_part(entry.name);
-    if (!numbers || entry.kind != FileKind::kFile) return std::nullopt;
-    return RankFile{rank_of(*numbers),
-                    folder / entry.name,
-                    Format::kSafetensors,
-                    static_cast<std::uint32_t>(numbers->at("part")),
-                    {}};
+  Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override {
+    return read_ranks(files, found, context);
   }
-  std::vector<fs::path> shards_folders(const fs::path&) const override { return {}; }
-  bool keeps_names() const override { return false; }
-  bool ranks_are_alike() const override { return false; }  // experts may not divide over ranks
 
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {
     validate_request(request);
     const Model& model = *context.model;
-    Form form = form_of(request.options);
+    Form form = asked_form(request.options);
     validate_model(model, form);
     TargetPlan plan;
     plan_mesh(plan, request, model);
@@ -439,166 +567,22 @@ class VllmLayout final : public RankLayout {
     plan.partition.reset();                               // there are no stages
     plan.cut_names.clear();
     const Sizes sizes(model);
-    validate_degree(sizes, plan.mesh.tp, form);
-    validate_dtypes(model, context.logical);
+    validate_served_degree(sizes, plan.mesh.tp, form);
+    validate_served_dtypes(model, context.logical);
     RankTarget target{this, format_of(request)};
     target.max_part_bytes = request.options.number(kMaxShardSize).value();
     const std::vector<PartitionRule> rules = Rules(model, sizes, plan.mesh.tp, form).run();
-    plan.without_place = without_place(model, names_in(context.logical));
+    plan.without_place = names_without_place(model, names_in(context.logical));
     plan.map = sharded_target_map(rules, plan.mesh.tp, context.logical, target);
-    add_notes(plan, sizes, form);
+    note_served(plan, sizes, form);
     return plan;
   }
 
   /// Loaders read every file of these names: none of another checkpoint may stay beside those that are written.
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
     validate_no_leftovers(
-        files, plan, output_directory, [&](const std::string& name) { return is_rank_name(name); }, "files of ranks");
-  }
-
- protected:
-  void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const override {
-    note_unrecorded_ranks(shards, checkpoint);
-    const Model& model = *checkpoint.model;
-    try {
-      Form form;
-      validate_model(model, form);
-      const Sizes sizes(model);
-      validate_ranks(model, sizes, shards);
-      form.expert_parallel = holds_whole_experts(sizes, shards);
-      if (const std::string problem = sizes.problem(shards.tp, form.expert_parallel); !problem.empty())
-        throw Error(ErrorKind::kBadInput, "by config.json, " + problem)
-            .hint("the last ranks are missing, or config.json belongs to another model");
-      shards.rules = rules_by_names(model, sizes, shards, form);
-    } catch (Error& error) {
-      throw error.path().empty() ? error.in(checkpoint.path) : error;
-    }
-  }
-
-  std::string hint_for_replicas() const override {
-    return "files of ranks were swapped or come from different checkpoints, or config.json belongs to another model; "
-           "`replicas` first has no effect, as nothing else shows how the parameters are partitioned";
-  }
-
- private:
-  static Form form_of(const OptionValues& values) {
-    const auto version = std::find(versions().begin(), versions().end(), values.choice(version_option()));
-    return {static_cast<std::size_t>(version - versions().begin()), values.flag(kExpertParallel.name)};
-  }
-
-  static void validate_degree(const Sizes& sizes, std::uint32_t tp, const Form& form) {
-    const std::string problem = sizes.problem(tp, form.expert_parallel);
-    if (problem.empty()) return;
-    throw Error(ErrorKind::kUsage, problem).hint(describe_degrees([&](std::uint64_t degree) {
-      return sizes.problem(degree, form.expert_parallel).empty();
-    }));
-  }
-
-  static void validate_dtypes(const Model& model, std::span<const LogicalTensor> logical) {
-    if (architecture_of(model).takes_f16) return;
-    for (const LogicalTensor& tensor : logical)
-      if (tensor.dtype == DType::kF16)
-        throw Error(ErrorKind::kUnsupported,
-                    fmt::format("vLLM does not serve models of {} in float16", model.family->model_type))
-            .tensor(tensor.name)
-            .hint("convert to bfloat16");
-  }
-
-  /// Rotary tables of old checkpoints.
-  static std::vector<std::string> without_place(const Model& model, const HoldsName& holds) {
-    std::vector<std::string> names;
-    for (const ModelParameter& parameter : model.parameters)
-      if (parameter.optional && holds(parameter.name)) names.push_back(parameter.name);
-    return names;
-  }
-
-  static void add_notes(TargetPlan& plan, const Sizes& sizes, const Form& form) {
-    if (!plan.without_place.empty())
-      plan.notes.push_back("left out, as vLLM computes them: " + list_names(plan.without_place));
-    for (const auto& [size, name] : sizes.vocabularies)
-      if (padded_vocabulary(size) != size)
-        plan.notes.push_back(fmt::format("the vocabulary of {} is padded with zeros to {}, as vLLM has it", size,
-                                         padded_vocabulary(size)));
-    const std::string version = versions()[form.version];
-    plan.notes.push_back(fmt::format(
-        "the files are for {} and its tensor-parallel size of {}{}: {} does not check the size, and refuses other "
-        "names",
-        is_sglang(form.version) ? "SGLang " + version.substr(version.find('-') + 1) : "vLLM " + version, plan.mesh.tp,
-        form.expert_parallel ? " with expert parallelism" : "", is_sglang(form.version) ? "SGLang" : "vLLM"));
-  }
-
-  /// The ranks are as many as the files were made for: each has an equal part of the vocabulary.
-  static void validate_ranks(const Model& model, const Sizes& sizes, const ShardedCheckpoint& shards) {
-    const Container& first = shards.files.front().front();
-    if (sizes.vocabularies.empty()) return;
-    const std::uint64_t rows = padded_vocabulary(sizes.vocabularies.begin()->first);
-    const std::set<std::string> names = vocabulary_names(model);
-    for (const TensorEntry& tensor : first.tensors) {
-      if (names.count(tensor.name) == 0) continue;
-      const std::uint64_t own = tensor.shape.empty() ? 0 : tensor.shape[0];
-      if (own * shards.tp == rows) return;
-      if (own != 0 && rows % own == 0)
-        throw Error(
-            ErrorKind::kBadInput,
-            fmt::format("is of one of {} ranks: it holds {} of {} rows (with padding), but there {}", rows / own, own,
-                        rows, shards.tp == 1 ? "is one rank" : fmt::format("are {} ranks", shards.tp)))
-            .in(first.path)
-            .tensor(tensor.name)
-            .hint("copy the files of all ranks here; or config.json belongs to another model");
-      return;  // an error about its size comes later
-    }
-  }
-
-  /// The names of the embedding and the head, which are the same in all versions.
-  static std::set<std::string> vocabulary_names(const Model& model) {
-    std::set<std::string> vocabulary, names;
-    for (const ModelParameter& parameter : model.parameters)
-      if (is_vocabulary(parameter)) vocabulary.insert(parameter.name);
-    const WrittenNames all = names_of(model, 0);
-    for (const WrittenNames::Entry& entry : all.entries())
-      if (entry.constant == nullptr && vocabulary.count(entry.tensors.front()) > 0) names.insert(entry.name);
-    return names;
-  }
-
-  /// Whether each rank has whole experts, rather than a part of each.
-  static bool holds_whole_experts(const Sizes& sizes, const ShardedCheckpoint& shards) {
-    if (sizes.experts == 0 || shards.tp == 1) return false;
-    const auto& tensors = shards.files.front().front().tensors;
-    return std::any_of(tensors.begin(), tensors.end(), [&](const TensorEntry& tensor) {
-      return tensor.name.ends_with(".w13_weight") && tensor.shape.size() == 3 &&
-             tensor.shape[1] == 2 * sizes.expert_size;
-    });
-  }
-
-  /// The rules of the newest version whose names are those in the files.
-  static std::vector<PartitionRule> rules_by_names(const Model& model, const Sizes& sizes,
-                                                   const ShardedCheckpoint& shards, Form form) {
-    const Container& file = shards.files.front().front();
-    std::set<std::string_view> held;
-    for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
-    const auto is_strange = [&](const PartitionRule& rule) { return held.count(rule.stored_name) == 0; };
-    for (form.version = 0; form.version < versions().size(); ++form.version) {
-      if (is_sglang(form.version)) continue;  // whose names an older vLLM has, too
-      std::vector<PartitionRule> rules = Rules(model, sizes, shards.tp, form).run();
-      if (rules.size() == held.size() && std::none_of(rules.begin(), rules.end(), is_strange)) return rules;
-    }
-    form.version = 0;
-    std::unordered_set<std::string> known;
-    std::string missing;
-    for (const PartitionRule& rule : Rules(model, sizes, shards.tp, form).run()) {
-      known.insert(rule.stored_name);
-      if (missing.empty() && is_strange(rule)) missing = rule.stored_name;
-    }
-    const auto strange = std::find_if(file.tensors.begin(), file.tensors.end(),
-                                      [&](const TensorEntry& tensor) { return known.count(tensor.name) == 0; });
-    const bool has_strange = strange != file.tensors.end();
-    throw Error(ErrorKind::kBadInput, has_strange
-                                          ? "is not a parameter of the model in any known version of vLLM or SGLang"
-                                          : "is missing: every known version of vLLM has it")
-        .in(file.path)
-        .tensor(has_strange ? strange->name : missing)
-        .hint(fmt::format("known are {}; config.json may belong to another model, or a file of the rank is missing",
-                          fmt::join(versions(), ", ")));
+        files, plan, output_directory, [](const std::string& name) { return kVllmRanks.numbers(name).has_value(); },
+        "files of ranks");
   }
 };
 

@@ -5,6 +5,7 @@
 #include "reshard/base/error.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 
 namespace reshard {
@@ -18,5 +19,10 @@ void read_optimizer_beside(Files& files, const std::filesystem::path& folder, co
 /// ranks.
 void hint_at_lost_ranks(Files& files, const std::filesystem::path& folder, const ShardedCheckpoint& shards,
                         Error& error);
+
+/// NxD's optimizer in `folder`.
+constexpr RankOptimizer optimizer_in(const char* folder) {
+  return {folder, read_optimizer_beside, hint_at_lost_ranks};
+}
 
 }  // namespace reshard

@@ -10,7 +10,7 @@
 
 #include "reshard/io/files.h"
 #include "reshard/layouts/optimizer/optimizer_file.h"
-#include "reshard/layouts/ranks/rank_folder.h"
+#include "reshard/layouts/ranks/rank_format.h"
 
 namespace reshard {
 

@@ -15,7 +15,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/layouts/map/row_shards.h"
 #include "reshard/layouts/map/target_file.h"
-#include "reshard/layouts/ranks/rank_folder.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/states/numbered_parameters.h"
 #include "reshard/layouts/states/optimizer_keys.h"
 

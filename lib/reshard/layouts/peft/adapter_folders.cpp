@@ -3,17 +3,17 @@
 #include <algorithm>
 #include <optional>
 
-#include "reshard/layouts/ranks/rank_layout.h"
+#include "reshard/layouts/ranks/rank_format.h"
 
 namespace reshard {
 
 namespace fs = std::filesystem;
 
 std::vector<AdapterFolder> find_adapter_folders(Files& files, const fs::path& path) {
-  const auto& layout = static_cast<const RankLayout&>(adapter_layout());
+  const Layout& layout = adapter_layout();
   std::vector<AdapterFolder> found;
   const auto add = [&](const fs::path& parent, const fs::path& shards) {
-    if (!layout.looks_like(files, shards)) return;
+    if (!layout.ranks()->looks_like(files, shards)) return;
     std::string name = directory_above(files, shards).filename().string();
     const bool named = name.starts_with(kAdapterFolderPrefix);
     found.push_back({named ? name.substr(kAdapterFolderPrefix.size()) : "", {&layout, shards, parent}});

@@ -5,19 +5,12 @@
 #include "reshard/base/error.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/ranks/sharded_map.h"
-#include "reshard/layouts/training/training_layout.h"
+#include "reshard/layouts/training/trainer.h"
 #include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {
-namespace {
 
 namespace fs = std::filesystem;
-
-const TrainingLayout& layout() {
-  return static_cast<const TrainingLayout&>(adapter_layout());
-}
-
-}  // namespace
 
 void validate_adapter_request(const TargetRequest& request) {
   if (request.format == Format::kSafetensors)
@@ -32,7 +25,7 @@ void validate_adapter_request(const TargetRequest& request) {
 AdapterBase plan_adapter_base(const TargetRequest& request, const Model& model) {
   AdapterBase base;
   plan_mesh(base.mesh, request, model);
-  base.stages = plan_stages(model, base.mesh.mesh.tp, *base.mesh.partition, layout().options_of(request.options, {}),
+  base.stages = plan_stages(model, base.mesh.mesh.tp, *base.mesh.partition, optimum_options(request.options, {}),
                             [](const std::string&) { return false; });
   return base;
 }
@@ -42,14 +35,15 @@ TargetMap adapter_target_map(const std::string& name, const std::vector<StageMet
                              std::span<const LogicalTensor> logical, Format format) {
   std::vector<StagePlan> plans;
   for (const StageMetadata& stage : stages) plans.push_back({stage, {}});
-  TargetMap map = sharded_target_map(plans, tp, logical, {&layout(), format});
+  TargetMap map = sharded_target_map(plans, tp, logical, {&adapter_layout(), format});
   for (std::size_t i = 0; i < map.logical.size(); ++i)
     if (map.pieces[i].empty())
       throw Error(ErrorKind::kUnsupported, "has no place in the ranks of this model").tensor(map.logical[i].name);
   const fs::path folder = adapter_folder(name) / kAdapterShardsFolder;
-  const auto move = [&](fs::path& path) { path = folder / path.lexically_relative(layout().traits().folder); };
+  const char* const shards = adapter_layout().traits().folder;
+  const auto move = [&](fs::path& path) { path = folder / path.lexically_relative(shards); };
   for (TargetFile& file : map.files) move(file.path);
-  for (TextFile& file : layout().stage_files(plans)) {
+  for (TextFile& file : marked_metadata_files(shards, plans)) {
     const auto pp_rank = metadata_pp_rank(file.path.filename().string());
     if (pp_rank && metadata.empty()) continue;
     if (pp_rank) file.text = metadata[*pp_rank];

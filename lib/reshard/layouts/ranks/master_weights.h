@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <span>
 
-#include "reshard/layouts/ranks/rank_folder.h"
+#include "reshard/layouts/ranks/rank_format.h"
 
 namespace reshard {
 

@@ -21,7 +21,7 @@
 #include "reshard/layouts/ranks/master_weights.h"
 #include "reshard/layouts/ranks/metadata_validation.h"
 #include "reshard/layouts/ranks/other_stages.h"
-#include "reshard/layouts/ranks/rank_layout.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/ranks/record_validation.h"
 #include "reshard/layouts/ranks/saved_metadata.h"
 #include "reshard/specs/peft/adapter_metadata.h"
@@ -94,7 +94,7 @@ void validate_all_ranks_present(const FoundLayout& folder, const Listing& listin
 }
 
 bool lacks_weights(Files& files, const FoundLayout& folder, const Listing& listing) {
-  const auto optimizer = ranks_of(folder).optimizer_folder(folder.path);
+  const auto optimizer = ranks_of(folder).optimizer_in(folder.path);
   if (!optimizer) return false;
   std::vector<RankFile> ranks;
   for (const auto& [place, file] : listing.ranks) ranks.push_back(file);
@@ -236,7 +236,7 @@ Container read_rank_file(Files& files, const RankFile& rank, const FoundLayout& 
   try {
     return read_container(files, rank.path, rank.format);
   } catch (Error& error) {
-    const auto optimizer = ranks_of(folder).optimizer_folder(folder.path);
+    const auto optimizer = ranks_of(folder).optimizer_in(folder.path);
     if (error.kind() == ErrorKind::kBadInput && optimizer && *optimizer != folder.path &&
         may_lack_optimizer(files, *optimizer, rank))
       error.hint(
@@ -295,7 +295,7 @@ std::optional<Container> take_recorded_mesh(Files& files, const Listing& listing
 /// \param first  The first rank's file if it was read before: xser's would be opened tensor by tensor again.
 void read_all_files(Files& files, const Listing& listing, std::optional<Container> first,
                     ShardedCheckpoint& checkpoint) {
-  const bool alike = ranks_of(checkpoint.folder).ranks_are_alike();
+  const bool alike = ranks_of(checkpoint.folder).ranks_are_alike;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     auto& of_stage = checkpoint.files.emplace_back();
     for (std::uint32_t i = 0; i < checkpoint.ep * checkpoint.tp; ++i) {

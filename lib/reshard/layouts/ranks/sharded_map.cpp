@@ -14,7 +14,7 @@
 #include "reshard/layouts/map/metadata_rules.h"
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/layouts/map/target_file.h"
-#include "reshard/layouts/ranks/rank_layout.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {
@@ -162,7 +162,7 @@ RankId rank_of(const TargetContainer& container) {
 TargetContainer container_of(RankId rank, const TargetContainer& like, const RankTarget& target) {
   TargetContainer container = like;
   container.format = target.format;
-  container.path = target.layout->part_path(target.format, rank, 0);
+  container.path = rank_path(*target.layout, target.format, rank);
   container.tp_rank = rank.tp_rank;
   container.pp_rank = rank.pp_rank;
   container.ep_rank = rank.ep_rank;
@@ -185,7 +185,7 @@ RankInMap add_rank(TargetMap& map, const std::vector<NamedRule>& rules, TargetCo
     if (!container.tensors.empty() && more > target.max_part_bytes - std::min(bytes, target.max_part_bytes)) {
       TargetContainer next = container;
       next.tensors.clear();
-      next.path = target.layout->part_path(target.format, rank_of(container), in_map.parts++);
+      next.path = rank_path(*target.layout, target.format, rank_of(container), in_map.parts++);
       write(std::exchange(container, std::move(next)));
       bytes = 0;
     }
@@ -221,7 +221,7 @@ void add_tensor_parallel_ranks(TargetMap& map, const std::vector<NamedRule>& rul
     RankInMap added = add_rank(map, rules, std::move(container), number, target);
     add_rank_pieces(map, rules, added, number);
     const bool one_file = target.format != Format::kXser && added.parts == 1;
-    if (one_file && target.layout->ranks_are_alike()) rank = std::move(added);
+    if (one_file && target.layout->ranks()->ranks_are_alike) rank = std::move(added);
   }
 }
 
@@ -247,11 +247,12 @@ void add_stage(TargetMap& map, const std::vector<PartitionRule>& rules, const st
       else if (target.stores_tied)
         like.aliases.push_back({rule.stored_name, rule.tied_to});
     }
-    like.has_info = target.layout->has_xser_info();
-    if (target.metadata != nullptr) {
+    const RankFormat& ranks = *target.layout->ranks();
+    like.has_info = ranks.has_xser_info;
+    if (target.metadata != nullptr && ranks.saved_form != nullptr) {
       std::vector<std::string> names;
       for (const NamedRule& rule : stored_rules) names.push_back(rule.stored_name);
-      like.structure = target.layout->saved_form(target.format, *target.metadata, names, like.aliases);
+      like.structure = ranks.saved_form(target.format, *target.metadata, names, like.aliases);
     }
     add_tensor_parallel_ranks(map, stored_rules, like, record, target);
   }

@@ -11,11 +11,9 @@
 
 namespace reshard {
 
-class RankLayout;
-
 /// The files of ranks that are to be written.
 struct RankTarget {
-  const RankLayout* layout = nullptr;
+  const Layout* layout = nullptr;  // has ranks
   Format format = Format::kSafetensors;
   std::uint32_t first_rank = 0;  // of the tensor-parallel ranks
   std::uint32_t last_rank = UINT32_MAX;

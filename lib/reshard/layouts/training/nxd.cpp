@@ -7,11 +7,12 @@
 #include "reshard/layouts/core/attention_report.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/weights_option.h"
+#include "reshard/layouts/optimizer/optimizer_beside.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/optimizer/optimizer_listing.h"
 #include "reshard/layouts/ranks/inferred_stages.h"
 #include "reshard/layouts/ranks/master_weights.h"
-#include "reshard/layouts/training/training_layout.h"
+#include "reshard/layouts/training/trainer.h"
 
 namespace reshard {
 namespace {
@@ -63,12 +64,12 @@ constexpr LayoutOption kPadSourceHeads{
     .why_idle = why_padding_idle,
     .why_source_idle = why_source_padding_idle};
 
-LayoutTraits nxd_traits() {
+constexpr LayoutTraits kNxdTraits = [] {
   LayoutTraits traits{"nxd", "nxd", "NxD's training checkpoints", kModelFolder, kNxdFormats};
   traits.has_ranks = traits.has_stages = traits.whole_folder = traits.reads_states = true;
   traits.writes_states = traits.writes_groups = true;
   return traits;
-}
+}();
 
 /// NxD has modules of its own for experts, whose names and shapes are not those of Hugging Face.
 void validate_no_experts(const Model& model) {
@@ -84,34 +85,87 @@ void validate_no_experts(const Model& model) {
             layout_names([](const Layout& layout) { return layout.traits().has_experts; }));
 }
 
-class NxdLayout final : public TrainingLayout {
+void validate_nxd_model(const Model& model, std::uint32_t tp, const OptionValues& values) {
+  validate_no_experts(model);
+  if (values.choice(kQkvLinear) == "off" && model.family->attention && needs_gqa_qkv(model.kv_heads, tp))
+    throw Error(ErrorKind::kUsage,
+                fmt::format("`qkv-linear` off: {} ranks do not divide {} key/value heads, which then have to be "
+                            "replicated",
+                            tp, model.kv_heads))
+        .hint("leave out `qkv-linear`, or choose a `tp` that divides the key/value heads");
+}
+
+std::string nxd_settings(const AttentionReport& attention, std::uint32_t) {
+  if (is_grouped_query(attention.form))
+    return fmt::format("qkv_linear=1, fuse_qkv={:d}, kv_replicator={}", is_fused(attention.form), attention.copies);
+  if (attention.heads != attention.kv_heads) return "qkv_linear=0";
+  return fmt::format("qkv_linear=0, fuse_qkv={:d}", is_fused(attention.form));
+}
+
+PartitionOptions nxd_options(const OptionValues& values, const PartitionOptions& source) {
+  PartitionOptions kept = source;
+  const std::string qkv_linear = values.choice(kQkvLinear);
+  const bool is_auto = qkv_linear == kQkvLinears[0];
+  if (!is_auto) kept.attention = AttentionForm::kSeparate;
+  PartitionOptions options = given_or_kept(values, kept);
+  const bool grouped = is_auto ? is_grouped_query(kept.attention) || values.has(kMultiplier.name) : qkv_linear == "on";
+  options.attention = attention_form_of(grouped, is_fused(options.attention));
+  options.replication = kept.replication;
+  if (values.has(kKvReplication.name))
+    options.replication =
+        values.choice(kKvReplication) == "adjacent" ? KvReplication::kAdjacent : KvReplication::kTiled;
+  options.pad_heads = values.flag(kPadHeads.name) || kept.pad_heads;
+  return options;
+}
+
+void explain_nxd(Files&, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  if (checkpoint.path.filename() == kSavedFolder)  // NxD has no metadata files, but optimum-neuron saves them
+    checkpoint.notes.push_back(
+        "there are no metadata files, so the partition of the parameters is inferred from config.json");
+  infer_stages(shards, *checkpoint.model, nxd_options(options, {}));
+}
+
+constexpr Trainer kNxdTrainer{
+    .options_of = nxd_options,
+    .padding = &kPadHeads,
+    .validate_model = validate_nxd_model,
+    .attention_settings = nxd_settings,
+    .loaded_by = [](const TargetRequest&, const TargetPlan&, const std::vector<StagePlan>&) -> std::string {
+      return "NxD 0.6.0 and later loads these files: trainer.load_checkpoint, with the output directory as tag";
+    }};
+
+constexpr const char* kNxdFolders[] = {kSavedFolder};
+
+constexpr RankFormat kNxdRanks{
+    .name = kDpRankName,
+    .ending = NumberedName(".pt"),
+    .read = kRankFileName,
+    .shards_folders = kNxdFolders,
+    .weights_folder = kModelFolder,
+    .optimizer = optimizer_in(kOptimizerFolder),
+    .fits = [](const ShardedCheckpoint& shards) { return shards.metadata.empty(); },
+    .explain = explain_nxd,
+    .hint_for_replicas =
+        "there is no metadata, and the ranks do not fit the inferred partition: files of ranks were swapped or "
+        "come from two checkpoints, config.json belongs to another model, or heads are placed in another way "
+        "(`from-kv-replication`, `from-kv-size-multiplier`, `from-pad-attn-heads`)"};
+
+class NxdLayout final : public Layout {
  public:
-  const LayoutTraits& traits() const override {
-    static const LayoutTraits kTraits = nxd_traits();
-    return kTraits;
-  }
+  const LayoutTraits& traits() const override { return kNxdTraits; }
+  const RankFormat* ranks() const override { return &kNxdRanks; }
   std::vector<const LayoutOption*> options() const override {
     return {&kFuseQkv,      &kQkvLinear, &kMultiplier,      &kKvReplication,        &kPadSourceHeads,
             &kDataParallel, &kWeights,   &kOptimizerGroups, &kSourceOptimizerGroups};
   }
-
-  fs::path rank_path(Format, RankId rank) const override {
-    return fs::path(traits().folder) / (rank_name(rank, true) + ".pt");
+  std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
+    return recognise_ranks(files, *this, path);
   }
-  std::string name_of(RankId rank) const override { return rank_name(rank, true); }
-  std::vector<fs::path> shards_folders(const fs::path& directory) const override { return {directory / kSavedFolder}; }
-  std::string usual_folder() const override { return kSavedFolder; }
-  fs::path weights_folder(const fs::path& shards) const override { return shards / kModelFolder; }
-  std::optional<fs::path> optimizer_folder(const fs::path& shards) const override { return shards / kOptimizerFolder; }
-
-  bool is_rank_name(const fs::path& name) const override {
-    return name.extension() == ".pt" && rank_of_name(name.stem().string()).has_value();
+  Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override {
+    return read_ranks(files, found, context);
   }
-
-  std::optional<RankFile> rank_file(Files& files, const fs::path& folder, const DirectoryEntry& entry) const override {
-    const fs::path path = folder / entry.name;
-    if (entry.kind != FileKind::kFile || !is_rank_name(entry.name)) return std::nullopt;
-    return RankFile{*rank_of_name(path.stem().string()), path, torch_format_of(files, path)};
+  TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {
+    return plan_training(*this, kNxdTrainer, request, context);
   }
 
   std::optional<Error> explain_missing(Files& files, const fs::path& path) const override {
@@ -120,7 +174,7 @@ class NxdLayout final : public TrainingLayout {
           .in(path)
           .hint("give the directory above, which holds both: " + directory_above(files, path).string());
     const fs::path above = directory_above(files, path);
-    if (own_name(files, above) == kOptimizerFolder && is_rank_name(path.filename()))
+    if (own_name(files, above) == kOptimizerFolder && kRankFileName.matches(path.filename().string()))
       return Error(ErrorKind::kBadInput, "is a file of an optimizer, and holds no tensors of a model")
           .in(path)
           .hint("give the directory that holds both: " + directory_above(files, above).string());
@@ -133,8 +187,6 @@ class NxdLayout final : public TrainingLayout {
                 fmt::format("copy the folder {} here, too: it says which parameters the states are of", kModelFolder));
     return std::nullopt;
   }
-
-  std::vector<TextFile> stage_files(const std::vector<StagePlan>&) const override { return {}; }
 
   /// NxD resumes with the master weights of whatever optimizer lies beside the model.
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
@@ -163,66 +215,6 @@ class NxdLayout final : public TrainingLayout {
     const bool model = folders.count(kModelFolder) > 0, optimizer = folders.count(kOptimizerFolder) > 0;
     const bool marker = files.count(kCheckpointMarker) > 0 || files.count(kDoneMarker) > 0;
     return (model && optimizer) || (marker && (model || optimizer));
-  }
-
-  PartitionOptions options_of(const OptionValues& values, const PartitionOptions& source) const override {
-    PartitionOptions kept = source;
-    const std::string qkv_linear = values.choice(kQkvLinear);
-    const bool is_auto = qkv_linear == kQkvLinears[0];
-    if (!is_auto) kept.attention = AttentionForm::kSeparate;
-    PartitionOptions options = TrainingLayout::options_of(values, kept);
-    const bool grouped =
-        is_auto ? is_grouped_query(kept.attention) || values.has(kMultiplier.name) : qkv_linear == "on";
-    options.attention = attention_form_of(grouped, is_fused(options.attention));
-    options.replication = kept.replication;
-    if (values.has(kKvReplication.name))
-      options.replication =
-          values.choice(kKvReplication) == "adjacent" ? KvReplication::kAdjacent : KvReplication::kTiled;
-    options.pad_heads = values.flag(kPadHeads.name) || kept.pad_heads;
-    return options;
-  }
-
- protected:
-  void validate_model(const Model& model, std::uint32_t tp, const OptionValues& values) const override {
-    validate_no_experts(model);
-    if (values.choice(kQkvLinear) == "off" && model.family->attention && needs_gqa_qkv(model.kv_heads, tp))
-      throw Error(ErrorKind::kUsage,
-                  fmt::format("`qkv-linear` off: {} ranks do not divide {} key/value heads, which then have to be "
-                              "replicated",
-                              tp, model.kv_heads))
-          .hint("leave out `qkv-linear`, or choose a `tp` that divides the key/value heads");
-  }
-
-  std::string attention_settings(const AttentionReport& attention, std::uint32_t) const override {
-    if (is_grouped_query(attention.form))
-      return fmt::format("qkv_linear=1, fuse_qkv={:d}, kv_replicator={}", is_fused(attention.form), attention.copies);
-    if (attention.heads != attention.kv_heads) return "qkv_linear=0";
-    return fmt::format("qkv_linear=0, fuse_qkv={:d}", is_fused(attention.form));
-  }
-
-  std::string loaded_by(const TargetRequest&, const TargetPlan&, const std::vector<StagePlan>&) const override {
-    return "NxD 0.6.0 and later loads these files: trainer.load_checkpoint, with the output directory as tag";
-  }
-
-  const LayoutOption* padding_option() const override { return &kPadHeads; }
-  PartitionOptions padded(PartitionOptions options) const override {
-    options.pad_heads = true;
-    return options;
-  }
-
-  bool fits(const ShardedCheckpoint& shards) const override { return shards.metadata.empty(); }
-
-  void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& values) const override {
-    if (checkpoint.path.filename() == kSavedFolder)  // NxD has no metadata files, but optimum-neuron saves them
-      checkpoint.notes.push_back(
-          "there are no metadata files, so the partition of the parameters is inferred from config.json");
-    infer_stages(shards, *checkpoint.model, options_of(values, {}));
-  }
-
-  std::string hint_for_replicas() const override {
-    return "there is no metadata, and the ranks do not fit the inferred partition: files of ranks were swapped or "
-           "come from two checkpoints, config.json belongs to another model, or heads are placed in another way "
-           "(`from-kv-replication`, `from-kv-size-multiplier`, `from-pad-attn-heads`)";
   }
 };
 

@@ -7,7 +7,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/ranks/metadata_family.h"
-#include "reshard/layouts/ranks/rank_layout.h"
+#include "reshard/layouts/ranks/read_ranks.h"
 #include "reshard/specs/family/family_parser.h"
 #include "reshard/specs/model/model.h"
 

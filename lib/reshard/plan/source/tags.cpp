@@ -11,7 +11,7 @@
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/peft/adapter_folders.h"
-#include "reshard/layouts/ranks/rank_folder.h"
+#include "reshard/layouts/ranks/rank_format.h"
 
 namespace reshard {
 namespace {

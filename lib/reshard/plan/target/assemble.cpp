@@ -13,7 +13,7 @@
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/optimizer/optimizer_ids.h"
-#include "reshard/layouts/ranks/rank_layout.h"
+#include "reshard/layouts/ranks/rank_format.h"
 
 namespace reshard {
 namespace {
@@ -43,23 +43,21 @@ void note_tied(Job& job) {
 
 /// Whether a found checkpoint of ranks has no optimizer next to its weights, so that these alone can be hidden.
 bool is_model_alone(Files& files, const FoundLayout& found) {
-  const auto* const ranks = dynamic_cast<const RankLayout*>(found.layout);
+  const RankFormat* const ranks = found.layout->ranks();
   if (ranks == nullptr) return false;
-  const auto optimizer = ranks->optimizer_folder(found.path);
+  const auto optimizer = ranks->optimizer_in(found.path);
   return !optimizer || *optimizer == found.path || !files.exists(*optimizer);
 }
 
 /// The folder that contains the weights of a found checkpoint.
 fs::path weights_folder_of(const FoundLayout& found) {
-  const auto* const ranks = dynamic_cast<const RankLayout*>(found.layout);
-  return ranks == nullptr ? found.path : ranks->weights_folder(found.path);
+  return found.layout->ranks() == nullptr ? found.path : ranks_of(found).weights_in(found.path);
 }
 
 /// Whether a checkpoint in that layout is given by the path of its output directory, not by that of a folder in it.
-bool is_output_itself(const Layout& layout, const fs::path& output_directory) {
-  const char* const folder = layout.traits().folder;
-  const auto* const ranks = dynamic_cast<const RankLayout*>(&layout);
-  return *folder == '\0' || (ranks != nullptr && ranks->weights_folder(output_directory) == output_directory / folder);
+bool is_output_itself(const Layout& layout) {
+  const std::string_view folder = layout.traits().folder;
+  return folder.empty() || (layout.ranks() != nullptr && layout.ranks()->weights_folder == folder);
 }
 
 /// If the old ranks or the new ones are the output directory itself, no path would name these alone. Whole weights may
@@ -71,7 +69,7 @@ void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, 
                        [&](const TargetFile& file) { return lies_inside(output_directory / file.path, folder); });
   };
   if (!files.is_directory(output_directory)) return;
-  const bool is_itself = target.traits().has_ranks && is_output_itself(target, output_directory);
+  const bool is_itself = target.traits().has_ranks && is_output_itself(target);
   try {
     for (const Layout* layout : layouts()) {
       const LayoutTraits& traits = layout->traits();
@@ -104,7 +102,7 @@ void note_whole_weights(Files& files, Job& job) {
           job.notes.push_back(fmt::format(
               "{0} contains other weights, in layout {1}, which stay; commands that are given {0} read those{2}",
               job.output_directory.string(), layout->traits().name,
-              is_output_itself(*job.layout, job.output_directory)
+              is_output_itself(*job.layout)
                   ? ": move them away to have the new ones read"
                   : fmt::format(", and those that are given {} read the new ones",
                                 (job.output_directory / job.layout->traits().folder).string())));

@@ -17,7 +17,7 @@
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/peft/adapter_folders.h"
-#include "reshard/layouts/ranks/rank_folder.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/plan/proof/manifest.h"
 #include "reshard/plan/source/tags.h"
 #include "reshard/specs/config/model_config.h"
@@ -81,8 +81,10 @@ bool is_proof(const std::string& file_name) {
 
 /// A folder of this name can only be one of shards. Anything may be called "model": that is told by what is in it.
 bool is_shards_name(const std::string& name) {
-  return std::any_of(layouts().begin(), layouts().end(),
-                     [&](const Layout* layout) { return layout->owns_folder_name(name); });
+  return std::any_of(layouts().begin(), layouts().end(), [&](const Layout* layout) {
+    const char* const own = layout->ranks() != nullptr ? layout->ranks()->own_folder : nullptr;
+    return own != nullptr && name == own;
+  });
 }
 
 /// What is about the shards in a checkpoint's directory, or marks it among those of a run.

@@ -8,7 +8,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/core/layout.h"
-#include "reshard/layouts/inference/inference_layout.h"
+#include "reshard/layouts/inference/inference_server.h"
 
 namespace reshard {
 namespace {

@@ -4,12 +4,13 @@
 #include <string>
 #include <vector>
 
-#include "reshard/layouts/ranks/rank_layout.h"
+#include "reshard/layouts/ranks/rank_format.h"
+#include "reshard/layouts/ranks/read_ranks.h"
 #include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
 
-/// As of LayoutOption::why_idle.
+/// See LayoutOption::why_idle.
 std::string why_fused_linears_idle(const TargetPlan& plan, const Model& model);
 
 /// Options of training layouts, which several of them have.
@@ -34,47 +35,39 @@ inline constexpr LayoutOption kDataParallel{
     .help = "Data-parallel ranks over which the optimizer's states are spread (default: the source's, or 1)",
     .of_states = true};
 
-/// Metadata files beside the shards of a training run say how they are partitioned, and modules are fused as NeuronX
-/// Distributed's model classes fuse them.
-class TrainingLayout : public RankLayout {
- public:
-  std::vector<const LayoutOption*> options() const override { return {&kFuseQkv, &kKvSizeMultiplier}; }
-  TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override;
+/// The partition that `values` choose; where they do not, that of `source`.
+PartitionOptions given_or_kept(const OptionValues& values, const PartitionOptions& source);
+/// The same for optimum-neuron, which has GQAQKVColumnParallelLinear only if the ranks do not divide the heads.
+PartitionOptions optimum_options(const OptionValues& values, const PartitionOptions& source);
 
-  /// Files beside those of ranks, in the layout's folder: metadata, markers.
-  virtual std::vector<TextFile> stage_files(const std::vector<StagePlan>& plans) const = 0;
-  /// Files in the output directory that say how the shards were made.
-  virtual std::vector<TextFile> description_files(const TargetRequest&, const TargetPlan&) const { return {}; }
+/// The trainer's settings that load the attention as it is stored, such as "fuse_qkv=True"; empty if the trainer needs
+/// none.
+std::string usual_settings(const AttentionReport& attention, std::uint32_t tp);
+
+/// How a trainer has its ranks, whose modules are fused as NeuronX Distributed's model classes fuse them. Functions
+/// that are null do nothing.
+struct Trainer {
   /// How parameters are partitioned: as `values` say, else as the ranks that they come from (the defaults if they come
-  /// from whole tensors), as far as the layout's trainer can load that.
-  virtual PartitionOptions options_of(const OptionValues& values, const PartitionOptions& source) const;
-
- protected:
-  void read_beside(Files& files, const ShardedCheckpoint& shards, const ReadContext& context,
-                   Checkpoint& checkpoint) const override;
-  void explain_misfit(Files& files, const ShardedCheckpoint& shards, Error& error) const override;
-
-  /// Whether the linears that the family fuses (Family::fused) are stored fused; `source` says whether the ranks that
-  /// they come from chose that.
-  virtual bool fuses_linears(const TargetRequest&, const PartitionOptions& /*source*/) const { return true; }
+  /// from whole tensors), as far as the trainer can load that.
+  PartitionOptions (*options_of)(const OptionValues& values, const PartitionOptions& source) = given_or_kept;
+  /// Whether the linears that the family fuses (Family::fused) are stored fused, which is the default; `source` says
+  /// whether the ranks that they come from chose that.
+  bool (*fuses_linears)(const TargetRequest& request, const PartitionOptions& source) = nullptr;
+  /// The option that pads heads.
+  const LayoutOption* padding = nullptr;
+  /// Refuses a model that the trainer has other names for, and options that cannot be had for it.
+  void (*validate_model)(const Model& model, std::uint32_t tp, const OptionValues& values) = nullptr;
+  std::string (*attention_settings)(const AttentionReport& attention, std::uint32_t tp) = usual_settings;
+  /// Metadata, markers and other texts next to the ranks.
+  std::vector<TextFile> (*text_files)(const TargetRequest& request, const TargetPlan& plan,
+                                      const std::vector<StagePlan>& stages) = nullptr;
   /// The programs that load what `plan` writes; a sentence.
-  virtual std::string loaded_by(const TargetRequest& request, const TargetPlan& plan,
-                                const std::vector<StagePlan>& stages) const = 0;
-
-  /// The option that pads, where the layout has one, and `options` with it.
-  virtual const LayoutOption* padding_option() const { return nullptr; }
-  virtual PartitionOptions padded(PartitionOptions options) const { return options; }
-
-  /// Refuses a model that the layout's trainer has other names for, and options that cannot be had for it.
-  virtual void validate_model(const Model&, std::uint32_t /*tp*/, const OptionValues&) const {}
-  /// The trainer's settings that load the attention as it is stored, such as "fuse_qkv=True"; empty if the trainer comes
-  /// to it by itself.
-  virtual std::string attention_settings(const AttentionReport& attention, std::uint32_t tp) const;
-
- private:
-  void add_optimizer(TargetPlan& plan, const TargetRequest& request, const TargetContext& context,
-                     const std::vector<StagePlan>& stages) const;
+  std::string (*loaded_by)(const TargetRequest& request, const TargetPlan& plan, const std::vector<StagePlan>& stages);
 };
+
+/// As Layout::plan.
+TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const TargetRequest& request,
+                         const TargetContext& context);
 
 /// Sets the mesh of `plan` and its stages.
 /// \throws Error kUsage.
@@ -96,5 +89,7 @@ HoldsName names_in(std::span<const LogicalTensor> logical);
 
 /// Metadata files of all stages in `folder`.
 std::vector<TextFile> metadata_files(const std::filesystem::path& folder, const std::vector<StagePlan>& plans);
+/// The same, and the markers of a complete save.
+std::vector<TextFile> marked_metadata_files(const std::filesystem::path& folder, const std::vector<StagePlan>& plans);
 
 }  // namespace reshard

@@ -1,4 +1,4 @@
-#include "reshard/layouts/training/training_layout.h"
+#include "reshard/layouts/training/trainer.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,6 @@
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/core/attention_report.h"
-#include "reshard/layouts/optimizer/optimizer_beside.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/optimizer/optimizer_target.h"
 #include "reshard/layouts/ranks/sharded_map.h"
@@ -103,6 +102,12 @@ std::vector<TextFile> metadata_files(const std::filesystem::path& folder, const 
   return files;
 }
 
+std::vector<TextFile> marked_metadata_files(const std::filesystem::path& folder, const std::vector<StagePlan>& plans) {
+  std::vector<TextFile> files = metadata_files(folder, plans);
+  for (const char* marker : {kCheckpointMarker, kDoneMarker}) files.push_back({folder / marker, "1"});
+  return files;
+}
+
 namespace {
 
 /// The names under which attention's projections are stored, without their module.
@@ -156,44 +161,16 @@ std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const Target
   return groups;
 }
 
-}  // namespace
-
-std::string why_fused_linears_idle(const TargetPlan& plan, const Model& model) {
-  if (model.family->fused.empty())
-    return fmt::format("no linears of {} are fused by NxD's model classes", model.family->model_type);
-  return plan.map.files.front().encoding == TargetFile::Encoding::kSafetensors ? "in safetensors they are always fused"
-                                                                               : "";
-}
-
-PartitionOptions TrainingLayout::options_of(const OptionValues& values, const PartitionOptions& source) const {
-  PartitionOptions options;
-  options.attention =
-      attention_form_of(is_grouped_query(source.attention), values.flag(kFuseQkv.name) || is_fused(source.attention));
-  options.kv_size_multiplier = values.number(kKvSizeMultiplier);
-  if (!options.kv_size_multiplier) options.kv_size_multiplier = source.kv_size_multiplier;
-  return options;
-}
-
-std::string TrainingLayout::attention_settings(const AttentionReport& attention, std::uint32_t tp) const {
-  std::vector<std::string> settings;
-  const bool grouped = is_grouped_query(attention.form);
-  if (grouped && !needs_gqa_qkv(attention.kv_heads, tp)) settings.emplace_back("qkv_linear=True");
-  if (is_fused(attention.form)) settings.emplace_back("fuse_qkv=True");
-  if (grouped && attention.copies != usual_multiplier(attention.kv_heads, tp))
-    settings.push_back(fmt::format("kv_size_multiplier={}", attention.copies));
-  return join(settings, ", ");
-}
-
-void TrainingLayout::add_optimizer(TargetPlan& plan, const TargetRequest& request, const TargetContext& context,
-                                   const std::vector<StagePlan>& stages) const {
+void add_optimizer(const Layout& layout, TargetPlan& plan, const TargetRequest& request, const TargetContext& context,
+                   const std::vector<StagePlan>& stages) {
   if (plan.mesh.ep > 1)
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("states of the optimizer are not written for {} expert-parallel ranks", plan.mesh.ep))
         .hint("say `ep` 1, or do without `with-optimizer`");
   const auto dp = request.options.number(kDataParallel);
   plan.mesh.dp = dp ? static_cast<std::uint32_t>(*dp) : context.source_dp.value_or(1);
-  const std::filesystem::path shards = rank_path(format_of(request), {}).parent_path().parent_path();
-  const std::filesystem::path folder = optimizer_folder(shards).value();
+  const std::filesystem::path shards = rank_path(layout, format_of(request), {}).parent_path().parent_path();
+  const std::filesystem::path folder = layout.ranks()->optimizer_in(shards).value();
   const std::vector<OptimizerGroup> groups = groups_of(request, context, plan);
   if (!context.states->has_names() && !has_masters(*context.states))
     plan.notes.push_back(
@@ -201,7 +178,7 @@ void TrainingLayout::add_optimizer(TargetPlan& plan, const TargetRequest& reques
         "weights "
         "that the model has until then");
   add_optimizer_files(plan, *context.states, stages, {folder, format_of(request), *plan.mesh.dp, groups});
-  if (!lies_inside(folder, traits().folder)) plan.whole_folders.push_back(folder);
+  if (!lies_inside(folder, layout.traits().folder)) plan.whole_folders.push_back(folder);
   for (const char* marker : {kCheckpointMarker, kDoneMarker}) {
     const std::filesystem::path path = folder.parent_path() / marker;
     auto file = std::find_if(plan.text_files.begin(), plan.text_files.end(),
@@ -210,8 +187,6 @@ void TrainingLayout::add_optimizer(TargetPlan& plan, const TargetRequest& reques
     file->is_last = marker == std::string_view(kDoneMarker);  // without it a trainer takes the save for cut off
   }
 }
-
-namespace {
 
 /// What the model's description says of attention counts where the request does not say otherwise.
 PartitionOptions described_options(const Model& model, PartitionOptions options) {
@@ -224,41 +199,66 @@ PartitionOptions described_options(const Model& model, PartitionOptions options)
 
 }  // namespace
 
-void TrainingLayout::read_beside(Files& files, const ShardedCheckpoint& shards, const ReadContext& context,
-                                 Checkpoint& checkpoint) const {
-  if (const auto folder = optimizer_folder(shards.folder.path))
-    read_optimizer_beside(files, *folder, shards, context, checkpoint);
+std::string why_fused_linears_idle(const TargetPlan& plan, const Model& model) {
+  if (model.family->fused.empty())
+    return fmt::format("no linears of {} are fused by NxD's model classes", model.family->model_type);
+  return plan.map.files.front().encoding == TargetFile::Encoding::kSafetensors ? "in safetensors they are always fused"
+                                                                               : "";
 }
 
-void TrainingLayout::explain_misfit(Files& files, const ShardedCheckpoint& shards, Error& error) const {
-  if (const auto folder = optimizer_folder(shards.folder.path)) hint_at_lost_ranks(files, *folder, shards, error);
+PartitionOptions given_or_kept(const OptionValues& values, const PartitionOptions& source) {
+  PartitionOptions options;
+  options.attention =
+      attention_form_of(is_grouped_query(source.attention), values.flag(kFuseQkv.name) || is_fused(source.attention));
+  options.kv_size_multiplier = values.number(kKvSizeMultiplier);
+  if (!options.kv_size_multiplier) options.kv_size_multiplier = source.kv_size_multiplier;
+  return options;
 }
 
-TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContext& context) const {
+PartitionOptions optimum_options(const OptionValues& values, const PartitionOptions& source) {
+  PartitionOptions options = given_or_kept(values, source);
+  options.attention = attention_form_of(false, is_fused(options.attention));
+  return options;
+}
+
+std::string usual_settings(const AttentionReport& attention, std::uint32_t tp) {
+  std::vector<std::string> settings;
+  const bool grouped = is_grouped_query(attention.form);
+  if (grouped && !needs_gqa_qkv(attention.kv_heads, tp)) settings.emplace_back("qkv_linear=True");
+  if (is_fused(attention.form)) settings.emplace_back("fuse_qkv=True");
+  if (grouped && attention.copies != usual_multiplier(attention.kv_heads, tp))
+    settings.push_back(fmt::format("kv_size_multiplier={}", attention.copies));
+  return join(settings, ", ");
+}
+
+TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const TargetRequest& request,
+                         const TargetContext& context) {
   validate_request(request);
   const Model& model = *context.model;
   TargetPlan plan;
   plan_mesh(plan, request, model);
-  validate_model(model, plan.mesh.tp, request.options);
-  PartitionOptions options = options_of(request.options, context.source_partition);
+  if (trainer.validate_model != nullptr) trainer.validate_model(model, plan.mesh.tp, request.options);
+  PartitionOptions options = trainer.options_of(request.options, context.source_partition);
   if (!request.options.has(kKvSizeMultiplier.name) && options.kv_size_multiplier &&
       !multiplier_problem(model.heads, model.kv_heads, plan.mesh.tp, *options.kv_size_multiplier, options.pad_heads)
            .empty())
     options.kv_size_multiplier.reset();  // the source's, which only its padding heads allow
-  options.fuse_linears = fuses_linears(request, context.source_partition);
+  options.fuse_linears = trainer.fuses_linears == nullptr || trainer.fuses_linears(request, context.source_partition);
   options = described_options(model, options);
-  validate_split(model, plan.mesh.tp, options, padded(options), padding_option(), context.logical);
+  PartitionOptions padded = options;
+  padded.pad_heads = options.pad_heads || trainer.padding != nullptr;
+  validate_split(model, plan.mesh.tp, options, padded, trainer.padding, context.logical);
   const auto stages =
       plan_stages(model, plan.mesh.tp, *plan.partition, options, names_in(context.logical), plan.mesh.ep);
-  plan.map = sharded_target_map(stages, plan.mesh.tp, context.logical, {this, format_of(request)}, plan.mesh.ep);
+  plan.map = sharded_target_map(stages, plan.mesh.tp, context.logical, {&layout, format_of(request)}, plan.mesh.ep);
   if (model.family->attention) plan.attention = attention_report(model, plan.mesh.tp, options);
-  plan.text_files = stage_files(stages);
-  for (TextFile& file : description_files(request, plan)) plan.text_files.push_back(std::move(file));
-  if (context.states != nullptr) add_optimizer(plan, request, context, stages);
-  if (chooses_attention(model)) note_attention(model, options, attention_settings(*plan.attention, plan.mesh.tp), plan);
+  if (trainer.text_files != nullptr) plan.text_files = trainer.text_files(request, plan, stages);
+  if (context.states != nullptr) add_optimizer(layout, plan, request, context, stages);
+  if (chooses_attention(model))
+    note_attention(model, options, trainer.attention_settings(*plan.attention, plan.mesh.tp), plan);
   for (std::string& note : partition_notes(model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
   for (std::string& note : assumed_stage_notes(model, plan.mesh.pp)) plan.notes.push_back(std::move(note));
-  plan.notes.push_back(loaded_by(request, plan, stages));
+  plan.notes.push_back(trainer.loaded_by(request, plan, stages));
   return plan;
 }
 

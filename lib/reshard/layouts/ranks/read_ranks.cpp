@@ -1,4 +1,4 @@
-#include "reshard/layouts/ranks/rank_layout.h"
+#include "reshard/layouts/ranks/read_ranks.h"
 
 #include <fmt/format.h>
 
@@ -23,6 +23,7 @@
 #include "reshard/layouts/map/whole_map.h"
 #include "reshard/layouts/ranks/inferred_stages.h"
 #include "reshard/layouts/ranks/other_stages.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/ranks/saved_metadata.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/layouts/ranks/sharded_map.h"
@@ -81,15 +82,6 @@ Model planned_model(const ModelConfig& config, const ShardedCheckpoint& shards, 
       tensor.shape = filled == recorded.end() ? plan.whole_shape(tensor.name, tensor.shape, shards.tp) : filled->second;
     }
   return plan.model(std::move(tensors));
-}
-
-/// The checkpoint's own directory for a folder of shards that was given itself: where config.json is. Without one, a
-/// folder of the usual name lies in it, and one of another name is it, as NxD saves it.
-fs::path directory_of(Files& files, const fs::path& shards, const std::string& usual_name) {
-  const fs::path above = directory_above(files, shards);
-  if (find_model_config(files, shards)) return shards;
-  if (find_model_config(files, above)) return above;
-  return own_name(files, shards) == usual_name ? above : shards;
 }
 
 /// The attention specs of the metadata are about the heads that config.json says. Their sizes alone would not show it:
@@ -232,42 +224,29 @@ void distrust_extra_tensors(Checkpoint& checkpoint) {
     if (known.count(tensor.name) == 0) checkpoint.map.unconfirmed_hints[tensor.name] = kExtraHint;
 }
 
-}  // namespace
-
-const RankLayout& ranks_of(const FoundLayout& found) {
-  return static_cast<const RankLayout&>(*found.layout);
+/// Of the layouts whose files have these names, the one that `shards` are of.
+const Layout& fitting_layout(Files& files, const ShardedCheckpoint& shards) {
+  const auto fits = [&](const RankFormat& ranks) { return ranks.fits == nullptr || ranks.fits(shards); };
+  const auto is_other = [&](const Layout* layout) {
+    return layout->ranks() != nullptr && layout->ranks()->looks_like(files, shards.folder.path) &&
+           fits(*layout->ranks());
+  };
+  const auto other =
+      fits(ranks_of(shards.folder)) ? layouts().end() : std::find_if(layouts().begin(), layouts().end(), is_other);
+  return other == layouts().end() ? *shards.folder.layout : **other;
 }
+
+}  // namespace
 
 PartitionOptions chosen_partition(const Checkpoint& checkpoint, const std::vector<StageMetadata>& stages,
                                   bool inferred) {
   const Model& model = *checkpoint.model;
   PartitionOptions options = recorded_options(stages, model);
-  if (!ranks_of(checkpoint.found()).chooses_fused_linears(checkpoint.format)) options.fuse_linears.reset();
+  const bool chosen = checkpoint.format != Format::kSafetensors && checkpoint.layout->ranks()->chooses_fused_linears;
+  if (!chosen) options.fuse_linears.reset();
   if (!inferred && is_grouped_query(options.attention) && needs_gqa_qkv(model.kv_heads, checkpoint.mesh.tp))
     options.attention = attention_form_of(false, is_fused(options.attention));
   return options;
-}
-
-bool RankLayout::looks_like(Files& files, const fs::path& directory) const {
-  const fs::path folder = weights_folder(directory);
-  if (!files.is_directory(folder)) return false;
-  const std::vector<DirectoryEntry> entries = files.list(folder);
-  return std::any_of(entries.begin(), entries.end(),
-                     [&](const DirectoryEntry& entry) { return is_rank_name(entry.name); });
-}
-
-std::vector<FoundLayout> RankLayout::recognise(Files& files, const fs::path& path) const {
-  std::vector<FoundLayout> found;
-  if (!files.is_directory(path)) return found;
-  // The folder of the weights inside the shards folder stands for that.
-  const fs::path above = directory_above(files, path);
-  if (weights_folder(above) != above && own_name(files, path) == weights_folder(above).filename() &&
-      looks_like(files, above))
-    return recognise(files, above);
-  for (const fs::path& folder : shards_folders(path))
-    if (looks_like(files, folder)) found.push_back({this, folder, path});
-  if (looks_like(files, path)) found.push_back({this, path, directory_of(files, path, usual_folder())});
-  return found;
 }
 
 void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
@@ -276,72 +255,21 @@ void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoi
       "the files do not record which ranks they are of: files that were swapped between ranks would go unnoticed");
 }
 
-std::vector<RankFile> list_rank_files(Files& files, const FoundLayout& found) {
-  const RankLayout& layout = ranks_of(found);
-  std::map<RankId, RankFile> by_rank;
-  std::map<RankId, std::map<std::uint32_t, fs::path>> parts;
-  const fs::path folder = layout.weights_folder(found.path);
-  for (const DirectoryEntry& entry : files.list(folder)) {
-    const auto file = layout.rank_file(files, folder, entry);
-    if (!file) continue;
-    if (file->part && !parts[file->rank].emplace(*file->part, folder / entry.name).second)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("duplicates part {} of rank {}", *file->part, layout.name_of(file->rank)))
-          .in(folder / entry.name);
-    if (!by_rank.emplace(file->rank, *file).second && !file->part)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("duplicates tp rank {}, pp rank {}", file->rank.tp_rank, file->rank.pp_rank))
-          .in(folder / entry.name);
-  }
-  for (const auto& [rank, of_rank] : parts) {
-    if (of_rank.rbegin()->first >= of_rank.size())
-      throw Error(ErrorKind::kBadInput, fmt::format("a part of rank {} is missing: there are {}, up to number {}",
-                                                    layout.name_of(rank), of_rank.size(), of_rank.rbegin()->first))
-          .in(found.path)
-          .hint("copy the missing files here");
-    RankFile& file = by_rank.at(rank);
-    file.path = of_rank.begin()->second;
-    for (auto part = std::next(of_rank.begin()); part != of_rank.end(); ++part) file.more_parts.push_back(part->second);
-  }
-  if (by_rank.empty())
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("holds no file with a rank's weights, as layout {} names them", layout.traits().name))
-        .in(found.path)
-        .hint("copy the files of all ranks here, or give another directory");
-  std::vector<RankFile> ranks;
-  for (auto& [rank, file] : by_rank) ranks.push_back(std::move(file));
-  return ranks;
-}
-
-void RankLayout::explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const {
+void explain_by_config(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   checkpoint.notes.push_back(
       "there are no metadata files, so the partition of the parameters is inferred from config.json");
   infer_stages(shards, *checkpoint.model);
 }
 
-std::string RankLayout::hint_for_replicas() const {
-  return "as there is no metadata, replicas alone confirm the partition, and `replicas` first has no effect: files "
-         "of ranks were swapped or come from different checkpoints, or config.json belongs to another model";
-}
-
-const RankLayout& RankLayout::choose(Files& files, const ShardedCheckpoint& shards) const {
-  if (fits(shards)) return *this;
-  for (const Layout* layout : layouts()) {
-    const auto* other = dynamic_cast<const RankLayout*>(layout);
-    if (other != nullptr && other->looks_like(files, shards.folder.path) && other->fits(shards)) return *other;
-  }
-  return *this;
-}
-
-Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadContext& context) const {
+Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext& context) {
   Checkpoint checkpoint;
-  checkpoint.layout = this;
+  checkpoint.layout = found.layout;
   checkpoint.path = found.path;
   checkpoint.directory = found.directory;
   find_config(files, checkpoint, context.config);
   ShardedCheckpoint shards = read_sharded_checkpoint(files, found);
-  const RankLayout& layout = choose(files, shards);
-  checkpoint.layout = &layout;
+  checkpoint.layout = &fitting_layout(files, shards);
+  const RankFormat& format = *checkpoint.layout->ranks();
   checkpoint.format = shards.format;
   checkpoint.mesh = {shards.tp, shards.pp, 1, shards.ep};
   checkpoint.notes = shards.warnings;
@@ -350,7 +278,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
     checkpoint.index_metadata_file = checkpoint.directory / kKeptIndexMetadataFile;
   std::unordered_set<std::string_view> names;
   for (const auto& ranks : shards.files)
-    for (std::size_t i = 0; i < ranks.size() && layout.keeps_names(); i += shards.tp)
+    for (std::size_t i = 0; i < ranks.size() && format.keeps_names; i += shards.tp)
       for (const TensorEntry& tensor : ranks[i].tensors) names.insert(tensor.name);
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, shards, notes);
@@ -368,18 +296,20 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
         .in(checkpoint.path)
         .hint(hint_for_model(checkpoint));
   try {
-    if (inferred) layout.explain(shards, checkpoint, layout.declared_options(files, checkpoint, context.options));
+    if (inferred) format.explain(files, context.options, shards, checkpoint);
     read_map(files, shards, context, checkpoint);
     if (planned) validate_plan(files, shards, checkpoint);
     if (inferred && shards.allows_extra) distrust_extra_tensors(checkpoint);
   } catch (Error& error) {
     if (error.kind() == ErrorKind::kBadInput) refuse_strangers_in(shards, checkpoint.model);
-    if (inferred && error.kind() == ErrorKind::kBadInput) layout.explain_misfit(files, shards, error);
+    if (inferred && error.kind() == ErrorKind::kBadInput && format.optimizer)
+      format.optimizer->explain_misfit(files, *format.optimizer_in(shards.folder.path), shards, error);
     throw;
   }
   if (checkpoint.model) checkpoint.partition = chosen_partition(checkpoint, shards.metadata, inferred);
-  if (inferred) checkpoint.map.inferred_partition_hint = layout.hint_for_replicas();
-  layout.read_beside(files, shards, context, checkpoint);
+  if (inferred) checkpoint.map.inferred_partition_hint = format.hint_for_replicas;
+  if (format.optimizer)
+    format.optimizer->read(files, *format.optimizer_in(shards.folder.path), shards, context, checkpoint);
   if (planned)
     validate_pieces_differ(files, checkpoint.map);
   else if (inferred && !context.options.has(kKvSizeMultiplier.name))  // nobody says what is replicated

@@ -1,4 +1,4 @@
-#include "reshard/layouts/inference/inference_layout.h"
+#include "reshard/layouts/inference/inference_server.h"
 
 #include <fmt/format.h>
 
@@ -9,8 +9,9 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/map/rank_record.h"
+#include "reshard/layouts/ranks/read_ranks.h"
 #include "reshard/layouts/ranks/sharded_map.h"
-#include "reshard/layouts/training/training_layout.h"
+#include "reshard/layouts/training/trainer.h"
 #include "reshard/layouts/training/training_notes.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/config/neuron_config.h"
@@ -21,13 +22,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kExportFolder = "checkpoint";  // of optimum-neuron
-constexpr NumberedName kInferenceName("tp{tp}_sharded_checkpoint.safetensors", kMaxParallelDegree - 1);
-constexpr LayoutOption kStartRank{"start-rank", LayoutOption::Type::kRank, "First rank to write (default: 0)"};
-constexpr LayoutOption kEndRank{"end-rank", LayoutOption::Type::kRank, "Last rank to write (default: TP - 1)"};
+constexpr NumberedName kServedName("tp{tp}_sharded_checkpoint.safetensors", kMaxParallelDegree - 1);
+constexpr const char* kExportFolder = "checkpoint";  // of optimum-neuron, which has weights/ in it
+constexpr const char* kServedFolders[] = {kServedFolder, "checkpoint/weights"};
 
 /// The ranks that are to be written.
-RankTarget ranks_to_write(const RankLayout& layout, const TargetRequest& request, std::uint32_t tp) {
+RankTarget ranks_to_write(const Layout& layout, const TargetRequest& request, std::uint32_t tp) {
   RankTarget target{&layout, format_of(request)};
   target.stores_tied = false;
   target.first_rank = static_cast<std::uint32_t>(request.options.number(kStartRank).value_or(0));
@@ -56,16 +56,18 @@ void note_padding(TargetPlan& plan) {
 
 }  // namespace
 
-std::vector<const LayoutOption*> InferenceLayout::options() const {
-  return {&kStartRank, &kEndRank};
+RankFormat served_ranks(decltype(RankFormat::explain) explain, decltype(RankFormat::fits) fits, bool keeps_names) {
+  return {.name = NumberedName("tp{tp}_sharded_checkpoint"),
+          .ending = NumberedName(".safetensors"),
+          .read = kServedName,
+          .shards_folders = kServedFolders,
+          .keeps_names = keeps_names,
+          .fits = fits,
+          .explain = explain};
 }
 
-std::vector<fs::path> InferenceLayout::shards_folders(const fs::path& directory) const {
-  return {directory / traits().folder, directory / kExportFolder / traits().folder};
-}
-
-std::vector<FoundLayout> InferenceLayout::recognise(Files& files, const fs::path& path) const {
-  std::vector<FoundLayout> found = RankLayout::recognise(files, path);
+std::vector<FoundLayout> ServedLayout::recognise(Files& files, const fs::path& path) const {
+  std::vector<FoundLayout> found = recognise_ranks(files, *this, path);
   for (FoundLayout& one : found) {  // config.json and neuron_config.json are above the folder of an export
     if (own_name(files, one.directory) != kExportFolder || find_model_config(files, one.directory)) continue;
     const fs::path above = directory_above(files, one.directory);
@@ -74,61 +76,42 @@ std::vector<FoundLayout> InferenceLayout::recognise(Files& files, const fs::path
   return found;
 }
 
-bool InferenceLayout::owns(Files&, const fs::path&, const std::string& name) const {
-  return name == kNeuronConfigFile;
+Checkpoint ServedLayout::read(Files& files, const FoundLayout& found, const ReadContext& context) const {
+  return read_ranks(files, found, context);
 }
 
-fs::path InferenceLayout::rank_path(Format, RankId rank) const {
-  return fs::path(traits().folder) / kInferenceName.print(numbers_of(rank));
-}
-
-std::string InferenceLayout::name_of(RankId rank) const {
-  return fmt::format("tp{}_sharded_checkpoint", rank.tp_rank);
-}
-
-bool InferenceLayout::is_rank_name(const fs::path& name) const {
-  return kInferenceName.matches(name.string());
-}
-
-std::optional<RankFile> InferenceLayout::rank_file(Files&, const fs::path& folder, const DirectoryEntry& entry) const {
-  if (entry.kind != FileKind::kFile) return std::nullopt;
-  const auto numbers = kInferenceName.parse(entry.name);
-  if (!numbers) return std::nullopt;
-  return RankFile{rank_of(*numbers), folder / entry.name, Format::kSafetensors};
-}
-
-TargetPlan InferenceLayout::plan(const TargetRequest& request, const TargetContext& context) const {
+TargetPlan ServedLayout::plan(const TargetRequest& request, const TargetContext& context) const {
   validate_request(request);
   const Model& model = *context.model;
-  validate_model(model);
+  if (server_.validate_model != nullptr) server_.validate_model(model);
   TargetPlan plan;
   plan_mesh(plan, request, model);
   const RankTarget target = ranks_to_write(*this, request, plan.mesh.tp);
   PartitionOptions options, padded;
   options.separate = padded.separate = padded.pad = true;
-  options.pad = pads(request.options);
-  validate_split(model, plan.mesh.tp, options, padded, padding_option(), context.logical);
-  plan_ranks(plan, target, request.options, context);
+  options.pad = server_.padding == nullptr || request.options.flag(server_.padding->name);
+  validate_split(model, plan.mesh.tp, options, padded, server_.padding, context.logical);
+  server_.plan_ranks(plan, target, request.options, context);
   plan.is_partial = request.options.has(kStartRank.name) || request.options.has(kEndRank.name);
   plan.has_first_rank = target.first_rank == 0;
   plan.partition.reset();  // there are no stages
   plan.cut_names.clear();
   note_padding(plan);
   for (std::string& note : partition_notes(*context.model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
-  plan.notes.emplace_back(loaded_by());
+  plan.notes.emplace_back(server_.loaded_by);
   return plan;
 }
 
-void InferenceLayout::validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const {
-  const fs::path folder = output_directory / traits().folder;
-  if (!files.is_directory(folder)) return;
+void ServedLayout::validate_beside(Files& files, const TargetPlan& plan, const fs::path& directory) const {
+  const fs::path folder = directory / kServedFolder;
   const RankRecord& own = *plan.map.files.front().record;
   std::vector<std::string> leftover, others;
-  for (const auto& [name, kind, is_link] : files.list(folder)) {
-    const auto numbers = kInferenceName.parse(name);
+  for (const auto& [name, kind, is_link] :
+       files.is_directory(folder) ? files.list(folder) : std::vector<DirectoryEntry>{}) {
+    const auto numbers = kServedName.parse(name);
     if (!numbers) continue;
     if (rank_of(*numbers).tp_rank >= plan.mesh.tp) leftover.push_back(name);
-    const fs::path relative = fs::path(traits().folder) / name;
+    const fs::path relative = fs::path(kServedFolder) / name;
     if (std::any_of(plan.map.files.begin(), plan.map.files.end(),
                     [&](const TargetFile& file) { return file.path == relative; }))
       continue;
@@ -146,6 +129,11 @@ void InferenceLayout::validate_beside(Files& files, const TargetPlan& plan, cons
   };
   refuse(fmt::format("holds files of ranks that do not exist with `tp` {}", plan.mesh.tp), leftover);
   refuse("holds ranks of another checkpoint, or of one with another partition", others);
+  if (server_.validate_beside != nullptr) server_.validate_beside(files, plan, directory);
+}
+
+bool ServedLayout::owns(Files&, const fs::path&, const std::string& name) const {
+  return name == kNeuronConfigFile;
 }
 
 void validate_padded_split(const ShardedCheckpoint& shards, const Checkpoint& checkpoint) {

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "reshard/layouts/map/placed_rules.h"
+#include "reshard/layouts/ranks/rank_format.h"
+#include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/specs/stages/stage_plan.h"
+
+namespace reshard {
+
+inline constexpr LayoutOption kPad{.name = "pad",
+                                   .type = LayoutOption::Type::kFlag,
+                                   .help = "Pad sizes that the ranks do not divide; NxD Inference's layout always does",
+                                   .why_idle = why_padding_idle};
+
+inline constexpr LayoutOption kStartRank{"start-rank", LayoutOption::Type::kRank, "First rank to write (default: 0)"};
+inline constexpr LayoutOption kEndRank{"end-rank", LayoutOption::Type::kRank, "Last rank to write (default: TP - 1)"};
+
+/// Folder of the rank files in the output directory.
+inline constexpr const char* kServedFolder = "weights";
+
+/// One safetensors file per rank without metadata files. The parameters are those of RankFormat.
+RankFormat served_ranks(decltype(RankFormat::explain) explain, decltype(RankFormat::fits) fits, bool keeps_names);
+
+/// How an inference server has its ranks. Functions that are null do nothing.
+struct InferenceServer {
+  LayoutTraits traits;
+  std::vector<const LayoutOption*> options;
+  RankFormat ranks;
+  /// The option that pads sizes which the ranks do not divide; nullptr if they always are padded.
+  const LayoutOption* padding = nullptr;
+  /// The programs that load its files; a sentence.
+  const char* loaded_by = nullptr;
+  /// Validates that ranks of the layout can have the model at all, whatever their number. \throws Error kUnsupported.
+  void (*validate_model)(const Model& model) = nullptr;
+  /// Fills plan.map with the ranks that `target` says.
+  void (*plan_ranks)(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
+                     const TargetContext& context) = nullptr;
+  /// As Layout::validate_beside, in addition to what ServedLayout validates.
+  void (*validate_beside)(Files& files, const TargetPlan& plan, const std::filesystem::path& directory) = nullptr;
+};
+
+/// Weights that an inference server loads. Several runs may each write some of the ranks.
+class ServedLayout final : public Layout {
+ public:
+  explicit ServedLayout(InferenceServer server) : server_(std::move(server)) {}
+  const LayoutTraits& traits() const override { return server_.traits; }
+  const RankFormat* ranks() const override { return &server_.ranks; }
+  std::vector<const LayoutOption*> options() const override { return server_.options; }
+  std::vector<FoundLayout> recognise(Files& files, const std::filesystem::path& path) const override;
+  Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override;
+  TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override;
+  /// Rank files that would stay next to those that are written belong to the same checkpoint: as many ranks, and the
+  /// same original shapes.
+  void validate_beside(Files& files, const TargetPlan& plan, const std::filesystem::path& directory) const override;
+  /// neuron_config.json is about the compiled model.
+  bool owns(Files& files, const std::filesystem::path& directory, const std::string& name) const override;
+
+ private:
+  InferenceServer server_;
+};
+
+/// Validates that this many ranks can have the model, with padding.
+/// \throws Error kBadInput.
+void validate_padded_split(const ShardedCheckpoint& shards, const Checkpoint& checkpoint);
+
+}  // namespace reshard
