@@ -18,14 +18,6 @@ namespace fs = std::filesystem;
 constexpr NumberedName kOlderName("optim.dp_rank_{dp:2}.tp_rank_{tp:2}", kMaxParallelDegree - 1);
 constexpr NumberedName kOlderWeightsName("tp_rank_{tp:2}_pp_rank_{pp:2}_dp_rank_{dp:2}", kMaxParallelDegree - 1);
 
-std::string name_beside(RankId rank) {
-  return kOlderName.print(numbers_of(rank));
-}
-
-std::string name_of_weights(RankId rank) {
-  return kOlderWeightsName.print(numbers_of(rank));
-}
-
 /// A rank's file of weights that torch saved; nothing if `entry` is none.
 std::optional<fs::path> weights_file(Files& files, const fs::path& folder, const DirectoryEntry& entry) {
   const fs::path path = folder / entry.name;
@@ -74,7 +66,7 @@ std::vector<OptimizerFileName> list_older_optimizer(Files& files, const fs::path
   std::vector<OptimizerFileName> names;
   if (in_weights || !beside.empty())
     for (const auto& [rank, path] : in_weights ? weights : beside)
-      names.push_back({rank, path, false, in_weights ? name_of_weights : name_beside});
+      names.push_back({rank, path, false, in_weights ? kOlderWeightsName : kOlderName});
   return names;
 }
 

@@ -22,7 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kFull = "full_";
+constexpr NumberedName kFullName("full_tp_rank_{tp:2}_pp_rank_{pp:2}");
+constexpr NumberedName kFullFileName("full_<[dp_rank_{dp}]|[ep_rank_{ep}]|tp_rank_{tp}|pp_rank_{pp}>.pt",
+                                     kMaxParallelDegree - 1);
 constexpr const char* kDifferentCheckpoints = "the files come from different checkpoints, or one of them is damaged";
 
 /// The file of a rank: its place in OptimizerFiles::all.
@@ -30,12 +32,6 @@ using Place = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;  // pp_ra
 
 /// Of all states of a checkpoint, each of which is looked for in all entries: an optimizer has two or three.
 constexpr std::size_t kMaxStateNames = 64;
-
-/// How the file of a rank would be called, if it is called as `other`.
-std::string name_like(const OptimizerFileName& other, RankId rank) {
-  if (other.name_of != nullptr) return other.name_of(rank);
-  return other.is_full ? std::string(kFull) + rank_name({rank.tp_rank, rank.pp_rank}, false) : rank_name(rank, true);
-}
 
 /// A file as errors about another name it.
 std::string short_name(const fs::path& path) {
@@ -51,7 +47,7 @@ void validate_all_there(const OptimizerFiles& of, const std::map<Place, const Op
     for (std::uint32_t t = 0; t < of.tp; ++t)
       for (std::uint32_t d = 0; d < of.dp; ++d) {
         if (by_place.count({p, t, d})) continue;
-        if (++count <= kNamed) missing.push_back(name_like(*by_place.begin()->second, {t, p, d}));
+        if (++count <= kNamed) missing.push_back(by_place.begin()->second->name.print(numbers_of({t, p, d})));
       }
   if (count == 0) return;
   throw Error(ErrorKind::kBadInput,
@@ -335,18 +331,16 @@ std::vector<OptimizerFileName> list_optimizer_files(Files& files, const fs::path
   if (!files.is_directory(folder)) return names;
   std::map<RankId, fs::path> seen;
   for (const DirectoryEntry& entry : files.list(folder)) {
-    const fs::path name = entry.name;
-    if (entry.kind != FileKind::kFile || name.extension() != ".pt") continue;
-    std::string stem = name.stem().string();
-    const bool is_full = stem.starts_with(kFull);
-    if (is_full) stem.erase(0, kFull.size());
-    const auto rank = rank_of_name(stem);
-    if (!rank) continue;
-    if (!seen.emplace(*rank, folder / name).second)
-      throw Error(ErrorKind::kBadInput, "is of the same rank as " + seen.at(*rank).filename().string())
-          .in(folder / name)
+    const auto full = kFullFileName.parse(entry.name);
+    const auto numbers = full ? full : kRankFileName.parse(entry.name);
+    if (entry.kind != FileKind::kFile || !numbers) continue;
+    const RankId rank = rank_of(*numbers);
+    const fs::path path = folder / entry.name;
+    if (!seen.emplace(rank, path).second)
+      throw Error(ErrorKind::kBadInput, "is of the same rank as " + seen.at(rank).filename().string())
+          .in(path)
           .hint("files of two checkpoints are mixed in one folder; move one away");
-    names.push_back({*rank, folder / name, is_full});
+    names.push_back({rank, path, full.has_value(), full ? kFullName : kDpRankName});
   }
   if (names.empty()) return list_older_optimizer(files, folder);
   std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });

@@ -20,10 +20,8 @@ struct ShardedCheckpoint;
 struct OptimizerFileName {
   RankId rank;
   std::filesystem::path path;
-  bool is_full =
-      false;  // full_tp_rank_…: NxD's converter has merged the data-parallel ranks' (convert_zero_checkpoints)
-  /// Where such a file lies for any rank, relative to the folder, for errors; null for dp_rank_….
-  std::string (*name_of)(RankId) = nullptr;
+  bool is_full = false;             // NxD's converter has merged the data-parallel ranks' (convert_zero_checkpoints)
+  NumberedName name = kDpRankName;  // of such a file of any rank, for errors
 };
 
 /// Those in `folder`, sorted; none if there is no such folder.

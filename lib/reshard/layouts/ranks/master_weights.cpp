@@ -34,10 +34,8 @@ bool has_tensor_files(Files& files, const fs::path& file) {
 /// The optimizer's files, in the order of their names.
 std::vector<fs::path> optimizer_files(Files& files, const fs::path& folder) {
   std::vector<fs::path> states;
-  for (const DirectoryEntry& entry : list_if_any(files, folder)) {
-    const fs::path name = entry.name;
-    if (name.extension() == ".pt" && rank_of_name(name.stem().string())) states.push_back(folder / name);
-  }
+  for (const DirectoryEntry& entry : list_if_any(files, folder))
+    if (kRankFileName.matches(entry.name)) states.push_back(folder / entry.name);
   return states;
 }
 
