@@ -41,12 +41,12 @@ class StepReader {
   std::optional<double> last_of(const OptimizerFile& file) {
     std::optional<double> last;
     for (const OptimizerEntry& entry : file.entries)
-      if (const auto step = step_of(file, entry)) last = std::max(last.value_or(*step), *step);
+      if (const auto step = step_of(entry)) last = std::max(last.value_or(*step), *step);
     return last;
   }
 
  private:
-  std::optional<double> step_of(const OptimizerFile& file, const OptimizerEntry& entry) {
+  std::optional<double> step_of(const OptimizerEntry& entry) {
     for (const auto& [name, value] : entry.numbers) {
       if (name != kStep) continue;
       if (const auto real = real_of(value)) return real;
@@ -55,7 +55,7 @@ class StepReader {
       std::array<std::byte, 16> bytes;
       if (tensor.name != kStep || !tensor.shape.empty() || tensor.size_bytes > bytes.size()) continue;
       const auto value = std::span(bytes).first(tensor.size_bytes);
-      opened_.at(optimizer_.files_of(file)[tensor.file].path).read_at(tensor.offset_bytes, value);
+      opened_.at(optimizer_.files[tensor.file].path).read_at(tensor.offset_bytes, value);
       return summarize(tensor.dtype, value).min;
     }
     return std::nullopt;
@@ -71,7 +71,7 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
   OptimizerSummary summary;
   summary.is_sharded = optimizer.form() == OptimizerFile::Form::kZero1 && !optimizer.is_full;
   summary.dp = optimizer.dp;
-  summary.files = optimizer.is_dcp ? optimizer.items.size() : optimizer.all.size();
+  summary.files = optimizer.count;
   summary.has_masters = optimizer.has_masters;
   summary.incomplete = optimizer.incomplete;
   summary.incomplete_hint = optimizer.incomplete_hint;
@@ -193,7 +193,7 @@ bool compare(Opened& files, const StatePart& part, const SourceMap& model) {
   if (begin >= elems) return false;  // padding alone
   const std::uint64_t master_size = bits(master.dtype) / 8;
   const std::uint64_t count = std::min({kElems, elems - begin, master.size_bytes / master_size});
-  const std::filesystem::path& path = model.files[part.first_file + master.file].path;
+  const std::filesystem::path& path = model.files[part.file].path;
   const std::filesystem::path& model_path = model.files[weight.file].path;
   const Bytes own = read(files.masters, path, master.offset_bytes, count * master_size);
   const std::vector<double> weights =
@@ -228,8 +228,7 @@ void compare_masters(Files& files, const ShardedOptimizer& optimizer, const Sour
   Opened opened{LastOpened(files), LastOpened(files)};
   std::vector<bool> compared(model.stored.size());
   for (auto first = parts.begin(); first != parts.end();) {
-    const auto end =
-        std::find_if(first, parts.end(), [&](const StatePart& part) { return part.first_file != first->first_file; });
+    const auto end = std::find_if(first, parts.end(), [&](const StatePart& part) { return part.rank != first->rank; });
     const auto count = static_cast<std::size_t>(end - first);
     const std::size_t step = std::max<std::size_t>(1, count / kTensorsPerFile);
     for (std::size_t i = 0; i < count; i += step) {

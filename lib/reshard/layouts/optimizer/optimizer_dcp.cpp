@@ -39,7 +39,6 @@ class DcpOptimizerReader {
     of_.tp = shards.tp;
     of_.pp = shards.pp;
     of_.ep = shards.ep;
-    of_.is_dcp = true;
     if (!shards.files.empty() && !shards.files.front().empty())
       most_parameters_ = shards.files.front().front().tensors.size();
   }
@@ -254,18 +253,16 @@ class DcpOptimizerReader {
   }
 
   void find() {
-    std::vector<SourceFile> in_files;
-    DcpChunkFinder finder(files_, folder_, metadata_, in_files, of_.notes);
+    DcpChunkFinder finder(files_, folder_, metadata_, of_.files, of_.notes);
     for (const Wanted& one : wanted_)
       one.tensor != nullptr ? finder.add(*one.tensor, one.tensor->name) : finder.add({one.object}, one.object->name);
     found_ = finder.find();
-    for (SourceFile& file : in_files) {
+    for (const SourceFile& file : of_.files)
       if (file.frame)
         throw Error(ErrorKind::kUnsupported, "has compressed items, which NxD does not write")
             .in(file.path)
             .hint("save the checkpoint without compression, or do without `with-optimizer`");
-      of_.items.push_back({std::move(file.path), file.size_bytes, std::move(file.stamp)});
-    }
+    of_.count = of_.files.size();
   }
 
   void make_files() {
@@ -300,7 +297,7 @@ class DcpOptimizerReader {
   PlainValue value_of(std::size_t wanted) {
     const ChunkedTensor& found = found_[wanted];
     const ChunkedTensor::Chunk& chunk = found.chunks.front();
-    const fs::path& path = of_.items[chunk.file].path;
+    const fs::path& path = of_.files[chunk.file].path;
     std::unique_ptr<Source>& source = sources_[chunk.file];
     if (!source) source = files_.open(path);
     const std::uint64_t bytes = found.shape.empty() ? 0 : found.shape[0];
@@ -389,7 +386,7 @@ class DcpOptimizerReader {
   std::vector<Number> numbers_;
   std::vector<std::size_t> group_objects_;  // into wanted_
   std::vector<Stage> stages_;
-  std::map<std::uint32_t, std::unique_ptr<Source>> sources_;  // by number in OptimizerFiles::items
+  std::map<std::uint32_t, std::unique_ptr<Source>> sources_;  // by number in OptimizerFiles::files
   bool has_states_ = false;
   OptimizerFiles of_;
 };

@@ -42,7 +42,7 @@ struct OptimizerFile {
   };
 
   std::filesystem::path path;
-  std::vector<ContainerFile> files;  // TensorEntry::file counts these; the first is `path`
+  std::vector<ContainerFile> files;  // that TensorEntry::file counts, the first of which is `path`
   Form form = Form::kZero1;
   bool is_xser = false;
   std::vector<OptimizerFileGroup> groups;

@@ -65,7 +65,7 @@ void validate_kind(const OptimizerFiles& files) {
   if (files.ep > 1)
     fail(fmt::format("the optimizer is one of {} expert-parallel ranks", files.ep),
          "`from-optimizer-groups` ids is for dense models");
-  if (files.is_dcp) fail("the optimizer's files have names, and no ids", "do without `from-optimizer-groups` ids");
+  if (files.has_names()) fail("the optimizer's files have names, and no ids", "do without `from-optimizer-groups` ids");
   if (files.form() == OptimizerFile::Form::kWhole)
     fail("the optimizer is not ZeRO-1's, and without names no master weights can be made", kSayRule);
   if (files.lost_masters)

@@ -113,14 +113,15 @@ class StateParts {
   std::vector<StatePart> collect(const std::string& where, const std::string& state, TensorOf&& tensor_of) const {
     const OptimizerFiles& files = optimizer_.files;
     std::vector<StatePart> parts;
-    std::map<std::pair<std::uint32_t, std::uint32_t>, SharedName> names;
+    std::map<std::pair<std::string, std::uint32_t>, SharedName> names;  // by the entry's name, or its id
     for_each_entry(files, [&](std::uint32_t pp_rank, std::uint32_t tp_rank, std::uint32_t dp_rank, std::uint32_t index,
                               std::uint32_t entry) {
       const OptimizerFile& file = files.all[index];
       const TensorEntry* tensor = tensor_of(file.entries[entry]);
       if (tensor == nullptr) return;
       const ShareOfRows share = share_of_rows(files, file, entry, dp_rank);
-      const std::pair of_name(files.is_dcp ? pp_rank : 0, entry);
+      const std::string& own = file.entries[entry].name;
+      const std::pair of_name(own, own.empty() ? entry : 0);
       auto name = names.find(of_name);
       if (name == names.end()) name = names.emplace(of_name, name_in_file(file, where, entry, state)).first;
       const std::uint64_t begin = begin_row(file.entries[entry], *tensor, share);
@@ -128,7 +129,7 @@ class StateParts {
       const std::string& parameter = optimizer_.names_of(pp_rank, ep_rank)[entry];
       for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, tp_rank, parameter)) {
         validate_shape(*tensor, file, entry, local, share);
-        parts.push_back({tensor, optimizer_.first_files[index], local, begin, name->second});
+        parts.push_back({tensor, index, optimizer_.first_file + tensor->file, local, begin, name->second});
       }
     });
     return parts;
@@ -139,6 +140,11 @@ class StateParts {
                                   const std::string& state) {
     const std::string& own = file.entries[entry].name;
     return fmt::format("{}.{}{}{}", where, own.empty() ? std::to_string(entry) : own, state.empty() ? "" : ".", state);
+  }
+
+  static Dims without_padding(Dims local, const ShareOfRows& share) {
+    local[0] = row_share(local[0], share.count, share.number).rows;
+    return local;
   }
 
   static std::uint64_t begin_row(const OptimizerEntry& entry, const TensorEntry& tensor, const ShareOfRows& share) {
@@ -154,7 +160,9 @@ class StateParts {
     const Dims in_model = stored.file_shape();
     const bool is_master = file.entries[entry].master && &tensor == &*file.entries[entry].master;
     if (tensor.shape.empty() && (in_model.empty() || !(is_master || is_moment(tensor.name)))) return;
-    if (!in_model.empty() && tensor.shape == shard_shape(optimizer_.files, in_model, share)) return;
+    if (!in_model.empty() &&
+        (tensor.shape == row_shard_shape(in_model, share.count) || tensor.shape == without_padding(in_model, share)))
+      return;
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} of {} has the shape {}, but its parameter {} has {} in the model's file{}", tensor.name,
                             name_of_entry(file, entry), to_string(tensor.shape), printable(stored.name.text()),
@@ -169,7 +177,7 @@ class StateParts {
 };
 
 std::uint32_t add_part(SourceMap& map, const StatePart& part) {
-  const std::uint32_t index = map.add_stored(*part.tensor, part.first_file);
+  const std::uint32_t index = map.add_stored(*part.tensor, part.file - part.tensor->file);
   map.stored[index].name = part.name;
   return index;
 }
@@ -198,22 +206,6 @@ void add_shared(SourceMap& map, const SourceMap& model, const std::vector<StateP
       throw;
     }
   }
-}
-
-std::vector<std::uint32_t> join_files(SourceMap& model, const OptimizerFiles& files) {
-  std::vector<std::uint32_t> first;
-  for (std::uint32_t i = 0; i < files.all.size(); ++i) {
-    if (files.is_dcp && i > 0) {
-      first.push_back(first.front());
-      continue;
-    }
-    first.push_back(static_cast<std::uint32_t>(model.files.size()));
-    for (const ContainerFile& file : files.files_of(files.all[i])) {
-      model.files.push_back({{file.path, file.size_bytes, i / files.dp % files.tp, i / (files.tp * files.dp)}});
-      model.files.back().stamp = file.stamp;
-    }
-  }
-  return first;
 }
 
 /// The names of states that are tensors, in the order in which the files have them first.
@@ -255,7 +247,7 @@ void refuse_partial_masters(const OptimizerFiles& files) {
 
 /// What parameters of one group have no state of, and others of it have: as a note.
 void note_missing_states(const OptimizerFiles& files, std::vector<std::string>& notes) {
-  if (files.is_dcp) return;       // where a file has what others share, and those have not
+  if (files.has_names()) return;  // parameters without states are in none of the groups
   std::set<std::string> missing;  // states
   std::vector<std::string> ids;
   for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank) {
@@ -435,7 +427,7 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
     }
   }
   if (keeps_ids(options)) return names_by_id(files, parameters);
-  if (files.is_dcp) return stored_names(files, parameters);
+  if (files.has_names()) return stored_names(files, parameters);
   try {
     return names_of_entries(files, parameters, chosen_group_rule(options),
                             checkpoint.model ? checkpoint.model->family->model_type : checkpoint.model_type);
@@ -455,7 +447,7 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
     throw Error(ErrorKind::kBadInput, "holds no files of an optimizer")
         .in(checkpoint.path)
         .hint("the directory was copied without its folder optim, or the run was saved without its optimizer");
-  ShardedOptimizer optimizer{*std::move(read), {}, {}};
+  ShardedOptimizer optimizer{*std::move(read), 0, {}};
   for (const std::string& note : optimizer.files.notes) checkpoint.notes.push_back(note);
   std::set<std::string> others;
   for (const OptimizerFile& file : optimizer.files.all) others.insert(file.others.begin(), file.others.end());
@@ -466,7 +458,8 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
                     list_names(std::vector(others.begin(), others.end()))));
   note_missing_states(optimizer.files, checkpoint.notes);
   optimizer.names = name_entries(optimizer.files, shards, checkpoint, options);
-  optimizer.first_files = join_files(checkpoint.map, optimizer.files);
+  optimizer.first_file = static_cast<std::uint32_t>(checkpoint.map.files.size());
+  checkpoint.map.files.insert(checkpoint.map.files.end(), optimizer.files.files.begin(), optimizer.files.files.end());
   return optimizer;
 }
 

@@ -20,7 +20,7 @@ struct Checkpoint;
 /// The optimizer of a sharded checkpoint: its files, and which parameter each entry is.
 struct ShardedOptimizer {
   OptimizerFiles files;
-  std::vector<std::uint32_t> first_files;       // in the map of the model, the first of each of the optimizer's files
+  std::uint32_t first_file = 0;                 // in the map of the model, of OptimizerFiles::files
   std::vector<std::vector<std::string>> names;  // as of names_of_entries
 
   /// What the model's files call the entries in the file of a rank.
@@ -32,10 +32,11 @@ struct ShardedOptimizer {
 /// One tensor in one file of the optimizer, and the tensor of the model that it is of, or has some rows of.
 struct StatePart {
   const TensorEntry* tensor;
-  std::uint32_t first_file;  // of the optimizer's file, in the map of the model
-  std::uint32_t local;       // stored tensor of that map
-  std::uint64_t begin_row;   // of the shape in the model's file
-  SharedName name;           // in the optimizer's file: "base_state.3.exp_avg"
+  std::uint32_t rank;       // index into OptimizerFiles::all
+  std::uint32_t file;       // that it lies in, in the map of the model
+  std::uint32_t local;      // stored tensor of that map
+  std::uint64_t begin_row;  // of the shape in the model's file
+  SharedName name;          // in the optimizer's file: "base_state.3.exp_avg"
 };
 
 /// The names of the entries, as of names_of_entries: those of the files of the model, which `shards` and the map of

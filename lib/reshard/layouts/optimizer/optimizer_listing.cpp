@@ -192,7 +192,7 @@ std::optional<std::uint64_t> likely_ranks(const OptimizerFiles& of, const Optimi
 
 /// The shape that a shard must have.
 Dims expected_shape(const OptimizerFiles& of, const OptimizerFile& file, std::uint32_t entry, std::uint32_t dp_rank) {
-  return shard_shape(of, *file.entries[entry].shape, share_of_rows(of, file, entry, dp_rank));
+  return row_shard_shape(*file.entries[entry].shape, share_of_rows(of, file, entry, dp_rank).count);
 }
 
 Error wrong_rows(const OptimizerFiles& of, const OptimizerFile& file, std::uint32_t entry, const TensorEntry& tensor,
@@ -307,6 +307,24 @@ void drop_partial_masters(OptimizerFiles& of) {
     for (OptimizerEntry& entry : file.entries) entry.master.reset();
 }
 
+/// Adds the files that `file`, which is that of a rank, lies in.
+void add_files(OptimizerFiles& of, OptimizerFile& file, RankId rank) {
+  const auto first = static_cast<std::uint32_t>(of.files.size());
+  for (OptimizerEntry& entry : file.entries) {
+    for (TensorEntry& tensor : entry.tensors) tensor.file += first;
+    if (entry.master) entry.master->file += first;
+  }
+  for (ContainerFile& one : std::exchange(file.files, {})) {
+    SourceFile& added = of.files.emplace_back();
+    added.path = std::move(one.path);
+    added.size_bytes = one.size_bytes;
+    added.tp_rank = rank.tp_rank;
+    added.pp_rank = rank.pp_rank;
+    added.stamp = one.stamp;
+  }
+  ++of.count;
+}
+
 void validate_ranks(const OptimizerFile& file, RankId rank) {
   for (const auto& [what, said, own] :
        {std::tuple("dp", file.dp_rank, rank.dp_rank), {"tp", file.tp_rank, rank.tp_rank}})
@@ -391,6 +409,7 @@ OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const 
   std::set<std::string> state_names;
   for (const auto& [place, name] : by_place) {
     of.all.push_back(read_optimizer_file(files, name->path));
+    add_files(of, of.all.back(), name->rank);
     validate_ranks(of.all.back(), name->rank);
     count_state_names(of.all.back(), state_names);
     const std::size_t i = of.all.size() - 1;
@@ -422,12 +441,6 @@ std::optional<OptimizerFiles> read_optimizer(Files& files, const fs::path& folde
   throw Error(ErrorKind::kBadInput, "lies beside files of torch.distributed.checkpoint, which are an optimizer, too")
       .in(names.front().path)
       .hint("the folder holds the optimizer of two saves; move the older one away");
-}
-
-Dims shard_shape(const OptimizerFiles& files, Dims local, ShareOfRows share) {
-  if (!files.is_dcp) return row_shard_shape(std::move(local), share.count);
-  if (!local.empty()) local[0] = row_share(local[0], share.count, share.number).rows;
-  return local;
 }
 
 }  // namespace reshard

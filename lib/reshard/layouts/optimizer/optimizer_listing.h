@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "reshard/io/files.h"
+#include "reshard/layouts/map/tensor_map.h"
 #include "reshard/layouts/optimizer/optimizer_file.h"
 #include "reshard/layouts/ranks/rank_format.h"
 
@@ -32,7 +33,9 @@ std::vector<OptimizerFileName> list_optimizer_files(Files& files, const std::fil
 /// \throws Error kIo.
 bool has_optimizer_files(Files& files, const std::filesystem::path& folder);
 
-/// The files that were read, of every tensor- and pipeline-parallel rank and, of ZeRO-1, every data-parallel rank.
+/// What every tensor- and pipeline-parallel rank has of the optimizer and, of ZeRO-1, every data-parallel rank: in a file of
+/// its own, or as part of what torch.distributed.checkpoint has saved (optimizer_dcp.h), where entries have names, shards no
+/// padding, and what is stored once for several ranks is the first one's.
 /// Invariant: all have the same form, the same hyperparameters in the same groups, and those of one pipeline rank the
 /// same groups of parameters with the same states and numbers.
 struct OptimizerFiles {
@@ -40,16 +43,14 @@ struct OptimizerFiles {
   std::uint32_t tp = 1;
   std::uint32_t pp = 1;
   std::uint32_t ep = 1;
-  std::uint32_t dp = 1;            // data-parallel ranks that have files
+  std::uint32_t dp = 1;            // data-parallel ranks that have a part of it
   std::vector<OptimizerFile> all;  // [(pp_rank × tp + tp_rank) × dp + dp_rank]
   bool is_full = false;
   bool has_masters = false;
-  bool lost_masters = false;  // some of them, so that none count: of files that is_full
-  /// Saved through torch.distributed.checkpoint (optimizer_dcp.h): entries have names, shards no padding, and what is
-  /// stored once for several ranks is in the first one's OptimizerFile alone. Their paths are those of the metadata.
-  bool is_dcp = false;
-  std::vector<ContainerFile> items;  // then: the files of all tensors, which TensorEntry::file counts
-  std::vector<std::string> notes;    // what is odd, as whole sentences
+  bool lost_masters = false;       // some of them, so that none count: of files that is_full
+  std::vector<SourceFile> files;   // of all tensors, which TensorEntry::file counts
+  std::size_t count = 0;           // of files that are not parts of others
+  std::vector<std::string> notes;  // what is odd, as whole sentences
   /// Why the states are not all there, as a clause, where the files are what the reference writes nonetheless; empty
   /// where they are complete. `incomplete_hint` says what to try.
   std::string incomplete;
@@ -59,8 +60,8 @@ struct OptimizerFiles {
     return all[(std::size_t{pp_rank} * tp + tp_rank) * dp + dp_rank];
   }
   OptimizerFile::Form form() const { return all.front().form; }
-  /// Those that the tensors of `file` lie in.
-  const std::vector<ContainerFile>& files_of(const OptimizerFile& file) const { return is_dcp ? items : file.files; }
+  /// Whether entries have the names of their parameters, and no ids.
+  bool has_names() const { return !all.front().entries.empty() && !all.front().entries.front().name.empty(); }
 };
 
 /// The rows of a tensor's shard, where `count` data-parallel ranks share it, and which rank has the first of them.
@@ -85,8 +86,5 @@ OptimizerFiles read_optimizer_files(Files& files, const std::filesystem::path& f
 /// \throws Error kBadInput if it holds both; as read_optimizer_files or read_optimizer_dcp.
 std::optional<OptimizerFiles> read_optimizer(Files& files, const std::filesystem::path& folder,
                                              const ShardedCheckpoint& shards);
-
-/// The shape of a shard of a local tensor of shape `local`.
-Dims shard_shape(const OptimizerFiles& files, Dims local, ShareOfRows share);
 
 }  // namespace reshard
