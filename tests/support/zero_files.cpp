@@ -164,14 +164,15 @@ class Writer {
           name, stage_ < 3 ? file.tensor(data)
                            : file.flat(data.dtype, part_of(data.bytes, 2, rank * each, (rank + 1) * each, random_)));
     }
-    std::vector<std::string> shapes;
+    std::vector<std::string> shapes, buffers;
+    for (const std::string& name : model_.buffers) buffers.push_back(text(name));
     for (const auto& group : model_.groups) {
       Items items;
       for (const std::string& name : group) items.emplace_back(name, pickled_size(model_.masters.at(name).shape));
       shapes.push_back(dict(items));
     }
     file.save(path, dict({{"module", dict(module)},
-                          {"buffer_names", list({text("steps")})},
+                          {"buffer_names", list(buffers)},
                           {"param_shapes", list(shapes)},
                           {"frozen_param_shapes", dict(frozen_shapes)},
                           {"frozen_param_fragments", dict(fragments)},

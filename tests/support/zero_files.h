@@ -14,8 +14,9 @@ namespace reshard::test {
 struct ZeroModel {
   std::vector<std::vector<std::string>> groups;  // names of trained parameters, in the flat order
   std::vector<std::string> frozen;
-  TensorMap masters;                  // of the trained, fp32
-  TensorMap module;                   // of all of them, bf16, and buffers
+  TensorMap masters;  // of the trained, fp32
+  TensorMap module;   // of all of them, bf16, and buffers
+  std::vector<std::string> buffers = {"steps"};
   std::uint64_t alignment_elems = 1;  // where trained parameters begin in a group of stages 1 and 2 (DeepSpeed PR 8277)
   bool lean_ranks = false;            // padding is left out of all ranks that have some (PR 6974), not of the last only
 };

@@ -113,6 +113,27 @@ TEST_CASE("Whatever a user's scheme packs comes back from dcp, with the optimize
   }
 }
 
+TEST_CASE("A scheme that keeps other names and packs no experts leaves experts alone") {
+  const fs::path model = testdata("golden/experts/mixtral/original");
+  Family family =
+      parse_family_text(json{{"like", "mixtral"},
+                             {"model_type", "mixtral"},
+                             {"other_names",
+                              {{{"program", "mytrainer"},
+                                {"keeps_others", true},
+                                {"entries", {{{"entry", "norm.weight"}, {"parameters", "model.norm.weight"}}}}}}}}
+                            .dump(),
+                        "mine.json");
+  family.file = "mine.json";
+  RequestFields fields{.layout = "dcp", .options = {"names=mytrainer"}};
+  fields.family = std::make_shared<const Family>(std::move(family));
+  const TempDir temp;
+  convert(convert_request(model, temp / "dcp", fields));
+  CHECK(dcp::read(temp / "dcp").tensors.count("norm.weight") == 1);
+  fields = {.config = model, .family = fields.family};
+  CHECK((converted(temp / "dcp", temp / "whole", fields) == read_model(model)));
+}
+
 TEST_CASE("Megatron-Core's own checkpoint is read by a user's description of its names") {
   const fs::path golden_case = testdata("golden/megatron/llama-tp2-pp2");
   RequestFields fields{.config = golden_case / "original"};

@@ -4,7 +4,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -13,6 +14,8 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/core/misfits.h"
+#include "reshard/layouts/core/unpack.h"
 #include "reshard/layouts/map/packing.h"
 #include "reshard/layouts/names/packed_experts.h"
 #include "reshard/layouts/names/written_names.h"
@@ -20,39 +23,30 @@
 namespace reshard {
 namespace {
 
-using Parameters = std::unordered_map<std::string_view, const ModelParameter*>;
-
 /// Whether the model has all experts of a layer in this parameter.
 bool is_own_stack(const ModelParameter& parameter) {
   return parameter.experts > 0 && !parameter.expert;
 }
 
-/// The names of stacks, and the number of experts in a layer of the model. A tensor that claims more experts is no stack.
-struct Stacks {
-  PackedExperts names;
-  std::uint64_t most = 0;
-
-  explicit Stacks(const Model& model) : names(*model.family) {
-    for (const ModelParameter& parameter : model.parameters) most = std::max(most, parameter.experts);
-  }
-
-  bool has(const LogicalTensor& tensor) const {
-    return tensor.shape.size() == 3 && !tensor.filler && tensor.shape[0] <= most &&
-           num_elems(tensor.shape).value_or(0) > 0 && names.find(tensor.name).has_value();
-  }
-};
+/// The first tensor that holds all experts of a layer, by its name; null if there is none.
+const LogicalTensor* first_stack(const SourceMap& map, const PackedExperts& stacks) {
+  const auto first = std::find_if(map.logical.begin(), map.logical.end(), [&](const LogicalTensor& tensor) {
+    return !tensor.filler && stacks.find(tensor.name).has_value();
+  });
+  return first == map.logical.end() ? nullptr : &*first;
+}
 
 /// Whether the model has these stacks in its files, too, and in this order: Transformers 4 has the last two dims of some
 /// families swapped, (E, H, 2 I). A square matrix may be in either order.
 /// \throws Error kBadInput if some are in another order than the others.
-bool are_models_own(const SourceMap& map, const Stacks& stacks, const Model& model,
+bool are_models_own(const SourceMap& map, const PackedExperts& stacks, const Model& model,
                     const std::filesystem::path& where) {
-  Parameters parameters;
+  std::unordered_map<std::string_view, const ModelParameter*> parameters;
   for (const ModelParameter& parameter : model.parameters) parameters.emplace(parameter.name, &parameter);
   const LogicalTensor* own = nullptr;
   const LogicalTensor* other = nullptr;
   for (const LogicalTensor& tensor : map.logical) {
-    if (!stacks.has(tensor)) continue;
+    if (tensor.filler || tensor.shape.size() != 3 || !stacks.find(tensor.name)) continue;
     const auto found = parameters.find(tensor.name);
     if (found == parameters.end() || found->second->shape != tensor.shape)
       other = &tensor;
@@ -68,116 +62,43 @@ bool are_models_own(const SourceMap& map, const Stacks& stacks, const Model& mod
   return own != nullptr;
 }
 
-/// Adds the pieces of experts' matrices that one piece of a stack consists of.
-/// \param logical  the matrices, as `packing` numbers them.
-void add_pieces_of(SourceMap& map, const Piece& piece, const Packing& packing,
-                   const std::vector<std::uint32_t>& logical) {
-  const StoredTensor& stored = map.stored[piece.stored];
-  const std::uint64_t rows_of_slice = stored.file_shape()[1];
-  if (stored.shape.size() > 2) map.view_as_rows(piece.stored);  // else done for another piece of it
-  for (Region& region : packing.regions_in(piece.box)) {
-    const std::uint64_t slice = piece.stored_begin[0] + region.begin[0];
-    const std::uint64_t row = slice * rows_of_slice + piece.stored_begin[1] + region.begin[1];
-    map.pieces[logical[region.tensor]].push_back(
-        {piece.stored, std::move(region.box), {row, piece.stored_begin[2] + region.begin[2]}});
+/// Replaces each stack by the tensors of its experts, and the model by the one with these tensors.
+/// \throws Error as unpack; kUnsupported for a tensor of the experts, such as a bias or a scale, that is still packed.
+void take_apart(Checkpoint& checkpoint, const PackedExperts& stacks, ConfigUse use) {
+  SourceMap& map = checkpoint.map;
+  PackedEntries packed{checkpoint.path, {}};
+  std::vector<std::string> names;
+  for (const LogicalTensor& tensor : map.logical) {
+    const auto stack = tensor.filler ? std::nullopt : stacks.find(tensor.name);
+    if (stack)
+      packed.by_name.emplace(tensor.name,
+                             PackedEntry{std::make_shared<const PackedNames>(*stack), tensor.name, tensor.shape});
+    names.push_back(stack || tensor.filler ? tensor.name : stacks.own_name(tensor.name));
   }
-}
-
-/// \param in_file  the name of the tensor that contains it.
-/// \throws Error kBadInput if there is such a tensor already.
-std::uint32_t add_new(Checkpoint& checkpoint, const LogicalTensor& tensor, const std::string& in_file) {
-  if (checkpoint.map.find_logical(tensor.name))
-    throw Error(ErrorKind::kBadInput, fmt::format("exists twice, once as {}", printable(in_file)))
-        .in(checkpoint.path)
-        .tensor(tensor.name);
-  return checkpoint.map.add_logical(tensor, {});
-}
-
-/// The first tensor that holds all experts of a layer, by its name; null if there is none.
-const LogicalTensor* first_stack(const SourceMap& map, const Stacks& stacks) {
-  const auto first = std::find_if(map.logical.begin(), map.logical.end(),
-                                  [&](const LogicalTensor& tensor) { return stacks.has(tensor); });
-  return first == map.logical.end() ? nullptr : &*first;
-}
-
-/// Validates that all of the experts have been taken apart, into matrices that the model has.
-/// \param in_file  the name of the stack that a matrix comes from.
-/// \throws Error kBadInput for another shape than config.json asks for; kUnsupported for a tensor of the experts, such as
-/// a bias or a scale, that is still packed.
-void validate_apart(const Checkpoint& checkpoint, const Stacks& stacks,
-                    const std::unordered_map<std::string, std::string>& in_file) {
-  Parameters parameters;
-  for (const ModelParameter& parameter : checkpoint.model->parameters) parameters.emplace(parameter.name, &parameter);
-  for (const LogicalTensor& tensor : checkpoint.map.logical) {
-    const auto found = parameters.find(tensor.name);
-    const auto stack = in_file.find(tensor.name);
-    if (stack == in_file.end() && stacks.names.find(tensor.name))
-      throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but a layer of the model has {} experts",
-                                                    to_string(tensor.shape), stacks.most))
-          .in(checkpoint.path)
-          .tensor(tensor.name)
-          .hint("config.json belongs to another model, or the checkpoint is damaged");
-    if (found == parameters.end() && stack == in_file.end() && tensor.name.find(".experts.") != tensor.name.npos &&
-        !PackedExperts::is_of_expert(tensor.name))
+  map.rename_logical(names);
+  const std::vector<std::string> apart = packed.tensors();
+  std::unordered_set<std::string_view> of_model(apart.begin(), apart.end());
+  for (const std::string& name : names)
+    if (packed.by_name.count(name) == 0) of_model.insert(name);
+  const FamilyFrom from = checkpoint.model->family_from;
+  checkpoint.model = instantiate(checkpoint.language_model, of_model);
+  checkpoint.model->family_from = from;
+  unpack_entries(map, packed, checkpoint, use);
+  for (const LogicalTensor* tensor : find_misfits(map, *checkpoint.model).unlisted)
+    if (tensor->name.find(".experts.") != tensor->name.npos && !PackedExperts::is_of_expert(tensor->name) &&
+        packed.by_name.count(tensor->name) == 0)
       throw Error(ErrorKind::kUnsupported, "belongs to experts that are packed, and is not split among them")
           .in(checkpoint.path)
-          .tensor(tensor.name)
+          .tensor(tensor->name)
           .hint("save the model with save_pretrained of Transformers 5, which writes each expert by itself");
-    if (found == parameters.end() || stack == in_file.end() || found->second->shape == tensor.shape) continue;
-    throw Error(ErrorKind::kBadInput, fmt::format("has matrices {} for each expert, but config.json asks for {}",
-                                                  to_string(tensor.shape), to_string(found->second->shape)))
-        .in(checkpoint.path)
-        .tensor(stack->second)
-        .hint("config.json belongs to another model, or the checkpoint is damaged");
-  }
-}
-
-/// Replaces each stack by the tensors of its experts, and the model by the one with these tensors.
-void take_apart(Checkpoint& checkpoint, const Stacks& stacks) {
-  SourceMap& map = checkpoint.map;
-  std::unordered_set<std::string> names;
-  std::unordered_map<std::string, std::string> stacks_in_file;  // by the tensors that they are made of
-  for (auto& [tensor, pieces] : map.take_logical()) {
-    if (!stacks.has(tensor)) {
-      const std::string in_file = std::exchange(tensor.name, stacks.names.own_name(tensor.name));
-      map.pieces[add_new(checkpoint, tensor, in_file)] = std::move(pieces);
-      names.insert(tensor.name);
-      continue;
-    }
-    const PackedNames stack = *stacks.names.find(tensor.name);
-    const std::size_t parts = stack.parameters.size();
-    if (tensor.shape[1] % parts != 0)
-      throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, whose rows are not those of {} matrices",
-                                                    to_string(tensor.shape), parts))
-          .in(checkpoint.path)
-          .tensor(tensor.name);
-    const std::uint64_t rows = tensor.shape[1] / parts;
-    std::vector<std::uint32_t> logical;
-    LogicalTensor matrix = tensor;
-    matrix.shape = {rows, tensor.shape[2]};
-    for (std::string& name : stack.tensors({tensor.shape[0]})) {
-      matrix.name = std::move(name);
-      logical.push_back(add_new(checkpoint, matrix, tensor.name));
-      names.insert(matrix.name);
-      stacks_in_file.emplace(matrix.name, tensor.name);
-    }
-    const std::vector<Dims> shapes(parts, matrix.shape);
-    const Packing packing = pack(*stack.rule, shapes, {tensor.shape[0]}, *checkpoint.model).packing;
-    for (const Piece& piece : pieces)
-      if (volume(piece.box) > 0) add_pieces_of(map, piece, packing, logical);
-  }
-  const FamilyFrom from = checkpoint.model->family_from;
-  checkpoint.model = instantiate(checkpoint.language_model, {names.begin(), names.end()});
-  checkpoint.model->family_from = from;
-  validate_apart(checkpoint, stacks, stacks_in_file);
 }
 
 }  // namespace
 
 void unpack_experts(Checkpoint& checkpoint, const ReadContext& context) {
   if (!checkpoint.model || !checkpoint.language_model.family) return;
-  const Stacks stacks(*checkpoint.model);
-  const LogicalTensor* first = stacks.names.empty() ? nullptr : first_stack(checkpoint.map, stacks);
+  const PackedExperts stacks(*checkpoint.model->family);
+  const LogicalTensor* first = first_stack(checkpoint.map, stacks);
   if (first == nullptr) return;
   if (are_models_own(checkpoint.map, stacks, *checkpoint.model, checkpoint.path)) return;
   if (context.reads_states())
@@ -186,7 +107,7 @@ void unpack_experts(Checkpoint& checkpoint, const ReadContext& context) {
         .in(checkpoint.path)
         .tensor(first->name)
         .hint("do without `with-optimizer`");
-  take_apart(checkpoint, stacks);
+  take_apart(checkpoint, stacks, context.use);
   checkpoint.notes.emplace_back(
       "all experts of a layer are in one tensor, as Transformers 5 has them in memory: each is read as a tensor of its "
       "own, by the names of the model's files");
@@ -201,24 +122,23 @@ void separate_experts(Checkpoint& checkpoint) {
   const std::vector<ModelParameter>& parameters = checkpoint.model->parameters;
   const auto first = std::find_if(parameters.begin(), parameters.end(), is_own_stack);
   if (first == parameters.end()) return;
-  const std::string name = first->name;
-  const Stacks stacks(*checkpoint.model);
-  if (first_stack(checkpoint.map, stacks) != nullptr && !stacks.names.stay_packed())
-    take_apart(checkpoint, stacks);
+  const PackedExperts stacks(*checkpoint.model->family);
+  if (first_stack(checkpoint.map, stacks) != nullptr && !stacks.stay_packed())
+    take_apart(checkpoint, stacks, ConfigUse::kStrict);
   else
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("`experts` separate: models of {} have all experts of a layer in one tensor",
                             printable(checkpoint.model->family->model_type)))
         .in(checkpoint.path)
-        .tensor(name)
+        .tensor(first->name)
         .hint("leave out `experts`");
 }
 
 void align_experts(Checkpoint& a, Checkpoint& b) {
   const auto may_take_apart = [](const Checkpoint& checkpoint) {
     if (!checkpoint.model || !checkpoint.language_model.family || !checkpoint.states.empty()) return false;
-    const Stacks stacks(*checkpoint.model);
-    return !stacks.names.empty() && !stacks.names.stay_packed() && first_stack(checkpoint.map, stacks) != nullptr;
+    const PackedExperts stacks(*checkpoint.model->family);
+    return !stacks.stay_packed() && first_stack(checkpoint.map, stacks) != nullptr;
   };
   if (const bool is_a = may_take_apart(a); is_a != may_take_apart(b)) separate_experts(is_a ? a : b);
 }

@@ -15,8 +15,8 @@ namespace reshard {
 /// Splits experts that are packed as in the memory of Transformers 5 (PackedExperts) into one tensor for each matrix, under
 /// the names of the model's files. The new tensors are parts of the stored ones: no data is read. No-op if the model has no
 /// such experts, or has them packed in its files as well.
-/// \throws Error kBadInput for an expert that exists twice, or that has another shape than config.json says; kUnsupported
-/// for tensors of packed experts that cannot be split, and for the optimizer's states of packed experts.
+/// \throws Error as unpack; kUnsupported for tensors of packed experts that cannot be split, and for the optimizer's states
+/// of packed experts.
 void unpack_experts(Checkpoint& checkpoint, const ReadContext& context);
 
 /// Does the same for a family whose files may contain either form.

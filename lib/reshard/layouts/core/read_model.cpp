@@ -85,6 +85,14 @@ StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownMod
   return found;
 }
 
+PackedEntries packed_entries(const std::vector<StateEntry>& entries, const StateNames& names, const fs::path& where) {
+  PackedEntries packed{where, {}};
+  for (std::size_t i = 0; i < names.packed.size(); ++i)
+    if (names.packed[i] != nullptr)
+      packed.by_name.emplace(names.names[i], PackedEntry{names.packed[i], entries[i].name, entries[i].shape});
+  return packed;
+}
+
 void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& names, BesideModel& beside,
                       std::vector<std::string>& notes) {
   std::vector<std::string> others;
@@ -95,10 +103,10 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
     const bool is_state = names.optimizer.has(entries[i].name);
     TensorCount& count = is_state ? states : beside.other;
     ++count.tensors;
-    count.bytes += entries[i].bytes;
+    count.bytes += entries[i].bytes();
     if (!is_state) others.push_back(entries[i].name);
     if (is_state && entries[i].dtype)
-      counts.add(entries[i].name.substr(entries[i].name.rfind('.') + 1), *entries[i].dtype, entries[i].bytes);
+      counts.add(entries[i].name.substr(entries[i].name.rfind('.') + 1), *entries[i].dtype, entries[i].bytes());
   }
   beside.optimizer.tensors += states.tensors;
   beside.optimizer.bytes += states.bytes;
@@ -108,34 +116,28 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
   if (!others.empty()) notes.push_back(left_out_text(others.size(), "beside the model") + ": " + list_names(others));
 }
 
-std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
-                                            const fs::path& where, BesideModel& beside,
-                                            std::vector<std::string>& notes) {
-  Family without_packed;  // packed experts are taken apart elsewhere
-  KnownModel known = model;
-  if (model.family != nullptr) {
-    without_packed = *model.family;
-    std::erase_if(without_packed.schemes, [](const auto& scheme) { return scheme->keeps_others; });
-    known.family = &without_packed;
-  }
-  StateNames found = names_in_model(entries, known, {}, where, notes);
-  if (!found.program.empty())
-    throw Error(ErrorKind::kUnsupported, "its tensors have the names of " + found.program +
-                                             ", which are read from torch.distributed.checkpoint alone")
-        .in(where);
-  leave_out_others(entries, found, beside, notes);
-  return std::move(found.names);
+StateNames trained_names(const std::vector<StateEntry>& entries, const LanguageModel& model, Checkpoint& checkpoint) {
+  StateNames names =
+      names_in_model(entries, {model.family.get(), model.is_part}, {}, checkpoint.path, checkpoint.notes);
+  if (!names.are_replaced) checkpoint.names_of = names.program;
+  leave_out_others(entries, names, checkpoint.beside_model.emplace(), checkpoint.notes);
+  return names;
 }
 
 void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, const Container& tensors,
+                        const PackedEntries& packed,
                         const std::function<SourceMap(const std::optional<Model>& model)>& make_map) {
   std::unordered_set<std::string_view> names;
   names.reserve(tensors.tensors.size());
-  for (const TensorEntry& tensor : tensors.tensors) names.insert(tensor.name);
+  for (const TensorEntry& tensor : tensors.tensors)
+    if (packed.by_name.count(tensor.name) == 0) names.insert(tensor.name);
+  const std::vector<std::string> in_packed = packed.tensors();
+  names.insert(in_packed.begin(), in_packed.end());
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, {tensors}, notes);
   });
   checkpoint.map = make_map(checkpoint.model);
+  unpack_entries(checkpoint.map, packed, checkpoint, context.use);
   unpack_experts(checkpoint, context);
   settle_ties(files, checkpoint);
   if ((context.use == ConfigUse::kStrict || context.use == ConfigUse::kNeeded) && checkpoint.model)

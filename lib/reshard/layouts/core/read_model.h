@@ -9,6 +9,7 @@
 
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/core/unpack.h"
 #include "reshard/layouts/names/state_names.h"
 #include "reshard/specs/model/language_model.h"
 
@@ -28,8 +29,10 @@ LanguageModel trained_language_model(Files& files, const Checkpoint& checkpoint,
 /// A tensor of a trainer's checkpoint.
 struct StateEntry {
   std::string name;
-  std::uint64_t bytes = 0;
-  std::optional<DType> dtype{};  // nothing for one that safetensors does not have
+  std::optional<DType> dtype;  // std::nullopt for one that safetensors does not have
+  Dims shape;
+
+  std::uint64_t bytes() const { return dtype ? num_bytes(*dtype, shape).value_or(0) : 0; }
 };
 
 /// What `model` calls the entries (find_state_names). What to know of that joins `notes`.
@@ -39,23 +42,29 @@ StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownMod
                           const std::vector<std::string>& beside, const std::filesystem::path& where,
                           std::vector<std::string>& notes);
 
+/// Those of the entries that are packed, by their `names`. `where` is for errors.
+PackedEntries packed_entries(const std::vector<StateEntry>& entries, const StateNames& names,
+                             const std::filesystem::path& where);
+
 /// Counts the entries that have no name in the model, and notes that they are left out. Those behind the ones that
 /// `names` is about have none.
 void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& names, BesideModel& beside,
                       std::vector<std::string>& notes);
 
-/// Both, for a layout that no other program's names are read from.
-/// \throws Error kUnsupported, in `where`, for such names.
-std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
-                                            const std::filesystem::path& where, BesideModel& beside,
-                                            std::vector<std::string>& notes);
+/// Finds the names and leaves out the others, for a checkpoint whose entries are all tensors. Sets its `names_of` and
+/// `beside_model`.
+/// \throws Error kBadInput as names_in_model.
+StateNames trained_names(const std::vector<StateEntry>& entries, const LanguageModel& model, Checkpoint& checkpoint);
 
-/// Reads the model of `checkpoint`, whose config.json is found, and makes its map of it. All of the model's tensors
-/// have to be there. A trainer may have more of them, such as buffers or a head of its own, which is noted.
-/// \param tensors  the model's, whole.
+/// Reads the model of `checkpoint`, whose config.json is found, makes its map and takes packed entries apart. All of the
+/// model's tensors have to be there. A trainer may have more of them, such as buffers or a head of its own, which is
+/// noted.
+/// \param tensors  the model's, whole, by the names that `make_map` gives them.
+/// \param packed   those of them that are packed.
 /// \param make_map  of a model, if that is known.
 /// \throws Error kBadInput as validate_trained_against_model, unless `context` is lenient.
 void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, const Container& tensors,
+                        const PackedEntries& packed,
                         const std::function<SourceMap(const std::optional<Model>& model)>& make_map);
 
 }  // namespace reshard

@@ -18,6 +18,7 @@
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/core/read_model.h"
+#include "reshard/layouts/core/unpack.h"
 #include "reshard/layouts/dcp/dcp_directory.h"
 #include "reshard/layouts/dcp/dcp_groups.h"
 #include "reshard/layouts/dcp/dcp_source.h"
@@ -71,41 +72,6 @@ std::string prefix_of(const std::string& given) {
       !is_plain_text(prefix))
     throw Error(ErrorKind::kUsage, fmt::format("`prefix`: \"{}\" is not names with dots between", printable(given)));
   return prefix;
-}
-
-/// The tensors of the model as one container; of those in packed entries the names alone.
-Container container_of(const DcpSource& source) {
-  Container container;
-  for (const ChunkedTensor& tensor : source.tensors)
-    if (tensor.packed == nullptr) container.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
-  for (std::string& name : names_packed_in(source.tensors, source.where))
-    container.tensors.emplace_back().name = std::move(name);
-  return container;
-}
-
-/// \throws Error kUnsupported for an entry that only a model's numbers would take apart.
-void validate_unpacked(const DcpSource& source) {
-  for (const ChunkedTensor& tensor : source.tensors)
-    if (tensor.packed != nullptr)
-      throw Error(ErrorKind::kUnsupported, "has its elements in an order that depends on the numbers of config.json")
-          .in(source.where)
-          .tensor(tensor.entry)
-          .hint("give the model's config.json by `config`");
-}
-
-/// Whether the model of a config.json has the shapes of packed entries; if not, notes why.
-bool can_unpack(const DcpSource& source, const Model& model, std::vector<std::string>& notes) {
-  std::vector<ChunkedTensor> packed;
-  for (const ChunkedTensor& tensor : source.tensors)
-    if (tensor.packed != nullptr) packed.push_back(tensor);
-  try {
-    std::vector<std::string> ignored;
-    unpacked(std::move(packed), &model, source.where, ignored);
-    return true;
-  } catch (const Error& error) {
-    notes.emplace_back(error.what());
-    return false;
-  }
 }
 
 class DcpLayout final : public Layout {
@@ -183,14 +149,10 @@ class DcpLayout final : public Layout {
     checkpoint.notes = std::move(source.notes);
     checkpoint.beside_model = source.beside;
     checkpoint.names_of = std::move(source.program);
-    const Container tensors = container_of(source);
-    read_trained_model(files, checkpoint, context, tensors, [&](const std::optional<Model>& model) {
-      const Model* numbers = model ? &*model : nullptr;
-      if (context.use == ConfigUse::kLenient && model && !can_unpack(source, *model, checkpoint.notes))
-        numbers = nullptr;
-      for (auto* some : {&source.tensors, &source.states})
-        *some = unpacked(std::move(*some), numbers, source.where, checkpoint.notes);
-      if (context.use != ConfigUse::kLenient) validate_unpacked(source);
+    Container tensors;
+    for (const ChunkedTensor& tensor : source.tensors)
+      tensors.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
+    read_trained_model(files, checkpoint, context, tensors, source.packed, [&](const std::optional<Model>& model) {
       if (!model && source.format == Format::kSafetensors)
         checkpoint.notes.push_back(
             "nothing says how large whole tensors are: without a config.json, missing files of the last ranks are not "
@@ -200,6 +162,7 @@ class DcpLayout final : public Layout {
     if (context.beside == Beside::kLook && checkpoint.leaves_states && has_items)
       look_at_optimizer(files, found.path, known, optimizer, *checkpoint.beside_model);
     checkpoint.states = training_states(std::move(source.states), std::move(source.paths), source.where);
+    unpack_entries(checkpoint.states.map, source.packed_states, checkpoint, context.use, &checkpoint.states.of);
     checkpoint.states.prefix = std::move(source.prefix);
     if (context.beside == Beside::kReadGroups) read_dcp_groups(files, checkpoint.map.files, checkpoint.states);
     if (context.beside == Beside::kReadPlainGroups) try_dcp_groups(files, checkpoint.map.files, checkpoint.states);

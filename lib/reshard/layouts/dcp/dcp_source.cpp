@@ -27,21 +27,12 @@ DcpPaths paths_of(DcpContent content) {
   return content == DcpContent::kRun ? DcpPaths::kRead : DcpPaths::kLeave;
 }
 
-/// How entry `index` contains tensors of the model.
-void take_packing(const StateNames& names, std::size_t index, ChunkedTensor& tensor) {
-  if (names.packed[index] == nullptr) return;
-  tensor.packed = names.packed[index];
-  tensor.packed_shape = tensor.shape;
-}
-
 void add_states(std::vector<DcpState> states, DcpChunkFinder& finder) {
   for (DcpState& state : states) {
     ChunkedTensor& tensor = state.tensor != nullptr ? finder.add(*state.tensor, std::move(state.name))
                                                     : finder.add(state.objects, std::move(state.name));
     if (state.tensor != nullptr) tensor.role = TensorRole::kState;
     tensor.state = state.state;
-    tensor.packed = std::move(state.packed);
-    tensor.packed_shape = std::move(state.packed_shape);
   }
 }
 
@@ -108,9 +99,7 @@ DcpDirectory read_optimizer_metadata(Files& files, const fs::path& directory, Dc
 std::vector<StateEntry> entries_of(const DcpMetadata& metadata) {
   std::vector<StateEntry> entries;
   entries.reserve(metadata.tensors.size());
-  for (const DcpTensor& tensor : metadata.tensors)
-    entries.push_back(
-        {tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0, tensor.dtype});
+  for (const DcpTensor& tensor : metadata.tensors) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
   return entries;
 }
 
@@ -198,9 +187,10 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownMo
   for (const DcpBytes& object : optimizer.all.bytes) beside.push_back(object.name);
   const StateNames names = names_in_model(entries, model, beside, source.where, source.notes);
   if (!names.are_replaced) source.program = names.program;
+  source.packed = packed_entries(entries, names, source.where);
   DcpChunkFinder finder(files, directory, read, source.files, source.notes);
   for (std::uint32_t t = 0; t < names.names.size(); ++t)
-    if (!names.names[t].empty()) take_packing(names, t, finder.add(metadata.tensors[t], names.names[t]));
+    if (!names.names[t].empty()) finder.add(metadata.tensors[t], names.names[t]);
   if (content == DcpContent::kModel) {
     for (StateEntry& entry : entries_of(optimizer.all)) entries.push_back(std::move(entry));
     leave_out_others(entries, names, source.beside, source.notes);
@@ -225,6 +215,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownMo
   }
   refuse_strangers(source, names, states.strangers());
   source.paths = states.take_paths();
+  source.packed_states = states.take_packed();
   note_states(source, names, states.strangers());
   return source;
 }
@@ -249,20 +240,17 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownMo
   if (model.family == nullptr) validate_parts(directory, source.files);
   std::vector<StateEntry> entries;
   for (ChunkedTensor& tensor : source.tensors) {
-    const auto bytes = num_bytes(tensor.dtype, tensor.shape);
-    if (!bytes)
+    if (!num_bytes(tensor.dtype, tensor.shape))
       throw Error(ErrorKind::kBadInput, "its chunks lie too far apart for any tensor")
           .in(directory)
           .tensor(tensor.entry);
-    entries.push_back({tensor.entry, *bytes, tensor.dtype});
+    entries.push_back({tensor.entry, tensor.dtype, tensor.shape});
   }
   StateNames names = names_in_model(entries, model, {}, source.where, source.notes);
   if (!names.are_replaced) source.program = names.program;
   leave_out_others(entries, names, source.beside, source.notes);
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    source.tensors[i].name = std::move(names.names[i]);
-    take_packing(names, i, source.tensors[i]);
-  }
+  source.packed = packed_entries(entries, names, source.where);
+  for (std::size_t i = 0; i < entries.size(); ++i) source.tensors[i].name = std::move(names.names[i]);
   std::erase_if(source.tensors, [](const ChunkedTensor& tensor) { return tensor.name.empty(); });
   validate_chunks(source.tensors, directory);
   return source;

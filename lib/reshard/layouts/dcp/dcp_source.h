@@ -7,6 +7,7 @@
 #include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/unpack.h"
 #include "reshard/layouts/map/chunked_map.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "reshard/layouts/names/state_names.h"
@@ -19,8 +20,10 @@ struct DcpSource {
   Format format = Format::kPytorch;
   std::filesystem::path where;  // what says which tensors there are
   std::vector<ChunkedTensor> tensors;
+  PackedEntries packed;  // of `tensors`
   std::vector<SourceFile> files;
   std::vector<ChunkedTensor> states;  // with DcpContent::kRun: what is beside the model
+  PackedEntries packed_states;        // of these
   std::vector<DcpPath> paths;         // TrainingStates::paths
   std::string prefix;                 // TrainingStates::prefix
   std::string program;                // Checkpoint::names_of

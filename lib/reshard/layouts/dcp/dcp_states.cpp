@@ -74,6 +74,7 @@ bool is_in_group(std::string_view entry) {
 
 DcpStateFinder::DcpStateFinder(std::span<const DcpTensor> model, const StateNames& names, std::filesystem::path where)
     : model_(model), names_(names), where_(std::move(where)) {
+  packed_.where = where_;
   by_name_.reserve(model.size());
   for (std::uint32_t t = 0; t < model.size(); ++t)
     if (!names.names[t].empty())
@@ -134,11 +135,11 @@ std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_in(std::strin
   return std::nullopt;
 }
 
-/// A state is packed as its parameter is. Its name is the model's.
-void DcpStateFinder::take_packing(DcpState& state, std::uint32_t parameter) const {
+/// A state is packed as its parameter is.
+void DcpStateFinder::take_packing(const DcpState& state, std::uint32_t parameter) {
   const DcpTensor& own = model_[parameter];
-  state.packed = names_.packed[parameter];
-  if (state.packed != nullptr) state.packed_shape = own.shape;
+  const auto& packed = names_.packed[parameter];
+  if (packed != nullptr) packed_.by_name.emplace(state.name, PackedEntry{packed, state.entry(), own.shape});
   if (state.tensor == nullptr || state.tensor->shape == own.shape) return;
   if (is_moment(state.name.substr(state.name.rfind('.') + 1)))
     throw Error(ErrorKind::kBadInput,
@@ -147,7 +148,7 @@ void DcpStateFinder::take_packing(DcpState& state, std::uint32_t parameter) cons
         .in(where_)
         .tensor(state.tensor->name)
         .hint("the model and the optimizer are of two runs, or of an optimizer that this version does not know");
-  if (state.packed != nullptr && num_elems(state.tensor->shape) != 1u)
+  if (packed != nullptr && num_elems(state.tensor->shape) != 1u)
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("has the shape {}, and its parameter {} has {}, whose elements are in another order in "
                             "the model: which of the state's belong to which is not known",

@@ -3,15 +3,16 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "reshard/formats/dcp/dcp_metadata.h"
+#include "reshard/layouts/core/unpack.h"
 #include "reshard/layouts/names/state_names.h"
 #include "reshard/layouts/states/training_states.h"
 
@@ -23,8 +24,6 @@ struct DcpState {
   std::vector<const DcpBytes*> objects;  // those of several ranks, which must be the same
   std::string name;                      // with the model's name of its parameter, as in StateNames::names
   TrainingState state;
-  std::shared_ptr<const PackedNames> packed{};  // as of ChunkedTensor
-  Dims packed_shape{};
 
   const std::string& entry() const { return tensor != nullptr ? tensor->name : objects.front()->name; }
 };
@@ -45,6 +44,8 @@ class DcpStateFinder {
 
   /// Of all found so far: TrainingStates::paths.
   std::vector<DcpPath> take_paths();
+  /// Of all found so far: those whose parameters are packed.
+  PackedEntries take_packed() { return std::move(packed_); }
   /// Optimizer states of parameters that the model does not have.
   const std::vector<std::string>& strangers() const { return strangers_; }
 
@@ -60,7 +61,7 @@ class DcpStateFinder {
   std::optional<Parameter> parameter_in(std::string_view entry) const;
   std::optional<Parameter> parameter_behind_state(std::string_view entry) const;
   void name_state(DcpState& state, const DcpPath* path);
-  void take_packing(DcpState& state, std::uint32_t parameter) const;
+  void take_packing(const DcpState& state, std::uint32_t parameter);
   bool is_renamed(std::uint32_t parameter) const;
   bool changes_list() const;
   std::uint32_t path_number(DcpPath path);
@@ -72,6 +73,7 @@ class DcpStateFinder {
   std::unordered_map<std::string, std::uint32_t> by_name_;  // tensors of the model, as the optimizer calls them
   std::vector<std::string> inner_prefixes_;                 // ends of the model's prefix, which its modules may have
   std::map<DcpPath, std::uint32_t> numbers_;                // of paths
+  PackedEntries packed_;
   std::vector<std::string> strangers_;
   bool renames_ = false;        // the optimizer calls a parameter by another name than the model will
   bool has_own_names_ = false;  // it calls one by the model's, whose entry has another

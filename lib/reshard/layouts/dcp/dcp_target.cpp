@@ -112,7 +112,8 @@ class Cutter {
     if (!names_ || parameter.empty()) return {parameter, {}};
     const WrittenNames::Place place = names_->of(parameter);
     const bool is_alone = place.entry == nullptr || place.entry->rule->is_plain();
-    if (is_alone && names_->packs_experts() && PackedExperts::is_of_expert(parameter))
+    const bool keeps_name = place.entry == nullptr || place.entry->name == parameter;
+    if (is_alone && keeps_name && PackedExperts::is_of_expert(parameter) && names_->packs_experts())
       throw Error(ErrorKind::kUnsupported, "has no place where experts are packed: only their weights have one")
           .tensor(parameter)
           .hint("leave it out with `drop`, or keep the model's own names");

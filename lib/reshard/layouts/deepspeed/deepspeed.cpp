@@ -214,17 +214,17 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   const bool master = wants_master_weights(context.options);
   ZeroCheckpoint zero = read_zero_checkpoint(files, found.path, master ? ZeroWeights::kMaster : ZeroWeights::kModel);
   std::vector<StateEntry> entries;
-  for (const ZeroTensor& tensor : zero.tensors)
-    entries.push_back({tensor.name, num_bytes(tensor.dtype, tensor.shape).value_or(0), tensor.dtype});
-  BesideModel& beside = checkpoint.beside_model.emplace();
+  for (const ZeroTensor& tensor : zero.tensors) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
   const LanguageModel described = trained_language_model(files, checkpoint, context);
-  rename(zero, own_names_in_model(entries, {described.family.get(), described.is_part}, found.path, beside,
-                                  checkpoint.notes));
-  read_trained_model(files, checkpoint, context, container_of(zero), [&](const std::optional<Model>& model) {
+  const StateNames names = trained_names(entries, described, checkpoint);
+  const PackedEntries packed = packed_entries(entries, names, found.path);
+  rename(zero, names.names);
+  read_trained_model(files, checkpoint, context, container_of(zero), packed, [&](const std::optional<Model>& model) {
     note_choice(files, found, checkpoint.notes);
     return ZeroMapper(zero, shared_in(zero, model)).map(checkpoint.notes);
   });
   note_left_out(zero, checkpoint.notes);
+  BesideModel& beside = *checkpoint.beside_model;
   for (const TensorCount& count : {zero.unread_masters, zero.state}) {
     beside.optimizer.tensors += count.tensors;
     beside.optimizer.bytes += count.bytes;

@@ -119,13 +119,13 @@ class ZeroReader {
 /// The number behind a member of ZeroStageEnum, an IntEnum: pickled by its value, or, by CPython 3.11.0 to 3.11.3, as
 /// the attribute of its class; nothing for anything else.
 std::optional<std::uint64_t> stage_number(const Pickle& pickle, PickleRef node) {
-  constexpr std::string_view kNames[] = {"disabled", "optimizer_states", "gradients", "weights"};
+  constexpr std::string_view kStages[] = {"disabled", "optimizer_states", "gradients", "weights"};
   if (pickle.kind(node) == PickleKind::kObject) {
     const auto args = pickle.items(pickle.args(node));
     if (args.empty()) return std::nullopt;
     const PickleRef last = args.back();
-    for (std::uint64_t i = 0; i < std::size(kNames); ++i)
-      if (pickle.kind(last) == PickleKind::kString && pickle.text(last) == kNames[i]) return i;
+    for (std::uint64_t i = 0; i < std::size(kStages); ++i)
+      if (pickle.kind(last) == PickleKind::kString && pickle.text(last) == kStages[i]) return i;
     node = last;
   }
   if (pickle.kind(node) != PickleKind::kInt || pickle.integer(node) < 0) return std::nullopt;

@@ -326,7 +326,7 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   find_config(files, checkpoint, context.config);
   const RankListing listing = list_ranks(files, found.path);
   std::vector<RankTensors> ranks;
-  Container whole_tensors;  // each once, whole
+  std::vector<StateEntry> entries;  // each tensor once, whole
   std::unordered_set<std::string> seen;
   for (const auto& [rank, path] : listing.ranks) {
     ranks.push_back(read_rank_tensors(files, path, rank));
@@ -334,26 +334,24 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
     for (const std::string& warning : ranks.back().warnings)
       checkpoint.notes.push_back(path.filename().string() + ": " + warning);
     for (const DistributedTensor& tensor : ranks.back().tensors)
-      if (seen.insert(tensor.name).second) whole_tensors.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
+      if (seen.insert(tensor.name).second) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
   }
-  std::vector<StateEntry> entries;
-  for (const TensorEntry& tensor : whole_tensors.tensors)
-    entries.push_back({tensor.name, num_bytes(tensor.dtype, tensor.shape).value_or(0), tensor.dtype});
-  BesideModel& beside = checkpoint.beside_model.emplace();
   const LanguageModel described = trained_language_model(files, checkpoint, context);
-  const auto in_model =
-      own_names_in_model(entries, {described.family.get(), described.is_part}, found.path, beside, checkpoint.notes);
+  const StateNames in_model = trained_names(entries, described, checkpoint);
+  Container whole_tensors;
   std::unordered_map<std::string, std::string> names;
+  const PackedEntries packed = packed_entries(entries, in_model, found.path);
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (!in_model[i].empty()) names.emplace(entries[i].name, in_model[i]);
-    whole_tensors.tensors[i].name = in_model[i];
+    if (in_model.names[i].empty()) continue;
+    names.emplace(entries[i].name, in_model.names[i]);
+    whole_tensors.tensors.push_back({in_model.names[i], *entries[i].dtype, entries[i].shape});
   }
-  std::erase_if(whole_tensors.tensors, [](const TensorEntry& tensor) { return tensor.name.empty(); });
-  read_trained_model(files, checkpoint, context, whole_tensors,
+  read_trained_model(files, checkpoint, context, whole_tensors, packed,
                      [&](const std::optional<Model>& model) { return RankMapper(ranks, names, model).map(); });
   if (checkpoint.model && checkpoint.model->by_config_plan)
     validate_planned_sizes(*checkpoint.model, checkpoint.language_model.config,
                            read_model_config_file(files, checkpoint.config), 1, found.path);
+  BesideModel& beside = *checkpoint.beside_model;
   beside.files = listing.others;
   beside.file_bytes = listing.other_bytes;
   if (listing.others > 0)

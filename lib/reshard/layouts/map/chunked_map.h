@@ -2,13 +2,10 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "reshard/layouts/map/tensor_map.h"
-#include "reshard/layouts/names/packed_names.h"
-#include "reshard/specs/model/model.h"
 
 namespace reshard {
 
@@ -32,14 +29,10 @@ struct ChunkedTensor {
   };
 
   std::string entry;  // what the files call it
-  std::string name;   // what the model calls it; of an entry that is packed, as in StateNames::names
+  std::string name;   // what the model calls it, as in StateNames::names
   DType dtype;
   Dims shape;
   std::vector<Chunk> chunks;  // those that have elements, in any order; each lies inside the shape
-  /// Set if it contains several tensors of the model, or one in another order. A state of another shape than
-  /// `packed_shape`, such as a step count, belongs to each of the tensors as a whole.
-  std::shared_ptr<const PackedNames> packed{};
-  Dims packed_shape{};  // of the parameters' entry
   TensorRole role = TensorRole::kParameter;
   TrainingState state;  // of what is no parameter
 };
@@ -48,19 +41,6 @@ struct ChunkedTensor {
 /// \throws Error kBadInput, naming the tensor and `where`, the file that says which chunks there are.
 /// O(n log n) in the chunks.
 void validate_chunks(const std::vector<ChunkedTensor>& tensors, const std::filesystem::path& where);
-
-/// The names of the tensors that packed entries contain.
-/// \throws Error kBadInput, naming `where`, for a shape that its scheme does not have; kUnsupported for more tensors than
-///         any model has.
-std::vector<std::string> names_packed_in(const std::vector<ChunkedTensor>& tensors, const std::filesystem::path& where);
-
-/// Replaces entries that are packed by the tensors that they contain, each with its own part of the chunks. Without a
-/// model, entries stay as they are where their scheme needs its numbers.
-/// \param notes  gets which entries have padding, which is left out.
-/// \throws Error as names_packed_in; kBadInput if an entry does not have the shape that the model has; kUnsupported for more
-///         chunks than any model has.
-std::vector<ChunkedTensor> unpacked(std::vector<ChunkedTensor> tensors, const Model* model,
-                                    const std::filesystem::path& where, std::vector<std::string>& notes);
 
 /// The map of tensors whose chunks are validated. `where` is for errors.
 /// \throws Error kBadInput if two tensors of one name differ in dtype or shape.

@@ -138,6 +138,15 @@ void StoredTensor::set_view(View view) {
   if (made != InFile{shape, c_strides(shape)}) in_file = std::make_shared<const InFile>(std::move(made));
 }
 
+StoredTensor StoredTensor::part(std::uint64_t offset, View view) const {
+  StoredTensor made = *this;
+  made.offset_bytes += offset * bits(dtype) / 8;
+  made.shape = view.shape;
+  made.in_file.reset();
+  made.set_view(std::move(view));
+  return made;
+}
+
 void TensorMap::reserve_logical(std::size_t count) {
   logical.reserve(count);
   pieces.reserve(count);
@@ -300,15 +309,11 @@ void SourceMap::add_copy(std::uint32_t of, const std::string& name, TensorRole r
   for (std::size_t p = 0; p < pieces[of].size(); ++p) {
     const Piece piece = pieces[of][p];
     if (stored[piece.stored].tied || !taken.emplace(piece.box.begin, piece.box.size).second) continue;
-    // The part of the stored tensor that the piece is, as a tensor of its own.
     if (volume(piece.box) == 0) continue;
-    StoredTensor part = stored[piece.stored];
-    View view = part.view();
-    part.offset_bytes += view.offset(piece.stored_begin) * bits(part.dtype) / 8;
-    view.shape = part.shape = piece.box.size;
-    part.in_file.reset();
-    part.set_view(std::move(view));
-    pieces[copy].push_back({add_stored(std::move(part)), piece.box, Dims(piece.box.size.size(), 0)});
+    const StoredTensor& whole = stored[piece.stored];
+    const View view{piece.box.size, whole.strides()};
+    const std::uint32_t part = add_stored(whole.part(view.offset(piece.stored_begin), view));
+    pieces[copy].push_back({part, piece.box, Dims(piece.box.size.size(), 0)});
   }
 }
 
@@ -320,32 +325,48 @@ void SourceMap::tie_logical(std::uint32_t tied, std::uint32_t source) {
     replica.replicated = false;
     pieces[source].push_back(std::move(piece));
   }
-  model_dtypes.erase(logical[tied].name);
-  unconfirmed_hints.erase(logical[tied].name);
-  logical.erase(logical.begin() + tied);
-  pieces.erase(pieces.begin() + tied);
-  index_logical();
+  std::vector<std::uint32_t> others(logical.size());
+  std::iota(others.begin(), others.end(), 0u);
+  others.erase(others.begin() + tied);
+  keep_logical(others);
 }
 
-std::vector<std::pair<LogicalTensor, std::vector<Piece>>> SourceMap::take_logical() {
-  std::vector<std::pair<LogicalTensor, std::vector<Piece>>> taken;
-  taken.reserve(logical.size());
-  for (std::size_t l = 0; l < logical.size(); ++l) taken.emplace_back(std::move(logical[l]), std::move(pieces[l]));
-  logical.clear();
-  pieces.clear();
+void SourceMap::keep_logical(const std::vector<std::uint32_t>& order) {
+  std::vector<LogicalTensor> kept;
+  std::vector<std::vector<Piece>> kept_pieces;
+  kept.reserve(order.size());
+  kept_pieces.reserve(order.size());
+  for (const std::uint32_t index : order) {
+    kept.push_back(logical[index]);
+    kept_pieces.push_back(std::move(pieces[index]));
+  }
+  set_logical(std::move(kept), std::move(kept_pieces), order);
+}
+
+void SourceMap::set_logical(std::vector<LogicalTensor> tensors, std::vector<std::vector<Piece>> of_tensors,
+                            const std::vector<std::uint32_t>& from) {
+  std::unordered_map<std::string, DType> dtypes;
+  std::unordered_map<std::string, std::string_view> hints;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (const auto dtype = model_dtype(logical[from[i]])) dtypes.emplace(tensors[i].name, *dtype);
+    if (const auto hint = unconfirmed_hint(logical[from[i]]); !hint.empty()) hints.emplace(tensors[i].name, hint);
+  }
+  model_dtypes = std::move(dtypes);
+  unconfirmed_hints = std::move(hints);
+  logical = std::move(tensors);
+  pieces = std::move(of_tensors);
   index_logical();
-  return taken;
 }
 
 void SourceMap::keep_stored(const std::vector<bool>& used) {
   std::vector<std::uint32_t> numbers(stored.size());
-  std::vector<StoredTensor> kept;
+  std::uint32_t count = 0;
   for (std::uint32_t s = 0; s < stored.size(); ++s) {
     if (!used[s]) continue;
-    numbers[s] = static_cast<std::uint32_t>(kept.size());
-    kept.push_back(std::move(stored[s]));
+    if (count != s) stored[count] = std::move(stored[s]);
+    numbers[s] = count++;
   }
-  stored = std::move(kept);
+  stored.erase(stored.begin() + count, stored.end());
   for (std::vector<Piece>& of_logical : pieces) {
     std::erase_if(of_logical, [&](const Piece& piece) { return !used[piece.stored]; });
     for (Piece& piece : of_logical) piece.stored = numbers[piece.stored];
@@ -371,16 +392,11 @@ void TargetMap::append(TargetMap other, const std::string& logical_prefix) {
 }
 
 void SourceMap::rename_logical(const std::vector<std::string>& names) {
-  std::unordered_map<std::string, DType> dtypes;
-  std::unordered_map<std::string, std::string_view> hints;
-  for (std::size_t i = 0; i < logical.size(); ++i) {
-    if (const auto dtype = model_dtype(logical[i])) dtypes.emplace(names[i], *dtype);
-    if (const auto hint = unconfirmed_hint(logical[i]); !hint.empty()) hints.emplace(names[i], hint);
-    logical[i].name = names[i];
-  }
-  model_dtypes = std::move(dtypes);
-  unconfirmed_hints = std::move(hints);
-  index_logical();
+  std::vector<LogicalTensor> renamed = logical;
+  for (std::size_t i = 0; i < renamed.size(); ++i) renamed[i].name = names[i];
+  std::vector<std::uint32_t> same(logical.size());
+  std::iota(same.begin(), same.end(), 0u);
+  set_logical(std::move(renamed), std::move(pieces), same);
 }
 
 const SourceFile& SourceMap::file_of(const StoredTensor& tensor) const {
@@ -408,17 +424,7 @@ void SourceMap::order_logical(const std::vector<std::string>& names) {
   std::vector<std::uint32_t> order(logical.size());
   std::iota(order.begin(), order.end(), 0u);
   std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return key[a] < key[b]; });
-  std::vector<LogicalTensor> sorted_logical;
-  std::vector<std::vector<Piece>> sorted_pieces;
-  sorted_logical.reserve(order.size());
-  sorted_pieces.reserve(order.size());
-  for (const std::uint32_t index : order) {
-    sorted_logical.push_back(std::move(logical[index]));
-    sorted_pieces.push_back(std::move(pieces[index]));
-  }
-  logical = std::move(sorted_logical);
-  pieces = std::move(sorted_pieces);
-  index_logical();
+  keep_logical(order);
 }
 
 void TensorMap::append_tensors(TensorMap& other, std::uint32_t first_file, const std::string& logical_prefix) {

@@ -137,6 +137,9 @@ struct StoredTensor {
   bool is_c_order() const { return !in_file || in_file->strides == c_strides(shape); }
   /// Replaces the view with another one of the same elements.
   void set_view(View view);
+  /// The elements of `view`, which begins `offset` elements behind the first, as a tensor of its own. They begin at a whole
+  /// byte.
+  StoredTensor part(std::uint64_t offset, View view) const;
 };
 
 /// `box` of a logical tensor is the box of the same size at `stored_begin` of a stored tensor.
@@ -250,8 +253,9 @@ class SourceMap : public TensorMap {
   /// tensors get new indices.
   void tie_logical(std::uint32_t tied, std::uint32_t source);
 
-  /// Removes all logical tensors, and returns each with its pieces.
-  std::vector<std::pair<LogicalTensor, std::vector<Piece>>> take_logical();
+  /// Replaces all logical tensors and their pieces. What is known of the one with the number `from[i]` is true of tensor i.
+  void set_logical(std::vector<LogicalTensor> tensors, std::vector<std::vector<Piece>> of_tensors,
+                   const std::vector<std::uint32_t>& from);
 
   /// Removes each stored tensor `s` for which `used[s]` is false, with its pieces. The others get new indices.
   void keep_stored(const std::vector<bool>& used);
@@ -265,6 +269,10 @@ class SourceMap : public TensorMap {
 
   /// Sorts the logical tensors in the order of `names`. Those not in `names` come last and keep their order.
   void order_logical(const std::vector<std::string>& names);
+
+ private:
+  /// Keeps those with the numbers `order`, in this order.
+  void keep_logical(const std::vector<std::uint32_t>& order);
 };
 
 /// A checkpoint that is to be written.

@@ -15,6 +15,12 @@ constexpr std::string_view kStayPacked = "qwen3_vl_moe_text";
 /// Whose files have either form, under the same names.
 constexpr std::string_view kMayBePacked = "qwen3_5_moe_text";
 
+const Scheme& transformers_scheme() {
+  const auto& schemes = builtin_schemes();
+  return **std::find_if(schemes.begin(), schemes.end(),
+                        [](const auto& scheme) { return scheme->program == "transformers"; });
+}
+
 }  // namespace
 
 PackedExperts::PackedExperts(const Family& family) {
@@ -28,7 +34,6 @@ PackedExperts::PackedExperts(const Family& family) {
                   transformers.families.end();
   // Others that are packed (E, H, 2 I) in files are so in memory.
   if (!stay_packed_ && std::any_of(family.modules.begin(), family.modules.end(), is_turned)) return;
-  names_ = parameter_names(family);
   std::set<std::string, std::less<>> renamed, of_experts;  // what may be renamed; weights of single experts
   for (const Family::Module& module : family.modules) {
     const std::string name = module.parameter.empty() ? module.name : module.name + "." + module.parameter;
@@ -42,21 +47,21 @@ PackedExperts::PackedExperts(const Family& family) {
     if (!entry.is_plain())
       for (const std::string& parameter : entry.parameters) of_experts.erase(parameter);
   if (!of_experts.empty()) return;  // experts with linears of other names
-  scheme_ = std::make_shared<const Scheme>(std::move(scheme));
-  for (const Scheme::Entry& entry : scheme_->entries)
-    if (!entry.is_plain()) stacks_.insert(&entry);
+  if (std::any_of(scheme.entries.begin(), scheme.entries.end(), [](const auto& entry) { return !entry.is_plain(); }))
+    scheme_ = std::make_shared<const Scheme>(std::move(scheme));
 }
 
 std::optional<PackedNames> PackedExperts::find(std::string_view name) const {
+  if (empty()) return std::nullopt;
   const std::string starred = with_stars(name);
-  for (const Scheme::Entry* stack : stacks_)
-    if (stack->names.front() == starred) return PackedNames(*stack, numbers_in(name));
+  for (const Scheme::Entry& entry : scheme_->entries)
+    if (!entry.is_plain() && entry.names.front() == starred) return PackedNames(entry, numbers_in(name));
   return std::nullopt;
 }
 
 std::string PackedExperts::own_name(const std::string& packed) const {
+  if (empty()) return packed;
   const std::string starred = with_stars(packed);
-  if (scheme_ == nullptr || names_.count(starred) > 0) return packed;
   for (const Scheme::Entry& entry : scheme_->entries)
     if (entry.is_plain() && entry.names.front() == starred)
       return with_numbers(entry.parameters.front(), numbers_in(packed));

@@ -11,8 +11,8 @@
 
 namespace reshard {
 
-/// The names that a mixture of experts has in the memory of Transformers 5 (transformers_scheme), and those of its files. In
-/// memory, one tensor contains the first linears of all experts of a layer, gate_up_proj (E, 2 I, H), and one the second,
+/// The names that a mixture of experts has in the memory of Transformers 5, by its built-in scheme, and those of its files.
+/// In memory, one tensor contains the first linears of all experts of a layer, gate_up_proj (E, 2 I, H), and one the second,
 /// down_proj (E, H, I). FSDP, DeepSpeed and save_pretrained(save_original_format=False) write these. Source:
 /// transformers/conversion_mapping.py.
 class PackedExperts {
@@ -20,7 +20,7 @@ class PackedExperts {
   explicit PackedExperts(const Family& family);
 
   /// Whether experts of the family are packed at all.
-  bool empty() const { return stacks_.empty(); }
+  bool empty() const { return scheme_ == nullptr; }
   /// Whether Transformers 5 is known to have models of this family so. Others may be read, but are not written.
   bool is_known() const { return is_known_; }
   /// Whether save_pretrained of Transformers 5 leaves them packed. Elsewhere it writes the names of the model's files.
@@ -36,8 +36,6 @@ class PackedExperts {
 
  private:
   std::shared_ptr<const Scheme> scheme_;
-  std::set<const Scheme::Entry*> stacks_;     // of the scheme
-  std::set<std::string, std::less<>> names_;  // all parameters of the family, with stars for numbers
   bool is_known_ = false;
   bool stay_packed_ = false;
 };

@@ -9,6 +9,7 @@
 #include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/names/packed_experts.h"
 
 namespace reshard {
 namespace {
@@ -135,6 +136,12 @@ WrittenNames::Place WrittenNames::of(const std::string& parameter) const {
         .tensor(parameter)
         .hint("leave it out with `drop`, or keep the model's own names");
   return place;
+}
+
+bool WrittenNames::packs_experts() const {
+  return std::any_of(scheme_->entries.begin(), scheme_->entries.end(), [](const Scheme::Entry& entry) {
+    return !entry.is_plain() && PackedExperts::is_of_expert(entry.parameters.front());
+  });
 }
 
 std::vector<std::string> WrittenNames::unused() const {

@@ -49,8 +49,8 @@ class WrittenNames {
   /// The same; its entry is null if the program has no name for it.
   Place find(std::string_view parameter) const;
 
-  /// Whether it is a scheme that packs experts and keeps the names of other parameters.
-  bool packs_experts() const { return scheme_->keeps_others && !scheme_->is_of_ranks; }
+  /// Whether the scheme packs the experts of a layer.
+  bool packs_experts() const;
 
   /// Scheme::before_state.
   const std::string& before_state() const { return scheme_->before_state; }

@@ -344,10 +344,4 @@ const std::vector<std::shared_ptr<const Scheme>>& builtin_schemes() {
   return kSchemes;
 }
 
-const Scheme& transformers_scheme() {
-  const auto& schemes = builtin_schemes();
-  return **std::find_if(schemes.begin(), schemes.end(),
-                        [](const auto& scheme) { return scheme->program == "transformers"; });
-}
-
 }  // namespace reshard

@@ -86,7 +86,4 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
 /// All built-in schemes, in alphabetical order.
 const std::vector<std::shared_ptr<const Scheme>>& builtin_schemes();
 
-/// The names that Transformers 5 has for models in memory, where experts are packed.
-const Scheme& transformers_scheme();
-
 }  // namespace reshard
