@@ -244,7 +244,7 @@ ExtraTensors extra_tensors_of(const SourceArguments& arguments) {
 }
 
 void add_with_optimizer(Command command, bool& with_optimizer) {
-  const auto has_states = [](const Layout& layout) { return layout.traits().writes_states; };
+  const auto has_states = [](const Layout& layout) { return layout.traits().writes_states(); };
   command.add_flag("--with-optimizer", with_optimizer,
                    "Include the optimizer and other training state (layout " + layout_names(has_states) + ")");
 }

@@ -41,7 +41,7 @@ inline bool is_written(const Layout& layout) {
   return layout.traits().is_written();
 }
 inline bool is_of_ranks(const Layout& layout) {
-  return layout.traits().has_ranks && is_written(layout);
+  return layout.traits().has_ranks() && is_written(layout);
 }
 
 /// Adds the options of the layouts that `wanted` holds for; what is given goes into `values`, which must outlive

@@ -54,7 +54,7 @@ void validate_options_of(const ConvertArguments& arguments, const Layout& layout
                                                    {"--ep", !target.ep.empty()},
                                                    {"--pipeline-cuts", !target.pipeline_cuts.empty()}};
   for (const auto& [option, given] : of_ranks)
-    if (given && !layout.traits().has_ranks)
+    if (given && !layout.traits().has_ranks())
       throw Error(ErrorKind::kUsage,
                   fmt::format("{} is about ranks, but layout {} has whole tensors", option, layout.traits().name))
           .hint("say which layout: --to " + layout_names(is_of_ranks));

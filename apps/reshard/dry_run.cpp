@@ -212,7 +212,7 @@ std::vector<FileRow> file_rows(const Job& job) {
     const std::string path = one_of_many ? file.path.parent_path().string() + "/" : file.path.string();
     if (!one_of_many || rows.empty() || rows.back().path != path) {
       rows.push_back({path});
-      if (job.layout->traits().has_ranks) rows.back().tp_ranks = {file.tp_rank};
+      if (job.layout->traits().has_ranks()) rows.back().tp_ranks = {file.tp_rank};
     }
     rows.back().tensors += tensors[f];
     rows.back().bytes += file.size_bytes;

@@ -52,7 +52,7 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
     target.layout = only;
   }
   request.target = target_request(target, "--layout", is_of_ranks);
-  if (!request.target.tp && !request.target.layout->traits().needs_no_mesh)
+  if (!request.target.tp && !request.target.layout->traits().needs_no_mesh())
     throw Error(ErrorKind::kUsage, "--tp is required: the number of tensor-parallel ranks");
   validate_cast(arguments.cast, request.target.layout->traits().casts_to_config_dtype);
   request.dtype = dtype_of(arguments.cast);
@@ -76,7 +76,7 @@ void add_shard(Command app, Together& together) {
   command.add_option("OUT_DIR", arguments->output_directory, "Directory to write the shards folder into").required();
   add_mesh(command, arguments->target)
       .description("Tensor-parallel ranks; required, but for layout " + layout_names([](const Layout& layout) {
-                     return layout.traits().is_written() && layout.traits().needs_no_mesh;
+                     return layout.traits().is_written() && layout.traits().needs_no_mesh();
                    }));
   command.add_option("--layout", arguments->target.layout, "Layout of the shards: " + layout_names(is_of_ranks))
       .type_name("NAME")

@@ -167,7 +167,7 @@ void validate_used(const VerifyArguments& arguments, const UsedOptions& used,
                 fmt::format("--with-optimizer has no effect: {}",
                             one ? "A has no states of an optimizer" : "neither A nor B has states of an optimizer"))
         .hint("they are read from sources in layout " +
-              layout_names([](const Layout& layout) { return layout.traits().reads_states; }));
+              layout_names([](const Layout& layout) { return layout.traits().reads_states(); }));
   for (const Checkpoint* checkpoint : sides)
     if (checkpoint->map.logical.empty())
       throw Error(ErrorKind::kBadInput, "contains no tensors, so there is nothing to compare").in(checkpoint->path);

@@ -71,7 +71,7 @@ std::string traits_table() {
     for (const Format format : traits.formats) formats.emplace_back(name(format));
     table += std::string("| `") + traits.name + "` | " + traits.meaning + " | " +
              (*traits.folder ? "`" + std::string(traits.folder) + "/`" : "") + " | " +
-             (traits.has_stages ? "yes" : "") + " | " + (traits.has_experts ? "yes" : "") + " | " +
+             (traits.has_stages() ? "yes" : "") + " | " + (traits.has_experts() ? "yes" : "") + " | " +
              (formats.empty() ? "only read" : joined_names(formats)) + " |\n";
   }
   return table;

@@ -20,7 +20,7 @@ struct Forced : Input {
   ConvertRequest request(const std::string& name, Format format, std::uint32_t tp, std::uint32_t pp = 1) const {
     RequestFields fields{.layout = name, .format = format, .force = true};
     const LayoutTraits& traits = layout(name)->traits();
-    if (traits.has_ranks && !traits.needs_no_mesh) fields.tp = tp;
+    if (traits.has_ranks() && !traits.needs_no_mesh()) fields.tp = tp;
     if (pp > 1) fields.pp = pp;
     return convert_request(temp / "model", temp / "out", fields);
   }

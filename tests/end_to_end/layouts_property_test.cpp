@@ -162,14 +162,14 @@ Placement known_placement(Random& random, const Sample& sample) {
   const auto formats = request.layout->traits().formats;
   request.format = formats[sample.sub_byte ? 0 : pick(random, 0, formats.size() - 1)];
   request.ep = 1;
-  if (request.layout->traits().has_stages) {
+  if (request.layout->traits().has_stages()) {
     OracleOptions mesh = random_options(random, *sample.tiny);
     if (random() % 4 != 0 && !is_legal(*sample.tiny, mesh)) mesh = legal_options(random, *sample.tiny);
     if (name == "nxd") choose_qkv_linear(random, *sample.tiny, mesh);
     set_target(request, mesh);
     mesh.fuse_mlp = name != "ranks" || request.format == Format::kSafetensors;
     if (name == "nxd" && mesh.qkv_linear.empty()) request.options.set("qkv-linear", "auto");
-    if (sample.run && request.layout->traits().writes_states) {
+    if (sample.run && request.layout->traits().writes_states()) {
       request.options.set_number("dp", pick(random, 1, 5));
       if (random() % 3 == 0) request.options.set("optimizer-groups", random() % 4 ? "norms" : "one");
     }
@@ -195,7 +195,7 @@ Placement random_placement(Random& random, const Sample& sample) {
   const bool is_unknown = sample.tiny && random() % 3 == 0;  // known_placement draws the others
   for (const Layout* one : layouts()) {
     const std::string_view name = one->traits().name;
-    if (!one->traits().has_ranks || !one->traits().is_written() || (spread && !one->traits().has_experts)) continue;
+    if (!one->traits().has_ranks() || !one->traits().is_written() || (spread && !one->traits().has_experts())) continue;
     if (name == "vllm" && sample.tiny && sample.tiny->inv_freq) continue;  // leaves buffers out
     if (!is_unknown || std::count(std::begin(kKnown), std::end(kKnown), name) == 0) sharded.push_back(one);
   }
@@ -203,8 +203,8 @@ Placement random_placement(Random& random, const Sample& sample) {
   const LayoutTraits& traits = request.layout->traits();
   request.format = traits.formats[pick(random, 0, traits.formats.size() - 1)];
   request.tp = static_cast<std::uint32_t>(spread ? pick(random, 1, 2) : one_of(random, {1, 2, 2, 3, 4, 6, 8}));
-  request.pp = traits.has_stages ? static_cast<std::uint32_t>(pick(random, 1, 2)) : 1;
-  request.ep = traits.has_experts && sample.experts ? static_cast<std::uint32_t>(one_of(random, {1, 2, 3, 6})) : 1;
+  request.pp = traits.has_stages() ? static_cast<std::uint32_t>(pick(random, 1, 2)) : 1;
+  request.ep = traits.has_experts() && sample.experts ? static_cast<std::uint32_t>(one_of(random, {1, 2, 3, 6})) : 1;
   for (const LayoutOption* option : request.layout->options()) {
     const std::string name = option->name;
     const bool is_idle = option->of_states && (!sample.run || *request.ep > 1 || random() % 2);
@@ -243,7 +243,7 @@ OptionValues source_options_of(const TargetRequest& placement) {
 
 /// Whether the optimizer's states have a place.
 bool takes_states(const TargetRequest& target) {
-  return target.layout->traits().writes_states && *target.ep == 1;
+  return target.layout->traits().writes_states() && *target.ep == 1;
 }
 
 void drop_state_options(TargetRequest& target) {
@@ -263,10 +263,10 @@ void check_other_plan(Request request, const LayoutTraits& source, bool has_stat
     return;
   }
   Refusal refusal{.kind = ErrorKind::kUsage, .unwritten = request.output_directory};
-  if (!target.writes_states) {
+  if (!target.writes_states()) {
     refusal.says = fmt::format("of layout {} have no place for the states", target.name);
     refusal.hint = "of the layouts, these have: ";
-  } else if (!source.reads_states) {
+  } else if (!source.reads_states()) {
     refusal.says = fmt::format("one in layout {} is no checkpoint whose optimizer can be read", source.name);
     refusal.hint = "it is for sources in layout ";
   } else if (!has_states) {
@@ -363,7 +363,7 @@ bool say_what_is_kept(const Job& conversion, const TargetRequest& first, TargetR
     if (is_open && takes_states(target) && first.options.has(name))
       target.options.set(name, first.options.all().at(name));
   }
-  if (!target.layout->traits().has_stages || !conversion.attention) return true;
+  if (!target.layout->traits().has_stages() || !conversion.attention) return true;
   const AttentionReport& attention = *conversion.attention;
   const bool has_switch = has_option(target.layout, "qkv-linear");
   const bool is_auto = !has_switch || target.options.all().at("qkv-linear") == "auto";
@@ -459,7 +459,7 @@ struct Met {
   void check() {
     CHECK(families.size() > 25);
     for (const Layout* one : layouts()) {
-      if (!one->traits().has_ranks || !one->traits().is_written()) continue;
+      if (!one->traits().has_ranks() || !one->traits().is_written()) continue;
       CAPTURE(one->traits().name);
       CHECK(placed.at(one) > 5);
       CHECK(converted.at(one) > 2);
@@ -473,7 +473,7 @@ struct Met {
     CHECK(spread > 10);
     CHECK(illegal > 10);
     for (const Layout* one : layouts())
-      if (one->traits().reads_states) CHECK(with_states[one] > 5);
+      if (one->traits().reads_states()) CHECK(with_states[one] > 5);
     CHECK(through_dcp > 3);
   }
 };
@@ -510,7 +510,7 @@ void check_conversion(const fs::path& directory, const Sample& sample, const Sto
   const bool can_say = say_what_is_kept(*conversion, first, said);
   fs::remove_all(directory / "second");
   REQUIRE(place(directory / "model", sample, directory / "second", said));
-  if (!second.layout->traits().needs_no_mesh && can_say)
+  if (!second.layout->traits().needs_no_mesh() && can_say)
     CHECK((read_shards(directory / "converted") == read_shards(directory / "second")));
   CHECK((put_together(directory / "converted", directory / "whole", sample, second, random) == sample.tensors));
   if (!request.source.with_optimizer) return;
@@ -578,7 +578,7 @@ TEST_CASE("Any model is what the oracle expects in any layout, becomes any other
     }
     CHECK(is_legal_mesh);
     check_ranks(temp / "first", sample, first, *job);
-    if (!first.request.layout->traits().needs_no_mesh)
+    if (!first.request.layout->traits().needs_no_mesh())
       CHECK((check_crcs(temp / "first") > 0) == (job->format != Format::kSafetensors));
     check_blocks(*job, random, temp / "first-blocks");
     CHECK((put_together(temp / "first", temp / "whole", sample, first.request, random) == sample.tensors));

@@ -82,7 +82,7 @@ std::string read_back(MemoryFiles& files, const ConvertRequest& request) {
   }
   const Checkpoint source = read_checkpoint(files, "/model", {ConfigUse::kStrict});
   check_same(read_checkpoint(files, "/out", {ConfigUse::kStrict}), source);
-  if (!request.target.layout->traits().needs_no_mesh || request.target.options.has("names")) return {};
+  if (!request.target.layout->traits().needs_no_mesh() || request.target.options.has("names")) return {};
   files.remove("/out/config.json");
   check_same(read_checkpoint(files, "/out", {}), source);
   return {};
@@ -151,11 +151,11 @@ TEST_CASE("The names of every architecture come back from every layout of ranks"
   for (std::size_t i = 0; i < layouts().size(); ++i) {
     const Layout* to = layouts()[i];
     const bool is_taken = is_served || trial.takes(i, layouts().size());
-    if (!to->traits().is_written() || to->traits().needs_no_mesh || !is_taken) continue;
+    if (!to->traits().is_written() || to->traits().needs_no_mesh() || !is_taken) continue;
     CAPTURE(trial.of.name, to->traits().name);
     ConvertRequest request = convert_request("/model", "/out");
     request.target.layout = to;
-    if (to->traits().has_ranks) request.target.tp = std::min<std::uint32_t>(2, largest_tp(trial.of));
+    if (to->traits().has_ranks()) request.target.tp = std::min<std::uint32_t>(2, largest_tp(trial.of));
     const std::string refused = read_back(files, request);
     if (to == layout("nxd") && has_experts(trial.of))
       CHECK_THAT(refused, Says("NxD's names and shapes for the experts of "));

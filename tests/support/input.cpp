@@ -34,7 +34,7 @@ Input::Input(const RequestFields& fields, const std::function<TensorMap(const fs
 void Input::write_as_asked() const {
   if (to.layout.empty()) return;
   const LayoutTraits& traits = layout(to.layout)->traits();
-  if (traits.has_ranks && !traits.needs_no_mesh && !to.with_optimizer)
+  if (traits.has_ranks() && !traits.needs_no_mesh() && !to.with_optimizer)
     shard(temp / "model", temp / "out", to);
   else
     convert(temp / "model", temp / "out", to);

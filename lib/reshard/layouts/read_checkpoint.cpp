@@ -126,7 +126,7 @@ Container read_lone_file(Files& files, const fs::path& path, Format format) {
   } catch (Error& error) {
     if (error.kind() != ErrorKind::kIo) refuse_part(files, path);
     const auto owns = [&](const Layout* layout) {
-      return layout->traits().needs_no_mesh && layout->owns(files, path.parent_path(), path.filename().string());
+      return layout->traits().needs_no_mesh() && layout->owns(files, path.parent_path(), path.filename().string());
     };
     if (error.hint().empty() && std::any_of(layouts().begin(), layouts().end(), owns))
       error.hint("it is a part of a checkpoint: give the directory that holds all of it");
@@ -263,7 +263,7 @@ std::string shards_folders() {
   for (const Layout* layout : layouts()) {
     const LayoutTraits& traits = layout->traits();
     const std::string folder = std::string(traits.folder) + "/";
-    if (traits.has_ranks && *traits.folder != '\0' &&
+    if (traits.has_ranks() && *traits.folder != '\0' &&
         std::find(folders.begin(), folders.end(), folder) == folders.end())
       folders.push_back(folder);
   }
@@ -342,7 +342,7 @@ Checkpoint whole_at(Files& files, const fs::path& directory, const ReadContext& 
         .hint("give the directory that contains config.json and the weights, or a file with a state dict");
   const bool is_whole = find_whole(files, directory).has_value();
   const auto shards = is_whole ? std::nullopt : find_shards(files, directory);
-  if (shards && shards->layout->traits().needs_no_mesh) return read(files, *shards, context);
+  if (shards && shards->layout->traits().needs_no_mesh()) return read(files, *shards, context);
   if (shards) {
     refuse_strange_files(files, directory);
     throw Error(ErrorKind::kBadInput, "is a sharded checkpoint, and holds no whole tensors")

@@ -106,7 +106,7 @@ void rename(SourceMap& source, const NameRules& rules, const std::vector<bool>& 
 /// Whether the target contains whole tensors, or chunks of them. For the ranks of a mesh, validated_model compares the
 /// tensors with config.json.
 bool is_whole(const LayoutTraits& traits) {
-  return !traits.has_ranks || traits.needs_no_mesh;
+  return !traits.has_ranks() || traits.needs_no_mesh();
 }
 
 std::string counted(std::size_t tensors) {
@@ -264,7 +264,7 @@ Model validated_model(const Checkpoint& checkpoint, Selection& selection, const 
   } catch (Error& error) {
     if (request.names.renames.empty() && selection.dropped.empty()) {
       // All that config.json asks for was there when it was read, so that this is more.
-      if (checkpoint.layout->traits().needs_no_mesh)
+      if (checkpoint.layout->traits().needs_no_mesh())
         error.hint(error.hint() + "; what a trainer has besides, such as buffers, `drop` leaves out");
       throw;
     }
@@ -293,11 +293,11 @@ std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Se
                                         const ConvertRequest& request, Job& job) {
   TargetRequest target = request.target;
   const LayoutTraits& traits = target.layout->traits();
-  if (!traits.has_ranks || traits.needs_no_mesh)
+  if (!traits.has_ranks() || traits.needs_no_mesh())
     for (std::string& name : take_extra_tensors(job, request.source.extra, target,
                                                 checkpoint.model ? &*checkpoint.model : nullptr, selection.wanted))
       selection.dropped.push_back(std::move(name));
-  if (!traits.has_ranks || traits.needs_no_mesh) {
+  if (!traits.has_ranks() || traits.needs_no_mesh()) {
     const Model* model = checkpoint.model ? &*checkpoint.model : nullptr;
     return plan_target(files, job, target, model, selection.wanted, checkpoint.states_or_null());
   }
@@ -305,8 +305,8 @@ std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Se
   if (!target.tp && !from_ranks)
     throw Error(ErrorKind::kUsage, "`tp` is required: the number of tensor-parallel ranks");
   if (!target.tp) target.tp = checkpoint.mesh.tp;
-  if (!target.pp && target.pipeline_cuts.empty() && from_ranks && traits.has_stages) target.pp = checkpoint.mesh.pp;
-  if (!target.ep && from_ranks && traits.has_experts) target.ep = checkpoint.mesh.ep;
+  if (!target.pp && target.pipeline_cuts.empty() && from_ranks && traits.has_stages()) target.pp = checkpoint.mesh.pp;
+  if (!target.ep && from_ranks && traits.has_experts()) target.ep = checkpoint.mesh.ep;
   Model model = validated_model(checkpoint, selection, request);
   for (std::string& name : take_extra_tensors(job, request.source.extra, target, &model, selection.wanted))
     selection.dropped.push_back(std::move(name));
@@ -324,12 +324,12 @@ const Layout& layout_of_source(Files& files, const ConvertRequest& request, cons
   without_optimizer.with_optimizer = false;
   const Checkpoint source = read_checkpoint(files, path, context_of(without_optimizer, ConfigUse::kLenient));
   if (option.empty())
-    return source.layout != nullptr && source.layout->traits().writes_states ? *source.layout : whole_layout();
+    return source.layout != nullptr && source.layout->traits().writes_states() ? *source.layout : whole_layout();
   if (source.has_mesh() && source.layout->traits().is_written()) return *source.layout;
   throw Error(ErrorKind::kUsage,
               fmt::format("`{}` is about ranks, but layout {} has whole tensors", option, whole_layout().traits().name))
       .hint("say which layout: `to` " + layout_names([](const Layout& layout) {
-              return layout.traits().has_ranks && layout.traits().is_written();
+              return layout.traits().has_ranks() && layout.traits().is_written();
             }));
 }
 
@@ -374,7 +374,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   std::vector<std::string> states_dropped;
   if (!checkpoint.states.empty()) states_dropped = follow_model(checkpoint.states, old_names, *job, selection.dropped);
   if (!request.dtype) take_model_dtypes(*job, selection.wanted);
-  if (!request.dtype && !request.target.layout->traits().has_ranks && checkpoint.beside_model)
+  if (!request.dtype && !request.target.layout->traits().has_ranks() && checkpoint.beside_model)
     note_config_dtype(files, *job, checkpoint, selection.wanted);
   ProgramOptions options;
   if (checkpoint.adapter)

@@ -96,7 +96,7 @@ class Replaced {
   std::unique_ptr<Job> job(const char* source, const fs::path& output, bool force = true) const {
     ConvertRequest request = convert_request(temp / source, output);
     request.target.layout = layout(name_);
-    if (request.target.layout->traits().has_ranks && !request.target.layout->traits().needs_no_mesh)
+    if (request.target.layout->traits().has_ranks() && !request.target.layout->traits().needs_no_mesh())
       request.target.tp = tp;
     if (name_ == "dcp") request.target.options.set_number("fsdp", 2);
     if (name_ == "hf") request.target.options.set_number("max-shard-size", 3000);

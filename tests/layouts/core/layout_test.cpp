@@ -29,13 +29,13 @@ TEST_CASE("Every layout of the table has a name of its own, and is found by it")
     CHECK(names.insert(traits.name).second);
     CHECK(layout_named(traits.name) == one);
     CHECK(std::string(traits.meaning) != "");
-    adapters += traits.holds_adapters;
-    whole += !traits.has_ranks;
+    adapters += traits.holds_adapters();
+    whole += !traits.has_ranks();
   }
   CHECK(layout_named("Ranks") == nullptr);
   CHECK(adapters == 1);
   CHECK(whole == 1);
-  CHECK(default_rank_layout().traits().has_ranks);
+  CHECK(default_rank_layout().traits().has_ranks());
 }
 
 TEST_CASE("An option that several layouts have is of one type in all of them") {
@@ -122,7 +122,7 @@ TEST_CASE("A layout that is only read is refused as a target, with those that ar
 
 TEST_CASE("What a layout writes is read as that layout, from its folder and from the one above") {
   for (const Layout* one : layouts()) {
-    if (!one->traits().has_ranks || !one->traits().is_written()) continue;
+    if (!one->traits().has_ranks() || !one->traits().is_written()) continue;
     DYNAMIC_SECTION(one->traits().name) {
       const Input input;
       shard(input / "model", input / "out", {.layout = one->traits().name, .tp = 2});

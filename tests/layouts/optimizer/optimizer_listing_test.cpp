@@ -332,7 +332,8 @@ TEST_CASE("Ids are taken where the model has parameters of their shapes, of ZeRO
           [](OptimizerFiles& files) { files.all[0].form = OptimizerFile::Form::kWhole; });
   refused(folder, "lost master weights", [](OptimizerFiles& files) { files.lost_masters = true; });
   refused(folder, "the optimizer is one of 2 expert-parallel ranks", [](OptimizerFiles& files) { files.ep = 2; });
-  refused(folder, "the optimizer's files have names, and no ids", [](OptimizerFiles& files) { files.all[0].entries[0].name = "a"; });
+  refused(folder, "the optimizer's files have names, and no ids",
+          [](OptimizerFiles& files) { files.all[0].entries[0].name = "a"; });
 }
 
 TEST_CASE("Ids stay where every rank holds the same parts of the same tensors, else the first other one is named") {

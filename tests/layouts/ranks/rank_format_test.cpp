@@ -17,7 +17,7 @@ TEST_CASE("Layouts read the rank that the names of their files say") {
     ++layouts_with_ranks;
     for (const std::uint32_t tp_rank : {0u, 9u, 10u, 100u, 4095u})
       for (const std::uint32_t pp_rank : {0u, 12u}) {
-        if (pp_rank > 0 && !one->traits().has_stages) continue;
+        if (pp_rank > 0 && !one->traits().has_stages()) continue;
         const RankId rank{tp_rank, pp_rank};
         const std::string name = rank_path(*one, Format::kXser, rank, 7).filename().string();
         CAPTURE(one->traits().name, name);

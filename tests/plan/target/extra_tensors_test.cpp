@@ -24,7 +24,7 @@ struct Extended {
   }
   ShardRequest request(const std::string& layout_name, ExtraTensors extra) const {
     RequestFields fields{.layout = layout_name, .tp = 2};
-    if (layout(layout_name)->traits().has_stages) fields.pp = 2;
+    if (layout(layout_name)->traits().has_stages()) fields.pp = 2;
     ShardRequest request = shard_request(temp / "model", temp / layout_name, fields);
     request.source.extra = extra;
     return request;

@@ -24,7 +24,7 @@ struct LinkedModel : Input {
   ConvertRequest request(const char* kind = "hf", const fs::path& output = "out") const {
     const LayoutTraits& traits = layout(kind)->traits();
     RequestFields fields{.layout = kind};
-    if (traits.has_ranks && !traits.needs_no_mesh) fields.tp = 2;
+    if (traits.has_ranks() && !traits.needs_no_mesh()) fields.tp = 2;
     return convert_request(temp / "model", temp / output, fields);
   }
 };
@@ -98,7 +98,7 @@ TEST_CASE("A rank file that is a link to outside of the checkpoint is refused by
   const LinkedModel model;
   for (const Layout* const kind : layouts()) {
     const char* const name = kind->traits().name;
-    if (!kind->traits().has_ranks || !kind->traits().is_written()) continue;
+    if (!kind->traits().has_ranks() || !kind->traits().is_written()) continue;
     INFO(name);
     const ConvertRequest request = model.request(name, fs::path(name) / "ckpt");
     convert(request);

@@ -72,9 +72,9 @@ struct Checkpoint {
   std::shared_ptr<const Adapter> adapter;                          // null if it is none, or a file given by itself
   std::vector<std::string> notes;                                  // what the user should know, whole sentences
 
-  bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks; }
+  bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks(); }
   /// Whether its ranks are those of a mesh, which a target may take over.
-  bool has_mesh() const { return has_ranks() && !layout->traits().needs_no_mesh; }
+  bool has_mesh() const { return has_ranks() && !layout->traits().needs_no_mesh(); }
   const TrainingStates* states_or_null() const { return states.empty() ? nullptr : &states; }
   FoundLayout found() const { return {layout, path, directory}; }
 };

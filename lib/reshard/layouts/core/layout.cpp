@@ -160,20 +160,20 @@ std::vector<FoundLayout> find_all(Files& files, const fs::path& path, Wanted&& w
 }  // namespace
 
 const Layout& whole_layout() {
-  return only_layout([](const LayoutTraits& traits) { return !traits.has_ranks; });
+  return only_layout([](const LayoutTraits& traits) { return !traits.has_ranks(); });
 }
 
 const Layout& default_rank_layout() {
-  return only_layout([](const LayoutTraits& traits) { return traits.has_ranks; });
+  return only_layout([](const LayoutTraits& traits) { return traits.has_ranks(); });
 }
 
 const Layout& adapter_layout() {
-  return only_layout([](const LayoutTraits& traits) { return traits.holds_adapters; });
+  return only_layout([](const LayoutTraits& traits) { return traits.holds_adapters(); });
 }
 
 std::optional<FoundLayout> find_shards(Files& files, const fs::path& path) {
   if (!files.is_directory(path)) return std::nullopt;
-  auto found = find_all(files, path, [](const LayoutTraits& traits) { return traits.has_ranks; });
+  auto found = find_all(files, path, [](const LayoutTraits& traits) { return traits.has_ranks(); });
   if (std::any_of(found.begin(), found.end(), [](const FoundLayout& one) { return !one.is_empty; }))
     std::erase_if(found, [](const FoundLayout& one) { return one.is_empty; });
   if (found.size() > 1)
@@ -187,7 +187,7 @@ std::optional<FoundLayout> find_shards(Files& files, const fs::path& path) {
 
 std::optional<FoundLayout> find_whole(Files& files, const fs::path& path) {
   if (!files.is_directory(path)) return std::nullopt;
-  const auto found = find_all(files, path, [](const LayoutTraits& traits) { return !traits.has_ranks; });
+  const auto found = find_all(files, path, [](const LayoutTraits& traits) { return !traits.has_ranks(); });
   if (found.empty()) return std::nullopt;
   return found.front();
 }
@@ -229,17 +229,19 @@ std::vector<std::string> idle_option_notes(const TargetRequest& request, const M
 
 void validate_request(const TargetRequest& request) {
   const LayoutTraits& traits = request.layout->traits();
-  const auto refuse = [&](const char* what, bool LayoutTraits::*has) {
+  const auto refuse = [&](const char* what, bool (LayoutTraits::*has)() const) {
     throw Error(ErrorKind::kUsage, fmt::format("layout {} has no {}", traits.name, what))
-        .hint("layouts that have them: " +
-              layout_names([&](const Layout& layout) { return layout.traits().*has && layout.traits().is_written(); }));
+        .hint("layouts that have them: " + layout_names([&](const Layout& layout) {
+                return (layout.traits().*has)() && layout.traits().is_written();
+              }));
   };
   format_of(request);
   const bool stages = request.pp.value_or(1) != 1 || request.vpp != 1 || !request.pipeline_cuts.empty();
-  if (stages && !traits.has_stages) refuse("pipeline stages (`pp`, `vpp`, `pipeline-cuts`)", &LayoutTraits::has_stages);
-  if (request.ep.value_or(1) != 1 && !traits.has_experts)
+  if (stages && !traits.has_stages())
+    refuse("pipeline stages (`pp`, `vpp`, `pipeline-cuts`)", &LayoutTraits::has_stages);
+  if (request.ep.value_or(1) != 1 && !traits.has_experts())
     refuse("expert-parallel ranks (`ep`)", &LayoutTraits::has_experts);
-  if (request.tp && !traits.has_ranks) refuse("ranks (`tp`)", &LayoutTraits::has_ranks);
+  if (request.tp && !traits.has_ranks()) refuse("ranks (`tp`)", &LayoutTraits::has_ranks);
   validate_options(request);
 }
 

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/base/enum_set.h"
 #include "reshard/base/error.h"
 #include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
@@ -90,24 +91,44 @@ class OptionValues {
   std::map<std::string, std::string> values_;
 };
 
+/// An axis of the mesh of ranks that a checkpoint is split over.
+enum class MeshAxis : std::uint8_t {
+  kTensor,
+  kPipeline,
+  kExpert,
+  kData,  // any parts, which FSDP or ZeRO has made: files say what each is
+};
+
+/// What a checkpoint may contain besides weights.
+enum class Contents : std::uint8_t {
+  kStates,    // of the optimizer, which are tensors
+  kGroups,    // of the optimizer's parameters, with their hyperparameters
+  kObjects,   // the rest of a training run: schedulers, random numbers
+  kAdapters,  // shards of LoRA adapters
+};
+
 /// What is the same for all checkpoints of a layout.
 struct LayoutTraits {
-  const char* name;                    // as users write it
-  const char* reported_as;             // in machine-readable reports
-  const char* meaning;                 // who writes and reads it, one clause
-  const char* folder;                  // that its files go into, in the output directory; empty: that itself
-  std::span<const Format> formats;     // that it can be written in; the first is the default; none: it is only read
-  bool has_ranks = false;              // files of ranks; else whole tensors
-  bool has_stages = false;             // pipeline ranks
-  bool has_experts = false;            // expert-parallel ranks
-  bool whole_folder = false;           // the folder is replaced as a whole
-  bool casts_to_config_dtype = false;  // floating tensors get the dtype that config.json says
-  bool holds_adapters = false;         // shards of LoRA adapters are in it
-  bool needs_no_mesh = false;          // files say what each part is: no mesh is needed, to read or to write
-  bool reads_states = false;           // the optimizer's states and the rest of a training run are read on demand
-  bool writes_states = false;          // they have a place in it
-  bool writes_groups = false;          // of objects beside them, only the optimizer's groups have one
+  const char* name;                     // as users write it
+  const char* reported_as;              // in machine-readable reports
+  const char* meaning;                  // who writes and reads it, one clause
+  const char* folder;                   // that its files go into, in the output directory; empty: that itself
+  std::span<const Format> formats;      // that it can be written in; the first is the default; none: it is only read
+  EnumSet<MeshAxis> axes{};             // along which its files have parts of tensors; none: tensors are whole
+  EnumSet<Contents> reads{}, writes{};  // besides weights
+  bool whole_folder = false;            // the folder is replaced as a whole
+  bool casts_to_config_dtype = false;   // floating tensors get the dtype that config.json says
 
+  bool has_ranks() const { return !axes.empty(); }
+  bool has_stages() const { return axes.has(MeshAxis::kPipeline); }
+  bool has_experts() const { return axes.has(MeshAxis::kExpert); }
+  /// Whether files say what each part is, so that no mesh is needed to read or to write them.
+  bool needs_no_mesh() const { return axes.has(MeshAxis::kData); }
+  bool holds_adapters() const { return reads.has(Contents::kAdapters); }
+  bool reads_states() const { return reads.has(Contents::kStates); }
+  bool writes_states() const { return writes.has(Contents::kStates); }
+  /// Whether of the objects of a training run only the optimizer's groups are written.
+  bool writes_groups_alone() const { return writes.has(Contents::kGroups) && !writes.has(Contents::kObjects); }
   bool is_written() const { return !formats.empty(); }
 };
 
@@ -136,7 +157,7 @@ struct ConfigChoice {
   bool where_missing = false;  // a config.json beside the weights goes before it
 };
 
-/// What to read of the optimizer and other state of a training run, if the layout supports it (LayoutTraits::reads_states).
+/// What to read of the optimizer and other state of a training run, if the layout supports it (LayoutTraits::reads).
 enum class Beside : std::uint8_t {
   kCount,            // only the amount
   kLook,             // the amount, and the headers of the optimizer's files for BesideModel

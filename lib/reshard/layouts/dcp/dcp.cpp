@@ -37,10 +37,9 @@ constexpr LayoutTraits kDcpTraits{.name = "dcp",
                                   .meaning = "torch.distributed.checkpoint: FSDP, accelerate, torchtitan",
                                   .folder = "",
                                   .formats = kDcpFormats,
-                                  .has_ranks = true,
-                                  .needs_no_mesh = true,
-                                  .reads_states = true,
-                                  .writes_states = true};
+                                  .axes = {MeshAxis::kTensor, MeshAxis::kData},
+                                  .reads = {Contents::kStates, Contents::kGroups, Contents::kObjects},
+                                  .writes = {Contents::kStates, Contents::kGroups, Contents::kObjects}};
 
 /// What accelerate calls folders of models, and others those of optimizers.
 constexpr std::string_view kFsdpFolder = "pytorch_model_fsdp_";

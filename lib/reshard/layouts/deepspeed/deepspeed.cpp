@@ -33,8 +33,7 @@ constexpr LayoutTraits kDeepspeedTraits{
     .meaning = "DeepSpeed's ZeRO 1, 2 and 3 while it trains, and universal checkpoints",
     .folder = "",
     .formats = {},
-    .has_ranks = true,
-    .needs_no_mesh = true};
+    .axes = {MeshAxis::kData}};
 constexpr std::uint64_t kMaxLatestBytes = 4096;
 constexpr std::string_view kStepFolder = "global_step";  // what DeepSpeed calls tags unless it is told another name
 

@@ -134,8 +134,7 @@ constexpr LayoutTraits kFsdpRanksTraits{.name = "fsdp-ranks",
                                         .meaning = "files of ranks of FSDP, as verl and accelerate save them",
                                         .folder = "",
                                         .formats = {},
-                                        .has_ranks = true,
-                                        .needs_no_mesh = true};
+                                        .axes = {MeshAxis::kData}};
 constexpr std::string_view kSettingsFiles[] = {"optim_world_size_", "extra_state_world_size_"};
 constexpr const char* kFsdpConfig = "fsdp_config.json";
 

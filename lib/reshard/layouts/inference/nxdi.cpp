@@ -42,7 +42,8 @@ constexpr LayoutOption kOwnPadHeads{
 
 LayoutTraits nxdi_traits() {
   LayoutTraits traits{"nxdi", "nxdi", "NxD Inference", kServedFolder, kNxdiFormats};
-  traits.has_ranks = traits.casts_to_config_dtype = true;
+  traits.axes = {MeshAxis::kTensor};
+  traits.casts_to_config_dtype = true;
   return traits;
 }
 

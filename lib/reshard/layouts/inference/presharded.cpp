@@ -18,7 +18,7 @@ constexpr Format kPreshardedFormats[] = {Format::kSafetensors};
 LayoutTraits presharded_traits() {
   LayoutTraits traits{"presharded", "presharded", "NxD's shard_checkpoint, for inference", kServedFolder,
                       kPreshardedFormats};
-  traits.has_ranks = true;
+  traits.axes = {MeshAxis::kTensor};
   return traits;
 }
 

@@ -392,7 +392,7 @@ constexpr LayoutTraits kVllmTraits{.name = "vllm",
                                    .meaning = "vLLM's and SGLang's sharded_state",
                                    .folder = "",
                                    .formats = kVllmFormats,
-                                   .has_ranks = true,
+                                   .axes = {MeshAxis::kTensor},
                                    .casts_to_config_dtype = true};
 
 Form asked_form(const OptionValues& values) {

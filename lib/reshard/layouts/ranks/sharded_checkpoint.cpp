@@ -85,7 +85,7 @@ void validate_all_ranks_present(const FoundLayout& folder, const Listing& listin
   const std::string names = count == missing.size() ? list_names(missing) : join(missing, ", ") + ", …";
   const std::string ep = mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "";
   const std::string form =
-      folder.layout->traits().has_stages ? fmt::format(" (tp {} × pp {}{})", mesh.tp, mesh.pp, ep) : "";
+      folder.layout->traits().has_stages() ? fmt::format(" (tp {} × pp {}{})", mesh.tp, mesh.pp, ep) : "";
   throw Error(ErrorKind::kBadInput,
               fmt::format("{} of the {} ranks{} {} missing: {}", count, std::uint64_t{mesh.tp} * mesh.pp * mesh.ep,
                           form, count == 1 ? "is" : "are", names))

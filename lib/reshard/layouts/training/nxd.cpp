@@ -66,8 +66,9 @@ constexpr LayoutOption kPadSourceHeads{
 
 constexpr LayoutTraits kNxdTraits = [] {
   LayoutTraits traits{"nxd", "nxd", "NxD's training checkpoints", kModelFolder, kNxdFormats};
-  traits.has_ranks = traits.has_stages = traits.whole_folder = traits.reads_states = true;
-  traits.writes_states = traits.writes_groups = true;
+  traits.axes = {MeshAxis::kTensor, MeshAxis::kPipeline};
+  traits.reads = traits.writes = {Contents::kStates, Contents::kGroups};
+  traits.whole_folder = true;
   return traits;
 }();
 
@@ -82,7 +83,7 @@ void validate_no_experts(const Model& model) {
               fmt::format("NxD's names and shapes for the experts of {} are unknown", model.family->model_type))
       .tensor(expert->name)
       .hint("known are models without experts; layouts that keep the names of the checkpoint: " +
-            layout_names([](const Layout& layout) { return layout.traits().has_experts; }));
+            layout_names([](const Layout& layout) { return layout.traits().has_experts(); }));
 }
 
 void validate_nxd_model(const Model& model, std::uint32_t tp, const OptionValues& values) {

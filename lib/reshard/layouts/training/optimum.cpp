@@ -19,8 +19,10 @@ constexpr Format kOptimumFormats[] = {Format::kPytorch, Format::kXser};
 
 constexpr LayoutTraits kOptimumTraits = [] {
   LayoutTraits traits{"optimum", "optimum", "optimum-neuron's training checkpoints", kOptimumShards, kOptimumFormats};
-  traits.has_ranks = traits.has_stages = traits.has_experts = traits.whole_folder = traits.holds_adapters = true;
-  traits.reads_states = traits.writes_states = traits.writes_groups = true;
+  traits.axes = {MeshAxis::kTensor, MeshAxis::kPipeline, MeshAxis::kExpert};
+  traits.reads = {Contents::kStates, Contents::kGroups, Contents::kAdapters};
+  traits.writes = {Contents::kStates, Contents::kGroups, Contents::kAdapters};
+  traits.whole_folder = true;
   return traits;
 }();
 

@@ -31,7 +31,9 @@ constexpr Format kRankFormats[] = {Format::kSafetensors, Format::kPytorch, Forma
 
 constexpr LayoutTraits kRanksTraits = [] {
   LayoutTraits traits{"ranks", "ranks", "optimum-neuron's shards, and NxD's older ones", kRanksFolder, kRankFormats};
-  traits.has_ranks = traits.has_stages = traits.has_experts = traits.whole_folder = traits.reads_states = true;
+  traits.axes = {MeshAxis::kTensor, MeshAxis::kPipeline, MeshAxis::kExpert};
+  traits.reads = {Contents::kStates, Contents::kGroups};
+  traits.whole_folder = true;
   return traits;
 }();
 

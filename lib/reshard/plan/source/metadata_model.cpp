@@ -47,11 +47,11 @@ std::string description_of_metadata(const Checkpoint& checkpoint) {
 
 void take_metadata_model(Checkpoint& checkpoint, TargetRequest& target) {
   const LayoutTraits& traits = target.layout->traits();
-  if (checkpoint.model || checkpoint.metadata.empty() || !traits.has_ranks || traits.needs_no_mesh) return;
+  if (checkpoint.model || checkpoint.metadata.empty() || !traits.has_ranks() || traits.needs_no_mesh()) return;
   const MetadataFamily described = described_metadata(checkpoint);
   Family family = parse_family_text(described.description, checkpoint.path);
   if (family.attention && target.tp && *target.tp != checkpoint.mesh.tp) family.attention->kv_size_multiplier.reset();
-  if (traits.has_stages && !target.pp && target.vpp == 1 && target.pipeline_cuts.empty() && checkpoint.mesh.pp > 1) {
+  if (traits.has_stages() && !target.pp && target.vpp == 1 && target.pipeline_cuts.empty() && checkpoint.mesh.pp > 1) {
     if (described.cuts.size() + 1 != checkpoint.mesh.pp)
       throw Error(ErrorKind::kUsage, "the source has virtual pipeline stages")
           .in(checkpoint.path)

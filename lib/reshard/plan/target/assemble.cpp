@@ -34,10 +34,10 @@ void note_tied(Job& job) {
       if (!is_tied_once(job, tensor)) continue;
       const std::string name = printable(tensor.name.text());
       if (!noted.insert(name).second) continue;
-      job.notes.push_back(
-          fmt::format("{} is tied to {}: the two are compared, and {}", name, printable(job.source.logical[l].name),
-                      job.layout->traits().has_ranks ? "the replica in the files is left out when they are consolidated"
-                                                     : "it is left out, as Hugging Face's file has it once"));
+      job.notes.push_back(fmt::format(
+          "{} is tied to {}: the two are compared, and {}", name, printable(job.source.logical[l].name),
+          job.layout->traits().has_ranks() ? "the replica in the files is left out when they are consolidated"
+                                           : "it is left out, as Hugging Face's file has it once"));
     }
 }
 
@@ -69,14 +69,14 @@ void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, 
                        [&](const TargetFile& file) { return lies_inside(output_directory / file.path, folder); });
   };
   if (!files.is_directory(output_directory)) return;
-  const bool is_itself = target.traits().has_ranks && is_output_itself(target);
+  const bool is_itself = target.traits().has_ranks() && is_output_itself(target);
   try {
     for (const Layout* layout : layouts()) {
       const LayoutTraits& traits = layout->traits();
-      if (layout == &target || !traits.has_ranks) continue;
+      if (layout == &target || !traits.has_ranks()) continue;
       for (const FoundLayout& found : layout->recognise(files, output_directory))
         if ((is_itself || found.path == output_directory) && !found.is_empty && !replaces(weights_folder_of(found)) &&
-            (target.traits().has_ranks || !is_model_alone(files, found)))
+            (target.traits().has_ranks() || !is_model_alone(files, found)))
           throw Error(ErrorKind::kBadInput, fmt::format("holds a sharded checkpoint in layout {}, which could not be "
                                                         "read with another beside it",
                                                         traits.name))
@@ -92,11 +92,11 @@ void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, 
 /// the source, they are the same model, and there is nothing to note.
 void note_whole_weights(Files& files, Job& job) {
   const fs::path output = files.resolve(job.output_directory);
-  if (!job.layout->traits().has_ranks || !files.is_directory(output)) return;
+  if (!job.layout->traits().has_ranks() || !files.is_directory(output)) return;
   if (lies_inside(files.resolve(job.source_directory), output)) return;
   try {
     for (const Layout* layout : layouts()) {
-      if (layout->traits().has_ranks) continue;
+      if (layout->traits().has_ranks()) continue;
       for (const FoundLayout& found : layout->recognise(files, output))
         if (found.path == output && !found.is_empty)
           job.notes.push_back(fmt::format(
@@ -124,7 +124,7 @@ PartitionOptions kept_partition(const Job& job, const TargetRequest& request) {
 }  // namespace
 
 ReadContext context_of(const SourceRequest& request, ConfigUse use, const Layout* target) {
-  const bool needs_groups = target != nullptr && target->traits().writes_groups;
+  const bool needs_groups = target != nullptr && target->traits().writes_groups_alone();
   const Beside read = needs_groups ? Beside::kReadGroups : Beside::kRead;
   return {
       use,          request.family, request.options, {request.config}, request.with_optimizer ? read : Beside::kCount,
@@ -155,7 +155,7 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   job.options = request.options;
   job.format = format_of(request);
   const bool has_ids = states != nullptr && !states->has_names();
-  if (has_ids && !traits.writes_groups)
+  if (has_ids && !traits.writes_groups_alone())
     throw Error(ErrorKind::kUsage,
                 fmt::format("`from-optimizer-groups` ids: layout {} has names, and no ids", traits.name))
         .in(job.model_directory)
@@ -174,13 +174,13 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   if (has_ids) validate_same_ranks(job.source, plan.map);
   validate_alone(files, *request.layout, plan, job.output_directory);
   request.layout->validate_beside(files, plan, job.output_directory);
-  if (traits.has_ranks) job.mesh = plan.mesh;
+  if (traits.has_ranks()) job.mesh = plan.mesh;
   job.partition = std::move(plan.partition);
   job.cut_names = std::move(plan.cut_names);
   job.attention = std::move(plan.attention);
   job.text_files = std::move(plan.map.text_files);
   for (TextFile& file : plan.text_files) job.text_files.push_back(std::move(file));
-  if (traits.has_ranks && !job.index_metadata.empty() && plan.has_first_rank)  // of runs that share it, the first
+  if (traits.has_ranks() && !job.index_metadata.empty() && plan.has_first_rank)  // of runs that share it, the first
     job.text_files.push_back(
         {kKeptIndexMetadataFile, kept_index_metadata_text(job.index_metadata), job.index_metadata_file});
   if (traits.whole_folder) job.whole_folders = {traits.folder};

@@ -162,9 +162,9 @@ void carry_companions(Files& files, Job& job, const Checkpoint& source, const st
   }
   carry_config(files, job, source);
   carry_tokenizer(files, job, source);
-  if (!source.states.empty() && job.layout->traits().writes_states)
+  if (!source.states.empty() && job.layout->traits().writes_states())
     for (CopiedFile& file : trainer_files(files, source)) replace_copy(job.copied_files, std::move(file));
-  if (!source.states.empty() && job.layout->traits().writes_groups) validate_no_trainer_files(files, job);
+  if (!source.states.empty() && job.layout->traits().writes_groups_alone()) validate_no_trainer_files(files, job);
   note_weights_left(files, job, source, weights);
   // What this job writes anew is not carried over from an older one.
   std::erase_if(job.copied_files, [&](const CopiedFile& copied) {

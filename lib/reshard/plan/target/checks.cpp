@@ -35,25 +35,25 @@ std::string rank_option(const TargetRequest& target) {
 }
 
 void validate_takes_states(const SourceRequest& source, const Layout& target) {
-  if (!source.with_optimizer || target.traits().writes_states) return;
+  if (!source.with_optimizer || target.traits().writes_states()) return;
   throw Error(ErrorKind::kUsage,
               fmt::format("`with-optimizer`: checkpoints of layout {} have no place for the states of "
                           "an optimizer",
                           target.traits().name))
       .hint("of the layouts, these have: " +
-            layout_names([](const Layout& layout) { return layout.traits().writes_states; }));
+            layout_names([](const Layout& layout) { return layout.traits().writes_states(); }));
 }
 
 void validate_has_states(const SourceRequest& request, const Checkpoint& checkpoint) {
   if (!request.with_optimizer) return;
-  if (checkpoint.layout == nullptr || !checkpoint.layout->traits().reads_states)
+  if (checkpoint.layout == nullptr || !checkpoint.layout->traits().reads_states())
     throw Error(ErrorKind::kUsage, fmt::format("`with-optimizer`: {} is no checkpoint whose optimizer can be read",
                                                checkpoint.layout == nullptr
                                                    ? "a file of tensors"
                                                    : fmt::format("one in layout {}", checkpoint.layout->traits().name)))
         .in(checkpoint.path)
         .hint("it is for sources in layout " +
-              layout_names([](const Layout& layout) { return layout.traits().reads_states; }));
+              layout_names([](const Layout& layout) { return layout.traits().reads_states(); }));
   if (checkpoint.states.empty())
     throw Error(ErrorKind::kBadInput, "holds a model, and nothing of an optimizer")
         .in(checkpoint.path)
@@ -73,7 +73,7 @@ void validate_has_tensors(const SourceMap& source, const Checkpoint& checkpoint)
 }
 
 void validate_names(const Checkpoint& checkpoint, const Layout& target) {
-  if (checkpoint.names_of.empty() || target.traits().has_ranks) return;  // these need a model, or take any names
+  if (checkpoint.names_of.empty() || target.traits().has_ranks()) return;  // these need a model, or take any names
   throw Error(
       ErrorKind::kBadInput,
       fmt::format("its tensors have {}'s names, and only the model's config.json says what the model calls them",
@@ -84,7 +84,7 @@ void validate_names(const Checkpoint& checkpoint, const Layout& target) {
 }
 
 void note_states_left(Job& job, const Checkpoint& checkpoint, const Layout& target) {
-  if (checkpoint.leaves_states && target.traits().writes_states)
+  if (checkpoint.leaves_states && target.traits().writes_states())
     job.notes.push_back("training cannot go on from the model alone: `with-optimizer` takes its optimizer along");
 }
 

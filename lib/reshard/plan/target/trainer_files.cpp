@@ -9,7 +9,7 @@ namespace reshard {
 bool is_step_of_run(Files& files, const Checkpoint& checkpoint) {
   if (files.is_same(checkpoint.path, checkpoint.directory)) return false;
   if (is_tag_name(own_name(files, checkpoint.path))) return true;
-  return checkpoint.has_ranks() && checkpoint.layout->traits().writes_groups &&
+  return checkpoint.has_ranks() && checkpoint.layout->traits().writes_groups_alone() &&
          !checkpoint.layout->default_output(files, checkpoint.found());
 }
 
