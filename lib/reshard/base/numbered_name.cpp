@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 
 namespace reshard {
@@ -114,8 +115,8 @@ bool take(std::string_view pattern, std::uint64_t max, std::string_view& name, N
 
 std::string NumberedName::print(const NameNumbers& numbers) const {
   std::string name;
-  [[maybe_unused]] const bool complete = print_to(name, pattern_, numbers);
-  assert(complete);
+  if (!print_to(name, pattern_, numbers))
+    throw Error(ErrorKind::kInternal, "a number is missing for a name of the form " + std::string(pattern_));
   return name;
 }
 

@@ -15,14 +15,17 @@ using NameNumbers = std::map<std::string_view, std::uint64_t>;
 ///   {tp:2}   a number, printed with at least two digits and parsed in any width; {tp} has at least one
 ///   [text]   optional; printed if it has numbers and all of them are given
 ///   <a|b|c>  parts joined by "_", printed in this order and parsed in any; [a] is optional
-/// Everything else is literal. Numbers refer to the keys in the pattern, which is a literal, too.
+/// Everything else is literal. Widths have one digit. Parts in brackets do not contain others, except that <> may contain [].
+/// A part takes as much of a name as it can, and never gives any of it back. Numbers refer to the keys in the pattern, which
+/// is a literal, too.
 class NumberedName {
  public:
   /// \param max  the largest number that parse() accepts.
   constexpr explicit NumberedName(std::string_view pattern, std::uint64_t max = UINT32_MAX)
       : pattern_(pattern), max_(max) {}
 
-  /// The name with these numbers, which include all that are not optional; others are ignored.
+  /// The name with these numbers; others are ignored.
+  /// \throws Error kInternal if a number is missing that is not optional.
   std::string print(const NameNumbers& numbers) const;
   /// The numbers in `name`; std::nullopt if it does not match.
   std::optional<NameNumbers> parse(std::string_view name) const;

@@ -173,6 +173,14 @@ TEST_CASE("Megatron-Core's optimizer, whose states come before their parameters,
       }
     CHECK(found == 3 * golden.at("original").size());
     CHECK(written.tensors.size() == found + golden.at("original").size());
+    const Checkpoint read = read_checkpoint(local_storage(), golden_case / "checkpoint",
+                                            {.family = family, .config = {golden_case / "original", false}});
+    CHECK(read.leaves_states);
+    REQUIRE(read.beside_model.has_value());
+    std::set<std::string> states;
+    for (const OptimizerSummary::State& state : read.beside_model->states) states.insert(state.name);
+    CHECK(states.size() == 3);
+    CHECK(states.count("exp_avg_sq") == 1);
   }
 }
 

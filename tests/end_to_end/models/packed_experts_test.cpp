@@ -140,12 +140,39 @@ TEST_CASE("A run of which some layers are packed and others are not is read, and
   config["num_hidden_layers"] = 1;
   config.erase("layer_types");
   write_file(temp / "other/config.json", config.dump());
-  check_refused([&] { converted(temp / "mixed", temp / "out", {.config = temp / "other"}); },
-                {.says = "which the model does not have", .hint = "config.json belongs to another model"});
+  check_refused(
+      [&] { converted(temp / "mixed", temp / "out", {.config = temp / "other"}); },
+      {.says = "num_hidden_layers is 1 in config.json, but the files have layers 0 to 1", .hint = "mend config.json"});
   fs::copy_file(temp / "other/config.json", temp / "mixed/config.json");
   Checkpoint read;
   CHECK_NOTHROW(read = read_checkpoint(local_storage(), temp / "mixed", {.use = ConfigUse::kLenient}));
   CHECK(read.map.find_logical("model.norm.weight"));
+}
+
+TEST_CASE("A layer that config.json does not count is split as well, and what only has a stack's name is listed") {
+  const fs::path model = golden_model("mixtral");
+  const std::string stack = "model.layers.0.mlp.experts.gate_up_proj",
+                    other = "model.layers.9.mlp.experts.gate_up_proj";
+  TensorMap tensors = read_model(model / "packed");
+  const TempDir temp;
+  fs::create_directories(temp / "model");
+  fs::copy_file(model / "packed/config.json", temp / "model/config.json");
+  tensors[other] = tensors.at(stack);
+  const auto listed = [&] {
+    write_safetensors(temp / "model/model.safetensors", tensors);
+    const Checkpoint read = read_checkpoint(local_storage(), temp / "model", {.use = ConfigUse::kLenient});
+    std::set<std::string> names;
+    for (const LogicalTensor& tensor : read.map.logical) names.insert(tensor.name);
+    return names;
+  };
+  CHECK(listed().count("model.layers.9.block_sparse_moe.experts.1.w3.weight") == 1);
+  ConvertRequest request = convert_request(temp / "model", temp / "whole", {});
+  request.names.drop.emplace_back("drop", "^model\\.layers\\.9\\.");
+  convert(request);
+  CHECK((read_model(temp / "whole") == read_model(model / "original")));
+  for (auto& [name, data] : tensors)
+    if (name.find(".mlp.experts.") != name.npos) data = {DType::kU8, {64, 1}, std::string(64, 'q')};  // of bitsandbytes
+  CHECK(listed().count(stack) == 1);
 }
 
 TEST_CASE("Shards of packed experts are those of the same experts apart") {

@@ -28,25 +28,41 @@ bool is_own_stack(const ModelParameter& parameter) {
   return parameter.experts > 0 && !parameter.expert;
 }
 
-/// The first tensor that holds all experts of a layer, by its name; null if there is none.
-const LogicalTensor* first_stack(const SourceMap& map, const PackedExperts& stacks) {
-  const auto first = std::find_if(map.logical.begin(), map.logical.end(), [&](const LogicalTensor& tensor) {
-    return !tensor.filler && stacks.find(tensor.name).has_value();
-  });
+/// The names of stacks, and the number of experts in a layer of the model. A tensor that claims more experts is no stack.
+struct Stacks {
+  PackedExperts names;
+  std::uint64_t most = 0;
+
+  explicit Stacks(const Model& model) : names(*model.family) {
+    for (const ModelParameter& parameter : model.parameters) most = std::max(most, parameter.experts);
+  }
+
+  /// What the tensor contains; std::nullopt if it is no stack.
+  std::optional<PackedNames> find(const LogicalTensor& tensor) const {
+    const bool has_shape = tensor.shape.size() == 3 && !tensor.filler && tensor.shape[0] <= most &&
+                           num_elems(tensor.shape).value_or(0) > 0;
+    return has_shape ? names.find(tensor.name) : std::nullopt;
+  }
+};
+
+/// The first tensor that holds all experts of a layer; null if there is none.
+const LogicalTensor* first_stack(const SourceMap& map, const Stacks& stacks) {
+  const auto first = std::find_if(map.logical.begin(), map.logical.end(),
+                                  [&](const LogicalTensor& tensor) { return stacks.find(tensor).has_value(); });
   return first == map.logical.end() ? nullptr : &*first;
 }
 
 /// Whether the model has these stacks in its files, too, and in this order: Transformers 4 has the last two dims of some
 /// families swapped, (E, H, 2 I). A square matrix may be in either order.
 /// \throws Error kBadInput if some are in another order than the others.
-bool are_models_own(const SourceMap& map, const PackedExperts& stacks, const Model& model,
+bool are_models_own(const SourceMap& map, const Stacks& stacks, const Model& model,
                     const std::filesystem::path& where) {
   std::unordered_map<std::string_view, const ModelParameter*> parameters;
   for (const ModelParameter& parameter : model.parameters) parameters.emplace(parameter.name, &parameter);
   const LogicalTensor* own = nullptr;
   const LogicalTensor* other = nullptr;
   for (const LogicalTensor& tensor : map.logical) {
-    if (tensor.filler || tensor.shape.size() != 3 || !stacks.find(tensor.name)) continue;
+    if (!stacks.find(tensor)) continue;
     const auto found = parameters.find(tensor.name);
     if (found == parameters.end() || found->second->shape != tensor.shape)
       other = &tensor;
@@ -63,17 +79,19 @@ bool are_models_own(const SourceMap& map, const PackedExperts& stacks, const Mod
 }
 
 /// Replaces each stack by the tensors of its experts, and the model by the one with these tensors.
-/// \throws Error as unpack; kUnsupported for a tensor of the experts, such as a bias or a scale, that is still packed.
-void take_apart(Checkpoint& checkpoint, const PackedExperts& stacks, ConfigUse use) {
+/// \throws Error as unpack; kBadInput for a stack of another shape than config.json says; kUnsupported for a tensor of the
+///         experts, such as a bias or a scale, that is still packed.
+/// \returns whether none stays packed.
+bool take_apart(Checkpoint& checkpoint, const Stacks& stacks, ConfigUse use) {
   SourceMap& map = checkpoint.map;
   PackedEntries packed{checkpoint.path, {}};
   std::vector<std::string> names;
   for (const LogicalTensor& tensor : map.logical) {
-    const auto stack = tensor.filler ? std::nullopt : stacks.find(tensor.name);
+    const auto stack = stacks.find(tensor);
     if (stack)
       packed.by_name.emplace(tensor.name,
                              PackedEntry{std::make_shared<const PackedNames>(*stack), tensor.name, tensor.shape});
-    names.push_back(stack || tensor.filler ? tensor.name : stacks.own_name(tensor.name));
+    names.push_back(stack || tensor.filler ? tensor.name : stacks.names.own_name(tensor.name));
   }
   map.rename_logical(names);
   const std::vector<std::string> apart = packed.tensors();
@@ -83,21 +101,29 @@ void take_apart(Checkpoint& checkpoint, const PackedExperts& stacks, ConfigUse u
   const FamilyFrom from = checkpoint.model->family_from;
   checkpoint.model = instantiate(checkpoint.language_model, of_model);
   checkpoint.model->family_from = from;
-  unpack_entries(map, packed, checkpoint, use);
-  for (const LogicalTensor* tensor : find_misfits(map, *checkpoint.model).unlisted)
+  const bool are_apart = unpack_entries(map, packed, checkpoint, use);
+  for (const LogicalTensor* tensor : find_misfits(map, *checkpoint.model).unlisted) {
+    if (packed.by_name.count(tensor->name) == 0 && stacks.names.find(tensor->name))
+      throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but a layer of the model has {} experts",
+                                                    to_string(tensor->shape), stacks.most))
+          .in(checkpoint.path)
+          .tensor(tensor->name)
+          .hint("config.json belongs to another model, or the checkpoint is damaged");
     if (tensor->name.find(".experts.") != tensor->name.npos && !PackedExperts::is_of_expert(tensor->name) &&
         packed.by_name.count(tensor->name) == 0)
       throw Error(ErrorKind::kUnsupported, "belongs to experts that are packed, and is not split among them")
           .in(checkpoint.path)
           .tensor(tensor->name)
           .hint("save the model with save_pretrained of Transformers 5, which writes each expert by itself");
+  }
+  return are_apart;
 }
 
 }  // namespace
 
 void unpack_experts(Checkpoint& checkpoint, const ReadContext& context) {
   if (!checkpoint.model || !checkpoint.language_model.family) return;
-  const PackedExperts stacks(*checkpoint.model->family);
+  const Stacks stacks(*checkpoint.model);
   const LogicalTensor* first = first_stack(checkpoint.map, stacks);
   if (first == nullptr) return;
   if (are_models_own(checkpoint.map, stacks, *checkpoint.model, checkpoint.path)) return;
@@ -107,10 +133,10 @@ void unpack_experts(Checkpoint& checkpoint, const ReadContext& context) {
         .in(checkpoint.path)
         .tensor(first->name)
         .hint("do without `with-optimizer`");
-  take_apart(checkpoint, stacks, context.use);
-  checkpoint.notes.emplace_back(
-      "all experts of a layer are in one tensor, as Transformers 5 has them in memory: each is read as a tensor of its "
-      "own, by the names of the model's files");
+  if (take_apart(checkpoint, stacks, context.use))
+    checkpoint.notes.emplace_back(
+        "all experts of a layer are in one tensor, as Transformers 5 has them in memory: each is read as a tensor of "
+        "its own, by the names of the model's files");
 }
 
 void separate_experts(Checkpoint& checkpoint) {
@@ -122,8 +148,8 @@ void separate_experts(Checkpoint& checkpoint) {
   const std::vector<ModelParameter>& parameters = checkpoint.model->parameters;
   const auto first = std::find_if(parameters.begin(), parameters.end(), is_own_stack);
   if (first == parameters.end()) return;
-  const PackedExperts stacks(*checkpoint.model->family);
-  if (first_stack(checkpoint.map, stacks) != nullptr && !stacks.stay_packed())
+  const Stacks stacks(*checkpoint.model);
+  if (first_stack(checkpoint.map, stacks) != nullptr && !stacks.names.stay_packed())
     take_apart(checkpoint, stacks, ConfigUse::kStrict);
   else
     throw Error(ErrorKind::kUnsupported,
@@ -137,8 +163,8 @@ void separate_experts(Checkpoint& checkpoint) {
 void align_experts(Checkpoint& a, Checkpoint& b) {
   const auto may_take_apart = [](const Checkpoint& checkpoint) {
     if (!checkpoint.model || !checkpoint.language_model.family || !checkpoint.states.empty()) return false;
-    const PackedExperts stacks(*checkpoint.model->family);
-    return !stacks.stay_packed() && first_stack(checkpoint.map, stacks) != nullptr;
+    const Stacks stacks(*checkpoint.model);
+    return !stacks.names.stay_packed() && first_stack(checkpoint.map, stacks) != nullptr;
   };
   if (const bool is_a = may_take_apart(a); is_a != may_take_apart(b)) separate_experts(is_a ? a : b);
 }

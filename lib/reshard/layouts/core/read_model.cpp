@@ -100,13 +100,13 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
   StateCounts counts;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     if (i < names.names.size() && !names.names[i].empty()) continue;
-    const bool is_state = names.optimizer.has(entries[i].name);
+    const bool is_state = names.is_of_optimizer(entries[i].name);
     TensorCount& count = is_state ? states : beside.other;
     ++count.tensors;
     count.bytes += entries[i].bytes();
     if (!is_state) others.push_back(entries[i].name);
     if (is_state && entries[i].dtype)
-      counts.add(entries[i].name.substr(entries[i].name.rfind('.') + 1), *entries[i].dtype, entries[i].bytes());
+      counts.add(std::string(names.state_of(entries[i].name)), *entries[i].dtype, entries[i].bytes());
   }
   beside.optimizer.tensors += states.tensors;
   beside.optimizer.bytes += states.bytes;

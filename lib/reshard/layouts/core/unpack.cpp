@@ -39,6 +39,22 @@ bool has_room(const Scheme::Entry& rule, const Dims& packed, const Dims& array) 
   return true;
 }
 
+/// The shapes of parameters that have as many rows each of an entry of shape `array`; std::nullopt if the scheme has other
+/// sizes.
+std::optional<std::vector<Dims>> even_parts(const Scheme::Entry& rule, const Dims& array) {
+  if (!rule.sizes.empty() || rule.is_padded) return std::nullopt;
+  Dims part;
+  for (const std::vector<std::string>& axes : rule.parameter_dims) {
+    const auto dim = std::find(rule.entry_dims.begin(), rule.entry_dims.end(), axes);
+    if (dim == rule.entry_dims.end()) return std::nullopt;
+    const std::uint64_t size = array[static_cast<std::size_t>(dim - rule.entry_dims.begin())];
+    const std::size_t count = axes.front() == rule.joined ? rule.parameters.size() : 1;
+    if (size % count != 0) return std::nullopt;
+    part.push_back(size / count);
+  }
+  return std::vector<Dims>(rule.parameters.size(), part);
+}
+
 /// Plans all of it before it changes the map.
 class MapUnpacker {
  public:
@@ -84,7 +100,7 @@ class MapUnpacker {
   void plan(const PackedEntry& packed, std::uint32_t l) {
     const LogicalTensor& tensor = map_.logical[l];
     const std::vector<std::string> names = tensors_in(packed, tensors_left_);
-    const bool is_copied = tensor.shape != packed.shape;
+    const bool is_copied = tensor.role == TensorRole::kObject || tensor.shape != packed.shape;
     auto array = is_copied ? PackedArray() : array_of(packed, names, tensor.role);
     if (!array) {
       unpacked_.kept = packed.entry;
@@ -126,6 +142,11 @@ class MapUnpacker {
     if (missing != names.end()) {
       auto array = unpack_single(rule, packed.shape);
       if (array || model_ == nullptr) return array;
+      const bool are_all_missing =
+          std::none_of(names.begin(), names.end(), [&](const std::string& name) { return shapes_.count(name) > 0; });
+      if (are_all_missing)  // another layer, say, which config.json does not count
+        if (auto parts = even_parts(rule, packed.shape))
+          return pack(rule, *std::move(parts), numbers_of(rule, packed.shape), *model_);
       throw Error(ErrorKind::kBadInput, fmt::format("contains {}, which the model does not have", printable(*missing)))
           .hint("config.json belongs to another model");
     }
@@ -240,7 +261,7 @@ Unpacked unpack(SourceMap& map, const PackedEntries& packed, const Model* model,
   return MapUnpacker(map, packed, model, states).run();
 }
 
-void unpack_entries(SourceMap& map, const PackedEntries& packed, Checkpoint& checkpoint, ConfigUse use,
+bool unpack_entries(SourceMap& map, const PackedEntries& packed, Checkpoint& checkpoint, ConfigUse use,
                     std::vector<TrainingState>* states) {
   const Model* const model = checkpoint.model ? &*checkpoint.model : nullptr;
   Unpacked unpacked;
@@ -251,12 +272,15 @@ void unpack_entries(SourceMap& map, const PackedEntries& packed, Checkpoint& che
     unpacked = unpack(map, packed, nullptr, states);
     unpacked.notes.emplace_back(error.what());
   }
-  checkpoint.notes.insert(checkpoint.notes.end(), unpacked.notes.begin(), unpacked.notes.end());
+  for (std::string& note : unpacked.notes)
+    if (std::find(checkpoint.notes.begin(), checkpoint.notes.end(), note) == checkpoint.notes.end())
+      checkpoint.notes.push_back(std::move(note));
   if (use != ConfigUse::kLenient && !unpacked.kept.empty())
     throw Error(ErrorKind::kUnsupported, "has its elements in an order that depends on the numbers of config.json")
         .in(packed.where)
         .tensor(unpacked.kept)
         .hint("give the model's config.json by `config`");
+  return unpacked.kept.empty();
 }
 
 }  // namespace reshard

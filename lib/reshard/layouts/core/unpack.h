@@ -50,8 +50,9 @@ Unpacked unpack(SourceMap& map, const PackedEntries& packed, const Model* model,
 
 /// Takes packed entries of parameters, or of their `states`, apart by the model of `checkpoint` if it is known. If `use` is
 /// kLenient, a model that does not fit is a note, and entries that need it stay packed.
+/// \returns whether none stays packed.
 /// \throws Error as unpack; kUnsupported for an entry that cannot be taken apart without a model.
-void unpack_entries(SourceMap& map, const PackedEntries& packed, Checkpoint& checkpoint, ConfigUse use,
+bool unpack_entries(SourceMap& map, const PackedEntries& packed, Checkpoint& checkpoint, ConfigUse use,
                     std::vector<TrainingState>* states = nullptr);
 
 }  // namespace reshard

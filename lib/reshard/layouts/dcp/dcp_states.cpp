@@ -106,8 +106,8 @@ std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_behind_state(
   if (!found) return std::nullopt;
   found->begin = dot + 1;
   found->end = entry.size();
-  found->before = before;
-  found->after = "." + std::string(entry.substr(before.size(), dot - before.size()));
+  found->before = kStatePrefix;
+  found->after = "." + std::string(names_.state_of(entry));
   return found;
 }
 
@@ -170,7 +170,7 @@ void DcpStateFinder::name_state(DcpState& state, const DcpPath* path) {
     state.name = entry;
     state.state.path = path_number(path != nullptr ? *path : DcpPath{entry});
     if (state.tensor == nullptr && lists_parameters(entry)) list_ = entry;
-    if (names_.optimizer.has(entry) && !is_in_group(entry)) strangers_.push_back(entry);
+    if (names_.is_of_optimizer(entry) && !is_in_group(entry)) strangers_.push_back(entry);
     return;
   }
   const std::string &before = parameter->before, &after = parameter->after;
@@ -181,7 +181,7 @@ void DcpStateFinder::name_state(DcpState& state, const DcpPath* path) {
   state.state.parameter_size = static_cast<std::uint16_t>(own.size());
   const std::string marked_name = parameter->inner + kParameterMark;
   std::optional<DcpPath> own_path;
-  if (path != nullptr && before.size() == parameter->begin)
+  if (path != nullptr && std::string_view(entry).substr(0, parameter->begin) == before)
     own_path = replaced(*path, parameter->begin, parameter->end, marked_name);
   state.state.path = path_number(own_path ? std::move(*own_path) : usual_path(before, marked_name, after));
   const bool has_model_name = entry.compare(parameter->begin, parameter->end - parameter->begin, whole) == 0;

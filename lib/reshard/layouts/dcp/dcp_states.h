@@ -54,7 +54,7 @@ class DcpStateFinder {
     std::uint32_t tensor = 0;        // of the model
     std::string inner;               // what stands before the model's name, and its modules have themselves
     std::size_t begin = 0, end = 0;  // of both in an entry
-    std::string before, after;       // what stands before and behind them in the name of the state
+    std::string before, after;       // the beginning and the end of the state's name, around them
   };
 
   std::optional<Parameter> parameter_called(std::string_view name) const;

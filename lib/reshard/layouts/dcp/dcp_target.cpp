@@ -167,8 +167,8 @@ class Cutter {
       if (!is_alike) validate_needs_no_order(tensor, place);
       const auto tp_dim = is_alike ? tensor_parallel_dim(parameter, tensor.shape) : std::nullopt;
       DcpPath path = nested_or_flat(states_->path_with(i, place.name));
-      if (is_state_first() && !states_->state(i).empty())
-        path = put_behind(states_->state(i), place);
+      if (is_state_first() && !parameter.empty() && !is_of_group(tensor.name))
+        path = put_behind(std::string_view(tensor.name).substr(state_begin(i)), place);
       else
         place.name = states_->name_with(i, place.name);
       if (!is_alike && place.packed.entry != nullptr && !is_first_of_entry(tensor, place)) continue;
@@ -266,9 +266,15 @@ class Cutter {
         .hint("do without `names`, or without `with-optimizer`");
   }
 
+  /// Where the name of a state of a parameter begins in that of the tensor or object.
+  std::size_t state_begin(std::size_t i) const {
+    return std::min(states_->map.logical[i].name.size(),
+                    std::size_t{states_->of[i].parameter_begin} + states_->of[i].parameter_size + 1);
+  }
+
   bool is_state_first() const { return names_ && !names_->before_state().empty(); }
 
-  /// Makes an entry's name that of a state of it, which comes first. \returns its path.
+  /// Makes the name of an entry the name of its state, with the state first. \returns the path of that.
   DcpPath put_behind(std::string_view state, DcpEntryPlace& place) const {
     place.name = fmt::format("{}{}.{}", names_->before_state(), state, place.name);
     return {place.name};

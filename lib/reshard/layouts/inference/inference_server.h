@@ -25,7 +25,7 @@ inline constexpr const char* kServedFolder = "weights";
 /// One safetensors file per rank without metadata files. The parameters are those of RankFormat.
 RankFormat served_ranks(decltype(RankFormat::explain) explain, decltype(RankFormat::fits) fits, bool keeps_names);
 
-/// How an inference server has its ranks. Functions that are null do nothing.
+/// How an inference server stores ranks. Members that may be null say so.
 struct InferenceServer {
   LayoutTraits traits;
   std::vector<const LayoutOption*> options;
@@ -33,13 +33,14 @@ struct InferenceServer {
   /// The option that pads sizes which the ranks do not divide; nullptr if they always are padded.
   const LayoutOption* padding = nullptr;
   /// The programs that load its files; a sentence.
-  const char* loaded_by = nullptr;
-  /// Validates that ranks of the layout can have the model at all, whatever their number. \throws Error kUnsupported.
+  const char* loaded_by;
+  /// Validates that ranks of the layout can have the model at all, whatever their number; may be null.
+  /// \throws Error kUnsupported.
   void (*validate_model)(const Model& model) = nullptr;
   /// Fills plan.map with the ranks that `target` says.
   void (*plan_ranks)(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
-                     const TargetContext& context) = nullptr;
-  /// As Layout::validate_beside, in addition to what ServedLayout validates.
+                     const TargetContext& context);
+  /// As Layout::validate_beside, in addition to what ServedLayout validates; may be null.
   void (*validate_beside)(Files& files, const TargetPlan& plan, const std::filesystem::path& directory) = nullptr;
 };
 

@@ -325,6 +325,8 @@ void SourceMap::tie_logical(std::uint32_t tied, std::uint32_t source) {
     replica.replicated = false;
     pieces[source].push_back(std::move(piece));
   }
+  model_dtypes.erase(logical[tied].name);
+  unconfirmed_hints.erase(logical[tied].name);
   std::vector<std::uint32_t> others(logical.size());
   std::iota(others.begin(), others.end(), 0u);
   others.erase(others.begin() + tied);
@@ -337,10 +339,12 @@ void SourceMap::keep_logical(const std::vector<std::uint32_t>& order) {
   kept.reserve(order.size());
   kept_pieces.reserve(order.size());
   for (const std::uint32_t index : order) {
-    kept.push_back(logical[index]);
+    kept.push_back(std::move(logical[index]));
     kept_pieces.push_back(std::move(pieces[index]));
   }
-  set_logical(std::move(kept), std::move(kept_pieces), order);
+  logical = std::move(kept);
+  pieces = std::move(kept_pieces);
+  index_logical();
 }
 
 void SourceMap::set_logical(std::vector<LogicalTensor> tensors, std::vector<std::vector<Piece>> of_tensors,
@@ -376,9 +380,11 @@ void SourceMap::keep_stored(const std::vector<bool>& used) {
 void SourceMap::append(SourceMap other, const std::string& logical_prefix) {
   const auto first_file = static_cast<std::uint32_t>(files.size());
   std::move(other.files.begin(), other.files.end(), std::back_inserter(files));
+  for (const auto& [name, dtype] : other.model_dtypes)
+    if (!find_logical(logical_prefix + name)) model_dtypes.emplace(logical_prefix + name, dtype);
+  for (const auto& [name, hint] : other.unconfirmed_hints)
+    if (!find_logical(logical_prefix + name)) unconfirmed_hints.emplace(logical_prefix + name, hint);
   append_tensors(other, first_file, logical_prefix);
-  for (const auto& [name, dtype] : other.model_dtypes) model_dtypes.emplace(logical_prefix + name, dtype);
-  for (const auto& [name, hint] : other.unconfirmed_hints) unconfirmed_hints.emplace(logical_prefix + name, hint);
 }
 
 void TargetMap::append(TargetMap other, const std::string& logical_prefix) {

@@ -60,7 +60,7 @@ struct MapFile {
   std::optional<RankRecord> record{};  // its rank; in a source, only if the file is read alone
 };
 
-/// One that exists at `path`.
+/// A file of a source, which exists at `path`.
 struct SourceFile : MapFile {
   std::optional<FileStamp> stamp{};  // the state of the file when it was planned
   /// This range of the file is compressed. Offsets and `size_bytes` are those of the decoded bytes.
@@ -73,7 +73,7 @@ struct SourceFile : MapFile {
   std::vector<Archive> archives{};
 };
 
-/// One that is to be written; `path` is relative to the output directory.
+/// A file of a target. `path` is relative to the output directory.
 struct TargetFile : MapFile {
   enum class Encoding : std::uint8_t { kSafetensors, kTorch, kTorchTensor, kDcpItems };
 

@@ -34,6 +34,7 @@ PackedExperts::PackedExperts(const Family& family) {
                   transformers.families.end();
   // Others that are packed (E, H, 2 I) in files are so in memory.
   if (!stay_packed_ && std::any_of(family.modules.begin(), family.modules.end(), is_turned)) return;
+  names_ = parameter_names(family);
   std::set<std::string, std::less<>> renamed, of_experts;  // what may be renamed; weights of single experts
   for (const Family::Module& module : family.modules) {
     const std::string name = module.parameter.empty() ? module.name : module.name + "." + module.parameter;
@@ -60,8 +61,8 @@ std::optional<PackedNames> PackedExperts::find(std::string_view name) const {
 }
 
 std::string PackedExperts::own_name(const std::string& packed) const {
-  if (empty()) return packed;
   const std::string starred = with_stars(packed);
+  if (empty() || names_.count(starred) > 0) return packed;
   for (const Scheme::Entry& entry : scheme_->entries)
     if (entry.is_plain() && entry.names.front() == starred)
       return with_numbers(entry.parameters.front(), numbers_in(packed));

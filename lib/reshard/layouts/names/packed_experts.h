@@ -36,6 +36,7 @@ class PackedExperts {
 
  private:
   std::shared_ptr<const Scheme> scheme_;
+  std::set<std::string, std::less<>> names_;  // of the family's parameters in files
   bool is_known_ = false;
   bool stay_packed_ = false;
 };

@@ -442,6 +442,16 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
   return found;
 }
 
+bool StateNames::is_of_optimizer(std::string_view entry) const {
+  return optimizer.has(entry) || (!before_state.empty() && entry.starts_with(before_state));
+}
+
+std::string_view StateNames::state_of(std::string_view entry) const {
+  if (before_state.empty() || !entry.starts_with(before_state)) return entry.substr(entry.rfind('.') + 1);
+  entry.remove_prefix(before_state.size());
+  return entry.substr(0, entry.find('.'));
+}
+
 void take_out_wrappers(std::span<Container> containers, std::vector<std::string>& notes) {
   constexpr std::string_view kExtraState = "_extra_state";
   std::set<std::string> wrappers;

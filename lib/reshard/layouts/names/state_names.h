@@ -29,6 +29,11 @@ struct StateNames {
   std::vector<std::string> wrappers;  // the parts that were taken out of names, sorted: "_orig_mod"
   bool fits = false;                  // some of the names are those of a known family
   OptimizerEntries optimizer;         // what is not the model's, but an optimizer's
+
+  /// Whether an entry that is not the model's is an optimizer's.
+  bool is_of_optimizer(std::string_view entry) const;
+  /// What the state is called that is in such an entry: "exp_avg".
+  std::string_view state_of(std::string_view entry) const;
 };
 
 /// What is known of the model whose tensors the entries are. Borrows the family.

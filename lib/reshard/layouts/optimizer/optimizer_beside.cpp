@@ -71,7 +71,7 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
   OptimizerSummary summary;
   summary.is_sharded = optimizer.form() == OptimizerFile::Form::kZero1 && !optimizer.is_full;
   summary.dp = optimizer.dp;
-  summary.files = optimizer.count;
+  summary.files = optimizer.file_count;
   summary.has_masters = optimizer.has_masters;
   summary.incomplete = optimizer.incomplete;
   summary.incomplete_hint = optimizer.incomplete_hint;

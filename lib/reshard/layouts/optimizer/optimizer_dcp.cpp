@@ -262,7 +262,7 @@ class DcpOptimizerReader {
         throw Error(ErrorKind::kUnsupported, "has compressed items, which NxD does not write")
             .in(file.path)
             .hint("save the checkpoint without compression, or do without `with-optimizer`");
-    of_.count = of_.files.size();
+    of_.file_count = of_.files.size();
   }
 
   void make_files() {

@@ -42,7 +42,8 @@ struct OptimizerFile {
   };
 
   std::filesystem::path path;
-  std::vector<ContainerFile> files;  // that TensorEntry::file counts, the first of which is `path`
+  /// That TensorEntry::file counts, the first of which is `path`; empty once they are among OptimizerFiles::files.
+  std::vector<ContainerFile> files;
   Form form = Form::kZero1;
   bool is_xser = false;
   std::vector<OptimizerFileGroup> groups;

@@ -160,8 +160,10 @@ class StateParts {
     const Dims in_model = stored.file_shape();
     const bool is_master = file.entries[entry].master && &tensor == &*file.entries[entry].master;
     if (tensor.shape.empty() && (in_model.empty() || !(is_master || is_moment(tensor.name)))) return;
-    if (!in_model.empty() &&
-        (tensor.shape == row_shard_shape(in_model, share.count) || tensor.shape == without_padding(in_model, share)))
+    const OptimizerEntry& own = file.entries[entry];
+    const bool is_named = !own.name.empty();  // whose shards are not padded
+    if (!in_model.empty() && (!is_named || !own.shape || *own.shape == in_model) &&
+        tensor.shape == (is_named ? without_padding(in_model, share) : row_shard_shape(in_model, share.count)))
       return;
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} of {} has the shape {}, but its parameter {} has {} in the model's file{}", tensor.name,
@@ -503,7 +505,10 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, SourceMap& mo
         const DType wanted = use.as_model ? tensor.dtype : DType::kF32;
         const DType dtype = tensor.dtype = part.tensor->dtype;
         const bool casts = (use.as_model || dtype == DType::kF64) && wanted != dtype && can_cast(dtype, wanted);
-        if (casts) model.model_dtypes.emplace(tensor.name, wanted);
+        if (casts)
+          model.model_dtypes.insert_or_assign(tensor.name, wanted);
+        else
+          model.model_dtypes.erase(tensor.name);
       }
     }
   }

@@ -33,7 +33,7 @@ struct ShardedOptimizer {
 struct StatePart {
   const TensorEntry* tensor;
   std::uint32_t rank;       // index into OptimizerFiles::all
-  std::uint32_t file;       // that it lies in, in the map of the model
+  std::uint32_t file;       // its file, in the map of the model
   std::uint32_t local;      // stored tensor of that map
   std::uint64_t begin_row;  // of the shape in the model's file
   SharedName name;          // in the optimizer's file: "base_state.3.exp_avg"

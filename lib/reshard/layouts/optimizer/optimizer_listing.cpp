@@ -322,7 +322,7 @@ void add_files(OptimizerFiles& of, OptimizerFile& file, RankId rank) {
     added.pp_rank = rank.pp_rank;
     added.stamp = one.stamp;
   }
-  ++of.count;
+  ++of.file_count;
 }
 
 void validate_ranks(const OptimizerFile& file, RankId rank) {

@@ -34,8 +34,8 @@ std::vector<OptimizerFileName> list_optimizer_files(Files& files, const std::fil
 bool has_optimizer_files(Files& files, const std::filesystem::path& folder);
 
 /// What every tensor- and pipeline-parallel rank has of the optimizer and, of ZeRO-1, every data-parallel rank: in a file of
-/// its own, or as part of what torch.distributed.checkpoint has saved (optimizer_dcp.h), where entries have names, shards no
-/// padding, and what is stored once for several ranks is the first one's.
+/// its own, or as part of what torch.distributed.checkpoint has saved (optimizer_dcp.h). There, entries have names, shards are
+/// not padded, and the first of several ranks has what is stored once for all.
 /// Invariant: all have the same form, the same hyperparameters in the same groups, and those of one pipeline rank the
 /// same groups of parameters with the same states and numbers.
 struct OptimizerFiles {
@@ -49,7 +49,7 @@ struct OptimizerFiles {
   bool has_masters = false;
   bool lost_masters = false;       // some of them, so that none count: of files that is_full
   std::vector<SourceFile> files;   // of all tensors, which TensorEntry::file counts
-  std::size_t count = 0;           // of files that are not parts of others
+  std::size_t file_count = 0;      // of `files`, a rank's xser files counting as one
   std::vector<std::string> notes;  // what is odd, as whole sentences
   /// Why the states are not all there, as a clause, where the files are what the reference writes nonetheless; empty
   /// where they are complete. `incomplete_hint` says what to try.

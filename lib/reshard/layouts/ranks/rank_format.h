@@ -70,7 +70,7 @@ struct RankOptimizer {
 /// RankFormat::explain.
 void explain_by_config(Files& files, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint);
 
-/// How a layout of rank files names, stores and explains them. Functions that are null do nothing.
+/// How a layout of rank files names, stores and explains them. Members that may be null say so.
 struct RankFormat {
   NumberedName name;                            // names a rank in errors, and begins the name of its file or folder
   NumberedName ending;                          // ends that name
@@ -86,12 +86,12 @@ struct RankFormat {
   bool ranks_are_alike = true;         // all tensor-parallel ranks of a stage store the same shapes
   bool chooses_fused_linears = false;  // in torch's files; a conversion keeps the choice
 
-  /// What a rank file of `stage` contains; nullptr for the state dict alone. `tensors` are its names in the order in
+  /// What a rank file of `stage` contains; null, or returns null, for the state dict alone. `tensors` are its names in the order in
   /// which they are stored, `aliases` further names of some of them.
   std::shared_ptr<const SavedValue> (*saved_form)(Format format, const StageMetadata& stage,
                                                   const std::vector<std::string>& tensors,
                                                   const std::vector<TensorAlias>& aliases) = nullptr;
-  /// Distinguishes this layout from others with the same names of files.
+  /// Distinguishes this layout from others with the same names of files; null if it fits any.
   bool (*fits)(const ShardedCheckpoint& shards) = nullptr;
   /// Explains shards without metadata by `checkpoint.model` and the source's `options`: fills `shards.metadata` or
   /// `shards.rules`. \throws Error kBadInput if the model does not explain them.

@@ -44,21 +44,21 @@ PartitionOptions optimum_options(const OptionValues& values, const PartitionOpti
 /// none.
 std::string usual_settings(const AttentionReport& attention, std::uint32_t tp);
 
-/// How a trainer has its ranks, whose modules are fused as NeuronX Distributed's model classes fuse them. Functions
-/// that are null do nothing.
+/// How a trainer stores ranks, whose modules are fused as NeuronX Distributed's model classes fuse them. Members that may be
+/// null say so.
 struct Trainer {
   /// How parameters are partitioned: as `values` say, else as the ranks that they come from (the defaults if they come
   /// from whole tensors), as far as the trainer can load that.
   PartitionOptions (*options_of)(const OptionValues& values, const PartitionOptions& source) = given_or_kept;
-  /// Whether the linears that the family fuses (Family::fused) are stored fused, which is the default; `source` says
+  /// Whether the linears that the family fuses (Family::fused) are stored fused; null: they are. `source` says
   /// whether the ranks that they come from chose that.
   bool (*fuses_linears)(const TargetRequest& request, const PartitionOptions& source) = nullptr;
-  /// The option that pads heads.
+  /// The option that pads heads; null if there is none.
   const LayoutOption* padding = nullptr;
-  /// Refuses a model that the trainer has other names for, and options that cannot be had for it.
+  /// Refuses a model that the trainer has other names for, and options that it does not support; may be null.
   void (*validate_model)(const Model& model, std::uint32_t tp, const OptionValues& values) = nullptr;
   std::string (*attention_settings)(const AttentionReport& attention, std::uint32_t tp) = usual_settings;
-  /// Metadata, markers and other texts next to the ranks.
+  /// Metadata, markers and other texts next to the ranks; null if there are none.
   std::vector<TextFile> (*text_files)(const TargetRequest& request, const TargetPlan& plan,
                                       const std::vector<StagePlan>& stages) = nullptr;
   /// The programs that load what `plan` writes; a sentence.

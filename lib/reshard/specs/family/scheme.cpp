@@ -314,9 +314,12 @@ Scheme parse_scheme(const SpecObject& object) {
   if (object.has("states")) {
     constexpr std::string_view kEnd = "{state}.{entry}";
     const std::string& form = object.string_at("states");
-    if (form.size() <= kEnd.size() || !form.ends_with('.' + std::string(kEnd)))
+    const std::string words = form.substr(0, form.size() - std::min(form.size(), kEnd.size()));
+    const bool are_words = words.size() > 1 && words.ends_with('.') && !words.starts_with('.') &&
+                           words.find("..") == words.npos && words.find_first_of("*{}") == words.npos;
+    if (!form.ends_with(kEnd) || !are_words)
       object.fail("states", "words and behind them {state}.{entry}, such as \"optimizer.state.{state}.{entry}\"");
-    scheme.before_state = form.substr(0, form.size() - kEnd.size());
+    scheme.before_state = words;
   }
   std::size_t i = 0;
   for (const Json& item : object.array_at("entries")) {

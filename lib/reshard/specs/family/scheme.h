@@ -61,8 +61,8 @@ struct Scheme {
   std::vector<Entry> entries;
   bool is_of_ranks = false;   // its entries are in files of ranks, each with the rank's part of the parameters
   bool keeps_others = false;  // parameters without an entry have their own names
-  /// What stands before the name of an optimizer's state where the name of its entry comes behind that: "optimizer.state."
-  /// for "optimizer.state.exp_avg.ENTRY". Empty: the state comes behind the entry's name, as torch has it.
+  /// The beginning of the names of an optimizer's states, if the state precedes the entry: "optimizer.state." for
+  /// "optimizer.state.exp_avg.ENTRY". Empty if the entry precedes the state, as torch has it.
   std::string before_state;
 
   static const std::string& name_of(const std::vector<std::string>& names, std::size_t version) {
