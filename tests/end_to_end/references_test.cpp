@@ -130,6 +130,16 @@ TEST_CASE("Replicas in FSDP's files of ranks are compared, and wrappers taken ou
                 {.says = "is a replica of model.norm.weight", .unwritten = temp / "out"});
 }
 
+TEST_CASE("Two files of one of FSDP's ranks are refused, whatever the width of their numbers") {
+  for (const char* other : {"model_world_size_3_rank_02.pt", "model_world_size_03_rank_2.pt"}) {
+    const TempDir temp;
+    fs::copy(testdata("golden/fsdp_ranks/llama-fsdp2-r3/sharded"), temp / "ranks", fs::copy_options::recursive);
+    fs::copy_file(temp / "ranks/model_world_size_3_rank_1.pt", temp / "ranks" / other);
+    check_refused([&] { convert(temp / "ranks", temp / "out"); },
+                  {.says = "is of rank 2, as model_world_size_", .hint = "two saves", .unwritten = temp / "out"});
+  }
+}
+
 TEST_CASE("Where a layout has no place beside a checkpoint, consolidate asks for an output directory") {
   const fs::path golden_case = testdata("golden/dcp/llama-fsdp2-optim");
   const TempDir temp;

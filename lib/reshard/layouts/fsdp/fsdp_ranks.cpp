@@ -191,7 +191,11 @@ RankListing list_ranks(Files& files, const fs::path& folder) {
                               listing.ranks.begin()->second.filename().string(), printable(entry.name)))
           .in(folder)
           .hint("copy the files of one into a folder of its own");
-    listing.ranks.emplace(rank, folder / entry.name);
+    const auto [other, is_new] = listing.ranks.emplace(rank, folder / entry.name);
+    if (!is_new)
+      throw Error(ErrorKind::kBadInput, fmt::format("is of rank {}, as {} is", rank, other->second.filename().string()))
+          .in(folder / entry.name)
+          .hint("files of two saves are mixed in one folder; move one away");
   }
   if (listing.ranks.empty())
     throw Error(ErrorKind::kBadInput, "holds no file of a rank").in(folder).hint("copy the files of all ranks here");
