@@ -60,58 +60,41 @@ fs::path directory_of(Files& files, const fs::path& folder) {
   return trained == folder && is_run && !files.exists(folder / kConfigFile) ? above : trained;
 }
 
-/// Makes the tensor map.
-class ZeroMapper {
- public:
-  /// \param shared  parameters that are others under a second name: left out.
-  ZeroMapper(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& shared) : zero_(zero) {
-    for (const TiedParameter& one : shared) shared_.emplace(one.name, one.source);
-  }
-
-  SourceMap map(std::vector<std::string>& notes) && {
-    for (const ContainerFile& file : zero_.files) {
-      map_.files.push_back({{file.path, file.size_bytes}});
-      map_.files.back().stamp = file.stamp;
-    }
-    map_.reserve_logical(zero_.tensors.size());
-    for (const ZeroTensor& tensor : zero_.tensors) {
-      const auto shared = shared_.find(tensor.name);
-      if (shared == shared_.end())
-        add(tensor);
-      else
-        notes.push_back(fmt::format("{} is {} under a second name, and left out, as Hugging Face's files have it once",
-                                    printable(shared->first), printable(shared->second)));
-    }
-    return std::move(map_);
-  }
-
- private:
-  void add(const ZeroTensor& tensor) {
-    const std::uint32_t index =
-        map_.add_logical({tensor.name, tensor.dtype, tensor.shape, {}}, zero_.files.front().path);
-    if (tensor.model_dtype) map_.model_dtypes.emplace(tensor.name, *tensor.model_dtype);
-    if (num_elems(tensor.shape) == 0u) return add_box(index, tensor, {}, whole(tensor.shape));
-    for (const FlatRun& run : tensor.runs) {
-      std::uint64_t offset_bytes = run.offset_bytes;
-      for (const Box& box : boxes_of_range(tensor.shape, run.begin, run.count)) {
-        add_box(index, tensor, {run.file, offset_bytes}, box);
-        offset_bytes += map_.stored.back().size_bytes();
-      }
-    }
-  }
-
-  void add_box(std::uint32_t index, const ZeroTensor& tensor, const FlatRun& place, const Box& box) {
-    StoredTensor stored{tensor.entry, tensor.dtype, box.size};
-    stored.file = place.file;
-    stored.offset_bytes = place.offset_bytes;
+/// Adds a tensor, of whose runs each is a few boxes.
+void add_tensor(SourceMap& map, const ZeroTensor& tensor) {
+  const std::uint32_t logical = map.add_logical({tensor.name, tensor.dtype, tensor.shape, {}}, map.files.front().path);
+  if (tensor.model_dtype) map.model_dtypes.emplace(tensor.name, *tensor.model_dtype);
+  const SharedName entry(tensor.entry);
+  const auto add = [&](const FlatRun& place, Box box) {
+    StoredTensor stored{entry, tensor.dtype, box.size, place.file, place.offset_bytes};
     if (!tensor.strides.empty()) stored.set_view({box.size, tensor.strides});
-    map_.pieces[index].push_back({map_.add_stored(std::move(stored)), box, Dims(box.size.size(), 0)});
-  }
+    map.add_chunk(logical, std::move(stored), std::move(box));
+  };
+  if (num_elems(tensor.shape) == 0u) return add({}, whole(tensor.shape));
+  for (FlatRun run : tensor.runs)
+    for (Box& box : boxes_of_range(tensor.shape, run.begin, run.count)) {
+      add(run, std::move(box));
+      run.offset_bytes += map.stored.back().size_bytes();
+    }
+}
 
-  const ZeroCheckpoint& zero_;
-  SourceMap map_;
-  std::unordered_map<std::string, std::string> shared_;  // by name, with the other one
-};
+/// The map of a checkpoint. Parameters that are `shared`, others under a second name, are left out, with notes.
+SourceMap map_of(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& shared,
+                 std::vector<std::string>& notes) {
+  SourceMap map;
+  for (const ContainerFile& file : zero.files) map.add_file(file);
+  map.reserve_logical(zero.tensors.size());
+  for (const ZeroTensor& tensor : zero.tensors) {
+    const auto second =
+        std::find_if(shared.begin(), shared.end(), [&](const TiedParameter& one) { return one.name == tensor.name; });
+    if (second == shared.end())
+      add_tensor(map, tensor);
+    else
+      notes.push_back(fmt::format("{} is {} under a second name, and left out, as Hugging Face's files have it once",
+                                  printable(second->name), printable(second->source)));
+  }
+  return map;
+}
 
 /// The parameters that may be tied and that the trainer, too, has as one tensor: there is nothing to compare.
 std::vector<TiedParameter> shared_in(const ZeroCheckpoint& zero, const std::optional<Model>& model) {
@@ -220,7 +203,7 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   rename(zero, names.names);
   read_trained_model(files, checkpoint, context, container_of(zero), packed, [&](const std::optional<Model>& model) {
     note_choice(files, found, checkpoint.notes);
-    return ZeroMapper(zero, shared_in(zero, model)).map(checkpoint.notes);
+    return map_of(zero, shared_in(zero, model), checkpoint.notes);
   });
   note_left_out(zero, checkpoint.notes);
   BesideModel& beside = *checkpoint.beside_model;

@@ -216,76 +216,65 @@ constexpr std::string_view kPlainHint =
     "a plain tensor does not record which part of the whole it is, and nothing else says that each rank has all of it "
     "(`replicas` first has no effect): describe the model with `family` or `spec`, or take the ranks of one save";
 
-/// Makes the tensor map. Parts that several ranks have are replicas, which are compared.
-class RankMapper {
- public:
-  RankMapper(const std::vector<RankTensors>& ranks, const std::unordered_map<std::string, std::string>& names,
-             const std::optional<Model>& model)
-      : ranks_(ranks), names_(names), knows_shapes_(model && !model->by_config_plan) {}
+/// The boxes of a DTensor's part, which has as many elements as they.
+std::vector<LocalBox> boxes_in(const DistributedTensor& tensor) {
+  std::vector<LocalBox> boxes = boxes_of_placements(tensor);
+  Dims expected(tensor.shape.size());
+  for (const LocalBox& box : boxes)
+    for (std::size_t d = 0; d < expected.size(); ++d)
+      expected[d] = std::max(expected[d], box.begin[d] + box.box.size[d]);
+  const Dims& shape = tensor.local[0].shape;
+  const bool fits = boxes.empty() ? num_elems(shape) == 0u : shape == expected;
+  if (fits) return boxes;
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("has the shape {} here, but its placements leave {} of {} to the rank at {} of {}",
+                          to_string(shape), boxes.empty() ? "nothing" : to_string(expected), to_string(tensor.shape),
+                          to_string(tensor.coordinate), to_string(tensor.mesh)))
+      .tensor(tensor.name);
+}
 
-  SourceMap map() && {
-    for (const RankTensors& rank : ranks_) {
-      map_.files.push_back({{rank.file.path, rank.file.size_bytes}});
-      map_.files.back().stamp = rank.file.stamp;
+/// The boxes of a rank's part number `number`.
+std::vector<LocalBox> boxes_of(const DistributedTensor& tensor, std::size_t number) {
+  const Dims zeros(tensor.shape.size());
+  switch (tensor.kind) {
+    case DistributedTensor::Kind::kWhole: return {{whole(tensor.shape), zeros}};
+    case DistributedTensor::Kind::kSharded: return {{{tensor.begins[number], tensor.local[number].shape}, zeros}};
+    case DistributedTensor::Kind::kDTensor: return boxes_in(tensor);
+  }
+  return {};
+}
+
+/// The map of tensors that `names` has names for. Parts that several ranks have are replicas, which are compared.
+/// \param model  if its family says which shapes whole tensors have, plain tensors need no confirmation.
+SourceMap map_of(const std::vector<RankTensors>& ranks, const std::unordered_map<std::string, std::string>& names,
+                 const std::optional<Model>& model) {
+  const bool knows_shapes = model && !model->by_config_plan;
+  SourceMap map;
+  for (const RankTensors& rank : ranks) map.add_file(rank.file);
+  map.reserve_logical(names.size());
+  for (std::uint32_t rank = 0; rank < ranks.size(); ++rank)
+    for (const DistributedTensor& tensor : ranks[rank].tensors) {
+      const auto name = names.find(tensor.name);
+      if (name == names.end()) continue;
+      const fs::path& path = ranks[rank].file.path;
+      const std::uint32_t logical = map.add_logical({name->second, tensor.dtype, tensor.shape, {}}, path);
+      if (tensor.kind == DistributedTensor::Kind::kWhole && !knows_shapes)
+        map.unconfirmed_hints[name->second] = kPlainHint;
+      for (std::size_t i = 0; i < tensor.local.size(); ++i) {
+        std::vector<LocalBox> boxes;
+        try {
+          boxes = boxes_of(tensor, i);
+        } catch (Error& error) {
+          throw error.in(path);
+        }
+        const TensorEntry& entry = tensor.local[i];
+        if (entry.size_bytes == 0 && num_elems(tensor.shape) != 0u) continue;  // a share without elements
+        const std::uint32_t stored = map.add_stored(entry, rank);
+        for (LocalBox& box : boxes) map.pieces[logical].push_back({stored, std::move(box.box), std::move(box.begin)});
+      }
     }
-    map_.reserve_logical(names_.size());
-    for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank)
-      for (const DistributedTensor& tensor : ranks_[rank].tensors)
-        if (const auto name = names_.find(tensor.name); name != names_.end()) add(tensor, name->second, rank);
-    return std::move(map_);
-  }
-
- private:
-  void add(const DistributedTensor& tensor, const std::string& name, std::uint32_t rank) {
-    const fs::path& path = ranks_[rank].file.path;
-    const std::uint32_t logical = map_.add_logical({name, tensor.dtype, tensor.shape, {}}, path);
-    if (tensor.kind == DistributedTensor::Kind::kWhole && !knows_shapes_) map_.unconfirmed_hints[name] = kPlainHint;
-    switch (tensor.kind) {
-      case DistributedTensor::Kind::kWhole:
-        add_part(logical, tensor, 0, {{whole(tensor.shape), Dims(tensor.shape.size())}}, rank);
-        break;
-      case DistributedTensor::Kind::kSharded:
-        for (std::size_t i = 0; i < tensor.local.size(); ++i)
-          add_part(logical, tensor, i, {{{tensor.begins[i], tensor.local[i].shape}, Dims(tensor.shape.size())}}, rank);
-        break;
-      case DistributedTensor::Kind::kDTensor: add_part(logical, tensor, 0, boxes_in(tensor, path), rank);
-    }
-  }
-
-  /// The boxes of a DTensor's part, which has as many elements as they.
-  static std::vector<LocalBox> boxes_in(const DistributedTensor& tensor, const fs::path& path) {
-    try {
-      std::vector<LocalBox> boxes = boxes_of_placements(tensor);
-      Dims expected(tensor.shape.size());
-      for (const LocalBox& box : boxes)
-        for (std::size_t d = 0; d < expected.size(); ++d)
-          expected[d] = std::max(expected[d], box.begin[d] + box.box.size[d]);
-      const Dims& shape = tensor.local[0].shape;
-      const bool fits = boxes.empty() ? num_elems(shape) == 0u : shape == expected;
-      if (fits) return boxes;
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("has the shape {} here, but its placements leave {} of {} to the rank at {} of {}",
-                              to_string(shape), boxes.empty() ? "nothing" : to_string(expected),
-                              to_string(tensor.shape), to_string(tensor.coordinate), to_string(tensor.mesh)))
-          .tensor(tensor.name);
-    } catch (Error& error) {
-      throw error.in(path);
-    }
-  }
-
-  void add_part(std::uint32_t logical, const DistributedTensor& tensor, std::size_t number, std::vector<LocalBox> boxes,
-                std::uint32_t rank) {
-    const TensorEntry& entry = tensor.local[number];
-    if (entry.size_bytes == 0 && num_elems(tensor.shape) != 0u) return;  // a share without elements
-    const std::uint32_t stored = map_.add_stored(entry, rank);
-    for (LocalBox& box : boxes) map_.pieces[logical].push_back({stored, std::move(box.box), std::move(box.begin)});
-  }
-
-  const std::vector<RankTensors>& ranks_;
-  const std::unordered_map<std::string, std::string>& names_;  // of entries that are the model's
-  bool knows_shapes_;                                          // of the whole tensors, as the model's family has them
-  SourceMap map_;
-};
+  return map;
+}
 
 /// FSDP's own flat parameters do not say which tensors they are made of.
 void refuse_flat_parameters(const RankTensors& rank) {
@@ -350,7 +339,7 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
     whole_tensors.tensors.push_back({in_model.names[i], *entries[i].dtype, entries[i].shape});
   }
   read_trained_model(files, checkpoint, context, whole_tensors, packed,
-                     [&](const std::optional<Model>& model) { return RankMapper(ranks, names, model).map(); });
+                     [&](const std::optional<Model>& model) { return map_of(ranks, names, model); });
   if (checkpoint.model && checkpoint.model->by_config_plan)
     validate_planned_sizes(*checkpoint.model, checkpoint.language_model.config,
                            read_model_config_file(files, checkpoint.config), 1, found.path);

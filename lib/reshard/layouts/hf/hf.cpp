@@ -217,40 +217,40 @@ class HfLayout final : public Layout {
 
 TargetMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
                         std::uint64_t max_file_bytes, Format format) {
-  std::vector<std::vector<StoredTensor>> files;
-  std::vector<StoredTensor> open;
+  std::vector<std::vector<const WholeEntry*>> files;
+  std::vector<const WholeEntry*> open;
   std::uint64_t open_bytes = 0;
   for (const WholeEntry& entry : entries) {
-    const LogicalTensor& first = logical[entry.logical.front()];
-    StoredTensor stored{entry.name, first.dtype, entry.shape};
-    if (entry.shape.size() > first.shape.size()) stored.set_view(stored.view().merged(0).value());
-    const std::uint64_t bytes = num_bytes(stored.dtype, stored.shape).value_or(0);
+    const std::uint64_t bytes = num_bytes(logical[entry.logical.front()].dtype, entry.shape).value_or(0);
     if (bytes > max_file_bytes) {
-      files.push_back({std::move(stored)});
+      files.push_back({&entry});
       continue;
     }
     if (open_bytes + bytes > max_file_bytes) {
       files.push_back(std::exchange(open, {}));
       open_bytes = 0;
     }
-    open.push_back(std::move(stored));
+    open.push_back(&entry);
     open_bytes += bytes;
   }
   if (!open.empty() || files.empty()) files.push_back(std::move(open));
 
-  std::unordered_map<std::string_view, const WholeEntry*> by_name;
-  for (const WholeEntry& entry : entries) by_name.emplace(entry.name, &entry);
   TargetMap map;
   map.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
   for (std::size_t f = 0; f < files.size(); ++f) {
-    const auto indices = add_target_container(
-        map, {format, hf_file_name(format, f + 1, files.size()), 0, 0, 0, std::move(files[f]), {}});
-    for (const std::uint32_t stored : indices) {
+    TargetContainer container{format, hf_file_name(format, f + 1, files.size())};
+    for (const WholeEntry* entry : files[f]) {
+      const LogicalTensor& first = logical[entry->logical.front()];
+      StoredTensor& stored = container.tensors.emplace_back(StoredTensor{entry->name, first.dtype, entry->shape});
+      if (entry->shape.size() > first.shape.size()) stored.set_view(stored.view().merged(0).value());
+    }
+    const std::vector<std::uint32_t> stored = add_target_container(map, std::move(container));
+    for (std::size_t i = 0; i < stored.size(); ++i) {
       std::uint64_t row = 0;
-      for (const std::uint32_t l : by_name.at(map.stored[stored].name.text())->logical) {
+      for (const std::uint32_t l : files[f][i]->logical) {
         const Dims& shape = logical[l].shape;
-        Piece piece{stored, whole(shape), Dims(shape.size(), 0)};
+        Piece piece{stored[i], whole(shape), Dims(shape.size(), 0)};
         if (!shape.empty()) piece.stored_begin[0] = std::exchange(row, row + shape[0]);
         map.pieces[l].push_back(std::move(piece));
       }

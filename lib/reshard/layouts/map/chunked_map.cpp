@@ -66,9 +66,7 @@ SourceMap chunked_map(std::vector<SourceFile> files, std::vector<ChunkedTensor> 
       StoredTensor stored{entry, tensor.dtype, chunk.box.size, chunk.file, chunk.offset_bytes};
       stored.is_object = tensor.role == TensorRole::kObject;
       if (!chunk.strides.empty()) stored.set_view({stored.shape, std::move(chunk.strides)});
-      const std::uint32_t index = map.add_stored(std::move(stored));
-      const Dims zeros(chunk.box.size.size());
-      map.pieces[logical].push_back({index, std::move(chunk.box), zeros});
+      map.add_chunk(logical, std::move(stored), std::move(chunk.box));
     }
   }
   return map;

@@ -200,12 +200,15 @@ std::uint32_t TensorMap::add_stored(StoredTensor tensor) {
   return static_cast<std::uint32_t>(stored.size() - 1);
 }
 
+std::uint32_t SourceMap::add_file(const ContainerFile& file, RankId rank) {
+  files.push_back({{file.path, file.size_bytes, rank.tp_rank, rank.pp_rank, rank.ep_rank}});
+  files.back().stamp = file.stamp;
+  return static_cast<std::uint32_t>(files.size() - 1);
+}
+
 std::uint32_t SourceMap::add_files(const Container& container, RankId rank) {
   const auto first = static_cast<std::uint32_t>(files.size());
-  for (const ContainerFile& file : container.files) {
-    files.push_back({{file.path, file.size_bytes, rank.tp_rank, rank.pp_rank, rank.ep_rank}});
-    files.back().stamp = file.stamp;
-  }
+  for (const ContainerFile& file : container.files) add_file(file, rank);
   return first;
 }
 
@@ -300,6 +303,11 @@ void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint
   pieces[index].push_back({stored_index, box, box.begin});
 }
 
+void SourceMap::add_chunk(std::uint32_t index, StoredTensor chunk, Box box) {
+  Dims zeros(box.size.size());
+  pieces[index].push_back({add_stored(std::move(chunk)), std::move(box), std::move(zeros)});
+}
+
 void SourceMap::add_copy(std::uint32_t of, const std::string& name, TensorRole role) {
   LogicalTensor tensor = logical[of];
   tensor.name = name;
@@ -312,8 +320,7 @@ void SourceMap::add_copy(std::uint32_t of, const std::string& name, TensorRole r
     if (volume(piece.box) == 0) continue;
     const StoredTensor& whole = stored[piece.stored];
     const View view{piece.box.size, whole.strides()};
-    const std::uint32_t part = add_stored(whole.part(view.offset(piece.stored_begin), view));
-    pieces[copy].push_back({part, piece.box, Dims(piece.box.size.size(), 0)});
+    add_chunk(copy, whole.part(view.offset(piece.stored_begin), view), piece.box);
   }
 }
 

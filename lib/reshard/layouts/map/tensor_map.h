@@ -239,12 +239,17 @@ class SourceMap : public TensorMap {
   /// Of unconfirmed_hints; empty if there is none.
   std::string_view unconfirmed_hint(const LogicalTensor& tensor) const;
 
+  /// Adds a file. \returns its index.
+  std::uint32_t add_file(const ContainerFile& file, RankId rank = {});
   /// Adds the files of a container. \returns the index of the first.
   std::uint32_t add_files(const Container& container, RankId rank);
   using TensorMap::add_stored;
   /// Adds a tensor of this container. `first_file` is the result of add_files.
   std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file,
                            PartitionLabel label = PartitionLabel::kWhole);
+
+  /// Adds a stored tensor that is `box` of a logical one, and has its shape.
+  void add_chunk(std::uint32_t logical, StoredTensor chunk, Box box);
 
   /// Adds a logical tensor that is a copy of `logical`. Its bytes are read a second time, and without replicas.
   void add_copy(std::uint32_t logical, const std::string& name, TensorRole role);
