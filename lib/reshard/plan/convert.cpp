@@ -160,7 +160,9 @@ void validate_complete(const Checkpoint& checkpoint, const ConvertRequest& reque
   for (const LogicalTensor& tensor : selection.wanted) wanted.add_logical(tensor, {});
   const Misfits misfits = find_misfits(wanted, renamed ? *renamed : *checkpoint.model);
   validate_shapes(misfits, checkpoint, job);
-  if (checkpoint.beside_model && !request.names.empty() && !misfits.unlisted.empty()) {
+  // Where training checkpoints are read, it is noted unless names change.
+  if (!misfits.unlisted.empty() && request.source.extra == ExtraTensors::kRefuse &&
+      (!checkpoint.beside_model || !request.names.empty())) {
     std::vector<std::string> unlisted;
     for (const LogicalTensor* tensor : misfits.unlisted) unlisted.push_back(tensor->name);
     job.notes.push_back("config.json does not explain these tensors: " + list_names(unlisted));

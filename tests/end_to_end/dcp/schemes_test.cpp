@@ -145,6 +145,25 @@ TEST_CASE("Megatron-Core's own checkpoint is read by a user's description of its
              Says("embedding.word_embeddings.weight is padded from [50, 32] to [64, 32]"));
 }
 
+TEST_CASE("An entry that a description of other names lacks is told as that, not as of an unsupported program") {
+  const fs::path golden_case = testdata("golden/megatron/llama-tp2-pp2");
+  json described = json::parse(read_file(testdata("descriptions/megatron-llama.json")));
+  json& entries = described.at("other_names").at(0).at("entries");
+  for (auto entry = entries.begin(); entry != entries.end(); ++entry)
+    if (entry->at("entry") == "decoder.layers.mlp.linear_fc2.weight") {
+      entries.erase(entry);
+      break;
+    }
+  const TempDir temp;
+  write_file(temp / "mine.json", described.dump());
+  RequestFields fields{.config = golden_case / "original"};
+  fields.family = read_family(local_storage(), temp / "mine.json");
+  check_refused(
+      [&] { plan_convert(local_storage(), convert_request(golden_case / "checkpoint", temp / "out", fields)); },
+      {.says = {"unexpected decoder.layers.mlp.linear_fc2.weight", "missing model.layers.0.mlp.down_proj.weight"},
+       .hint = "description"});
+}
+
 TEST_CASE("Megatron-Core's optimizer, whose states come before their parameters, goes along") {
   const auto family = read_family(local_storage(), testdata("descriptions/megatron-llama.json"));
   for (const char* name : {"llama-optim-fp32-pp2", "llama-optim-fully_reshardable-dp2"}) {

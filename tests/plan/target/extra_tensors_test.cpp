@@ -69,6 +69,22 @@ TEST_CASE("Extra tensors that are kept are whole on every rank of their stage, a
   CHECK(ranks.at("tp_rank_00_pp_rank_00").count(kBuffer) == 0);
 }
 
+TEST_CASE("Extra tensors stay in whole checkpoints, with a note") {
+  const Extended model;
+  for (const std::string layout_name : {"hf", "dcp"}) {
+    INFO(layout_name);
+    ConvertRequest request = convert_request(model.temp / "model", model.temp / layout_name, {.layout = layout_name});
+    CHECK_THAT(joined_notes(*plan_convert(request)),
+               Says("config.json does not explain these tensors: " + kCounter + ", " + kBuffer));
+    request.source.extra = ExtraTensors::kKeep;
+    const std::string kept = joined_notes(*plan_convert(request));
+    CHECK_THAT(kept, Says("kept, though config.json does not explain them"));
+    CHECK_THAT(kept, !Says("config.json does not explain these tensors"));
+    convert(request);
+  }
+  CHECK(read_model(model.temp / "hf") == model.tensors);
+}
+
 TEST_CASE("Extra tensors that are dropped are named") {
   const Extended model;
   for (const std::string layout_name : {"ranks", "presharded"}) {

@@ -273,7 +273,9 @@ void validate_head(const SourceMap& map, const Model& model, const Misfits& misf
 void validate(SourceMap& map, const Model& model, const Misfits& misfits, bool trained,
               const std::filesystem::path& where, const std::string& hint) {
   const bool fits = misfits.shapes.empty() && misfits.missing.empty() && (trained || misfits.unlisted.empty());
-  if (!fits || model.by_config_plan) refuse_strangers(map, model, where);
+  // A description with names of other programs is meant for such tensors.
+  const bool knows_strangers = model.family_from == FamilyFrom::kSpec && !model.family->schemes.empty();
+  if ((!fits && !knows_strangers) || model.by_config_plan) refuse_strangers(map, model, where);
   if (model.by_config_plan) validate_layers(model, where);
   if (model.quantization_problem && (!misfits.shapes.empty() || !misfits.unlisted.empty())) {
     const std::string& name =

@@ -110,7 +110,7 @@ void validate_model(const Model& model, const Form& form) {
   const auto known = builtin_family(architecture.model_type);
   if (known == nullptr || model.family->json_text != known->json_text)
     refuse(fmt::format("vLLM's names for {} are known for the built-in description alone", architecture.model_type),
-           "leave out `spec`");
+           "leave out `spec` if config.json describes the same model; vLLM itself loads the Hugging Face directory");
   if (model.is_part || model.renamed)
     refuse("vLLM's names for models of several parts, or of other names or heads, are unknown",
            "vLLM itself loads the Hugging Face directory");
