@@ -127,6 +127,22 @@ TEST_CASE("inspect and verify note that a --config is another model's") {
   }
 }
 
+TEST_CASE("inspect notes that the last pipeline stage is missing, where config.json alone shows it") {
+  const TempDir temp;
+  const fs::path golden = testdata("golden/zero1/nxd-llama-dp4-tp2-pp2");
+  const fs::path model = temp / "step_3" / "model";
+  fs::create_directories(model.parent_path());
+  fs::copy(golden / "checkpoint" / "step_3" / "model", model, fs::copy_options::recursive);
+  fs::copy(golden / "original" / "config.json", temp / "step_3");
+  const std::string note = "the checkpoint is incomplete, or config.json belongs to another model";
+  CHECK_THAT(run_well({"inspect", (temp / "step_3").string()}).err, !Says(note));
+  for (const char* rank : {"dp_rank_00_tp_rank_00_pp_rank_01.pt", "dp_rank_00_tp_rank_01_pp_rank_01.pt"})
+    REQUIRE(fs::remove(model / rank));
+  const std::string err = run_well({"inspect", (temp / "step_3").string()}).err;
+  CHECK_THAT(err, Says(note));
+  CHECK_THAT(err, Says("10 tensors that config.json asks for are missing: model.layers.1."));
+}
+
 TEST_CASE("Outputs that may not be replaced are an error without notes on what becomes of tensors") {
   const TempDir temp;
   const std::string source = golden_path("dcp/llama-fsdp2-optim/sharded"), out = (temp / "out").string();

@@ -201,19 +201,22 @@ void note_shards_beside(Checkpoint& checkpoint, const FoundLayout& shards) {
       other.has_filename() ? fmt::format(", give {} to have the shards", other.string()) : ""));
 }
 
-/// Who reads leniently is not stopped by a config.json that somebody names and that is another model's, but told.
+/// Notes what would stop other commands: tensors that config.json asks for and that are missing, or have other shapes.
 void note_misfits(Checkpoint& checkpoint) {
-  if (!checkpoint.config_given || !checkpoint.model) return;
+  if (!checkpoint.model) return;
+  const std::string config = checkpoint.config_given ? checkpoint.config.string() : kConfigFile;
   try {
     const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);
-    if (!besides.empty())
-      checkpoint.notes.push_back(
-          fmt::format("{} does not explain these tensors: {}", checkpoint.config.string(), list_names(besides)));
+    if (!besides.empty() && !checkpoint.beside_model)
+      checkpoint.notes.push_back(fmt::format("{} does not explain these tensors: {}", config, list_names(besides)));
   } catch (const Error& error) {
-    checkpoint.notes.push_back(
-        error.kind() == ErrorKind::kUnsupported
-            ? error.what()
-            : fmt::format("{} seems to be of another model: {}", checkpoint.config.string(), error.what()));
+    if (error.kind() == ErrorKind::kUnsupported)
+      checkpoint.notes.push_back(error.what());
+    else if (checkpoint.config_given)
+      checkpoint.notes.push_back(fmt::format("{} seems to be of another model: {}", config, error.what()));
+    else
+      checkpoint.notes.push_back(
+          fmt::format("{}: the checkpoint is incomplete, or {} belongs to another model", error.what(), config));
   }
 }
 
