@@ -59,8 +59,21 @@ std::vector<std::string> hub_snapshots(Files& files, const fs::path& directory) 
   return all;
 }
 
+/// That a folder of shards contains files, but none with the name of a rank.
+std::string hint_for_misnamed_ranks(Files& files, const fs::path& directory) {
+  for (const Layout* layout : layouts()) {
+    const std::string folder = layout->traits().folder;
+    if (layout->ranks() == nullptr || folder.empty() || !files.is_directory(directory / folder)) continue;
+    for (const DirectoryEntry& entry : files.list(directory / folder))
+      if (entry.kind == FileKind::kFile)
+        return fmt::format("no file in {}/ has the name of a rank, such as {}; one of them is {}", folder,
+                           layout->ranks()->name.print(numbers_of({})), printable(entry.name));
+  }
+  return {};
+}
+
 /// What to give instead of `directory`, which is no checkpoint itself: the folders in it that hold one, else its only
-/// file of weights. Empty if it has neither.
+/// file of weights; else what seems wrong with it. May be empty.
 std::string hint_for_contents(Files& files, const fs::path& directory) {
   if (const std::vector<std::string> snapshots = hub_snapshots(files, directory); !snapshots.empty())
     return fmt::format("it is a model in the cache of the Hugging Face Hub: give {} {}",
@@ -79,7 +92,7 @@ std::string hint_for_contents(Files& files, const fs::path& directory) {
   if (weights && (*weights == kAdapterSafetensorsFile || *weights == kAdapterPytorchFile))
     return "it contains a LoRA adapter: to shard it, give the directory of its model, and this one as `adapter`";
   if (weights) return fmt::format("{} in it is a file of weights: give that file", printable(*weights));
-  return {};
+  return hint_for_misnamed_ranks(files, directory);
 }
 
 /// A hint that names the directory of all ranks, for a path of one of them.
@@ -270,7 +283,7 @@ std::string shards_folders() {
         std::find(folders.begin(), folders.end(), folder) == folders.end())
       folders.push_back(folder);
   }
-  return join(folders, " nor ");
+  return join(folders, " or ");
 }
 
 /// Whether a file has the name of a part of a model, or of an adapter.
@@ -331,7 +344,7 @@ Checkpoint sharded_at(Files& files, const fs::path& path, const ReadContext& con
   }
   refuse_part(files, path);
   const std::string nearby = hint_for_contents(files, path);
-  throw Error(ErrorKind::kBadInput, fmt::format("holds neither {} nor files of ranks", shards_folders()))
+  throw Error(ErrorKind::kBadInput, fmt::format("holds no files of ranks, nor does {} in it", shards_folders()))
       .in(path)
       .hint(nearby.empty() ? "give the directory of the shards folder, or that folder itself" : nearby);
 }

@@ -69,6 +69,17 @@ TEST_CASE("Every rank's file says which rank it is of, whatever its layout and f
   }
 }
 
+TEST_CASE("The error about files of ranks under names of no rank names one") {
+  const Case c({"nxd", Format::kPytorch});
+  for (std::uint32_t pp_rank : {0u, 1u})
+    for (std::uint32_t tp_rank : {0u, 1u}) {
+      const fs::path file = c.rank_file(tp_rank, pp_rank);
+      fs::rename(file, file.parent_path() / ("my_" + file.filename().string()));
+    }
+  check_refused([&] { c.whole(); },
+                {.says = "holds no files of ranks", .hint = {"no file in model/", "; one of them is my_dp_rank_0"}});
+}
+
 TEST_CASE("Ranks that were swapped or copied over each other are errors that name the file, in every layout") {
   for (const Form& form : kForms) {
     DYNAMIC_SECTION(form.layout_name << " " << name(form.format)) {
