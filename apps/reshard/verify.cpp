@@ -421,6 +421,17 @@ void note_trainer_files(Checkpoint& side) {
   if (!names.empty()) side.notes.push_back("files of the trainer are not compared: " + list_names(names));
 }
 
+/// Notes that tensors of `side` may be the other's under other names, or packed, if only the other's model is known.
+void note_unknown_model(Checkpoint& side, const Checkpoint& other) {
+  if (side.model || side.adapter || !other.model) return;
+  const std::vector<LogicalTensor>& logical = side.map.logical;
+  if (std::any_of(logical.begin(), logical.end(),
+                  [&](const LogicalTensor& tensor) { return !tensor.filler && !other.map.find_logical(tensor.name); }))
+    side.notes.emplace_back(
+        "its config.json is not known, so that tensors under other names, or packed in others, are compared as they "
+        "are: `config` says where it is");
+}
+
 int run_verify(const Command& command, const VerifyArguments& arguments, Together& together) {
   validate_arguments(arguments);
   if (arguments.manifest) return run_verify_manifest(command, arguments, together);
@@ -438,6 +449,8 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
     a = read_side(arguments.a, arguments, true, used);
     b = read_side(arguments.b, arguments, true, used);
     align_experts(a, b);
+    note_unknown_model(a, b);
+    note_unknown_model(b, a);
     result.other_values = compare_values(a, b, arguments.source_options);
     for (Checkpoint* side : {&a, &b}) note_trainer_files(*side);
     for (Checkpoint* side : {&a, &b}) add_states(side->map, std::move(side->states.map));

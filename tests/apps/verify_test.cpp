@@ -74,6 +74,18 @@ TEST_CASE("verify compares experts in one tensor with the same experts apart") {
   }
 }
 
+TEST_CASE("verify notes which side's config.json is not known, where names differ") {
+  const std::string packed = testdata("golden/experts/mixtral/packed").string();
+  const std::string apart = testdata("golden/experts/mixtral/original").string();
+  const TempDir dir;
+  const std::string dcp = (dir / "dcp").string();
+  run_well({"convert", packed, dcp, "--to", "dcp", "--names", "transformers"});
+  fs::remove(dir / "dcp" / "config.json");
+  check_run({"verify", dcp, apart}, 1, {}, dcp + ": its config.json is not known");
+  const ProgramResult given = check_run({"verify", dcp, apart, "--config", apart}, 0, "same: ");
+  CHECK_THAT(given.err, !Says("is not known"));
+}
+
 TEST_CASE("verify compares values where a tolerance is given, also one of 0, and bytes without") {
   const TempDir dir;
   const float nan = std::numeric_limits<float>::quiet_NaN();
