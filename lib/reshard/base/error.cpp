@@ -83,6 +83,10 @@ bool is_denied(const Error& error) {
          error.code() == std::errc::no_such_file_or_directory;
 }
 
+bool is_disk_fault(const Error& error) {
+  return error.kind() == ErrorKind::kIo && !is_denied(error);
+}
+
 Error as_error(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);

@@ -95,6 +95,8 @@ class Error : public std::runtime_error {
 
 /// Whether the operating system says that a file or directory may not be accessed, or has just gone: no fault of a disk.
 bool is_denied(const Error& error);
+/// Whether the system could not read or write what it may read or write.
+bool is_disk_fault(const Error& error);
 
 /// An Error for a failed system call: `errno_value` decides between kNoSpace (ENOSPC, EDQUOT) and kIo.
 Error system_error(int errno_value, std::string_view doing, const std::filesystem::path& path);

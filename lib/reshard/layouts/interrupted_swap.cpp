@@ -24,11 +24,6 @@ struct Swap {
   std::vector<fs::path> outputs;
 };
 
-/// Whether a file or directory cannot be read although this program may read it.
-bool is_disk_fault(const Error& error) {
-  return error.kind() == ErrorKind::kIo && !is_denied(error);
-}
-
 void look_for_swaps(Files& files, const fs::path& directory, std::vector<Swap>& swaps) {
   try {
     for (const DirectoryEntry& entry : files.list(directory)) {

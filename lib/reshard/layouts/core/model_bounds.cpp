@@ -26,7 +26,7 @@ std::optional<std::set<std::string>> links_in(Files& files, const fs::path& dire
     for (const DirectoryEntry& entry : files.list(directory.empty() ? fs::path(".") : directory))
       if (entry.is_link) links.insert(entry.name);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kIo && !is_denied(error)) throw;
+    if (is_disk_fault(error)) throw;
     return std::nullopt;
   }
   return links;

@@ -63,7 +63,7 @@ LanguageModel trained_language_model(Files& files, const Checkpoint& checkpoint,
   try {
     model = find_language_model(read_model_config_file(files, checkpoint.config), context.family);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kIo && !is_denied(error)) throw;
+    if (is_disk_fault(error)) throw;
     model.family.reset();
   }
   return model;

@@ -313,7 +313,7 @@ bool holds_weights(Files& files, const fs::path& directory, const WholeNames& na
     return std::any_of(names.weight_map.begin(), names.weight_map.end(),
                        [&](const auto& entry) { return files.exists(directory / entry.second); });
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kIo && !is_denied(error)) throw;
+    if (is_disk_fault(error)) throw;
     return true;  // reading the index reports its error
   }
 }

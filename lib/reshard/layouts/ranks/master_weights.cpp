@@ -19,7 +19,7 @@ std::vector<DirectoryEntry> list_if_any(Files& files, const fs::path& folder) {
   try {
     return files.list(folder);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kIo && !is_denied(error)) throw;
+    if (is_disk_fault(error)) throw;
     return {};
   }
 }
@@ -46,7 +46,7 @@ bool holds(Files& files, const fs::path& file, IsSo&& is_so) {
     const TorchFile torch = read_torch_file(*files.open(file), file);
     return is_so(torch.pickle());
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kIo && !is_denied(error)) throw;
+    if (is_disk_fault(error)) throw;
     return false;
   }
 }
