@@ -66,18 +66,18 @@ void validate_complete(const DcpEntry& entry) {
       .hint("the checkpoint is incomplete, or config.json belongs to another model");
 }
 
-DcpPart part_of(const DcpEntry& entry, const Box& box) {
-  DcpPart part{{entry.name, entry.dtype, box.size}, {}};
+PlacedTensor part_of(const DcpEntry& entry, const Box& box) {
+  PlacedTensor part{{entry.name, entry.dtype, box.size}, {}};
   part.stored.is_object = entry.is_object;
   if (entry.packing.is_plain()) {
-    part.pieces.push_back({entry.logical.front(), {0, box, Dims(box.size.size())}});
+    part.parts.push_back({entry.logical.front(), box, Dims(box.size.size())});
     return part;
   }
   BoxedRegions boxed = as_boxes(box.size, entry.packing.regions_in(box));
   part.stored.set_view(std::move(boxed.view));
-  part.pieces.reserve(boxed.regions.size());
+  part.parts.reserve(boxed.regions.size());
   for (Region& region : boxed.regions)
-    part.pieces.push_back({entry.logical[region.tensor], {0, std::move(region.box), std::move(region.begin)}});
+    part.parts.push_back({entry.logical[region.tensor], std::move(region.box), std::move(region.begin)});
   return part;
 }
 

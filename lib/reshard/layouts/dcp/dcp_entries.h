@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "reshard/layouts/map/region.h"
-#include "reshard/layouts/map/tensor_map.h"
+#include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/names/written_names.h"
 
 namespace reshard {
@@ -45,12 +45,8 @@ void add_to_entry(DcpEntry& entry, const LogicalTensor& tensor, std::uint32_t in
 /// \throws Error kBadInput if tensors of it are missing.
 void validate_complete(const DcpEntry& entry);
 
-/// What a file stores of `box` of an entry, and what logical tensors have of that: the pieces are not numbered.
-struct DcpPart {
-  StoredTensor stored;
-  std::vector<std::pair<std::uint32_t, Piece>> pieces;
-};
-DcpPart part_of(const DcpEntry& entry, const Box& box);
+/// What a file stores of `box` of an entry.
+PlacedTensor part_of(const DcpEntry& entry, const Box& box);
 
 /// Makes room for so many parts, where each is one piece.
 void reserve_pieces(TargetMap& map, const DcpEntry& entry, std::size_t parts);

@@ -415,15 +415,9 @@ class Cutter {
     std::vector<TensorEntry> items;
     items.reserve(chunks.size());
     container.tensors.reserve(chunks.size());
-    std::vector<std::pair<std::uint32_t, Piece>> pieces;  // with the number of the chunk for that of the stored tensor
-    pieces.reserve(chunks.size());
     for (const RankChunk& chunk : chunks) {
-      DcpPart part = part_of(entries_[chunk.entry], chunk.box);
-      for (auto& [logical, piece] : part.pieces) {
-        piece.stored = static_cast<std::uint32_t>(container.tensors.size());
-        pieces.emplace_back(logical, std::move(piece));
-      }
-      const StoredTensor& tensor = container.tensors.emplace_back(std::move(part.stored));
+      container.tensors.push_back(part_of(entries_[chunk.entry], chunk.box));
+      const StoredTensor& tensor = container.tensors.back().stored;
       items.push_back({tensor.name, tensor.dtype, tensor.file_shape()});
       items.back().is_object = tensor.is_object;
     }
@@ -431,12 +425,8 @@ class Cutter {
     const auto file_index = static_cast<std::uint32_t>(metadata_.files.size());
     metadata_.files.push_back(container.path.string());
     add_group_places(std::span(places).subspan(chunks.size()), file_index);
-    const std::vector<std::uint32_t> stored = add_target_container(map_, std::move(container));
-    for (auto& [logical, piece] : pieces) {
-      piece.stored = stored[piece.stored];
-      map_.pieces[logical].push_back(std::move(piece));
-    }
-    for (std::size_t i = 0; i < stored.size(); ++i) {
+    add_target_container(map_, std::move(container));
+    for (std::size_t i = 0; i < chunks.size(); ++i) {
       RankChunk& chunk = chunks[i];
       DcpPlace place = places[i];
       place.file = file_index;

@@ -242,19 +242,18 @@ TargetMap hf_target_map(std::span<const LogicalTensor> logical, const std::vecto
     TargetContainer container{format, hf_file_name(format, f + 1, files.size())};
     for (const WholeEntry* entry : files[f]) {
       const LogicalTensor& first = logical[entry->logical.front()];
-      StoredTensor& stored = container.tensors.emplace_back(StoredTensor{entry->name, first.dtype, entry->shape});
-      if (entry->shape.size() > first.shape.size()) stored.set_view(stored.view().merged(0).value());
-    }
-    const std::vector<std::uint32_t> stored = add_target_container(map, std::move(container));
-    for (std::size_t i = 0; i < stored.size(); ++i) {
+      PlacedTensor tensor{{entry->name, first.dtype, entry->shape}, {}};
+      if (entry->shape.size() > first.shape.size()) tensor.stored.set_view(tensor.stored.view().merged(0).value());
       std::uint64_t row = 0;
-      for (const std::uint32_t l : files[f][i]->logical) {
+      for (const std::uint32_t l : entry->logical) {
         const Dims& shape = logical[l].shape;
-        Piece piece{stored[i], whole(shape), Dims(shape.size(), 0)};
-        if (!shape.empty()) piece.stored_begin[0] = std::exchange(row, row + shape[0]);
-        map.pieces[l].push_back(std::move(piece));
+        Dims begin(shape.size());
+        if (!shape.empty()) begin[0] = std::exchange(row, row + shape[0]);
+        tensor.parts.push_back({l, whole(shape), std::move(begin)});
       }
+      container.tensors.push_back(std::move(tensor));
     }
+    add_target_container(map, std::move(container));
   }
   return map;
 }

@@ -37,14 +37,14 @@ ContainerPlan plan_file(const TargetFile& file, std::vector<TensorEntry> tensors
   return {};
 }
 
-std::vector<std::uint32_t> add_file(TargetMap& map, TargetFile file, const std::vector<StoredTensor>& tensors) {
+std::vector<std::uint32_t> add_file(TargetMap& map, TargetFile file, std::span<PlacedTensor> tensors) {
   std::vector<TensorEntry> entries;
   std::unordered_map<std::string_view, std::size_t> position;
   entries.reserve(tensors.size());
   position.reserve(tensors.size());
-  for (const StoredTensor& tensor : tensors) {
-    position.emplace(tensor.name.text(), entries.size());
-    entries.push_back(entry_of(tensor));
+  for (const PlacedTensor& tensor : tensors) {
+    position.emplace(tensor.stored.name.text(), entries.size());
+    entries.push_back(entry_of(tensor.stored));
   }
   const ContainerPlan plan = plan_file(file, std::move(entries), {});
   const auto file_index = static_cast<std::uint32_t>(map.files.size());
@@ -55,28 +55,31 @@ std::vector<std::uint32_t> add_file(TargetMap& map, TargetFile file, const std::
   std::vector<std::uint32_t> indices(tensors.size());
   for (const TensorEntry& entry : plan.tensors) {
     const std::size_t at = position.at(entry.name);
-    StoredTensor tensor = tensors[at];
+    StoredTensor tensor = tensors[at].stored;
     tensor.file = file_index;
     tensor.offset_bytes = entry.offset_bytes;
     indices[at] = map.add_stored(std::move(tensor));
   }
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    for (PlacedTensor::Part& part : tensors[i].parts)
+      map.pieces[part.logical].push_back({indices[i], std::move(part.box), std::move(part.begin)});
   return indices;
 }
 
 /// A file a tensor, numbered in their order; a second name has the number of the first.
-std::vector<std::uint32_t> add_xser(TargetMap& map, const TargetContainer& container, const TargetFile& file) {
+std::vector<std::uint32_t> add_xser(TargetMap& map, TargetContainer& container, const TargetFile& file) {
   std::vector<std::uint32_t> indices;
   std::vector<std::pair<std::string, std::uint64_t>> names;
   std::unordered_map<std::string, std::uint64_t> numbers;
   std::vector<TensorEntry> entries;
-  for (const StoredTensor& tensor : container.tensors) {
+  for (PlacedTensor& tensor : container.tensors) {
     TargetFile tensor_file = file;
     tensor_file.path = xser_tensor_path(container.path, names.size());
     tensor_file.encoding = TargetFile::Encoding::kTorchTensor;
-    numbers.emplace(tensor.name, names.size());
-    names.emplace_back(tensor.name, names.size());
-    entries.push_back(entry_of(tensor));
-    indices.push_back(add_file(map, std::move(tensor_file), {tensor}).front());
+    numbers.emplace(tensor.stored.name, names.size());
+    names.emplace_back(tensor.stored.name, names.size());
+    entries.push_back(entry_of(tensor.stored));
+    indices.push_back(add_file(map, std::move(tensor_file), {&tensor, 1}).front());
   }
   for (const TensorAlias& alias : container.aliases) names.emplace_back(alias.name, numbers.at(alias.source));
   const std::filesystem::path info_path = xser_info_path(container.path);

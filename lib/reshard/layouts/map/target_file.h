@@ -13,6 +13,17 @@
 
 namespace reshard {
 
+/// A tensor to be written, and the boxes of logical tensors that it contains.
+struct PlacedTensor {
+  struct Part {
+    std::uint32_t logical;  // index into TensorMap::logical
+    Box box;
+    Dims begin;  // where the box begins in `stored`
+  };
+  StoredTensor stored;      // its name, dtype, shape and kind
+  std::vector<Part> parts;  // empty if the caller adds its pieces afterwards
+};
+
 /// A state dict to be written: the tensors of one rank, or of one file of a Hugging Face checkpoint.
 struct TargetContainer {
   Format format = Format::kSafetensors;
@@ -20,9 +31,9 @@ struct TargetContainer {
   std::uint32_t tp_rank = 0;
   std::uint32_t pp_rank = 0;
   std::uint32_t ep_rank = 0;
-  std::vector<StoredTensor> tensors;  // of each the name, dtype, shape and kind
-  std::vector<TensorAlias> aliases;   // safetensors knows none
-  std::optional<RankRecord> record;   // what its files say of themselves; nothing for a whole model's
+  std::vector<PlacedTensor> tensors;
+  std::vector<TensorAlias> aliases;  // safetensors knows none
+  std::optional<RankRecord> record;  // what its files say of themselves; nothing for a whole model's
   /// With kPytorch or kXser: what is saved, if it is no state dict; `tensors` are in its order, and their names only
   /// ours. Files share it.
   std::shared_ptr<const SavedValue> structure;
@@ -32,7 +43,7 @@ struct TargetContainer {
 };
 
 /// Adds its files to a target: one, but for xser, whose tensors have a file each, and whose reference and info
-/// files join `text_files`. \returns the index of each tensor in `TensorMap::stored`, in the order of
+/// files join `text_files`, and the pieces of its tensors. \returns the index of each tensor in `TensorMap::stored`, in the order of
 /// `container.tensors`.
 /// \throws Error kUnsupported where the format cannot hold a tensor.
 std::vector<std::uint32_t> add_target_container(TargetMap& map, TargetContainer container);

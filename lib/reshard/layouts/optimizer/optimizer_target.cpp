@@ -85,7 +85,7 @@ class OptimizerWriter {
       container.tp_rank = tp_rank;
       container.pp_rank = pp_rank;
       container.structure = content.structure;
-      for (const Slot& slot : content.slots) container.tensors.push_back(slot.tensor);
+      for (const Slot& slot : content.slots) container.tensors.push_back({slot.tensor, {}});
       const std::vector<std::uint32_t> indices = add_target_container(plan_.map, std::move(container));
       for (std::size_t i = 0; i < indices.size(); ++i) place(content.slots[i], indices[i], dp_rank);
     }

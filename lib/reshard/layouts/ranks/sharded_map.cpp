@@ -190,7 +190,7 @@ RankInMap add_rank(TargetMap& map, const std::vector<NamedRule>& rules, TargetCo
       bytes = 0;
     }
     bytes += more;
-    container.tensors.push_back(std::move(stored));
+    container.tensors.push_back({std::move(stored), {}});
   }
   write(std::move(container));
   return in_map;

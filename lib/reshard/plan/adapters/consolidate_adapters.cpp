@@ -93,13 +93,11 @@ void add_peft_target(Files& files, Job& job, const Adapter& adapter, std::span<c
   container.format = format;
   container.path = folder / (format == Format::kPytorch ? kAdapterPytorchFile : kAdapterSafetensorsFile);
   for (const LogicalTensor& tensor : logical) {
-    container.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
-    job.target.add_logical({prefix + tensor.name, tensor.dtype, tensor.shape, {}}, {});
+    const Dims& shape = tensor.shape;
+    const std::uint32_t index = job.target.add_logical({prefix + tensor.name, tensor.dtype, shape, {}}, {});
+    container.tensors.push_back({{tensor.name, tensor.dtype, shape}, {{index, whole(shape), Dims(shape.size())}}});
   }
-  for (const std::uint32_t stored : add_target_container(job.target, std::move(container))) {
-    const std::string name = prefix + job.target.stored[stored].name.text();
-    job.target.add_whole(stored, name);
-  }
+  add_target_container(job.target, std::move(container));
   add_config(files, job, adapter, folder);
 }
 
