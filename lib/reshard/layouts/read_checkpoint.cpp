@@ -344,7 +344,8 @@ Checkpoint sharded_at(Files& files, const fs::path& path, const ReadContext& con
   }
   refuse_part(files, path);
   const std::string nearby = hint_for_contents(files, path);
-  throw Error(ErrorKind::kBadInput, fmt::format("holds no files of ranks, nor does {} in it", shards_folders()))
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("contains no files of ranks, neither itself nor in {}", shards_folders()))
       .in(path)
       .hint(nearby.empty() ? "give the directory of the shards folder, or that folder itself" : nearby);
 }

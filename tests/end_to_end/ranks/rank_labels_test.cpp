@@ -77,7 +77,7 @@ TEST_CASE("The error about files of ranks under names of no rank names one") {
       fs::rename(file, file.parent_path() / ("my_" + file.filename().string()));
     }
   check_refused([&] { c.whole(); },
-                {.says = "holds no files of ranks", .hint = {"no file in model/", "; one of them is my_dp_rank_0"}});
+                {.says = "contains no files of ranks", .hint = {"no file in model/", "; one of them is my_dp_rank_0"}});
 }
 
 TEST_CASE("Ranks that were swapped or copied over each other are errors that name the file, in every layout") {

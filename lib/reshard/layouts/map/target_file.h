@@ -33,7 +33,7 @@ struct TargetContainer {
   std::uint32_t ep_rank = 0;
   std::vector<PlacedTensor> tensors;
   std::vector<TensorAlias> aliases;  // safetensors knows none
-  std::optional<RankRecord> record;  // what its files say of themselves; nothing for a whole model's
+  std::optional<RankRecord> record;  // what its files say of themselves; std::nullopt for a whole model's
   /// With kPytorch or kXser: what is saved, if it is no state dict; `tensors` are in its order, and their names only
   /// ours. Files share it.
   std::shared_ptr<const SavedValue> structure;
@@ -45,12 +45,12 @@ struct TargetContainer {
 /// Adds its files to a target: one, but for xser, whose tensors have a file each, and whose reference and info
 /// files join `text_files`, and the pieces of its tensors. \returns the index of each tensor in `TensorMap::stored`, in the order of
 /// `container.tensors`.
-/// \throws Error kUnsupported where the format cannot hold a tensor.
+/// \throws Error kUnsupported if the format cannot contain a tensor.
 std::vector<std::uint32_t> add_target_container(TargetMap& map, TargetContainer container);
 
-/// The bytes of a target's file that are not its tensors'. Made anew each time: of ten thousand layers on a hundred
-/// ranks, all of them at once would be most of the memory. `crcs` are those of all tensors of the map, as
-/// TensorMap::stored counts them; without them, parts that hold a CRC are not final.
+/// The bytes of a target's file that are not its tensors'. They are built for each call: those of ten thousand layers on a
+/// hundred ranks would be most of the memory. `crcs` are those of all tensors of the map, in the order of
+/// TensorMap::stored; without them, parts that contain a CRC are not final.
 std::vector<FilePart> target_parts(const TargetMap& map, const TargetFile& file,
                                    std::span<const std::uint32_t> crcs = {});
 
