@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "reshard/base/error.h"
@@ -32,6 +33,10 @@ std::optional<std::size_t> end_of(std::string_view name, std::string_view word) 
   return std::nullopt;
 }
 
+Error bad_group(const auto& of, const std::string& message) {
+  return Error(ErrorKind::kBadInput, message).in(of.path).tensor(of.entry).hint("do without `with-optimizer`");
+}
+
 class GroupReader {
  public:
   GroupReader(Files& files, std::span<const SourceFile> in_files, TrainingStates& states)
@@ -53,18 +58,12 @@ class GroupReader {
       else
         add_of_group(i, std::string_view(object.name).substr(*key));
     }
-    for (auto& [number, group] : groups_) take(number, group);
+    for (SavedGroup& group : saved_groups(objects_)) take(std::move(group));
     for (const auto& parameter : order_) join(parameter);
     states_.grouped_by_values = !order_.empty();
   }
 
  private:
-  struct Group {
-    OptimizerGroup group;
-    std::optional<std::uint32_t> list;  // the object of its parameters
-    std::uint32_t any = 0;
-  };
-
   /// What a list of names calls a parameter: with the prefixes that states have.
   void learn_name(std::uint32_t state, std::size_t begin) {
     const TrainingState& place = states_.of[state];
@@ -73,17 +72,11 @@ class GroupReader {
       own_names_.emplace(states_.map.logical[state].name.substr(begin, end - begin), states_.parameter(state));
   }
 
-  void add_of_group(std::uint32_t object, std::string_view rest) {
-    const std::size_t dot = rest.find('.');
-    const auto number = parse_unsigned(rest.substr(0, dot), kMaxParameterGroups);
-    if (dot == rest.npos || !number) throw fail(object, ErrorKind::kBadInput, "is of no group that has a number");
-    const std::string key(rest.substr(dot + 1));
-    Group& group = groups_[*number];
-    group.any = object;
-    if (key == kGroupParametersKey)
-      group.list = object;
-    else
-      group.group.values.emplace_back(key, value_of(object, fmt::format("{} of parameter group {}", key, *number)));
+  void add_of_group(std::uint32_t object, std::string_view key) {
+    const std::size_t dot = std::min(key.find('.'), key.size());
+    const std::string what =
+        fmt::format("{} of parameter group {}", key.substr(dot + (dot < key.size())), key.substr(0, dot));
+    objects_.push_back({states_.map.logical[object].name, path_of(object), std::string(key), value_of(object, what)});
   }
 
   void add_of_parameter(std::uint32_t object) {
@@ -97,26 +90,19 @@ class GroupReader {
     found->second.emplace_back(key, value_of(object, fmt::format("{} of {}", key, printable(parameter))));
   }
 
-  /// Makes a group of a list its place.
-  void take(std::uint64_t number, Group& group) {
-    if (number != states_.groups.size())
-      throw fail(group.any, ErrorKind::kBadInput, fmt::format("there is no parameter group {}", states_.groups.size()));
-    if (!group.list) throw fail(group.any, ErrorKind::kBadInput, "its group has no list of parameters");
-    const PlainValue list = value_of(*group.list, fmt::format("params of parameter group {}", number));
-    const auto* const names = std::get_if<PlainValue::List>(&list.value);
-    if (names == nullptr) throw fail(*group.list, ErrorKind::kBadInput, "is no list of parameters");
-    for (const PlainValue& one : *names) {
+  /// Gives the parameters of a group the model's names.
+  void take(SavedGroup saved) {
+    std::vector<std::string> parameters;
+    for (const PlainValue& one : saved.parameters) {
       const auto* const name = std::get_if<std::string>(&one.value);
-      if (name == nullptr)
-        throw fail(*group.list, ErrorKind::kBadInput, "lists " + to_string(one) + ", which is no name");
+      if (name == nullptr) throw bad_group(saved, "lists " + to_string(one) + ", which is no name");
       const auto known = own_names_.find(*name);
-      const std::string own = known == own_names_.end() ? *name : std::string(known->second);
-      if (!grouped_.emplace(own, number).second)
-        throw fail(*group.list, ErrorKind::kBadInput, "lists " + printable(*name) + ", which is in a group already");
-      group.group.parameters.push_back(own);
+      parameters.push_back(known == own_names_.end() ? *name : std::string(known->second));
+      if (!grouped_.insert(parameters.back()).second)
+        throw bad_group(saved, "lists " + printable(*name) + ", which is in a group already");
     }
-    by_values_.emplace(key_of(group.group.values), states_.groups.size());
-    states_.groups.push_back(std::move(group.group));
+    by_values_.emplace(key_of(saved.values), states_.groups.size());
+    states_.groups.push_back({std::move(saved.values), std::move(parameters)});
   }
 
   /// Puts a parameter whose hyperparameters were saved by themselves into the group that has the same.
@@ -148,21 +134,28 @@ class GroupReader {
   }
 
   Error fail(std::uint32_t object, ErrorKind kind, const std::string& message) const {
+    return Error(kind, message)
+        .in(path_of(object))
+        .tensor(states_.map.logical[object].name)
+        .hint("do without `with-optimizer`");
+  }
+
+  /// Empty if no file holds the object.
+  std::filesystem::path path_of(std::uint32_t object) const {
     const auto& pieces = states_.map.pieces[object];
-    Error error(kind, message);
-    if (!pieces.empty()) error.in(opened_.described(states_.map.stored[pieces.front().stored].file).path);
-    return error.tensor(states_.map.logical[object].name).hint("do without `with-optimizer`");
+    if (pieces.empty()) return {};
+    return opened_.described(states_.map.stored[pieces.front().stored].file).path;
   }
 
   OpenedFiles opened_;
   std::uint64_t values_ = 0, bytes_ = 0;  // of all objects: each may hold one large value under many names
   TrainingStates& states_;
   std::unordered_map<std::string, std::string_view> own_names_;  // of the model, by those of the optimizer
-  std::map<std::uint64_t, Group> groups_;
+  std::vector<GroupObject> objects_;
   std::unordered_map<std::string, PlainValue::Dict> of_parameter_;
   std::vector<std::string> order_;
   std::unordered_map<std::string, std::size_t> by_values_;  // groups, by key_of
-  std::unordered_map<std::string, std::uint64_t> grouped_;
+  std::unordered_set<std::string> grouped_;
 };
 
 }  // namespace
@@ -196,6 +189,44 @@ void try_dcp_groups(Files& files, std::span<const SourceFile> in_files, Training
     if (error.kind() != ErrorKind::kUnsupported && error.kind() != ErrorKind::kBadInput) throw;
     states.groups.clear();
   }
+}
+
+std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects) {
+  struct Group {
+    PlainValue::Dict values;
+    const GroupObject* last = nullptr;
+  };
+  std::map<std::uint64_t, Group> by_number;
+  for (const GroupObject& object : objects) {
+    if (object.key.empty()) {
+      const auto* const list = std::get_if<PlainValue::List>(&object.value.value);
+      for (std::size_t g = 0; list != nullptr && g < list->size(); ++g) {
+        const auto* const group = std::get_if<PlainValue::Dict>(&(*list)[g].value);
+        if (group == nullptr) throw bad_group(object, fmt::format("group {} is no dict", g));
+        by_number[g] = {*group, &object};
+      }
+      continue;
+    }
+    const std::size_t dot = object.key.find('.');
+    const auto number = parse_unsigned(std::string_view(object.key).substr(0, dot), kMaxParameterGroups);
+    if (dot == object.key.npos || !number) throw bad_group(object, "is of no group that has a number");
+    Group& group = by_number[*number];
+    group.last = &object;
+    group.values.emplace_back(object.key.substr(dot + 1), object.value);
+  }
+  std::vector<SavedGroup> groups;
+  for (auto& [number, group] : by_number) {
+    if (number != groups.size())
+      throw bad_group(*group.last, fmt::format("there is no parameter group {}", groups.size()));
+    const auto params = std::find_if(group.values.begin(), group.values.end(),
+                                     [](const auto& value) { return value.first == kGroupParametersKey; });
+    auto* const list = params == group.values.end() ? nullptr : std::get_if<PlainValue::List>(&params->second.value);
+    if (list == nullptr) throw bad_group(*group.last, "its group has no list of parameters");
+    SavedGroup& saved = groups.emplace_back(SavedGroup{{}, std::move(*list), group.last->entry, group.last->path});
+    group.values.erase(params);
+    saved.values = std::move(group.values);
+  }
+  return groups;
 }
 
 std::vector<DcpGroupObject> dcp_group_objects(std::span<const OptimizerGroup> groups,

@@ -33,6 +33,27 @@ void try_dcp_groups(Files& files, std::span<const SourceFile> in_files, Training
 PlainValue read_dcp_object(const Source& source, std::uint64_t offset_bytes, std::uint64_t size_bytes,
                            const std::string& entry, const std::string& what, const std::filesystem::path& path);
 
+/// An object of an optimizer's groups, read.
+struct GroupObject {
+  std::string entry;  // its name and its file, for errors
+  std::filesystem::path path;
+  std::string key;  // what follows "param_groups." in its name: "0.lr"; empty for a list of all groups
+  PlainValue value;
+};
+
+/// A group as it was saved.
+struct SavedGroup {
+  PlainValue::Dict values;      // without "params"
+  PlainValue::List parameters;  // "params": names or numbers
+  std::string entry;            // one of its objects, and the file, for errors
+  std::filesystem::path path;
+};
+
+/// The groups that `objects` are of, in the order of their numbers.
+/// \throws Error kBadInput, naming the object, for a key without a number, a missing group, or one without a list of
+///         parameters.
+std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects);
+
 /// An object of a checkpoint: what torch.save makes of a plain value.
 struct DcpGroupObject {
   std::string name;
