@@ -89,18 +89,11 @@ class GroupComparison {
 
  private:
   void compare(const std::string& parameter, const PlainValue::Dict& in_a, const PlainValue::Dict& in_b) {
-    std::unordered_map<std::string_view, const PlainValue*> others;  // of B, that A has not
-    for (const auto& [key, value] : in_b) others.emplace(key, &value);
-    for (const auto& [key, value] : in_a) {
-      const auto other = others.find(key);
-      if (other == others.end())
-        tell(key, parameter, "only in A");
-      else if (*other->second != value)
-        tell(key, parameter, fmt::format("{} and {}", to_string(value), to_string(*other->second)));
-    }
-    for (const auto& [key, value] : in_a) others.erase(key);
-    for (const auto& [key, value] : in_b)
-      if (others.contains(key)) tell(key, parameter, "only in B");
+    for (const auto& [key, a, b] : different_hyperparameters(in_a, in_b))
+      tell(std::string(key), parameter,
+           b == nullptr   ? "only in A"
+           : a == nullptr ? "only in B"
+                          : fmt::format("{} and {}", to_string(*a), to_string(*b)));
   }
 
   void tell(const std::string& key, const std::string& parameter, const std::string& difference) {
@@ -148,6 +141,21 @@ std::vector<bool> masters_of(const TrainingStates& states) {
 }
 
 }  // namespace
+
+std::vector<ValueDifference> different_hyperparameters(const PlainValue::Dict& a, const PlainValue::Dict& b) {
+  std::unordered_map<std::string_view, const PlainValue*> only_b;
+  for (const auto& [key, value] : b) only_b.emplace(key, &value);
+  std::vector<ValueDifference> found;
+  for (const auto& [key, value] : a) {
+    const auto other = only_b.find(key);
+    const PlainValue* const in_b = other == only_b.end() ? nullptr : other->second;
+    if (in_b == nullptr || *in_b != value) found.push_back({key, &value, in_b});
+    if (in_b != nullptr) only_b.erase(other);
+  }
+  for (const auto& [key, value] : b)
+    if (only_b.contains(key)) found.push_back({key, nullptr, &value});
+  return found;
+}
 
 void leave_group_objects(TrainingStates& a, TrainingStates& b) {
   if (a.groups.empty() || b.groups.empty()) return;

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reshard/io/files.h"
@@ -28,6 +29,13 @@ void read_number_tensors(Files& files, std::span<const SourceFile> in_files, Tra
 
 /// Takes out the master weights of an optimizer, if `other` is one without any. \returns how many.
 std::size_t leave_lone_masters(TrainingStates& states, const TrainingStates& other);
+
+/// A hyperparameter that two groups have with different values, or one of them alone: nullptr for the other.
+struct ValueDifference {
+  std::string_view key;
+  const PlainValue *a, *b;
+};
+std::vector<ValueDifference> different_hyperparameters(const PlainValue::Dict& a, const PlainValue::Dict& b);
 
 /// What the optimizers have in other values, or only one of them has: "step of model.norm.weight: 3 and 4", or "3 and
 /// nothing". A hyperparameter is told once for each pair of values ("lr of model.norm.weight: 0.1 and 0.2"), or once for
