@@ -16,7 +16,7 @@ void reshard::test::fuzz(std::string_view input) {
   for (const OptimizerFileGroup& group : file.groups) count += group.count;
   check(count == file.entries.size());
   for (const OptimizerEntry& entry : file.entries) {
-    for (const TensorEntry& tensor : entry.tensors) check_tensor(tensor);
-    if (entry.master) check_tensor(*entry.master);
+    for (const OptimizerState& state : entry.tensors) check_tensor(state.shards.at(0));
+    for (const TensorEntry& tensor : entry.master.shards) check_tensor(tensor);
   }
 }

@@ -96,8 +96,8 @@ TEST_CASE("The optimizer's files of two data-parallel ranks are read with groups
   const OptimizerFiles files = optimizer.read();
   CHECK(files.dp == 2);
   CHECK(files.incomplete.empty());
-  const OptimizerFile& first = files.of(0, 0, 0);
-  CHECK(first.form == OptimizerFile::Form::kZero1);
+  const OptimizerStage& first = files.stages[0];
+  CHECK(first.form == OptimizerStage::Form::kZero1);
   REQUIRE(first.groups.size() == 2);
   CHECK(first.groups[1].count == 1);
   CHECK(first.num_dense() == 2);
@@ -105,7 +105,11 @@ TEST_CASE("The optimizer's files of two data-parallel ranks are read with groups
   REQUIRE(first.entries.size() == 2);
   CHECK(first.entries[1].numbers.front() == std::pair(std::string("step"), PlainValue{std::int64_t{3}}));
   REQUIRE(first.entries[1].tensors.size() == 1);
-  CHECK(first.entries[1].tensors[0].shape == Dims{3, 2});
+  const OptimizerState& state = first.entries[1].tensors[0];
+  REQUIRE(state.shards.size() == 2);
+  CHECK(state.of_rank(1)->shape == Dims{3, 2});
+  CHECK(files.files[state.of_rank(1)->file].path == optimizer.file(1));
+  CHECK(state.of_rank(2) == nullptr);
   CHECK(first.entries[1].shape == Dims{5, 2});
 }
 
@@ -195,7 +199,7 @@ TEST_CASE("Groups, hyperparameters and names of states without end are refused, 
           {.says = "group 0 has 1001 hyperparameters, of at most 1000", .hint = " "});
   refused(many_names(33), {.tensor = "b32", .says = "one of more than 64"});
   optimizer.write(optimizer.file(0), many_names(32));
-  CHECK(optimizer.read().all[0].entries[1].tensors.size() == 32);
+  CHECK(optimizer.read().stages[0].entries[1].tensors.size() == 32);
 }
 
 TEST_CASE("A hyperparameter is read though it is the very list of parameters") {
@@ -203,8 +207,8 @@ TEST_CASE("A hyperparameter is read though it is the very list of parameters") {
   const std::string shared = dict({{"params", numbers({0, 1}) + "q\x01"}, {"same", "h\x01"}});
   optimizer.write(optimizer.file(0), with("param_groups", list({shared})));
   const OptimizerFiles files = optimizer.read();
-  REQUIRE(files.all[0].groups[0].values.size() == 1);
-  CHECK(files.all[0].groups[0].values[0].first == "same");
+  REQUIRE(files.stages[0].groups[0].values.size() == 1);
+  CHECK(files.stages[0].groups[0].values[0].first == "same");
 }
 
 TEST_CASE("Missing ranks of an optimizer are named, and the number of ranks that shards are of") {
@@ -264,8 +268,9 @@ TEST_CASE("A moment or master weights without dims are refused, but not a step")
 /// An optimizer of two parameters of one shape, in groups of these sizes.
 OptimizerFiles grouped(const std::vector<std::uint32_t>& counts) {
   OptimizerFiles files;
-  OptimizerFile& file = files.all.emplace_back();
+  OptimizerStage& file = files.stages.emplace_back();
   file.path = "optim/file.pt";
+  files.paths = {file.path};
   files.folder = "optim";
   for (const std::uint32_t count : counts) {
     file.groups.push_back({{}, count, static_cast<std::uint32_t>(file.entries.size())});
@@ -302,7 +307,7 @@ TEST_CASE("Numbers become names by the rule that fits the groups, and where seve
                                             .hint = "`from-optimizer-groups`"});
   check_refused([&] { names(pair, two, GroupRule::kOne); }, {.hint = "another `from-optimizer-groups` may fit"});
   OptimizerFiles other = grouped({1, 2});
-  other.all[0].entries[2].shape = Dims{5};
+  other.stages[0].entries[2].shape = Dims{5};
   check_refused([&] { names(other, three); },
                 {.says = "id 2 has the shape [5], but by rule layernorms it is layernorm"});
 }
@@ -325,15 +330,15 @@ TEST_CASE("Ids are taken where the model has parameters of their shapes, of ZeRO
   refused(
       file,
       "id 1 has the shape [5], as 1 of its ids has, but the model's files of pp rank 0 have no parameter of that shape",
-      [](OptimizerFiles& files) { files.all[0].entries[1].shape = Dims{5}; });
+      [](OptimizerFiles& files) { files.stages[0].entries[1].shape = Dims{5}; });
   refused(with_common({.kind = ErrorKind::kUnsupported}, file), "has no state of id 1 that would say its shape",
-          [](OptimizerFiles& files) { files.all[0].entries[1].shape.reset(); });
+          [](OptimizerFiles& files) { files.stages[0].entries[1].shape.reset(); });
   refused(folder, "the optimizer is not ZeRO-1's",
-          [](OptimizerFiles& files) { files.all[0].form = OptimizerFile::Form::kWhole; });
+          [](OptimizerFiles& files) { files.stages[0].form = OptimizerStage::Form::kWhole; });
   refused(folder, "lost master weights", [](OptimizerFiles& files) { files.lost_masters = true; });
   refused(folder, "the optimizer is one of 2 expert-parallel ranks", [](OptimizerFiles& files) { files.ep = 2; });
   refused(folder, "the optimizer's files have names, and no ids",
-          [](OptimizerFiles& files) { files.all[0].entries[0].name = "a"; });
+          [](OptimizerFiles& files) { files.stages[0].entries[0].name = "a"; });
 }
 
 TEST_CASE("Ids stay where every rank holds the same parts of the same tensors, else the first other one is named") {

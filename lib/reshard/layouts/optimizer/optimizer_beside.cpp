@@ -38,9 +38,9 @@ class StepReader {
   StepReader(Files& files, const OptimizerFiles& optimizer) : opened_(files), optimizer_(optimizer) {}
 
   /// The largest of its entries; nothing where none has one.
-  std::optional<double> last_of(const OptimizerFile& file) {
+  std::optional<double> last_of(const OptimizerStage& stage) {
     std::optional<double> last;
-    for (const OptimizerEntry& entry : file.entries)
+    for (const OptimizerEntry& entry : stage.entries)
       if (const auto step = step_of(entry)) last = std::max(last.value_or(*step), *step);
     return last;
   }
@@ -51,7 +51,8 @@ class StepReader {
       if (name != kStep) continue;
       if (const auto real = real_of(value)) return real;
     }
-    for (const TensorEntry& tensor : entry.tensors) {
+    for (const OptimizerState& state : entry.tensors) {
+      const TensorEntry& tensor = state.shards.front();
       std::array<std::byte, 16> bytes;
       if (tensor.name != kStep || !tensor.shape.empty() || tensor.size_bytes > bytes.size()) continue;
       const auto value = std::span(bytes).first(tensor.size_bytes);
@@ -69,7 +70,7 @@ class StepReader {
 /// \throws Error kIo.
 OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimizer) {
   OptimizerSummary summary;
-  summary.is_sharded = optimizer.form() == OptimizerFile::Form::kZero1 && !optimizer.is_full;
+  summary.is_sharded = optimizer.form() == OptimizerStage::Form::kZero1 && !optimizer.is_full;
   summary.dp = optimizer.dp;
   summary.files = optimizer.file_count;
   summary.has_masters = optimizer.has_masters;
@@ -77,27 +78,29 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
   summary.incomplete_hint = optimizer.incomplete_hint;
   StateCounts states;
   StepReader steps(files, optimizer);
-  for (const OptimizerFile& file : optimizer.all) {
-    std::uint64_t bytes = 0;
-    for (const OptimizerEntry& entry : file.entries) {
-      for (const TensorEntry& tensor : entry.tensors) {
-        states.add(tensor.name, tensor.dtype, tensor.size_bytes);
-        bytes += tensor.size_bytes;
+  for (const OptimizerStage& stage : optimizer.stages) {
+    std::vector<std::uint64_t> bytes(optimizer.ranks());  // of each rank
+    const auto add = [&](const std::string& name, const OptimizerState& state) {
+      for (std::size_t rank = 0; rank < state.shards.size(); ++rank) {
+        states.add(name, state.dtype(), state.shards[rank].size_bytes);
+        bytes[rank] += state.shards[rank].size_bytes;
       }
-      if (!entry.master) continue;
-      states.add(kMasterState, entry.master->dtype, entry.master->size_bytes);
-      bytes += entry.master->size_bytes;
+    };
+    for (const OptimizerEntry& entry : stage.entries) {
+      for (const OptimizerState& state : entry.tensors) add(state.name(), state);
+      add(kMasterState, entry.master);
     }
-    summary.bytes += bytes;
-    summary.most_rank_bytes = std::max(summary.most_rank_bytes, bytes);
-    if (!summary.step) summary.step = steps.last_of(file);
+    for (const std::uint64_t of_rank : bytes) {
+      summary.bytes += of_rank;
+      summary.most_rank_bytes = std::max(summary.most_rank_bytes, of_rank);
+    }
+    if (!summary.step) summary.step = steps.last_of(stage);
   }
   summary.states = states.take();
-  for (std::size_t g = 0; g < optimizer.all.front().groups.size(); ++g) {
+  for (std::size_t g = 0; g < optimizer.stages.front().groups.size(); ++g) {
     OptimizerSummary::Group& group = summary.groups.emplace_back();
-    group.values = optimizer.all.front().groups[g].values;
-    for (std::uint32_t pp_rank = 0; pp_rank < optimizer.pp; ++pp_rank)
-      group.parameters += optimizer.of(pp_rank, 0, 0).groups[g].count;
+    group.values = optimizer.stages.front().groups[g].values;
+    for (const OptimizerStage& stage : optimizer.stages) group.parameters += stage.groups[g].count;
   }
   return summary;
 }
@@ -106,20 +109,20 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
 /// \throws Error kBadInput, naming two files and their steps; kIo.
 void validate_steps(Files& files, const OptimizerFiles& optimizer) {
   StepReader steps(files, optimizer);
-  const OptimizerFile* first = nullptr;
+  const OptimizerStage* first = nullptr;
   std::optional<double> of_first;
-  for (std::uint32_t pp_rank = 0; pp_rank < optimizer.pp && optimizer.pp > 1; ++pp_rank) {
-    const OptimizerFile& file = optimizer.of(pp_rank, 0, 0);
-    const auto step = steps.last_of(file);
+  if (optimizer.pp == 1) return;
+  for (const OptimizerStage& stage : optimizer.stages) {
+    const auto step = steps.last_of(stage);
     if (!step) continue;
     if (first == nullptr) {
-      first = &file;
+      first = &stage;
       of_first = step;
     } else if (*step != *of_first) {
       throw Error(ErrorKind::kBadInput,
                   fmt::format("its parameters are at step {}, but those of an earlier stage at {}, in {}", *step,
                               *of_first, first->path.filename().string()))
-          .in(file.path)
+          .in(stage.path)
           .hint("the files come from two saves of a run");
     }
   }
@@ -304,7 +307,7 @@ void read_optimizer_beside(Files& files, const fs::path& folder, const ShardedCh
     checkpoint.notes.push_back(
         "ids of the optimizer's parameters stay as they are, and only their shapes are compared with the model: files "
         "of another save or of swapped ranks would go unnoticed");
-  const bool unrecorded = !by_id && !optimizer.files.has_masters && optimizer.files.all.size() > 1;
+  const bool unrecorded = !by_id && !optimizer.files.has_masters && optimizer.files.pp * optimizer.files.ranks() > 1;
   const bool lost = optimizer.files.lost_masters && !masters;
   if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
   if (lost)
@@ -318,7 +321,7 @@ void read_optimizer_beside(Files& files, const fs::path& folder, const ShardedCh
         "compared with the model's: files that were swapped between ranks would go unnoticed");
   if (context.reads_states()) {
     checkpoint.states = by_id ? states_by_id(optimizer) : sharded_states(optimizer, checkpoint.map);
-    if (optimizer.files.form() == OptimizerFile::Form::kZero1) checkpoint.mesh.dp = optimizer.files.dp;
+    if (optimizer.files.form() == OptimizerStage::Form::kZero1) checkpoint.mesh.dp = optimizer.files.dp;
   }
   if (!masters) return;
   const bool as_model = !wants_master_weights(context.options);

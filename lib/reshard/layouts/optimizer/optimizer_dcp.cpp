@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -13,12 +12,13 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/base/numbered_name.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/contents/opened_files.h"
 #include "reshard/layouts/dcp/dcp_chunks.h"
 #include "reshard/layouts/dcp/dcp_directory.h"
 #include "reshard/layouts/dcp/dcp_groups.h"
 #include "reshard/layouts/map/row_shards.h"
-#include "reshard/layouts/optimizer/optimizer_dcp_names.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/layouts/states/optimizer_keys.h"
 
@@ -27,6 +27,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::string_view kStateBegins = "base_state.";
+constexpr NumberedName kStateRanks("[|pp-{pp:4}][|tp-{tp:4}]", UINT32_MAX - 1);
 constexpr std::string_view kInGroups = "param_groups.";
 constexpr const char* kDamaged = "files of several saves are mixed, or the save is damaged: take another checkpoint";
 constexpr const char* kOtherCheckpoint = "the optimizer and the model come from different checkpoints";
@@ -54,12 +56,12 @@ class DcpOptimizerReader {
     stages_.resize(of_.pp);
     for (const DcpTensor& tensor : metadata_.all.tensors) sort_in(tensor);
     for (const DcpBytes& object : metadata_.all.bytes) sort_in(object);
-    if (!has_states_)
+    if (wanted_.size() == group_objects_.size())
       throw bad("holds no states of an optimizer (base_state.…)")
           .hint("it is a checkpoint of something else, or was saved before the first step");
     for (std::uint32_t pp_rank = 0; pp_rank < of_.pp; ++pp_rank) validate_stage(pp_rank);
     find();
-    make_files();
+    make_stages();
     read_groups();
     return std::move(of_);
   }
@@ -115,11 +117,10 @@ class DcpOptimizerReader {
   void sort_in(const DcpTensor& tensor) {
     const auto key = parse_dcp_state_key(tensor.name);
     if (!key)
-      throw bad(tensor, is_dcp_state_name(tensor.name)
+      throw bad(tensor, tensor.name.starts_with(kStateBegins)
                             ? "is no name of a state: base_state.PARAMETER.STATE|pp-0000|tp-0000 is expected"
                             : "is a tensor, but no state of a parameter (base_state.…)")
           .hint("the directory holds something else than an optimizer that NxD saved");
-    has_states_ = true;
     wanted_.push_back({&tensor, nullptr});
     if (tensor.shape.empty()) {
       numbers_.push_back({*key, wanted_.size() - 1});
@@ -151,7 +152,6 @@ class DcpOptimizerReader {
       group_objects_.push_back(wanted_.size() - 1);
       return;
     }
-    has_states_ = true;
     numbers_.push_back({*key, wanted_.size() - 1});
   }
 
@@ -263,118 +263,87 @@ class DcpOptimizerReader {
             .in(file.path)
             .hint("save the checkpoint without compression, or do without `with-optimizer`");
     of_.file_count = of_.files.size();
+    of_.paths = {metadata_.where};
   }
 
-  void make_files() {
-    for (std::uint32_t pp_rank = 0; pp_rank < of_.pp; ++pp_rank)
-      for (std::uint32_t tp_rank = 0; tp_rank < of_.tp; ++tp_rank)
-        for (std::uint32_t dp_rank = 0; dp_rank < of_.dp; ++dp_rank) {
-          OptimizerFile& file = of_.all.emplace_back();
-          file.path = metadata_.where;
-          for (const Parameter& parameter : stages_[pp_rank].parameters) {
-            OptimizerEntry& entry = file.entries.emplace_back();
-            entry.name = parameter.name;
-            for (const State& state : parameter.states) add_state(state, tp_rank, dp_rank, entry);
-          }
-        }
-  }
-
-  void add_state(const State& state, std::uint32_t tp_rank, std::uint32_t dp_rank, OptimizerEntry& entry) {
-    const auto wanted = state.by_tp_rank.find(tp_rank);
-    if (wanted == state.by_tp_rank.end() || (state.is_number && dp_rank > 0)) return;
-    const ChunkedTensor& found = found_[wanted->second];
-    if (found.role == TensorRole::kObject) {
-      entry.numbers.emplace_back(state.name, value_of(wanted->second));
-      return;
+  void make_stages() {
+    for (const Stage& from : stages_) {
+      OptimizerStage& stage = of_.stages.emplace_back();
+      stage.path = metadata_.where;
+      for (const Parameter& parameter : from.parameters) {
+        OptimizerEntry& entry = stage.entries.emplace_back();
+        entry.name = parameter.name;
+        entry.shape = parameter.shaped->shape;
+        for (const State& state : parameter.states)
+          if (found_[state.by_tp_rank.begin()->second].role == TensorRole::kObject)
+            entry.numbers.emplace_back(state.name, value_of(state.by_tp_rank.begin()->second));
+          else
+            add_shards(state, entry.tensors.emplace_back());
+      }
     }
-    const DcpTensor& tensor = *wanted_[wanted->second].tensor;
-    if (!state.is_number) entry.shape = tensor.shape;
-    const ChunkedTensor::Chunk& chunk = found.chunks[state.is_number ? 0 : wanted_[wanted->second].shards[dp_rank]];
-    entry.tensors.push_back({state.name, found.dtype, chunk.box.size, chunk.offset_bytes,
-                             num_bytes(found.dtype, chunk.box.size).value_or(0), chunk.file, chunk.strides});
+  }
+
+  void add_shards(const State& state, OptimizerState& made) const {
+    for (const auto& [tp_rank, wanted] : state.by_tp_rank) {
+      const ChunkedTensor& found = found_[wanted];
+      for (const std::size_t number : state.is_number ? std::vector<std::size_t>{0} : wanted_[wanted].shards) {
+        const ChunkedTensor::Chunk& chunk = found.chunks[number];
+        made.shards.push_back({state.name, found.dtype, chunk.box.size, chunk.offset_bytes,
+                               num_bytes(found.dtype, chunk.box.size).value_or(0), chunk.file, chunk.strides});
+      }
+    }
   }
 
   PlainValue value_of(std::size_t wanted) {
     const ChunkedTensor& found = found_[wanted];
     const ChunkedTensor::Chunk& chunk = found.chunks.front();
-    const fs::path& path = of_.files[chunk.file].path;
-    std::unique_ptr<Source>& source = sources_[chunk.file];
-    if (!source) source = files_.open(path);
-    const std::uint64_t bytes = found.shape.empty() ? 0 : found.shape[0];
-    return read_dcp_object(*source, chunk.offset_bytes, bytes, found.entry, found.entry, path);
+    if (!opened_) opened_.emplace(files_, of_.files);
+    return read_dcp_object(opened_->at(chunk.file), chunk.offset_bytes, found.shape.empty() ? 0 : found.shape[0],
+                           found.entry, found.entry, of_.files[chunk.file].path);
   }
 
   /// Groups: one object, or as torch 2.4 and later flatten them, one per hyperparameter.
   void read_groups() {
-    std::map<std::uint64_t, PlainValue::Dict> groups;
-    for (const std::size_t object : group_objects_) {
-      const std::string_view name = wanted_[object].object->name;
-      if (name == kGroupsKey) {
-        const PlainValue value = value_of(object);
-        const auto* const list = std::get_if<PlainValue::List>(&value.value);
-        for (std::size_t g = 0; list != nullptr && g < list->size(); ++g) {
-          const auto* const group = std::get_if<PlainValue::Dict>(&(*list)[g].value);
-          if (group == nullptr) throw bad(fmt::format("group {} is no dict", g)).tensor(std::string(name));
-          groups[g] = *group;
-        }
-        continue;
-      }
-      const std::string_view rest = name.substr(kInGroups.size());
-      const std::size_t dot = rest.find('.');
-      const auto number = parse_unsigned(rest.substr(0, dot), kMaxParameterGroups);
-      if (dot == rest.npos || !number) throw bad("is of no group that has a number").tensor(std::string(name));
-      groups[*number].emplace_back(std::string(rest.substr(dot + 1)), value_of(object));
+    std::vector<GroupObject> objects;
+    for (const std::size_t number : group_objects_) {
+      const std::string& name = wanted_[number].object->name;
+      objects.push_back(
+          {name, metadata_.where, name.substr(std::min(kInGroups.size(), name.size())), value_of(number)});
     }
-    take_groups(groups);
+    take_groups(saved_groups(objects));
   }
 
-  void take_groups(std::map<std::uint64_t, PlainValue::Dict>& groups) {
+  void take_groups(std::vector<SavedGroup> groups) {
     if (groups.empty()) throw bad("holds no \"param_groups\"");
-    std::optional<std::uint64_t> with_parameters;
-    std::uint64_t listed = 0;
+    std::optional<std::size_t> with_parameters;
     std::vector<OptimizerFileGroup> all;
-    for (auto& [number, values] : groups) {
-      if (number != all.size()) throw bad(fmt::format("has no parameter group {}", all.size()));
-      const std::uint64_t count = take_parameters(number, values);
-      if (count > 0 && with_parameters)
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      all.push_back({std::move(groups[g].values)});
+      if (groups[g].parameters.empty()) continue;
+      if (with_parameters)
         throw bad(fmt::format("parameter groups {} and {} both have parameters, but the names of states are those of "
                               "one group alone",
-                              *with_parameters, number))
+                              *with_parameters, g))
             .hint("NxD confuses the parameters of several groups in this form; it is damaged");
-      if (count > 0) {
-        with_parameters = number;
-        listed = count;
-      }
-      all.push_back({std::move(values), 0});
+      with_parameters = g;
     }
     if (!with_parameters) throw bad("its parameter groups are empty, but it holds states");
-    for (std::uint32_t i = 0; i < of_.all.size(); ++i) {
-      OptimizerFile& file = of_.all[i];
-      if (of_.pp == 1) add_untrained(file, listed);  // of several stages, any one has saved the groups
-      file.groups = all;
-      file.groups[*with_parameters].count = static_cast<std::uint32_t>(file.entries.size());
-      file.first_expert_group = static_cast<std::uint32_t>(all.size());
+    for (OptimizerStage& stage : of_.stages) {
+      // Of several stages, any one has saved the groups.
+      if (of_.pp == 1) add_untrained(stage, groups[*with_parameters].parameters.size());
+      stage.groups = all;
+      stage.groups[*with_parameters].count = static_cast<std::uint32_t>(stage.entries.size());
+      stage.first_expert_group = static_cast<std::uint32_t>(all.size());
     }
   }
 
   /// Parameters without states have no names here.
-  void add_untrained(OptimizerFile& file, std::uint64_t listed) const {
-    if (listed < file.entries.size() || listed > std::max(most_parameters_, file.entries.size()))
+  void add_untrained(OptimizerStage& stage, std::size_t listed) const {
+    if (listed < stage.entries.size() || listed > std::max(most_parameters_, stage.entries.size()))
       throw bad(fmt::format("lists {} parameters in its groups, but holds states of {}, and the model has {} tensors",
-                            listed, file.entries.size(), most_parameters_))
+                            listed, stage.entries.size(), most_parameters_))
           .hint(kOtherCheckpoint);
-    file.entries.resize(listed);
-  }
-
-  /// Takes out the numbers of parameters. \returns how many there are.
-  std::uint64_t take_parameters(std::uint64_t number, PlainValue::Dict& values) const {
-    const auto found = std::find_if(values.begin(), values.end(),
-                                    [](const auto& value) { return value.first == kGroupParametersKey; });
-    const auto* const list = found == values.end() ? nullptr : std::get_if<PlainValue::List>(&found->second.value);
-    if (list == nullptr) throw bad(fmt::format("parameter group {} has no list \"params\"", number));
-    const std::uint64_t count = list->size();
-    values.erase(found);
-    return count;
+    stage.entries.resize(listed);
   }
 
   Files& files_;
@@ -386,12 +355,27 @@ class DcpOptimizerReader {
   std::vector<Number> numbers_;
   std::vector<std::size_t> group_objects_;  // into wanted_
   std::vector<Stage> stages_;
-  std::map<std::uint32_t, std::unique_ptr<Source>> sources_;  // by number in OptimizerFiles::files
-  bool has_states_ = false;
+  std::optional<OpenedFiles> opened_;  // OptimizerFiles::files, once they are found
   OptimizerFiles of_;
 };
 
 }  // namespace
+
+std::optional<DcpStateKey> parse_dcp_state_key(std::string_view name) {
+  if (!name.starts_with(kStateBegins)) return std::nullopt;
+  name.remove_prefix(kStateBegins.size());
+  const std::string_view text_of_ranks = name.substr(std::min(name.find('|'), name.size()));
+  const auto ranks = kStateRanks.parse_printed(text_of_ranks);
+  if (!ranks) return std::nullopt;
+  name.remove_suffix(text_of_ranks.size());
+  const std::size_t dot = name.rfind('.');
+  if (dot == name.npos || dot == 0 || dot + 1 == name.size()) return std::nullopt;
+  const auto number = [&](std::string_view key) -> std::optional<std::uint32_t> {
+    const auto found = ranks->find(key);
+    return found == ranks->end() ? std::nullopt : std::optional(static_cast<std::uint32_t>(found->second));
+  };
+  return DcpStateKey{std::string(name.substr(0, dot)), std::string(name.substr(dot + 1)), number("pp"), number("tp")};
+}
 
 OptimizerFiles read_optimizer_dcp(Files& files, const fs::path& folder, const ShardedCheckpoint& shards) {
   return DcpOptimizerReader(files, folder, shards).read();

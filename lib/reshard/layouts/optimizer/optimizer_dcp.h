@@ -2,7 +2,11 @@
 // optim/ is such a directory. NxD writes it in optimizer/zero_dcp_utils.py.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
 
 #include "reshard/io/files.h"
 #include "reshard/layouts/optimizer/optimizer_listing.h"
@@ -10,6 +14,17 @@
 namespace reshard {
 
 struct ShardedCheckpoint;
+
+/// What an optimizer's state is called that NxD saves through torch.distributed.checkpoint:
+/// "base_state.PARAMETER.STATE|pp-0000|tp-0000" (NxD's trainer/checkpoint.py, use_zero1_dcp). Each rank may be absent.
+struct DcpStateKey {
+  std::string parameter;
+  std::string state;  // without dots
+  std::optional<std::uint32_t> pp_rank, tp_rank;
+};
+
+/// The parts of a state's name; nothing for any other name.
+std::optional<DcpStateKey> parse_dcp_state_key(std::string_view name);
 
 /// Reads what `folder` holds: entries are called by names ("base_state.<parameter>.exp_avg|pp-0000|tp-0000", the ranks
 /// only where there are several), each is a tensor- and pipeline-parallel rank's local tensor, and its chunks are the

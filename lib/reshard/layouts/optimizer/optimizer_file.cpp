@@ -217,8 +217,8 @@ class OptimizerReader {
     if (++states_ > pickle_.num_nodes()) throw bad("holds the same states many times over");
     const std::string full = what + "." + name;
     if (is_tensor(node)) {
-      entry.tensors.push_back(tensor(node, full));
-      entry.tensors.back().name = std::move(name);
+      TensorEntry& added = entry.tensors.emplace_back().shards.emplace_back(tensor(node, full));
+      added.name = std::move(name);
       return;
     }
     entry.numbers.emplace_back(std::move(name), plain_value(node, full));
@@ -264,7 +264,7 @@ class OptimizerReader {
       OptimizerEntry& entry = entry_of(key, kMastersKey, std::nullopt, seen);
       const std::string name = fmt::format("{}.{}", kMastersKey, pickle_.integer(key));
       if (!is_tensor(value)) throw bad(fmt::format("is {}, not a tensor", pickle_.describe(value))).tensor(name);
-      entry.master = tensor(value, name);
+      entry.master.shards.push_back(tensor(value, name));
       file_.has_masters = true;
     }
   }
@@ -292,9 +292,9 @@ class OptimizerReader {
 
 }  // namespace
 
-std::string name_of_entry(const OptimizerFile& file, std::uint32_t number) {
-  if (const std::string& own = file.entries[number].name; !own.empty()) return printable(own);
-  const std::size_t dense = file.num_dense();
+std::string name_of_entry(const OptimizerStage& stage, std::uint32_t number) {
+  if (const std::string& own = stage.entries[number].name; !own.empty()) return printable(own);
+  const std::size_t dense = stage.num_dense();
   return number < dense ? fmt::format("id {}", number) : fmt::format("id {} of the experts", number - dense);
 }
 

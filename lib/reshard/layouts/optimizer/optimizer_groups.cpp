@@ -35,7 +35,7 @@ struct Numbered {
   std::vector<std::uint32_t> sizes;
 };
 
-Numbered number(const std::vector<LocalParameter>& parameters, GroupRule rule, const OptimizerFile& file,
+Numbered number(const std::vector<LocalParameter>& parameters, GroupRule rule, const OptimizerStage& file,
                 std::string_view model_type) {
   Numbered numbered;
   const std::uint32_t dense = file.first_expert_group;
@@ -55,29 +55,28 @@ Numbered number(const std::vector<LocalParameter>& parameters, GroupRule rule, c
 }
 
 /// The group whose size does not fit, as an error; nothing if all fit.
-std::optional<Error> misfit_of_sizes(const OptimizerFile& file, const Numbered& numbered, GroupRule rule) {
+std::optional<Error> misfit_of_sizes(const OptimizerStage& file, const Numbered& numbered, GroupRule rule) {
   for (std::size_t g = 0; g < numbered.sizes.size(); ++g) {
     const std::uint32_t count = g < file.groups.size() ? file.groups[g].count : 0;
     if (count != numbered.sizes[g])
       return Error(
-                 ErrorKind::kBadInput,
-                 fmt::format("its parameter group {} has {} parameters, but by rule {} the model's file has {} for it",
-                             g, count, name(rule), numbered.sizes[g]))
-          .in(file.path);
+          ErrorKind::kBadInput,
+          fmt::format("its parameter group {} has {} parameters, but by rule {} the model's file has {} for it", g,
+                      count, name(rule), numbered.sizes[g]));
   }
   return std::nullopt;
 }
 
 /// The same for the shapes of parameters, where sizes fit.
-std::optional<Error> misfit_of_shapes(const OptimizerFile& file, const Numbered& numbered, GroupRule rule) {
+std::optional<Error> misfit_of_shapes(const OptimizerStage& file, std::size_t rank, const Numbered& numbered,
+                                      GroupRule rule) {
   for (std::uint32_t i = 0; i < file.entries.size(); ++i) {
-    const auto shape = local_shape(file, file.entries[i]);
+    const auto shape = local_shape(file, file.entries[i], rank);
     if (!shape || *shape == numbered.order[i]->shape) continue;
     return Error(ErrorKind::kBadInput,
                  fmt::format("{} has the shape {}, but by rule {} it is {}, which the model's file has as {}",
                              name_of_entry(file, i), to_string(*shape), name(rule), numbered.order[i]->name,
-                             to_string(numbered.order[i]->shape)))
-        .in(file.path);
+                             to_string(numbered.order[i]->shape)));
   }
   return std::nullopt;
 }
@@ -89,11 +88,12 @@ struct Candidate {
 
 }  // namespace
 
-std::optional<Dims> local_shape(const OptimizerFile& file, const OptimizerEntry& entry) {
+std::optional<Dims> local_shape(const OptimizerStage& stage, const OptimizerEntry& entry, std::size_t rank) {
   if (entry.shape) return entry.shape;
-  if (file.form == OptimizerFile::Form::kZero1) return std::nullopt;
-  for (const TensorEntry& tensor : entry.tensors)
-    if (!tensor.shape.empty()) return tensor.shape;
+  if (stage.form == OptimizerStage::Form::kZero1) return std::nullopt;
+  for (const OptimizerState& state : entry.tensors)
+    if (const TensorEntry* tensor = state.of_rank(rank); tensor != nullptr && !tensor->shape.empty())
+      return tensor->shape;
   return std::nullopt;
 }
 
@@ -123,11 +123,12 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
     std::optional<Error> wrong;
     bool is_shape = false;
     for (std::uint32_t i = 0; i < files.pp * files.ep && !wrong; ++i) {
-      const OptimizerFile& file = files.of(i / files.ep, 0, i % files.ep);
+      const OptimizerStage& file = files.stages[i / files.ep];
       const Numbered numbered = number(parameters[i], rule, file, model_type);
       wrong = misfit_of_sizes(file, numbered, rule);
       is_shape = !wrong;
-      if (!wrong) wrong = misfit_of_shapes(file, numbered, rule);
+      if (!wrong) wrong = misfit_of_shapes(file, i % files.ep, numbered, rule);
+      if (wrong) wrong->in(files.path_of(i / files.ep, i % files.ep));
       auto& names = candidate.names.emplace_back();
       for (const LocalParameter* parameter : numbered.order) names.push_back(parameter->name);
     }
@@ -159,7 +160,7 @@ std::vector<std::vector<std::string>> stored_names(const OptimizerFiles& files,
                                                    const std::vector<std::vector<LocalParameter>>& parameters) {
   std::vector<std::vector<std::string>> all;
   for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank) {
-    const OptimizerFile& file = files.of(pp_rank, 0, 0);
+    const OptimizerStage& file = files.stages[pp_rank];
     std::vector<std::string> others;  // of the model, without states
     std::unordered_set<std::string_view> known;
     for (const LocalParameter& parameter : parameters[pp_rank]) known.insert(parameter.name);

@@ -52,8 +52,9 @@ inline constexpr LayoutOption kSourceOptimizerGroups{
         "or ids, which leaves open which parameters they are, where only dp changes",
     .only_of_source = true};
 
-/// The shape of an entry before data-parallel ranks shared it; nothing where the file does not say.
-std::optional<Dims> local_shape(const OptimizerFile& file, const OptimizerEntry& entry);
+/// The shape of an entry before data-parallel ranks shared it, as a rank of the stage has it; std::nullopt if its file does
+/// not record it.
+std::optional<Dims> local_shape(const OptimizerStage& stage, const OptimizerEntry& entry, std::size_t rank);
 
 /// Whether a parameter is in the second group. Which norms optimum-neuron lists by their class, `model_type` says.
 bool is_in_second_group(GroupRule rule, std::string_view parameter, std::string_view model_type);

@@ -66,7 +66,7 @@ void validate_kind(const OptimizerFiles& files) {
     fail(fmt::format("the optimizer is one of {} expert-parallel ranks", files.ep),
          "`from-optimizer-groups` ids is for dense models");
   if (files.has_names()) fail("the optimizer's files have names, and no ids", "do without `from-optimizer-groups` ids");
-  if (files.form() == OptimizerFile::Form::kWhole)
+  if (files.form() == OptimizerStage::Form::kWhole)
     fail("the optimizer is not ZeRO-1's, and without names no master weights can be made", kSayRule);
   if (files.lost_masters)
     fail("NxD's converter, which made the files full_…, lost master weights, and without names none can be made",
@@ -74,12 +74,12 @@ void validate_kind(const OptimizerFiles& files) {
 }
 
 /// The file has no more ids of a shape than the model's file has parameters.
-void validate_shapes(const OptimizerFile& file, const std::vector<LocalParameter>& parameters, std::uint32_t pp_rank) {
+void validate_shapes(const OptimizerStage& file, const std::vector<LocalParameter>& parameters, std::uint32_t pp_rank) {
   std::map<std::vector<std::uint64_t>, std::size_t> in_model, in_optimizer;
   for (const LocalParameter& parameter : parameters) ++in_model[as_vector(parameter.shape)];
   std::vector<Dims> shapes;
   for (std::uint32_t id = 0; id < file.entries.size(); ++id) {
-    const auto shape = local_shape(file, file.entries[id]);
+    const auto shape = local_shape(file, file.entries[id], 0);
     if (!shape)
       throw Error(ErrorKind::kUnsupported,
                   fmt::format("has no state of {} that would say its shape", name_of_entry(file, id)))
@@ -112,9 +112,9 @@ std::vector<std::vector<std::string>> names_by_id(const OptimizerFiles& files,
   validate_kind(files);
   std::vector<std::vector<std::string>> all;
   for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank) {
-    validate_shapes(files.of(pp_rank, 0, 0), parameters[pp_rank], pp_rank);
+    validate_shapes(files.stages[pp_rank], parameters[pp_rank], pp_rank);
     std::vector<std::string>& names = all.emplace_back();
-    for (std::size_t id = 0; id < files.of(pp_rank, 0, 0).entries.size(); ++id) names.push_back(std::to_string(id));
+    for (std::size_t id = 0; id < files.stages[pp_rank].entries.size(); ++id) names.push_back(std::to_string(id));
   }
   return all;
 }
@@ -123,10 +123,10 @@ SourceMap local_tensors_by_id(const OptimizerFiles& files) {
   SourceMap map;
   for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank)
     for (std::uint32_t tp_rank = 0; tp_rank < files.tp; ++tp_rank) {
-      const OptimizerFile& file = files.of(pp_rank, tp_rank, 0);
-      map.files.push_back({{file.path, 0, tp_rank, pp_rank}});
+      const OptimizerStage& file = files.stages[pp_rank];
+      map.files.push_back({{files.path_of(pp_rank, std::size_t{tp_rank} * files.dp), 0, tp_rank, pp_rank}});
       for (std::uint32_t id = 0; id < file.entries.size(); ++id) {
-        StoredTensor stored{std::to_string(id), DType::kF32, local_shape(file, file.entries[id]).value()};
+        StoredTensor stored{std::to_string(id), DType::kF32, local_shape(file, file.entries[id], 0).value()};
         stored.file = static_cast<std::uint32_t>(map.files.size() - 1);
         map.stored.push_back(std::move(stored));
         map.add_whole(static_cast<std::uint32_t>(map.stored.size() - 1),

@@ -27,8 +27,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const TensorEntry* master_of(const OptimizerEntry& entry) {
-  return entry.master ? &*entry.master : nullptr;
+const OptimizerState* master_of(const OptimizerEntry& entry) {
+  return &entry.master;
 }
 
 /// The stored tensors of a model's map by rank and name.
@@ -88,57 +88,62 @@ class LocalTensors {
   std::vector<std::set<std::pair<Dims, std::uint32_t>, ByPlace>> logical_;
 };
 
-/// Calls `use(pp_rank, entry, dp_rank, file index, file)` for each entry of each file.
-template <typename Use>
-void for_each_entry(const OptimizerFiles& files, Use&& use) {
-  for (std::uint32_t i = 0; i < files.all.size(); ++i)
-    for (std::uint32_t e = 0; e < files.all[i].entries.size(); ++e)
-      use(i / (files.tp * files.dp), i / files.dp % files.tp, i % files.dp, i, e);
-}
-
 /// The expert-parallel rank whose parameters an entry is of, in the file of a data-parallel rank: of ZeRO-1, experts
 /// alone are (NxD's optimizer/zero_redundancy_optimizer.py); else each such rank has a file of all that it holds.
-std::uint32_t ep_rank_of(const OptimizerFiles& files, const OptimizerFile& file, std::uint32_t entry,
+std::uint32_t ep_rank_of(const OptimizerFiles& files, const OptimizerStage& stage, std::uint32_t entry,
                          std::uint32_t dp_rank) {
-  return file.is_expert(entry) || files.form() == OptimizerFile::Form::kWhole ? dp_rank % files.ep : 0;
+  return stage.is_expert(entry) || files.form() == OptimizerStage::Form::kWhole ? dp_rank % files.ep : 0;
 }
 
-/// Collects the parts of a state over all files: those that `tensor_of` finds in an entry.
+/// Collects the shards of a state of all ranks: of that which `state_of` finds in an entry.
 class StateParts {
  public:
   StateParts(const ShardedOptimizer& optimizer, const LocalTensors& locals) : optimizer_(optimizer), locals_(locals) {}
 
   /// \param where  What stands before an entry's number in the file, as errors name it.
-  template <typename TensorOf>
-  std::vector<StatePart> collect(const std::string& where, const std::string& state, TensorOf&& tensor_of) const {
+  template <typename StateOf>
+  std::vector<StatePart> collect(const std::string& where, const std::string& state, StateOf&& state_of) const {
     const OptimizerFiles& files = optimizer_.files;
     std::vector<StatePart> parts;
     std::map<std::pair<std::string, std::uint32_t>, SharedName> names;  // by the entry's name, or its id
-    for_each_entry(files, [&](std::uint32_t pp_rank, std::uint32_t tp_rank, std::uint32_t dp_rank, std::uint32_t index,
-                              std::uint32_t entry) {
-      const OptimizerFile& file = files.all[index];
-      const TensorEntry* tensor = tensor_of(file.entries[entry]);
-      if (tensor == nullptr) return;
-      const ShareOfRows share = share_of_rows(files, file, entry, dp_rank);
-      const std::string& own = file.entries[entry].name;
-      const std::pair of_name(own, own.empty() ? entry : 0);
-      auto name = names.find(of_name);
-      if (name == names.end()) name = names.emplace(of_name, name_in_file(file, where, entry, state)).first;
-      const std::uint64_t begin = begin_row(file.entries[entry], *tensor, share);
-      const std::uint32_t ep_rank = ep_rank_of(files, file, entry, dp_rank);
-      const std::string& parameter = optimizer_.names_of(pp_rank, ep_rank)[entry];
-      for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, tp_rank, parameter)) {
-        validate_shape(*tensor, file, entry, local, share);
-        parts.push_back({tensor, index, optimizer_.first_file + tensor->file, local, begin, name->second});
+    for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank) {
+      const OptimizerStage& stage = files.stages[pp_rank];
+      std::vector<std::pair<const OptimizerState*, SharedName>> of_entry;  // of each; null without the state
+      for (std::uint32_t e = 0; e < stage.entries.size(); ++e) {
+        const std::string& own = stage.entries[e].name;
+        const std::pair of_name(own, own.empty() ? e : 0);
+        auto name = names.find(of_name);
+        if (name == names.end()) name = names.emplace(of_name, name_in_file(stage, where, e, state)).first;
+        of_entry.emplace_back(state_of(stage.entries[e]), name->second);
       }
-    });
+      for (std::uint32_t rank = 0; rank < files.ranks(); ++rank)
+        for (std::uint32_t e = 0; e < of_entry.size(); ++e)
+          if (const auto& [found, name] = of_entry[e]; found != nullptr && found->of_rank(rank) != nullptr)
+            add(parts, pp_rank, rank, e, *found->of_rank(rank), name);
+    }
     return parts;
   }
 
  private:
-  static std::string name_in_file(const OptimizerFile& file, const std::string& where, std::uint32_t entry,
+  void add(std::vector<StatePart>& parts, std::uint32_t pp_rank, std::uint32_t rank, std::uint32_t entry,
+           const TensorEntry& tensor, const SharedName& name) const {
+    const OptimizerFiles& files = optimizer_.files;
+    const OptimizerStage& stage = files.stages[pp_rank];
+    const std::uint32_t dp_rank = rank % files.dp;
+    const ShareOfRows share = share_of_rows(files, stage, entry, dp_rank);
+    const std::uint64_t begin = begin_row(stage.entries[entry], tensor, share);
+    const std::uint32_t ep_rank = ep_rank_of(files, stage, entry, dp_rank);
+    const std::string& parameter = optimizer_.names_of(pp_rank, ep_rank)[entry];
+    for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, rank / files.dp, parameter)) {
+      validate_shape(tensor, pp_rank, rank, entry, local, share);
+      parts.push_back(
+          {&tensor, pp_rank * files.ranks() + rank, optimizer_.first_file + tensor.file, local, begin, name});
+    }
+  }
+
+  static std::string name_in_file(const OptimizerStage& stage, const std::string& where, std::uint32_t entry,
                                   const std::string& state) {
-    const std::string& own = file.entries[entry].name;
+    const std::string& own = stage.entries[entry].name;
     return fmt::format("{}.{}{}{}", where, own.empty() ? std::to_string(entry) : own, state.empty() ? "" : ".", state);
   }
 
@@ -154,23 +159,24 @@ class StateParts {
 
   /// A state has the shape that its parameter has in the model's file, or the rows of it that a rank has. One that is no
   /// moment and no master weights may be a number.
-  void validate_shape(const TensorEntry& tensor, const OptimizerFile& file, std::uint32_t entry, std::uint32_t local,
-                      const ShareOfRows& share) const {
+  void validate_shape(const TensorEntry& tensor, std::uint32_t pp_rank, std::uint32_t rank, std::uint32_t entry,
+                      std::uint32_t local, const ShareOfRows& share) const {
     const StoredTensor& stored = locals_.model().stored[local];
     const Dims in_model = stored.file_shape();
-    const bool is_master = file.entries[entry].master && &tensor == &*file.entries[entry].master;
+    const OptimizerStage& stage = optimizer_.files.stages[pp_rank];
+    const OptimizerEntry& own = stage.entries[entry];
+    const bool is_master = &tensor == own.master.of_rank(rank);
     if (tensor.shape.empty() && (in_model.empty() || !(is_master || is_moment(tensor.name)))) return;
-    const OptimizerEntry& own = file.entries[entry];
     const bool is_named = !own.name.empty();  // whose shards are not padded
     if (!in_model.empty() && (!is_named || !own.shape || *own.shape == in_model) &&
         tensor.shape == (is_named ? without_padding(in_model, share) : row_shard_shape(in_model, share.count)))
       return;
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} of {} has the shape {}, but its parameter {} has {} in the model's file{}", tensor.name,
-                            name_of_entry(file, entry), to_string(tensor.shape), printable(stored.name.text()),
+                            name_of_entry(stage, entry), to_string(tensor.shape), printable(stored.name.text()),
                             to_string(in_model),
                             share.count > 1 ? fmt::format(", shared by {} data-parallel ranks", share.count) : ""))
-        .in(file.path)
+        .in(optimizer_.files.path_of(pp_rank, rank))
         .hint("the optimizer's files and the model's come from different checkpoints");
   }
 
@@ -214,16 +220,16 @@ void add_shared(SourceMap& map, const SourceMap& model, const std::vector<StateP
 std::vector<std::string> state_names(const OptimizerFiles& files) {
   std::vector<std::string> names;
   std::unordered_set<std::string> seen;
-  for (const OptimizerFile& file : files.all)
-    for (const OptimizerEntry& entry : file.entries)
-      for (const TensorEntry& tensor : entry.tensors)
-        if (seen.insert(tensor.name).second) names.push_back(tensor.name);
+  for (const OptimizerStage& stage : files.stages)
+    for (const OptimizerEntry& entry : stage.entries)
+      for (const OptimizerState& state : entry.tensors)
+        if (seen.insert(state.name()).second) names.push_back(state.name());
   return names;
 }
 
-const TensorEntry* find_tensor(const OptimizerEntry& entry, const std::string& name) {
+const OptimizerState* find_state(const OptimizerEntry& entry, const std::string& name) {
   const auto found = std::find_if(entry.tensors.begin(), entry.tensors.end(),
-                                  [&](const TensorEntry& tensor) { return tensor.name == name; });
+                                  [&](const OptimizerState& state) { return state.name() == name; });
   return found == entry.tensors.end() ? nullptr : &*found;
 }
 
@@ -236,13 +242,13 @@ void refuse_incomplete(const OptimizerFiles& files) {
 
 /// Of what is trained all master weights are there, or none.
 void refuse_partial_masters(const OptimizerFiles& files) {
-  for (const OptimizerFile& file : files.all)
-    for (std::uint32_t e = 0; e < file.entries.size(); ++e) {
-      const OptimizerEntry& entry = file.entries[e];
-      if (entry.master || (entry.tensors.empty() && entry.numbers.empty())) continue;
+  for (const OptimizerStage& stage : files.stages)
+    for (std::uint32_t e = 0; e < stage.entries.size(); ++e) {
+      const OptimizerEntry& entry = stage.entries[e];
+      if (entry.has_master() || !entry.has_states()) continue;
       throw Error(ErrorKind::kUnsupported,
-                  fmt::format("has states of {}, but no master weights, which others have", name_of_entry(file, e)))
-          .in(file.path)
+                  fmt::format("has states of {}, but no master weights, which others have", name_of_entry(stage, e)))
+          .in(stage.path)
           .hint("the file is damaged, or of a run that saved some master weights alone: take the model's own weights");
     }
 }
@@ -252,13 +258,12 @@ void note_missing_states(const OptimizerFiles& files, std::vector<std::string>& 
   if (files.has_names()) return;  // parameters without states are in none of the groups
   std::set<std::string> missing;  // states
   std::vector<std::string> ids;
-  for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank) {
-    const OptimizerFile& file = files.of(pp_rank, 0, 0);
+  for (const OptimizerStage& file : files.stages)
     for (const OptimizerFileGroup& group : file.groups) {
       std::set<std::string> names;
       const auto names_of = [](const OptimizerEntry& entry) {
         std::set<std::string> own;
-        for (const TensorEntry& tensor : entry.tensors) own.insert(tensor.name);
+        for (const OptimizerState& state : entry.tensors) own.insert(state.name());
         for (const auto& [name, value] : entry.numbers) own.insert(name);
         return own;
       };
@@ -270,7 +275,6 @@ void note_missing_states(const OptimizerFiles& files, std::vector<std::string>& 
         std::set_difference(names.begin(), names.end(), own.begin(), own.end(), std::inserter(missing, missing.end()));
       }
     }
-  }
   if (ids.empty()) return;
   notes.push_back(fmt::format("not all parameters of a group have {}: not {}",
                               list_names(std::vector(missing.begin(), missing.end())), list_names(ids)));
@@ -283,10 +287,10 @@ class StatesMaker {
       : optimizer_(optimizer), model_(model), locals_(model, optimizer.files), parts_(optimizer, locals_) {}
 
   TrainingStates make() {
-    const bool whole = optimizer_.files.form() == OptimizerFile::Form::kWhole;
+    const bool whole = optimizer_.files.form() == OptimizerStage::Form::kWhole;
     for (const std::string& name : state_names(optimizer_.files))
       add_state(name, parts_.collect(whole ? kStateKey : kBaseStateKey, name,
-                                     [&](const OptimizerEntry& entry) { return find_tensor(entry, name); }));
+                                     [&](const OptimizerEntry& entry) { return find_state(entry, name); }));
     if (optimizer_.files.has_masters) add_state(kMasterState, parts_.collect(kMastersKey, "", master_of));
     add_numbers();
     add_groups();
@@ -346,7 +350,7 @@ class StatesMaker {
   void add_numbers() {
     std::map<std::pair<std::string, std::string>, const PlainValue*> seen;
     for (std::uint32_t pp_rank = 0; pp_rank < optimizer_.files.pp; ++pp_rank) {
-      const OptimizerFile& file = optimizer_.files.of(pp_rank, 0, 0);
+      const OptimizerStage& file = optimizer_.files.stages[pp_rank];
       for (std::uint32_t e = 0; e < file.entries.size(); ++e)
         for (const auto& [state, value] : file.entries[e].numbers)
           for (const std::string& parameter : parameters_of(pp_rank, e)) {
@@ -365,12 +369,12 @@ class StatesMaker {
 
   void add_groups() {
     std::unordered_map<std::string, std::size_t> group_of;
-    const auto& groups = optimizer_.files.all.front().groups;
+    const auto& groups = optimizer_.files.stages.front().groups;
     for (std::size_t g = 0; g < groups.size(); ++g) {
       OptimizerGroup& group = states_.groups.emplace_back();
       group.values = groups[g].values;
       for (std::uint32_t pp_rank = 0; pp_rank < optimizer_.files.pp; ++pp_rank) {
-        const OptimizerFile& file = optimizer_.files.of(pp_rank, 0, 0);
+        const OptimizerStage& file = optimizer_.files.stages[pp_rank];
         const std::uint32_t first = file.groups[g].first;
         for (std::uint32_t e = first; e < first + file.groups[g].count; ++e)
           for (std::string& parameter : parameters_of(pp_rank, e)) {
@@ -451,9 +455,7 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
         .hint("the directory was copied without its folder optim, or the run was saved without its optimizer");
   ShardedOptimizer optimizer{*std::move(read), 0, {}};
   for (const std::string& note : optimizer.files.notes) checkpoint.notes.push_back(note);
-  std::set<std::string> others;
-  for (const OptimizerFile& file : optimizer.files.all) others.insert(file.others.begin(), file.others.end());
-  if (!others.empty())
+  if (const std::set<std::string>& others = optimizer.files.others; !others.empty())
     checkpoint.notes.push_back(
         fmt::format("the optimizer's files hold more than states, groups and master weights, "
                     "which is left out: {}",

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 #include <tuple>
@@ -16,6 +15,7 @@
 #include "reshard/layouts/optimizer/older_optimizer.h"
 #include "reshard/layouts/optimizer/optimizer_dcp.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
+#include "reshard/layouts/states/compare_states.h"
 
 namespace reshard {
 namespace {
@@ -60,34 +60,31 @@ void validate_all_there(const OptimizerFiles& of, const std::map<Place, const Op
 }
 
 /// The hyperparameters of a group are those of the first file.
-void validate_values(const OptimizerFile& file, const OptimizerFile& first, std::size_t group) {
+void validate_values(const OptimizerFile& file, const OptimizerStage& first, std::size_t group) {
   const PlainValue::Dict &own = file.groups[group].values, &others = first.groups[group].values;
   if (own == others) return;
-  std::map<std::string_view, std::array<const PlainValue*, 2>> by_key;
-  for (const auto& [key, value] : own) by_key[key][0] = &value;
-  for (const auto& [key, value] : others) by_key[key][1] = &value;
   const auto text = [](const PlainValue* value) { return value == nullptr ? "missing" : to_string(*value); };
   std::string message = fmt::format("its parameter group {} has its values in another order than that", group);
-  for (const auto& [key, values] : by_key)
-    if (values[0] == nullptr || values[1] == nullptr || *values[0] != *values[1]) {
-      message = fmt::format("{} of its parameter group {} is {}, but {}", printable(key), group, text(values[0]),
-                            text(values[1]));
-      break;
-    }
+  const auto differences = different_hyperparameters(own, others);
+  if (const auto least = std::min_element(differences.begin(), differences.end(),
+                                          [](const auto& a, const auto& b) { return a.key < b.key; });
+      least != differences.end())
+    message = fmt::format("{} of its parameter group {} is {}, but {}", printable(least->key), group, text(least->a),
+                          text(least->b));
   throw Error(ErrorKind::kBadInput, fmt::format("{} in {}", message, short_name(first.path)))
       .in(file.path)
       .hint(kDifferentCheckpoints);
 }
 
 /// Groups, hyperparameters and form are those of the first file.
-void validate_groups(const OptimizerFile& file, const OptimizerFile& first, bool same_stage) {
+void validate_groups(const OptimizerFile& file, const OptimizerStage& first, bool same_stage) {
   const auto fail = [&](const std::string& message) {
     throw Error(ErrorKind::kBadInput, fmt::format("{}, unlike {}", message, short_name(first.path)))
         .in(file.path)
         .hint(kDifferentCheckpoints);
   };
   if (file.form != first.form)
-    fail(file.form == OptimizerFile::Form::kZero1 ? "has the states of ZeRO-1" : "has no states of ZeRO-1");
+    fail(file.form == OptimizerStage::Form::kZero1 ? "has the states of ZeRO-1" : "has no states of ZeRO-1");
   if (file.groups.size() != first.groups.size()) fail(fmt::format("has {} parameter groups", file.groups.size()));
   if (file.first_expert_group != first.first_expert_group)
     fail(fmt::format("its groups of experts begin with group {}", file.first_expert_group));
@@ -111,33 +108,33 @@ void count_state_names(const OptimizerFile& file, std::set<std::string>& names) 
         .hint("the file is damaged: an optimizer has two or three states, such as exp_avg");
   };
   for (const OptimizerEntry& entry : file.entries) {
-    for (const TensorEntry& tensor : entry.tensors) add(tensor.name);
+    for (const OptimizerState& state : entry.tensors) add(state.name());
     for (const auto& [name, value] : entry.numbers) add(name);
   }
 }
 
 /// What has to be equal on all ranks that hold a part of an entry.
 bool has_same_facts(const OptimizerEntry& a, const OptimizerEntry& b) {
-  const auto same = [](const TensorEntry& one, const TensorEntry& other) {
-    return one.name == other.name && one.dtype == other.dtype;
+  const auto same = [](const OptimizerState& one, const OptimizerState& other) {
+    return one.name() == other.name() && one.dtype() == other.dtype();
   };
   return std::equal(a.tensors.begin(), a.tensors.end(), b.tensors.begin(), b.tensors.end(), same) &&
-         a.numbers == b.numbers && a.master.has_value() == b.master.has_value() &&
-         (!a.master || a.master->dtype == b.master->dtype);
+         a.numbers == b.numbers && a.has_master() == b.has_master() &&
+         (!a.has_master() || a.master.dtype() == b.master.dtype());
 }
 
 /// The same as text.
 std::string facts_of(const OptimizerEntry& entry) {
   std::string facts;
-  for (const TensorEntry& tensor : entry.tensors) facts += fmt::format(" {} {},", name(tensor.dtype), tensor.name);
+  for (const OptimizerState& state : entry.tensors) facts += fmt::format(" {} {},", name(state.dtype()), state.name());
   for (const auto& [number, value] : entry.numbers) facts += fmt::format(" {} = {},", number, to_string(value));
-  if (entry.master) facts += fmt::format(" {} master weights,", name(entry.master->dtype));
+  if (entry.has_master()) facts += fmt::format(" {} master weights,", name(entry.master.dtype()));
   if (facts.empty()) return " nothing";
   facts.pop_back();
   return facts;
 }
 
-void validate_entries(const OptimizerFile& file, const OptimizerFile& first) {
+void validate_entries(const OptimizerFile& file, const OptimizerStage& first) {
   for (std::uint32_t i = 0; i < file.entries.size(); ++i) {
     const OptimizerEntry& own = file.entries[i];
     const OptimizerEntry& other = first.entries[i];
@@ -155,29 +152,48 @@ void validate_entries(const OptimizerFile& file, const OptimizerFile& first) {
   }
 }
 
-/// Whatever of an entry the data-parallel ranks share by rows: its tensors that are no numbers.
-template <typename Use>
-void for_each_shared(const OptimizerEntry& entry, Use&& use) {
-  for (const TensorEntry& tensor : entry.tensors)
-    if (!tensor.shape.empty()) use(tensor, false);
-  if (entry.master && !entry.master->shape.empty()) use(*entry.master, true);
-}
-
-/// Over how many of `dp` data-parallel ranks the rows of an entry are shared: those of experts are shared by the ranks
-/// that have these experts.
-std::uint64_t shards_of(const OptimizerFiles& of, const OptimizerFile& file, std::size_t entry, std::uint64_t dp) {
-  return file.is_expert(entry) ? dp / of.ep : dp;
-}
-
-/// Of how many ranks every shard of the file may be one: the first such number beyond those that are there.
-std::optional<std::uint64_t> likely_ranks(const OptimizerFiles& of, const OptimizerFile& file) {
-  std::set<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>> rows;  // of all, of a shard, ranks that share them
+/// Moves the shards of a rank's file behind those of the stage's ranks before it.
+void merge(OptimizerStage& stage, OptimizerFile&& file) {
+  const auto append = [](OptimizerState& all, OptimizerState& own) {
+    all.shards.push_back(std::move(own.shards.front()));
+  };
   for (std::size_t e = 0; e < file.entries.size(); ++e) {
-    const OptimizerEntry& entry = file.entries[e];
+    OptimizerEntry &all = stage.entries[e], &own = file.entries[e];
+    for (std::size_t s = 0; s < own.tensors.size(); ++s) append(all.tensors[s], own.tensors[s]);
+    if (own.has_master()) append(all.master, own.master);
+  }
+}
+
+/// The shards of the optimizer of one rank.
+struct RankShards {
+  const OptimizerFiles& of;
+  std::size_t pp_rank;
+  std::size_t rank;  // of the stage
+
+  const OptimizerStage& stage() const { return of.stages[pp_rank]; }
+  const fs::path& path() const { return of.path_of(pp_rank, rank); }
+
+  /// Whatever of an entry the data-parallel ranks share by rows: its tensors that are no numbers.
+  template <typename Use>
+  void for_each_shared(const OptimizerEntry& entry, Use&& use) const {
+    for (const OptimizerState& state : entry.tensors)
+      if (const TensorEntry* tensor = state.of_rank(rank); tensor != nullptr && !tensor->shape.empty())
+        use(*tensor, false);
+    if (const TensorEntry* master = entry.master.of_rank(rank); master != nullptr && !master->shape.empty())
+      use(*master, true);
+  }
+};
+
+/// Of how many ranks every shard of the rank may be one: the first such number beyond those that are there.
+std::optional<std::uint64_t> likely_ranks(const RankShards& shards) {
+  const OptimizerFiles& of = shards.of;
+  std::set<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>> rows;  // of all, of a shard, ranks that share them
+  for (std::size_t e = 0; e < shards.stage().entries.size(); ++e) {
+    const OptimizerEntry& entry = shards.stage().entries[e];
     bool has_rows = true;
-    for_each_shared(entry, [&](const TensorEntry& tensor, bool) {
+    shards.for_each_shared(entry, [&](const TensorEntry& tensor, bool) {
       has_rows = has_rows && entry.shape && !entry.shape->empty();
-      if (has_rows) rows.emplace((*entry.shape)[0], tensor.shape[0], file.is_expert(e) ? of.ep : 1);
+      if (has_rows) rows.emplace((*entry.shape)[0], tensor.shape[0], shards.stage().is_expert(e) ? of.ep : 1);
     });
     if (!has_rows) return std::nullopt;
   }
@@ -190,15 +206,8 @@ std::optional<std::uint64_t> likely_ranks(const OptimizerFiles& of, const Optimi
   return std::nullopt;
 }
 
-/// The shape that a shard must have.
-Dims expected_shape(const OptimizerFiles& of, const OptimizerFile& file, std::uint32_t entry, std::uint32_t dp_rank) {
-  return row_shard_shape(*file.entries[entry].shape, share_of_rows(of, file, entry, dp_rank).count);
-}
-
-Error wrong_rows(const OptimizerFiles& of, const OptimizerFile& file, std::uint32_t entry, const TensorEntry& tensor,
-                 const Dims& expected) {
-  const OptimizerEntry& of_entry = file.entries[entry];
-  const auto ranks = likely_ranks(of, file);
+Error wrong_rows(const RankShards& shards, std::uint32_t entry, const TensorEntry& tensor, const Dims& expected) {
+  const auto ranks = likely_ranks(shards);
   Dims other_rows = tensor.shape;
   if (!other_rows.empty() && !expected.empty()) other_rows[0] = expected[0];
   std::string hint;
@@ -212,43 +221,44 @@ Error wrong_rows(const OptimizerFiles& of, const OptimizerFile& file, std::uint3
     hint = "the file is damaged, or of a run of another model: copy it again, or take another checkpoint";
   return Error(ErrorKind::kBadInput,
                fmt::format("{} of {} has the shape {}, but by shape_info {} over {} data-parallel ranks it has {}",
-                           tensor.name, name_of_entry(file, entry), to_string(tensor.shape), to_string(*of_entry.shape),
-                           of.dp, to_string(expected)))
-      .in(file.path)
+                           tensor.name, name_of_entry(shards.stage(), entry), to_string(tensor.shape),
+                           to_string(*shards.stage().entries[entry].shape), shards.of.dp, to_string(expected)))
+      .in(shards.path())
       .hint(hint);
 }
 
 /// A moment or master weights have a parameter's dims; numbers have none.
-void validate_moments(const OptimizerFile& file, std::uint32_t number) {
-  const OptimizerEntry& entry = file.entries[number];
+void validate_moments(const RankShards& shards, std::uint32_t number) {
+  const OptimizerEntry& entry = shards.stage().entries[number];
   if (entry.shape->empty()) return;
-  const auto validate = [&](const TensorEntry& tensor) {
-    if (tensor.shape.empty())
+  const auto validate = [&](const OptimizerState& state) {
+    const TensorEntry* tensor = state.of_rank(shards.rank);
+    if (tensor != nullptr && tensor->shape.empty())
       throw Error(ErrorKind::kBadInput,
                   fmt::format("{} of {} is a tensor without dims, but by shape_info its parameter has the shape {}",
-                              tensor.name, name_of_entry(file, number), to_string(*entry.shape)))
-          .in(file.path)
+                              tensor->name, name_of_entry(shards.stage(), number), to_string(*entry.shape)))
+          .in(shards.path())
           .hint("the file is damaged: copy it again, or take another checkpoint");
   };
-  for (const TensorEntry& tensor : entry.tensors)
-    if (is_moment(tensor.name)) validate(tensor);
-  if (entry.master) validate(*entry.master);
+  for (const OptimizerState& state : entry.tensors)
+    if (is_moment(state.name())) validate(state);
+  validate(entry.master);
 }
 
 /// Says of one data-parallel rank's files, whose shards are those of one of `ranks` ranks, that they are not all. In xser
 /// files optimum-neuron has mixed the ranks' shards.
-void set_incomplete(OptimizerFiles& of, const OptimizerFile& file, std::uint32_t entry, const TensorEntry& tensor,
+void set_incomplete(OptimizerFiles& of, const OptimizerStage& stage, std::uint32_t entry, const TensorEntry& tensor,
                     std::uint64_t ranks, bool lacks_weights) {
   of.incomplete =
       fmt::format("{} ({} of {} has {} of {} rows, the part of one of {} ranks)",
-                  file.is_xser ? "parts of ZeRO-1, each of some data-parallel rank, were saved as if they were all"
-                               : "one data-parallel rank's part of ZeRO-1 was saved as if it were all",
-                  tensor.name, name_of_entry(file, entry), tensor.shape[0], (*file.entries[entry].shape)[0], ranks);
+                  of.is_xser ? "parts of ZeRO-1, each of some data-parallel rank, were saved as if they were all"
+                             : "one data-parallel rank's part of ZeRO-1 was saved as if it were all",
+                  tensor.name, name_of_entry(stage, entry), tensor.shape[0], (*stage.entries[entry].shape)[0], ranks);
   if (lacks_weights)
     of.incomplete_hint =
         "copy the files of the other data-parallel ranks here, such as dp_rank_01: nothing else holds "
         "the weights";
-  else if (file.is_xser)
+  else if (of.is_xser)
     of.incomplete_hint =
         "the weights are complete: do without the optimizer and its master weights; only where "
         "another program than optimum-neuron saved the run may there be files of other data-parallel "
@@ -261,58 +271,55 @@ void set_incomplete(OptimizerFiles& of, const OptimizerFile& file, std::uint32_t
 
 /// Every shard has the rows that it must have. Where one data-parallel rank has files, and all its shards have fewer,
 /// they are what optimum-neuron leaves of ZeRO-1: `incomplete` says so.
-void validate_rows(OptimizerFiles& of, bool lacks_weights) {
-  for (std::uint32_t i = 0; i < of.all.size(); ++i) {
-    OptimizerFile& file = of.all[i];
-    const std::uint32_t dp_rank = i % of.dp;
-    std::optional<std::uint64_t> ranks;  // of which the file's shards may be one, where they have too few rows
-    for (std::uint32_t e = 0; e < file.entries.size(); ++e) {
-      OptimizerEntry& entry = file.entries[e];
-      if (file.form == OptimizerFile::Form::kZero1 && !entry.shape && !(entry.tensors.empty() && !entry.master))
-        throw Error(ErrorKind::kBadInput,
-                    fmt::format("{} has states, but no shape in shape_info", name_of_entry(file, e)))
-            .in(file.path)
-            .hint("the file is damaged: copy it again, or take another checkpoint");
-      if (!entry.shape) continue;
-      validate_moments(file, e);
-      bool drops_master = false;
-      for_each_shared(entry, [&](const TensorEntry& tensor, bool is_master) {
-        const Dims expected = expected_shape(of, file, e, dp_rank);
-        if (tensor.shape == expected) return;
-        if (of.is_full && is_master) {  // the converter leaves those of the first rank
-          drops_master = true;
-          return;
-        }
-        if (!ranks && of.dp == 1 && !of.is_full) ranks = likely_ranks(of, file);
-        if (!ranks) throw wrong_rows(of, file, e, tensor, expected);
-        if (of.incomplete.empty()) set_incomplete(of, file, e, tensor, *ranks, lacks_weights);
-      });
-      if (drops_master) entry.master.reset();
-    }
+void validate_rows(OptimizerFiles& of, const RankShards& shards, bool lacks_weights) {
+  OptimizerStage& stage = of.stages[shards.pp_rank];
+  const auto dp_rank = static_cast<std::uint32_t>(shards.rank % of.dp);
+  std::optional<std::uint64_t> ranks;  // of which the rank's shards may be one, where they have too few rows
+  for (std::uint32_t e = 0; e < stage.entries.size(); ++e) {
+    OptimizerEntry& entry = stage.entries[e];
+    if (stage.form == OptimizerStage::Form::kZero1 && !entry.shape && (!entry.tensors.empty() || entry.has_master()))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("{} has states, but no shape in shape_info", name_of_entry(stage, e)))
+          .in(shards.path())
+          .hint("the file is damaged: copy it again, or take another checkpoint");
+    if (!entry.shape) continue;
+    validate_moments(shards, e);
+    bool drops_master = false;
+    const Dims expected = row_shard_shape(*entry.shape, share_of_rows(of, stage, e, dp_rank).count);
+    shards.for_each_shared(entry, [&](const TensorEntry& tensor, bool is_master) {
+      if (tensor.shape == expected) return;
+      if (of.is_full && is_master) {  // the converter leaves those of the first rank
+        drops_master = true;
+        return;
+      }
+      if (!ranks && of.dp == 1 && !of.is_full) ranks = likely_ranks(shards);
+      if (!ranks) throw wrong_rows(shards, e, tensor, expected);
+      if (of.incomplete.empty()) set_incomplete(of, stage, e, tensor, *ranks, lacks_weights);
+    });
+    if (drops_master) entry.master.shards.clear();
   }
 }
 
 /// Of files that NxD's converter has merged: where some master weights are lost, none count.
 void drop_partial_masters(OptimizerFiles& of) {
   if (!of.is_full || !of.has_masters) return;
-  const auto lost = [](const OptimizerFile& file) {
-    return std::any_of(file.entries.begin(), file.entries.end(), [](const OptimizerEntry& entry) {
-      return !entry.master && !(entry.tensors.empty() && entry.numbers.empty());
-    });
+  const auto lost = [](const OptimizerStage& stage) {
+    return std::any_of(stage.entries.begin(), stage.entries.end(),
+                       [](const OptimizerEntry& entry) { return !entry.has_master() && entry.has_states(); });
   };
-  if (std::none_of(of.all.begin(), of.all.end(), lost)) return;
+  if (std::none_of(of.stages.begin(), of.stages.end(), lost)) return;
   of.has_masters = false;
   of.lost_masters = true;
-  for (OptimizerFile& file : of.all)
-    for (OptimizerEntry& entry : file.entries) entry.master.reset();
+  for (OptimizerStage& stage : of.stages)
+    for (OptimizerEntry& entry : stage.entries) entry.master.shards.clear();
 }
 
 /// Adds the files that `file`, which is that of a rank, lies in.
 void add_files(OptimizerFiles& of, OptimizerFile& file, RankId rank) {
   const auto first = static_cast<std::uint32_t>(of.files.size());
   for (OptimizerEntry& entry : file.entries) {
-    for (TensorEntry& tensor : entry.tensors) tensor.file += first;
-    if (entry.master) entry.master->file += first;
+    for (OptimizerState& state : entry.tensors) state.shards.front().file += first;
+    if (entry.has_master()) entry.master.shards.front().file += first;
   }
   for (ContainerFile& one : std::exchange(file.files, {})) {
     SourceFile& added = of.files.emplace_back();
@@ -374,10 +381,10 @@ bool has_optimizer_files(Files& files, const fs::path& folder) {
   }
 }
 
-ShareOfRows share_of_rows(const OptimizerFiles& files, const OptimizerFile& file, std::uint32_t entry,
+ShareOfRows share_of_rows(const OptimizerFiles& files, const OptimizerStage& stage, std::uint32_t entry,
                           std::uint32_t dp_rank) {
-  if (files.form() == OptimizerFile::Form::kWhole) return {};
-  const std::uint64_t count = shards_of(files, file, entry, files.dp);
+  if (files.form() == OptimizerStage::Form::kWhole) return {};
+  const std::uint64_t count = stage.is_expert(entry) ? files.dp / files.ep : files.dp;
   return {count, dp_rank / (files.dp / count)};
 }
 
@@ -408,23 +415,32 @@ OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const 
   validate_all_there(of, by_place);
   std::set<std::string> state_names;
   for (const auto& [place, name] : by_place) {
-    of.all.push_back(read_optimizer_file(files, name->path));
-    add_files(of, of.all.back(), name->rank);
-    validate_ranks(of.all.back(), name->rank);
-    count_state_names(of.all.back(), state_names);
-    const std::size_t i = of.all.size() - 1;
-    const bool same_stage = i % (std::size_t{of.tp} * of.dp) != 0;
-    const OptimizerFile& first = same_stage ? of.all[i / (std::size_t{of.tp} * of.dp) * of.tp * of.dp] : of.all.front();
-    validate_groups(of.all.back(), first, same_stage);
-    if (same_stage) validate_entries(of.all.back(), first);
-    of.has_masters = of.has_masters || of.all.back().has_masters;
+    OptimizerFile file = read_optimizer_file(files, name->path);
+    add_files(of, file, name->rank);
+    validate_ranks(file, name->rank);
+    count_state_names(file, state_names);
+    of.has_masters = of.has_masters || file.has_masters;
+    of.is_xser = of.is_xser || file.is_xser;
+    of.others.insert(file.others.begin(), file.others.end());
+    of.paths.push_back(name->path);
+    const bool same_stage = std::get<0>(place) < of.stages.size();
+    if (!of.stages.empty()) validate_groups(file, same_stage ? of.stages.back() : of.stages.front(), same_stage);
+    if (!same_stage) {
+      for (OptimizerEntry& entry : file.entries)
+        for (OptimizerState& state : entry.tensors) state.shards.reserve(of.ranks());
+      of.stages.push_back(std::move(file));
+      continue;
+    }
+    validate_entries(file, of.stages.back());
+    merge(of.stages.back(), std::move(file));
   }
   if (of.dp % of.ep != 0)
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} data-parallel ranks cannot share {} expert-parallel ranks", of.dp, of.ep))
         .in(folder)
         .hint("files of data-parallel ranks are missing");
-  validate_rows(of, shards.lacks_weights);
+  for (std::size_t pp_rank = 0; pp_rank < of.pp; ++pp_rank)
+    for (std::size_t rank = 0; rank < of.ranks(); ++rank) validate_rows(of, {of, pp_rank, rank}, shards.lacks_weights);
   drop_partial_masters(of);
   return of;
 }

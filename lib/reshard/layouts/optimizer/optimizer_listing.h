@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,18 +34,20 @@ std::vector<OptimizerFileName> list_optimizer_files(Files& files, const std::fil
 /// \throws Error kIo.
 bool has_optimizer_files(Files& files, const std::filesystem::path& folder);
 
-/// What every tensor- and pipeline-parallel rank has of the optimizer and, of ZeRO-1, every data-parallel rank: in a file of
-/// its own, or as part of what torch.distributed.checkpoint has saved (optimizer_dcp.h). There, entries have names, shards are
-/// not padded, and the first of several ranks has what is stored once for all.
-/// Invariant: all have the same form, the same hyperparameters in the same groups, and those of one pipeline rank the
-/// same groups of parameters with the same states and numbers.
+/// The optimizer's states by pipeline stage and parameter, each in shards of tensor- and data-parallel ranks: those of a
+/// file per rank, or the chunks that torch.distributed.checkpoint has saved (optimizer_dcp.h). There, entries have names,
+/// shards are not padded, and the first of several ranks has what is stored once for all.
+/// Invariant: all stages have the same form and the same hyperparameters in the same groups.
 struct OptimizerFiles {
   std::filesystem::path folder;
   std::uint32_t tp = 1;
   std::uint32_t pp = 1;
   std::uint32_t ep = 1;
-  std::uint32_t dp = 1;            // data-parallel ranks that have a part of it
-  std::vector<OptimizerFile> all;  // [(pp_rank × tp + tp_rank) × dp + dp_rank]
+  std::uint32_t dp = 1;                      // data-parallel ranks that have a part of it
+  std::vector<OptimizerStage> stages;        // [pp_rank]
+  std::vector<std::filesystem::path> paths;  // [pp_rank × ranks() + rank]; one alone if no rank has a file of its own
+  std::set<std::string> others;              // keys of files that nobody here knows
+  bool is_xser = false;
   bool is_full = false;
   bool has_masters = false;
   bool lost_masters = false;       // some of them, so that none count: of files that is_full
@@ -56,12 +59,15 @@ struct OptimizerFiles {
   std::string incomplete;
   std::string incomplete_hint;
 
-  const OptimizerFile& of(std::uint32_t pp_rank, std::uint32_t tp_rank, std::uint32_t dp_rank) const {
-    return all[(std::size_t{pp_rank} * tp + tp_rank) * dp + dp_rank];
+  /// The number of ranks of a stage that have shards of their own.
+  std::uint32_t ranks() const { return tp * dp; }
+  /// The file of a rank, for errors.
+  const std::filesystem::path& path_of(std::size_t pp_rank, std::size_t rank) const {
+    return paths.size() == 1 ? paths.front() : paths[pp_rank * ranks() + rank];
   }
-  OptimizerFile::Form form() const { return all.front().form; }
+  OptimizerStage::Form form() const { return stages.front().form; }
   /// Whether entries have the names of their parameters, and no ids.
-  bool has_names() const { return !all.front().entries.empty() && !all.front().entries.front().name.empty(); }
+  bool has_names() const { return !stages.front().entries.empty() && !stages.front().entries.front().name.empty(); }
 };
 
 /// The rows of a tensor's shard, where `count` data-parallel ranks share it, and which rank has the first of them.
@@ -71,7 +77,7 @@ struct ShareOfRows {
 };
 
 /// How data-parallel rank `dp_rank` shares an entry: those of experts are shared by the ranks that have these experts.
-ShareOfRows share_of_rows(const OptimizerFiles& files, const OptimizerFile& file, std::uint32_t entry,
+ShareOfRows share_of_rows(const OptimizerFiles& files, const OptimizerStage& stage, std::uint32_t entry,
                           std::uint32_t dp_rank);
 
 /// Reads the headers of the files `names`, which are not empty, and validates them against each other and the mesh of
