@@ -15,11 +15,22 @@ std::shared_ptr<const Placement> table(std::uint64_t units, Taken taken, std::op
   return std::make_shared<const Placement>(Placement{units, unit_elems, std::move(taken)});
 }
 
-PartitionRule rule(std::uint32_t dim, std::vector<Part> parts) {
+using Table = std::shared_ptr<const Placement>;
+
+/// A part that is placed along the rule's dim, or whole.
+struct OfDim {
+  const char* name;
+  Table placement = nullptr;
+};
+
+PartitionRule rule(std::uint32_t dim, const std::vector<OfDim>& parts) {
   PartitionRule made;
   made.stored_name = "s";
-  made.dim = made.stack_dim = dim;
-  made.parts = std::move(parts);
+  made.stack_dim = dim;
+  for (const OfDim& part : parts) {
+    made.parts.push_back({part.name});
+    if (part.placement) made.parts.back().placed = {{dim, part.placement}};
+  }
   return made;
 }
 
@@ -48,12 +59,10 @@ TEST_CASE("Which boxes a rank has of which originals") {
   PartitionRule beside = rule(1, {{"a", table(2, {{0}, {1}})}, {"b", table(2, {{0}, {1}})}});
   beside.stack_dim = 0;
   PartitionRule slices = rule(1, {{"w", table(2, {{0}, {1}})}});
-  slices.parts[0].slices = table(2, {{0}, {0}, {1}, {1}});
+  slices.parts[0].placed.insert(slices.parts[0].placed.begin(), {0, table(2, {{0}, {0}, {1}, {1}})});
   PartitionRule diagonal = rule(0, {{"a", table(2, {{0}, {1}}, 2)}, {"b", table(2, {{0}, {1}}, 1)}});
-  diagonal.diagonal_columns = 5;
-  diagonal.parts[0].columns = 2;
-  diagonal.parts[1].first_column = 2;
-  diagonal.parts[1].columns = 3;
+  diagonal.parts[0].placed.push_back({1, table(2, {{0, 1, 2, 2, 2}}, 1)});
+  diagonal.parts[1].placed.push_back({1, table(3, {{3, 3, 0, 1, 2}}, 1)});
   const std::vector<Case> cases = {
       {"all of it", whole_rule, 3, {{4, 3}}, {4, 3}, {"0: [0:4, 0:3] at [0, 0]"}},
       {"a scalar", whole_rule, 0, {{}}, {}, {"0: [] at []"}},
@@ -98,8 +107,7 @@ TEST_CASE("Which boxes a rank has of which originals") {
        1,
        {{4, 2}, {2, 3}},
        {3, 5},
-       {"-: [0:2, 0:0] at [0, 0]", "-: [0:2, 2:5] at [0, 2]", "-: [2:3, 0:2] at [2, 0]", "-: [2:3, 5:5] at [2, 5]",
-        "0: [2:4, 0:2] at [0, 0]", "1: [1:2, 0:3] at [2, 2]"}},
+       {"0: [2:4, 0:2] at [0, 0]", "-: [0:2, 2:5] at [0, 2]", "-: [2:3, 0:2] at [2, 0]", "1: [1:2, 0:3] at [2, 2]"}},
   };
   for (const Case& c : cases) {
     DYNAMIC_SECTION(c.what) {
@@ -134,23 +142,34 @@ TEST_CASE("Sizes that do not come out even have no shape") {
   CHECK_FALSE(logical_shapes(number, 1, {2}));
 }
 
-TEST_CASE("Only what every rank has all of is replicated") {
-  CHECK(rule(0, {{"w"}}).is_replicated());
-  CHECK_FALSE(rule(0, {{"w", table(1, {{0}})}}).is_replicated());
-  CHECK_FALSE(rule(0, {{"a"}, {"b"}}).is_replicated());  // a stack of two
-  PartitionRule shared = rule(0, {{"a"}, {"b"}});
-  shared.one_of_parts = true;
-  CHECK(shared.is_replicated());
-  PartitionRule constant = rule(0, {});
-  constant.constant = {DType::kI32, {1}, {{0}}};
-  CHECK_FALSE(constant.is_replicated());
+TEST_CASE("The file has the dims in its own order, and slices in front of the parts they are stacked along") {
+  PartitionRule swapped = rule(1, {{"w", table(2, {{0}, {1}})}});
+  swapped.file_dims = {0, 2, 1};
+  CHECK(file_shape(swapped, 0, {4, 3, 2}) == Dims{4, 2, 3});
+  CHECK(view_of_file(swapped, 0, View::of({4, 2, 3})) == View{{4, 3, 2}, {6, 1, 3}});
+  CHECK(view_of_file(swapped, 0, View::of({2, 3})) == View::of({2, 3}));  // refused by its shape later
+  PartitionRule experts = rule(0, {{"a", table(1, {{0}, {}})},
+                                   {"b", table(1, {{0}, {}})},
+                                   {"c", table(1, {{}, {0}})},
+                                   {"d", table(1, {{}, {0}})},
+                                   {"e", table(1, {{0}, {}})},
+                                   {"f", table(1, {{0}, {}})}});
+  for (std::uint32_t i = 0; i < 6; ++i) experts.parts[i].slice = i / 2;
+  CHECK(slices_on(experts, 0) == 2);
+  CHECK(slices_on(experts, 1) == 1);
+  CHECK(file_shape(experts, 0, {8, 3}) == Dims{2, 4, 3});
+  CHECK(view_of_file(experts, 0, View::of({2, 4, 3})) == View::of({8, 3}));
+  CHECK_FALSE(view_of_file(experts, 0, {{2, 4, 3}, {3, 6, 1}}));
+  experts.file_dims = {1, 2, 0};
+  CHECK(file_shape(experts, 0, {8, 3}) == Dims{4, 3, 2});
+  CHECK(view_of_file(experts, 1, View::of({4, 3, 1})) == View::of({4, 3}));
 }
 
 TEST_CASE("A stride deals as many parts of the dim to each rank, one of each of as many matrices") {
   for (const std::uint32_t dim : {0u, 1u}) {
     const PartitionRule made = partition_rule({"w", true, dim, 3, 4}, 4);
-    CHECK(made.dim == dim);
-    CHECK(made.parts.at(0).placement->of(2) == std::vector<std::uint32_t>{2, 6, 10});
+    CHECK(split_dim(made) == dim);
+    CHECK(made.parts.at(0).placed.at(0).placement->of(2) == std::vector<std::uint32_t>{2, 6, 10});
   }
 }
 
@@ -159,12 +178,14 @@ TEST_CASE("Experts stacked along the dim that is split are on one expert-paralle
   parameter.expert_partitions = 2;
   const PartitionRule along = partition_rule(parameter, 2, 2);
   CHECK(along.expert_parallel);
-  CHECK(along.parts[0].placement->taken == Taken{{0, 2}, {1, 3}, {4, 6}, {5, 7}});
+  CHECK(along.parts[0].placed.at(0).placement->taken == Taken{{0, 2}, {1, 3}, {4, 6}, {5, 7}});
   parameter.partition_dim = 1;
   parameter.partition_stride = 1;
   const PartitionRule beside = partition_rule(parameter, 2, 2);
-  CHECK(beside.parts[0].placement->taken == Taken{{0}, {1}});
-  CHECK(beside.parts[0].slices->taken == Taken{{0}, {0}, {1}, {1}});
+  REQUIRE(beside.parts[0].placed.size() == 2);
+  CHECK(split_dim(beside) == 1);
+  CHECK(beside.parts[0].placed[1].placement->taken == Taken{{0}, {1}});
+  CHECK(beside.parts[0].placed[0].placement->taken == Taken{{0}, {0}, {1}, {1}});
   parameter.expert_partitions = 1;
   parameter.expert_rank = 1;
   const PartitionRule single = partition_rule(parameter, 2, 2);
@@ -176,9 +197,9 @@ TEST_CASE("Matrices packed in one are split each by itself, replicated ones not"
   ParallelParameter parameter{"w", true, 0, 1, 2};
   parameter.packed = {{4, false}, {2, true}};
   const PartitionRule packed = partition_rule(parameter, 2);
-  CHECK(packed.parts[0].placement->units == 3);
-  CHECK(packed.parts[0].placement->unit_elems == 2);
-  CHECK(packed.parts[0].placement->taken == Taken{{0, 2}, {1, 2}});
+  CHECK(packed.parts[0].placed.at(0).placement->units == 3);
+  CHECK(packed.parts[0].placed.at(0).placement->unit_elems == 2);
+  CHECK(packed.parts[0].placed.at(0).placement->taken == Taken{{0, 2}, {1, 2}});
 }
 
 TEST_CASE("Metadata that cuts its tensors into more chunks than any model has is refused before they fill the memory") {
@@ -211,10 +232,12 @@ TEST_CASE("The spec rules a fused grouped-query parameter, whatever its own meta
   const auto rules = partition_rules(metadata, 4);
   CHECK(rules[0].label == PartitionLabel::kGroupedQuery);
   REQUIRE(rules[0].parts.size() == 3);
-  CHECK(rules[0].parts[0].placement->of(3) == std::vector<std::uint32_t>{6, 7});  // slot 3: head 1, replica 1
-  CHECK(rules[0].parts[1].placement->of(3) == std::vector<std::uint32_t>{1});
-  CHECK(rules[1].parts[0].placement->of(2) == std::vector<std::uint32_t>{2, 3});  // slot 2: head 0, replica 1
-  CHECK(rules[1].dim == 1);
+  CHECK(rules[0].parts[0].placed.at(0).placement->of(3) ==
+        std::vector<std::uint32_t>{6, 7});  // slot 3: head 1, replica 1
+  CHECK(rules[0].parts[1].placed.at(0).placement->of(3) == std::vector<std::uint32_t>{1});
+  CHECK(rules[1].parts[0].placed.at(0).placement->of(2) ==
+        std::vector<std::uint32_t>{2, 3});  // slot 2: head 0, replica 1
+  CHECK(split_dim(rules[1]) == 1);
 }
 
 TEST_CASE("What specs expect of entries leaves out fused grouped-query parameters") {
@@ -236,15 +259,16 @@ TEST_CASE("What specs expect of entries leaves out fused grouped-query parameter
 
 /// A rule of random tables, whose chunks sizes are given; every chunk of every part is on some rank.
 PartitionRule random_rule(Random& random, std::uint32_t ranks, std::vector<Dims>& originals) {
-  PartitionRule made = rule(static_cast<std::uint32_t>(random() % 2), {});
+  const auto dim = static_cast<std::uint32_t>(random() % 2);
+  PartitionRule made = rule(dim, {});
   const Dims base{pick(random, 1, 4), pick(random, 1, 4), pick(random, 0, 3)};
   const auto parts = pick(random, 1, 3);
-  if (parts > 1 && random() % 2 == 0) made.stack_dim = 1 - made.dim;
+  if (parts > 1 && random() % 2 == 0) made.stack_dim = 1 - dim;
   for (std::uint64_t p = 0; p < parts; ++p) {
-    const bool alike = made.stack_dim != made.dim;  // the same chunks of the same size as the part before
+    const bool alike = made.stack_dim != dim;  // the same chunks of the same size as the part before
     Dims shape = base;
     if (alike && p > 0) {
-      made.parts.push_back({"p" + std::to_string(p), made.parts.front().placement});
+      made.parts.push_back({"p" + std::to_string(p), made.parts.front().placed});
       originals.push_back(originals.front());
       continue;
     }
@@ -256,8 +280,8 @@ PartitionRule random_rule(Random& random, std::uint32_t ranks, std::vector<Dims>
     for (std::uint32_t i = 0; i < slots.size(); ++i) slots[i] = i;
     std::shuffle(slots.begin(), slots.end(), random);
     for (std::size_t i = 0; i < slots.size(); ++i) taken[i / each].push_back(slots[i]);
-    shape[made.dim] = unit * units;
-    made.parts.push_back({"p" + std::to_string(p), table(units, std::move(taken), unit)});
+    shape[dim] = unit * units;
+    made.parts.push_back({"p" + std::to_string(p), {{dim, table(units, std::move(taken), unit)}}});
     originals.push_back(shape);
   }
   return made;

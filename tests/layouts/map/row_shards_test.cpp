@@ -124,20 +124,5 @@ TEST_CASE("A number is whole in every shard, and shards are marked as their loca
   }
 }
 
-TEST_CASE("Slices of a tensor are the rows that data-parallel ranks share") {
-  reshard::SourceMap local = with_file(), map = with_file();
-  StoredTensor experts{"experts", DType::kF32, {3, 2, 5}};
-  experts.set_view(reshard::View::of({6, 5}));
-  local.add_whole(local.add_stored(experts), "experts");
-  std::vector<RowShard> shards;
-  for (std::uint64_t d = 0; d < 2; ++d)
-    shards.push_back({map.add_stored({"experts", DType::kF32, row_shard_shape({3, 2, 5}, 2)}), 2 * d});
-  add_row_shards(map, local, std::vector<std::vector<RowShard>>{shards}, moment);
-  CHECK(map.stored[0].file_shape() == Dims{2, 2, 5});
-  CHECK(elements(map, 1)[0] == "m.experts [4, 0]");
-  CHECK(elements(map, 1)[10] == "0");
-  CHECK_NOTHROW(validate_tiling(map));
-}
-
 }  // namespace
 }  // namespace reshard::test

@@ -19,7 +19,7 @@ SourceMap one_tensor(DType dtype, const Dims& logical, const Dims& stored) {
 /// One rank's chunks of "w" along dim 0.
 PartitionRule rows_of_w(std::uint64_t units, std::vector<std::uint32_t> taken) {
   PartitionRule rule;
-  rule.parts = {{"w", std::make_shared<const Placement>(Placement{units, {}, {std::move(taken)}})}};
+  rule.parts = {{"w", {{0, std::make_shared<const Placement>(Placement{units, {}, {std::move(taken)}})}}}};
   return rule;
 }
 

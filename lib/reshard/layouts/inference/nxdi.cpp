@@ -173,18 +173,18 @@ class NxdiRules {
     if (is_query || linear == names.key || linear == names.value) {
       if (!fuse_qkv_)
         rules_.add_placed(prefix + "qkv_proj." + linear + leaf, PartitionLabel::kGroupedQuery, 0,
-                          {{parameter.name, is_query ? query_ : key_value_}});
+                          {{parameter.name, {{0, is_query ? query_ : key_value_}}}});
       else if (is_query)
         rules_.add_placed(prefix + kFusedQkvName + leaf, PartitionLabel::kGroupedQuery, 0,
-                          {{parameter.name, query_},
-                           {module + "." + names.key + leaf, key_value_},
-                           {module + "." + names.value + leaf, key_value_}});
+                          {{parameter.name, {{0, query_}}},
+                           {module + "." + names.key + leaf, {{0, key_value_}}},
+                           {module + "." + names.value + leaf, {{0, key_value_}}}});
     } else if (linear == names.output) {
       const std::string name = prefix + linear + "." + linear + leaf;
       if (parameter.is_bias)
         rules_.add_whole(name, parameter.name);
       else
-        rules_.add_placed(name, PartitionLabel::kGroupedQuery, 1, {{parameter.name, query_}});
+        rules_.add_placed(name, PartitionLabel::kGroupedQuery, 1, {{parameter.name, {{1, query_}}}});
     } else if (const auto other = model_.family->inference_names->find(linear);
                other != model_.family->inference_names->end()) {
       rules_.add_whole(prefix + other->second + leaf, parameter.name);

@@ -245,7 +245,7 @@ class Rules {
     } else if (entry.tensors.size() > 1) {
       const Table rows = even(first, 0);
       std::vector<Part> parts;
-      for (const std::string& tensor : entry.tensors) parts.push_back({tensor, rows});
+      for (const std::string& tensor : entry.tensors) parts.push_back({tensor, {{0, rows}}});
       rules_.add_placed(entry.name, PartitionLabel::kFused, 0, std::move(parts));
     } else {
       rules_.add(first, entry.name, first.split_dim);
@@ -301,13 +301,14 @@ class Rules {
 
   void add_vocabulary(const ModelParameter& parameter, const std::string& name) {
     const Table rows = rules_.evenly(parameter, 0, padded_vocabulary(parameter.shape[0]));
-    rules_.add_placed(name, PartitionLabel::kColumn, 0, {{parameter.name, rows}});
+    rules_.add_placed(name, PartitionLabel::kColumn, 0, {{parameter.name, {{0, rows}}}});
   }
 
   void add_attention(const WrittenNames::Entry& entry, const ModelParameter& first) {
     if (entry.tensors.size() > 1) {
       std::vector<Part> parts;
-      for (const std::string& tensor : entry.tensors) parts.push_back({tensor, parts.empty() ? query_ : key_value_});
+      for (const std::string& tensor : entry.tensors)
+        parts.push_back({tensor, {{0, parts.empty() ? query_ : key_value_}}});
       rules_.add_placed(entry.name, PartitionLabel::kGroupedQuery, 0, std::move(parts));
     } else if (!first.packed.empty()) {
       const std::uint64_t n = sizes_.heads, k = sizes_.kv_heads;
@@ -317,7 +318,7 @@ class Rules {
           for (const std::uint32_t head : kv_heads_of(rank)) taken.push_back(static_cast<std::uint32_t>(begin + head));
         return taken;
       });
-      rules_.add_placed(entry.name, PartitionLabel::kGroupedQuery, 0, {{first.name, packed}});
+      rules_.add_placed(entry.name, PartitionLabel::kGroupedQuery, 0, {{first.name, {{0, packed}}}});
     } else {
       rules_.add(first, entry.name, first.split_dim);
     }
@@ -326,17 +327,17 @@ class Rules {
   /// The matrices of experts, which are tensors of their own.
   void add_experts(const WrittenNames::Entry& entry, const ModelParameter& first) {
     const std::uint32_t dim = form_.expert_parallel ? 0 : *first.split_dim;
+    const auto per_expert = static_cast<std::uint32_t>(entry.rule->parameters.size());
     std::vector<Part> parts;
     for (const std::string& tensor : entry.tensors) {
       const ModelParameter& parameter = *by_name_.at(tensor);
-      parts.push_back({tensor, form_.expert_parallel ? all_on(rank_of_expert(*parameter.expert), parameter.shape[0])
-                                                     : even(parameter, dim)});
+      Table table =
+          form_.expert_parallel ? all_on(rank_of_expert(*parameter.expert), parameter.shape[0]) : even(parameter, dim);
+      const auto slice = static_cast<std::uint32_t>(parts.size()) / per_expert;
+      parts.push_back({tensor, {{dim, std::move(table)}}, false, slice});
     }
-    const auto per_expert = static_cast<std::uint32_t>(entry.rule->parameters.size());
-    PartitionRule& rule = rules_.add_placed(entry.name, per_expert > 1 ? PartitionLabel::kFused : PartitionLabel::kRow,
-                                            dim, std::move(parts));
-    rule.stack_dim = 0;
-    rule.parts_per_slice = per_expert;
+    rules_.add_placed(entry.name, per_expert > 1 ? PartitionLabel::kFused : PartitionLabel::kRow, dim, std::move(parts))
+        .stack_dim = 0;
   }
 
   /// The place of each expert on the rank; -1 where another has it.
@@ -356,15 +357,14 @@ class Rules {
     if (!parameter.split_dim) {  // added on the first rank alone
       const Table first = table(1, parameter.shape[0],
                                 [](std::uint32_t rank) { return std::vector<std::uint32_t>{rank == 0 ? 0u : 1u}; });
-      rules_.add_placed(entry.name, PartitionLabel::kRow, 0, {{parameter.name, first}});
+      rules_.add_placed(entry.name, PartitionLabel::kRow, 0, {{parameter.name, {{0, first}}}});
       return;
     }
     const std::uint32_t dim = *parameter.split_dim;
     const bool is_last = dim + 1 == parameter.shape.size();  // of (experts, inputs, outputs): the outputs
-    rules_
-        .add_placed(entry.name, is_last ? PartitionLabel::kColumn : PartitionLabel::kRow, dim,
-                    {{parameter.name, even(parameter, dim)}})
-        .transposed = !entry.rule->is_plain();
+    PartitionRule& rule = rules_.add_placed(entry.name, is_last ? PartitionLabel::kColumn : PartitionLabel::kRow, dim,
+                                            {{parameter.name, {{dim, even(parameter, dim)}}}});
+    if (!entry.rule->is_plain()) rule.file_dims = {0, 2, 1};
   }
 
   void add_constant(const WrittenNames::Entry& entry) {

@@ -87,6 +87,21 @@ class Tables {
     return table;
   }
 
+  /// The columns of linear number `linear` in a stacked lora_B, beside which are zeros: lora_A is stacked, and each
+  /// linear meets its own rows of it alone.
+  Table diagonal(const std::vector<std::uint64_t>& stacked_ranks, std::size_t linear) {
+    std::uint64_t unit = 0;
+    for (const std::uint64_t rank : stacked_ranks) unit = std::gcd(unit, rank);
+    const auto own = static_cast<std::uint32_t>(stacked_ranks[linear] / unit);
+    return make(own, unit, 1, [&](std::uint32_t) {
+      std::vector<std::uint32_t> taken;
+      for (std::size_t i = 0; i < stacked_ranks.size(); ++i)
+        for (std::uint32_t chunk = 0; chunk < stacked_ranks[i] / unit; ++chunk)
+          taken.push_back(i == linear ? chunk : own);
+      return taken;
+    });
+  }
+
   /// All of an original, whose size along the dim is known.
   static Table whole(std::uint64_t size) { return std::make_shared<const Placement>(Placement{1, size, {{0}}}); }
 
@@ -122,11 +137,11 @@ PartitionRule own_rule(const ParallelParameter& parameter, Tables& tables) {
   rule.parts.push_back({parameter.name});
   if (!parameter.tensor_model_parallel) return rule;
   rule.label = parameter.partition_dim == 0 ? PartitionLabel::kColumn : PartitionLabel::kRow;
-  rule.dim = rule.stack_dim = parameter.partition_dim;
-  rule.parts.front().placement =
-      !parameter.packed.empty()
-          ? tables.packed(parameter)
-          : tables.strided(parameter.partition_stride, rule.dim == 0 ? parameter.expert_partitions : 1);
+  rule.stack_dim = parameter.partition_dim;
+  Table table = !parameter.packed.empty()
+                    ? tables.packed(parameter)
+                    : tables.strided(parameter.partition_stride, rule.stack_dim == 0 ? parameter.expert_partitions : 1);
+  rule.parts.front().placed = {{rule.stack_dim, std::move(table)}};
   return rule;
 }
 
@@ -136,7 +151,8 @@ void add_experts(PartitionRule& rule, const ParallelParameter& parameter, Tables
   rule.expert_parallel = parameter.expert_model_parallel();
   if (parameter.expert_partitions == 1) return;
   if (parameter.tensor_model_parallel && parameter.partition_dim == 0) return;  // the placement says it
-  for (Part& part : rule.parts) part.slices = tables.slices(parameter.expert_partitions);
+  for (Part& part : rule.parts)
+    part.placed.insert(part.placed.begin(), {0, tables.slices(parameter.expert_partitions)});
 }
 
 /// Of each linear of fused ones.
@@ -157,17 +173,6 @@ struct Explained {
 
 using ByName = std::unordered_map<std::string, Explained>;
 
-/// lora_A stacked: where they are, the lora_B of each linear meets its own rows of them alone.
-void make_diagonal(PartitionRule& rule, const std::vector<std::uint64_t>& stacked_ranks, std::size_t first_linear) {
-  rule.diagonal_columns = std::accumulate(stacked_ranks.begin(), stacked_ranks.end(), std::uint64_t{0});
-  std::size_t linear = first_linear;
-  for (Part& part : rule.parts) {
-    part.first_column = std::accumulate(stacked_ranks.begin(),
-                                        stacked_ranks.begin() + static_cast<std::ptrdiff_t>(linear), std::uint64_t{0});
-    part.columns = stacked_ranks[linear++];
-  }
-}
-
 /// Of the adapter's matrix that has no dim which is split: one that all linears share, or that of each, one under the
 /// other.
 PartitionRule shared_rule(const std::vector<Linear>& linears, const std::string& suffix,
@@ -175,20 +180,25 @@ PartitionRule shared_rule(const std::vector<Linear>& linears, const std::string&
   PartitionRule rule;
   rule.one_of_parts = stacked_ranks.empty();
   if (!rule.one_of_parts) rule.label = PartitionLabel::kFused;
-  for (std::size_t i = 0; i < linears.size(); ++i)
-    rule.parts.push_back({linears[i].name + suffix, rule.one_of_parts ? nullptr : Tables::whole(stacked_ranks[i])});
+  for (std::size_t i = 0; i < linears.size(); ++i) {
+    rule.parts.push_back({linears[i].name + suffix});
+    if (!rule.one_of_parts) rule.parts.back().placed = {{0, Tables::whole(stacked_ranks[i])}};
+  }
   return rule;
 }
 
 /// A rule of the parts of `linears` that begin with number `first`.
 PartitionRule rule_of(PartitionLabel label, std::uint32_t dim, const std::vector<Linear>& linears, std::size_t first,
-                      std::size_t count, const std::string& suffix, const std::vector<std::uint64_t>& stacked_ranks) {
+                      std::size_t count, const std::string& suffix, const std::vector<std::uint64_t>& stacked_ranks,
+                      Tables& tables) {
   PartitionRule rule;
   rule.label = label;
-  rule.dim = rule.stack_dim = dim;
-  for (std::size_t i = first; i < first + count; ++i)
-    rule.parts.push_back({linears[i].name + suffix, linears[i].table});
-  if (!stacked_ranks.empty() && suffix == kLoraB) make_diagonal(rule, stacked_ranks, first);
+  rule.stack_dim = dim;
+  for (std::size_t i = first; i < first + count; ++i) {
+    rule.parts.push_back({linears[i].name + suffix, {{dim, linears[i].table}}});
+    if (!stacked_ranks.empty() && suffix == kLoraB)
+      rule.parts.back().placed.push_back({1, tables.diagonal(stacked_ranks, i)});
+  }
   return rule;
 }
 
@@ -204,9 +214,9 @@ void explain(const std::string& module, const FusedLinearsSpec& spec, std::uint3
   };
   const auto add = [&](const std::string& suffix) {
     const std::string name = prefix + spec.fused_linear_name + suffix;
-    names.try_emplace(name, SpecEntry{name, true, spec.fuse_axis, stride}, false, [&spec, suffix, linears] {
+    names.try_emplace(name, SpecEntry{name, true, spec.fuse_axis, stride}, false, [&spec, &tables, suffix, linears] {
       const std::vector<Linear> all = linears();
-      return rule_of(PartitionLabel::kFused, spec.fuse_axis, all, 0, all.size(), suffix, spec.stacked_ranks);
+      return rule_of(PartitionLabel::kFused, spec.fuse_axis, all, 0, all.size(), suffix, spec.stacked_ranks, tables);
     });
   };
   const bool column = spec.fuse_axis == 0;
@@ -236,9 +246,11 @@ void explain(const std::string& module, const GQAQKVColumnParallelLinearSpec& sp
   };
   const auto add = [&](const std::string& name, const std::string& suffix, std::uint32_t dim, std::size_t first,
                        std::size_t count) {
-    names.try_emplace(name, SpecEntry{name, true, dim, 1}, count > 1, [&spec, suffix, dim, first, count, linears] {
-      return rule_of(PartitionLabel::kGroupedQuery, dim, linears(), first, count, suffix, spec.stacked_ranks);
-    });
+    names.try_emplace(name, SpecEntry{name, true, dim, 1}, count > 1,
+                      [&spec, &tables, suffix, dim, first, count, linears] {
+                        return rule_of(PartitionLabel::kGroupedQuery, dim, linears(), first, count, suffix,
+                                       spec.stacked_ranks, tables);
+                      });
   };
   for (const char* place : kOutputPlaces)
     for (const char* leaf : {".weight", ".bias"}) {

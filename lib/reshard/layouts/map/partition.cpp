@@ -15,12 +15,15 @@ const Placement& whole_placement() {
   return kWhole;
 }
 
-const Placement& placement_of(const Part& part) {
-  return part.placement ? *part.placement : whole_placement();
+const Placement& placement_along(const Part& part, std::size_t dim) {
+  const auto found = std::find_if(part.placed.begin(), part.placed.end(),
+                                  [&](const PartitionRule::PlacedDim& placed) { return placed.dim == dim; });
+  return found == part.placed.end() ? whole_placement() : *found->placement;
 }
 
-std::uint64_t count_taken(const Part& part, std::uint32_t rank) {
-  return placement_of(part).of(rank).size();
+bool is_on(const Part& part, std::uint32_t rank) {
+  return std::none_of(part.placed.begin(), part.placed.end(),
+                      [&](const PartitionRule::PlacedDim& placed) { return placed.placement->of(rank).empty(); });
 }
 
 /// Whether parts lie one after the other.
@@ -31,9 +34,8 @@ bool is_stacked(const PartitionRule& rule) {
 /// A placement's chunks are along a dim that the tensor has.
 bool has_dims(const PartitionRule& rule, const Dims& shape) {
   if (is_stacked(rule) && rule.stack_dim >= shape.size()) return false;
-  return std::all_of(rule.parts.begin(), rule.parts.end(), [&](const Part& part) {
-    return (!part.placement || rule.dim < shape.size()) && (!part.slices || !shape.empty());
-  });
+  return std::all_of(rule.parts.begin(), rule.parts.end(),
+                     [&](const Part& part) { return part.placed.empty() || part.placed.back().dim < shape.size(); });
 }
 
 /// The chunk's size of an original of that size along the dim; nothing where it does not divide.
@@ -45,20 +47,11 @@ std::optional<std::uint64_t> unit_of(const Placement& placement, std::uint64_t s
 }
 
 /// What a rank has of one original.
-std::optional<Dims> shape_on(const PartitionRule& rule, const Part& part, std::uint32_t rank, Dims shape) {
-  if (part.placement) {
-    const auto unit = unit_of(*part.placement, shape[rule.dim]);
+std::optional<Dims> shape_on(const Part& part, std::uint32_t rank, Dims shape) {
+  for (const auto& [dim, placement] : part.placed) {
+    const auto unit = unit_of(*placement, shape[dim]);
     if (!unit) return std::nullopt;
-    shape[rule.dim] = *unit * count_taken(part, rank);
-  }
-  if (part.slices) {
-    const auto unit = unit_of(*part.slices, shape[0]);
-    if (!unit) return std::nullopt;
-    shape[0] = *unit * part.slices->of(rank).size();
-  }
-  if (rule.diagonal_columns != 0) {
-    if (shape.size() != 2 || shape[1] != part.columns) return std::nullopt;
-    shape[1] = rule.diagonal_columns;
+    shape[dim] = *unit * placement->of(rank).size();
   }
   return shape;
 }
@@ -85,29 +78,28 @@ void for_each_run(const Placement& placement, std::uint32_t rank, Visit&& visit)
   }
 }
 
-/// What lies left and right of each part of a block diagonal.
-void add_zeros_beside(const PartitionRule& rule, std::uint32_t rank, const std::vector<Dims>& shapes,
-                      std::vector<PartPiece>& pieces) {
-  std::uint64_t row = 0;
-  for (std::uint32_t i = 0; i < rule.parts.size(); ++i) {
-    const Part& part = rule.parts[i];
-    const std::uint64_t rows = shapes[i][0] / placement_of(part).units * count_taken(part, rank);
-    const std::uint64_t end = part.first_column + part.columns;
-    const auto add = [&](std::uint64_t begin, std::uint64_t columns) {
-      pieces.push_back({i, true, {{row, begin}, {rows, columns}}, {row, begin}});
-    };
-    add(0, part.first_column);
-    add(end, rule.diagonal_columns - end);
-    row += rows;
+/// Adds what a rank has of a part, of whose first `placed` dims `piece` has one run each and of others all.
+void add_pieces_of(const Part& part, std::uint32_t rank, const Dims& shape, std::size_t placed, PartPiece piece,
+                   std::vector<PartPiece>& pieces) {
+  if (placed == part.placed.size()) {
+    if (piece.is_padding) piece.box.begin = piece.stored_begin;
+    pieces.push_back(std::move(piece));
+    return;
   }
+  const std::uint32_t dim = part.placed[placed].dim;
+  const Placement& placement = *part.placed[placed].placement;
+  const std::uint64_t unit = shape[dim] / placement.units;
+  for_each_run(placement, rank, [&](const Run& run) {
+    PartPiece next = piece;
+    next.is_padding = piece.is_padding || run.is_padding;
+    next.box.begin[dim] = run.first * unit;
+    next.box.size[dim] = run.count * unit;
+    piece.stored_begin[dim] += run.count * unit;
+    add_pieces_of(part, rank, shape, placed + 1, std::move(next), pieces);
+  });
 }
 
 }  // namespace
-
-bool PartitionRule::is_replicated() const {
-  return !constant && !parts.empty() && (one_of_parts || parts.size() == 1) &&
-         std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.placement == nullptr; });
-}
 
 std::optional<Dims> stored_shape(const PartitionRule& rule, std::uint32_t rank, const std::vector<Dims>& shapes) {
   if (rule.constant) return rule.constant->shape;
@@ -115,7 +107,7 @@ std::optional<Dims> stored_shape(const PartitionRule& rule, std::uint32_t rank, 
   for (std::size_t i = 0; i < rule.parts.size(); ++i) {
     const Dims& shape = shapes[i];
     if (shape.size() != shapes.front().size() || !has_dims(rule, shape)) return std::nullopt;
-    auto own = shape_on(rule, rule.parts[i], rank, shape);
+    auto own = shape_on(rule.parts[i], rank, shape);
     if (!own) return std::nullopt;
     if (!stored) {
       stored = std::move(own);
@@ -135,104 +127,92 @@ std::optional<Dims> stored_shape(const PartitionRule& rule, std::uint32_t rank, 
 std::optional<std::vector<Dims>> logical_shapes(const PartitionRule& rule, std::uint32_t rank, const Dims& stored) {
   if (rule.constant) return stored == rule.constant->shape ? std::optional(std::vector<Dims>{}) : std::nullopt;
   if (!has_dims(rule, stored)) return std::nullopt;
-  if (rule.diagonal_columns != 0 && (stored.size() != 2 || stored[1] != rule.diagonal_columns)) return std::nullopt;
-  const bool along_stack = is_stacked(rule) && rule.dim == rule.stack_dim;
-  const bool beside_stack = is_stacked(rule) && rule.dim != rule.stack_dim;  // each part has as much of stack_dim
-  if (beside_stack && stored[rule.stack_dim] % rule.parts.size() != 0) return std::nullopt;
-  std::uint64_t all_taken = 0;
-  for (const Part& part : rule.parts) all_taken += count_taken(part, rank);
+  std::uint64_t taken_of_stack = 0;  // chunks along stack_dim, of all parts
+  for (const Part& part : rule.parts) taken_of_stack += placement_along(part, rule.stack_dim).of(rank).size();
   std::vector<Dims> shapes;
   std::uint64_t accounted = 0;  // along stack_dim, of the parts before
   for (const Part& part : rule.parts) {
     Dims shape = stored;
-    if (beside_stack) shape[rule.stack_dim] /= rule.parts.size();
-    if (part.placement || along_stack) {
-      const Placement& placement = placement_of(part);
-      const std::uint64_t size = stored[rule.dim];
-      const std::uint64_t taken = count_taken(part, rank);
-      const std::uint64_t units = along_stack ? all_taken : taken;
+    for (std::size_t dim = 0; dim < shape.size(); ++dim) {
+      const bool is_shared = is_stacked(rule) && dim == rule.stack_dim;
+      const Placement& placement = placement_along(part, dim);
+      const std::uint64_t size = stored[dim];
+      const std::uint64_t taken = placement.of(rank).size();
+      const std::uint64_t units = is_shared ? taken_of_stack : taken;
       if (!placement.unit_elems && (units == 0 || size % units != 0)) return std::nullopt;
       const std::uint64_t unit = placement.unit_elems ? *placement.unit_elems : size / units;
       if (unit == 0 && size != 0) return std::nullopt;  // an original without elements beside one that has some
       const auto full = checked_mul(unit, placement.units);
       const auto own = checked_mul(unit, taken);
-      const auto sum = own && along_stack ? checked_add(accounted, *own) : own;
-      if (!full || !sum || (!along_stack && *own != size)) return std::nullopt;
-      accounted = *sum;
-      shape[rule.dim] = *full;
+      const auto sum = own && is_shared ? checked_add(accounted, *own) : own;
+      if (!full || !sum || (!is_shared && *own != size)) return std::nullopt;
+      if (is_shared) accounted = *sum;
+      shape[dim] = *full;
     }
-    if (part.slices) {
-      const std::uint64_t taken = part.slices->of(rank).size();
-      if (taken == 0 || stored[0] % taken != 0) return std::nullopt;
-      const auto full = checked_mul(stored[0] / taken, part.slices->units);
-      if (!full) return std::nullopt;
-      shape[0] = *full;
-    }
-    if (rule.diagonal_columns != 0) shape[1] = part.columns;
     shapes.push_back(std::move(shape));
   }
-  if (along_stack && accounted != stored[rule.dim]) return std::nullopt;
+  if (is_stacked(rule) && accounted != stored[rule.stack_dim]) return std::nullopt;
   return shapes;
 }
 
 std::vector<PartPiece> pieces_of(const PartitionRule& rule, std::uint32_t rank, const std::vector<Dims>& shapes) {
   std::vector<PartPiece> pieces;
-  if (rule.diagonal_columns != 0) add_zeros_beside(rule, rank, shapes, pieces);
   std::uint64_t stored_at = 0;  // along stack_dim
   for (std::uint32_t i = 0; i < rule.parts.size(); ++i) {
     const Part& part = rule.parts[i];
     const Dims& shape = shapes[i];
     PartPiece piece{i, false, whole(shape), Dims(shape.size(), 0)};
     if (is_stacked(rule)) piece.stored_begin[rule.stack_dim] = stored_at;
-    if (rule.diagonal_columns != 0) piece.stored_begin[1] = part.first_column;
-    const auto add_chunks = [&](PartPiece slice) {
-      if (!part.placement) {
-        pieces.push_back(std::move(slice));
-        return;
-      }
-      const std::uint64_t unit = shape[rule.dim] / part.placement->units;
-      for_each_run(*part.placement, rank, [&](const Run& run) {
-        PartPiece next = slice;
-        next.is_padding = run.is_padding;
-        next.box.size[rule.dim] = run.count * unit;
-        if (run.is_padding)
-          next.box.begin = next.stored_begin;
-        else
-          next.box.begin[rule.dim] = run.first * unit;
-        slice.stored_begin[rule.dim] += run.count * unit;
-        pieces.push_back(std::move(next));
-      });
-    };
-    if (part.slices) {
-      const std::uint64_t unit = shape[0] / part.slices->units;
-      for_each_run(*part.slices, rank, [&](const Run& run) {
-        PartPiece slice = piece;
-        slice.box.begin[0] = run.first * unit;
-        slice.box.size[0] = run.count * unit;
-        piece.stored_begin[0] += run.count * unit;
-        add_chunks(std::move(slice));
-      });
-    } else {
-      add_chunks(piece);
-    }
-    if (is_stacked(rule)) stored_at += (*shape_on(rule, part, rank, shape))[rule.stack_dim];
+    add_pieces_of(part, rank, shape, 0, std::move(piece), pieces);
+    if (is_stacked(rule)) stored_at += (*shape_on(part, rank, shape))[rule.stack_dim];
   }
   return pieces;
 }
 
 std::uint32_t slices_on(const PartitionRule& rule, std::uint32_t rank) {
-  if (rule.parts_per_slice == 0) return 0;
-  const auto held = std::count_if(rule.parts.begin(), rule.parts.end(),
-                                  [&](const Part& part) { return count_taken(part, rank) != 0; });
-  return static_cast<std::uint32_t>(held) / rule.parts_per_slice;
+  std::uint32_t count = 0;
+  std::optional<std::uint32_t> last;
+  for (const Part& part : rule.parts) {
+    if (part.slice == last || !is_on(part, rank)) continue;
+    last = part.slice;
+    ++count;
+  }
+  return count;
+}
+
+Dims file_shape(const PartitionRule& rule, std::uint32_t rank, Dims shape) {
+  const std::uint32_t slices = slices_on(rule, rank);
+  if (slices == 0) return permuted(std::move(shape), rule.file_dims);
+  Dims in_slices;
+  for (std::size_t dim = 0; dim < shape.size(); ++dim) {
+    if (dim == rule.stack_dim) in_slices.push_back(slices);
+    in_slices.push_back(dim == rule.stack_dim ? shape[dim] / slices : shape[dim]);
+  }
+  return permuted(std::move(in_slices), rule.file_dims);
+}
+
+std::optional<View> view_of_file(const PartitionRule& rule, std::uint32_t rank, View file) {
+  if (rule.file_dims.size() == file.shape.size())  // else it has another shape than the rule makes
+    file = {unpermuted(std::move(file.shape), rule.file_dims), unpermuted(std::move(file.strides), rule.file_dims)};
+  return slices_on(rule, rank) == 0 ? std::optional(std::move(file)) : file.merged(rule.stack_dim);
+}
+
+std::uint32_t split_dim(const PartitionRule& rule) {
+  if (rule.parts.empty() || rule.parts.front().placed.empty()) return rule.stack_dim;
+  const auto& placed = rule.parts.front().placed;
+  const bool along_stack =
+      std::any_of(placed.begin(), placed.end(), [&](const auto& one) { return one.dim == rule.stack_dim; });
+  return along_stack ? rule.stack_dim : placed.front().dim;
 }
 
 std::optional<std::uint64_t> stated_size(const PartitionRule& rule, std::uint32_t rank) {
-  if (rule.parts.empty() || (is_stacked(rule) && rule.dim != rule.stack_dim)) return std::nullopt;
+  const std::uint32_t dim = split_dim(rule);
+  if (rule.parts.empty() || (is_stacked(rule) && dim != rule.stack_dim)) return std::nullopt;
   std::uint64_t size = 0;
   for (const Part& part : rule.parts) {
-    if (!placement_of(part).unit_elems) return std::nullopt;
-    size += *part.placement->unit_elems * count_taken(part, rank);
+    const Placement& placement = placement_along(part, dim);
+    if (!placement.unit_elems) return std::nullopt;
+    size += *placement.unit_elems * placement.of(rank).size();
   }
   return size;
 }

@@ -11,10 +11,11 @@
 #include "reshard/tensor/values/box.h"
 #include "reshard/tensor/values/dtype.h"
 #include "reshard/tensor/values/shape.h"
+#include "reshard/tensor/values/view.h"
 
 namespace reshard {
 
-/// How a stored tensor is partitioned, as reports print it; nothing else depends on it.
+/// How a stored tensor is partitioned, as reports print it.
 enum class PartitionLabel : std::uint8_t {
   kWhole,
   kReplicated,
@@ -55,13 +56,19 @@ struct Placement {
 /// How one stored parameter is made on every rank: of each part the chunks that a rank has, part after part. A rank is
 /// counted as ep_rank × TP + tp_rank.
 struct PartitionRule {
+  /// The chunks along one dim of an original.
+  struct PlacedDim {
+    std::uint32_t dim = 0;
+    std::shared_ptr<const Placement> placement;
+  };
   struct Part {
     std::string logical_name;
-    std::shared_ptr<const Placement> placement = nullptr;  // along `dim`; null: all of it
-    bool lowest = false;             // padding is the lowest finite number of the dtype, else zero
-    std::uint64_t first_column = 0;  // of a block diagonal: the part's columns in the stored tensor
-    std::uint64_t columns = 0;
-    std::shared_ptr<const Placement> slices = nullptr;  // along dim 0, where `dim` is another; null: all of it
+    std::vector<PlacedDim> placed = {};  // in the order of dims; a rank has the product, and all of every other dim
+    bool lowest = false;                 // padding is the lowest finite number of the dtype, else zero
+    /// The number of the slice that the part belongs to, of a file's tensor with one dim more than the parts: that of
+    /// slices, in front of `stack_dim`. Either all parts have one or none has. Parts are in the order of slices, which
+    /// have equal sizes.
+    std::optional<std::uint32_t> slice = std::nullopt;
   };
   /// A tensor that is made of no original.
   struct Constant {
@@ -76,19 +83,11 @@ struct PartitionRule {
 
   std::string stored_name;
   PartitionLabel label = PartitionLabel::kReplicated;
-  std::uint32_t dim = 0;        // of each part's original, along which its placement is
   std::uint32_t stack_dim = 0;  // along which the parts lie one after the other
   std::vector<Part> parts;
   bool one_of_parts = false;  // the stored tensor is each of the parts, not all of them: a replica of several originals
-  /// Of a block diagonal, the columns of the stored matrix: each part has rows (both dims are 0) and columns of its
-  /// own, all else is zeros. 0 for all others.
-  std::uint64_t diagonal_columns = 0;
   std::optional<Constant> constant;  // then there are no parts
-  /// The file's tensor has one dim more, in front: a slice of it is so many parts, stacked in dim 0. 0: it has the
-  /// parts' dims.
-  std::uint32_t parts_per_slice = 0;
-  bool transposed =
-      false;  // the file has the last two dims the other way round; all here is as the originals have them
+  Dims file_dims;  // element i is the dim here, slices included, of the file's dim i; empty: the same order
 
   bool records_originals = false;  // files say how large the originals are, as stored sizes do not show it
 
@@ -99,8 +98,6 @@ struct PartitionRule {
 
   /// Whether the expert-parallel rank has it.
   bool is_on(std::uint32_t ep_rank) const { return expert_rank.value_or(ep_rank) == ep_rank; }
-  /// Whether every rank has all of it: a parameter that each trains a replica of.
-  bool is_replicated() const;
 };
 
 /// A box that one rank's stored tensor holds.
@@ -120,13 +117,22 @@ std::optional<Dims> stored_shape(const PartitionRule& rule, std::uint32_t rank, 
 std::optional<std::vector<Dims>> logical_shapes(const PartitionRule& rule, std::uint32_t rank, const Dims& stored);
 
 /// All boxes of a rule's stored tensor on `rank`, which tile it. `shapes` are those of the originals, for which
-/// stored_shape has a value. Constants have none. Padding of a block diagonal comes first.
+/// stored_shape has a value. Constants have none.
 std::vector<PartPiece> pieces_of(const PartitionRule& rule, std::uint32_t rank, const std::vector<Dims>& shapes);
 
-/// How many slices the file's tensor has on `rank`, where it has a dim more than the parts; else 0.
+/// How many slices the file's tensor has on `rank`; 0 if its parts are in none.
 std::uint32_t slices_on(const PartitionRule& rule, std::uint32_t rank);
 
-/// The size that the rule gives the stored tensor along stack_dim by itself, where it does.
+/// The shape in the file of a stored tensor of `shape` on `rank`.
+Dims file_shape(const PartitionRule& rule, std::uint32_t rank, Dims shape);
+
+/// The view of the array `file` in which pieces on `rank` are boxes. Nothing if the rows of slices have no common stride.
+std::optional<View> view_of_file(const PartitionRule& rule, std::uint32_t rank, View file);
+
+/// The dim of the originals along which ranks split them.
+std::uint32_t split_dim(const PartitionRule& rule);
+
+/// The size that the rule gives the stored tensor along split_dim by itself, where it does.
 std::optional<std::uint64_t> stated_size(const PartitionRule& rule, std::uint32_t rank);
 
 }  // namespace reshard

@@ -42,7 +42,7 @@ PartitionRule& PlacedRules::add_placed(std::string name, PartitionLabel label, s
   PartitionRule& rule = rules_.emplace_back();
   rule.stored_name = std::move(name);
   rule.label = label;
-  rule.dim = rule.stack_dim = dim;
+  rule.stack_dim = dim;
   rule.parts = std::move(parts);
   rule.records_originals = true;
   return rule;
@@ -65,7 +65,7 @@ void PlacedRules::add(const ModelParameter& parameter, std::string name, std::op
                                : *dim == 0                ? PartitionLabel::kColumn
                                                           : PartitionLabel::kRow;
   if (padded == 0) padded = (parameter.shape[*dim] + tp_ - 1) / tp_ * tp_;
-  add_placed(std::move(name), label, *dim, {{original, evenly(parameter, *dim, padded), parameter.is_bias}});
+  add_placed(std::move(name), label, *dim, {{original, {{*dim, evenly(parameter, *dim, padded)}}, parameter.is_bias}});
   rules_.back().tied = !parameter.tied_to.empty();
 }
 

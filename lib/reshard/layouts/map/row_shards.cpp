@@ -14,25 +14,22 @@ struct ShardRows {
   std::uint64_t end;  // of the shard, with its padding
 };
 
-/// Gives a shard the view that `local` has of its file's tensor.
-void view_as(TensorMap& map, std::uint32_t index, const StoredTensor& local) {
+/// Marks a shard as `local` is.
+void mark_as(TensorMap& map, std::uint32_t index, const StoredTensor& local) {
   StoredTensor& shard = map.stored[index];
   shard.label = local.label;
   shard.replicated = local.replicated;
   shard.tied = local.tied;
   shard.expert_parallel = local.expert_parallel;
-  if (shard.shape.size() > local.shape.size()) map.view_as_rows(index);
 }
 
 std::vector<ShardRows> rows_of(TensorMap& map, const StoredTensor& local, const std::vector<RowShard>& shards) {
   std::vector<ShardRows> rows;
   rows.reserve(shards.size());
-  const bool is_stack = local.file_shape().size() > local.shape.size();
-  const std::uint64_t rows_of_slice = is_stack ? local.file_shape()[1] : 1;
   for (const RowShard& shard : shards) {
-    view_as(map, shard.stored, local);
+    mark_as(map, shard.stored, local);
     const StoredTensor& stored = map.stored[shard.stored];
-    const std::uint64_t begin = shard.begin_row * rows_of_slice;  // a row of the file may be a matrix of the stack
+    const std::uint64_t begin = shard.begin_row;
     rows.push_back({shard.stored, begin, stored.shape.empty() ? begin : begin + stored.shape[0]});
   }
   assert(std::is_sorted(rows.begin(), rows.end(),

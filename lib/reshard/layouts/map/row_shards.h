@@ -12,7 +12,7 @@
 namespace reshard {
 
 /// A stored tensor that holds rows of a local tensor, from row `begin_row` on, as many as it has itself. Its rows beyond
-/// the local tensor are padding, zeros. Rows are those of the shapes that stand in files.
+/// the local tensor are padding, zeros.
 struct RowShard {
   std::uint32_t stored = 0;
   std::uint64_t begin_row = 0;
@@ -38,7 +38,7 @@ using NameOfState = std::function<LogicalTensor(const LogicalTensor& local)>;
 /// Adds to `map` the pieces of shards: `shards[s]`, in the order of their rows, hold stored tensor s of `local`.
 /// Whatever box of a logical tensor a local tensor holds, its shards hold too, each its rows of it; padding stays
 /// padding. A tensor without dims is no shard's: each holds all of it. Shards get the label and the marks (replicated,
-/// tied, of experts) and the view of their local tensor, and padding has `role`. Where `shards[s]` is empty, nothing holds s.
+/// tied, of experts) of their local tensor, and padding has `role`. Where `shards[s]` is empty, nothing holds s.
 ///
 /// Callers owe: stored tensors that are in `map`, C-ordered in both maps, with the local tensor's dims but for the
 /// first, and the dtype that `state` gives. Whether shards leave gaps is validated with the map's use.

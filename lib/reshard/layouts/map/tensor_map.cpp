@@ -218,16 +218,6 @@ std::uint32_t SourceMap::add_stored(const TensorEntry& tensor, std::uint32_t fir
   return add_stored(std::move(added));
 }
 
-void TensorMap::view_as_rows(std::uint32_t index) {
-  StoredTensor& tensor = stored[index];
-  auto rows = tensor.view().merged(0);
-  if (!rows)
-    throw Error(ErrorKind::kUnsupported, "holds experts whose matrices do not lie one after another")
-        .in(file_of(tensor).path)
-        .tensor(tensor.name);
-  tensor.set_view(*std::move(rows));
-}
-
 void TensorMap::add_whole(std::uint32_t stored_index, const std::string& logical_name) {
   const StoredTensor& tensor = stored[stored_index];
   const std::uint32_t index = add_logical({logical_name, tensor.dtype, tensor.shape, {}}, file_of(tensor).path);
@@ -240,7 +230,7 @@ void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule
   const auto shapes = logical_shapes(rule, rank, tensor.shape);
   if (!shapes)
     throw Error(ErrorKind::kBadInput, fmt::format("its shape {} does not fit its partition along dim {}{}",
-                                                  to_string(tensor.shape), rule.dim, expected_size(rule, rank)))
+                                                  to_string(tensor.shape), split_dim(rule), expected_size(rule, rank)))
         .in(path)
         .tensor(tensor.name)
         .hint("the last ranks are missing, or the metadata or config.json belongs to other shards");

@@ -181,10 +181,6 @@ class TensorMap {
 
   std::uint32_t add_stored(StoredTensor tensor);
 
-  /// Views a stored tensor of matrices, stacked along dim 0, as one matrix with the rows of all.
-  /// \throws Error kUnsupported if the rows have no common stride.
-  void view_as_rows(std::uint32_t stored);
-
   /// Adds the piece of a stored tensor that is a whole logical tensor.
   /// \throws Error kBadInput as add_logical does.
   void add_whole(std::uint32_t stored, const std::string& logical_name);

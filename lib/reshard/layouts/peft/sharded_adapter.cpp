@@ -37,55 +37,30 @@ bool all_zero(std::span<const std::byte> bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
 }
 
-/// The rows of a diagonal matrix, from `begin` on, whose columns but those of `part` are zeros.
-struct Rows {
-  std::uint64_t begin = 0;
-  std::uint64_t count = 0;
-  const PartitionRule::Part* part = nullptr;
-};
-
-/// The rows of each part; nothing if the matrix has another shape than the rule makes.
-std::vector<Rows> rows_of(const PartitionRule& rule, std::uint32_t rank, const Dims& stored) {
-  const auto shapes = logical_shapes(rule, rank, stored);
-  std::vector<Rows> rows;
-  if (!shapes) return rows;
-  std::uint64_t begin = 0;
-  for (std::size_t i = 0; i < rule.parts.size(); ++i) {
-    const PartitionRule::Part& part = rule.parts[i];
-    const std::uint64_t count = (*shapes)[i][0] / part.placement->units * part.placement->of(rank).size();
-    rows.push_back({begin, count, &part});
-    begin += count;
-  }
-  return rows;
-}
-
-/// A matrix in C order, many rows at a time.
-bool has_zeros_beside(const Source& source, const TensorEntry& tensor, const Rows& rows) {
+/// Whether a box of a matrix in C order is all zeros. Reads many rows at a time.
+bool is_zero(const Source& source, const TensorEntry& tensor, const Box& box) {
   const std::uint64_t elem_bytes = bits(tensor.dtype) / 8;
   const std::uint64_t row_bytes = tensor.shape[1] * elem_bytes;
-  const std::uint64_t left = rows.part->first_column * elem_bytes;
-  const std::uint64_t right = left + rows.part->columns * elem_bytes;
   const std::uint64_t at_once = std::max<std::uint64_t>(1, kPartBytes / row_bytes);
   std::vector<std::byte> bytes;
-  for (std::uint64_t done = 0; done < rows.count; done += at_once) {
-    const std::uint64_t count = std::min(at_once, rows.count - done);
+  for (std::uint64_t done = 0; done < box.size[0]; done += at_once) {
+    const std::uint64_t count = std::min(at_once, box.size[0] - done);
     bytes.resize(count * row_bytes);
-    source.read_at(tensor.offset_bytes + (rows.begin + done) * row_bytes, bytes);
-    for (std::uint64_t row = 0; row < count; ++row) {
-      const std::span<const std::byte> whole(bytes.data() + row * row_bytes, row_bytes);
-      if (!all_zero(whole.first(left)) || !all_zero(whole.subspan(right))) return false;
-    }
+    source.read_at(tensor.offset_bytes + (box.begin[0] + done) * row_bytes, bytes);
+    for (std::uint64_t row = 0; row < count; ++row)
+      if (!all_zero(std::span<const std::byte>(bytes).subspan(row * row_bytes + box.begin[1] * elem_bytes,
+                                                              box.size[1] * elem_bytes)))
+        return false;
   }
   return true;
 }
 
 /// The same of a view with strides, element by element.
-bool has_strided_zeros_beside(const Source& source, const TensorEntry& tensor, const Rows& rows) {
+bool is_strided_zero(const Source& source, const TensorEntry& tensor, const Box& box) {
   const std::uint64_t elem_bytes = bits(tensor.dtype) / 8;
   std::vector<std::byte> element(elem_bytes);
-  for (std::uint64_t row = rows.begin; row < rows.begin + rows.count; ++row)
-    for (std::uint64_t column = 0; column < tensor.shape[1]; ++column) {
-      if (column >= rows.part->first_column && column < rows.part->first_column + rows.part->columns) continue;
+  for (std::uint64_t row = box.begin[0]; row < box.begin[0] + box.size[0]; ++row)
+    for (std::uint64_t column = box.begin[1]; column < box.begin[1] + box.size[1]; ++column) {
       source.read_at(tensor.offset_bytes + (row * tensor.strides[0] + column * tensor.strides[1]) * elem_bytes,
                      element);
       if (!all_zero(element)) return false;
@@ -93,14 +68,21 @@ bool has_strided_zeros_beside(const Source& source, const TensorEntry& tensor, c
   return true;
 }
 
+/// Whether the rule gives each part columns of its own.
+bool makes_diagonal(const PartitionRule& rule) {
+  return rule.stack_dim == 0 && !rule.parts.empty() && !rule.parts.front().placed.empty() &&
+         rule.parts.front().placed.back().dim == 1;
+}
+
 bool is_diagonal(Files& files, const Container& file, const TensorEntry& tensor, const PartitionRule& rule,
                  std::uint32_t rank) {
-  const std::vector<Rows> parts = rows_of(rule, rank, tensor.shape);
-  if (parts.empty() || bits(tensor.dtype) % 8 != 0) return false;
+  const auto shapes = logical_shapes(rule, rank, tensor.shape);
+  if (!shapes || tensor.shape.size() != 2 || bits(tensor.dtype) % 8 != 0) return false;
   const auto source = files.open(file.files[tensor.file].path);
-  return std::all_of(parts.begin(), parts.end(), [&](const Rows& rows) {
-    return tensor.strides.empty() ? has_zeros_beside(*source, tensor, rows)
-                                  : has_strided_zeros_beside(*source, tensor, rows);
+  const std::vector<PartPiece> pieces = pieces_of(rule, rank, *shapes);
+  return std::all_of(pieces.begin(), pieces.end(), [&](const PartPiece& piece) {
+    if (!piece.is_padding) return true;
+    return tensor.strides.empty() ? is_zero(*source, tensor, piece.box) : is_strided_zero(*source, tensor, piece.box);
   });
 }
 
@@ -111,7 +93,7 @@ bool is_stacked(Files& files, const Container& file, std::uint32_t rank,
     const auto found = rules.find(tensor.name);
     if (found == rules.end()) return true;
     const PartitionRule& rule = *found->second;
-    if (rule.diagonal_columns != 0) return is_diagonal(files, file, tensor, rule, rank);
+    if (makes_diagonal(rule)) return is_diagonal(files, file, tensor, rule, rank);
     const bool is_stack = rule.parts.size() > 1 && tensor.name.ends_with(".lora_A.weight");
     return !is_stack || logical_shapes(rule, rank, tensor.shape).has_value();
   });

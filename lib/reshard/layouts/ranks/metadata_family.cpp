@@ -124,7 +124,7 @@ class Describer {
           throw cannot_describe(own.name, "its experts are spread over ranks of their own");
         Split split;
         if (rules[i].from_spec)
-          split.dim = rules[i].dim;
+          split.dim = split_dim(rules[i]);
         else if (own.tensor_model_parallel)
           split = {own.partition_dim, own.partition_stride, own.packed};
         for (const PartitionRule::Part& part : rules[i].parts) {

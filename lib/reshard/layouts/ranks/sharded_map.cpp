@@ -48,12 +48,13 @@ OriginalShapes enlarged_originals(const std::vector<PartitionRule>& rules, const
   OriginalShapes found;
   for (const PartitionRule& rule : rules)
     for (const PartitionRule::Part& part : rule.parts) {
-      if (!rule.records_originals || !part.placement) continue;
-      std::uint64_t chunks = 0;
-      for (const std::vector<std::uint32_t>& taken : part.placement->taken) chunks += taken.size();
-      const auto logical = chunks == part.placement->units ? std::nullopt : map.find_logical(part.logical_name);
-      if (!logical) continue;
-      found.emplace(part.logical_name, map.logical[*logical].shape);
+      if (!rule.records_originals) continue;
+      for (const auto& [dim, placement] : part.placed) {
+        std::uint64_t chunks = 0;
+        for (const std::vector<std::uint32_t>& taken : placement->taken) chunks += taken.size();
+        const auto logical = chunks == placement->units ? std::nullopt : map.find_logical(part.logical_name);
+        if (logical) found.emplace(part.logical_name, map.logical[*logical].shape);
+      }
     }
   return found;
 }
@@ -62,7 +63,7 @@ OriginalShapes enlarged_originals(const std::vector<PartitionRule>& rules, const
 std::set<std::string> transposed_names(const std::vector<PartitionRule>& rules) {
   std::set<std::string> names;
   for (const PartitionRule& rule : rules)
-    if (rule.transposed) names.insert(with_stars(rule.stored_name));
+    if (!rule.file_dims.empty()) names.insert(with_stars(rule.stored_name));
   return names;
 }
 
@@ -90,7 +91,7 @@ StoredTensor stored_from(const TargetMap& map, const NamedRule& named, std::uint
   StoredTensor stored{named.stored_name, rule.constant ? rule.constant->dtype : DType::kI32, {}};
   stored.tied = rule.tied || !named.tied_to.empty();
   stored.label = stored.tied ? PartitionLabel::kTied : rule.label;
-  stored.replicated = rule.is_replicated() && !stored.tied;
+  stored.replicated = rule.label == PartitionLabel::kReplicated && !stored.tied;
   stored.expert_parallel = rule.expert_parallel;
   if (!rule.constant) stored.dtype = map.logical[originals.logical.front()].dtype;
   for (const std::uint32_t index : originals.logical) {
@@ -109,17 +110,8 @@ StoredTensor stored_from(const TargetMap& map, const NamedRule& named, std::uint
                                                to_string(*shape), name(stored.dtype), bits(stored.dtype)))
         .tensor(rule.parts.front().logical_name)
         .hint("choose a smaller TP degree");
-  stored.shape = *shape;
-  if (const std::uint32_t slices = slices_on(rule, rank)) {
-    Dims stack{slices, (*shape)[0] / slices};
-    for (std::size_t d = 1; d < shape->size(); ++d) stack.push_back((*shape)[d]);
-    stored.shape = std::move(stack);
-    stored.set_view(View::of(*shape));
-  }
-  if (rule.transposed) {
-    stored.shape = View::of(*shape).transposed().shape;
-    stored.set_view(stored.view().transposed());
-  }
+  stored.shape = file_shape(rule, rank, *shape);
+  stored.set_view(view_of_file(rule, rank, View::of(stored.shape)).value());
   return stored;
 }
 
@@ -289,17 +281,19 @@ TargetMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint3
 
 namespace {
 
-/// Views a tensor of slices as the matrix that they are, one under the other.
-void view_slices(SourceMap& map, std::uint32_t index, std::uint32_t slices) {
-  if (slices == 0) return;
-  const StoredTensor& stored = map.stored[index];
-  const Dims& in_file = stored.shape;
-  if (in_file.size() < 2 || in_file[0] != slices)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("has the shape {}, but is one of {} slices by the model", to_string(in_file), slices))
-        .in(map.files[stored.file].path)
-        .tensor(stored.name);
-  map.view_as_rows(index);
+/// Views a file's tensor as the one that the rule makes.
+void view_by_rule(SourceMap& map, std::uint32_t index, const PartitionRule& rule, std::uint32_t rank) {
+  StoredTensor& stored = map.stored[index];
+  const auto fail = [&](ErrorKind kind, const std::string& message) {
+    throw Error(kind, message).in(map.files[stored.file].path).tensor(stored.name);
+  };
+  const std::uint32_t slices = slices_on(rule, rank);
+  if (slices != 0 && (stored.shape.size() < 2 || stored.shape[0] != slices))
+    fail(ErrorKind::kBadInput,
+         fmt::format("has the shape {}, but is one of {} slices by the model", to_string(stored.shape), slices));
+  auto view = view_of_file(rule, rank, stored.view());
+  if (!view) fail(ErrorKind::kUnsupported, "holds experts whose matrices do not lie one after another");
+  stored.set_view(*std::move(view));
 }
 
 void add_source_rank(SourceMap& map, const Container& file, RankId rank, const ShardedCheckpoint& checkpoint,
@@ -330,12 +324,11 @@ void add_source_rank(SourceMap& map, const Container& file, RankId rank, const S
     const std::uint32_t number = rank.ep_rank * checkpoint.tp + rank.tp_rank;
     const auto add = [&]() -> std::uint32_t {
       const std::uint32_t index = map.add_stored(tensor, first_file, rule.label);
-      view_slices(map, index, slices_on(rule, number));
+      view_by_rule(map, index, rule, number);
       StoredTensor& stored = map.stored[index];
-      if (rule.transposed && stored.shape.size() > 1) stored.set_view(stored.view().transposed());
       stored.tied = rule.tied || !found->second.tied_to.empty();
       if (stored.tied) stored.label = PartitionLabel::kTied;
-      stored.replicated = rule.is_replicated() && !stored.tied;
+      stored.replicated = rule.label == PartitionLabel::kReplicated && !stored.tied;
       stored.expert_parallel = rule.expert_parallel;
       return index;
     };
@@ -400,7 +393,7 @@ void add_tied_rules(std::vector<std::vector<PartitionRule>>& rules, const std::v
         if (!rule.tied || rule.parts.front().logical_name != parameter.source) continue;
         rule.parts.front().logical_name = parameter.name;
         rule.tied = false;
-        rule.label = rule.dim == 0 ? PartitionLabel::kColumn : PartitionLabel::kRow;
+        rule.label = rule.stack_dim == 0 ? PartitionLabel::kColumn : PartitionLabel::kRow;
       }
     if (!source) continue;
     PartitionRule own = *source;
