@@ -247,7 +247,7 @@ class GoldenRun {
   }
 
   void check_output(const fs::path& output, const Job& job, Fields& expect) {
-    const GoldenOutput checks{output, case_, golden_, *job.format};
+    const GoldenOutput checks{output, case_, golden_, job.format.value_or(Format::kSafetensors)};
     if (const json* expected = tensors_expected(expect))
       CHECK(chosen(describe_tensors(read_model(output)), expect) == *expected);
     if (const json* model = expect.find("model")) CHECK((read_model(output) == read_model(at(*model))));
