@@ -68,7 +68,7 @@ bool is_strided_zero(const Source& source, const TensorEntry& tensor, const Box&
   return true;
 }
 
-/// Whether the rule gives each part columns of its own.
+/// Whether the rule gives each part columns of its own, and zeros beside them.
 bool makes_diagonal(const PartitionRule& rule) {
   return rule.stack_dim == 0 && !rule.parts.empty() && !rule.parts.front().placed.empty() &&
          rule.parts.front().placed.back().dim == 1;
@@ -81,7 +81,10 @@ bool is_diagonal(Files& files, const Container& file, const TensorEntry& tensor,
   const auto source = files.open(file.files[tensor.file].path);
   const std::vector<PartPiece> pieces = pieces_of(rule, rank, *shapes);
   return std::all_of(pieces.begin(), pieces.end(), [&](const PartPiece& piece) {
-    if (!piece.is_padding) return true;
+    const Placement& columns = *rule.parts[piece.part].placed.back().placement;
+    const std::vector<std::uint32_t>& taken = columns.of(rank);
+    const auto own = static_cast<std::uint64_t>(std::find(taken.begin(), taken.end(), 0u) - taken.begin());
+    if (piece.stored_begin[1] == own * *columns.unit_elems) return true;  // rows of padded heads may be trained
     return tensor.strides.empty() ? is_zero(*source, tensor, piece.box) : is_strided_zero(*source, tensor, piece.box);
   });
 }
