@@ -207,6 +207,15 @@ TEST_CASE("Weights that are float32 where config.json says bfloat16 are noted, u
   CHECK_THAT(notes({"convert", "--to", "dcp"}), !Says("as in training"));
 }
 
+TEST_CASE("The few parameters that a model has in float32 are not noted as weights in training") {
+  const TempDir temp;
+  const std::string original = golden_path("experts/deepseek_v3/original"), dcp = (temp / "dcp").string();
+  run_well({"convert", original, dcp, "--to", "dcp"});
+  const std::string err = run_well({"convert", dcp, (temp / "out").string(), "--to", "hf"}).err;
+  CHECK_THAT(err, !Says("float32"));
+  run_well({"verify", original, (temp / "out").string()});
+}
+
 TEST_CASE("A run goes to another mesh by the command line, with a manifest, and verify compares its optimizer") {
   const TempDir temp;
   const std::string source = golden_path("dcp/llama-fsdp2-optim/sharded");

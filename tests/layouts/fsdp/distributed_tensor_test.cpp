@@ -125,9 +125,10 @@ TEST_CASE("A tensor of another subclass, and an object of more attributes than t
   check_refused(
       [&] { read(temp, file, large); },
       {.path = temp / "f.pt", .tensor = "w", .says = "has an object of 300 attributes, more than torch gives any"});
-  check_refused(
-      [&] { read(temp, file, other); },
-      {.kind = ErrorKind::kUnsupported, .says = "is of a subclass of Tensor that is saved in a form of its own"});
+  check_refused([&] { read(temp, file, other); },
+                {.kind = ErrorKind::kUnsupported,
+                 .says = "is of a subclass of Tensor, such as DTensor, which is saved in a form of its own",
+                 .hint = "give the directory that contains the files of all ranks"});
 }
 
 }  // namespace

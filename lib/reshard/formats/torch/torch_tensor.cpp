@@ -24,6 +24,7 @@ constexpr int kMostWrappers = 8;  // a parameter of a subclass from a device has
 struct Unsupported {
   std::string_view function;
   const char* what;
+  const char* hint = "save it as a plain, dense tensor: .cpu(), .to_dense() or .dequantize()";
 };
 constexpr Unsupported kUnsupportedKinds[] = {
     {"_rebuild_sparse_tensor", "is sparse"},
@@ -31,7 +32,9 @@ constexpr Unsupported kUnsupportedKinds[] = {
     {"_rebuild_nested_tensor", "is a nested tensor"},
     {"_rebuild_qtensor", "is quantised"},
     {"_rebuild_meta_tensor_no_storage", "has no data (device meta)"},
-    {"_rebuild_wrapper_subclass", "is of a subclass of Tensor that is saved in a form of its own"},
+    {"_rebuild_wrapper_subclass", "is of a subclass of Tensor, such as DTensor, which is saved in a form of its own",
+     "for one rank's file of FSDP, give the directory that contains the files of all ranks; else save it as a plain "
+     "tensor: .full_tensor() or .dequantize()"},
     {"_rebuild_device_tensor_from_numpy", "was saved from its device as a numpy array"},
     {"_rebuild_xla_tensor", "was saved from its device as a numpy array"},
 };
@@ -195,8 +198,7 @@ TorchTensor TensorReader::read(PickleRef node) const {
   const Rebuild rebuild = unwrap(node);
   const std::string_view function = rebuild.function.name;
   for (const Unsupported& kind : kUnsupportedKinds)
-    if (function == kind.function)
-      throw unsupported(kind.what).hint("save it as a plain, dense tensor: .cpu(), .to_dense() or .dequantize()");
+    if (function == kind.function) throw unsupported(kind.what).hint(kind.hint);
   const bool v3 = function == "_rebuild_tensor_v3";
   if (!v3 && function != "_rebuild_tensor_v2" && function != "_rebuild_tensor")
     throw unsupported("is rebuilt by torch._utils." + printable(function) + ", which is not known");

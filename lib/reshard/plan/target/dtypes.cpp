@@ -87,10 +87,11 @@ void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const s
     return tensor.dtype == DType::kF32 && tensor.dtype != wanted;
   });
   if (!wanted || count == 0) return;
-  const bool is_all = std::all_of(logical.begin(), logical.end(), [](const LogicalTensor& tensor) {
-    return tensor.dtype == DType::kF32 || describe(tensor.dtype).kind != DTypeClass::kFloat;
+  const auto others = std::count_if(logical.begin(), logical.end(), [](const LogicalTensor& tensor) {
+    return tensor.dtype != DType::kF32 && describe(tensor.dtype).kind == DTypeClass::kFloat;
   });
-  if (!source.beside_model && !is_all) return;  // a model may have a few parameters in float32
+  // A model may have a few parameters in float32.
+  if (source.beside_model ? count < others : others > 0) return;
   job.notes.push_back(fmt::format("{} tensor{} float32{}, though config.json says {}: `dtype` {} casts {}", count,
                                   count == 1 ? " is" : "s are", source.beside_model ? ", as in training" : "",
                                   describe(*wanted).torch_name, describe(*wanted).torch_name,
