@@ -234,7 +234,8 @@ TEST_CASE("Rows behind those of the parameters are padding where the scheme says
   CHECK(elements(map, 0) == std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5, 50, 51});
   CHECK_NOTHROW(validate_tiling(map));
   model.parameters[1].shape = {7, 2};
-  CHECK_THAT(error_of([&] { unpacked({entry}, &model); }).what(), Says("has the shape [6, 2], but the model has"));
+  check_refused([&] { unpacked({entry}, &model); },
+                {.says = "has the shape [6, 2], but the model has", .hint = "the scheme's entry lacks \"padded\""});
 }
 
 TEST_CASE("Where a tensor would begin inside a byte, its entry is refused") {

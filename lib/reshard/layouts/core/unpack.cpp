@@ -156,7 +156,7 @@ class MapUnpacker {
     if (!has_room(rule, array.shape, packed.shape))
       throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but the model has {} ({})",
                                                     to_string(packed.shape), to_string(array.shape), rule.where))
-          .hint("config.json belongs to another model");
+          .hint("config.json belongs to another model, or the scheme's entry lacks \"padded\"");
     if (array.shape != packed.shape && role == TensorRole::kParameter)
       unpacked_.notes.push_back(fmt::format("{} is padded from {} to {}: the padding is left out",
                                             printable(packed.entry), to_string(array.shape), to_string(packed.shape)));

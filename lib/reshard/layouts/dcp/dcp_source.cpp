@@ -79,6 +79,12 @@ void note_states(DcpSource& source, const StateNames& names, const std::vector<s
         fmt::format("{} states of the optimizer belong to no parameter of the model, and keep their "
                     "names: {}",
                     strangers.size(), list_names(strangers)));
+  const auto has = [&](auto&& is) { return std::any_of(source.states.begin(), source.states.end(), is); };
+  const bool has_optimizer = has(
+      [](const ChunkedTensor& state) { return state.role == TensorRole::kState && state.state.parameter_size > 0; });
+  if (has_optimizer && !has([](const ChunkedTensor& state) { return is_of_group(state.name); }))
+    source.notes.emplace_back(
+        "the checkpoint has no parameter groups of its optimizer: its hyperparameters are not in the output");
   source.prefix = names.prefix;
 }
 

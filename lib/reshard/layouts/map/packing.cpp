@@ -72,7 +72,7 @@ void solve(const Scheme::Entry& entry, const DimAxes& dims, const Dims& shape, A
   throw Error(ErrorKind::kBadInput,
               fmt::format("has the shape {}, expected \"{}\"{}{} ({})", to_string(shape), text_of(dims),
                           known.empty() ? "" : " with ", join(known, ", "), entry.where))
-      .hint(known.empty() ? "" : "config.json belongs to another model");
+      .hint(known.empty() ? "" : "config.json belongs to another model, or the scheme's entry is wrong");
 }
 
 Dims shape_of(const DimAxes& dims, const AxisSizes& sizes) {
