@@ -231,7 +231,7 @@ void add_extra_tensors(Command command, SourceArguments& arguments) {
   command
       .add_option("--extra-tensors", arguments.extra_tensors,
                   "Tensors that config.json does not explain, such as buffers: keep, whole on every rank, or drop "
-                  "(default: an error where ranks are written, else keep)")
+                  "(default: an error where ranks are read or written, else keep)")
       .type_name("keep|drop");
 }
 

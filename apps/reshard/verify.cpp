@@ -423,7 +423,7 @@ void note_trainer_files(Checkpoint& side) {
 
 /// Notes that tensors of `side` may be the other's under other names, or packed, if only the other's model is known.
 void note_unknown_model(Checkpoint& side, const Checkpoint& other) {
-  if (side.model || side.adapter || !other.model) return;
+  if (side.model || side.adapter || !other.model || !side.config.empty()) return;
   const std::vector<LogicalTensor>& logical = side.map.logical;
   if (std::any_of(logical.begin(), logical.end(),
                   [&](const LogicalTensor& tensor) { return !tensor.filler && !other.map.find_logical(tensor.name); }))

@@ -65,8 +65,10 @@ std::string hint_for_misnamed_ranks(Files& files, const fs::path& directory) {
     const std::string folder = layout->traits().folder;
     if (layout->ranks() == nullptr || folder.empty() || !files.is_directory(directory / folder)) continue;
     for (const DirectoryEntry& entry : files.list(directory / folder))
-      if (entry.kind == FileKind::kFile)
-        return fmt::format("no file in {}/ has the name of a rank, such as {}; one of them is {}", folder,
+      if (entry.kind == FileKind::kFile && !entry.name.starts_with('.') &&
+          std::any_of(std::begin(kContainerEndings), std::end(kContainerEndings),
+                      [&](std::string_view ending) { return entry.name.ends_with(ending); }))
+        return fmt::format("no file in {}/ has the name of a rank, which begins like {}; one of them is {}", folder,
                            layout->ranks()->name.print(numbers_of({})), printable(entry.name));
   }
   return {};
@@ -228,8 +230,10 @@ void note_misfits(Checkpoint& checkpoint) {
     else if (checkpoint.config_given)
       checkpoint.notes.push_back(fmt::format("{} seems to be of another model: {}", config, error.what()));
     else
-      checkpoint.notes.push_back(
-          fmt::format("{}: the checkpoint is incomplete, or {} belongs to another model", error.what(), config));
+      checkpoint.notes.push_back(fmt::format(
+          "{}: {}", error.what(),
+          error.hint().empty() ? fmt::format("the checkpoint is incomplete, or {} belongs to another model", config)
+                               : error.hint()));
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "reshard/io/memory_files.h"
 #include "support/catch.h"
+#include "support/refusals.h"
 
 namespace reshard::test {
 namespace {
@@ -43,6 +44,46 @@ TEST_CASE("Parameters of the same hyperparameters are a group, in the order in w
   CHECK(states.groups[2].parameters == std::vector<std::string>{"w3"});
   CHECK(states.groups[2].values == PlainValue::Dict{{"lr", PlainValue(0.125)}});
   CHECK(states.grouped_by_values);
+}
+
+GroupObject group_object(const std::string& key, PlainValue value) {
+  return {"optim.param_groups." + key, "d/.metadata", key, std::move(value)};
+}
+
+TEST_CASE("Groups that were saved are read from an object for each hyperparameter, or from one for all") {
+  const PlainValue::List names{PlainValue(std::string("w"))};
+  const PlainValue rate(0.5), list(names);
+  const std::vector<GroupObject> flat{group_object("0.params", list), group_object("0.lr", rate),
+                                      group_object("0.lr", rate)};  // of a second rank
+  std::vector<SavedGroup> groups = saved_groups(flat);
+  REQUIRE(groups.size() == 1);
+  CHECK((groups[0].values == PlainValue::Dict{{"lr", rate}}));
+  CHECK((groups[0].parameters == names));
+  CHECK(groups[0].list == &flat[0]);
+  const std::vector<GroupObject> whole{
+      group_object("", PlainValue(PlainValue::List{PlainValue(PlainValue::Dict{{"lr", rate}, {"params", list}})}))};
+  groups = saved_groups(whole);
+  REQUIRE(groups.size() == 1);
+  CHECK((groups[0].values == PlainValue::Dict{{"lr", rate}}));
+
+  struct Row {
+    std::vector<GroupObject> objects;
+    const char* tensor;
+    const char* says;
+  };
+  const Row rows[] = {
+      {{group_object("0.params", list), group_object("0.lr", rate), group_object("0.lr", PlainValue(0.25))},
+       "optim.param_groups.0.lr",
+       "is a second lr of parameter group 0, of another optimizer"},
+      {{group_object("1.params", list)}, "optim.param_groups.1.params", "there is no parameter group 0"},
+      {{group_object("0.lr", rate)}, "optim.param_groups.0.lr", "parameter group 0 has no list of parameters"},
+      {{group_object("0.params", rate), group_object("0.zeta", rate)},
+       "optim.param_groups.0.params",
+       "is no list of the parameters of group 0"},
+      {{group_object("lr", rate)}, "optim.param_groups.lr", "is of no group that has a number"},
+      {{group_object("", PlainValue(PlainValue::List{rate}))}, "optim.param_groups.", "group 0 is no dict"}};
+  for (const Row& row : rows)
+    check_refused([&] { saved_groups(row.objects); }, {.path = "d/.metadata", .tensor = row.tensor, .says = row.says});
 }
 
 TEST_CASE("Thousands of parameters may each have hyperparameters of their own") {

@@ -148,6 +148,7 @@ TEST_CASE("The file has the dims in its own order, and slices in front of the pa
   CHECK(file_shape(swapped, 0, {4, 3, 2}) == Dims{4, 2, 3});
   CHECK(view_of_file(swapped, 0, View::of({4, 2, 3})) == View{{4, 3, 2}, {6, 1, 3}});
   CHECK(view_of_file(swapped, 0, View::of({2, 3})) == View::of({2, 3}));  // refused by its shape later
+  CHECK(file_shape(swapped, 0, {4, 3}) == Dims{4, 3});
   PartitionRule experts = rule(0, {{"a", table(1, {{0}, {}})},
                                    {"b", table(1, {{0}, {}})},
                                    {"c", table(1, {{}, {0}})},

@@ -211,6 +211,11 @@ TEST_CASE("A tensor whose name is the prefix of all others keeps it, and so do t
   CHECK(names_of(wrapped) == kModel);
   wrapped.emplace_back("policy.");
   CHECK(names_of(wrapped) == wrapped);
+  std::vector<std::string> adapter = with_prefix("base_model.model.");  // that contains modules, too
+  adapter.emplace_back("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
+  CHECK(names_of(adapter) == adapter);
+  adapter.emplace_back("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight");
+  CHECK(names_of(adapter) != adapter);  // a model with an adapter in it
 }
 
 TEST_CASE("Names of no family are kept, and so is what lies beside the model under its prefix") {

@@ -158,5 +158,11 @@ TEST_CASE("Objects of groups are left out of both where both have groups as valu
   }
 }
 
+TEST_CASE("Hyperparameters with a key that comes twice are the same as themselves") {
+  const PlainValue::Dict twice{{"lr", PlainValue(0.5)}, {"lr", PlainValue(0.5)}};
+  CHECK(different_hyperparameters(twice, twice).empty());
+  CHECK(different_hyperparameters(twice, {}).size() == 2);
+}
+
 }  // namespace
 }  // namespace reshard::test

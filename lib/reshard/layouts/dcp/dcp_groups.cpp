@@ -33,7 +33,7 @@ std::optional<std::size_t> end_of(std::string_view name, std::string_view word) 
   return std::nullopt;
 }
 
-Error bad_group(const auto& of, const std::string& message) {
+Error bad_group(const GroupObject& of, const std::string& message) {
   return Error(ErrorKind::kBadInput, message).in(of.path).tensor(of.entry).hint("do without `with-optimizer`");
 }
 
@@ -95,11 +95,11 @@ class GroupReader {
     std::vector<std::string> parameters;
     for (const PlainValue& one : saved.parameters) {
       const auto* const name = std::get_if<std::string>(&one.value);
-      if (name == nullptr) throw bad_group(saved, "lists " + to_string(one) + ", which is no name");
+      if (name == nullptr) throw bad_group(*saved.list, "lists " + to_string(one) + ", which is no name");
       const auto known = own_names_.find(*name);
       parameters.push_back(known == own_names_.end() ? *name : std::string(known->second));
       if (!grouped_.insert(parameters.back()).second)
-        throw bad_group(saved, "lists " + printable(*name) + ", which is in a group already");
+        throw bad_group(*saved.list, "lists " + printable(*name) + ", which is in a group already");
     }
     by_values_.emplace(key_of(saved.values), states_.groups.size());
     states_.groups.push_back({std::move(saved.values), std::move(parameters)});
@@ -195,6 +195,7 @@ std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects) {
   struct Group {
     PlainValue::Dict values;
     const GroupObject* last = nullptr;
+    const GroupObject* list = nullptr;  // that contains "params"
   };
   std::map<std::uint64_t, Group> by_number;
   for (const GroupObject& object : objects) {
@@ -203,7 +204,7 @@ std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects) {
       for (std::size_t g = 0; list != nullptr && g < list->size(); ++g) {
         const auto* const group = std::get_if<PlainValue::Dict>(&(*list)[g].value);
         if (group == nullptr) throw bad_group(object, fmt::format("group {} is no dict", g));
-        by_number[g] = {*group, &object};
+        by_number[g] = {*group, &object, &object};
       }
       continue;
     }
@@ -212,7 +213,15 @@ std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects) {
     if (dot == object.key.npos || !number) throw bad_group(object, "is of no group that has a number");
     Group& group = by_number[*number];
     group.last = &object;
-    group.values.emplace_back(object.key.substr(dot + 1), object.value);
+    std::string key = object.key.substr(dot + 1);
+    if (key == kGroupParametersKey) group.list = &object;
+    const auto known =
+        std::find_if(group.values.begin(), group.values.end(), [&](const auto& value) { return value.first == key; });
+    if (known == group.values.end())
+      group.values.emplace_back(std::move(key), object.value);
+    else if (known->second != object.value)
+      throw bad_group(
+          object, fmt::format("is a second {} of parameter group {}, of another optimizer", printable(key), *number));
   }
   std::vector<SavedGroup> groups;
   for (auto& [number, group] : by_number) {
@@ -221,8 +230,11 @@ std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects) {
     const auto params = std::find_if(group.values.begin(), group.values.end(),
                                      [](const auto& value) { return value.first == kGroupParametersKey; });
     auto* const list = params == group.values.end() ? nullptr : std::get_if<PlainValue::List>(&params->second.value);
-    if (list == nullptr) throw bad_group(*group.last, "its group has no list of parameters");
-    SavedGroup& saved = groups.emplace_back(SavedGroup{{}, std::move(*list), group.last->entry, group.last->path});
+    if (list == nullptr)
+      throw params == group.values.end()
+          ? bad_group(*group.last, fmt::format("parameter group {} has no list of parameters", number))
+          : bad_group(*group.list, fmt::format("is no list of the parameters of group {}", number));
+    SavedGroup& saved = groups.emplace_back(SavedGroup{{}, std::move(*list), group.list});
     group.values.erase(params);
     saved.values = std::move(group.values);
   }

@@ -45,13 +45,12 @@ struct GroupObject {
 struct SavedGroup {
   PlainValue::Dict values;      // without "params"
   PlainValue::List parameters;  // "params": names or numbers
-  std::string entry;            // one of its objects, and the file, for errors
-  std::filesystem::path path;
+  const GroupObject* list;      // the object that contains them, for errors
 };
 
-/// The groups that `objects` are of, in the order of their numbers.
-/// \throws Error kBadInput, naming the object, for a key without a number, a missing group, or one without a list of
-///         parameters.
+/// The groups that `objects` are of, in the order of their numbers. Borrows the objects.
+/// \throws Error kBadInput, naming the object, for a key without a number, a missing group, one without a list of
+///         parameters, and a key that a group has twice with different values.
 std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects);
 
 /// An object of a checkpoint: what torch.save makes of a plain value.

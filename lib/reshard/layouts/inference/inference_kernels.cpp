@@ -199,7 +199,7 @@ std::string_view kernel_of(std::string_view stored_name, PartitionLabel label) {
 
 void transpose_rules(std::vector<PartitionRule>& rules, const Kernels& kernels) {
   for (PartitionRule& rule : rules)
-    if (kernels.count(kernel_of(rule.stored_name, rule.label))) rule.file_dims = {1, 0};
+    if (kernels.count(kernel_of(rule.stored_name, rule.label))) rule.file_dims = {1, 0};  // of matrices
 }
 
 Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<PartitionRule>& rules, const Model& model,

@@ -182,13 +182,15 @@ std::uint32_t slices_on(const PartitionRule& rule, std::uint32_t rank) {
 
 Dims file_shape(const PartitionRule& rule, std::uint32_t rank, Dims shape) {
   const std::uint32_t slices = slices_on(rule, rank);
-  if (slices == 0) return permuted(std::move(shape), rule.file_dims);
+  const std::size_t dims = shape.size() + (slices == 0 ? 0 : 1);
+  const Dims order = rule.file_dims.size() == dims ? rule.file_dims : Dims();  // else it is for other shapes
+  if (slices == 0) return permuted(std::move(shape), order);
   Dims in_slices;
   for (std::size_t dim = 0; dim < shape.size(); ++dim) {
     if (dim == rule.stack_dim) in_slices.push_back(slices);
     in_slices.push_back(dim == rule.stack_dim ? shape[dim] / slices : shape[dim]);
   }
-  return permuted(std::move(in_slices), rule.file_dims);
+  return permuted(std::move(in_slices), order);
 }
 
 std::optional<View> view_of_file(const PartitionRule& rule, std::uint32_t rank, View file) {

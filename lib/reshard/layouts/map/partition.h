@@ -15,7 +15,7 @@
 
 namespace reshard {
 
-/// How a stored tensor is partitioned, as reports print it.
+/// How a stored tensor is partitioned.
 enum class PartitionLabel : std::uint8_t {
   kWhole,
   kReplicated,
@@ -82,8 +82,8 @@ struct PartitionRule {
   };
 
   std::string stored_name;
-  PartitionLabel label = PartitionLabel::kReplicated;
-  std::uint32_t stack_dim = 0;  // along which the parts lie one after the other
+  PartitionLabel label = PartitionLabel::kReplicated;  // kReplicated is relied upon: its replicas may drift in training
+  std::uint32_t stack_dim = 0;                         // along which the parts lie one after the other
   std::vector<Part> parts;
   bool one_of_parts = false;  // the stored tensor is each of the parts, not all of them: a replica of several originals
   std::optional<Constant> constant;  // then there are no parts
@@ -126,7 +126,8 @@ std::uint32_t slices_on(const PartitionRule& rule, std::uint32_t rank);
 /// The shape in the file of a stored tensor of `shape` on `rank`.
 Dims file_shape(const PartitionRule& rule, std::uint32_t rank, Dims shape);
 
-/// The view of the array `file` in which pieces on `rank` are boxes. Nothing if the rows of slices have no common stride.
+/// The view of the array `file` in which pieces on `rank` are boxes; std::nullopt if the rows of slices have no common
+/// stride.
 std::optional<View> view_of_file(const PartitionRule& rule, std::uint32_t rank, View file);
 
 /// The dim of the originals along which ranks split them.

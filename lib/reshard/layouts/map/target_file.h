@@ -43,13 +43,13 @@ struct TargetContainer {
 };
 
 /// Adds its files to a target: one, but for xser, whose tensors have a file each, and whose reference and info
-/// files join `text_files`, and the pieces of its tensors. \returns the index of each tensor in `TensorMap::stored`, in the order of
-/// `container.tensors`.
+/// files join `text_files`, and the pieces of its tensors. \returns the index of each tensor in `TensorMap::stored`, in
+/// the order of `container.tensors`.
 /// \throws Error kUnsupported if the format cannot contain a tensor.
 std::vector<std::uint32_t> add_target_container(TargetMap& map, TargetContainer container);
 
-/// The bytes of a target's file that are not its tensors'. They are built for each call: those of ten thousand layers on a
-/// hundred ranks would be most of the memory. `crcs` are those of all tensors of the map, in the order of
+/// The bytes of a target's file that are not its tensors'. They are built for each call: those of ten thousand layers on
+/// a hundred ranks would be most of the memory. `crcs` are those of all tensors of the map, in the order of
 /// TensorMap::stored; without them, parts that contain a CRC are not final.
 std::vector<FilePart> target_parts(const TargetMap& map, const TargetFile& file,
                                    std::span<const std::uint32_t> crcs = {});

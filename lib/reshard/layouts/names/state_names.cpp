@@ -318,12 +318,21 @@ std::vector<std::string> outer_words(const std::string& prefix) {
   return are_known ? words : std::vector<std::string>();
 }
 
+/// Whether a LoRA adapter has these names, which PEFT puts a prefix before; a model that contains one has base layers, too.
+bool is_adapter(const std::vector<std::string>& names) {
+  const auto has = [&](std::string_view part) {
+    return std::any_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return name.find(part) != name.npos; });
+  };
+  return has(".lora_A.") && !has(".base_layer.");
+}
+
 /// Takes out of the names, which are those of files, what trainers put in front of all names of a model, and "module"
 /// anywhere where more names are a known family's without it. What it took out joins `wrappers`.
 void take_out_words(NamesByFile& by_file, std::set<std::string>& wrappers) {
   std::vector<std::string> names;
   for (const std::vector<std::string>& of_file : by_file) names.insert(names.end(), of_file.begin(), of_file.end());
-  if (names.empty()) return;
+  if (names.empty() || is_adapter(names)) return;
   const bool has_module = std::any_of(
       names.begin(), names.end(), [](const std::string& name) { return is_one_of(kModuleWrapper, split(name, '.')); });
   const std::string& first = names.front();

@@ -310,7 +310,13 @@ class DcpOptimizerReader {
       objects.push_back(
           {name, metadata_.where, name.substr(std::min(kInGroups.size(), name.size())), value_of(number)});
     }
-    take_groups(saved_groups(objects));
+    std::vector<SavedGroup> groups;
+    try {
+      groups = saved_groups(objects);
+    } catch (Error& error) {
+      throw error.hint(kDamaged);
+    }
+    take_groups(std::move(groups));
   }
 
   void take_groups(std::vector<SavedGroup> groups) {

@@ -426,8 +426,6 @@ OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const 
     const bool same_stage = std::get<0>(place) < of.stages.size();
     if (!of.stages.empty()) validate_groups(file, same_stage ? of.stages.back() : of.stages.front(), same_stage);
     if (!same_stage) {
-      for (OptimizerEntry& entry : file.entries)
-        for (OptimizerState& state : entry.tensors) state.shards.reserve(of.ranks());
       of.stages.push_back(std::move(file));
       continue;
     }

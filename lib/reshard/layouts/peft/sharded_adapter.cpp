@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <span>
@@ -84,7 +83,8 @@ bool is_diagonal(Files& files, const Container& file, const TensorEntry& tensor,
     const Placement& columns = *rule.parts[piece.part].placed.back().placement;
     const std::vector<std::uint32_t>& taken = columns.of(rank);
     const auto own = static_cast<std::uint64_t>(std::find(taken.begin(), taken.end(), 0u) - taken.begin());
-    if (piece.stored_begin[1] == own * *columns.unit_elems) return true;  // rows of padded heads may be trained
+    if (piece.stored_begin[1] == own * *columns.unit_elems)
+      return true;  // its own, with rows of padded heads, which may be trained
     return tensor.strides.empty() ? is_zero(*source, tensor, piece.box) : is_strided_zero(*source, tensor, piece.box);
   });
 }

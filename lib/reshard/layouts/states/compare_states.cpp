@@ -143,15 +143,15 @@ std::vector<bool> masters_of(const TrainingStates& states) {
 }  // namespace
 
 std::vector<ValueDifference> different_hyperparameters(const PlainValue::Dict& a, const PlainValue::Dict& b) {
-  std::unordered_map<std::string_view, const PlainValue*> only_b;
+  std::unordered_map<std::string_view, const PlainValue*> only_b;  // once those of `a` are erased
   for (const auto& [key, value] : b) only_b.emplace(key, &value);
   std::vector<ValueDifference> found;
   for (const auto& [key, value] : a) {
     const auto other = only_b.find(key);
     const PlainValue* const in_b = other == only_b.end() ? nullptr : other->second;
     if (in_b == nullptr || *in_b != value) found.push_back({key, &value, in_b});
-    if (in_b != nullptr) only_b.erase(other);
   }
+  for (const auto& [key, value] : a) only_b.erase(key);
   for (const auto& [key, value] : b)
     if (only_b.contains(key)) found.push_back({key, nullptr, &value});
   return found;

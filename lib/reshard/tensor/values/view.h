@@ -31,7 +31,8 @@ struct View {
 /// The dims ordered from the largest stride to the smallest; dims of equal strides keep their order.
 Dims dims_by_stride(const Dims& strides);
 
-/// `dims` permuted: element i of the result is dims[order[i]]. An empty order is the identity.
+/// `dims` permuted: element i of the result is dims[order[i]]. An empty order is the identity; others have as many elements
+/// as `dims`.
 Dims permuted(Dims dims, const Dims& order);
 /// The inverse of permuted.
 Dims unpermuted(Dims dims, const Dims& order);
