@@ -64,7 +64,8 @@ void take_config_dtype(Files& files, Job& job, const Layout& layout, const fs::p
     ++count;
   }
   if (count != 0)
-    job.notes.push_back(fmt::format("{} of the tensors are cast to {}, which config.json says", count, name(*wanted)));
+    job.notes.push_back(fmt::format("{} of the tensors {} cast to {}, which config.json says", count,
+                                    count == 1 ? "is" : "are", name(*wanted)));
 }
 
 void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const std::vector<LogicalTensor>& logical) {
