@@ -223,6 +223,28 @@ TEST_CASE("The model's files may come from another run while the output is looke
   }
 }
 
+TEST_CASE("The model's files may come from another run while outputs are published") {
+  const Input input = nxdi();
+  std::uint64_t count = 1;
+  for (std::uint64_t at = 0; at < count; ++at) {
+    INFO("before operation " << at);
+    fs::remove_all(input / "out");
+    const auto job = plan_shard(some_ranks(input, 4, 1, 1));
+    FaultStorage storage;
+    storage.before = [&](FaultStorage::Operation, std::uint64_t number) {
+      if (number != at || !fs::is_directory(input / "out")) return;
+      for (const CopiedFile& file : job->copied_files)
+        fs::copy_file(file.source, input / "out" / file.path, fs::copy_options::skip_existing);
+    };
+    RunOptions options;
+    options.storage = &storage;
+    CHECK_NOTHROW(execute(*job, options));
+    CHECK(fs::exists(input.rank_file(1)));
+    count = storage.operations();
+  }
+  CHECK(count > 10);
+}
+
 TEST_CASE("Two runs that begin in a directory that is not there yet, each with some ranks, both come through") {
   const Input input = nxdi();
   fs::remove_all(input / "out");

@@ -348,6 +348,7 @@ Staging::Opened Staging::swap_entries(bool sync) {
   for (const fs::path& relative : entries) {
     named.insert((final_ / relative).parent_path());
     if (storage_.kind_of(final_ / relative) == FileKind::kNone) continue;
+    if (is_left_alone(storage_, job_, relative, final_ / relative)) continue;  // it has come just now
     if (!job_.force)
       throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced without `force`")
           .in(final_ / relative);
