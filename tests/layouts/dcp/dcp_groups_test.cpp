@@ -75,6 +75,10 @@ TEST_CASE("Groups that were saved are read from an object for each hyperparamete
       {{group_object("0.params", list), group_object("0.lr", rate), group_object("0.lr", PlainValue(0.25))},
        "optim.param_groups.0.lr",
        "is a second lr of parameter group 0, of another optimizer"},
+      {{group_object("", PlainValue(PlainValue::List{PlainValue(PlainValue::Dict{{"lr", rate}, {"params", list}})})),
+        group_object("0.lr", PlainValue(0.25))},
+       "optim.param_groups.0.lr",
+       "is a second lr of parameter group 0, of another optimizer"},
       {{group_object("1.params", list)}, "optim.param_groups.1.params", "there is no parameter group 0"},
       {{group_object("0.lr", rate)}, "optim.param_groups.0.lr", "parameter group 0 has no list of parameters"},
       {{group_object("0.params", rate), group_object("0.zeta", rate)},
@@ -84,6 +88,16 @@ TEST_CASE("Groups that were saved are read from an object for each hyperparamete
       {{group_object("", PlainValue(PlainValue::List{rate}))}, "optim.param_groups.", "group 0 is no dict"}};
   for (const Row& row : rows)
     check_refused([&] { saved_groups(row.objects); }, {.path = "d/.metadata", .tensor = row.tensor, .says = row.says});
+}
+
+TEST_CASE("A group may have many hyperparameters") {
+  std::vector<GroupObject> objects{group_object("0.params", PlainValue(PlainValue::List{}))};
+  constexpr std::size_t kMany = 200'000;  // which compared with each other would take minutes
+  for (std::size_t i = 0; i < kMany; ++i)
+    objects.push_back(group_object("0.key" + std::to_string(i), PlainValue(std::int64_t{1})));
+  const std::vector<SavedGroup> groups = saved_groups(objects);
+  REQUIRE(groups.size() == 1);
+  CHECK(groups[0].values.size() == kMany);
 }
 
 TEST_CASE("Thousands of parameters may each have hyperparameters of their own") {

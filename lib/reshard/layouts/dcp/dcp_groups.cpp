@@ -194,34 +194,38 @@ void try_dcp_groups(Files& files, std::span<const SourceFile> in_files, Training
 std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects) {
   struct Group {
     PlainValue::Dict values;
+    std::unordered_map<std::string, std::size_t> places;  // in `values`, by key
     const GroupObject* last = nullptr;
     const GroupObject* list = nullptr;  // that contains "params"
   };
   std::map<std::uint64_t, Group> by_number;
+  const auto add = [&](std::uint64_t number, const std::string& key, const PlainValue& value,
+                       const GroupObject& object) {
+    Group& group = by_number[number];
+    const auto [known, is_new] = group.places.emplace(key, group.values.size());
+    if (is_new)
+      group.values.emplace_back(key, value);
+    else if (group.values[known->second].second != value)
+      throw bad_group(
+          object, fmt::format("is a second {} of parameter group {}, of another optimizer", printable(key), number));
+    if (key == kGroupParametersKey) group.list = &object;
+  };
   for (const GroupObject& object : objects) {
     if (object.key.empty()) {
       const auto* const list = std::get_if<PlainValue::List>(&object.value.value);
       for (std::size_t g = 0; list != nullptr && g < list->size(); ++g) {
         const auto* const group = std::get_if<PlainValue::Dict>(&(*list)[g].value);
         if (group == nullptr) throw bad_group(object, fmt::format("group {} is no dict", g));
-        by_number[g] = {*group, &object, &object};
+        by_number[g].last = &object;
+        for (const auto& [key, value] : *group) add(g, key, value, object);
       }
       continue;
     }
     const std::size_t dot = object.key.find('.');
     const auto number = parse_unsigned(std::string_view(object.key).substr(0, dot), kMaxParameterGroups);
     if (dot == object.key.npos || !number) throw bad_group(object, "is of no group that has a number");
-    Group& group = by_number[*number];
-    group.last = &object;
-    std::string key = object.key.substr(dot + 1);
-    if (key == kGroupParametersKey) group.list = &object;
-    const auto known =
-        std::find_if(group.values.begin(), group.values.end(), [&](const auto& value) { return value.first == key; });
-    if (known == group.values.end())
-      group.values.emplace_back(std::move(key), object.value);
-    else if (known->second != object.value)
-      throw bad_group(
-          object, fmt::format("is a second {} of parameter group {}, of another optimizer", printable(key), *number));
+    by_number[*number].last = &object;
+    add(*number, object.key.substr(dot + 1), object.value, object);
   }
   std::vector<SavedGroup> groups;
   for (auto& [number, group] : by_number) {

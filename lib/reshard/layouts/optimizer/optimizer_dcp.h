@@ -23,7 +23,7 @@ struct DcpStateKey {
   std::optional<std::uint32_t> pp_rank, tp_rank;
 };
 
-/// The parts of a state's name; nothing for any other name.
+/// The parts of a state's name; std::nullopt for any other name.
 std::optional<DcpStateKey> parse_dcp_state_key(std::string_view name);
 
 /// Reads what `folder` holds: entries are called by names ("base_state.<parameter>.exp_avg|pp-0000|tp-0000", the ranks
