@@ -466,6 +466,28 @@ TargetRequest target_request(const TargetArguments& arguments, const std::string
   return request;
 }
 
+void add_selection(Command command, SelectionArguments& arguments) {
+  command.add_option("--rename", arguments.renames, "Replace what matches in names, in order; $1 … $9 are groups")
+      .type_name("REGEX=TEXT")
+      .one_value_per_use();
+  command.add_option("--drop", arguments.drop, "Leave out tensors whose name matches")
+      .type_name("REGEX")
+      .one_value_per_use();
+  command.add_option("--keep", arguments.keep, "Take only tensors whose name matches")
+      .type_name("REGEX")
+      .one_value_per_use();
+  command.add_flag("--allow-missing", arguments.allow_missing,
+                   "Write a model that lacks tensors which config.json asks for, and list them in a note");
+}
+
+NameRules name_rules(const SelectionArguments& arguments) {
+  NameRules rules;
+  for (const std::string& text : arguments.renames) rules.renames.push_back(parse_rename("rename", text));
+  for (const std::string& text : arguments.drop) rules.drop.emplace_back("drop", text);
+  for (const std::string& text : arguments.keep) rules.keep.emplace_back("keep", text);
+  return rules;
+}
+
 void add_cast(Command command, CastArguments& arguments) {
   command
       .add_option("--dtype", arguments.dtype,
@@ -478,9 +500,12 @@ void add_cast(Command command, CastArguments& arguments) {
                   "ones, and infinities where the dtype has none (float8_e4m3fn); error stops at the first")
       .type_name("NAME")
       .capture_default_str();
+  command.add_flag("--cast-all", arguments.all, "With --dtype: cast integers and booleans too");
 }
 
 void validate_cast(const CastArguments& arguments, bool casts_anyway) {
+  if (arguments.all && arguments.dtype.empty())
+    throw Error(ErrorKind::kUsage, "--cast-all needs --dtype: what shall tensors be cast to?");
   if (arguments.overflow_given && arguments.dtype.empty() && !casts_anyway)
     throw Error(ErrorKind::kUsage, "--overflow needs --dtype: without it nothing is cast");
 }

@@ -112,16 +112,29 @@ Option add_mesh(Command command, TargetArguments& arguments);
 /// \throws Error kUsage.
 TargetRequest target_request(const TargetArguments& arguments, const std::string& option, const LayoutFilter& wanted);
 
+/// Which tensors are taken over, and under which names.
+struct SelectionArguments {
+  std::vector<std::string> renames;
+  std::vector<std::string> drop;
+  std::vector<std::string> keep;
+  bool allow_missing = false;
+};
+/// Adds --rename, --drop, --keep and --allow-missing.
+void add_selection(Command command, SelectionArguments& arguments);
+/// \throws Error kUsage.
+NameRules name_rules(const SelectionArguments& arguments);
+
 /// The dtype that tensors are cast to.
 struct CastArguments {
   std::string dtype;
+  bool all = false;  // integers and booleans too
   std::string overflow = "saturate";
   bool overflow_given = false;
 };
-/// Adds --dtype and --overflow.
+/// Adds --dtype, --cast-all and --overflow.
 void add_cast(Command command, CastArguments& arguments);
 /// `casts_anyway`: the layout does.
-/// \throws Error kUsage for --overflow without anything to cast.
+/// \throws Error kUsage for --overflow and --cast-all without anything to cast.
 void validate_cast(const CastArguments& arguments, bool casts_anyway);
 /// \returns std::nullopt without --dtype.
 /// \throws Error kUsage.

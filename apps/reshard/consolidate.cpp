@@ -16,6 +16,7 @@ struct ConsolidateArguments : CommonArguments {
   OptionValues source_options;
   SourceArguments source;
   CastArguments cast;
+  SelectionArguments selection;
   ReplicaArguments replicas;
 };
 
@@ -24,10 +25,10 @@ bool is_whole(const Layout& layout) {
   return &layout == &whole_layout();
 }
 
-ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
+Request request_of(const ConsolidateArguments& arguments) {
   if (arguments.checkpoint_directory.empty()) throw Error(ErrorKind::kUsage, "CHECKPOINT_DIR is empty");
   validate_is_directory_name("OUT_DIR", arguments.output_directory);
-  ConsolidateRequest request;
+  Request request;
   request.check_replicas = !arguments.replicas.no_check;
   validate_source_options(arguments.source_options);
   request.source = {arguments.checkpoint_directory, arguments.source.tag, config_of(arguments.source),
@@ -37,6 +38,9 @@ ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
   if (!arguments.output_directory.empty()) request.output_directory = arguments.output_directory;
   validate_cast(arguments.cast, false);
   request.dtype = dtype_of(arguments.cast);
+  request.cast_all = arguments.cast.all;
+  request.names = name_rules(arguments.selection);
+  request.allow_missing = arguments.selection.allow_missing;
   request.force = arguments.force;
   return request;
 }
@@ -64,6 +68,7 @@ void add_consolidate(Command app, Together& together) {
   add_extra_tensors(command, arguments->source);
   add_source_options(command, arguments->source_options);
   add_cast(command, arguments->cast);
+  add_selection(command, arguments->selection);
   add_replicas(command, arguments->replicas);
   add_common(command, *arguments);
   command.callback([arguments, command, output, &together] {

@@ -1,5 +1,3 @@
-#include "reshard/plan/job/convert.h"
-
 #include <fmt/format.h>
 
 #include <memory>
@@ -23,11 +21,7 @@ struct ConvertArguments : CommonArguments {
   OptionValues source_options;
   SourceArguments from;
   CastArguments cast;
-  bool cast_all = false;
-  bool allow_missing = false;
-  std::vector<std::string> renames;
-  std::vector<std::string> drop;
-  std::vector<std::string> keep;
+  SelectionArguments selection;
   std::string lora_fuse = "mean";
   bool lora_fuse_given = false;
   ReplicaArguments replicas;
@@ -63,17 +57,15 @@ void validate_options_of(const ConvertArguments& arguments, const Layout& layout
 /// \param layout  null where it is the source's, which is not known yet.
 void validate_options(const ConvertArguments& arguments, const Layout* layout) {
   if (layout != nullptr) validate_options_of(arguments, *layout);
-  if (arguments.cast_all && arguments.cast.dtype.empty())
-    throw Error(ErrorKind::kUsage, "--cast-all needs --dtype: what shall tensors be cast to?");
   const bool casts = layout != nullptr && layout->traits().casts_to_config_dtype;
   validate_cast(arguments.cast, casts);
 }
 
-ConvertRequest request_of(const ConvertArguments& arguments) {
+Request request_of(const ConvertArguments& arguments) {
   if (arguments.source.empty()) throw Error(ErrorKind::kUsage, "SRC is empty");
   if (arguments.output_directory.empty()) throw Error(ErrorKind::kUsage, "DST is empty");
   validate_is_directory_name("DST", arguments.output_directory);
-  ConvertRequest request;
+  Request request;
   request.target = target_request(arguments.target, "--to", is_written);
   const bool goes_on = arguments.from.with_optimizer || !rank_option(request.target).empty();
   if (!arguments.layout_given && goes_on) request.target.layout = nullptr;
@@ -84,12 +76,10 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   request.source.extra = extra_tensors_of(arguments.from);
   request.output_directory = arguments.output_directory;
   request.dtype = dtype_of(arguments.cast);
-  request.cast_all = arguments.cast_all;
-  for (const std::string& text : arguments.renames) request.names.renames.push_back(parse_rename("rename", text));
-  for (const std::string& text : arguments.drop) request.names.drop.emplace_back("drop", text);
-  for (const std::string& text : arguments.keep) request.names.keep.emplace_back("keep", text);
+  request.cast_all = arguments.cast.all;
+  request.names = name_rules(arguments.selection);
   if (arguments.lora_fuse_given) request.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
-  request.allow_missing = arguments.allow_missing;
+  request.allow_missing = arguments.selection.allow_missing;
   request.check_replicas = !arguments.replicas.no_check;
   request.force = arguments.force;
   return request;
@@ -119,18 +109,7 @@ void add_options(Command command, ConvertArguments& arguments) {
   command.option("--ep").description("Expert-parallel ranks (default: those of a sharded SRC, or 1)");
   add_layout_options(command, arguments.target.options, is_written);
   add_cast(command, arguments.cast);
-  command.add_flag("--cast-all", arguments.cast_all, "With --dtype: cast integers and booleans too");
-  command.add_option("--rename", arguments.renames, "Replace what matches in names, in order; $1 … $9 are groups")
-      .type_name("REGEX=TEXT")
-      .one_value_per_use();
-  command.add_option("--drop", arguments.drop, "Leave out tensors whose name matches")
-      .type_name("REGEX")
-      .one_value_per_use();
-  command.add_option("--keep", arguments.keep, "Take only tensors whose name matches")
-      .type_name("REGEX")
-      .one_value_per_use();
-  command.add_flag("--allow-missing", arguments.allow_missing,
-                   "Write a model that lacks tensors which config.json asks for, and list them in a note");
+  add_selection(command, arguments.selection);
   add_lora_fuse(command, arguments.lora_fuse);
   command.option("--lora-fuse")
       .description("lora_A of fused linears, where an adapter is sharded for the model of --config: mean or exact");

@@ -19,24 +19,26 @@ struct ShardArguments : CommonArguments {
   std::string lora_fuse = "mean";
   bool lora_fuse_given = false;
   CastArguments cast;
+  SelectionArguments selection;
 };
 
-void add_adapters(const ShardArguments& arguments, ShardRequest& request) {
+void add_adapters(const ShardArguments& arguments, Request& request) {
   if (arguments.lora_fuse_given && arguments.adapters.empty())
     throw Error(ErrorKind::kUsage, "--lora-fuse needs --adapter: without it no adapter is sharded");
-  request.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
+  if (arguments.lora_fuse_given) request.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
   for (const std::string& directory : arguments.adapters) {
     if (directory.empty()) throw Error(ErrorKind::kUsage, "--adapter is empty");
     request.adapters.emplace_back(directory);
   }
 }
 
-ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
+Request request_of(const ShardArguments& arguments, bool layout_given) {
   if (arguments.model_directory.empty()) throw Error(ErrorKind::kUsage, "MODEL_DIR is empty");
   if (arguments.output_directory.empty()) throw Error(ErrorKind::kUsage, "OUT_DIR is empty");
   validate_is_directory_name("OUT_DIR", arguments.output_directory);
-  ShardRequest request;
+  Request request;
   request.source.path = arguments.model_directory;
+  request.source.tag = arguments.source.tag;
   request.source.family = family_spec(arguments);
   request.source.config = config_of(arguments.source);
   request.source.with_optimizer = arguments.source.with_optimizer;
@@ -56,6 +58,9 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
     throw Error(ErrorKind::kUsage, "--tp is required: the number of tensor-parallel ranks");
   validate_cast(arguments.cast, request.target.layout->traits().casts_to_config_dtype);
   request.dtype = dtype_of(arguments.cast);
+  request.cast_all = arguments.cast.all;
+  request.names = name_rules(arguments.selection);
+  request.allow_missing = arguments.selection.allow_missing;
   request.force = arguments.force;
   return request;
 }
@@ -84,6 +89,8 @@ void add_shard(Command app, Together& together) {
   add_format(command, arguments->target, is_of_ranks);
   add_layout_options(command, arguments->target.options, is_of_ranks);
   add_cast(command, arguments->cast);
+  add_selection(command, arguments->selection);
+  add_tag(command, arguments->source);
   add_config(command, arguments->source);
   add_extra_tensors(command, arguments->source);
   add_with_optimizer(command, arguments->source.with_optimizer);

@@ -75,7 +75,7 @@ struct ShardOptions {
 };
 
 void make_shards(const ShardOptions& options) {
-  reshard::ShardRequest request;
+  reshard::Request request;
   request.source.path = options.model_dir;
   request.output_directory = options.out_dir;
   request.target.tp = options.tp;

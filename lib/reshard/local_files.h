@@ -9,7 +9,6 @@
 
 #include "reshard/io/local_storage.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "reshard/plan/job/convert.h"
 #include "reshard/plan/job/job.h"
 #include "reshard/plan/source/tags.h"
 #include "reshard/specs/family/family_parser.h"
@@ -21,7 +20,7 @@ inline Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadC
 }
 
 inline FoundCheckpoint find_checkpoint(const std::filesystem::path& path, const std::optional<std::string>& tag,
-                                       TagContent content = TagContent::kAny) {
+                                       SourceKind content = SourceKind::kAny) {
   return find_checkpoint(local_storage(), path, tag, content);
 }
 
@@ -29,15 +28,15 @@ inline std::shared_ptr<const Family> read_family(const std::filesystem::path& pa
   return read_family(local_storage(), path);
 }
 
-inline std::unique_ptr<Job> plan_shard(const ShardRequest& request) {
+inline std::unique_ptr<Job> plan_shard(const Request& request) {
   return plan_shard(local_storage(), request);
 }
 
-inline std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request) {
+inline std::unique_ptr<Job> plan_consolidate(const Request& request) {
   return plan_consolidate(local_storage(), request);
 }
 
-inline std::unique_ptr<Job> plan_convert(const ConvertRequest& request) {
+inline std::unique_ptr<Job> plan_convert(const Request& request) {
   return plan_convert(local_storage(), request);
 }
 

@@ -4,7 +4,7 @@
 //
 // What is read comes through a Files (io/files.h); without one it is the local file system.
 //
-//   ShardRequest request;
+//   Request request;
 //   request.source.path = "Qwen3-8B";
 //   request.output_directory = "shards";
 //   request.target.tp = 8;
@@ -20,8 +20,7 @@
 #include "reshard/layouts/core/layout.h"           // Layout, layouts(), TargetRequest
 #include "reshard/layouts/map/metadata_rules.h"    // partition_rules(metadata, …): what each rank has of a tensor
 #include "reshard/local_files.h"                   // all of these without a Files: on the local file system
-#include "reshard/plan/job/convert.h"              // ConvertRequest, plan_convert
-#include "reshard/plan/job/job.h"                  // ShardRequest, plan_shard; ConsolidateRequest, plan_consolidate
+#include "reshard/plan/job/job.h"                  // Request; plan_shard, plan_consolidate, plan_convert
 #include "reshard/plan/source/tags.h"              // find_checkpoint: checkpoints of a training run
 #include "reshard/specs/family/family.h"           // Family: a model's parameters as data
 #include "reshard/specs/family/family_parser.h"    // read_family: from a file

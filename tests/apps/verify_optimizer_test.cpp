@@ -178,7 +178,7 @@ TEST_CASE("Runs that went from dcp to NxD are the same as before, whatever form 
       write_dcp(dcp, run, random, flat);
       write_file(dcp / "config.json", run.model.config().dump());
     }
-    ConvertRequest request = convert_request(temp / "list", temp / "nxd");
+    Request request = convert_request(temp / "list", temp / "nxd");
     request.source.with_optimizer = true;
     request.target.layout = layout("nxd");
     set_target(request.target, mesh);

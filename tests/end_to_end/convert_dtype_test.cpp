@@ -28,8 +28,8 @@ TensorData cast_whole(const TensorData& tensor, DType to) {
 }
 
 /// Asks for a dtype, also for one that whole models are not cast to.
-ConvertRequest request_for(DType dtype, const fs::path& source, const fs::path& output) {
-  ConvertRequest request = convert_request(source, output, {.dtype = dtype});
+Request request_for(DType dtype, const fs::path& source, const fs::path& output) {
+  Request request = convert_request(source, output, {.dtype = dtype});
   if (bits(dtype) == 8) request.names.keep.emplace_back("keep", ".");
   return request;
 }
@@ -72,7 +72,7 @@ TEST_CASE("A checkpoint that is cast holds each tensor as it is cast by itself, 
   const TinyModel model = random_model(random);
   const TensorMap originals = mixed_tensors(model, random);
   write_model(temp / "model", model, originals);
-  ConvertRequest request = request_for(kTargets[seed % std::size(kTargets)], temp / "model", temp / "out");
+  Request request = request_for(kTargets[seed % std::size(kTargets)], temp / "model", temp / "out");
   request.cast_all = random() % 2;
   INFO("to " << name(*request.dtype) << (request.cast_all ? ", integers too" : ""));
   TensorMap expected;
@@ -121,7 +121,7 @@ TEST_CASE("A value that does not fit is an error with its tensor and index where
   values[1] = 65519;
   write_safetensors(temp / "in/model.safetensors",
                     {{"big", {DType::kF32, shape, floats(values)}}, {"small", {DType::kF32, {2}, floats({1, -2})}}});
-  ConvertRequest request = convert_request(temp / "in", temp / "out");
+  Request request = convert_request(temp / "in", temp / "out");
   request.dtype = DType::kF16;
   RunOptions options;
   options.max_memory_bytes = kMinMemoryBytes;
@@ -150,7 +150,7 @@ TEST_CASE("A dtype that cannot be cast is unsupported by name, unless it is left
   const TempDir temp;
   write_safetensors(temp / "in/model.safetensors",
                     {{"a", four(DType::kF32)}, {"packed", four(DType::kF4)}, {"z", four(DType::kC64)}});
-  ConvertRequest request = convert_request(temp / "in", temp / "out", {.dtype = DType::kBF16});
+  Request request = convert_request(temp / "in", temp / "out", {.dtype = DType::kBF16});
   check_refused([&] { plan_convert(request); }, {.kind = ErrorKind::kUnsupported,
                                                  .tensor = "packed",
                                                  .says = "is F4, which cannot be cast to BF16",
@@ -182,7 +182,7 @@ TEST_CASE("A quantised weight is not cast without its scales, whatever says that
       if (*one.scale) tensors[one.scale] = four(DType::kF32);
       write_safetensors(temp / "in/model.safetensors", tensors);
       write_file(temp / "in/config.json", one.config);
-      ConvertRequest request = convert_request(temp / "in", temp / "out");
+      Request request = convert_request(temp / "in", temp / "out");
       CHECK_NOTHROW(plan_convert(request));
       request.cast_all = one.cast_all;
       for (const DType dtype : {DType::kF8E4M3, DType::kBF16}) {
@@ -212,7 +212,7 @@ TEST_CASE("A model is not cast to float8, which needs scales, but tensors withou
     for (const std::string layout : {"hf", "ranks", "dcp"}) {
       RequestFields to{.layout = layout, .dtype = dtype};
       if (layout == "ranks") to.tp = 2;
-      ConvertRequest request = convert_request(input / "model", input / "out", to);
+      Request request = convert_request(input / "model", input / "out", to);
       check_refused([&] { plan_convert(request); }, refusal);
       request.names.keep.emplace_back("keep", ".");
       const auto notes = plan_convert(request)->notes;

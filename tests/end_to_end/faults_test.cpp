@@ -36,7 +36,7 @@ struct Model : Input {
   }
 
   fs::path output = temp / "new/deep/out";
-  ShardRequest request;
+  Request request;
   std::map<std::string, std::string> before;
 };
 

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 /// A small model, and requests that write it to "out" with force.
 struct Forced : Input {
-  ConvertRequest request(const std::string& name, Format format, std::uint32_t tp, std::uint32_t pp = 1) const {
+  Request request(const std::string& name, Format format, std::uint32_t tp, std::uint32_t pp = 1) const {
     RequestFields fields{.layout = name, .format = format, .force = true};
     const LayoutTraits& traits = layout(name)->traits();
     if (traits.has_ranks() && !traits.needs_no_mesh()) fields.tp = tp;
@@ -25,7 +25,7 @@ struct Forced : Input {
     return convert_request(temp / "model", temp / "out", fields);
   }
   /// The error of a run that must not change anything.
-  Error refused(const ConvertRequest& request) const {
+  Error refused(const Request& request) const {
     const auto before = snapshot(temp.path());
     const Error error = error_of([&] { convert(request); });
     CHECK((snapshot(temp.path()) == before));
@@ -38,7 +38,7 @@ TEST_CASE("The same run again replaces its own outputs, in every layout and form
   for (const Layout* to : layouts())
     for (const Format format : to->traits().formats) DYNAMIC_SECTION(to->traits().name << ' ' << name(format)) {
         const Forced forced;
-        const ConvertRequest request = forced.request(to->traits().name, format, 2);
+        const Request request = forced.request(to->traits().name, format, 2);
         convert(request);
         const auto first = snapshot(forced.temp.path());
         convert(request);
@@ -51,7 +51,7 @@ TEST_CASE("The same run with an optimizer replaces its own outputs, and one with
   const bool xser = GENERATE(false, true);
   const std::string to = GENERATE("nxd", "optimum");
   CAPTURE(xser, to);
-  ConvertRequest request = forced.request(to, xser ? Format::kXser : Format::kPytorch, 2);
+  Request request = forced.request(to, xser ? Format::kXser : Format::kPytorch, 2);
   const fs::path golden_case = testdata("golden/zero1") / "nxd-llama-dp2-tp2";
   request.source.path = golden_case / "checkpoint/step_3";
   request.source.config = golden_case / "original";
@@ -69,7 +69,7 @@ TEST_CASE("An optim folder is never deleted, whoever wrote it") {
   const Forced forced;
   for (const char* to : {"ranks", "optimum"}) {
     CAPTURE(to);
-    const ConvertRequest request = forced.request(to, Format::kPytorch, 2);
+    const Request request = forced.request(to, Format::kPytorch, 2);
     convert(request);
     const fs::path folder = forced / "out" / layout(to)->traits().folder;
     write_file(folder / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt", "states");
@@ -154,7 +154,7 @@ TEST_CASE("What others write into the folder while the run goes on is put back")
 
 TEST_CASE("Whole weights that ranks join are told, since they stay and are what the directory is read as") {
   const Forced forced;
-  const auto notes_of = [](const ConvertRequest& request) {
+  const auto notes_of = [](const Request& request) {
     const auto job = plan_convert(local_storage(), request);
     std::string text;
     for (const std::string& note : job->notes)
@@ -177,7 +177,7 @@ TEST_CASE("Whole weights that ranks join are told, since they stay and are what 
         fmt::format("{0} contains other weights, in layout hf, which stay; commands that are given {0} "
                     "read those: move them away to have the new ones read",
                     out));
-  ConvertRequest own = forced.request("ranks", Format::kSafetensors, 2);
+  Request own = forced.request("ranks", Format::kSafetensors, 2);
   own.source.path = out;
   CHECK(notes_of(own).empty());
 }

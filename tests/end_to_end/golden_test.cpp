@@ -116,18 +116,18 @@ class GoldenRun {
   std::unique_ptr<Job> plan(const std::string& command, const fs::path& output, const TargetRequest& target) {
     const bool first_replicas = run_.get("first_replicas", false);
     if (command == "shard") {
-      auto request = request_to<ShardRequest>(output, target);
+      auto request = request_to<Request>(output, target);
       for (const std::string adapter : run_.all("adapters")) request.adapters.push_back(at(adapter));
       if (run_.get("exact_adapters", false)) request.lora_fuse = LoraFuse::kExact;
       return plan_shard(request);
     }
     if (command == "consolidate") {
-      auto request = request_to<ConsolidateRequest>(output, target);
+      auto request = request_to<Request>(output, target);
       request.check_replicas = !first_replicas;
       return plan_consolidate(request);
     }
     if (command != "convert") throw std::invalid_argument("unknown command " + command);
-    auto request = request_to<ConvertRequest>(output, target);
+    auto request = request_to<Request>(output, target);
     request.check_replicas = !first_replicas;
     for (const std::string pattern : run_.all("drop")) request.names.drop.emplace_back("drop", pattern);
     return plan_convert(request);

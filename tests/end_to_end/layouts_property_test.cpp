@@ -7,7 +7,7 @@
 #include <set>
 
 #include "reshard/layouts/training/trainer.h"
-#include "reshard/plan/job/convert.h"
+#include "reshard/plan/job/request.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
@@ -285,7 +285,7 @@ void check_other_plan(Request request, const LayoutTraits& source, bool has_stat
 std::unique_ptr<Job> place(const fs::path& model, const Sample& sample, const fs::path& output,
                            const TargetRequest& placement, const RunOptions& options = unsynced(),
                            std::string* why = nullptr) {
-  ShardRequest request = shard_request(model, output);
+  Request request = shard_request(model, output);
   request.target = placement;
   request.source.with_optimizer = sample.run && takes_states(placement);
   std::unique_ptr<Job> job;
@@ -387,7 +387,7 @@ bool say_what_is_kept(const Job& conversion, const TargetRequest& first, TargetR
 TensorMap put_together(const fs::path& shards, const fs::path& output, const Sample& sample,
                        const TargetRequest& placement, Random& random) {
   fs::remove_all(output);
-  ConsolidateRequest request = consolidate_request(shards, output);
+  Request request = consolidate_request(shards, output);
   request.source.options = source_options_of(placement);
   if (!sample.sub_byte && random() % 4 == 0) request.target.format = Format::kPytorch;
   if (random() % 3 == 0) request.target.options.set_number("max-shard-size", pick(random, 1, 5000));
@@ -405,7 +405,7 @@ TensorMap put_together(const fs::path& shards, const fs::path& output, const Sam
 void check_states(const fs::path& source, const TargetRequest& placement, bool has_masters, const fs::path& output,
                   const Sample& sample, Random& random) {
   fs::remove_all(output);
-  ConvertRequest request = convert_request(source, output, {.layout = "dcp", .with_optimizer = true});
+  Request request = convert_request(source, output, {.layout = "dcp", .with_optimizer = true});
   request.source.options = source_options_of(placement);
   request.target.options.set_number("fsdp", pick(random, 1, 3));
   convert(request);
@@ -488,7 +488,7 @@ struct Stored {
 /// From the first placement to the second, as if the second had been made of the model, and back.
 void check_conversion(const fs::path& directory, const Sample& sample, const Stored& source, const TargetRequest& first,
                       const TargetRequest& second, Random& random) {
-  ConvertRequest request = convert_request(source.path, directory / "converted");
+  Request request = convert_request(source.path, directory / "converted");
   request.source.options = source_options_of(first);
   request.source.with_optimizer = source.has_states && takes_states(second);
   request.target = second;

@@ -14,7 +14,7 @@ namespace {
 void check_case(const TinyModel& model, const OracleOptions& options) {
   REQUIRE(is_legal(model, options));
   const Input input(model);
-  ShardRequest request = shard_request(input / "model", input / "out");
+  Request request = shard_request(input / "model", input / "out");
   set_target(request.target, options);
   shard(request);
   const auto expected = expected_ranks(model, input.tensors, options);

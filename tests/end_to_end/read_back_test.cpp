@@ -72,7 +72,7 @@ void check_same(const Checkpoint& found, const Checkpoint& source) {
 }
 
 /// Plans, writes and reads back. \returns why the request is refused; empty if it is not.
-std::string read_back(MemoryFiles& files, const ConvertRequest& request) {
+std::string read_back(MemoryFiles& files, const Request& request) {
   files.remove("/out");
   try {
     write_outputs(files, *plan_convert(files, request));
@@ -103,8 +103,8 @@ Trial any_architecture() {
   return {index, architecture(names[index])};
 }
 
-ConvertRequest dcp_request(const std::string& names, const std::string& prefix) {
-  ConvertRequest request = convert_request("/model", "/out");
+Request dcp_request(const std::string& names, const std::string& prefix) {
+  Request request = convert_request("/model", "/out");
   request.target.layout = layout("dcp");
   if (!names.empty()) request.target.options.set("names", names);
   if (!prefix.empty()) request.target.options.set("prefix", prefix);
@@ -153,7 +153,7 @@ TEST_CASE("The names of every architecture come back from every layout of ranks"
     const bool is_taken = is_served || trial.takes(i, layouts().size());
     if (!to->traits().is_written() || to->traits().needs_no_mesh() || !is_taken) continue;
     CAPTURE(trial.of.name, to->traits().name);
-    ConvertRequest request = convert_request("/model", "/out");
+    Request request = convert_request("/model", "/out");
     request.target.layout = to;
     if (to->traits().has_ranks()) request.target.tp = std::min<std::uint32_t>(2, largest_tp(trial.of));
     const std::string refused = read_back(files, request);

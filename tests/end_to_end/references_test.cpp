@@ -82,7 +82,7 @@ TEST_CASE("Consolidating into the default place puts the model beside the shards
   const fs::path golden_case = testdata("golden/optimum/qwen3-tp4-pp3-gqa");
   const TempDir temp;
   shard(shard_request(golden_case / "original", temp / "out", 4, 3));
-  ConsolidateRequest request;
+  Request request;
   request.source.path = temp / "out/tensor_parallel_shards/";
   consolidate(request);
   CHECK((read_file(temp / "out/model.safetensors") == read_file(golden_case / "original/model.safetensors")));
@@ -144,7 +144,7 @@ TEST_CASE("Where a layout has no place beside a checkpoint, consolidate asks for
   const fs::path golden_case = testdata("golden/dcp/llama-fsdp2-optim");
   const TempDir temp;
   fs::copy(golden_case / "sharded", temp / "dcp", fs::copy_options::recursive);
-  ConsolidateRequest request;
+  Request request;
   request.source.path = temp / "dcp";
   request.source.config = golden_case / "original";
   check_refused([&] { consolidate(request); },

@@ -77,7 +77,7 @@ struct Shards : Input {
   fs::path rank(int tp_rank, int pp_rank) const {
     return rank_file(static_cast<std::uint32_t>(tp_rank), static_cast<std::uint32_t>(pp_rank));
   }
-  ConsolidateRequest request(bool check_replicas = true) const {
+  Request request(bool check_replicas = true) const {
     return consolidate_request(path(), temp / "whole", {.check_replicas = check_replicas});
   }
   /// Executes the job in small blocks, into "blocks".
@@ -286,7 +286,7 @@ TEST_CASE("Random drift of random norms on random ranks: the first rank's values
     for (auto& [name, tensor] : originals)
       if (is_norm(name)) tensor = random_weights(random, tensor.dtype, tensor.shape);
     write_model(temp / "model", model, originals);
-    ShardRequest request = shard_request(temp / "model", temp / "shards");
+    Request request = shard_request(temp / "model", temp / "shards");
     set_target(request.target, options);
     shard(request);
     const double by = std::pow(10.0, -static_cast<double>(random() % 6) - 1.4);  // below ReplicaDistance::kMaxRelative
@@ -299,7 +299,7 @@ TEST_CASE("Random drift of random norms on random ranks: the first rank's values
         if (is_norm(name) && random() % 2) drift(tensor, by, random), expected.insert(name), ++replicas;
       rewrite_safetensors(entry.path() / "model.safetensors", tensors);
     }
-    ConsolidateRequest whole = consolidate_request(temp / "shards", temp / "whole");
+    Request whole = consolidate_request(temp / "shards", temp / "whole");
     const RunResult result = consolidate(whole, random_run(random, local_storage()));
     CHECK((read_model(temp / "whole") == originals));
     std::set<std::string> told;
@@ -330,7 +330,7 @@ TEST_CASE("Tied matrices that differ are an error, whatever is allowed and not c
 TEST_CASE("Converting trusts, checks and allows as consolidating does") {
   const Shards shards;
   shards.spoil(3, 1, kNorm);
-  ConvertRequest request = convert_request(shards.path(), shards / "whole");
+  Request request = convert_request(shards.path(), shards / "whole");
   CHECK(error_of([&] { convert(request); }).path() == shards.rank_file(3, 1).string());
   RunOptions options;
   options.replicas = Replicas::kFirst;
@@ -364,7 +364,7 @@ TEST_CASE("Verifying compares the copies inside either side, too") {
 TEST_CASE("Without metadata, norms of tensor-parallel ranks may differ where that is allowed, and heads may not") {
   const Input input({.heads = 8, .tied = true}, {.layout = "nxd", .tp = 4}, 31);
   flip_bit(input.rank_file(1), kNorm, 1);
-  ConvertRequest request = convert_request(input.path(), input / "whole");
+  Request request = convert_request(input.path(), input / "whole");
   RunOptions options = unsynced();
   options.replicas = Replicas::kExact;
   check_refused([&] { convert(request, options); },
@@ -391,7 +391,7 @@ struct Copies : Input {
 
 TEST_CASE("Other data-parallel ranks are read and compared, and one that differs is named") {
   const Copies copies;
-  ConvertRequest request = convert_request(copies.path(), copies / "whole");
+  Request request = convert_request(copies.path(), copies / "whole");
   const auto job = plan_convert(request);
   std::uint64_t stored = 0;
   for (const StoredTensor& tensor : job->source.stored) stored += tensor.size_bytes();

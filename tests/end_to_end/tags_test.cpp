@@ -73,7 +73,7 @@ TEST_CASE("Without OUT_DIR nothing is written into a tag, which would then be re
   for (const std::string config_at : {"run", "run/step_3", ""}) {
     DYNAMIC_SECTION("config.json in " << (config_at.empty() ? "another directory" : config_at)) {
       const Run run(kNxdCases[0]);
-      ConsolidateRequest request = consolidate_request(run / "run", {});
+      Request request = consolidate_request(run / "run", {});
       request.output_directory.reset();
       if (config_at.empty())
         request.source.config = run.from / kConfig;
@@ -115,7 +115,7 @@ TEST_CASE("A trainer's directory of checkpoints is read, the newest that has all
   for (const char* name : {"checkpoint-9", "checkpoint-10", "checkpoint-11"})
     fs::copy(from / "checkpoint", temp / "run" / name, fs::copy_options::recursive);
   fs::remove(temp / "run/checkpoint-11/shards/done");
-  ConsolidateRequest request;
+  Request request;
   request.source.path = temp / "run";
   consolidate(request);
   CHECK((read_model(temp / "run/checkpoint-10") == read_model(from / "original")));
@@ -134,7 +134,7 @@ TEST_CASE("The config.json that is given goes before the one beside the weights,
   CHECK(read_file(run / "out/config.json") == config.dump());
   CHECK(fs::exists(run / "out/tokenizer.json"));
   // In place, the one that is there is not replaced without being told to.
-  ConsolidateRequest in_place = consolidate_request(run / "run", {}, {.config = run / "other.json"});
+  Request in_place = consolidate_request(run / "run", {}, {.config = run / "other.json"});
   in_place.output_directory.reset();
   check_refused([&] { consolidate(in_place); }, {.says = "config.json", .unwritten = run / "run/model.safetensors"});
   in_place.source.config = run / "run";
@@ -167,7 +167,7 @@ TEST_CASE("What is wrong with the config.json that is given is an error, also wh
 TEST_CASE("A run's directory is converted, its dtype in a copy of the config.json that is given") {
   const TempDir temp;
   const fs::path from = golden(kNxdCases[0]);
-  ConvertRequest request = convert_request(from / "checkpoint", temp / "out",
+  Request request = convert_request(from / "checkpoint", temp / "out",
                                            {.layout = "optimum", .dtype = DType::kF32, .config = from / "original"});
   request.source.tag = "step_3";
   const auto job = plan_convert(request);

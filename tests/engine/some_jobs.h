@@ -30,25 +30,25 @@ struct Jobs {
     Random random(17);
     write_model(temp / "model", model, random_tensors(model, random), 2);
     for (const Format format : {Format::kSafetensors, Format::kPytorch, Format::kXser}) {
-      ShardRequest request = shard_request(temp / "model", temp / ("shards-" + std::string(name(format))), 4, 2);
+      Request request = shard_request(temp / "model", temp / ("shards-" + std::string(name(format))), 4, 2);
       request.target.format = format;
       shard(request);
       add("shard to ", format, [request](const std::filesystem::path& directory) {
-        ShardRequest there = request;
+        Request there = request;
         there.output_directory = directory;
         return plan_shard(there);
       });
     }
     for (const Format format : {Format::kSafetensors, Format::kPytorch})
       add("consolidate to ", format, [this, format](const std::filesystem::path& directory) {
-        ConsolidateRequest request = consolidate_request(temp / "shards-xser", directory);
+        Request request = consolidate_request(temp / "shards-xser", directory);
         request.target.format = format;
         request.target.options.set_number("max-shard-size", 3000);
         return plan_consolidate(request);
       });
     for (const Format format : {Format::kPytorch, Format::kXser})
       add("convert to ", format, [this, format](const std::filesystem::path& directory) {
-        ConvertRequest request = convert_request(temp / "shards-safetensors", directory);
+        Request request = convert_request(temp / "shards-safetensors", directory);
         request.target.layout = layout("optimum");
         request.target.format = format;
         request.target.tp = 2;
@@ -61,7 +61,7 @@ struct Jobs {
         return plan_shard(deployed_request(layout(name), temp / "model", directory, 2));
       });
     planners.emplace_back(kTransposed, [this](const std::filesystem::path& directory) {
-      ShardRequest request = deployed_request(layout("nxdi"), temp / "model", directory, 2);
+      Request request = deployed_request(layout("nxdi"), temp / "model", directory, 2);
       request.target.options.set("kernels", "mlp,out-proj");
       return plan_shard(request);
     });

@@ -13,11 +13,11 @@ namespace fs = std::filesystem;
 struct Sharded : Input {
   explicit Sharded(const TinyModel& model = {}) : Input(model, {.layout = "ranks", .tp = 2, .pp = 2}, 6) {}
 
-  ConsolidateRequest request(const fs::path& output, const RequestFields& fields = {}) const {
+  Request request(const fs::path& output, const RequestFields& fields = {}) const {
     return consolidate_request(path(), temp / output, fields);
   }
   /// The error of planning with what is on disk, from a copy in memory.
-  void check_unplanned(const ConsolidateRequest& request, const Refusal& refusal) const {
+  void check_unplanned(const Request& request, const Refusal& refusal) const {
     MemoryFiles files;
     load(files, temp.path());
     check_refused([&] { plan_consolidate(files, request); }, refusal);
@@ -143,7 +143,7 @@ TEST_CASE("A shards folder that is a link belongs to the directory that was give
   fs::create_directories(sharded / "elsewhere");
   fs::rename(sharded / "out/tensor_parallel_shards", sharded / "elsewhere/ranks");
   fs::create_directory_symlink("../elsewhere/ranks", sharded / "out/tensor_parallel_shards");
-  ConsolidateRequest in_place;
+  Request in_place;
   in_place.source.path = sharded.path();
   const auto job = plan_consolidate(in_place);
   CHECK(fs::weakly_canonical(job->output_directory) == fs::weakly_canonical(sharded / "out"));

@@ -19,10 +19,10 @@ struct Names {
     write_safetensors(temp / "in/model.safetensors", tensors);
   }
 
-  ConvertRequest request() const { return convert_request(temp / "in", temp / "out"); }
+  Request request() const { return convert_request(temp / "in", temp / "out"); }
 
   /// What comes out, by old name: old → new. Bytes are checked.
-  std::map<std::string, std::string> run(const ConvertRequest& request) const {
+  std::map<std::string, std::string> run(const Request& request) const {
     convert(request);
     std::map<std::string, std::string> names;
     for (const auto& [new_name, tensor] : read_model(temp / "out"))
@@ -33,7 +33,7 @@ struct Names {
   }
 };
 
-void add_rename(ConvertRequest& request, const std::string& text) {
+void add_rename(Request& request, const std::string& text) {
   request.names.renames.push_back(parse_rename("rename", text));
 }
 
@@ -58,7 +58,7 @@ TEST_CASE("Renames are applied in order, each to what the one before it made") {
       std::vector<std::string> old_names;
       for (const auto& [old_name, new_name] : row.names) old_names.push_back(old_name);
       const Names names(old_names);
-      ConvertRequest request = names.request();
+      Request request = names.request();
       for (const std::string& rename : row.renames) add_rename(request, rename);
       CHECK(names.run(request) == row.names);
       CHECK(plan_convert(request)->notes.empty() == (row.renames != std::vector<std::string>{"^b2=c", "^a=b2"}));
@@ -70,7 +70,7 @@ TEST_CASE("A rename that makes two names one, or one empty, is a usage error tha
   for (const auto& [rename, refusal] :
        {std::pair("^[ab]=c", Refusal{.tensor = "b.w", .says = "`rename` gives it and a.w the same name, c.w"}),
         {"^a.*=", {.tensor = "a.w"}}}) {
-    ConvertRequest request = names.request();
+    Request request = names.request();
     add_rename(request, rename);
     check_refused([&] { plan_convert(request); }, with_common(refusal, {.kind = ErrorKind::kUsage}));
   }
@@ -78,7 +78,7 @@ TEST_CASE("A rename that makes two names one, or one empty, is a usage error tha
 
 TEST_CASE("What is dropped, or not kept, is left out by its old name, and its bytes are counted") {
   const Names names({"a.w", "b.w", "c.w"});
-  ConvertRequest request = names.request();
+  Request request = names.request();
   request.names.drop.emplace_back("drop", "^b");
   CHECK(plan_convert(request)->program.dropped_bytes == names.tensors.at("b.w").bytes.size());
   CHECK(names.run(request) == Map{{"a.w", "a.w"}, {"c.w", "c.w"}});
@@ -97,7 +97,7 @@ TEST_CASE("What is dropped, or not kept, is left out by its old name, and its by
 
 TEST_CASE("What is dropped from shards is counted as often as ranks hold it") {
   const Input input({}, {.layout = "ranks", .tp = 2});
-  ConvertRequest request = convert_request(input.path(), input / "whole");
+  Request request = convert_request(input.path(), input / "whole");
   request.names.drop.emplace_back("drop", "^model.norm.weight$");
   const auto job = plan_convert(request);
   CHECK(job->program.dropped_bytes == 2 * input.model.hidden * 2);
@@ -108,10 +108,10 @@ TEST_CASE("What is dropped from shards is counted as often as ranks hold it") {
 
 TEST_CASE("To leave no tensor is a usage error, and a source that holds none is said to") {
   const Names names({"a.w", "b.w"}), none({});
-  ConvertRequest keep = names.request(), drop = names.request();
+  Request keep = names.request(), drop = names.request();
   keep.names.keep.emplace_back("keep", "nothing");
   drop.names.drop.emplace_back("drop", "w");
-  for (const ConvertRequest& request : {keep, drop})
+  for (const Request& request : {keep, drop})
     check_refused([&] { plan_convert(request); },
                   {.kind = ErrorKind::kUsage, .says = "`drop` and `keep` leave no tensor"});
   check_refused([&] { plan_convert(none.request()); }, {.path = none.temp / "in", .says = "holds no tensors"});
@@ -119,7 +119,7 @@ TEST_CASE("To leave no tensor is a usage error, and a source that holds none is 
 
 TEST_CASE("A pattern that matches nothing is noted with its option") {
   const Names names({"a.w"});
-  ConvertRequest request = names.request();
+  Request request = names.request();
   request.names.drop.emplace_back("drop", "^x");
   request.names.keep.emplace_back("keep", "^y");
   request.names.keep.emplace_back("keep", "^a");
@@ -151,7 +151,7 @@ TEST_CASE("A checkpoint of other names is sharded once they are renamed to the f
   for (const auto& [name, tensor] : originals) prefixed["language_" + name] = tensor;
   prefixed["vision.w"] = random_tensor(random, DType::kF32, {3});
   write_model(temp / "in", model, prefixed);
-  ConvertRequest request = convert_request(temp / "in", temp / "out", {.layout = "ranks", .tp = 2});
+  Request request = convert_request(temp / "in", temp / "out", {.layout = "ranks", .tp = 2});
   CHECK(error_of([&] { plan_convert(request); }).kind() == ErrorKind::kBadInput);
   add_rename(request, "^language_=");
   request.names.drop.emplace_back("drop", "^vision");

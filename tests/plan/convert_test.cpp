@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "reshard/plan/target/dtypes.h"
+#include "reshard/plan/transforms/cast.h"
 #include "support/checkpoints.h"
 #include "support/input.h"
 #include "support/layouts.h"
@@ -24,11 +24,11 @@ struct Checkpoints : Input {
 
   static constexpr const char* kLayouts[] = {"ranks", "optimum"};
 
-  ConvertRequest request(const fs::path& from, const fs::path& to, const RequestFields& fields = {}) const {
+  Request request(const fs::path& from, const fs::path& to, const RequestFields& fields = {}) const {
     return convert_request(temp / from, temp / to, fields);
   }
   /// Planning and running fails, and changes nothing.
-  void check_unchanged(const ConvertRequest& request, const Refusal& refusal) const {
+  void check_unchanged(const Request& request, const Refusal& refusal) const {
     const auto before = snapshot(temp.path());
     check_refused([&] { convert(request); }, refusal);
     CHECK((snapshot(temp.path()) == before));
@@ -39,16 +39,18 @@ struct Checkpoints : Input {
 };
 
 TEST_CASE("A note of a cast names the dtype that the model was trained in, but not where float64 alone is why") {
-  Job job;
-  job.source.model_dtypes = {{"a", DType::kBF16}, {"b", DType::kF32}, {"c", DType::kF32}};
-  std::vector<LogicalTensor> logical{
-      {"a", DType::kF32, {2}}, {"b", DType::kF64, {2}}, {"c", DType::kF64, {2}}, {"d", DType::kF32, {2}}};
-  take_model_dtypes(job, logical);
-  CHECK(logical[0].dtype == DType::kBF16);
-  CHECK(logical[1].dtype == DType::kF32);
-  std::sort(job.notes.begin(), job.notes.end());
-  CHECK(job.notes == std::vector<std::string>{"1 tensor is cast to BF16, which the model was trained in",
-                                              "2 tensors are cast from F64 to F32"});
+  Draft draft;
+  draft.source.map.model_dtypes = {{"a", DType::kBF16}, {"b", DType::kF32}, {"c", DType::kF32}};
+  draft.wanted = {{"a", DType::kF32, {2}}, {"b", DType::kF64, {2}}, {"c", DType::kF64, {2}}, {"d", DType::kF32, {2}}};
+  Request request;
+  request.target.layout = &whole_layout();
+  cast(local_storage(), draft, request);
+  CHECK(draft.wanted[0].dtype == DType::kBF16);
+  CHECK(draft.wanted[1].dtype == DType::kF32);
+  std::sort(draft.source.notes.begin(), draft.source.notes.end());
+  CHECK(draft.source.notes == std::vector<std::string>{"1 tensor is cast to BF16, which the model was trained in",
+                                                       "2 tensors are cast from F64 to F32"});
+  CHECK(draft.transforms == std::vector<std::string>{"cast: 1 tensor to BF16", "cast: 2 tensors to F32"});
 }
 
 TEST_CASE("Shards of what is no shards need a number of ranks, and a format that the layout has") {
@@ -170,7 +172,7 @@ TEST_CASE("One file is converted by itself, whatever its format") {
 
 TEST_CASE("One file is split if its config.json is beside it, and not without") {
   const Checkpoints all;
-  const ConvertRequest request = all.request("model/model.safetensors", "again", {.layout = "ranks", .tp = 2});
+  const Request request = all.request("model/model.safetensors", "again", {.layout = "ranks", .tp = 2});
   const auto job = plan_convert(request);
   CHECK(job->family == "llama");
   CHECK(job->target.logical.size() == job->source.logical.size());
@@ -180,7 +182,7 @@ TEST_CASE("One file is split if its config.json is beside it, and not without") 
 
 TEST_CASE("A tied matrix is said once to be left out of a whole model, and not of shards") {
   const Checkpoints all({.tied = true});
-  const auto count_of = [](const ConvertRequest& request) {
+  const auto count_of = [](const Request& request) {
     const auto notes = plan_convert(request)->notes;
     CHECK(std::set<std::string>(notes.begin(), notes.end()).size() == notes.size());
     CHECK_FALSE(notes.empty());

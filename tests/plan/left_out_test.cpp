@@ -21,13 +21,13 @@ struct LackingModel {
     std::erase_if(tensors, [&](const auto& one) { return !lacks.empty() && one.first.find(lacks) != one.first.npos; });
     write_model(files, "/m", {}, tensors, count);
   }
-  ConvertRequest request(const std::string& to, const fs::path& config = {}) const {
+  Request request(const std::string& to, const fs::path& config = {}) const {
     RequestFields fields{.layout = to, .config = config};
     if (to == "ranks" || to == "nxd") fields.tp = 2;
     return convert_request("/m", "/out", fields);
   }
   /// The notes of the plan that contain `part`.
-  std::vector<std::string> notes(const ConvertRequest& request, const std::string& part) {
+  std::vector<std::string> notes(const Request& request, const std::string& part) {
     std::vector<std::string> notes = plan_convert(files, request)->notes;
     std::erase_if(notes, [&](const std::string& note) { return note.find(part) == note.npos; });
     return notes;
@@ -47,7 +47,7 @@ TEST_CASE("A tensor that config.json asks for and that is missing is an error in
   for (const char* to : {"hf", "dcp"}) {
     CAPTURE(to);
     LackingModel model(1, "mlp.up_proj");
-    ConvertRequest request = model.request(to);
+    Request request = model.request(to);
     check_refused([&] { plan_convert(model.files, request); },
                   {.path = "/m",
                    .says = "2 tensors that config.json asks for are missing: "
@@ -60,7 +60,7 @@ TEST_CASE("A tensor that config.json asks for and that is missing is an error in
 
 TEST_CASE("A layout that needs every tensor does not take the option that allows missing ones") {
   LackingModel model(1, "layers.1.mlp.up_proj");
-  ConvertRequest request = model.request("ranks");
+  Request request = model.request("ranks");
   request.allow_missing = true;
   check_refused([&] { plan_convert(model.files, request); },
                 {.kind = ErrorKind::kUsage,
@@ -84,7 +84,7 @@ TEST_CASE("Tensors that rules drop or rename away are counted, where config.json
       {{"self_attn=attention"}, {}, {}, {"`rename` gives 8 tensors other names than config.json asks for"}}};
   for (const char* to : {"hf", "dcp"})
     for (const Row& row : rows) {
-      ConvertRequest request = model.request(to);
+      Request request = model.request(to);
       for (const char* text : row.rename) request.names.renames.push_back(parse_rename("rename", text));
       for (const char* text : row.drop) request.names.drop.emplace_back("drop", text);
       for (const char* text : row.keep) request.names.keep.emplace_back("keep", text);
@@ -95,7 +95,7 @@ TEST_CASE("Tensors that rules drop or rename away are counted, where config.json
 
 TEST_CASE("A dropped tensor does not stand in the way of one that takes its name") {
   LackingModel model;
-  ConvertRequest taken = model.request("hf");
+  Request taken = model.request("hf");
   taken.names.drop.emplace_back("drop", "^lm_head");
   taken.names.renames.push_back(parse_rename("rename", "^model.norm.weight$=lm_head.weight"));
   const auto job = plan_convert(model.files, taken);
@@ -105,14 +105,14 @@ TEST_CASE("A dropped tensor does not stand in the way of one that takes its name
 
 TEST_CASE("No shards are made of a model without its attention") {
   LackingModel model;
-  ConvertRequest request = model.request("ranks");
+  Request request = model.request("ranks");
   request.names.drop.emplace_back("drop", "self_attn");
   check_refused([&] { plan_convert(model.files, request); }, {});
 }
 
 TEST_CASE("Renaming tensors to the model's names completes it") {
   LackingModel model;
-  ConvertRequest request = model.request("hf");
+  Request request = model.request("hf");
   TensorMap tensors;
   for (const TinyParameter& parameter : parameters_of({})) {
     std::string name = parameter.name;
@@ -171,7 +171,7 @@ TEST_CASE("With config.json from elsewhere, the tokenizer next to it comes along
   LackingModel model;
   model.files.write("/cfg/config.json", TinyModel().config().dump());
   model.files.remove("/m/config.json");
-  const ConvertRequest request = model.request("hf", "/cfg");
+  const Request request = model.request("hf", "/cfg");
   model.files.write("/m/tokenizer.json", "own");
   CHECK(copies(*plan_convert(model.files, request), "/m/tokenizer.json", "tokenizer.json"));
 
@@ -191,7 +191,7 @@ TEST_CASE("Defaults of generation next to a config.json from elsewhere are no to
   model.files.write("/cfg/config.json", TinyModel().config().dump());
   model.files.write("/cfg/generation_config.json", "theirs");
   model.files.write("/m/vocab.json", "own");
-  const ConvertRequest request = model.request("hf", "/cfg");
+  const Request request = model.request("hf", "/cfg");
   CHECK(copies(*plan_convert(model.files, request), "/m/vocab.json", "vocab.json"));
   CHECK(model.notes(request, "tokenizer").empty());
 }
@@ -209,7 +209,7 @@ TEST_CASE("The tokenizer of a model's own directory takes precedence over one ne
   LackingModel model;
   model.files.write("/cfg/config.json", TinyModel().config().dump());
   model.files.write("/cfg/tokenizer.json", "theirs");
-  const ConvertRequest request = model.request("hf", "/cfg/config.json");
+  const Request request = model.request("hf", "/cfg/config.json");
   CHECK(copies(*plan_convert(model.files, request), "/cfg/tokenizer.json", "tokenizer.json"));
   model.files.write("/m/tokenizer.json", "own");
   CHECK(copies(*plan_convert(model.files, request), "/m/tokenizer.json", "tokenizer.json"));

@@ -19,7 +19,7 @@ struct MemoryModel {
     if (change) change(tensors);
     write_model(files, "model", model, tensors);
   }
-  ShardRequest request(const RequestFields& fields) const { return shard_request("model", "out", fields); }
+  Request request(const RequestFields& fields) const { return shard_request("model", "out", fields); }
   std::unique_ptr<Job> plan(const RequestFields& fields) const { return plan_shard(files, request(fields)); }
   Error check_unplanned(const RequestFields& fields, const Refusal& refusal) const {
     return check_refused([&] { plan(fields); }, refusal);
@@ -165,7 +165,7 @@ TEST_CASE("The model's own directory is no output directory, by whatever name") 
     INFO(name);
     check_refused([&] { shard(input / "model", input / name, {.tp = 1, .force = true}); }, {.kind = ErrorKind::kUsage});
     if (std::string(name) == "link") continue;
-    ShardRequest request = in_memory.request({.tp = 1, .force = true});
+    Request request = in_memory.request({.tp = 1, .force = true});
     request.output_directory = name;
     check_refused([&] { plan_shard(in_memory.files, request); }, {.kind = ErrorKind::kUsage});
   }

@@ -33,7 +33,7 @@ std::map<std::string, TensorMap> read_weights(const fs::path& directory) {
 
 TensorMap consolidated(const fs::path& checkpoint, const fs::path& output, std::shared_ptr<const Family> spec) {
   fs::remove_all(output);
-  ConsolidateRequest request;
+  Request request;
   request.source.path = checkpoint;
   request.output_directory = output;
   request.source.family = std::move(spec);
@@ -41,8 +41,8 @@ TensorMap consolidated(const fs::path& checkpoint, const fs::path& output, std::
   return read_model(output);
 }
 
-ShardRequest deployed_request(const Layout* kind, const fs::path& model, const fs::path& output, std::uint32_t tp) {
-  ShardRequest request = shard_request(model, output, tp);
+Request deployed_request(const Layout* kind, const fs::path& model, const fs::path& output, std::uint32_t tp) {
+  Request request = shard_request(model, output, tp);
   request.target.layout = kind;
   return request;
 }
@@ -56,12 +56,12 @@ std::map<std::string, TensorMap> read_shards(const fs::path& directory) {
   return ranks;
 }
 
-RunResult convert(const ConvertRequest& request, const RunOptions& options) {
+RunResult convert(const Request& request, const RunOptions& options) {
   return execute(*plan_convert(request), options);
 }
 
-ConvertRequest convert_request(const fs::path& source, const fs::path& output) {
-  ConvertRequest request;
+Request convert_request(const fs::path& source, const fs::path& output) {
+  Request request;
   request.source.path = source;
   request.output_directory = output;
   return request;

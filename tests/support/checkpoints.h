@@ -7,7 +7,7 @@
 #include <string>
 
 #include "reshard/engine/execute.h"
-#include "reshard/plan/job/convert.h"
+#include "reshard/plan/job/request.h"
 #include "support/containers.h"
 #include "support/files.h"
 #include "support/models.h"
@@ -29,11 +29,11 @@ TensorMap consolidated(const std::filesystem::path& checkpoint, const std::files
                        std::shared_ptr<const Family> spec = {});
 
 /// plan_convert and execute.
-RunResult convert(const ConvertRequest& request, const RunOptions& options = unsynced());
+RunResult convert(const Request& request, const RunOptions& options = unsynced());
 
 /// Requests without the many defaults; that of shard is about `tp` ranks of one stage.
-ShardRequest deployed_request(const Layout* kind, const std::filesystem::path& model,
+Request deployed_request(const Layout* kind, const std::filesystem::path& model,
                               const std::filesystem::path& output, std::uint32_t tp);
-ConvertRequest convert_request(const std::filesystem::path& source, const std::filesystem::path& output);
+Request convert_request(const std::filesystem::path& source, const std::filesystem::path& output);
 
 }  // namespace reshard::test

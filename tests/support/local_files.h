@@ -78,7 +78,7 @@ inline ShardedCheckpoint read_sharded_checkpoint(const FoundLayout& folder,
 inline std::vector<Tag> list_tags(const std::filesystem::path& directory) {
   return list_tags(local_storage(), directory);
 }
-inline bool is_checkpoint(const std::filesystem::path& directory, TagContent content = TagContent::kAny) {
+inline bool is_checkpoint(const std::filesystem::path& directory, SourceKind content = SourceKind::kAny) {
   return is_checkpoint(local_storage(), directory, content);
 }
 inline Companions companion_files(const std::filesystem::path& directory,

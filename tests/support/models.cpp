@@ -140,16 +140,16 @@ RunOptions unsynced() {
   return options;
 }
 
-RunResult shard(const ShardRequest& request, const RunOptions& options) {
+RunResult shard(const Request& request, const RunOptions& options) {
   return execute(*plan_shard(request), options);
 }
 
-RunResult consolidate(const ConsolidateRequest& request, const RunOptions& options) {
+RunResult consolidate(const Request& request, const RunOptions& options) {
   return execute(*plan_consolidate(request), options);
 }
 
-ShardRequest shard_request(const fs::path& model, const fs::path& output, std::uint32_t tp, std::uint32_t pp) {
-  ShardRequest request;
+Request shard_request(const fs::path& model, const fs::path& output, std::uint32_t tp, std::uint32_t pp) {
+  Request request;
   request.source.path = model;
   request.output_directory = output;
   request.target.layout = layout("ranks");

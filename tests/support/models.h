@@ -61,11 +61,11 @@ std::map<std::string, TensorMap> read_ranks(const std::filesystem::path& output)
 RunOptions unsynced();
 
 /// plan_shard or plan_consolidate, and execute.
-RunResult shard(const ShardRequest& request, const RunOptions& options = unsynced());
-RunResult consolidate(const ConsolidateRequest& request, const RunOptions& options = unsynced());
+RunResult shard(const Request& request, const RunOptions& options = unsynced());
+RunResult consolidate(const Request& request, const RunOptions& options = unsynced());
 
 /// A request without the many defaults.
-ShardRequest shard_request(const std::filesystem::path& model, const std::filesystem::path& output,
+Request shard_request(const std::filesystem::path& model, const std::filesystem::path& output,
                            std::uint32_t tp = 1, std::uint32_t pp = 1);
 
 /// What `execute` does between making the files and publishing them, but with blocks of `block_bytes`; the model's

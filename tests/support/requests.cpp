@@ -24,7 +24,6 @@ OptionValues options_of(const std::vector<std::string>& texts) {
   return options;
 }
 
-template <typename Request>
 Request request_of(const fs::path& source, const fs::path& output, const RequestFields& fields) {
   Request request;
   request.source.path = source;
@@ -48,20 +47,20 @@ Request request_of(const fs::path& source, const fs::path& output, const Request
 
 }  // namespace
 
-ShardRequest shard_request(const fs::path& model, const fs::path& output, const RequestFields& fields) {
-  auto request = request_of<ShardRequest>(model, output, fields);
+Request shard_request(const fs::path& model, const fs::path& output, const RequestFields& fields) {
+  auto request = request_of(model, output, fields);
   if (request.target.layout == nullptr) request.target.layout = layout("ranks");
   return request;
 }
 
-ConvertRequest convert_request(const fs::path& source, const fs::path& output, const RequestFields& fields) {
-  auto request = request_of<ConvertRequest>(source, output, fields);
+Request convert_request(const fs::path& source, const fs::path& output, const RequestFields& fields) {
+  auto request = request_of(source, output, fields);
   request.check_replicas = fields.check_replicas;
   return request;
 }
 
-ConsolidateRequest consolidate_request(const fs::path& source, const fs::path& output, const RequestFields& fields) {
-  auto request = request_of<ConsolidateRequest>(source, output, fields);
+Request consolidate_request(const fs::path& source, const fs::path& output, const RequestFields& fields) {
+  auto request = request_of(source, output, fields);
   request.check_replicas = fields.check_replicas;
   return request;
 }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "reshard/engine/execute.h"
-#include "reshard/plan/job/convert.h"
+#include "reshard/plan/job/request.h"
 #include "support/files.h"
 #include "support/models.h"
 
@@ -32,12 +32,12 @@ struct RequestFields {
 };
 
 /// Shards to layout ranks if no other is given.
-ShardRequest shard_request(const std::filesystem::path& model, const std::filesystem::path& output,
-                           const RequestFields& fields);
-ConvertRequest convert_request(const std::filesystem::path& source, const std::filesystem::path& output,
-                               const RequestFields& fields);
-ConsolidateRequest consolidate_request(const std::filesystem::path& source, const std::filesystem::path& output,
-                                       const RequestFields& fields = {});
+Request shard_request(const std::filesystem::path& model, const std::filesystem::path& output,
+                      const RequestFields& fields);
+Request convert_request(const std::filesystem::path& source, const std::filesystem::path& output,
+                        const RequestFields& fields);
+Request consolidate_request(const std::filesystem::path& source, const std::filesystem::path& output,
+                            const RequestFields& fields = {});
 
 /// The same requests, planned and executed.
 RunResult shard(const std::filesystem::path& model, const std::filesystem::path& output, const RequestFields& fields);

@@ -13,9 +13,9 @@ namespace reshard::test {
 
 namespace fs = std::filesystem;
 
-ConvertRequest run_request(const fs::path& source, const fs::path& output, std::uint64_t fsdp,
+Request run_request(const fs::path& source, const fs::path& output, std::uint64_t fsdp,
                            const std::string& prefix, std::optional<std::uint32_t> tp) {
-  ConvertRequest request = convert_request(source, output);
+  Request request = convert_request(source, output);
   request.source.with_optimizer = true;
   request.target.layout = layout("dcp");
   request.target.tp = tp;

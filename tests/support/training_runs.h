@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/plan/job/convert.h"
+#include "reshard/plan/job/request.h"
 #include "support/dcp.h"
 #include "support/random.h"
 
@@ -15,7 +15,7 @@
 namespace reshard::test {
 
 /// A run to dcp, with its optimizer.
-ConvertRequest run_request(const std::filesystem::path& source, const std::filesystem::path& output, std::uint64_t fsdp,
+Request run_request(const std::filesystem::path& source, const std::filesystem::path& output, std::uint64_t fsdp,
                            const std::string& prefix = "", std::optional<std::uint32_t> tp = std::nullopt);
 
 /// Rows are spread over this many ranks.

@@ -310,7 +310,8 @@ Checkpoint read_lone_model(Files& files, const fs::path& path, const ReadContext
   validate_no_rank(files, checkpoint, context.use);
   if (context.use == ConfigUse::kNeeded && !checkpoint.model)
     throw unknown_model_type(checkpoint.language_model.config, {});
-  if (checkpoint.model) validate_against_model(checkpoint.map, *checkpoint.model, path, context.extra);
+  if (checkpoint.model && context.use == ConfigUse::kStrict)
+    validate_against_model(checkpoint.map, *checkpoint.model, path, context.extra);
   note_idle_options(checkpoint, context.options);
   return checkpoint;
 }
@@ -403,6 +404,15 @@ Checkpoint checkpoint_at(Files& files, const fs::path& path, const ReadContext& 
 }
 
 }  // namespace
+
+const Layout* layout_at(Files& files, const fs::path& path) {
+  if (!files.is_directory(path)) return nullptr;
+  if (!adapters_to_read(files, path).empty()) return &adapter_layout();
+  const auto whole = find_whole(files, path);
+  const auto shards = find_shards(files, path);
+  if (shards && (!whole || whole->is_empty)) return shards->layout;
+  return whole ? whole->layout : nullptr;
+}
 
 Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& context) {
   return read_unless_swapping(files, path, [&] { return sharded_at(files, path, context); });

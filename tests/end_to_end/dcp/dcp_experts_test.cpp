@@ -32,7 +32,7 @@ Saved run_of_experts(Random& random, const fs::path& model) {
 
 const std::string kExpert = "model.layers.1.mlp.experts.1.up_proj.weight";
 
-ConvertRequest to_stacks(const fs::path& source, const fs::path& model, const fs::path& output) {
+Request to_stacks(const fs::path& source, const fs::path& model, const fs::path& output) {
   return convert_request(
       source, output,
       {.layout = "dcp", .options = {"fsdp=2", "names=torchtitan"}, .config = model, .with_optimizer = true});

@@ -22,7 +22,7 @@ Saved run_with_list(Random& random) {
 }
 
 /// Checks that the list is in the way of a conversion.
-void check_listed(const ConvertRequest& request, const fs::path& where, const Refusal& refusal = {}) {
+void check_listed(const Request& request, const fs::path& where, const Refusal& refusal = {}) {
   check_refused([&] { convert(request); }, with_common(refusal, {.kind = ErrorKind::kUnsupported,
                                                                  .path = where,
                                                                  .tensor = kList,
@@ -45,8 +45,8 @@ TEST_CASE("Parameters that a list names are neither dropped nor renamed") {
   convert(run_request(temp / "in", temp / "whole", 2));
   CHECK(dcp::read(temp / "whole").objects.count(kList) == 1);
 
-  const ConvertRequest request = run_request(temp / "in", temp / "out", 2);
-  ConvertRequest dropped = request, kept = request, renamed = request;
+  const Request request = run_request(temp / "in", temp / "out", 2);
+  Request dropped = request, kept = request, renamed = request;
   dropped.names.drop.emplace_back("drop", "^b");
   check_listed(dropped, temp / "in",
                {.says = "some of which `drop` or `keep` leaves out",
@@ -69,7 +69,7 @@ TEST_CASE("Wrappers of modules leave no list that may have them") {
   Saved saved = run_with_list(random);
   for (dcp::Whole& tensor : saved.tensors)
     if (!is_of_optimizer(tensor)) tensor.name.insert(0, "model._orig_mod.");
-  const ConvertRequest request = run_request(temp / "in", temp / "out", 2, "model");
+  const Request request = run_request(temp / "in", temp / "out", 2, "model");
   SECTION("no state shows what the optimizer calls parameters") {
     std::erase_if(saved.tensors, is_of_optimizer);
     saved.write(temp / "in");

@@ -105,7 +105,7 @@ TEST_CASE("A tensor without a name, an expert that is missing, and one of anothe
   const auto refused = [&](const Refusal& refusal) {
     fs::remove(biased / "moe/model.safetensors");
     write_safetensors(biased / "moe/model.safetensors", model);
-    ConvertRequest request = convert_request(biased / "moe", out, with_names("torchtitan"));
+    Request request = convert_request(biased / "moe", out, with_names("torchtitan"));
     request.allow_missing = true;  // a stack cannot lack one
     return check_refused([&] { convert(request); }, with_common(refusal, {.unwritten = out}));
   };

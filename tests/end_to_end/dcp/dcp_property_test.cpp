@@ -73,7 +73,7 @@ TEST_CASE("Any tensors, states and objects come from chunks on any mesh, and go 
     CHECK((whole == run.model));
     for (const char* hop : {"1", "2", "3"}) {
       const std::uint64_t ranks = pick(random, 1, 6);
-      ConvertRequest request = run_request(temp / std::string(1, static_cast<char>(*hop - 1)), temp / hop, ranks);
+      Request request = run_request(temp / std::string(1, static_cast<char>(*hop - 1)), temp / hop, ranks);
       if (!run.has_training) {  // all may be the model's
         CHECK_THAT(error_of([&] { convert(request); }).what(), Says("nothing of an optimizer"));
         request.source.with_optimizer = false;
@@ -156,7 +156,7 @@ TEST_CASE("A tied head that is stored in full is left out if it equals the embed
     saved.add("model.lm_head.weight", head, 3);
     fs::remove_all(temp / "dcp");
     saved.write(temp / "dcp");
-    const ConsolidateRequest request = consolidate_request(temp / "dcp", temp / "out", {.config = temp / "model"});
+    const Request request = consolidate_request(temp / "dcp", temp / "out", {.config = temp / "model"});
     CHECK((join(plan_consolidate(request)->notes, "\n").find("lm_head.weight is tied to ") != std::string::npos) ==
           is_same);
     TensorMap expected = model;

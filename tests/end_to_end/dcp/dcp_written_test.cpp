@@ -117,7 +117,7 @@ TEST_CASE("Files of another save beside a new one are refused") {
   const TempDir temp;
   write_small(temp / "in.safetensors");
   write_file(temp / "out" / "__7_0.distcp", "old");
-  ConvertRequest request = convert_request(temp / "in.safetensors", temp / "out", kToDcp);
+  Request request = convert_request(temp / "in.safetensors", temp / "out", kToDcp);
   check_refused([&] { convert(request); }, {.says = "__7_0.distcp"});
   fs::remove_all(temp / "out");
   convert(request);
@@ -137,7 +137,7 @@ TEST_CASE("A prefix from under which the model would not come back is refused, w
     CAPTURE(source, prefix);
     RequestFields fields = with_prefix(prefix);
     fields.with_optimizer = optimizer;
-    const ConvertRequest request = convert_request(source, temp / "out", fields);
+    const Request request = convert_request(source, temp / "out", fields);
     if (as.empty()) return plan_convert(request)->notes;
     const Error error =
         check_refused([&] { convert(request); }, {.kind = ErrorKind::kUsage, .unwritten = temp / "out"});

@@ -92,7 +92,7 @@ TEST_CASE("Whatever a user's scheme packs comes back from dcp, with the optimize
     }
     run.write(temp / "run");
     const auto converted_run = [&](const fs::path& source, const fs::path& output, const char* names) {
-      ConvertRequest request =
+      Request request =
           run_request(source, output, pick(random, 1, 5), "", static_cast<std::uint32_t>(pick(random, 1, 3)));
       request.source.config = temp / "model";
       request.source.family = family;
@@ -140,7 +140,7 @@ TEST_CASE("Megatron-Core's own checkpoint is read by a user's description of its
   fields.family = read_family(local_storage(), testdata("descriptions/megatron-llama.json"));
   const TempDir temp;
   CHECK((converted(golden_case / "checkpoint", temp / "whole", fields) == read_model(golden_case / "original")));
-  ConvertRequest request = convert_request(golden_case / "checkpoint", temp / "noted", fields);
+  Request request = convert_request(golden_case / "checkpoint", temp / "noted", fields);
   CHECK_THAT(joined_notes(*plan_convert(local_storage(), request)),
              Says("embedding.word_embeddings.weight is padded from [50, 32] to [64, 32]"));
 }
@@ -170,7 +170,7 @@ TEST_CASE("Megatron-Core's optimizer, whose states come before their parameters,
     INFO(name);
     const fs::path golden_case = testdata(fs::path("golden/megatron") / name);
     const TempDir temp;
-    ConvertRequest request = run_request(golden_case / "checkpoint", temp / "out", 3);
+    Request request = run_request(golden_case / "checkpoint", temp / "out", 3);
     request.source.config = golden_case / "original";
     request.source.family = family;
     CHECK_THAT(joined_notes(*plan_convert(local_storage(), request)), Says("no parameter groups of its optimizer"));
@@ -211,7 +211,7 @@ TEST_CASE("States of an optimizer under names that no scheme explains are refuse
   const TensorMap model = random_tensors(tiny, random);
   write_model(temp / "model", tiny, model);
   const auto family = family_of(description(random_entries(random)));
-  ConvertRequest request = convert_request(temp / "model", temp / "packed", {.layout = "dcp"});
+  Request request = convert_request(temp / "model", temp / "packed", {.layout = "dcp"});
   request.source.family = family;
   request.target.options.set("names", "mytrainer");
   convert(request);
@@ -221,7 +221,7 @@ TEST_CASE("States of an optimizer under names that no scheme explains are refuse
     run.add("optimizer.state.exp_avg." + name, data);  // the state before the parameter, as Megatron has it
   }
   run.write(temp / "run");
-  ConvertRequest back = run_request(temp / "run", temp / "out", 2);
+  Request back = run_request(temp / "run", temp / "out", 2);
   back.source.config = temp / "model";
   back.source.family = family;
   check_refused([&] { convert(back); }, {.kind = ErrorKind::kUnsupported,
@@ -277,7 +277,7 @@ TEST_CASE("Names that mean two things are refused where they are read, and where
     }
   }
   const auto write_dcp = [&](const std::shared_ptr<const Family>& family, const char* names) {
-    ConvertRequest request = convert_request(temp / "model", temp / "out", {.layout = "dcp"});
+    Request request = convert_request(temp / "model", temp / "out", {.layout = "dcp"});
     request.source.family = family;
     if (names != nullptr) request.target.options.set("names", names);
     request.force = true;
@@ -310,7 +310,7 @@ TEST_CASE("What a program cannot pack of a model is refused with the entry and i
       if (!is_changed) entries.push_back({{"entry", name + ".t"}, {"parameters", name}});
     }
     for (const json& entry : changed) entries.push_back(entry);
-    ConvertRequest request = convert_request(temp / "model", temp / "out", {.layout = "dcp"});
+    Request request = convert_request(temp / "model", temp / "out", {.layout = "dcp"});
     request.source.family = family_of(description(entries));
     request.target.options.set("names", "mytrainer");
     check_refused([&] { convert(request); }, refusal);

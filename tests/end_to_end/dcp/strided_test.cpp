@@ -140,7 +140,7 @@ TEST_CASE("Views of any strides become C-ordered tensors in every form, in block
     write_file(temp / "model/config.json", model.config().dump());
 
     FaultStorage storage;
-    ConvertRequest request = convert_request(temp / "model", temp / "whole");
+    Request request = convert_request(temp / "model", temp / "whole");
     const auto job = plan_convert(request);
     for (const StoredTensor& stored : job->source.stored) strided += stored.is_c_order() ? 0 : 1;
     execute(*job, random_run(random, storage));

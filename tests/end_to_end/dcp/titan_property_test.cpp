@@ -101,12 +101,12 @@ TEST_CASE("Runs of torchtitan get the model's names and order of rows, experts g
         if (type == "qwen3_moe") saved.add(kBias, random_tensor(random, DType::kF32, {3}));
         saved.write(temp / "biased");
         CHECK((converted(temp / "biased", temp / "whole", {.config = temp / "model"}) == run.model));
-        ConvertRequest own = run_request(temp / "titan", temp / "own", pick(random, 1, 6));
+        Request own = run_request(temp / "titan", temp / "own", pick(random, 1, 6));
         own.source.config = temp / "model";
         convert(own);
         check_own_names(run, dcp::read(temp / "own"));
 
-        ConvertRequest back = run_request(temp / "own", temp / "back", fsdp, "", tp);
+        Request back = run_request(temp / "own", temp / "back", fsdp, "", tp);
         back.target.options.set("names",
                                 is_main ? one_of(random, {0, 1}) ? "torchtitan" : "torchtitan-main" : "torchtitan-0.2");
         back.check_replicas = random() % 2;  // what experts have alike, their stack has once
@@ -145,7 +145,7 @@ TEST_CASE("A list of names that change is refused, and so are states that cannot
   const auto refused = [&](const Saved& saved, const char* names, const std::string& tensor, const char* says) {
     fs::remove_all(temp / "run");
     saved.write(temp / "run");
-    ConvertRequest request = run_request(temp / "run", temp / "out", 3);
+    Request request = run_request(temp / "run", temp / "out", 3);
     request.source.config = temp / "model";
     request.target.options.set("names", names);
     check_refused([&] { convert(request); },

@@ -56,7 +56,7 @@ TEST_CASE("Random checkpoints of every stage of ZeRO, and universal ones of them
       write_zero(temp / "in", model, stage, ranks, pick(random, 1, 3), random);
     const RequestFields masters{.source_options = {"weights=master"}};
     CHECK((converted(temp / "in", temp / "out", masters) == master_tensors(model)));
-    const ConvertRequest request = convert_request(temp / "in", temp / "out", masters);
+    const Request request = convert_request(temp / "in", temp / "out", masters);
     split += read_checkpoint(local_storage(), temp / "in", {.options = request.source.options}).map.stored.size() >
              model.module.size();
     if (stage < 3) CHECK((converted(temp / "in", temp / "out") == model.module));

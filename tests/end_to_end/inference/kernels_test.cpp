@@ -29,7 +29,7 @@ TEST_CASE("Fused linears of a training checkpoint become transposed ones, over o
 
 TEST_CASE("The manifest of transposed weights is one of the model, whatever is verified with it") {
   const Input input({.intermediate = 96});
-  ShardRequest request = shard_request(input.path(), input / "out", {.layout = "nxdi", .tp = 2});
+  Request request = shard_request(input.path(), input / "out", {.layout = "nxdi", .tp = 2});
   request.target.options.set("kernels", "mlp,out-proj");
   const auto job = plan_shard(request);
   job->manifest = true;
@@ -46,7 +46,7 @@ TEST_CASE("The manifest of transposed weights is one of the model, whatever is v
 
 TEST_CASE("Leaves of a transposed matrix, which are its rows, are written in ranges and not by element") {
   const Input input({.hidden = 256, .intermediate = 9000, .layers = 1});  // 4.6 MB a matrix, more than a leaf
-  ShardRequest request = shard_request(input.path(), input / "out", {.layout = "nxdi", .tp = 2});
+  Request request = shard_request(input.path(), input / "out", {.layout = "nxdi", .tp = 2});
   request.target.options.set("kernels", "mlp");
   const auto job = plan_shard(request);
   job->manifest = true;

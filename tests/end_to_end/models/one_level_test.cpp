@@ -42,7 +42,7 @@ TEST_CASE("A single file is a model that is sharded, converted and consolidated"
       shard(file, input / "out", {.layout = "nxd", .tp = 2, .config = input / "model"});
       CHECK((consolidated(input / "out", input / "whole") == input.tensors));
       CHECK((consolidated(file, input / "one") == input.tensors));
-      ConsolidateRequest nowhere;
+      Request nowhere;
       nowhere.source.path = file;
       check_refused([&] { plan_consolidate(nowhere); }, {.kind = ErrorKind::kUsage});
       // The folder with it names it.

@@ -76,7 +76,7 @@ TEST_CASE(
       }
       packed.write(temp / "packed");
       const auto converted_run = [&](const fs::path& source, const fs::path& output, const char* names) {
-        ConvertRequest request = run_request(source, output, pick(random, 1, 5));
+        Request request = run_request(source, output, pick(random, 1, 5));
         request.source.config = model / "original";
         request.check_replicas = random() % 2;
         if (names != nullptr) request.target.options.set("names", names);
@@ -166,7 +166,7 @@ TEST_CASE("A layer that config.json does not count is split as well, and what on
     return names;
   };
   CHECK(listed().count("model.layers.9.block_sparse_moe.experts.1.w3.weight") == 1);
-  ConvertRequest request = convert_request(temp / "model", temp / "whole", {});
+  Request request = convert_request(temp / "model", temp / "whole", {});
   request.names.drop.emplace_back("drop", "^model\\.layers\\.9\\.");
   convert(request);
   CHECK((read_model(temp / "whole") == read_model(model / "original")));

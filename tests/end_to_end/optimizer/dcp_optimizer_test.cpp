@@ -59,7 +59,7 @@ TEST_CASE("A training run goes from mesh to mesh with all that torch saved of it
       const fs::path golden_case = dcp_case(run.name);
       const json golden = golden_of(golden_case);
       const TempDir temp;
-      ConvertRequest first = run_request(golden_case / "sharded", temp / "three", 3, run.prefix);
+      Request first = run_request(golden_case / "sharded", temp / "three", 3, run.prefix);
       if (run.has_config) {
         first.source.config = golden_case / "original";
         first.target.tp = 2;
@@ -70,7 +70,7 @@ TEST_CASE("A training run goes from mesh to mesh with all that torch saved of it
       convert(run_request(temp / "three", temp / "five", 5, run.prefix));
       check_same_run(temp / "five", golden);
       if (!run.has_config) continue;
-      ShardRequest again = shard_request(temp / "three", temp / "one", {.with_optimizer = true});
+      Request again = shard_request(temp / "three", temp / "one", {.with_optimizer = true});
       again.target = run_request({}, {}, 1, run.prefix).target;
       shard(again);
       check_same_run(temp / "one", golden);
@@ -80,7 +80,7 @@ TEST_CASE("A training run goes from mesh to mesh with all that torch saved of it
 TEST_CASE("The optimizer is not cast, and is cut as its parameters are") {
   const fs::path golden_case = dcp_case("llama-fsdp2-optim");
   const TempDir temp;
-  ConvertRequest request = run_request(golden_case / "sharded", temp / "out", 2, "model", 2);
+  Request request = run_request(golden_case / "sharded", temp / "out", 2, "model", 2);
   request.source.config = golden_case / "original";
   request.dtype = DType::kBF16;
   convert(request);
@@ -108,7 +108,7 @@ TEST_CASE("Without with-optimizer nothing of it is read") {
       FaultStorage storage;
       RunOptions options = unsynced();
       options.storage = &storage;
-      ConvertRequest request = run_request(golden_case / "sharded", temp / "out", 2, "model");
+      Request request = run_request(golden_case / "sharded", temp / "out", 2, "model");
       request.source.with_optimizer = false;
       const auto job = plan_convert(storage, request);
       execute(*job, options);
@@ -140,7 +140,7 @@ TEST_CASE("States follow parameters that are renamed or dropped") {
   const TempDir temp;
   const Saved saved = small_run(random, "");
   saved.write(temp / "in");
-  ConvertRequest request = run_request(temp / "in", temp / "out", 2);
+  Request request = run_request(temp / "in", temp / "out", 2);
   request.names.renames.push_back(parse_rename("rename", "^a\\.=first.one."));
   request.names.drop.emplace_back("drop", "^b");
   convert(request);

@@ -116,7 +116,7 @@ Experts experts_of(const char* family, const TempDir& temp, std::uint32_t tp, st
   return run;
 }
 
-ConvertRequest to_layout(const TempDir& temp, const char* layout = "dcp") {
+Request to_layout(const TempDir& temp, const char* layout = "dcp") {
   return convert_request(temp / "run", temp / "out", {.layout = layout, .with_optimizer = true});
 }
 
@@ -154,7 +154,7 @@ TEST_CASE("States of experts are refused where data-parallel ranks are missing")
 TEST_CASE("States of experts are not written for expert-parallel ranks") {
   const TempDir temp;
   experts_of("qwen3_moe", temp, 1, 2, 2, true);
-  ConvertRequest request = to_layout(temp, "optimum");
+  Request request = to_layout(temp, "optimum");
   check_refused([&] { plan_convert(request); },
                 {.kind = ErrorKind::kUnsupported,
                  .says = "states of the optimizer are not written for 2 expert-parallel ranks",

@@ -48,7 +48,7 @@ struct Trained {
   }
   TensorData& operator()(const char* parameter, const char* name) { return tensors[state(parameter, name)]; }
   /// To fuse query, key and value, or not.
-  ConvertRequest request(const std::vector<std::string>& options = {"fuse-qkv", "dp=2"}) const {
+  Request request(const std::vector<std::string>& options = {"fuse-qkv", "dp=2"}) const {
     std::vector<dcp::Whole> wholes;
     for (const auto& [name, data] : tensors) wholes.push_back({name, data, {{Dims(data.shape.size()), data.shape, 0}}});
     std::vector<dcp::Object> objects;
@@ -169,7 +169,7 @@ void write_whole_states(const fs::path& step,
 TEST_CASE("States of another shape than their parameter's are refused, whichever state it is") {
   const Trained trained;
   convert(trained.request({}));
-  const ConvertRequest request =
+  const Request request =
       convert_request(trained.temp / "out", trained.temp / "back", {.layout = "dcp", .with_optimizer = true});
   write_whole_states(trained.temp / "out", [](const std::string&, std::size_t, const Dims& shape) { return shape; });
   CHECK_NOTHROW(plan_convert(request));

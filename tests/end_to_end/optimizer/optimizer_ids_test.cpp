@@ -81,7 +81,7 @@ struct Unnamed {
     has_masters = random() % 2;
     write_dcp(temp / "dcp", run, random, false);
     write_file(temp / "dcp/config.json", run.model.config().dump());
-    ConvertRequest request = request_of(temp / "dcp", temp / "in", dp);
+    Request request = request_of(temp / "dcp", temp / "in", dp);
     request.target.format = format;
     request.source.options.erase("optimizer-groups");
     convert(request);
@@ -94,8 +94,8 @@ struct Unnamed {
     return without(expected_optimizer(run, mesh, ranks, temp / "in/model"), frozen, has_masters, 1);
   }
 
-  ConvertRequest request_of(const fs::path& source, const fs::path& output, std::uint64_t ranks) const {
-    ConvertRequest request =
+  Request request_of(const fs::path& source, const fs::path& output, std::uint64_t ranks) const {
+    Request request =
         convert_request(source, output, {.layout = "nxd", .source_options = {"optimizer-groups=ids"}});
     set_target(request.target, mesh);
     request.target.options.set_number("dp", ranks);
@@ -121,7 +121,7 @@ TEST_CASE("Ids go from any data-parallel ranks to any others, whatever parameter
     const std::uint64_t dp = pick(unnamed.random, 1, 5);
     CAPTURE(unnamed.mesh.tp, unnamed.mesh.pp, unnamed.mesh.vpp, unnamed.dp, dp, unnamed.has_masters);
     const fs::path output = unnamed.temp / "out";
-    const ConvertRequest request = unnamed.request_of(unnamed.temp / "in", output, dp);
+    const Request request = unnamed.request_of(unnamed.temp / "in", output, dp);
     CHECK((joined_notes(*plan_convert(request)).find("as in the source, there are no master weights") !=
            std::string::npos) == !unnamed.has_masters);
     convert(request);
@@ -135,14 +135,14 @@ TEST_CASE("Ids go from any data-parallel ranks to any others, whatever parameter
 TEST_CASE("Ids stay only where the model's ranks do, and names are not asked for") {
   const Unnamed unnamed(2);
   const std::uint32_t other_tp = unnamed.mesh.tp == 1 ? 2 : 1;
-  const auto to_dcp = [](ConvertRequest& request) {
+  const auto to_dcp = [](Request& request) {
     request.source.with_optimizer = true;
     request.target = {};
     request.target.layout = layout("dcp");
   };
-  check_refusals<std::function<void(ConvertRequest&)>>(
-      [&](const std::function<void(ConvertRequest&)>& change) {
-        ConvertRequest request = unnamed.request_of(unnamed.temp / "in", unnamed.temp / "out", 2);
+  check_refusals<std::function<void(Request&)>>(
+      [&](const std::function<void(Request&)>& change) {
+        Request request = unnamed.request_of(unnamed.temp / "in", unnamed.temp / "out", 2);
         change(request);
         const Error error = error_of([&] { convert(request); });
         CHECK_FALSE(error.hint().empty());
@@ -150,35 +150,35 @@ TEST_CASE("Ids stay only where the model's ranks do, and names are not asked for
       },
       {.kind = ErrorKind::kUsage, .unwritten = unnamed.temp / "out"},
       {{"no ids, where no rule fits",
-        [](ConvertRequest& request) { request.source.options.erase("optimizer-groups"); },
+        [](Request& request) { request.source.options.erase("optimizer-groups"); },
         {.kind = ErrorKind::kBadInput,
          .hint = "where nothing but `dp` changes, `from-optimizer-groups` ids needs no names"}},
        {"other ranks",
-        [&](ConvertRequest& request) {
+        [&](Request& request) {
           request.target.tp = other_tp;
           request.target.options.erase("kv-size-multiplier");
         },
         {.says = "tp_rank_00_pp_rank_00 would hold it otherwise than in the source"}},
        {"dcp", to_dcp, {.says = "layout dcp has names, and no ids"}},
        {"dcp in names that do not have all of this source",
-        [&](ConvertRequest& request) {
+        [&](Request& request) {
           to_dcp(request);
           request.target.options.set("names", "torchtitan");
         },
         {.says = "layout dcp has names, and no ids"}},
        {"master weights",
-        [](ConvertRequest& request) { request.source.options.set("weights", "master"); },
+        [](Request& request) { request.source.options.set("weights", "master"); },
         {.says = "master weights cannot be the model's without names"}},
        {"other names",
-        [](ConvertRequest& request) {
+        [](Request& request) {
           request.names.renames.push_back(parse_rename("rename", "model.norm.weight=model.last.weight"));
         },
         {.kind = ErrorKind::kUnsupported}},
        {"other groups",
-        [](ConvertRequest& request) { request.target.options.set("optimizer-groups", "norms"); },
+        [](Request& request) { request.target.options.set("optimizer-groups", "norms"); },
         {.says = "without names, no rule can say in which group a parameter is"}},
        {"ids of the target",
-        [](ConvertRequest& request) { request.target.options.set("optimizer-groups", "ids"); },
+        [](Request& request) { request.target.options.set("optimizer-groups", "ids"); },
         {.hint = "it is for the source: `from-optimizer-groups`"}}});
 }
 

@@ -34,7 +34,7 @@ const fs::path kCase = testdata("golden/zero1/nxd-llama-dp2-tp2");
 constexpr const char* kIncomplete = "optimum-llama-dp2-tp2-pp2-xser";
 
 /// To convert the checkpoint of a case with its optimizer.
-ConvertRequest optimizer_request(const fs::path& golden_case, const fs::path& output, RequestFields fields) {
+Request optimizer_request(const fs::path& golden_case, const fs::path& output, RequestFields fields) {
   fields.config = golden_case / "original";
   fields.with_optimizer = true;
   return convert_request(saved_of(golden_case), output, fields);
@@ -203,7 +203,7 @@ TEST_CASE("Files that NxD's converter merged have the states, but not the master
 
 TEST_CASE("Without another number, states are spread over as many data-parallel ranks as the source has") {
   const TempDir temp;
-  ConvertRequest request = optimizer_request(kCase, temp / "out", {.layout = "nxd", .tp = 1});
+  Request request = optimizer_request(kCase, temp / "out", {.layout = "nxd", .tp = 1});
   convert(request);
   CHECK(fs::exists(temp / "out/optim/dp_rank_01_tp_rank_00_pp_rank_00.pt"));
   CHECK_FALSE(fs::exists(temp / "out/optim/dp_rank_02_tp_rank_00_pp_rank_00.pt"));
@@ -219,7 +219,7 @@ TEST_CASE("To find the layout that the ranks of a source get again, its optimize
   const auto reads = [&](const char* layout_name) {
     FaultStorage watched;
     const TempDir temp;
-    const ConvertRequest request = optimizer_request(kCase, temp / "out", {.layout = layout_name, .tp = 1});
+    const Request request = optimizer_request(kCase, temp / "out", {.layout = layout_name, .tp = 1});
     CHECK(plan_convert(watched, request)->layout == layout("nxd"));
     return watched.reads(saved_of(kCase) / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt").size();
   };
@@ -270,7 +270,7 @@ TEST_CASE("The state of the trainer goes along with the optimizer from the direc
   const TempDir temp;
   fs::copy(golden_case / "checkpoint", temp / "run", fs::copy_options::recursive);
   write_file(temp / "run/trainer_state.json", "{\"global_step\": 3}");
-  ConvertRequest request = optimizer_request(golden_case, temp / "out", {.layout = "dcp"});
+  Request request = optimizer_request(golden_case, temp / "out", {.layout = "dcp"});
   request.source.path = temp / "run";
   RunOptions options = unsynced();
   options.replicas = Replicas::kFirst;
@@ -401,7 +401,7 @@ TEST_CASE(
   const Spoiled run;
   const fs::path out = run.temp / "out";
   fs::remove(run.temp / "run/scheduler.pt");
-  ConvertRequest request = optimizer_request(kCase, out, {.layout = "nxd"});
+  Request request = optimizer_request(kCase, out, {.layout = "nxd"});
   request.source.path = run.temp / "run";
   write_file(out / "scheduler.pt", "of another save");
   check_refused([&] { convert(request); }, {.path = out, .says = "holds scheduler.pt of another save"});
@@ -454,7 +454,7 @@ TEST_CASE("Ranks at different steps are two saves, whatever is asked of replicas
       if (place.ends_with("/step")) data.bytes = std::string("\0\0\x80\x40", 4), ++changed;  // 4
     REQUIRE(changed > 0);
   });
-  ConvertRequest request = optimizer_request(kCase, run.temp / "out", {.layout = "nxd", .options = {"dp=3"}});
+  Request request = optimizer_request(kCase, run.temp / "out", {.layout = "nxd", .options = {"dp=3"}});
   request.source.path = run.temp / "run";
   for (const Replicas replicas : {Replicas::kExact, Replicas::kDrift, Replicas::kFirst}) {
     RunOptions options = unsynced();

@@ -267,7 +267,7 @@ void shard_scenario(const Scenario& s, const fs::path& work, Format format) {
   write_file(work / "model/config.json", s.model.config().dump());
   write_safetensors(work / "peft/adapter_model.safetensors", s.tensors);
   write_file(work / "peft/adapter_config.json", s.config.dump(2));
-  ShardRequest request = shard_request(work / "model", work / "shards", {.layout = "optimum", .format = format});
+  Request request = shard_request(work / "model", work / "shards", {.layout = "optimum", .format = format});
   set_target(request.target, s.mesh);
   request.adapters = {work / "peft"};
   request.lora_fuse = s.fuse;

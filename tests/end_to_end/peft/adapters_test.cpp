@@ -44,7 +44,7 @@ TEST_CASE("Adapters of linears that are stored transposed are split along the li
         temp / "adapter/adapter_config.json",
         json{{"peft_type", "LORA"}, {"r", 4}, {"lora_alpha", 8}, {"fan_in_fan_out", true}, {"target_modules", {module}}}
             .dump());
-    ShardRequest request = shard_request(temp / "model", temp / "out", {.format = Format::kPytorch, .tp = 2});
+    Request request = shard_request(temp / "model", temp / "out", {.format = Format::kPytorch, .tp = 2});
     request.adapters = {temp / "adapter"};
     shard(request);
     const TensorMap rank =

@@ -48,13 +48,13 @@ struct Sharded {
     shard_to("shards", 2, fuse, Format::kPytorch);
   }
   void shard_to(const std::string& output, std::uint32_t tp, LoraFuse fuse, Format format) const {
-    ShardRequest request =
+    Request request =
         shard_request(temp / "model", temp / output, {.layout = "optimum", .format = format, .tp = tp});
     request.adapters = {temp / "peft"};
     request.lora_fuse = fuse;
     shard(request);
   }
-  ConvertRequest to_shards(const fs::path& source, const fs::path& output, Format format = Format::kPytorch) const {
+  Request to_shards(const fs::path& source, const fs::path& output, Format format = Format::kPytorch) const {
     return convert_request(temp / source, temp / output, {.layout = "optimum", .format = format});
   }
   fs::path rank(int tp_rank) const {
@@ -167,7 +167,7 @@ TEST_CASE(
     for (const char* config : {"model", "configs/base.json"}) {
       CAPTURE(source, config);
       fs::remove_all(s.temp / "recut");
-      ConvertRequest request = s.to_shards(source, "recut", Format::kXser);
+      Request request = s.to_shards(source, "recut", Format::kXser);
       request.source.config = s.temp / config;
       request.target.tp = 4;
       request.lora_fuse = fuse;
@@ -183,7 +183,7 @@ TEST_CASE(
 
 TEST_CASE("Names and dtypes of an adapter can be changed on the way to PEFT's directory, and its file's format") {
   const Sharded s(LoraFuse::kExact);
-  ConvertRequest request = convert_request(s.temp / "shards", s.temp / "half", {.dtype = DType::kBF16});
+  Request request = convert_request(s.temp / "shards", s.temp / "half", {.dtype = DType::kBF16});
   request.names.drop.emplace_back("drop", "layers\\.1\\.");
   convert(request);
   const TensorMap half = read_tensors(s.temp / "half/adapter_model.safetensors");
@@ -198,59 +198,59 @@ TEST_CASE("Names and dtypes of an adapter can be changed on the way to PEFT's di
 TEST_CASE("An adapter's conversion that needs the model, has no place or no effect is refused") {
   const Sharded s;
   const auto before = snapshot(s.temp.path());
-  const auto to_peft = [](ConvertRequest& request) {
+  const auto to_peft = [](Request& request) {
     request.target = {};
     request.target.layout = layout("hf");
   };
-  check_refusals<std::function<void(ConvertRequest&)>>(
-      [&](const std::function<void(ConvertRequest&)>& change) {
-        ConvertRequest request = s.to_shards("shards", "out");
+  check_refusals<std::function<void(Request&)>>(
+      [&](const std::function<void(Request&)>& change) {
+        Request request = s.to_shards("shards", "out");
         change(request);
         convert(request);
       },
       {.kind = ErrorKind::kUsage},
       {{"other ranks without a model",
-        [](ConvertRequest& request) { request.target.tp = 4; },
+        [](Request& request) { request.target.tp = 4; },
         {.kind = ErrorKind::kBadInput, .path = s.temp / "shards/adapter_default/adapter_shards", .hint = "`config`"}},
        {"shards of PEFT's directory without a model",
-        [&](ConvertRequest& request) {
+        [&](Request& request) {
           request.source.path = s.temp / "peft";
           request.target.tp = 2;
         },
         {.kind = ErrorKind::kBadInput, .hint = "`config`"}},
        {"shards of PEFT's directory for any number of ranks",
-        [&](ConvertRequest& request) {
+        [&](Request& request) {
           request.source.path = s.temp / "peft";
           request.source.config = s.temp / "model";
         },
         {.says = "`tp` is required"}},
        {"a layout of models",
-        [](ConvertRequest& request) { request.target.layout = layout("nxd"); },
+        [](Request& request) { request.target.layout = layout("nxd"); },
         {.says = "layout nxd has no place for adapters", .hint = "hf, optimum"}},
        {"tensors dropped from shards that stay as they are",
-        [](ConvertRequest& request) { request.names.drop.emplace_back("drop", "down_proj"); },
+        [](Request& request) { request.names.drop.emplace_back("drop", "down_proj"); },
         {.says = "keep all of its tensors"}},
        {"tensors renamed in shards that stay as they are",
-        [](ConvertRequest& request) { request.names.renames.push_back(parse_rename("rename", "down=up")); },
+        [](Request& request) { request.names.renames.push_back(parse_rename("rename", "down=up")); },
         {}},
        {"an option about models",
-        [&](ConvertRequest& request) {
+        [&](Request& request) {
           to_peft(request);
           request.target.options.set("max-shard-size", "5GB");
         },
         {.says = "`max-shard-size` is about models"}},
        {"a config.json that is not needed",
-        [&](ConvertRequest& request) {
+        [&](Request& request) {
           to_peft(request);
           request.source.config = s.temp / "model";
         },
         {.says = "`config` has no effect"}},
        {"lora_A that are fused already",
-        [](ConvertRequest& request) { request.lora_fuse = LoraFuse::kExact; },
+        [](Request& request) { request.lora_fuse = LoraFuse::kExact; },
         {.says = "`lora-fuse` has no effect"}},
-       {"safetensors", [](ConvertRequest& request) { request.target.format = Format::kSafetensors; }, {}},
+       {"safetensors", [](Request& request) { request.target.format = Format::kSafetensors; }, {}},
        {"an output in the shards",
-        [&](ConvertRequest& request) {
+        [&](Request& request) {
           request.output_directory = s.temp / "shards/adapter_default/adapter_shards/model/deep";
         },
         {.says = "inside the shards folder"}}});

@@ -85,7 +85,7 @@ TEST_CASE("Files that hold junk under the names of other stages give the model, 
     const TempDir temp;
     const TensorMap originals = random_tensors(model, random);
     write_model(temp / "model", model, originals);
-    ShardRequest request = shard_request(temp / "model", temp / "optimum");
+    Request request = shard_request(temp / "model", temp / "optimum");
     set_target(request.target, options);
     request.target.layout = layout("optimum"), request.target.format = xser ? Format::kXser : Format::kPytorch;
     shard(request);

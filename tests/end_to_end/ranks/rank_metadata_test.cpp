@@ -84,7 +84,7 @@ Json plan(const char* up, const char* down) {
   return {{"base_model_tp_plan", {{"layers.*.up", up}, {"layers.*.down", down}}}};
 }
 
-ConsolidateRequest request_for(const TempDir& temp) {
+Request request_for(const TempDir& temp) {
   return consolidate_request(temp / "run", temp / "whole");
 }
 

@@ -56,7 +56,7 @@ Input padded() {
 }
 
 /// Some ranks of a model, into "out".
-ShardRequest some_ranks(const Input& input, std::uint32_t tp, std::uint32_t first, std::uint32_t last) {
+Request some_ranks(const Input& input, std::uint32_t tp, std::uint32_t first, std::uint32_t last) {
   return shard_request(input / "model", input / "out",
                        {.layout = input.to.layout,
                         .tp = tp,
@@ -176,7 +176,7 @@ TEST_CASE("Runs that each write some ranks share a directory: no --force for the
   const Input input = nxdi();
   fs::remove_all(input / "out");
   shard(some_ranks(input, 4, 0, 1));
-  const auto refused = [&](ShardRequest request) {
+  const auto refused = [&](Request request) {
     request.force = true;
     const auto before = snapshot(input / "out");
     check_refused([&] { shard(request); },
@@ -184,7 +184,7 @@ TEST_CASE("Runs that each write some ranks share a directory: no --force for the
     CHECK((snapshot(input / "out") == before));
   };
   refused(some_ranks(input, 8, 2, 3));
-  ShardRequest other = some_ranks(input, 4, 2, 3);
+  Request other = some_ranks(input, 4, 2, 3);
   other.source.path = testdata("golden/nxdi/llama-6q2kv-tp4-interleaved-pad/original");
   refused(other);
   {

@@ -100,7 +100,7 @@ TEST_CASE("A model that PEFT wraps is taken apart by names, whoever saved it") {
                                          .unwritten = trained / "out"});
       CHECK_THAT(error.tensor(), Says(".self_attn.q_proj."));
 
-      ConvertRequest base = convert_request(trained / "in", trained / "less");
+      Request base = convert_request(trained / "in", trained / "less");
       base.names.drop.emplace_back("drop", "lora_");
       check_refused([&] { convert(base); },
                     {.says = "2 tensors that config.json asks for are missing", .unwritten = trained / "less"});
@@ -113,7 +113,7 @@ TEST_CASE("A model that PEFT wraps is taken apart by names, whoever saved it") {
       convert(base);
       CHECK((consolidated(trained / "ranks", trained / "whole") == trained.tensors));
 
-      ConvertRequest adapter = convert_request(trained / "in", trained / "adapter");
+      Request adapter = convert_request(trained / "in", trained / "adapter");
       adapter.names.keep.emplace_back("keep", "lora_");
       convert(adapter);
       TensorMap lora = trained.stored;
@@ -169,7 +169,7 @@ TEST_CASE("Models that are not those of their config.json are refused, in every 
       DYNAMIC_SECTION(row.title << ", " << kind) {
         const Trained trained(kind, row.tensors);
         write_file(trained / "in/config.json", row.config.config().dump());
-        ConvertRequest request = convert_request(trained / "in", trained / "out");
+        Request request = convert_request(trained / "in", trained / "out");
         if (row.drops_names) request.names.drop.emplace_back("drop", "no such tensor");
         check_refused([&] { convert(request); },
                       with_common(row.refusal, {.path = trained / "in", .unwritten = trained / "out"}));

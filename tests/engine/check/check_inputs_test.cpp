@@ -228,7 +228,7 @@ TEST_CASE("Files of torch.save without a known SHA-256 are held against the CRC-
                                                                    {"optimum", Format::kXser},
                                                                    {"dcp", Format::kPytorch}}));
   CAPTURE(kind, format);
-  ConvertRequest request = convert_request(model.temp / "model", model.temp / "ckpt");
+  Request request = convert_request(model.temp / "model", model.temp / "ckpt");
   request.target.layout = layout(kind);
   request.target.tp = 2;
   if (kind != "dcp") request.target.format = format;

@@ -120,19 +120,19 @@ TEST_CASE("Manifests of all layouts, formats and casts have the digests of the t
     CHECK(verify_manifest(back.map, manifest, "m", unsynced()).same());
   };
   for (const char* name : {"ranks", "presharded"}) {
-    ShardRequest request = shard_request(large.temp / "model", large.temp / name, 2);
+    Request request = shard_request(large.temp / "model", large.temp / name, 2);
     request.target.layout = layout(name);
     check(plan_shard(request));
   }
-  ShardRequest request = shard_request(large.temp / "model", large.temp / "xser", 4, 2);
+  Request request = shard_request(large.temp / "model", large.temp / "xser", 4, 2);
   request.target.format = Format::kXser;
   check(plan_shard(request));
-  ConsolidateRequest back = consolidate_request(large.temp / "xser", large.temp / "whole");
+  Request back = consolidate_request(large.temp / "xser", large.temp / "whole");
   back.target.format = Format::kPytorch;
   check(plan_consolidate(back));
   CHECK(manifest_of(large.temp / "whole").files.front().path == "config.json");  // not the source's manifest
 
-  ConvertRequest cast = convert_request(large.temp / "model", large.temp / "cast");
+  Request cast = convert_request(large.temp / "model", large.temp / "cast");
   cast.dtype = DType::kF32;
   cast.target.options.set_number("max-shard-size", 1 << 20);
   const auto job = plan_convert(cast);
@@ -233,7 +233,7 @@ TEST_CASE("Tensors that are missing, new or of another form are told") {
 
 TEST_CASE("Padding is no tensor of a manifest, and is checked where a manifest is verified") {
   const Large large;
-  ShardRequest request = shard_request(large.temp / "model", large.temp / "padded", 3);
+  Request request = shard_request(large.temp / "model", large.temp / "padded", 3);
   request.target.layout = layout("presharded");
   request.target.options.set_flag("pad", true);
   const auto job = plan_shard(request);
@@ -266,7 +266,7 @@ TEST_CASE("A manifest of what stood in a directory before is not left beside oth
 
 TEST_CASE("A manifest of some ranks alone is refused before anything is written") {
   const Large large;
-  ShardRequest request = shard_request(large.temp / "model", large.temp / "out", 2);
+  Request request = shard_request(large.temp / "model", large.temp / "out", 2);
   request.target.layout = layout("presharded");
   const auto job = plan_shard(request);
   job->manifest = true;

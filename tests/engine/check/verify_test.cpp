@@ -50,7 +50,7 @@ TEST_CASE("A checkpoint is the same in every form, and so it is to itself") {
   write_model(temp / "model", model, originals, pick(random, 1, 3));
   FaultStorage storage;
   for (const Layout* const kind : {layout("ranks"), layout("optimum")}) {
-    ConvertRequest request = convert_request(temp / "model", temp / kind->traits().name);
+    Request request = convert_request(temp / "model", temp / kind->traits().name);
     request.target.layout = kind;
     request.target.format = random() % 2 ? Format::kPytorch : Format::kXser;
     set_target(request.target, legal_options(random, model));
@@ -164,7 +164,7 @@ TEST_CASE("A single element of any dtype that differs is found where it is, in a
   const std::uint64_t at = random() % changed->second.bytes.size();
   changed->second.bytes[at] ^= 4;
   write_model(temp / "changed", model, tensors);
-  ConvertRequest request = convert_request(temp / "changed", temp / "shards");
+  Request request = convert_request(temp / "changed", temp / "shards");
   request.target.layout = random() % 2 ? layout("ranks") : layout("optimum");
   set_target(request.target, legal_options(random, model));
   FaultStorage storage;
@@ -199,7 +199,7 @@ TEST_CASE("After a cast the two are alike within the dtype's precision, and not 
   std::vector<float> values(5000);
   for (float& value : values) value = static_cast<float>(random() % 100000) / 1000 - 50;
   write_safetensors(temp / "a/model.safetensors", {{"w", floats({50, 100}, values)}});
-  ConvertRequest request = convert_request(temp / "a", temp / "b");
+  Request request = convert_request(temp / "a", temp / "b");
   request.dtype = DType::kBF16;
   convert(request);
   CHECK_FALSE(verify_paths(temp / "a", temp / "b").same());

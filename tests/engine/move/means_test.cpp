@@ -40,7 +40,7 @@ struct Fused {
     write_file(temp / "peft/adapter_config.json", R"({"peft_type": "LORA", "r": 4})");
   }
   std::unique_ptr<Job> plan(const fs::path& output) const {
-    ShardRequest request = shard_request(temp / "model", output, 2);
+    Request request = shard_request(temp / "model", output, 2);
     request.target.layout = layout("optimum");
     request.adapters = {temp / "peft"};
     return plan_shard(request);

@@ -36,7 +36,7 @@ struct Sharded {
   }
   TempDir temp;
   TensorMap tensors;
-  ShardRequest request;
+  Request request;
 };
 
 std::uint64_t header_end(const fs::path& file) {
@@ -151,7 +151,7 @@ TEST_CASE("A visitor sees every tensor whole, block by block, whatever the threa
 TEST_CASE("What lies in one piece is copied from file to file, where no checksums are wanted") {
   const auto format = GENERATE(Format::kSafetensors, Format::kPytorch);
   const Sharded sharded;
-  ShardRequest request = sharded.request;
+  Request request = sharded.request;
   request.target.format = format;
   std::uint64_t companions_bytes = 0;
   const auto job = plan_shard(request);
@@ -244,7 +244,7 @@ TEST_CASE("A source that is replaced or written to after its header was read is 
   const TempDir temp;
   Random random(3);
   write_model(temp / "model", {}, random_tensors({}, random), 2);
-  ShardRequest request = shard_request(temp / "model", temp / "shards", 2);
+  Request request = shard_request(temp / "model", temp / "shards", 2);
   request.target.format = format;
   shard(request);
   const auto job = plan_consolidate(consolidate_request(temp / "shards", temp / "whole"));
@@ -280,7 +280,7 @@ TEST_CASE("The disk begins with what is written while the run goes on, and a ful
   storage.before = [](FaultStorage::Operation operation, std::uint64_t) {
     if (operation == FaultStorage::Operation::kWriteBack) throw Error(ErrorKind::kNoSpace, "cannot write back");
   };
-  const ShardRequest full = shard_request(temp / "model", temp / "full");
+  const Request full = shard_request(temp / "model", temp / "full");
   check_refused([&] { shard(full, {.storage = &storage}); }, {.kind = ErrorKind::kNoSpace, .unwritten = temp / "full"});
   CHECK_NOTHROW(shard(full, {.storage = &storage, .sync = false}));  // then it is left to the system
 }

@@ -94,7 +94,7 @@ class Replaced {
     REQUIRE((old_content && new_content && *old_content != *new_content));
   }
   std::unique_ptr<Job> job(const char* source, const fs::path& output, bool force = true) const {
-    ConvertRequest request = convert_request(temp / source, output);
+    Request request = convert_request(temp / source, output);
     request.target.layout = layout(name_);
     if (request.target.layout->traits().has_ranks() && !request.target.layout->traits().needs_no_mesh())
       request.target.tp = tp;
@@ -223,7 +223,7 @@ TEST_CASE("A command that reads from the directory that it writes to finishes wh
   Replaced replaced("ranks");
   const fs::path work = replaced.temp / "work";
   const auto plan = [](const fs::path& output) {
-    ConsolidateRequest request = consolidate_request(output, output);
+    Request request = consolidate_request(output, output);
     request.target.options.set_number("max-shard-size", 3000);
     request.force = true;
     return plan_consolidate(request);

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "reshard/plan/job/convert.h"
+#include "reshard/plan/job/request.h"
 #include "support/checkpoints.h"
 #include "support/fault_storage.h"
 #include "support/layouts.h"
@@ -56,7 +56,7 @@ struct Model {
       if (entry.path().extension() == ".safetensors") fs::permissions(entry.path(), mode(weights));
     fs::permissions(temp / "model", mode(directory));
   }
-  ShardRequest request() const { return shard_request(temp / "model", temp / "out", 2); }
+  Request request() const { return shard_request(temp / "model", temp / "out", 2); }
   TempDir temp;
   TensorMap tensors;
 };
@@ -184,7 +184,7 @@ TEST_CASE("A config.json from elsewhere hides what it and its directory hide, wh
   fs::permissions(other / "config.json", mode(one.config));
   fs::permissions(other, mode(one.folder));
   if (one.existing) fs::create_directories(out);
-  ConvertRequest request = convert_request(model.temp / "model", out);
+  Request request = convert_request(model.temp / "model", out);
   request.source.config = other;
   if (anew) request.dtype = DType::kF32;
   const auto job = plan_convert(request);
@@ -211,7 +211,7 @@ TEST_CASE("An adapter_config.json that is written anew in another folder is as p
   write_file(temp / "peft/adapter_config.json", R"({"peft_type": "LORA", "r": 1, "lora_alpha": 4,
     "rank_pattern": {"up_proj": 2}, "alpha_pattern": {"up_proj": 8}})");
   fs::permissions(temp / "peft/adapter_config.json", mode(0600));
-  ShardRequest request = shard_request(temp / "model", temp / "out", 2);
+  Request request = shard_request(temp / "model", temp / "out", 2);
   request.target.layout = layout("optimum"), request.target.format = Format::kPytorch;
   request.adapters = {temp / "peft"};
   request.lora_fuse = LoraFuse::kExact;
@@ -240,7 +240,7 @@ TEST_CASE("What a private index says stays private beside shards, and in the ind
   CHECK(mode_of(model.temp / "out/reshard_index_metadata.json") == 0600);
   CHECK(mode_of(model.temp / "out" / kRank / "model.safetensors") == 0644);
 
-  ConsolidateRequest request = consolidate_request(model.temp / "out", model.temp / "whole");
+  Request request = consolidate_request(model.temp / "out", model.temp / "whole");
   request.target.options.set_number("max-shard-size", 4000);
   request.target.format = Format::kPytorch;
   consolidate(request);

@@ -26,13 +26,13 @@ class Model {
     tensors = random_tensors(model, random);
     write_model(temp / "model", model, tensors);
   }
-  ShardRequest request(std::uint32_t tp = 2, bool force = false) const {
-    ShardRequest request = shard_request(temp / "model", temp / "out", tp);
+  Request request(std::uint32_t tp = 2, bool force = false) const {
+    Request request = shard_request(temp / "model", temp / "out", tp);
     request.force = force;
     return request;
   }
   /// The error of a run that must not change anything.
-  Error refused(const ShardRequest& request) const {
+  Error refused(const Request& request) const {
     const auto before = snapshot(temp.path());
     const Error error = error_of([&] { shard(request); });
     CHECK((snapshot(temp.path()) == before));
@@ -110,7 +110,7 @@ TEST_CASE("An output directory that is a file, lies under one, or is a link to n
       GENERATE(table<std::string, std::string, std::string>({{"file", "file", "is not a directory"},
                                                              {"file/sub/out", "file", "is not a directory"},
                                                              {"dangling", "dangling", "is a link to nowhere"}}));
-  const ShardRequest request = shard_request(model.temp / "model", model.temp / output);
+  const Request request = shard_request(model.temp / "model", model.temp / output);
   check_error(model.refused(request), {.path = model.temp / culprit, .says = says});
 }
 

@@ -248,7 +248,7 @@ TEST_CASE("Ranks of machines whose caches differ go on, with the bytes of one ru
 TEST_CASE("A run that has other sources or options does not go on, and says which") {
   Stopped stopped;
   const fs::path model = stopped.jobs.temp / "model";
-  ShardRequest request = shard_request(model, stopped.jobs.output, 2, 2);
+  Request request = shard_request(model, stopped.jobs.output, 2, 2);
   const auto other = plan_shard(request);
   const Error options = stopped.resume(*other);
   check_error(options, {.kind = ErrorKind::kUsage, .path = stopped.root, .hint = "`clean`"});

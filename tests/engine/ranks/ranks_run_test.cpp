@@ -270,7 +270,7 @@ TEST_CASE("Ranks with other options, or that see another source, are told before
 std::vector<std::optional<Error>> run_on(const std::vector<fs::path>& sources, const fs::path& output) {
   return run_ranks(static_cast<std::uint32_t>(sources.size()), [&](Together& together) {
     const Planner plan = [&](const fs::path& directory) {
-      ConvertRequest request = convert_request(sources[together.rank()], directory);
+      Request request = convert_request(sources[together.rank()], directory);
       request.target.layout = layout("hf");
       return plan_convert(request);
     };

@@ -29,7 +29,7 @@ struct TwoPlaces {
 };
 
 std::unique_ptr<Job> consolidation(const fs::path& place, std::uint64_t max_shard_bytes = 5'000'000'000) {
-  ConsolidateRequest request = consolidate_request(place / "shards", place / "whole");
+  Request request = consolidate_request(place / "shards", place / "whole");
   request.target.options.set_number("max-shard-size", max_shard_bytes);
   return plan_consolidate(request);
 }
@@ -61,13 +61,13 @@ TEST_CASE("Runs of other requests have other fingerprints") {
   for (const std::uint32_t tp : {1u, 2u})
     for (const std::uint32_t pp : {1u, 2u})
       for (const Format format : {Format::kSafetensors, Format::kPytorch, Format::kXser}) {
-        ShardRequest request = shard_request(a / "model", a / "out", tp, pp);
+        Request request = shard_request(a / "model", a / "out", tp, pp);
         request.target.format = format;
         add(*plan_shard(request));
       }
   for (const std::uint64_t max_bytes : {2000, 4000}) add(*consolidation(a, max_bytes));
   for (const DType dtype : {DType::kF32, DType::kF16}) {
-    ConvertRequest request = convert_request(a / "model", a / "out");
+    Request request = convert_request(a / "model", a / "out");
     request.dtype = dtype;
     add(*plan_convert(request));
   }
@@ -85,7 +85,7 @@ TEST_CASE("An option counts where it has an effect, and only there") {
     CHECK((run_fingerprint(job, {.replicas = Replicas::kFirst}) != plain) == of_replicas);
   };
   check(*plan_shard(shard_request(a / "model", a / "out", 2)), false, false);
-  ConvertRequest request = convert_request(a / "model", a / "out");
+  Request request = convert_request(a / "model", a / "out");
   request.dtype = DType::kF16;
   check(*plan_convert(request), true, false);
   check(*consolidation(a), false, true);

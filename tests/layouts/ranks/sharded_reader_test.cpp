@@ -39,7 +39,7 @@ struct Ranks : Input {
     change(metadata_json);
     write_file(metadata(pp_rank), metadata_json.dump());
   }
-  ConsolidateRequest request() const { return consolidate_request(path(), temp / "whole"); }
+  Request request() const { return consolidate_request(path(), temp / "whole"); }
   /// Plans to consolidate what was patched on disk, from a copy in memory.
   void check_unplanned(const Refusal& refusal) const {
     MemoryFiles files;

@@ -16,7 +16,7 @@ struct Optimum : Input {
       : Input({.layers = 4}, {.layout = "optimum", .format = format, .tp = 2, .pp = 2}, 21) {}
 
   fs::path shards = temp / "out/shards";
-  ConsolidateRequest request() const { return consolidate_request(path(), temp / "whole"); }
+  Request request() const { return consolidate_request(path(), temp / "whole"); }
   std::string notes() const { return joined_notes(*plan_consolidate(request())); }
   void check_unplanned(const Refusal& refusal) const {
     check_refused([&] { plan_consolidate(request()); }, refusal);

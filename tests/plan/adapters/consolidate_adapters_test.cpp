@@ -87,7 +87,7 @@ TensorMap back(const TempDir& temp, const fs::path& adapter = {}) {
   return read_tensors(temp / "out" / adapter / "adapter_model.safetensors");
 }
 
-void check_unplanned(const TempDir& temp, const ConsolidateRequest& request, const Refusal& refusal) {
+void check_unplanned(const TempDir& temp, const Request& request, const Refusal& refusal) {
   const auto before = snapshot(temp.path());
   check_refused([&] { plan_consolidate(request); }, refusal);
   CHECK((snapshot(temp.path()) == before));
@@ -287,7 +287,7 @@ TEST_CASE("An adapter without its metadata, with a rank missing, or with ranks t
   const fs::path shards = temp / "in/adapter_default/adapter_shards";
   const fs::path last = shards / "model/dp_rank_00_tp_rank_01_pp_rank_00.pt";
   write_torch(last, {{"m.lora_A.weight", bytes({1, 1}, "1")}, {"m.lora_B.weight", bytes({1, 1}, "x")}});
-  const ConsolidateRequest request = consolidate_request(temp / "in", temp / "out");
+  const Request request = consolidate_request(temp / "in", temp / "out");
   check_refused([&] { consolidate(request); }, {.says = "is a replica of m.lora_B.weight"});
   fs::remove(last);
   check_unplanned(temp, request, {.says = "dp_rank_00_tp_rank_01_pp_rank_00"});
@@ -301,7 +301,7 @@ TEST_CASE("Adapters go beside their shards unless told otherwise, and never over
   const TempDir temp;
   write_small(temp / "in", "default", "default");
   write_small(temp / "in", "x", "x");
-  ConsolidateRequest in_place;
+  Request in_place;
   in_place.source.path = temp / "in";
   consolidate(in_place);
   CHECK(read_tensors(temp / "in/adapter_model.safetensors").size() == 2);

@@ -36,11 +36,11 @@ struct Case {
     adapt("mlp.gate_proj", 4, 4, gate_r, '0');
     adapt("mlp.up_proj", 4, 4, up_r, 'A');
   }
-  ShardRequest request(std::uint32_t tp = 2, LoraFuse fuse = LoraFuse::kMean) const {
+  Request request(std::uint32_t tp = 2, LoraFuse fuse = LoraFuse::kMean) const {
     write_file(temp / "model/config.json", model.config().dump());
     write_safetensors(temp / "peft/adapter_model.safetensors", tensors);
     write_file(temp / "peft/adapter_config.json", config.dump(2));
-    ShardRequest request =
+    Request request =
         shard_request(temp / "model", temp / "out", {.layout = "optimum", .format = Format::kPytorch, .tp = tp});
     request.adapters = {temp / "peft"};
     request.lora_fuse = fuse;
@@ -59,7 +59,7 @@ struct Case {
 TEST_CASE("An adapter of a model that only the plan in config.json describes is split by it") {
   Case c;
   c.adapt("mlp.down_proj", 4, 4);
-  const ShardRequest request = c.request();
+  const Request request = c.request();
   json config = c.model.config();
   config["model_type"] = "newcomer";
   config["base_model_tp_plan"] = {{"layers.*.mlp.down_proj", "rowwise"}};
@@ -124,7 +124,7 @@ TEST_CASE("Options that shards of adapters have no room for are refused") {
       {[](TargetRequest& s) { s.options.set_number("start-rank", 1); }, "`start-rank`"},
       {[](TargetRequest& s) { s.ep = 2; }, "`ep`"}};
   for (const auto& [change, says] : options) {
-    ShardRequest request = c.request();
+    Request request = c.request();
     change(request.target);
     check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUsage, .says = says});
   }
@@ -140,7 +140,7 @@ TEST_CASE("A fused linear is adapted as a whole or not at all") {
   CHECK_THAT(c.error().what(), Says("adapted in different ways"));
   c.tensors[kLayer + "mlp.gate_proj.lora_B.bias"] = Case::counting({4});
   c.adapt("self_attn.q_proj", 8, 4);  // is not fused here
-  ShardRequest request = c.request();
+  Request request = c.request();
   CHECK_NOTHROW(plan_shard(request));
   request.target.options.set_flag("fuse-qkv", true);
   CHECK_THAT(error_of([&] { plan_shard(request); }).what(), Says("k_proj, model.layers.0.self_attn.v_proj"));
@@ -234,12 +234,12 @@ TEST_CASE("A bias beside projections for grouped-query attention is refused") {
 TEST_CASE("Directories that hold no adapter, no model or two adapters of one name are refused") {
   Case c;
   c.adapt("mlp.down_proj", 4, 4);
-  const auto refused = [&](ShardRequest request, ErrorKind kind, const std::string& says) {
+  const auto refused = [&](Request request, ErrorKind kind, const std::string& says) {
     const auto before = snapshot(c.temp.path());
     check_refused([&] { plan_shard(request); }, {.kind = kind, .says = says});
     CHECK((snapshot(c.temp.path()) == before));
   };
-  ShardRequest request = c.request();
+  Request request = c.request();
   request.adapters = {c.temp / "model"};
   refused(request, ErrorKind::kBadInput, "holds no adapter");
   request.adapters = {c.temp / "nowhere"};
@@ -266,7 +266,7 @@ TEST_CASE("Further adapters are called as their folders are, and config.json its
   c.adapt("mlp.down_proj", 4, 4);
   c.tensors[kLayer + "mlp.down_proj.lora_B.bias"] = Case::counting({4});
   c.tensors[kLayer + "mlp.down_proj.lora_magnitude_vector"] = Case::counting({4});
-  ShardRequest request = c.request();
+  Request request = c.request();
   fs::create_directories(c.temp / "second/third.x");
   for (const char* place : {"second", "second/third.x"})
     for (const char* file : {"adapter_config.json", "adapter_model.safetensors"})
@@ -286,7 +286,7 @@ TEST_CASE("Further adapters are called as their folders are, and config.json its
 TEST_CASE("Shards of an adapter that hold anything else are not replaced") {
   Case c;
   c.adapt("mlp.down_proj", 4, 4);
-  ShardRequest request = c.request();
+  Request request = c.request();
   shard(request);
   CHECK(error_of([&] { shard(request); }).kind() == ErrorKind::kBadInput);
   write_file(c.temp / "out/adapter_default/adapter_shards/diary.txt", "private");
@@ -298,7 +298,7 @@ TEST_CASE("An exact adapter is consolidated elsewhere, is checked for its zeros,
   Case c;
   c.adapt_mlp();
   shard(c.request(2, LoraFuse::kExact));
-  ConsolidateRequest back;
+  Request back;
   back.source.path = c.temp / "out/adapter_default";
   CHECK(error_of([&] { plan_consolidate(back); }).kind() == ErrorKind::kUsage);
   back.output_directory = c.temp / "again";
@@ -320,7 +320,7 @@ TEST_CASE("An exact adapter is consolidated elsewhere, is checked for its zeros,
     CHECK(config.alpha_of(linear) == 8);
   }
   // The shards beside the config that says how they were trained are not left without it.
-  ConsolidateRequest in_place = back;
+  Request in_place = back;
   in_place.output_directory.reset();
   in_place.force = true;
   check_refused([&] { plan_consolidate(in_place); }, {.kind = ErrorKind::kUsage, .hint = "another output directory"});
@@ -332,7 +332,7 @@ TEST_CASE("A config with other ranks than the files is left as it is, and the sc
   shard(c.request(2, LoraFuse::kExact));
   write_file(c.temp / "out/adapter_default/adapter_config.json", c.config.dump());
   fs::remove(c.temp / "out/adapter_default/adapter_config.unfused.json");
-  ConsolidateRequest back = consolidate_request(c.temp / "out/adapter_default", c.temp / "again");
+  Request back = consolidate_request(c.temp / "out/adapter_default", c.temp / "again");
   const auto job = plan_consolidate(back);
   REQUIRE(job->notes.size() == 1);
   CHECK_THAT(job->notes[0],

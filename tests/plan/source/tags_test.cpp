@@ -179,7 +179,7 @@ TEST_CASE("Of a directory of unrelated models none is taken without being asked 
   const fs::path temp = "m";
   write_nxd(files, temp / "models/llama-optimum/shards");
   files.write(temp / "models/mistral/model.safetensors", "");
-  for (const TagContent content : {TagContent::kAny, TagContent::kShards})
+  for (const SourceKind content : {SourceKind::kAny, SourceKind::kShards})
     check_refused([&] { find_checkpoint(files, temp / "models", {}, content); },
                   {.kind = ErrorKind::kUsage, .path = temp / "models", .says = ": llama-optimum", .hint = "`tag`"});
   CHECK(find_checkpoint(files, temp / "models", "llama-optimum").path == temp / "models/llama-optimum");
@@ -231,10 +231,10 @@ TEST_CASE("A path that is a checkpoint, a file or nothing is taken as it is, wha
   CHECK(find_checkpoint(files, temp / "run", {}).notes.empty());
   CHECK(find_checkpoint(files, temp / "run/model.safetensors", {}).path == temp / "run/model.safetensors");
   // Only shards can be consolidated, and of those there are none in the directory itself.
-  CHECK(find_checkpoint(files, temp / "run", {}, TagContent::kShards).path == temp / "run/step_3");
+  CHECK(find_checkpoint(files, temp / "run", {}, SourceKind::kShards).path == temp / "run/step_3");
   CHECK(find_checkpoint(files, temp / "run", "step_3").path == temp / "run/step_3");
   files.write(temp / "trainer/checkpoint-10/model.safetensors", "");
-  CHECK(find_checkpoint(files, temp / "trainer", {}, TagContent::kShards).path == temp / "trainer");
+  CHECK(find_checkpoint(files, temp / "trainer", {}, SourceKind::kShards).path == temp / "trainer");
   CHECK(find_checkpoint(files, temp / "trainer", {}).path == temp / "trainer/checkpoint-10");
 }
 
@@ -243,7 +243,7 @@ TEST_CASE("Folders with the names of tags that hold no weights are an error that
   const fs::path temp = "m";
   files.make_directory(temp / "run/step_3");
   files.write(temp / "run/step_4/scheduler.pt", "");
-  for (const TagContent content : {TagContent::kAny, TagContent::kShards}) {
+  for (const SourceKind content : {SourceKind::kAny, SourceKind::kShards}) {
     const Error error = check_refused(
         [&] { find_checkpoint(files, temp / "run", {}, content); },
         {.path = temp / "run",
@@ -280,9 +280,9 @@ TEST_CASE("An adapter's folder that may not be read hides neither a checkpoint n
   for (const char* folder : {"m", "sharded", "nothing"})
     CHECK(find_checkpoint(temp / folder, {}).path == temp / folder);
   CHECK(is_checkpoint(temp / "m"));
-  CHECK(is_checkpoint(temp / "sharded", TagContent::kShards));
+  CHECK(is_checkpoint(temp / "sharded", SourceKind::kShards));
   CHECK_FALSE(is_checkpoint(temp / "nothing"));
-  CHECK_FALSE(is_checkpoint(temp / "m", TagContent::kShards));
+  CHECK_FALSE(is_checkpoint(temp / "m", SourceKind::kShards));
   CHECK(find_checkpoint(temp / "run", {}).path == temp / "run/step_3");
   // One of two adapters is not left out without a word.
   CHECK(error_of([&] { is_checkpoint(temp / "adapters"); }).code() == std::errc::permission_denied);

@@ -22,17 +22,16 @@ struct Extended {
     tensors.emplace(kCounter, TensorData{DType::kU8, {}, "x"});
     write_model(temp / "model", {}, tensors);
   }
-  ShardRequest request(const std::string& layout_name, ExtraTensors extra) const {
+  Request request(const std::string& layout_name, ExtraTensors extra) const {
     RequestFields fields{.layout = layout_name, .tp = 2};
     if (layout(layout_name)->traits().has_stages()) fields.pp = 2;
-    ShardRequest request = shard_request(temp / "model", temp / layout_name, fields);
+    Request request = shard_request(temp / "model", temp / layout_name, fields);
     request.source.extra = extra;
     return request;
   }
   /// `name` consolidated.
   TensorMap back(const fs::path& name, ExtraTensors extra) const {
-    ConsolidateRequest request =
-        consolidate_request(temp / name, temp / "back", {.config = temp / "model", .force = true});
+    Request request = consolidate_request(temp / name, temp / "back", {.config = temp / "model", .force = true});
     request.source.extra = extra;
     consolidate(request);
     return read_model(temp / "back");
@@ -54,7 +53,7 @@ TEST_CASE("Extra tensors that are kept are whole on every rank of their stage, a
   const Extended model;
   for (const std::string layout_name : {"ranks", "optimum", "nxd"}) {
     INFO(layout_name);
-    const ShardRequest request = model.request(layout_name, ExtraTensors::kKeep);
+    const Request request = model.request(layout_name, ExtraTensors::kKeep);
     CHECK_THAT(joined_notes(*plan_shard(request)),
                Says("kept, though config.json does not explain them: " + kCounter + ", " + kBuffer));
     shard(request);
@@ -73,7 +72,7 @@ TEST_CASE("Extra tensors stay in whole checkpoints, with a note") {
   const Extended model;
   for (const std::string layout_name : {"hf", "dcp"}) {
     INFO(layout_name);
-    ConvertRequest request = convert_request(model.temp / "model", model.temp / layout_name, {.layout = layout_name});
+    Request request = convert_request(model.temp / "model", model.temp / layout_name, {.layout = layout_name});
     CHECK_THAT(joined_notes(*plan_convert(request)),
                Says("config.json does not explain these tensors: " + kCounter + ", " + kBuffer));
     request.source.extra = ExtraTensors::kKeep;
@@ -89,13 +88,13 @@ TEST_CASE("Extra tensors that are dropped are named") {
   const Extended model;
   for (const std::string layout_name : {"ranks", "presharded"}) {
     INFO(layout_name);
-    const ShardRequest request = model.request(layout_name, ExtraTensors::kDrop);
+    const Request request = model.request(layout_name, ExtraTensors::kDrop);
     CHECK_THAT(joined_notes(*plan_shard(request)),
                Says("left out, as config.json does not explain them: " + kCounter + ", " + kBuffer));
     shard(request);
     CHECK(model.back(layout_name, ExtraTensors::kRefuse) == model.plain);
   }
-  ConvertRequest request = convert_request(model.temp / "model", model.temp / "whole");
+  Request request = convert_request(model.temp / "model", model.temp / "whole");
   request.source.extra = ExtraTensors::kDrop;
   convert(request);
   CHECK(read_model(model.temp / "whole") == model.plain);
@@ -113,7 +112,7 @@ TEST_CASE("Layouts of inference engines and padded ranks have no place for extra
   const Extended model;
   for (const std::string name : {"nxdi", "vllm", "presharded"}) {
     CAPTURE(name);
-    ShardRequest request = model.request(name, ExtraTensors::kKeep);
+    Request request = model.request(name, ExtraTensors::kKeep);
     request.target.options.set_flag("pad", name == "presharded");
     check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUnsupported, .says = {kBuffer, kCounter}});
     request.source.extra = ExtraTensors::kDrop;

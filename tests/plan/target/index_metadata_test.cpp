@@ -115,7 +115,7 @@ TEST_CASE("The number of parameters is counted anew where tensors are left out")
     model.to_shards("model", "shards");
     for (const std::string from : {"model", "shards"}) {
       const std::string to = from + "-less";
-      ConvertRequest request = convert_request(model.temp / from, model.temp / to, {.options = {kFileBytes}});
+      Request request = convert_request(model.temp / from, model.temp / to, {.options = {kFileBytes}});
       request.names.drop.emplace_back("drop", "mlp");
       convert(request);
       std::uint64_t left = 0;

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 /// A model in model/, next to a secret file.
 struct LinkedModel : Input {
   LinkedModel() : Input({}, {}, 5) { write_file(temp / "secret", R"({"a": "private key"})"); }
-  ConvertRequest request(const char* kind = "hf", const fs::path& output = "out") const {
+  Request request(const char* kind = "hf", const fs::path& output = "out") const {
     const LayoutTraits& traits = layout(kind)->traits();
     RequestFields fields{.layout = kind};
     if (traits.has_ranks() && !traits.needs_no_mesh()) fields.tp = 2;
@@ -80,7 +80,7 @@ TEST_CASE("A config.json that is a link to outside of the model is refused, unle
   fs::create_directories(model / "elsewhere");
   fs::rename(config, elsewhere);
   fs::create_symlink("../elsewhere/config.json", config);
-  ConvertRequest request = model.request();
+  Request request = model.request();
   for (const std::optional<DType> dtype : {std::optional<DType>(), {DType::kF32}}) {
     request.dtype = dtype;
     check_refused([&] { plan_convert(request); },
@@ -100,20 +100,21 @@ TEST_CASE("A rank file that is a link to outside of the checkpoint is refused by
     const char* const name = kind->traits().name;
     if (!kind->traits().has_ranks() || !kind->traits().is_written()) continue;
     INFO(name);
-    const ConvertRequest request = model.request(name, fs::path(name) / "ckpt");
+    const Request request = model.request(name, fs::path(name) / "ckpt");
     convert(request);
-    const Checkpoint checkpoint = read_checkpoint(request.output_directory, {.use = ConfigUse::kLenient});
+    const fs::path output = *request.output_directory;
+    const Checkpoint checkpoint = read_checkpoint(output, {.use = ConfigUse::kLenient});
     const fs::path file = checkpoint.map.files.back().path, moved = "moved" + file.extension().string();
-    const fs::path outside = model / name / moved, inside = request.output_directory / moved;
+    const fs::path outside = model / name / moved, inside = output / moved;
     fs::rename(file, outside);
     fs::create_symlink(outside, file);
     check_refused(
-        [&] { plan_convert(convert_request(request.output_directory, model / "out")); },
+        [&] { plan_convert(convert_request(output, model / "out")); },
         {.path = file, .says = "is a link to outside of the checkpoint, to " + fs::canonical(outside).string()});
     fs::remove(file);
     fs::rename(outside, inside);
     fs::create_symlink(fs::absolute(inside), file);
-    CHECK_NOTHROW(read_checkpoint(request.output_directory, {.use = ConfigUse::kLenient}));
+    CHECK_NOTHROW(read_checkpoint(output, {.use = ConfigUse::kLenient}));
   }
 }
 

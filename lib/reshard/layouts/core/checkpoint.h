@@ -90,6 +90,11 @@ Checkpoint read_sharded(Files& files, const std::filesystem::path& path, const R
 /// with a whole model.
 Checkpoint read_whole(Files& files, const std::filesystem::path& directory, const ReadContext& context);
 
+/// The layout that `path` is in for read_checkpoint, by names alone: those of trainers that read the same files are told
+/// apart by what is in them. Null for a file, and where nothing is found.
+/// \throws Error kBadInput as find_shards.
+const Layout* layout_at(Files& files, const std::filesystem::path& path);
+
 // What layouts read a checkpoint with.
 
 /// Sets the config.json of `checkpoint`, whose directory is known.

@@ -102,7 +102,7 @@ bool take_apart(Checkpoint& checkpoint, const Stacks& stacks, ConfigUse use) {
   checkpoint.model = instantiate(checkpoint.language_model, of_model);
   checkpoint.model->family_from = from;
   const bool are_apart = unpack_entries(map, packed, checkpoint, use);
-  for (const LogicalTensor* tensor : find_misfits(map, *checkpoint.model).unlisted) {
+  for (const LogicalTensor* tensor : find_misfits(map.logical, *checkpoint.model).unlisted) {
     if (packed.by_name.count(tensor->name) == 0 && stacks.names.find(tensor->name))
       throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but a layer of the model has {} experts",
                                                     to_string(tensor->shape), stacks.most))

@@ -219,6 +219,7 @@ struct TargetPlan {
 
   TargetMap map;
   std::vector<TextFile> text_files;
+  Format format = Format::kSafetensors;  // of its files
   Mesh mesh;
   std::optional<PipelinePartition> partition;
   std::vector<std::string> cut_names;  // "model.layers.3"

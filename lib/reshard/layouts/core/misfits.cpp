@@ -177,7 +177,8 @@ void validate_layers(const Model& model, const std::filesystem::path& where) {
 }
 
 /// That config.json counts more layers than the files have, or fewer, where that explains every misfit.
-std::optional<std::string> layers_problem(const SourceMap& map, const Misfits& misfits, const Model& model) {
+std::optional<std::string> layers_problem(std::span<const LogicalTensor> tensors, const Misfits& misfits,
+                                          const Model& model) {
   if (!misfits.shapes.empty() || misfits.unlisted.empty() == misfits.missing.empty()) return std::nullopt;
   if (misfits.unlisted.size() + misfits.missing.size() == 1) return std::nullopt;  // no layer
   const std::string prefix = model.family->layers + ".";
@@ -187,7 +188,7 @@ std::optional<std::string> layers_problem(const SourceMap& map, const Misfits& m
     return parse_unsigned(name.substr(0, name.find('.')), kMaxLayers - 1);
   };
   std::uint64_t held = 0;
-  for (const LogicalTensor& tensor : map.logical)
+  for (const LogicalTensor& tensor : tensors)
     if (const auto layer = layer_of(tensor.name)) held = std::max(held, *layer + 1);
   const std::uint64_t common = std::min(held, model.layers);
   const auto is_behind = [&](std::string_view name) { return layer_of(name).value_or(0) >= common; };
@@ -213,12 +214,12 @@ bool has_shape(const LogicalTensor& tensor, const ModelParameter& expected) {
 
 }  // namespace
 
-Misfits find_misfits(const SourceMap& map, const Model& model) {
+Misfits find_misfits(std::span<const LogicalTensor> tensors, const Model& model) {
   std::unordered_map<std::string_view, const ModelParameter*> expected;
   expected.reserve(model.parameters.size());
   for (const ModelParameter& parameter : model.parameters) expected.emplace(parameter.name, &parameter);
   Misfits misfits;
-  for (const LogicalTensor& tensor : map.logical) {
+  for (const LogicalTensor& tensor : tensors) {
     if (tensor.filler) continue;
     const auto found = expected.find(tensor.name);
     if (found == expected.end()) {
@@ -242,21 +243,26 @@ Misfits find_misfits(const SourceMap& map, const Model& model) {
 namespace {
 
 /// \throws Error kUnsupported if a name shows that another system wrote the tensors.
-void refuse_strangers(const SourceMap& map, const Model& model, const std::filesystem::path& where) {
+void refuse_strangers(std::span<const LogicalTensor> tensors, const Model& model, const std::filesystem::path& where) {
   std::vector<std::string_view> names;
-  names.reserve(map.logical.size());
-  for (const LogicalTensor& tensor : map.logical)
+  names.reserve(tensors.size());
+  for (const LogicalTensor& tensor : tensors)
     if (!tensor.filler) names.push_back(tensor.name);
   if (auto stranger = stranger_among(names, &model)) throw stranger->in(where);
 }
 
+bool holds(std::span<const LogicalTensor> tensors, const std::string& name) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [&](const LogicalTensor& tensor) { return !tensor.filler && tensor.name == name; });
+}
+
 /// Validates that an output head which config.json has, and which is missing, is not there under another name.
 /// \throws Error kBadInput if a tensor that the model does not have is as large.
-void validate_head(const SourceMap& map, const Model& model, const Misfits& misfits,
+void validate_head(std::span<const LogicalTensor> tensors, const Model& model, const Misfits& misfits,
                    const std::filesystem::path& where) {
   if (!model.tied_by_files.value_or(false)) return;
   for (const ModelParameter& parameter : model.parameters) {
-    if (parameter.tied_to.empty() || map.find_logical(parameter.name)) continue;
+    if (parameter.tied_to.empty() || holds(tensors, parameter.name)) continue;
     for (const LogicalTensor* tensor : misfits.unlisted)
       if (tensor->shape.size() == 2 && parameter.shape.size() == 2 && tensor->shape[1] == parameter.shape[1] &&
           tensor->shape[0] >= parameter.shape[0])
@@ -270,12 +276,12 @@ void validate_head(const SourceMap& map, const Model& model, const Misfits& misf
 }
 
 /// \param trained  it may have more than the model.
-void validate(SourceMap& map, const Model& model, const Misfits& misfits, bool trained,
+void validate(std::span<const LogicalTensor> tensors, const Model& model, const Misfits& misfits, bool trained,
               const std::filesystem::path& where, const std::string& hint) {
   const bool fits = misfits.shapes.empty() && misfits.missing.empty() && (trained || misfits.unlisted.empty());
   // A description with names of other programs is meant for such tensors.
   const bool knows_strangers = model.family_from == FamilyFrom::kSpec && !model.family->schemes.empty();
-  if ((!fits && !knows_strangers) || model.by_config_plan) refuse_strangers(map, model, where);
+  if ((!fits && !knows_strangers) || model.by_config_plan) refuse_strangers(tensors, model, where);
   if (model.by_config_plan) validate_layers(model, where);
   if (model.quantization_problem && (!misfits.shapes.empty() || !misfits.unlisted.empty())) {
     const std::string& name =
@@ -285,7 +291,7 @@ void validate(SourceMap& map, const Model& model, const Misfits& misfits, bool t
         .tensor(name)
         .hint(model.quantization_problem->hint);
   }
-  if (const auto problem = layers_problem(map, misfits, model))
+  if (const auto problem = layers_problem(tensors, misfits, model))
     throw Error(ErrorKind::kBadInput, *problem)
         .in(where)
         .hint(misfits.missing.empty() ? "mend config.json, or take the one that came with the weights"
@@ -299,30 +305,49 @@ void validate(SourceMap& map, const Model& model, const Misfits& misfits, bool t
                          : error_for(misfits, model, trained);
     throw error.in(where).hint(hint_for(misfits, model) + (chosen || hint.empty() ? "" : "; " + hint));
   }
-  validate_head(map, model, misfits, where);
+  validate_head(tensors, model, misfits, where);
+}
+
+std::vector<std::string> order_of(const Model& model) {
   std::vector<std::string> order;
   order.reserve(model.parameters.size());
   for (const ModelParameter& parameter : model.parameters) order.push_back(parameter.name);
-  map.order_logical(order);
+  return order;
 }
 
 }  // namespace
 
 void validate_against_model(SourceMap& map, const Model& model, const std::filesystem::path& where,
                             const std::string& hint) {
-  validate(map, model, find_misfits(map, model), false, where, hint);
+  validate(map.logical, model, find_misfits(map.logical, model), false, where, hint);
+  map.order_logical(order_of(model));
+}
+
+void validate_against_model(std::vector<LogicalTensor>& tensors, const Model& model, const std::filesystem::path& where,
+                            ExtraTensors extra) {
+  validate(tensors, model, find_misfits(tensors, model), extra != ExtraTensors::kRefuse, where, {});
+  std::unordered_map<std::string_view, std::size_t> places;
+  for (const ModelParameter& parameter : model.parameters) places.emplace(parameter.name, places.size());
+  const auto place = [&](const LogicalTensor& tensor) {
+    const auto found = places.find(tensor.name);
+    return found == places.end() ? places.size() : found->second;
+  };
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [&](const LogicalTensor& a, const LogicalTensor& b) { return place(a) < place(b); });
 }
 
 void validate_against_model(SourceMap& map, const Model& model, const std::filesystem::path& where,
                             ExtraTensors extra) {
-  validate(map, model, find_misfits(map, model), extra != ExtraTensors::kRefuse, where, {});
+  validate(map.logical, model, find_misfits(map.logical, model), extra != ExtraTensors::kRefuse, where, {});
+  map.order_logical(order_of(model));
 }
 
 std::vector<std::string> validate_trained_against_model(SourceMap& map, const Model& model,
                                                         const std::filesystem::path& where) {
-  const Misfits misfits = find_misfits(map, model);
+  const Misfits misfits = find_misfits(map.logical, model);
   std::vector<std::string> besides = names_of(misfits.unlisted);
-  validate(map, model, misfits, true, where, {});
+  validate(map.logical, model, misfits, true, where, {});
+  map.order_logical(order_of(model));
   return besides;
 }
 

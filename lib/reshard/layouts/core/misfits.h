@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,7 @@ struct Misfits {
   bool empty() const { return shapes.empty() && unlisted.empty() && missing.empty(); }
 };
 
-Misfits find_misfits(const SourceMap& map, const Model& model);
+Misfits find_misfits(std::span<const LogicalTensor> tensors, const Model& model);
 
 /// Holds the logical tensors of `map` against what the model's config.json asks for, and puts them in state-dict
 /// order.
@@ -34,6 +35,8 @@ void validate_against_model(SourceMap& map, const Model& model, const std::files
                             const std::string& hint = {});
 
 /// The same, or the next, by whether tensors that the model does not have are refused.
+void validate_against_model(std::vector<LogicalTensor>& tensors, const Model& model, const std::filesystem::path& where,
+                            ExtraTensors extra);
 void validate_against_model(SourceMap& map, const Model& model, const std::filesystem::path& where, ExtraTensors extra);
 
 /// The same for what a trainer has written, which may have tensors besides: buffers, or a head of its own. Where others

@@ -6,6 +6,8 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
+#include <unordered_set>
 #include <utility>
 
 #include "reshard/layouts/contents/opened_files.h"
@@ -157,9 +159,11 @@ void settle_ties(Files& files, Checkpoint& checkpoint) {
       rename_logical(map, *own, one.source);
 }
 
-void untie_held(Model& model, const SourceMap& map) {
+void untie_held(Model& model, std::span<const LogicalTensor> tensors) {
+  std::unordered_set<std::string_view> names;
+  for (const LogicalTensor& tensor : tensors) names.insert(tensor.name);
   for (const TiedParameter& one : tied_parameters(model))
-    if (map.find_logical(one.name) && map.find_logical(one.source)) untie(model, one.name);
+    if (names.count(one.name) > 0 && names.count(one.source) > 0) untie(model, one.name);
 }
 
 }  // namespace reshard

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "reshard/io/files.h"
@@ -20,7 +21,7 @@ std::vector<TiedParameter> join_tied(Files& files, SourceMap& map, const std::ve
 /// no more, which is noted. A head that is stored in the embedding's place gets the embedding's name.
 void settle_ties(Files& files, Checkpoint& checkpoint);
 
-/// Unties the parameters that `map`, whose ties are settled, contains next to their sources.
-void untie_held(Model& model, const SourceMap& map);
+/// Unties the parameters that are among the `tensors`, whose ties are settled, next to their sources.
+void untie_held(Model& model, std::span<const LogicalTensor> tensors);
 
 }  // namespace reshard

@@ -79,7 +79,7 @@ std::vector<std::string> families_that_fit(const ModelConfig& config, const std:
       const auto family = with_prefixes_of(found.family, names);
       if (!may_fit(*family, names)) continue;
       const Model model = instantiate(found, names);
-      if (find_misfits(whole_map(files), model).empty()) fitting.push_back(name);
+      if (find_misfits(whole_map(files).logical, model).empty()) fitting.push_back(name);
     } catch (const Error&) {
       continue;  // config.json lacks what this family needs
     }

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "reshard/layouts/peft/sharded_adapter.h"
-#include "reshard/plan/job/convert.h"
 #include "reshard/plan/job/job.h"
 #include "reshard/plan/source/tags.h"
 
@@ -27,20 +26,19 @@ void add_peft_target(Files& files, Job& job, const Adapter& adapter, std::span<c
 /// Notes the options of a request for whole adapters that are about models.
 void note_idle_options(const SourceRequest& request, Job& job);
 
-/// Tells whoever consolidates the model in `directory` of the adapters that lie beside it.
-void note_adapters_left(Files& files, Job& job, const std::filesystem::path& directory);
+/// Tells whoever consolidates a model of the adapters that lie beside it.
+void note_adapters_left(Files& files, Checkpoint& model);
 
 /// Sharded adapters into PEFT's directories: a single one into the output directory, of several `adapter_default` there
 /// and `adapter_NAME` into NAME. Without an output directory they go beside what they are made of.
 /// \param found  where they are.
 /// \throws as plan_consolidate.
-std::unique_ptr<Job> plan_consolidate_adapters(Files& files, const ConsolidateRequest& request,
-                                               const FoundCheckpoint& found,
+std::unique_ptr<Job> plan_consolidate_adapters(Files& files, const Request& request, const FoundCheckpoint& found,
                                                const std::vector<AdapterFolder>& adapters);
 
 /// PEFT's adapters into ranks of adapter_layout(): adapter_NAME/adapter_shards.
 /// \throws as plan_shard.
-std::unique_ptr<Job> plan_shard_adapters(Files& files, const ShardRequest& request);
+std::unique_ptr<Job> plan_shard_adapters(Files& files, const Request& request);
 
 /// Makes the target of a job whose source is the adapter `source`: PEFT's directory, or shards. These are split as they
 /// were, unless a config.json says for which model they shall be split anew.
@@ -48,6 +46,6 @@ std::unique_ptr<Job> plan_shard_adapters(Files& files, const ShardRequest& reque
 /// \returns the means that the program needs.
 /// \throws as plan_convert.
 std::vector<Mean> plan_converted_adapter(Files& files, Job& job, const Checkpoint& source,
-                                         const std::vector<LogicalTensor>& wanted, const ConvertRequest& request);
+                                         const std::vector<LogicalTensor>& wanted, const Request& request);
 
 }  // namespace reshard

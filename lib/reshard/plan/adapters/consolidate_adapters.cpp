@@ -6,8 +6,8 @@
 #include "reshard/base/strings.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/plan/adapters/adapters.h"
-#include "reshard/plan/target/assemble.h"
 #include "reshard/plan/target/checks.h"
+#include "reshard/plan/target/make_target.h"
 #include "reshard/specs/family/family_parser.h"
 
 namespace reshard {
@@ -61,6 +61,22 @@ void add_config(Files& files, Job& job, const Adapter& adapter, const fs::path& 
     job.copied_files.push_back({adapter.config, final, files.size_bytes(adapter.config)});
 }
 
+/// \throws Error kUsage for options that are about models.
+void validate_for_adapters(const Request& request, const fs::path& where) {
+  if (!request.source.config.empty())
+    throw Error(ErrorKind::kUsage, "`config` has no effect: these are adapters, which need no config.json").in(where);
+  if (request.dtype)
+    throw Error(ErrorKind::kUsage, "`dtype` is about models: convert casts an adapter once it is whole").in(where);
+  if (!request.names.empty())
+    throw Error(ErrorKind::kUsage,
+                "`rename`, `drop` and `keep` are about models: convert takes an adapter once it is whole")
+        .in(where);
+  if (request.allow_missing)
+    throw Error(ErrorKind::kUsage, "`allow-missing` is about models: adapters are read whole").in(where);
+  for (const std::string& option : request.target.options.names())
+    throw Error(ErrorKind::kUsage, "`" + option + "` is about models: adapters have one file each").in(where);
+}
+
 }  // namespace
 
 std::optional<std::string> separate_config_text(Files& files, const Adapter& adapter, std::vector<std::string>& notes) {
@@ -101,14 +117,14 @@ void add_peft_target(Files& files, Job& job, const Adapter& adapter, std::span<c
   add_config(files, job, adapter, folder);
 }
 
-void note_adapters_left(Files& files, Job& job, const fs::path& directory) {
+void note_adapters_left(Files& files, Checkpoint& model) {
   std::vector<std::string> folders;
-  for (const AdapterFolder& adapter : find_adapter_folders(files, directory))
+  for (const AdapterFolder& adapter : find_adapter_folders(files, model.directory))
     folders.push_back(adapter.shards.directory.filename().string());
   if (!folders.empty())
-    job.notes.push_back(
+    model.notes.push_back(
         fmt::format("the model is consolidated, the adapters beside it are not: {}; give {} to consolidate one",
-                    list_names(folders), (directory / folders.front()).string()));
+                    list_names(folders), (model.directory / folders.front()).string()));
 }
 
 void note_idle_options(const SourceRequest& request, Job& job) {
@@ -119,9 +135,9 @@ void note_idle_options(const SourceRequest& request, Job& job) {
   for (const std::string& option : options) job.notes.push_back(fmt::format("`{}` has no effect on adapters", option));
 }
 
-std::unique_ptr<Job> plan_consolidate_adapters(Files& files, const ConsolidateRequest& request,
-                                               const FoundCheckpoint& found,
+std::unique_ptr<Job> plan_consolidate_adapters(Files& files, const Request& request, const FoundCheckpoint& found,
                                                const std::vector<AdapterFolder>& adapters) {
+  validate_for_adapters(request, found.path);
   const bool single = adapters.front().alone;
   auto job = std::make_unique<Job>();
   job->command = "consolidate";
@@ -135,7 +151,8 @@ std::unique_ptr<Job> plan_consolidate_adapters(Files& files, const ConsolidateRe
     if (!single) validate_folder_name(folder);
     const fs::path output = single || folder.name == kDefaultAdapter ? fs::path() : fs::path(folder.name);
     validate_outside(files, job->output_directory / output, adapters);
-    Checkpoint checkpoint = read_sharded_adapter(files, folder, context_of(request.source, ConfigUse::kStrict));
+    Checkpoint checkpoint = read_sharded_adapter(
+        files, folder, {.use = ConfigUse::kStrict, .family = request.source.family, .options = request.source.options});
     if (job->source.files.empty()) job->mesh = checkpoint.mesh;
     job->notes.insert(job->notes.end(), checkpoint.notes.begin(), checkpoint.notes.end());
     add_peft_target(files, *job, *checkpoint.adapter, checkpoint.map.state_dict(), format_of(request.target), output);

@@ -16,8 +16,8 @@
 #include "reshard/layouts/peft/adapter_target.h"
 #include "reshard/plan/adapters/adapters.h"
 #include "reshard/plan/adapters/peft_adapter.h"
-#include "reshard/plan/target/assemble.h"
 #include "reshard/plan/target/checks.h"
+#include "reshard/plan/target/make_target.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/model/language_model.h"
 #include "reshard/specs/peft/adapter_metadata.h"
@@ -234,7 +234,7 @@ std::vector<Mean> plan_same_ranks(Files& files, Job& job, const Checkpoint& sour
 
 /// Shards for ranks of the model that the source's config.json is about.
 std::vector<Mean> plan_other_ranks(Files& files, Job& job, const Checkpoint& source,
-                                   const std::vector<LogicalTensor>& wanted, const ConvertRequest& request,
+                                   const std::vector<LogicalTensor>& wanted, const Request& request,
                                    TargetRequest target) {
   const Adapter& adapter = *source.adapter;
   if (!target.tp && !source.has_ranks())
@@ -251,9 +251,31 @@ std::vector<Mean> plan_other_ranks(Files& files, Job& job, const Checkpoint& sou
   return AdapterSharder(job, target, model, request.lora_fuse.value_or(LoraFuse::kMean)).add({one});
 }
 
+/// \throws Error kUsage for options that are about models.
+void validate_for_shards(const Request& request) {
+  const std::string of_states = request.source.with_optimizer ? "with-optimizer" : state_option(request.target);
+  const std::pair<const char*, bool> idle[] = {{of_states.c_str(), !of_states.empty()},
+                                               {"tag", request.source.tag.has_value()},
+                                               {"allow-missing", request.allow_missing}};
+  for (const auto& [option, given] : idle)
+    if (given)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("`{}` has no effect with `adapter`: only adapters are written", option))
+          .hint("leave out one of the two");
+  if (!request.source.config.empty())
+    throw Error(ErrorKind::kUsage, "`config` has no effect: adapters are sharded by the config.json beside the model")
+        .in(request.source.path);
+  if (request.dtype)
+    throw Error(ErrorKind::kUsage, "`dtype` is about models: convert casts an adapter").in(request.source.path);
+  if (!request.names.empty())
+    throw Error(ErrorKind::kUsage, "`rename`, `drop` and `keep` are about models: convert renames an adapter's tensors")
+        .in(request.source.path);
+}
+
 }  // namespace
 
-std::unique_ptr<Job> plan_shard_adapters(Files& files, const ShardRequest& request) {
+std::unique_ptr<Job> plan_shard_adapters(Files& files, const Request& request) {
+  validate_for_shards(request);
   TargetRequest target = request.target;
   target.layout = &adapter_layout();
   validate_adapter_request(target);  // what is wrong with the request is told before anything is read
@@ -263,12 +285,12 @@ std::unique_ptr<Job> plan_shard_adapters(Files& files, const ShardRequest& reque
   job->options = target.options;
   job->format = format_of(target);
   job->source_directory = job->model_directory = request.adapters.front();
-  job->output_directory = request.output_directory;
+  job->output_directory = request.output_directory.value();
   job->force = request.force;
   if (request.source.extra != ExtraTensors::kRefuse)
     job->notes.emplace_back("`extra-tensors` has no effect on adapters");
   const Model model = base_model(files, base_config(files, request.source.path), request.source.family, *job);
-  AdapterSharder sharder(*job, target, model, request.lora_fuse);
+  AdapterSharder sharder(*job, target, model, request.lora_fuse.value_or(LoraFuse::kMean));
   std::vector<AdapterSource> sources;
   for (PeftAdapter& adapter : read_peft_adapters(files, request.adapters)) {
     for (const std::string& warning : adapter.file.warnings)
@@ -287,7 +309,7 @@ std::unique_ptr<Job> plan_shard_adapters(Files& files, const ShardRequest& reque
 }
 
 std::vector<Mean> plan_converted_adapter(Files& files, Job& job, const Checkpoint& source,
-                                         const std::vector<LogicalTensor>& wanted, const ConvertRequest& request) {
+                                         const std::vector<LogicalTensor>& wanted, const Request& request) {
   const Layout& layout = *request.target.layout;
   job.layout = &layout;
   job.options = request.target.options;

@@ -293,33 +293,33 @@ TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::stri
                       tags.size() == 1 ? "" : "; `tag` takes another")};
 }
 
-bool is_checkpoint(Files& files, const fs::path& directory, TagContent content) {
-  if (content == TagContent::kAny && holds_hugging_face(files, directory)) return true;
+bool is_checkpoint(Files& files, const fs::path& directory, SourceKind kind) {
+  if (kind != SourceKind::kShards && holds_hugging_face(files, directory)) return true;
   return find_shards(files, directory) || !find_adapter_folders(files, directory).empty();
 }
 
 namespace {
 
 /// The checkpoint in the folder for those of a run, if `directory` has such a folder; else `directory` itself.
-FoundCheckpoint find_in_checkpoints(Files& files, const fs::path& directory, TagContent content) {
+FoundCheckpoint find_in_checkpoints(Files& files, const fs::path& directory, SourceKind kind) {
   const fs::path folder = directory / kCheckpointsFolder;
   if (!files.is_directory(folder) || list_tags(files, folder).empty()) return {directory, {}};
-  return find_checkpoint(files, folder, {}, content);
+  return find_checkpoint(files, folder, {}, kind);
 }
 
 }  // namespace
 
 FoundCheckpoint find_checkpoint(Files& files, const fs::path& path, const std::optional<std::string>& tag,
-                                TagContent content) {
+                                SourceKind kind) {
   if (tag) {
     const fs::path folder = path / kCheckpointsFolder;
     const bool is_inside = is_plain_name(*tag) && !files.is_directory(path / *tag) && files.is_directory(folder / *tag);
     return take_tag(files, is_inside ? folder : path, *tag);
   }
-  if (!files.is_directory(path) || is_checkpoint(files, path, content)) return {path, {}};
+  if (!files.is_directory(path) || is_checkpoint(files, path, kind)) return {path, {}};
   std::vector<Tag> tags = list_tags(files, path);
-  std::erase_if(tags, [&](const Tag& t) { return content == TagContent::kShards && t.has_weights && !t.has_shards; });
-  if (tags.empty()) return find_in_checkpoints(files, path, content);
+  std::erase_if(tags, [&](const Tag& t) { return kind == SourceKind::kShards && t.has_weights && !t.has_shards; });
+  if (tags.empty()) return find_in_checkpoints(files, path, kind);
   try {
     const auto latest = read_latest(files, path);
     const bool listed = std::any_of(tags.begin(), tags.end(), [&](const Tag& t) { return t.name == latest; });

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "reshard/io/files.h"
+#include "reshard/plan/job/request.h"
 
 namespace reshard {
 
@@ -56,15 +57,9 @@ struct TagChoice {
 /// several has no name like step_3 or checkpoint-10 and `latest` does not name it.
 TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::string>& latest);
 
-/// What a command reads.
-enum class TagContent {
-  kAny,     // every checkpoint
-  kShards,  // only shards of a model or of adapters
-};
-
 /// Whether `directory` is a checkpoint itself, by the names in it, and no training run's directory.
 /// \throws Error kBadInput if it holds two sharded checkpoints and no Hugging Face files that count.
-bool is_checkpoint(Files& files, const std::filesystem::path& directory, TagContent content = TagContent::kAny);
+bool is_checkpoint(Files& files, const std::filesystem::path& directory, SourceKind kind = SourceKind::kAny);
 
 /// One checkpoint, and what the user should know of how it was found, whole sentences.
 struct FoundCheckpoint {
@@ -77,6 +72,6 @@ struct FoundCheckpoint {
 /// \throws Error as choose_tag does; kUsage for a `tag` that is not the name of a folder; kBadInput for a `tag` that
 /// `path` does not hold, and for a file `latest` that names none of its folders.
 FoundCheckpoint find_checkpoint(Files& files, const std::filesystem::path& path, const std::optional<std::string>& tag,
-                                TagContent content = TagContent::kAny);
+                                SourceKind kind = SourceKind::kAny);
 
 }  // namespace reshard

@@ -13,8 +13,8 @@
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
 #include "reshard/plan/target/companions.h"
-#include "reshard/plan/target/config_dtype.h"
 #include "reshard/plan/target/trainer_files.h"
+#include "reshard/plan/transforms/config_dtype.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/config/ties.h"
 
@@ -42,47 +42,63 @@ Companions companions_of(Files& files, const Checkpoint& source, std::vector<fs:
   return found;
 }
 
+/// What is carried, while it is gathered.
+struct Carrier {
+  Files& files;
+  Draft& draft;
+  const fs::path& output_directory;
+  CarriedFiles carried{};
+};
+
 /// Names every file with weights that is neither read nor copied.
-void note_weights_left(Files& files, Job& job, const Checkpoint& source, const std::vector<fs::path>& weights) {
+void note_weights_left(Carrier& carrier, const std::vector<fs::path>& weights) {
+  Files& files = carrier.files;
+  Draft& draft = carrier.draft;
+  const CarriedFiles& carried = carrier.carried;
   const auto plain = [&](const fs::path& path) { return files.absolute(path).lexically_normal(); };
   std::set<fs::path> read;
   if (!weights.empty()) {
-    for (const SourceFile& file : job.source.files) read.insert(plain(file.path));
-    for (const CopiedFile& file : job.copied_files) read.insert(plain(file.source));  // a trainer's
+    for (const SourceFile& file : draft.source.map.files) read.insert(plain(file.path));
+    for (const CopiedFile& file : carried.copied_files) read.insert(plain(file.source));  // a trainer's
   }
   std::vector<std::string> left;
   for (const fs::path& path : weights)
-    if (read.count(plain(path)) == 0) left.push_back(path.lexically_relative(source.directory).string());
+    if (read.count(plain(path)) == 0) left.push_back(path.lexically_relative(draft.source.directory).string());
   if (!left.empty())
-    job.notes.push_back(fmt::format("left out, as {} not among the model's weights: {}",
-                                    left.size() == 1 ? "it is" : "they are", list_names(left, SIZE_MAX)));
+    draft.note(fmt::format("left out, as {} not among the model's weights: {}", left.size() == 1 ? "it is" : "they are",
+                           list_names(left, SIZE_MAX)));
 }
 
 /// Names the tokenizer files in the output directory that the job does not replace: they may be another model's.
-void note_old_tokenizer(Files& files, Job& job, const std::vector<fs::path>& own) {
-  if (files.kind_of(job.output_directory) != FileKind::kDirectory ||
-      std::any_of(own.begin(), own.end(),
-                  [&](const fs::path& one) { return files.is_same(one, job.output_directory); }))
+void note_old_tokenizer(Carrier& carrier, const std::vector<fs::path>& own) {
+  Files& files = carrier.files;
+  Draft& draft = carrier.draft;
+  const fs::path& output_directory = carrier.output_directory;
+  const CarriedFiles& carried = carrier.carried;
+  if (files.kind_of(output_directory) != FileKind::kDirectory ||
+      std::any_of(own.begin(), own.end(), [&](const fs::path& one) { return files.is_same(one, output_directory); }))
     return;
   std::vector<std::string> old;
-  for (const CopiedFile& file : tokenizer_files(files, job.output_directory))
-    if (std::none_of(job.copied_files.begin(), job.copied_files.end(),
+  for (const CopiedFile& file : tokenizer_files(files, output_directory))
+    if (std::none_of(carried.copied_files.begin(), carried.copied_files.end(),
                      [&](const CopiedFile& copied) { return copied.path == file.path; }))
       old.push_back(file.path.string());
   if (!old.empty())
-    job.notes.push_back(fmt::format("{} stay{} in the output directory, and may be of another model", list_names(old),
-                                    old.size() == 1 ? "s" : ""));
+    draft.note(fmt::format("{} stay{} in the output directory, and may be of another model", list_names(old),
+                           old.size() == 1 ? "s" : ""));
 }
 
 /// If no tokenizer comes along, copies the one next to the config.json that the user names, or else the checkpoint's own.
-void carry_tokenizer(Files& files, Job& job, const Checkpoint& source) {
+void carry_tokenizer(Carrier& carrier) {
+  auto& [files, draft, output_directory, carried] = carrier;
+  const Checkpoint& source = draft.source;
   std::vector<fs::path> directories;
   if (source.config_given)
     directories.push_back(source.config.has_parent_path() ? source.config.parent_path() : fs::path("."));
   if (source.layout != nullptr) directories.push_back(source.directory);
-  const fs::path output = files.resolve(job.output_directory);
+  const fs::path output = files.resolve(output_directory);
   fs::path taken;  // the directory whose tokenizer the output has
-  if (std::any_of(job.copied_files.begin(), job.copied_files.end(),
+  if (std::any_of(carried.copied_files.begin(), carried.copied_files.end(),
                   [](const CopiedFile& file) { return is_tokenizer(file.path.string()); }))
     taken = source.directory;
   for (const fs::path& directory : directories) {
@@ -91,87 +107,97 @@ void carry_tokenizer(Files& files, Job& job, const Checkpoint& source) {
     if (taken.empty()) {
       taken = directory;
       if (files.resolve(directory) == output) continue;  // it is there
-      for (CopiedFile& file : found) replace_copy(job.copied_files, std::move(file));
+      for (CopiedFile& file : found) replace_copy(carried.copied_files, std::move(file));
     } else {
-      job.notes.push_back(fmt::format("the tokenizer is that of {}, and the one in {} is left out", taken.string(),
-                                      directory.string()));
+      draft.note(fmt::format("the tokenizer is that of {}, and the one in {} is left out", taken.string(),
+                             directory.string()));
     }
   }
-  note_old_tokenizer(files, job, directories);
+  note_old_tokenizer(carrier, directories);
 }
 
 /// A trainer that goes on with the output would read what another save has left there.
-void validate_no_trainer_files(Files& files, const Job& job) {
+void validate_no_trainer_files(Carrier& carrier) {
+  const auto& [files, draft, output_directory, carried] = carrier;
   std::vector<std::string> left;
   for (const char* name : kTrainerFiles)
-    if (files.exists(job.output_directory / name) &&
-        std::none_of(job.copied_files.begin(), job.copied_files.end(),
+    if (files.exists(output_directory / name) &&
+        std::none_of(carried.copied_files.begin(), carried.copied_files.end(),
                      [&](const CopiedFile& copied) { return copied.path == name; }))
       left.emplace_back(name);
   if (left.empty()) return;
   throw Error(
       ErrorKind::kBadInput,
       fmt::format("holds {} of another save, which a trainer would read beside the new states", list_names(left)))
-      .in(job.output_directory)
+      .in(output_directory)
       .hint("move what it holds away, or choose another output directory");
 }
 
-/// Adds config.json, unless it is among the companions and stays as it is.
-void carry_config(Files& files, Job& job, const Checkpoint& source) {
-  if (source.config.empty() || is_in_place(files, source.config, job.output_directory)) return;
-  OrderedJson config = read_compiled_config(files, source.config);
-  bool is_new = !config.is_null();
-  const bool sets_ties = source.model && source.model->tied_by_files;
-  if (!is_new && (job.dtype || sets_ties)) config = read_ordered_config(files, source.config);
-  if (job.dtype) is_new = set_config_dtype(config, *job.dtype) || is_new;
-  if (sets_ties && config.is_object()) {
-    set_ties(config, *source.model->tied_by_files);
-    is_new = true;
-    job.notes.push_back(
-        fmt::format("the config.json that is written says \"{}\": {}", kTiedKey, *source.model->tied_by_files));
-  }
-  if (!is_new && !source.config_given) return;
-  std::erase_if(job.copied_files, [](const CopiedFile& file) { return file.path == kConfigFile; });
-  if (is_new)
-    job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", source.config});
-  else
-    job.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
-}
-
-}  // namespace
-
+/// Whether `config` is the config.json of the output directory, where it stays as it is.
 bool is_in_place(Files& files, const fs::path& config, const fs::path& output_directory) {
   return config.filename() == kConfigFile &&
          files.resolve(files.absolute(config).parent_path()) == files.resolve(output_directory);
 }
 
-void carry_companions(Files& files, Job& job, const Checkpoint& source, const std::vector<fs::path>& left_out) {
+/// Adds config.json, unless it is among the companions and stays as it is.
+void carry_config(Carrier& carrier) {
+  auto& [files, draft, output_directory, carried] = carrier;
+  const Checkpoint& source = draft.source;
+  if (source.config.empty() || is_in_place(files, source.config, output_directory)) return;
+  OrderedJson config = read_compiled_config(files, source.config);
+  bool is_new = !config.is_null();
+  const bool sets_ties = source.model && source.model->tied_by_files;
+  if (!is_new && (draft.config_dtype || sets_ties)) config = read_ordered_config(files, source.config);
+  if (draft.config_dtype) is_new = set_config_dtype(config, *draft.config_dtype) || is_new;
+  if (sets_ties && config.is_object()) {
+    set_ties(config, *source.model->tied_by_files);
+    is_new = true;
+    draft.note(fmt::format("the config.json that is written says \"{}\": {}", kTiedKey, *source.model->tied_by_files));
+  }
+  if (!is_new && !source.config_given) return;
+  std::erase_if(carried.copied_files, [](const CopiedFile& file) { return file.path == kConfigFile; });
+  if (is_new)
+    carried.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", source.config});
+  else
+    carried.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
+}
+
+}  // namespace
+
+CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const TargetPlan& target,
+                         const fs::path& output_directory) {
+  Carrier carrier{files, draft, output_directory};
+  const Checkpoint& source = draft.source;
+  CarriedFiles& carried = carrier.carried;
   // Without config.json the directory is not known to be a model's: it may be anything, even a home.
   const bool is_models = find_model_config(files, source.directory).has_value();
-  const bool in_place = files.resolve(job.output_directory) == files.resolve(source.directory);
+  const bool in_place = files.resolve(output_directory) == files.resolve(source.directory);
   std::vector<fs::path> weights;  // that may stay behind
   if (is_models && !in_place) {
-    std::set<fs::path> sources(left_out.begin(), left_out.end());  // the checkpoint itself needs no note
-    for (const SourceFile& file : job.source.files) sources.insert(file.path.parent_path());
-    Companions companions = companions_of(files, source, {sources.begin(), sources.end()});
-    job.copied_files = std::move(companions.files);
-    job.notes.insert(job.notes.end(), companions.notes.begin(), companions.notes.end());
+    std::set<fs::path> left_out{output_directory, source.path};  // the checkpoint itself needs no note
+    for (const SourceFile& file : source.map.files) left_out.insert(file.path.parent_path());
+    Companions companions = companions_of(files, source, {left_out.begin(), left_out.end()});
+    carried.copied_files = std::move(companions.files);
+    for (std::string& note : companions.notes) draft.note(std::move(note));
     weights = std::move(companions.weights);
   } else if (!in_place && source.layout != nullptr) {
     weights = weights_in(files, source.directory);
   }
-  carry_config(files, job, source);
-  carry_tokenizer(files, job, source);
-  if (!source.states.empty() && job.layout->traits().writes_states())
-    for (CopiedFile& file : trainer_files(files, source)) replace_copy(job.copied_files, std::move(file));
-  if (!source.states.empty() && job.layout->traits().writes_groups_alone()) validate_no_trainer_files(files, job);
-  note_weights_left(files, job, source, weights);
-  // What this job writes anew is not carried over from an older one.
-  std::erase_if(job.copied_files, [&](const CopiedFile& copied) {
-    return copied.path == kKeptIndexMetadataFile ||
-           std::any_of(job.text_files.begin(), job.text_files.end(),
-                       [&](const TextFile& text) { return text.path == copied.path; });
+  carry_config(carrier);
+  carry_tokenizer(carrier);
+  if (!source.states.empty() && layout.traits().writes_states())
+    for (CopiedFile& file : trainer_files(files, source)) replace_copy(carried.copied_files, std::move(file));
+  if (!source.states.empty() && layout.traits().writes_groups_alone()) validate_no_trainer_files(carrier);
+  note_weights_left(carrier, weights);
+  // What is written anew is not carried over from an older one.
+  const auto is_written = [](const std::vector<TextFile>& texts, const fs::path& path) {
+    return std::any_of(texts.begin(), texts.end(), [&](const TextFile& text) { return text.path == path; });
+  };
+  std::erase_if(carried.copied_files, [&](const CopiedFile& copied) {
+    return copied.path == kKeptIndexMetadataFile || is_written(target.text_files, copied.path) ||
+           is_written(carried.text_files, copied.path);
   });
+  return std::move(carrier.carried);
 }
 
 }  // namespace reshard

@@ -60,8 +60,8 @@ void validate_has_states(const SourceRequest& request, const Checkpoint& checkpo
         .hint("do without `with-optimizer`, or give the directory that holds both");
 }
 
-void validate_has_tensors(const SourceMap& source, const Checkpoint& checkpoint) {
-  if (source.tensor_count() > 0) return;
+void validate_has_tensors(const Checkpoint& checkpoint) {
+  if (checkpoint.map.tensor_count() > 0) return;
   const bool has_optimizer =
       !checkpoint.states.empty() || (checkpoint.beside_model && !checkpoint.beside_model->empty());
   if (!has_optimizer) throw Error(ErrorKind::kBadInput, "holds no tensors").in(checkpoint.path);
@@ -83,9 +83,10 @@ void validate_names(const Checkpoint& checkpoint, const Layout& target) {
                                       : hint_for_model(checkpoint));
 }
 
-void note_states_left(Job& job, const Checkpoint& checkpoint, const Layout& target) {
+void note_states_left(Checkpoint& checkpoint, const Layout& target) {
   if (checkpoint.leaves_states && target.traits().writes_states())
-    job.notes.push_back("training cannot go on from the model alone: `with-optimizer` takes its optimizer along");
+    checkpoint.notes.push_back(
+        "training cannot go on from the model alone: `with-optimizer` takes its optimizer along");
 }
 
 void validate_outside(Files& files, const fs::path& output_directory, const Checkpoint& source) {

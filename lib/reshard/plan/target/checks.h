@@ -4,7 +4,7 @@
 #include <string>
 
 #include "reshard/layouts/core/checkpoint.h"
-#include "reshard/plan/job/job.h"
+#include "reshard/plan/job/request.h"
 
 namespace reshard {
 
@@ -20,14 +20,14 @@ std::string rank_option(const TargetRequest& target);
 void validate_takes_states(const SourceRequest& source, const Layout& target);
 void validate_has_states(const SourceRequest& request, const Checkpoint& checkpoint);
 
-/// \throws Error kBadInput if `source`, the map of `checkpoint`, has no tensors of a model.
-void validate_has_tensors(const SourceMap& source, const Checkpoint& checkpoint);
+/// \throws Error kBadInput if there are no tensors of a model.
+void validate_has_tensors(const Checkpoint& checkpoint);
 
 /// \throws Error kBadInput if the source's tensors have another program's names, and the target's are the model's own.
 void validate_names(const Checkpoint& checkpoint, const Layout& target);
 
 /// Notes that a target that could have the optimizer's states does not get them.
-void note_states_left(Job& job, const Checkpoint& checkpoint, const Layout& target);
+void note_states_left(Checkpoint& checkpoint, const Layout& target);
 
 /// The outputs do not go into the shards folder that is read.
 /// \throws Error kUsage.

@@ -1,4 +1,4 @@
-#include "reshard/plan/target/config_dtype.h"
+#include "reshard/plan/transforms/config_dtype.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "reshard/plan/target/extra_tensors.h"
+#include "reshard/plan/transforms/extra_tensors.h"
 
 #include <fmt/format.h>
 
@@ -36,39 +36,32 @@ bool has_place(const TargetRequest& target) {
 
 }  // namespace
 
-std::vector<std::string> take_extra_tensors(Job& job, ExtraTensors extra, const TargetRequest& target, Model* model,
-                                            std::vector<LogicalTensor>& logical) {
-  if (extra == ExtraTensors::kRefuse) return {};
-  if (model == nullptr) {
-    job.notes.push_back("`extra-tensors` has no effect: there is no config.json of a known family");
-    return {};
-  }
+void apply_extra_tensors(Draft& draft, ExtraTensors extra, const TargetRequest& target) {
+  if (extra == ExtraTensors::kRefuse) return;
+  if (!draft.model) return draft.note("`extra-tensors` has no effect: there is no config.json of a known family");
   std::unordered_set<std::string> own;
-  for (const ModelParameter& parameter : model->parameters) own.insert(parameter.name);
+  for (const ModelParameter& parameter : draft.model->parameters) own.insert(parameter.name);
   std::vector<std::string> names;
-  for (const LogicalTensor& tensor : logical) {
+  for (const LogicalTensor& tensor : draft.wanted) {
     if (own.count(tensor.name) > 0) continue;
     names.push_back(tensor.name);
-    if (extra == ExtraTensors::kKeep) model->parameters.push_back(whole_parameter(tensor, *model));
+    if (extra == ExtraTensors::kKeep) draft.model->parameters.push_back(whole_parameter(tensor, *draft.model));
   }
-  if (names.empty()) {
-    job.notes.push_back("`extra-tensors` has no effect: config.json explains every tensor");
-    return {};
-  }
+  if (names.empty()) return draft.note("`extra-tensors` has no effect: config.json explains every tensor");
   if (extra == ExtraTensors::kKeep) {
     if (!has_place(target))
       throw Error(ErrorKind::kUnsupported,
                   fmt::format("layout {}{} has no place for tensors that config.json does not explain: {}",
                               target.layout->traits().name, target.options.flag(kPad.name) ? ", padded," : "",
                               list_names(names)))
-          .in(job.source_directory)
+          .in(draft.source.path)
           .hint("`extra-tensors` drop leaves them out");
-    job.notes.push_back("kept, though config.json does not explain them: " + list_names(names));
-    return {};
+    return draft.note("kept, though config.json does not explain them: " + list_names(names));
   }
-  job.notes.push_back("left out, as config.json does not explain them: " + list_names(names));
-  std::erase_if(logical, [&](const LogicalTensor& tensor) { return own.count(tensor.name) == 0; });
-  return names;
+  draft.note("left out, as config.json does not explain them: " + list_names(names));
+  draft.transforms.push_back(fmt::format("drop: {} tensor{}", names.size(), names.size() == 1 ? "" : "s"));
+  std::erase_if(draft.wanted, [&](const LogicalTensor& tensor) { return own.count(tensor.name) == 0; });
+  for (std::string& name : names) draft.dropped.push_back(std::move(name));
 }
 
 }  // namespace reshard

@@ -1,0 +1,222 @@
+// From a request to a job: find, read, transform, lay out, and make the program.
+#include <fmt/format.h>
+
+#include <iterator>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/layouts/core/expert_stacks.h"
+#include "reshard/layouts/hf/hf.h"
+#include "reshard/plan/adapters/adapters.h"
+#include "reshard/plan/job/job.h"
+#include "reshard/plan/source/metadata_model.h"
+#include "reshard/plan/source/tags.h"
+#include "reshard/plan/target/carried_files.h"
+#include "reshard/plan/target/checks.h"
+#include "reshard/plan/target/make_target.h"
+#include "reshard/plan/target/outside_links.h"
+#include "reshard/plan/transforms/against_model.h"
+#include "reshard/plan/transforms/cast.h"
+#include "reshard/plan/transforms/extra_tensors.h"
+#include "reshard/plan/transforms/select.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Where no layout is asked for, but ranks are, those of a sharded source get another mesh; where the optimizer is to go
+/// along, it stays in its layout.
+const Layout& layout_of_target(const Request& request, const Checkpoint& source) {
+  const std::string option = rank_option(request.target);
+  if (option.empty())
+    return source.layout != nullptr && source.layout->traits().writes_states() ? *source.layout : whole_layout();
+  if (source.has_mesh() && source.layout->traits().is_written()) return *source.layout;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("`{}` is about ranks, but layout {} has whole tensors", option, whole_layout().traits().name))
+      .hint("say which layout: `to` " + layout_names([](const Layout& layout) {
+              return layout.traits().has_ranks() && layout.traits().is_written();
+            }));
+}
+
+/// \throws Error kUsage for what is wrong with the request alone.
+void validate(Files& files, const Request& request) {
+  validate_request(request.target);
+  validate_takes_states(request.source, *request.target.layout);
+  if (request.source.with_optimizer && request.source.extra == ExtraTensors::kDrop)
+    throw Error(ErrorKind::kUsage, "`extra-tensors` drop would leave out tensors whose optimizer states stay")
+        .hint("name the tensors with `drop`, which leaves out their states, too");
+  if (request.source.kind == SourceKind::kWhole && request.output_directory &&
+      files.is_same(request.source.path, *request.output_directory))
+    throw Error(ErrorKind::kUsage, "the output directory is the model's own")
+        .in(*request.output_directory)
+        .hint("choose another output directory");
+}
+
+/// \param target  null where the layout of the source is not known.
+ReadContext context_of(const Request& request, const Layout* target) {
+  ConfigUse use = request.names.empty() ? ConfigUse::kStrict : ConfigUse::kRenamed;
+  if (request.source.kind == SourceKind::kWhole) use = ConfigUse::kNeeded;
+  const bool needs_groups = target != nullptr && target->traits().writes_groups_alone();
+  const Beside read = needs_groups ? Beside::kReadGroups : Beside::kRead;
+  return {use,
+          request.source.family,
+          request.source.options,
+          {request.source.config},
+          request.source.with_optimizer ? read : Beside::kCount,
+          request.source.extra};
+}
+
+Checkpoint read_source(Files& files, const Request& request, const FoundCheckpoint& found) {
+  const Layout* const target = request.target.layout;
+  const ReadContext context = context_of(request, target != nullptr ? target : layout_at(files, found.path));
+  Checkpoint source = request.source.kind == SourceKind::kShards  ? read_sharded(files, found.path, context)
+                      : request.source.kind == SourceKind::kWhole ? read_whole(files, found.path, context)
+                                                                  : read_checkpoint(files, found.path, context);
+  if (request.target.options.choice(kExperts) == "separate") separate_experts(source);
+  source.notes.insert(source.notes.begin(), found.notes.begin(), found.notes.end());
+  return source;
+}
+
+fs::path output_beside(Files& files, const Checkpoint& source) {
+  if (source.layout == nullptr)
+    throw Error(ErrorKind::kUsage, "no output directory was given for the model in this file")
+        .in(source.path)
+        .hint("name an output directory after the file");
+  if (const auto directory = source.layout->default_output(files, source.found())) return *directory;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("no output directory was given, and layout {} has no folder beside which "
+                          "the model could be written: it would be mixed with the checkpoint's files",
+                          source.layout->traits().name))
+      .in(source.path)
+      .hint("name an output directory after the checkpoint's");
+}
+
+/// What is wrong with the source for this target, before anything is made of its tensors.
+void validate_source(Files& files, const Request& request, const Checkpoint& source) {
+  if (request.lora_fuse && !source.adapter)
+    throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: this is no adapter").in(source.path);
+  validate_has_states(request.source, source);
+  validate_names(source, *request.target.layout);
+  validate_has_tensors(source);
+  validate_outside(files, *request.output_directory, source);
+}
+
+/// The order of the transforms: names first, since config.json, other tensors and dtypes are held against the new ones.
+Draft transform(Files& files, const Request& request, Checkpoint source) {
+  Draft draft{std::move(source)};
+  select(draft, request.names);
+  hold_against_model(draft, request);
+  if (!draft.source.adapter) apply_extra_tensors(draft, request.source.extra, request.target);
+  cast(files, draft, request);
+  return draft;
+}
+
+/// A job that reads what the draft has.
+std::unique_ptr<Job> start_job(const Request& request, Draft draft) {
+  auto job = std::make_unique<Job>();
+  job->command = request.command;
+  job->source_directory = std::move(draft.source.path);
+  job->model_directory = std::move(draft.source.directory);
+  job->output_directory = request.output_directory.value();
+  job->force = request.force;
+  job->family = std::move(draft.source.model_type);
+  job->mesh = draft.source.mesh;
+  job->source_partition = std::move(draft.source.partition);
+  job->layout = request.target.layout;
+  job->options = request.target.options;
+  job->dtype = request.dtype;
+  job->source = std::move(draft.source.map);
+  job->transforms = std::move(draft.transforms);
+  job->notes = std::move(draft.source.notes);
+  return job;
+}
+
+std::unique_ptr<Job> make_job(const Request& request, Draft draft, TargetPlan target, CarriedFiles carried) {
+  auto job = start_job(request, std::move(draft));
+  if (request.target.layout->traits().has_ranks()) job->mesh = target.mesh;
+  job->format = target.format;
+  job->partition = std::move(target.partition);
+  job->cut_names = std::move(target.cut_names);
+  job->attention = std::move(target.attention);
+  job->shares_directory = target.is_partial;
+  job->whole_folders = std::move(target.whole_folders);
+  job->target = std::move(target.map);
+  job->text_files = std::move(target.text_files);
+  std::move(carried.text_files.begin(), carried.text_files.end(), std::back_inserter(job->text_files));
+  job->copied_files = std::move(carried.copied_files);
+  return job;
+}
+
+std::unique_ptr<Job> plan_adapter(Files& files, const Request& request, const Draft& draft) {
+  auto job = start_job(request, draft);
+  ProgramOptions options{request.check_replicas, draft.dropped, {}};
+  options.means = plan_converted_adapter(files, *job, draft.source, draft.wanted, request);
+  job->program = make_program(job->source, job->target, options);
+  return job;  // without config.json, which is the base model's
+}
+
+std::unique_ptr<Job> plan_model(Files& files, Request request, const FoundCheckpoint& found) {
+  Checkpoint source = read_source(files, request, found);
+  if (request.target.layout == nullptr) {
+    request.target.layout = &layout_of_target(request, source);
+    validate(files, request);
+  }
+  if (!source.adapter) take_metadata_model(source, request.target);
+  if (!request.output_directory) request.output_directory = output_beside(files, source);
+  validate_source(files, request, source);
+  note_states_left(source, *request.target.layout);
+  if (request.source.kind == SourceKind::kShards) note_adapters_left(files, source);
+  if (source.adapter) return plan_adapter(files, request, transform(files, request, std::move(source)));
+  request.target = completed(std::move(request.target), source);
+  Draft draft = transform(files, request, std::move(source));
+  TargetPlan target = make_target(files, draft, request.target, *request.output_directory);
+  CarriedFiles carried = carry_files(files, draft, *request.target.layout, target, *request.output_directory);
+  add_states(draft.source.map, std::move(draft.source.states.map), target.map.same);
+  ProgramOptions options{request.check_replicas, draft.dropped, {}, target.is_partial};
+  auto job = make_job(request, std::move(draft), std::move(target), std::move(carried));
+  job->program = make_program(job->source, job->target, options);
+  return job;
+}
+
+std::unique_ptr<Job> plan_any(Files& files, Request request) {
+  if (!request.adapters.empty()) return plan_shard_adapters(files, request);
+  request.source.with_optimizer = request.source.with_optimizer || !state_option(request.target).empty();
+  if (request.target.layout != nullptr) validate(files, request);  // before anything is read
+  const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag, request.source.kind);
+  if (request.source.kind == SourceKind::kShards && files.is_directory(found.path))
+    if (const auto adapters = adapters_meant(files, found.path); !adapters.empty())
+      return plan_consolidate_adapters(files, request, found, adapters);
+  return plan_model(files, std::move(request), found);
+}
+
+}  // namespace
+
+std::unique_ptr<Job> plan(Files& files, const Request& request) {
+  std::unique_ptr<Job> job = plan_any(files, request);
+  leave_out_outside_links(files, *job, request.source, request.adapters);
+  return job;
+}
+
+std::unique_ptr<Job> plan_shard(Files& files, Request request) {
+  request.command = "shard";
+  request.source.kind = SourceKind::kWhole;
+  if (request.target.layout == nullptr) request.target.layout = &default_rank_layout();
+  return plan(files, request);
+}
+
+std::unique_ptr<Job> plan_consolidate(Files& files, Request request) {
+  request.command = "consolidate";
+  request.source.kind = SourceKind::kShards;
+  if (request.target.layout == nullptr) request.target.layout = &whole_layout();
+  return plan(files, request);
+}
+
+std::unique_ptr<Job> plan_convert(Files& files, Request request) {
+  request.command = "convert";
+  if (request.target.layout == nullptr && rank_option(request.target).empty() && !request.source.with_optimizer)
+    request.target.layout = &whole_layout();
+  return plan(files, request);
+}
+
+}  // namespace reshard

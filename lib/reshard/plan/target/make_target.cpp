@@ -1,0 +1,210 @@
+#include "reshard/plan/target/make_target.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/paths.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/safetensors/hf_index.h"
+#include "reshard/io/files.h"
+#include "reshard/layouts/optimizer/optimizer_ids.h"
+#include "reshard/layouts/ranks/rank_format.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Whether it is a tied copy in the source; of those of several ranks, the first.
+bool is_tied_once(const SourceMap& source, const StoredTensor& tensor) {
+  return tensor.tied && source.files[tensor.file].tp_rank == 0 && source.files[tensor.file].ep_rank == 0;
+}
+
+/// A second name of a tensor in the source's files is compared with it. Hugging Face's files do not have it.
+void note_tied(Draft& draft, const Layout& target) {
+  const SourceMap& source = draft.source.map;
+  std::set<std::string> noted;  // it may be stored in many chunks
+  for (std::size_t l = 0; l < source.pieces.size(); ++l)
+    for (const Piece& piece : source.pieces[l]) {
+      const StoredTensor& tensor = source.stored[piece.stored];
+      if (!is_tied_once(source, tensor)) continue;
+      const std::string name = printable(tensor.name.text());
+      if (!noted.insert(name).second) continue;
+      draft.note(fmt::format("{} is tied to {}: the two are compared, and {}", name, printable(source.logical[l].name),
+                             target.traits().has_ranks()
+                                 ? "the replica in the files is left out when they are consolidated"
+                                 : "it is left out, as Hugging Face's file has it once"));
+    }
+}
+
+/// Whether a found checkpoint of ranks has no optimizer next to its weights, so that these alone can be hidden.
+bool is_model_alone(Files& files, const FoundLayout& found) {
+  const RankFormat* const ranks = found.layout->ranks();
+  if (ranks == nullptr) return false;
+  const auto optimizer = ranks->optimizer_in(found.path);
+  return !optimizer || *optimizer == found.path || !files.exists(*optimizer);
+}
+
+/// The folder that contains the weights of a found checkpoint.
+fs::path weights_folder_of(const FoundLayout& found) {
+  return found.layout->ranks() == nullptr ? found.path : ranks_of(found).weights_in(found.path);
+}
+
+/// Whether a checkpoint in that layout is given by the path of its output directory, not by that of a folder in it.
+bool is_output_itself(const Layout& layout) {
+  const std::string_view folder = layout.traits().folder;
+  return folder.empty() || (layout.ranks() != nullptr && layout.ranks()->weights_folder == folder);
+}
+
+/// If the old ranks or the new ones are the output directory itself, no path would name these alone. Whole weights may
+/// join a model's ranks: they are the same model.
+void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, const fs::path& output_directory) {
+  const auto replaces = [&](const fs::path& folder) {
+    return folder != output_directory &&
+           std::any_of(plan.map.files.begin(), plan.map.files.end(),
+                       [&](const TargetFile& file) { return lies_inside(output_directory / file.path, folder); });
+  };
+  if (!files.is_directory(output_directory)) return;
+  const bool is_itself = target.traits().has_ranks() && is_output_itself(target);
+  try {
+    for (const Layout* layout : layouts()) {
+      const LayoutTraits& traits = layout->traits();
+      if (layout == &target || !traits.has_ranks()) continue;
+      for (const FoundLayout& found : layout->recognise(files, output_directory))
+        if ((is_itself || found.path == output_directory) && !found.is_empty && !replaces(weights_folder_of(found)) &&
+            (target.traits().has_ranks() || !is_model_alone(files, found)))
+          throw Error(ErrorKind::kBadInput, fmt::format("holds a sharded checkpoint in layout {}, which could not be "
+                                                        "read with another beside it",
+                                                        traits.name))
+              .in(output_directory)
+              .hint("move its files away or choose another output directory");
+    }
+  } catch (const Error& error) {
+    if (error.code() != std::errc::permission_denied) throw;  // what may be written to need not be readable
+  }
+}
+
+/// Whole weights that stay in the output directory are what its path names, whatever ranks join them. If they are
+/// the source, they are the same model, and there is nothing to note.
+void note_whole_weights(Files& files, Draft& draft, const Layout& target, const fs::path& output_directory) {
+  const fs::path output = files.resolve(output_directory);
+  if (!target.traits().has_ranks() || !files.is_directory(output)) return;
+  if (lies_inside(files.resolve(draft.source.path), output)) return;
+  try {
+    for (const Layout* layout : layouts()) {
+      if (layout->traits().has_ranks()) continue;
+      for (const FoundLayout& found : layout->recognise(files, output))
+        if (found.path == output && !found.is_empty)
+          draft.note(fmt::format(
+              "{0} contains other weights, in layout {1}, which stay; commands that are given {0} read those{2}",
+              output_directory.string(), layout->traits().name,
+              is_output_itself(target) ? ": move them away to have the new ones read"
+                                       : fmt::format(", and those that are given {} read the new ones",
+                                                     (output_directory / target.traits().folder).string())));
+    }
+  } catch (const Error& error) {
+    if (error.code() != std::errc::permission_denied) throw;  // what may be written to need not be readable
+  }
+}
+
+/// What a target keeps of the source's partition. Replicas and padding of heads belong to one number of ranks.
+PartitionOptions kept_partition(const Checkpoint& source, const TargetRequest& request) {
+  PartitionOptions kept = source.partition;
+  if (request.tp.value_or(1) == source.mesh.tp) return kept;
+  kept.kv_size_multiplier.reset();
+  kept.pad_heads = false;
+  return kept;
+}
+
+/// Notes options that the source was written with, in the same layout, and the output is not.
+void note_other_form(Draft& draft, const OptionValues& options) {
+  std::vector<std::string> lost;
+  for (const auto& [name, value] : draft.source.form.all())
+    if (!options.has(name))
+      lost.push_back(value == "true" ? fmt::format("`{}`", name) : fmt::format("`{}` {}", name, value));
+  if (!lost.empty())
+    draft.note(
+        fmt::format("the source was written with {}, and the output is written without: give the same "
+                    "options to keep its form",
+                    join(lost, " and ")));
+}
+
+/// Adds the copies that the target is to hold to the draft's map.
+void add_copies(Draft& draft, const std::vector<TargetPlan::Copy>& copies) {
+  SourceMap& map = draft.source.map;
+  std::map<DType, std::size_t> narrow;  // which are master weights
+  for (const TargetPlan::Copy& copy : copies) {
+    const std::uint32_t source = map.find_logical(copy.of).value();
+    map.add_copy(source, copy.name, TensorRole::kState);
+    if (const DType dtype = map.logical[source].dtype; bits(dtype) < bits(DType::kF32)) ++narrow[dtype];
+  }
+  for (const auto& [dtype, count] : narrow)
+    draft.note(fmt::format("the source has no master weights of {} parameter{}: they are made of {} weights", count,
+                           count == 1 ? "" : "s", name(dtype)));
+}
+
+}  // namespace
+
+TargetRequest completed(TargetRequest request, const Checkpoint& source) {
+  const LayoutTraits& traits = request.layout->traits();
+  if (!traits.has_ranks() || traits.needs_no_mesh()) return request;
+  const bool from_ranks = source.has_mesh();
+  if (!request.tp && !from_ranks)
+    throw Error(ErrorKind::kUsage, "`tp` is required: the number of tensor-parallel ranks");
+  if (!request.tp) request.tp = source.mesh.tp;
+  if (!request.pp && request.pipeline_cuts.empty() && from_ranks && traits.has_stages()) request.pp = source.mesh.pp;
+  if (!request.ep && from_ranks && traits.has_experts()) request.ep = source.mesh.ep;
+  if (!request.format && source.layout == request.layout) request.format = source.format;
+  return request;
+}
+
+TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request, const fs::path& output_directory) {
+  const Checkpoint& source = draft.source;
+  const LayoutTraits& traits = request.layout->traits();
+  const TrainingStates* const states = source.states_or_null();
+  const bool has_ids = states != nullptr && !states->has_names();
+  if (has_ids && !traits.writes_groups_alone())
+    throw Error(ErrorKind::kUsage,
+                fmt::format("`from-optimizer-groups` ids: layout {} has names, and no ids", traits.name))
+        .in(source.directory)
+        .hint("say by which rule parameters were grouped, or take the source's own layout");
+  if (source.layout == request.layout) note_other_form(draft, request.options);
+  TargetPlan plan;
+  try {
+    plan = request.layout->plan(
+        request, {draft.model_or_null(), draft.wanted, source.index_metadata, source.index_metadata_file, states,
+                  source.mesh.dp, kept_partition(source, request)});
+  } catch (Error& error) {  // a layout knows the tensor, but not where it is
+    const bool is_of_source =
+        error.kind() == ErrorKind::kBadInput || (error.kind() == ErrorKind::kUnsupported && !error.tensor().empty());
+    if (is_of_source && error.path().empty()) error.in(source.directory);
+    throw;
+  }
+  plan.format = format_of(request);
+  if (has_ids) validate_same_ranks(source.map, plan.map);
+  validate_alone(files, *request.layout, plan, output_directory);
+  request.layout->validate_beside(files, plan, output_directory);
+  plan.text_files.insert(plan.text_files.begin(), std::move_iterator(plan.map.text_files.begin()),
+                         std::move_iterator(plan.map.text_files.end()));
+  plan.map.text_files.clear();
+  if (traits.has_ranks() && !source.index_metadata.empty() && plan.has_first_rank)  // of runs that share it, the first
+    plan.text_files.push_back(
+        {kKeptIndexMetadataFile, kept_index_metadata_text(source.index_metadata), source.index_metadata_file});
+  if (traits.whole_folder) plan.whole_folders.insert(plan.whole_folders.begin(), traits.folder);
+  if (draft.model)  // the last note of a plan names the programs that load the files
+    for (std::string& note : idle_option_notes(request, *draft.model, plan)) draft.note(std::move(note));
+  for (const std::string& note : plan.notes) draft.note(note);
+  add_copies(draft, plan.copies);
+  draft.dropped.insert(draft.dropped.end(), plan.without_place.begin(), plan.without_place.end());
+  note_tied(draft, *request.layout);
+  note_whole_weights(files, draft, *request.layout, output_directory);
+  return plan;
+}
+
+}  // namespace reshard

@@ -1,0 +1,151 @@
+#include "reshard/plan/transforms/against_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/core/misfits.h"
+#include "reshard/layouts/core/strangers.h"
+#include "reshard/layouts/core/tied_tensors.h"
+#include "reshard/plan/transforms/select.h"
+#include "reshard/specs/model/language_model.h"
+
+namespace reshard {
+namespace {
+
+std::string counted(std::size_t tensors) {
+  return tensors == 1 ? "1 tensor" : fmt::format("{} tensors", tensors);
+}
+
+/// \throws Error kBadInput for tensors of other shapes than config.json says, unless the source is not held against it.
+void validate_shapes(Draft& draft, const Misfits& misfits) {
+  if (misfits.shapes.empty()) return;
+  const auto& [tensor, expected] = misfits.shapes.front();
+  const std::string what = fmt::format("has the shape {}, but config.json asks for {}", to_string(tensor->shape),
+                                       to_string(expected->shape));
+  if (draft.source.layout != nullptr && draft.source.layout != &whole_layout())
+    throw Error(ErrorKind::kBadInput, what)
+        .in(draft.source.path)
+        .tensor(tensor->name)
+        .hint("config.json belongs to another model, or the checkpoint is damaged");
+  draft.note(fmt::format("{} of other shapes than config.json asks for, such as {}, which {}",
+                         misfits.shapes.size() == 1 ? "1 tensor is" : counted(misfits.shapes.size()) + " are",
+                         printable(tensor->name), what));
+}
+
+/// Of tensors that config.json asks for and that are not wanted, those that no name rule explains; notes the others.
+std::vector<std::string> missing_tensors(Draft& draft, const Misfits& misfits, const NameRules& rules) {
+  const std::unordered_set<std::string_view> dropped(draft.dropped.begin(), draft.dropped.end());
+  std::unordered_set<std::string_view> renamed_away;
+  for (std::size_t i = 0; i < draft.old_names.size(); ++i)
+    if (draft.source.map.logical[i].name != draft.old_names[i]) renamed_away.insert(draft.old_names[i]);
+  std::vector<std::string> missing;
+  std::size_t left_out = 0, other_names = 0;
+  for (const std::string& name : misfits.missing) {
+    if (dropped.count(name) > 0 || is_dropped(rules, name))
+      ++left_out;
+    else if (renamed_away.count(name) > 0)
+      ++other_names;
+    else
+      missing.push_back(name);
+  }
+  if (left_out > 0)
+    draft.note(fmt::format("`drop` or `keep` leaves out {} that config.json asks for", counted(left_out)));
+  if (other_names > 0)
+    draft.note(fmt::format("`rename` gives {} other names than config.json asks for", counted(other_names)));
+  return missing;
+}
+
+/// The model under the names that its tensors have now.
+Model renamed_model(const Draft& draft, const NameRules& rules, std::span<const LogicalTensor> tensors) {
+  if (rules.renames.empty() || !draft.source.language_model.family) return *draft.source.model;
+  std::unordered_set<std::string_view> names;
+  for (const LogicalTensor& tensor : tensors) names.insert(tensor.name);
+  return instantiate(draft.source.language_model, names);
+}
+
+/// Where tensors are not split, or files say how, tensors may be missing, and others may be there.
+void validate_complete(Draft& draft, const Request& request) {
+  const auto note_idle = [&](const char* why) {
+    if (request.allow_missing) draft.note(fmt::format("`allow-missing` has no effect: {}", why));
+  };
+  const Checkpoint& source = draft.source;
+  if (source.adapter || !source.model || source.model->quantization_problem)
+    return note_idle("it is not known which tensors there should be");
+  const Model model = renamed_model(draft, request.names, source.map.logical);
+  const Misfits misfits = find_misfits(draft.wanted, model);
+  validate_shapes(draft, misfits);
+  // Where training checkpoints are read, it is noted unless names change.
+  if (!misfits.unlisted.empty() && request.source.extra == ExtraTensors::kRefuse &&
+      (!source.beside_model || !request.names.empty())) {
+    std::vector<std::string> unlisted;
+    for (const LogicalTensor* tensor : misfits.unlisted) unlisted.push_back(tensor->name);
+    draft.note("config.json does not explain these tensors: " + list_names(unlisted));
+  }
+  const std::vector<std::string> missing = missing_tensors(draft, misfits, request.names);
+  if (missing.empty()) return note_idle("no tensor is missing");
+  const std::string what = missing.size() == 1
+                               ? "1 tensor that config.json asks for is missing"
+                               : fmt::format("{} tensors that config.json asks for are missing", missing.size());
+  if (request.allow_missing) return draft.note(fmt::format("{}: {}", what, list_names(missing, SIZE_MAX)));
+  if (const auto peft = std::find_if(misfits.unlisted.begin(), misfits.unlisted.end(),
+                                     [](const LogicalTensor* tensor) { return is_of_peft(tensor->name); });
+      peft != misfits.unlisted.end() && request.names.empty())
+    throw Error(ErrorKind::kUnsupported, "belongs to a LoRA adapter that is not merged into the weights")
+        .in(source.path)
+        .tensor((*peft)->name)
+        .hint(kHintForPeft);
+  throw Error(ErrorKind::kBadInput, fmt::format("{}: {}", what, list_names(missing)))
+      .in(source.path)
+      .hint(
+          "the checkpoint is incomplete, or config.json belongs to another model; `allow-missing` writes what is "
+          "there");
+}
+
+/// The tensors are those of the model, and nothing else.
+void validate_explained(Draft& draft, const Request& request) {
+  const Checkpoint& source = draft.source;
+  if (!source.model)
+    throw Error(ErrorKind::kBadInput, "has no config.json of a known family, which says how the parameters are split")
+        .in(source.directory)
+        .hint(source.config.empty() ? "say with `config` where the model's config.json is" : hint_for_model(source));
+  draft.model = renamed_model(draft, request.names, draft.wanted);
+  untie_held(*draft.model, draft.wanted);
+  try {
+    validate_against_model(draft.wanted, *draft.model, request.source.path, request.source.extra);
+  } catch (Error& error) {
+    if (!request.names.renames.empty() || !draft.dropped.empty())
+      throw error.hint("with `rename`, `drop` and `keep`, what is left must be the model of config.json");
+    // All that config.json asks for was there when it was read, so that this is more.
+    if (source.layout != nullptr && source.layout->traits().needs_no_mesh())
+      error.hint(error.hint() + "; what a trainer has besides, such as buffers, `drop` leaves out");
+    throw;
+  }
+}
+
+}  // namespace
+
+void hold_against_model(Draft& draft, const Request& request) {
+  draft.model = draft.source.model;
+  const LayoutTraits& traits = request.target.layout->traits();
+  const bool has_mesh = traits.has_ranks() && !traits.needs_no_mesh();
+  if (has_mesh && request.allow_missing)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("`allow-missing`: layout {} needs every tensor of the model", traits.name))
+        .hint("it is for layouts " + layout_names([](const Layout& layout) {
+                return layout.traits().is_written() &&
+                       (!layout.traits().has_ranks() || layout.traits().needs_no_mesh());
+              }));
+  if (draft.source.adapter) return validate_complete(draft, request);
+  if (has_mesh || (request.source.kind == SourceKind::kWhole && !request.allow_missing))
+    validate_explained(draft, request);
+  else
+    validate_complete(draft, request);
+}
+
+}  // namespace reshard

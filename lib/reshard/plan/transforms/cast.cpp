@@ -1,0 +1,218 @@
+#include "reshard/plan/transforms/cast.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/plan/transforms/config_dtype.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/tensor/cast/cast.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Whether bitsandbytes has it in float32 beside a weight of 4 or 8 bits: the largest values, and a table.
+bool is_of_bitsandbytes(std::string_view name) {
+  constexpr std::string_view kEndings[] = {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".SCB"};
+  return std::any_of(std::begin(kEndings), std::end(kEndings), [&](auto ending) { return name.ends_with(ending); });
+}
+
+DType dtype_after(const LogicalTensor& tensor, const Request& request) {
+  if (is_of_bitsandbytes(tensor.name)) return tensor.dtype;
+  const Integers integers = request.cast_all ? Integers::kAllow : Integers::kRefuse;
+  if (can_cast(tensor.dtype, *request.dtype, integers)) return *request.dtype;
+  if (!request.cast_all && can_cast(tensor.dtype, *request.dtype, Integers::kAllow)) return tensor.dtype;
+  throw Error(ErrorKind::kUnsupported,
+              fmt::format("is {}, which cannot be cast to {}", name(tensor.dtype), name(*request.dtype)))
+      .tensor(tensor.name)
+      .hint("leave it out with `drop`, or do without `dtype`");
+}
+
+bool is_scale(const std::string& name) {
+  return name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with(".scales");
+}
+
+/// The name of the scales beside a quantised weight, as fp8, compressed-tensors, GPTQ and AWQ call them; empty if there
+/// are none.
+std::string scales_of(const SourceMap& source, const std::string& weight) {
+  const std::string module = weight.substr(0, weight.rfind('.') + 1);
+  for (const std::string& name : {weight + "_scale", weight + "_scale_inv", module + "scale", module + "scales"})
+    if (name != weight && source.find_logical(name)) return name;
+  return {};
+}
+
+/// Refuses to cast a quantised weight: without its scales its numbers mean another model.
+void validate_not_quantized(const SourceMap& source, const std::string& weight, DType from, DType to,
+                            const OrderedJson& config) {
+  const DTypeRow& row = describe(from);
+  const bool small_float = row.kind == DTypeClass::kFloat && row.bits <= 8 && from != DType::kF8E8M0;
+  const bool integer = row.kind == DTypeClass::kSigned || row.kind == DTypeClass::kUnsigned;
+  if (!small_float && (!integer || from == to)) return;
+  const std::string scales = scales_of(source, weight);
+  if (scales.empty() && !is_quantized_config(config)) return;
+  throw Error(
+      ErrorKind::kUnsupported,
+      fmt::format("is quantised ({}, {}), and `dtype` does not apply scales: its numbers alone make another model",
+                  row.name, scales.empty() ? "says config.json" : "with " + printable(scales)))
+      .tensor(weight)
+      .hint("do without `dtype`, or dequantise the model first with the tool that quantised it");
+}
+
+bool is_float8(DType dtype) {
+  return describe(dtype).kind == DTypeClass::kFloat && bits(dtype) == 8;
+}
+
+/// Refuses to make a model float8 by a plain cast: loaders expect scales, and wider norms and embeddings. Notes the cast
+/// of other tensors.
+/// \param cast  names of the tensors that become float8.
+void validate_float8(Draft& draft, const std::vector<std::string>& cast, const Request& request,
+                     const OrderedJson& config) {
+  if (cast.empty()) return;
+  const bool is_adapter = std::any_of(cast.begin(), cast.end(),
+                                      [](const std::string& name) { return name.find(".lora_") != std::string::npos; });
+  const char* const dtype = describe(*request.dtype).torch_name;
+  if ((!config.is_null() || is_adapter) && request.names.keep.empty())
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("`dtype` {} would cast all of the {} and write no scales: no program loads it then", dtype,
+                            is_adapter ? "adapter" : "model, norms and embeddings too,"))
+        .tensor(cast.front())
+        .hint("quantise the model with a tool that writes scales; convert with `keep` casts selected tensors");
+  draft.note(
+      fmt::format("{} tensor{} cast to {} as plain numbers, without scales; no program loads them as a "
+                  "quantised model",
+                  cast.size(), cast.size() == 1 ? " is" : "s are", dtype));
+}
+
+/// Casts to the dtype that is asked for.
+void cast_to_request(Draft& draft, const Request& request, const OrderedJson& config) {
+  bool scaled = false, kept = false;
+  std::vector<std::string> to_float8;
+  for (LogicalTensor& tensor : draft.wanted) {
+    const DType dtype = dtype_after(tensor, request);
+    validate_not_quantized(draft.source.map, tensor.name, tensor.dtype, dtype, config);
+    kept = kept || is_of_bitsandbytes(tensor.name);
+    scaled = scaled || (dtype != tensor.dtype && is_scale(tensor.name));
+    if (dtype != tensor.dtype && is_float8(dtype)) to_float8.push_back(tensor.name);
+    tensor.dtype = dtype;
+  }
+  validate_float8(draft, to_float8, request, config);
+  if (kept) draft.note("the model is quantised: `dtype` casts what is not quantised, and no scales");
+  if (scaled)
+    draft.note(
+        "the model is quantised: `dtype` casts its scales and what is not quantised; quantised weights stay as they "
+        "are");
+}
+
+/// The dtype that config.json names; std::nullopt if it names none, or "auto". Of both keys Transformers takes `dtype`.
+/// \throws Error kBadInput, naming the key, if the value is no floating-point dtype.
+std::optional<DType> config_dtype(const ModelConfig& config) {
+  const JsonObject object(*config.json, config.path);
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    if (!object.has(key) || object.at(key).is_null() || object.at(key) == "auto") continue;
+    const Json& value = object.at(key);
+    for (const DTypeRow& row : kDTypes)
+      if (row.kind == DTypeClass::kFloat && *row.torch_name != '\0' && value == row.torch_name) return row.dtype;
+    object.fail(key, "the name of a floating-point dtype, such as \"bfloat16\"");
+  }
+  return std::nullopt;
+}
+
+/// Casts tensors to the dtype that the model has them in (SourceMap::model_dtypes), and notes it.
+void cast_to_model(Draft& draft) {
+  std::map<std::pair<DType, bool>, std::size_t> counts;  // by dtype, and whether float64 alone is why
+  for (LogicalTensor& tensor : draft.wanted) {
+    const auto wanted = draft.source.map.model_dtype(tensor);
+    if (!wanted) continue;
+    const bool is_wide = tensor.dtype == DType::kF64 && wanted == DType::kF32;
+    tensor.dtype = *wanted;
+    ++counts[{tensor.dtype, is_wide}];
+  }
+  for (const auto& [how, count] : counts)
+    draft.note(fmt::format("{} tensor{} {} cast {}", count, count == 1 ? "" : "s", count == 1 ? "is" : "are",
+                           how.second ? std::string("from F64 to F32")
+                                      : fmt::format("to {}, which the model was trained in", name(how.first))));
+}
+
+/// Casts the floating tensors of 16 and 32 bits to the dtype that config.json says, where the target's layout asks for it,
+/// and notes it.
+void cast_to_config(Files& files, Draft& draft, const Layout& target) {
+  if (!target.traits().casts_to_config_dtype || draft.source.config.empty()) return;
+  const std::optional<DType> wanted = config_dtype(read_model_config_file(files, draft.source.config));
+  if (!wanted) return;
+  const auto is_plain = [](DType dtype) {
+    return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+  };
+  std::size_t count = 0;
+  for (LogicalTensor& tensor : draft.wanted) {
+    if (!is_plain(*wanted) || !is_plain(tensor.dtype) || tensor.dtype == *wanted) continue;
+    tensor.dtype = *wanted;
+    ++count;
+  }
+  if (count != 0)
+    draft.note(fmt::format("{} of the tensors {} cast to {}, which config.json says", count, count == 1 ? "is" : "are",
+                           name(*wanted)));
+}
+
+/// Notes that tensors are float32 though config.json says another dtype, and how to cast them. Of a checkpoint that no
+/// training program saved, only if all its floats are. Notes also what config.json says if that is no such dtype.
+void note_config_dtype(Files& files, Draft& draft) {
+  const Checkpoint& source = draft.source;
+  if (source.config.empty() || source.adapter) return;
+  std::optional<ModelConfig> config;
+  try {
+    config = read_model_config_file(files, source.config);
+  } catch (const Error& error) {  // next to a lone file, config.json need not be a model's
+    if (error.kind() == ErrorKind::kIo) throw;
+    return;
+  }
+  std::optional<DType> wanted;
+  try {
+    wanted = config_dtype(*config);
+  } catch (const Error& error) {
+    draft.note(fmt::format("{}; `dtype` corrects it", error.what()));
+    return;
+  }
+  const auto count = std::count_if(draft.wanted.begin(), draft.wanted.end(), [&](const LogicalTensor& tensor) {
+    return tensor.dtype == DType::kF32 && tensor.dtype != wanted;
+  });
+  if (!wanted || count == 0) return;
+  const auto others = std::count_if(draft.wanted.begin(), draft.wanted.end(), [](const LogicalTensor& tensor) {
+    return tensor.dtype != DType::kF32 && describe(tensor.dtype).kind == DTypeClass::kFloat;
+  });
+  // A model may have a few parameters in float32.
+  if (source.beside_model ? count < others : others > 0) return;
+  draft.note(fmt::format("{} tensor{} float32{}, though config.json says {}: `dtype` {} casts {}", count,
+                         count == 1 ? " is" : "s are", source.beside_model ? ", as in training" : "",
+                         describe(*wanted).torch_name, describe(*wanted).torch_name, count == 1 ? "it" : "them"));
+}
+
+}  // namespace
+
+void cast(Files& files, Draft& draft, const Request& request) {
+  std::vector<DType> before;
+  for (const LogicalTensor& tensor : draft.wanted) before.push_back(tensor.dtype);
+  draft.config_dtype = request.dtype;
+  if (request.dtype) {
+    cast_to_request(draft, request, read_ordered_config(files, draft.source.config));
+  } else {
+    cast_to_model(draft);
+    cast_to_config(files, draft, *request.target.layout);
+    if (!request.target.layout->traits().casts_to_config_dtype) note_config_dtype(files, draft);
+  }
+  std::map<DType, std::size_t> counts;
+  for (std::size_t i = 0; i < before.size(); ++i)
+    if (draft.wanted[i].dtype != before[i]) ++counts[draft.wanted[i].dtype];
+  for (const auto& [dtype, count] : counts)
+    draft.transforms.push_back(fmt::format("cast: {} tensor{} to {}", count, count == 1 ? "" : "s", name(dtype)));
+}
+
+}  // namespace reshard

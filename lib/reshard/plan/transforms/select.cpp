@@ -1,0 +1,126 @@
+#include "reshard/plan/transforms/select.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/safetensors/hf_index.h"
+#include "reshard/layouts/states/training_states.h"
+
+namespace reshard {
+namespace {
+
+void note_useless_rules(Draft& draft, const NameRules& rules) {
+  const auto check = [&](const char* parameter, const NamePattern& pattern) {
+    const std::vector<std::string>& names = draft.old_names;
+    if (std::none_of(names.begin(), names.end(), [&](const std::string& name) { return pattern.matches(name); }))
+      draft.note(fmt::format("{} {} matches no tensor", parameter, printable(pattern.text())));
+  };
+  for (const NamePattern& pattern : rules.drop) check("`drop`", pattern);
+  for (const NamePattern& pattern : rules.keep) check("`keep`", pattern);
+}
+
+/// A dropped tensor gets out of the way of one that takes its name.
+void rename(Draft& draft, const NameRules& rules, const std::vector<bool>& dropped) {
+  if (rules.renames.empty()) return;
+  SourceMap& map = draft.source.map;
+  std::vector<bool> matched(rules.renames.size());
+  std::unordered_map<std::string, std::string> old_names;  // of new names
+  std::vector<std::string> new_names = draft.old_names;
+  for (std::size_t i = 0; i < new_names.size(); ++i) {
+    if (map.logical[i].filler) continue;
+    const std::string& old = draft.old_names[i];
+    std::string& name = new_names[i];
+    for (std::size_t r = 0; r < rules.renames.size(); ++r) {
+      const auto& [pattern, replacement] = rules.renames[r];
+      if (!pattern.matches(name)) continue;
+      matched[r] = true;
+      name = pattern.replace(name, replacement);
+    }
+    if (dropped[i] && name.empty()) name = old;
+    if (dropped[i]) continue;
+    if (name.empty()) throw Error(ErrorKind::kUsage, "`rename` leaves nothing of its name").tensor(old);
+    const auto [found, is_new] = old_names.emplace(name, old);
+    if (!is_new)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("`rename` gives it and {} the same name, {}", printable(found->second), printable(name)))
+          .tensor(old);
+  }
+  for (std::size_t i = 0; i < new_names.size(); ++i) {
+    if (map.logical[i].filler || !dropped[i]) continue;
+    while (!old_names.emplace(new_names[i], draft.old_names[i]).second) new_names[i] += " (left out)";
+  }
+  for (std::size_t r = 0; r < matched.size(); ++r)
+    if (!matched[r]) draft.note(fmt::format("`rename` {} matches no tensor", printable(rules.renames[r].first.text())));
+  map.rename_logical(new_names);
+}
+
+std::uint64_t elems_of(const std::vector<LogicalTensor>& tensors) {
+  std::uint64_t elems = 0;
+  for (const LogicalTensor& tensor : tensors)
+    if (!tensor.filler) elems += num_elems(tensor.shape).value_or(0);
+  return elems;
+}
+
+void follow_model(Draft& draft) {
+  if (draft.source.states.empty()) return;
+  const std::unordered_set<std::string_view> left_out(draft.dropped.begin(), draft.dropped.end());
+  std::unordered_map<std::string_view, std::string_view> new_names;
+  for (std::size_t i = 0; i < draft.old_names.size(); ++i) {
+    const std::string_view name = draft.source.map.logical[i].name;
+    if (left_out.count(name) > 0)
+      new_names.emplace(draft.old_names[i], std::string_view());
+    else if (name != draft.old_names[i])
+      new_names.emplace(draft.old_names[i], name);
+  }
+  if (new_names.empty()) return;
+  for (std::string& state : follow_parameters(draft.source.states, new_names, draft.source.path))
+    draft.dropped.push_back(std::move(state));
+}
+
+std::string counted(const char* transform, std::ptrdiff_t tensors) {
+  return fmt::format("{}: {} tensor{}", transform, tensors, tensors == 1 ? "" : "s");
+}
+
+}  // namespace
+
+bool is_dropped(const NameRules& rules, const std::string& name) {
+  const auto matches = [&](const NamePattern& pattern) { return pattern.matches(name); };
+  if (std::any_of(rules.drop.begin(), rules.drop.end(), matches)) return true;
+  return !rules.keep.empty() && std::none_of(rules.keep.begin(), rules.keep.end(), matches);
+}
+
+void select(Draft& draft, const NameRules& rules) {
+  const SourceMap& map = draft.source.map;
+  for (const LogicalTensor& tensor : map.logical) draft.old_names.push_back(tensor.name);
+  note_useless_rules(draft, rules);
+  std::vector<bool> dropped;
+  for (const std::string& name : draft.old_names) dropped.push_back(is_dropped(rules, name));
+  rename(draft, rules, dropped);
+  std::ptrdiff_t renamed = 0;
+  for (std::size_t i = 0; i < map.logical.size(); ++i) {
+    const LogicalTensor& tensor = map.logical[i];
+    if (tensor.filler) continue;
+    if (dropped[i])
+      draft.dropped.push_back(tensor.name);
+    else
+      draft.wanted.push_back(tensor);
+    if (!dropped[i] && tensor.name != draft.old_names[i]) ++renamed;
+  }
+  if (draft.wanted.empty()) throw Error(ErrorKind::kUsage, "`drop` and `keep` leave no tensor");
+  if (renamed > 0) draft.transforms.push_back(counted("rename", renamed));
+  if (!draft.dropped.empty()) {
+    draft.transforms.push_back(counted("drop", std::ssize(draft.dropped)));
+    draft.source.index_metadata =
+        recounted_metadata(draft.source.index_metadata, elems_of(map.logical), elems_of(draft.wanted));
+  }
+  follow_model(draft);
+}
+
+}  // namespace reshard
