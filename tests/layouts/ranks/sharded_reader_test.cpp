@@ -49,6 +49,7 @@ struct Ranks : Input {
 };
 
 const std::string kUp = "model.layers.2.mlp.gate_up_proj.weight";
+const std::string kDown = "model.layers.2.mlp.down_proj.weight";
 
 TEST_CASE("A whole set of ranks is read with its numbers") {
   const Ranks ranks;
@@ -206,6 +207,19 @@ TEST_CASE("Ranks that are damaged, or differ from each other or from the metadat
        of_up("partition_stride", 5),
        "",
        {.tensor = kUp, .says = contradicts}},
+      {"a stride that the family does not have",
+       metadata([](json& json) { json["parameters"][kDown]["partition_stride"] = 2; }),
+       kMetadata,
+       {.tensor = kDown,
+        .says = {"the metadata splits dim 1 with a stride of 2", "family llama splits dim 1 with a stride of 1"},
+        .hint = "`spec`"}},
+      {"packed matrices that the family does not have",
+       metadata([](json& json) {
+         json["parameters"][kDown]["packed"] = {{{"size", 8}, {"replicated", false}},
+                                                {{"size", 16}, {"replicated", false}}};
+       }),
+       kMetadata,
+       {.tensor = kDown, .says = {"splits dim 1 as 2 packed matrices", "with a stride of 1"}}},
       {"a spec of other rows than the files",
        of_spec(".self_attn", {{"q_output_size_per_partition", 8}, {"kv_output_size_per_partition", 8}}),
        "",

@@ -31,6 +31,7 @@
 #include "reshard/specs/model/model.h"
 #include "reshard/specs/model/planned_sizes.h"
 #include "reshard/specs/stages/stage_json.h"
+#include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
 namespace {
@@ -104,6 +105,37 @@ void validate_heads(const ShardedCheckpoint& checkpoint, const Model& model) {
       }
 }
 
+std::string describe_split(const ParallelParameter& parameter) {
+  return fmt::format("dim {} {}", parameter.partition_dim,
+                     parameter.packed.empty() ? fmt::format("with a stride of {}", parameter.partition_stride)
+                                              : fmt::format("as {} packed matrices", parameter.packed.size()));
+}
+
+/// Entries of the metadata have the stride and the packed matrices of the family's plan: sizes alone would not show that
+/// the elements are in another order. The dim may differ, as the sizes show that.
+void validate_strides(const ShardedCheckpoint& checkpoint, const Model& model) {
+  if (checkpoint.described_in.empty() || checkpoint.tp == 1 || model.by_config_plan) return;
+  std::unordered_map<std::string_view, const ModelParameter*> planned;
+  for (const ModelParameter& parameter : model.parameters)
+    if (parameter.split_dim) planned.emplace(parameter.name, &parameter);
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
+    for (const ParallelParameter& entry : checkpoint.metadata[pp_rank].parameters) {
+      const auto found = planned.find(entry.name);
+      if (found == planned.end() || !entry.tensor_model_parallel) continue;
+      ParallelParameter expected = own_parameter(*found->second, checkpoint.tp, checkpoint.ep);
+      if (expected.partition_dim != entry.partition_dim) expected = {entry.name, true, entry.partition_dim};
+      if (entry.partition_stride == expected.partition_stride && entry.packed == expected.packed) continue;
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("the metadata splits {}, but family {} splits {}", describe_split(entry),
+                              printable(model.family->model_type), describe_split(expected)))
+          .in(metadata_path(checkpoint, pp_rank))
+          .tensor(entry.name)
+          .hint(
+              "the metadata is damaged, or config.json belongs to another model; if this model packs its matrices as "
+              "the metadata says, describe it with `spec`");
+    }
+}
+
 void note_left_out(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   if (shards.not_saved.empty()) return;
   const bool one = shards.not_saved.size() == 1;
@@ -172,6 +204,7 @@ void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& contex
   if (shards.has_old_metadata) distrust_replicated_matrices(checkpoint.map);
   if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
     validate_heads(shards, *checkpoint.model);
+    validate_strides(shards, *checkpoint.model);
     // Metadata says how tensors of any name are partitioned.
     const bool may_be_other = context.use == ConfigUse::kRenamed && !shards.metadata.empty();
     if (shards.allows_extra && !may_be_other)
