@@ -111,6 +111,16 @@ TEST_CASE("Another value of a scale, of padding and of a map of experts is found
   }
 }
 
+TEST_CASE("Ranks with whole experts that become others without them are told so") {
+  const ShardedByVllm run("v0.23.0-qwen3_moe-ep-tp2");
+  const auto notes = [&](const std::vector<std::string>& options) {
+    return joined_notes(*plan_convert(convert_request(run.directory, run.temp / "again", to_vllm(2, options))));
+  };
+  CHECK_THAT(notes({}),
+             Says("the source was written with `enable-expert-parallel`, and the output is written without"));
+  CHECK_THAT(notes({"enable-expert-parallel"}), !Says("the source was written"));
+}
+
 TEST_CASE("Files of other ranks or parts in the output directory are not mixed with new ones") {
   const TempDir temp;
   const fs::path model = vllm_case("llama-kv2-tp4") / "original";

@@ -146,6 +146,8 @@ TEST_CASE("Files that another program has written again say nothing: all of them
                             .says = "says which rank it is of, but " + c.rank_file(0).string() + " does not",
                             .hint = "another program"});
   write_torch(c.rank_file(1), read_torch_tensors(c.rank_file(1)));
+  CHECK_THAT(joined_notes(*plan_consolidate(consolidate_request(c.path(), c / "whole"))),
+             Says("files that were swapped between ranks would go unnoticed"));
   CHECK((c.whole() == c.tensors));
 }
 

@@ -111,9 +111,10 @@ TEST_CASE("Rank files that describe themselves get no note per rank") {
   const TempDir temp;
   Custom().write(temp / "run");
   const std::vector<std::string> notes = plan_consolidate(request_for(temp))->notes;
-  REQUIRE(notes.size() == 2);
+  REQUIRE(notes.size() == 3);
   CHECK_THAT(notes[0], Says("there is no config.json"));
-  CHECK_THAT(notes[1], Says("missing last ranks would go unnoticed"));
+  CHECK_THAT(notes[1], Says("swapped between ranks would go unnoticed"));
+  CHECK_THAT(notes[2], Says("missing last ranks would go unnoticed"));
 }
 
 TEST_CASE("What else rank files contain is one note for all of them") {
@@ -125,7 +126,7 @@ TEST_CASE("What else rank files contain is one note for all of them") {
   }
   write_config(temp / "run");
   const std::vector<std::string> notes = plan_consolidate(request_for(temp))->notes;
-  REQUIRE(notes.size() == 2);
+  REQUIRE(notes.size() == 3);
   CHECK_THAT(notes[0], Says("tp_rank_00_pp_rank_00/checkpoint.pt and 1 other rank file: skipped") && Says(": epoch"));
   CHECK_THAT(notes[1], Says("the metadata alone says what the tensors are"));
 }
@@ -263,7 +264,7 @@ TEST_CASE("A stage's metadata counts for its own parameters alone") {
   const TempDir temp;
   write_stages(temp / "run", custom, 2);
   CHECK((whole_run(temp) == custom.whole));
-  CHECK(plan_consolidate(request_for(temp))->notes.size() == 2);
+  CHECK(plan_consolidate(request_for(temp))->notes.size() == 3);
 }
 
 TEST_CASE("A stage that is missing shows in what the others list") {

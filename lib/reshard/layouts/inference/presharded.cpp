@@ -50,7 +50,6 @@ void plan_presharded(TargetPlan& plan, const RankTarget& target, const OptionVal
 }
 
 void explain_presharded(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
-  note_unrecorded_ranks(shards, checkpoint);
   const Model& model = *checkpoint.model;
   const bool padded =
       std::any_of(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& parameter) {

@@ -514,7 +514,6 @@ std::vector<PartitionRule> rules_by_names(const Model& model, const Sizes& sizes
 }
 
 void explain_vllm(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
-  note_unrecorded_ranks(shards, checkpoint);
   const Model& model = *checkpoint.model;
   try {
     Form form;
@@ -526,6 +525,7 @@ void explain_vllm(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkp
       throw Error(ErrorKind::kBadInput, "by config.json, " + problem)
           .hint("the last ranks are missing, or config.json belongs to another model");
     shards.rules = rules_by_names(model, sizes, shards, form);
+    checkpoint.form.set_flag(kExpertParallel.name, form.expert_parallel);
   } catch (Error& error) {
     throw error.path().empty() ? error.in(checkpoint.path) : error;
   }

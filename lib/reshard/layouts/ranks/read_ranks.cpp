@@ -257,6 +257,14 @@ void distrust_extra_tensors(Checkpoint& checkpoint) {
     if (known.count(tensor.name) == 0) checkpoint.map.unconfirmed_hints[tensor.name] = kExtraHint;
 }
 
+/// Notes that swapped files of ranks cannot be found, if the files record their ranks neither in metadata nor in a tensor.
+void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  const auto is_rank_number = [](const PartitionRule& rule) { return rule.constant && rule.constant->is_rank_number; };
+  if (shards.record || shards.tp == 1 || std::any_of(shards.rules.begin(), shards.rules.end(), is_rank_number)) return;
+  checkpoint.notes.push_back(
+      "the files do not record which ranks they are of: files that were swapped between ranks would go unnoticed");
+}
+
 /// Of the layouts whose files have these names, the one that `shards` are of.
 const Layout& fitting_layout(Files& files, const ShardedCheckpoint& shards) {
   const auto fits = [&](const RankFormat& ranks) { return ranks.fits == nullptr || ranks.fits(shards); };
@@ -280,12 +288,6 @@ PartitionOptions chosen_partition(const Checkpoint& checkpoint, const std::vecto
   if (!inferred && is_grouped_query(options.attention) && needs_gqa_qkv(model.kv_heads, checkpoint.mesh.tp))
     options.attention = attention_form_of(false, is_fused(options.attention));
   return options;
-}
-
-void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
-  if (shards.record || shards.tp == 1) return;
-  checkpoint.notes.push_back(
-      "the files do not record which ranks they are of: files that were swapped between ranks would go unnoticed");
 }
 
 void explain_by_config(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
@@ -330,6 +332,7 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
         .hint(hint_for_model(checkpoint));
   try {
     if (inferred) format.explain(files, context.options, shards, checkpoint);
+    note_unrecorded_ranks(shards, checkpoint);
     read_map(files, shards, context, checkpoint);
     if (planned) validate_plan(files, shards, checkpoint);
     if (inferred && shards.allows_extra) distrust_extra_tensors(checkpoint);

@@ -17,9 +17,6 @@ inline constexpr LayoutOption kKvSizeMultiplier{
 /// the model. Of several layouts with the same names of files, the result has the one that fits.
 Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext& context);
 
-/// Notes that swapped files of ranks cannot be found, if the files do not record their ranks.
-void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoint);
-
 /// How the ranks of `checkpoint`, whose model is known, are partitioned, as far as that was a choice. optimum-neuron,
 /// which saves metadata, has grouped query only for heads that the ranks do not divide; NxD, which saves none, has a
 /// setting for it.
