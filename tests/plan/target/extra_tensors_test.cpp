@@ -68,6 +68,15 @@ TEST_CASE("Extra tensors that are kept are whole on every rank of their stage, a
   CHECK(ranks.at("tp_rank_00_pp_rank_00").count(kBuffer) == 0);
 }
 
+TEST_CASE("An extra tensor without a name is not written to ranks, which could not be read") {
+  Extended model;
+  model.tensors.emplace("", model.tensors.at(kBuffer));
+  write_model(model.temp / "model", {}, model.tensors);
+  for (const std::string layout_name : {"ranks", "optimum", "nxd"})
+    check_refused([&] { plan_shard(model.request(layout_name, ExtraTensors::kKeep)); },
+                  {.says = "a tensor has no name", .hint = "`extra-tensors` drop leaves it out"});
+}
+
 TEST_CASE("Extra tensors stay in whole checkpoints, with a note") {
   const Extended model;
   for (const std::string layout_name : {"hf", "dcp"}) {

@@ -56,6 +56,10 @@ void apply_extra_tensors(Draft& draft, ExtraTensors extra, const TargetRequest& 
                               list_names(names)))
           .in(draft.source.path)
           .hint("`extra-tensors` drop leaves them out");
+    if (target.layout->traits().has_ranks() && std::count(names.begin(), names.end(), "") > 0)
+      throw Error(ErrorKind::kBadInput, "a tensor has no name: rank files that contain it cannot be read")
+          .in(draft.source.path)
+          .hint("`extra-tensors` drop leaves it out");
     return draft.note("kept, though config.json does not explain them: " + list_names(names));
   }
   draft.note("left out, as config.json does not explain them: " + list_names(names));
