@@ -20,6 +20,7 @@
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/publish/output.h"
 #include "reshard/specs/peft/adapter_metadata.h"
+#include "reshard/tensor/recipes/mean.h"
 #include "signals.h"
 #include "table.h"
 
@@ -187,10 +188,11 @@ std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergen
 std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
   std::vector<std::string> tensors;
   if (result != nullptr) {
-    tensors = result->lossy_means;
+    tensors = result->inexact;
   } else {
-    for (const Transfer& transfer : job.program.transfers)
-      if (!transfer.more.empty()) tensors.push_back(transfer.result(job.maps())->name);
+    for (const LogicalTensor& tensor : job.source.logical)
+      if (const Computed* computed = job.source.computed_as(tensor); computed && computed->recipe->key() == kMeanKey)
+        tensors.push_back(tensor.name);
   }
   if (tensors.empty()) return {};
   std::vector<std::string> linears;

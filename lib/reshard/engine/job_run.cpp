@@ -407,8 +407,8 @@ RunResult JobRun::publish(ShareReport report) {
   result.divergent = std::move(report.divergent);
   std::sort(result.divergent.begin(), result.divergent.end(),  // threads find them in any order
             [](const Divergence& a, const Divergence& b) { return a.text < b.text; });
-  for (const std::size_t transfer : report.lossy_means)
-    result.lossy_means.push_back(job_.program.transfers[transfer].result(job_.maps())->name);
+  for (const std::size_t transfer : report.inexact)
+    result.inexact.push_back(job_.program.transfers[transfer].result(job_.maps())->name);
   result.files = output_files(job_).size();
   const std::uint64_t all_read_bytes = job_.program.read_bytes + job_.program.check_bytes;
   result.read_bytes = all_read_bytes - std::min(all_read_bytes, resumed_read_bytes_);

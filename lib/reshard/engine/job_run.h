@@ -25,7 +25,7 @@ struct RunResult {
   std::vector<Divergence> divergent;  // replicas that differ where that is allowed, in the order of their texts
   std::vector<std::string> notes;     // what else the user should know: whole sentences
   /// Tensors of the target that are the mean of tensors that differ, in the program's order.
-  std::vector<std::string> lossy_means;
+  std::vector<std::string> inexact;
   std::uint64_t written_bytes = 0;  // of all files
   std::uint64_t resumed_bytes = 0;  // of these, what an earlier run had written
   double seconds = 0;               // from prepare to the end of publish

@@ -150,9 +150,8 @@ std::unique_ptr<Job> make_job(const Request& request, Draft draft, TargetPlan ta
 
 std::unique_ptr<Job> plan_adapter(Files& files, const Request& request, const Draft& draft) {
   auto job = start_job(request, draft);
-  ProgramOptions options{request.check_replicas, draft.dropped, {}};
-  options.means = plan_converted_adapter(files, *job, draft.source, draft.wanted, request);
-  job->program = make_program(job->source, job->target, options);
+  plan_converted_adapter(files, *job, draft.source, draft.wanted, request);
+  job->program = make_program(job->source, job->target, {request.check_replicas, draft.dropped});
   return job;  // without config.json, which is the base model's
 }
 
@@ -173,7 +172,7 @@ std::unique_ptr<Job> plan_model(Files& files, Request request, const FoundCheckp
   TargetPlan target = make_target(files, draft, request.target, *request.output_directory);
   CarriedFiles carried = carry_files(files, draft, *request.target.layout, target, *request.output_directory);
   add_states(draft.source.map, std::move(draft.source.states.map), target.map.same);
-  ProgramOptions options{request.check_replicas, draft.dropped, {}, target.is_partial};
+  const ProgramOptions options{request.check_replicas, draft.dropped, target.is_partial};
   auto job = make_job(request, std::move(draft), std::move(target), std::move(carried));
   job->program = make_program(job->source, job->target, options);
   return job;

@@ -151,7 +151,7 @@ TEST_CASE(
   CHECK(with_peft.same() == is_exact);
   if (!is_exact) CHECK(with_peft.different.size() == 4);  // lora_A of gate and up, of each layer
 
-  CHECK(convert(s.to_shards("shards", "xser", Format::kXser)).lossy_means.empty());
+  CHECK(convert(s.to_shards("shards", "xser", Format::kXser)).inexact.empty());
   CHECK(read(s.temp / "xser").format == Format::kXser);
   CHECK(compared(s.temp / "shards", s.temp / "xser").same());
   convert(s.to_shards("xser", "again"));  // with all that stands beside them

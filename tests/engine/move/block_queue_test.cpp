@@ -18,7 +18,7 @@ struct Tensors {
   }
   BlockQueue queue(std::uint64_t block_bytes, unsigned workers) const {
     const ProgramMaps maps{&map};
-    return {maps, program, whole_program(maps, program), block_bytes, block_bytes, workers};
+    return {maps, program, whole_program(maps, program), {block_bytes, block_bytes}, workers};
   }
 
   reshard::SourceMap map;

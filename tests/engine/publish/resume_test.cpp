@@ -340,7 +340,7 @@ TEST_CASE("A journal with units that are none of the run's is refused before any
   Journal spoilt = read_journal(local_storage(), stopped.root / files.at(0)).value();
   UnitReport& unit = spoilt.units.at(0);
   const auto spoil = GENERATE(0, 1, 2, 3);
-  if (spoil == 0) unit.lossy_means = {std::size_t{1} << 40};
+  if (spoil == 0) unit.inexact = {std::size_t{1} << 40};
   if (spoil == 1) unit.files = {UINT32_MAX};
   if (spoil == 2) unit.crcs = {{UINT32_MAX, 1}};
   if (spoil == 3) unit.leaves = {{0, UINT64_MAX, {}}};

@@ -409,7 +409,7 @@ TEST_CASE("A report is the same after it was sent, and any part of its bytes is 
   run.prepare();
   ShareReport report = run.run({1, 3});
   report.divergent.push_back({"t", "differs", true, 0.5, 0.25, 3, 4});
-  report.lossy_means = {2, 5};
+  report.inexact = {2, 5};
   WireWriter wire, again;
   write_report(wire, report);
   WireReader whole(wire.bytes());
@@ -419,7 +419,7 @@ TEST_CASE("A report is the same after it was sent, and any part of its bytes is 
   CHECK(again.bytes() == wire.bytes());
   CHECK(sent.crcs == report.crcs);
   CHECK(sent.written_files == report.written_files);
-  CHECK(sent.lossy_means == report.lossy_means);
+  CHECK(sent.inexact == report.inexact);
   CHECK(sent.divergent.at(0).text == "differs");
   const auto check_bad = [](std::string_view bytes, const reshard::TargetMap& target) {
     WireReader reader(bytes);

@@ -96,7 +96,7 @@ TEST_CASE("Each element of a program is in one share, and in one block of it, wh
   for (std::uint32_t index = 0; index < count; ++index) {
     const std::uint64_t block_bytes = pick(random, 1, 60);
     const auto workers = static_cast<unsigned>(pick(random, 1, 3));
-    BlockQueue queue(maps, tensors.program, parts_of(units, index), block_bytes, block_bytes, workers, whole_leaves);
+    BlockQueue queue(maps, tensors.program, parts_of(units, index), {block_bytes, block_bytes}, workers, whole_leaves);
     BlockQueue::Item item;
     for (unsigned worker = 0; worker < workers; ++worker)
       while (queue.next(worker, item)) {

@@ -97,16 +97,16 @@ TEST_CASE("Exactly fused linears have their lora_A stacked and their lora_B on a
 TEST_CASE("A mean that loses something is reported, one of equal lora_A is none and keeps them to the byte") {
   Case c;
   c.adapt_mlp();
-  CHECK(shard(c.request()).lossy_means == std::vector{kLayer + "mlp.gate_up_proj.lora_A.weight"});
+  CHECK(shard(c.request()).inexact == std::vector{kLayer + "mlp.gate_up_proj.lora_A.weight"});
   fs::remove_all(c.temp / "out");
-  CHECK(shard(c.request(2, LoraFuse::kExact)).lossy_means.empty());
+  CHECK(shard(c.request(2, LoraFuse::kExact)).inexact.empty());
   fs::remove_all(c.temp / "out");
   // Their mean by arithmetic would have no sign, and another payload.
   TensorData a = c.tensors[kLayer + "mlp.gate_proj.lora_A.weight"];
   a.bytes[0] = '\x80';
   a.bytes[1] = '\xff';
   for (const char* linear : {"mlp.gate_proj", "mlp.up_proj"}) c.tensors[kLayer + linear + ".lora_A.weight"] = a;
-  CHECK(shard(c.request()).lossy_means.empty());
+  CHECK(shard(c.request()).inexact.empty());
   CHECK(c.rank(1).at(kLayer + "mlp.gate_up_proj.lora_A.weight") == a);
   CHECK(c.sharded_config() == c.config);
   CHECK_FALSE(fs::exists(c.temp / "out/adapter_default/adapter_config.unfused.json"));

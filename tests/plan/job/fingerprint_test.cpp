@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 
+#include "reshard/tensor/recipes/mean.h"
 #include "support/catch.h"
 
 namespace reshard::test {
@@ -107,7 +108,12 @@ TEST_CASE("Whatever changes a byte of the outputs changes a job's fingerprint") 
       {"a check that may drift", [](Job& job) { job.program.transfers[0].source->checks[0].may_drift = true; }},
       {"a check that may differ", [](Job& job) { job.program.transfers[0].source->checks[0].may_differ = true; }},
       {"no source", [](Job& job) { job.program.transfers[0].source.reset(); }},
-      {"a mean", [](Job& job) { job.program.transfers[0].more.push_back(*job.program.transfers[1].source); }},
+      {"an input",
+       [](Job& job) { job.program.transfers[0].source->inputs.push_back(*job.program.transfers[1].source); }},
+      {"a recipe",
+       [](Job& job) {
+         job.source.computed.emplace(job.source.logical[0].name, Computed{mean_recipe(), {}});
+       }},
       {"nothing written", [](Job& job) { job.program.transfers[0].target.reset(); }},
       {"another tensor written", [](Job& job) { job.program.transfers[0].target = 1; }},
       {"another order", [](Job& job) { std::swap(job.program.transfers[0], job.program.transfers[1]); }},

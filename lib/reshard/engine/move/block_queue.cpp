@@ -17,23 +17,38 @@ bool has_views(const SourceMap* map) {
 }
 
 /// Whether some of it is read from a tensor that is not in C order of its dims in `order`.
-bool is_strided(const SourceMap* map, const std::optional<Reading>& reading, const Dims& order) {
-  if (!map || !reading) return false;
-  return std::any_of(reading->reads.begin(), reading->reads.end(), [&](const Piece& piece) {
-    const StoredTensor& stored = map->stored[piece.stored];
-    if (order.empty()) return !stored.is_c_order();
-    return permuted(stored.strides(), order) != c_strides(permuted(stored.shape, order));
-  });
+bool is_strided(const SourceMap& map, const Reading& reading, const Dims& order) {
+  return std::any_of(reading.reads.begin(), reading.reads.end(),
+                     [&](const Piece& piece) {
+                       const StoredTensor& stored = map.stored[piece.stored];
+                       if (order.empty()) return !stored.is_c_order();
+                       return permuted(stored.strides(), order) != c_strides(permuted(stored.shape, order));
+                     }) ||
+         std::any_of(reading.inputs.begin(), reading.inputs.end(),
+                     [&](const Reading& input) { return is_strided(map, input, order); });
 }
+
+constexpr std::uint64_t kLeastComputedBytes = std::uint64_t{16} << 10;
 
 }  // namespace
 
+std::uint64_t input_bytes(const SourceMap& map, const Reading& reading, const Box& box) {
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < reading.inputs.size(); ++i) {
+    const LogicalTensor& input = map.logical[reading.inputs[i].logical];
+    const Recipe& recipe = *map.computed_as(map.logical[reading.logical])->recipe;
+    if (recipe.access(i) == Recipe::Access::kWhole) continue;
+    const Box needed = recipe.input_box(i, box);
+    bytes += num_bytes(input.dtype, needed.size).value_or(0) + input_bytes(map, reading.inputs[i], needed);
+  }
+  return bytes;
+}
+
 BlockQueue::BlockQueue(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
-                       std::uint64_t block_bytes, std::uint64_t strided_block_bytes, unsigned workers, bool leaves)
+                       const BlockSizes& sizes, unsigned workers, bool leaves)
     : maps_(maps),
       program_(program),
-      block_bytes_(block_bytes),
-      strided_block_bytes_(strided_block_bytes),
+      sizes_(sizes),
       leaves_(leaves),
       has_views_(has_views(maps.source) || has_views(maps.against)),
       bytes_before_{0},
@@ -69,14 +84,22 @@ void BlockQueue::add(unsigned worker, const std::vector<Part>& parts) {
 
 std::uint64_t BlockQueue::block_bytes_of(const Transfer& transfer) const {
   const Dims order = order_of(transfer);
-  const bool strided = (has_views_ || !order.empty()) && (is_strided(maps_.source, transfer.source, order) ||
-                                                          is_strided(maps_.against, transfer.against, order));
-  std::uint64_t bytes = strided ? strided_block_bytes_ : block_bytes_;
+  const bool strided =
+      (has_views_ || !order.empty()) && ((transfer.source && is_strided(*maps_.source, *transfer.source, order)) ||
+                                         (transfer.against && is_strided(*maps_.against, *transfer.against, order)));
+  std::uint64_t bytes = strided ? sizes_.strided_bytes : sizes_.bytes;
   // The block after a cast, too, has to fit.
   const DType dtype = transfer.tensor(maps_).dtype;
   const LogicalTensor* result = transfer.result(maps_);
   if (leaves_) return result ? kLeafBytes * bits(dtype) / bits(result->dtype) : kLeafBytes;
   if (result && bits(result->dtype) > bits(dtype)) bytes = bytes * bits(dtype) / bits(result->dtype);
+  if (!transfer.source || transfer.source->inputs.empty()) return bytes;
+  const auto needs = [&](std::uint64_t block_bytes) {
+    const BlockGrid grid(dtype, transfer.tensor(maps_).shape, block_bytes);
+    if (grid.count() == 0) return std::uint64_t{0};
+    return kPlainBuffers * grid.block_bytes() + input_bytes(*maps_.source, *transfer.source, grid.block(0));
+  };
+  while (bytes > kLeastComputedBytes && needs(bytes) > sizes_.computed_bytes) bytes /= 2;
   return bytes;
 }
 

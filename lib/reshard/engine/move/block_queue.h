@@ -18,6 +18,20 @@ inline constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
 /// A block of rows of a column-major matrix is many short ranges, which are longer the more rows it has.
 inline constexpr std::uint64_t kStridedBlockBytes = std::uint64_t{32} << 20;
 
+/// How large blocks are.
+struct BlockSizes {
+  std::uint64_t bytes = kBlockBytes;                 // at most
+  std::uint64_t strided_bytes = kStridedBlockBytes;  // where a tensor is read from one in another order
+  /// At most, kPlainBuffers blocks of a tensor that is computed together with the blocks of its inputs.
+  std::uint64_t computed_bytes = UINT64_MAX;
+};
+
+/// Buffers of one thread: the block, up to two for staging, one for a replica or after a cast.
+inline constexpr std::uint64_t kPlainBuffers = 4;
+
+/// The bytes of the inputs that are read, by block, for box `box` of a tensor that is computed, and of theirs.
+std::uint64_t input_bytes(const SourceMap& map, const Reading& reading, const Box& box);
+
 /// The blocks of parts of a program. Each worker has a stretch, about as many bytes as the others', and
 /// walks it in order: so workers read each a file from front to back, and mostly write to different files, which a file
 /// system does at the same time. Who is done takes half of what the slowest still has to do. Thread-safe.
@@ -30,11 +44,10 @@ class BlockQueue {
     std::uint32_t unit;
   };
 
-  /// Blocks of at most `block_bytes`, in the order of the target's files; `strided_block_bytes` where a tensor is read
-  /// from one in another order. With `leaves`, each block is a leaf of the tensor as it is written. The maps are the
-  /// program's; they and it are borrowed.
-  BlockQueue(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts, std::uint64_t block_bytes,
-             std::uint64_t strided_block_bytes, unsigned workers, bool leaves = false);
+  /// Blocks in the order of the target's files. With `leaves`, each block is a leaf of the tensor as it is written,
+  /// whatever the sizes. The maps are the program's; they and it are borrowed.
+  BlockQueue(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts, const BlockSizes& sizes,
+             unsigned workers, bool leaves = false);
 
   /// \returns false when there is nothing left.
   /// \throws Error kUnsupported if even the smallest block of whole bytes of a tensor is too large.
@@ -70,8 +83,7 @@ class BlockQueue {
 
   ProgramMaps maps_;
   const Program& program_;
-  std::uint64_t block_bytes_;
-  std::uint64_t strided_block_bytes_;
+  BlockSizes sizes_;
   bool leaves_;
   bool has_views_;  // whether a source has tensors in another shape or order than the file
   std::vector<Part> parts_;

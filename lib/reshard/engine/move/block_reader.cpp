@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with the bytes between them
 constexpr std::uint64_t kLargestElement = 16;
+constexpr std::uint64_t kKeptBlockBytes = std::uint64_t{64} << 10;  // read at once of an input that is kept
 constexpr std::uint64_t kDistanceBlockBytes = std::uint64_t{64} << 10;
 
 /// Why a replica that differs is no drift.
@@ -188,6 +189,70 @@ ReplicaDistance BlockReader::distance(const SourceMap& map, FilePool<Source>& fi
     if (first_bytes) first = at.index_of(*first_bytes * 8 / bits(tensor.dtype));
   }
   return apart;
+}
+
+std::span<const std::byte> Evaluator::evaluate(const SourceMap& map, FilePool<Source>& files, const Reading& reading,
+                                               const Block& at, Buffer& buffer,
+                                               std::optional<std::uint64_t> written_to_bytes) {
+  const LogicalTensor& tensor = map.logical[reading.logical];
+  const Computed* computed = map.computed_as(tensor);
+  if (computed == nullptr) return reader_.read(map, files, reading, tensor, at, buffer, written_to_bytes);
+  const Recipe& recipe = *computed->recipe;
+  const std::size_t used = used_;
+  std::vector<Box> boxes;
+  std::vector<InputBox> inputs;
+  boxes.reserve(reading.inputs.size());  // inputs refer to them
+  for (std::size_t i = 0; i < reading.inputs.size(); ++i) {
+    const Reading& input = reading.inputs[i];
+    const LogicalTensor& from = map.logical[input.logical];
+    const bool is_kept = recipe.access(i) == Recipe::Access::kWhole;
+    boxes.push_back(is_kept ? whole(from.shape) : recipe.input_box(i, at.box));
+    if (used_ == buffers_.inputs.size()) buffers_.inputs.emplace_back();
+    inputs.push_back({boxes.back(), from.dtype,
+                      is_kept ? kept(map, files, input)
+                              : evaluate(map, files, input, Block(boxes.back(), at.order), buffers_.inputs[used_++])});
+  }
+  const auto result = buffer.make_room(*num_bytes(tensor.dtype, at.box.size), {{}, written_to_bytes});
+  recipe.apply(inputs, at.box, result, findings_);
+  used_ = used;
+  return result;
+}
+
+/// An input that all threads that compute the tensor share.
+std::span<const std::byte> Evaluator::kept(const SourceMap& map, FilePool<Source>& files, const Reading& input) {
+  const auto mine = std::find_if(kept_.begin(), kept_.end(), [&](const auto& one) { return one.first == &input; });
+  if (mine != kept_.end()) return mine->second->bytes;
+  std::shared_ptr<KeptInput> one;
+  {
+    const std::lock_guard lock(shared_.failure_mutex);
+    std::weak_ptr<KeptInput>& known = shared_.kept[&input];
+    one = known.lock();
+    if (!one) known = one = std::make_shared<KeptInput>();
+  }
+  std::call_once(one->read, [&] {
+    const LogicalTensor& tensor = map.logical[input.logical];
+    const BlockGrid grid(tensor.dtype, tensor.shape, kKeptBlockBytes);
+    one->bytes.clear();
+    one->bytes.reserve(num_bytes(tensor.dtype, tensor.shape).value_or(0));
+    Buffer buffer;
+    for (std::uint64_t block = 0; block < grid.count(); ++block) {
+      const auto bytes = evaluate(map, files, input, Block(grid.block(block)), buffer);
+      one->bytes.insert(one->bytes.end(), bytes.begin(), bytes.end());
+    }
+  });
+  kept_.emplace_back(&input, one);
+  return one->bytes;
+}
+
+std::uint64_t kept_bytes(const SourceMap& map, const Reading& reading) {
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < reading.inputs.size(); ++i) {
+    const LogicalTensor& input = map.logical[reading.inputs[i].logical];
+    if (map.computed_as(map.logical[reading.logical])->recipe->access(i) == Recipe::Access::kWhole)
+      bytes += num_bytes(input.dtype, input.shape).value_or(0);
+    bytes += kept_bytes(map, reading.inputs[i]);
+  }
+  return bytes;
 }
 
 }  // namespace reshard

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "reshard/engine/move/group.h"
@@ -42,5 +45,38 @@ class BlockReader {
   Buffers& buffers_;
   std::vector<Divergence> noted_;
 };
+
+/// The values of blocks, for one thread: read from files, or computed from what is read.
+class Evaluator {
+ public:
+  Evaluator(RunState& shared, Buffers& buffers) : shared_(shared), buffers_(buffers), reader_(shared, buffers) {}
+
+  /// Puts block `at` of a tensor of `map` into `buffer`, and compares its replicas with it. From there it is written to
+  /// `written_to_bytes` of a file, if it is.
+  /// \throws Error kBadInput where a check finds other bytes; kIo.
+  std::span<const std::byte> evaluate(const SourceMap& map, FilePool<Source>& files, const Reading& reading,
+                                      const Block& at, Buffer& buffer,
+                                      std::optional<std::uint64_t> written_to_bytes = {});
+
+  /// What recipes found since the last call.
+  Findings take_findings() { return std::exchange(findings_, {}); }
+  /// Replicas found to differ since the last call, for a UnitLedger.
+  std::vector<Divergence> take_noted() { return reader_.take_noted(); }
+  /// Forgets the inputs that are kept for the tensor before.
+  void begin_tensor() { kept_.clear(); }
+
+ private:
+  std::span<const std::byte> kept(const SourceMap& map, FilePool<Source>& files, const Reading& input);
+
+  RunState& shared_;
+  Buffers& buffers_;
+  BlockReader reader_;
+  std::size_t used_ = 0;  // of Buffers::inputs
+  std::vector<std::pair<const Reading*, std::shared_ptr<KeptInput>>> kept_;
+  Findings findings_;
+};
+
+/// The bytes of the inputs that are kept whole while a tensor is computed.
+std::uint64_t kept_bytes(const SourceMap& map, const Reading& reading);
 
 }  // namespace reshard

@@ -23,10 +23,7 @@
 namespace reshard {
 namespace {
 
-/// Buffers: the block, up to two for staging, one for a replica or after a cast.
-constexpr std::uint64_t kPlainBuffers = 4;
 constexpr unsigned kMaxDefaultThreads = 16;
-constexpr std::uint64_t kComparedBlockBytes = std::uint64_t{64} << 10;
 
 std::uint64_t first_elem(const Dims& shape, const Box& box) {
   std::uint64_t elem = 0;
@@ -34,11 +31,16 @@ std::uint64_t first_elem(const Dims& shape, const Box& box) {
   return elem;
 }
 
+/// The first piece of a tensor, or of what it is computed from.
+const Piece& first_read(const Reading& reading) {
+  return reading.reads.empty() ? first_read(reading.inputs.front()) : reading.reads.front();
+}
+
 /// One thread of a run.
 class Mover {
  public:
   Mover(RunState& shared, unsigned number)
-      : shared_(shared), number_(number), reader_(shared, buffers_), writer_(shared, buffers_) {}
+      : shared_(shared), number_(number), evaluator_(shared, buffers_), writer_(shared, buffers_) {}
 
   void run() {
     BlockQueue::Item item;
@@ -56,6 +58,7 @@ class Mover {
   void process(const BlockQueue::Item& item) {
     const Transfer& transfer = shared_.program.transfers[item.transfer];
     const ProgramMaps& maps = shared_.maps;
+    if (std::exchange(transfer_, &transfer) != &transfer) evaluator_.begin_tensor();
     std::vector<Group> targets;
     if (transfer.target)
       targets = groups_of(*maps.target, transfer.writes(maps), maps.target->logical[*transfer.target], item.at);
@@ -74,8 +77,7 @@ class Mover {
       }
       std::span<const std::byte> against;
       if (transfer.against)
-        against = reader_.read(*maps.against, shared_.others, *transfer.against, *transfer.result(maps), item.at,
-                               buffers_.against);
+        against = evaluator_.evaluate(*maps.against, shared_.others, *transfer.against, item.at, buffers_.against);
       if (shared_.visitor) {
         shared_.visitor(
             {item.transfer, item.block, first_elem(transfer.tensor(maps).shape, item.at.box), block, against});
@@ -86,21 +88,25 @@ class Mover {
     if (shared_.options.progress) shared_.options.progress->done_bytes += done;
     const LogicalTensor& tensor = transfer.tensor(maps);
     const std::uint64_t block_bytes = num_bytes(tensor.dtype, item.at.box.size).value_or(0);
-    if (shared_.ledger) note_block(item, block_bytes, done);
+    const bool is_inexact = evaluator_.take_findings().inexact;
+    if (is_inexact) {
+      const std::lock_guard lock(shared_.failure_mutex);
+      shared_.inexact.insert(item.transfer);
+    }
+    if (shared_.ledger) note_block(item, block_bytes, done, is_inexact);
     if (shared_.options.lots) shared_.options.lots->did(block_bytes);
   }
 
   /// Tells the ledger what a block did.
   /// \param block_bytes  of the tensor as it is read.
-  void note_block(const BlockQueue::Item& item, std::uint64_t block_bytes, std::uint64_t written_bytes) {
+  void note_block(const BlockQueue::Item& item, std::uint64_t block_bytes, std::uint64_t written_bytes,
+                  bool is_inexact) {
     UnitReport block = writer_.take_noted();
     block.unit = item.unit;
     block.written_bytes = written_bytes;
-    block.divergent = reader_.take_noted();
+    block.divergent = evaluator_.take_noted();
     if (leaf_) block.leaves.push_back(*std::exchange(leaf_, std::nullopt));
-    if (const auto mean = shared_.means.find(item.transfer);
-        written_bytes > 0 && mean != shared_.means.end() && mean->second.differ)
-      block.lossy_means.push_back(item.transfer);
+    if (is_inexact && written_bytes > 0) block.inexact.push_back(item.transfer);
     shared_.ledger->add(block, block_bytes);
   }
 
@@ -108,8 +114,8 @@ class Mover {
   bool move(const BlockQueue::Item& item, std::span<const Group> targets) {
     const Transfer& transfer = shared_.program.transfers[item.transfer];
     const ProgramMaps& maps = shared_.maps;
-    if (!transfer.target || !transfer.source || !transfer.more.empty() || shared_.visitor || transfer.against ||
-        !transfer.source->checks.empty() || !shared_.digests.empty())
+    if (!transfer.target || !transfer.source || !transfer.source->inputs.empty() || shared_.visitor ||
+        transfer.against || !transfer.source->checks.empty() || !shared_.digests.empty())
       return false;
     const LogicalTensor& tensor = transfer.tensor(maps);
     if (tensor.filler || tensor.dtype != maps.target->logical[*transfer.target].dtype) return false;
@@ -155,51 +161,8 @@ class Mover {
       fill_elements(tensor.dtype, room, *tensor.filler);
       return room;
     }
-    const bool is_mean = !transfer.more.empty() && terms_differ(transfer);
-    const auto block = reader_.read(*shared_.maps.source, shared_.sources, *transfer.source, tensor, at, buffers_.block,
-                                    written_to_bytes);
-    return is_mean ? mean(transfer, at, block, written_to_bytes) : block;
-  }
-
-  /// Whether the tensors of a mean differ anywhere. If not, the mean is bit-identical to each of them: arithmetic could
-  /// change the sign of a zero or the payload of a NaN.
-  bool terms_differ(const Transfer& transfer) {
-    MeanTerms& terms = shared_.means.at(static_cast<std::size_t>(&transfer - shared_.program.transfers.data()));
-    std::call_once(terms.compared, [&] {
-      const LogicalTensor& tensor = transfer.tensor(shared_.maps);
-      const BlockGrid grid(tensor.dtype, tensor.shape, kComparedBlockBytes);
-      for (std::uint64_t i = 0; i < grid.count() && !terms.differ; ++i) {
-        throw_if_stopped(shared_.options);
-        const auto blocks = read_terms(transfer, Block(grid.block(i)), {});
-        for (const auto block : blocks)
-          terms.differ = terms.differ || std::memcmp(blocks.front().data(), block.data(), block.size()) != 0;
-      }
-    });
-    return terms.differ;
-  }
-
-  /// The block of each tensor of a mean.
-  /// \param first  that of the first, where it is known.
-  std::vector<std::span<const std::byte>> read_terms(const Transfer& transfer, const Block& at,
-                                                     std::optional<std::span<const std::byte>> first) {
-    const SourceMap& source = *shared_.maps.source;
-    const LogicalTensor& tensor = transfer.tensor(shared_.maps);
-    if (!first)
-      first = reader_.read(source, shared_.sources, *transfer.source, tensor, at, buffers_.block, std::nullopt);
-    while (buffers_.terms.size() < transfer.more.size()) buffers_.terms.emplace_back();
-    std::vector<std::span<const std::byte>> terms{*first};
-    for (std::size_t i = 0; i < transfer.more.size(); ++i)
-      terms.push_back(reader_.read(source, shared_.sources, transfer.more[i], tensor, at, buffers_.terms[i]));
-    return terms;
-  }
-
-  /// The mean of this tensor's block and others'.
-  std::span<const std::byte> mean(const Transfer& transfer, const Block& at, std::span<const std::byte> block,
-                                  std::optional<std::uint64_t> written_to_bytes) {
-    const auto terms = read_terms(transfer, at, block);
-    const auto result = buffers_.mean.make_room(block.size(), {{}, written_to_bytes});
-    mean_elements(transfer.tensor(shared_.maps).dtype, terms, result);
-    return result;
+    return evaluator_.evaluate(*shared_.maps.source, shared_.sources, *transfer.source, at, buffers_.block,
+                               written_to_bytes);
   }
 
   /// The block in the dtype that is written.
@@ -214,7 +177,7 @@ class Mover {
     if (overflowed)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("its element {} does not fit {}", to_string(at.index_of(*overflowed)), name(to)))
-          .in(source.files[source.stored[transfer.source->reads.front().stored].file].path)
+          .in(source.files[source.stored[first_read(*transfer.source).stored].file].path)
           .tensor(tensor.name)
           .hint("choose a wider dtype, or saturate out-of-range values (`overflow` saturate)");
     return result;
@@ -223,18 +186,12 @@ class Mover {
   RunState& shared_;
   unsigned number_;
   Buffers buffers_;
-  BlockReader reader_;
+  Evaluator evaluator_;
   BlockWriter writer_;
   Sha256 hash_;
   std::optional<UnitReport::Leaf> leaf_;  // the block's
+  const Transfer* transfer_ = nullptr;    // the last block's
 };
-
-/// Blocks that one thread holds at once.
-std::uint64_t buffers_per_thread(const ProgramMaps& maps, const Program& program) {
-  std::uint64_t terms = 0;
-  for (const Transfer& transfer : program.transfers) terms = std::max<std::uint64_t>(terms, transfer.more.size() + 1);
-  return kPlainBuffers + (maps.against ? 1 : 0) + (terms > 1 ? terms : 0);
-}
 
 /// The most bytes of a tensor as it is read that are a leaf of it as it is written.
 std::uint64_t leaf_source_bytes(const ProgramMaps& maps, const Program& program) {
@@ -263,8 +220,17 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
         .hint("give at least " + format_memory(kMinMemoryBytes));
   // Memory comes first: with little of it, fewer threads work, each in blocks that are still worth a system call.
   if (options.digests) visit_block_bytes = std::max(kLeafBytes, leaf_source_bytes(maps, program));
+  const std::uint64_t plain_buffers = kPlainBuffers + (maps.against ? 1 : 0);
+  std::uint64_t kept = 0, inputs = 0;  // the most bytes of a transfer's inputs
+  for (const Transfer& transfer : program.transfers) {
+    if (!transfer.source || transfer.source->inputs.empty()) continue;
+    const LogicalTensor& tensor = transfer.tensor(maps);
+    kept = std::max(kept, kept_bytes(*maps.source, *transfer.source));
+    if (const BlockGrid grid(tensor.dtype, tensor.shape, visit_block_bytes); visit_block_bytes > 0 && grid.count() > 0)
+      inputs = std::max(inputs, input_bytes(*maps.source, *transfer.source, grid.block(0)));
+  }
   const std::uint64_t visited_bytes =
-      (options.digests ? buffers_per_thread(maps, program) : kPlainBuffers) * visit_block_bytes;
+      (options.digests ? plain_buffers : kPlainBuffers) * visit_block_bytes + inputs + kept;
   constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
   if (visit_block_bytes >= kLeafBytes && visited_bytes + kReadAheadBytes > options.max_memory_bytes)
     throw Error(ErrorKind::kUsage,
@@ -272,14 +238,18 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
         .hint(fmt::format("give at least {}{}",
                           format_memory((visited_bytes + kReadAheadBytes + kMiB - 1) / kMiB * kMiB),
                           options.digests ? ", or do without `manifest`" : ""));
-  const std::uint64_t least_per_thread = std::max(kMinMemoryBytes / 2, visited_bytes);
+  if (kept > 0 && kept + kMinMemoryBytes > options.max_memory_bytes)
+    throw Error(ErrorKind::kUsage, "`max-memory` " + format_memory(options.max_memory_bytes) +
+                                       " is too little to keep what tensors are computed from")
+        .hint("give at least " + format_memory((kept + kMinMemoryBytes + kMiB - 1) / kMiB * kMiB));
+  const std::uint64_t least_per_thread = std::max(kMinMemoryBytes / 2 + kept, visited_bytes);
   const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
       thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));
-  const std::uint64_t per_thread = options.max_memory_bytes / threads - kReadAheadBytes;
-  const std::uint64_t most = per_thread / buffers_per_thread(maps, program);
-  const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
-  const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
-  RunState shared(maps, program, parts, target_root, options, visitor, threads, block_bytes, strided_bytes);
+  const std::uint64_t per_thread = options.max_memory_bytes / threads - kReadAheadBytes - kept;
+  const std::uint64_t most = per_thread / plain_buffers;
+  BlockSizes blocks{std::min(kBlockBytes, most), std::min(kStridedBlockBytes, most), per_thread};
+  if (visit_block_bytes) blocks = {visit_block_bytes, visit_block_bytes};
+  RunState shared(maps, program, parts, target_root, options, visitor, threads, blocks);
   // Where fewer threads are to be had, one is several workers, and finds the later ones' work done.
   for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i)); });
   shared.write_back.clear();
@@ -296,8 +266,7 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
   report.written_bytes = shared.done_bytes;
   for (std::uint32_t file = 0; file < shared.written.size(); ++file)
     if (shared.written[file]) report.written_files.push_back(file);
-  for (const auto& [transfer, terms] : shared.means)
-    if (terms.differ) report.lossy_means.push_back(transfer);
+  report.inexact.assign(shared.inexact.begin(), shared.inexact.end());
   return report;
 }
 

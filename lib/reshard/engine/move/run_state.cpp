@@ -19,14 +19,14 @@ std::size_t open_files() {
 
 RunState::RunState(const ProgramMaps& the_maps, const Program& the_program, const std::vector<Part>& parts,
                    const std::filesystem::path& root, const RunOptions& run_options, const BlockVisitor& block_visitor,
-                   unsigned thread_count, std::uint64_t block_bytes, std::uint64_t strided_block_bytes)
+                   unsigned thread_count, const BlockSizes& blocks)
     : maps(the_maps),
       program(the_program),
       target_root(root),
       options(run_options),
       visitor(block_visitor),
       threads(thread_count),
-      queue(the_maps, the_program, parts, block_bytes, strided_block_bytes, thread_count, run_options.digests),
+      queue(the_maps, the_program, parts, blocks, thread_count, run_options.digests),
       sources(open_files()),
       others(open_files()),
       sinks(open_files(),
@@ -41,8 +41,6 @@ RunState::RunState(const ProgramMaps& the_maps, const Program& the_program, cons
       checksums(the_maps.target),
       write_back(the_maps.target ? the_maps.target->files.size() : 0, open_files()),
       written(the_maps.target ? the_maps.target->files.size() : 0) {
-  for (std::size_t i = 0; i < program.transfers.size(); ++i)
-    if (!program.transfers[i].more.empty()) means.try_emplace(i);
   if (options.on_unit) ledger = std::make_unique<UnitLedger>(maps, program, parts, options.on_unit);
   if (!options.digests || maps.target == nullptr) return;
   digests.reserve(maps.target->logical.size());

@@ -62,17 +62,17 @@ std::size_t open_files();
 /// \throws Error kIo.
 void validate_unchanged(Files& files, const SourceFile& file);
 
-/// What is known of the tensors that a mean is taken of.
-struct MeanTerms {
-  std::once_flag compared;
-  bool differ = false;  // once they are compared
+/// A tensor that a recipe reads whole (Recipe::Access::kWhole).
+struct KeptInput {
+  std::once_flag read;
+  std::vector<std::byte> bytes;  // once it is read
 };
 
 /// What all threads of a run, or of a share of it, have in common.
 struct RunState {
   RunState(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
            const std::filesystem::path& target_root, const RunOptions& options, const BlockVisitor& visitor,
-           unsigned threads, std::uint64_t block_bytes, std::uint64_t strided_block_bytes);
+           unsigned threads, const BlockSizes& blocks);
 
   /// Keeps the first of several failures, and has all threads stop.
   void fail(std::exception_ptr why);
@@ -98,7 +98,8 @@ struct RunState {
   std::exception_ptr failure;
   /// Replicas that differ and may: index of the stored tensor, and of the logical one, of a map.
   std::set<std::tuple<const SourceMap*, std::uint32_t, std::uint32_t>> divergent;
-  std::map<std::size_t, MeanTerms> means;  // by the index of the transfer; has all of the program
+  std::set<std::size_t> inexact;  // transfers with Findings::inexact; of `failure_mutex`, as are these
+  std::map<const Reading*, std::weak_ptr<KeptInput>> kept;  // as long as a thread computes with it
   FilePool<Source> sources;
   FilePool<Source> others;  // of ProgramMaps::against
   FilePool<Sink> sinks;
@@ -120,8 +121,7 @@ struct Buffers {
   Buffer staging;
   Buffer other;
   Buffer against;
-  Buffer mean;
-  std::deque<Buffer> terms;       // the other tensors that a mean is taken of; the first is in `block`
+  std::deque<Buffer> inputs;      // of a tensor that is computed
   std::vector<std::byte> window;  // of kReadAheadBytes at most
 };
 

@@ -175,16 +175,15 @@ Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalH
 void validate_unit(const UnitReport& unit, const Job& job) {
   const TargetMap& target = job.target;
   const auto below = [](std::size_t count) { return [=](const auto index) { return index < count; }; };
-  const bool fits =
-      unit.written_bytes <= job.program.write_bytes &&
-      std::all_of(unit.files.begin(), unit.files.end(), below(target.files.size())) &&
-      std::all_of(unit.lossy_means.begin(), unit.lossy_means.end(), below(job.program.transfers.size())) &&
-      std::all_of(unit.crcs.begin(), unit.crcs.end(),
-                  [&](const UnitReport::Crc& crc) { return crc.stored < target.stored.size(); }) &&
-      std::all_of(unit.leaves.begin(), unit.leaves.end(), [&](const UnitReport::Leaf& leaf) {
-        return leaf.target < target.logical.size() &&
-               leaf.first_elem < num_elems(target.logical[leaf.target].shape).value_or(0);
-      });
+  const bool fits = unit.written_bytes <= job.program.write_bytes &&
+                    std::all_of(unit.files.begin(), unit.files.end(), below(target.files.size())) &&
+                    std::all_of(unit.inexact.begin(), unit.inexact.end(), below(job.program.transfers.size())) &&
+                    std::all_of(unit.crcs.begin(), unit.crcs.end(),
+                                [&](const UnitReport::Crc& crc) { return crc.stored < target.stored.size(); }) &&
+                    std::all_of(unit.leaves.begin(), unit.leaves.end(), [&](const UnitReport::Leaf& leaf) {
+                      return leaf.target < target.logical.size() &&
+                             leaf.first_elem < num_elems(target.logical[leaf.target].shape).value_or(0);
+                    });
   if (!fits) throw Error(ErrorKind::kBadInput, "has a unit that is none of this run's");
 }
 

@@ -12,12 +12,8 @@ bool casts(const Transfer& transfer, const ProgramMaps& maps) {
 
 bool may_differ(const Reading& reading) {
   return std::any_of(reading.checks.begin(), reading.checks.end(),
-                     [](const Check& check) { return check.may_drift || check.may_differ; });
-}
-
-bool may_differ(const Transfer& transfer) {
-  return (transfer.source && may_differ(*transfer.source)) ||
-         std::any_of(transfer.more.begin(), transfer.more.end(), [](const Reading& one) { return may_differ(one); });
+                     [](const Check& check) { return check.may_drift || check.may_differ; }) ||
+         std::any_of(reading.inputs.begin(), reading.inputs.end(), may_differ);
 }
 
 }  // namespace
@@ -27,8 +23,8 @@ Fingerprint run_fingerprint(const Job& job, const RunOptions& options) {
   const std::vector<Transfer>& transfers = job.program.transfers;
   const bool any_casts =
       std::any_of(transfers.begin(), transfers.end(), [&](const Transfer& one) { return casts(one, maps); });
-  const bool any_differ =
-      std::any_of(transfers.begin(), transfers.end(), [](const Transfer& one) { return may_differ(one); });
+  const bool any_differ = std::any_of(transfers.begin(), transfers.end(),
+                                      [](const Transfer& one) { return one.source && may_differ(*one.source); });
   // 0 where the option has no effect.
   const std::array<std::uint64_t, 2> effective{any_casts ? static_cast<std::uint64_t>(options.overflow) + 1 : 0,
                                                any_differ ? static_cast<std::uint64_t>(options.replicas) + 1 : 0};

@@ -72,7 +72,7 @@ void merge(ShareReport& into, ShareReport one) {
     all = std::move(united);
   };
   unite(into.written_files, one.written_files);
-  unite(into.lossy_means, one.lossy_means);
+  unite(into.inexact, one.inexact);
   std::move(one.fragment_files.begin(), one.fragment_files.end(), std::back_inserter(into.fragment_files));
   std::move(one.divergent.begin(), one.divergent.end(), std::back_inserter(into.divergent));
   // Of a replica that several shares found, the same one is kept whichever was merged first.
@@ -97,8 +97,8 @@ void write_report(WireWriter& wire, const ShareReport& report) {
   }
   wire.add(report.written_files.size());
   for (const std::uint32_t file : report.written_files) wire.add(file);
-  wire.add(report.lossy_means.size());
-  for (const std::size_t transfer : report.lossy_means) wire.add(transfer);
+  wire.add(report.inexact.size());
+  for (const std::size_t transfer : report.inexact) wire.add(transfer);
   wire.add(report.fragment_files.size());
   for (const std::string& file : report.fragment_files) wire.add(file);
   wire.add(report.divergent.size());
@@ -133,7 +133,7 @@ ShareReport read_report(WireReader& wire, const TargetMap& target) {
     report.crcs[tensor] = static_cast<std::uint32_t>(wire.number());
   }
   report.written_files = read_indices<std::uint32_t>(wire, target.files.size());
-  report.lossy_means = read_indices<std::size_t>(wire, SIZE_MAX);
+  report.inexact = read_indices<std::size_t>(wire, SIZE_MAX);
   for (std::uint64_t i = wire.count(); i > 0; --i) report.fragment_files.emplace_back(wire.text());
   const std::uint64_t divergent = wire.count(kDivergenceBytes);
   for (std::uint64_t i = 0; i < divergent; ++i) report.divergent.push_back(read_divergence(wire));

@@ -38,8 +38,8 @@ struct ShareReport {
   /// Of each logical tensor of the target, as TensorMap::logical counts them, what the share has of it, but for padding;
   /// empty unless RunOptions::digests.
   std::vector<LeafDigests> digests;
-  double hashing_seconds = 0;            // of all threads together
-  std::vector<std::size_t> lossy_means;  // transfers whose mean is of tensors that differ, ascending
+  double hashing_seconds = 0;        // of all threads together
+  std::vector<std::size_t> inexact;  // transfers with Findings::inexact, ascending
   /// In the staging directory, what is not in the target's files yet (page_fragments.h).
   std::vector<std::string> fragment_files;
 };

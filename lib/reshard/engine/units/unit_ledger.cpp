@@ -38,8 +38,8 @@ void UnitReport::write(WireWriter& wire) const {
     wire.add(leaf.first_elem);
     wire.add_raw({reinterpret_cast<const char*>(leaf.digest.data()), leaf.digest.size()});
   }
-  wire.add(lossy_means.size());
-  for (const std::size_t transfer : lossy_means) wire.add(transfer);
+  wire.add(inexact.size());
+  for (const std::size_t transfer : inexact) wire.add(transfer);
   wire.add(divergent.size());
   for (const Divergence& divergence : divergent) write_divergence(wire, divergence);
 }
@@ -61,8 +61,8 @@ UnitReport UnitReport::read(WireReader& wire) {
     leaf.first_elem = wire.number();
     std::memcpy(leaf.digest.data(), wire.raw(sizeof leaf.digest).data(), sizeof leaf.digest);
   }
-  report.lossy_means.resize(wire.count());
-  for (std::size_t& transfer : report.lossy_means) transfer = wire.number();
+  report.inexact.resize(wire.count());
+  for (std::size_t& transfer : report.inexact) transfer = wire.number();
   for (std::uint64_t i = wire.count(kDivergenceBytes); i > 0; --i) report.divergent.push_back(read_divergence(wire));
   return report;
 }
@@ -84,10 +84,10 @@ void merge(ShareReport& into, const UnitReport& unit, const TargetMap& target) {
   for (const std::uint32_t file : unit.files) validate(file < target.files.size());
   append(into.written_files, unit.files);
   sort_unique(into.written_files);
-  for (const std::size_t transfer : unit.lossy_means)
-    if (const auto at = std::lower_bound(into.lossy_means.begin(), into.lossy_means.end(), transfer);
-        at == into.lossy_means.end() || *at != transfer)
-      into.lossy_means.insert(at, transfer);
+  for (const std::size_t transfer : unit.inexact)
+    if (const auto at = std::lower_bound(into.inexact.begin(), into.inexact.end(), transfer);
+        at == into.inexact.end() || *at != transfer)
+      into.inexact.insert(at, transfer);
   ShareReport found;
   found.crcs.resize(into.crcs.size());
   found.divergent = unit.divergent;
@@ -122,7 +122,7 @@ void UnitLedger::add(const UnitReport& of_block, std::uint64_t block_bytes) {
     append(report.crcs, of_block.crcs);
     append(report.files, of_block.files);
     append(report.leaves, of_block.leaves);
-    append(report.lossy_means, of_block.lossy_means);
+    append(report.inexact, of_block.inexact);
     append(report.divergent, of_block.divergent);
     unit.left_bytes -= std::min(unit.left_bytes, block_bytes);
     if (unit.left_bytes > 0) return;
@@ -130,9 +130,8 @@ void UnitLedger::add(const UnitReport& of_block, std::uint64_t block_bytes) {
     open_.erase(found);
   }
   sort_unique(complete.files);
-  std::sort(complete.lossy_means.begin(), complete.lossy_means.end());
-  complete.lossy_means.erase(std::unique(complete.lossy_means.begin(), complete.lossy_means.end()),
-                             complete.lossy_means.end());
+  std::sort(complete.inexact.begin(), complete.inexact.end());
+  complete.inexact.erase(std::unique(complete.inexact.begin(), complete.inexact.end()), complete.inexact.end());
   done_(std::move(complete));
 }
 

@@ -32,7 +32,7 @@ struct UnitReport {
   std::vector<Crc> crcs;             // a tensor may be there several times
   std::vector<std::uint32_t> files;  // written to, ascending
   std::vector<Leaf> leaves;
-  std::vector<std::size_t> lossy_means;
+  std::vector<std::size_t> inexact;  // transfers with Findings::inexact
   std::vector<Divergence> divergent;
 
   void write(WireWriter& wire) const;

@@ -348,9 +348,19 @@ void SourceMap::set_logical(std::vector<LogicalTensor> tensors, std::vector<std:
                             const std::vector<std::uint32_t>& from) {
   std::unordered_map<std::string, DType> dtypes;
   std::unordered_map<std::string, std::string_view> hints;
+  std::unordered_map<std::string, std::string> renamed;  // where any are computed
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (const auto dtype = model_dtype(logical[from[i]])) dtypes.emplace(tensors[i].name, *dtype);
-    if (const auto hint = unconfirmed_hint(logical[from[i]]); !hint.empty()) hints.emplace(tensors[i].name, hint);
+    const LogicalTensor& old = logical[from[i]];
+    if (const auto dtype = model_dtype(old)) dtypes.emplace(tensors[i].name, *dtype);
+    if (const auto hint = unconfirmed_hint(old); !hint.empty()) hints.emplace(tensors[i].name, hint);
+    if (!computed.empty()) renamed.emplace(old.name, tensors[i].name);
+  }
+  for (auto& [name, how] : std::exchange(computed, {})) {
+    const auto found = renamed.find(name);
+    if (found == renamed.end()) continue;
+    for (std::string& input : how.inputs)
+      if (const auto of_now = renamed.find(input); of_now != renamed.end()) input = of_now->second;
+    computed.emplace(found->second, std::move(how));
   }
   model_dtypes = std::move(dtypes);
   unconfirmed_hints = std::move(hints);
@@ -381,6 +391,10 @@ void SourceMap::append(SourceMap other, const std::string& logical_prefix) {
     if (!find_logical(logical_prefix + name)) model_dtypes.emplace(logical_prefix + name, dtype);
   for (const auto& [name, hint] : other.unconfirmed_hints)
     if (!find_logical(logical_prefix + name)) unconfirmed_hints.emplace(logical_prefix + name, hint);
+  for (auto& [name, how] : other.computed) {
+    for (std::string& input : how.inputs) input.insert(0, logical_prefix);
+    computed.emplace(logical_prefix + name, std::move(how));
+  }
   append_tensors(other, first_file, logical_prefix);
 }
 
@@ -411,6 +425,12 @@ std::optional<DType> SourceMap::model_dtype(const LogicalTensor& tensor) const {
   if (model_dtypes.empty()) return std::nullopt;
   const auto found = model_dtypes.find(tensor.name);
   return found == model_dtypes.end() ? std::nullopt : std::optional(found->second);
+}
+
+const Computed* SourceMap::computed_as(const LogicalTensor& tensor) const {
+  if (computed.empty() || tensor.filler) return nullptr;
+  const auto found = computed.find(tensor.name);
+  return found == computed.end() ? nullptr : &found->second;
 }
 
 std::string_view SourceMap::unconfirmed_hint(const LogicalTensor& tensor) const {

@@ -18,6 +18,7 @@
 #include "reshard/layouts/map/partition.h"
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/specs/parallel/mesh.h"
+#include "reshard/tensor/recipes/recipe.h"
 #include "reshard/tensor/values/box.h"
 #include "reshard/tensor/values/view.h"
 
@@ -214,6 +215,12 @@ class TensorMap {
   std::unordered_map<std::string, std::uint32_t> filler_by_name_;  // a tensor may have the name of a filler
 };
 
+/// How a logical tensor that no file contains is computed from others of its map.
+struct Computed {
+  std::shared_ptr<const Recipe> recipe;  // not null
+  std::vector<std::string> inputs;       // names of logical tensors
+};
+
 /// A checkpoint that is read.
 class SourceMap : public TensorMap {
  public:
@@ -224,6 +231,8 @@ class SourceMap : public TensorMap {
   /// What to try if replicas differ, by name, of tensors of which each rank's is assumed to be the whole one: only equal
   /// replicas confirm that. Literals.
   std::unordered_map<std::string, std::string_view> unconfirmed_hints;
+  /// By name, the tensors that are computed; they have no pieces. Their inputs need no place in a target.
+  std::unordered_map<std::string, Computed> computed;
   /// What to try if replicas differ. Set if the partition was inferred without metadata, which only equal replicas confirm;
   /// otherwise empty.
   std::string inferred_partition_hint;
@@ -232,6 +241,8 @@ class SourceMap : public TensorMap {
   const SourceFile& file_of(const StoredTensor& tensor) const override;
   /// Of model_dtypes.
   std::optional<DType> model_dtype(const LogicalTensor& tensor) const;
+  /// Of `computed`; null for a tensor that the files contain.
+  const Computed* computed_as(const LogicalTensor& tensor) const;
   /// Of unconfirmed_hints; empty if there is none.
   std::string_view unconfirmed_hint(const LogicalTensor& tensor) const;
 

@@ -43,9 +43,8 @@ std::unique_ptr<Job> plan_shard_adapters(Files& files, const Request& request);
 /// Makes the target of a job whose source is the adapter `source`: PEFT's directory, or shards. These are split as they
 /// were, unless a config.json says for which model they shall be split anew.
 /// \param wanted  the tensors, in the dtypes that they shall have.
-/// \returns the means that the program needs.
 /// \throws as plan_convert.
-std::vector<Mean> plan_converted_adapter(Files& files, Job& job, const Checkpoint& source,
-                                         const std::vector<LogicalTensor>& wanted, const Request& request);
+void plan_converted_adapter(Files& files, Job& job, const Checkpoint& source, const std::vector<LogicalTensor>& wanted,
+                            const Request& request);
 
 }  // namespace reshard

@@ -18,6 +18,7 @@
 #include "reshard/plan/adapters/peft_adapter.h"
 #include "reshard/plan/target/checks.h"
 #include "reshard/plan/target/make_target.h"
+#include "reshard/plan/transforms/average.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/model/language_model.h"
 #include "reshard/specs/peft/adapter_metadata.h"
@@ -33,18 +34,18 @@ std::string peft_name(const std::string& module) {
 }
 
 /// The lora_A of fused linears.
-std::vector<Mean> fused_means(const std::vector<FusedLayer>& layers) {
-  std::vector<Mean> means;
+std::vector<Average> fused_means(const std::vector<FusedLayer>& layers) {
+  std::vector<Average> means;
   for (const FusedLayer& layer : layers) {
-    Mean& mean = means.emplace_back(Mean{peft_name(layer.module), {}});
-    for (const std::string& linear : layer.linears) mean.sources.push_back(peft_name(linear));
+    Average& mean = means.emplace_back(Average{peft_name(layer.module), {}});
+    for (const std::string& linear : layer.linears) mean.terms.push_back(peft_name(linear));
   }
   return means;
 }
 
 /// The tensors that are each all of one stored tensor, because linears are fused.
-std::vector<Mean> shared_means(const SourceMap& source) {
-  std::vector<Mean> means;
+std::vector<Average> shared_means(const SourceMap& source) {
+  std::vector<Average> means;
   std::map<std::pair<std::string, Dims>, std::size_t> mean_of;  // by the stored name and where in it the tensor begins
   for (std::size_t i = 0; i < source.logical.size(); ++i) {
     if (source.logical[i].filler || source.pieces[i].empty()) continue;
@@ -52,32 +53,33 @@ std::vector<Mean> shared_means(const SourceMap& source) {
     const std::string& stored_name = source.stored[first.stored].name;
     const auto [found, is_new] = mean_of.emplace(std::pair(stored_name, first.stored_begin), means.size());
     if (is_new) means.push_back({stored_name, {}});
-    means[found->second].sources.push_back(source.logical[i].name);
+    means[found->second].terms.push_back(source.logical[i].name);
   }
-  std::erase_if(means, [](const Mean& mean) { return mean.sources.size() < 2; });
+  std::erase_if(means, [](const Average& mean) { return mean.terms.size() < 2; });
   return means;
 }
 
 /// The tensors with the means in the place of what they are made of.
-std::vector<LogicalTensor> target_tensors(const std::vector<LogicalTensor>& tensors, const std::vector<Mean>& means) {
-  std::unordered_map<std::string_view, const Mean*> in_mean;
-  for (const Mean& mean : means)
-    for (const std::string& name : mean.sources) in_mean.emplace(name, &mean);
+std::vector<LogicalTensor> target_tensors(const std::vector<LogicalTensor>& tensors,
+                                          const std::vector<Average>& means) {
+  std::unordered_map<std::string_view, const Average*> in_mean;
+  for (const Average& mean : means)
+    for (const std::string& name : mean.terms) in_mean.emplace(name, &mean);
   std::vector<LogicalTensor> made;
   for (const LogicalTensor& tensor : tensors) {
     const auto mean = in_mean.find(tensor.name);
     if (mean == in_mean.end())
       made.push_back(tensor);
-    else if (mean->second->sources.front() == tensor.name)
-      made.push_back({mean->second->target, tensor.dtype, tensor.shape, {}});
+    else if (mean->second->terms.front() == tensor.name)
+      made.push_back({mean->second->name, tensor.dtype, tensor.shape, {}});
   }
   return made;
 }
 
-void add_prefix(std::vector<Mean>& means, const std::string& prefix) {
-  for (Mean& mean : means) {
-    mean.target.insert(0, prefix);
-    for (std::string& name : mean.sources) name.insert(0, prefix);
+void add_prefix(std::vector<Average>& means, const std::string& prefix) {
+  for (Average& mean : means) {
+    mean.name.insert(0, prefix);
+    for (std::string& name : mean.terms) name.insert(0, prefix);
   }
 }
 
@@ -96,8 +98,8 @@ class AdapterSharder {
       for (FusedLayer& layer : fused_layers(stage.metadata)) fused_.push_back(std::move(layer));
   }
 
-  /// \returns the means that the program needs.
-  std::vector<Mean> add(const std::vector<AdapterSource>& adapters) {
+  /// \returns the means that the target needs.
+  std::vector<Average> add(const std::vector<AdapterSource>& adapters) {
     std::vector<AdapterContent> contents;
     for (const AdapterSource& adapter : adapters) contents.push_back(adapter_content(adapter, model_, fused_));
     stages_ = peft_stages(base_, contents);
@@ -110,7 +112,7 @@ class AdapterSharder {
     std::vector<FusedLayer> layers = fused_;
     std::erase_if(layers, [&](const FusedLayer& layer) { return content.lora.count(layer.module) == 0; });
     add_config(adapter, layers);  // says what is wrong with ranks and scales, too
-    auto means = fuse_ == LoraFuse::kMean ? fused_means(layers) : std::vector<Mean>{};
+    auto means = fuse_ == LoraFuse::kMean ? fused_means(layers) : std::vector<Average>{};
     std::vector<std::string> metadata;
     for (const PeftStage& stage : stages_) metadata.push_back(metadata_text(stage.metadata));
     try {
@@ -160,7 +162,7 @@ class AdapterSharder {
   std::vector<StagePlan> base_;
   std::vector<FusedLayer> fused_;  // of all stages
   std::vector<PeftStage> stages_;
-  std::vector<Mean> means_;
+  std::vector<Average> means_;
 };
 
 /// \param given  The base model's directory, or its config.json under whatever name.
@@ -199,9 +201,9 @@ void validate_adapter_name(const Checkpoint& source) {
 }
 
 /// Shards for the ranks that `source` has, after its own metadata.
-std::vector<Mean> plan_same_ranks(Files& files, Job& job, const Checkpoint& source,
-                                  const std::vector<LogicalTensor>& wanted, const TargetRequest& request,
-                                  const NameRules& names) {
+std::vector<Average> plan_same_ranks(Files& files, Job& job, const Checkpoint& source,
+                                     const std::vector<LogicalTensor>& wanted, const TargetRequest& request,
+                                     const NameRules& names) {
   const Adapter& adapter = *source.adapter;
   const bool same = !adapter.stages.empty() && request.tp.value_or(source.mesh.tp) == source.mesh.tp &&
                     request.pp.value_or(source.mesh.pp) == source.mesh.pp && request.vpp == 1 &&
@@ -214,7 +216,7 @@ std::vector<Mean> plan_same_ranks(Files& files, Job& job, const Checkpoint& sour
     throw Error(ErrorKind::kUsage, "shards of an adapter that keep their partition keep all of its tensors and names")
         .in(source.path)
         .hint("say with `config` where the base model's config.json is, to partition what is left anew");
-  std::vector<Mean> means = shared_means(job.source);
+  std::vector<Average> means = shared_means(job.source);
   job.target = adapter_target_map(adapter.name, adapter.stages, {}, source.mesh.tp, target_tensors(wanted, means),
                                   format_of(request));
   const fs::path folder = adapter_folder(adapter.name);
@@ -233,9 +235,9 @@ std::vector<Mean> plan_same_ranks(Files& files, Job& job, const Checkpoint& sour
 }
 
 /// Shards for ranks of the model that the source's config.json is about.
-std::vector<Mean> plan_other_ranks(Files& files, Job& job, const Checkpoint& source,
-                                   const std::vector<LogicalTensor>& wanted, const Request& request,
-                                   TargetRequest target) {
+std::vector<Average> plan_other_ranks(Files& files, Job& job, const Checkpoint& source,
+                                      const std::vector<LogicalTensor>& wanted, const Request& request,
+                                      TargetRequest target) {
   const Adapter& adapter = *source.adapter;
   if (!target.tp && !source.has_ranks())
     throw Error(ErrorKind::kUsage, "`tp` is required: the number of tensor-parallel ranks");
@@ -301,15 +303,14 @@ std::unique_ptr<Job> plan_shard_adapters(Files& files, const Request& request) {
     sources.push_back({adapter.name, std::move(adapter.config), false, adapter.file.path, map.state_dict(), prefix});
     job->source.append(std::move(map), prefix);
   }
-  ProgramOptions options;
-  options.means = sharder.add(sources);
-  job->program = make_program(job->source, job->target, options);
+  job->source = average(std::move(job->source), sharder.add(sources));
+  job->program = make_program(job->source, job->target);
   take_text_files(*job);
   return job;
 }
 
-std::vector<Mean> plan_converted_adapter(Files& files, Job& job, const Checkpoint& source,
-                                         const std::vector<LogicalTensor>& wanted, const Request& request) {
+void plan_converted_adapter(Files& files, Job& job, const Checkpoint& source, const std::vector<LogicalTensor>& wanted,
+                            const Request& request) {
   const Layout& layout = *request.target.layout;
   job.layout = &layout;
   job.options = request.target.options;
@@ -326,7 +327,7 @@ std::vector<Mean> plan_converted_adapter(Files& files, Job& job, const Checkpoin
       throw Error(ErrorKind::kUsage, "`" + option + "` is about models: adapters have one file each").in(source.path);
     note_idle_options(request.source, job);
     add_peft_target(files, job, *source.adapter, wanted, format_of(request.target), {});
-    return {};
+    return;
   }
   if (&layout != &adapter_layout())
     throw Error(ErrorKind::kUsage, fmt::format("layout {} has no place for adapters", layout.traits().name))
@@ -335,10 +336,10 @@ std::vector<Mean> plan_converted_adapter(Files& files, Job& job, const Checkpoin
             fmt::format("layouts for adapters: {}, {}", whole_layout().traits().name, adapter_layout().traits().name));
   validate_adapter_request(request.target);
   validate_adapter_name(source);
-  std::vector<Mean> means = anew ? plan_other_ranks(files, job, source, wanted, request, request.target)
-                                 : plan_same_ranks(files, job, source, wanted, request.target, request.names);
+  const std::vector<Average> means = anew ? plan_other_ranks(files, job, source, wanted, request, request.target)
+                                          : plan_same_ranks(files, job, source, wanted, request.target, request.names);
+  job.source = average(std::move(job.source), means);
   take_text_files(job);
-  return means;
 }
 
 }  // namespace reshard

@@ -185,9 +185,27 @@ void add(Hasher& hasher, const std::optional<Reading>& reading) {
   if (reading) add(hasher, *reading);
 }
 
+void add_inputs(Hasher& hasher, const std::vector<Reading>& inputs) {
+  hasher.list(inputs, [&](const Reading& input) {
+    add(hasher, input);
+    add_inputs(hasher, input.inputs);
+  });
+}
+
+/// The recipes of tensors that are computed; nothing if none is.
+void add_recipes(Hasher& hasher, const SourceMap& map) {
+  for (std::size_t i = 0; i < map.logical.size(); ++i) {
+    const Computed* computed = map.computed_as(map.logical[i]);
+    if (!computed) continue;
+    hasher.number(i);
+    hasher.text(computed->recipe->key());
+    hasher.list(computed->inputs, [&](const std::string& input) { hasher.text(input); });
+  }
+}
+
 void add(Hasher& hasher, const Transfer& transfer) {
   add(hasher, transfer.source);
-  add(hasher, transfer.more);
+  add_inputs(hasher, transfer.source ? transfer.source->inputs : std::vector<Reading>());
   add(hasher, transfer.against);
   hasher.maybe(transfer.target);
   add(hasher, transfer.regrouped_writes);
@@ -204,6 +222,7 @@ Fingerprint fingerprint_of(const SourceMap& source) {
   hasher.text(RESHARD_VERSION);
   add(hasher, source.files);
   add_tensors(hasher, source);
+  add_recipes(hasher, source);
   return hasher.result();
 }
 
@@ -225,6 +244,7 @@ Fingerprint fingerprint_of(const Job& job, std::span<const std::uint64_t> option
     hasher.number(file.size_bytes);
   });
   hasher.list(job.whole_folders, [&](const std::filesystem::path& folder) { hasher.path(folder); });
+  add_recipes(hasher, job.source);
   return hasher.result();
 }
 

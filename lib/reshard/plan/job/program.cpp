@@ -45,16 +45,6 @@ std::vector<Box> take(const Piece& piece, std::vector<Box>& open, std::vector<Pi
   return besides;
 }
 
-/// Whether two tensors of a map are the same bytes of the same files.
-bool is_same_place(const SourceMap& map, const Reading& a, const Reading& b) {
-  return std::equal(a.reads.begin(), a.reads.end(), b.reads.begin(), b.reads.end(),
-                    [&](const Piece& x, const Piece& y) {
-                      const StoredTensor &in_x = map.stored[x.stored], &in_y = map.stored[y.stored];
-                      return in_x.file == in_y.file && in_x.offset_bytes == in_y.offset_bytes &&
-                             in_x.view() == in_y.view() && x.box == y.box && x.stored_begin == y.stored_begin;
-                    });
-}
-
 bool stored_before(const Piece& a, const Piece& b) {
   return a.stored < b.stored;
 }
@@ -63,15 +53,52 @@ void sort_by_stored(std::vector<Piece>& pieces) {
   std::stable_sort(pieces.begin(), pieces.end(), stored_before);
 }
 
+Reading read_logical(const SourceMap& map, std::uint32_t index, unsigned depth = 0);
+
+/// The inputs of a tensor that is computed.
+/// \param depth  of computed tensors that need it.
+std::vector<Reading> read_inputs(const SourceMap& map, const LogicalTensor& tensor, const Computed& computed,
+                                 unsigned depth) {
+  constexpr unsigned kMaxDepth = 16;
+  if (depth == kMaxDepth) throw Error(ErrorKind::kInternal, "is computed from itself").tensor(tensor.name);
+  std::vector<Reading> inputs;
+  std::vector<Operand> operands;
+  std::filesystem::path path;  // of the input at fault, or else the last
+  const auto open_at = [&](const Reading& input) {
+    if (!input.reads.empty()) path = map.file_of(map.stored[input.reads.front().stored]).path;
+  };
+  try {
+    for (const std::string& input_name : computed.inputs) {
+      const auto index = map.find_logical(input_name);
+      if (!index)
+        throw Error(ErrorKind::kBadInput, fmt::format("is computed from {}, which no file contains", input_name))
+            .tensor(tensor.name)
+            .hint("the files are incomplete, or the tensor has another name there");
+      inputs.push_back(read_logical(map, *index, depth + 1));
+      open_at(inputs.back());
+      operands.push_back({map.logical[*index].name, map.logical[*index].dtype, map.logical[*index].shape});
+    }
+    computed.recipe->validate(operands, {tensor.name, tensor.dtype, tensor.shape});
+  } catch (Error& error) {
+    for (const Reading& input : inputs)
+      if (map.logical[input.logical].name == error.tensor()) open_at(input);
+    if (error.path().empty() && !path.empty()) error.in(path);
+    throw;
+  }
+  return inputs;
+}
+
 /// Fills the tensor from its pieces, each element from the first piece that has it and goes by the tensor's own name;
 /// all that other pieces hold of it is compared.
-Reading read_logical(const SourceMap& map, std::uint32_t index) {
+Reading read_logical(const SourceMap& map, std::uint32_t index, unsigned depth) {
   const LogicalTensor& tensor = map.logical[index];
   Reading reading;
   reading.logical = index;
   std::vector<Piece> checks;
   std::vector<Box> open{whole(tensor.shape)};  // what no piece has filled yet
-  if (tensor.filler || volume(open.front()) == 0) open.clear();
+  const Computed* computed = map.computed_as(tensor);
+  if (computed) reading.inputs = read_inputs(map, tensor, *computed, depth);
+  if (computed || tensor.filler || volume(open.front()) == 0) open.clear();
   for (const Piece& piece : map.pieces[index]) {
     if (map.stored[piece.stored].tied || open.empty()) {
       checks.push_back(piece);
@@ -105,15 +132,16 @@ std::uint64_t bytes_of_all(const Parts& pieces, DType dtype) {
   return bytes;
 }
 
-void count(Program& program, const Reading& reading, DType dtype) {
+void count(Program& program, const SourceMap& map, const Reading& reading) {
+  const DType dtype = map.logical[reading.logical].dtype;
   program.read_bytes += bytes_of_all(reading.reads, dtype);
   program.check_bytes += bytes_of_all(reading.checks, dtype);
+  for (const Reading& input : reading.inputs) count(program, map, input);
 }
 
 void count(Program& program, const ProgramMaps& maps, const Transfer& transfer) {
-  const DType dtype = transfer.tensor(maps).dtype;
-  if (transfer.source) count(program, *transfer.source, dtype);
-  for (const Reading& reading : transfer.more) count(program, reading, dtype);
+  if (transfer.source) count(program, *maps.source, *transfer.source);
+  if (transfer.against) count(program, *maps.against, *transfer.against);
   if (transfer.target)
     program.write_bytes += bytes_of_all(transfer.writes(maps), maps.target->logical[*transfer.target].dtype);
 }
@@ -123,8 +151,11 @@ bool needs_replicas(const SourceMap& source, std::uint32_t logical) {
   return !source.inferred_partition_hint.empty() || !source.unconfirmed_hint(source.logical[logical]).empty();
 }
 
-/// Takes replicas out of the reading, but for tied parameters.
-void skip_replicas(Program& program, Reading& reading, DType dtype) {
+/// Takes replicas out of the reading, but for tied parameters and those that are evidence.
+void skip_replicas(Program& program, const SourceMap& source, Reading& reading) {
+  for (Reading& input : reading.inputs) skip_replicas(program, source, input);
+  if (needs_replicas(source, reading.logical)) return;
+  const DType dtype = source.logical[reading.logical].dtype;
   std::erase_if(reading.checks, [&](const Check& check) {
     if (check.reason == CheckReason::kTied) return false;
     program.skipped_bytes += bytes_of(check, dtype);
@@ -148,13 +179,11 @@ class ProgramMaker {
  public:
   ProgramMaker(const SourceMap& source, const TargetMap& target, const ProgramOptions& options)
       : source_(source), target_(target), options_(options), dropped_(options.dropped.begin(), options.dropped.end()) {
-    for (const Mean& mean : options.means)
-      for (const std::string& name : mean.sources) in_mean_.insert(name);
+    for (const auto& [name, computed] : source.computed) inputs_.insert(computed.inputs.begin(), computed.inputs.end());
   }
 
   Program make() {
     for (std::uint32_t i = 0; i < source_.logical.size(); ++i) add(i);
-    for (const Mean& mean : options_.means) add(mean);
     for (std::uint32_t i = 0; i < target_.logical.size(); ++i) add_target_only(i);
     return std::move(program_);
   }
@@ -162,8 +191,7 @@ class ProgramMaker {
  private:
   Reading read(std::uint32_t index) {
     Reading reading = read_logical(source_, index);
-    if (!options_.check_replicas && !needs_replicas(source_, index))
-      skip_replicas(program_, reading, source_.logical[index].dtype);
+    if (!options_.check_replicas) skip_replicas(program_, source_, reading);
     return reading;
   }
 
@@ -173,10 +201,10 @@ class ProgramMaker {
       for (const Piece& piece : source_.pieces[index]) program_.dropped_bytes += bytes_of(piece, tensor.dtype);
       return;
     }
-    if (in_mean_.count(tensor.name)) return;
+    const auto wanted = target_.find_logical(tensor.name);
+    if (!wanted && inputs_.count(tensor.name)) return;
     Transfer transfer;
     transfer.source = read(index);
-    const auto wanted = target_.find_logical(tensor.name);
     if (!tensor.filler) {
       if (wanted && target_.pieces[*wanted].empty() && options_.partial_target) return;  // of ranks left out alone
       if (!wanted || target_.pieces[*wanted].empty())
@@ -187,41 +215,11 @@ class ProgramMaker {
     push(std::move(transfer));
   }
 
-  void add(const Mean& mean) {
-    const auto wanted = target_.find_logical(mean.target);
-    if (!wanted) throw Error(ErrorKind::kInternal, "a mean of no use").tensor(mean.target);
-    std::optional<Transfer> transfer;
-    for (const std::string& source_name : mean.sources) {
-      const auto index = source_.find_logical(source_name);
-      if (!index) throw Error(ErrorKind::kInternal, "a mean of a tensor that is not there").tensor(source_name);
-      const LogicalTensor& tensor = source_.logical[*index];
-      if (transfer) {
-        validate_same_form(tensor, transfer->tensor(maps_));
-        Reading reading = read(*index);
-        if (!is_same_place(source_, *transfer->source, reading)) transfer->more.push_back(std::move(reading));
-      } else {
-        transfer.emplace().source = read(*index);
-      }
-    }
-    made_.insert(mean.target);
-    write(*transfer, *wanted);
-    push(std::move(*transfer));
-  }
-
-  /// A mean is of tensors of one dtype and shape.
-  static void validate_same_form(const LogicalTensor& tensor, const LogicalTensor& first) {
-    if (tensor.dtype == first.dtype && tensor.shape == first.shape) return;
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("is {} {}, but {} is {} {}: their mean cannot be taken", name(tensor.dtype),
-                            to_string(tensor.shape), first.name, name(first.dtype), to_string(first.shape)))
-        .tensor(tensor.name);
-  }
-
   /// Padding is made; anything else must have come from the source.
   void add_target_only(std::uint32_t index) {
     const LogicalTensor& tensor = target_.logical[index];
     if (!tensor.filler) {
-      if (!source_.find_logical(tensor.name) && !made_.count(tensor.name))
+      if (!source_.find_logical(tensor.name))
         throw Error(ErrorKind::kBadInput, "the target needs it, but the source does not hold it").tensor(tensor.name);
       return;
     }
@@ -287,10 +285,17 @@ class ProgramMaker {
   const ProgramMaps maps_{&source_, &target_};
   const ProgramOptions& options_;
   std::unordered_set<std::string> dropped_;
-  std::unordered_set<std::string> in_mean_;
-  std::unordered_set<std::string> made_;
+  std::unordered_set<std::string> inputs_;  // of tensors that are computed
   Program program_;
 };
+
+/// Whether blocks of the tensor may be in any order.
+bool is_elementwise(const SourceMap& map, const Reading& reading) {
+  const Computed* computed = map.computed_as(map.logical[reading.logical]);
+  return (!computed || computed->recipe->is_elementwise()) &&
+         std::all_of(reading.inputs.begin(), reading.inputs.end(),
+                     [&](const Reading& input) { return is_elementwise(map, input); });
+}
 
 }  // namespace
 
@@ -311,14 +316,13 @@ std::span<const Piece> Transfer::writes(const ProgramMaps& maps) const {
 
 Dims Transfer::order(const ProgramMaps& maps) const {
   const auto pieces = writes(maps);
-  if (pieces.empty()) return {};
+  if (pieces.empty() || (source && !is_elementwise(*maps.source, *source))) return {};
   const StoredTensor& stored = maps.target->stored[pieces.front().stored];
   return stored.is_c_order() ? Dims() : dims_by_stride(stored.strides());
 }
 
 std::uint64_t Transfer::moved_bytes(const ProgramMaps& maps) const {
   Program counted;
-  if (against) count(counted, *against, result(maps)->dtype);
   count(counted, maps, *this);
   return counted.read_bytes + counted.check_bytes + counted.write_bytes;
 }
@@ -352,7 +356,7 @@ Program make_comparing_program(const SourceMap& a, const SourceMap& b) {
     if (tensor.filler) {
       Transfer transfer;
       transfer.source = read_logical(a, i);
-      count(program, *transfer.source, tensor.dtype);
+      count(program, {&a, nullptr, &b}, transfer);
       program.transfers.push_back(std::move(transfer));
       continue;
     }
@@ -361,15 +365,14 @@ Program make_comparing_program(const SourceMap& a, const SourceMap& b) {
     Transfer transfer;
     transfer.source = read_logical(a, i);
     transfer.against = read_logical(b, *other);
-    count(program, *transfer.source, tensor.dtype);
-    count(program, *transfer.against, b.logical[*other].dtype);
+    count(program, {&a, nullptr, &b}, transfer);
     program.transfers.push_back(std::move(transfer));
   }
   for (std::uint32_t i = 0; i < b.logical.size(); ++i) {
     if (!b.logical[i].filler) continue;
     Transfer transfer;
     transfer.against = read_logical(b, i);
-    count(program, *transfer.against, b.logical[i].dtype);
+    count(program, {&a, nullptr, &b}, transfer);
     program.transfers.push_back(std::move(transfer));
   }
   return program;

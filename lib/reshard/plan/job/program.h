@@ -14,11 +14,13 @@
 namespace reshard {
 
 /// How one logical tensor is read from one map: `reads` fill it without gap or overlap, `checks` are boxes that must
-/// hold the same bytes. `stored` is of that map; each list is grouped by it. Padding has no reads.
+/// hold the same bytes. `stored` is of that map; each list is grouped by it. Padding has no reads, nor has a tensor that is
+/// computed (SourceMap::computed).
 struct Reading {
   std::uint32_t logical = 0;  // index into the map
   std::vector<Piece> reads;
   std::vector<Check> checks;
+  std::vector<Reading> inputs;  // of a tensor that is computed: of the same map, in the order of Computed::inputs
 
   friend bool operator==(const Reading&, const Reading&) = default;
 };
@@ -34,8 +36,6 @@ struct ProgramMaps {
 /// All that happens to one logical tensor: a value, whose indices mean tensors of the program's maps.
 struct Transfer {
   std::optional<Reading> source;  // none: padding that only the target, or the map compared with, has
-  std::vector<Reading> more;      // of the source, of the same dtype and shape: the mean of all is written, or the
-                                  // first where all hold the same bytes
   std::optional<Reading> against;
   std::optional<std::uint32_t> target;  // index of the logical tensor that is written; none if nothing is
   std::vector<Piece> regrouped_writes;  // the target's pieces, grouped by `stored`; empty where they are already
@@ -47,7 +47,7 @@ struct Transfer {
   /// Its places in the target, grouped by `stored`; borrowed from `maps` or from this. Empty if nothing is written.
   std::span<const Piece> writes(const ProgramMaps& maps) const;
   /// The dims from the outermost to the innermost in the target's file, the first if it is written to several; empty for
-  /// C order, and if nothing is written.
+  /// C order, if nothing is written, and if it is computed by a recipe that wants C order.
   Dims order(const ProgramMaps& maps) const;
   /// Bytes that are read, compared and written for it: what it costs.
   std::uint64_t moved_bytes(const ProgramMaps& maps) const;
@@ -69,25 +69,18 @@ struct Program {
   friend bool operator==(const Program&, const Program&) = default;
 };
 
-/// A target tensor that is the mean of several of the source; these to the byte where they are equal. Whether they are,
-/// the run finds out, unless they are the same bytes of a file.
-struct Mean {
-  std::string target;
-  std::vector<std::string> sources;
-};
-
 struct ProgramOptions {
   bool check_replicas = true;        // else replicas are not read, unless they are the only evidence for the map
   std::vector<std::string> dropped;  // logical tensors of the source that need no place
-  std::vector<Mean> means;
-  bool partial_target = false;  // it has only some of the ranks, and so not every part of each tensor
+  bool partial_target = false;       // it has only some of the ranks, and so not every part of each tensor
 };
 
 /// The program that makes `target` out of `source`. Validates that both maps are tiled (validate_tiling), that every
 /// logical tensor of each side is on the other with the same shape and a dtype that it can be cast to, and that the
 /// source covers each of them whole. Every source byte is read once: placed, or, where it is a replica or a tied
-/// parameter, compared with the one that is placed.
-/// \throws Error kBadInput naming the tensor and the box that is missing; kUnsupported for a cast that cannot be.
+/// parameter, compared with the one that is placed. A tensor that others are computed from needs no place in the target.
+/// \throws Error kBadInput naming the tensor and the box that is missing, or the input that a recipe cannot take;
+/// kUnsupported for a cast that cannot be.
 Program make_program(const SourceMap& source, const TargetMap& target, const ProgramOptions& options = {});
 
 /// The program that reads every logical tensor of `source` once, and writes nothing. Replicas are read, and compared,

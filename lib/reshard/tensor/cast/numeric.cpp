@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "reshard/tensor/cast/cast.h"
 #include "reshard/tensor/values/float_format.h"
 
 namespace reshard {
@@ -158,33 +157,6 @@ ValueSummary summarize(DType dtype, std::span<const std::byte> bytes) {
     case DType::kU64: return summarize_as<std::uint64_t>(bytes);
   }
   return {};
-}
-
-void mean_elements(DType dtype, const std::vector<std::span<const std::byte>>& terms, std::span<std::byte> out) {
-  // A span at a time, so that what is in single precision stays small.
-  const std::size_t width = bits(dtype) / 8;
-  const auto mean_as = [&]<typename T>(DType wide, T) {
-    constexpr std::size_t kElems = 4096;
-    std::vector<T> sum(kElems);
-    std::vector<T> term(kElems);
-    for (std::size_t at = 0; at < out.size(); at += kElems * width) {
-      const std::size_t bytes = std::min(kElems * width, out.size() - at);
-      const std::size_t elems = bytes / width;
-      std::fill(sum.begin(), sum.end(), T{0});
-      for (const std::span<const std::byte> values : terms) {
-        cast_elements(dtype, values.subspan(at, bytes), wide, std::as_writable_bytes(std::span(term).first(elems)),
-                      Overflow::kSaturate);
-        for (std::size_t i = 0; i < elems; ++i) sum[i] += term[i];
-      }
-      for (std::size_t i = 0; i < elems; ++i) sum[i] /= static_cast<T>(terms.size());
-      cast_elements(wide, std::as_bytes(std::span(sum).first(elems)), dtype, out.subspan(at, bytes),
-                    Overflow::kSaturate);
-    }
-  };
-  if (dtype == DType::kF64)
-    mean_as(DType::kF64, double{});
-  else
-    mean_as(DType::kF32, float{});
 }
 
 void fill_elements(DType dtype, std::span<std::byte> out, std::uint64_t element_bits) {

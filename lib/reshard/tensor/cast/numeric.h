@@ -35,10 +35,6 @@ struct ValueSummary {
 /// double.
 ValueSummary summarize(DType dtype, std::span<const std::byte> bytes);
 
-/// The elementwise mean of `terms`, all of one dtype and length, rounded once to nearest even: float dtypes of 8 bits
-/// and more. As torch.mean does it for F32 and narrower ones: summed in order in single precision, then divided.
-void mean_elements(DType dtype, const std::vector<std::span<const std::byte>>& terms, std::span<std::byte> out);
-
 /// Gives every element the same bits. A sub-byte dtype can only be filled with zeros.
 void fill_elements(DType dtype, std::span<std::byte> out, std::uint64_t element_bits);
 

@@ -1,0 +1,40 @@
+#include "reshard/plan/transforms/average.h"
+
+#include "reshard/plan/job/program.h"
+#include "support/catch.h"
+#include "support/errors.h"
+
+namespace reshard::test {
+namespace {
+
+/// Tensors of four F32 in one file; those of one letter in the same bytes.
+SourceMap map_of(const std::vector<std::pair<std::string, char>>& tensors) {
+  SourceMap map;
+  map.files.push_back({{"model.safetensors", 1000}});
+  for (const auto& [name, place] : tensors) {
+    const auto stored = static_cast<std::uint64_t>(place - 'a');
+    map.add_whole(map.add_stored(StoredTensor{name, DType::kF32, {4}, 0, 16 * stored}), name);
+  }
+  return map;
+}
+
+TEST_CASE("Terms are replaced by their mean, which comes last and reads each of them once") {
+  const SourceMap map = average(map_of({{"x", 'a'}, {"other", 'b'}, {"y", 'c'}}), {{"mean", {"x", "y"}}});
+  const Computed* mean = map.computed_as(map.logical.back());
+  REQUIRE(mean != nullptr);
+  CHECK(map.logical.back().name == "mean");
+  CHECK((mean->inputs == std::vector<std::string>{"x", "y"}));
+  CHECK(make_reading_program(map).transfers.back().source->inputs.size() == 2);
+}
+
+TEST_CASE("Terms that are the same bytes of a file count once, and alone are no mean") {
+  const SourceMap map = average(map_of({{"x", 'a'}, {"y", 'a'}, {"z", 'b'}}), {{"mean", {"x", "y"}}});
+  CHECK(map.computed.empty());
+  REQUIRE(map.logical.size() == 2);
+  CHECK(map.logical[1].name == "mean");
+  CHECK(make_reading_program(map).read_bytes == 32);
+  CHECK(error_of([] { average(map_of({{"x", 'a'}}), {{"mean", {"y"}}}); }).kind() == ErrorKind::kInternal);
+}
+
+}  // namespace
+}  // namespace reshard::test
