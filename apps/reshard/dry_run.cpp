@@ -26,8 +26,8 @@ std::string line(const std::string& label, const std::string& text, std::size_t 
 
 std::uint64_t parameter_count(const TensorMap& map) {
   std::uint64_t elems = 0;
-  for (const LogicalTensor& tensor : map.logical)
-    if (!tensor.filler && tensor.role == TensorRole::kParameter) elems += num_elems(tensor.shape).value_or(0);
+  for (const LogicalTensor& tensor : map.state_dict())
+    if (tensor.role == TensorRole::kParameter) elems += num_elems(tensor.shape).value_or(0);
   return elems;
 }
 

@@ -268,9 +268,33 @@ TEST_CASE("Runs that compute otherwise have another fingerprint, and inputs that
   RunOptions options = unsynced();
   options.max_memory_bytes = kMinMemoryBytes;
   check_refused([&] { execute(*job, options); }, {.kind = ErrorKind::kUsage,
-                                                  .says = "is too little to keep what tensors are computed from",
+                                                  .tensor = kMerged,
+                                                  .says = "is too little for what it is computed from",
                                                   .hint = "give at least",
                                                   .unwritten = model.temp / "out"});
+}
+
+/// Needs all of its input for each block.
+class Cumulate : public ScaleBlocks {
+ public:
+  void validate(std::span<const Operand>, const Operand&) const override {}
+  Box input_box(std::size_t, const Box&) const override { return whole({std::uint64_t{2} << 20}); }
+};
+
+TEST_CASE("A tensor whose smallest block does not fit in memory with its input is refused before anything is read") {
+  SourceMap map;
+  map.files.push_back({{"none.safetensors", std::uint64_t{8} << 20}});
+  const Dims shape{std::uint64_t{2} << 20};
+  map.add_whole(map.add_stored(StoredTensor{"w", DType::kF32, shape, 0, 0}), "w");
+  map.add_logical({"sums", DType::kF32, shape, {}}, {});
+  map.computed.emplace("sums", Computed{std::make_shared<Cumulate>(), {"w"}});
+  RunOptions options = unsynced();
+  options.max_memory_bytes = std::uint64_t{8} << 20;
+  check_refused([&] { run_program({&map}, make_reading_program(map), {}, options); },
+                {.kind = ErrorKind::kUsage,
+                 .tensor = "sums",
+                 .says = "`max-memory` 8.00 MiB is too little for what it is computed from",
+                 .hint = "give at least 9.00 MiB"});
 }
 
 }  // namespace

@@ -18,21 +18,29 @@ SourceMap map_of(const std::vector<std::pair<std::string, char>>& tensors) {
   return map;
 }
 
-TEST_CASE("Terms are replaced by their mean, which comes last and reads each of them once") {
-  const SourceMap map = average(map_of({{"x", 'a'}, {"other", 'b'}, {"y", 'c'}}), {{"mean", {"x", "y"}}});
+TEST_CASE("A mean comes last and reads each term once, and what files contain is counted as before") {
+  const SourceMap before = map_of({{"x", 'a'}, {"other", 'b'}, {"y", 'c'}});
+  const SourceMap map = average(before, {{"mean", {"x", "y"}}});
   const Computed* mean = map.computed_as(map.logical.back());
   REQUIRE(mean != nullptr);
   CHECK(map.logical.back().name == "mean");
   CHECK((mean->inputs == std::vector<std::string>{"x", "y"}));
   CHECK(make_reading_program(map).transfers.back().source->inputs.size() == 2);
+  CHECK(map.tensor_count() == 3);
+  CHECK(map.state_dict().size() == 3);
 }
 
-TEST_CASE("Terms that are the same bytes of a file count once, and alone are no mean") {
+TEST_CASE("Terms that are the same bytes of a file count once, and none of them needs a place in the target") {
   const SourceMap map = average(map_of({{"x", 'a'}, {"y", 'a'}, {"z", 'b'}}), {{"mean", {"x", "y"}}});
-  CHECK(map.computed.empty());
-  REQUIRE(map.logical.size() == 2);
-  CHECK(map.logical[1].name == "mean");
-  CHECK(make_reading_program(map).read_bytes == 32);
+  CHECK(map.tensor_count() == 3);
+  TargetMap target;
+  target.files.push_back({{"model.safetensors", 1000}, 0, 2});
+  for (const std::string name : {"z", "mean"})
+    target.add_whole(target.add_stored(StoredTensor{name, DType::kF32, {4}, 0}), name);
+  const Program program = make_program(map, target);
+  CHECK(program.transfers.size() == 2);
+  CHECK(program.read_bytes == 32);
+  CHECK(program.dropped_bytes == 0);
   CHECK(error_of([] { average(map_of({{"x", 'a'}}), {{"mean", {"y"}}}); }).kind() == ErrorKind::kInternal);
 }
 

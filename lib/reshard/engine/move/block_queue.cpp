@@ -28,8 +28,6 @@ bool is_strided(const SourceMap& map, const Reading& reading, const Dims& order)
                      [&](const Reading& input) { return is_strided(map, input, order); });
 }
 
-constexpr std::uint64_t kLeastComputedBytes = std::uint64_t{16} << 10;
-
 }  // namespace
 
 std::uint64_t input_bytes(const SourceMap& map, const Reading& reading, const Box& box) {
@@ -42,6 +40,13 @@ std::uint64_t input_bytes(const SourceMap& map, const Reading& reading, const Bo
     bytes += num_bytes(input.dtype, needed.size).value_or(0) + input_bytes(map, reading.inputs[i], needed);
   }
   return bytes;
+}
+
+std::uint64_t computing_bytes(const SourceMap& map, const Reading& reading, std::uint64_t block_bytes) {
+  const LogicalTensor& tensor = map.logical[reading.logical];
+  const BlockGrid grid(tensor.dtype, tensor.shape, block_bytes);
+  if (grid.count() == 0) return 0;
+  return kPlainBuffers * grid.block_bytes() + input_bytes(map, reading, grid.block(0));
 }
 
 BlockQueue::BlockQueue(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
@@ -94,12 +99,8 @@ std::uint64_t BlockQueue::block_bytes_of(const Transfer& transfer) const {
   if (leaves_) return result ? kLeafBytes * bits(dtype) / bits(result->dtype) : kLeafBytes;
   if (result && bits(result->dtype) > bits(dtype)) bytes = bytes * bits(dtype) / bits(result->dtype);
   if (!transfer.source || transfer.source->inputs.empty()) return bytes;
-  const auto needs = [&](std::uint64_t block_bytes) {
-    const BlockGrid grid(dtype, transfer.tensor(maps_).shape, block_bytes);
-    if (grid.count() == 0) return std::uint64_t{0};
-    return kPlainBuffers * grid.block_bytes() + input_bytes(*maps_.source, *transfer.source, grid.block(0));
-  };
-  while (bytes > kLeastComputedBytes && needs(bytes) > sizes_.computed_bytes) bytes /= 2;
+  while (bytes > kLeastComputedBytes && computing_bytes(*maps_.source, *transfer.source, bytes) > sizes_.computed_bytes)
+    bytes /= 2;
   return bytes;
 }
 

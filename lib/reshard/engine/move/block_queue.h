@@ -32,6 +32,12 @@ inline constexpr std::uint64_t kPlainBuffers = 4;
 /// The bytes of the inputs that are read, by block, for box `box` of a tensor that is computed, and of theirs.
 std::uint64_t input_bytes(const SourceMap& map, const Reading& reading, const Box& box);
 
+/// Blocks of a tensor that is computed are made no smaller than this to fit in memory.
+inline constexpr std::uint64_t kLeastComputedBytes = std::uint64_t{16} << 10;
+
+/// The bytes of one thread's buffers for a tensor that is computed in blocks of up to `block_bytes`.
+std::uint64_t computing_bytes(const SourceMap& map, const Reading& reading, std::uint64_t block_bytes);
+
 /// The blocks of parts of a program. Each worker has a stretch, about as many bytes as the others', and
 /// walks it in order: so workers read each a file from front to back, and mostly write to different files, which a file
 /// system does at the same time. Who is done takes half of what the slowest still has to do. Thread-safe.

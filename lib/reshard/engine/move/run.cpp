@@ -222,10 +222,17 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
   if (options.digests) visit_block_bytes = std::max(kLeafBytes, leaf_source_bytes(maps, program));
   const std::uint64_t plain_buffers = kPlainBuffers + (maps.against ? 1 : 0);
   std::uint64_t kept = 0, inputs = 0;  // the most bytes of a transfer's inputs
+  std::uint64_t computing = 0;         // the most that the smallest blocks take together with their inputs
+  std::pair<std::uint64_t, const LogicalTensor*> most_of_one{};  // of both, and the tensor
   for (const Transfer& transfer : program.transfers) {
     if (!transfer.source || transfer.source->inputs.empty()) continue;
     const LogicalTensor& tensor = transfer.tensor(maps);
-    kept = std::max(kept, kept_bytes(*maps.source, *transfer.source));
+    const std::uint64_t kept_here = kept_bytes(*maps.source, *transfer.source);
+    const std::uint64_t here =
+        visit_block_bytes > 0 ? 0 : computing_bytes(*maps.source, *transfer.source, kLeastComputedBytes);
+    kept = std::max(kept, kept_here);
+    computing = std::max(computing, here);
+    if (kept_here + here >= most_of_one.first) most_of_one = {kept_here + here, &tensor};
     if (const BlockGrid grid(tensor.dtype, tensor.shape, visit_block_bytes); visit_block_bytes > 0 && grid.count() > 0)
       inputs = std::max(inputs, input_bytes(*maps.source, *transfer.source, grid.block(0)));
   }
@@ -238,11 +245,14 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
         .hint(fmt::format("give at least {}{}",
                           format_memory((visited_bytes + kReadAheadBytes + kMiB - 1) / kMiB * kMiB),
                           options.digests ? ", or do without `manifest`" : ""));
-  if (kept > 0 && kept + kMinMemoryBytes > options.max_memory_bytes)
+  const std::uint64_t least = kept + std::max(kMinMemoryBytes, kReadAheadBytes + computing);
+  if (least > options.max_memory_bytes)
     throw Error(ErrorKind::kUsage, "`max-memory` " + format_memory(options.max_memory_bytes) +
-                                       " is too little to keep what tensors are computed from")
-        .hint("give at least " + format_memory((kept + kMinMemoryBytes + kMiB - 1) / kMiB * kMiB));
-  const std::uint64_t least_per_thread = std::max(kMinMemoryBytes / 2 + kept, visited_bytes);
+                                       " is too little for what it is computed from")
+        .tensor(most_of_one.second->name)
+        .hint("give at least " + format_memory((least + kMiB - 1) / kMiB * kMiB));
+  const std::uint64_t least_per_thread =
+      std::max({kMinMemoryBytes / 2 + kept, kept + kReadAheadBytes + computing, visited_bytes});
   const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
       thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));
   const std::uint64_t per_thread = options.max_memory_bytes / threads - kReadAheadBytes - kept;

@@ -123,7 +123,8 @@ using BlockVisitor = std::function<void(const VisitedBlock& block)>;
 /// \returns the CRC-32 of each stored tensor of the target whose file has need of it, as TensorMap::stored counts them;
 /// nothing where no file has.
 /// \throws Error kBadInput if a check finds different bytes (naming both tensors and the first element that differs);
-/// kIo, kNoSpace; kInterrupted; kUsage if max_memory_bytes is under kMinMemoryBytes.
+/// kIo, kNoSpace; kInterrupted; kUsage if max_memory_bytes is under kMinMemoryBytes, or too little for
+/// what a tensor is computed from.
 std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& program,
                                        const std::filesystem::path& target_root, const RunOptions& options,
                                        const BlockVisitor& visitor = {}, std::uint64_t visit_block_bytes = 0);

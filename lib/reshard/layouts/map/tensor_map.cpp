@@ -178,8 +178,8 @@ std::optional<std::uint32_t> TensorMap::find_logical(const std::string& name) co
 }
 
 std::size_t TensorMap::tensor_count() const {
-  return static_cast<std::size_t>(std::count_if(logical.begin(), logical.end(), [](const LogicalTensor& tensor) {
-    return !tensor.filler && tensor.role == TensorRole::kParameter;
+  return static_cast<std::size_t>(std::count_if(logical.begin(), logical.end(), [this](const LogicalTensor& tensor) {
+    return !tensor.filler && !computed_as(tensor) && tensor.role == TensorRole::kParameter;
   }));
 }
 
@@ -191,7 +191,7 @@ bool TensorMap::is_padded() const {
 std::vector<LogicalTensor> TensorMap::state_dict() const {
   std::vector<LogicalTensor> tensors;
   std::copy_if(logical.begin(), logical.end(), std::back_inserter(tensors),
-               [](const LogicalTensor& tensor) { return !tensor.filler; });
+               [this](const LogicalTensor& tensor) { return !tensor.filler && !computed_as(tensor); });
   return tensors;
 }
 
@@ -358,8 +358,9 @@ void SourceMap::set_logical(std::vector<LogicalTensor> tensors, std::vector<std:
   for (auto& [name, how] : std::exchange(computed, {})) {
     const auto found = renamed.find(name);
     if (found == renamed.end()) continue;
-    for (std::string& input : how.inputs)
-      if (const auto of_now = renamed.find(input); of_now != renamed.end()) input = of_now->second;
+    for (std::vector<std::string>* names : {&how.inputs, &how.copies})
+      for (std::string& input : *names)
+        if (const auto of_now = renamed.find(input); of_now != renamed.end()) input = of_now->second;
     computed.emplace(found->second, std::move(how));
   }
   model_dtypes = std::move(dtypes);
@@ -392,7 +393,8 @@ void SourceMap::append(SourceMap other, const std::string& logical_prefix) {
   for (const auto& [name, hint] : other.unconfirmed_hints)
     if (!find_logical(logical_prefix + name)) unconfirmed_hints.emplace(logical_prefix + name, hint);
   for (auto& [name, how] : other.computed) {
-    for (std::string& input : how.inputs) input.insert(0, logical_prefix);
+    for (std::vector<std::string>* names : {&how.inputs, &how.copies})
+      for (std::string& input : *names) input.insert(0, logical_prefix);
     computed.emplace(logical_prefix + name, std::move(how));
   }
   append_tensors(other, first_file, logical_prefix);

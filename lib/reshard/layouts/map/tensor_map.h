@@ -152,6 +152,13 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
+/// How a logical tensor that no file contains is computed from others of its map.
+struct Computed {
+  std::shared_ptr<const Recipe> recipe;  // not null
+  std::vector<std::string> inputs;       // names of logical tensors
+  std::vector<std::string> copies{};     // of logical tensors that are the same bytes of a file as an input
+};
+
 /// The tensors in the files of a checkpoint, and how these map to the original tensors: what a source and a target have in
 /// common. `pieces[i]` are those of `logical[i]`.
 class TensorMap {
@@ -164,6 +171,8 @@ class TensorMap {
 
   /// The file that a stored tensor is in.
   virtual const MapFile& file_of(const StoredTensor& tensor) const = 0;
+  /// How the logical tensor is computed from others; null for one that is in files.
+  virtual const Computed* computed_as(const LogicalTensor&) const { return nullptr; }
 
   /// Reserves memory for `count` logical tensors.
   void reserve_logical(std::size_t count);
@@ -174,10 +183,12 @@ class TensorMap {
   /// The index of the logical tensor of this name; std::nullopt if there is none. Fillers are not found.
   std::optional<std::uint32_t> find_logical(const std::string& name) const;
 
-  /// The number of parameters and buffers of the model. Fillers and the rest of a training run do not count.
+  /// The number of parameters and buffers of the model. Fillers, the rest of a training run, and tensors that are computed
+  /// from others do not count.
   std::size_t tensor_count() const;
   /// Whether any stored tensor has padding.
   bool is_padded() const;
+  /// All that is in files.
   std::vector<LogicalTensor> state_dict() const;
 
   std::uint32_t add_stored(StoredTensor tensor);
@@ -215,12 +226,6 @@ class TensorMap {
   std::unordered_map<std::string, std::uint32_t> filler_by_name_;  // a tensor may have the name of a filler
 };
 
-/// How a logical tensor that no file contains is computed from others of its map.
-struct Computed {
-  std::shared_ptr<const Recipe> recipe;  // not null
-  std::vector<std::string> inputs;       // names of logical tensors
-};
-
 /// A checkpoint that is read.
 class SourceMap : public TensorMap {
  public:
@@ -231,7 +236,7 @@ class SourceMap : public TensorMap {
   /// What to try if replicas differ, by name, of tensors of which each rank's is assumed to be the whole one: only equal
   /// replicas confirm that. Literals.
   std::unordered_map<std::string, std::string_view> unconfirmed_hints;
-  /// By name, the tensors that are computed; they have no pieces. Their inputs need no place in a target.
+  /// By name, the tensors that are computed; they have no pieces. Their inputs, and copies of these, need no place in a target.
   std::unordered_map<std::string, Computed> computed;
   /// What to try if replicas differ. Set if the partition was inferred without metadata, which only equal replicas confirm;
   /// otherwise empty.
@@ -241,8 +246,8 @@ class SourceMap : public TensorMap {
   const SourceFile& file_of(const StoredTensor& tensor) const override;
   /// Of model_dtypes.
   std::optional<DType> model_dtype(const LogicalTensor& tensor) const;
-  /// Of `computed`; null for a tensor that the files contain.
-  const Computed* computed_as(const LogicalTensor& tensor) const;
+  /// Of `computed`.
+  const Computed* computed_as(const LogicalTensor& tensor) const override;
   /// Of unconfirmed_hints; empty if there is none.
   std::string_view unconfirmed_hint(const LogicalTensor& tensor) const;
 

@@ -179,7 +179,10 @@ class ProgramMaker {
  public:
   ProgramMaker(const SourceMap& source, const TargetMap& target, const ProgramOptions& options)
       : source_(source), target_(target), options_(options), dropped_(options.dropped.begin(), options.dropped.end()) {
-    for (const auto& [name, computed] : source.computed) inputs_.insert(computed.inputs.begin(), computed.inputs.end());
+    for (const auto& [name, computed] : source.computed) {
+      inputs_.insert(computed.inputs.begin(), computed.inputs.end());
+      inputs_.insert(computed.copies.begin(), computed.copies.end());
+    }
   }
 
   Program make() {
@@ -285,7 +288,7 @@ class ProgramMaker {
   const ProgramMaps maps_{&source_, &target_};
   const ProgramOptions& options_;
   std::unordered_set<std::string> dropped_;
-  std::unordered_set<std::string> inputs_;  // of tensors that are computed
+  std::unordered_set<std::string> inputs_;  // of tensors that are computed, and their copies
   Program program_;
 };
 

@@ -13,7 +13,8 @@ struct Average {
   std::vector<std::string> terms;  // names; the first one's dtype, shape and role are the mean's
 };
 
-/// Replaces terms by their means, which come last. Terms that are the same bytes of a file count once.
+/// Adds the means, as the last tensors. Terms stay, but need no place in a target; those that are the same bytes of a file
+/// count once in the mean.
 /// \throws Error kInternal if `source` has no such term.
 SourceMap average(SourceMap source, const std::vector<Average>& means);
 

@@ -55,7 +55,7 @@ class Mean : public Recipe {
         throw Error(ErrorKind::kBadInput, "is " + form(input) + ", but " + std::string(first.name) + " is " +
                                               form(first) + ": their mean cannot be taken")
             .tensor(std::string(input.name));
-      if (!can_cast(input.dtype, DType::kF64) || !can_cast(DType::kF64, input.dtype))
+      if (inputs.size() > 1 && (!can_cast(input.dtype, DType::kF64) || !can_cast(DType::kF64, input.dtype)))
         throw Error(ErrorKind::kUnsupported, "is " + std::string(name(input.dtype)) + ", of which no mean can be taken")
             .tensor(std::string(input.name));
     }
@@ -65,7 +65,9 @@ class Mean : public Recipe {
 
   void apply(std::span<const InputBox> inputs, const Box&, std::span<std::byte> result,
              Findings& findings) const override {
-    if (inputs.front().dtype == DType::kF64)
+    if (inputs.size() == 1)
+      std::memcpy(result.data(), inputs.front().bytes.data(), result.size());
+    else if (inputs.front().dtype == DType::kF64)
       apply_as<double>(inputs, DType::kF64, result, findings);
     else
       apply_as<float>(inputs, DType::kF32, result, findings);
