@@ -14,6 +14,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/check/digests.h"
 #include "reshard/engine/check/stats.h"
+#include "reshard/io/listed_files.h"
 #include "reshard/layouts/interrupted_swap.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
 #include "reshard/local_files.h"
@@ -79,13 +80,13 @@ void read_values(Checkpoint& checkpoint, const InspectArguments& arguments, RunO
 }
 
 /// Prints an overview of several adapters in one directory.
-void inspect_adapters(const std::string& path, const std::vector<AdapterFolder>& folders, const FoundCheckpoint& found,
-                      const InspectArguments& arguments) {
-  validate_not_swapping(local_storage(), found.path);
+void inspect_adapters(Files& files, const std::string& path, const std::vector<AdapterFolder>& folders,
+                      const FoundCheckpoint& found, const InspectArguments& arguments) {
+  validate_not_swapping(files, found.path);
   std::vector<Checkpoint> adapters;
   adapters.reserve(folders.size());
   for (const AdapterFolder& folder : folders)
-    adapters.push_back(read_sharded_adapter(local_storage(), folder, {ConfigUse::kLenient, {}, {}, {}}));
+    adapters.push_back(read_sharded_adapter(files, folder, {ConfigUse::kLenient, {}, {}, {}}));
   adapters.front().notes.insert(adapters.front().notes.begin(), found.notes.begin(), found.notes.end());
   if (arguments.json) return print_output(to_text(adapters_document(path, adapters)));
   for (const Checkpoint& adapter : adapters)
@@ -123,18 +124,20 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
   if (!arguments.filter.empty()) NamePattern("filter", arguments.filter);  // a wrong one is told before reading
   validate_source_options(arguments.source_options);
   const RunOptions options = run_options(arguments);
-  const FoundCheckpoint found = find_checkpoint(arguments.path, arguments.source.tag);
+  ListedFiles files(local_storage());
+  const FoundCheckpoint found = find_checkpoint(files, arguments.path, arguments.source.tag);
   const std::string path = arguments.path == found.path ? arguments.path : found.path.string();
   const bool one_wanted = arguments.print_spec || arguments.tensors || arguments.stats || arguments.digest ||
                           !arguments.filter.empty() || arguments.source.config;
-  if (const auto adapters = one_wanted ? std::vector<AdapterFolder>() : adapters_to_read(local_storage(), found.path);
+  if (const auto adapters = one_wanted ? std::vector<AdapterFolder>() : adapters_to_read(files, found.path);
       adapters.size() > 1)
-    return inspect_adapters(path, adapters, found, arguments);
-  Checkpoint inspection = read_checkpoint(found.path, {.use = ConfigUse::kLenient,
-                                                       .family = family_spec(arguments),
-                                                       .options = arguments.source_options,
-                                                       .config = {config_of(arguments.source)},
-                                                       .beside = Beside::kLook});
+    return inspect_adapters(files, path, adapters, found, arguments);
+  Checkpoint inspection = read_checkpoint(files, found.path,
+                                          {.use = ConfigUse::kLenient,
+                                           .family = family_spec(arguments),
+                                           .options = arguments.source_options,
+                                           .config = {config_of(arguments.source)},
+                                           .beside = Beside::kLook});
   inspection.notes.insert(inspection.notes.begin(), found.notes.begin(), found.notes.end());
   if (arguments.print_spec) {
     if (!arguments.quiet) print_notes(inspection.notes);

@@ -20,6 +20,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/check/verify_manifest.h"
+#include "reshard/io/listed_files.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/expert_stacks.h"
@@ -141,14 +142,16 @@ struct UsedOptions {
 
 /// The checkpoint at `path`; of a training run's directory, the one that --tag names or the newest one. `with_groups`: an
 /// optimizer's groups are read as values where they are plain ones.
-Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, bool with_groups, UsedOptions& used) {
-  const bool has_tags = local_storage().is_directory(path) && !is_checkpoint(local_storage(), path);
-  const FoundCheckpoint found = find_checkpoint(path, has_tags ? arguments.source.tag : std::nullopt);
+Checkpoint read_side(Files& files, const std::string& path, const VerifyArguments& arguments, bool with_groups,
+                     UsedOptions& used) {
+  const bool has_tags = files.is_directory(path) && !is_checkpoint(files, path);
+  const FoundCheckpoint found = find_checkpoint(files, path, has_tags ? arguments.source.tag : std::nullopt);
   used.tag = used.tag || has_tags;
   const ConfigChoice config{config_of(arguments.source), true};
   const Beside read = with_groups ? Beside::kReadPlainGroups : Beside::kRead;
-  Checkpoint side = read_checkpoint(found.path, {ConfigUse::kLenient, family_spec(arguments), arguments.source_options,
-                                                 config, arguments.source.with_optimizer ? read : Beside::kCount});
+  Checkpoint side = read_checkpoint(files, found.path,
+                                    {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, config,
+                                     arguments.source.with_optimizer ? read : Beside::kCount});
   used.with_optimizer = used.with_optimizer || !side.states.empty();
   side.notes.insert(side.notes.begin(), found.notes.begin(), found.notes.end());
   return side;
@@ -339,7 +342,8 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
   UsedOptions used;
   Checkpoint a;
   together.step("plan", *options.progress, [&] {
-    a = read_side(arguments.a, arguments, false, used);
+    ListedFiles files(local_storage());
+    a = read_side(files, arguments.a, arguments, false, used);
     add_states(a.map, std::move(a.states.map));
     validate_used(arguments, used, {&a});
     for (std::string& note : idle_replica_options(command, {&a.map})) a.notes.push_back(std::move(note));
@@ -401,11 +405,11 @@ void validate_arguments(const VerifyArguments& arguments) {
 
 /// Compares the states of optimizers that were read as values, and leaves the others to be compared byte by byte.
 /// \returns lines that tell what differs.
-std::vector<std::string> compare_values(Checkpoint& a, Checkpoint& b, const OptionValues& options) {
+std::vector<std::string> compare_values(Files& files, Checkpoint& a, Checkpoint& b, const OptionValues& options) {
   name_states_alike(a.states, b.states);
   leave_group_objects(a.states, b.states);
   for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
-    read_number_tensors(local_storage(), one->map.files, one->states, other->states);
+    read_number_tensors(files, one->map.files, one->states, other->states);
     const std::size_t masters = leave_lone_masters(one->states, other->states);
     if (masters > 0 && !wants_master_weights(options))  // else they are compared as the model's weights
       one->notes.push_back(fmt::format("{} master weights are not compared: the other optimizer has none", masters));
@@ -414,10 +418,10 @@ std::vector<std::string> compare_values(Checkpoint& a, Checkpoint& b, const Opti
 }
 
 /// Adds a note on the trainer's files, which are not opened.
-void note_trainer_files(Checkpoint& side) {
+void note_trainer_files(Files& files, Checkpoint& side) {
   if (side.states.empty()) return;
   std::vector<std::string> names;
-  for (const CopiedFile& file : trainer_files(local_storage(), side)) names.push_back(file.path.string());
+  for (const CopiedFile& file : trainer_files(files, side)) names.push_back(file.path.string());
   if (!names.empty()) side.notes.push_back("files of the trainer are not compared: " + list_names(names));
 }
 
@@ -446,13 +450,14 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
   Comparison result;
   Progress progress;
   together.step("plan", progress, [&] {
-    a = read_side(arguments.a, arguments, true, used);
-    b = read_side(arguments.b, arguments, true, used);
+    ListedFiles files(local_storage());
+    a = read_side(files, arguments.a, arguments, true, used);
+    b = read_side(files, arguments.b, arguments, true, used);
     align_experts(a, b);
     note_unknown_model(a, b);
     note_unknown_model(b, a);
-    result.other_values = compare_values(a, b, arguments.source_options);
-    for (Checkpoint* side : {&a, &b}) note_trainer_files(*side);
+    result.other_values = compare_values(files, a, b, arguments.source_options);
+    for (Checkpoint* side : {&a, &b}) note_trainer_files(files, *side);
     for (Checkpoint* side : {&a, &b}) add_states(side->map, std::move(side->states.map));
     validate_used(arguments, used, {&a, &b});
   });

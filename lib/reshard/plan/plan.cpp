@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/io/listed_files.h"
 #include "reshard/layouts/core/expert_stacks.h"
 #include "reshard/layouts/hf/hf.h"
 #include "reshard/plan/adapters/adapters.h"
@@ -191,7 +192,8 @@ std::unique_ptr<Job> plan_any(Files& files, Request request) {
 
 }  // namespace
 
-std::unique_ptr<Job> plan(Files& files, const Request& request) {
+std::unique_ptr<Job> plan(Files& store, const Request& request) {
+  ListedFiles files(store);
   std::unique_ptr<Job> job = plan_any(files, request);
   leave_out_outside_links(files, *job, request.source, request.adapters);
   return job;

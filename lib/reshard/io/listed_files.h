@@ -1,0 +1,62 @@
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reshard/io/files.h"
+
+namespace reshard {
+
+/// Another Files as one request sees it: lists each directory once, and answers questions about its entries from that
+/// list. A directory is listed at the first question about an entry of it, once it is known to be one; paths that no
+/// list can answer for, such as those above the first directory asked about, are looked up one at a time.
+///
+/// For planning only. It must not outlive the request or see what the request writes: names that appear or vanish later
+/// go unnoticed until they are opened. Files are opened and stamped as they are now.
+class ListedFiles final : public Files {
+ public:
+  /// Borrows `files`, which must outlive this.
+  explicit ListedFiles(Files& files) : files_(files) {}
+
+  std::unique_ptr<Source> open(const std::filesystem::path& path) override { return files_.open(path); }
+  std::vector<DirectoryEntry> list(const std::filesystem::path& directory) override;
+  FileKind kind_of(const std::filesystem::path& path) override;
+  FileStamp stamp(const std::filesystem::path& path) override { return files_.stamp(path); }
+  FileStamp lasting_stamp(const std::filesystem::path& path) override { return files_.lasting_stamp(path); }
+  std::optional<std::int64_t> modified_ns(const std::filesystem::path& path) override {
+    return files_.modified_ns(path);
+  }
+  std::uint64_t size_bytes(const std::filesystem::path& path) override { return files_.size_bytes(path); }
+  std::filesystem::path absolute(const std::filesystem::path& path) override { return files_.absolute(path); }
+  std::filesystem::path resolve(const std::filesystem::path& path) override;
+  bool is_same(const std::filesystem::path& a, const std::filesystem::path& b) override;
+
+ private:
+  struct Listing {
+    std::vector<DirectoryEntry> entries;
+    std::optional<Error> error;      // why there are none
+    std::optional<bool> searchable;  // whether entries can be looked up; unknown until one is
+  };
+
+  // Of all below, keys are absolute paths without "." and double slashes. mutex_ is locked.
+  std::string key_of(const std::filesystem::path& path);
+  Listing& listing_of(const std::string& key);
+  bool is_searchable(const std::string& key, Listing& listing);
+  const Listing* usable_listing(const std::string& key);
+  FileKind find_kind(const std::filesystem::path& path);
+  std::optional<FileKind> listed_kind(const std::string& key);
+  std::filesystem::path find_resolved(const std::filesystem::path& path);
+
+  Files& files_;
+  std::mutex mutex_;                 // of all below
+  std::optional<std::string> base_;  // of relative paths
+  std::map<std::string, Listing> listings_;
+  std::map<std::string, FileKind> kinds_;  // that were looked up
+  std::map<std::string, std::filesystem::path> resolved_;
+};
+
+}  // namespace reshard
