@@ -13,7 +13,7 @@
 #include "reshard/engine/publish/staging_mark.h"
 #include "reshard/engine/ranks/run_fingerprint.h"
 #include "reshard/engine/ranks/together.h"
-#include "reshard/engine/units/parallel.h"
+#include "reshard/io/parallel.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/plan/proof/manifest.h"
 

@@ -6,6 +6,7 @@
 #include "reshard/formats/safetensors/safetensors.h"
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/formats/torch/xser.h"
+#include "reshard/io/read_each.h"
 
 namespace reshard {
 namespace {
@@ -24,6 +25,11 @@ Container read_container(Files& files, const std::filesystem::path& path, Format
   }
   container.files.front().stamp = stamp;
   return container;
+}
+
+std::vector<std::future<Container>> read_containers(Files& files, std::span<const std::filesystem::path> paths,
+                                                    Format format) {
+  return read_each(paths.size(), [&](std::size_t i) { return read_container(files, paths[i], format); });
 }
 
 Format format_of_file(Files& files, const std::filesystem::path& path) {

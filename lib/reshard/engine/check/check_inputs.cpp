@@ -9,7 +9,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/check/digests.h"
-#include "reshard/engine/units/parallel.h"
+#include "reshard/io/parallel.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/contents/recorded_checksums.h"
 #include "reshard/plan/proof/manifest.h"

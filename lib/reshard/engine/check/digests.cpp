@@ -9,7 +9,7 @@
 #include "reshard/engine/ranks/agreement.h"
 #include "reshard/engine/ranks/read_together.h"
 #include "reshard/engine/units/leaf_digests.h"
-#include "reshard/engine/units/parallel.h"
+#include "reshard/io/parallel.h"
 #include "reshard/plan/job/program.h"
 
 namespace reshard {

@@ -17,7 +17,7 @@
 #include "reshard/engine/move/block_writer.h"
 #include "reshard/engine/move/run_state.h"
 #include "reshard/engine/units/lots.h"
-#include "reshard/engine/units/parallel.h"
+#include "reshard/io/parallel.h"
 #include "reshard/tensor/cast/numeric.h"
 
 namespace reshard {

@@ -9,7 +9,7 @@
 #include "reshard/base/sha256.h"
 #include "reshard/base/wire.h"
 #include "reshard/engine/ranks/run_fingerprint.h"
-#include "reshard/engine/units/parallel.h"
+#include "reshard/io/parallel.h"
 
 namespace reshard {
 namespace {

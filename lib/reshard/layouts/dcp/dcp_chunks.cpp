@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <span>
 #include <string>
 #include <tuple>
@@ -15,6 +14,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/files.h"
+#include "reshard/io/read_each.h"
 
 namespace reshard {
 
@@ -181,31 +181,30 @@ std::vector<ChunkedTensor> DcpChunkFinder::find() {
   validate_chunks(tensors_, where_);
   std::sort(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) { return a.key() < b.key(); });
   validate_places();
-  std::unique_ptr<DcpFile> file;
-  std::uint32_t open = 0;  // the number of `file` in the metadata
-  std::size_t whole = 0;   // and of all of it among those found
+  std::vector<std::span<const Wanted>> by_file;
+  for (auto begin = wanted_.begin(); begin != wanted_.end();) {
+    const auto end =
+        std::find_if(begin, wanted_.end(), [&](const Wanted& one) { return one.place->file != begin->place->file; });
+    by_file.emplace_back(begin, end);
+    begin = end;
+  }
+  auto reads = read_each(by_file.size(), [&](std::size_t i) { return find_in_file(by_file[i]); });
   std::vector<DcpSavedFile> saved;
   sizes_.resize(metadata_.files.size());
-  for (const Wanted& one : wanted_) {
-    const DcpPlace& place = *one.place;
-    if (!file || open != place.file) {
-      file = std::make_unique<DcpFile>(files_, directory_ / metadata_.files[place.file]);
-      open = place.file;
-      add_file(*file, file->size_bytes(), {});
-      whole = found_.size() - 1;
-      sizes_[open] = file->size_bytes();
-      saved.push_back({file->path(), of_file_[open], file->size_bytes()});
+  for (std::size_t i = 0; i < by_file.size(); ++i) {
+    FoundInFile in_file = reads[i].get();
+    const SourceFile& whole = in_file.files.front();
+    const std::uint32_t number = by_file[i].front().place->file;
+    sizes_[number] = whole.size_bytes;
+    saved.push_back({whole.path, of_file_[number], whole.size_bytes});
+    const auto first = static_cast<std::uint32_t>(found_.size());
+    std::move(in_file.files.begin(), in_file.files.end(), std::back_inserter(found_));
+    auto object_bytes = in_file.object_bytes.begin();
+    for (const Wanted& one : by_file[i]) {
+      ChunkedTensor::Chunk& chunk = tensors_[one.index].chunks[one.number];
+      chunk.file += first;
+      if (one.object != nullptr) set_size(tensors_[one.index], chunk, *object_bytes++);
     }
-    const std::vector<std::string>& transforms = metadata_.transforms[place.transforms];
-    DcpItem item =
-        one.tensor != nullptr ? file->find(*one.tensor, *one.chunk, transforms) : file->find(*one.object, transforms);
-    if (item.frame && found_.back().frame != item.frame) add_file(*file, item.decoded_bytes, item.frame);
-    if (!item.frame && file->has_archives()) add_archive(found_[whole].archives, place);
-    ChunkedTensor::Chunk& chunk = tensors_[one.index].chunks[one.number];
-    chunk.file = static_cast<std::uint32_t>(item.frame ? found_.size() - 1 : whole);
-    chunk.offset_bytes = item.tensor.offset_bytes;
-    chunk.strides = std::move(item.tensor.strides);
-    if (one.object != nullptr) set_size(tensors_[one.index], chunk, item.tensor.size_bytes);
   }
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
     if (sizes_[i]) continue;
@@ -239,10 +238,29 @@ void DcpChunkFinder::validate_places() const {
   }
 }
 
-void DcpChunkFinder::add_file(const DcpFile& file, std::uint64_t size_bytes, const std::optional<ZstdFrame>& frame) {
-  found_.push_back({{file.path(), size_bytes}});
-  found_.back().stamp = file.stamp();
-  found_.back().frame = frame;
+DcpChunkFinder::FoundInFile DcpChunkFinder::find_in_file(std::span<const Wanted> wanted) {
+  DcpFile file(files_, directory_ / metadata_.files[wanted.front().place->file]);
+  FoundInFile found;
+  const auto add = [&](std::uint64_t size_bytes, const std::optional<ZstdFrame>& frame) {
+    found.files.push_back({{file.path(), size_bytes}});
+    found.files.back().stamp = file.stamp();
+    found.files.back().frame = frame;
+  };
+  add(file.size_bytes(), {});
+  for (const Wanted& one : wanted) {
+    const DcpPlace& place = *one.place;
+    const std::vector<std::string>& transforms = metadata_.transforms[place.transforms];
+    DcpItem item =
+        one.tensor != nullptr ? file.find(*one.tensor, *one.chunk, transforms) : file.find(*one.object, transforms);
+    if (item.frame && found.files.back().frame != item.frame) add(item.decoded_bytes, item.frame);
+    if (!item.frame && file.has_archives()) add_archive(found.files.front().archives, place);
+    ChunkedTensor::Chunk& chunk = tensors_[one.index].chunks[one.number];  // of this file alone
+    chunk.file = static_cast<std::uint32_t>(item.frame ? found.files.size() - 1 : 0);
+    chunk.offset_bytes = item.tensor.offset_bytes;
+    chunk.strides = std::move(item.tensor.strides);
+    if (one.object != nullptr) found.object_bytes.push_back(item.tensor.size_bytes);
+  }
+  return found;
 }
 
 void DcpChunkFinder::set_size(ChunkedTensor& object, ChunkedTensor::Chunk& chunk, std::uint64_t size_bytes) const {

@@ -58,8 +58,14 @@ class DcpChunkFinder {
     }
   };
 
+  /// What find_in_file finds besides the chunks, whose `file` counts in `files` until find() counts in all.
+  struct FoundInFile {
+    std::vector<SourceFile> files;            // the file, then what compressed ranges of it decode to
+    std::vector<std::uint64_t> object_bytes;  // sizes of the objects wanted, in their order
+  };
+
   void validate_places() const;
-  void add_file(const DcpFile& file, std::uint64_t size_bytes, const std::optional<ZstdFrame>& frame);
+  FoundInFile find_in_file(std::span<const Wanted> wanted);
   void set_size(ChunkedTensor& object, ChunkedTensor::Chunk& chunk, std::uint64_t size_bytes) const;
 
   Files& files_;

@@ -238,9 +238,11 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownMo
   source.format = Format::kSafetensors;
   source.where = directory;
   std::map<std::string, std::size_t> by_name;
-  for (const DirectoryEntry& entry : files.list(directory)) {
-    if (!kDcpShardName.matches(entry.name)) continue;
-    const Container file = read_container(files, directory / entry.name, Format::kSafetensors);
+  std::vector<fs::path> paths;
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (kDcpShardName.matches(entry.name)) paths.push_back(directory / entry.name);
+  for (auto& read : read_containers(files, paths, Format::kSafetensors)) {
+    const Container file = read.get();
     add_shard(file, read_saved_offsets(file), source, by_name);
   }
   if (model.family == nullptr) validate_parts(directory, source.files);

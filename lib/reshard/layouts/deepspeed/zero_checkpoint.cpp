@@ -14,6 +14,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/io/read_each.h"
 #include "reshard/layouts/deepspeed/zero_folder.h"
 #include "reshard/layouts/deepspeed/zero_partitions.h"
 #include "reshard/tensor/cast/cast.h"
@@ -65,7 +66,7 @@ UniversalMasters read_universal_masters(Files& files, const fs::path& folder, co
   const fs::path zero = folder / kUniversalFolder;
   validate_folders(files, zero, model);
   UniversalMasters found;
-  bool first = true;
+  std::vector<fs::path> paths;
   for (const auto& group : model.groups)
     for (const ZeroParameter& parameter : group) {
       const bool is_name = parameter.name.find('/') == std::string::npos && parameter.name != "..";
@@ -76,12 +77,19 @@ UniversalMasters read_universal_masters(Files& files, const fs::path& folder, co
             .tensor(parameter.name)
             .hint("copy the folders of all parameters here");
       for (const char* moment : kMomentFiles) count_file(files, path.parent_path() / moment, found.state);
-      if (!wanted) {
-        count_file(files, path, found.unread);
-        continue;
-      }
-      ContainerFile file;
-      const TensorEntry entry = read_zero_parameter(files, path, file);
+      if (!wanted) count_file(files, path, found.unread);
+      paths.push_back(path);
+    }
+  if (!wanted) return found;
+  auto reads = read_each(paths.size(), [&](std::size_t i) {
+    ContainerFile file;
+    TensorEntry entry = read_zero_parameter(files, paths[i], file);
+    return std::pair(std::move(entry), std::move(file));
+  });
+  for (const auto& group : model.groups)
+    for (const ZeroParameter& parameter : group) {
+      const fs::path& path = paths[found.files.size()];
+      auto [entry, file] = reads[found.files.size()].get();
       const std::uint64_t elems = *num_elems(parameter.shape);
       const bool flat = entry.shape.size() == 1 && entry.shape[0] == elems;
       if (entry.shape != parameter.shape && !flat)
@@ -91,8 +99,7 @@ UniversalMasters read_universal_masters(Files& files, const fs::path& folder, co
             .tensor(parameter.name);
       if (!entry.strides.empty())
         throw Error(ErrorKind::kUnsupported, "does not lie in C order").in(path).tensor(parameter.name);
-      if (first) found.masters.dtype = entry.dtype;
-      first = false;
+      if (found.files.empty()) found.masters.dtype = entry.dtype;
       if (entry.dtype != found.masters.dtype)
         throw Error(ErrorKind::kBadInput,
                     fmt::format("is {}, but others are {}", name(entry.dtype), name(found.masters.dtype)))
@@ -237,8 +244,11 @@ void Builder::read_masters() {
                                  : "copy the files of all ranks here");
     return;
   }
+  std::vector<fs::path> paths;
+  for (const auto& [rank, path] : folder_.optim_states) paths.push_back(path);
   std::vector<ZeroOptimStates> states;
-  for (const auto& [rank, path] : folder_.optim_states) states.push_back(read_zero_optim_states(files_, path));
+  for (auto& read : read_each(paths.size(), [&](std::size_t i) { return read_zero_optim_states(files_, paths[i]); }))
+    states.push_back(read.get());
   result_.stage = states.front().stage;
   result_.ranks = static_cast<std::uint32_t>(states.size());
   const ZeroRanks ranks{states, static_cast<std::uint32_t>(result_.files.size())};

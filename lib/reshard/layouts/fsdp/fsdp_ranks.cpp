@@ -14,6 +14,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/numbered_name.h"
 #include "reshard/base/strings.h"
+#include "reshard/io/read_each.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/core/read_model.h"
@@ -320,8 +321,11 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   std::vector<RankTensors> ranks;
   std::vector<StateEntry> entries;  // each tensor once, whole
   std::unordered_set<std::string> seen;
-  for (const auto& [rank, path] : listing.ranks) {
-    ranks.push_back(read_rank_tensors(files, path, rank));
+  const std::vector<std::pair<std::uint64_t, fs::path>> paths(listing.ranks.begin(), listing.ranks.end());
+  auto reads =
+      read_each(paths.size(), [&](std::size_t i) { return read_rank_tensors(files, paths[i].second, paths[i].first); });
+  for (const auto& [rank, path] : paths) {
+    ranks.push_back(reads[ranks.size()].get());
     refuse_flat_parameters(ranks.back());
     for (const std::string& warning : ranks.back().warnings)
       checkpoint.notes.push_back(path.filename().string() + ": " + warning);

@@ -95,6 +95,12 @@ std::vector<std::string> files_without_index(Files& files, const fs::path& direc
   return sets.size() == 1 && sets.front().is_complete() ? sets.front().names() : std::vector<std::string>{};
 }
 
+std::vector<fs::path> paths_in(const fs::path& directory, const std::vector<std::string>& names) {
+  std::vector<fs::path> paths;
+  for (const std::string& name : names) paths.push_back(directory / name);
+  return paths;
+}
+
 Error no_weights(Files& files, const fs::path& directory) {
   std::vector<std::string> numbered;
   for (const DirectoryEntry& entry : files.list(directory))
@@ -146,8 +152,8 @@ std::vector<Container> read_numbered(Files& files, const fs::path& directory, co
         .hint(missing.empty() ? "move the files of other models away" : "fetch or copy the missing files");
   }
   std::vector<Container> containers;
-  for (const std::string& name : set.names())
-    containers.push_back(read_container(files, directory / name, names_of.format));
+  for (auto& file : read_containers(files, paths_in(directory, set.names()), names_of.format))
+    containers.push_back(file.get());
   notes.push_back(fmt::format("{} is missing; read the complete set of {} numbered file{}: {}", index, set.count,
                               set.count == 1 ? "" : "s", list_names(set.names())));
   return containers;
@@ -189,10 +195,12 @@ std::string IndexedFiles::hint() const {
   }
   const std::vector<std::string> alone = files_without_index(files, directory, names_of);
   std::unordered_set<std::string> contained, contained_alone;
+  auto containers = read_containers(files, paths_in(directory, present), names_of.format);
+  auto next = containers.begin();
   std::erase_if(present, [&](const std::string& file) {
     try {
       const bool is_alone = std::find(alone.begin(), alone.end(), file) != alone.end();
-      for (const TensorEntry& tensor : read_container(files, directory / file, names_of.format).tensors) {
+      for (const TensorEntry& tensor : (next++)->get().tensors) {
         contained.insert(tensor.name);
         if (is_alone) contained_alone.insert(tensor.name);
       }
@@ -256,6 +264,10 @@ std::vector<Container> read_indexed(Files& files, const fs::path& directory, con
   IndexedFiles indexed{files, directory, names_of, read_hf_index(files, index_path), {}};
   report.metadata = indexed.index.metadata;
   for (const auto& [name, file] : indexed.index.weight_map) indexed.names_by_file[file].push_back(name);
+  std::vector<fs::path> paths;
+  for (const auto& [file, names] : indexed.names_by_file) paths.push_back(directory / file);
+  auto reads = read_containers(files, paths, names_of.format);
+  auto next = reads.begin();
   std::vector<Container> containers;
   std::uint64_t total_bytes = 0;
   for (const auto& [file, names] : indexed.names_by_file) {
@@ -264,7 +276,7 @@ std::vector<Container> read_indexed(Files& files, const fs::path& directory, con
                                             " tensors), which is missing")
           .in(index_path)
           .hint(indexed.hint());
-    containers.push_back(read_container(files, directory / file, names_of.format));
+    containers.push_back((next++)->get());
     validate_against_index(containers.back(), names, index_path, indexed);
     for (const TensorEntry& tensor : containers.back().tensors) total_bytes += tensor.size_bytes;
   }

@@ -9,6 +9,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/io/read_each.h"
 #include "reshard/layouts/dcp/dcp_directory.h"
 #include "reshard/layouts/map/row_shards.h"
 #include "reshard/layouts/names/optimizer_entries.h"
@@ -413,9 +414,13 @@ OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const 
           .hint("files of two checkpoints are mixed in one folder; move one away");
   }
   validate_all_there(of, by_place);
+  std::vector<fs::path> paths;
+  for (const auto& [place, name] : by_place) paths.push_back(name->path);
+  auto reads = read_each(paths.size(), [&](std::size_t i) { return read_optimizer_file(files, paths[i]); });
+  auto next = reads.begin();
   std::set<std::string> state_names;
   for (const auto& [place, name] : by_place) {
-    OptimizerFile file = read_optimizer_file(files, name->path);
+    OptimizerFile file = (next++)->get();
     add_files(of, file, name->rank);
     validate_ranks(file, name->rank);
     count_state_names(file, state_names);

@@ -15,6 +15,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/torch/xser.h"
+#include "reshard/io/read_each.h"
 #include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/layouts/names/state_names.h"
@@ -296,21 +297,29 @@ std::optional<Container> take_recorded_mesh(Files& files, const Listing& listing
 void read_all_files(Files& files, const Listing& listing, std::optional<Container> first,
                     ShardedCheckpoint& checkpoint) {
   const bool alike = ranks_of(checkpoint.folder).ranks_are_alike;
+  std::vector<const RankFile*> ranks;  // in the order in which they are taken
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
+    for (std::uint32_t i = 0; i < checkpoint.ep * checkpoint.tp; ++i)
+      ranks.push_back(&listing.ranks.at({pp_rank, i / checkpoint.tp, i % checkpoint.tp}));
+  for (const RankFile& copy : listing.copies) ranks.push_back(&copy);
+  auto reads = read_each(ranks.size(), [&](std::size_t i) {
+    return i == 0 && first ? std::move(*first) : read_rank(files, *ranks[i], checkpoint);
+  });
+  auto next = reads.begin();
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     auto& of_stage = checkpoint.files.emplace_back();
     for (std::uint32_t i = 0; i < checkpoint.ep * checkpoint.tp; ++i) {
-      const RankFile& rank = listing.ranks.at({pp_rank, i / checkpoint.tp, i % checkpoint.tp});
-      of_stage.push_back(first ? std::move(*first) : read_rank(files, rank, checkpoint));
-      first.reset();
-      refuse_experts(of_stage.back(), rank.rank);
-      validate_record(of_stage.back(), rank.rank, checkpoint);
+      const RankId rank = ranks[static_cast<std::size_t>(next - reads.begin())]->rank;
+      of_stage.push_back((next++)->get());
+      refuse_experts(of_stage.back(), rank);
+      validate_record(of_stage.back(), rank, checkpoint);
       if (i % checkpoint.tp > 0)
         validate_ranks_agree(of_stage[i / checkpoint.tp * checkpoint.tp], of_stage.back(), alike);
     }
   }
   note_warnings(checkpoint.files, checkpoint.warnings);
   for (const RankFile& copy : listing.copies) {
-    checkpoint.copies.push_back({copy.rank, read_rank(files, copy, checkpoint)});
+    checkpoint.copies.push_back({copy.rank, (next++)->get()});
     validate_record(checkpoint.copies.back().file, copy.rank, checkpoint);
     validate_ranks_agree(checkpoint.files[copy.rank.pp_rank][copy.rank.ep_rank * checkpoint.tp],
                          checkpoint.copies.back().file, alike);

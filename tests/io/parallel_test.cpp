@@ -1,4 +1,4 @@
-#include "reshard/engine/units/parallel.h"
+#include "reshard/io/parallel.h"
 
 #include <algorithm>
 #include <atomic>
