@@ -72,6 +72,13 @@ void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choic
         .hint("`config` takes the model's config.json, or the directory that holds it");
 }
 
+const ModelConfig& read_config(Files& files, Checkpoint& checkpoint) {
+  if (!checkpoint.config_read)
+    checkpoint.config_read = checkpoint.config.empty() ? read_model_config(files, checkpoint.directory)
+                                                       : read_model_config_file(files, checkpoint.config);
+  return *checkpoint.config_read;
+}
+
 void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
                 const std::unordered_set<std::string_view>& names, const PlannedModel& planned) {
   const FamilySpec& spec = context.family;
@@ -86,9 +93,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
     return;
   }
   try {
-    const ModelConfig config = is_described                ? empty_model_config(spec->model_type)
-                               : checkpoint.config.empty() ? read_model_config(files, checkpoint.directory)
-                                                           : read_model_config_file(files, checkpoint.config);
+    const ModelConfig config = is_described ? empty_model_config(spec->model_type) : read_config(files, checkpoint);
     checkpoint.model_type = config.model_type;
     checkpoint.language_model = find_language_model(config, spec);
     const LanguageModel& found = checkpoint.language_model;

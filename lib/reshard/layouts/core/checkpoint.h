@@ -44,15 +44,16 @@ struct BesideModel {
 /// What stands on disk, whatever it is: a file of tensors, or a directory of some layout. PEFT's directory of an
 /// adapter counts as its one file.
 struct Checkpoint {
-  const Layout* layout = nullptr;        // null: a single file
-  Format format = Format::kSafetensors;  // of its first file
-  std::filesystem::path path;            // the file, the model's directory, or the shards folder
-  std::filesystem::path directory;       // the checkpoint's own, with its config.json, if there is one
-  std::filesystem::path config;          // the config.json that was read; empty if there is none
-  bool config_given = false;             // it is the one of ConfigChoice
-  std::string model_type;                // empty if unknown
-  std::optional<Model> model;            // of a known family, or as the plan in config.json says
-  LanguageModel language_model;          // what `model` is made of; without a family where there is none
+  const Layout* layout = nullptr;          // null: a single file
+  Format format = Format::kSafetensors;    // of its first file
+  std::filesystem::path path;              // the file, the model's directory, or the shards folder
+  std::filesystem::path directory;         // the checkpoint's own, with its config.json, if there is one
+  std::filesystem::path config;            // the config.json that was read; empty if there is none
+  bool config_given = false;               // it is the one of ConfigChoice
+  std::optional<ModelConfig> config_read;  // set by read_config
+  std::string model_type;                  // empty if unknown
+  std::optional<Model> model;              // of a known family, or as the plan in config.json says
+  LanguageModel language_model;            // what `model` is made of; without a family where there is none
   SourceMap map;
   TrainingStates states;       // where ReadContext::reads_states
   bool leaves_states = false;  // there are some, which were not read
@@ -100,6 +101,10 @@ const Layout* layout_at(Files& files, const std::filesystem::path& path);
 /// Sets the config.json of `checkpoint`, whose directory is known.
 /// \throws Error kBadInput if the chosen one is not there.
 void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choice);
+
+/// Returns the content of the config.json of `checkpoint`, or of the one in its directory. Reads the file once.
+/// \throws Error as read_model_config and read_model_config_file do.
+const ModelConfig& read_config(Files& files, Checkpoint& checkpoint);
 
 /// The model of a checkpoint whose config.json says by itself how it is split. What to know of it joins `notes`.
 using PlannedModel = std::function<Model(const ModelConfig& config, std::vector<std::string>& notes)>;

@@ -54,14 +54,14 @@ fs::path trained_directory(Files& files, const fs::path& folder) {
   return folder;
 }
 
-LanguageModel trained_language_model(Files& files, const Checkpoint& checkpoint, const ReadContext& context) {
+LanguageModel trained_language_model(Files& files, Checkpoint& checkpoint, const ReadContext& context) {
   LanguageModel model;
   if (checkpoint.config.empty()) {
     model.family = context.family;
     return model;
   }
   try {
-    model = find_language_model(read_model_config_file(files, checkpoint.config), context.family);
+    model = find_language_model(read_config(files, checkpoint), context.family);
   } catch (const Error& error) {
     if (is_disk_fault(error)) throw;
     model.family.reset();

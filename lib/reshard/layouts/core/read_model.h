@@ -24,7 +24,7 @@ std::filesystem::path trained_directory(Files& files, const std::filesystem::pat
 
 /// Returns the language model of the config.json that is found; without a family if there is none, or if config.json
 /// makes no sense, which read_model reports.
-LanguageModel trained_language_model(Files& files, const Checkpoint& checkpoint, const ReadContext& context);
+LanguageModel trained_language_model(Files& files, Checkpoint& checkpoint, const ReadContext& context);
 
 /// A tensor of a trainer's checkpoint.
 struct StateEntry {

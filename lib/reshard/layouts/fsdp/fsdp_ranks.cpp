@@ -345,8 +345,8 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   read_trained_model(files, checkpoint, context, whole_tensors, packed,
                      [&](const std::optional<Model>& model) { return map_of(ranks, names, model); });
   if (checkpoint.model && checkpoint.model->by_config_plan)
-    validate_planned_sizes(*checkpoint.model, checkpoint.language_model.config,
-                           read_model_config_file(files, checkpoint.config), 1, found.path);
+    validate_planned_sizes(*checkpoint.model, checkpoint.language_model.config, read_config(files, checkpoint), 1,
+                           found.path);
   BesideModel& beside = *checkpoint.beside_model;
   beside.files = listing.others;
   beside.file_bytes = listing.other_bytes;

@@ -120,10 +120,9 @@ std::vector<std::string> fitting_families(Files& files, const fs::path& director
 }
 
 /// That somebody knows the model of config.json.
-void validate_known(Files& files, const Checkpoint& checkpoint, const ReadContext& context) {
+void validate_known(Files& files, Checkpoint& checkpoint, const ReadContext& context) {
   if (describes_model(context.family)) return;
-  const ModelConfig config = checkpoint.config.empty() ? read_model_config(files, checkpoint.directory)
-                                                       : read_model_config_file(files, checkpoint.config);
+  const ModelConfig& config = read_config(files, checkpoint);
   if (has_config_plan(config) || find_language_model(config, context.family).family) return;
   throw unknown_model_type(config, fitting_families(files, checkpoint.path, config));
 }

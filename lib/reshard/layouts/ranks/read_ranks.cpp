@@ -234,7 +234,7 @@ constexpr std::string_view kUnplannedHint =
 /// Compares the shapes that a plan alone gives with the sizes in config.json.
 void validate_plan(Files& files, const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   const ModelConfig& text = checkpoint.language_model.config;
-  const ModelConfig outer = read_model_config_file(files, checkpoint.config);
+  const ModelConfig& outer = read_config(files, checkpoint);
   validate_planned_sizes(*checkpoint.model, text, outer, shards.tp, shards.folder.path);
   const std::set<std::uint64_t> norms = stated_vector_sizes(text, outer);
   for (const LogicalTensor& tensor : checkpoint.map.logical) {

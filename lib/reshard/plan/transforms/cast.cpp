@@ -146,7 +146,7 @@ void cast_to_model(Draft& draft) {
 /// and notes it.
 void cast_to_config(Files& files, Draft& draft, const Layout& target) {
   if (!target.traits().casts_to_config_dtype || draft.source.config.empty()) return;
-  const std::optional<DType> wanted = config_dtype(read_model_config_file(files, draft.source.config));
+  const std::optional<DType> wanted = config_dtype(read_config(files, draft.source));
   if (!wanted) return;
   const auto is_plain = [](DType dtype) {
     return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
@@ -165,18 +165,17 @@ void cast_to_config(Files& files, Draft& draft, const Layout& target) {
 /// Notes that tensors are float32 though config.json says another dtype, and how to cast them. Of a checkpoint that no
 /// training program saved, only if all its floats are. Notes also what config.json says if that is no such dtype.
 void note_config_dtype(Files& files, Draft& draft) {
-  const Checkpoint& source = draft.source;
+  Checkpoint& source = draft.source;
   if (source.config.empty() || source.adapter) return;
-  std::optional<ModelConfig> config;
   try {
-    config = read_model_config_file(files, source.config);
+    read_config(files, source);
   } catch (const Error& error) {  // next to a lone file, config.json need not be a model's
     if (error.kind() == ErrorKind::kIo) throw;
     return;
   }
   std::optional<DType> wanted;
   try {
-    wanted = config_dtype(*config);
+    wanted = config_dtype(read_config(files, source));
   } catch (const Error& error) {
     draft.note(fmt::format("{}; `dtype` corrects it", error.what()));
     return;
