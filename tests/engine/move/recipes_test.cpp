@@ -10,7 +10,7 @@
 #include "reshard/engine/check/verify.h"
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/ranks/run_fingerprint.h"
-#include "reshard/plan/target/assemble.h"
+#include "reshard/plan/target/make_target.h"
 #include "support/refusals.h"
 #include "support/thread_ranks.h"
 
@@ -98,16 +98,27 @@ struct Scaled {
 
   /// As plan_shard does it, with the transform after reading.
   std::unique_ptr<Job> plan(const fs::path& output) const {
-    const ShardRequest request = shard_request(temp / "model", output, 2);
-    Checkpoint checkpoint = read_whole(local_storage(), request.source.path,
-                                       context_of(request.source, ConfigUse::kNeeded, request.target.layout));
-    auto job = start_job("shard", checkpoint, output, false);
-    std::vector<LogicalTensor> wanted = job->source.state_dict();
-    std::erase_if(wanted, [](const LogicalTensor& tensor) {
+    const Request request = shard_request(temp / "model", output, 2);
+    Draft draft{read_whole(local_storage(), request.source.path, {.use = ConfigUse::kNeeded})};
+    draft.model = draft.source.model;
+    draft.wanted = draft.source.map.state_dict();
+    std::erase_if(draft.wanted, [](const LogicalTensor& tensor) {
       return tensor.name == kScale || tensor.name == kA || tensor.name == kB;
     });
-    job->source = transformed(std::move(job->source));
-    plan_target(local_storage(), *job, request.target, &*checkpoint.model, wanted);
+    draft.source.map = transformed(std::move(draft.source.map));
+    TargetPlan target = make_target(local_storage(), draft, request.target, output);
+    auto job = std::make_unique<Job>();
+    job->command = "shard";
+    job->source_directory = job->model_directory = request.source.path;
+    job->output_directory = output;
+    job->layout = request.target.layout;
+    job->format = target.format;
+    job->mesh = target.mesh;
+    job->partition = target.partition;
+    job->whole_folders = target.whole_folders;
+    job->text_files = target.text_files;
+    job->source = std::move(draft.source.map);
+    job->target = std::move(target.map);
     job->program = make_program(job->source, job->target);
     return job;
   }

@@ -1,5 +1,4 @@
-#include "reshard/plan/target/carried_files.h"
-
+// Which other files a checkpoint's outputs get, and its config.json.
 #include <fmt/format.h>
 
 #include <algorithm>

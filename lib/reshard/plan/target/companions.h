@@ -7,6 +7,7 @@
 
 #include "reshard/io/files.h"
 #include "reshard/plan/job/job.h"
+#include "reshard/plan/transforms/draft.h"
 
 namespace reshard {
 
@@ -37,5 +38,18 @@ bool is_tokenizer(const std::string& file_name);
 /// The files directly in `directory` whose names are those of a tokenizer or its settings, sorted; empty if it may not
 /// be read.
 std::vector<CopiedFile> tokenizer_files(Files& files, const std::filesystem::path& directory);
+
+/// The files of an output that stand beside its weights.
+struct CarriedFiles {
+  std::vector<TextFile> text_files;
+  std::vector<CopiedFile> copied_files;
+};
+
+/// The other files of the directory of a checkpoint, unless the outputs go into it, and its config.json from wherever it
+/// is, with the dtype that the draft has for it. Leaves out those that `target` has itself. What to know of them joins the
+/// draft's notes.
+/// \throws Error kBadInput if a trainer would read files of another save beside new states; kIo.
+CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const TargetPlan& target,
+                         const std::filesystem::path& output_directory);
 
 }  // namespace reshard

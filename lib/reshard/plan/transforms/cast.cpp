@@ -205,7 +205,9 @@ void cast(Files& files, Draft& draft, const Request& request) {
   } else {
     cast_to_model(draft);
     cast_to_config(files, draft, *request.target.layout);
-    if (!request.target.layout->traits().casts_to_config_dtype) note_config_dtype(files, draft);
+    const LayoutTraits& target = request.target.layout->traits();
+    const bool goes_on = target.has_ranks() && draft.source.beside_model;  // in training, where float32 is meant
+    if (!target.casts_to_config_dtype && !goes_on) note_config_dtype(files, draft);
   }
   std::map<DType, std::size_t> counts;
   for (std::size_t i = 0; i < before.size(); ++i)

@@ -1,0 +1,58 @@
+#include "reshard/plan/transforms/select.h"
+
+#include <catch2/catch.hpp>
+
+#include "reshard/plan/transforms/against_model.h"
+#include "reshard/plan/transforms/extra_tensors.h"
+#include "support/layouts.h"
+#include "support/refusals.h"
+
+namespace reshard::test {
+namespace {
+
+Draft draft_of(const std::vector<std::string>& names) {
+  Draft draft;
+  for (const std::string& name : names) draft.source.map.add_logical({name, DType::kF32, {2, 3}, {}}, "model");
+  return draft;
+}
+
+NameRules rules(const std::string& rename, const std::string& drop) {
+  NameRules rules;
+  rules.renames.push_back(parse_rename("rename", rename));
+  rules.drop.emplace_back("drop", drop);
+  return rules;
+}
+
+}  // namespace
+
+TEST_CASE("A transform changes names and which tensors are wanted, and says what it has changed") {
+  Draft draft = draft_of({"a.x", "a.y", "b.x"});
+  select(draft, rules("^a=c", "^b"));
+  CHECK(draft.old_names == std::vector<std::string>{"a.x", "a.y", "b.x"});
+  REQUIRE(draft.wanted.size() == 2);
+  CHECK(draft.wanted[0].name == "c.x");
+  CHECK(draft.wanted[1].name == "c.y");
+  CHECK(draft.source.map.find_logical("c.y") == 1u);
+  CHECK(draft.dropped == std::vector<std::string>{"b.x"});
+  CHECK(draft.transforms == std::vector<std::string>{"rename: 2 tensors", "drop: 1 tensor"});
+  CHECK(draft.source.notes.empty());
+}
+
+TEST_CASE("Without a model other tensors are not known, and ranks need all of one's") {
+  Draft draft = draft_of({"a"});
+  select(draft, {});
+  CHECK(draft.transforms.empty());
+  Request request;
+  request.target.layout = layout("nxd");
+  request.allow_missing = true;
+  check_refused([&] { hold_against_model(draft, request); },
+                {.kind = ErrorKind::kUsage, .says = "layout nxd needs every tensor of the model"});
+  request.allow_missing = false;
+  check_refused([&] { hold_against_model(draft, request); }, {.says = "has no config.json of a known family"});
+  apply_extra_tensors(draft, ExtraTensors::kDrop, request.target);
+  CHECK(draft.source.notes ==
+        std::vector<std::string>{"`extra-tensors` has no effect: there is no config.json of a known family"});
+  CHECK(draft.wanted.size() == 1);
+}
+
+}  // namespace reshard::test
