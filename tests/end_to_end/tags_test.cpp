@@ -168,7 +168,7 @@ TEST_CASE("A run's directory is converted, its dtype in a copy of the config.jso
   const TempDir temp;
   const fs::path from = golden(kNxdCases[0]);
   Request request = convert_request(from / "checkpoint", temp / "out",
-                                           {.layout = "optimum", .dtype = DType::kF32, .config = from / "original"});
+                                    {.layout = "optimum", .dtype = DType::kF32, .config = from / "original"});
   request.source.tag = "step_3";
   const auto job = plan_convert(request);
   CHECK(job->source_directory == from / "checkpoint/step_3");

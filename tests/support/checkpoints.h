@@ -32,8 +32,8 @@ TensorMap consolidated(const std::filesystem::path& checkpoint, const std::files
 RunResult convert(const Request& request, const RunOptions& options = unsynced());
 
 /// Requests without the many defaults; that of shard is about `tp` ranks of one stage.
-Request deployed_request(const Layout* kind, const std::filesystem::path& model,
-                              const std::filesystem::path& output, std::uint32_t tp);
+Request deployed_request(const Layout* kind, const std::filesystem::path& model, const std::filesystem::path& output,
+                         std::uint32_t tp);
 Request convert_request(const std::filesystem::path& source, const std::filesystem::path& output);
 
 }  // namespace reshard::test

@@ -65,8 +65,8 @@ RunResult shard(const Request& request, const RunOptions& options = unsynced());
 RunResult consolidate(const Request& request, const RunOptions& options = unsynced());
 
 /// A request without the many defaults.
-Request shard_request(const std::filesystem::path& model, const std::filesystem::path& output,
-                           std::uint32_t tp = 1, std::uint32_t pp = 1);
+Request shard_request(const std::filesystem::path& model, const std::filesystem::path& output, std::uint32_t tp = 1,
+                      std::uint32_t pp = 1);
 
 /// What `execute` does between making the files and publishing them, but with blocks of `block_bytes`; the model's
 /// other files are not copied.

@@ -13,8 +13,8 @@ namespace reshard::test {
 
 namespace fs = std::filesystem;
 
-Request run_request(const fs::path& source, const fs::path& output, std::uint64_t fsdp,
-                           const std::string& prefix, std::optional<std::uint32_t> tp) {
+Request run_request(const fs::path& source, const fs::path& output, std::uint64_t fsdp, const std::string& prefix,
+                    std::optional<std::uint32_t> tp) {
   Request request = convert_request(source, output);
   request.source.with_optimizer = true;
   request.target.layout = layout("dcp");

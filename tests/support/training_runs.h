@@ -16,7 +16,7 @@ namespace reshard::test {
 
 /// A run to dcp, with its optimizer.
 Request run_request(const std::filesystem::path& source, const std::filesystem::path& output, std::uint64_t fsdp,
-                           const std::string& prefix = "", std::optional<std::uint32_t> tp = std::nullopt);
+                    const std::string& prefix = "", std::optional<std::uint32_t> tp = std::nullopt);
 
 /// Rows are spread over this many ranks.
 std::vector<dcp::Part> row_parts(const Dims& shape, std::uint64_t ranks);

@@ -95,8 +95,7 @@ struct Unnamed {
   }
 
   Request request_of(const fs::path& source, const fs::path& output, std::uint64_t ranks) const {
-    Request request =
-        convert_request(source, output, {.layout = "nxd", .source_options = {"optimizer-groups=ids"}});
+    Request request = convert_request(source, output, {.layout = "nxd", .source_options = {"optimizer-groups=ids"}});
     set_target(request.target, mesh);
     request.target.options.set_number("dp", ranks);
     if (source != temp / "dcp" && mesh.kv_size_multiplier != 0)

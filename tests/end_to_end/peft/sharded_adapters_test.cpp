@@ -48,8 +48,7 @@ struct Sharded {
     shard_to("shards", 2, fuse, Format::kPytorch);
   }
   void shard_to(const std::string& output, std::uint32_t tp, LoraFuse fuse, Format format) const {
-    Request request =
-        shard_request(temp / "model", temp / output, {.layout = "optimum", .format = format, .tp = tp});
+    Request request = shard_request(temp / "model", temp / output, {.layout = "optimum", .format = format, .tp = tp});
     request.adapters = {temp / "peft"};
     request.lora_fuse = fuse;
     shard(request);

@@ -199,8 +199,7 @@ TEST_CASE("Ranks of an adapter that were swapped are an error") {
           {down + "lora_A.weight", random_tensor(input.random, DType::kF32, {1, input.model.intermediate})},
           {down + "lora_B.weight", random_tensor(input.random, DType::kF32, {input.model.hidden, 1})}};
       write_safetensors(input / "peft/adapter_model.safetensors", adapter);
-      Request request =
-          shard_request(input / "model", input / "out", {.layout = "optimum", .format = format, .tp = 2});
+      Request request = shard_request(input / "model", input / "out", {.layout = "optimum", .format = format, .tp = 2});
       request.adapters = {input / "peft"};
       shard(request);
       consolidate(consolidate_request(input / "out", input / "again"));
