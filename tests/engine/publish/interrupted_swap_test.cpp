@@ -254,6 +254,29 @@ fs::path half_way(Replaced& replaced) {
   return replaced.restore(refused[refused.size() / 2]);
 }
 
+TEST_CASE("A swap may be finished by another run while this one is about to finish it") {
+  Replaced replaced("hf");
+  const fs::path state = half_way(replaced);
+  std::uint64_t at = 0;
+  for (bool ended = false; !ended; ++at) {
+    INFO("before operation " << at);
+    const fs::path output = replaced.restore(state) / "out";
+    const auto job = replaced.job("new", output);
+    TestStorage test;
+    std::uint64_t operations = 0;
+    const auto step = [&] {
+      if (operations++ == at) finish_swaps(local_storage(), *job);
+    };
+    test.storage.before = [&](FaultStorage::Operation, std::uint64_t) { step(); };
+    test.directories.before = [&](const char*, const fs::path&) { step(); };
+    CHECK_NOTHROW(finish_swaps(test.storage, *job));
+    CHECK(content_of(output) == replaced.new_content);
+    CHECK(earlier_runs(local_storage(), *job).empty());
+    ended = operations <= at;
+  }
+  CHECK(at > 10);
+}
+
 TEST_CASE("An interrupted swap is told, and neither removed nor gone on with") {
   Replaced replaced("hf");
   const fs::path work = half_way(replaced);

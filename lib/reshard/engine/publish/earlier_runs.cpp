@@ -256,6 +256,7 @@ std::vector<std::string> finish_swaps(Storage& storage, const Job& job) {
     for (const fs::path& directory : {output, root})
       if (const fs::path link = linked_folder(storage, directory, *entries); why.empty() && !link.empty())
         why = fmt::format("{} is a link", link.string());
+    if (!read_swap_record(storage, root)) continue;  // another run has finished it in the meantime
     if (!why.empty())
       throw Error(
           ErrorKind::kBadInput,
