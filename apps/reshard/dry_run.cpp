@@ -284,6 +284,9 @@ std::string dry_run_text(const Job& job, const OutputSpace& space) {
   if (const std::size_t states = state_count(job.source); states > 0)
     text += line(
         "", fmt::format("with {} of the training run", states == 1 ? "1 entry" : fmt::format("{} entries", states)));
+  for (const Applied& one : job.transforms)
+    text += line(name(one.transform),
+                 plural(one.tensors, "tensor") + (one.dtype ? fmt::format(" to {}", name(*one.dtype)) : ""));
   text += line("to", job.output_directory.string());
   text += line("mesh", mesh_text(job.mesh));
   if (job.partition) text += stages_text(job);

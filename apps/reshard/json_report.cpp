@@ -69,6 +69,15 @@ Document states_document(const TargetMap& target) {
   return entries > 0 ? Document{{"entries", entries}, {"bytes", bytes}} : Document(nullptr);
 }
 
+Document transforms_document(const std::vector<Applied>& transforms) {
+  Document all = Document::array();
+  for (const Applied& one : transforms) {
+    all.push_back({{"transform", name(one.transform)}, {"tensors", one.tensors}});
+    if (one.dtype) all.back()["dtype"] = name(*one.dtype);
+  }
+  return all;
+}
+
 Document files_document(const Job& job) {
   Document files = Document::array();
   const auto add = [&](const std::filesystem::path& path, std::uint64_t bytes, const char* kind) {
@@ -115,6 +124,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
   }
   if (job.attention) json["attention"] = attention_document(*job.attention);
   json["tensors"] = job.source.tensor_count();
+  json["transforms"] = transforms_document(job.transforms);
   if (Document states = states_document(job.target); !states.is_null()) json["states"] = std::move(states);
   if (result == nullptr) json["fingerprint"] = to_string(fingerprint_of(job));
   json["bytes"] = {{"read", job.program.read_bytes + job.program.check_bytes},

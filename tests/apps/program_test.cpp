@@ -2,6 +2,9 @@
 
 #include "support/program.h"
 
+#include <fmt/format.h>
+
+#include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -114,6 +117,33 @@ TEST_CASE("a dry run and a run agree on the files and their sizes") {
     weights += file["kind"] == "weights";
   }
   CHECK(weights == 4);
+}
+
+TEST_CASE("a dry run says how tensors are renamed, dropped and cast") {
+  const TempDir dir;
+  const Arguments arguments{"convert",
+                            golden("granite-tied-tp2-pp2"),
+                            (dir / "o").string(),
+                            "--drop",
+                            "norm",
+                            "--rename",
+                            "^model=m",
+                            "--dtype",
+                            "float32",
+                            "--dry-run"};
+  const ProgramResult text = run_well(arguments);
+  const auto transforms = json_of(arguments).at("transforms");
+  REQUIRE(transforms.size() == 3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const char* const name = std::array{"rename", "drop", "cast"}[i];
+    const auto tensors = transforms[i].at("tensors").get<std::size_t>();
+    CHECK(transforms[i].at("transform") == name);
+    CHECK(tensors > 0);
+    CHECK(transforms[i].value("dtype", "") == (i == 2 ? "F32" : ""));
+    CHECK_THAT(text.out, Says(fmt::format("\n{:<10}{} tensor", std::string(name), tensors)));
+  }
+  CHECK(
+      json_of({"convert", golden("granite-tied-tp2-pp2"), (dir / "o").string(), "--dry-run"}).at("transforms").empty());
 }
 
 TEST_CASE("a long note is printed whole, advice included") {

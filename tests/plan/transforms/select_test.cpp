@@ -34,7 +34,8 @@ TEST_CASE("A transform changes names and which tensors are wanted, and says what
   CHECK(draft.wanted[1].name == "c.y");
   CHECK(draft.source.map.find_logical("c.y") == 1u);
   CHECK(draft.dropped == std::vector<std::string>{"b.x"});
-  CHECK(draft.transforms == std::vector<std::string>{"rename: 2 tensors", "drop: 1 tensor"});
+  using enum Applied::Transform;
+  CHECK(draft.transforms == std::vector<Applied>{{kRename, 2}, {kDrop, 1}});
   CHECK(draft.source.notes.empty());
 }
 

@@ -12,6 +12,7 @@
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
+#include "reshard/plan/job/applied.h"
 #include "reshard/plan/job/program.h"
 #include "reshard/plan/job/request.h"
 #include "reshard/specs/parallel/mesh.h"
@@ -52,7 +53,7 @@ struct Job {
   bool shares_directory = false;
   bool manifest = false;  // SHA256SUMS and reshard.manifest.json are written, too
   std::map<std::filesystem::path, Sha256Digest> source_digests;  // of input files, where they are known
-  std::vector<std::string> transforms;                           // what is made of the source's tensors, a clause each
+  std::vector<Applied> transforms;                               // in this order
   std::vector<std::string> notes;                                // what the user should know, whole sentences
   const Layout* layout = nullptr;                                // of the target
   OptionValues options;                                          // of `layout`, those that were given

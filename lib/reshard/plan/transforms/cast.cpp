@@ -212,8 +212,7 @@ void cast(Files& files, Draft& draft, const Request& request) {
   std::map<DType, std::size_t> counts;
   for (std::size_t i = 0; i < before.size(); ++i)
     if (draft.wanted[i].dtype != before[i]) ++counts[draft.wanted[i].dtype];
-  for (const auto& [dtype, count] : counts)
-    draft.transforms.push_back(fmt::format("cast: {} tensor{} to {}", count, count == 1 ? "" : "s", name(dtype)));
+  for (const auto& [dtype, count] : counts) draft.transforms.push_back({Applied::Transform::kCast, count, dtype});
 }
 
 }  // namespace reshard

@@ -63,7 +63,7 @@ void apply_extra_tensors(Draft& draft, ExtraTensors extra, const TargetRequest& 
     return draft.note("kept, though config.json does not explain them: " + list_names(names));
   }
   draft.note("left out, as config.json does not explain them: " + list_names(names));
-  draft.transforms.push_back(fmt::format("drop: {} tensor{}", names.size(), names.size() == 1 ? "" : "s"));
+  draft.transforms.push_back({Applied::Transform::kDrop, names.size()});
   std::erase_if(draft.wanted, [&](const LogicalTensor& tensor) { return own.count(tensor.name) == 0; });
   for (std::string& name : names) draft.dropped.push_back(std::move(name));
 }

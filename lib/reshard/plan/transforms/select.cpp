@@ -84,10 +84,6 @@ void follow_model(Draft& draft) {
     draft.dropped.push_back(std::move(state));
 }
 
-std::string counted(const char* transform, std::ptrdiff_t tensors) {
-  return fmt::format("{}: {} tensor{}", transform, tensors, tensors == 1 ? "" : "s");
-}
-
 }  // namespace
 
 bool is_dropped(const NameRules& rules, const std::string& name) {
@@ -103,7 +99,7 @@ void select(Draft& draft, const NameRules& rules) {
   std::vector<bool> dropped;
   for (const std::string& name : draft.old_names) dropped.push_back(is_dropped(rules, name));
   rename(draft, rules, dropped);
-  std::ptrdiff_t renamed = 0;
+  std::size_t renamed = 0;
   for (std::size_t i = 0; i < map.logical.size(); ++i) {
     const LogicalTensor& tensor = map.logical[i];
     if (tensor.filler) continue;
@@ -114,9 +110,9 @@ void select(Draft& draft, const NameRules& rules) {
     if (!dropped[i] && tensor.name != draft.old_names[i]) ++renamed;
   }
   if (draft.wanted.empty()) throw Error(ErrorKind::kUsage, "`drop` and `keep` leave no tensor");
-  if (renamed > 0) draft.transforms.push_back(counted("rename", renamed));
+  if (renamed > 0) draft.transforms.push_back({Applied::Transform::kRename, renamed});
   if (!draft.dropped.empty()) {
-    draft.transforms.push_back(counted("drop", std::ssize(draft.dropped)));
+    draft.transforms.push_back({Applied::Transform::kDrop, draft.dropped.size()});
     draft.source.index_metadata =
         recounted_metadata(draft.source.index_metadata, elems_of(map.logical), elems_of(draft.wanted));
   }

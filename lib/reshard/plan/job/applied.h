@@ -1,0 +1,27 @@
+// What was made of a source's tensors, for those who read a plan.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+#include "reshard/tensor/values/dtype.h"
+
+namespace reshard {
+
+/// A transform, and to how many tensors it was applied.
+struct Applied {
+  enum class Transform { kRename, kDrop, kCast, kAverage };
+  Transform transform;
+  std::size_t tensors;
+  std::optional<DType> dtype = std::nullopt;  // that they are cast to
+
+  bool operator==(const Applied&) const = default;
+};
+
+/// \returns "rename", "drop", "cast" or "average".
+constexpr const char* name(Applied::Transform transform) {
+  constexpr const char* kNames[] = {"rename", "drop", "cast", "average"};
+  return kNames[static_cast<std::size_t>(transform)];
+}
+
+}  // namespace reshard
