@@ -11,7 +11,7 @@
 namespace reshard {
 namespace {
 
-/// The boxes of a tensor's chunks, each once: several files may hold the same, and are compared.
+/// The distinct boxes of a tensor's chunks. Several files may contain the same box; such replicas are compared later.
 std::vector<Box> distinct_boxes(const ChunkedTensor& tensor) {
   std::vector<Box> boxes;
   boxes.reserve(tensor.chunks.size());
@@ -36,7 +36,7 @@ void validate(const ChunkedTensor& tensor, const std::filesystem::path& where) {
   if (filled < elems) throw bad(fmt::format("its {} chunks have {} of its {} elements", boxes.size(), filled, elems));
   if (filled > elems) throw bad(fmt::format("its {} chunks overlap", boxes.size()));
   if (boxes.size() < 2) return;
-  SourceMap tiles;  // as if the chunks were pieces of one stored tensor
+  SourceMap tiles;  // treats the chunks as pieces of one stored tensor
   tiles.files.push_back({{where}});
   tiles.add_stored({SharedName(tensor.entry), tensor.dtype, tensor.shape});
   tiles.add_logical({tensor.entry, tensor.dtype, tensor.shape, {}}, where);
@@ -59,7 +59,7 @@ SourceMap chunked_map(std::vector<SourceFile> files, std::vector<ChunkedTensor> 
   for (ChunkedTensor& tensor : tensors) {
     const std::uint32_t logical = map.add_logical({tensor.name, tensor.dtype, tensor.shape, {}, tensor.role}, where);
     const SharedName entry(tensor.entry);
-    // In rows, so that what is open of the tensor while it is put together stays one box or a few.
+    // In row order, so that only one or a few boxes of the tensor are incomplete at a time while it is assembled.
     std::sort(tensor.chunks.begin(), tensor.chunks.end(),
               [](const auto& a, const auto& b) { return a.box.begin < b.box.begin; });
     for (ChunkedTensor::Chunk& chunk : tensor.chunks) {

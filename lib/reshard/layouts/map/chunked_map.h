@@ -9,41 +9,41 @@
 
 namespace reshard {
 
-/// Which place a tensor or an object has in a training run.
+/// How a tensor or object of the training state relates to the model.
 struct TrainingState {
-  /// The part of its name that is the name of the parameter it belongs to, as the model has it; of no size: none.
+  /// Range of its name that is the model's name of the parameter it belongs to; size 0 if it belongs to no parameter.
   std::uint16_t parameter_begin = 0;
   std::uint16_t parameter_size = 0;
-  bool left_out = false;   // its parameter was, and it is not to be written
+  bool left_out = false;   // its parameter is left out of the output, and so is this
   std::uint32_t path = 0;  // index into TrainingStates::paths
 };
 
-/// A tensor of a model that a distributed checkpoint stores in chunks, each a box of it at a place of its own. Chunks
-/// of one box are replicas.
+/// A tensor that a distributed checkpoint stores in chunks. Each chunk is a box of the tensor with its own offset.
+/// Chunks with the same box are replicas.
 struct ChunkedTensor {
   struct Chunk {
     Box box;
     std::uint32_t file = 0;          // index into SourceMap::files
-    std::uint64_t offset_bytes = 0;  // of the element at the box's begin
-    Dims strides;                    // in elements, one a dim; empty where the elements lie in C order
+    std::uint64_t offset_bytes = 0;  // offset of the first element of the box
+    Dims strides;                    // in elements, one per dim; empty if the elements are in C order
   };
 
-  std::string entry;  // what the files call it
-  std::string name;   // what the model calls it, as in StateNames::names
+  std::string entry;  // name in the files
+  std::string name;   // name in the model, as in StateNames::names
   DType dtype;
   Dims shape;
-  std::vector<Chunk> chunks;  // those that have elements, in any order; each lies inside the shape
+  std::vector<Chunk> chunks;  // non-empty chunks inside `shape`, in any order
   TensorRole role = TensorRole::kParameter;
-  TrainingState state;  // of what is no parameter
+  TrainingState state;  // only for roles other than kParameter
 };
 
-/// That the chunks of each tensor fill it, none over another but for replicas.
-/// \throws Error kBadInput, naming the tensor and `where`, the file that says which chunks there are.
+/// Validates that the chunks of each tensor tile it, not counting replicas.
+/// \throws Error kBadInput, naming the tensor and `where`, the file that lists the chunks.
 /// O(n log n) in the chunks.
 void validate_chunks(const std::vector<ChunkedTensor>& tensors, const std::filesystem::path& where);
 
-/// The map of tensors whose chunks are validated. `where` is for errors.
-/// \throws Error kBadInput if two tensors of one name differ in dtype or shape.
+/// Returns the map of tensors whose chunks are validated. `where` is used in errors.
+/// \throws Error kBadInput if two tensors with the same name differ in dtype or shape.
 SourceMap chunked_map(std::vector<SourceFile> files, std::vector<ChunkedTensor> tensors,
                       const std::filesystem::path& where);
 

@@ -11,9 +11,9 @@ std::vector<Box> boxes_of_range(const Dims& shape, std::uint64_t begin, std::uin
   if (num_elems(shape) == 0u) return {whole(shape)};
   const Dims strides = c_strides(shape);
   const std::uint64_t end = begin + count;
-  // From each place on, the box of most dims that begins there and does not go past the end.
+  // At each position, take the box with the most dims that begins there and does not exceed the end.
   while (begin < end) {
-    std::size_t dim = 0;  // along which the box is cut; it is whole in those after it
+    std::size_t dim = 0;  // the dim along which the box is cut; later dims are whole
     while (dim < shape.size() && (begin % strides[dim] != 0 || strides[dim] > end - begin)) ++dim;
     Box box{Dims(shape.size(), 0), Dims(shape.size(), 1)};
     std::uint64_t rest = begin;

@@ -7,10 +7,10 @@
 
 namespace reshard {
 
-/// The boxes that elements [begin, begin + count) of a C-ordered tensor make, in their order: each is as large as it
-/// can be, and its elements lie one after another. At most two a dim, less one. None where `count` is 0, but for a
-/// tensor without elements: the box that is all of it.
-/// \param shape  of elements that can be counted, of which the range is a part.
+/// Decomposes elements [begin, begin + count) of a C-ordered tensor into boxes, in order. Each box is as large as
+/// possible, and its elements are contiguous. Returns at most 2 * dims - 1 boxes; none if `count` is 0. For a tensor
+/// without elements, returns the whole tensor as one box.
+/// \param shape  must contain the range, and its number of elements must not overflow.
 std::vector<Box> boxes_of_range(const Dims& shape, std::uint64_t begin, std::uint64_t count);
 
 }  // namespace reshard

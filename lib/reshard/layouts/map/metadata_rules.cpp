@@ -19,20 +19,20 @@ namespace {
 using Part = PartitionRule::Part;
 using Table = std::shared_ptr<const Placement>;
 
-/// Where the tensor that is split as the weight is may stand in a module: a model's own, one that PEFT has wrapped, and
-/// the adapter's that has the weight's outputs (or inputs).
+/// Suffixes in a module of the tensor that is split like the weight: the model's own, one that PEFT has wrapped, and
+/// the adapter matrix that has the weight's outputs (or inputs).
 constexpr std::array kOutputPlaces = {"", ".base_layer", ".lora_B"};
 constexpr std::array kInputPlaces = {"", ".base_layer", ".lora_A"};
 constexpr const char* kLoraA = ".lora_A.weight";
 constexpr const char* kLoraB = ".lora_B.weight";
 
-/// The tables of one mesh; parameters that are partitioned alike share one.
+/// The tables of one mesh. Parameters with the same partition share one.
 class Tables {
  public:
   Tables(std::uint32_t tp, std::uint32_t ep) : tp_(tp), ep_(ep) {}
 
-  /// Equal chunks, `stride` for each rank, which has every T-th. Of experts stacked along the dim that is split an
-  /// expert-parallel rank has its own alone: there are `experts` ranks of them.
+  /// Equal chunks, `stride` per rank, which has every TP-th chunk. If experts are stacked along the split dim, they are
+  /// distributed over `experts` expert-parallel ranks.
   Table strided(std::uint32_t stride, std::uint32_t experts, std::optional<std::uint64_t> unit_elems = {}) {
     Table& table = strided_[{stride, experts, unit_elems}];
     if (table) return table;
@@ -46,8 +46,8 @@ class Tables {
     return table;
   }
 
-  /// Matrices packed in one, in chunks of which each matrix, and each rank's part of it, is made. Experts that are
-  /// matrices of it are spread over expert-parallel ranks.
+  /// Matrices packed in one, in chunks that divide each matrix and each rank's share of it. If the matrices belong to
+  /// experts, they are distributed over expert-parallel ranks.
   Table packed(const ParallelParameter& parameter) {
     const std::uint32_t experts = parameter.partition_dim == 0 ? parameter.expert_partitions : 1;
     std::uint64_t chunk = 0;
@@ -59,7 +59,7 @@ class Tables {
     const std::size_t each = parameter.packed.size() / experts;  // matrices
     return make(size / chunk, chunk, experts > 1 ? tp_ * ep_ : tp_, [&](std::uint32_t rank) {
       std::vector<std::uint32_t> taken;
-      std::uint64_t begin = 0;  // of the matrix, in chunks
+      std::uint64_t begin = 0;  // begin of the matrix, in chunks
       for (std::size_t i = 0; i < parameter.packed.size(); ++i) {
         const PackedPart& part = parameter.packed[i];
         const std::uint64_t chunks = part.size / chunk;
@@ -73,12 +73,12 @@ class Tables {
     });
   }
 
-  /// The heads of a rank, by number; from `heads` on: of zeros.
+  /// The numbers of a rank's heads. Numbers >= `heads` are heads of zeros.
   Table heads(std::uint32_t heads, const std::function<std::vector<std::uint32_t>(std::uint32_t)>& of_rank) {
     return make(heads, std::nullopt, tp_, of_rank);
   }
 
-  /// Equal parts of experts that are stacked in dim 0, one for each expert-parallel rank.
+  /// One slice per expert-parallel rank, for experts that are stacked in dim 0.
   Table slices(std::uint32_t experts) {
     Table& table = slices_[experts];
     if (!table)
@@ -87,8 +87,8 @@ class Tables {
     return table;
   }
 
-  /// The columns of linear number `linear` in a stacked lora_B, beside which are zeros: lora_A is stacked, and each
-  /// linear meets its own rows of it alone.
+  /// The columns of linear number `linear` in a stacked lora_B; all other columns are zeros. lora_A is stacked, and
+  /// each linear is multiplied only with its own rows of lora_A.
   Table diagonal(const std::vector<std::uint64_t>& stacked_ranks, std::size_t linear) {
     std::uint64_t unit = 0;
     for (const std::uint64_t rank : stacked_ranks) unit = std::gcd(unit, rank);
@@ -102,7 +102,7 @@ class Tables {
     });
   }
 
-  /// All of an original, whose size along the dim is known.
+  /// A whole logical tensor, whose size along the dim is known.
   static Table whole(std::uint64_t size) { return std::make_shared<const Placement>(Placement{1, size, {{0}}}); }
 
  private:
@@ -125,12 +125,12 @@ class Tables {
 
   std::uint32_t tp_;
   std::uint32_t ep_;
-  std::uint64_t chunks_ = 0;  // of all tables, over all ranks
+  std::uint64_t chunks_ = 0;  // in all tables, over all ranks
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::optional<std::uint64_t>>, Table> strided_;
   std::map<std::uint32_t, Table> slices_;
 };
 
-/// The parameter's own entry.
+/// Returns the rule that the parameter's own entry defines.
 PartitionRule own_rule(const ParallelParameter& parameter, Tables& tables) {
   PartitionRule rule;
   rule.stored_name = parameter.name;
@@ -145,36 +145,36 @@ PartitionRule own_rule(const ParallelParameter& parameter, Tables& tables) {
   return rule;
 }
 
-/// Which expert-parallel ranks have it, as the parameter's entry says.
+/// Sets the expert-parallel ranks that have the parameter, from its entry.
 void add_experts(PartitionRule& rule, const ParallelParameter& parameter, Tables& tables) {
   rule.expert_rank = parameter.expert_rank;
   rule.expert_parallel = parameter.expert_model_parallel();
   if (parameter.expert_partitions == 1) return;
-  if (parameter.tensor_model_parallel && parameter.partition_dim == 0) return;  // the placement says it
+  if (parameter.tensor_model_parallel && parameter.partition_dim == 0) return;  // done by the placement
   for (Part& part : rule.parts)
     part.placed.insert(part.placed.begin(), {0, tables.slices(parameter.expert_partitions)});
 }
 
-/// Of each linear of fused ones.
+/// One of several fused linears.
 struct Linear {
-  std::string name;  // with its module
+  std::string name;  // including its module
   Table table;
 };
 
-/// A stored name that a spec explains: what its entry must say, and its rule.
+/// A stored name that a spec explains: the entry that it requires, and its rule.
 struct Explained {
   Explained(SpecEntry an_entry, bool exempt, std::function<PartitionRule()> a_rule)
       : entry(std::move(an_entry)), is_exempt(exempt), rule(std::move(a_rule)) {}
 
   SpecEntry entry;
-  bool is_exempt;  // its entry says nothing
+  bool is_exempt;  // its entry need not match
   std::function<PartitionRule()> rule;
 };
 
 using ByName = std::unordered_map<std::string, Explained>;
 
-/// Of the adapter's matrix that has no dim which is split: one that all linears share, or that of each, one under the
-/// other.
+/// Returns the rule of the adapter matrix that is not split: one that all linears share, or the matrices of all linears
+/// stacked.
 PartitionRule shared_rule(const std::vector<Linear>& linears, const std::string& suffix,
                           const std::vector<std::uint64_t>& stacked_ranks) {
   PartitionRule rule;
@@ -187,7 +187,7 @@ PartitionRule shared_rule(const std::vector<Linear>& linears, const std::string&
   return rule;
 }
 
-/// A rule of the parts of `linears` that begin with number `first`.
+/// Returns a rule whose parts are `count` of the `linears`, from number `first` on.
 PartitionRule rule_of(PartitionLabel label, std::uint32_t dim, const std::vector<Linear>& linears, std::size_t first,
                       std::size_t count, const std::string& suffix, const std::vector<std::uint64_t>& stacked_ranks,
                       Tables& tables) {
@@ -202,7 +202,7 @@ PartitionRule rule_of(PartitionLabel label, std::uint32_t dim, const std::vector
   return rule;
 }
 
-/// Registers the stored names that one module's spec explains. The rules are made when they are asked for.
+/// Registers the stored names that one module's spec explains. Rules are built on demand.
 void explain(const std::string& module, const FusedLinearsSpec& spec, std::uint32_t tp, Tables& tables, ByName& names) {
   const std::string prefix = module + ".";
   const auto stride = static_cast<std::uint32_t>(spec.linear_names.size());
@@ -273,7 +273,7 @@ void explain(const std::string& module, const GQAQKVColumnParallelLinearSpec& sp
   });
 }
 
-/// The names that the stage's specs explain, by a mesh. Borrows all three.
+/// Returns the names that the stage's specs explain. The result borrows `metadata` and `tables`.
 ByName explained(const StageMetadata& metadata, std::uint32_t tp, Tables& tables) {
   ByName names;
   for (const ModuleSpecs& module : metadata.modules)

@@ -16,7 +16,7 @@
 namespace reshard {
 namespace {
 
-using AxisSizes = std::map<std::string, std::uint64_t, std::less<>>;  // of axes
+using AxisSizes = std::map<std::string, std::uint64_t, std::less<>>;  // by axis
 
 /// "(head half pair) in"
 std::string text_of(const DimAxes& dims) {
@@ -26,7 +26,7 @@ std::string text_of(const DimAxes& dims) {
   return join(words, " ");
 }
 
-/// The sizes that the scheme computes from a model's numbers.
+/// Returns the sizes that the scheme computes from a model's numbers.
 AxisSizes given_sizes(const Scheme::Entry& entry, const Model& model) {
   constexpr std::array<std::uint64_t Model::*, kModelNumbers.size()> kNumbers = {&Model::heads, &Model::kv_heads,
                                                                                  &Model::head_dim};
@@ -84,7 +84,7 @@ Dims shape_of(const DimAxes& dims, const AxisSizes& sizes) {
   return shape;
 }
 
-/// The axes of the dims of a parameter in the array.
+/// Returns the axes of a parameter's dims in the array.
 Packing::Part part_of(const Scheme::Entry& entry, const AxisSizes& of_parameter, const AxisSizes& of_entry,
                       std::uint64_t begin) {
   std::map<std::string_view, Packing::Axis> axes;
@@ -128,7 +128,7 @@ Dims numbers_of(const Scheme::Entry& entry, const Dims& shape) {
 PackedArray pack(const Scheme::Entry& entry, std::vector<Dims> parts, const Dims& numbers, const Model& model) {
   AxisSizes sizes = given_sizes(entry, model);
   std::vector<AxisSizes> of_parts;
-  std::uint64_t joined = 0;  // the size of that axis in the entry
+  std::uint64_t joined = 0;  // size of the joined axis in the entry
   for (const Dims& shape : parts) {
     AxisSizes own = sizes;
     solve(entry, entry.parameter_dims, shape, own);

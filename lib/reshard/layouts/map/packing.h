@@ -10,27 +10,27 @@
 
 namespace reshard {
 
-/// An entry of another program's checkpoint, with the model's numbers filled in.
+/// An entry of another program's checkpoint, with the model's sizes filled in.
 struct PackedArray {
   Dims shape;
   std::vector<Dims> parts;  // the shape of each of its parameters
   Packing packing;
 };
 
-/// The sizes of the numbered dims of an entry (Scheme::Entry::numbered_dims) that has `shape`.
-/// \throws Error kBadInput for another number of dims than the scheme has, or no elements.
+/// Returns the sizes of the numbered dims of an entry (Scheme::Entry::numbered_dims) that has `shape`.
+/// \throws Error kBadInput if the number of dims differs from the scheme's or if there are no elements.
 Dims numbers_of(const Scheme::Entry& entry, const Dims& shape);
 
-/// The array of an entry.
+/// Returns the array of an entry.
 /// \param parts    the shape of each of its parameters in the model.
 /// \param numbers  the sizes of its numbered dims.
-/// \throws Error kBadInput if a shape is not one of the scheme's, kUnsupported if a size makes no sense with the numbers
-/// of `model`.
+/// \throws Error kBadInput if a shape does not match the scheme, kUnsupported if a size is not valid for the numbers of
+/// `model`.
 PackedArray pack(const Scheme::Entry& entry, std::vector<Dims> parts, const Dims& numbers, const Model& model);
 
-/// Like pack, for an entry of `shape` in a file. Returns std::nullopt if its shape does not determine that of a single
-/// parameter.
-/// \throws Error kBadInput as numbers_of.
+/// Like pack, for an entry of `shape` in a file that contains a single parameter. Returns std::nullopt if the entry's
+/// shape does not determine the parameter's.
+/// \throws Error kBadInput like numbers_of.
 std::optional<PackedArray> unpack_single(const Scheme::Entry& entry, const Dims& shape);
 
 }  // namespace reshard

@@ -9,7 +9,7 @@ namespace {
 
 using Part = PartitionRule::Part;
 
-/// All of an original as one chunk.
+/// A whole logical tensor as one chunk.
 const Placement& whole_placement() {
   static const Placement kWhole{1, std::nullopt, {{0}}};
   return kWhole;
@@ -26,19 +26,19 @@ bool is_on(const Part& part, std::uint32_t rank) {
                       [&](const PartitionRule::PlacedDim& placed) { return placed.placement->of(rank).empty(); });
 }
 
-/// Whether parts lie one after the other.
+/// Whether the parts are concatenated.
 bool is_stacked(const PartitionRule& rule) {
   return rule.parts.size() > 1 && !rule.one_of_parts;
 }
 
-/// A placement's chunks are along a dim that the tensor has.
+/// Whether the tensor has the dims that the placements divide.
 bool has_dims(const PartitionRule& rule, const Dims& shape) {
   if (is_stacked(rule) && rule.stack_dim >= shape.size()) return false;
   return std::all_of(rule.parts.begin(), rule.parts.end(),
                      [&](const Part& part) { return part.placed.empty() || part.placed.back().dim < shape.size(); });
 }
 
-/// The chunk's size of an original of that size along the dim; nothing where it does not divide.
+/// Returns the size of a chunk if the dim has `size` elements; std::nullopt if it is not divisible.
 std::optional<std::uint64_t> unit_of(const Placement& placement, std::uint64_t size) {
   if (size % placement.units != 0) return std::nullopt;
   const std::uint64_t unit = size / placement.units;
@@ -46,7 +46,7 @@ std::optional<std::uint64_t> unit_of(const Placement& placement, std::uint64_t s
   return unit;
 }
 
-/// What a rank has of one original.
+/// The shape of a rank's share of one logical tensor.
 std::optional<Dims> shape_on(const Part& part, std::uint32_t rank, Dims shape) {
   for (const auto& [dim, placement] : part.placed) {
     const auto unit = unit_of(*placement, shape[dim]);
@@ -56,14 +56,14 @@ std::optional<Dims> shape_on(const Part& part, std::uint32_t rank, Dims shape) {
   return shape;
 }
 
-/// Runs of neighbours: `count` chunks from number `first` on, or of padding.
+/// A run of `count` consecutive chunks from number `first` on, or of padding.
 struct Run {
   std::uint64_t first = 0;
   std::uint64_t count = 0;
   bool is_padding = false;
 };
 
-/// The runs of a rank's chunks, in stored order.
+/// Visits the runs of a rank's chunks in stored order.
 template <typename Visit>
 void for_each_run(const Placement& placement, std::uint32_t rank, Visit&& visit) {
   const std::vector<std::uint32_t>& taken = placement.of(rank);
@@ -78,7 +78,8 @@ void for_each_run(const Placement& placement, std::uint32_t rank, Visit&& visit)
   }
 }
 
-/// Adds what a rank has of a part, of whose first `placed` dims `piece` has one run each and of others all.
+/// Adds the pieces of a part on a rank. In `piece`, the first `placed` dims are already restricted to one run each; the
+/// other dims are whole.
 void add_pieces_of(const Part& part, std::uint32_t rank, const Dims& shape, std::size_t placed, PartPiece piece,
                    std::vector<PartPiece>& pieces) {
   if (placed == part.placed.size()) {
@@ -127,10 +128,10 @@ std::optional<Dims> stored_shape(const PartitionRule& rule, std::uint32_t rank, 
 std::optional<std::vector<Dims>> logical_shapes(const PartitionRule& rule, std::uint32_t rank, const Dims& stored) {
   if (rule.constant) return stored == rule.constant->shape ? std::optional(std::vector<Dims>{}) : std::nullopt;
   if (!has_dims(rule, stored)) return std::nullopt;
-  std::uint64_t taken_of_stack = 0;  // chunks along stack_dim, of all parts
+  std::uint64_t taken_of_stack = 0;  // number of chunks along stack_dim, over all parts
   for (const Part& part : rule.parts) taken_of_stack += placement_along(part, rule.stack_dim).of(rank).size();
   std::vector<Dims> shapes;
-  std::uint64_t accounted = 0;  // along stack_dim, of the parts before
+  std::uint64_t accounted = 0;  // size along stack_dim of the previous parts
   for (const Part& part : rule.parts) {
     Dims shape = stored;
     for (std::size_t dim = 0; dim < shape.size(); ++dim) {
@@ -141,7 +142,7 @@ std::optional<std::vector<Dims>> logical_shapes(const PartitionRule& rule, std::
       const std::uint64_t units = is_shared ? taken_of_stack : taken;
       if (!placement.unit_elems && (units == 0 || size % units != 0)) return std::nullopt;
       const std::uint64_t unit = placement.unit_elems ? *placement.unit_elems : size / units;
-      if (unit == 0 && size != 0) return std::nullopt;  // an original without elements beside one that has some
+      if (unit == 0 && size != 0) return std::nullopt;  // a logical tensor without elements next to one that has some
       const auto full = checked_mul(unit, placement.units);
       const auto own = checked_mul(unit, taken);
       const auto sum = own && is_shared ? checked_add(accounted, *own) : own;
@@ -157,7 +158,7 @@ std::optional<std::vector<Dims>> logical_shapes(const PartitionRule& rule, std::
 
 std::vector<PartPiece> pieces_of(const PartitionRule& rule, std::uint32_t rank, const std::vector<Dims>& shapes) {
   std::vector<PartPiece> pieces;
-  std::uint64_t stored_at = 0;  // along stack_dim
+  std::uint64_t stored_at = 0;  // position along stack_dim
   for (std::uint32_t i = 0; i < rule.parts.size(); ++i) {
     const Part& part = rule.parts[i];
     const Dims& shape = shapes[i];
@@ -183,7 +184,7 @@ std::uint32_t slices_on(const PartitionRule& rule, std::uint32_t rank) {
 Dims file_shape(const PartitionRule& rule, std::uint32_t rank, Dims shape) {
   const std::uint32_t slices = slices_on(rule, rank);
   const std::size_t dims = shape.size() + (slices == 0 ? 0 : 1);
-  const Dims order = rule.file_dims.size() == dims ? rule.file_dims : Dims();  // else it is for other shapes
+  const Dims order = rule.file_dims.size() == dims ? rule.file_dims : Dims();  // otherwise it applies to other shapes
   if (slices == 0) return permuted(std::move(shape), order);
   Dims in_slices;
   for (std::size_t dim = 0; dim < shape.size(); ++dim) {
@@ -194,7 +195,7 @@ Dims file_shape(const PartitionRule& rule, std::uint32_t rank, Dims shape) {
 }
 
 std::optional<View> view_of_file(const PartitionRule& rule, std::uint32_t rank, View file) {
-  if (rule.file_dims.size() == file.shape.size())  // else it has another shape than the rule makes
+  if (rule.file_dims.size() == file.shape.size())  // otherwise the file has another shape than the rule defines
     file = {unpermuted(std::move(file.shape), rule.file_dims), unpermuted(std::move(file.strides), rule.file_dims)};
   return slices_on(rule, rank) == 0 ? std::optional(std::move(file)) : file.merged(rule.stack_dim);
 }

@@ -13,14 +13,14 @@
 namespace reshard {
 namespace {
 
-/// A rank and how many there are of its kind.
+/// The metadata keys of one kind of rank.
 struct RankKeys {
   const char* kind;
   const char* rank_key;
   const char* degree_key;
   std::uint32_t RankRecord::*rank;
   std::uint32_t RankRecord::*degree;
-  bool always;  // else only where there are several
+  bool always;  // otherwise only if the degree is above 1
 };
 constexpr RankKeys kRankKeys[] = {
     {"tensor-parallel", "reshard.tp_rank", "reshard.tp_degree", &RankRecord::tp_rank, &RankRecord::tp_degree, true},
@@ -40,7 +40,8 @@ Error bad(const Container& file, std::string_view key, const std::string& value,
       .hint(kHint);
 }
 
-/// Null if the text is not JSON: its places are those of this text, not of the file, so the caller reports it.
+/// Returns null if the text is not JSON. The parser's positions refer to this text, not to the file, so the caller
+/// reports the error.
 Json parse_value(const Container& file, const std::string& text) {
   try {
     return parse_json(text, file.path);

@@ -12,34 +12,34 @@
 
 namespace reshard {
 
-/// Original tensors with their shapes, by name.
+/// Shapes of logical tensors, by name.
 using OriginalShapes = std::map<std::string, Dims>;
 
-/// What a rank's file says of itself, in the `__metadata__` of safetensors or its equal in torch's archives: which rank
-/// it is of, and, of weights for inference, the shapes of the originals of which the ranks together have more than they
-/// are: heads that are replicated, and padding. The systems that read and write these layouts look at no such metadata;
+/// What a rank's file records about itself, in the `__metadata__` of safetensors or its equivalent in torch archives:
+/// its rank and, for inference weights, the shapes of logical tensors that are smaller than the ranks' stored tensors
+/// together because of replicated heads or padding. The systems that read and write these layouts ignore this metadata;
 /// the keys are our own.
 struct RankRecord {
   std::uint32_t tp_rank = 0;
   std::uint32_t tp_degree = 1;
-  std::uint32_t pp_rank = 0;  // this and the next are written only where there are several such ranks
+  std::uint32_t pp_rank = 0;  // like ep_rank, written only if the degree is above 1
   std::uint32_t pp_degree = 1;
   std::uint32_t ep_rank = 0;
   std::uint32_t ep_degree = 1;
-  std::shared_ptr<const OriginalShapes> originals;  // never null; ranks share it
-  std::set<std::string> transposed{};  // stored tensors with the last two dims swapped; "*" for the number of a layer
+  std::shared_ptr<const OriginalShapes> originals;  // never null; shared by the ranks
+  std::set<std::string> transposed{};  // stored tensors with the last two dims swapped; "*" stands for a layer's number
 };
 
-/// The record as keys and values of a file's metadata.
-/// \throws Error kUnsupported for a name that is not UTF-8.
+/// Returns the record as keys and values of a file's metadata.
+/// \throws Error kUnsupported if a name is not UTF-8.
 FileMetadata record_metadata(const RankRecord& record);
 
-/// The record in a file's metadata; nothing if it has none.
-/// \throws Error kBadInput for one that makes no sense.
+/// Returns the record in a file's metadata; std::nullopt if it has none.
+/// \throws Error kBadInput if the record is not valid.
 std::optional<RankRecord> read_record(const Container& file);
 
-/// "tensor-parallel rank 0 of 2, pipeline rank 1 of 2": the ranks that a file records, of the kinds of which there are
-/// several. Empty for the only rank of a checkpoint.
+/// Describes the ranks that a file records, for each kind with a degree above 1: "tensor-parallel rank 0 of 2, pipeline
+/// rank 1 of 2". Empty for the only rank of a checkpoint.
 std::string describe_rank(const RankRecord& record);
 
 }  // namespace reshard

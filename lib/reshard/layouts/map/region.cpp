@@ -51,22 +51,22 @@ PlacedView view_of(const Region& region, const Dims& strides) {
 
 namespace {
 
-/// At most UINT64_MAX.
+/// Saturates at UINT64_MAX.
 std::uint64_t product(std::uint64_t a, std::uint64_t b) {
   return checked_mul(a, b).value_or(UINT64_MAX);
 }
 
-/// The indices along `axis` at which `extent` places from `begin` on, moved by its steps, may touch `box`.
+/// Returns the range of indices along `axis` at which an `extent` that starts at `begin` may overlap `box`.
 std::pair<std::uint64_t, std::uint64_t> indices_in(const Packing::Axis& axis, std::uint64_t begin, std::uint64_t extent,
                                                    const Box& box) {
   const std::uint64_t from = box.begin[axis.dim], to = from + box.size[axis.dim];
-  const auto before = [&](std::uint64_t place) {  // how many indices begin in front of it
+  const auto before = [&](std::uint64_t place) {  // number of indices before this position
     return place <= begin ? 0 : std::min(axis.size, (place - begin - 1) / axis.step + 1);
   };
   return {from < extent ? 0 : before(from - extent + 1), before(to)};
 }
 
-/// Makes the regions of one part of a packing: an axis of a dim that is not its last becomes one region for each index.
+/// Builds the regions of one part of a packing: an axis that is not the last of its dim becomes one region per index.
 class PartCutter {
  public:
   PartCutter(const Packing::Part& part, const Box& box) : box_(box) {
@@ -78,7 +78,7 @@ class PartCutter {
       region_.box.size[d] = axes.back().size;
       region_.axes.push_back(axes.back().dim);
       region_.steps.push_back(axes.back().step);
-      std::uint64_t elems = axes.back().size;  // along dim d from one index of an axis to the next
+      std::uint64_t elems = axes.back().size;  // distance along dim d from one index of an axis to the next
       const auto first = static_cast<std::ptrdiff_t>(outer_.size());
       for (std::size_t a = axes.size() - 1; a-- > 0; elems *= axes[a].size)
         outer_.insert(outer_.begin() + first, {d, elems, axes[a]});
@@ -90,14 +90,14 @@ class PartCutter {
     }
   }
 
-  /// \param begin  of tensor `number` in the array.
+  /// \param begin  index in the array of tensor `number`'s first element.
   void add(std::uint32_t number, Dims begin, std::vector<Region>& regions) {
     region_.tensor = number;
     region_.begin = std::move(begin);
     add_from(0, regions);
   }
 
-  /// How many regions a tensor has in the box at most, wherever it begins.
+  /// Upper bound for the number of regions of a tensor in the box, wherever the tensor begins.
   std::uint64_t count() const {
     std::uint64_t count = 1;
     for (const Outer& one : outer_)
@@ -107,10 +107,10 @@ class PartCutter {
 
  private:
   struct Outer {
-    std::size_t dim = 0;      // of the tensor
-    std::uint64_t elems = 0;  // along it from one index to the next
+    std::size_t dim = 0;      // dim of the tensor
+    std::uint64_t elems = 0;  // distance along that dim from one index to the next
     Packing::Axis axis;
-    std::uint64_t extent = 1;  // places that the axes behind this one span in dim axis.dim of the array
+    std::uint64_t extent = 1;  // number of positions in dim axis.dim of the array that the later axes span
 
     void add_extent(const Packing::Axis& other) {
       if (other.dim == axis.dim && other.size > 0) extent += (other.size - 1) * other.step;
@@ -154,7 +154,7 @@ std::vector<Region> Packing::regions_in(const Box& box) const {
   std::vector<PartCutter> cutters;
   for (const Part& part : parts) cutters.emplace_back(part, box);
   std::vector<Region> regions;
-  // In the order of numbers: those along the first axis change last.
+  // In the order of tensor numbers: the index along the first axis changes last.
   const auto add = [&](const auto& self, std::size_t n, std::uint64_t number, Dims offset) -> void {
     if (n == numbers.size()) {
       for (std::size_t p = 0; p < parts.size(); ++p) {
@@ -189,7 +189,7 @@ bool Packing::has_boxes() const {
   return std::all_of(parts.begin(), parts.end(), [](const Part& part) {
     const std::size_t dims = part.dims.size(), before = part.begin.size() - dims;
     if (dims == 0 || dims > part.begin.size()) return false;
-    if (dims == 1 && part.dims[0].back().step != 1) return false;  // one box for each element
+    if (dims == 1 && part.dims[0].back().step != 1) return false;  // would need one box per element
     for (std::size_t d = 0; d < dims; ++d) {
       const Axis& last = part.dims[d].back();
       if (last.dim != before + d || (d > 0 && (part.dims[d].size() > 1 || last.step != 1))) return false;
@@ -210,7 +210,7 @@ BoxedRegions as_boxes(const Dims& shape, std::vector<Region> regions) {
       region.begin[0] += before;
     }
   const std::uint64_t step = regions.front().steps[0];
-  // Rows of every second place are halves of rows that are twice as long.
+  // Rows at every `step`-th position are parts of rows that are `step` times as long.
   if (step > 1 && dims > 1 && boxed.view.shape[0] % step == 0) {
     Dims longer = boxed.view.shape;
     for (Region& region : regions) {
@@ -224,7 +224,7 @@ BoxedRegions as_boxes(const Dims& shape, std::vector<Region> regions) {
   }
   for (Region& region : regions) {
     region.axes = counted(dims);
-    const std::uint64_t rows = region.steps[0] == 1 ? 1 : region.box.size[0];  // that become regions
+    const std::uint64_t rows = region.steps[0] == 1 ? 1 : region.box.size[0];  // number of rows that become regions
     const std::uint64_t row_step = std::exchange(region.steps[0], 1);
     if (row_step != 1) region.box.size[0] = 1;
     for (std::uint64_t row = 0; row < rows; ++row) {

@@ -10,11 +10,11 @@
 
 namespace reshard {
 
-/// A box of one tensor and its place in an array that contains several tensors, or one tensor in another order: experts
-/// stacked along a new dim, linears one under the other, heads whose rows alternate between their two halves.
+/// A box of one tensor and its position in an array that contains several tensors, or one tensor in another order:
+/// experts stacked along a new dim, concatenated linears, heads whose rows alternate between their two halves.
 struct Region {
   std::uint32_t tensor = 0;  // index of the tensor
-  Box box;                   // of the tensor
+  Box box;                   // box of the tensor
   Dims begin;                // index in the array of the box's first element
   Dims axes;                 // for each dim of the box, the dim of the array along which it runs
   Dims steps;                // for each dim of the box, the distance along that dim from one index to the next
@@ -50,18 +50,18 @@ struct Packing {
     friend bool operator==(const Part&, const Part&) = default;
   };
 
-  std::vector<Axis> numbers;  // for each index along these there is one tensor of every part
+  std::vector<Axis> numbers;  // there is one tensor of every part for each index along these axes
   std::vector<Part> parts;    // empty: the array is one tensor
 
   friend bool operator==(const Packing&, const Packing&) = default;
 
   bool is_plain() const { return parts.empty(); }
-  /// Whether the array has the elements of one tensor, in their order.
+  /// Whether the array contains the elements of one tensor in their order.
   bool is_identity() const;
-  /// Whether as_boxes accepts its regions: the dims of every tensor are the last dims of the array, in order; only rows of
-  /// matrices may be permuted.
+  /// Whether as_boxes accepts its regions: the dims of every tensor are the last dims of the array, in order, and only
+  /// rows of matrices are permuted.
   bool has_boxes() const;
-  /// At least as many as `box` has regions. Not for an array that is one tensor, nor are they.
+  /// Upper bound for the number of regions in `box`. Neither this nor regions_in applies to a plain array.
   std::uint64_t count_in(const Box& box) const;
   /// The regions in `box`, relative to it. Tensors are numbered by `numbers`, then by part.
   std::vector<Region> regions_in(const Box& box) const;
@@ -73,8 +73,9 @@ struct BoxedRegions {
   std::vector<Region> regions;  // begins are in the view; axes are 0, 1, …, and steps are 1
 };
 
-/// Finds such a view for regions that fill a C-ordered array of `shape`, of a packing that has boxes, or none. If their rows
-/// alternate and the number of rows is not a multiple of the step, each row becomes a region.
+/// Finds such a view for regions that fill a C-ordered array of `shape`. The regions must belong to a packing that has
+/// boxes; there may be none. If their rows alternate and the number of rows is not a multiple of the step, each row
+/// becomes a region.
 BoxedRegions as_boxes(const Dims& shape, std::vector<Region> regions);
 
 }  // namespace reshard

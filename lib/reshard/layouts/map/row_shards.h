@@ -1,5 +1,5 @@
-// Data-parallel ranks that share the states of what one tensor- and pipeline-parallel rank holds: each has some rows of
-// the local tensor (torch_xla's zero_redundancy_optimizer.py). One mechanism for maps of sources and of targets.
+// Row shards: data-parallel ranks share the states of one tensor- and pipeline-parallel rank, and each has some rows of
+// the local tensor (torch_xla's zero_redundancy_optimizer.py). Source and target maps use the same functions.
 #pragma once
 
 #include <cstdint>
@@ -11,39 +11,39 @@
 
 namespace reshard {
 
-/// A stored tensor that holds rows of a local tensor, from row `begin_row` on, as many as it has itself. Its rows beyond
-/// the local tensor are padding, zeros.
+/// A stored tensor that contains the rows of a local tensor from `begin_row` on. Rows beyond the local tensor are
+/// padding of zeros.
 struct RowShard {
   std::uint32_t stored = 0;
   std::uint64_t begin_row = 0;
 };
 
-/// The rows of each shard where `count` ranks, at least one, share `rows`: ⌈rows / count⌉.
+/// Returns the rows per shard if `count` ranks, at least one, share `rows`: ⌈rows / count⌉.
 std::uint64_t rows_per_shard(std::uint64_t rows, std::uint64_t count);
 
-/// The rows that shard `number` of `count` has of a local tensor, without padding; none where those before it have all.
+/// The rows of a local tensor that shard `number` of `count` contains, without padding; none if earlier shards contain
+/// all.
 struct RowShare {
   std::uint64_t begin_row = 0;
   std::uint64_t rows = 0;
 };
 RowShare row_share(std::uint64_t rows, std::uint64_t count, std::uint64_t number);
 
-/// The shape of each shard of a local tensor: fewer rows, or all of a number, which has none.
+/// Returns the shape of each shard of a local tensor: fewer rows. A scalar, which has no rows, keeps its shape.
 Dims row_shard_shape(Dims local, std::uint64_t count);
 
-/// What a local map's logical tensor is called in the map of shards, and which dtype and role it has there. Its shape
-/// stays.
+/// Returns the name, dtype and role of a local map's logical tensor in the map of shards. Its shape stays.
 using NameOfState = std::function<LogicalTensor(const LogicalTensor& local)>;
 
-/// Adds to `map` the pieces of shards: `shards[s]`, in the order of their rows, hold stored tensor s of `local`.
-/// Whatever box of a logical tensor a local tensor holds, its shards hold too, each its rows of it; padding stays
-/// padding. A tensor without dims is no shard's: each holds all of it. Shards get the label and the marks (replicated,
-/// tied, of experts) of their local tensor, and padding has `role`. Where `shards[s]` is empty, nothing holds s.
+/// Adds the pieces of shards to `map`. `shards[s]`, sorted by rows, are the shards of stored tensor s of `local`. Each
+/// shard contains its rows of every box that the local tensor contains; padding stays padding. Every shard of a scalar
+/// contains it whole. Shards get the label and the flags (replicated, tied, expert_parallel) of their local tensor, and
+/// padding has `role`. If `shards[s]` is empty, tensor s is in no shard.
 ///
-/// Callers owe: stored tensors that are in `map`, C-ordered in both maps, with the local tensor's dims but for the
-/// first, and the dtype that `state` gives. Whether shards leave gaps is validated with the map's use.
-/// Time is linear in the pieces that result.
-/// \throws Error kBadInput as TensorMap::add_logical does.
+/// Requires stored tensors that are in `map`, C-ordered in both maps, with the local tensor's dims except the first,
+/// and with the dtype that `state` returns. Gaps between shards are detected when the map is used.
+/// O(n) in the resulting pieces.
+/// \throws Error kBadInput like TensorMap::add_logical.
 void add_row_shards(TensorMap& map, const TensorMap& local, std::span<const std::vector<RowShard>> shards,
                     const NameOfState& state, TensorRole role = TensorRole::kState);
 

@@ -66,7 +66,7 @@ std::vector<std::uint32_t> add_file(TargetMap& map, TargetFile file, std::span<P
   return indices;
 }
 
-/// A file a tensor, numbered in their order; a second name has the number of the first.
+/// Adds one file per tensor, numbered in order. An alias has the number of its source.
 std::vector<std::uint32_t> add_xser(TargetMap& map, TargetContainer& container, const TargetFile& file) {
   std::vector<std::uint32_t> indices;
   std::vector<std::pair<std::string, std::uint64_t>> names;

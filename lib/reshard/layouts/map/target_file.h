@@ -32,25 +32,25 @@ struct TargetContainer {
   std::uint32_t pp_rank = 0;
   std::uint32_t ep_rank = 0;
   std::vector<PlacedTensor> tensors;
-  std::vector<TensorAlias> aliases;  // safetensors knows none
-  std::optional<RankRecord> record;  // what its files say of themselves; std::nullopt for a whole model's
-  /// With kPytorch or kXser: what is saved, if it is no state dict; `tensors` are in its order, and their names only
-  /// ours. Files share it.
+  std::vector<TensorAlias> aliases;  // safetensors has none
+  std::optional<RankRecord> record;  // recorded in its files; std::nullopt for a whole model's
+  /// With kPytorch or kXser: the saved object, if it is not a state dict. `tensors` are in its order, and only reshard
+  /// uses their names. Files share it.
   std::shared_ptr<const SavedValue> structure;
-  std::vector<std::string> objects;  // with as_items: what comes after the tensors, as torch.save made it
+  std::vector<std::string> objects;  // with as_items: the objects after the tensors, as torch.save writes them
   bool has_info = true;              // with kXser: PATH.info.pt is written
-  bool as_items = false;  // with kPytorch: each tensor saved by itself, as torch.distributed.checkpoint has it
+  bool as_items = false;             // with kPytorch: saves each tensor separately, like torch.distributed.checkpoint
 };
 
-/// Adds its files to a target: one, but for xser, whose tensors have a file each, and whose reference and info
-/// files join `text_files`, and the pieces of its tensors. \returns the index of each tensor in `TensorMap::stored`, in
-/// the order of `container.tensors`.
+/// Adds the container's files and the pieces of its tensors to a target. There is one file; xser has one per tensor,
+/// and its reference and info files are added to `text_files`. \returns the index of each tensor in
+/// `TensorMap::stored`, in the order of `container.tensors`.
 /// \throws Error kUnsupported if the format cannot contain a tensor.
 std::vector<std::uint32_t> add_target_container(TargetMap& map, TargetContainer container);
 
-/// The bytes of a target's file that are not its tensors'. They are built for each call: those of ten thousand layers on
-/// a hundred ranks would be most of the memory. `crcs` are those of all tensors of the map, in the order of
-/// TensorMap::stored; without them, parts that contain a CRC are not final.
+/// Returns the bytes of a target's file that are not tensor data. They are rebuilt on each call: for ten thousand
+/// layers on a hundred ranks, keeping them would take most of the memory. `crcs` are the CRCs of all tensors of the
+/// map, in the order of TensorMap::stored; without them, parts that contain a CRC are not final.
 std::vector<FilePart> target_parts(const TargetMap& map, const TargetFile& file,
                                    std::span<const std::uint32_t> crcs = {});
 

@@ -13,14 +13,14 @@ namespace reshard {
 
 std::size_t number_of_tensors(const std::vector<Container>& files);
 
-/// The tensor map of files in which every stored tensor is one original tensor.
+/// Returns the tensor map of files in which every stored tensor is one logical tensor.
 SourceMap whole_map(const std::vector<Container>& files);
 
-/// The parameters that share another's bytes in this model. Without a model, the pair that may be tied in all families
-/// known so far: only their bytes show whether it is.
+/// Returns the parameters that share another's bytes in this model. Without a model, returns the pair that may be tied
+/// in all known families; only their bytes show whether they are.
 std::vector<TiedParameter> tied_parameters(const std::optional<Model>& model);
 
-/// The parameters that may share another's bytes, whether they do in this model or not.
+/// Returns the parameters that may share another's bytes, whether or not they do in this model.
 std::vector<TiedParameter> possible_ties(const std::optional<Model>& model);
 
 }  // namespace reshard

@@ -11,9 +11,9 @@ constexpr std::string_view kStates = "state.", kGroups = "param_groups.";
 
 constexpr std::string_view kMoments[] = {"exp_avg",         "exp_avg_sq", "max_exp_avg_sq", "exp_inf",
                                          "momentum_buffer", "square_avg", "acc_delta"};
-/// Of optimizers, and of other shapes than their parameters.
+/// Optimizer states that do not have the shape of their parameters.
 constexpr std::string_view kOtherStates[] = {"step", "exp_avg_sq_row", "exp_avg_sq_col"};
-/// What only modules have.
+/// Names that only modules have.
 constexpr std::string_view kOfModules[] = {"weight", "bias"};
 
 template <typename Words>
@@ -25,8 +25,8 @@ std::string_view last_part(std::string_view entry) {
   return entry.substr(entry.rfind('.') + 1);
 }
 
-/// Calls `visit(begin)` for each place where `word` begins in `entry` at the begin of a part, first to last, until that
-/// returns true. A parameter's name may have the word as well, but no name has it often.
+/// Calls `visit(begin)` for each part of `entry` that begins with `word`, first to last, until it returns true. A
+/// parameter's name may contain the word too, but not many times.
 template <typename Visit>
 bool any_part(std::string_view entry, std::string_view word, const Visit& visit) {
   constexpr std::size_t kMost = 8;
@@ -62,7 +62,7 @@ OptimizerEntries::OptimizerEntries(std::span<const std::string> tensors, std::sp
       });
       if (innermost != entry.npos) folders_.insert(entry.substr(0, innermost + kStates.size()));
     }
-  // Where there are weights as well, "state" is a word of the training program or of the model.
+  // If weights are stored there as well, "state" is a word of the training program or of the model.
   for (const std::string& entry : tensors)
     if (is_among(last_part(entry), kOfModules))
       any_part(entry, kStates, [&](std::size_t begin) {
@@ -74,7 +74,7 @@ OptimizerEntries::OptimizerEntries(std::span<const std::string> tensors, std::sp
   folders_.merge(of_groups);
 }
 
-/// Where in a state's name that of its parameter begins; npos if it is no state.
+/// Position in a state's name at which its parameter's name begins; npos if the entry is not a state.
 std::size_t OptimizerEntries::state_begin(std::string_view entry) const {
   std::size_t found = entry.npos;
   any_part(entry, kStates, [&](std::size_t begin) {

@@ -10,9 +10,9 @@ namespace {
 
 constexpr std::string_view kExperts = ".experts.*.";
 
-/// What Transformers 4 saved packed, with the last two dims in reverse order, and Transformers 5 saves packed.
+/// Transformers 4 saved this family packed with the last two dims swapped; Transformers 5 saves it packed.
 constexpr std::string_view kStayPacked = "qwen3_vl_moe_text";
-/// Whose files have either form, under the same names.
+/// The files of this family have either form, under the same names.
 constexpr std::string_view kMayBePacked = "qwen3_5_moe_text";
 
 const Scheme& transformers_scheme() {
@@ -32,10 +32,10 @@ PackedExperts::PackedExperts(const Family& family) {
   is_known_ = stay_packed_ || family.model_type == kMayBePacked ||
               std::find(transformers.families.begin(), transformers.families.end(), family.model_type) !=
                   transformers.families.end();
-  // Others that are packed (E, H, 2 I) in files are so in memory.
+  // Other families that are packed as (E, H, 2 I) in files have this form in memory too.
   if (!stay_packed_ && std::any_of(family.modules.begin(), family.modules.end(), is_turned)) return;
   names_ = parameter_names(family);
-  std::set<std::string, std::less<>> renamed, of_experts;  // what may be renamed; weights of single experts
+  std::set<std::string, std::less<>> renamed, of_experts;  // names that may be renamed; weights of single experts
   for (const Family::Module& module : family.modules) {
     const std::string name = module.parameter.empty() ? module.name : module.name + "." + module.parameter;
     const bool is_single = module.experts && !module.stacked && module.name.find(kExperts) != std::string::npos;
@@ -47,7 +47,7 @@ PackedExperts::PackedExperts(const Family& family) {
   for (const Scheme::Entry& entry : scheme.entries)
     if (!entry.is_plain())
       for (const std::string& parameter : entry.parameters) of_experts.erase(parameter);
-  if (!of_experts.empty()) return;  // experts with linears of other names
+  if (!of_experts.empty()) return;  // the experts' linears have other names
   if (std::any_of(scheme.entries.begin(), scheme.entries.end(), [](const auto& entry) { return !entry.is_plain(); }))
     scheme_ = std::make_shared<const Scheme>(std::move(scheme));
 }

@@ -9,16 +9,18 @@
 
 namespace reshard {
 
-/// What an entry of another program's checkpoint contains, by the model's names.
+/// The contents of an entry of another program's checkpoint, by the model's names.
 struct PackedNames {
-  /// \param entry_numbers  those in the entry's name.
+  /// \param entry_numbers  the numbers in the entry's name.
   PackedNames(const Scheme::Entry& rule, const std::vector<std::string>& entry_numbers);
 
-  const Scheme::Entry* rule = nullptr;  // of the family, which outlives this
-  std::vector<std::string> parameters;  // the rule's, with the numbers of the entry's name; stars are left for others
+  const Scheme::Entry* rule = nullptr;  // borrowed from the family
+  /// The rule's parameters, with the numbers of the entry's name filled in. Stars remain for the numbered dims.
+  std::vector<std::string> parameters;
 
-  /// The names of the tensors: for each index along the numbered dims of the entry, one of each parameter.
-  /// \param numbers  the sizes of these dims.
+  /// Returns the names of the tensors: for each index along the numbered dims of the entry, one tensor of each
+  /// parameter.
+  /// \param numbers  the sizes of the numbered dims.
   std::vector<std::string> tensors(const Dims& numbers) const;
 };
 

@@ -16,26 +16,27 @@
 namespace reshard {
 namespace {
 
-/// What torch.compile, FSDP1, activation checkpointing and fairscale put into names.
+/// Name parts that torch.compile, FSDP1, activation checkpointing and fairscale add.
 constexpr std::string_view kWrappers[] = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module",
                                           "_fpw_module"};
-/// DistributedDataParallel's, which is also a word: taken out only where more names are known without it.
+/// Name part that DistributedDataParallel adds. It is also a common word, so it is removed only if more names are then
+/// known.
 constexpr std::string_view kModuleWrapper = "module";
 
 constexpr std::string_view kModelPrefix = "model.";
-/// Under which training programs put the model's state dict.
+/// Prefixes under which training programs store the model's state dict.
 constexpr std::string_view kUsualPrefixes[] = {kModelPrefix, "module.", "state_dict.", "app.", "model_state_dict."};
-/// What wraps a whole model: the classes of trainers and of PEFT.
+/// Name parts that wrap a whole model: attributes of trainers and of PEFT.
 constexpr std::string_view kOuterWords[] = {
     "model", "module", "state_dict", "app", "model_state_dict", "policy", "actor", "base_model", "_forward_module"};
-/// Language models in larger ones, whose other parts have names of their own.
+/// Language models inside larger models, whose other parts have other names.
 constexpr std::string_view kPartsOfLarger[] = {"language", "language_model", "text_model", "thinker", "talker", "llm"};
-/// What names of many models begin with. A module of one's own may be called "module" as well.
+/// Prefixes of the names of many models. A user's own module may also be called "module".
 constexpr std::string_view kStartsOfModels[] = {"model.", "lm_head.", "transformer.", "gpt_neox.", "language_model."};
-/// What names of a whole model, or of a part of a larger one, begin with, and not those inside "model." of a model.
+/// Prefixes of names of a whole model, or of a part of a larger one, that do not occur under a model's "model.".
 constexpr std::string_view kStartsOfWhole[] = {"model.", "lm_head."};
 
-/// Under which they put what is neither the model's nor the optimizer's.
+/// Prefixes under which training programs store entries that belong neither to the model nor to the optimizer.
 constexpr std::string_view kOtherRoots[] = {"lr_scheduler", "lr_schedulers", "scheduler", "schedulers",
                                             "train_state",  "dataloader",    "rng_state", "grad_scaler"};
 
@@ -44,7 +45,7 @@ bool is_one_of(std::string_view word, const Words& words) {
   return std::find(std::begin(words), std::end(words), word) != std::end(words);
 }
 
-/// The parts of `name` between dots that `is_left` does not hold for.
+/// Removes the dot-separated parts of `name` for which `is_left` returns true.
 template <typename IsLeft>
 std::string without_parts(std::string_view name, const IsLeft& is_left) {
   std::string rest;
@@ -64,8 +65,8 @@ std::string without_module_parts(const std::string& name) {
 
 using Names = std::set<std::string, std::less<>>;
 
-/// Adds those that other programs have for a family's parameters.
-/// \param is_known  whether the family is the model's. If not, schemes that keep the model's own names are skipped.
+/// Adds other programs' names of a family's parameters.
+/// \param is_known  whether this is the model's family. If not, skips schemes that keep the model's own names.
 void add_other_names(const Family& family, bool is_known, std::map<std::string, Names>& by_program) {
   for (const auto& scheme : family.schemes) {
     if (!is_known && scheme->keeps_others) continue;
@@ -76,7 +77,7 @@ void add_other_names(const Family& family, bool is_known, std::map<std::string, 
   }
 }
 
-/// The same names as models without a head have them, without "model.".
+/// Returns the names in a model without a head: those under "model.", without this prefix.
 Names base_names(const Names& names) {
   constexpr std::string_view kBase = "model.";
   Names bases;
@@ -85,19 +86,19 @@ Names base_names(const Names& names) {
   return bases;
 }
 
-/// What stands before the longest end of an entry that is a known name, and how many entries it stands before.
+/// Number of entries by prefix. An entry's prefix precedes its longest suffix that is a known name.
 using Votes = std::map<std::string, std::size_t, std::less<>>;
 
 Votes vote(std::span<const std::string> entries, const Names& known) {
   const std::unordered_set<std::string_view> names(known.begin(), known.end());
-  std::size_t longest = 0;  // of the names: ends that are longer are not looked at
+  std::size_t longest = 0;  // longest known name; longer suffixes are skipped
   for (const std::string& name : known) longest = std::max(longest, name.size());
   constexpr std::size_t kNone = std::string::npos;
   Votes votes;
   for (const std::string& entry : entries) {
     const std::string starred = with_stars(entry);
     std::size_t prefix_bytes = kNone;
-    std::size_t end = entry.size(), starred_end = starred.size();  // of the parts before those that were looked at
+    std::size_t end = entry.size(), starred_end = starred.size();  // end of the parts that remain to be examined
     while (true) {
       const std::size_t dot = end == 0 ? kNone : entry.rfind('.', end - 1);
       const std::size_t starred_dot = starred_end == 0 ? kNone : starred.rfind('.', starred_end - 1);
@@ -119,13 +120,14 @@ std::size_t most(const Votes& votes) {
   return count;
 }
 
-/// Whether an average of the weights lies under `prefix`: "ema.".
+/// Whether `prefix` contains an average of the weights: "ema.".
 bool is_of_average(std::string_view prefix) {
   const std::vector<std::string> parts = split(prefix, '.');
   return std::any_of(parts.begin(), parts.end(), is_average_key);
 }
 
-/// That of most votes. Of several that have as many, as of a model and its average, the first that is usual for models.
+/// Returns the prefix with the most votes. If several tie, such as a model and its average, returns the most usual one
+/// for models.
 std::string chosen_prefix(const Votes& votes) {
   const auto order = [](const std::string& prefix) {
     const auto usual = std::find_if(std::begin(kUsualPrefixes), std::end(kUsualPrefixes),
@@ -143,7 +145,7 @@ std::string chosen_prefix(const Votes& votes) {
   return chosen;
 }
 
-/// Whether at least half of what lies under the chosen prefix are votes.
+/// Whether at least half of the entries under the chosen prefix are votes.
 bool fits_most(std::span<const std::string> entries, const Votes& votes) {
   const std::string prefix = chosen_prefix(votes);
   const auto count = std::count_if(entries.begin(), entries.end(), [&](const std::string& entry) {
@@ -152,21 +154,21 @@ bool fits_most(std::span<const std::string> entries, const Votes& votes) {
   return 2 * most(votes) >= static_cast<std::size_t>(count);
 }
 
-/// Whether a prefix ends inside a larger model, beside other parts of it.
+/// Whether a prefix ends inside a larger model, which has other parts.
 bool has_part_of_larger(std::string_view prefix) {
   const std::vector<std::string> parts = split(prefix, '.');
   return std::any_of(parts.begin(), parts.end(),
                      [](const std::string& part) { return is_one_of(part, kPartsOfLarger); });
 }
 
-/// Whether training programs put all of it in front of a model's names.
+/// Whether the prefix consists only of words that training programs put before a model's names.
 bool is_usual_prefix(std::string_view prefix) {
   const std::vector<std::string> parts = split(prefix.substr(0, prefix.find_last_of('.')), '.');
   return std::all_of(parts.begin(), parts.end(),
                      [](const std::string& part) { return is_one_of(part + ".", kUsualPrefixes); });
 }
 
-/// Whether all names that are not empty begin with it.
+/// Whether all non-empty names begin with `prefix`.
 bool have_prefix(const std::vector<std::string>& names, std::string_view prefix) {
   return std::all_of(names.begin(), names.end(),
                      [&](const std::string& name) { return name.empty() || name.starts_with(prefix); });
@@ -185,9 +187,9 @@ bool starts_like_whole(std::string_view name) {
                      [&](std::string_view start) { return name.starts_with(start); });
 }
 
-/// Returns what stands before all names and is no part of the model. Of "model." that is so if names behind it, or
-/// behind a part of the model, begin with what only whole models begin with.
-/// \param part_prefix  what stands before most names of the language model.
+/// Returns the prefix of all names that is not part of the model. It includes "model." only if names after it, or after
+/// `part_prefix`, begin like those of whole models.
+/// \param part_prefix  prefix of most names of the language model.
 std::string container_prefix(const std::vector<std::string>& names, std::string_view part_prefix) {
   const auto first = std::find_if(names.begin(), names.end(), [](const std::string& name) { return !name.empty(); });
   std::string prefix;
@@ -208,7 +210,7 @@ std::string container_prefix(const std::vector<std::string>& names, std::string_
   return prefix;
 }
 
-/// \throws Error kBadInput for two entries with one name.
+/// \throws Error kBadInput if two entries have the same name.
 void validate_unique(std::span<const std::string> entries, const std::vector<std::string>& names,
                      const std::vector<std::shared_ptr<const PackedNames>>& packed) {
   std::unordered_map<std::string_view, std::size_t> seen;
@@ -239,7 +241,7 @@ EntriesByName entries_by_name(const Family& family, const std::string& program) 
   return entries;
 }
 
-/// Whether some of the names behind `prefix` would become others, or contain something else, in the scheme of `program`.
+/// Whether some of the names after `prefix` would be replaced, or contain something else, in the scheme of `program`.
 bool has_meaning_of_its_own(const Family& family, const std::string& program, std::span<const std::string> names,
                             std::string_view prefix) {
   const EntriesByName entries = entries_by_name(family, program);
@@ -252,8 +254,8 @@ bool has_meaning_of_its_own(const Family& family, const std::string& program, st
   });
 }
 
-/// Gives the entries of another program the model's names; what its names do not explain stays as it is.
-/// \param part  what the names of the family begin with, inside a larger model.
+/// Replaces another program's names with the model's. Names that its scheme does not have stay unchanged.
+/// \param part  prefix of the family's names inside a larger model.
 void rename(const Family& family, const std::string& part, StateNames& found) {
   const EntriesByName entries = entries_by_name(family, found.program);
   for (const auto& scheme : family.schemes)
@@ -273,8 +275,8 @@ void rename(const Family& family, const std::string& part, StateNames& found) {
   found.are_replaced = true;
 }
 
-/// Where no family has the names of `entries`: finds the prefix under which those are that the optimizer has moments of,
-/// which are called after the model's own names.
+/// Infers the prefix if no family has the names of `entries`: the prefix of the parameters that have moments in the
+/// optimizer, whose entries contain the model's own names.
 /// \param bare  the entries without wrappers, empty for training states.
 void infer_prefix_from_optimizer(std::span<const std::string> entries, std::span<const std::string> beside,
                                  const std::vector<std::string>& bare, StateNames& names) {
@@ -282,19 +284,20 @@ void infer_prefix_from_optimizer(std::span<const std::string> entries, std::span
   for (const auto some : {entries, beside})
     for (const std::string& entry : some) {
       const std::string_view parameter = names.optimizer.parameter_of(entry);
-      // Older optimizers number their parameters.
+      // Older optimizers refer to their parameters by number.
       if (parameter.find_first_not_of("0123456789") != parameter.npos)
         known.insert(with_stars(without_wrappers(parameter, names)));
     }
   names.prefix = chosen_prefix(vote(bare, known));
 }
 
-/// Whether an entry is the optimizer's, or another part of a training run: schedulers, data loaders, counters.
+/// Whether an entry belongs to the optimizer or to another part of the training state: schedulers, data loaders,
+/// counters.
 bool is_training_state(std::string_view entry, const OptimizerEntries& optimizer) {
   return optimizer.has(entry) || is_one_of(entry.substr(0, entry.find('.')), kOtherRoots);
 }
 
-/// Whether behind "model." names of models may begin.
+/// Whether a model's names may begin after "model.".
 bool may_be_wrapped(const std::string& name) {
   if (!name.starts_with(kModelPrefix)) return false;
   const std::string_view rest = std::string_view(name).substr(kModelPrefix.size());
@@ -309,7 +312,8 @@ void replace_names(NamesByFile& by_file, std::vector<std::string>& names) {
     for (std::string& one : of_file) one = std::move(*name++);
 }
 
-/// The words of `prefix`, "state_dict" and "model" of "state_dict.model.", if trainers put each of them around models.
+/// Returns the words of `prefix` ("state_dict" and "model" for "state_dict.model.") if trainers put each of them around
+/// models.
 std::vector<std::string> outer_words(const std::string& prefix) {
   if (prefix.empty()) return {};
   std::vector<std::string> words = split(std::string_view(prefix).substr(0, prefix.size() - 1), '.');
@@ -318,7 +322,8 @@ std::vector<std::string> outer_words(const std::string& prefix) {
   return are_known ? words : std::vector<std::string>();
 }
 
-/// Whether a LoRA adapter has these names, which PEFT puts a prefix before; a model that contains one has base layers, too.
+/// Whether these are the names of a LoRA adapter, to which PEFT adds a prefix. A model that contains an adapter also
+/// has base layers.
 bool is_adapter(const std::vector<std::string>& names) {
   const auto has = [&](std::string_view part) {
     return std::any_of(names.begin(), names.end(),
@@ -327,8 +332,8 @@ bool is_adapter(const std::vector<std::string>& names) {
   return has(".lora_A.") && !has(".base_layer.");
 }
 
-/// Takes out of the names, which are those of files, what trainers put in front of all names of a model, and "module"
-/// anywhere where more names are a known family's without it. What it took out joins `wrappers`.
+/// Removes from the names, by file, the words that trainers put before all names of a model, and "module" anywhere if
+/// more names then belong to a known family. Adds the removed words to `wrappers`.
 void take_out_words(NamesByFile& by_file, std::set<std::string>& wrappers) {
   std::vector<std::string> names;
   for (const std::vector<std::string>& of_file : by_file) names.insert(names.end(), of_file.begin(), of_file.end());
@@ -358,7 +363,7 @@ void take_out_words(NamesByFile& by_file, std::set<std::string>& wrappers) {
       }))
     prefix = kFront;
   const std::vector<std::string> words = outer_words(prefix);
-  const bool is_one_name = is_one_of(prefix, names);  // which would be empty without it
+  const bool is_one_name = is_one_of(prefix, names);  // it would become empty without the prefix
   if (!words.empty() && !is_one_name && have_prefix(names, prefix)) {
     for (std::string& name : names) name.erase(0, prefix.size());
     wrappers.insert(words.begin(), words.end());
@@ -400,7 +405,7 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
     add_other_names(one, family != nullptr, other_programs);
   }
   Votes votes;
-  bool is_base = false;  // the names are those of a model without a head
+  bool is_base = false;  // the names belong to a model without a head
   for (const auto& names : {known, base_names(known)}) {
     votes = vote(bare, names);
     Votes others = vote(without_module, names);
@@ -412,10 +417,10 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
     if (!votes.empty()) break;
     is_base = true;
   }
-  std::string as_good;  // another program whose names are as many
+  std::string as_good;  // another program with as many matching names
   for (const auto& [program, names] : other_programs) {
     Votes others = vote(bare, names);
-    // Of a model that nobody has named, a few names may be the same by chance.
+    // If the family is unknown, a few names may match by chance.
     if (family == nullptr && !fits_most(bare, others)) continue;
     if (most(others) == most(votes) && !votes.empty() && family != nullptr &&
         (!found.program.empty() || has_meaning_of_its_own(*family, program, bare, chosen_prefix(others))))

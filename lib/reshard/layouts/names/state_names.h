@@ -13,59 +13,60 @@
 
 namespace reshard {
 
-/// Which entries of a training checkpoint are the model's, and what the model calls them. Training programs put the
-/// model's state dict under a prefix ("model.", "state_dict.model.") beside the optimizer's, and wrappers of modules
-/// leave parts in its names ("_orig_mod.").
+/// The model's entries in a training checkpoint, and their names in the model. Training programs put the model's state
+/// dict under a prefix ("model.", "state_dict.model."), next to the optimizer's, and module wrappers add parts to its
+/// names ("_orig_mod.").
 struct StateNames {
-  /// One per entry; empty for what is not the model's. For an entry that contains several tensors, the name of the first
-  /// parameter, with stars for numbers along dims of the entry.
+  /// One per entry; empty for entries that are not the model's. For an entry that contains several tensors, the name of
+  /// the first parameter, with stars for numbers along dims of the entry.
   std::vector<std::string> names;
   /// One per entry; null for entries that are not the model's, or contain one parameter unchanged.
   std::vector<std::shared_ptr<const PackedNames>> packed;
-  bool are_replaced = false;          // the names of another program (Family::schemes), by the model's own
-  std::string program;                // whose names they are; empty if they are the model's own
+  bool are_replaced = false;          // the names of another program (Family::schemes) are replaced by the model's own
+  std::string program;                // the program that the names belong to; empty if they are the model's own
   std::string before_state;           // Scheme::before_state of that program
-  std::string prefix;                 // of all the model's entries, behind the wrappers taken out; empty for none
-  std::vector<std::string> wrappers;  // the parts that were taken out of names, sorted: "_orig_mod"
-  bool fits = false;                  // some of the names are those of a known family
-  OptimizerEntries optimizer;         // what is not the model's, but an optimizer's
+  std::string prefix;                 // prefix of all the model's entries, after removal of wrappers; may be empty
+  std::vector<std::string> wrappers;  // the parts that were removed from names, sorted: "_orig_mod"
+  bool fits = false;                  // some of the names belong to a known family
+  OptimizerEntries optimizer;         // the optimizers' entries
 
-  /// Whether an entry that is not the model's is an optimizer's.
+  /// Whether an entry that is not the model's belongs to an optimizer.
   bool is_of_optimizer(std::string_view entry) const;
-  /// What the state is called that is in such an entry: "exp_avg".
+  /// Returns the name of the state in such an entry: "exp_avg".
   std::string_view state_of(std::string_view entry) const;
 };
 
-/// What is known of the model whose tensors the entries are. Borrows the family.
+/// What is known about the model that the entries belong to. Borrows the family.
 struct KnownModel {
-  const Family* family = nullptr;  // the language model's; null if it is not known
+  const Family* family = nullptr;  // the language model's family; null if unknown
   bool is_part = false;            // the model has other tensors next to those of the family
 
   KnownModel(const Family* known, bool part = false) : family(known), is_part(part) {}
 };
 
-/// Finds the prefix under which most entries have the names of the model's family, its own or those of another program,
-/// or of any built-in one where it is not known; then other programs' names stay. If a part of a larger model has these
-/// names, only the words that training programs put in front of all names are a prefix. Where no entry has such a name,
-/// the optimizer says what is the model's: what it has moments of, and all else under the same prefix. Without an
-/// optimizer, that is all but training states, under their own names.
-/// \param beside  names of what is no tensor, or lies elsewhere: they tell where the optimizers are.
-/// \throws Error kBadInput, naming the entry, if two entries would have one name.
+/// Finds the prefix after which most entries have names of the model's family, either its own or another program's. If
+/// the family is unknown, considers all built-in families and keeps other programs' names. If the names belong to a
+/// part of a larger model, the prefix consists only of words that training programs put before all names. If no entry
+/// has a known name, the prefix is inferred from the optimizer's moments: the model's entries are the parameters with
+/// moments and all other entries under the same prefix. Without an optimizer, all entries except training states are
+/// the model's, under their own names.
+/// \param beside  names of entries that are not tensors or are stored elsewhere. They help to locate the optimizers.
+/// \throws Error kBadInput, naming the entry, if two entries would get the same name.
 /// O(n log n) in the entries.
 StateNames find_state_names(std::span<const std::string> entries, const KnownModel& model,
                             std::span<const std::string> beside = {});
 
-/// `name` without the parts that wrappers of modules leave in it, as the entries of `names` were read.
+/// Returns `name` without the wrapper parts that were removed from the entries of `names`.
 std::string without_wrappers(std::string_view name, const StateNames& names);
 
-/// Takes out of the names in `containers`, the files of one state dict, what wrappers of modules leave in them:
-/// "_orig_mod." anywhere, "module." where names are a known family's without it, "state_dict." and the like in front of
-/// all. Leaves out `_extra_state`, which modules of TransformerEngine save
-/// with their weights. Adds a note on each to `notes`, unless `notes` has it already.
-/// \throws Error kBadInput, naming the tensor, if two tensors of a file would have one name.
+/// Removes wrappers from the tensor names in `containers`, the files of one state dict: "_orig_mod." anywhere,
+/// "module." if more names then belong to a known family, and prefixes such as "state_dict." before all names. Drops
+/// `_extra_state`, which TransformerEngine modules save with their weights. Adds a note on each to `notes`, unless
+/// `notes` already contains it.
+/// \throws Error kBadInput, naming the tensor, if two tensors of a file would get the same name.
 void take_out_wrappers(std::span<Container> containers, std::vector<std::string>& notes);
 
-/// That names are read without a prefix and without wrappers, for people; empty where there were none.
+/// Returns a note that names are read without a prefix or wrappers; empty if they have none.
 std::string state_names_note(const StateNames& names);
 
 }  // namespace reshard

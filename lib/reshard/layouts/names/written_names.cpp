@@ -18,7 +18,7 @@ std::string labelled(const Scheme& scheme, const std::string& version) {
   return scheme.program + "-" + version;
 }
 
-/// All that may be asked for: "torchtitan, torchtitan-main, torchtitan-0.2".
+/// Lists all valid values of `names`: "torchtitan, torchtitan-main, torchtitan-0.2".
 std::string choices(const Family& family) {
   std::vector<std::string> all;
   for (const auto& scheme : family.schemes) {
@@ -30,11 +30,11 @@ std::string choices(const Family& family) {
 
 }  // namespace
 
-/// A parameter of the model in an entry.
+/// A parameter of the model that an entry contains.
 struct WrittenNames::Numbered {
   const ModelParameter* parameter;
-  std::size_t part;  // of the rule's
-  Dims numbers;      // along the numbered dims
+  std::size_t part;  // index into the rule's parameters
+  Dims numbers;      // indices along the numbered dims
 };
 
 WrittenNames::WrittenNames(const Model& model, const std::string& names) : label_(names) {
@@ -61,18 +61,18 @@ WrittenNames::WrittenNames(const Model& model, std::shared_ptr<const Scheme> sch
 }
 
 void WrittenNames::add_entries(const Model& model) {
-  std::unordered_map<std::string_view, std::pair<const Scheme::Entry*, std::size_t>> rules;  // and which part
+  std::unordered_map<std::string_view, std::pair<const Scheme::Entry*, std::size_t>> rules;  // and parameter
   for (const Scheme::Entry& rule : scheme_->entries)
     for (std::size_t p = 0; p < rule.parameters.size() && !rule.name(version_).empty(); ++p)
       rules.emplace(rule.parameters[p], std::pair(&rule, p));
   std::unordered_map<std::string, std::size_t> by_name;
-  std::vector<std::vector<Numbered>> members;  // of each entry
+  std::vector<std::vector<Numbered>> members;  // by entry
   for (const ModelParameter& parameter : model.parameters) {
     const auto found = rules.find(with_stars(parameter.name));
     if (found == rules.end()) continue;
     const auto& [rule, part] = found->second;
-    std::vector<std::string> numbers;  // in the name of the entry
-    Dims along;                        // its numbered dims
+    std::vector<std::string> numbers;  // numbers in the entry's name
+    Dims along;                        // indices along its numbered dims
     const std::vector<std::string> all = numbers_in(parameter.name);
     for (std::size_t s = 0; s < all.size(); ++s)
       if (rule->is_numbered(s, all.size()))
@@ -98,7 +98,7 @@ void WrittenNames::place(std::size_t index, const std::vector<Numbered>& members
   Entry& entry = entries_[index];
   const std::size_t parts = entry.rule->parameters.size();
   entry.parts.resize(parts);
-  std::set<std::size_t> tensors;  // that the model has
+  std::set<std::size_t> tensors;  // tensors of the entry that the model has
   for (const Numbered& one : members) {
     entry.parts[one.part] = one.parameter->shape;
     for (std::size_t n = 0; n < one.numbers.size(); ++n)

@@ -13,22 +13,22 @@
 
 namespace reshard {
 
-/// What another program calls a model's parameters and how it packs them, for checkpoints that are written: Family::schemes
-/// in reverse (find_state_names).
+/// Another program's names and packing of a model's parameters, for writing checkpoints: Family::schemes in reverse
+/// (see find_state_names).
 class WrittenNames {
  public:
   /// An entry of the program's checkpoints.
   struct Entry {
     const Scheme::Entry* rule = nullptr;
-    /// Set if it has a value and no parameters: a constant of `rule`.
+    /// Set if the entry is a constant of `rule` and contains no parameters.
     const Scheme::Constant* constant = nullptr;
     std::string name;
     Dims numbers;  // the sizes of its numbered dims
-    std::vector<std::string>
-        tensors;              // its parameters, as PackedNames::tensors lists them; empty where the model has none
+    /// Its parameters, as PackedNames::tensors lists them; empty if the model has none.
+    std::vector<std::string> tensors;
     std::vector<Dims> parts;  // the shape of each parameter of the rule
   };
-  /// Where a parameter is among these.
+  /// The position of a parameter in these entries.
   struct Place {
     const Entry* entry = nullptr;
     std::size_t tensor = 0;  // index into Entry::tensors
@@ -39,14 +39,14 @@ class WrittenNames {
   /// \throws Error kUnsupported if the model has only some of the tensors of an entry.
   WrittenNames(const Model& model, std::shared_ptr<const Scheme> scheme, std::size_t version);
 
-  /// \param names  those of a program's newest version ("torchtitan"), or of one that has a label ("torchtitan-0.2").
-  /// \throws Error kUsage, with those that the family has, if there are no such names; kUnsupported as above.
+  /// \param names  "torchtitan" for a program's newest version, "torchtitan-0.2" for a labelled one.
+  /// \throws Error kUsage, listing the names that the family has, if these do not exist; kUnsupported as above.
   WrittenNames(const Model& model, const std::string& names);
 
-  /// As `find` if the scheme keeps the names of other parameters.
+  /// Like `find`, but the entry is null only if the scheme keeps the names of other parameters.
   /// \throws Error kUnsupported, naming the parameter, if the program has no name for it.
   Place of(const std::string& parameter) const;
-  /// The same; its entry is null if the program has no name for it.
+  /// Returns the parameter's place; its entry is null if the program has no name for the parameter.
   Place find(std::string_view parameter) const;
 
   /// Whether the scheme packs the experts of a layer.
@@ -55,10 +55,10 @@ class WrittenNames {
   /// Scheme::before_state.
   const std::string& before_state() const { return scheme_->before_state; }
 
-  /// All entries for the model, in the order of their first parameters.
+  /// All entries for the model, sorted by their first parameters.
   const std::vector<Entry>& entries() const { return entries_; }
 
-  /// Entries of the program's checkpoints that the model has no values for.
+  /// Entries of the program's checkpoints for which the model has no values.
   std::vector<std::string> unused() const;
 
  private:
