@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 constexpr NumberedName kOlderName("optim.dp_rank_{dp:2}.tp_rank_{tp:2}", kMaxParallelDegree - 1);
 constexpr NumberedName kOlderWeightsName("tp_rank_{tp:2}_pp_rank_{pp:2}_dp_rank_{dp:2}", kMaxParallelDegree - 1);
 
-/// A rank's file of weights that torch saved; nothing if `entry` is none.
+/// Returns a rank's file of weights that torch saved; std::nullopt if `entry` has none.
 std::optional<fs::path> weights_file(Files& files, const fs::path& folder, const DirectoryEntry& entry) {
   const fs::path path = folder / entry.name;
   if (entry.kind == FileKind::kFile) return path;

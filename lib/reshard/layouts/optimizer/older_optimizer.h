@@ -1,6 +1,7 @@
-// The optimizer in NxD's older folders, where the weights are in tp_rank_XX_pp_rank_YY/checkpoint.pt or, as xser, in
-// tp_rank_XX_pp_rank_YY: in the same files (parallel_layers/checkpointing.py save, whose caller makes the dict), or beside
-// them in optim.dp_rank_XX.tp_rank_YY (optimizer/zero_redundancy_optimizer.py save_sharded_state_dict).
+// The optimizer in NxD's older folders, whose weights are in tp_rank_XX_pp_rank_YY/checkpoint.pt or, as xser, in
+// tp_rank_XX_pp_rank_YY. It is either in the same files (save in parallel_layers/checkpointing.py, whose caller makes
+// the dict) or in sibling files optim.dp_rank_XX.tp_rank_YY (save_sharded_state_dict in
+// optimizer/zero_redundancy_optimizer.py).
 #pragma once
 
 #include <filesystem>
@@ -12,9 +13,10 @@
 
 namespace reshard {
 
-/// The files in `folder`, sorted by rank; none where neither form is there. Whether files of weights hold an optimizer is
-/// asked of the first of them.
-/// \throws Error kBadInput for two files of one rank, and where both forms are there; as read_torch_file.
+/// Returns the optimizer's files in `folder`, sorted by rank; none if neither form exists. Opens only the first file of
+/// weights to find out whether they contain an optimizer.
+/// \throws Error kBadInput if two files belong to the same rank, if both forms exist, or if pipeline stages have
+/// overwritten each other's files; like read_torch_file.
 std::vector<OptimizerFileName> list_older_optimizer(Files& files, const std::filesystem::path& folder);
 
 /// Whether a file of this name contains the optimizer of one rank: "optim.dp_rank_XX.tp_rank_YY".

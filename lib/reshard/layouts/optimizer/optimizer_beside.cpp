@@ -37,7 +37,7 @@ class StepReader {
  public:
   StepReader(Files& files, const OptimizerFiles& optimizer) : opened_(files), optimizer_(optimizer) {}
 
-  /// The largest of its entries; nothing where none has one.
+  /// Returns the largest step of the stage's entries; std::nullopt if none has a step.
   std::optional<double> last_of(const OptimizerStage& stage) {
     std::optional<double> last;
     for (const OptimizerEntry& entry : stage.entries)
@@ -66,7 +66,7 @@ class StepReader {
   const OptimizerFiles& optimizer_;
 };
 
-/// Reads the step; all else is in `optimizer`.
+/// Summarizes `optimizer`. Reads only the step from the files.
 /// \throws Error kIo.
 OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimizer) {
   OptimizerSummary summary;
@@ -79,7 +79,7 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
   StateCounts states;
   StepReader steps(files, optimizer);
   for (const OptimizerStage& stage : optimizer.stages) {
-    std::vector<std::uint64_t> bytes(optimizer.ranks());  // of each rank
+    std::vector<std::uint64_t> bytes(optimizer.ranks());  // by rank
     const auto add = [&](const std::string& name, const OptimizerState& state) {
       for (std::size_t rank = 0; rank < state.shards.size(); ++rank) {
         states.add(name, state.dtype(), state.shards[rank].size_bytes);
@@ -105,7 +105,7 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
   return summary;
 }
 
-/// Parameters that are trained have the same step on all pipeline stages. Reads the steps of one rank of each.
+/// Validates that trained parameters have the same step on all pipeline stages. Reads the steps of one rank per stage.
 /// \throws Error kBadInput, naming two files and their steps; kIo.
 void validate_steps(Files& files, const OptimizerFiles& optimizer) {
   StepReader steps(files, optimizer);
@@ -128,8 +128,8 @@ void validate_steps(Files& files, const OptimizerFiles& optimizer) {
   }
 }
 
-constexpr std::uint64_t kElems = 256;       // that are compared of a tensor
-constexpr std::size_t kTensorsPerFile = 8;  // that are compared of each file, at least
+constexpr std::uint64_t kElems = 256;       // compared elements per tensor
+constexpr std::size_t kTensorsPerFile = 8;  // compared tensors per file, at least
 
 using Bytes = std::vector<std::byte>;
 
@@ -156,15 +156,15 @@ bool is_comparable(DType dtype) {
   return describe(dtype).kind == DTypeClass::kFloat && bits(dtype) >= 16;
 }
 
-/// The explicit bits of a significand.
+/// Number of explicit significand bits.
 int significand_bits(DType dtype) {
   if (dtype == DType::kBF16) return 7;
   if (dtype == DType::kF16) return 10;
   return dtype == DType::kF32 ? 23 : 52;
 }
 
-/// Whether `weight` is `master` rounded to `dtype`, up or down: Trainium rounds stochastically where it is told to
-/// (NEURON_RT_STOCHASTIC_ROUNDING_EN), and takes the smallest numbers for zero.
+/// Whether `weight` is `master` rounded to `dtype`, up or down. Trainium rounds stochastically if
+/// NEURON_RT_STOCHASTIC_ROUNDING_EN is set, and flushes subnormal numbers to zero.
 bool is_rounded(double weight, double master, DType dtype) {
   if (weight == master || (std::isnan(weight) && std::isnan(master))) return true;
   if (!std::isfinite(master) || !std::isfinite(weight)) return false;
@@ -193,7 +193,7 @@ bool compare(Opened& files, const StatePart& part, const SourceMap& model) {
   const std::uint64_t size = bits(weight.dtype) / 8, elems = weight.size_bytes() / size;
   const Dims in_file = weight.file_shape();
   const std::uint64_t begin = in_file.empty() || in_file[0] == 0 ? 0 : part.begin_row * (elems / in_file[0]);
-  if (begin >= elems) return false;  // padding alone
+  if (begin >= elems) return false;  // only padding
   const std::uint64_t master_size = bits(master.dtype) / 8;
   const std::uint64_t count = std::min({kElems, elems - begin, master.size_bytes / master_size});
   const std::filesystem::path& path = model.files[part.file].path;
@@ -204,7 +204,7 @@ bool compare(Opened& files, const StatePart& part, const SourceMap& model) {
   const std::vector<double> masters = values(master.dtype, own);
   const std::vector<double> as_weights = values(weight.dtype, cast(master.dtype, own, weight.dtype));
   for (std::uint64_t i = 0; i < count; ++i) {
-    // Under XLA_DOWNCAST_BF16 weights are float32 that hold bfloat16 values.
+    // With XLA_DOWNCAST_BF16, weights are float32 tensors of bfloat16 values.
     if (weights[i] == as_weights[i] || is_rounded(weights[i], masters[i], weight.dtype) ||
         (is_bf16(weights[i]) && is_rounded(weights[i], masters[i], DType::kBF16)))
       continue;
@@ -220,12 +220,11 @@ bool compare(Opened& files, const StatePart& part, const SourceMap& model) {
   return count > 0;
 }
 
-/// After each step an optimizer's master weights, rounded up or down, are the model's weights. Neither the optimizer's files nor their
-/// names say of which save they are, or prove which rank's or parameter's: so the first elements of some master weights of
-/// each file, and of each local parameter on some data-parallel rank, are compared with those of the model's files in
-/// `model`.
-/// \throws Error kBadInput, naming the file, the id and both values, where they differ: files of ranks were swapped, or
-///         the optimizer and the model are of two saves; kIo.
+/// Compares the first elements of some master weights in each file, and of each local parameter on at least one
+/// data-parallel rank, with the model's files in `model`. After each step, the model's weights are the master weights,
+/// rounded up or down. The optimizer's files do not prove which save, rank or parameter they belong to.
+/// \throws Error kBadInput, naming the file, the id and both values, if they differ because rank files were swapped or
+/// the optimizer and the model come from two saves; kIo.
 void compare_masters(Files& files, const ShardedOptimizer& optimizer, const SourceMap& model) {
   const std::vector<StatePart> parts = master_parts(optimizer, model);
   Opened opened{LastOpened(files), LastOpened(files)};
@@ -244,7 +243,7 @@ void compare_masters(Files& files, const ShardedOptimizer& optimizer, const Sour
     if (!compared[part.local]) compared[part.local] = compare(opened, part, model);
 }
 
-/// Why the entries of the optimizer have no names; empty if they have.
+/// Returns why the optimizer's entries have no names; empty if they have names.
 std::string problem_of_names(const OptimizerFiles& optimizer, const ShardedCheckpoint& shards,
                              const OptionValues& options, const Checkpoint& checkpoint) {
   try {
@@ -255,12 +254,12 @@ std::string problem_of_names(const OptimizerFiles& optimizer, const ShardedCheck
   }
 }
 
-/// Whether there is an optimizer in its folder; what is wrong with its files is no error here.
+/// Whether the folder contains an optimizer. Ignores errors in its files.
 bool has_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards) {
   return folder == shards.folder.path ? has_optimizer_files(files, folder) : files.is_directory(folder);
 }
 
-/// What the optimizer's files hold, for who looks at the checkpoint; what is wrong with them is no error here.
+/// Describes the contents of the optimizer's files for inspection. Ignores errors in them.
 void look_at_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,
                        const OptionValues& options, Checkpoint& checkpoint) {
   try {
@@ -343,7 +342,7 @@ void hint_at_lost_ranks(Files& files, const fs::path& folder, const ShardedCheck
       tp = std::max(tp, name.rank.tp_rank + 1);
       pp = std::max(pp, name.rank.pp_rank + 1);
     }
-  } catch (const Error&) {  // the model's own error says more
+  } catch (const Error&) {  // the model's own error is more specific
   }
   if (tp <= shards.tp && pp <= shards.pp) return;
   error.hint(

@@ -10,13 +10,13 @@
 
 namespace reshard {
 
-/// Reads what is wanted of the optimizer's files in `folder`: states, master weights.
+/// Reads the requested parts of the optimizer's files in `folder`: states, master weights.
 /// \throws Error kBadInput, kUnsupported, kUsage or kIo.
 void read_optimizer_beside(Files& files, const std::filesystem::path& folder, const ShardedCheckpoint& shards,
                            const ReadContext& context, Checkpoint& checkpoint);
 
-/// Where the model's files do not fit its config.json: says so in `error` if the optimizer's files in `folder` are of more
-/// ranks.
+/// Called if the model's files do not match config.json. Adds a hint to `error` if the optimizer's files in `folder`
+/// belong to more ranks.
 void hint_at_lost_ranks(Files& files, const std::filesystem::path& folder, const ShardedCheckpoint& shards,
                         Error& error);
 

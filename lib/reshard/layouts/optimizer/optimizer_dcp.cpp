@@ -67,29 +67,29 @@ class DcpOptimizerReader {
   }
 
  private:
-  /// A state of one parameter on one stage: a number, or the local tensor of each tensor-parallel rank that stores it.
+  /// A state of one parameter on one stage: a scalar, or the local tensor of each tensor-parallel rank that stores it.
   struct State {
     std::string name;
     std::map<std::uint32_t, std::size_t> by_tp_rank;  // into found_
-    bool is_number = false;                           // 0 dims, or a value of Python
-    bool has_rank = false;                            // its entries are called by tensor-parallel rank
+    bool is_number = false;                           // no dims, or a Python value
+    bool has_rank = false;                            // its entries' names include the tensor-parallel rank
   };
   struct Parameter {
     std::string name;
     std::vector<State> states;
-    const DcpTensor* shaped = nullptr;  // the first whose shape is the local tensor's
+    const DcpTensor* shaped = nullptr;  // the first tensor that has the local tensor's shape
   };
   struct Stage {
     std::vector<Parameter> parameters;
     std::map<std::string, std::size_t, std::less<>> by_name;
   };
-  /// An entry that the files are searched for; one of the two.
+  /// An entry to be located in the files: a tensor or an object; the other pointer is null.
   struct Wanted {
     const DcpTensor* tensor;
     const DcpBytes* object;
-    std::vector<std::size_t> shards = {};  // of a local tensor: its chunks by data-parallel rank
+    std::vector<std::size_t> shards = {};  // for a local tensor: its chunks by data-parallel rank
   };
-  /// A number, whose name does not say its stage.
+  /// A scalar, whose name does not include its stage.
   struct Number {
     DcpStateKey key;
     std::size_t wanted;
@@ -100,8 +100,8 @@ class DcpOptimizerReader {
   }
   Error bad(const DcpTensor& tensor, const std::string& message) const { return bad(message).tensor(tensor.name); }
 
-  /// NxD lists the parameters of the rank that writes `.metadata` for all stages, and what other stages have saved is
-  /// in no list.
+  /// NxD lists the parameters of the rank that writes `.metadata` for all stages, so the entries of other stages are
+  /// not listed.
   void read_metadata() {
     try {
       metadata_ = read_dcp_directory(files_, folder_, DcpPaths::kLeave, of_.notes);
@@ -146,7 +146,7 @@ class DcpOptimizerReader {
   void sort_in(const DcpBytes& object) {
     const auto key = parse_dcp_state_key(object.name);
     const bool is_of_groups = object.name == kGroupsKey || object.name.starts_with(kInGroups);
-    if (!key && !is_of_groups) return;  // shape_info, which the tensors say, too
+    if (!key && !is_of_groups) return;  // e.g. shape_info, which is also known from the tensors
     wanted_.push_back({nullptr, &object});
     if (is_of_groups) {
       group_objects_.push_back(wanted_.size() - 1);
@@ -168,7 +168,7 @@ class DcpOptimizerReader {
     return found != parameter.states.end() ? *found : parameter.states.emplace_back(State{name, {}});
   }
 
-  /// Gives each number to the stages that have other states of its parameter.
+  /// Assigns each scalar to the stages that have other states of its parameter.
   void place_numbers() {
     for (const Number& number : numbers_) {
       bool has_place = false;
@@ -217,13 +217,13 @@ class DcpOptimizerReader {
             .hint(kOtherCheckpoint);
   }
 
-  /// Data-parallel ranks: as many as any tensor has chunks.
+  /// Sets the number of data-parallel ranks to the largest number of chunks of any tensor.
   void count_ranks() {
     for (const Wanted& one : wanted_)
       if (one.tensor != nullptr) of_.dp = std::max(of_.dp, static_cast<std::uint32_t>(one.tensor->chunks.size()));
   }
 
-  /// Its chunks by data-parallel rank, which have the rows that the numbers of rows and ranks give them.
+  /// Returns a tensor's chunks by data-parallel rank, after validating that each has the rows of its rank.
   std::vector<std::size_t> shards_of(const DcpTensor& tensor, const Parameter& parameter) const {
     if (tensor.shape != parameter.shaped->shape)
       throw bad(tensor, fmt::format("has the shape {}, but {} has {}", to_string(tensor.shape), parameter.shaped->name,
@@ -302,7 +302,7 @@ class DcpOptimizerReader {
                            found.entry, found.entry, of_.files[chunk.file].path);
   }
 
-  /// Groups: one object, or as torch 2.4 and later flatten them, one per hyperparameter.
+  /// Reads the groups: one object, or one per hyperparameter, as torch 2.4 and later flatten them.
   void read_groups() {
     std::vector<GroupObject> objects;
     for (const std::size_t number : group_objects_) {
@@ -335,7 +335,7 @@ class DcpOptimizerReader {
     }
     if (!with_parameters) throw bad("its parameter groups are empty, but it holds states");
     for (OptimizerStage& stage : of_.stages) {
-      // Of several stages, any one has saved the groups.
+      // With several stages, the groups may come from any of them.
       if (of_.pp == 1) add_untrained(stage, groups[*with_parameters].parameters.size());
       stage.groups = all;
       stage.groups[*with_parameters].count = static_cast<std::uint32_t>(stage.entries.size());
@@ -343,7 +343,7 @@ class DcpOptimizerReader {
     }
   }
 
-  /// Parameters without states have no names here.
+  /// Adds the parameters without states, which have no names here.
   void add_untrained(OptimizerStage& stage, std::size_t listed) const {
     if (listed < stage.entries.size() || listed > std::max(most_parameters_, stage.entries.size()))
       throw bad(fmt::format("lists {} parameters in its groups, but holds states of {}, and the model has {} tensors",
@@ -354,14 +354,14 @@ class DcpOptimizerReader {
 
   Files& files_;
   const fs::path& folder_;
-  std::size_t most_parameters_ = 0;  // of the first stage of the model
+  std::size_t most_parameters_ = 0;  // in the first stage of the model
   DcpDirectory metadata_;
   std::vector<Wanted> wanted_;
-  std::vector<ChunkedTensor> found_;  // of wanted_
+  std::vector<ChunkedTensor> found_;  // located entries, parallel to wanted_
   std::vector<Number> numbers_;
   std::vector<std::size_t> group_objects_;  // into wanted_
   std::vector<Stage> stages_;
-  std::optional<OpenedFiles> opened_;  // OptimizerFiles::files, once they are found
+  std::optional<OpenedFiles> opened_;  // opens OptimizerFiles::files, once they are located
   OptimizerFiles of_;
 };
 

@@ -25,7 +25,7 @@ constexpr const char* kTpRank = "tp_rank";
 constexpr const char* kGroupOffset = "ep_param_group_offset";
 constexpr const char* kStateOffset = "ep_base_state_offset";
 constexpr const char* kShapeOffset = "ep_shape_info_offset";
-constexpr std::size_t kMaxStates = 64;  // of one parameter: an optimizer has two or three
+constexpr std::size_t kMaxStates = 64;  // per parameter; an optimizer has two or three
 
 class OptimizerReader {
  public:
@@ -75,7 +75,7 @@ class OptimizerReader {
   }
   PickleRef get(std::string_view key) const { return value_of(pickle_, root_, key, path_); }
 
-  /// Of a file that holds more than the optimizer, goes on with that.
+  /// If the file contains more than the optimizer, makes the optimizer's value the root.
   void take_wrapped() {
     if (get(kGroupsKey) != kNoNode) return;
     const PickleRef many = get(kOptimizers);
@@ -96,7 +96,7 @@ class OptimizerReader {
     if (one != kNoNode) root_ = dict(one, fmt::format("its \"{}\"", many == kNoNode ? kOptimizer : kOptimizers));
   }
 
-  /// NxD's save_sharded_state_dict puts them in.
+  /// Reads the ranks that NxD's save_sharded_state_dict records.
   void read_ranks() {
     for (const auto& [key, value] : {std::pair(kDpRank, &file_.dp_rank), {kTpRank, &file_.tp_rank}})
       if (const PickleRef node = get(key); node != kNoNode) *value = number(node, fmt::format("its \"{}\"", key));
@@ -114,7 +114,7 @@ class OptimizerReader {
     return mapping_items(pickle_, node);
   }
 
-  /// Groups, whose parameters are numbered one after another; those of experts begin at 0 again.
+  /// Reads the groups. Their parameters are numbered consecutively; the numbers of experts start at 0 again.
   void read_groups() {
     const PickleRef node = get(kGroupsKey);
     if (node == kNoNode) throw no_optimizer("has no \"param_groups\"");
@@ -174,13 +174,13 @@ class OptimizerReader {
     return next;
   }
 
-  /// By how much a dict shifts the numbers of experts; nothing where it does not.
+  /// Returns the offset of experts' numbers in a dict; std::nullopt if they have none.
   std::optional<std::uint64_t> offset_of(const std::string& key) const {
     if (file_.num_dense() == file_.entries.size() || get(key) == kNoNode) return std::nullopt;
     return number(get(key), "\"" + key + "\"");
   }
 
-  /// The entry that the key of a dict is the number of. \param offset  as of offset_of.
+  /// Returns the entry whose number is a dict's key. \param offset  see offset_of.
   OptimizerEntry& entry_of(PickleRef key, const std::string& where, std::optional<std::uint64_t> offset,
                            std::vector<bool>& seen) {
     const std::uint64_t id = number(key, fmt::format("a key of \"{}\"", where));
@@ -213,7 +213,7 @@ class OptimizerReader {
   }
 
   void add_state(OptimizerEntry& entry, std::string name, PickleRef node, const std::string& what) {
-    // A file may hold one dict under many numbers: what is read of it must not be more than the file has.
+    // A file may refer to one dict under many numbers; reading must not multiply the file's size.
     if (++states_ > pickle_.num_nodes()) throw bad("holds the same states many times over");
     const std::string full = what + "." + name;
     if (is_tensor(node)) {
@@ -224,7 +224,7 @@ class OptimizerReader {
     entry.numbers.emplace_back(std::move(name), plain_value(node, full));
   }
 
-  /// A file may hold one large value under many names: all that is read is not much more than it has.
+  /// A file may refer to one large value under many names; reading must not multiply the file's size by much.
   PlainValue plain_value(PickleRef node, const std::string& what) {
     PlainValue value = read_plain_value(pickle_, node, what, path_);
     values_ += num_values(value);

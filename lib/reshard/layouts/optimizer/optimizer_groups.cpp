@@ -23,13 +23,13 @@ bool holds(std::string_view text, std::string_view part) {
   return text.find(part) != text.npos;
 }
 
-/// Model types whose norms optimum-neuron's list has by their class.
+/// Whether optimum-neuron's list contains the norms of this model type by their class.
 bool lists_norm_class(std::string_view model_type) {
   return model_type == "llama" || model_type == "granite";
 }
 
-/// The parameters of a stage in the order in which a rule numbers them, with the sizes of the groups. Those of experts
-/// come after all others, in as many groups again.
+/// The parameters of a stage in the order of a rule's numbers, and the sizes of the groups. Experts' parameters come
+/// last, in the same number of groups again.
 struct Numbered {
   std::vector<const LocalParameter*> order;
   std::vector<std::uint32_t> sizes;
@@ -54,7 +54,7 @@ Numbered number(const std::vector<LocalParameter>& parameters, GroupRule rule, c
   return numbered;
 }
 
-/// The group whose size does not fit, as an error; nothing if all fit.
+/// Returns an error that describes the first group whose size does not match; std::nullopt if all match.
 std::optional<Error> misfit_of_sizes(const OptimizerStage& file, const Numbered& numbered, GroupRule rule) {
   for (std::size_t g = 0; g < numbered.sizes.size(); ++g) {
     const std::uint32_t count = g < file.groups.size() ? file.groups[g].count : 0;
@@ -67,7 +67,7 @@ std::optional<Error> misfit_of_sizes(const OptimizerStage& file, const Numbered&
   return std::nullopt;
 }
 
-/// The same for the shapes of parameters, where sizes fit.
+/// Does the same for the shapes of parameters, if the sizes match.
 std::optional<Error> misfit_of_shapes(const OptimizerStage& file, std::size_t rank, const Numbered& numbered,
                                       GroupRule rule) {
   for (std::uint32_t i = 0; i < file.entries.size(); ++i) {
@@ -134,7 +134,7 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
     }
     if (!wrong)
       fitting.push_back(std::move(candidate));
-    else if (!closest_misfit || is_shape)  // of rules whose sizes fit, the shapes say more
+    else if (!closest_misfit || is_shape)  // if the sizes match, a misfit of shapes is more specific
       closest_misfit = std::move(wrong);
   }
   if (fitting.empty())
@@ -161,7 +161,7 @@ std::vector<std::vector<std::string>> stored_names(const OptimizerFiles& files,
   std::vector<std::vector<std::string>> all;
   for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank) {
     const OptimizerStage& file = files.stages[pp_rank];
-    std::vector<std::string> others;  // of the model, without states
+    std::vector<std::string> others;  // parameters of the model without states
     std::unordered_set<std::string_view> known;
     for (const LocalParameter& parameter : parameters[pp_rank]) known.insert(parameter.name);
     std::vector<std::string>& names = all.emplace_back();

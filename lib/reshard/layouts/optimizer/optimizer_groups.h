@@ -1,5 +1,5 @@
-// Which parameter a number in the optimizer's files is. No name is stored: numbers follow the model's own order within
-// parameter groups, and training code makes these by rules, of which the usual ones are known here.
+// Maps the numbers in the optimizer's files to parameters. Files contain no names: numbers follow the model's own order
+// within parameter groups. Training code forms the groups by rules, and the usual rules are known here.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace reshard {
 
 struct ShardedCheckpoint;
 
-/// How training code puts parameters into two groups, of which the second has no weight decay.
+/// How training code divides parameters into two groups; the second has no weight decay.
 enum class GroupRule : std::uint8_t {
   kNorms,       // "bias" or "norm" in the name: examples/training/llama/training_utils.py of NxD
   kLayerNorms,  // norms by class and name, and biases: create_optimizer of optimum-neuron's trainers/transformers.py
@@ -25,11 +25,11 @@ enum class GroupRule : std::uint8_t {
   kOne,         // all in one group
 };
 
-inline constexpr const char* kGroupsById = "ids";  // no rule: which parameters they are stays open (optimizer_ids.h)
+inline constexpr const char* kGroupsById = "ids";  // no rule: the parameters stay unknown (optimizer_ids.h)
 inline constexpr const char* kGroupRules[] = {"auto", "norms", "layernorms", "bias", "one"};
 inline constexpr const char* kSourceGroupRules[] = {"auto", "norms", "layernorms", "bias", "one", kGroupsById};
 
-/// Of a checkpoint that is written: its groups are the source's, unless a rule is given.
+/// For a target: the groups are the source's, unless a rule is given.
 inline constexpr LayoutOption kOptimizerGroups{
     .name = "optimizer-groups",
     .type = LayoutOption::Type::kChoice,
@@ -38,7 +38,7 @@ inline constexpr LayoutOption kOptimizerGroups{
     .default_value = "auto",
     .of_states = true};
 
-/// Of one that is read: what `auto` cannot tell must be said.
+/// For a source: required if `auto` cannot decide.
 inline constexpr LayoutOption kSourceOptimizerGroups{
     .name = kOptimizerGroups.name,
     .type = LayoutOption::Type::kChoice,
@@ -52,40 +52,43 @@ inline constexpr LayoutOption kSourceOptimizerGroups{
         "or ids, which leaves open which parameters they are, where only dp changes",
     .only_of_source = true};
 
-/// The shape of an entry before data-parallel ranks shared it, as a rank of the stage has it; std::nullopt if its file does
-/// not record it.
+/// Returns the local shape of an entry on a rank of the stage, before data-parallel ranks shared it; std::nullopt if
+/// its file does not record it.
 std::optional<Dims> local_shape(const OptimizerStage& stage, const OptimizerEntry& entry, std::size_t rank);
 
-/// Whether a parameter is in the second group. Which norms optimum-neuron lists by their class, `model_type` says.
+/// Whether a parameter is in the second group. The norms that optimum-neuron lists by class depend on `model_type`.
 bool is_in_second_group(GroupRule rule, std::string_view parameter, std::string_view model_type);
 
-/// A parameter as one rank's file of the model has it.
+/// A parameter in one rank's file of the model.
 struct LocalParameter {
   std::string name;
   Dims shape;
-  bool is_expert = false;  // of experts that are spread over ranks
+  bool is_expert = false;  // belongs to experts that are distributed over ranks
 };
 
-/// The names of the optimizer's entries, [pp_rank × ep + ep_rank]: those of `parameters` (of the same ranks, in the order
-/// of the model's files) in the order of the rule that fits all files, or of the one that was `chosen`.
-/// \throws Error kBadInput, naming a file and the numbers, if no rule fits; kUsage, naming the option, if several do and
-///         give different names.
+/// Returns the names of the optimizer's entries, [pp_rank × ep + ep_rank]. They are the names of `parameters` (of the
+/// same ranks, in the order of the model's files), in the order of the `chosen` rule or of the rule that matches all
+/// files.
+/// \throws Error kBadInput, naming a file and the numbers, if no rule matches; kUsage, naming the option, if several
+/// rules match and result in different names.
 std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& files,
                                                        const std::vector<std::vector<LocalParameter>>& parameters,
                                                        std::optional<GroupRule> chosen, std::string_view model_type);
 
-/// The same of entries that have names. Those without, which have no states, are what `parameters` has besides.
-/// \throws Error kBadInput, naming the parameter and numbers, for one that the model lacks, or other numbers of them.
+/// Does the same for entries with names. The entries without names, which have no states, are the remaining
+/// `parameters`.
+/// \throws Error kBadInput, naming the parameter and the numbers, if the model does not have it or if the numbers of
+/// parameters differ.
 std::vector<std::vector<std::string>> stored_names(const OptimizerFiles& files,
                                                    const std::vector<std::vector<LocalParameter>>& parameters);
 
-/// The parameters of `groups` in the groups that `rule` makes. A group has the hyperparameters that its parameters had; one
-/// without parameters those of the first that there is. `groups` are not empty.
-/// \throws Error kUnsupported, naming the parameter, where a group's parameters had different ones.
+/// Groups the parameters of `groups`, which must not be empty, by `rule`. A group has the hyperparameters that its
+/// parameters had; a group without parameters has those of the first group with parameters.
+/// \throws Error kUnsupported, naming the parameter, if the parameters of a group had different hyperparameters.
 std::vector<OptimizerGroup> regrouped(std::span<const OptimizerGroup> groups, GroupRule rule,
                                       std::string_view model_type);
 
-/// The rule that kOptimizerGroups or kSourceOptimizerGroups has as its value; nothing for auto and ids.
+/// Returns the rule that is the value of kOptimizerGroups or kSourceOptimizerGroups; std::nullopt for auto and ids.
 std::optional<GroupRule> chosen_group_rule(const OptionValues& values);
 
 }  // namespace reshard

@@ -1,5 +1,5 @@
-// Optimizers whose ids stay ids, as nobody says which parameters they are: some were frozen, or the training code groups
-// them by a rule of its own. Where the model's ranks stay as they are, data-parallel ranks may change all the same.
+// Optimizers whose parameters keep their ids because their names are unknown: some were frozen, or the training code
+// groups them by a rule of its own. The number of data-parallel ranks may change if the model's ranks stay the same.
 #pragma once
 
 #include <string>
@@ -12,23 +12,23 @@
 
 namespace reshard {
 
-/// Whether `values` ask for that (kSourceOptimizerGroups).
+/// Whether `values` request this (kSourceOptimizerGroups).
 bool keeps_ids(const OptionValues& values);
 
-/// The ids as names, [pp_rank]. Some of `parameters` of each pipeline rank ([pp_rank], as of name_entries) have the shapes
-/// of its ids: that much is known.
-/// \throws Error kUnsupported for expert-parallel ranks, files that have names, an optimizer that is not ZeRO-1's, master
-///         weights of which some are lost, and an id whose shape no file says; kBadInput, naming the file, an id and the
-///         numbers, for more ids of a shape than the model has parameters.
+/// Returns the ids as names, [pp_rank]. Validates that `parameters` of each pipeline rank ([pp_rank], see name_entries)
+/// include the shapes of its ids.
+/// \throws Error kUnsupported for expert-parallel ranks, files that have names, an optimizer that is not ZeRO-1, master
+/// weights that are partly lost, and ids whose shape is not recorded; kBadInput, naming the file, an id and the
+/// numbers, if there are more ids of a shape than parameters in the model.
 std::vector<std::vector<std::string>> names_by_id(const OptimizerFiles& files,
                                                   const std::vector<std::vector<LocalParameter>>& parameters);
 
-/// The local tensors that ids are of, as if a model held them: tensor "3" of each tensor- and pipeline-parallel rank, of
-/// the shape that the optimizer's files give it, is the logical tensor "tp_rank_00_pp_rank_01.3". Names nothing in files.
-/// `files` have passed names_by_id.
+/// Returns the local tensors of the ids as if a model contained them: id "3" of each tensor- and pipeline-parallel
+/// rank, with the shape in the optimizer's files, is the logical tensor "tp_rank_00_pp_rank_01.3". The map has no file
+/// contents. `files` must have passed names_by_id.
 SourceMap local_tensors_by_id(const OptimizerFiles& files);
 
-/// `target` holds the model on the same ranks as `source`, so that ids are of the same local tensors.
+/// Validates that `target` has the model on the same ranks as `source`, so that ids refer to the same local tensors.
 /// \throws Error kUsage, naming the rank and the tensor.
 void validate_same_ranks(const SourceMap& source, const TargetMap& target);
 

@@ -1,5 +1,5 @@
 // The optimizer's states of a training checkpoint as tensors of the model's parameters: local tensors of tensor- and
-// pipeline-parallel ranks by their names, each spread over data-parallel ranks by rows.
+// pipeline-parallel ranks, by name, whose rows are distributed over data-parallel ranks.
 #pragma once
 
 #include <cstdint>
@@ -17,65 +17,66 @@ namespace reshard {
 struct ShardedCheckpoint;
 struct Checkpoint;
 
-/// The optimizer of a sharded checkpoint: its files, and which parameter each entry is.
+/// The optimizer of a sharded checkpoint: its files, and the parameter of each entry.
 struct ShardedOptimizer {
   OptimizerFiles files;
-  std::uint32_t first_file = 0;                 // in the map of the model, of OptimizerFiles::files
-  std::vector<std::vector<std::string>> names;  // as of names_of_entries
+  std::uint32_t first_file = 0;                 // index of OptimizerFiles::files in the map of the model
+  std::vector<std::vector<std::string>> names;  // see names_of_entries
 
-  /// What the model's files call the entries in the file of a rank.
+  /// The names of the entries in the file of a rank, as in the model's files.
   const std::vector<std::string>& names_of(std::uint32_t pp_rank, std::uint32_t ep_rank) const {
     return names[std::size_t{pp_rank} * files.ep + ep_rank];
   }
 };
 
-/// One tensor in one file of the optimizer, and the tensor of the model that it is of, or has some rows of.
+/// One tensor in one file of the optimizer, and the tensor of the model that it belongs to or has rows of.
 struct StatePart {
   const TensorEntry* tensor;
-  std::uint32_t rank;       // index into OptimizerFiles::all
-  std::uint32_t file;       // its file, in the map of the model
-  std::uint32_t local;      // stored tensor of that map
-  std::uint64_t begin_row;  // of the shape in the model's file
+  std::uint32_t rank;       // pp_rank × OptimizerFiles::ranks() + rank in the stage
+  std::uint32_t file;       // its file, an index into the map of the model
+  std::uint32_t local;      // index of the stored tensor in that map
+  std::uint64_t begin_row;  // in the model's file
   SharedName name;          // in the optimizer's file: "base_state.3.exp_avg"
 };
 
-/// The names of the entries, as of names_of_entries: those of the files of the model, which `shards` and the map of
-/// `checkpoint` describe. `options` may say by which rule (kSourceOptimizerGroups).
-/// \throws Error as names_of_entries.
+/// Returns the names of the entries (see names_of_entries), as in the files of the model that `shards` and the map of
+/// `checkpoint` describe. `options` may select a rule (kSourceOptimizerGroups).
+/// \throws Error like names_of_entries.
 std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, const ShardedCheckpoint& shards,
                                                    const Checkpoint& checkpoint, const OptionValues& options);
 
-/// Reads the headers of the optimizer's files in `folder` and finds the names of their entries. `checkpoint` has the map
-/// of the model that `shards` hold, which the files join.
-/// \throws Error as read_optimizer_files and names_of_entries; kBadInput if there are none.
+/// Reads the headers of the optimizer's files in `folder` and determines the names of their entries. Adds the files to
+/// the map of `checkpoint`, which is that of the model in `shards`.
+/// \throws Error like read_optimizer_files and names_of_entries; kBadInput if there are no files.
 ShardedOptimizer read_sharded_optimizer(Files& files, const std::filesystem::path& folder,
                                         const ShardedCheckpoint& shards, Checkpoint& checkpoint,
                                         const OptionValues& options);
 
-/// The master weights of all files, file by file. Borrows `optimizer`.
-/// \throws Error kUnsupported if they are incomplete; kBadInput for a shape that is not that of the model's file.
+/// Returns the master weights in all files, file by file. Borrows `optimizer`.
+/// \throws Error kUnsupported if they are incomplete; kBadInput if a shape differs from that in the model's file.
 std::vector<StatePart> master_parts(const ShardedOptimizer& optimizer, const SourceMap& model);
 
-/// The states, called "optimizer.state.<parameter>.<state>", which follow the map of the model, `model`: a state is split
-/// as the parameter is.
-/// \throws Error kUnsupported if they are incomplete; kBadInput for what contradicts itself.
+/// Returns the states, named "optimizer.state.<parameter>.<state>". Each state is split like its parameter in `model`,
+/// the map of the model.
+/// \throws Error kUnsupported if the states are incomplete; kBadInput if files contradict each other.
 TrainingStates sharded_states(const ShardedOptimizer& optimizer, const SourceMap& model);
 
-/// The states by id, called "optimizer.state.tp_rank_00_pp_rank_00.3.exp_avg", where the names of `optimizer` are its ids
-/// (keeps_ids).
-/// \throws Error as sharded_states.
+/// Returns the states by id, named "optimizer.state.tp_rank_00_pp_rank_00.3.exp_avg". The names of `optimizer` must be
+/// its ids (keeps_ids).
+/// \throws Error like sharded_states.
 TrainingStates states_by_id(const ShardedOptimizer& optimizer);
 
 /// How the optimizer's master weights become the model's.
 struct MasterUse {
-  bool as_model = false;     // they are cast to the dtypes of the model's own weights; else to float32 at most
-  bool only_source = false;  // the model's files have no weights: what the optimizer has not, nobody has
+  bool as_model = false;     // cast them to the dtypes of the model's own weights; otherwise to float32 at most
+  bool only_source = false;  // the model files contain no weights; only parameters with master weights can be recovered
 };
 
-/// Makes the optimizer's master weights the model's weights in `model`. What the optimizer has none of (buffers, frozen
-/// parameters) stays as it is.
-/// \returns how many of the weights stay.
-/// \throws Error kUnsupported if they are incomplete; kBadInput if there are none, or some are nowhere.
+/// Replaces the model's weights in `model` with the optimizer's master weights. Tensors without master weights
+/// (buffers, frozen parameters) stay unchanged.
+/// \returns the number of unchanged tensors.
+/// \throws Error kUnsupported if master weights are incomplete; kBadInput if there are none, or if `only_source` is set
+/// and a tensor has none.
 std::size_t take_master_weights(const ShardedOptimizer& optimizer, SourceMap& model, MasterUse use);
 
 }  // namespace reshard

@@ -28,13 +28,13 @@ constexpr NumberedName kFullFileName("full_<[dp_rank_{dp}]|[ep_rank_{ep}]|tp_ran
                                      kMaxParallelDegree - 1);
 constexpr const char* kDifferentCheckpoints = "the files come from different checkpoints, or one of them is damaged";
 
-/// The file of a rank: its place in OptimizerFiles::all.
+/// Identifies a rank's file.
 using Place = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;  // pp_rank, tp_rank, dp_rank
 
-/// Of all states of a checkpoint, each of which is looked for in all entries: an optimizer has two or three.
+/// Limit for the states of a checkpoint, as all entries are searched for each of them. An optimizer has two or three.
 constexpr std::size_t kMaxStateNames = 64;
 
-/// A file as errors about another name it.
+/// Name of a file in errors about another file.
 std::string short_name(const fs::path& path) {
   const fs::path name = path.filename();
   return (name == kRankCheckpointFile ? path.parent_path().filename() / name : name).string();
@@ -60,7 +60,7 @@ void validate_all_there(const OptimizerFiles& of, const std::map<Place, const Op
       .hint("copy the missing files here; the optimizer's states cannot be put together without them");
 }
 
-/// The hyperparameters of a group are those of the first file.
+/// Validates that the hyperparameters of a group equal those of the first file.
 void validate_values(const OptimizerFile& file, const OptimizerStage& first, std::size_t group) {
   const PlainValue::Dict &own = file.groups[group].values, &others = first.groups[group].values;
   if (own == others) return;
@@ -77,7 +77,7 @@ void validate_values(const OptimizerFile& file, const OptimizerStage& first, std
       .hint(kDifferentCheckpoints);
 }
 
-/// Groups, hyperparameters and form are those of the first file.
+/// Validates that groups, hyperparameters and form equal those of the first file.
 void validate_groups(const OptimizerFile& file, const OptimizerStage& first, bool same_stage) {
   const auto fail = [&](const std::string& message) {
     throw Error(ErrorKind::kBadInput, fmt::format("{}, unlike {}", message, short_name(first.path)))
@@ -114,7 +114,7 @@ void count_state_names(const OptimizerFile& file, std::set<std::string>& names) 
   }
 }
 
-/// What has to be equal on all ranks that hold a part of an entry.
+/// Whether the properties that must be equal on all ranks with a shard of an entry are equal.
 bool has_same_facts(const OptimizerEntry& a, const OptimizerEntry& b) {
   const auto same = [](const OptimizerState& one, const OptimizerState& other) {
     return one.name() == other.name() && one.dtype() == other.dtype();
@@ -124,7 +124,7 @@ bool has_same_facts(const OptimizerEntry& a, const OptimizerEntry& b) {
          (!a.has_master() || a.master.dtype() == b.master.dtype());
 }
 
-/// The same as text.
+/// Returns these properties as text.
 std::string facts_of(const OptimizerEntry& entry) {
   std::string facts;
   for (const OptimizerState& state : entry.tensors) facts += fmt::format(" {} {},", name(state.dtype()), state.name());
@@ -153,7 +153,7 @@ void validate_entries(const OptimizerFile& file, const OptimizerStage& first) {
   }
 }
 
-/// Moves the shards of a rank's file behind those of the stage's ranks before it.
+/// Appends the shards of a rank's file to those of the stage's earlier ranks.
 void merge(OptimizerStage& stage, OptimizerFile&& file) {
   const auto append = [](OptimizerState& all, OptimizerState& own) {
     all.shards.push_back(std::move(own.shards.front()));
@@ -165,16 +165,16 @@ void merge(OptimizerStage& stage, OptimizerFile&& file) {
   }
 }
 
-/// The shards of the optimizer of one rank.
+/// The shards of one rank's optimizer.
 struct RankShards {
   const OptimizerFiles& of;
   std::size_t pp_rank;
-  std::size_t rank;  // of the stage
+  std::size_t rank;  // in the stage
 
   const OptimizerStage& stage() const { return of.stages[pp_rank]; }
   const fs::path& path() const { return of.path_of(pp_rank, rank); }
 
-  /// Whatever of an entry the data-parallel ranks share by rows: its tensors that are no numbers.
+  /// Calls `use` for each tensor of an entry that data-parallel ranks share by rows, which excludes scalars.
   template <typename Use>
   void for_each_shared(const OptimizerEntry& entry, Use&& use) const {
     for (const OptimizerState& state : entry.tensors)
@@ -185,10 +185,12 @@ struct RankShards {
   }
 };
 
-/// Of how many ranks every shard of the rank may be one: the first such number beyond those that are there.
+/// Returns the smallest number of data-parallel ranks, above the existing number, for which the rank's shards have the
+/// expected rows.
 std::optional<std::uint64_t> likely_ranks(const RankShards& shards) {
   const OptimizerFiles& of = shards.of;
-  std::set<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>> rows;  // of all, of a shard, ranks that share them
+  // Total rows, the shard's rows, and the number by which to divide data-parallel ranks.
+  std::set<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>> rows;
   for (std::size_t e = 0; e < shards.stage().entries.size(); ++e) {
     const OptimizerEntry& entry = shards.stage().entries[e];
     bool has_rows = true;
@@ -228,7 +230,7 @@ Error wrong_rows(const RankShards& shards, std::uint32_t entry, const TensorEntr
       .hint(hint);
 }
 
-/// A moment or master weights have a parameter's dims; numbers have none.
+/// Validates that moments and master weights have dims if their parameter has dims.
 void validate_moments(const RankShards& shards, std::uint32_t number) {
   const OptimizerEntry& entry = shards.stage().entries[number];
   if (entry.shape->empty()) return;
@@ -246,8 +248,8 @@ void validate_moments(const RankShards& shards, std::uint32_t number) {
   validate(entry.master);
 }
 
-/// Says of one data-parallel rank's files, whose shards are those of one of `ranks` ranks, that they are not all. In xser
-/// files optimum-neuron has mixed the ranks' shards.
+/// Sets `incomplete` for files of one data-parallel rank whose shards are those of one of `ranks` ranks. In xser files,
+/// optimum-neuron has mixed the ranks' shards.
 void set_incomplete(OptimizerFiles& of, const OptimizerStage& stage, std::uint32_t entry, const TensorEntry& tensor,
                     std::uint64_t ranks, bool lacks_weights) {
   of.incomplete =
@@ -270,12 +272,12 @@ void set_incomplete(OptimizerFiles& of, const OptimizerStage& stage, std::uint32
         "else the weights are complete: do without the optimizer and its master weights";
 }
 
-/// Every shard has the rows that it must have. Where one data-parallel rank has files, and all its shards have fewer,
-/// they are what optimum-neuron leaves of ZeRO-1: `incomplete` says so.
+/// Validates the rows of every shard. If only one data-parallel rank has files and all its shards have fewer rows, they
+/// are what optimum-neuron saves of ZeRO-1, and `incomplete` is set.
 void validate_rows(OptimizerFiles& of, const RankShards& shards, bool lacks_weights) {
   OptimizerStage& stage = of.stages[shards.pp_rank];
   const auto dp_rank = static_cast<std::uint32_t>(shards.rank % of.dp);
-  std::optional<std::uint64_t> ranks;  // of which the rank's shards may be one, where they have too few rows
+  std::optional<std::uint64_t> ranks;  // likely number of ranks, if the shards have too few rows
   for (std::uint32_t e = 0; e < stage.entries.size(); ++e) {
     OptimizerEntry& entry = stage.entries[e];
     if (stage.form == OptimizerStage::Form::kZero1 && !entry.shape && (!entry.tensors.empty() || entry.has_master()))
@@ -289,7 +291,7 @@ void validate_rows(OptimizerFiles& of, const RankShards& shards, bool lacks_weig
     const Dims expected = row_shard_shape(*entry.shape, share_of_rows(of, stage, e, dp_rank).count);
     shards.for_each_shared(entry, [&](const TensorEntry& tensor, bool is_master) {
       if (tensor.shape == expected) return;
-      if (of.is_full && is_master) {  // the converter leaves those of the first rank
+      if (of.is_full && is_master) {  // the converter keeps the first rank's master weights
         drops_master = true;
         return;
       }
@@ -301,7 +303,7 @@ void validate_rows(OptimizerFiles& of, const RankShards& shards, bool lacks_weig
   }
 }
 
-/// Of files that NxD's converter has merged: where some master weights are lost, none count.
+/// Drops all master weights if some are lost in files that NxD's converter has merged.
 void drop_partial_masters(OptimizerFiles& of) {
   if (!of.is_full || !of.has_masters) return;
   const auto lost = [](const OptimizerStage& stage) {
@@ -315,7 +317,7 @@ void drop_partial_masters(OptimizerFiles& of) {
     for (OptimizerEntry& entry : stage.entries) entry.master.shards.clear();
 }
 
-/// Adds the files that `file`, which is that of a rank, lies in.
+/// Adds the files of `file`, which belongs to a rank.
 void add_files(OptimizerFiles& of, OptimizerFile& file, RankId rank) {
   const auto first = static_cast<std::uint32_t>(of.files.size());
   for (OptimizerEntry& entry : file.entries) {
@@ -404,7 +406,7 @@ OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const 
       throw Error(ErrorKind::kBadInput, "lies beside files of data-parallel ranks, which it was made of")
           .in(name.is_full ? name.path : names.front().path)
           .hint("move the one or the others away");
-    // Without ZeRO-1, experts' states are named by expert-parallel rank, and take the place of data-parallel ranks.
+    // Without ZeRO-1, experts' states are named by expert-parallel rank, which then serves as data-parallel rank.
     const std::uint32_t dp_rank = name.rank.has_ep ? name.rank.ep_rank : name.rank.dp_rank;
     of.dp = std::max(of.dp, dp_rank + 1);
     const auto [found, is_new] = by_place.emplace(Place{name.rank.pp_rank, name.rank.tp_rank, dp_rank}, &name);

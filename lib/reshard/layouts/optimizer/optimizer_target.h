@@ -1,4 +1,4 @@
-// The files of NxD's ZeRO-1 optimizer, which a training layout writes beside its model's.
+// Writes the files of NxD's ZeRO-1 optimizer next to the model of a training layout.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,22 @@
 
 namespace reshard {
 
-/// Where they go, and how states are spread.
+/// Destination and distribution of the optimizer's files.
 struct OptimizerTarget {
   std::filesystem::path folder;  // relative to the output directory
   Format format = Format::kPytorch;
-  std::uint32_t dp = 1;  // data-parallel ranks, each of which has some rows of what a tensor-parallel rank holds
-  std::span<const OptimizerGroup> groups;  // of parameters; borrowed
+  std::uint32_t dp = 1;  // number of data-parallel ranks that share the rows of each tensor-parallel rank
+  std::span<const OptimizerGroup> groups;  // parameter groups; borrowed
 };
 
-/// Adds to `plan`, whose map is that of the model's files, a file of the optimizer for each data-parallel rank of each
-/// of the model's ranks (neuronx_distributed/optimizer/zero_redundancy_optimizer.py): the parameters' numbers by the
-/// groups of `target` and the order of the model's file, what rows each rank has of each state, and master weights,
-/// which are made of the weights where `states` has none.
-/// \param stages  those of `plan`.
-/// \throws Error kUnsupported, naming the state or parameter: parameters that are fused into one and are in different
-///         groups, or have different states; a state that has neither one element nor its parameter's shape.
-///         kBadInput for states without groups, and for a group of parameters that the model does not have.
+/// Adds the optimizer's files to `plan`, whose map is that of the model's files: one per data-parallel rank of each of
+/// the model's ranks (neuronx_distributed/optimizer/zero_redundancy_optimizer.py). They contain the parameters' numbers
+/// (by the groups of `target` and the order of the model's file), the shapes and each rank's rows of all states, and
+/// master weights. Master weights that `states` does not have are made from the weights.
+/// \param stages  the stages of `plan`.
+/// \throws Error kUnsupported, naming the state or parameter, if parameters that are fused into one are in different
+/// groups or have different states, or if a state has neither one element nor its parameter's shape; kBadInput if
+/// states have no groups, or if a group has parameters that the model does not have.
 void add_optimizer_files(TargetPlan& plan, const TrainingStates& states, const std::vector<StagePlan>& stages,
                          const OptimizerTarget& target);
 
