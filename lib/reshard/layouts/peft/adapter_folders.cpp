@@ -35,7 +35,7 @@ std::vector<AdapterFolder> find_adapter_folders(Files& files, const fs::path& pa
       denied = error;
     }
   }
-  if (denied && !found.empty()) throw *denied;  // else one of several adapters would silently be left out
+  if (denied && !found.empty()) throw *denied;  // otherwise one of several adapters would silently be left out
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return found;
 }

@@ -9,39 +9,39 @@
 
 namespace reshard {
 
-/// An adapter as PEFT saves it: one file beside its adapter_config.json.
+/// File names of an adapter as PEFT saves it, next to adapter_config.json.
 inline constexpr const char* kAdapterSafetensorsFile = "adapter_model.safetensors";
 inline constexpr const char* kAdapterPytorchFile = "adapter_model.bin";
 
-/// The adapter that PEFT saves in a directory itself, and not in a folder of its name.
+/// Name of the adapter that PEFT saves in a directory itself instead of in a folder with the adapter's name.
 inline constexpr const char* kDefaultAdapter = "default";
 
-/// Shards of adapters, beside each other in a checkpoint's directory: adapter_NAME/adapter_shards (optimum-neuron).
+/// Folders of adapters' shards in a checkpoint's directory: adapter_NAME/adapter_shards (optimum-neuron).
 inline constexpr std::string_view kAdapterFolderPrefix = "adapter_";
 inline constexpr const char* kAdapterShardsFolder = "adapter_shards";
 
-/// "adapter_NAME".
+/// Returns "adapter_NAME".
 inline std::filesystem::path adapter_folder(const std::string& name) {
   return std::string(kAdapterFolderPrefix) + name;
 }
 
 /// The shards of one LoRA adapter.
 struct AdapterFolder {
-  std::string name;    // as its folder says; empty if that is not called adapter_NAME
-  FoundLayout shards;  // `directory` is where adapter_config.json is
-  bool alone = false;  // the path that was given is this one adapter's
+  std::string name;    // from its folder; empty if the folder is not called adapter_NAME
+  FoundLayout shards;  // `directory` contains adapter_config.json
+  bool alone = false;  // the given path refers to this adapter only
 };
 
-/// The adapters meant by `path`: its own if it is adapter_NAME or adapter_shards, else those of all its adapter_NAME
-/// folders, sorted by name. Empty if there are none.
+/// Returns the adapters that `path` refers to: one adapter if `path` is adapter_NAME or adapter_shards, otherwise those
+/// in all its adapter_NAME folders, sorted by name. Empty if there are no adapters.
 std::vector<AdapterFolder> find_adapter_folders(Files& files, const std::filesystem::path& path);
 
-/// The same, but none where the shards of a model are in `path`: then it means the model.
-/// \throws Error kBadInput as find_shards does.
+/// Like find_adapter_folders, but empty if `path` contains the shards of a model, to which it then refers.
+/// \throws Error kBadInput like find_shards.
 std::vector<AdapterFolder> adapters_meant(Files& files, const std::filesystem::path& path);
 
-/// The same, but none where whole weights are in `path`, a model's or an adapter's: then it means those, for whoever
-/// reads any checkpoint.
+/// Like adapters_meant, but empty if `path` contains whole weights of a model or an adapter, to which it then refers.
+/// For reading any checkpoint.
 std::vector<AdapterFolder> adapters_to_read(Files& files, const std::filesystem::path& path);
 
 }  // namespace reshard

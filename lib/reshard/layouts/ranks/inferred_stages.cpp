@@ -1,5 +1,5 @@
-// Metadata for shards that were saved without it (NxD's own checkpoints): what each stored name and shape can only be,
-// given the model.
+// Infers metadata for shards that were saved without it (NxD's own checkpoints) from stored names and shapes and the
+// model.
 
 #include "reshard/layouts/ranks/inferred_stages.h"
 
@@ -18,7 +18,7 @@
 namespace reshard {
 namespace {
 
-/// One stage's state dict, explained name by name.
+/// Infers the metadata of one stage's state dict, name by name.
 class Derivation {
  public:
   Derivation(const Model& model, const ShardedCheckpoint& shards, const PartitionOptions& heads, const Container& file)
@@ -56,17 +56,17 @@ class Derivation {
   }
 
  private:
-  /// What a name that the model does not have may be made of.
+  /// Possible contents of a stored tensor whose name the model does not have.
   struct Fused {
     std::string module;
-    std::string name;                // of the fused projection
+    std::string name;                // the fused projection
     std::vector<std::string> parts;  // fused linears; empty for grouped-query attention
     std::string letter;              // "q", "k", "v", "qkv"
     bool bias = false;
-    std::uint32_t axis = 0;  // as of FusedLinearsSpec
+    std::uint32_t axis = 0;  // see FusedLinearsSpec
   };
 
-  /// Of one layer, or outside the layers.
+  /// Adds the fused names of one layer, or those outside the layers.
   void add_fused_names(std::optional<std::uint64_t> layer) {
     const Family& family = *model_.family;
     for (const bool bias : {false, true}) {
@@ -87,7 +87,7 @@ class Derivation {
     }
   }
 
-  /// The first guess where a part is one of more ranks than there are: that the last ones are missing.
+  /// Returns a hint if the tensor is one of more parts than there are ranks: the last ranks are probably missing.
   std::string hint_for_shape(const Dims& part, const Dims& whole) const {
     for (std::size_t dim = 0; dim < std::min(part.size(), whole.size()); ++dim) {
       Dims others = whole;
@@ -111,7 +111,7 @@ class Derivation {
               "config.json belongs to another model, or the parameter was split in a way that needs metadata");
   }
 
-  /// The dim along which the tensor is one of tp_ parts, nothing if it is whole.
+  /// Returns the dim along which the tensor is one of tp_ parts; std::nullopt if it is whole.
   std::optional<std::uint32_t> split_dim(const TensorEntry& tensor, const Dims& whole) const {
     if (tensor.shape == whole) return std::nullopt;
     for (std::uint32_t dim = 0; dim < std::min<std::size_t>(2, whole.size()); ++dim) {
@@ -123,7 +123,7 @@ class Derivation {
     fail_shape(tensor, whole);
   }
 
-  /// The split that the model has for it, if the tensor is one part of that.
+  /// Returns the model's split of the parameter if the tensor is one part of it.
   std::optional<ParallelParameter> own_split(const TensorEntry& tensor, const ModelParameter& parameter) const {
     if (!parameter.split_dim || split_problem(parameter, tp_, false)) return std::nullopt;
     ParallelParameter own = own_parameter(parameter, tp_);
@@ -132,7 +132,7 @@ class Derivation {
     return own;
   }
 
-  /// Whether it is the output projection's weight beside query projections of grouped-query attention.
+  /// Whether this is the weight of an output projection whose query projections use grouped-query attention.
   bool is_grouped_output(const ModelParameter& parameter) const {
     if (!model_.family->attention || parameter.is_bias) return false;
     const Family::Attention& a = *model_.family->attention;
@@ -147,10 +147,10 @@ class Derivation {
       metadata_.parameters.push_back({tensor.name, false, 0, 1, 1, {}});
       return;
     }
-    // A second name of a tensor of this file goes by the rule of its first.
+    // An alias of a tensor in this file has the rule of its source.
     const auto source = held_.find(parameter.tied_to);
     if (source != held_.end() && source->second->shape == tensor.shape) return;
-    if (is_grouped_output(parameter)) {  // whose heads go by those of the projections
+    if (is_grouped_output(parameter)) {  // its heads follow those of the projections
       metadata_.parameters.push_back({tensor.name, true, 1, 1, tp_, {}});
       return;
     }
@@ -184,20 +184,20 @@ class Derivation {
       modules_[fused.module].emplace_back(attention_spec(tensor, fused));
   }
 
-  /// The rows of a tensor that a rank has; 0 if it has none.
+  /// The number of rows of a tensor on a rank; 0 if the rank does not have it.
   std::uint64_t rows_held(const std::string& name) const {
     const auto found = held_.find(name);
     return found == held_.end() || found->second->shape.empty() ? 0 : found->second->shape.front();
   }
 
-  /// The columns of a weight that a rank has, if it has it.
+  /// The number of columns of a weight on a rank, if the rank has it.
   std::optional<std::uint64_t> columns_held(const std::string& name) const {
     const auto found = held_.find(name);
     if (found == held_.end() || found->second->shape.size() != 2) return std::nullopt;
     return found->second->shape[1];
   }
 
-  /// How often key/value heads are replicated, and whether there are padding heads, shows in how many rows a rank has.
+  /// Infers the replication of key/value heads and the existence of padding heads from a rank's number of rows.
   GQAQKVColumnParallelLinearSpec attention_spec(const TensorEntry& tensor, const Fused& fused) const {
     const bool one_weight = fused.letter == "qkv";
     const std::string prefix = fused.module + "." + fused.name + ".weight_";
@@ -206,8 +206,8 @@ class Derivation {
     const auto fits = [&](const GQAQKVColumnParallelLinearSpec& spec) {
       const std::uint64_t q = spec.q_output_size_per_partition;
       const std::uint64_t kv = spec.kv_output_size_per_partition;
-      if (columns && *columns != q) return false;  // of the output projection, which takes the same heads
-      // A layer that shares the keys of another has none.
+      if (columns && *columns != q) return false;  // the output projection has the same heads
+      // A layer that shares another layer's keys has none.
       return one_weight ? rows == q + 2 * kv
                         : rows == q && (rows_held(prefix + "k") == kv || held_.count(prefix + "k") == 0);
     };
@@ -217,7 +217,7 @@ class Derivation {
       if (heads_.pad_heads && !pad) continue;
       options.pad_heads = pad;
       std::vector<std::uint64_t> multipliers = legal_multipliers(model_.heads, model_.kv_heads, tp_, pad);
-      // The usual one before others that would make as many rows.
+      // Tries the usual multiplier before others that result in the same number of rows.
       multipliers.insert(multipliers.begin(), usual_multiplier(model_.kv_heads, tp_));
       if (heads_.kv_size_multiplier) multipliers = {*heads_.kv_size_multiplier};
       for (const std::uint64_t multiplier : multipliers) {

@@ -5,10 +5,10 @@
 
 namespace reshard {
 
-/// Fills the metadata of a checkpoint that has none, from its tensors' names and shapes and the model that config.json
-/// describes. `heads` says of attention what the shapes may not: the order of heads, and where it is given the
-/// multiplier, or that there are padding heads.
-/// \throws Error kBadInput for a tensor that the model does not explain.
+/// Fills the metadata of a checkpoint without metadata, from its tensors' names and shapes and the model that
+/// config.json describes. `heads` specifies properties of attention that shapes may not determine: the order of heads
+/// and, if given, the multiplier or the existence of padding heads.
+/// \throws Error kBadInput if a tensor does not match the model.
 void infer_stages(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads = {});
 
 }  // namespace reshard

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The entries of a folder; none if it does not exist or may not be listed.
+/// Lists a folder; empty if it does not exist or cannot be listed.
 std::vector<DirectoryEntry> list_if_any(Files& files, const fs::path& folder) {
   try {
     return files.list(folder);
@@ -24,14 +24,14 @@ std::vector<DirectoryEntry> list_if_any(Files& files, const fs::path& folder) {
   }
 }
 
-/// Whether any tensor that `file` may refer to is there.
+/// Whether any tensor file that `file` may refer to exists.
 bool has_tensor_files(Files& files, const fs::path& file) {
   const std::vector<DirectoryEntry> entries = list_if_any(files, xser_tensors_folder(file));
   return std::any_of(entries.begin(), entries.end(),
                      [](const DirectoryEntry& entry) { return is_xser_tensor_name(entry.name); });
 }
 
-/// The optimizer's files, in the order of their names.
+/// Returns the optimizer's files, sorted by name.
 std::vector<fs::path> optimizer_files(Files& files, const fs::path& folder) {
   std::vector<fs::path> states;
   for (const DirectoryEntry& entry : list_if_any(files, folder))
@@ -39,7 +39,8 @@ std::vector<fs::path> optimizer_files(Files& files, const fs::path& folder) {
   return states;
 }
 
-/// Whether `is_so` of the pickle in `file`; false if there is none, which reading the checkpoint reports.
+/// Whether `is_so` is true of the pickle in `file`. False if the file has no valid pickle, which reading the checkpoint
+/// reports.
 template <typename IsSo>
 bool holds(Files& files, const fs::path& file, IsSo&& is_so) {
   try {
@@ -73,7 +74,7 @@ bool has_weights_in_optimizer_alone(Files& files, const fs::path& folder, std::s
   if (states.empty()) return false;
   if (std::any_of(ranks.begin(), ranks.end(), [&](const RankFile& rank) { return has_tensor_files(files, rank.path); }))
     return false;
-  // A checkpoint is all xser or not at all. Empty folders may be lost in a copy.
+  // Either all files of a checkpoint are xser or none. A copy may have lost empty folders.
   const bool xser =
       is_xser(files, ranks.front().path) || files.exists(xser_info_path(ranks.front().path)) ||
       std::any_of(states.begin(), states.end(), [&](const fs::path& file) { return is_xser(files, file); });

@@ -7,16 +7,16 @@
 
 namespace reshard {
 
-/// The folder beside `model` that holds the optimizer's states.
+/// The folder next to `model` that contains the optimizer's states.
 inline constexpr const char* kOptimizerFolder = "optim";
 
-/// NxD may save a checkpoint without its weights (avoid_saving_lower_precision_weights). Whether that is so: no tensor
-/// that the xser files of `ranks` refer to is there, and the optimizer's files in `folder` have the weights in fp32. Not
-/// so for files that cannot be read, whose readers say why.
+/// Whether NxD saved the checkpoint without its weights (avoid_saving_lower_precision_weights): none of the tensor
+/// files that the xser files of `ranks` refer to exists, and the optimizer's files in `folder` contain the weights in
+/// fp32. Returns false if files cannot be read, so that their readers report the error.
 bool has_weights_in_optimizer_alone(Files& files, const std::filesystem::path& folder, std::span<const RankFile> ranks);
 
-/// Whether a checkpoint of that kind may have lost its optimizer: no tensor that the xser file of `rank` refers to is
-/// there, and `folder` is not, or holds no file of an optimizer.
+/// Whether such a checkpoint may have lost its optimizer: none of the tensor files that the xser file of `rank` refers
+/// to exists, and `folder` does not exist or contains no optimizer files.
 bool may_lack_optimizer(Files& files, const std::filesystem::path& folder, const RankFile& rank);
 
 }  // namespace reshard

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The T that the metadata of a stage was written for, or nothing if nothing in it is split. All its entries must
+/// Returns the tensor-parallel degree of a stage's metadata; std::nullopt if it splits no tensor. All its entries must
 /// agree.
 std::optional<std::uint32_t> tp_of_metadata(const StageMetadata& metadata, const fs::path& path) {
   std::optional<std::uint32_t> tp;
@@ -37,13 +37,13 @@ std::optional<std::uint32_t> tp_of_metadata(const StageMetadata& metadata, const
   return tp;
 }
 
-/// The parameters that the specs speak of are listed, and split as the specs say.
+/// Validates that the parameters that the specs refer to are listed.
 void validate_specs_fit(const StageMetadata& metadata, const fs::path& path) {
   std::unordered_set<std::string> listed;
   for (const ParallelParameter& parameter : metadata.parameters) listed.insert(parameter.name);
   const auto require = [&](const std::string& module, const char* leaf, const char* alternative) {
     const std::string name = module + leaf;
-    const auto is_listed = [&](const char* ending) {  // as the model has it, or wrapped for adapters
+    const auto is_listed = [&](const char* ending) {  // in the model, or wrapped for adapters
       return listed.count(module + ending) || listed.count(module + ".base_layer" + ending);
     };
     if (!is_listed(leaf) && !is_listed(alternative))
@@ -64,7 +64,7 @@ void validate_specs_fit(const StageMetadata& metadata, const fs::path& path) {
     }
 }
 
-/// A parameter that a spec explains is split as the spec says.
+/// Validates that parameters with a spec are split as the spec requires.
 void validate_entries_fit(const StageMetadata& metadata, const fs::path& path) {
   std::unordered_map<std::string_view, const ParallelParameter*> entries;
   for (const ParallelParameter& parameter : metadata.parameters) entries.emplace(parameter.name, &parameter);

@@ -9,17 +9,18 @@
 
 namespace reshard {
 
-/// Validates that the metadata of one stage agrees with itself, and is for no fewer tensor-parallel ranks than the
-/// `ranks_present` of its folder. `path` is its file. \returns the ranks there must be.
+/// Validates that the metadata of one stage is consistent and is for at least `ranks_present` tensor-parallel ranks,
+/// the number in its folder. `path` is its file. \returns the number of ranks that must exist.
 /// \throws Error kBadInput.
 std::uint32_t validate_metadata(const StageMetadata& metadata, const std::filesystem::path& path,
                                 std::uint32_t ranks_present);
 
-/// Validates that the sizes which an attention spec states are those of `file`, a rank of the stage.
+/// Validates that the sizes in an attention spec match `file`, a rank of the stage.
 /// \throws Error kBadInput, naming the tensor.
 void validate_spec_sizes(const StageMetadata& metadata, const std::filesystem::path& path, const Container& file);
 
-/// A module that some rank's metadata knows of, but no rank has parameters of, lay on a stage that is gone.
+/// Validates that every module in some rank's metadata has parameters on a rank. Otherwise it belongs to a missing
+/// stage.
 /// \throws Error kBadInput, naming the modules.
 void validate_all_stages_present(const ShardedCheckpoint& checkpoint);
 

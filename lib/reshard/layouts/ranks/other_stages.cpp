@@ -14,7 +14,7 @@
 namespace reshard {
 namespace {
 
-/// Whether the files of a pipeline rank have a tensor of that name that is another rank's.
+/// Whether a tensor of that name in the files of a pipeline rank belongs to another pipeline rank.
 using IsOthers = std::function<bool(std::uint32_t pp_rank, const std::string& name)>;
 
 std::uint64_t remove_from(Container& file, std::uint32_t pp_rank, const IsOthers& is_others) {
@@ -33,7 +33,7 @@ std::uint64_t remove_from_all(ShardedCheckpoint& checkpoint, const IsOthers& is_
 constexpr const char* kSwapped =
     "metadata files, or the files of two pipeline ranks, were swapped or come from different checkpoints";
 
-/// The number of a parameter's layer: the first part of its name that is one.
+/// Returns the number of a parameter's layer: the first part of its name that is a number.
 std::optional<std::uint64_t> layer_of(std::string_view name) {
   while (!name.empty()) {
     const std::size_t end = std::min(name.find('.'), name.size());
@@ -43,8 +43,8 @@ std::optional<std::uint64_t> layer_of(std::string_view name) {
   return std::nullopt;
 }
 
-/// The first layer of each pipeline rank lies before that of the next. Where files hold the names of all stages,
-/// nothing else shows that two metadata files were swapped.
+/// Validates that the first layer of each pipeline rank precedes that of the next. If files contain the names of all
+/// stages, this is the only sign that two metadata files were swapped.
 void validate_stages_in_order(const ShardedCheckpoint& checkpoint) {
   std::optional<std::uint64_t> before;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
@@ -62,7 +62,7 @@ void validate_stages_in_order(const ShardedCheckpoint& checkpoint) {
   }
 }
 
-/// Names → the pipeline ranks whose metadata lists them.
+/// Maps names to the pipeline ranks whose metadata lists them.
 std::unordered_map<std::string, std::vector<bool>> listed_names(const ShardedCheckpoint& checkpoint) {
   std::unordered_map<std::string, std::vector<bool>> listed;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank)

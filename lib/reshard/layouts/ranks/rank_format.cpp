@@ -16,13 +16,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// `folder` itself if `name` is empty.
+/// Returns `folder / name`, or `folder` itself if `name` is empty.
 fs::path folder_in(const fs::path& folder, const char* name) {
   return *name == '\0' ? folder : folder / name;
 }
 
-/// The checkpoint's own directory for a folder of shards that was given itself: where config.json is. Without one, a
-/// folder of the usual name is in that directory, and one of another name is the directory itself, as NxD saves it.
+/// Returns the checkpoint's directory if the path refers to a folder of shards: the directory with config.json. Without
+/// config.json, it is the parent of a folder with the usual name, or a folder with another name itself, as NxD saves
+/// it.
 fs::path directory_of(Files& files, const fs::path& shards, const std::string& usual_name) {
   const fs::path above = directory_above(files, shards);
   if (find_model_config(files, shards)) return shards;
@@ -30,7 +31,7 @@ fs::path directory_of(Files& files, const fs::path& shards, const std::string& u
   return own_name(files, shards) == usual_name ? above : shards;
 }
 
-/// The weights that `entry` of `folder` is or contains; std::nullopt if it is no rank's.
+/// Returns the weights that `entry` of `folder` is or contains; std::nullopt if it does not belong to a rank.
 std::optional<RankFile> rank_file(Files& files, const RankFormat& ranks, const fs::path& folder,
                                   const DirectoryEntry& entry) {
   const auto numbers = ranks.numbers(entry.name);
@@ -116,7 +117,7 @@ bool RankFormat::looks_like(Files& files, const fs::path& directory) const {
 
 fs::path rank_path(const Layout& layout, Format format, RankId rank, std::uint32_t part) {
   const RankFormat& ranks = *layout.ranks();
-  const fs::path folder = layout.traits().folder;  // the shards folder, or that of the weights in it
+  const fs::path folder = layout.traits().folder;  // the shards folder, or the weights folder in it
   NameNumbers numbers = numbers_of(rank);
   numbers.emplace("part", part);
   const fs::path path = (folder == ranks.weights_folder ? folder : ranks.weights_in(folder)) /
@@ -129,7 +130,7 @@ std::vector<FoundLayout> recognise_ranks(Files& files, const Layout& layout, con
   const RankFormat& ranks = *layout.ranks();
   std::vector<FoundLayout> found;
   if (!files.is_directory(path)) return found;
-  // The folder of the weights inside the shards folder means the shards folder.
+  // A path to the weights folder inside a shards folder refers to the shards folder.
   const fs::path above = directory_above(files, path);
   if (*ranks.weights_folder != '\0' && own_name(files, path) == ranks.weights_folder && ranks.looks_like(files, above))
     return recognise_ranks(files, layout, above);

@@ -13,14 +13,14 @@ inline constexpr LayoutOption kKvSizeMultiplier{
     .help = "Replicas of each key/value head (default: TP / key-value heads, or the fewest that place whole heads)",
     .why_idle = why_multiplier_idle};
 
-/// As Layout::read, of a layout with ranks: their headers and metadata are read and compared with each other and with
-/// the model. Of several layouts with the same names of files, the result has the one that fits.
+/// Implements Layout::read for a layout with ranks: reads their headers and metadata and compares them with each other
+/// and with the model. If several layouts use the same file names, the result has the one that matches.
 Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext& context);
 
-/// How the ranks of `checkpoint`, whose model is known, are partitioned, as far as that was a choice. optimum-neuron,
-/// which saves metadata, has grouped query only for heads that the ranks do not divide; NxD, which saves none, has a
-/// setting for it.
-/// \param inferred  the metadata of `stages` is not the files' own.
+/// Returns the partition of the ranks of `checkpoint`, whose model must be known, as far as it was a choice.
+/// optimum-neuron, which saves metadata, uses grouped query only if the ranks do not divide the heads. NxD, which saves
+/// none, has a setting for it.
+/// \param inferred  the metadata of `stages` was inferred instead of read.
 PartitionOptions chosen_partition(const Checkpoint& checkpoint, const std::vector<StageMetadata>& stages,
                                   bool inferred);
 

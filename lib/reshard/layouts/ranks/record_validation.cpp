@@ -17,7 +17,7 @@ constexpr const char* kMixed =
     "the ranks come from different checkpoints, or another program saved some of the files again; take all ranks of "
     "one save";
 
-/// One rank number of a file, as its name and its metadata give it.
+/// One rank number of a file, from its name and from its metadata.
 struct SaidRank {
   const char* kind;
   std::uint32_t by_name;
@@ -43,13 +43,13 @@ void validate_rank(const Container& file, const SaidRank& said) {
         .hint("files of ranks were renamed or swapped");
 }
 
-/// What it says it is, for comparing and for errors.
+/// Returns the record's ranks as text, for comparisons and errors.
 std::string rank_text(const RankRecord& record) {
   return fmt::format("tp {}/{}, pp {}/{}, ep {}/{}", record.tp_rank, record.tp_degree, record.pp_rank, record.pp_degree,
                      record.ep_rank, record.ep_degree);
 }
 
-/// `file` has a record if `first` has one, and it is about the same original tensors.
+/// Validates that `file` has a record if `first` has one, and that both describe the same logical tensors.
 void validate_same_checkpoint(const Container& file, const std::optional<RankRecord>& record, const Container& first,
                               const std::optional<RankRecord>& of_first) {
   if (record.has_value() != of_first.has_value())

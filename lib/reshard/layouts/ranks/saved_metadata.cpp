@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kSampleBytes = 4096;
-constexpr std::size_t kMaxCandidates = 16;  // parameters that one omitted tensor is compared with
+constexpr std::size_t kMaxCandidates = 16;  // compared parameters per omitted tensor
 constexpr const char* kMixedRanks = "the ranks come from different checkpoints";
 
 using Held = std::unordered_map<std::string_view, const TensorEntry*>;
@@ -62,7 +62,8 @@ void validate_ranks_agree(const StageMetadata& expected, const fs::path& first, 
   throw error.in(other).hint(kMixedRanks);
 }
 
-/// Each stage lists the parameters of all stages (NxDPPModel.named_parameters), and is right about its own alone.
+/// Drops other stages' parameters. Each stage lists the parameters of all stages (NxDPPModel.named_parameters), but
+/// only its own entries are correct.
 void drop_other_stages(ShardedCheckpoint& checkpoint) {
   std::vector<Held> held;
   for (const auto& ranks : checkpoint.files) held.push_back(held_by(ranks.front()));
@@ -73,7 +74,7 @@ void drop_other_stages(ShardedCheckpoint& checkpoint) {
     });
 }
 
-/// The writer saves every parameter that it lists.
+/// Validates that files contain all listed parameters, as the writer saves every one.
 void validate_listed_are_held(const ShardedCheckpoint& checkpoint) {
   for (std::size_t stage = 0; stage < checkpoint.metadata.size(); ++stage) {
     const Held held = held_by(checkpoint.files[stage].front());
@@ -92,7 +93,7 @@ struct Stored {
   const TensorEntry* tensor;
 };
 
-/// Some bytes of a tensor's middle; std::nullopt if its elements are not in C order.
+/// Returns some bytes from the middle of a tensor; std::nullopt if its elements are not in C order.
 std::optional<std::string> sample(Files& files, const Stored& stored) {
   const TensorEntry& tensor = *stored.tensor;
   if (!tensor.strides.empty()) return std::nullopt;
@@ -103,7 +104,7 @@ std::optional<std::string> sample(Files& files, const Stored& stored) {
   return bytes;
 }
 
-/// The parameters that are split, with the pipeline rank of each.
+/// The parameters that are split, with their pipeline ranks.
 class SplitParameters {
  public:
   explicit SplitParameters(const ShardedCheckpoint& checkpoint) : checkpoint_(checkpoint) {
@@ -115,7 +116,8 @@ class SplitParameters {
     }
   }
 
-  /// The one that has the shape of `tensor`, of pipeline rank `stage`, and its bytes on all ranks; empty if none does.
+  /// Returns the parameter that has the shape of `tensor`, of pipeline rank `stage`, and the same bytes on all ranks;
+  /// empty if there is none.
   std::string same_as(Files& files, std::uint32_t stage, const TensorEntry& tensor) const {
     const auto [begin, end] = split_.equal_range(tensor.shape);
     std::size_t tried = 0;
@@ -131,7 +133,7 @@ class SplitParameters {
     const Container& file = checkpoint_.files[tensor.first][tp_rank];
     Held& held = held_[{tensor.first, tp_rank}];
     if (held.empty()) held = held_by(file);
-    return {&file, held.at(tensor.second->name)};  // the ranks of a stage contain the same names
+    return {&file, held.at(tensor.second->name)};  // all ranks of a stage contain the same names
   }
 
   bool is_same(Files& files, const InStage& a, const InStage& b) const {

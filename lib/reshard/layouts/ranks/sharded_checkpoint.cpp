@@ -1,4 +1,4 @@
-// Reading a sharded checkpoint from disk: which ranks are there, and whether they agree.
+// Reads a sharded checkpoint from disk and validates that its ranks exist and agree.
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 
 #include <fmt/format.h>
@@ -34,21 +34,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A rank's place among those of one copy: pp_rank, ep_rank, tp_rank.
+/// A rank's position among those of one replica: pp_rank, ep_rank, tp_rank.
 using Place = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;
 
 Place place_of(RankId rank) {
   return {rank.pp_rank, rank.ep_rank, rank.tp_rank};
 }
 
-/// What stands in a shards folder, by name alone.
+/// Contents of a shards folder, by name only.
 struct Listing {
-  std::map<Place, RankFile> ranks;             // the first copy of each
+  std::map<Place, RankFile> ranks;             // the first replica of each rank
   std::vector<RankFile> copies;                // other data-parallel ranks
   std::map<std::uint32_t, fs::path> metadata;  // pp_rank → file
 };
 
-/// Of a file, or of a tensor in it.
+/// Returns an error about a file, or about a tensor in it.
 Error expert_parallel(const fs::path& path, const char* what) {
   return Error(ErrorKind::kUnsupported, std::string(what) +
                                             " of NxD (ep_rank), and no metadata says how its experts are spread; such "
@@ -74,7 +74,7 @@ Listing list_folder(Files& files, const FoundLayout& folder) {
 }
 
 void validate_all_ranks_present(const FoundLayout& folder, const Listing& listing, const ShardedCheckpoint& mesh) {
-  // Names of files alone make the mesh, so that most of a large one may be missing: the first few are named.
+  // The mesh is computed from file names only, so most of a large one may be missing. Names only the first few ranks.
   constexpr std::size_t kNamed = 7;
   const std::uint64_t count = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep - listing.ranks.size();
   if (count == 0) return;
@@ -102,7 +102,7 @@ bool lacks_weights(Files& files, const FoundLayout& folder, const Listing& listi
   return has_weights_in_optimizer_alone(files, *optimizer, ranks);
 }
 
-/// The ranks of one stage hold the same parameters, in the same shapes where they are `alike`.
+/// Validates that the ranks of one stage have the same parameters and, if `alike`, the same shapes.
 void validate_ranks_agree(const Container& first, const Container& other, bool alike) {
   std::unordered_map<std::string, const TensorEntry*> expected;
   for (const TensorEntry& tensor : first.tensors) expected.emplace(tensor.name, &tensor);
@@ -124,7 +124,7 @@ void validate_ranks_agree(const Container& first, const Container& other, bool a
     expected.erase(found);
   }
   if (!expected.empty()) {
-    // The first in the order of the file, so that the message is the same every time.
+    // Report the first tensor in the file's order, so that the message is deterministic.
     const auto lost = std::find_if(first.tensors.begin(), first.tensors.end(),
                                    [&](const TensorEntry& tensor) { return expected.count(tensor.name) > 0; });
     throw Error(ErrorKind::kBadInput, first.path.string() + " holds it, but this rank does not")
@@ -134,17 +134,17 @@ void validate_ranks_agree(const Container& first, const Container& other, bool a
   }
 }
 
-/// Parameters that the metadata lists and that were not saved: frozen ones.
+/// Adds parameters that the metadata lists but that were not saved because they are frozen.
 void note_not_saved(const StageMetadata& metadata, const ShardedCheckpoint& checkpoint,
                     const std::vector<Container>& files, std::vector<std::string>& not_saved) {
   std::unordered_set<std::string> held;
-  for (std::size_t i = 0; i < files.size(); i += checkpoint.tp)  // one of each expert-parallel rank
+  for (std::size_t i = 0; i < files.size(); i += checkpoint.tp)  // one file per expert-parallel rank
     for (const TensorEntry& tensor : files[i].tensors) held.insert(tensor.name);
   for (const ParallelParameter& parameter : metadata.parameters)
     if (!held.count(parameter.name)) not_saved.push_back(parameter.name);
 }
 
-/// Where there are several expert-parallel ranks, the metadata says how experts are spread over so many.
+/// Validates that metadata distributes experts over the existing number of expert-parallel ranks.
 void validate_experts(const ShardedCheckpoint& checkpoint, const Listing& listing) {
   bool said = false;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank)
@@ -177,7 +177,7 @@ void refuse_adapters(const StageMetadata& metadata, const fs::path& path) {
             .hint("give the folder adapter_NAME that holds them, in a folder called adapter_shards");
 }
 
-/// The metadata of every stage; older files leave much to the weights, and are read after those.
+/// Reads the metadata of every stage. Older files depend on the weights and are read after those.
 void read_all_metadata(Files& files, const Listing& listing, ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     const auto found = listing.metadata.find(pp_rank);
@@ -198,7 +198,7 @@ void read_all_metadata(Files& files, const Listing& listing, ShardedCheckpoint& 
   }
 }
 
-/// Adds the warnings of `ranks`, once for all of them that have the same.
+/// Adds the warnings of `ranks`; equal warnings become one.
 void note_warnings(const std::vector<std::vector<Container>>& ranks, std::vector<std::string>& warnings) {
   struct Noted {
     std::string warning;
@@ -224,15 +224,16 @@ void note_warnings(const std::vector<std::vector<Container>>& ranks, std::vector
         noted.warning));
 }
 
-/// xser says which tensors are split over expert-parallel ranks, even where the names of the files do not.
+/// Refuses tensors that xser metadata marks as split over expert-parallel ranks, even if file names do not include
+/// these ranks.
 void refuse_experts(const Container& file, RankId rank) {
-  if (rank.has_ep) return;  // whose metadata says more
+  if (rank.has_ep) return;  // covered by the metadata
   for (const auto& [key, tensor] : file.metadata)
     if (key == kXserExpertParallel)
       throw expert_parallel(file.path, "is split over expert-parallel ranks").tensor(tensor);
 }
 
-/// A file of a rank. Where its tensors may be the master weights of an optimizer that is not there, an error says so.
+/// Reads a rank's file. Adds a hint to errors if the weights may be the master weights of a missing optimizer.
 Container read_rank_file(Files& files, const RankFile& rank, const FoundLayout& folder) {
   try {
     return read_container(files, rank.path, rank.format);
@@ -251,7 +252,7 @@ Container read_rank_file(Files& files, const RankFile& rank, const FoundLayout& 
   }
 }
 
-/// A rank's state dict; of several files they are one.
+/// Reads a rank's state dict, which may be in several files.
 Container read_rank(Files& files, const RankFile& rank, const ShardedCheckpoint& checkpoint) {
   if (checkpoint.lacks_weights) return describe_xser(files, rank.path);
   Container all = read_rank_file(files, rank, checkpoint.folder);
@@ -278,9 +279,9 @@ Container read_rank(Files& files, const RankFile& rank, const ShardedCheckpoint&
   return all;
 }
 
-/// Without a metadata file the first rank's file may say how many ranks there are, so that missing last ranks are
-/// found.
-/// \returns that file, for read_all_files; nothing where it was not read.
+/// Without metadata files, takes the number of ranks from the first rank's record, so that missing last ranks are
+/// detected.
+/// \returns the first rank's file, for read_all_files; std::nullopt if it was not read.
 std::optional<Container> take_recorded_mesh(Files& files, const Listing& listing, ShardedCheckpoint& checkpoint) {
   if (!listing.metadata.empty()) return std::nullopt;
   const RankFile& rank = listing.ranks.begin()->second;
@@ -293,11 +294,11 @@ std::optional<Container> take_recorded_mesh(Files& files, const Listing& listing
   return first;
 }
 
-/// \param first  The first rank's file if it was read before: xser's would be opened tensor by tensor again.
+/// \param first  the first rank's file if it has been read, as xser would open it tensor by tensor again.
 void read_all_files(Files& files, const Listing& listing, std::optional<Container> first,
                     ShardedCheckpoint& checkpoint) {
   const bool alike = ranks_of(checkpoint.folder).ranks_are_alike;
-  std::vector<const RankFile*> ranks;  // in the order in which they are taken
+  std::vector<const RankFile*> ranks;  // in the order of processing
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
     for (std::uint32_t i = 0; i < checkpoint.ep * checkpoint.tp; ++i)
       ranks.push_back(&listing.ranks.at({pp_rank, i / checkpoint.tp, i % checkpoint.tp}));

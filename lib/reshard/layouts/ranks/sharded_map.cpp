@@ -1,4 +1,4 @@
-// Tensor maps of files of ranks, from rules: of a target, and of a source.
+// Builds the tensor maps of rank files from rules, for targets and sources.
 
 #include "reshard/layouts/ranks/sharded_map.h"
 
@@ -20,14 +20,14 @@
 namespace reshard {
 namespace {
 
-/// The rule of a tied parameter: its source's, under its own name.
+/// A rule and its stored name. A tied parameter has its source's rule under its own name.
 struct NamedRule {
   std::string stored_name;
   const PartitionRule* rule;
-  std::string tied_to;  // the name of the source; empty for a parameter in its own right
+  std::string tied_to;  // name of the source; empty if the parameter is not tied
 };
 
-/// Null if there is none of that name.
+/// Returns nullptr if there is no rule of that name.
 const PartitionRule* find_rule(const std::vector<PartitionRule>& rules, const std::string& stored_name) {
   const auto found = std::find_if(rules.begin(), rules.end(),
                                   [&](const PartitionRule& rule) { return rule.stored_name == stored_name; });
@@ -43,7 +43,8 @@ std::vector<NamedRule> named_rules(const std::vector<PartitionRule>& rules, cons
   return named;
 }
 
-/// The originals of which the ranks together have more than they are: replicated heads, and padding.
+/// Returns the logical tensors that are smaller than the ranks' stored tensors together, because of replicated heads or
+/// padding.
 OriginalShapes enlarged_originals(const std::vector<PartitionRule>& rules, const TensorMap& map) {
   OriginalShapes found;
   for (const PartitionRule& rule : rules)
@@ -59,7 +60,7 @@ OriginalShapes enlarged_originals(const std::vector<PartitionRule>& rules, const
   return found;
 }
 
-/// The tensors that a record says are stored transposed, in all layers.
+/// Returns the names, over all layers, that a record lists as transposed.
 std::set<std::string> transposed_names(const std::vector<PartitionRule>& rules) {
   std::set<std::string> names;
   for (const PartitionRule& rule : rules)
@@ -67,7 +68,7 @@ std::set<std::string> transposed_names(const std::vector<PartitionRule>& rules) 
   return names;
 }
 
-/// The originals of a rule's parts in the map.
+/// The logical tensors of a rule's parts in the map.
 struct Originals {
   std::vector<std::uint32_t> logical;
   std::vector<Dims> shapes;
@@ -85,7 +86,7 @@ Originals originals_of(const TargetMap& map, const PartitionRule& rule) {
   return originals;
 }
 
-/// The stored tensor that a rank's rule makes of them.
+/// Returns the stored tensor that the rule composes from them on a rank.
 StoredTensor stored_from(const TargetMap& map, const NamedRule& named, std::uint32_t rank, const Originals& originals) {
   const PartitionRule& rule = *named.rule;
   StoredTensor stored{named.stored_name, rule.constant ? rule.constant->dtype : DType::kI32, {}};
@@ -115,17 +116,17 @@ StoredTensor stored_from(const TargetMap& map, const NamedRule& named, std::uint
   return stored;
 }
 
-/// A rank's one file in the map. The ranks of a stage have the same tensors, so others' files are as this one.
+/// A rank's file in the map. The ranks of a stage have the same tensors, so the other ranks' files are copied from it.
 struct RankInMap {
   std::uint32_t file = 0;
-  std::vector<std::uint32_t> stored;  // in the order of the rules, as are
-  std::vector<Originals> originals;   // of each of them
-  std::uint32_t parts = 1;            // files
+  std::vector<std::uint32_t> stored;  // in the order of the rules
+  std::vector<Originals> originals;   // parallel to `stored`
+  std::uint32_t parts = 1;            // number of files
 };
 
-/// Adds the same file for another rank, whose `container` is, and which `rank` becomes. \returns false where its parts
-/// may lie elsewhere: torch's archives have their file's name inside, a record the rank's number, and these may be
-/// longer.
+/// Adds the same file for another rank, with the path and ranks of `container`, and updates `rank` to it. \returns
+/// false if offsets may differ: torch archives contain their file's name and a record contains the rank's number,
+/// either of which may be longer.
 bool copy_rank(TargetMap& map, RankInMap& rank, const TargetContainer& container) {
   TargetFile file = map.files[rank.file];
   if (file.path.native().size() != container.path.native().size()) return false;
@@ -150,7 +151,7 @@ RankId rank_of(const TargetContainer& container) {
   return {container.tp_rank, container.pp_rank, 0, container.ep_rank};
 }
 
-/// The file of one rank, or its first.
+/// Returns the container of one rank, with the path of its first file.
 TargetContainer container_of(RankId rank, const TargetContainer& like, const RankTarget& target) {
   TargetContainer container = like;
   container.format = target.format;
@@ -161,7 +162,7 @@ TargetContainer container_of(RankId rank, const TargetContainer& like, const Ran
   return container;
 }
 
-/// Adds one rank's state dict: the tensors of `rules`, and second names of some.
+/// Adds one rank's state dict: the tensors of `rules` and aliases of some of them.
 RankInMap add_rank(TargetMap& map, const std::vector<NamedRule>& rules, TargetContainer container, std::uint32_t rank,
                    const RankTarget& target) {
   RankInMap in_map;
@@ -194,11 +195,11 @@ void add_rank_pieces(TargetMap& map, const std::vector<NamedRule>& rules, const 
     map.add_pieces(in_map.stored[i], *rules[i].rule, rank, in_map.originals[i].logical, in_map.originals[i].shapes);
 }
 
-/// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `record`, which is what the
-/// files say of themselves. `like` has what all of them have in common.
+/// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `record`. `record` is written to
+/// the files with their rank. `like` contains everything that the files have in common.
 void add_tensor_parallel_ranks(TargetMap& map, const std::vector<NamedRule>& rules, const TargetContainer& like,
                                RankRecord record, const RankTarget& target) {
-  std::optional<RankInMap> rank;  // the one before, which others are as, if one file has all of it
+  std::optional<RankInMap> rank;  // the previous rank, to copy from, if all of it is in one file
   const std::uint32_t tp = record.tp_degree;
   for (std::uint32_t tp_rank = target.first_rank; tp_rank < tp && tp_rank <= target.last_rank; ++tp_rank) {
     record.tp_rank = tp_rank;
@@ -217,8 +218,8 @@ void add_tensor_parallel_ranks(TargetMap& map, const std::vector<NamedRule>& rul
   }
 }
 
-/// Adds the files of one stage's ranks. A tied parameter is a second name where the format can say so, and a second
-/// copy elsewhere.
+/// Adds the files of one stage's ranks. A tied parameter is stored as an alias if the format has aliases, otherwise as
+/// a replica.
 void add_stage(TargetMap& map, const std::vector<PartitionRule>& rules, const std::vector<TiedParameter>& tied,
                const Mesh& mesh, std::uint32_t pp_rank, const RankTarget& target) {
   RankRecord record;
@@ -260,7 +261,7 @@ TargetMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t 
   const Mesh mesh{tp, static_cast<std::uint32_t>(plans.size()), 1, ep};
   for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank) {
     std::vector<PartitionRule> rules = partition_rules(plans[pp_rank].metadata, tp, ep);
-    // What several originals share is made of them by arithmetic, and is a tensor by itself.
+    // A matrix that several linears share becomes a logical tensor of its own, which is computed from theirs.
     for (PartitionRule& rule : rules)
       if (rule.one_of_parts) rule.parts = {{rule.stored_name}};
     RankTarget of_stage = target;
@@ -281,7 +282,7 @@ TargetMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint3
 
 namespace {
 
-/// Views a file's tensor as the one that the rule makes.
+/// Sets the view of a file's tensor to the one that the rule defines.
 void view_by_rule(SourceMap& map, std::uint32_t index, const PartitionRule& rule, std::uint32_t rank) {
   StoredTensor& stored = map.stored[index];
   const auto fail = [&](ErrorKind kind, const std::string& message) {
@@ -344,7 +345,7 @@ void add_source_rank(SourceMap& map, const Container& file, RankId rank, const S
   }
 }
 
-/// The originals are as large as the files say that they were.
+/// Validates that logical tensors have the shapes that the files record.
 void validate_originals(const ShardedCheckpoint& checkpoint, const OriginalShapes& by_rules) {
   const OriginalShapes& recorded = *checkpoint.record->originals;
   const auto fail = [&](const std::string& tensor, const std::string& message) {
@@ -381,8 +382,8 @@ std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, s
 
 namespace {
 
-/// Makes parameters that the rules list as replicas of others independent. Gives each parameter that may be tied, on
-/// stages that do not list it, the partition of its source.
+/// Makes parameters that the rules list as replicas of others independent. Each parameter that may be tied gets the
+/// partition of its source on stages that do not list it.
 void add_tied_rules(std::vector<std::vector<PartitionRule>>& rules, const std::vector<TiedParameter>& tied) {
   for (const TiedParameter& parameter : tied) {
     const PartitionRule* source = nullptr;
@@ -416,7 +417,7 @@ SourceMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vec
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     std::unordered_map<std::string, NamedRule> by_name;
     for (const NamedRule& rule : named_rules(rules[pp_rank], unlisted)) by_name.emplace(rule.stored_name, rule);
-    // With several stages, the source may be listed for its own stage alone.
+    // With several stages, the source may be listed only for its own stage.
     for (const TiedParameter& parameter : unlisted)
       for (const std::vector<PartitionRule>& stage : rules)
         if (const PartitionRule* source = find_rule(stage, parameter.source))

@@ -11,35 +11,36 @@
 
 namespace reshard {
 
-/// The files of ranks that are to be written.
+/// The rank files to be written.
 struct RankTarget {
   const Layout* layout = nullptr;  // has ranks
   Format format = Format::kSafetensors;
-  std::uint32_t first_rank = 0;  // of the tensor-parallel ranks
+  std::uint32_t first_rank = 0;  // first tensor-parallel rank
   std::uint32_t last_rank = UINT32_MAX;
-  std::uint64_t max_part_bytes = UINT64_MAX;  // of tensors in one file, where the layout has several files a rank
-  const StageMetadata* metadata = nullptr;    // the written stage's; nullptr for rules without metadata
-  bool stores_tied = true;                    // else whoever loads the files ties parameters by itself
+  std::uint64_t max_part_bytes = UINT64_MAX;  // of tensors per file, if the layout has several files per rank
+  const StageMetadata* metadata = nullptr;    // of the written stage; nullptr for rules without metadata
+  bool stores_tied = true;                    // otherwise the program that loads the files ties parameters itself
 };
 
-/// The checkpoint that `plans` describe (one per pipeline rank), over `tp` tensor-parallel and `ep` expert-parallel
-/// ranks, of the tensors `logical`. Paths are relative to the output directory.
-/// \throws Error kBadInput if the originals of one fused tensor differ in dtype.
+/// Returns the map of the checkpoint that `plans` describe (one per pipeline rank), over `tp` tensor-parallel and `ep`
+/// expert-parallel ranks, for the tensors `logical`. Paths are relative to the output directory.
+/// \throws Error kUnsupported if the logical tensors of one fused tensor differ in dtype.
 TargetMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t tp,
                              std::span<const LogicalTensor> logical, const RankTarget& target, std::uint32_t ep = 1);
 
-/// The same for one stage whose ranks have the tensors of `rules`.
+/// Like the overload above, for one stage whose ranks have the tensors of `rules`.
 TargetMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint32_t tp,
                              std::span<const LogicalTensor> logical, const RankTarget& target);
 
-/// The rules of a pipeline rank of a checkpoint with metadata, or of the one that `checkpoint.rules` are of.
+/// Returns the rules of a pipeline rank of a checkpoint with metadata, or `checkpoint.rules` if set.
 /// \throws Error kBadInput, naming the metadata file, if it splits tensors into more chunks than any model has.
 std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, std::uint32_t pp_rank);
 
-/// Its tensor map. One that the files say was larger or smaller is an error. `checkpoint` is borrowed for the call.
-/// \param tied      parameters that the files may have though no stage lists them: each is partitioned as its source.
-/// \param unlisted  tensors that are replicas of others if the metadata does not list them; any other that it does not
-///                  list is an error.
+/// Returns the tensor map of `checkpoint`, which is borrowed for the call. Fails if shapes differ from those that the
+/// files record.
+/// \param tied      parameters that the files may contain although no stage lists them; partitioned like their sources.
+/// \param unlisted  tensors that are replicas of others if the metadata does not list them. Any other unlisted tensor
+/// is an error.
 SourceMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied,
                              const std::vector<TiedParameter>& unlisted = {});
 
