@@ -24,8 +24,8 @@ class WrittenNames {
     const Scheme::Constant* constant = nullptr;
     std::string name;
     Dims numbers;  // the sizes of its numbered dims
-    /// Its parameters, as PackedNames::tensors lists them; empty if the model has none.
-    std::vector<std::string> tensors;
+    std::vector<std::string>
+        tensors;              // its parameters, as PackedNames::tensors lists them; empty if the model has none
     std::vector<Dims> parts;  // the shape of each parameter of the rule
   };
   /// The position of a parameter in these entries.

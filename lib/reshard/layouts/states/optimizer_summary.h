@@ -18,18 +18,18 @@ namespace reshard {
 
 struct TrainingStates;
 
-/// What the optimizer's files of a training checkpoint hold, as their headers say it.
+/// The contents of the optimizer's files of a training checkpoint, according to their headers.
 struct OptimizerSummary {
-  /// A state of all parameters; "master" for master weights.
+  /// A state, over all parameters; "master" for master weights.
   struct State {
     std::string name;
-    DType dtype = DType::kF32;  // of the first
-    std::uint64_t tensors = 0;  // over all files: parts of ranks
+    DType dtype = DType::kF32;  // dtype of the first tensor
+    std::uint64_t tensors = 0;  // number of stored tensors in all files
     std::uint64_t bytes = 0;
   };
   struct Group {
     PlainValue::Dict values;
-    std::uint64_t parameters = 0;  // of all pipeline ranks, as their files have them: fused ones are one
+    std::uint64_t parameters = 0;  // over all pipeline ranks, as stored: fused parameters count as one
   };
 
   std::vector<State> states;
@@ -37,16 +37,17 @@ struct OptimizerSummary {
   bool is_sharded = false;  // over `dp` data-parallel ranks: ZeRO-1
   std::uint32_t dp = 1;
   std::uint64_t files = 0;
-  std::uint64_t bytes = 0;            // of all tensors
-  std::uint64_t most_rank_bytes = 0;  // of the rank that has the most
+  std::uint64_t bytes = 0;            // size of all tensors
+  std::uint64_t most_rank_bytes = 0;  // size on the rank that has the most
   bool has_masters = false;
-  std::optional<double> step;   // the largest of the first file that has one
-  std::string incomplete;       // why the states cannot be restored, as a clause; empty where they can
+  std::optional<double> step;   // largest step in the first file that has one
+  std::string incomplete;       // why the states cannot be restored, as a clause; empty if they can
   std::string incomplete_hint;  // what to try then
-  std::string unnamed;  // why nobody can tell which parameter a state is of, as clauses; empty where it is known
+  /// Why the parameters of states are unknown, as clauses; empty if they are known.
+  std::string unnamed;
 };
 
-/// Counts tensors by the names of their states, in the order in which they come first.
+/// Counts tensors by the names of their states, in the order of first occurrence.
 class StateCounts {
  public:
   void add(const std::string& name, DType dtype, std::uint64_t bytes);
@@ -60,14 +61,14 @@ class StateCounts {
 /// The state that counts an optimizer's steps.
 inline constexpr const char* kStep = "step";
 
-/// A number as floating point; nothing for any other value.
+/// Returns a number as floating point; std::nullopt for any other value.
 std::optional<double> real_of(const PlainValue& value);
 
-/// The groups that `states` have as values.
+/// Returns the groups that `states` have as values.
 std::vector<OptimizerSummary::Group> groups_of(const TrainingStates& states);
 
-/// The largest step of a parameter, be it a number or a tensor of no dims; nothing where none has one. Reads those tensors,
-/// which lie in `in_files`.
+/// Returns the largest step of a parameter, either a number or a scalar tensor; std::nullopt if none has a step. Reads
+/// the tensors from `in_files`.
 /// \throws Error kIo.
 std::optional<double> last_step(Files& files, std::span<const SourceFile> in_files, const TrainingStates& states);
 

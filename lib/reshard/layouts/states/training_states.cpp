@@ -108,7 +108,7 @@ std::vector<std::string> follow_parameters(TrainingStates& states,
   for (std::size_t i = 0; i < states.of.size(); ++i) {
     const std::string& name = states.map.logical[i].name;
     TrainingState& state = states.of[i];
-    // It lists parameters without states, too, and what lies in it is looked at only for groups.
+    // Such an object also lists parameters without states, and its contents are read only for groups.
     if (states.groups.empty() && state.parameter_size == 0 && states.map.logical[i].role == TensorRole::kObject &&
         lists_parameters(name))
       if (!new_names.empty()) refuse_list(name, renames, where);

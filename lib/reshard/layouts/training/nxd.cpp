@@ -1,5 +1,5 @@
-// What NxD's training converter writes and its trainer saves: model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt without
-// metadata; config.json and the shapes say how parameters are partitioned.
+// The layout that NxD's training converter writes and its trainer saves: model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt
+// without metadata. The partition of parameters is inferred from config.json and the shapes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kModelFolder = "model";
-constexpr const char* kSavedFolder = "shards";  // that optimum-neuron saves such ranks in
+constexpr const char* kSavedFolder = "shards";  // folder in which optimum-neuron saves such ranks
 constexpr Format kNxdFormats[] = {Format::kPytorch, Format::kXser};
 
 std::string why_order_idle(const Checkpoint& checkpoint) {
@@ -72,10 +72,10 @@ constexpr LayoutTraits kNxdTraits = [] {
   return traits;
 }();
 
-/// NxD has modules of its own for experts, whose names and shapes are not those of Hugging Face.
+/// NxD has its own modules for experts, whose names and shapes differ from Hugging Face's.
 void validate_no_experts(const Model& model) {
   const auto expert = std::find_if(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& p) {
-    // A plan in config.json does not count experts, but names their module as Hugging Face does.
+    // A plan in config.json does not contain the number of experts, but names their module like Hugging Face.
     return p.experts != 0 || (model.by_config_plan && p.name.find(".experts.") != std::string::npos);
   });
   if (expert == model.parameters.end()) return;
@@ -189,7 +189,7 @@ class NxdLayout final : public Layout {
     return std::nullopt;
   }
 
-  /// NxD resumes with the master weights of whatever optimizer lies beside the model.
+  /// NxD resumes with the master weights of any optimizer that is next to the model.
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
     const bool has_own = std::find(plan.whole_folders.begin(), plan.whole_folders.end(), fs::path(kOptimizerFolder)) !=
                          plan.whole_folders.end();
@@ -200,8 +200,8 @@ class NxdLayout final : public Layout {
         .hint("write the optimizer, too (`with-optimizer`), move it away, or choose another output directory");
   }
 
-  /// NxD has the ranks of a step in the step's folder itself: with weights of Hugging Face in it, it would be read as
-  /// these.
+  /// NxD stores the ranks of a step directly in the step's folder. If this folder also contained Hugging Face weights,
+  /// it would be read as Hugging Face.
   std::optional<fs::path> default_output(Files& files, const FoundLayout& found) const override {
     if (own_name(files, found.path) == kSavedFolder) return found.directory;
     return std::nullopt;

@@ -1,5 +1,5 @@
-// What optimum-neuron writes today: shards/model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt, with metadata and marker files in
-// shards/ and trn_config.json in the checkpoint's directory.
+// The layout that optimum-neuron writes today: shards/model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt, with metadata and
+// marker files in shards/ and trn_config.json in the checkpoint's directory.
 #include "reshard/base/json.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/weights_option.h"
@@ -26,8 +26,8 @@ constexpr LayoutTraits kOptimumTraits = [] {
   return traits;
 }();
 
-/// `trn_config.json`, as optimum-neuron saves it beside its shards (TrainingNeuronConfig, which has no word for
-/// expert-parallel ranks).
+/// Returns `trn_config.json` as optimum-neuron saves it next to its shards (TrainingNeuronConfig, which has no field
+/// for expert-parallel ranks).
 std::string training_config_text(const TargetPlan& plan, const TargetRequest& request) {
   const Mesh& mesh = plan.mesh;
   const auto& attention = plan.attention;

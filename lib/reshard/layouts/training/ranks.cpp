@@ -1,6 +1,6 @@
-// NeuronX Distributed's first form, as optimum-neuron wrote it: tensor_parallel_shards/tp_rank_XX_pp_rank_YY/… with
-// mp_metadata_pp_rank_Y.json beside the ranks. Trainers of that time have the optimizer beside the weights, in each rank's
-// file or in the same folder; this program reads it there and does not write it.
+// NeuronX Distributed's first layout, as optimum-neuron wrote it: tensor_parallel_shards/tp_rank_XX_pp_rank_YY/… with
+// mp_metadata_pp_rank_Y.json next to the ranks. Trainers of that time save the optimizer in each rank's file or in the
+// same folder. This program reads it there, but does not write it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,7 +37,8 @@ constexpr LayoutTraits kRanksTraits = [] {
   return traits;
 }();
 
-/// As parallel_layers.save has it: the state dict under "model", and next to it what optimum-neuron added.
+/// Returns the structure that parallel_layers.save writes: the state dict under "model", and next to it the keys that
+/// optimum-neuron added.
 std::shared_ptr<const SavedValue> saved_ranks(Format format, const StageMetadata& stage,
                                               const std::vector<std::string>& tensors,
                                               const std::vector<TensorAlias>& aliases) {
@@ -83,7 +84,7 @@ constexpr Trainer kRanksTrainer{
                      const std::vector<StagePlan>& stages) { return metadata_files(kRanksFolder, stages); },
     .loaded_by = ranks_loaded_by};
 
-constexpr const char* kRanksFolders[] = {kRanksFolder, "shards"};  // NxD's documentation has them in shards/, too
+constexpr const char* kRanksFolders[] = {kRanksFolder, "shards"};  // NxD's documentation also uses shards/
 constexpr const char* kFilesInRanks[] = {kSafetensorsFile, kRankCheckpointFile};
 
 constexpr RankFormat kRanksFormat{
@@ -94,7 +95,7 @@ constexpr RankFormat kRanksFormat{
     .own_folder = kRanksFolder,
     .files_in_folder = kFilesInRanks,
     .optimizer = optimizer_in(""),
-    .has_xser_info = false,  // optimum-neuron takes every file called tp_rank_… for a rank
+    .has_xser_info = false,  // optimum-neuron reads every file called tp_rank_… as a rank's
     .chooses_fused_linears = true,
     .saved_form = saved_ranks};
 

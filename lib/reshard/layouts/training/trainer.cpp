@@ -47,7 +47,7 @@ void plan_mesh(TargetPlan& plan, const TargetRequest& request, const Model& mode
 
 namespace {
 
-/// Ranks do not share a byte of packed elements.
+/// Returns a check that ranks do not share a byte of packed elements.
 DegreeProblem shared_byte_problem(const Model& model, std::span<const LogicalTensor> logical) {
   std::unordered_map<std::string_view, const LogicalTensor*> packed;
   for (const LogicalTensor& tensor : logical)
@@ -58,7 +58,7 @@ DegreeProblem shared_byte_problem(const Model& model, std::span<const LogicalTen
       const auto found = packed.find(parameter.name);
       if (found == packed.end() || !parameter.split_dim || split_problem(parameter, degree, false)) continue;
       const LogicalTensor& tensor = *found->second;
-      std::uint64_t inner = bits(tensor.dtype);  // of one element along the dim that is split
+      std::uint64_t inner = bits(tensor.dtype);  // bits per element along the split dim
       for (std::size_t d = *parameter.split_dim + 1; d < parameter.shape.size(); ++d) inner *= parameter.shape[d] % 8;
       std::vector<std::uint64_t> sizes{parameter.shape[*parameter.split_dim]};
       for (const PackedPart& part : parameter.packed) sizes.push_back(part.size);
@@ -110,7 +110,7 @@ std::vector<TextFile> marked_metadata_files(const std::filesystem::path& folder,
 
 namespace {
 
-/// The names under which attention's projections are stored, without their module.
+/// Returns the stored names of attention's projections, without their module.
 std::string projection_names(const Family::Attention& names, AttentionForm form) {
   switch (form) {
     case AttentionForm::kSeparate: return fmt::format("{}, {}, {}", names.query, names.key, names.value);
@@ -121,7 +121,7 @@ std::string projection_names(const Family::Attention& names, AttentionForm form)
   return {};
 }
 
-/// How attention is stored, where the trainer has to be told.
+/// Adds a note on how attention is stored if the trainer requires settings for it.
 void note_attention(const Model& model, const PartitionOptions& options, const std::string& settings,
                     TargetPlan& plan) {
   const AttentionReport& attention = *plan.attention;
@@ -136,7 +136,7 @@ void note_attention(const Model& model, const PartitionOptions& options, const s
                                      projection_names(*model.family->attention, attention.form), settings));
 }
 
-/// The optimizer's groups: the source's, or those of the rule that the request asks for.
+/// Returns the optimizer's groups: the source's, or those of the requested rule.
 std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const TargetContext& context, TargetPlan& plan) {
   const std::vector<OptimizerGroup>& own = context.states->groups;
   const auto rule = chosen_group_rule(request.options);
@@ -184,11 +184,11 @@ void add_optimizer(const Layout& layout, TargetPlan& plan, const TargetRequest& 
     auto file = std::find_if(plan.text_files.begin(), plan.text_files.end(),
                              [&](const TextFile& text) { return text.path == path; });
     if (file == plan.text_files.end()) file = plan.text_files.insert(file, {path, "1"});
-    file->is_last = marker == std::string_view(kDoneMarker);  // without it a trainer takes the save for cut off
+    file->is_last = marker == std::string_view(kDoneMarker);  // a trainer takes a save without it for incomplete
   }
 }
 
-/// What the model's description says of attention counts where the request does not say otherwise.
+/// Applies the attention options in the model's description unless the request overrides them.
 PartitionOptions described_options(const Model& model, PartitionOptions options) {
   if (!model.family->attention) return options;
   if (model.family->attention->fuse_qkv)
@@ -242,7 +242,7 @@ TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const Tar
   if (!request.options.has(kKvSizeMultiplier.name) && options.kv_size_multiplier &&
       !multiplier_problem(model.heads, model.kv_heads, plan.mesh.tp, *options.kv_size_multiplier, options.pad_heads)
            .empty())
-    options.kv_size_multiplier.reset();  // the source's, which only its padding heads allow
+    options.kv_size_multiplier.reset();  // the source's multiplier, which requires its padding heads
   options.fuse_linears = trainer.fuses_linears == nullptr || trainer.fuses_linears(request, context.source_partition);
   options = described_options(model, options);
   PartitionOptions padded = options;

@@ -13,7 +13,7 @@ namespace reshard {
 /// See LayoutOption::why_idle.
 std::string why_fused_linears_idle(const TargetPlan& plan, const Model& model);
 
-/// Options of training layouts, which several of them have.
+/// Options that several training layouts have.
 inline constexpr LayoutOption kFuseQkv{.name = "fuse-qkv",
                                        .type = LayoutOption::Type::kFlag,
                                        .help = "Fuse the query, key and value projections where the model can",
@@ -35,61 +35,61 @@ inline constexpr LayoutOption kDataParallel{
     .help = "Data-parallel ranks over which the optimizer's states are spread (default: the source's, or 1)",
     .of_states = true};
 
-/// The partition that `values` choose; where they do not, that of `source`.
+/// Returns the partition that `values` request; defaults to that of `source`.
 PartitionOptions given_or_kept(const OptionValues& values, const PartitionOptions& source);
-/// The same for optimum-neuron, which has GQAQKVColumnParallelLinear only if the ranks do not divide the heads.
+/// Does the same for optimum-neuron, which has GQAQKVColumnParallelLinear only if the ranks do not divide the heads.
 PartitionOptions optimum_options(const OptionValues& values, const PartitionOptions& source);
 
-/// The trainer's settings that load the attention as it is stored, such as "fuse_qkv=True"; empty if the trainer needs
-/// none.
+/// Returns the trainer's settings that load the attention as it is stored, such as "fuse_qkv=True"; empty if none are
+/// required.
 std::string usual_settings(const AttentionReport& attention, std::uint32_t tp);
 
-/// How a trainer stores ranks, whose modules are fused as NeuronX Distributed's model classes fuse them. Members that may be
-/// null say so.
+/// How a trainer stores ranks. Its modules are fused like NeuronX Distributed's model classes.
 struct Trainer {
-  /// How parameters are partitioned: as `values` say, else as the ranks that they come from (the defaults if they come
-  /// from whole tensors), as far as the trainer can load that.
+  /// Returns the partition of parameters: requested by `values`, or else that of the source's ranks (the defaults if
+  /// the source has whole tensors), as far as the trainer can load it.
   PartitionOptions (*options_of)(const OptionValues& values, const PartitionOptions& source) = given_or_kept;
-  /// Whether the linears that the family fuses (Family::fused) are stored fused; null: they are. `source` says
-  /// whether the ranks that they come from chose that.
+  /// Whether the linears that the family fuses (Family::fused) are stored fused. Null if they always are. `source`
+  /// contains the choice of the source's ranks.
   bool (*fuses_linears)(const TargetRequest& request, const PartitionOptions& source) = nullptr;
-  /// The option that pads heads; null if there is none.
+  /// The option that pads heads; null if the trainer has none.
   const LayoutOption* padding = nullptr;
-  /// Refuses a model that the trainer has other names for, and options that it does not support; may be null.
+  /// Refuses models for which the trainer has other names, and unsupported options; may be null.
   void (*validate_model)(const Model& model, std::uint32_t tp, const OptionValues& values) = nullptr;
   std::string (*attention_settings)(const AttentionReport& attention, std::uint32_t tp) = usual_settings;
-  /// Metadata, markers and other texts next to the ranks; null if there are none.
+  /// Returns metadata, markers and other texts next to the ranks; null if the trainer has none.
   std::vector<TextFile> (*text_files)(const TargetRequest& request, const TargetPlan& plan,
                                       const std::vector<StagePlan>& stages) = nullptr;
-  /// The programs that load what `plan` writes; a sentence.
+  /// Returns the programs that load the output of `plan`, as a sentence.
   std::string (*loaded_by)(const TargetRequest& request, const TargetPlan& plan, const std::vector<StagePlan>& stages);
 };
 
-/// As Layout::plan.
+/// Implements Layout::plan.
 TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const TargetRequest& request,
                          const TargetContext& context);
 
-/// Sets the mesh of `plan` and its stages.
+/// Sets the mesh and the stages of `plan`.
 /// \throws Error kUsage.
 void plan_mesh(TargetPlan& plan, const TargetRequest& request, const Model& model);
 
-/// The mesh that a request asks for.
+/// Returns the requested mesh.
 /// \throws Error kUsage.
 Mesh mesh_of(const TargetRequest& request);
 
-/// The model, whose tensors are `logical`, can be split so, and ranks do not share a byte of packed elements; `padded`
-/// are the options under which sizes are padded, and `padding` the layout's option for it, if it has one.
-/// \throws Error kUsage, with what would work.
+/// Validates that the model, whose tensors are `logical`, can be split by `options` without ranks that share a byte of
+/// packed elements. `padded` are the options under which sizes are padded, and `padding` is the layout's option for
+/// padding, if any.
+/// \throws Error kUsage, with a hint at valid choices.
 void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options,
                     const PartitionOptions& padded, const LayoutOption* padding,
                     std::span<const LogicalTensor> logical);
 
-/// Whether `logical` has a tensor of a name. Borrows `logical`.
+/// Returns a function that tests whether `logical` has a tensor of a given name. Borrows `logical`.
 HoldsName names_in(std::span<const LogicalTensor> logical);
 
-/// Metadata files of all stages in `folder`.
+/// Returns the metadata files of all stages in `folder`.
 std::vector<TextFile> metadata_files(const std::filesystem::path& folder, const std::vector<StagePlan>& plans);
-/// The same, and the markers of a complete save.
+/// Returns these files and the markers of a complete save.
 std::vector<TextFile> marked_metadata_files(const std::filesystem::path& folder, const std::vector<StagePlan>& plans);
 
 }  // namespace reshard

@@ -14,26 +14,26 @@
 namespace reshard {
 namespace {
 
-/// "mamba" of "mamba.in_proj".
+/// Returns "mamba" for "mamba.in_proj".
 std::string_view first_part(std::string_view name) {
   return name.substr(0, name.find('.'));
 }
 
-/// "model.visual" of "model.visual.merger.weight", "visual" of "visual.merger.weight".
+/// Returns "model.visual" for "model.visual.merger.weight", "visual" for "visual.merger.weight".
 std::string outer_part(std::string_view name) {
   constexpr std::string_view kModel = "model.";
   const std::size_t from = name.starts_with(kModel) ? kModel.size() : 0;
   return std::string(name.substr(0, std::min(name.size(), name.find('.', from))));
 }
 
-/// The modules in layers, "mlp.gate", and whether any of their parameters is split.
+/// A module in layers, such as "mlp.gate".
 struct LayerModule {
   bool has_matrix = false;
   bool is_split = false;
 };
 
-/// The modules that every rank has all of. Those in layers as far as it takes to tell them from split ones: "mamba",
-/// "mlp.gate".
+/// Returns the modules that every rank has whole. Names of modules in layers are only as long as required to
+/// distinguish them from split modules: "mamba", "mlp.gate".
 std::vector<std::string> replicated_modules(const Model& model) {
   const std::string& layers = model.family->layers;
   std::map<std::string, LayerModule, std::less<>> in_layers;
@@ -64,8 +64,8 @@ std::vector<std::string> replicated_modules(const Model& model) {
   return names;
 }
 
-/// That nothing says where heads end, so that a split may cut them; nothing where something does, or no linear of the
-/// layers is split.
+/// Returns a note that heads may be split because their number is unknown; std::nullopt if it is known or if the split
+/// affects no linear in a layer.
 std::optional<std::string> unchecked_heads_note(const Model& model, std::uint64_t tp) {
   const bool described = model.family_from == FamilyFrom::kSpec;
   if ((!described && !model.by_config_plan) || model.family->attention) return std::nullopt;

@@ -8,17 +8,18 @@
 
 namespace reshard {
 
-/// What a user may not expect of how `tp` ranks share a model: the modules that every rank has all of although they are
-/// no norms or biases, such as routers, state-space mixers and vision towers; scales that are not split with their
-/// linears; that heads may be split, where neither a description nor config.json says how many there are. Nothing for
-/// one rank.
+/// Returns notes on the distribution of a model over `tp` ranks that users may not expect: modules that every rank has
+/// whole although they are not norms or biases, such as routers, state-space mixers and vision towers; scales that are
+/// not split with their linears; heads that may be split because neither a description nor config.json contains their
+/// number. Empty for one rank.
 std::vector<std::string> partition_notes(const Model& model, std::uint64_t tp);
 
-/// The parameters outside the layers that `pp` stages have on the first although they may belong on the last: those of
-/// which a description or a plan in config.json does not say it. Nothing for one stage.
+/// Returns a note on the parameters outside the layers that `pp` stages have on the first although they may belong on
+/// the last, because neither a description nor a plan in config.json defines their stage. Empty for one stage.
 std::vector<std::string> assumed_stage_notes(const Model& model, std::uint64_t pp);
 
-/// The same as partition_notes of a layout that splits without regard to heads: which linears are split through one; nothing if none is.
+/// Like partition_notes, for a layout that splits without regard to heads: lists the linears whose heads are split.
+/// Empty if no heads are split.
 std::vector<std::string> split_heads_notes(const Model& model, std::uint64_t tp);
 
 }  // namespace reshard
