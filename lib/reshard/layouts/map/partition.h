@@ -105,7 +105,7 @@ struct PartitionRule {
 struct PartPiece {
   std::uint32_t part = 0;  // index into the rule's parts
   bool is_padding = false;
-  Box box;            // of the part's logical tensor, or of the stored tensor if it is padding
+  Box box;            // in the part's logical tensor, or in the stored tensor if it is padding
   Dims stored_begin;  // its begin in the stored tensor
 };
 

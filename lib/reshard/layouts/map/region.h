@@ -30,7 +30,7 @@ struct PlacedView {
   std::uint64_t offset = 0;  // in elements
   View view;
 };
-/// \param strides  of the array, in elements.
+/// \param strides  strides of the array, in elements.
 PlacedView view_of(const Region& region, const Dims& strides);
 
 /// How an array contains tensors of the model. By default it is one of them.

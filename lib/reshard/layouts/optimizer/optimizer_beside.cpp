@@ -37,7 +37,7 @@ class StepReader {
  public:
   StepReader(Files& files, const OptimizerFiles& optimizer) : opened_(files), optimizer_(optimizer) {}
 
-  /// Returns the largest step of the stage's entries; std::nullopt if none has a step.
+  /// The largest of its entries; nothing where none has one.
   std::optional<double> last_of(const OptimizerStage& stage) {
     std::optional<double> last;
     for (const OptimizerEntry& entry : stage.entries)

@@ -60,8 +60,8 @@ struct OptimizerStage {
   Form form = Form::kZero1;
   std::vector<OptimizerFileGroup> groups;
   std::vector<OptimizerEntry> entries;
-  std::uint32_t first_expert_group = 0;  // this one and those after it are of experts that are spread over ranks;
-                                         // as many as there are groups: none is
+  std::uint32_t first_expert_group = 0;  // this group and later ones belong to experts that are distributed over
+                                         // ranks; the number of groups without experts
 
   /// Whether an entry belongs to an expert.
   bool is_expert(std::size_t entry) const { return entry >= num_dense(); }

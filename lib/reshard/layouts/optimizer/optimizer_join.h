@@ -75,8 +75,8 @@ struct MasterUse {
 /// Replaces the model's weights in `model` with the optimizer's master weights. Tensors without master weights
 /// (buffers, frozen parameters) stay unchanged.
 /// \returns the number of unchanged tensors.
-/// \throws Error kUnsupported if master weights are incomplete; kBadInput if there are none, or if `only_source` is set
-/// and a tensor has none.
+/// \throws Error kUnsupported if master weights are incomplete; kBadInput if the files contain no master weights, or
+/// if `only_source` is set and a tensor has none.
 std::size_t take_master_weights(const ShardedOptimizer& optimizer, SourceMap& model, MasterUse use);
 
 }  // namespace reshard

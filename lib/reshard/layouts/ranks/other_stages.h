@@ -22,7 +22,7 @@ std::uint64_t remove_other_stages(ShardedCheckpoint& checkpoint);
 /// pipeline ranks, only the last one has them.
 std::uint64_t remove_other_stages(ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied);
 
-/// Returns a note for the user on the removed tensors; std::nullopt if there are none.
+/// Returns a note for the user on the removed tensors; std::nullopt if none were removed.
 std::optional<std::string> other_stages_note(const ShardedCheckpoint& checkpoint);
 
 }  // namespace reshard

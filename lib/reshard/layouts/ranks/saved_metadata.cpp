@@ -117,7 +117,7 @@ class SplitParameters {
   }
 
   /// Returns the parameter that has the shape of `tensor`, of pipeline rank `stage`, and the same bytes on all ranks;
-  /// empty if there is none.
+  /// empty if no parameter matches.
   std::string same_as(Files& files, std::uint32_t stage, const TensorEntry& tensor) const {
     const auto [begin, end] = split_.equal_range(tensor.shape);
     std::size_t tried = 0;

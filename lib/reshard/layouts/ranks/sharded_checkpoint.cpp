@@ -60,7 +60,7 @@ Error expert_parallel(const fs::path& path, const char* what) {
 Listing list_folder(Files& files, const FoundLayout& folder) {
   Listing listing;
   for (const RankFile& file :
-       list_rank_files(files, folder)) {  // lower data-parallel ranks come later only within a tp, pp
+       list_rank_files(files, folder)) {  // sorted, so the lowest data-parallel rank of each place comes first
     const auto [found, is_new] = listing.ranks.emplace(place_of(file.rank), file);
     if (!is_new) listing.copies.push_back(file);
   }

@@ -125,8 +125,8 @@ struct RankInMap {
 };
 
 /// Adds the same file for another rank, with the path and ranks of `container`, and updates `rank` to it. \returns
-/// false if offsets may differ: torch archives contain their file's name and a record contains the rank's number,
-/// either of which may be longer.
+/// false if offsets may differ: torch archives contain their file's name, a record contains the rank's number, and
+/// both vary in length.
 bool copy_rank(TargetMap& map, RankInMap& rank, const TargetContainer& container) {
   TargetFile file = map.files[rank.file];
   if (file.path.native().size() != container.path.native().size()) return false;

@@ -13,12 +13,12 @@ namespace reshard {
 
 /// The rank files to be written.
 struct RankTarget {
-  const Layout* layout = nullptr;  // has ranks
+  const Layout* layout = nullptr;  // must have ranks
   Format format = Format::kSafetensors;
   std::uint32_t first_rank = 0;  // first tensor-parallel rank
   std::uint32_t last_rank = UINT32_MAX;
   std::uint64_t max_part_bytes = UINT64_MAX;  // of tensors per file, if the layout has several files per rank
-  const StageMetadata* metadata = nullptr;    // of the written stage; nullptr for rules without metadata
+  const StageMetadata* metadata = nullptr;    // metadata of the stage; nullptr for rules without metadata
   bool stores_tied = true;                    // otherwise the program that loads the files ties parameters itself
 };
 
