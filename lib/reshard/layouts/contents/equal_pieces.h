@@ -6,16 +6,17 @@
 
 namespace reshard {
 
-/// Validates that the tensors that `map` joins from several tensor-parallel ranks are not the same on two of them: no
-/// trained matrix repeats itself, so equal pieces are replicas that a plan takes for parts (an embedding that is not
-/// parallel, replicated heads) or a file that was copied over another. Pieces made of equal slices, such as zeros, show
-/// nothing. Reads a few elements per tensor, and whole pieces only if those are equal; compares the first rank with its
-/// neighbor and with the rank half-way, where replicated heads are in either order.
+/// Validates that no tensor that `map` joins from several tensor-parallel ranks is equal on two of them. A trained
+/// matrix does not repeat itself, so equal pieces are either replicas that the plan mistakes for parts (an embedding
+/// that is not parallel, replicated heads) or the result of copying one file over another. Ignores pieces that consist
+/// of equal slices, such as zeros. Compares the first rank with its neighbor and with the rank half-way, which finds
+/// replicated heads in either order. Reads a few elements per tensor, and whole pieces only if these are equal.
 /// \throws Error kBadInput, naming the file and the tensor; kIo.
 void validate_pieces_differ(Files& files, const SourceMap& map);
 
-/// Validates that key/value heads on several tensor-parallel ranks, of the first layer that has some, are not replicas:
-/// equal ones are, if config.json counts more heads than the model has. Heads of one value, such as zeros, show nothing.
+/// Validates that different key/value heads on different tensor-parallel ranks are not equal. Equal heads are replicas,
+/// so config.json declares more heads than the model has. Checks the first layer that has such heads, and ignores
+/// constant heads, such as zeros.
 /// \throws Error kBadInput, naming the file and the tensor; kIo.
 void validate_heads_differ(Files& files, const SourceMap& map, const Model& model);
 

@@ -9,15 +9,15 @@
 
 namespace reshard {
 
-/// Reads tensors of no dims, which are numbers: torch's optimizers count their steps in such.
+/// Reads numbers that are stored as tensors without dims, such as the step counts of torch's optimizers.
 class NumberReader {
  public:
-  /// All is borrowed.
+  /// Borrows both.
   NumberReader(Files& files, std::span<const SourceFile> in_files) : opened_(files, in_files) {}
 
   static bool can_read(const LogicalTensor& tensor);
 
-  /// \param tensor  of what can_read.
+  /// Requires can_read for the logical tensor.
   /// \throws Error kIo.
   PlainValue read(const StoredTensor& tensor);
 

@@ -11,15 +11,15 @@
 
 namespace reshard {
 
-/// Files of a source map for small reads while planning: a few stay open, decoded where they are compressed.
+/// Opens files of a source map for small reads during planning. Decodes compressed files, and keeps a few files open.
 class OpenedFiles {
  public:
-  /// Both are borrowed.
+  /// Borrows both.
   OpenedFiles(Files& files, std::span<const SourceFile> in_files) : files_(files), in_files_(in_files) {}
 
-  /// Valid until the next one.
-  /// \param file  index into the files of the map.
-  /// \throws Error kIo; kBadInput if it is gone.
+  /// Returns a file that stays valid until the next call.
+  /// \param file  Index into the files of the map.
+  /// \throws Error kIo; kBadInput if the file no longer exists.
   const Source& at(std::uint32_t file);
   const SourceFile& described(std::uint32_t file) const { return in_files_[file]; }
 
@@ -29,14 +29,14 @@ class OpenedFiles {
   std::map<std::uint32_t, std::unique_ptr<Source>> sources_;
 };
 
-/// For small reads that follow one another in the same file: only the file that was opened last stays open, as xser has
-/// one per tensor.
+/// Keeps only the last file open, for consecutive small reads from the same file. xser has one file per tensor, too
+/// many to keep open.
 class LastOpened {
  public:
   explicit LastOpened(Files& files) : files_(files) {}  // borrowed
 
-  /// Valid until the next one.
-  /// \throws Error kIo; kBadInput if it is gone.
+  /// Returns a file that stays valid until the next call.
+  /// \throws Error kIo; kBadInput if the file no longer exists.
   const Source& at(const std::filesystem::path& path);
 
  private:

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::string_view kZipMagic = "PK\3\4";
 
-/// A range of a file, as a file.
+/// A source that contains a range of another source.
 class RangeSource final : public Source {
  public:
   RangeSource(const Source& file, SourceFile::Archive range) : file_(file), range_(range) {}

@@ -16,9 +16,9 @@ struct ChecksummedRange {
   std::uint32_t crc32 = 0;
 };
 
-/// The members of the zip archives in a file of a source, as torch.save writes them: the whole file, or the items of
-/// SourceFile::archives. Reads headers only. std::nullopt if the file is no archive, or does not record the CRC-32 of
-/// every member (torch.serialization.set_crc32_options(False) leaves it 0).
+/// Returns the members of the zip archives that torch.save wrote to a source file: the whole file, or the items in
+/// SourceFile::archives. std::nullopt if the file is not an archive, is compressed, or does not record the CRC-32 of
+/// every member (torch.serialization.set_crc32_options(False) leaves it 0). Reads headers only.
 /// \throws Error as read_zip.
 std::optional<std::vector<ChecksummedRange>> recorded_checksums(Files& files, const SourceFile& file);
 

@@ -7,7 +7,7 @@ namespace reshard {
 namespace {
 
 constexpr std::uint64_t kSampleElems = 256;
-constexpr std::uint64_t kPartElems = 1 << 16;  // that are read at once
+constexpr std::uint64_t kPartElems = 1 << 16;  // per read
 
 }  // namespace
 
@@ -53,7 +53,7 @@ bool have_equal_bytes(const StoredRows& a, const StoredRows& b) {
   const std::uint64_t middle = a.count() / 2,
                       sample = std::min({kSampleElems, a.elems(), a.part_elems(), b.part_elems()});
   if (a.read(middle, 0, sample) != b.read(middle, 0, sample)) return false;
-  const StoredRows& wider = a.part_elems() < b.part_elems() ? a : b;  // whose parts fit both
+  const StoredRows& wider = a.part_elems() < b.part_elems() ? a : b;  // has the smaller parts
   return wider.all_of([&](std::uint64_t row, std::uint64_t first, std::uint64_t elems) {
     return a.read(row, first, elems) == b.read(row, first, elems);
   });
@@ -70,7 +70,7 @@ bool have_equal_bytes(OpenedFiles& files, const SourceMap& map, const StoredPlac
   Dims sizes, inner_a, inner_b;
   for (const std::size_t dim : dims_by_stride(strides_a)) {
     const bool goes_on = !sizes.empty() && inner_a.back() == size[dim] * strides_a[dim] &&
-                         inner_b.back() == size[dim] * strides_b[dim];  // both run on into the next index
+                         inner_b.back() == size[dim] * strides_b[dim];  // contiguous with the next index in both
     if (goes_on) {
       sizes.back() *= size[dim];
       inner_a.back() = strides_a[dim];
@@ -86,7 +86,7 @@ bool have_equal_bytes(OpenedFiles& files, const SourceMap& map, const StoredPlac
 
 bool is_constant(OpenedFiles& files, const SourceMap& map, const StoredPlace& place, const Dims& size) {
   StoredPlace next = place;
-  for (std::size_t d = 0; d < size.size(); ++d) {  // equal to itself, moved along each dim
+  for (std::size_t d = 0; d < size.size(); ++d) {  // compares the box with itself, shifted along each dim
     if (size[d] == 1) continue;
     Dims rest = size;
     --rest[d];

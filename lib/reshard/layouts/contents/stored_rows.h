@@ -10,28 +10,28 @@
 
 namespace reshard {
 
-/// Whether StoredRows can read the tensor: elements of whole bytes, and as many dims as in the file.
+/// Whether StoredRows can read the tensor: its elements are whole bytes, and it has the same dims as in the file.
 bool has_plain_rows(const StoredTensor& stored);
 
-/// The elements of a box of a stored tensor in rows along one of its dims: that of the smallest stride, so that a row is
-/// one run of bytes even if the file has the matrix transposed.
+/// A box of a stored tensor as rows along the dim with the smallest stride. A row is therefore one run of bytes, even
+/// if the matrix is stored transposed.
 class StoredRows {
  public:
-  /// \param first  the box's first element in the stored tensor.
-  /// \param sizes, strides  of the dims, from the outermost to the one along which rows run; at least one.
+  /// \param first  First element of the box in the stored tensor.
+  /// \param sizes, strides  Sizes and strides of the dims, ending with the dim of the rows; at least one dim.
   StoredRows(OpenedFiles& files, const StoredTensor& stored, std::uint64_t first, Dims sizes, Dims strides);
 
   std::size_t dims() const { return sizes_.size(); }
   std::uint64_t size(std::size_t dim) const { return sizes_[dim]; }
   std::uint64_t elems() const { return sizes_.back(); }
   std::uint64_t count() const { return rows_in(0); }
-  /// Rows from one index to the next along a dim.
+  /// Number of rows per index of `dim`.
   std::uint64_t rows_per_index(std::size_t dim) const { return rows_in(dim + 1); }
 
-  /// `elems` elements of a row, from `first` on.
+  /// Reads `elems` elements of a row, starting at `first`.
   std::vector<std::byte> read(std::uint64_t row, std::uint64_t first, std::uint64_t elems) const;
 
-  /// Whether `holds(row, first, elems)` for all parts of all rows.
+  /// Whether `holds(row, first, elems)` is true for every part of every row.
   template <typename Predicate>
   bool all_of(const Predicate& holds) const {
     for (std::uint64_t row = 0; row < count(); ++row)
@@ -40,7 +40,7 @@ class StoredRows {
     return true;
   }
 
-  /// Elements that are read at once: the bytes between strided ones count, which a file may claim to be many.
+  /// Elements per read. Limited by the bytes between strided elements, since a file may declare large strides.
   std::uint64_t part_elems() const;
 
  private:
@@ -52,7 +52,7 @@ class StoredRows {
   Dims sizes_, strides_;
 };
 
-/// Whether both have the same bytes in each row; the sizes must be equal. Reads whole rows only if a sample is equal.
+/// Whether all rows have equal bytes. Requires equal sizes. Reads whole rows only if a sample is equal.
 bool have_equal_bytes(const StoredRows& a, const StoredRows& b);
 
 /// The first element of a box of a stored tensor.
@@ -61,8 +61,8 @@ struct StoredPlace {
   Dims begin;
 };
 
-/// Whether boxes of `size`, which is not empty, at two places have the same bytes. False if has_plain_rows is false for
-/// either; true without reading if the two are one place of one file.
+/// Whether two boxes of `size` have equal bytes. Requires that `size` is not empty. Returns false if has_plain_rows is
+/// false for either tensor, and true without reading if both boxes are stored at the same place.
 bool have_equal_bytes(OpenedFiles& files, const SourceMap& map, const StoredPlace& a, const StoredPlace& b,
                       const Dims& size);
 
