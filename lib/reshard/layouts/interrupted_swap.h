@@ -12,33 +12,33 @@
 
 namespace reshard {
 
-// A run that gives outputs their names one by one, in a directory that exists, says so in its staging directory there: in
-// a file kSwapFile, from before the first rename until after the last. While it is there readers refuse the outputs, and
-// a run into the same directory finishes what a killed run had begun (engine/publish/earlier_runs.h).
+// A run that publishes into an existing directory renames its outputs one by one. Its staging directory there contains
+// a file kSwapFile from before the first rename until after the last. While this file exists, readers refuse the
+// outputs. The next run into the same directory finishes the renames of a killed run (engine/publish/earlier_runs.h).
 
-/// Name of a staging directory in the output directory, without its last six characters.
+/// Prefix of the name of a staging directory in the output directory; six characters follow.
 inline constexpr std::string_view kStagingPrefix = ".reshard-";
 inline constexpr const char* kSwapFile = ".swap";
 
-/// Whether an output, relative to its directory, has a path that a run makes: none is longer or deeper. Records come from
-/// files that anyone can write.
+/// Whether `path`, relative to the output directory, is no longer or deeper than the paths that runs write. Checks
+/// paths from swap records, which anyone can write.
 bool is_short_path(std::string_view path);
 
-/// The text of kSwapFile.
-/// \param entries  files and whole folders, relative to the output directory, in the order in which they get their names.
+/// Returns the contents of kSwapFile.
+/// \param entries  Files and whole folders in the order of their renames, relative to the output directory.
 std::string swap_record(const std::vector<std::filesystem::path>& entries);
 
-/// The entries that the run of a staging directory gives their names; std::nullopt if it does not do so, or the directory
-/// is not to be read.
+/// Returns the entries that the run with this staging directory is renaming; std::nullopt if it is not renaming any, or
+/// if the record cannot be read or is invalid.
 std::optional<std::vector<std::filesystem::path>> read_swap_record(Files& files, const std::filesystem::path& staging);
 
-/// Validates that nothing in `path`, a file or directory, is being swapped.
-/// \throws Error kBadInput that names the staging directory and says how to finish.
+/// Validates that no output in `path`, a file or directory, is being swapped.
+/// \throws Error kBadInput that names the staging directory and says how to finish the swap.
 void validate_not_swapping(Files& files, const std::filesystem::path& path);
 
-/// Reads a checkpoint, unless outputs that it consists of are being swapped.
-/// \param read  reads it. If it fails, and outputs in `path` are being swapped, the error is about that.
-/// \throws as validate_not_swapping; what `read` throws.
+/// Returns the result of `read` unless outputs that it contains are being swapped.
+/// \param read  Reads the checkpoint. If it fails and outputs in `path` are being swapped, the error reports the swap.
+/// \throws as validate_not_swapping and `read`.
 Checkpoint read_unless_swapping(Files& files, const std::filesystem::path& path,
                                 const std::function<Checkpoint()>& read);
 

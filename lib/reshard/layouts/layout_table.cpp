@@ -1,4 +1,4 @@
-// The table of layouts: a line to declare each, and a line that puts it into the list.
+// The table of layouts: one declaration and one list entry per layout.
 #include "reshard/layouts/core/layout.h"
 
 namespace reshard {
@@ -14,7 +14,7 @@ const Layout& deepspeed_layout();
 const Layout& dcp_layout();
 const Layout& fsdp_ranks_layout();
 
-// Where two have the same names of files, the one that needs more to fit comes first.
+// If two layouts use the same file names, the more specific layout comes first.
 std::span<const Layout* const> layouts() {
   static const Layout* const kLayouts[] = {
       &hf_layout(),         &ranks_layout(), &optimum_layout(),   &nxd_layout(), &nxdi_layout(),

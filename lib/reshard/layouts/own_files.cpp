@@ -22,8 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The record of a file in whatever format; std::nullopt for a file without one, and for one that is not readable as
-/// tensors.
+/// Returns the rank record of a file of any format; std::nullopt if there is no record, or if the file cannot be read
+/// as tensors.
 std::optional<RankRecord> record_of(Files& files, const fs::path& path) {
   try {
     if (!files.is_file(path)) return std::nullopt;
@@ -39,21 +39,21 @@ std::optional<RankRecord> record_of(Files& files, const fs::path& path) {
   }
 }
 
-/// The rank that the name of a file or of its folder says, in the forms that this program writes: the weights of the
-/// first data-parallel rank.
+/// Returns the rank in the name of a file or its folder, in the forms that this program writes: weights of the first
+/// data-parallel rank.
 std::optional<RankId> rank_by_name(const fs::path& path) {
   for (const fs::path& name : {path.stem(), path.filename(), path.parent_path().filename()})
     if (const auto rank = rank_of_name(name.string())) return rank;
   return std::nullopt;
 }
 
-/// Whether the file still has the name that it was written under. A copy under another name is the user's.
+/// Whether the file still has its original name. A copy under another name belongs to the user.
 bool is_of_rank(const RankRecord& record, const RankId& rank) {
   return rank.dp_rank == 0 && rank.tp_rank == record.tp_rank && rank.pp_rank == record.pp_rank &&
          rank.ep_rank == record.ep_rank;
 }
 
-/// The rank file that a file of xser belongs to; empty for other files.
+/// Returns the rank file that an xser file belongs to; empty for other files.
 fs::path xser_owner(const fs::path& path) {
   const fs::path folder = path.parent_path();
   if (folder.extension() == kXserTensorsSuffix && is_xser_tensor_name(path.filename().string()))
@@ -75,20 +75,20 @@ class Walk {
       if (pp_rank >= stages_) unproven_.push_back(path.string());
     std::sort(unproven_.begin(), unproven_.end());
     std::stable_partition(unproven_.begin(), unproven_.end(), [](const std::string& name) {
-      return fs::path(name).parent_path().filename() == kOptimizerFolder;  // what is worst to lose comes first
+      return fs::path(name).parent_path().filename() == kOptimizerFolder;  // the most valuable entries first
     });
     return std::move(unproven_);
   }
 
  private:
-  /// \returns whether any entry below is no loss.
+  /// Returns whether any entry below is proven.
   bool look_into(const fs::path& relative) {
     const std::size_t before = unproven_.size();
     bool any = false;
     for (const DirectoryEntry& entry : files_.list(folder_ / relative))
       any = look_at(relative / entry.name, entry) || any;
     if (any || relative.empty()) return any;
-    unproven_.resize(before);  // one name is enough
+    unproven_.resize(before);  // replaced by the name of the folder
     unproven_.push_back((relative / "").string());
     return false;
   }
@@ -105,7 +105,7 @@ class Walk {
   bool is_ours(const fs::path& path) {
     if (replaced_.count(path) > 0 || is_listed_(path)) return true;
     const auto pp_rank = metadata_pp_rank(path.filename().string());
-    if (pp_rank) metadata_.emplace_back(path, *pp_rank);  // run() decides
+    if (pp_rank) metadata_.emplace_back(path, *pp_rank);  // run() checks the stage
     return pp_rank || is_recorded(path) || is_recorded(xser_owner(path));
   }
 
@@ -129,8 +129,8 @@ class Walk {
   const fs::path& folder_;
   const std::set<fs::path>& replaced_;
   const std::function<bool(const fs::path&)>& is_listed_;
-  std::map<fs::path, bool> recorded_;  // whether a file has a record
-  std::uint32_t stages_ = 0;           // the most that a record names
+  std::map<fs::path, bool> recorded_;  // whether a file has a matching record
+  std::uint32_t stages_ = 0;           // the largest pipeline in any record
   std::vector<std::pair<fs::path, std::uint32_t>> metadata_;
   std::vector<std::string> unproven_;
 };
