@@ -11,9 +11,9 @@ namespace reshard {
 
 struct TargetPlan;
 
-/// What attention becomes, for people.
+/// How a target stores attention, for display.
 struct AttentionReport {
-  /// By number, in their order; one that is no head's is of zeros.
+  /// Head numbers in the order in which they are stored. An unknown number denotes a head of zeros.
   struct RankHeads {
     std::vector<std::uint32_t> query;
     std::vector<std::uint32_t> key_value;
@@ -23,20 +23,21 @@ struct AttentionReport {
   std::uint64_t heads = 0;
   std::uint64_t kv_heads = 0;
   std::uint64_t head_dim = 0;
-  std::uint64_t copies = 1;      // of each key/value head
-  std::vector<RankHeads> ranks;  // of grouped query; else each rank has as many heads, in their order
+  std::uint64_t copies = 1;      // number of replicas of each key/value head
+  std::vector<RankHeads> ranks;  // grouped query only; else ranks have equal shares in order
 };
 
-/// In the layouts of training. Call only for a family with attention.
+/// Returns the report for layouts of training. Requires a family with attention.
 AttentionReport attention_report(const Model& model, std::uint32_t tp, const PartitionOptions& options);
 
-/// As NxD Inference places heads (inference_head_slots). `fused`: one projection for q, k and v.
+/// Returns the report for NxD Inference (inference_head_slots).
+/// \param fused  Whether q, k and v are one projection.
 AttentionReport inference_report(const Model& model, std::uint32_t tp, bool fused);
 
-/// Whether the model's query, key and value projections have several forms; else they stay as they are.
+/// Whether the model's query, key and value projections can be stored in several forms; else they are never changed.
 bool chooses_attention(const Model& model);
 
-// As of LayoutOption::why_idle, of options that fuse the projections, replicate key/value heads and order the replicas.
+// LayoutOption::why_idle for options that fuse the projections, replicate key/value heads and order the replicas.
 std::string why_fusion_idle(const TargetPlan& plan, const Model& model);
 std::string why_multiplier_idle(const TargetPlan& plan, const Model& model);
 std::string why_replication_idle(const TargetPlan& plan, const Model& model);

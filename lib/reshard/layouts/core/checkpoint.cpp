@@ -39,7 +39,7 @@ void note_warnings(const Container& file, std::vector<std::string>& notes) {
   for (const std::string& warning : file.warnings) notes.push_back(file.path.filename().string() + ": " + warning);
 }
 
-/// Records in the map which rank its files are of, where they say that there are others.
+/// Copies rank records from the files to the map if they declare other ranks.
 void take_records(const std::vector<Container>& containers, Checkpoint& checkpoint) {
   std::size_t first_file = 0;
   std::string rank;

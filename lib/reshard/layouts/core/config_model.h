@@ -13,14 +13,14 @@ inline constexpr std::string_view kByPlan =
     "the plan in config.json (base_model_tp_plan) says how its tensors are split, and what it does not name every rank "
     "has all of";
 
-/// The plan in config.json for a checkpoint of these tensors.
-/// \param who_says  how its tensors are split, for a note.
-/// \param notes     Gets what the user should know, in whole sentences.
+/// Returns the plan in config.json for a checkpoint with these tensors.
+/// \param who_says  Clause for a note: what declares how the tensors are split.
+/// \param notes     Receives messages for the user, in whole sentences.
 /// \throws as ConfigPlan.
 ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& tensors, std::string_view who_says,
                     std::vector<std::string>& notes);
 
-/// The model of a whole checkpoint, of these files, that nobody describes but the plan in its config.json.
+/// Returns the model of a checkpoint of whole tensors that is described only by the plan in its config.json.
 /// \throws as ConfigPlan.
 Model planned_model(const ModelConfig& config, const std::vector<Container>& files, std::vector<std::string>& notes);
 

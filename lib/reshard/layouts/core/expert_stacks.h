@@ -12,36 +12,36 @@
 
 namespace reshard {
 
-/// Splits experts that are packed as in the memory of Transformers 5 (PackedExperts) into one tensor for each matrix, under
-/// the names of the model's files. The new tensors are parts of the stored ones: no data is read. No-op if the model has no
-/// such experts, or has them packed in its files as well.
-/// \throws Error as unpack; kUnsupported for tensors of packed experts that cannot be split, and for the optimizer's states
+/// Splits experts that are packed as Transformers 5 packs them in memory (PackedExperts) into one tensor per matrix,
+/// under the names of the model's files. Reads no data, since the new tensors are views of the stored ones. No-op if
+/// the model has no such experts, or if its own files contain packed experts as well.
+/// \throws Error as unpack; kUnsupported for tensors of packed experts that cannot be split, and for optimizer states
 /// of packed experts.
 void unpack_experts(Checkpoint& checkpoint, const ReadContext& context);
 
-/// Does the same for a family whose files may contain either form.
-/// \throws Error kUnsupported if they only contain stacks.
+/// Splits packed experts of a family whose files may contain either form.
+/// \throws Error kUsage if the model is unknown; kUnsupported if files of this family contain only packed experts.
 void separate_experts(Checkpoint& checkpoint);
 
-/// Does so for one of two checkpoints that are to be compared, where only the other has its experts apart. No-op with
-/// states of an optimizer.
+/// Splits the packed experts of `a` or `b` if exactly one of these checkpoints, which will be compared, has packed
+/// experts. No-op if that checkpoint has optimizer states.
 void align_experts(Checkpoint& a, Checkpoint& b);
 
-/// A tensor of whole files, and what it is made of.
+/// An entry of an output file with whole tensors, and the logical tensors that it contains.
 struct WholeEntry {
   std::string name;
-  std::vector<std::uint32_t> logical;  // one, or matrices of one shape, one under the other
-  Dims shape;                          // in the file: that of the one, or a dim for the experts in front
+  std::vector<std::uint32_t> logical;  // one, or matrices of equal shape, stacked in this order
+  Dims shape;                          // as stored: the tensor's, with a leading dim for experts if packed
 };
 
-/// One for each of `logical`, under its own name.
+/// Returns one entry per logical tensor, under the tensor's name.
 std::vector<WholeEntry> entries_of(std::span<const LogicalTensor> logical);
 
-/// The entries with all experts of a layer in one tensor, under the names in memory (PackedExperts).
+/// Returns entries that pack all experts of a layer into one tensor, under the names in memory (PackedExperts).
 /// \throws Error kUnsupported for a model whose experts are never packed, are quantised, or differ in dtype or shape.
 std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical, const Model& model);
 
-/// Whether save_pretrained of Transformers 5 packs the experts of such a model, whose `logical` are apart.
+/// Whether save_pretrained of Transformers 5 packs experts of this model that are separate in `logical`.
 bool saves_packed(std::span<const LogicalTensor> logical, const Model& model);
 
 }  // namespace reshard

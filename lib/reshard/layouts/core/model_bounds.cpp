@@ -19,7 +19,7 @@ constexpr const char* kBlobsFolder = "blobs";
 constexpr const char* kSnapshotsFolder = "snapshots";
 constexpr std::string_view kCachedModelPrefix = "models--";
 
-/// The names of links directly in a directory; std::nullopt if it may not be listed, so that any file may be one.
+/// Returns the names of the links in a directory; std::nullopt if it cannot be listed, so that any file may be a link.
 std::optional<std::set<std::string>> links_in(Files& files, const fs::path& directory) {
   std::set<std::string> links;
   try {
@@ -55,7 +55,7 @@ bool ModelBounds::hold(const fs::path& path) const {
 }
 
 void validate_no_outside_links(Files& files, const Checkpoint& checkpoint) {
-  std::map<fs::path, std::optional<std::set<std::string>>> links;  // by directory
+  std::map<fs::path, std::optional<std::set<std::string>>> links;  // keyed by directory
   for (const SourceMap* map : {&checkpoint.map, &checkpoint.states.map})
     for (const SourceFile& file : map->files) {
       const fs::path directory = file.path.parent_path();

@@ -8,16 +8,16 @@
 
 namespace reshard {
 
-/// Where the files of a model may be. A checkpoint from a stranger may contain links to any file of the user, whose
-/// content would then be in the output.
+/// The paths that files of a model may resolve to. An untrusted checkpoint may contain links to any file of the user,
+/// whose content would then be copied to the output.
 class ModelBounds {
  public:
-  /// \param paths  directories of the model, or files that the user named; empty ones are skipped.
+  /// \param paths  Directories of the model, or files that the user named. Empty paths are skipped.
   /// \throws Error kIo.
   ModelBounds(Files& files, const std::vector<std::filesystem::path>& paths);
 
-  /// Whether `path`, links resolved, is one of the paths or inside one, or is a blob of the hub's cache
-  /// (models--ORG--NAME/snapshots/COMMIT/FILE is a link to models--ORG--NAME/blobs/DIGEST).
+  /// Whether `path`, with links resolved, is equal to or inside one of the paths, or is a blob in the cache of the
+  /// Hugging Face Hub (models--ORG--NAME/snapshots/COMMIT/FILE is a link to models--ORG--NAME/blobs/DIGEST).
   /// \throws Error kIo.
   bool hold(const std::filesystem::path& path) const;
 
@@ -27,8 +27,8 @@ class ModelBounds {
   std::vector<std::filesystem::path> blobs_;  // directories
 };
 
-/// Validates that no file with tensors is itself a link that leads out of the checkpoint.
-/// \throws Error kBadInput that names the link and where it leads; kIo.
+/// Validates that no file with tensors is a link to a file outside the checkpoint.
+/// \throws Error kBadInput that names the link and its target; kIo.
 void validate_no_outside_links(Files& files, const Checkpoint& checkpoint);
 
 }  // namespace reshard

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kConfigFolder = "huggingface";
 
-/// Validates that all tensors of the model are there, and notes the others.
+/// Validates that all tensors of the model exist, and notes extra tensors.
 void validate_trained(Checkpoint& checkpoint) {
   try {
     const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);

@@ -12,22 +12,21 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Names that one system uses, what they belong to, and what to do. A row with a condition is a guess, for tensors that
-/// nothing explains.
+/// Names that one system uses, the system, and a remedy. A row with a condition is a guess for unexplained tensors.
 struct Stranger {
-  const char* pattern;  // found in the name of a tensor
+  const char* pattern;  // matches part of a tensor's name
   const char* system;   // "belongs to ..."
   const char* hint;
-  const char* sibling = nullptr;  // condition: there is a tensor with this in place of the name's last part
-  const char* never = nullptr;    // condition: no name has a match of this pattern
-  const char* needs = nullptr;    // condition: some name has a match of this pattern
+  const char* sibling = nullptr;  // condition: a tensor exists whose name ends in this instead
+  const char* never = nullptr;    // condition: no name matches this pattern
+  const char* needs = nullptr;    // condition: some name matches this pattern
 
   bool is_guess() const { return sibling != nullptr || never != nullptr || needs != nullptr; }
 };
 
 constexpr const char* kTakeOriginal = "take the Hugging Face model that it was made from";
 
-/// Special ones come before general ones: the first row that matches any name counts.
+/// The first row that matches any name is used, so specific rows come before general ones.
 constexpr Stranger kStrangers[] = {
     {R"((^|\.)language_model\.(encoder|embedding|output_layer)\.)",
      "a checkpoint in NxD Training's megatron style (model_source: megatron)",
@@ -54,7 +53,7 @@ constexpr Stranger kStrangers[] = {
      "take the model that was quantised, or quantise it with a program that writes quantization_config", ".weight"},
 };
 
-/// Files that one system writes: the name of a file, or FOLDER/NAME.
+/// Patterns of files that one system writes: NAME or FOLDER/NAME.
 constexpr Stranger kStrangeFiles[] = {
     {R"(^(mp_rank_\d+(_\d+)*/)?(model_optim_rng|model_rng|distrib_optim)\.pt$|^latest_checkpointed_iteration\.txt$)",
      "a checkpoint of Megatron-LM",
@@ -98,7 +97,7 @@ bool is_of_peft(std::string_view name) {
 
 std::optional<Error> stranger_among(const std::vector<std::string_view>& names, const Model* model) {
   const std::unordered_set<std::string_view> all(names.begin(), names.end());
-  const bool is_plan = model != nullptr && model->by_config_plan;  // which calls every tensor its own
+  const bool is_plan = model != nullptr && model->by_config_plan;  // its parameters include every tensor
   std::unordered_set<std::string_view> explained;
   if (model != nullptr && !is_plan)
     for (const ModelParameter& parameter : model->parameters) explained.insert(parameter.name);
@@ -123,7 +122,7 @@ std::optional<Error> stranger_in(Files& files, const fs::path& directory) {
     try {
       for (const DirectoryEntry& inner : files.list(directory / entry.name))
         names.push_back(entry.name + "/" + inner.name);
-    } catch (const Error&) {  // a folder that cannot be listed gives nothing away
+    } catch (const Error&) {  // a folder that cannot be listed identifies no system
     }
   }
   std::sort(names.begin(), names.end());

@@ -11,25 +11,26 @@
 
 namespace reshard {
 
-/// Recognises a checkpoint that is not read by names that only the system that wrote it uses.
-/// \param names  of all its tensors, or of one rank's.
-/// \param model  whose own names count for nothing; null if it is unknown.
-/// \returns an Error kUnsupported that names a tensor, the system and what to do, without a path; std::nullopt if no
-/// name gives the system away.
+/// Detects a checkpoint of an unsupported system by names that only this system uses.
+/// \param names  Names of all tensors, or of one rank's tensors.
+/// \param model  Names of its parameters are ignored; null if the model is unknown.
+/// \returns an Error kUnsupported that reports a tensor, the system and a remedy, without a path; std::nullopt if no
+/// name identifies such a system.
 std::optional<Error> stranger_among(const std::vector<std::string_view>& names, const Model* model);
 
-/// The same by the files of `directory` and of its folders; the Error has a path. Lists each folder once.
+/// Detects a checkpoint of an unsupported system by the file names in `directory` and its folders. The Error contains a
+/// path. Lists each folder once.
 std::optional<Error> stranger_in(Files& files, const std::filesystem::path& directory);
 
-/// Whether a tensor of this name is a linear's that PEFT has wrapped, as in models that were saved with their adapters.
+/// Whether this name belongs to a linear that PEFT has wrapped, as in a model that was saved with its adapter.
 bool is_of_peft(std::string_view name);
-/// What to do with those.
+/// Remedy for models with such names.
 inline constexpr const char* kHintForPeft =
     "save the model merged (merge_and_unload), or convert it twice: `drop` \"lora_\" and `rename` \"base_layer\\.=\" "
     "make "
     "the base model, `keep` \"lora_\" the tensors of the adapter";
 
-/// What to do with checkpoints of NxD's mixtures of experts.
+/// Remedy for checkpoints of NxD's mixture-of-experts modules.
 inline constexpr const char* kHintForExperts =
     "take the Hugging Face model that the files were made from; gather a trained one with NxD in the mesh that saved "
     "it, "

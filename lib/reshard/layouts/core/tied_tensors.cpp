@@ -18,7 +18,7 @@
 namespace reshard {
 namespace {
 
-/// The pieces of a logical tensor without those of the same box as another.
+/// Returns the pieces of a logical tensor, one per distinct box.
 std::vector<const Piece*> distinct_pieces(const SourceMap& map, std::uint32_t logical) {
   std::set<std::pair<Dims, Dims>> seen;
   std::vector<const Piece*> pieces;
@@ -27,14 +27,14 @@ std::vector<const Piece*> distinct_pieces(const SourceMap& map, std::uint32_t lo
   return pieces;
 }
 
-/// Where a piece stores the first element of `box`, which it contains.
+/// Returns the place at which a piece stores the first element of `box`. The piece must contain `box`.
 StoredPlace place_of(const Piece& piece, const Box& box) {
   StoredPlace place{piece.stored, piece.stored_begin};
   for (std::size_t d = 0; d < place.begin.size(); ++d) place.begin[d] += box.begin[d] - piece.box.begin[d];
   return place;
 }
 
-/// Pieces of one tensor by where they begin along the dim that most of them divide.
+/// Pieces of one tensor, sorted by offset along the dim that has the most distinct offsets.
 class PieceIndex {
  public:
   explicit PieceIndex(std::vector<const Piece*> pieces) : pieces_(std::move(pieces)) {
@@ -52,7 +52,7 @@ class PieceIndex {
 
   const std::vector<const Piece*>& all() const { return pieces_; }
 
-  /// All that share elements with `box`, and few others.
+  /// Returns all pieces that overlap `box`, and few others.
   std::span<const Piece* const> near(const Box& box) const {
     if (longest_ == 0) return pieces_;
     const std::uint64_t from = box.begin[dim_], to = from + box.size[dim_];
@@ -68,15 +68,15 @@ class PieceIndex {
 
   std::vector<const Piece*> pieces_;
   std::size_t dim_ = 0;
-  std::uint64_t longest_ = 0;  // along dim_
+  std::uint64_t longest_ = 0;  // size along dim_
 };
 
 class TieComparison {
  public:
   TieComparison(Files& files, const SourceMap& map) : files_(files, map.files), map_(map) {}
 
-  /// Whether two tensors are one, or have to be: if rank files agree in a part, or have the parts of other ranks, the
-  /// files were damaged or swapped, and the run says which.
+  /// Whether two tensors are equal, or should be. Rank files that are equal in part, or contain the parts of other
+  /// ranks, were damaged or swapped, which the run reports later.
   bool are_one(std::uint32_t a, std::uint32_t b) {
     const LogicalTensor &one = map_.logical[a], &other = map_.logical[b];
     if (one.dtype != other.dtype || one.shape != other.shape) return false;
@@ -91,7 +91,7 @@ class TieComparison {
         const auto box = intersect(piece->box, with->box);
         if (!box) continue;
         const bool is_equal = have_equal_bytes(files_, map_, place_of(*piece, *box), place_of(*with, *box), box->size);
-        // Rows of unused tokens may be zero in both, whatever the others are.
+        // Rows of unused tokens may be zero in both tensors even if the tensors differ.
         if (is_equal && has_ranks && is_constant(files_, map_, place_of(*piece, *box), box->size)) continue;
         (is_equal ? some_equal : some_differ) = true;
         if (some_differ && !has_ranks) return false;
@@ -101,7 +101,7 @@ class TieComparison {
   }
 
  private:
-  /// Whether one of `others` has the bytes of `piece` in another place.
+  /// Whether one of `others` has the same bytes as `piece`.
   bool holds_elsewhere(const Piece& piece, const std::vector<const Piece*>& others) {
     return std::any_of(others.begin(), others.end(), [&](const Piece* other) {
       return other->box.size == piece.box.size &&

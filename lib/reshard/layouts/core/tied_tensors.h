@@ -10,18 +10,18 @@
 
 namespace reshard {
 
-/// Makes each parameter in `tied` a replica of its source if the source map has both with the same bytes. Reads both,
-/// unless a sample differs or the two are one place of one file. Rank files that agree in a part only, or have the parts
-/// of other ranks, were damaged or swapped: these are replicas too, and the run reports the difference.
-/// \returns those that have values of their own.
+/// Makes each parameter in `tied` a replica of its source if `map` contains both with equal bytes. Reads both unless a
+/// sample differs or both are stored at the same place. Rank files that are equal only in part, or contain the parts of
+/// other ranks, were damaged or swapped: their parameters become replicas too, so that the run reports the difference.
+/// \returns the parameters that differ from their source.
 /// \throws Error kIo.
 std::vector<TiedParameter> join_tied(Files& files, SourceMap& map, const std::vector<TiedParameter>& tied);
 
-/// The same for what the model of `checkpoint`, if there is one, takes for tied: a head with values of its own is tied
-/// no more, which is noted. A head that is stored in the embedding's place gets the embedding's name.
+/// Joins the parameters that the model of `checkpoint` declares as tied. Unties parameters that differ, with a note. A
+/// head that is stored instead of the embedding gets the embedding's name. No-op if the model is unknown.
 void settle_ties(Files& files, Checkpoint& checkpoint);
 
-/// Unties the parameters that are among the `tensors`, whose ties are settled, next to their sources.
+/// Unties parameters that are in `tensors` together with their sources. Call after settle_ties or join_tied.
 void untie_held(Model& model, std::span<const LogicalTensor> tensors);
 
 }  // namespace reshard

@@ -6,7 +6,7 @@ namespace reshard {
 
 inline constexpr const char* kWeightsChoices[] = {"model", "master"};
 
-/// Which of its weights a training checkpoint is read for: those that the model runs with, or the optimizer's.
+/// Selects the weights to read from a training checkpoint: the model's own, or the optimizer's master weights.
 inline constexpr LayoutOption kWeights{.name = "weights",
                                        .type = LayoutOption::Type::kChoice,
                                        .help = "Which weights are read",
@@ -17,7 +17,7 @@ inline constexpr LayoutOption kWeights{.name = "weights",
                                            "in, or master, the optimizer's fp32",
                                        .only_of_source = true};
 
-/// Whether the optimizer's are wanted.
+/// Whether `values` selects the optimizer's master weights.
 inline bool wants_master_weights(const OptionValues& values) {
   return values.choice(kWeights) == "master";
 }
