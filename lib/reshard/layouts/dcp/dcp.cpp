@@ -1,6 +1,6 @@
-// What torch.distributed.checkpoint saves: `.metadata`, which says which chunks every tensor has, and files of items;
-// or, by its HuggingFaceStorageWriter, a safetensors file per rank. FSDP, accelerate, torchtitan and others write it,
-// with the model's state dict under a prefix of their own.
+// Checkpoints of torch.distributed.checkpoint: `.metadata`, which lists the chunks of every tensor, and files of items;
+// or one safetensors file per rank from its HuggingFaceStorageWriter. Written by FSDP, accelerate, torchtitan and
+// others, each with its own prefix of the model's state dict.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -41,13 +41,13 @@ constexpr LayoutTraits kDcpTraits{.name = "dcp",
                                   .reads = {Contents::kStates, Contents::kGroups, Contents::kObjects},
                                   .writes = {Contents::kStates, Contents::kGroups, Contents::kObjects}};
 
-/// What accelerate calls folders of models, and others those of optimizers.
+/// Prefix of accelerate's model folders, and prefixes of folders of optimizers.
 constexpr std::string_view kFsdpFolder = "pytorch_model_fsdp_";
 constexpr std::string_view kOptimizerFolders[] = {"optimizer", "optim"};
-/// accelerate's of the optimizer of the model with the same number.
+/// Prefix of accelerate's folder of the optimizer; the model's folder has the same number.
 constexpr std::string_view kDcpOptimizerFolder = "optimizer_";
 
-/// Where HuggingFaceStorageWriter puts the files of ranks beside consolidated ones.
+/// Folder of rank files that HuggingFaceStorageWriter creates next to consolidated files.
 constexpr const char* kShardsFolder = "sharded";
 
 constexpr LayoutOption kFsdp{.name = "fsdp",
@@ -63,6 +63,7 @@ constexpr LayoutOption kNames{
     .type = LayoutOption::Type::kText,
     .help = "Names of tensors: hf (the default), or a program's, such as torchtitan (its newest) or torchtitan-0.2"};
 
+/// Returns the value of `prefix` with a dot at the end, unless it is empty.
 /// \throws Error kUsage.
 std::string prefix_of(const std::string& given) {
   if (given.empty()) return given;
@@ -94,7 +95,7 @@ class DcpLayout final : public Layout {
       } else {
         for (const DirectoryEntry& entry : files.list(path)) {
           const fs::path folder = path / entry.name;
-          // Hidden ones are of runs that write here: at any time they may be gone.
+          // Hidden folders belong to runs that write here, and may disappear at any time.
           if (entry.kind != FileKind::kDirectory || entry.name.starts_with('.') || is_optimizer_folder(entry.name))
             continue;
           if (const bool is_whole = holds_dcp_metadata(files, folder); is_whole || holds_dcp_items(files, folder))
@@ -104,7 +105,7 @@ class DcpLayout final : public Layout {
     } catch (const Error& error) {
       if (error.code() != std::errc::permission_denied) throw;
     }
-    // Several are steps of one run, or several models that were trained together.
+    // Several folders are steps of one run, or models that were trained together.
     const bool is_inside = !found.empty() && found.front().path != path && found.front().path != path / kShardsFolder;
     if (is_inside && (found.size() > 1 || holds_other_model(files, path, found.front().path)))
       std::erase_if(found,
@@ -194,7 +195,7 @@ class DcpLayout final : public Layout {
     return plan;
   }
 
-  /// torch reads only what `.metadata` names, but who looks at the directory sees files of two saves.
+  /// Files of another checkpoint would be misleading in the directory, though torch reads only files in `.metadata`.
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
     const auto is_ours = [](const std::string& name) { return is_dcp_metadata_name(name) || is_dcp_items_name(name); };
     validate_no_leftovers(files, plan, output_directory, is_ours, "files of another checkpoint");
@@ -209,7 +210,7 @@ class DcpLayout final : public Layout {
   }
 
  private:
-  /// Reads the groups and the steps, for who looks at the checkpoint; what is wrong with them is no error here.
+  /// Reads the optimizer's groups and step count for a summary. Errors other than kIo are recorded in the summary.
   static void look_at_optimizer(Files& files, const fs::path& directory, const KnownModel& model,
                                 const fs::path& optimizer, BesideModel& beside) {
     try {
@@ -224,11 +225,11 @@ class DcpLayout final : public Layout {
     }
   }
 
-  /// torch's optimizers step the model's own weights, so that master weights have no place beside these.
+  /// Leaves out master weights, since torch's optimizers update the model's own weights.
   static void leave_masters(const TrainingStates& states, std::span<const LogicalTensor> logical, TargetPlan& plan) {
     std::unordered_map<std::string_view, DType> dtypes;
     for (const LogicalTensor& tensor : logical) dtypes.emplace(tensor.name, tensor.dtype);
-    std::size_t finer = 0;  // than the model's weights
+    std::size_t finer = 0;  // master weights whose dtype differs from the weights'
     for (std::size_t i = 0; i < states.of.size(); ++i) {
       if (states.of[i].left_out || !is_master(states, i)) continue;
       const auto found = dtypes.find(states.parameter(i));
@@ -242,8 +243,8 @@ class DcpLayout final : public Layout {
                       finer));
   }
 
-  /// accelerate's folder of the optimizer of the model in `folder`; empty for none. Where one folder has both, another
-  /// name leads to it.
+  /// Returns accelerate's folder of the optimizer for the model in `folder`; empty if it does not exist, or if it is
+  /// the same folder under another name.
   static fs::path optimizer_beside(Files& files, const fs::path& folder) {
     std::string name = own_name(files, folder);
     if (!name.starts_with(kFsdpFolder)) return {};
@@ -253,7 +254,7 @@ class DcpLayout final : public Layout {
     return holds_dcp_metadata(files, optimizer) && !files.is_same(optimizer, folder) ? optimizer : fs::path();
   }
 
-  /// accelerate's folder of the model whose optimizer is in `folder`; empty for none.
+  /// Returns accelerate's folder of the model whose optimizer is in `folder`; empty if it does not exist.
   static fs::path model_of_optimizer(Files& files, const fs::path& folder) {
     std::string name = own_name(files, folder);
     if (!name.starts_with(kDcpOptimizerFolder)) return {};
@@ -262,7 +263,7 @@ class DcpLayout final : public Layout {
     return holds_dcp_metadata(files, model) && !files.is_same(model, folder) ? model : fs::path();
   }
 
-  /// Whether a folder in `path` beside `model` holds weights, too.
+  /// Whether another folder in `path` than `model` contains weights.
   static bool holds_other_model(Files& files, const fs::path& path, const fs::path& model) {
     const std::vector<DirectoryEntry> entries = files.list(path);
     return std::any_of(entries.begin(), entries.end(), [&](const DirectoryEntry& entry) {

@@ -51,23 +51,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A file of items, and the `.metadata` (or `__R.metadata`) that says what is in it.
+/// A file of items and its metadata file, `.metadata` or `__R.metadata`.
 struct DcpSavedFile {
   std::filesystem::path path;
   std::filesystem::path metadata;
   std::uint64_t size_bytes = 0;
-  bool is_read = true;  // else it is the optimizer's, say, and only takes its time in a copy
+  bool is_read = true;  // false, for instance, for the optimizer's files, which only delay a copy
 };
 
 constexpr std::int64_t kSecondNs = 1'000'000'000;
-/// What clocks of machines and a short copy may differ by.
+/// Tolerance for unsynchronized clocks and short copies.
 constexpr std::int64_t kNotableNs = 5 * kSecondNs;
-/// Ranks that save without the others begin at other times, but within one step of the training.
+/// Ranks that save independently start at different times, but within one training step.
 constexpr std::int64_t kRanksNs = 60 * kSecondNs;
-/// A copy that shares its network with others; a faster rate would refuse copies, a slower one would take more of the
-/// saves that were cut off for copies.
+/// Rate of a copy over a shared network. A higher rate would reject slow copies; a lower rate would mistake more
+/// interrupted saves for copies.
 constexpr std::uint64_t kSlowestBytesPerSecond = std::uint64_t{32} << 20;
-constexpr std::int64_t kLongestCopyNs = 300 * kSecondNs;  // of one file
+constexpr std::int64_t kLongestCopyNs = 300 * kSecondNs;  // limit per file
 
 std::int64_t longest_gap_ns(std::int64_t base_ns, std::uint64_t size_bytes) {
   const std::uint64_t most_seconds = kLongestCopyNs / kSecondNs;
@@ -87,21 +87,22 @@ struct Written {
   bool is_read = true;
 };
 
-/// What the files that are newer than their metadata have in common, for one note.
+/// Summary of the files that are newer than their metadata, for one note.
 struct Newer {
   std::size_t count = 0;
   const fs::path* first = nullptr;
   std::int64_t longest_ns = 0;
 };
 
-/// \param files  those of `metadata`, by time.
+/// Validates the times of files that are newer than their metadata, and adds the files to `newer`.
+/// \param files  The files of `metadata`, sorted by time.
 void validate_newer(const fs::path& metadata, std::int64_t saved_ns, const std::vector<Written>& files, Newer& newer) {
   const auto next =
       std::find_if(files.begin(), files.end(), [&](const Written& file) { return file.at_ns > saved_ns; });
   if (next == files.end()) return;
   std::int64_t before_ns = saved_ns;
   for (auto file = next; file != files.end(); ++file) {
-    // A copy writes the next file as soon as it has written the one before.
+    // A copy starts each file as soon as the previous file is complete.
     if (file->is_read && file->at_ns - before_ns > longest_gap_ns(kNotableNs, file->size_bytes))
       throw Error(ErrorKind::kBadInput,
                   fmt::format("was written {} after {}, which a save writes last: a later save into this directory was "
@@ -117,8 +118,8 @@ void validate_newer(const fs::path& metadata, std::int64_t saved_ns, const std::
   }
 }
 
-/// Each rank has metadata of its own, which may be of another step than those of other ranks.
-/// \param all  files and metadata, by time.
+/// Validates that ranks with separate metadata were saved at the same step.
+/// \param all  Files and metadata of all ranks, sorted by time.
 void validate_ranks(const std::vector<Written>& all) {
   for (std::size_t i = 1; i < all.size(); ++i) {
     const std::int64_t gap_ns = all[i].at_ns - all[i - 1].at_ns;
@@ -132,13 +133,13 @@ void validate_ranks(const std::vector<Written>& all) {
   }
 }
 
-/// Compares the times of files: torch rewrites files in place and metadata last, so that a save that was
-/// cut off leaves files that are newer than their metadata, and torch itself would read a mixture of two steps. A copy
-/// that does not keep times has such files, too, but writes the next file as soon as it has written metadata. So each
-/// newer file may come as much later than the one before as its bytes take to copy; where each rank has metadata of its
-/// own, so may each next file of all ranks. `notes` gets one for what may be either.
-/// \throws Error kBadInput for a file that came later; kIo.
-/// Does nothing where the storage has no times.
+/// Validates modification times to detect an interrupted save. torch rewrites files in place and writes metadata last,
+/// so an interrupted save leaves files that are newer than their metadata, and torch itself would read a mixture of two
+/// steps. A copy that does not preserve times also has newer files, but starts each file as soon as the previous one is
+/// complete. Each newer file may therefore be later than the previous file only by the time to copy its bytes. If each
+/// rank has its own metadata, this limit applies to the files of all ranks. `notes` receives a note if newer files may
+/// be due to either cause. No-op if the storage does not record times.
+/// \throws Error kBadInput for a file that is later than this; kIo.
 void validate_dcp_times(Files& files, std::span<const DcpSavedFile> saved, std::vector<std::string>& notes) {
   std::map<fs::path, std::vector<Written>> by_metadata;
   for (const DcpSavedFile& file : saved)
@@ -169,7 +170,8 @@ void validate_dcp_times(Files& files, std::span<const DcpSavedFile> saved, std::
       printable(newer.first->filename().string())));
 }
 
-/// \param archives  of the places before, in ascending order: tied tensors have one in common.
+/// Adds the archive at `place` unless it is the last of `archives`, as for tied tensors, which share an archive.
+/// \param archives  Archives at smaller or equal offsets, in ascending order.
 void add_archive(std::vector<SourceFile::Archive>& archives, const DcpPlace& place) {
   if (archives.empty() || archives.back().offset_bytes != place.offset_bytes)
     archives.push_back({place.offset_bytes, place.length_bytes});
@@ -215,8 +217,9 @@ std::vector<ChunkedTensor> DcpChunkFinder::find() {
   return std::move(tensors_);
 }
 
-/// Two names of a tied parameter may be one item. But two chunks of a tensor are not, nor do two items overlap.
-/// Where torch writes safetensors, all items of a file have one place, and go by the names of tensors.
+/// Validates that items do not overlap, and that two chunks of a tensor are not the same item. Two names of a tied
+/// parameter may be one item. If torch writes safetensors, all items of a file have the same place and are found by
+/// tensor name.
 void DcpChunkFinder::validate_places() const {
   for (std::size_t i = 1; i < wanted_.size(); ++i) {
     const Wanted &a = wanted_[i - 1], &b = wanted_[i];
@@ -254,7 +257,7 @@ DcpChunkFinder::FoundInFile DcpChunkFinder::find_in_file(std::span<const Wanted>
         one.tensor != nullptr ? file.find(*one.tensor, *one.chunk, transforms) : file.find(*one.object, transforms);
     if (item.frame && found.files.back().frame != item.frame) add(item.decoded_bytes, item.frame);
     if (!item.frame && file.has_archives()) add_archive(found.files.front().archives, place);
-    ChunkedTensor::Chunk& chunk = tensors_[one.index].chunks[one.number];  // of this file alone
+    ChunkedTensor::Chunk& chunk = tensors_[one.index].chunks[one.number];  // modified only by this file's task
     chunk.file = static_cast<std::uint32_t>(item.frame ? found.files.size() - 1 : 0);
     chunk.offset_bytes = item.tensor.offset_bytes;
     chunk.strides = std::move(item.tensor.strides);

@@ -15,10 +15,10 @@
 
 namespace reshard {
 
-/// Finds in the files the chunks of what is wanted of one directory; each file is opened once.
+/// Finds the chunks of the wanted tensors and objects in the files of one directory. Opens each file once.
 class DcpChunkFinder {
  public:
-  /// Borrows all. `found` gets the files, `notes` what is odd about their times.
+  /// Borrows all arguments. `found` receives the files, and `notes` receives warnings about their modification times.
   DcpChunkFinder(Files& files, const std::filesystem::path& directory, const DcpDirectory& metadata,
                  std::vector<SourceFile>& found, std::vector<std::string>& notes)
       : files_(files),
@@ -29,39 +29,39 @@ class DcpChunkFinder {
         found_(found),
         notes_(notes) {}
 
-  /// A tensor under the model's name for it, without chunks yet; valid until the next one.
-  /// \throws Error kUnsupported for a dtype that safetensors does not have.
+  /// Adds a tensor under its name in the model, without chunks yet. The reference stays valid until the next call.
+  /// \throws Error kUnsupported for a dtype that safetensors does not support.
   ChunkedTensor& add(const DcpTensor& tensor, std::string name);
 
-  /// An object; of several ranks, all have to be the same.
+  /// Adds an object. If several ranks have saved it, their objects must be equal.
   ChunkedTensor& add(const std::vector<const DcpBytes*>& objects, std::string name);
 
-  /// In the order in which they were added, each with its chunks in the order of the metadata.
-  /// \throws Error kBadInput for chunks that do not fill their tensor, share bytes, or lie in no file; as DcpFile::find
-  ///         and validate_dcp_times do.
+  /// Returns the tensors and objects in the order of the add() calls, with chunks in the order of the metadata.
+  /// \throws Error kBadInput for chunks that do not fill their tensor, share bytes, or are not in any file; as
+  ///         DcpFile::find and validate_dcp_times.
   std::vector<ChunkedTensor> find();
 
-  /// Of the files that the metadata names, in its order, as find() has seen them; nothing for one that is not there.
+  /// Sizes of the files in the metadata, in its order, as find() read them; std::nullopt if a file does not exist.
   const std::vector<std::optional<std::uint64_t>>& sizes_bytes() const { return sizes_; }
 
  private:
   struct Wanted {
     std::uint32_t index;   // into tensors_
-    std::uint32_t number;  // of its chunk
+    std::uint32_t number;  // number of the chunk in the tensor
     const DcpPlace* place;
-    const DcpTensor* tensor;  // or null
+    const DcpTensor* tensor;  // null for an object
     const DcpChunk* chunk;
-    const DcpBytes* object;  // or null
+    const DcpBytes* object;  // null for a tensor
 
     std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, std::uint32_t> key() const {
       return std::tuple(place->file, place->offset_bytes, place->length_bytes, index);
     }
   };
 
-  /// What find_in_file finds besides the chunks, whose `file` counts in `files` until find() counts in all.
+  /// Results of find_in_file. ChunkedTensor::Chunk::file is an index into `files` until find() adds them to all files.
   struct FoundInFile {
-    std::vector<SourceFile> files;            // the file, then what compressed ranges of it decode to
-    std::vector<std::uint64_t> object_bytes;  // sizes of the objects wanted, in their order
+    std::vector<SourceFile> files;            // the file, then one entry per compressed range
+    std::vector<std::uint64_t> object_bytes;  // sizes of the wanted objects, in order
   };
 
   void validate_places() const;

@@ -1,4 +1,4 @@
-// Directories of torch.distributed.checkpoint: which files are in them, and what their metadata say together.
+// Lists directories of torch.distributed.checkpoint and reads their metadata.
 #pragma once
 
 #include <cstdint>
@@ -13,39 +13,39 @@
 
 namespace reshard {
 
-/// Whether `name` is `.metadata`, or the `__N.metadata` that a rank writes that saves without the others (torch 2.9,
+/// Whether `name` is `.metadata`, or the `__N.metadata` of a rank that saves independently (torch 2.9,
 /// use_collectives=False).
 bool is_dcp_metadata_name(std::string_view name);
 
-/// Whether `directory` holds such a file.
+/// Whether `directory` contains a metadata file.
 bool holds_dcp_metadata(Files& files, const std::filesystem::path& directory);
 
-/// Whether `name` is that of a file of items, as torch calls them.
+/// Whether `name` is the name of a file of items (`.distcp`).
 bool is_dcp_items_name(std::string_view name);
 
-/// Whether `directory` holds such files, which nothing can be read of without metadata.
+/// Whether `directory` contains files of items, which cannot be read without metadata.
 bool holds_dcp_items(Files& files, const std::filesystem::path& directory);
 
-/// What a directory's metadata say, those of all ranks together.
+/// The combined metadata of all ranks.
 struct DcpDirectory {
   DcpMetadata all;
-  std::filesystem::path where;                 // the one file, or the directory of several
-  std::vector<std::filesystem::path> of_file;  // the metadata of each of `all.files`
+  std::filesystem::path where;                 // the metadata file, or the directory if there are several
+  std::vector<std::filesystem::path> of_file;  // the metadata file that lists each of `all.files`
 };
 
-/// Reads `.metadata`, or that of all ranks, which is noted.
-/// \throws Error kBadInput if there is none, or that of a rank before others is missing, or they contradict each other;
-///         as read_dcp_metadata does.
+/// Reads `.metadata`, or else the metadata of each rank, which adds a note.
+/// \throws Error kBadInput if there is no metadata, if the metadata of a rank other than the last ones is missing, or
+///         if ranks contradict each other; as read_dcp_metadata.
 DcpDirectory read_dcp_directory(Files& files, const std::filesystem::path& directory, DcpPaths paths,
                                 std::vector<std::string>& notes);
 
-/// How large a file of items is; nothing if it is not there.
+/// Returns the size of a file of items; std::nullopt if it does not exist.
 /// \throws Error kIo.
 std::optional<std::uint64_t> dcp_file_size(Files& files, const std::filesystem::path& path);
 
-/// Notes files of `metadata` that are not there, or end before the last item that is said to be in them. Of what is read
-/// the reader tells more; of the rest, such as the optimizer beside the model, nobody else does.
-/// \param sizes_bytes  of the files, in the order of the metadata; nothing for one that is not there.
+/// Notes files of `metadata` that do not exist, or that end before the last item that the metadata declares. Covers
+/// files that are not read, such as the optimizer's; the readers of the other files report their own errors.
+/// \param sizes_bytes  File sizes in the order of the metadata; std::nullopt if a file does not exist.
 void note_incomplete_files(const std::vector<std::optional<std::uint64_t>>& sizes_bytes, const DcpMetadata& metadata,
                            std::vector<std::string>& notes);
 

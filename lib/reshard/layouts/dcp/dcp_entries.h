@@ -12,43 +12,43 @@
 
 namespace reshard {
 
-/// A tensor that a checkpoint of torch.distributed.checkpoint has an entry for: a logical one, or several that another
-/// program packs.
+/// An entry of a torch.distributed.checkpoint: one logical tensor, or several that another program packs.
 struct DcpEntry {
   std::string name;
   DType dtype;
   Dims shape;
-  std::vector<std::uint32_t> logical;           // indices into TensorMap::logical; several of a packed entry
-  std::uint32_t first = 0;                      // the one that it was made for
-  Packing packing;                              // of these
-  std::optional<std::size_t> tp_dim;            // that tensor-parallel ranks split
+  std::vector<std::uint32_t> logical;           // indices into TensorMap::logical; several if packed
+  std::uint32_t first = 0;                      // the tensor that created the entry
+  Packing packing;                              // of `logical`
+  std::optional<std::size_t> tp_dim;            // the dim that tensor-parallel ranks split
   bool is_object = false;                       // TensorRole::kObject
-  const WrittenNames::Entry* packed = nullptr;  // whose tensors `logical` are; null: it is one tensor as it is
+  const WrittenNames::Entry* packed = nullptr;  // the packed entry; null if the entry is one tensor as it is
 };
 
-/// Where a tensor is written: under which name, and where in an entry that is packed.
+/// Where a tensor is written: the entry's name, and the tensor's place in a packed entry.
 struct DcpEntryPlace {
   std::string name;
-  WrittenNames::Place packed;  // entry is null if the tensor is the entry as it is
+  WrittenNames::Place packed;  // `entry` is null if the tensor is not packed
 };
 
-/// The entry that logical tensor `index` is in.
+/// Returns the entry that contains logical tensor `index`.
 /// \throws Error as pack.
 DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const DcpEntryPlace& place, const Model* model);
 
-/// Puts another tensor into a packed entry.
-/// \param first  one that it contains.
-/// \throws Error kUnsupported if it has another dtype than that, or another shape than the model's.
+/// Adds another tensor to a packed entry.
+/// \param first  A tensor that the entry contains.
+/// \throws Error kUnsupported if the dtype differs from that of `first`, or the shape from the model's.
 void add_to_entry(DcpEntry& entry, const LogicalTensor& tensor, std::uint32_t index, const DcpEntryPlace& place,
                   const LogicalTensor& first);
 
-/// \throws Error kBadInput if tensors of it are missing.
+/// Validates that a packed entry has all of its tensors.
+/// \throws Error kBadInput.
 void validate_complete(const DcpEntry& entry);
 
-/// What a file stores of `box` of an entry.
+/// Returns the stored tensor for `box` of an entry.
 PlacedTensor part_of(const DcpEntry& entry, const Box& box);
 
-/// Makes room for so many parts, where each is one piece.
+/// Reserves memory for the pieces of `parts` stored tensors if each of them has one piece.
 void reserve_pieces(TargetMap& map, const DcpEntry& entry, std::size_t parts);
 
 }  // namespace reshard

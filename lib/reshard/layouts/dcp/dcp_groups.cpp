@@ -26,7 +26,7 @@ constexpr std::string_view kGroups = "param_groups.";
 constexpr std::string_view kStateBegin = "state.";
 constexpr std::uint64_t kMaxObjectBytes = 64 << 20;  // a list of names of a million parameters
 
-/// Where `word` ends that begins a part of `name`; nothing if it is not there.
+/// Returns the offset after `word` in `name`, where `word` starts a dotted part; std::nullopt if not found.
 std::optional<std::size_t> end_of(std::string_view name, std::string_view word) {
   for (std::size_t at = name.find(word); at != name.npos; at = name.find(word, at + 1))
     if (at == 0 || name[at - 1] == '.') return at + word.size();
@@ -64,7 +64,7 @@ class GroupReader {
   }
 
  private:
-  /// What a list of names calls a parameter: with the prefixes that states have.
+  /// Records the name that lists of parameters use: the same as in states, prefixes included.
   void learn_name(std::uint32_t state, std::size_t begin) {
     const TrainingState& place = states_.of[state];
     const std::size_t end = std::size_t{place.parameter_begin} + place.parameter_size;
@@ -90,7 +90,7 @@ class GroupReader {
     found->second.emplace_back(key, value_of(object, fmt::format("{} of {}", key, printable(parameter))));
   }
 
-  /// Gives the parameters of a group the model's names.
+  /// Adds a group, with the model's names of its parameters.
   void take(SavedGroup saved) {
     std::vector<std::string> parameters;
     for (const PlainValue& one : saved.parameters) {
@@ -105,7 +105,7 @@ class GroupReader {
     states_.groups.push_back({std::move(saved.values), std::move(parameters)});
   }
 
-  /// Puts a parameter whose hyperparameters were saved by themselves into the group that has the same.
+  /// Adds a parameter with separately saved hyperparameters to the group with equal values.
   void join(const std::string& parameter) {
     PlainValue::Dict& values = of_parameter_.at(parameter);
     const auto [group, is_new] = by_values_.emplace(key_of(values), states_.groups.size());
@@ -113,7 +113,7 @@ class GroupReader {
     states_.groups[group->second].parameters.push_back(parameter);
   }
 
-  /// The same for the same values alone.
+  /// Returns a key that is unique for these values.
   static std::string key_of(const PlainValue::Dict& values) {
     Pickler pickler;
     put_plain_value(pickler, PlainValue(values));
@@ -140,7 +140,7 @@ class GroupReader {
         .hint("do without `with-optimizer`");
   }
 
-  /// Empty if no file holds the object.
+  /// Returns an empty path if no file contains the object.
   std::filesystem::path path_of(std::uint32_t object) const {
     const auto& pieces = states_.map.pieces[object];
     if (pieces.empty()) return {};
@@ -148,13 +148,13 @@ class GroupReader {
   }
 
   OpenedFiles opened_;
-  std::uint64_t values_ = 0, bytes_ = 0;  // of all objects: each may hold one large value under many names
+  std::uint64_t values_ = 0, bytes_ = 0;  // totals; an object may contain one large value many times
   TrainingStates& states_;
-  std::unordered_map<std::string, std::string_view> own_names_;  // of the model, by those of the optimizer
+  std::unordered_map<std::string, std::string_view> own_names_;  // the model's names, keyed by the optimizer's
   std::vector<GroupObject> objects_;
   std::unordered_map<std::string, PlainValue::Dict> of_parameter_;
   std::vector<std::string> order_;
-  std::unordered_map<std::string, std::size_t> by_values_;  // groups, by key_of
+  std::unordered_map<std::string, std::size_t> by_values_;  // indices of groups, keyed by key_of
   std::unordered_set<std::string> grouped_;
 };
 
@@ -194,9 +194,9 @@ void try_dcp_groups(Files& files, std::span<const SourceFile> in_files, Training
 std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects) {
   struct Group {
     PlainValue::Dict values;
-    std::unordered_map<std::string, std::size_t> places;  // in `values`, by key
+    std::unordered_map<std::string, std::size_t> places;  // indices into `values`, by key
     const GroupObject* last = nullptr;
-    const GroupObject* list = nullptr;  // that contains "params"
+    const GroupObject* list = nullptr;  // the object that contains "params"
   };
   std::map<std::uint64_t, Group> by_number;
   const auto add = [&](std::uint64_t number, const std::string& key, const PlainValue& value,
@@ -250,7 +250,7 @@ std::vector<DcpGroupObject> dcp_group_objects(std::span<const OptimizerGroup> gr
                                               bool flat) {
   constexpr const char *kOptimizer = "optimizer", *kList = kGroupsKey, *kItemArchive = "archive";
   std::vector<DcpGroupObject> objects;
-  std::unordered_map<std::string, std::size_t> known;  // groups, by what their parameters are called
+  std::unordered_map<std::string, std::size_t> known;  // indices of groups, keyed by the written name of a parameter
   for (std::size_t g = 0; g < groups.size(); ++g) {
     PlainValue::List names;
     for (const std::string& parameter : groups[g].parameters) {

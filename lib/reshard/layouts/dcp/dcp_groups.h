@@ -14,56 +14,58 @@
 
 namespace reshard {
 
-/// Reads the hyperparameters among the objects of `states` into `states.groups`. The objects stay where they are.
-/// torch.distributed.checkpoint.state_dict (2.2 to 2.6) saves either a list of groups, each with the names of its
-/// parameters ("param_groups.0.lr", "param_groups.0.params"), or the hyperparameters of every parameter by itself
-/// ("param_groups.FQN.lr"), where those that have the same are a group.
-/// \param in_files  those that the states' tensors lie in.
-/// \throws Error kUnsupported for a hyperparameter that is no plain value, such as a tensor; kBadInput, naming the
-///         object, for groups with gaps or without parameters, or a parameter in two of them; kIo.
+/// Reads the hyperparameters among the objects of `states` into `states.groups`. Keeps the objects in `states`.
+/// torch.distributed.checkpoint.state_dict (2.2 to 2.6) saves either a list of groups with the names of their
+/// parameters ("param_groups.0.lr", "param_groups.0.params"), or separate hyperparameters for every parameter
+/// ("param_groups.FQN.lr"). In the latter form, parameters with equal hyperparameters become a group.
+/// \param in_files  The files that contain the states.
+/// \throws Error kUnsupported for a hyperparameter that is not a plain value, such as a tensor; kBadInput, naming the
+///         object, if a group is missing or has no parameters, or if a parameter is in two groups; kIo.
 void read_dcp_groups(Files& files, std::span<const SourceFile> in_files, TrainingStates& states);
 
-/// The same, but leaves `states` without groups where they cannot be read as values.
+/// Reads the groups like read_dcp_groups, but leaves `states.groups` empty if they cannot be read as values.
 /// \throws Error kIo.
 void try_dcp_groups(Files& files, std::span<const SourceFile> in_files, TrainingStates& states);
 
-/// The plain value that an object is, whose bytes lie in `source`, the file `path`. `what` is its part in errors.
-/// \throws Error kUnsupported, naming the entry, for no plain value, and for more bytes than a list of names has;
-///         kBadInput as read_torch_file does; kIo.
+/// Returns the object at `offset_bytes` in `source`, the file `path`, as a plain value.
+/// \param what  Name of the value in errors.
+/// \throws Error kUnsupported, naming the entry, if the object is not a plain value or is larger than any list of
+///         names; kBadInput as read_torch_file; kIo.
 PlainValue read_dcp_object(const Source& source, std::uint64_t offset_bytes, std::uint64_t size_bytes,
                            const std::string& entry, const std::string& what, const std::filesystem::path& path);
 
-/// An object of an optimizer's groups, read.
+/// An object with values of an optimizer's groups.
 struct GroupObject {
-  std::string entry;  // its name and its file, for errors
+  std::string entry;  // name and file, for errors
   std::filesystem::path path;
-  std::string key;  // what follows "param_groups." in its name: "0.lr"; empty for a list of all groups
+  std::string key;  // name after "param_groups.", such as "0.lr"; empty for a list of all groups
   PlainValue value;
 };
 
-/// A group as it was saved.
+/// A parameter group as saved.
 struct SavedGroup {
   PlainValue::Dict values;      // without "params"
   PlainValue::List parameters;  // "params": names or numbers
-  const GroupObject* list;      // the object that contains them, for errors
+  const GroupObject* list;      // the object that contains `parameters`, for errors
 };
 
-/// The groups that `objects` are of, in the order of their numbers. Borrows the objects.
-/// \throws Error kBadInput, naming the object, for a key without a number, a missing group, one without a list of
-///         parameters, and a key that a group has twice with different values.
+/// Returns the groups in `objects`, in the order of their numbers. Borrows the objects.
+/// \throws Error kBadInput, naming the object, if a key has no group number, a group is missing or has no list of
+///         parameters, or a group has different values for one key.
 std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects);
 
-/// An object of a checkpoint: what torch.save makes of a plain value.
+/// An object of a checkpoint: a plain value as torch.save writes it.
 struct DcpGroupObject {
   std::string name;
-  std::string own_name;  // with the model's name for its parameter
+  std::string own_name;  // the same, with the model's name of the parameter
   DcpPath path;
   std::string bytes;
 };
 
-/// The same the other way round: `groups` as objects of an optimizer called "optimizer". `name_of` gives what a parameter
-/// is called there. With `flat` every parameter has its hyperparameters by itself, as torchtitan has them.
-/// \throws Error kUnsupported, naming the parameter, if two of one name have different ones.
+/// Returns `groups` as objects of an optimizer called "optimizer".
+/// \param name_of  Returns the name of a parameter in the checkpoint.
+/// \param flat     Writes separate hyperparameters for every parameter, as torchtitan does.
+/// \throws Error kUnsupported, naming the parameter, if parameters with the same name have different hyperparameters.
 std::vector<DcpGroupObject> dcp_group_objects(std::span<const OptimizerGroup> groups,
                                               const std::function<std::string(const std::string& parameter)>& name_of,
                                               bool flat);

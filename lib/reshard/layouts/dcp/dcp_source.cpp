@@ -36,7 +36,7 @@ void add_states(std::vector<DcpState> states, DcpChunkFinder& finder) {
   }
 }
 
-/// Takes what is no parameter out of `tensors`.
+/// Moves states and objects from `tensors` to `states`.
 void move_states(std::vector<ChunkedTensor>& tensors, std::vector<ChunkedTensor>& states) {
   const auto first = std::stable_partition(tensors.begin(), tensors.end(), [](const ChunkedTensor& tensor) {
     return tensor.role == TensorRole::kParameter;
@@ -45,7 +45,8 @@ void move_states(std::vector<ChunkedTensor>& tensors, std::vector<ChunkedTensor>
   tensors.erase(first, tensors.end());
 }
 
-/// \throws Error kUnsupported for states that would keep another program's names next to parameters with the model's.
+/// \throws Error kUnsupported for states that would keep another program's names while parameters get the model's
+/// names.
 void refuse_strangers(const DcpSource& source, const StateNames& names, const std::vector<std::string>& strangers) {
   if (!names.are_replaced || strangers.empty()) return;
   throw Error(ErrorKind::kUnsupported,
@@ -57,7 +58,7 @@ void refuse_strangers(const DcpSource& source, const StateNames& names, const st
       .hint("do without `with-optimizer`");
 }
 
-/// Notes what goes along with the model.
+/// Notes the training state that is read in addition to the model.
 void note_states(DcpSource& source, const StateNames& names, const std::vector<std::string>& strangers) {
   std::size_t tensors = 0;
   std::uint64_t bytes = 0;
@@ -88,8 +89,8 @@ void note_states(DcpSource& source, const StateNames& names, const std::vector<s
   source.prefix = names.prefix;
 }
 
-/// Of the optimizer beside a model: nothing where there is none. Where the model alone is wanted, metadata that cannot
-/// be read is noted.
+/// Returns the metadata of the model's optimizer; empty if `directory` is empty. With kModel, metadata that cannot be
+/// read adds a note instead of failing.
 DcpDirectory read_optimizer_metadata(Files& files, const fs::path& directory, DcpContent content,
                                      std::vector<std::string>& notes) {
   if (directory.empty()) return {};
@@ -109,7 +110,7 @@ std::vector<StateEntry> entries_of(const DcpMetadata& metadata) {
   return entries;
 }
 
-/// Notes that what is no tensor is left out.
+/// Notes that entries other than tensors are left out.
 void note_objects(std::initializer_list<const DcpMetadata*> all, std::vector<std::string>& notes) {
   std::size_t count = 0;
   const DcpBytes* first = nullptr;
@@ -123,7 +124,7 @@ void note_objects(std::initializer_list<const DcpMetadata*> all, std::vector<std
                              : fmt::format("{} entries that are no tensors are left out, as {}", count, name));
 }
 
-/// Adds a file's tensors as chunks to those that have the same names.
+/// Adds the tensors of a file as chunks of the tensors with the same names.
 void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSource& source,
                std::map<std::string, std::size_t>& by_name) {
   const auto index = static_cast<std::uint32_t>(source.files.size());
@@ -140,7 +141,7 @@ void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSourc
           .in(file.path)
           .tensor(entry.name)
           .hint("the files are of several saves");
-    if (num_elems(entry.shape) == 0u) continue;  // of a rank without a share
+    if (num_elems(entry.shape) == 0u) continue;  // the rank owns no elements
     if (tensor.chunks.empty()) tensor.shape = Dims(entry.shape.size());
     for (std::size_t d = 0; d < entry.shape.size(); ++d) {
       const auto end = checked_add(offsets[t][d], entry.shape[d]);
@@ -151,8 +152,8 @@ void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSourc
   }
 }
 
-/// Every part of the model has a file, of any rank. That is all that shows whole tensors that are missing, unless a
-/// config.json says which there are; torch writes no file of a part that has no tensor.
+/// Validates that each part of the model has a file, of any rank. Without a config.json, this is the only way to detect
+/// missing tensors. torch writes no file for a part without tensors.
 void validate_parts(const fs::path& directory, const std::vector<SourceFile>& files) {
   std::set<std::uint64_t> found;
   std::uint64_t parts = 0;

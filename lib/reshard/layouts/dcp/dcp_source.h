@@ -14,41 +14,44 @@
 
 namespace reshard {
 
-/// The model's tensors in a directory of torch.distributed.checkpoint. Invariant, validated by its readers: the chunks
-/// of each tensor fill it, none over another, and lie in the files.
+/// The model's tensors in a directory of torch.distributed.checkpoint. Invariant, validated by the readers: the chunks
+/// of each tensor fill it without overlap, and all chunks are inside their files.
 struct DcpSource {
   Format format = Format::kPytorch;
-  std::filesystem::path where;  // what says which tensors there are
+  std::filesystem::path where;  // the metadata file or directory that lists the tensors
   std::vector<ChunkedTensor> tensors;
-  PackedEntries packed;  // of `tensors`
+  PackedEntries packed;  // among `tensors`
   std::vector<SourceFile> files;
-  std::vector<ChunkedTensor> states;  // with DcpContent::kRun: what is beside the model
-  PackedEntries packed_states;        // of these
+  std::vector<ChunkedTensor> states;  // training state; only with DcpContent::kRun
+  PackedEntries packed_states;        // among `states`
   std::vector<DcpPath> paths;         // TrainingStates::paths
   std::string prefix;                 // TrainingStates::prefix
   std::string program;                // Checkpoint::names_of
-  BesideModel beside;                 // what was left out
-  std::vector<std::string> notes;     // what was left out, and what is odd
+  BesideModel beside;                 // summary of left-out entries
+  std::vector<std::string> notes;     // left-out entries and warnings, whole sentences
 };
 
-/// What is read of a training run's checkpoint.
+/// Parts of a training checkpoint to read: the model, or the whole run with its training state.
 enum class DcpContent : std::uint8_t { kModel, kRun };
 
-/// Reads a directory of these; `model` is the one whose tensors they are (find_state_names). With kModel, only tensors
-/// of the model are read. All in `optimizer_directory`, if it is not empty, belongs to the model: it is read for kRun,
-/// and counted for kModel, by its metadata alone.
-/// \throws Error kBadInput if there is no metadata, or a file is missing, damaged, or newer than the `.metadata` of its
-/// save; kUnsupported; kIo.
+/// Reads a directory of torch.distributed.checkpoint.
+/// \param model    The model that the tensors belong to (find_state_names).
+/// \param content  With kModel, reads only tensors of the model.
+/// \param optimizer_directory  Directory of the model's optimizer; may be empty. Read with kRun; with kModel, its
+///        entries are only counted, by their metadata.
+/// \throws Error kBadInput if there is no metadata, or if a file is missing, damaged, or newer than the `.metadata` of
+/// its save; kUnsupported; kIo.
 DcpSource read_dcp_source(Files& files, const std::filesystem::path& directory, const KnownModel& model,
                           DcpContent content = DcpContent::kModel,
                           const std::filesystem::path& optimizer_directory = {});
 
-/// Whether `directory` holds the safetensors files of ranks that torch's HuggingFaceStorageWriter writes.
+/// Whether `directory` contains the safetensors rank files that torch's HuggingFaceStorageWriter writes.
 bool holds_dcp_shards(Files& files, const std::filesystem::path& directory);
 
-/// Reads these. Nothing in them says how large the whole tensors are: as large as their chunks together.
-/// \throws Error kBadInput, also where the files of a part of the model are missing and `model` has no family that says which
-/// tensors there are; kIo.
+/// Reads the rank files of HuggingFaceStorageWriter. The files do not declare the shapes of logical tensors, which are
+/// inferred from the extent of their chunks.
+/// \throws Error kBadInput, also if files of a part of the model are missing and `model` has no family that declares
+/// its tensors; kIo.
 DcpSource read_dcp_shards(Files& files, const std::filesystem::path& directory, const KnownModel& model);
 
 }  // namespace reshard

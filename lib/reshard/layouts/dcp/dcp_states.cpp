@@ -13,21 +13,21 @@
 namespace reshard {
 namespace {
 
-/// What stands before a parameter's name.
+/// Words before a parameter's name.
 constexpr std::string_view kBeforeParameter[] = {"state.", "param_groups."};
-/// Behind it stands the name of a state, which may have dots of its own.
+/// Limit of dotted parts in the name of a state, which follows the parameter's name.
 constexpr std::size_t kMostStateParts = 4;
 
 constexpr std::size_t kMostBegins = 8;
 
-/// Where `word` begins in `entry` at the begin of a part, from `from` on; npos if it does not.
+/// Returns the offset of the first `word` that starts a dotted part of `entry`, from `from` on; npos if not found.
 std::size_t find_part(std::string_view entry, std::string_view word, std::size_t from = 0) {
   for (std::size_t at = entry.find(word, from); at != entry.npos; at = entry.find(word, at + 1))
     if (at == 0 || entry[at - 1] == '.') return at;
   return entry.npos;
 }
 
-/// Whether the parts of a path, joined by dots, are the entry's name, as torch makes it.
+/// Whether the entry's name consists of the parts of the path, joined by dots, as torch creates it.
 bool is_path_of(const DcpPath& path, std::string_view entry) {
   for (std::size_t i = 0; i < path.size(); ++i) {
     const auto* const text = std::get_if<std::string>(&path[i]);
@@ -42,7 +42,8 @@ bool is_path_of(const DcpPath& path, std::string_view entry) {
   return entry.empty() && !path.empty();
 }
 
-/// The path of an entry with another text for what stands from `begin` to `end`; nothing if that is no part of one part.
+/// Returns the path with the characters [begin, end) of the entry's name replaced; std::nullopt if they are not within
+/// one part of the path.
 std::optional<DcpPath> replaced(DcpPath path, std::size_t begin, std::size_t end, const std::string& other) {
   std::size_t at = 0;
   for (auto& part : path) {
@@ -57,7 +58,7 @@ std::optional<DcpPath> replaced(DcpPath path, std::size_t begin, std::size_t end
   return std::nullopt;
 }
 
-/// The path of a state in nested dictionaries: ("optim", "state", the parameter's name, "exp_avg").
+/// Returns the path of a state in nested dictionaries: ("optim", "state", the parameter's name, "exp_avg").
 DcpPath usual_path(const std::string& before, const std::string& name, const std::string& after) {
   DcpPath path;
   for (std::string& part : split(before.substr(0, before.size() - 1), '.')) path.emplace_back(std::move(part));
@@ -96,7 +97,7 @@ std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_called(std::s
   return std::nullopt;
 }
 
-/// Of a program that names states first (StateNames::before_state).
+/// Finds the parameter in an entry of a program that puts the state's name first (StateNames::before_state).
 std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_behind_state(std::string_view entry) const {
   const std::string_view before = names_.before_state;
   if (before.empty() || !entry.starts_with(before)) return std::nullopt;
@@ -114,7 +115,7 @@ std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_behind_state(
 std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_in(std::string_view entry) const {
   if (auto found = parameter_behind_state(entry)) return found;
   for (const std::string_view word : kBeforeParameter) {
-    // A training program may have the same words around the optimizer, and a module inside.
+    // The same words may occur in keys around the optimizer, and in names of modules.
     std::size_t begins = 0;
     for (std::size_t at = find_part(entry, word); at != entry.npos && begins < kMostBegins;
          at = find_part(entry, word, at + 1), ++begins) {
@@ -135,7 +136,7 @@ std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_in(std::strin
   return std::nullopt;
 }
 
-/// A state is packed as its parameter is.
+/// Records that a state is packed like its parameter.
 void DcpStateFinder::take_packing(const DcpState& state, std::uint32_t parameter) {
   const DcpTensor& own = model_[parameter];
   const auto& packed = names_.packed[parameter];
@@ -190,14 +191,15 @@ void DcpStateFinder::name_state(DcpState& state, const DcpPath* path) {
   take_packing(state, parameter->tensor);
 }
 
-/// Whether a parameter's name in the model is another than that of its entry, behind the prefix.
+/// Whether the model's name of a parameter differs from its entry's name without the prefix.
 bool DcpStateFinder::is_renamed(std::uint32_t parameter) const {
   const std::string& entry = model_[parameter].name;
   return without_wrappers(entry, names_) != entry ||
          std::string_view(entry).substr(names_.prefix.size()) != names_.names[parameter];
 }
 
-/// Whether names in a list would not be the model's. What no state shows, the names of the model's entries tell.
+/// Whether names in a list of parameters differ from the model's. If no state shows this, compares the names of the
+/// model's entries.
 bool DcpStateFinder::changes_list() const {
   if (renames_ || has_own_names_) return renames_;
   for (std::uint32_t t = 0; t < model_.size(); ++t)
@@ -233,7 +235,7 @@ std::vector<DcpState> DcpStateFinder::find(const DcpMetadata& metadata, std::spa
     state.tensor = &metadata.tensors[t];
     name_state(state, path_of(state.entry()));
   }
-  std::unordered_map<std::string_view, std::size_t> objects;  // of several ranks' metadata one may have several
+  std::unordered_map<std::string_view, std::size_t> objects;  // index into `states`, by name; ranks may share a name
   for (const DcpBytes& object : metadata.bytes) {
     const auto [found, is_new] = objects.emplace(object.name, states.size());
     if (is_new) states.emplace_back();

@@ -18,43 +18,46 @@
 
 namespace reshard {
 
-/// An entry of a checkpoint that is not the model's: a tensor or an object, the other is null. Points into the metadata.
+/// A tensor or an object of a checkpoint that is not part of the model. Points into the metadata.
 struct DcpState {
-  const DcpTensor* tensor = nullptr;
-  std::vector<const DcpBytes*> objects;  // those of several ranks, which must be the same
-  std::string name;                      // with the model's name of its parameter, as in StateNames::names
+  const DcpTensor* tensor = nullptr;     // null for an object
+  std::vector<const DcpBytes*> objects;  // one per rank that saved it; must be equal
+  std::string name;                      // with its parameter's name in the model (StateNames::names)
   TrainingState state;
 
   const std::string& entry() const { return tensor != nullptr ? tensor->name : objects.front()->name; }
 };
 
-/// Finds what a training run has saved beside the model, and which parameters it belongs to: optimizers call states
-/// after the model's own names, without the prefix that the model's state dict is under
-/// (torch/distributed/checkpoint/state_dict.py, 2.2 to 2.6: "state.FQN.exp_avg" and "param_groups.FQN.lr").
+/// Finds the training state in a checkpoint, and the parameters that it belongs to. Optimizers name states after the
+/// parameters, without the prefix of the model's state dict (torch/distributed/checkpoint/state_dict.py, 2.2 to 2.6:
+/// "state.FQN.exp_avg" and "param_groups.FQN.lr").
 class DcpStateFinder {
  public:
-  /// \param model  the tensors that `names` are about. All are borrowed; `names` as find_state_names made it.
+  /// Borrows `model` and `names`.
+  /// \param model  The tensors that `names` applies to.
+  /// \param names  The result of find_state_names.
   DcpStateFinder(std::span<const DcpTensor> model, const StateNames& names, std::filesystem::path where);
 
-  /// The entries of `metadata` but for the tensors that have a name in `names`, which is empty where none is the model's.
-  /// \throws Error kBadInput if a moment has another shape than its parameter; kUnsupported for a state that cannot
-  ///         follow its parameter into the model's order.
-  /// O(n log n) in the entries.
+  /// Returns the entries of `metadata` except the tensors that have a name in `names`. Takes O(n log n) time.
+  /// \param names  The model's name of each tensor in `metadata`, or an empty string; no names if no tensor is the
+  /// model's.
+  /// \throws Error kBadInput if a moment has another shape than its parameter; kUnsupported for a state that cannot be
+  ///         reordered with its parameter.
   std::vector<DcpState> find(const DcpMetadata& metadata, std::span<const std::string> names);
 
-  /// Of all found so far: TrainingStates::paths.
+  /// Returns TrainingStates::paths for all states found so far.
   std::vector<DcpPath> take_paths();
-  /// Of all found so far: those whose parameters are packed.
+  /// Returns the states found so far whose parameters are packed.
   PackedEntries take_packed() { return std::move(packed_); }
   /// Optimizer states of parameters that the model does not have.
   const std::vector<std::string>& strangers() const { return strangers_; }
 
  private:
   struct Parameter {
-    std::uint32_t tensor = 0;        // of the model
-    std::string inner;               // what stands before the model's name, and its modules have themselves
-    std::size_t begin = 0, end = 0;  // of both in an entry
-    std::string before, after;       // the beginning and the end of the state's name, around them
+    std::uint32_t tensor = 0;        // index into model_
+    std::string inner;               // prefix of the parameter's name that belongs to the model's modules
+    std::size_t begin = 0, end = 0;  // range of `inner` and the name in the entry
+    std::string before, after;       // the rest of the state's name, before and after this range
   };
 
   std::optional<Parameter> parameter_called(std::string_view name) const;
@@ -70,14 +73,14 @@ class DcpStateFinder {
   std::span<const DcpTensor> model_;
   const StateNames& names_;
   std::filesystem::path where_;
-  std::unordered_map<std::string, std::uint32_t> by_name_;  // tensors of the model, as the optimizer calls them
-  std::vector<std::string> inner_prefixes_;                 // ends of the model's prefix, which its modules may have
-  std::map<DcpPath, std::uint32_t> numbers_;                // of paths
+  std::unordered_map<std::string, std::uint32_t> by_name_;  // indices into model_, by the optimizer's names
+  std::vector<std::string> inner_prefixes_;                 // suffixes of the model's prefix; modules may use them
+  std::map<DcpPath, std::uint32_t> numbers_;                // index of each path
   PackedEntries packed_;
   std::vector<std::string> strangers_;
-  bool renames_ = false;        // the optimizer calls a parameter by another name than the model will
-  bool has_own_names_ = false;  // it calls one by the model's, whose entry has another
-  std::string list_;            // an entry that lists parameters by their names
+  bool renames_ = false;        // some state has another name of its parameter than the model
+  bool has_own_names_ = false;  // some state already has the model's name of a renamed parameter
+  std::string list_;            // an entry that lists parameters by name
 };
 
 }  // namespace reshard

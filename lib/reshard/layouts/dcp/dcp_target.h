@@ -11,25 +11,25 @@
 
 namespace reshard {
 
-/// How a checkpoint of torch.distributed.checkpoint is cut. torch loads it into any other mesh.
+/// How a torch.distributed.checkpoint is sharded. torch loads it into any mesh.
 struct DcpCut {
-  std::uint32_t fsdp = 1;  // ranks over which rows are spread, as FSDP2 does
-  std::uint32_t tp = 1;    // tensor-parallel ranks of each of these
-  std::string prefix;      // of all names: empty, or parts that end in dots ("model.")
-  std::string names;       // of another program, as of WrittenNames; empty: the model's own
+  std::uint32_t fsdp = 1;  // ranks that rows are sharded over, as in FSDP2
+  std::uint32_t tp = 1;    // tensor-parallel ranks per FSDP rank
+  std::string prefix;      // prefix of all names, ending in a dot ("model."); may be empty
+  std::string names;       // program whose names are written (WrittenNames); empty: the model's own names
 };
 
-/// The map and `.metadata` of a checkpoint with a file for each rank (i, j) of the mesh `fsdp` × `tp`: along a dim of n
-/// elements each part has ceil(n / parts), the last ones less or none (torch.chunk, as DTensor's Shard has it). Where a
-/// dim is split twice, tensor parallelism comes first. What several ranks would have is in the file of one of them.
-/// Where another program packs tensors, or has rows in another order, the parts are of what that program has.
-/// \param states  go along, and are called, ordered and cut as their parameters where they have their shape; null for
-///        none. Of others, such as counts of steps, a packed entry has one (TargetMap::same).
-/// \param model  says which dims tensor-parallel ranks split, and which names are tied; without it, none are.
-/// \param notes  gets what the user should know, whole sentences; null if nobody wants it.
-/// \throws Error kUsage for more `tp` than 1, or names of another program, without a model, and where a
-///         parameter has the name of another entry, or would not be read under its own; as WrittenNames; kUnsupported for a dtype
-///         that torch does not have, and for states that cannot follow their parameters to another program.
+/// Returns the map and `.metadata` of a checkpoint with one file per rank (i, j) of the mesh `fsdp` × `tp`. Dims are
+/// split into parts of ceil(size / parts) elements; the last parts have fewer or none (torch.chunk, as in DTensor's
+/// Shard). If both axes split the same dim, tensor parallelism splits it first. A replicated box is stored in only one
+/// rank's file. If another program packs or reorders tensors, its entries are split instead.
+/// \param states  Training states to include; may be null. States with the shape of their parameter are named, ordered
+///        and split like it. Of other states, such as step counts, a packed entry stores one (TargetMap::same).
+/// \param model  Determines the dims that tensor-parallel ranks split, and tied names; may be null.
+/// \param notes  Receives messages for the user, in whole sentences; may be null.
+/// \throws Error kUsage if `tp` is more than 1 or `names` is not empty without a model, if a parameter has the name of
+///         another entry, or if it would not be read back under its own name; as WrittenNames. kUnsupported for a dtype
+///         that torch does not support, and for states that cannot follow their parameters to another program.
 TargetMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
                          const DcpCut& cut, std::vector<std::string>* notes = nullptr);
 
