@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// One file, with what its errors need.
+/// Reads values from one file. Errors name the file.
 class ZeroReader {
  public:
   ZeroReader(Files& files, const fs::path& path)
@@ -28,8 +28,8 @@ class ZeroReader {
 
   Error bad(std::string message) const { return Error(ErrorKind::kBadInput, std::move(message)).in(path_); }
 
-  /// The items of the mapping that `node` is. A file may hold one dict under many names: what is read of all dicts must
-  /// not be more than the file has.
+  /// Returns the items of the mapping `node`. A damaged file may refer to one dict many times, so that all items read
+  /// must not exceed the number of nodes in the file.
   std::vector<PicklePair> items(PickleRef node, std::string_view key) {
     if (node == kNoNode || !is_mapping(pickle_, node))
       throw bad(fmt::format("its \"{}\" is {}, not a dict", key, describe(node)));
@@ -51,7 +51,7 @@ class ZeroReader {
       throw bad(fmt::format("its \"{}\" is {}, not a list", key, describe(node)));
     return pickle_.items(node);
   }
-  /// A list that has something of each of `partitions`.
+  /// Returns a list with one item per partition.
   std::span<const PickleRef> list_of(std::size_t partitions, PickleRef node, std::string_view key) const {
     const auto items = list(node, key);
     if (items.size() != partitions)
@@ -72,7 +72,7 @@ class ZeroReader {
             *bytes,          0,           std::move(found.strides)};
   }
 
-  /// The tensors of a state dict; what is none is left out.
+  /// Returns the tensors of a state dict. Leaves out other values.
   std::vector<TensorEntry> tensors(PickleRef node, std::string_view key) {
     auto held = items(node, key);
     std::erase_if(held, [&](const PicklePair& item) { return !file_.is_tensor(item.second); });
@@ -84,7 +84,7 @@ class ZeroReader {
     return found;
   }
 
-  /// Names, which are validated, and shapes.
+  /// Returns parameters with their shapes. Names must have been validated.
   std::vector<ZeroParameter> shapes(const std::vector<PicklePair>& items, std::string_view key) const {
     std::vector<ZeroParameter> found;
     for (const auto& [name, value] : items) {
@@ -98,8 +98,8 @@ class ZeroReader {
     return found;
   }
 
-  /// That `names` are strings, each another: to be called before they are copied, as a file may hold one long name and
-  /// refer to it a million times.
+  /// Validates that `names` are strings and unique. Call before copying names, since a file may contain one long name
+  /// and refer to it a million times.
   void validate_names(std::vector<PickleRef> names, std::string_view key) const {
     for (const PickleRef name : names)
       if (pickle_.kind(name) != PickleKind::kString) tensor_name(pickle_, name, path_);  // throws
@@ -113,11 +113,11 @@ class ZeroReader {
   TorchFile file_;
   const Pickle& pickle_;
   fs::path path_;
-  std::size_t items_read_ = 0;  // of all mappings; each has a node of its own in what torch saves
+  std::size_t items_read_ = 0;  // over all mappings; torch saves each item once
 };
 
-/// The number behind a member of ZeroStageEnum, an IntEnum: pickled by its value, or, by CPython 3.11.0 to 3.11.3, as
-/// the attribute of its class; nothing for anything else.
+/// Returns the value of a member of ZeroStageEnum, an IntEnum that is pickled by value or, with CPython 3.11.0 to
+/// 3.11.3, as an attribute of its class; std::nullopt for any other object.
 std::optional<std::uint64_t> stage_number(const Pickle& pickle, PickleRef node) {
   constexpr std::string_view kStages[] = {"disabled", "optimizer_states", "gradients", "weights"};
   if (pickle.kind(node) == PickleKind::kObject) {
@@ -132,7 +132,7 @@ std::optional<std::uint64_t> stage_number(const Pickle& pickle, PickleRef node) 
   return static_cast<std::uint64_t>(pickle.integer(node));
 }
 
-/// A master's partition: one dim of floats, one after another.
+/// Validates that a master partition has one dim of floats in C order.
 void validate_master(const ZeroReader& reader, const TensorEntry& master) {
   if (master.shape.size() == 1 && master.strides.empty() && describe(master.dtype).kind == DTypeClass::kFloat) return;
   throw reader
@@ -202,7 +202,8 @@ std::vector<std::vector<std::uint64_t>> read_paddings(const ZeroReader& reader, 
   return paddings;
 }
 
-/// One number, or one per group; `groups` of stages 1 and 2, where these are the partitions.
+/// Returns one number, or one per group.
+/// \param groups  Number of groups in stages 1 and 2, where each group is a partition; std::nullopt in stage 3.
 std::vector<std::uint64_t> read_partition_count(const ZeroReader& reader, PickleRef node,
                                                 std::optional<std::size_t> groups) {
   constexpr std::string_view kKey = "partition_count";
@@ -222,7 +223,7 @@ std::vector<std::string> read_names(const ZeroReader& reader, PickleRef node, st
   return names;
 }
 
-/// Trained parameters by group, and frozen ones: names are unique in all of them together.
+/// Reads trained parameters by group, and frozen parameters. Validates that all names are unique.
 void read_shapes(ZeroReader& reader, PickleRef trained, PickleRef frozen, ZeroModelStates& states) {
   constexpr std::string_view kTrained = "param_shapes", kFrozen = "frozen_param_shapes";
   std::vector<std::vector<PicklePair>> groups;
@@ -240,7 +241,8 @@ void read_shapes(ZeroReader& reader, PickleRef trained, PickleRef frozen, ZeroMo
   if (frozen != kNoNode) states.frozen = reader.shapes(groups.back(), kFrozen);
 }
 
-/// Several names may share one tensor. All that are read are no longer than the file, which no model comes near.
+/// Reads the names that share a tensor with another name. Limits their total length to the file size, which no model
+/// approaches.
 std::vector<std::pair<std::string, std::string>> read_shared(ZeroReader& reader, PickleRef node) {
   constexpr std::string_view kKey = "shared_params";
   const auto items = reader.items(node, kKey);

@@ -18,7 +18,7 @@ constexpr std::uint64_t kMaxRank = 1 << 20;
 constexpr NumberedName kModelName("[zero_pp_rank_{dp}_]mp_rank_{mp:2}_model_states.pt", kMaxRank);
 constexpr NumberedName kOptimName("[bf16_][fp16_]zero_pp_rank_{dp}_mp_rank_{mp:2}_optim_states.pt", kMaxRank);
 
-/// Whether it is of a pipeline stage or of experts.
+/// Whether the file belongs to a pipeline stage or to experts.
 bool is_part_of_model(std::string_view name) {
   constexpr std::string_view kEndings[] = {"_model_states.pt", "_optim_states.pt", "-model_states.pt"};
   return std::any_of(std::begin(kEndings), std::end(kEndings), [&](std::string_view ending) {
@@ -42,7 +42,7 @@ void add(std::map<std::uint32_t, fs::path>& ranks, std::uint32_t rank, const fs:
         .hint("files of two checkpoints are mixed in one folder");
 }
 
-/// Ranks are counted from 0.
+/// Validates that ranks are numbered from 0 without gaps.
 void validate_row(const fs::path& folder, const std::map<std::uint32_t, fs::path>& ranks, const char* what) {
   std::uint32_t expected = 0;
   for (const auto& [rank, path] : ranks) {

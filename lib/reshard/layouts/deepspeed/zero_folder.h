@@ -10,8 +10,8 @@
 
 namespace reshard {
 
-/// What DeepSpeed calls a file (runtime/engine.py: _get_zero_ckpt_name, _get_ckpt_name). "pp_rank" in these names is
-/// the data-parallel rank.
+/// A file name of DeepSpeed (runtime/engine.py: _get_zero_ckpt_name, _get_ckpt_name). "pp_rank" in these names is the
+/// data-parallel rank.
 struct ZeroFileName {
   enum class Kind : std::uint8_t {
     kModelStates,  // mp_rank_00_model_states.pt, zero_pp_rank_0_mp_rank_00_model_states.pt
@@ -24,29 +24,29 @@ struct ZeroFileName {
 };
 std::optional<ZeroFileName> zero_file_name(std::string_view name);
 
-/// The text beside tag folders that names the newest: of ZeRO's files, and of a universal checkpoint.
+/// Text files next to the tag folders that name the latest ZeRO folder and the latest universal checkpoint.
 inline constexpr const char* kZeroLatestFile = "latest";
 inline constexpr const char* kUniversalLatestFile = "latest_universal";
-/// The folder of a universal checkpoint that has a folder of each parameter.
+/// Folder of a universal checkpoint with one folder per parameter.
 inline constexpr const char* kUniversalFolder = "zero";
-/// A script that DeepSpeed copies beside each checkpoint.
+/// Script that DeepSpeed copies next to each checkpoint.
 inline constexpr const char* kZeroScript = "zero_to_fp32.py";
 
-/// Whether `folder` holds files of ZeRO, or a universal checkpoint, by the names in it.
+/// Whether `folder` contains ZeRO's files or a universal checkpoint, by file names alone.
 bool is_zero_folder(Files& files, const std::filesystem::path& folder);
 
 /// The files of a tag folder.
 struct ZeroFolder {
   std::filesystem::path path;
-  std::optional<std::filesystem::path> model_states;                  // of stages 0 to 2: the one file
-  std::map<std::uint32_t, std::filesystem::path> ranks_model_states;  // of stage 3, by rank
-  std::map<std::uint32_t, std::filesystem::path> optim_states;        // by rank
+  std::optional<std::filesystem::path> model_states;                  // the only file of stages 0 to 2
+  std::map<std::uint32_t, std::filesystem::path> ranks_model_states;  // stage 3, keyed by rank
+  std::map<std::uint32_t, std::filesystem::path> optim_states;        // keyed by rank
   bool is_universal = false;
 };
 
-/// Lists them: ranks by their numbers, whatever their width.
-/// \throws Error kUnsupported for files of model-parallel ranks, pipeline stages or experts; kBadInput for a rank that
-/// is there twice, one that is missing in the row, and for no file with the model's states.
+/// Lists the files of a tag folder. Accepts rank numbers of any width.
+/// \throws Error kUnsupported for files of model-parallel ranks, pipeline stages or experts; kBadInput if a rank exists
+/// twice or is missing, or if no file contains the model's states.
 ZeroFolder list_zero_folder(Files& files, const std::filesystem::path& folder);
 
 }  // namespace reshard

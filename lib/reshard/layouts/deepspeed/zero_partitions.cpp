@@ -23,13 +23,13 @@ std::uint64_t elems_of(const TensorEntry& master) {
   return master.shape[0];
 }
 
-/// Where the parameters of a group of stages 1 and 2 lie in its row of elements.
+/// Offsets of the parameters of a group in its concatenated elements (stages 1 and 2).
 struct GroupPlaces {
-  std::vector<std::uint64_t> begins;  // of each parameter
-  std::uint64_t end = 0;              // of the last
-  std::uint64_t padded_end = 0;       // with the padding behind it
+  std::vector<std::uint64_t> begins;  // offset of each parameter
+  std::uint64_t end = 0;              // end of the last parameter
+  std::uint64_t padded_end = 0;       // the same, with the padding after it
 
-  /// \param paddings  behind each parameter; of those that it does not reach, none.
+  /// \param paddings  Padding after each parameter; 0 for parameters beyond its end.
   GroupPlaces(const std::vector<ZeroParameter>& group, std::span<const std::uint64_t> paddings,
               const fs::path& shapes_file) {
     const auto add = [&](std::uint64_t elems) {
@@ -46,7 +46,7 @@ struct GroupPlaces {
   }
 };
 
-/// Every rank says that there are as many of them as there are files, and has the same list of partitions.
+/// Validates that every rank declares as many ranks as there are files, and the same list of partitions.
 void validate_ranks_agree(const ZeroRanks& ranks, std::size_t groups) {
   const ZeroOptimStates& first = ranks.states.front();
   for (const ZeroOptimStates& states : ranks.states) {
@@ -74,7 +74,7 @@ void validate_ranks_agree(const ZeroRanks& ranks, std::size_t groups) {
   }
 }
 
-/// The elements from `begin` to `end` of rank `rank`'s partition `group`, as a run of a parameter from `at` on.
+/// Returns elements [begin, end) of a rank's partition as a run that starts at element `at` of a parameter.
 FlatRun run_of(const ZeroRanks& ranks, std::size_t rank, std::size_t group, std::uint64_t begin, std::uint64_t end,
                std::uint64_t at) {
   const TensorEntry& master = ranks.states[rank].masters[group];
@@ -82,7 +82,7 @@ FlatRun run_of(const ZeroRanks& ranks, std::size_t rank, std::size_t group, std:
           at, end - begin};
 }
 
-/// What one rank's file says of its own parts, where it does: it shows files of ranks that were swapped.
+/// Validates the slices that a rank's file records, if any. Detects swapped rank files.
 void validate_slices(const ZeroOptimStates& states, std::size_t group, const std::vector<ZeroSlice>& expected) {
   if (states.slices.empty()) return;
   const std::vector<ZeroSlice>& said = states.slices[group];
@@ -103,7 +103,7 @@ void validate_slices(const ZeroOptimStates& states, std::size_t group, const std
   }
 }
 
-/// One group of stages 1 and 2.
+/// Locates the parameters of one group of stages 1 and 2.
 class GroupPlacer {
  public:
   GroupPlacer(const ZeroRanks& ranks, std::size_t group, const GroupPlaces& places)
@@ -111,7 +111,7 @@ class GroupPlacer {
     validate_lengths(places);
   }
 
-  /// The runs of a parameter that begins at `begin` of the row.
+  /// Returns the runs of a parameter that begins at element `begin` of the group.
   std::vector<FlatRun> place(const ZeroParameter& parameter, std::uint64_t begin) {
     const std::uint64_t elems = *num_elems(parameter.shape);
     std::vector<FlatRun> runs;
@@ -131,8 +131,8 @@ class GroupPlacer {
   }
 
  private:
-  /// All partitions have one length, but for padding at the end of the row, which may be left out: by old versions of
-  /// the last partition, since 2025 of all that have some.
+  /// Validates that all partitions have the same length, except for missing padding at the end of the group. Old
+  /// versions omit the padding of the last partition; versions since 2025 omit it in all partitions.
   void validate_lengths(const GroupPlaces& places) const {
     const std::size_t count = ranks_.states.size();
     for (std::size_t rank = 0; rank < count; ++rank) {
@@ -146,7 +146,7 @@ class GroupPlacer {
                                       ranks_.states[0].file.path.filename().string(), size_))
             .tensor(master.name);
     }
-    // The row is padded to a multiple of two elements per rank.
+    // The group is padded to a multiple of two elements per rank.
     const std::uint64_t row = checked_mul(size_, count).value_or(UINT64_MAX);
     const std::uint64_t most = checked_add(places.padded_end, 2 * count).value_or(UINT64_MAX);
     if (row >= places.end && row < most) return;
@@ -176,7 +176,7 @@ void place_groups(const ZeroRanks& ranks, const std::vector<std::vector<ZeroPara
   }
 }
 
-/// Stage 3: the sub-groups, which are alike on all ranks, as one row of elements.
+/// Locates parameters in the concatenated sub-groups of stage 3, which have the same lengths on all ranks.
 class RowPlacer {
  public:
   explicit RowPlacer(const ZeroRanks& ranks) : ranks_(ranks) {
@@ -210,7 +210,8 @@ class RowPlacer {
   }
 
  private:
-  /// Moves `each` elements on in a rank's row. Elements [begin, end) of the parameter become runs; the rest is padding.
+  /// Advances by `each` elements in a rank's sub-groups. Elements [begin, end) of the parameter become runs; the rest
+  /// is padding.
   void take(std::size_t rank, std::uint64_t each, std::uint64_t begin, std::uint64_t end, std::vector<FlatRun>& runs) {
     while (each > 0) {
       const std::uint64_t size = elems_of(ranks_.states[rank].masters[group_]);
@@ -229,8 +230,8 @@ class RowPlacer {
 
   const ZeroRanks& ranks_;
   std::uint64_t total_ = 0;
-  std::size_t group_ = 0;    // where the next parameter begins
-  std::uint64_t place_ = 0;  // in it
+  std::size_t group_ = 0;    // sub-group in which the next parameter begins
+  std::uint64_t place_ = 0;  // offset in it
 };
 
 void place_row(const ZeroRanks& ranks, const std::vector<std::vector<ZeroParameter>>& groups,

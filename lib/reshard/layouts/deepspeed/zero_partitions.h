@@ -12,27 +12,29 @@
 
 namespace reshard {
 
-/// Where each parameter's master weights lie.
+/// Where the master weights of each parameter are stored.
 struct ZeroMasters {
   DType dtype = DType::kF32;
   std::unordered_map<std::string, std::vector<FlatRun>> runs;
 };
 
-/// The files of the optimizer, one a rank, by rank; of file `first_file + rank` in runs.
+/// The optimizer files, one per rank. In FlatRun::file, `first_file + rank` denotes the file of a rank.
 struct ZeroRanks {
   std::span<const ZeroOptimStates> states;
   std::uint32_t first_file = 0;
 };
 
-/// Of stages 1 and 2: the parameters of a group, one after another, with the padding that the files say between them,
-/// are cut into one partition per rank, the last ones with padding at the end or without. Of stage 3: each parameter is
-/// cut into one part per rank, the last with padding, and a rank's parts lie one after another in its sub-groups.
-/// \param groups  the parameters in the order of the partitions; where they were read, `shapes_file`, for errors.
-/// \throws Error kBadInput if the partitions are not those of the groups.
+/// Locates the master weights in the partitions. In stages 1 and 2, the parameters of a group are concatenated, with
+/// the padding that the files record, and split into one partition per rank; padding at the end may be missing. In
+/// stage 3, each parameter is split into one part per rank, the last with padding, and a rank's parts are stored
+/// consecutively in its sub-groups.
+/// \param groups       The parameters in the order of the partitions.
+/// \param shapes_file  The file that `groups` were read from, for errors.
+/// \throws Error kBadInput if the partitions do not match the groups.
 ZeroMasters place_masters(const ZeroRanks& ranks, const std::vector<std::vector<ZeroParameter>>& groups,
                           const std::filesystem::path& shapes_file);
 
-/// The elements of a parameter that each rank's part has room for in stage 3.
+/// Returns the number of elements per rank, padding included, that stage 3 reserves for a parameter.
 std::uint64_t elems_per_rank(std::uint64_t elems, std::uint64_t ranks);
 
 }  // namespace reshard
