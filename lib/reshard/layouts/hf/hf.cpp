@@ -1,4 +1,4 @@
-// A Hugging Face directory: config.json beside whole tensors in one file or several with an index.
+// A Hugging Face model directory: config.json and one weights file, or several with an index.
 #include "reshard/layouts/hf/hf.h"
 
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Whether the checkpoint can be one of the family at all: the modules that every layer has are in the first.
+/// Whether the checkpoint may belong to the family: its first layer contains the modules that every layer has.
 bool may_fit(const Family& family, const std::unordered_set<std::string_view>& names) {
   return std::all_of(family.modules.begin(), family.modules.end(), [&](const Family::Module& module) {
     if (module.when || module.optional || module.experts || module.items) return true;
@@ -45,7 +45,7 @@ bool may_fit(const Family& family, const std::unordered_set<std::string_view>& n
   });
 }
 
-/// A name without capitals and "_": "qwen2moeforcausallm".
+/// Returns a name in lower case without "_", such as "qwen2moeforcausallm".
 std::string plain(const std::string& name) {
   std::string letters;
   for (const char c : name)
@@ -63,9 +63,9 @@ void sort_by_likelihood(std::vector<std::string>& families, const ModelConfig& c
   std::sort(families.begin(), families.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
 }
 
-/// The built-in families under which every tensor of these files is explained with its shape, and none is missing. One
-/// that stands for another under a second name is left out. First come those that config.json's model_type or class
-/// has in its name, then those that most others are like.
+/// Returns the built-in families whose tensors have exactly the names and shapes in these files, without aliases.
+/// Families whose names occur in the model_type or class of config.json come first, then those that most other families
+/// resemble.
 std::vector<std::string> families_that_fit(const ModelConfig& config, const std::vector<Container>& files) {
   std::unordered_set<std::string_view> names;
   for (const Container& file : files)
@@ -91,9 +91,9 @@ std::vector<std::string> families_that_fit(const ModelConfig& config, const std:
 constexpr Format kHfFormats[] = {Format::kSafetensors, Format::kPytorch};
 constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face's directory of whole tensors", "", kHfFormats};
 
-/// The tensors of the output: with all experts of a layer in one, if that is asked for, or if Transformers saves the model
-/// so and all of them are there.
-/// \throws Error kUsage if they are to be packed and the model is not known; as packed_entries_of.
+/// Returns the entries of the output. Packs the experts of each layer if requested, or if Transformers does so for this
+/// model and all of its experts exist.
+/// \throws Error kUsage if the request packs experts of an unknown model; as packed_entries_of.
 std::vector<WholeEntry> entries_for(const TargetRequest& request, const TargetContext& context) {
   const std::string form = request.options.choice(kExperts);
   if (form == "packed" && context.model == nullptr)
@@ -110,7 +110,8 @@ std::vector<WholeEntry> entries_for(const TargetRequest& request, const TargetCo
   return entries_of(context.logical);
 }
 
-/// Built-in families under which every tensor of the files is explained. What is wrong with the files comes second.
+/// Returns the built-in families that match the files in `directory`. Ignores errors in the files, which are reported
+/// later.
 std::vector<std::string> fitting_families(Files& files, const fs::path& directory, const ModelConfig& config) {
   try {
     return families_that_fit(config, read_hf_checkpoint(files, directory));
@@ -119,7 +120,7 @@ std::vector<std::string> fitting_families(Files& files, const fs::path& director
   }
 }
 
-/// That somebody knows the model of config.json.
+/// Validates that the model of config.json is known.
 void validate_known(Files& files, Checkpoint& checkpoint, const ReadContext& context) {
   if (describes_model(context.family)) return;
   const ModelConfig& config = read_config(files, checkpoint);
@@ -127,8 +128,8 @@ void validate_known(Files& files, Checkpoint& checkpoint, const ReadContext& con
   throw unknown_model_type(config, fitting_families(files, checkpoint.path, config));
 }
 
-/// Reads a checkpoint whose model has to be known. Where its tensors are not those of the model_type in config.json,
-/// the families that they fit are proposed.
+/// Reads a checkpoint. If the model must be known and the tensors do not match the model_type in config.json, proposes
+/// the families that match.
 Checkpoint read_of_family(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
                           const ReadContext& context) {
   const fs::path config = checkpoint.config;
@@ -165,7 +166,7 @@ class HfLayout final : public Layout {
     checkpoint.path = checkpoint.directory = found.path;
     find_config(files, checkpoint, context.config);
     if (context.use == ConfigUse::kNeeded)
-      validate_known(files, checkpoint, context);  // the first thing that is missed
+      validate_known(files, checkpoint, context);  // reported before missing weights
     const auto names = hf_names_in(files, found.path);
     const auto lone = names || !describes_model(context.family) ? std::nullopt : only_weights_file(files, found.path);
     checkpoint.format = lone ? format_of_file(files, found.path / *lone) : names ? names->format : Format::kSafetensors;
@@ -179,7 +180,7 @@ class HfLayout final : public Layout {
     }
     checkpoint.index_metadata = std::move(report.metadata);
     std::move(report.notes.begin(), report.notes.end(), std::back_inserter(checkpoint.notes));
-    // Where other files are copied, the note on those that are not names these, too.
+    // When files are copied, the note on skipped files also names these.
     if (context.use == ConfigUse::kLenient && !report.unlisted.empty())
       checkpoint.notes.push_back(
           fmt::format("left out, as {} does not name them: {}", names->index, list_names(report.unlisted)));
@@ -205,7 +206,7 @@ class HfLayout final : public Layout {
     return plan;
   }
 
-  /// A weight file that would not be replaced, though loaders would mix it with the new.
+  /// Refuses weight files that would not be replaced, since loaders would mix them with the new files.
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
     validate_no_leftovers(files, plan, output_directory, is_hf_weights_name, "weights of another checkpoint");
   }

@@ -14,7 +14,7 @@
 
 namespace reshard {
 
-/// Of layouts that spread tensors over files by size.
+/// Option of layouts that distribute tensors over files by size.
 inline constexpr LayoutOption kMaxShardSize{
     "max-shard-size", LayoutOption::Type::kSize, "Tensor bytes in one file at most", {}, "5GB"};
 
@@ -25,18 +25,19 @@ inline constexpr LayoutOption kExperts{
     "auto: as the files of such models have them",
     kExpertForms};
 
-/// Tensor bytes in one file, at most, unless a request says otherwise.
+/// Default of kMaxShardSize.
 inline constexpr std::uint64_t kMaxShardBytes = 5'000'000'000;
 
-/// The Hugging Face checkpoint that holds `logical`, as `entries` in their order, in files of at most `max_file_bytes` of tensors (a
-/// larger tensor gets a file to itself), as huggingface_hub's split_torch_state_dict_into_shards cuts it. Paths are
-/// file names. `format` is not xser.
+/// Returns the map of a Hugging Face checkpoint that stores `logical` as `entries`, in this order. Each file contains
+/// at most `max_file_bytes` of tensors, or a single larger tensor, as in huggingface_hub's
+/// split_torch_state_dict_into_shards. Paths are file names.
+/// \param format  Any format except xser.
 TargetMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
                         std::uint64_t max_file_bytes, Format format = Format::kSafetensors);
 TargetMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes,
                         Format format = Format::kSafetensors);
 
-/// The index of such a map.
+/// Returns the index of such a map.
 HfIndex index_of(const TargetMap& target);
 
 }  // namespace reshard

@@ -20,10 +20,10 @@ namespace fs = std::filesystem;
 
 /// Numbered weight files of one model, such as "model-00001-of-00002.safetensors".
 struct NumberedFiles {
-  std::uint64_t count = 0;                                   // that each name states
+  std::uint64_t count = 0;                                   // the count in each name
   std::vector<std::pair<std::uint64_t, std::string>> files;  // number → name, sorted by both
 
-  /// Numbers without a file; the first number is 1, or 0 if there is such a file.
+  /// Returns the numbers without a file. Numbers start at 1, or at 0 if file 0 exists.
   std::vector<std::uint64_t> missing() const {
     std::set<std::uint64_t> present;
     for (const auto& [number, name] : files) present.insert(number);
@@ -41,7 +41,8 @@ struct NumberedFiles {
   }
 };
 
-/// The entries of a directory; none if it may not be listed, as files can be read by their names all the same.
+/// Returns the entries of a directory. Returns none if listing is not permitted, since files may still be readable by
+/// name.
 std::vector<DirectoryEntry> entries_of(Files& files, const fs::path& directory) {
   try {
     return files.list(directory);
@@ -51,7 +52,7 @@ std::vector<DirectoryEntry> entries_of(Files& files, const fs::path& directory) 
   }
 }
 
-/// The numbered files of a model whose name in one file would be `whole`, one set for each count that names state.
+/// Returns the numbered files of a model whose single file would be named `whole`, one set per count in the names.
 std::vector<NumberedFiles> numbered_sets(const std::vector<DirectoryEntry>& entries, const std::string& whole) {
   std::map<std::uint64_t, NumberedFiles> by_count;
   for (const DirectoryEntry& entry : entries) {
@@ -68,7 +69,7 @@ std::vector<NumberedFiles> numbered_sets(const std::vector<DirectoryEntry>& entr
   return sets;
 }
 
-/// The names that each program gives a model, safetensors first.
+/// Returns the file names of each program, safetensors first.
 std::vector<WholeNames> names_of_variant(const std::string& variant) {
   std::vector<WholeNames> all;
   for (const auto& [format, whole] :
@@ -78,7 +79,7 @@ std::vector<WholeNames> names_of_variant(const std::string& variant) {
   return all;
 }
 
-/// The variants of a model in a directory, and the names that a file of each would have with the whole model.
+/// Returns the variants of a model in a directory, each with the names of its single file.
 std::map<std::string, std::set<std::string>> variants_in(const std::vector<DirectoryEntry>& entries) {
   std::map<std::string, std::set<std::string>> variants;
   for (const DirectoryEntry& entry : entries)
@@ -87,8 +88,8 @@ std::map<std::string, std::set<std::string>> variants_in(const std::vector<Direc
   return variants;
 }
 
-/// The files that make up the model if there is no index: the whole model's file, or else a complete numbered set.
-/// Empty if there are neither.
+/// Returns the weight files to read without an index: the single file, or else a complete numbered set. Empty if
+/// neither exists.
 std::vector<std::string> files_without_index(Files& files, const fs::path& directory, const WholeNames& names) {
   if (files.exists(directory / names.whole)) return {names.whole};
   const std::vector<NumberedFiles> sets = numbered_sets(entries_of(files, directory), names.whole);
@@ -159,7 +160,7 @@ std::vector<Container> read_numbered(Files& files, const fs::path& directory, co
   return containers;
 }
 
-/// Weight files in `directory` that the index does not name.
+/// Returns the weight files in `directory` that the index does not name.
 std::vector<std::string> unlisted_files(Files& files, const fs::path& directory, Format format,
                                         const std::map<std::string, std::vector<std::string>>& listed) {
   const std::string ending = fs::path(hf_file_name(format, 1, 1)).extension();
@@ -171,7 +172,7 @@ std::vector<std::string> unlisted_files(Files& files, const fs::path& directory,
   return names;
 }
 
-/// An index together with the directory that contains its files.
+/// An index and the directory that contains its files.
 struct IndexedFiles {
   Files& files;
   const fs::path& directory;
@@ -182,8 +183,8 @@ struct IndexedFiles {
   std::string hint() const;
 };
 
-/// Says how to repair an index that does not describe the weight files in its directory. Reads the headers of all of
-/// them; files that cannot be read are passed over.
+/// Returns a hint how to repair an index that does not match the weight files in its directory. Reads the headers of
+/// all these files, and skips files that cannot be read.
 std::string IndexedFiles::hint() const {
   std::vector<std::string> present = unlisted_files(files, directory, names_of.format, names_by_file);
   const bool has_unlisted = !present.empty();
@@ -234,7 +235,7 @@ std::string IndexedFiles::hint() const {
       is_needed ? std::string() : fmt::format(", or {}", kMove));
 }
 
-/// Compares the tensors that the index puts into a file with those that it contains.
+/// Validates that a file contains exactly the tensors that the index lists for it.
 void validate_against_index(const Container& file, const std::vector<std::string>& listed, const fs::path& index_path,
                             const IndexedFiles& indexed) {
   std::unordered_map<std::string, bool> held;  // name → also listed
@@ -316,7 +317,7 @@ bool holds_weights(Files& files, const fs::path& directory, const WholeNames& na
     return !files_without_index(files, directory, names_of).empty();
   if (!files.exists(index) || files.exists(directory / whole)) return true;
   try {
-    // Reading the index of a large model takes longer than all else that recognises a directory.
+    // Check file names first: reading the index of a large model is the slowest step of recognising a directory.
     const std::string ending = fs::path(whole).extension();
     for (const DirectoryEntry& entry : files.list(directory))
       if (is_hf_weights_name(entry.name) && entry.name.find("-of-") != entry.name.npos && entry.name.ends_with(ending))

@@ -10,45 +10,46 @@
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
 
-/// Which files of a Hugging Face directory make up its model: one file, those of an index, or a numbered set.
+/// Finds the weight files of a Hugging Face directory: one file, the files of an index, or a numbered set.
 namespace reshard {
 
-/// The names that one program gives the files of a model.
+/// File names that one program uses for the weights of a model.
 struct WholeNames {
   Format format;
-  std::string whole;         // name of a model in one file
-  std::string index;         // name of its index, if it is in several
-  std::string variant = {};  // "fp16", which is part of both names; empty for none
+  std::string whole;         // name if there is one file
+  std::string index;         // name of the index if there are several files
+  std::string variant = {};  // variant in both names, such as "fp16"; empty if none
 };
 
-/// The names of the files in `directory`, by Transformers or diffusers, safetensors first; std::nullopt if there are
-/// none. Numbered files count only if there is neither a whole file nor an index, and a variant of the model only if it
-/// is the only one and there is nothing else.
+/// Returns the file names that `directory` uses, of Transformers or diffusers; std::nullopt if it contains no such
+/// files. Prefers safetensors. Considers numbered files only if there is neither a single file nor an index, and a
+/// variant only if it is the only one and there are no other weights.
 std::optional<WholeNames> hf_names_in(Files& files, const std::filesystem::path& directory);
 
-/// Whether there is any file of weights, and not an index alone, as other systems copy it beside files of their own.
+/// Whether `directory` contains weight files, not only an index, which other systems copy next to their own files.
 bool holds_weights(Files& files, const std::filesystem::path& directory, const WholeNames& names_of);
 
-/// The format of the weights in a Hugging Face directory: safetensors where both are there, as transformers has it;
-/// nothing if neither is.
+/// Returns the format of the weights in a Hugging Face directory; std::nullopt if it contains none. Prefers safetensors,
+/// like Transformers.
 std::optional<Format> hf_format(Files& files, const std::filesystem::path& directory);
 
-/// Contents of an index other than the places of tensors; notes if it is missing.
+/// Results of reading a directory, except the tensors.
 struct HfIndexReport {
   std::string metadata;               // HfIndex::metadata
-  std::vector<std::string> notes;     // what is odd but harmless, whole sentences
-  std::vector<std::string> unlisted;  // files with names of weights that it does not list
+  std::vector<std::string> notes;     // harmless irregularities, whole sentences
+  std::vector<std::string> unlisted;  // files with names of weights that the index does not list
 };
 
-/// The files of the Hugging Face checkpoint in `directory`, each read and validated, and together held against the
-/// index: every named file exists and contains the tensors listed for it, and no others. Without an index, numbered
-/// files must be a complete set. `warnings` get what is odd but harmless.
-/// \param report  If given, is filled from the index and with a note if numbered files have none.
+/// Reads the headers of the weight files in `directory`, and validates them against the index: every listed file exists
+/// and contains exactly the tensors listed for it. Without an index, numbered files must be a complete set. Harmless
+/// irregularities are added to Container::warnings.
+/// \param report  Receives the index's metadata and notes; may be null.
 /// \throws Error kBadInput; kUnsupported.
 std::vector<Container> read_hf_checkpoint(Files& files, const std::filesystem::path& directory,
                                           HfIndexReport* report = nullptr);
 
-/// The only file in `directory` that may contain all of a model, by its name; std::nullopt unless it is exactly one.
+/// Returns the only file in `directory` whose name may be that of a whole model; std::nullopt if there is not exactly
+/// one.
 std::optional<std::string> only_weights_file(Files& files, const std::filesystem::path& directory);
 
 }  // namespace reshard
