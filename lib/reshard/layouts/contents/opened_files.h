@@ -29,14 +29,14 @@ class OpenedFiles {
   std::map<std::uint32_t, std::unique_ptr<Source>> sources_;
 };
 
-/// Keeps only the last file open, for consecutive small reads from the same file. xser has one file per tensor, too
-/// many to keep open.
+/// For small reads that follow one another in the same file: only the file that was opened last stays open, as xser has
+/// one per tensor.
 class LastOpened {
  public:
   explicit LastOpened(Files& files) : files_(files) {}  // borrowed
 
-  /// Returns a file that stays valid until the next call.
-  /// \throws Error kIo; kBadInput if the file no longer exists.
+  /// Valid until the next one.
+  /// \throws Error kIo; kBadInput if it is gone.
   const Source& at(const std::filesystem::path& path);
 
  private:

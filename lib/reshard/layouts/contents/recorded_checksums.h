@@ -9,7 +9,7 @@
 
 namespace reshard {
 
-/// Bytes of a file whose CRC-32 the file itself records.
+/// A range of a file with a recorded CRC-32.
 struct ChecksummedRange {
   std::uint64_t offset_bytes = 0;
   std::uint64_t size_bytes = 0;

@@ -55,7 +55,7 @@ class StoredRows {
 /// Whether all rows have equal bytes. Requires equal sizes. Reads whole rows only if a sample is equal.
 bool have_equal_bytes(const StoredRows& a, const StoredRows& b);
 
-/// The first element of a box of a stored tensor.
+/// Position of the first element of a box in a stored tensor.
 struct StoredPlace {
   std::uint32_t stored = 0;  // index into TensorMap::stored
   Dims begin;
@@ -66,7 +66,7 @@ struct StoredPlace {
 bool have_equal_bytes(OpenedFiles& files, const SourceMap& map, const StoredPlace& a, const StoredPlace& b,
                       const Dims& size);
 
-/// Whether all elements of a box have the same bytes.
+/// Whether all elements of a box are equal, byte by byte.
 bool is_constant(OpenedFiles& files, const SourceMap& map, const StoredPlace& place, const Dims& size);
 
 }  // namespace reshard

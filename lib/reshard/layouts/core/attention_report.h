@@ -19,7 +19,7 @@ struct AttentionReport {
     std::vector<std::uint32_t> key_value;
   };
 
-  AttentionForm form = AttentionForm::kSeparate;  // grouped query: key/value heads are repeated or in another order
+  AttentionForm form = AttentionForm::kSeparate;  // grouped query if heads are replicated or reordered
   std::uint64_t heads = 0;
   std::uint64_t kv_heads = 0;
   std::uint64_t head_dim = 0;

@@ -18,7 +18,7 @@ Error value_error(const LayoutOption& option, const std::string& prefix, const s
   return Error(ErrorKind::kUsage, fmt::format("`{}{}`: \"{}\" is {}", prefix, option.name, printable(value), expected));
 }
 
-/// The layouts that have an option of this name.
+/// Returns the names of the layouts that have this option for targets.
 std::string layouts_with(const std::string& option) {
   return layout_names([&](const Layout& layout) {
     const auto options = layout.options();
@@ -138,8 +138,8 @@ const Layout& only_layout(Wanted&& wanted) {
   throw Error(ErrorKind::kInternal, "the table of layouts lacks one that the program needs");
 }
 
-/// What `path` may mean among the layouts that `wanted` holds for; of several for one folder, the first that is not
-/// empty.
+/// Returns the checkpoints that `path` may refer to, in layouts for which `wanted` is true. If several layouts match
+/// one folder, returns the first match that is not empty.
 template <typename Wanted>
 std::vector<FoundLayout> find_all(Files& files, const fs::path& path, Wanted&& wanted) {
   std::vector<FoundLayout> all;

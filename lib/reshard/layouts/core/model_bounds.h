@@ -24,7 +24,7 @@ class ModelBounds {
  private:
   Files& files_;
   std::vector<std::filesystem::path> resolved_;
-  std::vector<std::filesystem::path> blobs_;  // directories
+  std::vector<std::filesystem::path> blobs_;  // directories of blobs
 };
 
 /// Validates that no file with tensors is a link to a file outside the checkpoint.

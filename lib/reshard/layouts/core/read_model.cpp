@@ -40,7 +40,7 @@ void validate_trained(Checkpoint& checkpoint) {
   }
 }
 
-/// "2 tensors beside the model are left out"
+/// Returns text such as "2 tensors WHAT are left out".
 std::string left_out_text(std::uint64_t count, const std::string& what) {
   return fmt::format("{} tensor{} {} {} left out", count, count == 1 ? "" : "s", what, count == 1 ? "is" : "are");
 }

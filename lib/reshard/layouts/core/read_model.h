@@ -26,7 +26,7 @@ std::filesystem::path trained_directory(Files& files, const std::filesystem::pat
 /// `context`; if config.json is invalid, returns no family, and read_model reports the error.
 LanguageModel trained_language_model(Files& files, Checkpoint& checkpoint, const ReadContext& context);
 
-/// A tensor of a trainer's checkpoint.
+/// A stored tensor of a training checkpoint.
 struct StateEntry {
   std::string name;
   std::optional<DType> dtype;  // std::nullopt if safetensors does not support it

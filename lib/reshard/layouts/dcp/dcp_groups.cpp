@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::string_view kGroups = "param_groups.";
 constexpr std::string_view kStateBegin = "state.";
-constexpr std::uint64_t kMaxObjectBytes = 64 << 20;  // a list of names of a million parameters
+constexpr std::uint64_t kMaxObjectBytes = 64 << 20;  // fits the names of a million parameters
 
 /// Returns the offset after `word` in `name`, where `word` starts a dotted part; std::nullopt if not found.
 std::optional<std::size_t> end_of(std::string_view name, std::string_view word) {

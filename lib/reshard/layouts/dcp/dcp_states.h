@@ -49,7 +49,7 @@ class DcpStateFinder {
   std::vector<DcpPath> take_paths();
   /// Returns the states found so far whose parameters are packed.
   PackedEntries take_packed() { return std::move(packed_); }
-  /// Optimizer states of parameters that the model does not have.
+  /// Returns the optimizer states of parameters that the model does not have.
   const std::vector<std::string>& strangers() const { return strangers_; }
 
  private:

@@ -28,7 +28,7 @@ class ZeroReader {
 
   Error bad(std::string message) const { return Error(ErrorKind::kBadInput, std::move(message)).in(path_); }
 
-  /// Returns the items of the mapping `node`. A damaged file may refer to one dict many times, so that all items read
+  /// Returns the items of the mapping `node`. A crafted file may refer to one dict many times, so that all items read
   /// must not exceed the number of nodes in the file.
   std::vector<PicklePair> items(PickleRef node, std::string_view key) {
     if (node == kNoNode || !is_mapping(pickle_, node))
@@ -72,7 +72,7 @@ class ZeroReader {
             *bytes,          0,           std::move(found.strides)};
   }
 
-  /// Returns the tensors of a state dict. Leaves out other values.
+  /// The tensors of a state dict; what is none is left out.
   std::vector<TensorEntry> tensors(PickleRef node, std::string_view key) {
     auto held = items(node, key);
     std::erase_if(held, [&](const PicklePair& item) { return !file_.is_tensor(item.second); });

@@ -16,7 +16,7 @@ struct ZeroFileName {
   enum class Kind : std::uint8_t {
     kModelStates,  // mp_rank_00_model_states.pt, zero_pp_rank_0_mp_rank_00_model_states.pt
     kOptimStates,  // [bf16_]zero_pp_rank_0_mp_rank_00_optim_states.pt
-    kPartOfModel,  // layer_00-model_00-model_states.pt, layer_0_expert_1_mp_rank_00_model_states.pt: a stage or experts
+    kPartOfModel,  // layer_00-model_00-model_states.pt, layer_0_expert_1_mp_rank_00_model_states.pt; a stage or experts
   };
   Kind kind;
   std::optional<std::uint32_t> dp_rank;

@@ -39,7 +39,7 @@ bool may_fit(const Family& family, const std::unordered_set<std::string_view>& n
     if (!module.variant.empty() || !module.tied_to.empty()) return true;
     const std::string name = expand_layer(module.name, 0);
     const std::string full = module.parameter.empty() ? name : name + "." + module.parameter;
-    // Quantised linears have other leaves.
+    // Quantised linears have other parameter names.
     return names.count(full) > 0 || std::any_of(names.begin(), names.end(),
                                                 [&, start = name + "."](auto held) { return held.starts_with(start); });
   });

@@ -378,7 +378,7 @@ namespace {
 
 constexpr std::string_view kNotWeights[] = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt"};
 
-/// Whether a file of this name may contain all of a model.
+/// Whether a file with this name may contain a whole model.
 bool is_weights_name(std::string_view name) {
   return name.find("-of-") == name.npos &&
          std::find(std::begin(kNotWeights), std::end(kNotWeights), name) == std::end(kNotWeights) &&

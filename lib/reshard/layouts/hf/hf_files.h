@@ -29,8 +29,8 @@ std::optional<WholeNames> hf_names_in(Files& files, const std::filesystem::path&
 /// Whether `directory` contains weight files, not only an index, which other systems copy next to their own files.
 bool holds_weights(Files& files, const std::filesystem::path& directory, const WholeNames& names_of);
 
-/// Returns the format of the weights in a Hugging Face directory; std::nullopt if it contains none. Prefers safetensors,
-/// like Transformers.
+/// Returns the format of the weights in a Hugging Face directory; std::nullopt if it contains none. Prefers
+/// safetensors, like Transformers.
 std::optional<Format> hf_format(Files& files, const std::filesystem::path& directory);
 
 /// Results of reading a directory, except the tensors.

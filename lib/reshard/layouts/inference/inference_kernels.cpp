@@ -25,7 +25,7 @@ constexpr std::string_view kMlp = "mlp";
 constexpr std::string_view kAll[] = {kQkv, kOutProj, kMlp};
 constexpr const char* kNone = "none";
 
-/// A flag of neuron_config.json that enables a kernel. The older names count, too.
+/// A flag of neuron_config.json that enables a kernel, under its current or an older name.
 struct KernelFlag {
   std::string_view kernel;
   std::string_view flag;
@@ -41,7 +41,7 @@ constexpr KernelFlag kFlags[] = {
     {kMlp, "mlp_tkg_nki_kernel_enabled"},
 };
 
-/// The flags of a kernel, for people.
+/// Returns the flags of a kernel, for messages.
 std::string flags_of(std::string_view kernel) {
   std::vector<std::string> flags;
   for (const KernelFlag& row : kFlags)
@@ -49,7 +49,8 @@ std::string flags_of(std::string_view kernel) {
   return list_names(flags);
 }
 
-/// NxD Inference multiplies matrices by the norm before them and rounds: the originals are not in the files.
+/// Refuses weights that NxD Inference has multiplied by the weights of the preceding norm and rounded, which cannot be
+/// undone.
 void validate_plain_values(const Json& settings, const fs::path& path) {
   const auto has = [&](std::string_view flag) { return neuron_flag(settings, flag, path); };
   if (!has("fused_rmsnorm_skip_gamma") || has("sequence_parallel_enabled")) return;
@@ -61,7 +62,7 @@ void validate_plain_values(const Json& settings, const fs::path& path) {
       .hint("compile the model without fused_rmsnorm_skip_gamma, or take the model that it was compiled from");
 }
 
-/// With these above 1 NxD Inference stores two sets of matrices, for prompts and for tokens.
+/// Refuses degrees above 1, with which NxD Inference stores two sets of matrices, for prompts and for tokens.
 void validate_degrees(const Json& settings, const fs::path& path) {
   for (const char* name : {"cp_degree", "mlp_cp_degree", "attention_dp_degree"})
     if (settings.contains(name) && settings.at(name).is_number_unsigned() && settings.at(name) > 1u)
@@ -78,11 +79,11 @@ Dims swapped(Dims dims) {
   return dims;
 }
 
-/// What the shapes of one kernel's matrices say.
+/// Whether one kernel's matrices are transposed, according to their shapes.
 struct ByShape {
-  std::optional<bool> transposed;
-  const TensorEntry* decides = nullptr;  // the tensor that says it
-  const TensorEntry* square = nullptr;   // a square tensor, which does not; null if all do
+  std::optional<bool> transposed;        // std::nullopt if the shapes are ambiguous
+  const TensorEntry* decides = nullptr;  // the tensor that determines `transposed`
+  const TensorEntry* square = nullptr;   // a square tensor, which is ambiguous; null if none was found
 };
 
 class ShapeReader {
@@ -101,7 +102,7 @@ class ShapeReader {
       if (tensor == stored_.end() || !plain || plain->size() != 2) continue;
       const Dims& shape = tensor->second->shape;
       const bool is_plain = shape == *plain, is_transposed = shape == swapped(*plain);
-      if (is_plain == is_transposed) {  // square, or of another model
+      if (is_plain == is_transposed) {  // square, or the shape of another model
         if (is_plain) found.square = tensor->second;
         continue;
       }
@@ -127,7 +128,7 @@ class ShapeReader {
   std::unordered_map<std::string, Dims> shapes_;
 };
 
-/// A hint for a word that names no kernel.
+/// Returns a hint for a word that is not a kernel.
 std::string hint_for_kernel(std::string word) {
   std::transform(word.begin(), word.end(), word.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -138,7 +139,7 @@ std::string hint_for_kernel(std::string word) {
   return fmt::format("write {}, or a list of {}, with commas", kNone, join(kernels, ", "));
 }
 
-/// The kernels that the files' record names; std::nullopt if they have no record.
+/// Returns the kernels in the files' record; std::nullopt if the files have no record.
 std::optional<Kernels> recorded_kernels(const ShardedCheckpoint& shards, const std::vector<PartitionRule>& rules) {
   if (!shards.record) return std::nullopt;
   Kernels kernels;
@@ -199,7 +200,7 @@ std::string_view kernel_of(std::string_view stored_name, PartitionLabel label) {
 
 void transpose_rules(std::vector<PartitionRule>& rules, const Kernels& kernels) {
   for (PartitionRule& rule : rules)
-    if (kernels.count(kernel_of(rule.stored_name, rule.label))) rule.file_dims = {1, 0};  // of matrices
+    if (kernels.count(kernel_of(rule.stored_name, rule.label))) rule.file_dims = {1, 0};  // for matrices
 }
 
 Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<PartitionRule>& rules, const Model& model,

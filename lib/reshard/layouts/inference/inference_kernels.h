@@ -29,38 +29,39 @@ inline constexpr LayoutOption kKernels{
     "Weights that are stored transposed for NxD Inference's kernels: none, or a list of qkv, out-proj, mlp (default: "
     "as neuron_config.json or the shapes say)"};
 
-/// The kernels that `values` name; std::nullopt if the option was not given. `prefix` comes before the option's name in
-/// an error.
+/// Returns the kernels that `values` names; std::nullopt if the option was not given.
+/// \param prefix  Precedes the option's name in errors.
 /// \throws Error kUsage for a kernel that does not exist.
 std::optional<Kernels> kernels_of(const OptionValues& values, const std::string& prefix = "");
 
-/// How neuron_config.json says that the weights are stored.
+/// Form of the stored weights according to neuron_config.json.
 struct CompiledForm {
   std::filesystem::path file;
-  std::optional<std::uint64_t> tp;  // std::nullopt if the file does not say
+  std::optional<std::uint64_t> tp;  // std::nullopt if not declared
   bool fuse_qkv = false;
   bool vocab_parallel = false;
   Kernels kernels;
 };
 
-/// The value of kKernels for these: "mlp,out-proj", or "none".
+/// Returns the value of kKernels for these kernels, such as "mlp,out-proj" or "none".
 std::string kernels_text(const Kernels& kernels);
 
 /// Reads the neuron_config.json in `directory`; std::nullopt if the file does not exist.
-/// \throws Error kBadInput for a file that makes no sense; kUnsupported for settings that change the weights' values or
-/// store them twice.
+/// \throws Error kBadInput for an invalid file; kUnsupported for settings that change the weights' values or store them
+/// twice.
 std::optional<CompiledForm> read_compiled_form(Files& files, const std::filesystem::path& directory);
 
-/// The kernel that a stored matrix is for; empty for all that is never transposed.
+/// Returns the kernel that uses a stored matrix; empty if the matrix is never transposed.
 std::string_view kernel_of(std::string_view stored_name, PartitionLabel label);
 
-/// Makes the rules of matrices of these kernels those of their transposes.
+/// Changes the rules of these kernels' matrices to store them transposed.
 void transpose_rules(std::vector<PartitionRule>& rules, const Kernels& kernels);
 
-/// The kernels for which the files of `shards` are transposed: by the shapes, else by `given`, else by the files'
-/// record. `rules` are those of plain matrices of `model`.
-/// \throws Error kBadInput if shapes, `given` and the record contradict each other, or if nothing says whether a square
-/// matrix is transposed.
+/// Returns the kernels whose matrices are transposed in `shards`, as determined by the shapes, else by `given`, else by
+/// the record in the files.
+/// \param rules  The rules of `model` without transposed matrices.
+/// \throws Error kBadInput if shapes, `given` and the record contradict each other, or if none of them determines
+/// whether a square matrix is transposed.
 Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<PartitionRule>& rules, const Model& model,
                          const std::optional<Kernels>& given);
 

@@ -22,29 +22,30 @@ inline constexpr LayoutOption kEndRank{"end-rank", LayoutOption::Type::kRank, "L
 /// Folder of the rank files in the output directory.
 inline constexpr const char* kServedFolder = "weights";
 
-/// One safetensors file per rank without metadata files. The parameters are those of RankFormat.
+/// Returns the format of layouts with one safetensors file per rank and no metadata files. See RankFormat for
+/// parameters.
 RankFormat served_ranks(decltype(RankFormat::explain) explain, decltype(RankFormat::fits) fits, bool keeps_names);
 
-/// How an inference server stores ranks. Members that may be null say so.
+/// How an inference server stores ranks.
 struct InferenceServer {
   LayoutTraits traits;
   std::vector<const LayoutOption*> options;
   RankFormat ranks;
-  /// The option that pads sizes which the ranks do not divide; nullptr if they always are padded.
+  /// Option that pads sizes which the ranks do not divide; nullptr if such sizes are always padded.
   const LayoutOption* padding = nullptr;
-  /// The programs that load its files; a sentence.
+  /// Sentence that names the programs that load the files.
   const char* loaded_by;
-  /// Validates that ranks of the layout can have the model at all, whatever their number; may be null.
+  /// Validates that the layout supports the model, regardless of the number of ranks; may be null.
   /// \throws Error kUnsupported.
   void (*validate_model)(const Model& model) = nullptr;
-  /// Fills plan.map with the ranks that `target` says.
+  /// Fills plan.map with the ranks that `target` selects.
   void (*plan_ranks)(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
                      const TargetContext& context);
-  /// As Layout::validate_beside, in addition to what ServedLayout validates; may be null.
+  /// Layout::validate_beside, called after the validation of ServedLayout; may be null.
   void (*validate_beside)(Files& files, const TargetPlan& plan, const std::filesystem::path& directory) = nullptr;
 };
 
-/// Weights that an inference server loads. Several runs may each write some of the ranks.
+/// A layout of rank files for an inference server. Several runs may each write some of the ranks.
 class ServedLayout final : public Layout {
  public:
   explicit ServedLayout(InferenceServer server) : server_(std::move(server)) {}
@@ -54,17 +55,17 @@ class ServedLayout final : public Layout {
   std::vector<FoundLayout> recognise(Files& files, const std::filesystem::path& path) const override;
   Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override;
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override;
-  /// Rank files that would stay next to those that are written belong to the same checkpoint: as many ranks, and the
-  /// same original shapes.
+  /// Validates that remaining rank files belong to the same checkpoint as the new files: the number of ranks and the
+  /// original shapes must be equal.
   void validate_beside(Files& files, const TargetPlan& plan, const std::filesystem::path& directory) const override;
-  /// neuron_config.json is about the compiled model.
+  /// Returns true for neuron_config.json, which describes the compiled model.
   bool owns(Files& files, const std::filesystem::path& directory, const std::string& name) const override;
 
  private:
   InferenceServer server_;
 };
 
-/// Validates that this many ranks can have the model, with padding.
+/// Validates that the model can be split over the ranks of `shards` with padding.
 /// \throws Error kBadInput.
 void validate_padded_split(const ShardedCheckpoint& shards, const Checkpoint& checkpoint);
 

@@ -1,5 +1,5 @@
-// What NxD Inference loads (save_sharded_checkpoint): the files of shard_checkpoint with NxD Inference's own names,
-// replicated and padded heads, and the number of each rank.
+// Checkpoints that NxD Inference loads (save_sharded_checkpoint): the files of shard_checkpoint with NxD Inference's
+// own names, replicated and padded heads, and tensors with each rank's number.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 using Table = std::shared_ptr<const Placement>;
 
 constexpr std::string_view kBasePrefix = "model.";
-constexpr std::string_view kLayers = "layers.";  // which other checkpoints have a prefix of
+constexpr std::string_view kLayers = "layers.";  // other checkpoints have a prefix before it
 constexpr const char* kRankName = "rank_util.rank";
 constexpr const char* kVocabularyRankName = "embed_tokens.rank_util.rank";
 
@@ -47,14 +47,14 @@ LayoutTraits nxdi_traits() {
   return traits;
 }
 
-/// The built-in families that say how NxD Inference names them.
+/// Returns the built-in families that declare NxD Inference's names.
 std::vector<std::string> inference_families() {
   std::vector<std::string> names = known_model_types();
   std::erase_if(names, [](const std::string& name) { return !builtin_family(name)->inference_names; });
   return names;
 }
 
-/// What can be chosen, and shows in the names.
+/// Options that are visible in the tensors' names.
 struct NxdiForm {
   bool fuse_qkv = false;        // one projection for q, k and v
   bool vocab_parallel = false;  // the embedding is split along the vocabulary, else along its columns
@@ -69,7 +69,7 @@ std::string with_or_without(bool with, const LayoutOption& option) {
   return fmt::format("{} `{}`", with ? "with" : "without", option.name);
 }
 
-/// The form of tensors that have NxD Inference's names; nothing for other names.
+/// Returns the form of tensors with NxD Inference's names; std::nullopt for other names.
 std::optional<NxdiForm> form_of(const std::vector<TensorEntry>& tensors) {
   NxdiForm form;
   bool own = false;
@@ -82,7 +82,8 @@ std::optional<NxdiForm> form_of(const std::vector<TensorEntry>& tensors) {
   return form;
 }
 
-/// With context or attention data parallelism, NxD Inference stores two sets of matrices, for prompts and for tokens.
+/// Refuses two sets of matrices, which NxD Inference stores for prompts and for tokens with context parallelism or
+/// attention data parallelism.
 void validate_one_set(const Container& file) {
   for (const TensorEntry& tensor : file.tensors) {
     const std::string& name = tensor.name;
@@ -97,7 +98,7 @@ void validate_one_set(const Container& file) {
   }
 }
 
-/// That NxD Inference's names for the model are known.
+/// Validates that NxD Inference's names for the model are known.
 void validate_named(const Model& model) {
   if (!model.family->inference_names || model.heads == 0 || model.kv_heads == 0)
     throw Error(ErrorKind::kUnsupported,
@@ -116,7 +117,7 @@ void validate_named(const Model& model) {
         .hint("take a layout for inference that keeps the checkpoint's names");
 }
 
-/// Makes the rules of one model.
+/// Creates the rules of one model.
 class NxdiRules {
  public:
   NxdiRules(const Model& model, std::uint32_t tp, const NxdiForm& form)
@@ -160,7 +161,8 @@ class NxdiRules {
                is_split_as_planned ? padded_size(model_, parameter, tp_) : 0);
   }
 
-  /// Of attention: its projections, and modules that NxD Inference calls otherwise. \returns false for others.
+  /// Adds a parameter of attention: a projection, or a module that NxD Inference renames.
+  /// \returns false for other parameters.
   bool add_attention(const ModelParameter& parameter) {
     if (!parameter.layer) return false;
     const Family::Attention& names = *model_.family->attention;
@@ -222,8 +224,8 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& v
   plan.attention = inference_report(model, tp, form.fuse_qkv);
 }
 
-/// `given`, else the kernels that neuron_config.json declares. It is one level above the weights; with optimum-neuron,
-/// two, next to config.json.
+/// Returns `given`, or else the kernels that neuron_config.json declares. The file is in the weights' directory or its
+/// parent; for optimum-neuron, it is next to config.json, two levels up.
 OptionValues declared_options(Files& files, const Checkpoint& checkpoint, OptionValues given) {
   if (given.has(kKernels.name)) return given;
   const fs::path above = directory_above(files, checkpoint.path);
@@ -257,7 +259,7 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
   if (!kernels.empty()) checkpoint.form.set(kKernels.name, kernels_text(kernels));
 }
 
-/// The form that the compiled model in the output directory loads is the one that is written.
+/// Validates that the compiled model in the output directory loads weights in the planned form.
 void validate_compiled_form(Files& files, const TargetPlan& plan, const fs::path& output_directory) {
   const auto compiled = read_compiled_form(files, output_directory);
   if (!compiled) return;

@@ -1,5 +1,5 @@
-// What NxD's shard_checkpoint writes for inference: weights/tpR_sharded_checkpoint.safetensors with the checkpoint's
-// own names, every parameter split by itself.
+// Checkpoints of NxD's shard_checkpoint for inference: weights/tpR_sharded_checkpoint.safetensors with the checkpoint's
+// own names. Every parameter is split separately.
 #include <algorithm>
 
 #include "reshard/layouts/core/checkpoint.h"
@@ -22,12 +22,12 @@ LayoutTraits presharded_traits() {
   return traits;
 }
 
-/// The rules of padded parameters.
+/// Returns the rules of padded parameters.
 std::vector<PartitionRule> padded_rules(const Model& model, std::uint32_t tp, const HoldsName& holds) {
   PlacedRules rules(tp);
   for (const ModelParameter& parameter : model.parameters) {
     if (parameter.optional && !holds(parameter.name)) continue;
-    if (!parameter.tied_to.empty()) continue;  // whoever loads the files ties them
+    if (!parameter.tied_to.empty()) continue;  // tied by the loader
     rules.add(parameter, parameter.name, parameter.split_dim,
               parameter.split_dim ? padded_size(model, parameter, tp) : 0);
   }

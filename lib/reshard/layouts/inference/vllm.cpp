@@ -1,6 +1,6 @@
-// What vLLM and SGLang load with --load-format sharded_state: model-rank-R-part-P.safetensors in the model's directory,
-// the state dict of each tensor-parallel rank's model object before its weights are processed (vLLM's
-// sharded_state_loader.py). Loading is strict, so that files fit the versions alone whose parameters have these names.
+// Checkpoints that vLLM and SGLang load with --load-format sharded_state: model-rank-R-part-P.safetensors in the
+// model's directory, with the state dict of each tensor-parallel rank's model before its weights are processed (vLLM's
+// sharded_state_loader.py). Loading is strict, so files only work with versions whose parameters have the same names.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,11 +30,11 @@ using Table = std::shared_ptr<const Placement>;
 using Part = PartitionRule::Part;
 
 constexpr std::string_view kProgram = "vllm";
-constexpr std::string_view kSglang = "sglang-";    // in front of versions of SGLang
+constexpr std::string_view kSglang = "sglang-";    // prefix of SGLang's versions
 constexpr std::uint64_t kVocabularyMultiple = 64;  // vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
 constexpr std::uint64_t kOneF32 = 0x3F80'0000;
 
-/// The versions whose names are known, the newest first.
+/// Returns the versions whose names are known, newest first.
 std::span<const char* const> versions() {
   static const std::vector<const char*> kVersions = [] {
     std::vector<const char*> labels;
@@ -59,13 +59,13 @@ const LayoutOption& version_option() {
 constexpr LayoutOption kExpertParallel{"enable-expert-parallel", LayoutOption::Type::kFlag,
                                        "Give each rank whole experts, for vLLM run with the same option"};
 
-/// What is known of a model_type's class.
+/// Properties of the class of a model_type.
 struct Architecture {
   const char* model_type;
-  bool has_head = true;        // an lm_head of its own, which is stored in place of a tied embedding
-  bool takes_f16 = true;       // vLLM serves it in float16
+  bool has_head = true;        // has an lm_head, which is stored instead of a tied embedding
+  bool takes_f16 = true;       // vLLM supports it in float16
   bool in_sglang = false;      // SGLang's class has the same tensors
-  bool takes_experts = false;  // spread over ranks
+  bool takes_experts = false;  // supports expert parallelism
 };
 
 constexpr Architecture kArchitectures[] = {
@@ -84,7 +84,7 @@ constexpr Architecture kArchitectures[] = {
     {"qwen3_moe", true, true, true, true},
 };
 
-/// What a checkpoint may be one of.
+/// Form of a checkpoint.
 struct Form {
   std::size_t version = 0;  // index into versions()
   bool expert_parallel = false;
@@ -131,7 +131,7 @@ void validate_model(const Model& model, const Form& form) {
            "leave out `enable-expert-parallel`");
 }
 
-/// The last part of a dotted name.
+/// Returns the last part of a dotted name.
 std::string_view leaf_of(std::string_view name) {
   return name.substr(name.rfind('.') + 1);
 }
@@ -148,14 +148,14 @@ std::uint64_t padded_vocabulary(std::uint64_t size) {
   return (size + kVocabularyMultiple - 1) / kVocabularyMultiple * kVocabularyMultiple;
 }
 
-/// The sizes that the ranks have to divide.
+/// Sizes that the ranks must divide.
 struct Sizes {
   std::uint64_t heads = 0;
   std::uint64_t kv_heads = 0;
   std::uint64_t head_dim = 0;
-  std::uint64_t experts = 0;                  // of a layer
-  std::uint64_t expert_size = 0;              // of an expert's hidden layer
-  std::map<std::uint64_t, std::string> even;  // sizes that are split evenly, with a tensor that has each
+  std::uint64_t experts = 0;                  // experts per layer
+  std::uint64_t expert_size = 0;              // size of an expert's hidden layer
+  std::map<std::uint64_t, std::string> even;  // evenly split sizes, each with a tensor that has it
   std::map<std::uint64_t, std::string> of_experts;
   std::map<std::uint64_t, std::string> vocabularies;
 
@@ -167,7 +167,7 @@ struct Sizes {
       if (is_vocabulary(parameter)) {
         vocabularies.emplace(size, parameter.name);
       } else if (is_attention(parameter)) {
-        if (parameter.name.ends_with(".sinks")) heads = size;  // of families that do not say how attention is made
+        if (parameter.name.ends_with(".sinks")) heads = size;  // for families that do not declare attention
         if (linear == "qkv_proj" && parameter.heads != 0) {
           kv_heads = parameter.heads;
           head_dim = parameter.packed.at(1).size / kv_heads;
@@ -187,7 +187,7 @@ struct Sizes {
     }
   }
 
-  /// Why so many ranks cannot have the model; empty if they can.
+  /// Returns why the model cannot be split over `tp` ranks; empty if it can.
   std::string problem(std::uint64_t tp, bool expert_parallel) const {
     if (heads % tp != 0) return fmt::format("{} query heads do not divide over {} ranks", heads, tp);
     if (kv_heads % tp != 0 && tp % kv_heads != 0)
@@ -204,12 +204,12 @@ struct Sizes {
   }
 };
 
-/// What the model's tensors are called.
+/// Returns vLLM's names of the model's tensors.
 WrittenNames names_of(const Model& model, std::size_t version) {
   return {model, builtin_scheme(kProgram, *model.family), version};
 }
 
-/// Makes the rules of one model, from the entries that its scheme has.
+/// Creates the rules of one model from the entries of its scheme.
 class Rules {
  public:
   Rules(const Model& model, const Sizes& sizes, std::uint32_t tp, const Form& form)
@@ -225,7 +225,7 @@ class Rules {
       if (entry.constant != nullptr)
         add_constant(entry);
       else if (const ModelParameter& first = *by_name_.at(entry.tensors.front()); !first.optional)
-        add(entry, first);  // optional ones are rotary tables, which vLLM computes
+        add(entry, first);  // optional parameters are rotary tables, which vLLM computes
     return std::move(rules_).take();
   }
 
@@ -235,7 +235,7 @@ class Rules {
       if (architecture_.has_head) add_vocabulary(*by_name_.at(first.tied_to), entry.name);
     } else if (is_vocabulary(first)) {
       const bool is_stored_as_head = architecture_.has_head && is_source_of_tied(first.name);
-      if (!is_stored_as_head) add_vocabulary(first, entry.name);  // of two names of one tensor the first is kept
+      if (!is_stored_as_head) add_vocabulary(first, entry.name);  // of two tied names, only the first is stored
     } else if (first.expert) {
       add_experts(entry, first);
     } else if (first.experts != 0) {
@@ -274,25 +274,25 @@ class Rules {
     return range(heads / tp_ * rank, heads / tp_);
   }
 
-  /// Fewer heads than ranks are on neighbouring ones.
+  /// Returns the key/value heads of a rank. If there are fewer heads than ranks, neighbouring ranks have the same head.
   std::vector<std::uint32_t> kv_heads_of(std::uint32_t rank) const {
     if (sizes_.kv_heads >= tp_) return equal_share(sizes_.kv_heads, rank);
     return {static_cast<std::uint32_t>(rank / (tp_ / sizes_.kv_heads))};
   }
 
-  /// One of equal parts for each rank.
+  /// Assigns one of `tp_` equal parts to each rank.
   Table even(const ModelParameter& parameter, std::uint32_t dim) {
     return rules_.evenly(parameter, dim, parameter.shape[dim]);
   }
 
-  /// All of it on one rank, nothing of it on others.
+  /// Assigns the whole tensor to one rank.
   Table all_on(std::uint32_t owner, std::uint64_t size) const {
     return table(1, size, [&](std::uint32_t rank) {
       return rank == owner ? std::vector<std::uint32_t>{0} : std::vector<std::uint32_t>{};
     });
   }
 
-  /// The rank that has an expert: neighbours, one more on the first ranks where they do not divide.
+  /// Returns the rank that owns an expert. Ranks own consecutive experts; the first ranks own one more if necessary.
   std::uint32_t rank_of_expert(std::uint64_t expert) const {
     const std::uint64_t each = sizes_.experts / tp_, more = sizes_.experts % tp_;
     const std::uint64_t rank = expert < more * (each + 1) ? expert / (each + 1) : (expert - more) / each;
@@ -324,7 +324,7 @@ class Rules {
     }
   }
 
-  /// The matrices of experts, which are tensors of their own.
+  /// Adds an entry that stacks the matrices of separate experts.
   void add_experts(const WrittenNames::Entry& entry, const ModelParameter& first) {
     const std::uint32_t dim = form_.expert_parallel ? 0 : *first.split_dim;
     const auto per_expert = static_cast<std::uint32_t>(entry.rule->parameters.size());
@@ -340,7 +340,7 @@ class Rules {
         .stack_dim = 0;
   }
 
-  /// The place of each expert on the rank; -1 where another has it.
+  /// Adds the index of each expert on the rank; -1 if another rank owns the expert.
   void add_expert_map(const std::string& name) {
     constexpr std::uint64_t kElsewhere = 0xFFFF'FFFF;
     std::vector<std::vector<std::uint64_t>> places(tp_, std::vector<std::uint64_t>(sizes_.experts, kElsewhere));
@@ -352,16 +352,16 @@ class Rules {
     rules_.add_constant(name, DType::kI32, {sizes_.experts}, std::move(places));
   }
 
-  /// All experts of a layer in one tensor.
+  /// Adds a tensor that contains all experts of a layer.
   void add_stacked_experts(const WrittenNames::Entry& entry, const ModelParameter& parameter) {
-    if (!parameter.split_dim) {  // added on the first rank alone
+    if (!parameter.split_dim) {  // zeros on all ranks but the first, since ranks are summed
       const Table first = table(1, parameter.shape[0],
                                 [](std::uint32_t rank) { return std::vector<std::uint32_t>{rank == 0 ? 0u : 1u}; });
       rules_.add_placed(entry.name, PartitionLabel::kRow, 0, {{parameter.name, {{0, first}}}});
       return;
     }
     const std::uint32_t dim = *parameter.split_dim;
-    const bool is_last = dim + 1 == parameter.shape.size();  // of (experts, inputs, outputs): the outputs
+    const bool is_last = dim + 1 == parameter.shape.size();  // the outputs in (experts, inputs, outputs)
     PartitionRule& rule = rules_.add_placed(entry.name, is_last ? PartitionLabel::kColumn : PartitionLabel::kRow, dim,
                                             {{parameter.name, {{dim, even(parameter, dim)}}}});
     if (!entry.rule->is_plain()) rule.file_dims = {0, 2, 1};
@@ -418,7 +418,7 @@ void validate_served_dtypes(const Model& model, std::span<const LogicalTensor> l
           .hint("convert to bfloat16");
 }
 
-/// Rotary tables of old checkpoints.
+/// Returns the names of rotary tables, which old checkpoints contain.
 std::vector<std::string> names_without_place(const Model& model, const HoldsName& holds) {
   std::vector<std::string> names;
   for (const ModelParameter& parameter : model.parameters)
@@ -441,7 +441,7 @@ void note_served(TargetPlan& plan, const Sizes& sizes, const Form& form) {
       form.expert_parallel ? " with expert parallelism" : "", is_sglang(form.version) ? "SGLang" : "vLLM"));
 }
 
-/// The names of the embedding and the head, which are the same in all versions.
+/// Returns the names of the embedding and the head, which are equal in all versions.
 std::set<std::string> vocabulary_names(const Model& model) {
   std::set<std::string> vocabulary, names;
   for (const ModelParameter& parameter : model.parameters)
@@ -452,7 +452,7 @@ std::set<std::string> vocabulary_names(const Model& model) {
   return names;
 }
 
-/// The ranks are as many as the files were made for: each has an equal part of the vocabulary.
+/// Validates the number of ranks by the vocabulary's rows, since each rank has an equal part of them.
 void validate_served_ranks(const Model& model, const Sizes& sizes, const ShardedCheckpoint& shards) {
   const Container& first = shards.files.front().front();
   if (sizes.vocabularies.empty()) return;
@@ -469,11 +469,11 @@ void validate_served_ranks(const Model& model, const Sizes& sizes, const Sharded
           .in(first.path)
           .tensor(tensor.name)
           .hint("copy the files of all ranks here; or config.json belongs to another model");
-    return;  // an error about its size comes later
+    return;  // another check reports the size
   }
 }
 
-/// Whether each rank has whole experts, rather than a part of each.
+/// Whether each rank has whole experts instead of a part of each expert.
 bool holds_whole_experts(const Sizes& sizes, const ShardedCheckpoint& shards) {
   if (sizes.experts == 0 || shards.tp == 1) return false;
   const auto& tensors = shards.files.front().front().tensors;
@@ -482,7 +482,7 @@ bool holds_whole_experts(const Sizes& sizes, const ShardedCheckpoint& shards) {
   });
 }
 
-/// The rules of the newest version whose names are those in the files.
+/// Returns the rules of the newest version whose names match the files.
 std::vector<PartitionRule> rules_by_names(const Model& model, const Sizes& sizes, const ShardedCheckpoint& shards,
                                           Form form) {
   const Container& file = shards.files.front().front();
@@ -490,7 +490,7 @@ std::vector<PartitionRule> rules_by_names(const Model& model, const Sizes& sizes
   for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
   const auto is_strange = [&](const PartitionRule& rule) { return held.count(rule.stored_name) == 0; };
   for (form.version = 0; form.version < versions().size(); ++form.version) {
-    if (is_sglang(form.version)) continue;  // whose names an older vLLM has, too
+    if (is_sglang(form.version)) continue;  // an older vLLM has the same names
     std::vector<PartitionRule> rules = Rules(model, sizes, shards.tp, form).run();
     if (rules.size() == held.size() && std::none_of(rules.begin(), rules.end(), is_strange)) return rules;
   }
@@ -536,7 +536,7 @@ constexpr RankFormat kVllmRanks{
     .ending = NumberedName("-part-{part}.safetensors"),
     .read = NumberedName("model-rank-{tp}-part-{part}.safetensors", UINT32_MAX - 1),
     .keeps_names = false,
-    .ranks_are_alike = false,  // experts may not divide over ranks
+    .ranks_are_alike = false,  // ranks may have different numbers of experts
     .explain = explain_vllm,
     .hint_for_replicas =
         "files of ranks were swapped or come from different checkpoints, or config.json belongs to another model; "
@@ -563,7 +563,7 @@ class VllmLayout final : public Layout {
     validate_model(model, form);
     TargetPlan plan;
     plan_mesh(plan, request, model);
-    if (plan.mesh.tp == 1) form.expert_parallel = false;  // vLLM spreads nothing over one rank
+    if (plan.mesh.tp == 1) form.expert_parallel = false;  // vLLM does not distribute experts over one rank
     plan.partition.reset();                               // there are no stages
     plan.cut_names.clear();
     const Sizes sizes(model);
@@ -578,7 +578,7 @@ class VllmLayout final : public Layout {
     return plan;
   }
 
-  /// Loaders read every file of these names: none of another checkpoint may stay beside those that are written.
+  /// Refuses rank files of another checkpoint, since loaders read all files with these names.
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
     validate_no_leftovers(
         files, plan, output_directory, [](const std::string& name) { return kVllmRanks.numbers(name).has_value(); },
