@@ -20,7 +20,7 @@ constexpr const char* kReplicaOptions[] = {"--replicas", "--no-check-replicas", 
 /// Whether elements of a tensor are stored more than once, tied names apart.
 bool has_replicas(const SourceMap& map) {
   for (std::size_t l = 0; l < map.logical.size(); ++l) {
-    if (map.logical[l].filler) continue;
+    if (map.logical[l].constant()) continue;
     std::uint64_t stored = 0;
     for (const Piece& piece : map.pieces[l])
       if (!map.stored[piece.stored].tied) stored += num_elems(piece.box.size).value_or(0);
@@ -47,8 +47,9 @@ bool casts_any(const Job& job) {
 bool has_dtype_already(const Job& job) {
   const bool writes_config = std::any_of(job.text_files.begin(), job.text_files.end(),
                                          [](const TextFile& file) { return file.path == kConfigFile; });
-  return job.source.model_dtypes.empty() && !writes_config && !job.layout->traits().casts_to_config_dtype &&
-         !casts_any(job);
+  const bool has_model_dtypes = std::any_of(job.source.logical.begin(), job.source.logical.end(),
+                                            [](const LogicalTensor& tensor) { return tensor.model_dtype; });
+  return !has_model_dtypes && !writes_config && !job.layout->traits().casts_to_config_dtype && !casts_any(job);
 }
 
 struct Row {

@@ -81,7 +81,7 @@ Totals totals_of(const SourceMap& map, const std::vector<TensorRow>& rows) {
 Totals totals_of(const SourceMap& map) {
   Totals totals;
   for (const LogicalTensor& tensor : map.logical)
-    if (!tensor.filler) totals.add(tensor);
+    if (!tensor.constant()) totals.add(tensor);
   return totals;
 }
 

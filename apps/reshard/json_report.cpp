@@ -62,7 +62,7 @@ Document options_document(const Job& job) {
 Document states_document(const TargetMap& target) {
   std::uint64_t entries = 0, bytes = 0;
   for (const LogicalTensor& tensor : target.logical) {
-    if (tensor.filler || tensor.role == TensorRole::kParameter) continue;
+    if (tensor.constant() || tensor.role == TensorRole::kParameter) continue;
     ++entries;
     bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
   }

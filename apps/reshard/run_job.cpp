@@ -191,7 +191,7 @@ std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
     tensors = result->inexact;
   } else {
     for (const LogicalTensor& tensor : job.source.logical)
-      if (const Computed* computed = job.source.computed_as(tensor);
+      if (const auto& computed = tensor.computed;
           computed && computed->recipe->key() == kMeanKey && computed->inputs.size() > 1)
         tensors.push_back(tensor.name);
   }

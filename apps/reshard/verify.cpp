@@ -429,8 +429,9 @@ void note_trainer_files(Files& files, Checkpoint& side) {
 void note_unknown_model(Checkpoint& side, const Checkpoint& other) {
   if (side.model || side.adapter || !other.model || !side.config.empty()) return;
   const std::vector<LogicalTensor>& logical = side.map.logical;
-  if (std::any_of(logical.begin(), logical.end(),
-                  [&](const LogicalTensor& tensor) { return !tensor.filler && !other.map.find_logical(tensor.name); }))
+  if (std::any_of(logical.begin(), logical.end(), [&](const LogicalTensor& tensor) {
+        return !tensor.constant() && !other.map.find_logical(tensor.name);
+      }))
     side.notes.emplace_back(
         "its config.json is not known, so that tensors under other names, or packed in others, are compared as they "
         "are: `config` says where it is");

@@ -450,7 +450,7 @@ struct Met {
     ++placed[request.layout];
     known[request.layout] += placement.mesh || placement.is_known;
     padded += std::any_of(job.target.logical.begin(), job.target.logical.end(),
-                          [](const LogicalTensor& tensor) { return tensor.filler.fill() == Filler::Fill::kPadding; });
+                          [](const LogicalTensor& tensor) { return tensor.is_padding(); });
     for (const LayoutOption* option : request.layout->options())
       adjacent += option->type == LayoutOption::Type::kChoice && request.options.choice(*option) == "adjacent";
     spread += *request.ep > 1;

@@ -53,7 +53,7 @@ using Tensors = std::map<std::string, std::pair<DType, Dims>>;
 Tensors tensors_of(const reshard::SourceMap& map) {
   Tensors tensors;
   for (const LogicalTensor& tensor : map.logical)
-    if (!tensor.filler) tensors.emplace(tensor.name, std::pair(tensor.dtype, tensor.shape));
+    if (!tensor.constant()) tensors.emplace(tensor.name, std::pair(tensor.dtype, tensor.shape));
   return tensors;
 }
 

@@ -40,8 +40,9 @@ struct Checkpoints : Input {
 
 TEST_CASE("A note of a cast names the dtype that the model was trained in, but not where float64 alone is why") {
   Draft draft;
-  draft.source.map.model_dtypes = {{"a", DType::kBF16}, {"b", DType::kF32}, {"c", DType::kF32}};
   draft.wanted = {{"a", DType::kF32, {2}}, {"b", DType::kF64, {2}}, {"c", DType::kF64, {2}}, {"d", DType::kF32, {2}}};
+  draft.wanted[0].model_dtype = DType::kBF16;
+  draft.wanted[1].model_dtype = draft.wanted[2].model_dtype = DType::kF32;
   Request request;
   request.target.layout = &whole_layout();
   cast(local_storage(), draft, request);

@@ -95,10 +95,10 @@ inline SourceMap compute(SourceMap source, const std::string& name, std::shared_
     names.push_back(tensor.name == name ? name + " (stored)" : tensor.name);
   source.rename_logical(names);
   const LogicalTensor& stored = source.logical[*source.find_logical(name + " (stored)")];
-  source.add_logical({name, DType::kBF16, stored.shape, {}}, {});
   Computed computed{std::move(recipe), {name + " (stored)"}};
   computed.inputs.insert(computed.inputs.end(), others.begin(), others.end());
-  source.computed.emplace(name, std::move(computed));
+  source.add_logical({name, DType::kBF16, Dims(stored.shape), std::make_shared<const Computed>(std::move(computed))},
+                     {});
   return source;
 }
 

@@ -355,7 +355,7 @@ void JobRun::write_manifest(const ShareReport& report, RunResult& result) {
   const auto begin = std::chrono::steady_clock::now();
   std::vector<TensorDigest> digests(report.digests.size());
   for (std::size_t t = 0; t < digests.size(); ++t)
-    if (!job_.target.logical[t].filler) digests[t] = report.digests[t].digest();
+    if (!job_.target.logical[t].constant()) digests[t] = report.digests[t].digest();
   std::vector<Manifest::File> files = proved_files(job_);
   std::vector<fs::path> paths;
   paths.reserve(files.size());

@@ -44,7 +44,7 @@ std::map<std::string, std::string> content(Checkpoint checkpoint) {
   add_states(checkpoint.map, states.map);
   std::vector<std::uint32_t> wanted;
   for (std::uint32_t l = 0; l < checkpoint.map.logical.size(); ++l)
-    if (!checkpoint.map.logical[l].filler) wanted.push_back(l);
+    if (!checkpoint.map.logical[l].constant()) wanted.push_back(l);
   RunOptions options = unsynced();
   options.replicas = Replicas::kFirst;
   const auto digests = compute_digests(checkpoint.map, wanted, options, true);

@@ -61,14 +61,14 @@ json describe_states(Checkpoint& checkpoint) {
   add_states(checkpoint.map, states.map);
   std::vector<std::uint32_t> wanted;
   for (const LogicalTensor& tensor : states.map.logical)
-    if (!tensor.filler) wanted.push_back(*checkpoint.map.find_logical(tensor.name));
+    if (!tensor.constant()) wanted.push_back(*checkpoint.map.find_logical(tensor.name));
   RunOptions options = unsynced();
   options.replicas = Replicas::kFirst;
   const auto digests = compute_digests(checkpoint.map, wanted, options, true);
   json found;
   for (std::size_t i = 0, n = 0; i < states.of.size(); ++i) {
     const LogicalTensor& tensor = states.map.logical[i];
-    if (tensor.filler) continue;
+    if (tensor.constant()) continue;
     const TensorDigest& digest = digests[n++];
     CHECK(tensor.role == TensorRole::kState);
     const DcpPath path = states.path_with(i, states.parameter(i));
@@ -523,7 +523,7 @@ TEST_CASE("States with padding on the way of ZeRO-1 go to a dcp without it") {
   // Master weights stay behind; the values of two groups come as objects.
   const auto& logical = target.states.map.logical;
   CHECK(std::count_if(logical.begin(), logical.end(), [](const LogicalTensor& tensor) {
-          return tensor.role == TensorRole::kState && !tensor.filler;
+          return tensor.role == TensorRole::kState && !tensor.constant();
         }) == 63);
   for (Checkpoint* side : {&source, &target}) add_states(side->map, side->states.map);
   Verification result = verify(source.map, target.map, {}, unsynced());

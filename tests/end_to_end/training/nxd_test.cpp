@@ -50,7 +50,7 @@ TEST_CASE("Random models come back from the layout nxd in either order of heads,
     ++done;
     adjacent += is_adjacent;
     padded += std::any_of(job->target.logical.begin(), job->target.logical.end(),
-                          [](const LogicalTensor& tensor) { return static_cast<bool>(tensor.filler); });
+                          [](const LogicalTensor& tensor) { return static_cast<bool>(tensor.constant()); });
   }
   if (has_all_seeds()) {
     CHECK(done > 70);

@@ -274,7 +274,9 @@ TEST_CASE("Runs that compute otherwise have another fingerprint, and inputs that
   const auto fingerprint = [&] { return to_string(run_fingerprint(*job, {})); };
   const std::string before = fingerprint();
   CHECK(to_string(run_fingerprint(*model.plan(model.temp / "out"), {})) == before);
-  job->source.computed.at(kMerged).recipe = std::make_shared<AddLowRank>(kRank, 0.4f);
+  LogicalTensor& merged = job->source.logical[*job->source.find_logical(kMerged)];
+  merged.computed =
+      std::make_shared<Computed>(Computed{std::make_shared<AddLowRank>(kRank, 0.4f), merged.computed->inputs});
   CHECK(fingerprint() != before);
   RunOptions options = unsynced();
   options.max_memory_bytes = kMinMemoryBytes;
@@ -297,8 +299,8 @@ TEST_CASE("A tensor whose smallest block does not fit in memory with its input i
   map.files.push_back({{"none.safetensors", std::uint64_t{8} << 20}});
   const Dims shape{std::uint64_t{2} << 20};
   map.add_whole(map.add_stored(StoredTensor{"w", DType::kF32, shape, 0, 0}), "w");
-  map.add_logical({"sums", DType::kF32, shape, {}}, {});
-  map.computed.emplace("sums", Computed{std::make_shared<Cumulate>(), {"w"}});
+  auto cumulated = std::make_shared<Computed>(Computed{std::make_shared<Cumulate>(), {"w"}});
+  map.add_logical({"sums", DType::kF32, shape, std::move(cumulated)}, {});
   RunOptions options = unsynced();
   options.max_memory_bytes = std::uint64_t{8} << 20;
   check_refused([&] { run_program({&map}, make_reading_program(map), {}, options); },

@@ -201,13 +201,13 @@ TEST_CASE("A stack of experts is as many tensors, of chunks that cut it anywhere
 TEST_CASE("What is known of an entry is known of the tensors in it") {
   const Entry stack({"moe.w1", "experts.*.gate", DType::kF32, {2, 1, 1}, {{{{0, 0, 0}, {2, 1, 1}}}}}, stacked());
   SourceMap map = map_of({stack, matrix(1, 1)});
-  map.model_dtypes = {{"experts.*.gate", DType::kBF16}};
-  map.unconfirmed_hints = {{"w", "look"}};
+  map.logical[*map.find_logical("experts.*.gate")].model_dtype = DType::kBF16;
+  map.logical[*map.find_logical("w")].unconfirmed_hint = "look";
   unpack(map, packed_in({stack}), nullptr);
   REQUIRE(map.logical.size() == 3);
   for (const LogicalTensor& tensor : map.logical) {
-    CHECK(map.model_dtype(tensor).has_value() == (tensor.name != "w"));
-    CHECK(map.unconfirmed_hint(tensor).empty() == (tensor.name != "w"));
+    CHECK(tensor.model_dtype.has_value() == (tensor.name != "w"));
+    CHECK(tensor.unconfirmed_hint.empty() == (tensor.name != "w"));
   }
 }
 

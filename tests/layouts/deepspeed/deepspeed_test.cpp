@@ -162,7 +162,7 @@ TEST_CASE("The mesh, notes and metadata of a checkpoint of ZeRO say what was fou
   CHECK(second.map.files.size() == 1);
   const Checkpoint third = read(written(temp, 3, 3, small_model(), "third"));
   CHECK(third.map.files.size() == 6);
-  CHECK(third.map.model_dtypes.at("a") == DType::kBF16);
+  CHECK(third.map.logical[*third.map.find_logical("a")].model_dtype == DType::kBF16);
   CHECK(third.map.logical.at(find(third, "f")).dtype == DType::kBF16);
 }
 
@@ -307,7 +307,7 @@ TEST_CASE("A universal checkpoint is found by latest_universal, and its paramete
   const Checkpoint found = read(temp.path());
   CHECK(found.file_metadata[0].second == "universal");
   CHECK_THAT(nlohmann::json(found.notes).dump(), Says("3 tensors of the optimizer's state"));
-  CHECK(found.map.model_dtypes.at("a") == DType::kBF16);
+  CHECK(found.map.logical[*found.map.find_logical("a")].model_dtype == DType::kBF16);
 
   write_file(temp / "latest_universal", "other");
   check_unread(temp.path(), {.path = temp / "latest_universal", .says = "names other, which is not there"});

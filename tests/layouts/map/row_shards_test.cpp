@@ -25,7 +25,7 @@ std::vector<std::string> elements(const reshard::SourceMap& map, std::uint32_t s
           at[d] += index[d];
         }
         REQUIRE(found[to].empty());
-        found[to] = map.logical[l].filler ? "0" : map.logical[l].name + " " + to_string(at);
+        found[to] = map.logical[l].constant() ? "0" : map.logical[l].name + " " + to_string(at);
         for (std::size_t d = index.size(); d-- > 0 && ++index[d] == piece.box.size[d];) index[d] = 0;
       }
     }
@@ -54,7 +54,7 @@ std::uint32_t add_fused(Random& random, reshard::SourceMap& local) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Dims stored_begin{begin, 0};
     if (pick(random, 0, 3) == 0) {
-      local.add_filler(number, {stored_begin, {rows[i], columns}}, 0);
+      local.add_constant(number, {stored_begin, {rows[i], columns}}, Constant::Kind::kPadding, 0);
     } else {
       const std::uint64_t before = pick(random, 0, 3);
       const std::uint32_t logical = local.add_logical(
@@ -105,7 +105,7 @@ TEST_CASE("Padding is of a state, or of the weights that shards are to be") {
     const std::vector<RowShard> shards{{map.add_stored({"w", DType::kF32, {4}}), 0}};
     add_row_shards(map, local, std::vector<std::vector<RowShard>>{shards}, moment, role);
     const auto padding = std::find_if(map.logical.begin(), map.logical.end(),
-                                      [](const LogicalTensor& tensor) { return static_cast<bool>(tensor.filler); });
+                                      [](const LogicalTensor& tensor) { return static_cast<bool>(tensor.constant()); });
     REQUIRE(padding != map.logical.end());
     CHECK(padding->role == role);
   }

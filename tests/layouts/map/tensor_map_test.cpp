@@ -123,19 +123,19 @@ TEST_CASE("A logical tensor that two files make differently is an error that sho
 TEST_CASE("What is known of a source's tensors follows their names, and goes with a tied tensor") {
   SourceMap map;
   for (const char* name : {"a", "b"}) map.add_logical({name, DType::kF32, {1}}, {});
-  map.model_dtypes = {{"a", DType::kBF16}};
-  map.unconfirmed_hints = {{"b", "look"}};
+  map.logical[0].model_dtype = DType::kBF16;
+  map.logical[1].unconfirmed_hint = "look";
   map.rename_logical({"b", "c"});
-  CHECK(map.model_dtype(map.logical[0]) == DType::kBF16);
-  CHECK_FALSE(map.model_dtype(map.logical[1]));
-  CHECK(map.unconfirmed_hint(map.logical[0]).empty());
-  CHECK(map.unconfirmed_hint(map.logical[1]) == "look");
+  CHECK(map.logical[0].model_dtype == DType::kBF16);
+  CHECK_FALSE(map.logical[1].model_dtype);
+  CHECK(map.logical[0].unconfirmed_hint.empty());
+  CHECK(map.logical[1].unconfirmed_hint == "look");
   SourceMap all;
   all.append(map, "first/");
-  CHECK(all.model_dtype(all.logical[0]) == DType::kBF16);
-  CHECK(all.unconfirmed_hint(all.logical[1]) == "look");
+  CHECK(all.logical[0].model_dtype == DType::kBF16);
+  CHECK(all.logical[1].unconfirmed_hint == "look");
   map.tie_logical(1, 0);
-  CHECK(map.unconfirmed_hints.empty());
+  CHECK(map.logical[0].unconfirmed_hint.empty());
   CHECK(map.file_of({"s", DType::kF32, {1}}).path.empty());
 }
 

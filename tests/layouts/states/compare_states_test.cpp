@@ -117,7 +117,7 @@ TEST_CASE("Master weights are left out where the other optimizer has none, with 
     for (const std::uint32_t logical : {0u, master}) {
       const std::uint32_t stored = states.map.add_stored(StoredTensor{"s", DType::kF32, {3}});
       states.map.pieces[logical].push_back({stored, {{0}, {2}}, {0}});
-      states.map.add_filler(stored, {{2}, {1}}, 0);
+      states.map.add_constant(stored, {{2}, {1}}, Constant::Kind::kPadding, 0);
     }
     states.of.resize(states.map.logical.size());
     return states;

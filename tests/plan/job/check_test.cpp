@@ -6,12 +6,15 @@
 namespace reshard::test {
 namespace {
 
-using Fill = Filler::Fill;
+using Kind = Constant::Kind;
 
 /// "w", a vector of 4 elements, in a file of tensor-parallel rank 0 and once more in one of rank 1.
-SourceMap two_ranks(DType dtype, std::optional<std::uint64_t> filler = {}, Fill fill = Fill::kPadding) {
+SourceMap two_ranks(DType dtype, std::optional<std::uint64_t> element_bits = {}, Kind kind = Kind::kPadding) {
   SourceMap map;
-  map.add_logical({"w", dtype, {4}, filler ? Filler(*filler, fill) : Filler()}, {});
+  LogicalTensor w{"w", dtype, {4}, {}};
+  if (element_bits)
+    w.computed = std::make_shared<Computed>(Computed{std::make_shared<Constant>(kind, dtype, *element_bits), {}});
+  map.add_logical(w, {});
   for (const std::uint32_t tp_rank : {0u, 1u}) {
     SourceFile file;
     file.path = "rank" + std::to_string(tp_rank);
@@ -24,8 +27,8 @@ SourceMap two_ranks(DType dtype, std::optional<std::uint64_t> filler = {}, Fill 
 }
 
 /// The same of a parameter that every rank has all of.
-SourceMap replicated(DType dtype, std::optional<std::uint64_t> filler = {}) {
-  SourceMap map = two_ranks(dtype, filler);
+SourceMap replicated(DType dtype, std::optional<std::uint64_t> element_bits = {}) {
+  SourceMap map = two_ranks(dtype, element_bits);
   for (StoredTensor& stored : map.stored) stored.replicated = true, stored.label = PartitionLabel::kReplicated;
   return map;
 }
@@ -62,8 +65,8 @@ TEST_CASE("What a check that fails says depends on the reason for it") {
        {.says = "holds other values than zeros in its padding, first at [2]",
         .hint = "config.json belongs to another model"}},
       {two_ranks(DType::kF32, 7), {.says = "the lowest of its dtype"}},
-      {two_ranks(DType::kI32, 3, Fill::kRankNumber), {.says = "is not the number of 3", .hint = "renamed or swapped"}},
-      {two_ranks(DType::kF32, 3, Fill::kConstant),
+      {two_ranks(DType::kI32, 3, Kind::kRankNumber), {.says = "is not the number of 3", .hint = "renamed or swapped"}},
+      {two_ranks(DType::kF32, 3, Kind::kRequired),
        {.says = "differs from the value that the layout has there, first at [2]", .hint = "of another layout"}}};
   for (const auto& [map, refusal] : rows) check_error(failure_of(map), refusal);
 }
@@ -89,7 +92,7 @@ TEST_CASE("A replica that its rule keeps whole may differ without metadata, and 
 
 TEST_CASE("A replica that nothing declares whole may neither differ nor drift, and says why") {
   SourceMap map = replicated(DType::kBF16);
-  map.unconfirmed_hints["w"] = "nothing names it";
+  map.logical[0].unconfirmed_hint = "nothing names it";
   CHECK_FALSE(check_of(map).may_differ);
   CHECK_FALSE(check_of(map).may_drift);  // parts of one vector may be as close to each other as drifted norms
   CHECK(failure_of(map).hint() == "nothing names it");
@@ -121,8 +124,8 @@ TEST_CASE("Only replicas may differ, and only trained replicas of another rank m
 
 TEST_CASE("A tied parameter, padding and a rank's number may neither drift nor differ") {
   const SourceMap map =
-      GENERATE(tied(DType::kBF16), replicated(DType::kBF16, 0), two_ranks(DType::kI32, 0, Fill::kRankNumber),
-               two_ranks(DType::kF32, 1, Fill::kConstant));
+      GENERATE(tied(DType::kBF16), replicated(DType::kBF16, 0), two_ranks(DType::kI32, 0, Kind::kRankNumber),
+               two_ranks(DType::kF32, 1, Kind::kRequired));
   const Check check = make_check(map, 0, {map.pieces[0][0]}, map.pieces[0][1]);
   CHECK_FALSE(check.may_drift);
   CHECK_FALSE(check.may_differ);

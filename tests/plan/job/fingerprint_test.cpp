@@ -51,6 +51,9 @@ using Change = std::function<void(Job&)>;
 
 TEST_CASE("Whatever changes a byte of the outputs changes a job's fingerprint") {
   const Dims turned{2, 4};
+  const auto constant = [](Constant::Kind kind, std::uint64_t element_bits) {
+    return std::make_shared<Computed>(Computed{std::make_shared<Constant>(kind, DType::kBF16, element_bits), {}});
+  };
   const std::map<std::string, Change> changes{
       {"source file name", [](Job& job) { job.source.files[0].path = "/models/a/other.safetensors"; }},
       {"source file size", [](Job& job) { ++job.source.files[0].size_bytes; }},
@@ -79,10 +82,10 @@ TEST_CASE("Whatever changes a byte of the outputs changes a job's fingerprint") 
       {"logical name", [](Job& job) { job.source.logical[0].name = "x"; }},
       {"logical dtype", [](Job& job) { job.target.logical[0].dtype = DType::kF16; }},
       {"logical shape", [](Job& job) { job.target.logical[0].shape = {8}; }},
-      {"padding", [](Job& job) { job.target.logical[0].filler = 0; }},
+      {"padding", [&](Job& job) { job.target.logical[0].computed = constant(Constant::Kind::kPadding, 0); }},
       {"a constant in place of padding",
-       [](Job& job) { job.target.logical[0].filler = Filler(0, Filler::Fill::kConstant); }},
-      {"other padding", [](Job& job) { job.target.logical[0].filler = 1; }},
+       [&](Job& job) { job.target.logical[0].computed = constant(Constant::Kind::kRequired, 0); }},
+      {"other padding", [&](Job& job) { job.target.logical[0].computed = constant(Constant::Kind::kPadding, 1); }},
       {"source piece", [](Job& job) { job.source.pieces[0][0].stored_begin[0] = 1; }},
       {"target piece's stored tensor", [](Job& job) { job.target.pieces[0][0].stored = 2; }},
       {"target piece's begin", [](Job& job) { job.target.pieces[0][0].box.begin[0] = 1; }},
@@ -112,7 +115,7 @@ TEST_CASE("Whatever changes a byte of the outputs changes a job's fingerprint") 
        [](Job& job) { job.program.transfers[0].source->inputs.push_back(*job.program.transfers[1].source); }},
       {"a recipe",
        [](Job& job) {
-         job.source.computed.emplace(job.source.logical[0].name, Computed{mean_recipe(), {}});
+         job.source.logical[0].computed = std::make_shared<Computed>(Computed{mean_recipe(), {}});
        }},
       {"nothing written", [](Job& job) { job.program.transfers[0].target.reset(); }},
       {"another tensor written", [](Job& job) { job.program.transfers[0].target = 1; }},

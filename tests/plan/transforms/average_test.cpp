@@ -21,7 +21,7 @@ SourceMap map_of(const std::vector<std::pair<std::string, char>>& tensors) {
 TEST_CASE("A mean comes last and reads each term once, and what files contain is counted as before") {
   const SourceMap before = map_of({{"x", 'a'}, {"other", 'b'}, {"y", 'c'}});
   const SourceMap map = average(before, {{"mean", {"x", "y"}}});
-  const Computed* mean = map.computed_as(map.logical.back());
+  const auto mean = map.logical.back().computed;
   REQUIRE(mean != nullptr);
   CHECK(map.logical.back().name == "mean");
   CHECK((mean->inputs == std::vector<std::string>{"x", "y"}));

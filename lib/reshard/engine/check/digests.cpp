@@ -49,7 +49,7 @@ std::vector<TensorDigest> compute_digests(const SourceMap& map, const std::vecto
     leaves.emplace_back(tensor.dtype, tensor.shape);
   }
   for (std::uint32_t index = 0; index < map.logical.size() && check_all; ++index)
-    if (map.logical[index].filler) program.transfers.push_back(std::move(all.transfers[index]));
+    if (map.logical[index].constant()) program.transfers.push_back(std::move(all.transfers[index]));
   const auto visit = [&](const VisitedBlock& block) {
     if (block.transfer >= leaves.size()) return;  // padding
     leaves[block.transfer].add(block.first_elem, sha256(block.bytes));

@@ -52,12 +52,12 @@ std::string form(const LogicalTensor& tensor) {
 /// Compares tensors of two checkpoints.
 class Comparison {
  public:
-  Comparison(const SourceMap& a, const SourceMap& b, const VerifyOptions& how) : a_(a), b_(b), how_(how) {}
+  explicit Comparison(const VerifyOptions& how) : how_(how) {}
 
   bool can_compare(const LogicalTensor& a, const LogicalTensor& b) const {
     if (a.shape != b.shape || a.dtype == b.dtype) return a.shape == b.shape;
     if (how_.tolerance) return reshard::can_compare(a.dtype, b.dtype);
-    return a_.model_dtype(a) == b.dtype || b_.model_dtype(b) == a.dtype;
+    return a.model_dtype == b.dtype || b.model_dtype == a.dtype;
   }
 
   /// compare_elements of parts of `a` and `b`. Values that the model has in the other's dtype are cast to it.
@@ -65,15 +65,13 @@ class Comparison {
                             std::span<const std::byte> b_bytes) const {
     if (a.dtype == b.dtype || how_.tolerance)
       return compare_elements(a.dtype, a_bytes, b.dtype, b_bytes, how_.tolerance, 1);
-    return compare_cast(a.dtype, a_bytes, b.dtype, b_bytes, a_.model_dtype(a) == b.dtype ? b.dtype : a.dtype);
+    return compare_cast(a.dtype, a_bytes, b.dtype, b_bytes, a.model_dtype == b.dtype ? b.dtype : a.dtype);
   }
 
  private:
   static DifferenceSummary compare_cast(DType a, std::span<const std::byte> a_bytes, DType b,
                                         std::span<const std::byte> b_bytes, DType to);
 
-  const SourceMap& a_;
-  const SourceMap& b_;
   const VerifyOptions& how_;
 };
 
@@ -106,7 +104,7 @@ DifferenceSummary Comparison::compare_cast(DType a, std::span<const std::byte> a
 /// Lists what cannot be compared.
 void compare_forms(const SourceMap& a, const SourceMap& b, const Comparison& comparison, Verification& result) {
   for (const LogicalTensor& tensor : a.logical) {
-    if (tensor.filler) continue;
+    if (tensor.constant()) continue;
     const auto other = b.find_logical(tensor.name);
     if (!other) {
       result.only_a.push_back(tensor.name);
@@ -117,7 +115,7 @@ void compare_forms(const SourceMap& a, const SourceMap& b, const Comparison& com
       result.other_form.push_back(fmt::format("{}: {} and {}", tensor.name, form(tensor), form(match)));
   }
   for (const LogicalTensor& tensor : b.logical)
-    if (!tensor.filler && !a.find_logical(tensor.name)) result.only_b.push_back(tensor.name);
+    if (!tensor.constant() && !a.find_logical(tensor.name)) result.only_b.push_back(tensor.name);
 }
 
 }  // namespace
@@ -130,19 +128,19 @@ Verification verify(const SourceMap& a, const SourceMap& b, const VerifyOptions&
 Verification verify(const SourceMap& a, const SourceMap& b, const VerifyOptions& how, const RunOptions& options,
                     Together& together) {
   Verification result;
-  const Comparison comparison(a, b, how);
+  const Comparison comparison(how);
   compare_forms(a, b, comparison, result);
   const ProgramMaps maps{&a, nullptr, &b};
   Program program = make_comparing_program(a, b);
   std::erase_if(program.transfers, [&](const Transfer& transfer) {
     const LogicalTensor& tensor = transfer.tensor(maps);
-    return !tensor.filler && !comparison.can_compare(tensor, *transfer.result(maps));
+    return !tensor.constant() && !comparison.can_compare(tensor, *transfer.result(maps));
   });
   std::vector<Found> found(program.transfers.size());
   std::mutex mutex;
   const auto visit = [&](const VisitedBlock& block) {
     const Transfer& transfer = program.transfers[block.transfer];
-    if (transfer.tensor(maps).filler) return;  // another number in its place is an error by itself
+    if (transfer.tensor(maps).constant()) return;  // another number in its place is an error by itself
     const DType a_dtype = transfer.tensor(maps).dtype;
     const DType b_dtype = transfer.result(maps)->dtype;
     const DifferenceSummary summary =
@@ -166,7 +164,7 @@ Verification verify(const SourceMap& a, const SourceMap& b, const VerifyOptions&
       [&](WireReader& wire, std::size_t t) { found[t] = Found::read(wire); });
   for (std::size_t t = 0; t < found.size(); ++t) {
     const LogicalTensor& tensor = program.transfers[t].tensor(maps);
-    if (tensor.filler) continue;
+    if (tensor.constant()) continue;
     ++result.compared_tensors;
     result.compared_bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
     if (found[t].differing == 0) continue;

@@ -37,7 +37,7 @@ struct Verification {
 /// How two checkpoints are held against each other.
 struct VerifyOptions {
   /// Values are compared, and a tensor may have another dtype; without it bytes are, and dtypes have to be the same, or
-  /// the one that the model has it in (SourceMap::model_dtypes), which it is cast to.
+  /// the one that the model has it in (LogicalTensor::model_dtype), which it is cast to.
   std::optional<Tolerance> tolerance;
 };
 

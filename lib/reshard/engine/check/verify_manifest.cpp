@@ -81,7 +81,7 @@ ManifestVerification verify_manifest(const SourceMap& map, const Manifest& manif
   std::vector<const Manifest::Tensor*> against;
   for (std::uint32_t index = 0; index < map.logical.size(); ++index) {
     const LogicalTensor& tensor = map.logical[index];
-    if (tensor.filler) continue;
+    if (tensor.constant()) continue;
     const auto found = expected.find(tensor.name);
     if (found == expected.end()) {
       result.only_checkpoint.push_back(tensor.name);

@@ -34,7 +34,7 @@ std::uint64_t input_bytes(const SourceMap& map, const Reading& reading, const Bo
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < reading.inputs.size(); ++i) {
     const LogicalTensor& input = map.logical[reading.inputs[i].logical];
-    const Recipe& recipe = *map.computed_as(map.logical[reading.logical])->recipe;
+    const Recipe& recipe = *map.logical[reading.logical].computed->recipe;
     if (recipe.access(i) == Recipe::Access::kWhole) continue;
     const Box needed = recipe.input_box(i, box);
     bytes += num_bytes(input.dtype, needed.size).value_or(0) + input_bytes(map, reading.inputs[i], needed);

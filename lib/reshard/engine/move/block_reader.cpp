@@ -9,7 +9,6 @@
 #include "reshard/base/error.h"
 #include "reshard/engine/units/blocks.h"
 #include "reshard/tensor/cast/format_element.h"
-#include "reshard/tensor/cast/numeric.h"
 
 namespace reshard {
 namespace {
@@ -42,10 +41,7 @@ std::span<const std::byte> BlockReader::read(const SourceMap& map, FilePool<Sour
   const std::uint64_t bytes = *num_bytes(tensor.dtype, at.box.size);
   const std::vector<Group> groups = groups_of(map, reading.reads, tensor, at);
   const auto block = buffer.make_room(bytes, {place_read_from(map, groups), written_to_bytes});
-  if (const auto filler = map.logical[reading.logical].filler) fill_elements(tensor.dtype, block, *filler);
   for (const Group& group : groups) load(map, files, group, block);
-  for (const Group& group : groups_of(map, reading.checks, tensor, at))
-    compare(map, files, reading, group, tensor, at, block);
   return block;
 }
 
@@ -104,26 +100,26 @@ void BlockReader::read_ranges(const Source& file, std::uint64_t offset_bytes, co
   });
 }
 
-/// The bytes of a replica are those of the first.
-/// \throws Error with the first element that differs.
-void BlockReader::compare(const SourceMap& map, FilePool<Source>& files, const Reading& reading, const Group& group,
+void BlockReader::compare(const SourceMap& map, FilePool<Source>& files, const Reading& reading,
                           const LogicalTensor& tensor, const Block& at, std::span<const std::byte> block) {
-  load(map, files, group, buffers_.other.make_room(block.size(), {place_read_from(map, {&group, 1}), {}}));
-  std::optional<std::uint64_t> differs_at;  // the first byte of the block that does
-  std::string values;                       // for a number: this value and that of the replica
-  for (const Runs& runs : group.runs)
-    runs.for_each([&](std::uint64_t, std::uint64_t b) {
-      const std::byte* const copy = buffers_.other.data() + b;
-      if (differs_at || std::memcmp(block.data() + b, copy, runs.run_bytes) == 0) return;
-      std::uint64_t at = 0;
-      while (at + 1 < runs.run_bytes && block[b + at] == copy[at]) ++at;
-      differs_at = b + at;
-      if (tensor.shape.empty())
-        values = fmt::format("{} there, {} here", format_element(tensor.dtype, block, 0),
-                             format_element(tensor.dtype, {copy, runs.run_bytes}, 0));
-    });
-  if (differs_at)
-    differ(map, files, reading, group.stored, tensor, at.index_of(*differs_at * 8 / bits(tensor.dtype)), values);
+  for (const Group& group : groups_of(map, reading.checks, tensor, at)) {
+    load(map, files, group, buffers_.other.make_room(block.size(), {place_read_from(map, {&group, 1}), {}}));
+    std::optional<std::uint64_t> differs_at;  // the first byte of the block that does
+    std::string values;                       // for a number: this value and that of the replica
+    for (const Runs& runs : group.runs)
+      runs.for_each([&](std::uint64_t, std::uint64_t b) {
+        const std::byte* const copy = buffers_.other.data() + b;
+        if (differs_at || std::memcmp(block.data() + b, copy, runs.run_bytes) == 0) return;
+        std::uint64_t first = 0;
+        while (first + 1 < runs.run_bytes && block[b + first] == copy[first]) ++first;
+        differs_at = b + first;
+        if (tensor.shape.empty())
+          values = fmt::format("{} there, {} here", format_element(tensor.dtype, block, 0),
+                               format_element(tensor.dtype, {copy, runs.run_bytes}, 0));
+      });
+    if (differs_at)
+      differ(map, files, reading, group.stored, tensor, at.index_of(*differs_at * 8 / bits(tensor.dtype)), values);
+  }
 }
 
 /// Decides about the whole replica, whichever block showed that it differs.
@@ -192,12 +188,18 @@ ReplicaDistance BlockReader::distance(const SourceMap& map, FilePool<Source>& fi
 }
 
 std::span<const std::byte> Evaluator::evaluate(const SourceMap& map, FilePool<Source>& files, const Reading& reading,
-                                               const Block& at, Buffer& buffer,
+                                               const LogicalTensor& tensor, const Block& at, Buffer& buffer,
                                                std::optional<std::uint64_t> written_to_bytes) {
-  const LogicalTensor& tensor = map.logical[reading.logical];
-  const Computed* computed = map.computed_as(tensor);
-  if (computed == nullptr) return reader_.read(map, files, reading, tensor, at, buffer, written_to_bytes);
-  const Recipe& recipe = *computed->recipe;
+  const auto block = tensor.computed ? compute(map, files, reading, tensor, at, buffer, written_to_bytes)
+                                     : reader_.read(map, files, reading, tensor, at, buffer, written_to_bytes);
+  reader_.compare(map, files, reading, tensor, at, block);
+  return block;
+}
+
+std::span<const std::byte> Evaluator::compute(const SourceMap& map, FilePool<Source>& files, const Reading& reading,
+                                              const LogicalTensor& tensor, const Block& at, Buffer& buffer,
+                                              std::optional<std::uint64_t> written_to_bytes) {
+  const Recipe& recipe = *tensor.computed->recipe;
   const std::size_t used = used_;
   std::vector<Box> boxes;
   std::vector<InputBox> inputs;
@@ -208,9 +210,10 @@ std::span<const std::byte> Evaluator::evaluate(const SourceMap& map, FilePool<So
     const bool is_kept = recipe.access(i) == Recipe::Access::kWhole;
     boxes.push_back(is_kept ? whole(from.shape) : recipe.input_box(i, at.box));
     if (used_ == buffers_.inputs.size()) buffers_.inputs.emplace_back();
-    inputs.push_back({boxes.back(), from.dtype,
-                      is_kept ? kept(map, files, input)
-                              : evaluate(map, files, input, Block(boxes.back(), at.order), buffers_.inputs[used_++])});
+    inputs.push_back(
+        {boxes.back(), from.dtype,
+         is_kept ? kept(map, files, input)
+                 : evaluate(map, files, input, from, Block(boxes.back(), at.order), buffers_.inputs[used_++])});
   }
   const auto result = buffer.make_room(*num_bytes(tensor.dtype, at.box.size), {{}, written_to_bytes});
   recipe.apply(inputs, at.box, result, findings_);
@@ -236,7 +239,7 @@ std::span<const std::byte> Evaluator::kept(const SourceMap& map, FilePool<Source
     one->bytes.reserve(num_bytes(tensor.dtype, tensor.shape).value_or(0));
     Buffer buffer;
     for (std::uint64_t block = 0; block < grid.count(); ++block) {
-      const auto bytes = evaluate(map, files, input, Block(grid.block(block)), buffer);
+      const auto bytes = evaluate(map, files, input, tensor, Block(grid.block(block)), buffer);
       one->bytes.insert(one->bytes.end(), bytes.begin(), bytes.end());
     }
   });
@@ -248,7 +251,7 @@ std::uint64_t kept_bytes(const SourceMap& map, const Reading& reading) {
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < reading.inputs.size(); ++i) {
     const LogicalTensor& input = map.logical[reading.inputs[i].logical];
-    if (map.computed_as(map.logical[reading.logical])->recipe->access(i) == Recipe::Access::kWhole)
+    if (map.logical[reading.logical].computed->recipe->access(i) == Recipe::Access::kWhole)
       bytes += num_bytes(input.dtype, input.shape).value_or(0);
     bytes += kept_bytes(map, reading.inputs[i]);
   }

@@ -20,12 +20,15 @@ class BlockReader {
  public:
   BlockReader(RunState& shared, Buffers& buffers) : shared_(shared), buffers_(buffers) {}
 
-  /// Reads block `at` of the tensor into `buffer`, and compares its replicas with it. From there it is written to
-  /// `written_to_bytes` of a file, if it is.
-  /// \throws Error kBadInput where a check finds other bytes; kIo.
+  /// Reads block `at` of the tensor into `buffer`. From there it is written to `written_to_bytes` of a file, if it is.
   std::span<const std::byte> read(const SourceMap& map, FilePool<Source>& files, const Reading& reading,
                                   const LogicalTensor& tensor, const Block& at, Buffer& buffer,
                                   std::optional<std::uint64_t> written_to_bytes = {});
+
+  /// Compares block `at` with what the reading's checks find.
+  /// \throws Error kBadInput with the first element that differs; kIo.
+  void compare(const SourceMap& map, FilePool<Source>& files, const Reading& reading, const LogicalTensor& tensor,
+               const Block& at, std::span<const std::byte> block);
 
   /// Replicas found to differ since the last call, for a UnitLedger.
   std::vector<Divergence> take_noted() { return std::exchange(noted_, {}); }
@@ -34,8 +37,6 @@ class BlockReader {
   void load(const SourceMap& map, FilePool<Source>& files, const Group& group, std::span<std::byte> block);
   void load_apart(const Source& file, std::uint64_t offset_bytes, const Runs& runs, std::span<std::byte> block);
   void read_ranges(const Source& file, std::uint64_t offset_bytes, const Runs& reads);
-  void compare(const SourceMap& map, FilePool<Source>& files, const Reading& reading, const Group& group,
-               const LogicalTensor& tensor, const Block& at, std::span<const std::byte> block);
   void differ(const SourceMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
               const LogicalTensor& tensor, const Dims& index, std::string_view values);
   ReplicaDistance distance(const SourceMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
@@ -51,11 +52,12 @@ class Evaluator {
  public:
   Evaluator(RunState& shared, Buffers& buffers) : shared_(shared), buffers_(buffers), reader_(shared, buffers) {}
 
-  /// Puts block `at` of a tensor of `map` into `buffer`, and compares its replicas with it. From there it is written to
+  /// Puts block `at` of a tensor into `buffer`, and compares its replicas with it. From there it is written to
   /// `written_to_bytes` of a file, if it is.
+  /// \param tensor  of `map`; of another map only a constant, which needs no reading.
   /// \throws Error kBadInput where a check finds other bytes; kIo.
   std::span<const std::byte> evaluate(const SourceMap& map, FilePool<Source>& files, const Reading& reading,
-                                      const Block& at, Buffer& buffer,
+                                      const LogicalTensor& tensor, const Block& at, Buffer& buffer,
                                       std::optional<std::uint64_t> written_to_bytes = {});
 
   /// What recipes found since the last call.
@@ -66,6 +68,9 @@ class Evaluator {
   void begin_tensor() { kept_.clear(); }
 
  private:
+  std::span<const std::byte> compute(const SourceMap& map, FilePool<Source>& files, const Reading& reading,
+                                     const LogicalTensor& tensor, const Block& at, Buffer& buffer,
+                                     std::optional<std::uint64_t> written_to_bytes);
   std::span<const std::byte> kept(const SourceMap& map, FilePool<Source>& files, const Reading& input);
 
   RunState& shared_;

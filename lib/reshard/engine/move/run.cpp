@@ -69,7 +69,10 @@ class Mover {
       for (const Group& target : targets) done += target.total_bytes;
     } else {
       const auto written_to_bytes = writer_.place_written_to(targets);
-      std::span<const std::byte> block = read(transfer, item.at, written_to_bytes);
+      static const Reading kNone;  // of a constant of the target
+      std::span<const std::byte> block =
+          evaluator_.evaluate(*maps.source, shared_.sources, transfer.source ? *transfer.source : kNone,
+                              transfer.tensor(maps), item.at, buffers_.block, written_to_bytes);
       if (transfer.target) {
         block = cast(transfer, item.at, block, written_to_bytes);
         hash(item, block);
@@ -77,7 +80,8 @@ class Mover {
       }
       std::span<const std::byte> against;
       if (transfer.against)
-        against = evaluator_.evaluate(*maps.against, shared_.others, *transfer.against, item.at, buffers_.against);
+        against = evaluator_.evaluate(*maps.against, shared_.others, *transfer.against, *transfer.result(maps), item.at,
+                                      buffers_.against);
       if (shared_.visitor) {
         shared_.visitor(
             {item.transfer, item.block, first_elem(transfer.tensor(maps).shape, item.at.box), block, against});
@@ -114,11 +118,11 @@ class Mover {
   bool move(const BlockQueue::Item& item, std::span<const Group> targets) {
     const Transfer& transfer = shared_.program.transfers[item.transfer];
     const ProgramMaps& maps = shared_.maps;
-    if (!transfer.target || !transfer.source || !transfer.source->inputs.empty() || shared_.visitor ||
-        transfer.against || !transfer.source->checks.empty() || !shared_.digests.empty())
+    if (!transfer.target || !transfer.source || shared_.visitor || transfer.against ||
+        !transfer.source->checks.empty() || !shared_.digests.empty())
       return false;
     const LogicalTensor& tensor = transfer.tensor(maps);
-    if (tensor.filler || tensor.dtype != maps.target->logical[*transfer.target].dtype) return false;
+    if (tensor.computed || tensor.dtype != maps.target->logical[*transfer.target].dtype) return false;
     for (const Group& target : targets)
       if (!target.is_one_run()) return false;
     const std::vector<Group> sources = groups_of(*maps.source, transfer.source->reads, tensor, item.at);
@@ -130,7 +134,7 @@ class Mover {
     if (shared_.digests.empty()) return;
     const std::uint32_t target = *shared_.program.transfers[item.transfer].target;
     const LogicalTensor& tensor = shared_.maps.target->logical[target];
-    if (tensor.filler) return;
+    if (tensor.constant()) return;
     const auto begin = std::chrono::steady_clock::now();
     hash_.update(block);
     const UnitReport::Leaf leaf{target, first_elem(tensor.shape, item.at.box), hash_.finish()};
@@ -151,18 +155,6 @@ class Mover {
     return std::all_of(targets.begin(), targets.end(), [&](const Group& target) {
       return writer_.copy(target, *file, stored.offset_bytes + source.runs.front().a_begin_bytes);
     });
-  }
-
-  std::span<const std::byte> read(const Transfer& transfer, const Block& at,
-                                  std::optional<std::uint64_t> written_to_bytes) {
-    const LogicalTensor& tensor = transfer.tensor(shared_.maps);
-    if (!transfer.source) {
-      const auto room = buffers_.block.make_room(*num_bytes(tensor.dtype, at.box.size), {{}, written_to_bytes});
-      fill_elements(tensor.dtype, room, *tensor.filler);
-      return room;
-    }
-    return evaluator_.evaluate(*shared_.maps.source, shared_.sources, *transfer.source, at, buffers_.block,
-                               written_to_bytes);
   }
 
   /// The block in the dtype that is written.

@@ -35,7 +35,7 @@ Format format_of(const TargetMap& map) {
 std::string dtypes_of(const TargetMap& map) {
   std::set<std::string> names;
   for (const LogicalTensor& tensor : map.logical)
-    if (!tensor.filler) names.emplace(name(tensor.dtype));
+    if (!tensor.constant()) names.emplace(name(tensor.dtype));
   std::string text;
   for (const std::string& one : names) text += (text.empty() ? "" : ", ") + one;
   return text;

@@ -45,9 +45,10 @@ void add_made(const TargetMap& target, std::vector<Manifest::Tensor>& tensors) {
         {name, DType::kU8, shape, digest_of(DType::kU8, shape, std::as_bytes(std::span(bytes))), TensorRole::kObject});
   }
   for (const LogicalTensor& tensor : target.logical) {
-    if (tensor.role != TensorRole::kState || tensor.filler.fill() != Filler::Fill::kConstant) continue;
+    const Constant* constant = tensor.constant();
+    if (tensor.role != TensorRole::kState || !constant || constant->kind() != Constant::Kind::kRequired) continue;
     std::vector<std::byte> bytes(num_bytes(tensor.dtype, tensor.shape).value());
-    fill_elements(tensor.dtype, bytes, *tensor.filler);
+    fill_elements(tensor.dtype, bytes, constant->element_bits());
     tensors.push_back(
         {tensor.name, tensor.dtype, tensor.shape, digest_of(tensor.dtype, tensor.shape, bytes), TensorRole::kState});
   }
@@ -73,7 +74,7 @@ std::uint64_t proof_bytes(const Job& job) {
   std::vector<TensorDigest> digests(job.target.logical.size());
   for (std::size_t t = 0; t < digests.size(); ++t) {
     const LogicalTensor& tensor = job.target.logical[t];
-    if (tensor.filler) continue;
+    if (tensor.constant()) continue;
     const std::uint64_t leaves = BlockGrid(tensor.dtype, tensor.shape, kLeafBytes).count();
     if (leaves > 1) digests[t].leaves.resize(leaves);
   }

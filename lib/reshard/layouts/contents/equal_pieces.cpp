@@ -116,7 +116,8 @@ class PieceComparison {
 void validate_pieces_differ(Files& files, const SourceMap& map) {
   PieceComparison comparison(files, map);
   for (std::uint32_t logical = 0; logical < map.logical.size(); ++logical)
-    if (!map.logical[logical].filler && map.logical[logical].role == TensorRole::kParameter) comparison.run(logical);
+    if (!map.logical[logical].constant() && map.logical[logical].role == TensorRole::kParameter)
+      comparison.run(logical);
 }
 
 void validate_heads_differ(Files& files, const SourceMap& map, const Model& model) {

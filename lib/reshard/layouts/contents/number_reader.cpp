@@ -11,7 +11,7 @@ namespace reshard {
 
 bool NumberReader::can_read(const LogicalTensor& tensor) {
   const DTypeClass kind = describe(tensor.dtype).kind;
-  return tensor.shape.empty() && !tensor.filler && bits(tensor.dtype) % 8 == 0 && kind != DTypeClass::kComplex;
+  return tensor.shape.empty() && !tensor.constant() && bits(tensor.dtype) % 8 == 0 && kind != DTypeClass::kComplex;
 }
 
 PlainValue NumberReader::read(const StoredTensor& tensor) {

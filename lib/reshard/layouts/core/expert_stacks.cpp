@@ -39,7 +39,7 @@ struct Stacks {
 
   /// What the tensor contains; std::nullopt if it is no stack.
   std::optional<PackedNames> find(const LogicalTensor& tensor) const {
-    const bool has_shape = tensor.shape.size() == 3 && !tensor.filler && tensor.shape[0] <= most &&
+    const bool has_shape = tensor.shape.size() == 3 && !tensor.constant() && tensor.shape[0] <= most &&
                            num_elems(tensor.shape).value_or(0) > 0;
     return has_shape ? names.find(tensor.name) : std::nullopt;
   }
@@ -91,7 +91,7 @@ bool take_apart(Checkpoint& checkpoint, const Stacks& stacks, ConfigUse use) {
     if (stack)
       packed.by_name.emplace(tensor.name,
                              PackedEntry{std::make_shared<const PackedNames>(*stack), tensor.name, tensor.shape});
-    names.push_back(stack || tensor.filler ? tensor.name : stacks.names.own_name(tensor.name));
+    names.push_back(stack || tensor.constant() ? tensor.name : stacks.names.own_name(tensor.name));
   }
   map.rename_logical(names);
   const std::vector<std::string> apart = packed.tensors();

@@ -220,7 +220,7 @@ Misfits find_misfits(std::span<const LogicalTensor> tensors, const Model& model)
   for (const ModelParameter& parameter : model.parameters) expected.emplace(parameter.name, &parameter);
   Misfits misfits;
   for (const LogicalTensor& tensor : tensors) {
-    if (tensor.filler) continue;
+    if (tensor.constant()) continue;
     const auto found = expected.find(tensor.name);
     if (found == expected.end()) {
       misfits.unlisted.push_back(&tensor);
@@ -247,13 +247,13 @@ void refuse_strangers(std::span<const LogicalTensor> tensors, const Model& model
   std::vector<std::string_view> names;
   names.reserve(tensors.size());
   for (const LogicalTensor& tensor : tensors)
-    if (!tensor.filler) names.push_back(tensor.name);
+    if (!tensor.constant()) names.push_back(tensor.name);
   if (auto stranger = stranger_among(names, &model)) throw stranger->in(where);
 }
 
 bool holds(std::span<const LogicalTensor> tensors, const std::string& name) {
   return std::any_of(tensors.begin(), tensors.end(),
-                     [&](const LogicalTensor& tensor) { return !tensor.filler && tensor.name == name; });
+                     [&](const LogicalTensor& tensor) { return !tensor.constant() && tensor.name == name; });
 }
 
 /// Validates that an output head which config.json has, and which is missing, is not there under another name.

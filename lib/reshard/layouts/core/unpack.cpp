@@ -67,7 +67,7 @@ class MapUnpacker {
   Unpacked run() && {
     for (std::uint32_t l = 0; l < map_.logical.size(); ++l) {
       const auto packed = packed_.by_name.find(map_.logical[l].name);
-      if (packed == packed_.by_name.end() || map_.logical[l].filler) {
+      if (packed == packed_.by_name.end() || map_.logical[l].constant()) {
         add(l);
         continue;
       }
@@ -177,7 +177,7 @@ class MapUnpacker {
     std::unordered_map<std::string_view, std::uint32_t> from;
     for (std::size_t i = 0; i < made_.size(); ++i) {
       const auto [other, is_new] = from.emplace(made_[i].name, from_[i]);
-      if (!is_new && !made_[i].filler && !map_.logical[other->second].filler)
+      if (!is_new && !made_[i].constant() && !map_.logical[other->second].constant())
         throw Error(ErrorKind::kBadInput,
                     fmt::format("exists twice, in {} and in {}", entry_of(other->second), entry_of(from_[i])))
             .in(packed_.where)

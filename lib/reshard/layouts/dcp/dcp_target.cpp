@@ -157,7 +157,7 @@ class Cutter {
     std::unordered_map<std::string_view, const Dims*> shapes;
     for (const LogicalTensor& tensor : logical_) shapes.emplace(tensor.name, &tensor.shape);
     for (std::size_t i = 0; i < states_->of.size(); ++i) {
-      if (states_->of[i].left_out || states_->map.logical[i].filler || is_master(*states_, i)) continue;
+      if (states_->of[i].left_out || states_->map.logical[i].constant() || is_master(*states_, i)) continue;
       const LogicalTensor& tensor = states_->map.logical[i];
       const std::string parameter(states_->parameter(i));
       DcpEntryPlace place = program_place_of(parameter);
@@ -238,11 +238,12 @@ class Cutter {
           .hint("do without `with-optimizer`");
     std::uint32_t bits = 0;
     std::memcpy(&bits, &value, sizeof(bits));
+    auto recipe = std::make_shared<const Constant>(Constant::Kind::kRequired, DType::kF32, bits);
     DcpEntryPlace place = program_place_of(number.parameter);
     const LogicalTensor tensor{optimizer_state_name(number.parameter, number.state),
                                DType::kF32,
                                {},
-                               Filler(bits, Filler::Fill::kConstant),
+                               std::make_shared<const Computed>(Computed{std::move(recipe), {}}),
                                TensorRole::kState};
     DcpPath path = nested_or_flat({"optimizer", "state", place.name, number.state});
     place.packed = {};

@@ -63,7 +63,7 @@ fs::path directory_of(Files& files, const fs::path& folder) {
 /// Adds a tensor, of whose runs each is a few boxes.
 void add_tensor(SourceMap& map, const ZeroTensor& tensor) {
   const std::uint32_t logical = map.add_logical({tensor.name, tensor.dtype, tensor.shape, {}}, map.files.front().path);
-  if (tensor.model_dtype) map.model_dtypes.emplace(tensor.name, *tensor.model_dtype);
+  map.logical[logical].model_dtype = tensor.model_dtype;
   const SharedName entry(tensor.entry);
   const auto add = [&](const FlatRun& place, Box box) {
     StoredTensor stored{entry, tensor.dtype, box.size, place.file, place.offset_bytes};

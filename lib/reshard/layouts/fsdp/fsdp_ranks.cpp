@@ -260,7 +260,7 @@ SourceMap map_of(const std::vector<RankTensors>& ranks, const std::unordered_map
       const fs::path& path = ranks[rank].file.path;
       const std::uint32_t logical = map.add_logical({name->second, tensor.dtype, tensor.shape, {}}, path);
       if (tensor.kind == DistributedTensor::Kind::kWhole && !knows_shapes)
-        map.unconfirmed_hints[name->second] = kPlainHint;
+        map.logical[logical].unconfirmed_hint = kPlainHint;
       for (std::size_t i = 0; i < tensor.local.size(); ++i) {
         std::vector<LocalBox> boxes;
         try {

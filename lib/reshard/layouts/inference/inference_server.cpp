@@ -45,7 +45,7 @@ RankTarget ranks_to_write(const Layout& layout, const TargetRequest& request, st
 void note_padding(TargetPlan& plan) {
   std::vector<std::string> names;
   for (std::size_t l = 0; l < plan.map.logical.size(); ++l) {
-    if (plan.map.logical[l].filler.fill() != Filler::Fill::kPadding) continue;
+    if (!plan.map.logical[l].is_padding()) continue;
     const StoredTensor& tensor = plan.map.stored[plan.map.pieces[l].front().stored];
     std::string name = with_stars(tensor.name.text());
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));

@@ -44,7 +44,7 @@ void add_padding(TensorMap& map, const StoredTensor& local, const std::vector<Sh
     Box box = whole(map.stored[shard.stored].shape);
     box.begin[0] = std::max(shard.begin, local.shape[0]) - shard.begin;
     box.size[0] -= box.begin[0];
-    map.add_filler(shard.stored, box, 0, Filler::Fill::kPadding, role);
+    map.add_constant(shard.stored, box, Constant::Kind::kPadding, 0, role);
   }
 }
 
@@ -100,8 +100,8 @@ void add_row_shards(TensorMap& map, const TensorMap& local, std::span<const std:
     std::optional<std::uint32_t> index;  // made with its first piece
     for (const Piece& piece : local.pieces[l])
       cut(piece, rows[piece.stored], [&](std::uint32_t stored, Box box, Dims stored_begin) {
-        if (logical.filler)
-          return map.add_filler(stored, {stored_begin, box.size}, *logical.filler, logical.filler.fill(), role);
+        if (const Constant* constant = logical.constant())
+          return map.add_constant(stored, {stored_begin, box.size}, constant->kind(), constant->element_bits(), role);
         if (!index) {
           LogicalTensor named = state(logical);
           named.shape = logical.shape;

@@ -129,6 +129,16 @@ std::string expected_size(const PartitionRule& rule, std::uint32_t rank) {
   return size ? fmt::format(", of which it makes {} for a rank", *size) : std::string();
 }
 
+/// Renames the tensors that a tensor is computed from.
+template <typename Rename>
+void rename_inputs(LogicalTensor& tensor, Rename&& rename) {
+  if (!tensor.computed || tensor.computed->inputs.empty()) return;
+  Computed renamed = *tensor.computed;
+  for (std::vector<std::string>* names : {&renamed.inputs, &renamed.copies})
+    std::for_each(names->begin(), names->end(), rename);
+  tensor.computed = std::make_shared<const Computed>(std::move(renamed));
+}
+
 }  // namespace
 
 void StoredTensor::set_view(View view) {
@@ -154,7 +164,7 @@ void TensorMap::reserve_logical(std::size_t count) {
 }
 
 std::uint32_t TensorMap::add_logical(const LogicalTensor& tensor, const std::filesystem::path& where) {
-  auto& by_name = tensor.filler ? filler_by_name_ : logical_by_name_;
+  auto& by_name = tensor.constant() ? constant_by_name_ : logical_by_name_;
   const auto [found, is_new] = by_name.try_emplace(tensor.name, static_cast<std::uint32_t>(logical.size()));
   if (is_new) {
     logical.push_back(tensor);
@@ -178,20 +188,19 @@ std::optional<std::uint32_t> TensorMap::find_logical(const std::string& name) co
 }
 
 std::size_t TensorMap::tensor_count() const {
-  return static_cast<std::size_t>(std::count_if(logical.begin(), logical.end(), [this](const LogicalTensor& tensor) {
-    return !tensor.filler && !computed_as(tensor) && tensor.role == TensorRole::kParameter;
+  return static_cast<std::size_t>(std::count_if(logical.begin(), logical.end(), [](const LogicalTensor& tensor) {
+    return !tensor.computed && tensor.role == TensorRole::kParameter;
   }));
 }
 
 bool TensorMap::is_padded() const {
-  return std::any_of(logical.begin(), logical.end(),
-                     [](const LogicalTensor& tensor) { return tensor.filler.fill() == Filler::Fill::kPadding; });
+  return std::any_of(logical.begin(), logical.end(), [](const LogicalTensor& tensor) { return tensor.is_padding(); });
 }
 
 std::vector<LogicalTensor> TensorMap::state_dict() const {
   std::vector<LogicalTensor> tensors;
   std::copy_if(logical.begin(), logical.end(), std::back_inserter(tensors),
-               [this](const LogicalTensor& tensor) { return !tensor.filler && !computed_as(tensor); });
+               [](const LogicalTensor& tensor) { return !tensor.computed; });
   return tensors;
 }
 
@@ -251,45 +260,42 @@ void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule
 
 void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule, std::uint32_t rank,
                            std::span<const std::uint32_t> indices, const std::vector<Dims>& shapes) {
-  if (rule.constant) add_constant(stored_index, *rule.constant, rank);
+  if (rule.constant) add_numbers(stored_index, *rule.constant, rank);
   for (PartPiece& piece : pieces_of(rule, rank, shapes)) {
     if (piece.is_padding)
-      add_filler(stored_index, {piece.stored_begin, piece.box.size},
-                 rule.parts[piece.part].lowest ? lowest_bits(stored[stored_index].dtype) : 0);
+      add_constant(stored_index, {piece.stored_begin, piece.box.size}, Constant::Kind::kPadding,
+                   rule.parts[piece.part].lowest ? lowest_bits(stored[stored_index].dtype) : 0);
     else
       pieces[indices[piece.part]].push_back({stored_index, std::move(piece.box), std::move(piece.stored_begin)});
   }
 }
 
 /// A box for each run of equal elements. One of several numbers has one dim.
-void TensorMap::add_constant(std::uint32_t stored_index, const PartitionRule::Constant& constant, std::uint32_t rank) {
-  const auto fill = constant.is_rank_number ? Filler::Fill::kRankNumber : Filler::Fill::kConstant;
+void TensorMap::add_numbers(std::uint32_t stored_index, const PartitionRule::Constant& constant, std::uint32_t rank) {
+  const auto kind = constant.is_rank_number ? Constant::Kind::kRankNumber : Constant::Kind::kRequired;
   const std::vector<std::uint64_t>& values = constant.of(rank);
-  if (values.size() == 1) return add_filler(stored_index, whole(constant.shape), values.front(), fill);
+  if (values.size() == 1) return add_constant(stored_index, whole(constant.shape), kind, values.front());
   for (std::size_t begin = 0; begin < values.size();) {
     std::size_t end = begin + 1;
     while (end < values.size() && values[end] == values[begin]) ++end;
-    add_filler(stored_index, {{begin}, {end - begin}}, values[begin], fill);
+    add_constant(stored_index, {{begin}, {end - begin}}, kind, values[begin]);
     begin = end;
   }
 }
 
-void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint64_t bits, Filler::Fill fill,
-                           TensorRole role) {
+void TensorMap::add_constant(std::uint32_t stored_index, const Box& box, Constant::Kind kind,
+                             std::uint64_t element_bits, TensorRole role) {
   if (volume(box) == 0) return;
   const StoredTensor& tensor = stored[stored_index];
-  const std::string value = fill == Filler::Fill::kRankNumber ? fmt::format("rank {}", bits)
-                            : fill == Filler::Fill::kConstant ? fmt::format("constant {:#x}", bits)
-                            : bits == 0                       ? "zeros"
-                                                              : "lowest numbers";
-  LogicalTensor filler{fmt::format("{} ({})", tensor.name.text(), value), tensor.dtype, tensor.shape,
-                       Filler(bits, fill), role};
+  auto recipe = std::make_shared<const Constant>(kind, tensor.dtype, element_bits);
+  LogicalTensor added{fmt::format("{} ({})", tensor.name.text(), recipe->key()), tensor.dtype, tensor.shape, {}, role};
   // States of different parameters may have one name in the files of different stages.
-  const auto known = filler_by_name_.find(filler.name);
-  if (known != filler_by_name_.end() &&
-      (logical[known->second].shape != filler.shape || logical[known->second].dtype != filler.dtype))
-    filler.name += fmt::format(" {} {}", name(filler.dtype), to_string(filler.shape));
-  const std::uint32_t index = add_logical(filler, {});
+  const auto known = constant_by_name_.find(added.name);
+  if (known != constant_by_name_.end() &&
+      (logical[known->second].shape != added.shape || logical[known->second].dtype != added.dtype))
+    added.name += fmt::format(" {} {}", name(added.dtype), to_string(added.shape));
+  added.computed = std::make_shared<const Computed>(Computed{std::move(recipe), {}});
+  const std::uint32_t index = add_logical(added, {});
   pieces[index].push_back({stored_index, box, box.begin});
 }
 
@@ -322,8 +328,6 @@ void SourceMap::tie_logical(std::uint32_t tied, std::uint32_t source) {
     replica.replicated = false;
     pieces[source].push_back(std::move(piece));
   }
-  model_dtypes.erase(logical[tied].name);
-  unconfirmed_hints.erase(logical[tied].name);
   std::vector<std::uint32_t> others(logical.size());
   std::iota(others.begin(), others.end(), 0u);
   others.erase(others.begin() + tied);
@@ -346,25 +350,21 @@ void SourceMap::keep_logical(const std::vector<std::uint32_t>& order) {
 
 void SourceMap::set_logical(std::vector<LogicalTensor> tensors, std::vector<std::vector<Piece>> of_tensors,
                             const std::vector<std::uint32_t>& from) {
-  std::unordered_map<std::string, DType> dtypes;
-  std::unordered_map<std::string, std::string_view> hints;
-  std::unordered_map<std::string, std::string> renamed;  // where any are computed
+  const bool any_inputs = std::any_of(logical.begin(), logical.end(), [](const LogicalTensor& tensor) {
+    return tensor.computed && !tensor.computed->inputs.empty();
+  });
+  std::unordered_map<std::string, std::string> renamed;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const LogicalTensor& old = logical[from[i]];
-    if (const auto dtype = model_dtype(old)) dtypes.emplace(tensors[i].name, *dtype);
-    if (const auto hint = unconfirmed_hint(old); !hint.empty()) hints.emplace(tensors[i].name, hint);
-    if (!computed.empty()) renamed.emplace(old.name, tensors[i].name);
+    tensors[i].computed = old.computed;
+    tensors[i].model_dtype = old.model_dtype;
+    tensors[i].unconfirmed_hint = old.unconfirmed_hint;
+    if (any_inputs) renamed.emplace(old.name, tensors[i].name);
   }
-  for (auto& [name, how] : std::exchange(computed, {})) {
-    const auto found = renamed.find(name);
-    if (found == renamed.end()) continue;
-    for (std::vector<std::string>* names : {&how.inputs, &how.copies})
-      for (std::string& input : *names)
-        if (const auto of_now = renamed.find(input); of_now != renamed.end()) input = of_now->second;
-    computed.emplace(found->second, std::move(how));
-  }
-  model_dtypes = std::move(dtypes);
-  unconfirmed_hints = std::move(hints);
+  for (LogicalTensor& tensor : tensors)
+    rename_inputs(tensor, [&](std::string& input) {
+      if (const auto found = renamed.find(input); found != renamed.end()) input = found->second;
+    });
   logical = std::move(tensors);
   pieces = std::move(of_tensors);
   index_logical();
@@ -388,15 +388,8 @@ void SourceMap::keep_stored(const std::vector<bool>& used) {
 void SourceMap::append(SourceMap other, const std::string& logical_prefix) {
   const auto first_file = static_cast<std::uint32_t>(files.size());
   std::move(other.files.begin(), other.files.end(), std::back_inserter(files));
-  for (const auto& [name, dtype] : other.model_dtypes)
-    if (!find_logical(logical_prefix + name)) model_dtypes.emplace(logical_prefix + name, dtype);
-  for (const auto& [name, hint] : other.unconfirmed_hints)
-    if (!find_logical(logical_prefix + name)) unconfirmed_hints.emplace(logical_prefix + name, hint);
-  for (auto& [name, how] : other.computed) {
-    for (std::vector<std::string>* names : {&how.inputs, &how.copies})
-      for (std::string& input : *names) input.insert(0, logical_prefix);
-    computed.emplace(logical_prefix + name, std::move(how));
-  }
+  for (LogicalTensor& tensor : other.logical)
+    rename_inputs(tensor, [&](std::string& input) { input.insert(0, logical_prefix); });
   append_tensors(other, first_file, logical_prefix);
 }
 
@@ -421,24 +414,6 @@ void SourceMap::rename_logical(const std::vector<std::string>& names) {
 const SourceFile& SourceMap::file_of(const StoredTensor& tensor) const {
   static const SourceFile kNone;
   return tensor.file < files.size() ? files[tensor.file] : kNone;
-}
-
-std::optional<DType> SourceMap::model_dtype(const LogicalTensor& tensor) const {
-  if (model_dtypes.empty()) return std::nullopt;
-  const auto found = model_dtypes.find(tensor.name);
-  return found == model_dtypes.end() ? std::nullopt : std::optional(found->second);
-}
-
-const Computed* SourceMap::computed_as(const LogicalTensor& tensor) const {
-  if (computed.empty() || tensor.filler) return nullptr;
-  const auto found = computed.find(tensor.name);
-  return found == computed.end() ? nullptr : &found->second;
-}
-
-std::string_view SourceMap::unconfirmed_hint(const LogicalTensor& tensor) const {
-  if (unconfirmed_hints.empty()) return {};
-  const auto found = unconfirmed_hints.find(tensor.name);
-  return found == unconfirmed_hints.end() ? std::string_view() : found->second;
 }
 
 void SourceMap::order_logical(const std::vector<std::string>& names) {
@@ -471,9 +446,9 @@ void TensorMap::append_tensors(TensorMap& other, std::uint32_t first_file, const
 
 void TensorMap::index_logical() {
   logical_by_name_.clear();
-  filler_by_name_.clear();
+  constant_by_name_.clear();
   for (std::uint32_t i = 0; i < logical.size(); ++i)
-    (logical[i].filler ? filler_by_name_ : logical_by_name_).emplace(logical[i].name, i);
+    (logical[i].constant() ? constant_by_name_ : logical_by_name_).emplace(logical[i].name, i);
 }
 
 void validate_tiling(const TensorMap& map) {

@@ -18,37 +18,39 @@
 #include "reshard/layouts/map/partition.h"
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/specs/parallel/mesh.h"
-#include "reshard/tensor/recipes/recipe.h"
+#include "reshard/tensor/recipes/constant.h"
 #include "reshard/tensor/values/box.h"
 #include "reshard/tensor/values/view.h"
 
 namespace reshard {
 
-/// The value of each element of a tensor that is not in the state dict: its bits, and what it is there for.
-class Filler {
- public:
-  /// Padding of a stored tensor, the number of the rank, or another constant that the layout requires.
-  enum class Fill : std::uint8_t { kNone, kPadding, kRankNumber, kConstant };
-
-  Filler() = default;
-  Filler(std::uint64_t bits, Fill fill = Fill::kPadding) : bits_(bits), fill_(fill) {}
-
-  explicit operator bool() const { return fill_ != Fill::kNone; }
-  std::uint64_t operator*() const { return bits_; }
-  Fill fill() const { return fill_; }
-
- private:
-  std::uint64_t bits_ = 0;
-  Fill fill_ = Fill::kNone;
+/// How a logical tensor is computed: from others of its map, which need no place in a target, or a constant from none.
+struct Computed {
+  std::shared_ptr<const Recipe> recipe;  // not null
+  std::vector<std::string> inputs;       // names of logical tensors
+  std::vector<std::string> copies{};     // of logical tensors that are the same bytes of a file as an input
 };
 
-/// An entry of the original state dict.
+/// An entry of the original state dict, or a constant that files contain in addition to it.
 struct LogicalTensor {
   std::string name;
   DType dtype;
   Dims shape;
-  Filler filler;  // kNone for tensors of the state dict
+  std::shared_ptr<const Computed> computed;  // null if its pieces contain its values
   TensorRole role = TensorRole::kParameter;
+
+  // In a source map:
+  /// The model's dtype if the files have another. The tensor is cast to it unless the request names a dtype.
+  std::optional<DType> model_dtype{};
+  /// What to try if replicas differ. Set if each rank's tensor is assumed to be the whole one, which only equal replicas
+  /// confirm; otherwise empty. A literal.
+  std::string_view unconfirmed_hint{};
+
+  /// Null for tensors of the state dict.
+  const Constant* constant() const {
+    return computed ? dynamic_cast<const Constant*>(computed->recipe.get()) : nullptr;
+  }
+  bool is_padding() const { return constant() && constant()->kind() == Constant::Kind::kPadding; }
 };
 
 /// A file of a tensor map.
@@ -152,13 +154,6 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
-/// How a logical tensor that no file contains is computed from others of its map.
-struct Computed {
-  std::shared_ptr<const Recipe> recipe;  // not null
-  std::vector<std::string> inputs;       // names of logical tensors
-  std::vector<std::string> copies{};     // of logical tensors that are the same bytes of a file as an input
-};
-
 /// The tensors in the files of a checkpoint, and how these map to the original tensors: what a source and a target have in
 /// common. `pieces[i]` are those of `logical[i]`.
 class TensorMap {
@@ -171,8 +166,6 @@ class TensorMap {
 
   /// The file that a stored tensor is in.
   virtual const MapFile& file_of(const StoredTensor& tensor) const = 0;
-  /// How the logical tensor is computed from others; null for one that is in files.
-  virtual const Computed* computed_as(const LogicalTensor&) const { return nullptr; }
 
   /// Reserves memory for `count` logical tensors.
   void reserve_logical(std::size_t count);
@@ -180,10 +173,10 @@ class TensorMap {
   /// \param where  the file that contains it, for errors.
   /// \throws Error kBadInput if it exists with another dtype or shape.
   std::uint32_t add_logical(const LogicalTensor& tensor, const std::filesystem::path& where);
-  /// The index of the logical tensor of this name; std::nullopt if there is none. Fillers are not found.
+  /// The index of the logical tensor of this name; std::nullopt if there is none. Constants are not found.
   std::optional<std::uint32_t> find_logical(const std::string& name) const;
 
-  /// The number of parameters and buffers of the model. Fillers, the rest of a training run, and tensors that are computed
+  /// The number of parameters and buffers of the model. Constants, the rest of a training run, and tensors that are computed
   /// from others do not count.
   std::size_t tensor_count() const;
   /// Whether any stored tensor has padding.
@@ -204,8 +197,8 @@ class TensorMap {
                   std::span<const std::uint32_t> logical, const std::vector<Dims>& shapes);
 
   /// Fills `box` of a stored tensor with one value. No-op for an empty box.
-  void add_filler(std::uint32_t stored, const Box& box, std::uint64_t bits, Filler::Fill fill = Filler::Fill::kPadding,
-                  TensorRole role = TensorRole::kParameter);
+  void add_constant(std::uint32_t stored, const Box& box, Constant::Kind kind, std::uint64_t element_bits,
+                    TensorRole role = TensorRole::kParameter);
 
  protected:
   TensorMap() = default;
@@ -220,36 +213,22 @@ class TensorMap {
   void index_logical();
 
  private:
-  void add_constant(std::uint32_t stored, const PartitionRule::Constant& constant, std::uint32_t rank);
+  void add_numbers(std::uint32_t stored, const PartitionRule::Constant& constant, std::uint32_t rank);
 
   std::unordered_map<std::string, std::uint32_t> logical_by_name_;
-  std::unordered_map<std::string, std::uint32_t> filler_by_name_;  // a tensor may have the name of a filler
+  std::unordered_map<std::string, std::uint32_t> constant_by_name_;  // a tensor may have the name of a constant
 };
 
 /// A checkpoint that is read.
 class SourceMap : public TensorMap {
  public:
   std::vector<SourceFile> files;
-  /// The model's dtypes of tensors, by name, that the files have in another. They are cast to these unless the request names
-  /// a dtype.
-  std::unordered_map<std::string, DType> model_dtypes;
-  /// What to try if replicas differ, by name, of tensors of which each rank's is assumed to be the whole one: only equal
-  /// replicas confirm that. Literals.
-  std::unordered_map<std::string, std::string_view> unconfirmed_hints;
-  /// By name, the tensors that are computed; they have no pieces. Their inputs, and copies of these, need no place in a target.
-  std::unordered_map<std::string, Computed> computed;
   /// What to try if replicas differ. Set if the partition was inferred without metadata, which only equal replicas confirm;
   /// otherwise empty.
   std::string inferred_partition_hint;
 
   /// One without a path for a map whose tensors are in the files of another, as those of a training run's states are.
   const SourceFile& file_of(const StoredTensor& tensor) const override;
-  /// Of model_dtypes.
-  std::optional<DType> model_dtype(const LogicalTensor& tensor) const;
-  /// Of `computed`.
-  const Computed* computed_as(const LogicalTensor& tensor) const override;
-  /// Of unconfirmed_hints; empty if there is none.
-  std::string_view unconfirmed_hint(const LogicalTensor& tensor) const;
 
   /// Adds a file. \returns its index.
   std::uint32_t add_file(const ContainerFile& file, RankId rank = {});

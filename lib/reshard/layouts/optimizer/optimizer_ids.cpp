@@ -43,7 +43,7 @@ Content content_of(const TensorMap& map) {
   };
   for (std::uint32_t l = 0; l < map.logical.size(); ++l) {
     const LogicalTensor& logical = map.logical[l];
-    if (logical.filler || logical.role != TensorRole::kParameter) continue;
+    if (logical.constant() || logical.role != TensorRole::kParameter) continue;
     for (const Piece& piece : map.pieces[l])
       if (!map.stored[piece.stored].tied)
         parts_of(piece.stored)

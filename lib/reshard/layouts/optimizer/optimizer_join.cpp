@@ -45,7 +45,7 @@ class LocalTensors {
     }
     logical_.resize(model.stored.size());
     for (std::uint32_t l = 0; l < model.logical.size(); ++l) {
-      if (model.logical[l].filler) continue;
+      if (model.logical[l].constant()) continue;
       for (const Piece& piece : model.pieces[l]) logical_[piece.stored].emplace(piece.stored_begin, l);
     }
   }
@@ -309,7 +309,7 @@ class StatesMaker {
     for (std::size_t l = states_.of.size(); l < states_.map.logical.size(); ++l) {
       TrainingState& own = states_.of.emplace_back();
       const LogicalTensor& tensor = states_.map.logical[l];
-      if (tensor.filler) continue;
+      if (tensor.constant()) continue;
       own.parameter_begin = static_cast<std::uint16_t>(kStatePrefix.size());
       own.parameter_size = static_cast<std::uint16_t>(tensor.name.size() - kStatePrefix.size() - 1 - state.size());
       own.path = path;
@@ -507,16 +507,13 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, SourceMap& mo
         const DType wanted = use.as_model ? tensor.dtype : DType::kF32;
         const DType dtype = tensor.dtype = part.tensor->dtype;
         const bool casts = (use.as_model || dtype == DType::kF64) && wanted != dtype && can_cast(dtype, wanted);
-        if (casts)
-          model.model_dtypes.insert_or_assign(tensor.name, wanted);
-        else
-          model.model_dtypes.erase(tensor.name);
+        tensor.model_dtype = casts ? std::optional(wanted) : std::nullopt;
       }
     }
   }
   std::size_t others = 0;
   for (std::size_t l = 0; l < model.logical.size(); ++l) {
-    if (model.logical[l].filler || model.pieces[l].empty()) continue;
+    if (model.logical[l].constant() || model.pieces[l].empty()) continue;
     ++others;
     if (!use.only_source) continue;
     throw Error(ErrorKind::kBadInput, "the model's files do not hold it, and the optimizer has no master weights of it")

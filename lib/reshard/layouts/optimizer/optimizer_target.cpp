@@ -199,7 +199,7 @@ class OptimizerWriter {
   void leave_rest() {
     std::vector<std::string> left;
     for (std::size_t i = 0; i < states_.of.size(); ++i) {
-      if (states_.of[i].left_out || states_.map.logical[i].filler || parameters_.is_placed(i)) continue;
+      if (states_.of[i].left_out || states_.map.logical[i].constant() || parameters_.is_placed(i)) continue;
       const std::string& name = states_.map.logical[i].name;
       if (is_of_group(name))  // which was read as a value
         plan_.without_place.push_back(name);

@@ -159,7 +159,7 @@ void validate_adapter_sizes(const SourceMap& map, const fs::path& where) {
   };
   for (const LogicalTensor& tensor : map.logical) {
     const auto name = lora_name(tensor.name);
-    if (!name || tensor.filler || tensor.shape.empty()) continue;
+    if (!name || tensor.constant() || tensor.shape.empty()) continue;
     const Dims* b = shape_of(name->module + ".lora_B.weight");
     if (b == nullptr || b->size() != 2) continue;
     const bool per_output = name->component == "lora_magnitude_vector" || tensor.name.ends_with(".lora_B.bias");
@@ -266,7 +266,7 @@ std::vector<AdaptedModule> adapted_modules(const SourceMap& map, const std::vect
   std::vector<AdaptedModule> modules;
   for (const LogicalTensor& tensor : map.logical) {
     const auto name = lora_name(tensor.name);
-    if (!name || tensor.filler || tensor.shape.empty()) continue;
+    if (!name || tensor.constant() || tensor.shape.empty()) continue;
     if (!(name->component == "lora_A" && name->rest == "weight") && name->component != "lora_embedding_A") continue;
     AdaptedModule module;
     module.name = name->module.substr(name->module.starts_with(kPeftPrefix) ? kPeftPrefix.size() : 0);

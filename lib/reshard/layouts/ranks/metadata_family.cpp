@@ -141,7 +141,7 @@ class Describer {
   void read_tensors(const SourceMap& map) {
     std::vector<std::size_t> order;
     for (std::size_t i = 0; i < map.logical.size(); ++i)
-      if (!map.logical[i].filler && !map.pieces[i].empty()) order.push_back(i);
+      if (!map.logical[i].constant() && !map.pieces[i].empty()) order.push_back(i);
     std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
       const Piece& first = map.pieces[a].front();
       const Piece& second = map.pieces[b].front();

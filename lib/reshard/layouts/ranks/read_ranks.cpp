@@ -166,7 +166,7 @@ void distrust_replicated_matrices(SourceMap& map) {
   for (std::size_t i = 0; i < map.logical.size(); ++i) {
     if (map.logical[i].shape.size() < 2 || map.pieces[i].empty()) continue;
     if (map.stored[map.pieces[i].front().stored].label == PartitionLabel::kReplicated)
-      map.unconfirmed_hints[map.logical[i].name] = kTiedHint;
+      map.logical[i].unconfirmed_hint = kTiedHint;
   }
 }
 
@@ -237,10 +237,9 @@ void validate_plan(Files& files, const ShardedCheckpoint& shards, Checkpoint& ch
   const ModelConfig& outer = read_config(files, checkpoint);
   validate_planned_sizes(*checkpoint.model, text, outer, shards.tp, shards.folder.path);
   const std::set<std::uint64_t> norms = stated_vector_sizes(text, outer);
-  for (const LogicalTensor& tensor : checkpoint.map.logical) {
+  for (LogicalTensor& tensor : checkpoint.map.logical) {
     const bool is_norm = tensor.shape.size() == 1 && norms.count(tensor.shape[0]) > 0;
-    if (!is_norm && checkpoint.model->assumed_whole.count(tensor.name))
-      checkpoint.map.unconfirmed_hints[tensor.name] = kUnplannedHint;
+    if (!is_norm && checkpoint.model->assumed_whole.count(tensor.name)) tensor.unconfirmed_hint = kUnplannedHint;
   }
 }
 
@@ -253,8 +252,8 @@ constexpr std::string_view kExtraHint =
 void distrust_extra_tensors(Checkpoint& checkpoint) {
   std::unordered_set<std::string_view> known;
   for (const ModelParameter& parameter : checkpoint.model->parameters) known.insert(parameter.name);
-  for (const LogicalTensor& tensor : checkpoint.map.logical)
-    if (known.count(tensor.name) == 0) checkpoint.map.unconfirmed_hints[tensor.name] = kExtraHint;
+  for (LogicalTensor& tensor : checkpoint.map.logical)
+    if (known.count(tensor.name) == 0) tensor.unconfirmed_hint = kExtraHint;
 }
 
 /// Notes that swapped files of ranks cannot be found, if the files record their ranks neither in metadata nor in a tensor.

@@ -20,7 +20,7 @@ namespace {
 /// The parameter's name and what comes after it; empty for a state of no parameter, and for padding.
 std::string key_of(const TrainingStates& states, std::size_t index) {
   const TrainingState& state = states.of[index];
-  if (state.parameter_size == 0 || states.map.logical[index].filler) return {};
+  if (state.parameter_size == 0 || states.map.logical[index].constant()) return {};
   return states.map.logical[index].name.substr(state.parameter_begin);
 }
 
@@ -126,7 +126,7 @@ void take_out(TrainingStates& states, const std::vector<bool>& out) {
   kept.stored = std::move(map.stored);
   std::vector<TrainingState> of;
   for (std::size_t l = 0; l < map.logical.size(); ++l) {
-    if (out[l] || (map.pieces[l].empty() && map.logical[l].filler)) continue;  // or which padded what was taken out
+    if (out[l] || (map.pieces[l].empty() && map.logical[l].constant())) continue;  // or which padded what was taken out
     kept.pieces[kept.add_logical(map.logical[l], {})] = std::move(map.pieces[l]);
     of.push_back(states.of[l]);
   }

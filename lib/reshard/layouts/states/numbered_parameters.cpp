@@ -34,7 +34,7 @@ NumberedParameters::NumberedParameters(const TensorMap& local, const TrainingSta
                                        std::span<const OptimizerGroup> groups)
     : local_(local), states_(states), of_optimizer_(groups), parts_(local.stored.size()), placed_(states.of.size()) {
   for (std::uint32_t l = 0; l < local.logical.size(); ++l) {
-    if (local.logical[l].filler) continue;
+    if (local.logical[l].constant()) continue;
     for (const Piece& piece : local.pieces[l])
       if (Parts& parts = parts_[piece.stored]; parts.empty() || parts.back() != l) parts.push_back(l);
   }

@@ -48,7 +48,7 @@ std::vector<Average> shared_means(const SourceMap& source) {
   std::vector<Average> means;
   std::map<std::pair<std::string, Dims>, std::size_t> mean_of;  // by the stored name and where in it the tensor begins
   for (std::size_t i = 0; i < source.logical.size(); ++i) {
-    if (source.logical[i].filler || source.pieces[i].empty()) continue;
+    if (source.logical[i].constant() || source.pieces[i].empty()) continue;
     const Piece& first = source.pieces[i].front();
     const std::string& stored_name = source.stored[first.stored].name;
     const auto [found, is_new] = mean_of.emplace(std::pair(stored_name, first.stored_begin), means.size());

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <utility>
 
 #include "reshard/tensor/cast/drift.h"
 
@@ -10,12 +11,7 @@ namespace reshard {
 namespace {
 
 CheckReason reason_of(const StoredTensor& stored, const LogicalTensor& tensor) {
-  switch (tensor.filler.fill()) {
-    case Filler::Fill::kNone: break;
-    case Filler::Fill::kPadding: return CheckReason::kPadding;
-    case Filler::Fill::kRankNumber: return CheckReason::kRankNumber;
-    case Filler::Fill::kConstant: return CheckReason::kConstant;
-  }
+  if (tensor.constant()) return CheckReason::kConstant;
   return stored.tied ? CheckReason::kTied : CheckReason::kReplica;
 }
 
@@ -38,20 +34,22 @@ std::string first_file(const SourceMap& map, const std::vector<Piece>& reads, co
   return {};
 }
 
-std::string message_of(CheckReason reason, const SourceMap& map, const LogicalTensor& tensor,
-                       const std::vector<Piece>& reads, const Dims& index) {
-  switch (reason) {
-    case CheckReason::kRankNumber:
-      return fmt::format("is not the number of {}, the rank in the name of its file", *tensor.filler);
-    case CheckReason::kConstant:
-      return fmt::format("differs from the value that the layout has there, first at {}", to_string(index));
-    case CheckReason::kPadding:
-      return fmt::format("holds other values than {} in its padding, first at {}",
-                         *tensor.filler == 0 ? "zeros" : "the lowest of its dtype", to_string(index));
-    case CheckReason::kTied:
-    case CheckReason::kReplica:
-      return fmt::format("is a replica of {}{}, but differs from it{}", tensor.name, first_file(map, reads, index),
-                         tensor.shape.empty() ? "" : ", first at element " + to_string(index));
+/// What is said of a place that does not contain its constant, and the hint.
+std::pair<std::string, std::string> words_of(const Constant& constant, TensorRole role, const Dims& index) {
+  switch (constant.kind()) {
+    case Constant::Kind::kRankNumber:
+      return {fmt::format("is not the number of {}, the rank in the name of its file", constant.element_bits()),
+              "files of ranks were renamed or swapped"};
+    case Constant::Kind::kRequired:
+      return {fmt::format("differs from the value that the layout has there, first at {}", to_string(index)),
+              "the file is of another layout, or of another version of its reader"};
+    case Constant::Kind::kPadding:
+      return {
+          fmt::format("holds other values than {} in its padding, first at {}",
+                      constant.element_bits() == 0 ? "zeros" : "the lowest of its dtype", to_string(index)),
+          role == TensorRole::kState
+              ? "the files come from two saves, or files of ranks were swapped, or the optimizer is of another model"
+              : "config.json belongs to another model, or the weights were changed after they were padded"};
   }
   return {};
 }
@@ -64,33 +62,22 @@ bool is_count(const LogicalTensor& tensor) {
 /// Whether a caller may keep the first of two replicas that differ. Equal replicas confirm an inferred partition, but not
 /// those of a parameter that every rank is known to have whole. Ranks at different steps are of two saves.
 bool may_differ(const SourceMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
-  if (is_count(tensor) || !map.unconfirmed_hint(tensor).empty()) return false;
+  if (is_count(tensor) || !tensor.unconfirmed_hint.empty()) return false;
   return map.inferred_partition_hint.empty() || (stored.replicated && stored.label == PartitionLabel::kReplicated);
 }
 
-std::string hint_of(CheckReason reason, const SourceMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
+std::string hint_of(const SourceMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
   const bool is_state = tensor.role == TensorRole::kState;
-  switch (reason) {
-    case CheckReason::kRankNumber: return "files of ranks were renamed or swapped";
-    case CheckReason::kConstant: return "the file is of another layout, or of another version of its reader";
-    case CheckReason::kPadding:
-      return is_state
-                 ? "the files come from two saves, or files of ranks were swapped, or the optimizer is of another model"
-                 : "config.json belongs to another model, or the weights were changed after they were padded";
-    case CheckReason::kTied:
-      return "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false";
-    case CheckReason::kReplica:
-      if (is_count(tensor)) return "the files come from two saves, or files of ranks were swapped";
-      if (const auto hint = map.unconfirmed_hint(tensor); !hint.empty()) return std::string(hint);
-      if (!may_differ(map, stored, tensor))
-        return is_state ? "the files come from two saves, or files of ranks were swapped, or the partition that was "
-                          "inferred without metadata is another: `replicas` first has no effect"
-                        : map.inferred_partition_hint;
-      return fmt::format("{}, or training let them diverge; `replicas` first takes the first rank's values",
-                         is_state ? "the files come from two saves, or files of ranks were swapped"
-                                  : "the ranks are mixed up, or come from different checkpoints");
-  }
-  return {};
+  if (stored.tied) return "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false";
+  if (is_count(tensor)) return "the files come from two saves, or files of ranks were swapped";
+  if (!tensor.unconfirmed_hint.empty()) return std::string(tensor.unconfirmed_hint);
+  if (!may_differ(map, stored, tensor))
+    return is_state ? "the files come from two saves, or files of ranks were swapped, or the partition that was "
+                      "inferred without metadata is another: `replicas` first has no effect"
+                    : map.inferred_partition_hint;
+  return fmt::format("{}, or training let them diverge; `replicas` first takes the first rank's values",
+                     is_state ? "the files come from two saves, or files of ranks were swapped"
+                              : "the ranks are mixed up, or come from different checkpoints");
 }
 
 }  // namespace
@@ -101,7 +88,7 @@ Check make_check(const SourceMap& map, std::uint32_t logical, const std::vector<
   Check check(piece, reason_of(stored, tensor));
   if (check.reason != CheckReason::kReplica) return check;
   check.may_drift =
-      !is_count(tensor) && map.unconfirmed_hint(tensor).empty() && is_trained_replica(map, stored, tensor, reads);
+      !is_count(tensor) && tensor.unconfirmed_hint.empty() && is_trained_replica(map, stored, tensor, reads);
   check.may_differ = may_differ(map, stored, tensor);
   return check;
 }
@@ -109,12 +96,18 @@ Check make_check(const SourceMap& map, std::uint32_t logical, const std::vector<
 Error failed_check(const SourceMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Check& check,
                    const Dims& index, std::string_view detail) {
   const StoredTensor& stored = map.stored[check.stored];
-  std::string message = message_of(check.reason, map, map.logical[logical], reads, index);
+  const LogicalTensor& tensor = map.logical[logical];
+  auto [message, hint] =
+      tensor.constant() ? words_of(*tensor.constant(), tensor.role, index)
+                        : std::pair(fmt::format("is a replica of {}{}, but differs from it{}", tensor.name,
+                                                first_file(map, reads, index),
+                                                tensor.shape.empty() ? "" : ", first at element " + to_string(index)),
+                                    hint_of(map, stored, tensor));
   if (!detail.empty()) message.append("; ").append(detail);
   return Error(ErrorKind::kBadInput, std::move(message))
       .in(map.files[stored.file].path)
       .tensor(stored.name)
-      .hint(hint_of(check.reason, map, stored, map.logical[logical]));
+      .hint(std::move(hint));
 }
 
 }  // namespace reshard

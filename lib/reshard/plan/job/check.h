@@ -12,11 +12,9 @@ namespace reshard {
 /// Why two places have to hold the same bytes: what the planner knows and whoever runs the program need not. Decides
 /// what a difference is called and what may be the reason for it.
 enum class CheckReason : std::uint8_t {
-  kReplica,     // another rank holds the same part of the tensor
-  kTied,        // another parameter shares this one's values
-  kPadding,     // no element of a tensor: each has the bits LogicalTensor::filler
-  kRankNumber,  // the number of the rank whose file it is in, also LogicalTensor::filler
-  kConstant,    // a number that the layout has there, also LogicalTensor::filler
+  kReplica,   // another rank holds the same part of the tensor
+  kTied,      // another parameter shares this one's values
+  kConstant,  // LogicalTensor::constant: padding, or a number that the layout has there
 };
 
 /// A box of a stored tensor that is compared with the one that was read. It is a Piece and the reason for the check, in

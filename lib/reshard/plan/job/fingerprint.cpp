@@ -115,10 +115,10 @@ void add(Hasher& hasher, const LogicalTensor& tensor) {
   hasher.text(tensor.name);
   hasher.choice(tensor.dtype);
   hasher.dims(tensor.shape);
-  hasher.number(tensor.filler ? 1 : 0);
-  if (!tensor.filler) return;
-  hasher.number(*tensor.filler);
-  hasher.choice(tensor.filler.fill());
+  hasher.number(tensor.computed ? 1 : 0);
+  if (!tensor.computed) return;
+  hasher.text(tensor.computed->recipe->key());
+  hasher.list(tensor.computed->inputs, [&](const std::string& input) { hasher.text(input); });
 }
 
 /// \param path  as it counts.
@@ -192,17 +192,6 @@ void add_inputs(Hasher& hasher, const std::vector<Reading>& inputs) {
   });
 }
 
-/// The recipes of tensors that are computed; nothing if none is.
-void add_recipes(Hasher& hasher, const SourceMap& map) {
-  for (std::size_t i = 0; i < map.logical.size(); ++i) {
-    const Computed* computed = map.computed_as(map.logical[i]);
-    if (!computed) continue;
-    hasher.number(i);
-    hasher.text(computed->recipe->key());
-    hasher.list(computed->inputs, [&](const std::string& input) { hasher.text(input); });
-  }
-}
-
 void add(Hasher& hasher, const Transfer& transfer) {
   add(hasher, transfer.source);
   add_inputs(hasher, transfer.source ? transfer.source->inputs : std::vector<Reading>());
@@ -222,7 +211,6 @@ Fingerprint fingerprint_of(const SourceMap& source) {
   hasher.text(RESHARD_VERSION);
   add(hasher, source.files);
   add_tensors(hasher, source);
-  add_recipes(hasher, source);
   return hasher.result();
 }
 
@@ -244,7 +232,6 @@ Fingerprint fingerprint_of(const Job& job, std::span<const std::uint64_t> option
     hasher.number(file.size_bytes);
   });
   hasher.list(job.whole_folders, [&](const std::filesystem::path& folder) { hasher.path(folder); });
-  add_recipes(hasher, job.source);
   return hasher.result();
 }
 

@@ -57,8 +57,7 @@ Reading read_logical(const SourceMap& map, std::uint32_t index, unsigned depth =
 
 /// The inputs of a tensor that is computed.
 /// \param depth  of computed tensors that need it.
-std::vector<Reading> read_inputs(const SourceMap& map, const LogicalTensor& tensor, const Computed& computed,
-                                 unsigned depth) {
+std::vector<Reading> read_inputs(const SourceMap& map, const LogicalTensor& tensor, unsigned depth) {
   constexpr unsigned kMaxDepth = 16;
   if (depth == kMaxDepth) throw Error(ErrorKind::kInternal, "is computed from itself").tensor(tensor.name);
   std::vector<Reading> inputs;
@@ -68,7 +67,7 @@ std::vector<Reading> read_inputs(const SourceMap& map, const LogicalTensor& tens
     if (!input.reads.empty()) path = map.file_of(map.stored[input.reads.front().stored]).path;
   };
   try {
-    for (const std::string& input_name : computed.inputs) {
+    for (const std::string& input_name : tensor.computed->inputs) {
       const auto index = map.find_logical(input_name);
       if (!index)
         throw Error(ErrorKind::kBadInput, fmt::format("is computed from {}, which no file contains", input_name))
@@ -78,7 +77,7 @@ std::vector<Reading> read_inputs(const SourceMap& map, const LogicalTensor& tens
       open_at(inputs.back());
       operands.push_back({map.logical[*index].name, map.logical[*index].dtype, map.logical[*index].shape});
     }
-    computed.recipe->validate(operands, {tensor.name, tensor.dtype, tensor.shape});
+    tensor.computed->recipe->validate(operands, {tensor.name, tensor.dtype, tensor.shape});
   } catch (Error& error) {
     for (const Reading& input : inputs)
       if (map.logical[input.logical].name == error.tensor()) open_at(input);
@@ -96,9 +95,8 @@ Reading read_logical(const SourceMap& map, std::uint32_t index, unsigned depth) 
   reading.logical = index;
   std::vector<Piece> checks;
   std::vector<Box> open{whole(tensor.shape)};  // what no piece has filled yet
-  const Computed* computed = map.computed_as(tensor);
-  if (computed) reading.inputs = read_inputs(map, tensor, *computed, depth);
-  if (computed || tensor.filler || volume(open.front()) == 0) open.clear();
+  if (tensor.computed) reading.inputs = read_inputs(map, tensor, depth);
+  if (tensor.computed || volume(open.front()) == 0) open.clear();
   for (const Piece& piece : map.pieces[index]) {
     if (map.stored[piece.stored].tied || open.empty()) {
       checks.push_back(piece);
@@ -148,7 +146,7 @@ void count(Program& program, const ProgramMaps& maps, const Transfer& transfer) 
 
 /// Whether nothing but equal replicas shows that the tensor is what it was taken for.
 bool needs_replicas(const SourceMap& source, std::uint32_t logical) {
-  return !source.inferred_partition_hint.empty() || !source.unconfirmed_hint(source.logical[logical]).empty();
+  return !source.inferred_partition_hint.empty() || !source.logical[logical].unconfirmed_hint.empty();
 }
 
 /// Takes replicas out of the reading, but for tied parameters and those that are evidence.
@@ -179,9 +177,10 @@ class ProgramMaker {
  public:
   ProgramMaker(const SourceMap& source, const TargetMap& target, const ProgramOptions& options)
       : source_(source), target_(target), options_(options), dropped_(options.dropped.begin(), options.dropped.end()) {
-    for (const auto& [name, computed] : source.computed) {
-      inputs_.insert(computed.inputs.begin(), computed.inputs.end());
-      inputs_.insert(computed.copies.begin(), computed.copies.end());
+    for (const LogicalTensor& tensor : source.logical) {
+      if (!tensor.computed) continue;
+      inputs_.insert(tensor.computed->inputs.begin(), tensor.computed->inputs.end());
+      inputs_.insert(tensor.computed->copies.begin(), tensor.computed->copies.end());
     }
   }
 
@@ -208,7 +207,7 @@ class ProgramMaker {
     if (!wanted && inputs_.count(tensor.name)) return;
     Transfer transfer;
     transfer.source = read(index);
-    if (!tensor.filler) {
+    if (!tensor.constant()) {
       if (wanted && target_.pieces[*wanted].empty() && options_.partial_target) return;  // of ranks left out alone
       if (!wanted || target_.pieces[*wanted].empty())
         throw Error(ErrorKind::kBadInput, "the source holds it, but the target has no place for it")
@@ -221,7 +220,7 @@ class ProgramMaker {
   /// Padding is made; anything else must have come from the source.
   void add_target_only(std::uint32_t index) {
     const LogicalTensor& tensor = target_.logical[index];
-    if (!tensor.filler) {
+    if (!tensor.constant()) {
       if (!source_.find_logical(tensor.name))
         throw Error(ErrorKind::kBadInput, "the target needs it, but the source does not hold it").tensor(tensor.name);
       return;
@@ -234,7 +233,7 @@ class ProgramMaker {
   void write(Transfer& transfer, std::uint32_t wanted) {
     const LogicalTensor& target = target_.logical[wanted];
     if (transfer.source) validate_fits(transfer.tensor(maps_), target);
-    if (!target.filler && !options_.partial_target) validate_covered(wanted);
+    if (!target.constant() && !options_.partial_target) validate_covered(wanted);
     transfer.target = wanted;
     regroup_writes(transfer, target_.pieces[wanted]);
   }
@@ -294,7 +293,7 @@ class ProgramMaker {
 
 /// Whether blocks of the tensor may be in any order.
 bool is_elementwise(const SourceMap& map, const Reading& reading) {
-  const Computed* computed = map.computed_as(map.logical[reading.logical]);
+  const auto& computed = map.logical[reading.logical].computed;
   return (!computed || computed->recipe->is_elementwise()) &&
          std::all_of(reading.inputs.begin(), reading.inputs.end(),
                      [&](const Reading& input) { return is_elementwise(map, input); });
@@ -356,7 +355,7 @@ Program make_comparing_program(const SourceMap& a, const SourceMap& b) {
   Program program;
   for (std::uint32_t i = 0; i < a.logical.size(); ++i) {
     const LogicalTensor& tensor = a.logical[i];
-    if (tensor.filler) {
+    if (tensor.constant()) {
       Transfer transfer;
       transfer.source = read_logical(a, i);
       count(program, {&a, nullptr, &b}, transfer);
@@ -372,7 +371,7 @@ Program make_comparing_program(const SourceMap& a, const SourceMap& b) {
     program.transfers.push_back(std::move(transfer));
   }
   for (std::uint32_t i = 0; i < b.logical.size(); ++i) {
-    if (!b.logical[i].filler) continue;
+    if (!b.logical[i].constant()) continue;
     Transfer transfer;
     transfer.against = read_logical(b, i);
     count(program, {&a, nullptr, &b}, transfer);

@@ -14,8 +14,7 @@
 namespace reshard {
 
 /// How one logical tensor is read from one map: `reads` fill it without gap or overlap, `checks` are boxes that must
-/// hold the same bytes. `stored` is of that map; each list is grouped by it. Padding has no reads, nor has a tensor that is
-/// computed (SourceMap::computed).
+/// hold the same bytes. `stored` is of that map; each list is grouped by it. A tensor that is computed has no reads.
 struct Reading {
   std::uint32_t logical = 0;  // index into the map
   std::vector<Piece> reads;
@@ -35,7 +34,7 @@ struct ProgramMaps {
 
 /// All that happens to one logical tensor: a value, whose indices mean tensors of the program's maps.
 struct Transfer {
-  std::optional<Reading> source;  // none: padding that only the target, or the map compared with, has
+  std::optional<Reading> source;  // none: a constant that only the target, or the map compared with, has
   std::optional<Reading> against;
   std::optional<std::uint32_t> target;  // index of the logical tensor that is written; none if nothing is
   std::vector<Piece> regrouped_writes;  // the target's pieces, grouped by `stored`; empty where they are already
@@ -88,7 +87,7 @@ Program make_program(const SourceMap& source, const TargetMap& target, const Pro
 Program make_reading_program(const SourceMap& source, bool check_replicas = false);
 
 /// The program that reads the tensors that both maps hold, in the order of `a`, and compares them. Replicas on either
-/// side are compared with the first, and padding with what it should be: a transfer of padding has one side alone.
+/// side are compared with the first, and constants with what they should be: a transfer of a constant has one side alone.
 Program make_comparing_program(const SourceMap& a, const SourceMap& b);
 
 }  // namespace reshard

@@ -117,7 +117,8 @@ Manifest manifest_of(const Job& job, std::string fingerprint, const std::vector<
   sort_by_path(manifest.files);
   for (std::size_t t = 0; t < digests.size(); ++t) {
     const LogicalTensor& tensor = job.target.logical[t];
-    if (!tensor.filler) manifest.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, digests[t], tensor.role});
+    if (!tensor.constant())
+      manifest.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, digests[t], tensor.role});
   }
   add_same(job.target, manifest.tensors);
   std::sort(manifest.tensors.begin(), manifest.tensors.end(),

@@ -34,8 +34,8 @@ SourceMap average(SourceMap source, const std::vector<Average>& means) {
     }
     LogicalTensor tensor = source.logical[distinct.front()];
     tensor.name = mean.name;
+    tensor.computed = std::make_shared<const Computed>(std::move(computed));
     source.add_logical(tensor, {});
-    source.computed.emplace(mean.name, std::move(computed));
   }
   return source;
 }

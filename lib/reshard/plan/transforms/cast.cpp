@@ -126,11 +126,11 @@ std::optional<DType> config_dtype(const ModelConfig& config) {
   return std::nullopt;
 }
 
-/// Casts tensors to the dtype that the model has them in (SourceMap::model_dtypes), and notes it.
+/// Casts tensors to the dtype that the model has them in (LogicalTensor::model_dtype), and notes it.
 void cast_to_model(Draft& draft) {
   std::map<std::pair<DType, bool>, std::size_t> counts;  // by dtype, and whether float64 alone is why
   for (LogicalTensor& tensor : draft.wanted) {
-    const auto wanted = draft.source.map.model_dtype(tensor);
+    const auto wanted = tensor.model_dtype;
     if (!wanted) continue;
     const bool is_wide = tensor.dtype == DType::kF64 && wanted == DType::kF32;
     tensor.dtype = *wanted;

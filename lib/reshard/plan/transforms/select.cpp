@@ -34,7 +34,7 @@ void rename(Draft& draft, const NameRules& rules, const std::vector<bool>& dropp
   std::unordered_map<std::string, std::string> old_names;  // of new names
   std::vector<std::string> new_names = draft.old_names;
   for (std::size_t i = 0; i < new_names.size(); ++i) {
-    if (map.logical[i].filler) continue;
+    if (map.logical[i].constant()) continue;
     const std::string& old = draft.old_names[i];
     std::string& name = new_names[i];
     for (std::size_t r = 0; r < rules.renames.size(); ++r) {
@@ -53,7 +53,7 @@ void rename(Draft& draft, const NameRules& rules, const std::vector<bool>& dropp
           .tensor(old);
   }
   for (std::size_t i = 0; i < new_names.size(); ++i) {
-    if (map.logical[i].filler || !dropped[i]) continue;
+    if (map.logical[i].constant() || !dropped[i]) continue;
     while (!old_names.emplace(new_names[i], draft.old_names[i]).second) new_names[i] += " (left out)";
   }
   for (std::size_t r = 0; r < matched.size(); ++r)
@@ -64,7 +64,7 @@ void rename(Draft& draft, const NameRules& rules, const std::vector<bool>& dropp
 std::uint64_t elems_of(const std::vector<LogicalTensor>& tensors) {
   std::uint64_t elems = 0;
   for (const LogicalTensor& tensor : tensors)
-    if (!tensor.filler) elems += num_elems(tensor.shape).value_or(0);
+    if (!tensor.constant()) elems += num_elems(tensor.shape).value_or(0);
   return elems;
 }
 
@@ -102,7 +102,7 @@ void select(Draft& draft, const NameRules& rules) {
   std::size_t renamed = 0;
   for (std::size_t i = 0; i < map.logical.size(); ++i) {
     const LogicalTensor& tensor = map.logical[i];
-    if (tensor.filler) continue;
+    if (tensor.constant()) continue;
     if (dropped[i])
       draft.dropped.push_back(tensor.name);
     else
