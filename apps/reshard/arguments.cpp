@@ -602,7 +602,6 @@ RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments&
   if (options.max_memory_bytes < kMinMemoryBytes)
     throw Error(ErrorKind::kUsage, "--max-memory " + arguments.max_memory + " is too little to work in")
         .hint("give at least " + format_memory(kMinMemoryBytes) + "; a manifest needs 17 MiB or more");
-  options.storage = &local_storage();
   return options;
 }
 

@@ -103,12 +103,13 @@ std::uint64_t source_bytes(const Job& job) {
 }
 
 /// Where the outputs may not be written, what killed runs have left is removed all the same, or named.
-void look_at_output(const Job& job, const CommonArguments& arguments, Storage& storage,
+void look_at_output(const Job& job, const CommonArguments& arguments, const Stores& stores,
                     const std::function<void(const std::string&)>& tell) {
+  Storage& storage = stores.target();
   if (!arguments.dry_run)
     for (const std::string& note : finish_swaps(storage, job)) tell(note);
   try {
-    validate_output(storage, job);
+    validate_output(stores, job);
   } catch (Error& error) {
     if (arguments.clean)
       for (const std::string& note : clean(storage, job)) tell(note);
@@ -236,7 +237,7 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
   std::exception_ptr refused;  // the error that a dry run ends with
   together.step("look at the output", progress, [&] {
     try {
-      if (together.leads()) look_at_output(job, arguments, *options.storage, tell);
+      if (together.leads()) look_at_output(job, arguments, options.stores, tell);
     } catch (const Error&) {
       if (!arguments.dry_run) throw;
       refused = std::current_exception();
@@ -245,15 +246,15 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
   if (!arguments.quiet && !arguments.json) print_notes(job.notes);
   together.step("look for earlier runs", progress, [&] {
     if (!together.leads()) return;
-    for (const std::string& note : look_for_earlier_runs(job, arguments, *options.storage)) tell(note);
+    for (const std::string& note : look_for_earlier_runs(job, arguments, options.stores.target())) tell(note);
   });
   options.on_note = tell;
   if (arguments.dry_run) {
     if (!arguments.quiet && !arguments.json) print_notes(mean_notes(job, nullptr));
-    if (together.leads()) dry_run(job, arguments, *options.storage, refused);
+    if (together.leads()) dry_run(job, arguments, options.stores.target(), refused);
     return;
   }
-  const OutputSpace space = together.leads() ? output_space(*options.storage, job) : OutputSpace();
+  const OutputSpace space = together.leads() ? output_space(options.stores.target(), job) : OutputSpace();
   if (arguments.check_inputs || arguments.check_against) {
     Progress reading;
     RunOptions read_options = options;

@@ -28,7 +28,7 @@ struct Model : Input {
   /// Runs with this storage, which makes it fail, so that nothing is left.
   Error error(FaultStorage& storage, Progress* progress = nullptr) const {
     RunOptions options;
-    options.storage = &storage;
+    options.stores = storage;
     options.progress = progress;
     Error error = error_of([&] { shard(request, options); });
     CHECK((snapshot(temp.path()) == before));
@@ -55,7 +55,7 @@ void fail_everywhere(const Model& model, const std::function<std::unique_ptr<Job
     storage.fail_at = number;
     storage.kind = kind;
     RunOptions options;
-    options.storage = &storage;
+    options.stores = storage;
     options.threads = 1 + static_cast<unsigned>(number % 2);
     bool failed = false;
     try {
@@ -155,7 +155,7 @@ TEST_CASE("An empty output directory that appears while the outputs are written 
   FaultStorage storage;
   at_syncs(storage, [&] { fs::create_directories(model.output); });
   RunOptions options;
-  options.storage = &storage;
+  options.stores = storage;
   shard(model.request, options);
   CHECK(fs::is_regular_file(model.output / "config.json"));
 }

@@ -145,7 +145,7 @@ TEST_CASE("What others write into the folder while the run goes on is put back")
     write_file(late, "mine");
   };
   RunOptions options = unsynced();
-  options.storage = &test.storage;
+  options.stores = test.storage;
   check_refused([&] { execute(*job, options); }, {});
   CHECK(read_file(late) == "mine");
   fs::remove_all(late.parent_path());

@@ -117,7 +117,7 @@ TEST_CASE("Every copy is read and compared, unless that is not asked for") {
     DYNAMIC_SECTION((check ? "checked" : "not checked")) {
       FaultStorage storage;
       RunOptions options;
-      options.storage = &storage;
+      options.stores = storage;
       const auto job = plan_consolidate(shards.request(check));
       execute(*job, options);
       CHECK((read_model(shards / "whole") == shards.tensors));

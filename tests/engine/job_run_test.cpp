@@ -74,7 +74,7 @@ TEST_CASE("One to seven shares in any order write the same bytes and checksums a
 /// How often each byte of each source file is read by `count` shares.
 std::vector<std::vector<unsigned>> reads_of(const Job& job, std::uint32_t count) {
   FaultStorage storage;
-  JobRun run(job, {.storage = &storage, .sync = false});
+  JobRun run(job, {.stores = storage, .sync = false});
   run.prepare();
   for (std::uint32_t index = 0; index < count; ++index) run.run({index, count});
   std::vector<std::vector<unsigned>> counts;
@@ -136,7 +136,7 @@ TEST_CASE("A share that fails leaves nothing published and nothing behind") {
       const auto job = plan(jobs.output);
       FaultStorage storage;
       {
-        JobRun run(*job, {.storage = &storage, .sync = false});
+        JobRun run(*job, {.stores = storage, .sync = false});
         run.prepare();
         for (std::uint32_t index = 0; index < failing; ++index) run.finish(run.run({index, 3}));
         storage.fail_at = storage.operations() + 2;
@@ -201,7 +201,7 @@ TEST_CASE("What a process wrote is on stable storage once it has finished its sh
     CAPTURE(what);
     const auto job = plan(jobs.output);
     FaultStorage storage;
-    JobRun leader(*job, unsynced()), other(*job, {.storage = &storage});
+    JobRun leader(*job, unsynced()), other(*job, {.stores = storage});
     leader.prepare();
     other.attach(leader.prepared());
     const ShareReport report = other.run();

@@ -210,10 +210,8 @@ TEST_CASE("A file that is cut while it is planned with is an error that names it
 TEST_CASE("What is planned with its inputs in memory runs with them there") {
   const TempDir output;
   MemoryFiles& files = inputs().files;
-  FaultStorage storage(files);
-  storage.copies_in_kernel = false;
   RunOptions options = unsynced();
-  options.storage = &storage;
+  options.stores = {files, local_storage()};
   execute(*plan_consolidate(files, consolidate_request(inputs().root / "optimum", output / "out")), options);
   CHECK((read_model(output / "out") == inputs().tensors));
   CHECK(read_file(output / "out/tokenizer/vocab.txt") == "a b");

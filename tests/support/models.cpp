@@ -168,7 +168,6 @@ void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_byt
   }
   RunOptions options;
   options.threads = threads;
-  options.storage = &local_storage();
   options.tuning.least_part_bytes = 1;
   const std::vector<std::uint32_t> crcs = run_program(job.maps(), job.program, root, options, {}, block_bytes);
   for (const TargetFile& file : job.target.files) {

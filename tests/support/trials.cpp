@@ -71,7 +71,7 @@ std::string joined_name(std::string name) {
 
 RunOptions random_run(Random& random, Storage& storage) {
   RunOptions options;
-  options.storage = random() % 2 ? &storage : &local_storage();
+  options.stores = random() % 2 ? storage : local_storage();
   options.sync = false;
   options.threads = static_cast<unsigned>(pick(random, 1, 3));
   options.max_memory_bytes = kMinMemoryBytes * one_of(random, {1, 3, 60});

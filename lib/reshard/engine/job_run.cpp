@@ -30,8 +30,8 @@ constexpr std::uint32_t kUnitsPerShare = 4 * kMostLots;
 
 void write_text(const RunOptions& options, const TextFile& file, const Staging& staging) {
   const fs::path path = staging.root() / file.path;
-  const auto sink = options.storage->create(path, file.text.size());
-  set_permissions(options.storage->directories(), path, staging.permissions().text(file));
+  const auto sink = options.stores.target().create(path, file.text.size());
+  set_permissions(options.stores.target().directories(), path, staging.permissions().text(file));
   sink->write_at(0, std::as_bytes(std::span(file.text)));
   options.sync ? sink->sync() : sink->finish();
 }
@@ -41,10 +41,10 @@ void write_parts(Sink& sink, const std::vector<FilePart>& parts) {
 }
 
 void copy_file(const RunOptions& options, const CopiedFile& file, const Staging& staging) {
-  const auto source = options.storage->open(file.source);
+  const auto source = options.stores.sources().open(file.source);
   const fs::path path = staging.root() / file.path;
-  const auto sink = options.storage->create(path, source->size_bytes());
-  set_permissions(options.storage->directories(), path, staging.permissions().copy(file));
+  const auto sink = options.stores.target().create(path, source->size_bytes());
+  set_permissions(options.stores.target().directories(), path, staging.permissions().copy(file));
   if (!sink->copy_from(*source, 0, 0, source->size_bytes())) {
     std::vector<std::byte> buffer(std::min(kCopyBytes, source->size_bytes()));
     for (std::uint64_t at = 0; at < source->size_bytes(); at += buffer.size()) {
@@ -65,12 +65,12 @@ JobRun::JobRun(const Job& job, RunOptions options)
 
 void JobRun::prepare(std::uint32_t ranks) {
   start_ = std::chrono::steady_clock::now();
-  Storage& storage = *options_.storage;
+  Storage& storage = options_.stores.target();
   for (std::string& text : finish_swaps(storage, job_)) note(std::move(text));
   if (options_.clean)  // first: what a run has left is to go away, though the output is complete by now
     for (std::string& text : clean(storage, job_)) note(std::move(text));
   try {
-    validate_output(storage, job_);
+    validate_output(options_.stores, job_);
   } catch (Error& error) {
     hint_at_dead_runs(error, storage, job_);
     throw;
@@ -88,7 +88,7 @@ void JobRun::prepare(std::uint32_t ranks) {
       hint_at_dead_runs(error, storage, job_);
       throw;
     }
-    staging_.emplace(job_, storage);
+    staging_.emplace(job_, options_.stores);
     if (options_.resume) note("no run was there to go on with: all of it is written anew");  // nor one that lives
     prepared_.root = staging_->root();
     create_files();
@@ -111,7 +111,7 @@ void JobRun::note(std::string text) {
 
 /// Goes on in the staging directory of a run that is dead.
 void JobRun::take_over(Resumable earlier) {
-  Storage& storage = *options_.storage;
+  Storage& storage = options_.stores.target();
   take_apart(storage, earlier.root);
   validate_no_foreign_files(storage, job_, earlier.root);
   for (const TargetFile& file : job_.target.files) {
@@ -122,7 +122,7 @@ void JobRun::take_over(Resumable earlier) {
           .in(path)
           .hint("remove what is left with `clean`, and begin anew");
   }
-  staging_.emplace(job_, storage, earlier.root, std::move(earlier.lock));
+  staging_.emplace(job_, options_.stores, earlier.root, std::move(earlier.lock));
   prepared_.root = staging_->root();
   prepared_.attempt = next_attempt(storage, prepared_.root);
   // From here on a failure leaves it as it was.
@@ -168,7 +168,7 @@ bool JobRun::keep(ErrorKind why) noexcept {
     const JournalHeader header = journal_header(job_, options_, unit_count());
     const bool all_seen = std::none_of(header.sources.begin(), header.sources.end(),
                                        [](const JournalHeader::Source& source) { return source.state.empty(); });
-    return has_journal(*options_.storage, prepared_.root, all_seen ? &header : nullptr);
+    return has_journal(options_.stores.target(), prepared_.root, all_seen ? &header : nullptr);
   };
   try {
     if (!options_.resume && !began()) return false;
@@ -188,7 +188,7 @@ bool JobRun::keep(ErrorKind why) noexcept {
 }
 
 JobRun::~JobRun() {
-  if (abandoned_) options_.storage->directories().remove_tree(prepared_.root);
+  if (abandoned_) options_.stores.target().directories().remove_tree(prepared_.root);
 }
 
 void JobRun::abandon() {
@@ -197,7 +197,7 @@ void JobRun::abandon() {
 }
 
 void JobRun::attach(PreparedRun prepared) {
-  Storage& storage = *options_.storage;
+  Storage& storage = options_.stores.target();
   const fs::path& root = prepared.root;
   if (!storage.is_directory(root)) {
     // A network file system may remember that it was not there; to list what it lies in ends that.
@@ -218,8 +218,8 @@ void JobRun::create_files() {
   for_each_number(files.size(), thread_count(options_), [&](std::size_t i) {
     throw_if_stopped(options_);
     const fs::path path = prepared_.root / files[i].path;
-    const auto sink = options_.storage->create(path, files[i].size_bytes);
-    set_permissions(options_.storage->directories(), path, staging_->permissions().weights());
+    const auto sink = options_.stores.target().create(path, files[i].size_bytes);
+    set_permissions(options_.stores.target().directories(), path, staging_->permissions().weights());
     if (!needs_crcs(files[i])) write_parts(*sink, target_parts(job_.target, files[i]));
   });
   std::fill(unflushed_.begin(), unflushed_.end(), true);
@@ -247,10 +247,11 @@ JobRun::Dealt JobRun::deal(std::uint32_t count, bool with_lots) const {
 
 /// Files that no unit of a journal has touched have to be there, too, when a run goes on.
 void JobRun::flush_entries() {
-  for_each_number(job_.target.files.size(), kFlushingThreads,
-                  [&](std::size_t i) { options_.storage->reopen(prepared_.root / job_.target.files[i].path)->sync(); });
-  options_.storage->reopen(prepared_.root / kMarkFile)->sync();
-  flush_tree(*options_.storage, prepared_.root);
+  for_each_number(job_.target.files.size(), kFlushingThreads, [&](std::size_t i) {
+    options_.stores.target().reopen(prepared_.root / job_.target.files[i].path)->sync();
+  });
+  options_.stores.target().reopen(prepared_.root / kMarkFile)->sync();
+  flush_tree(options_.stores.target(), prepared_.root);
 }
 
 void JobRun::begin_journal(std::uint32_t share) {
@@ -258,12 +259,12 @@ void JobRun::begin_journal(std::uint32_t share) {
     if (fragments_) fragments_->spill();
     if (staging_ && !std::exchange(entries_flushed_, true)) flush_entries();
     for_each_number(files.size(), kFlushingThreads, [&](std::size_t i) {
-      options_.storage->reopen(prepared_.root / job_.target.files[files[i]].path)->sync();
+      options_.stores.target().reopen(prepared_.root / job_.target.files[files[i]].path)->sync();
     });
     return fragments_ ? fragments_->files() : std::vector<std::string>();
   };
   journal_ = std::make_unique<JournalWriter>(
-      *options_.storage, prepared_.root, journal_prefix(prepared_.attempt, share),
+      options_.stores.target(), prepared_.root, journal_prefix(prepared_.attempt, share),
       journal_header(job_, options_, unit_count()), options_.journal_interval, flush_files);
 }
 
@@ -288,7 +289,7 @@ ShareReport JobRun::run(const Share& share, Lots* lots) {
   if (lots) lots->begin(bytes_of(job_.maps(), job_.program, parts), std::move(shares.lots));
   fragments_.reset();
   if (share.count > 1) {
-    fragments_ = std::make_unique<PageFragments>(*options_.storage, prepared_.root,
+    fragments_ = std::make_unique<PageFragments>(options_.stores.target(), prepared_.root,
                                                  journal_prefix(prepared_.attempt, share.index), std::move(pages),
                                                  options_.sync);
     options.fragments = fragments_.get();
@@ -326,7 +327,7 @@ void JobRun::flush(const std::vector<std::uint32_t>& files, const std::vector<st
   for_each_number(files.size(), options_.sync ? kFlushingThreads : thread_count(options_), [&](std::size_t i) {
     throw_if_stopped(options_);
     const TargetFile& file = job_.target.files[files[i]];
-    const auto sink = options_.storage->reopen(prepared_.root / file.path);
+    const auto sink = options_.stores.target().reopen(prepared_.root / file.path);
     if (crcs && needs_crcs(file)) write_parts(*sink, target_parts(job_.target, file, *crcs));
     options_.sync ? sink->sync() : sink->finish();
   });
@@ -360,7 +361,7 @@ void JobRun::write_manifest(const ShareReport& report, RunResult& result) {
   std::vector<fs::path> paths;
   paths.reserve(files.size());
   for (const Manifest::File& file : files) paths.push_back(prepared_.root / file.path);
-  const std::vector<Sha256Digest> of_files = digest_files(paths, options_);
+  const std::vector<Sha256Digest> of_files = digest_files(options_.stores.target(), paths, options_);
   for (std::size_t i = 0; i < files.size(); ++i) files[i].digest = of_files[i];
   Proof proof = proof_of(job_, to_string(run_fingerprint(job_, options_)), digests, std::move(files));
   for (const TextFile& file : {TextFile{kManifestFile, std::move(proof.manifest), {}},
@@ -379,7 +380,7 @@ RunResult JobRun::publish(ShareReport report) {
                                                   report.written_bytes, job_.program.write_bytes))
         .in(job_.output_directory);
   for (const std::uint32_t file :
-       write_fragments(*options_.storage, prepared_.root, report.fragment_files, job_.target, false))
+       write_fragments(options_.stores.target(), prepared_.root, report.fragment_files, job_.target, false))
     unflushed_[file] = true;
   std::vector<std::uint32_t> files;
   for (std::uint32_t file = 0; file < unflushed_.size(); ++file)
@@ -417,7 +418,8 @@ RunResult JobRun::publish(ShareReport report) {
   staging_.reset();  // what was replaced goes away with it
   // Else a job that is killed and started again in a loop fills the disk with what none of its runs can use.
   if (options_.resume)
-    for (std::string& text : clean_after_resume(*options_.storage, job_)) result.notes.push_back(std::move(text));
+    for (std::string& text : clean_after_resume(options_.stores.target(), job_))
+      result.notes.push_back(std::move(text));
   return result;
 }
 

@@ -102,7 +102,7 @@ TEST_CASE("The metadata are written when all files are") {
   write_safetensors(temp / "in.safetensors", {{"w", {DType::kF32, {400, 2}, std::string(3200, 'x')}}});
   FaultStorage storage;
   RunOptions options = unsynced();
-  options.storage = &storage;
+  options.stores = storage;
   convert(convert_request(temp / "in.safetensors", temp / "dcp", kToDcp), options);
   std::size_t last_tensors = 0, metadata = 0;
   const auto steps = storage.steps();

@@ -199,7 +199,7 @@ TEST_CASE("Large matrices in columns are turned in little memory, and read but o
           INFO(threads << " threads, " << memory << " bytes");
           FaultStorage storage;
           RunOptions options;
-          options.storage = &storage;
+          options.stores = storage;
           options.threads = threads;
           options.max_memory_bytes = memory;
           const auto job = plan_convert(convert_request(temp / "in", temp / "out", {.force = true}));

@@ -51,7 +51,7 @@ TEST_CASE("Leaves of a transposed matrix, which are its rows, are written in ran
   const auto job = plan_shard(request);
   job->manifest = true;
   FaultStorage storage;
-  execute(*job, {.storage = &storage, .sync = false});
+  execute(*job, {.stores = storage, .sync = false});
   CHECK(storage.count(FaultStorage::Operation::kWrite) < 30'000);  // of 6.9 million elements
   CHECK((consolidated(input / "out", input / "whole") == input.tensors));
   const fs::path path = input / "out" / kManifestFile;

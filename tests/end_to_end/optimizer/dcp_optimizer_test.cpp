@@ -107,7 +107,7 @@ TEST_CASE("Without with-optimizer nothing of it is read") {
       const TempDir temp;
       FaultStorage storage;
       RunOptions options = unsynced();
-      options.storage = &storage;
+      options.stores = storage;
       Request request = run_request(golden_case / "sharded", temp / "out", 2, "model");
       request.source.with_optimizer = false;
       const auto job = plan_convert(storage, request);

@@ -155,7 +155,7 @@ TEST_CASE("Tensors of other stages are not read") {
   const Stages stages;
   FaultStorage storage;
   RunOptions options = unsynced();
-  options.storage = &storage;
+  options.stores = storage;
   const auto job = plan_consolidate(consolidate_request(stages.path(), stages / "whole"));
   execute(*job, options);
   std::uint64_t originals = 0;

@@ -237,7 +237,7 @@ TEST_CASE("The model's files may come from another run while outputs are publish
         fs::copy_file(file.source, input / "out" / file.path, fs::copy_options::skip_existing);
     };
     RunOptions options;
-    options.storage = &storage;
+    options.stores = storage;
     CHECK_NOTHROW(execute(*job, options));
     CHECK(fs::exists(input.rank_file(1)));
     count = storage.operations();

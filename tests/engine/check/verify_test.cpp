@@ -95,7 +95,7 @@ TEST_CASE("Another dtype is another form without tolerance, is not counted as co
   write_safetensors(temp / "a", {{"v", floats({1}, {5})}, {"w", floats({3}, {1, 2, 3})}});
   write_safetensors(temp / "b", {{"v", floats({1}, {5})}, {"w", {DType::kI32, {3}, std::string(12, '\1')}}});
   FaultStorage storage;
-  const Verification result = verify_paths(temp / "a", temp / "b", {}, {.storage = &storage});
+  const Verification result = verify_paths(temp / "a", temp / "b", {}, {.stores = storage});
   CHECK(result.other_form == std::vector<std::string>{"w: F32 [3] and I32 [3]"});
   CHECK(result.different.empty());
   CHECK(result.compared_tensors == 1);

@@ -55,7 +55,7 @@ TEST_CASE("Sharding to eight ranks reads each byte of the source once, not once 
     fs::create_directories((sharded.temp / "ranks" / file.path).parent_path());
     storage.create(sharded.temp / "ranks" / file.path, file.size_bytes);
   }
-  run_program(job->maps(), job->program, sharded.temp / "ranks", {.threads = 3, .storage = &storage}, {}, block_bytes);
+  run_program(job->maps(), job->program, sharded.temp / "ranks", {.threads = 3, .stores = storage}, {}, block_bytes);
   const fs::path file = sharded.temp / "model/model.safetensors";
   const auto counts = storage.read_counts(file, fs::file_size(file));
   const auto data = counts.begin() + static_cast<std::ptrdiff_t>(header_end(file));
@@ -69,7 +69,7 @@ TEST_CASE("Consolidating reads each byte that is placed once, and no replica") {
   shard(sharded.request);
   FaultStorage storage;
   const auto job = plan_consolidate(consolidate_request(sharded.temp / "ranks", sharded.temp / "whole"));
-  execute(*job, {.threads = 2, .storage = &storage});
+  execute(*job, {.threads = 2, .stores = storage});
   std::uint64_t read = 0;
   std::uint64_t twice = 0;
   for (const SourceFile& file : job->source.files)
@@ -92,7 +92,7 @@ TEST_CASE("Each byte of the outputs is written once") {
   const Sharded sharded;
   FaultStorage storage;
   const auto job = plan_shard(sharded.request);
-  execute(*job, {.storage = &storage});
+  execute(*job, {.stores = storage});
   CHECK(storage.written_bytes() == job->output_bytes() + staging_mark(*job).size());
   const std::size_t outputs = job->target.files.size() + job->text_files.size() + job->copied_files.size();
   CHECK(storage.count(FaultStorage::Operation::kCreate) == outputs + 1);  // and the mark, which outlives no crash
@@ -160,7 +160,7 @@ TEST_CASE("What lies in one piece is copied from file to file, where no checksum
     request.output_directory = sharded.temp / (in_kernel ? "copied" : "read");
     FaultStorage storage;
     storage.copies_in_kernel = in_kernel;
-    shard(request, {.threads = 1, .storage = &storage});
+    shard(request, {.threads = 1, .stores = storage});
     if (!in_kernel)
       CHECK(storage.copied_bytes() == 0);
     else if (format == Format::kSafetensors)
@@ -178,7 +178,7 @@ TEST_CASE("A file system that tells of lost writes only at the end of a file is 
     if (operation == FaultStorage::Operation::kFinish) throw Error(ErrorKind::kNoSpace, "over quota, it now says");
   };
   const auto job = plan_shard(sharded.request);
-  check_refused([&] { execute(*job, {.storage = &storage}); },
+  check_refused([&] { execute(*job, {.stores = storage}); },
                 {.kind = ErrorKind::kNoSpace, .unwritten = sharded.temp / "ranks"});
   // Before any shard was synced.
   CHECK(storage.count(FaultStorage::Operation::kSync) == job->copied_files.size() + job->text_files.size());
@@ -188,7 +188,7 @@ TEST_CASE("A lost write of any file is heard, though nobody waits for the disk")
   const Sharded sharded;
   const auto job = plan_shard(sharded.request);
   FaultStorage whole;
-  execute(*job, {.threads = 1, .storage = &whole, .sync = false});
+  execute(*job, {.threads = 1, .stores = whole, .sync = false});
   fs::remove_all(sharded.temp / "ranks");
   const std::uint64_t finishes = whole.count(FaultStorage::Operation::kFinish);
   CHECK(finishes >= job->target.files.size() + job->copied_files.size() + job->text_files.size());
@@ -200,7 +200,7 @@ TEST_CASE("A lost write of any file is heard, though nobody waits for the disk")
         throw Error(ErrorKind::kNoSpace, "over quota");
     };
     INFO(failing << " of " << finishes);
-    check_refused([&] { execute(*job, {.threads = 1, .storage = &storage, .sync = false}); },
+    check_refused([&] { execute(*job, {.threads = 1, .stores = storage, .sync = false}); },
                   {.kind = ErrorKind::kNoSpace, .unwritten = sharded.temp / "ranks"});
   }
 }
@@ -226,7 +226,7 @@ TEST_CASE("Rows larger than a block are moved in parts") {
   TensorMap tensors = random_tensors(model, random);
   write_model(temp / "model", model, tensors);
   FaultStorage storage;
-  const RunOptions options{.threads = 1, .max_memory_bytes = kMinMemoryBytes, .storage = &storage};
+  const RunOptions options{.threads = 1, .max_memory_bytes = kMinMemoryBytes, .stores = storage};
   shard(shard_request(temp / "model", temp / "ranks", 2), options);
   std::uint64_t longest = 0;
   for (const auto& range : storage.reads(temp / "model/model.safetensors"))
@@ -260,7 +260,7 @@ TEST_CASE("A source that is replaced or written to after its header was read is 
     fs::rename(written, changed);
   };
   check_refused(
-      [&] { execute(*job, {.threads = 1, .storage = &storage, .sync = false}); },
+      [&] { execute(*job, {.threads = 1, .stores = storage, .sync = false}); },
       {.kind = ErrorKind::kIo, .path = changed, .says = "was replaced or written to", .unwritten = temp / "whole"});
   CHECK(done);
 }
@@ -274,15 +274,15 @@ TEST_CASE("The disk begins with what is written while the run goes on, and a ful
   Random random(3);
   write_model(temp / "model", model, random_tensors(model, random));
   FaultStorage storage;
-  shard(shard_request(temp / "model", temp / "ranks"), {.storage = &storage});
+  shard(shard_request(temp / "model", temp / "ranks"), {.stores = storage});
   CHECK(storage.count(FaultStorage::Operation::kWriteBack) > 0);
 
   storage.before = [](FaultStorage::Operation operation, std::uint64_t) {
     if (operation == FaultStorage::Operation::kWriteBack) throw Error(ErrorKind::kNoSpace, "cannot write back");
   };
   const Request full = shard_request(temp / "model", temp / "full");
-  check_refused([&] { shard(full, {.storage = &storage}); }, {.kind = ErrorKind::kNoSpace, .unwritten = temp / "full"});
-  CHECK_NOTHROW(shard(full, {.storage = &storage, .sync = false}));  // then it is left to the system
+  check_refused([&] { shard(full, {.stores = storage}); }, {.kind = ErrorKind::kNoSpace, .unwritten = temp / "full"});
+  CHECK_NOTHROW(shard(full, {.stores = storage, .sync = false}));  // then it is left to the system
 }
 
 TEST_CASE("Without sync nothing is flushed, and the outputs are the same") {
@@ -291,7 +291,7 @@ TEST_CASE("Without sync nothing is flushed, and the outputs are the same") {
   shard(sharded.request, RunOptions());
   const auto flushed = snapshot(sharded.temp / "ranks");
   fs::remove_all(sharded.temp / "ranks");
-  shard(sharded.request, {.storage = &storage, .sync = false});
+  shard(sharded.request, {.stores = storage, .sync = false});
   CHECK((snapshot(sharded.temp / "ranks") == flushed));
   CHECK(storage.count(FaultStorage::Operation::kSync) == 0);
   CHECK(storage.count(FaultStorage::Operation::kCreate) > 8);

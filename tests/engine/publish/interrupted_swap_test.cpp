@@ -54,7 +54,7 @@ class Watch {
     test.directories.before = [&](const char*, const fs::path&) { look(); };
     test.storage.before = [&](FaultStorage::Operation, std::uint64_t) { look(); };
   }
-  RunOptions options() { return {.threads = 1, .progress = &progress, .storage = &test.storage, .sync = false}; }
+  RunOptions options() { return {.threads = 1, .progress = &progress, .stores = test.storage, .sync = false}; }
   void look() {
     if (progress.phase != RunPhase::kPublishing) return;
     std::map<fs::path, FileStamp> now;
@@ -364,7 +364,7 @@ TEST_CASE("An interrupted swap that cannot be finished stops the next run and st
     why = "linked is a link";
   }
   const auto before = snapshot(work);
-  check_refused([&] { execute(*job, {.storage = &test.storage, .sync = false, .clean = true}); }, {.says = why});
+  check_refused([&] { execute(*job, {.stores = test.storage, .sync = false, .clean = true}); }, {.says = why});
   CHECK((snapshot(work) == before));
   if (fs::exists(replaced.temp / "elsewhere")) CHECK(read_file(replaced.temp / "elsewhere/keys") == "mine");
 }
@@ -410,7 +410,7 @@ TEST_CASE("What others write into an output directory that is swapped stays") {
   test.directories.before = [&](const char* step, const fs::path& path) {
     if (step == std::string("rename") && path == replaced.temp / "work/out") write_file(path / "late.txt", "mine");
   };
-  execute(*replaced.job("new", replaced.temp / "work/out"), {.storage = &test.storage, .sync = false});
+  execute(*replaced.job("new", replaced.temp / "work/out"), {.stores = test.storage, .sync = false});
   CHECK(read_file(replaced.temp / "work/out/late.txt") == "mine");
   CHECK(content_of(replaced.temp / "work/out") == replaced.new_content);
 }

@@ -325,7 +325,7 @@ TEST_CASE("While outputs grow, nobody else may look at them") {
       ++seen;
     }
   };
-  shard(model.request(), {.threads = 1, .storage = &storage, .sync = false});
+  shard(model.request(), {.threads = 1, .stores = storage, .sync = false});
   CHECK(seen > 10);
   CHECK(mode_of(model.temp / "out") == 0755);
 }

@@ -155,13 +155,13 @@ TEST_CASE("Outputs that do not fit are refused before anything is made, with bot
   CHECK(needed == job->output_bytes());
   TestStorage test;
   test.directories.free = needed - 1;
-  check_refused([&] { execute(*job, {.storage = &test.storage}); },
+  check_refused([&] { execute(*job, {.stores = test.storage}); },
                 {.kind = ErrorKind::kNoSpace,
                  .path = model.temp.path(),
                  .says = {"(" + std::to_string(needed) + " bytes)", "(" + std::to_string(needed - 1) + " bytes)"},
                  .unwritten = model.temp / "a"});
   test.directories.free = needed;
-  CHECK_NOTHROW(execute(*job, {.storage = &test.storage}));
+  CHECK_NOTHROW(execute(*job, {.stores = test.storage}));
 }
 
 TEST_CASE("The space that outputs need counts what proves them, to the byte") {
@@ -181,7 +181,7 @@ TEST_CASE("The space that several ranks need counts the pages that two of them w
   const auto job = plan_shard(model.request());
   TestStorage test;
   test.directories.free = job->output_bytes();
-  const RunOptions options{.storage = &test.storage, .sync = false};
+  const RunOptions options{.stores = test.storage, .sync = false};
   const auto run = [&](std::uint32_t ranks) { JobRun(*job, options).prepare(ranks); };
   CHECK_NOTHROW(run(1));
   check_refused([&] { run(3); }, {.kind = ErrorKind::kNoSpace});
@@ -273,7 +273,7 @@ TEST_CASE("Whichever step on directories fails, what stood there stays, and noth
       throw Error(ErrorKind::kIo, "made to fail").in(path);
     };
     try {
-      const RunResult result = execute(*job, {.storage = &test.storage});
+      const RunResult result = execute(*job, {.stores = test.storage});
       CHECK(result.notes.size() == (steps > failing ? 1 : 0));  // the last flush, after all names were given
       break;
     } catch (const Error& error) {

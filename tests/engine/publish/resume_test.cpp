@@ -404,7 +404,7 @@ TEST_CASE("A run that ends before its first journal leaves nothing when it fails
   FaultStorage storage;
   storage.fail_after_bytes = job->output_bytes() / 2;
   storage.kind = ErrorKind::kNoSpace;
-  CHECK_THAT(error_of([&] { execute(*job, {.storage = &storage}); }).hint(), !Says("resume"));
+  CHECK_THAT(error_of([&] { execute(*job, {.stores = storage}); }).hint(), !Says("resume"));
   CHECK((snapshot(jobs.temp.path()) == before));
 }
 

@@ -24,7 +24,7 @@ namespace reshard::test {
 /// Small units, each of which is journalled at once.
 inline RunOptions journalled(Storage& storage, Progress* progress = nullptr) {
   RunOptions options;
-  options.storage = &storage;
+  options.stores = storage;
   options.threads = 1;
   options.journal_interval = std::chrono::milliseconds(0);
   options.tuning.unit_bytes = 2000;

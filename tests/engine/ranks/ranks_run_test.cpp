@@ -44,7 +44,7 @@ constexpr double kAnyPart = 1e9;
 
 RunOptions in_lots(Storage& storage, std::uint64_t unit_bytes, std::uint64_t page_bytes) {
   return {.threads = 1,
-          .storage = &storage,
+          .stores = storage,
           .sync = false,
           .tuning = {.unit_bytes = unit_bytes, .page_bytes = page_bytes, .max_shared_part = kAnyPart}};
 }
@@ -209,7 +209,7 @@ TEST_CASE("A signal to one rank in the middle of any step ends all, and nothing 
       };
       const auto thrown = run_ranks(3, [&](Together& together) {
         RunOptions options = unsynced();
-        options.storage = &storages[together.rank()];
+        options.stores = storages[together.rank()];
         options.progress = &progress[together.rank()];
         options.tuning.max_shared_part = kAnyPart;
         plan_and_run(plan, jobs.output, options, together);

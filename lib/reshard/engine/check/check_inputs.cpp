@@ -175,7 +175,7 @@ void validate_all_known(const Job& job, const std::vector<bool>& is_known, const
 /// \throws Error kBadInput that names the first damaged one; kIo; kInterrupted.
 void validate_checksums(const fs::path& file, const std::vector<ChecksummedRange>& ranges, const RunOptions& options,
                         Progress& progress) {
-  const auto source = options.storage->open(file);
+  const auto source = options.stores.sources().open(file);
   std::vector<std::byte> block(kCheckedAtOnce);
   for (const ChecksummedRange& range : ranges) {
     std::uint32_t crc = 0;
@@ -209,7 +209,7 @@ std::vector<FoundDigest> expected_digests(Files& files, const std::vector<fs::pa
 
 std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& options, Together& together,
                                               const fs::path& against) {
-  Files& storage = *options.storage;
+  Files& sources = options.stores.sources();
   Progress own;
   Progress& progress = options.progress ? *options.progress : own;
   std::vector<fs::path> paths;
@@ -219,20 +219,20 @@ std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& 
     std::vector<fs::path> files;
     for (const SourceFile& file : job.source.files) files.push_back(file.path);
     for (const CopiedFile& file : job.copied_files) files.push_back(file.source);
-    Sums sums(storage);
+    Sums sums(sources);
     std::vector<FoundDigest> digests;
-    if (!against.empty() && !storage.is_directory(against))
+    if (!against.empty() && !sources.is_directory(against))
       throw Error(ErrorKind::kBadInput, "is not a directory, in which digests are").in(against);
     for (const fs::path& file : files) {
       std::vector<fs::path> elsewhere;
       if (!against.empty())
-        elsewhere = paths_in(against, storage.absolute(file), storage.absolute(job.source_directory));
-      digests.push_back(expected_digest(storage, sums, file, elsewhere));
+        elsewhere = paths_in(against, sources.absolute(file), sources.absolute(job.source_directory));
+      digests.push_back(expected_digest(sources, sums, file, elsewhere));
     }
     std::vector<bool> is_known(job.source.files.size());
     recorded.resize(is_known.size());
     for (std::size_t i = 0; i < is_known.size(); ++i) {
-      if (!digests[i]) recorded[i] = recorded_checksums(storage, job.source.files[i]);
+      if (!digests[i]) recorded[i] = recorded_checksums(sources, job.source.files[i]);
       is_known[i] = digests[i] || recorded[i];
     }
     validate_all_known(job, is_known, sums.doubts());

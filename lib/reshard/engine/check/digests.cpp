@@ -69,12 +69,13 @@ std::vector<TensorDigest> compute_digests(const SourceMap& map, const std::vecto
   return digests;
 }
 
-std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>& files, const RunOptions& options,
+std::vector<Sha256Digest> digest_files(Files& store, const std::vector<std::filesystem::path>& files,
+                                       const RunOptions& options,
                                        const std::function<void(std::uint64_t bytes)>& read) {
   constexpr std::uint64_t kReadBytes = std::uint64_t{1} << 20;
   std::vector<Sha256Digest> digests(files.size());
   for_each_number(files.size(), thread_count(options), [&](std::size_t i) {
-    const auto source = options.storage->open(files[i]);
+    const auto source = store.open(files[i]);
     std::vector<std::byte> buffer(std::min(kReadBytes, source->size_bytes()));
     Sha256 hash;
     for (std::uint64_t at = 0; at < source->size_bytes(); at += buffer.size()) {
@@ -91,7 +92,7 @@ std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>&
 
 std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>& files, const RunOptions& options,
                                        const std::function<void(std::uint64_t bytes)>& read, Together& together) {
-  if (together.size() == 1) return digest_files(files, options, read);
+  if (together.size() == 1) return digest_files(options.stores.sources(), files, options, read);
   Progress own;
   Progress& progress = options.progress ? *options.progress : own;
   VisitedRange visited;
@@ -102,7 +103,7 @@ std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>&
   identity.command = "hash files";
   together.step("look at files", progress, [&] {
     for (const auto& file : files) {
-      sizes.push_back(options.storage->size_bytes(file));
+      sizes.push_back(options.stores.sources().size_bytes(file));
       identity.files.push_back({file, file.filename().generic_string(), sizes.back()});
       identity.sources += fmt::format("{} {}\n", identity.files.back().name, sizes.back());
     }
@@ -112,7 +113,7 @@ std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>&
     std::tie(visited.first, visited.last) = part_of(sizes, together.rank(), together.size());
     const auto begin = files.begin() + static_cast<std::ptrdiff_t>(visited.first);
     const auto end = files.begin() + static_cast<std::ptrdiff_t>(visited.last);
-    const std::vector<Sha256Digest> part = digest_files({begin, end}, options, read);
+    const std::vector<Sha256Digest> part = digest_files(options.stores.sources(), {begin, end}, options, read);
     std::copy(part.begin(), part.end(), digests.begin() + static_cast<std::ptrdiff_t>(visited.first));
   };
   together.step("hash files", progress, work);

@@ -26,7 +26,8 @@ std::vector<TensorDigest> compute_digests(const SourceMap& map, const std::vecto
 /// The SHA-256 of whole files, read in order, several at a time. `read` is called with the bytes of each part that is
 /// read, from several threads.
 /// \throws Error kIo; kInterrupted.
-std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>& files, const RunOptions& options,
+std::vector<Sha256Digest> digest_files(Files& store, const std::vector<std::filesystem::path>& files,
+                                       const RunOptions& options,
                                        const std::function<void(std::uint64_t bytes)>& read = {});
 /// The same by several ranks, each of which reads some of the files and knows all digests afterwards.
 /// \throws as Together::step.

@@ -137,13 +137,13 @@ FilesVerification verify_manifest_files(const Manifest& manifest, const std::fil
   for (const Manifest::File& file : manifest.files) {
     listed.insert(file.path);
     const std::filesystem::path path = directory / file.path;
-    if (!options.storage->is_file(path)) {
+    if (!options.stores.sources().is_file(path)) {
       result.missing.push_back(file.path);
       continue;
     }
     ++result.compared_files;
-    result.compared_bytes += options.storage->size_bytes(path);
-    if (options.storage->size_bytes(path) != file.size_bytes) {
+    result.compared_bytes += options.stores.sources().size_bytes(path);
+    if (options.stores.sources().size_bytes(path) != file.size_bytes) {
       result.different.push_back(file.path);
     } else if (file.digest) {
       hashed.push_back(&file);
@@ -157,7 +157,7 @@ FilesVerification verify_manifest_files(const Manifest& manifest, const std::fil
   for (std::size_t i = 0; i < hashed.size(); ++i)
     if (digests[i] != *hashed[i]->digest) result.different.push_back(hashed[i]->path);
   std::sort(result.different.begin(), result.different.end());
-  find_unlisted(*options.storage, directory, {}, listed, result.unlisted);
+  find_unlisted(options.stores.sources(), directory, {}, listed, result.unlisted);
   return result;
 }
 
@@ -173,10 +173,10 @@ FilesVerification verify_files(const std::filesystem::path& directory, const std
   std::vector<const FileDigest*> present;
   std::vector<std::filesystem::path> paths;
   for (const FileDigest& file : files) {
-    if (options.storage->is_file(directory / file.path)) {
+    if (options.stores.sources().is_file(directory / file.path)) {
       present.push_back(&file);
       paths.push_back(directory / file.path);
-      result.compared_bytes += options.storage->size_bytes(paths.back());
+      result.compared_bytes += options.stores.sources().size_bytes(paths.back());
     } else {
       result.missing.push_back(file.path);
     }
@@ -190,7 +190,7 @@ FilesVerification verify_files(const std::filesystem::path& directory, const std
   result.compared_files = present.size();
   std::set<std::string> listed;
   for (const FileDigest& file : files) listed.insert(file.path);
-  find_unlisted(*options.storage, directory, {}, listed, result.unlisted);
+  find_unlisted(options.stores.sources(), directory, {}, listed, result.unlisted);
   return result;
 }
 

@@ -6,7 +6,8 @@ namespace reshard {
 
 std::shared_ptr<Sink> BlockWriter::sink_of(const StoredTensor& stored) {
   return shared_.sinks.get(stored.file, [&] {
-    auto sink = shared_.options.storage->reopen(shared_.target_root / shared_.maps.target->files[stored.file].path);
+    auto sink =
+        shared_.options.stores.target().reopen(shared_.target_root / shared_.maps.target->files[stored.file].path);
     PageFragments* fragments = shared_.options.fragments;
     return fragments ? fragments->guard(stored.file, std::move(sink)) : std::move(sink);
   });

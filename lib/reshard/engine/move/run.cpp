@@ -259,7 +259,7 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
   if (shared.failure) std::rethrow_exception(shared.failure);
   for (const SourceMap* map : {maps.source, maps.against}) {
     if (map == nullptr) continue;
-    for (const SourceFile& file : map->files) validate_unchanged(*options.storage, file);
+    for (const SourceFile& file : map->files) validate_unchanged(options.stores.sources(), file);
   }
   ShareReport report;
   report.crcs = shared.checksums.values();

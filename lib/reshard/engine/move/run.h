@@ -18,6 +18,7 @@
 #include "reshard/engine/units/unit_ledger.h"
 #include "reshard/engine/units/units.h"
 #include "reshard/io/local_storage.h"
+#include "reshard/io/stores.h"
 #include "reshard/plan/job/program.h"
 #include "reshard/tensor/cast/cast.h"
 
@@ -67,8 +68,8 @@ struct RunOptions {
   std::uint64_t max_memory_bytes = std::uint64_t{256} << 20;  // buffers, over all threads
   Overflow overflow = Overflow::kSaturate;                    // of casts
   Progress* progress = nullptr;                               // borrowed; may be null
-  Storage* storage = &local_storage();                        // borrowed
-  bool sync = true;                                           // bring what is written to stable storage
+  Stores stores = local_storage();
+  bool sync = true;  // bring what is written to stable storage
   bool journal =
       true;  // with `sync`: a run of more than journal_interval leaves, if it is killed, what resume goes on from
   bool resume = false;  // go on where a run of the same job stopped; what fails leaves its outputs for the next one

@@ -60,8 +60,8 @@ bool RunState::add_lot(unsigned worker) {
 std::shared_ptr<Source> RunState::open(const SourceMap& map, FilePool<Source>& files, std::uint32_t file) const {
   return files.get(file, [&] {
     const SourceFile& tensors = map.files[file];
-    auto source = options.storage->open(tensors.path);
-    validate_unchanged(*options.storage, tensors);
+    auto source = options.stores.sources().open(tensors.path);
+    validate_unchanged(options.stores.sources(), tensors);
     if (tensors.frame) return open_zstd(std::move(source), *tensors.frame, tensors.size_bytes, tensors.path);
     return source;
   });

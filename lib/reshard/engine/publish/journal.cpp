@@ -59,7 +59,7 @@ JournalHeader journal_header(const Job& job, const RunOptions& options, std::uin
   header.given.emplace("vpp", std::to_string(job.mesh.vpp));
   const auto add = [&](const std::filesystem::path& path, std::uint64_t size_bytes) {
     header.sources.push_back(
-        {path.filename().generic_string(), size_bytes, options.storage->lasting_stamp(path).text()});
+        {path.filename().generic_string(), size_bytes, options.stores.sources().lasting_stamp(path).text()});
   };
   for (const SourceFile& file : job.source.files) add(file.path, file.size_bytes);
   for (const CopiedFile& file : job.copied_files) add(file.source, file.size_bytes);

@@ -42,8 +42,8 @@ bool is_plain_file(Storage& storage, const fs::path& path) {
 }
 
 /// Whether the files contain the same bytes.
-bool same_content(Files& files, const fs::path& a, const fs::path& b) {
-  const auto first = files.open(a), second = files.open(b);
+bool same_content(const Stores& stores, const fs::path& input, const fs::path& output) {
+  const auto first = stores.sources().open(input), second = stores.target().open(output);
   if (first->size_bytes() != second->size_bytes()) return false;
   std::vector<std::byte> of_a(std::min(kComparedAtOnce, first->size_bytes())), of_b(of_a.size());
   for (std::uint64_t at = 0; at < first->size_bytes(); at += of_a.size()) {
@@ -131,11 +131,11 @@ void validate_no_input_inside(Files& files, const Job& job, const fs::path& fold
 
 }  // namespace
 
-bool is_left_alone(Storage& storage, const Job& job, const fs::path& relative, const fs::path& final) {
+bool is_left_alone(const Stores& stores, const Job& job, const fs::path& relative, const fs::path& final) {
   const auto copied = std::find_if(job.copied_files.begin(), job.copied_files.end(),
                                    [&](const CopiedFile& file) { return file.path == relative; });
-  return job.shares_directory && copied != job.copied_files.end() && is_plain_file(storage, final) &&
-         same_content(storage, copied->source, final);
+  return job.shares_directory && copied != job.copied_files.end() && is_plain_file(stores.target(), final) &&
+         same_content(stores, copied->source, final);
 }
 
 bool in_whole_folder(const Job& job, const fs::path& relative) {
@@ -191,7 +191,8 @@ bool is_all_replaced(Files& files, const Job& job, const fs::path& outputs, cons
   return look({});
 }
 
-void validate_output(Storage& storage, const Job& job) {
+void validate_output(const Stores& stores, const Job& job) {
+  Storage& storage = stores.target();
   if (job.manifest && job.shares_directory)
     throw Error(ErrorKind::kUsage, "`manifest` is of all ranks, and this run writes some of them")
         .hint("write all ranks in one run, or do without `manifest`");
@@ -205,7 +206,7 @@ void validate_output(Storage& storage, const Job& job) {
   if (storage.kind_of(job.output_directory) == FileKind::kBrokenLink)
     throw Error(ErrorKind::kBadInput, "is a link to nowhere").in(job.output_directory);
 
-  const Inputs inputs(storage, job);
+  const Inputs inputs(stores.sources(), job);
   std::vector<std::string> present;
   std::set<fs::path> outputs(job.whole_folders.begin(), job.whole_folders.end());
   for (const fs::path& relative : output_files(job)) {
@@ -221,13 +222,13 @@ void validate_output(Storage& storage, const Job& job) {
     if (in_whole_folder(job, relative) || !is_taken(storage, final)) continue;
     if (storage.is_directory(final))
       throw Error(ErrorKind::kBadInput, "is a directory, but a file is to be written there").in(final);
-    if (!is_left_alone(storage, job, relative, final)) present.push_back(relative.string());
+    if (!is_left_alone(stores, job, relative, final)) present.push_back(relative.string());
   }
   for (const fs::path& folder : job.whole_folders) {
     if (!is_taken(storage, directory / folder)) continue;
     if (storage.directories().is_link(directory / folder) || !storage.is_directory(directory / folder))
       throw Error(ErrorKind::kBadInput, "is not a folder that this program made").in(directory / folder);
-    validate_no_input_inside(storage, job, directory / folder);
+    validate_no_input_inside(stores.sources(), job, directory / folder);
     present.push_back(folder.string() + "/");
     if (job.force) validate_only_ours(storage, job, folder, directory);
   }

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "reshard/io/storage.h"
+#include "reshard/io/stores.h"
 #include "reshard/plan/job/job.h"
 
 namespace reshard {
@@ -17,7 +17,7 @@ std::vector<std::filesystem::path> output_files(const Job& job);
 
 /// Whether `final`, whose name in the output directory is `relative`, is a copy of a file of the model that a run has
 /// made which shares the directory.
-bool is_left_alone(Storage& storage, const Job& job, const std::filesystem::path& relative,
+bool is_left_alone(const Stores& stores, const Job& job, const std::filesystem::path& relative,
                    const std::filesystem::path& final);
 
 /// Whether an output is, or is in, one of the folders that are replaced as a whole.
@@ -63,7 +63,7 @@ std::vector<std::filesystem::path> stale_stagings(Files& files, const Job& job);
 /// Validates that the outputs may be written: no output is an input, nothing that exists is replaced without `force`, a
 /// folder that is replaced as a whole holds nothing that this program does not write. Writes nothing.
 /// \throws Error kUsage, kBadInput or kIo.
-void validate_output(Storage& storage, const Job& job);
+void validate_output(const Stores& stores, const Job& job);
 
 /// Asks the file system.
 /// \throws Error kIo.

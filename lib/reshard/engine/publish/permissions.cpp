@@ -35,16 +35,16 @@ std::uint32_t AllowedMode::for_any_group() const {
 }
 
 AllowedMode Permissions::allowed_by(const fs::path& path) const {
-  const auto access = storage_.directories().access(path);
+  const auto access = stores_.target().directories().access(path);
   if (!access) return {kOwner, {}, kAll};
   AllowedMode allowed{access->bits, {}, kAll};
   if (allowed.for_any_group() != allowed.bits) allowed.groups.insert(access->group);
   return allowed;
 }
 
-Permissions::Permissions(const Job& job, Storage& storage)
-    : storage_(storage), umask_left_(storage.directories().bits_for_new()) {
-  model_directory_ = storage.resolve(job.model_directory.empty() ? job.source_directory : job.model_directory);
+Permissions::Permissions(const Job& job, const Stores& stores)
+    : stores_(stores), umask_left_(stores.target().directories().bits_for_new()) {
+  model_directory_ = stores.sources().resolve(job.model_directory.empty() ? job.source_directory : job.model_directory);
   for (const SourceFile& file : job.source.files) weights_ &= allowed_by(file.path);
   look_at_directories(job);
   look_at_folders(job);
@@ -56,7 +56,7 @@ Permissions::Permissions(const Job& job, Storage& storage)
 
 /// The model's directory, and those of all inputs that come from elsewhere than their outputs' place in it.
 void Permissions::look_at_directories(const Job& job) {
-  const auto resolved = [&](const fs::path& path) { return storage_.resolve(path.empty() ? "." : path); };
+  const auto resolved = [&](const fs::path& path) { return stores_.sources().resolve(path.empty() ? "." : path); };
   std::set<fs::path> parents;
   for (const SourceFile& file : job.source.files) parents.insert(file.path.parent_path());
   std::set<std::pair<fs::path, fs::path>> moves;  // of other files, from one directory to another
@@ -86,8 +86,8 @@ void Permissions::look_at_folders(const Job& job) {
 /// A new output directory hides what the input's hides. One that is there keeps its permissions, so that files have to
 /// hide themselves.
 void Permissions::look_at_output(const Job& job) {
-  const auto output = storage_.directories().access(job.output_directory);
-  if (!output || !storage_.is_directory(job.output_directory)) return;
+  const auto output = stores_.target().directories().access(job.output_directory);
+  if (!output || !stores_.target().is_directory(job.output_directory)) return;
   const std::uint32_t opened = output->bits & ~directories_.for_group(output->group);
   if ((opened & 0010) != 0) shown_.bits &= 0700;  // the directory's group may be others to a file of another group
   if ((opened & 0001) != 0) {
@@ -108,7 +108,7 @@ AllowedMode Permissions::directory(const fs::path& relative) const {
 AllowedMode Permissions::text(const TextFile& file) const {
   const fs::path source = file.source.empty() ? model_directory_ / file.path : file.source;
   AllowedMode allowed = weights_;
-  if (file.source.empty() && !storage_.directories().access(source)) return allowed;
+  if (file.source.empty() && !stores_.target().directories().access(source)) return allowed;
   allowed &= allowed_by(source);
   allowed.bits |= 0600;
   return allowed;

@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "reshard/io/storage.h"
+#include "reshard/io/stores.h"
 #include "reshard/plan/job/job.h"
 
 namespace reshard {
@@ -30,8 +30,8 @@ struct AllowedMode {
 class Permissions {
  public:
   /// Asks the file system for the modes of the inputs, and of the output directory if it exists. Inputs that cannot be
-  /// asked for count as private. `storage` is borrowed.
-  Permissions(const Job& job, Storage& storage);
+  /// asked for count as private. The stores are borrowed.
+  Permissions(const Job& job, const Stores& stores);
 
   /// For a directory that the run makes; `relative` to the output directory, which is "". Limited by the directories
   /// that the inputs come from, and by the model's own folder of that name.
@@ -50,7 +50,7 @@ class Permissions {
   void look_at_folders(const Job& job);
   void look_at_output(const Job& job);
 
-  Storage& storage_;
+  Stores stores_;
   std::filesystem::path model_directory_;
   std::uint32_t umask_left_;                              // the bits that it leaves
   AllowedMode directories_;                               // by all input directories

@@ -71,7 +71,7 @@ void flush_tree(Storage& storage, const fs::path& root) {
   for (const fs::path& path : found) storage.directories().open({path}, root)->flush();
 }
 
-Staging::Staging(const Job& job, Storage& storage) : Staging(job, storage, Unmade{}) {
+Staging::Staging(const Job& job, const Stores& stores) : Staging(job, stores, Unmade{}) {
   claim_output();
   const fs::path home = output_existed_ ? final_ : final_.parent_path();
   make_directories(home);
@@ -81,8 +81,8 @@ Staging::Staging(const Job& job, Storage& storage) : Staging(job, storage, Unmad
   for (const fs::path& relative : output_files(job)) make_staged_folders(relative.parent_path());
 }
 
-Staging::Staging(const Job& job, Storage& storage, fs::path root, std::unique_ptr<FileLock> lock)
-    : Staging(job, storage, Unmade{}) {
+Staging::Staging(const Job& job, const Stores& stores, fs::path root, std::unique_ptr<FileLock> lock)
+    : Staging(job, stores, Unmade{}) {
   claim_output();
   lock_ = std::move(lock);
   lock_->share();  // with the ranks of this run
@@ -339,7 +339,7 @@ void Staging::begin_swap(const std::vector<fs::path>& entries, bool sync) {
 Staging::Opened Staging::swap_entries(bool sync) {
   std::vector<fs::path> entries = entries_in_order();
   std::erase_if(entries,
-                [&](const fs::path& relative) { return is_left_alone(storage_, job_, relative, final_ / relative); });
+                [&](const fs::path& relative) { return is_left_alone(stores_, job_, relative, final_ / relative); });
   for (const fs::path& relative : entries) make_directories((final_ / relative).parent_path());
   set_aside_journals(sync);
   move_to(final_, kStagingPrefix);
@@ -348,7 +348,7 @@ Staging::Opened Staging::swap_entries(bool sync) {
   for (const fs::path& relative : entries) {
     named.insert((final_ / relative).parent_path());
     if (storage_.kind_of(final_ / relative) == FileKind::kNone) continue;
-    if (is_left_alone(storage_, job_, relative, final_ / relative)) continue;  // it has come just now
+    if (is_left_alone(stores_, job_, relative, final_ / relative)) continue;  // it has come just now
     if (!job_.force)
       throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced without `force`")
           .in(final_ / relative);
@@ -368,7 +368,7 @@ Staging::Opened Staging::swap_entries(bool sync) {
       try {
         take({root_ / relative, final_ / relative});
       } catch (const Error&) {
-        if (!is_left_alone(storage_, job_, relative, final_ / relative)) throw;  // else it has come just now
+        if (!is_left_alone(stores_, job_, relative, final_ / relative)) throw;  // else it has come just now
       }
     }
     published_ = true;

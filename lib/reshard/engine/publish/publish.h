@@ -41,10 +41,10 @@ void flush_tree(Storage& storage, const std::filesystem::path& root);
 /// removed with all it holds unless published. Not thread-safe.
 class Staging {
  public:
-  /// Makes the directory, and those above it that are missing, and locks it. Job and storage are borrowed.
-  Staging(const Job& job, Storage& storage);
+  /// Makes the directory, and those above it that are missing, and locks it. The job and the stores are borrowed.
+  Staging(const Job& job, const Stores& stores);
   /// Takes over the directory of a run that is dead, with its lock.
-  Staging(const Job& job, Storage& storage, std::filesystem::path root, std::unique_ptr<FileLock> lock);
+  Staging(const Job& job, const Stores& stores, std::filesystem::path root, std::unique_ptr<FileLock> lock);
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
   /// Removes what was not published, and the directories it made if they are empty.
@@ -71,10 +71,11 @@ class Staging {
 
  private:
   struct Unmade {};
-  Staging(const Job& job, Storage& storage, Unmade)
+  Staging(const Job& job, const Stores& stores, Unmade)
       : job_(job),
-        storage_(storage),
-        permissions_(job, storage) {}  // so that a constructor that fails is cleaned up after
+        stores_(stores),
+        storage_(stores.target()),
+        permissions_(job, stores) {}  // so that a constructor that fails is cleaned up after
 
   struct Step {
     std::filesystem::path from;
@@ -104,7 +105,8 @@ class Staging {
   void undo(const std::string& reason);
 
   const Job& job_;
-  Storage& storage_;
+  Stores stores_;
+  Storage& storage_;  // for outputs
   Permissions permissions_;
   std::filesystem::path root_;
   std::filesystem::path final_;            // the output directory, resolved

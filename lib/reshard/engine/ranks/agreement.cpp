@@ -20,17 +20,17 @@ void add_files(RunIdentity& identity, const SourceMap& map) {
 }
 
 /// What the states of the files are: the same on all ranks if these see the same files.
-std::string stamps_of(const RunIdentity& identity, Storage& storage) {
+std::string stamps_of(const RunIdentity& identity, Files& files) {
   WireWriter wire;
-  for (const RunIdentity::File& file : identity.files) wire.add(storage.lasting_stamp(file.path).text());
+  for (const RunIdentity::File& file : identity.files) wire.add(files.lasting_stamp(file.path).text());
   const Sha256Digest digest = sha256(std::as_bytes(std::span(wire.bytes())));
   return to_hex(digest);
 }
 
 /// The digest of some blocks of a file: enough to tell checkpoints from each other, which differ everywhere.
-Sha256Digest sample(Storage& storage, const std::filesystem::path& path) {
+Sha256Digest sample(Files& files, const std::filesystem::path& path) {
   constexpr std::uint64_t kBlocks = 4, kBlockBytes = 4096;
-  const auto source = storage.open(path);
+  const auto source = files.open(path);
   const std::uint64_t size_bytes = source->size_bytes();
   std::vector<std::byte> block(std::min(kBlockBytes, size_bytes));
   Sha256 hash;
@@ -48,7 +48,7 @@ void validate_same_samples(const RunIdentity& mine, const RunOptions& options, T
   std::vector<Sha256Digest> samples(mine.files.size());
   together.step("sample files", options.progress ? *options.progress : own, [&] {
     for_each_number(samples.size(), thread_count(options),
-                    [&](std::size_t i) { samples[i] = sample(*options.storage, mine.files[i].path); });
+                    [&](std::size_t i) { samples[i] = sample(options.stores.sources(), mine.files[i].path); });
   });
   std::string text;
   for (const Sha256Digest& one : samples) text.append(reinterpret_cast<const char*>(one.data()), one.size());
@@ -104,7 +104,7 @@ RunIdentity run_identity(const Job& job, const RunOptions& options) {
   identity.sources = to_string(fingerprint_of(job.source));
   identity.all = to_string(run_fingerprint(job, options));
   identity.options = (job.manifest ? 1u : 0u) + (job.force ? 2u : 0u) + (options.sync ? 4u : 0u);
-  identity.output = options.storage->absolute(job.output_directory).lexically_normal().generic_string();
+  identity.output = options.stores.target().absolute(job.output_directory).lexically_normal().generic_string();
   add_files(identity, job.source);
   return identity;
 }
@@ -128,7 +128,7 @@ void validate_same_run(const RunIdentity& mine, const RunOptions& options, Toget
   wire.add(mine.output);
   WireWriter told;
   told.add(wire.bytes());
-  told.add(stamps_of(mine, *options.storage));
+  told.add(stamps_of(mine, options.stores.sources()));
   std::vector<std::string> all;
   std::set<std::string> stamps;
   for (const std::string& bytes : together.gather("compare", std::move(told.bytes()))) {
