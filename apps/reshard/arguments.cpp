@@ -8,7 +8,7 @@
 #include "print.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/local_files.h"
+#include "reshard/io/open_store.h"
 #include "reshard/plan/target/companions.h"
 #include "reshard/specs/family/family_parser.h"
 #include "reshard/specs/parallel/mesh.h"
@@ -142,7 +142,7 @@ std::shared_ptr<const Family> named_family(const char* option, const std::string
 std::shared_ptr<const Family> family_spec(const MovingArguments& arguments) {
   if (!arguments.spec.empty() && !arguments.family.empty())
     throw Error(ErrorKind::kUsage, "--spec and --family both choose the model's family").hint("leave out one");
-  if (!arguments.spec.empty()) return read_family(arguments.spec);
+  if (!arguments.spec.empty()) return read_family(all_files(), arguments.spec);
   if (arguments.family.empty()) return nullptr;
   return named_family("--family", arguments.family);
 }
@@ -304,8 +304,8 @@ std::uint32_t parse_threads(const std::string& text) {
 
 void validate_is_directory_name(const std::string& argument, const std::string& directory) {
   const std::filesystem::path path(directory);
-  std::error_code not_there;
-  if (!has_weights_ending(path.filename().string()) || std::filesystem::is_directory(path, not_there)) return;
+  Storage& target = open_storage(path);
+  if (!has_weights_ending(path.filename().string()) || target.is_directory(path)) return;
   throw Error(ErrorKind::kUsage, argument + " is a directory to write to, but this is the name of a file")
       .in(path)
       .hint("give a directory; the files in it get the names that loaders look for, such as model.safetensors");

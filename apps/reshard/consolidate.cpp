@@ -3,7 +3,7 @@
 #include "arguments.h"
 #include "commands.h"
 #include "reshard/base/error.h"
-#include "reshard/local_files.h"
+#include "reshard/io/open_store.h"
 #include "run_job.h"
 
 namespace reshard::cli {
@@ -80,7 +80,7 @@ void add_consolidate(Command app, Together& together) {
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
     options.overflow = overflow_of(arguments->cast);
     run_job(
-        command, [&] { return plan_consolidate(request_of(*arguments)); }, *arguments, options, together);
+        command, [&] { return plan_consolidate(all_files(), request_of(*arguments)); }, *arguments, options, together);
   });
 }
 

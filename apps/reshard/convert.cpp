@@ -6,7 +6,7 @@
 #include "commands.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/local_files.h"
+#include "reshard/io/open_store.h"
 #include "reshard/plan/target/checks.h"
 #include "run_job.h"
 
@@ -132,7 +132,7 @@ void add_convert(Command app, Together& together) {
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
     options.overflow = overflow_of(arguments->cast);
     run_job(
-        command, [&] { return plan_convert(request_of(*arguments)); }, *arguments, options, together);
+        command, [&] { return plan_convert(all_files(), request_of(*arguments)); }, *arguments, options, together);
   });
 }
 

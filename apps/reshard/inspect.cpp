@@ -15,9 +15,9 @@
 #include "reshard/engine/check/digests.h"
 #include "reshard/engine/check/stats.h"
 #include "reshard/io/listed_files.h"
+#include "reshard/io/open_store.h"
 #include "reshard/layouts/interrupted_swap.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
-#include "reshard/local_files.h"
 #include "reshard/plan/job/name_rules.h"
 #include "reshard/plan/source/metadata_model.h"
 #include "reshard/plan/source/tags.h"
@@ -118,13 +118,13 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
           .hint("leave out one of the two");
   if (!arguments.print_family.empty())
     return print_output(named_family("--print-family", arguments.print_family)->json_text);
-  if (arguments.print_spec && builtin_family(arguments.path) && !local_storage().exists(arguments.path))
+  if (arguments.print_spec && builtin_family(arguments.path) && !all_files().exists(arguments.path))
     return print_output(builtin_family(arguments.path)->json_text);
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
   if (!arguments.filter.empty()) NamePattern("filter", arguments.filter);  // a wrong one is told before reading
   validate_source_options(arguments.source_options);
   const RunOptions options = run_options(arguments);
-  ListedFiles files(local_storage());
+  ListedFiles files(all_files());
   const FoundCheckpoint found = find_checkpoint(files, arguments.path, arguments.source.tag);
   const std::string path = arguments.path == found.path ? arguments.path : found.path.string();
   const bool one_wanted = arguments.print_spec || arguments.tensors || arguments.stats || arguments.digest ||

@@ -225,6 +225,7 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
   std::unique_ptr<Job> planned;
   together.step("plan", progress, [&] { planned = plan(); });
   planned->manifest = arguments.manifest;
+  options.stores = {all_files(), open_storage(planned->output_directory)};
   Job& job = *planned;
   for (std::string& note : idle_options(command, job)) job.notes.push_back(std::move(note));
   const auto tell = [&](const std::string& note) {

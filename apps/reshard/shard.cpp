@@ -4,7 +4,7 @@
 #include "commands.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/local_files.h"
+#include "reshard/io/open_store.h"
 #include "run_job.h"
 
 namespace reshard::cli {
@@ -110,8 +110,8 @@ void add_shard(Command app, Together& together) {
     RunOptions options = run_options(*arguments);  // a wrong option is told before anything is read
     options.overflow = overflow_of(arguments->cast);
     run_job(
-        command, [&] { return plan_shard(request_of(*arguments, command.count("--layout") > 0)); }, *arguments, options,
-        together);
+        command, [&] { return plan_shard(all_files(), request_of(*arguments, command.count("--layout") > 0)); },
+        *arguments, options, together);
   });
 }
 

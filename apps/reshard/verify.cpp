@@ -21,12 +21,12 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/check/verify_manifest.h"
 #include "reshard/io/listed_files.h"
+#include "reshard/io/open_store.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/expert_stacks.h"
 #include "reshard/layouts/core/weights_option.h"
 #include "reshard/layouts/states/compare_states.h"
-#include "reshard/local_files.h"
 #include "reshard/plan/proof/manifest.h"
 #include "reshard/plan/source/tags.h"
 #include "reshard/plan/target/trainer_files.h"
@@ -307,14 +307,14 @@ int run_verify_sums(const Command& command, const VerifyArguments& arguments, co
   const std::vector<FileDigest> files = parse_sha256sums(text, file);
   if (files.empty())
     throw Error(ErrorKind::kBadInput, "lists no files").in(file).hint("give the SHA256SUMS as it was written");
-  if (!local_storage().is_directory(arguments.a))
+  if (!all_files().is_directory(arguments.a))
     throw Error(ErrorKind::kBadInput, "is not a directory, which a SHA256SUMS is of")
         .in(arguments.a)
         .hint("give the directory whose files it lists");
   std::uint64_t bytes = 0;
   for (const FileDigest& listed : files)
-    if (const fs::path path = fs::path(arguments.a) / listed.path; local_storage().is_file(path))
-      bytes += local_storage().size_bytes(path);
+    if (const fs::path path = fs::path(arguments.a) / listed.path; all_files().is_file(path))
+      bytes += all_files().size_bytes(path);
   FilesVerification result;
   {
     const ProgressBar bar(*options.progress, bytes, !arguments.quiet);
@@ -328,8 +328,8 @@ int run_verify_sums(const Command& command, const VerifyArguments& arguments, co
 
 /// Whether A is the directory in which the manifest lies: its own output, so that its files can be compared.
 bool is_own_output(const VerifyArguments& arguments) {
-  const fs::path beside = local_storage().absolute(*arguments.manifest).parent_path();
-  return local_storage().is_directory(arguments.a) && local_storage().is_same(arguments.a, beside);
+  const fs::path beside = all_files().absolute(*arguments.manifest).parent_path();
+  return all_files().is_directory(arguments.a) && all_files().is_same(arguments.a, beside);
 }
 
 /// Compares the tensors of A with a manifest.
@@ -342,7 +342,7 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
   UsedOptions used;
   Checkpoint a;
   together.step("plan", *options.progress, [&] {
-    ListedFiles files(local_storage());
+    ListedFiles files(all_files());
     a = read_side(files, arguments.a, arguments, false, used);
     add_states(a.map, std::move(a.states.map));
     validate_used(arguments, used, {&a});
@@ -384,7 +384,7 @@ int run_verify_manifest(const Command& command, const VerifyArguments& arguments
   options.progress = &progress;
   std::string text;
   together.step("read the manifest", progress,
-                [&] { text = read_text_file(local_storage(), *arguments.manifest, kMaxManifestBytes); });
+                [&] { text = read_text_file(all_files(), *arguments.manifest, kMaxManifestBytes); });
   if (is_json_object(text)) return run_verify_tensors(command, arguments, text, options, together);
   return run_verify_sums(command, arguments, text, options, together);
 }
@@ -451,7 +451,7 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
   Comparison result;
   Progress progress;
   together.step("plan", progress, [&] {
-    ListedFiles files(local_storage());
+    ListedFiles files(all_files());
     a = read_side(files, arguments.a, arguments, true, used);
     b = read_side(files, arguments.b, arguments, true, used);
     align_experts(a, b);

@@ -18,10 +18,10 @@
 
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
+#include "reshard/io/open_store.h"
 #include "reshard/layouts/hf/hf.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/map/whole_map.h"
-#include "reshard/local_files.h"
 #include "reshard/plan/job/job.h"
 
 namespace {
@@ -82,7 +82,7 @@ void make_shards(const ShardOptions& options) {
   request.target.pp = options.pp;
   if (options.format == "pytorch") request.target.format = reshard::Format::kPytorch;
   if (options.format == "xser") request.target.format = reshard::Format::kXser;
-  const auto job = reshard::plan_shard(request);
+  const auto job = reshard::plan_shard(reshard::all_files(), request);
   write_layout(job->target, job->text_files, options.out_dir);
   for (const reshard::CopiedFile& file : job->copied_files) fs::copy_file(file.source, options.out_dir / file.path);
 }

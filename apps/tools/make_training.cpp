@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "reshard/engine/execute.h"
-#include "reshard/io/local_storage.h"
+#include "reshard/io/open_store.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/plan/job/job.h"
@@ -65,7 +65,7 @@ std::vector<reshard::LogicalTensor> sort_out(reshard::SourceMap& all, reshard::T
 }
 
 void make_training(const Options& options) {
-  reshard::Files& files = reshard::local_storage();
+  reshard::Files& files = reshard::all_files();
   reshard::Checkpoint source = reshard::read_checkpoint(files, options.source, {});
   const reshard::Model model = reshard::instantiate(reshard::read_model_config(files, options.config));
   reshard::TrainingStates states;

@@ -1,17 +1,14 @@
 # Fails if a file of FOLDER includes a header of a floor that is not in ALLOWED, or of a room of its own floor that
-# stands after its own in ROOMS (both comma-separated), or, with FILES_DOOR or STORAGE_DOOR, asks the operating system
-# about files. Touches STAMP. Run with cmake -P.
+# stands after its own in ROOMS (both comma-separated), or, with FILES_DOOR, asks the operating system about files or
+# opens a store. Touches STAMP. Run with cmake -P.
 cmake_minimum_required(VERSION 3.25)  # for IN_LIST
 string(REPLACE "," ";" allowed ${ALLOWED})
 # What std::filesystem offers beyond paths, which are names: any call of it in lower case, in either spelling; what else
-# opens files; and the local file system as a Files.
+# opens files; and the stores that are a Files or a Storage.
 string(JOIN "|" local_calls
        "filesystem::[a-z_]+\\(" "fs::[a-z_]+\\(" "directory_iterator" "directory_entry" "filesystem_error"
-       "[io]fstream" "fopen\\(" "local_directories\\("
+       "[io]fstream" "fopen\\(" "local_directories\\(" "local_storage\\(" "[^a-z_]all_files\\(" "open_storage\\("
        "[^a-z_]::(open|stat|lstat|access|mkdir|mkdtemp|rmdir|rename|renameat2|unlink|chmod|flock|statvfs|fsync|syncfs)\\(")
-if(FILES_DOOR)
-  string(APPEND local_calls "|local_storage\\(")
-endif()
 string(REPLACE "," ";" rooms "${ROOMS}")
 get_filename_component(floor ${FOLDER} NAME)
 file(GLOB_RECURSE files ${FOLDER}/*.h ${FOLDER}/*.cpp)
@@ -36,7 +33,7 @@ foreach(file ${files})
       endif()
     endif()
   endforeach()
-  if(FILES_DOOR OR STORAGE_DOOR)
+  if(FILES_DOOR)
     file(STRINGS ${file} calls REGEX "${local_calls}")
     list(FILTER calls EXCLUDE REGEX "::path\\(")
     if(calls)

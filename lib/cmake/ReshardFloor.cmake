@@ -4,15 +4,14 @@ function(reshard_apart)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
-# reshard_floor(NAME DEPENDS … PRIVATE_DEPENDS … ROOMS … [FILES_DOOR | STORAGE_DOOR]): one static library from all sources
-# of lib/reshard/NAME and its rooms, the folders in it. With a door none of them may ask the operating system about files; with
-# STORAGE_DOOR they may name the local file system as a Storage.
+# reshard_floor(NAME DEPENDS … PRIVATE_DEPENDS … ROOMS … [FILES_DOOR]): one static library from all sources
+# of lib/reshard/NAME and its rooms, the folders in it. With FILES_DOOR none of them may ask the operating system about files.
 #
 # Headers are included by their path from lib/: "reshard/<floor>/<room>/<header>.h". A floor may include its own headers
 # and those of the floors it depends on, directly or not; a room those of the rooms before it in ROOMS, and the floor's
 # own folder those of all rooms. The build runs CheckFloor.cmake, which fails on any other include.
 function(reshard_floor name)
-  cmake_parse_arguments(FLOOR "FILES_DOOR;STORAGE_DOOR" "" "DEPENDS;PRIVATE_DEPENDS;ROOMS" ${ARGN})
+  cmake_parse_arguments(FLOOR "FILES_DOOR" "" "DEPENDS;PRIVATE_DEPENDS;ROOMS" ${ARGN})
   set(folder ${CMAKE_CURRENT_SOURCE_DIR}/reshard/${name})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folder}/*.cpp)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS ${folder}/*.h)
@@ -28,8 +27,7 @@ function(reshard_floor name)
   set(checked ${CMAKE_CURRENT_BINARY_DIR}/${name}_floor_checked)
   add_custom_command(OUTPUT ${checked}
                      COMMAND ${CMAKE_COMMAND} -DFOLDER=${folder} -DALLOWED=${allowed_text} -DROOMS=${rooms_text}
-                             -DSTAMP=${checked} -DFILES_DOOR=${FLOOR_FILES_DOOR} -DSTORAGE_DOOR=${FLOOR_STORAGE_DOOR}
-                             -P ${PROJECT_SOURCE_DIR}/lib/cmake/CheckFloor.cmake
+                             -DSTAMP=${checked} -DFILES_DOOR=${FLOOR_FILES_DOOR} -P ${PROJECT_SOURCE_DIR}/lib/cmake/CheckFloor.cmake
                      DEPENDS ${sources} ${headers} ${PROJECT_SOURCE_DIR}/lib/cmake/CheckFloor.cmake
                      COMMENT "Checking the includes of ${name}")
   # Else the check, and with it each source, would wait for the libraries of the floors below.

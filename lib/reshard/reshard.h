@@ -2,13 +2,13 @@
 // everything validated and nothing written; execute runs it. Of the other headers only those are installed that these
 // include; they are the library's own, and may change with any version.
 //
-// What is read comes through a Files (io/files.h); without one it is the local file system.
+// What is read comes through a Files (io/files.h), such as all_files().
 //
 //   Request request;
 //   request.source.path = "Qwen3-8B";
 //   request.output_directory = "shards";
 //   request.target.tp = 8;
-//   execute(*plan_shard(request), RunOptions{});
+//   execute(*plan_shard(all_files(), request), RunOptions{});
 #pragma once
 
 #include "reshard/engine/check/digests.h"          // compute_digests(map, …): SHA-256 of tensors, whatever the layout
@@ -16,10 +16,10 @@
 #include "reshard/engine/check/verify.h"           // verify(a, b, …)
 #include "reshard/engine/check/verify_manifest.h"  // verify_manifest(map, manifest, …), verify_files
 #include "reshard/engine/execute.h"                // execute(job, options)
+#include "reshard/io/open_store.h"                 // all_files(): the local file system, and other stores
 #include "reshard/layouts/core/checkpoint.h"       // read_checkpoint(files, path, context): what stands there
 #include "reshard/layouts/core/layout.h"           // Layout, layouts(), TargetRequest
 #include "reshard/layouts/map/metadata_rules.h"    // partition_rules(metadata, …): what each rank has of a tensor
-#include "reshard/local_files.h"                   // all of these without a Files: on the local file system
 #include "reshard/plan/job/job.h"                  // Request; plan_shard, plan_consolidate, plan_convert
 #include "reshard/plan/source/tags.h"              // find_checkpoint: checkpoints of a training run
 #include "reshard/specs/family/family.h"           // Family: a model's parameters as data

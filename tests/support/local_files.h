@@ -16,15 +16,36 @@
 #include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
-#include "reshard/local_files.h"
+#include "reshard/plan/job/job.h"
+#include "reshard/plan/source/tags.h"
 #include "reshard/plan/target/companions.h"
 #include "reshard/specs/config/model_config.h"
+#include "reshard/specs/family/family_parser.h"
 #include "reshard/specs/peft/adapter_config.h"
 #include "reshard/specs/stages/stage_json.h"
 #include "reshard/specs/stages/stage_pt.h"
 
 namespace reshard {
 
+inline Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadContext& context) {
+  return read_checkpoint(local_storage(), path, context);
+}
+inline FoundCheckpoint find_checkpoint(const std::filesystem::path& path, const std::optional<std::string>& tag,
+                                       SourceKind content = SourceKind::kAny) {
+  return find_checkpoint(local_storage(), path, tag, content);
+}
+inline std::shared_ptr<const Family> read_family(const std::filesystem::path& path) {
+  return read_family(local_storage(), path);
+}
+inline std::unique_ptr<Job> plan_shard(const Request& request) {
+  return plan_shard(local_storage(), request);
+}
+inline std::unique_ptr<Job> plan_consolidate(const Request& request) {
+  return plan_consolidate(local_storage(), request);
+}
+inline std::unique_ptr<Job> plan_convert(const Request& request) {
+  return plan_convert(local_storage(), request);
+}
 inline Container read_safetensors(const std::filesystem::path& path) {
   return read_safetensors(*local_storage().open(path), path);
 }

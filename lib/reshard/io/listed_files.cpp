@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "reshard/io/open_store.h"
+
 namespace reshard {
 namespace {
 
@@ -40,7 +42,7 @@ const DirectoryEntry* find_entry(const std::vector<DirectoryEntry>& entries, con
 
 std::string ListedFiles::key_of(const fs::path& path) {
   std::string key = path.is_absolute() ? "/" : "";
-  if (!path.is_absolute()) {
+  if (!path.is_absolute() && scheme_of(path).empty()) {
     if (!base_) {
       const fs::path base = files_.absolute(".");
       base_ = base.is_absolute() ? "/" : "";

@@ -7,11 +7,10 @@
 #include <vector>
 
 #include "reshard/base/error.h"
-#include "reshard/base/pattern.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/safetensors/hf_index.h"
-#include "reshard/io/files.h"
+#include "reshard/io/open_store.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
@@ -316,21 +315,8 @@ Checkpoint read_lone_model(Files& files, const fs::path& path, const ReadContext
   return checkpoint;
 }
 
-/// For a path where nothing is. It may be the name of a model on the Hugging Face Hub.
-Error nothing_there(Files& files, const fs::path& path) {
-  Error error(ErrorKind::kBadInput, "no such file or directory");
-  const Pattern hub_name(R"(^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$)"),
-      hub_address(R"(^(hf:/+|https?:/+(www\.)?huggingface\.co/)([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*).*$)");
-  const std::string text = path.string();
-  if (hub_address.found_in(text))
-    error.hint("fetch a model of the Hugging Face Hub first: hf download " + hub_address.replace_all(text, "$3"));
-  else if (hub_name.found_in(text) && !files.exists(path.parent_path()))
-    error.hint("fetch a model of the Hugging Face Hub first: hf download " + text);
-  return error.in(path);
-}
-
 Error no_directory(Files& files, const fs::path& path) {
-  if (!files.exists(path)) return nothing_there(files, path);
+  if (!files.exists(path)) return nothing_at(files, path);
   return Error(ErrorKind::kBadInput, "is not a directory")
       .in(path)
       .hint("give the directory of the checkpoint, not one of its files");
@@ -357,7 +343,7 @@ Checkpoint sharded_at(Files& files, const fs::path& path, const ReadContext& con
 
 Checkpoint whole_at(Files& files, const fs::path& directory, const ReadContext& context) {
   if (files.is_file(directory)) return read_lone_model(files, directory, context);
-  if (!files.exists(directory)) throw nothing_there(files, directory);
+  if (!files.exists(directory)) throw nothing_at(files, directory);
   if (!files.is_directory(directory))
     throw Error(ErrorKind::kBadInput, "is not a directory")
         .in(directory)
@@ -382,7 +368,7 @@ Checkpoint whole_at(Files& files, const fs::path& directory, const ReadContext& 
 }
 
 Checkpoint checkpoint_at(Files& files, const fs::path& path, const ReadContext& context) {
-  if (!files.exists(path)) throw nothing_there(files, path);
+  if (!files.exists(path)) throw nothing_at(files, path);
   if (!files.is_directory(path)) {
     Checkpoint checkpoint = read_any_file(files, path, context);
     note_idle_options(checkpoint, context.options);

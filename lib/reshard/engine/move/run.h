@@ -17,8 +17,7 @@
 #include "reshard/engine/units/share_report.h"
 #include "reshard/engine/units/unit_ledger.h"
 #include "reshard/engine/units/units.h"
-#include "reshard/io/local_storage.h"
-#include "reshard/io/stores.h"
+#include "reshard/io/open_store.h"
 #include "reshard/plan/job/program.h"
 #include "reshard/tensor/cast/cast.h"
 
@@ -68,7 +67,7 @@ struct RunOptions {
   std::uint64_t max_memory_bytes = std::uint64_t{256} << 20;  // buffers, over all threads
   Overflow overflow = Overflow::kSaturate;                    // of casts
   Progress* progress = nullptr;                               // borrowed; may be null
-  Stores stores = local_storage();
+  Stores stores;
   bool sync = true;  // bring what is written to stable storage
   bool journal =
       true;  // with `sync`: a run of more than journal_interval leaves, if it is killed, what resume goes on from

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "reshard/io/stores.h"
+#include "reshard/io/open_store.h"
 #include "reshard/plan/job/job.h"
 
 namespace reshard {

@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "reshard/io/stores.h"
+#include "reshard/io/open_store.h"
 #include "reshard/plan/job/job.h"
 
 namespace reshard {
