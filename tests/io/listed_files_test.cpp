@@ -22,9 +22,9 @@ namespace fs = std::filesystem;
 /// The local file system, with the number of calls that name each path.
 class CountedFiles final : public Files {
  public:
-  std::map<fs::path, int> lists, looks;
+  std::map<fs::path, int> lists, looks, opens;
 
-  std::unique_ptr<Source> open(const fs::path& path) override { return local_storage().open(path); }
+  std::unique_ptr<Source> open(const fs::path& path) override { return ++opens[path], local_storage().open(path); }
   std::vector<DirectoryEntry> list(const fs::path& path) override { return ++lists[path], local_storage().list(path); }
   FileKind kind_of(const fs::path& path) override { return ++looks[path], local_storage().kind_of(path); }
   FileStamp stamp(const fs::path& path) override { return local_storage().stamp(path); }
@@ -98,6 +98,33 @@ TEST_CASE("A request is refused what the file system refuses, under the path tha
     check_refused([&] { files.list(dir / "a/none"); }, {.path = dir / "a/none"});
   }
   for (const char* name : {"closed", "listed", "searched"}) fs::permissions(dir / "a" / name, fs::perms::owner_all);
+}
+
+TEST_CASE("A file that is opened again stays as it was opened first, until it is stamped") {
+  const TempDir dir;
+  write_file(dir / "f", "old");
+  CountedFiles counted;
+  ListedFiles files(counted);
+  const auto text = [&] {
+    const auto source = files.open(dir / "f");
+    std::string bytes(source->size_bytes(), '\0');
+    source->read_at(0, std::as_writable_bytes(std::span(bytes)));
+    return bytes;
+  };
+  CHECK(text() == "old");
+  write_file(dir / "g", "newer");
+  fs::rename(dir / "g", dir / "f");
+  CHECK(text() == "old");
+  CHECK(counted.opens[dir / "f"] == 1);
+  CHECK(files.stamp(dir / "f") == local_storage().stamp(dir / "f"));
+  CHECK(text() == "newer");
+  CHECK(counted.opens[dir / "f"] == 2);
+  for (int i = 0; i < 200; ++i) {
+    write_file(dir / std::to_string(i), "");
+    files.open(dir / std::to_string(i));
+  }
+  CHECK(text() == "newer");
+  CHECK(counted.opens[dir / "f"] == 3);  // others have taken its place
 }
 
 TEST_CASE("A file that vanishes after its directory was listed cannot be opened") {

@@ -18,7 +18,7 @@ void append_parts(std::string& key, const fs::path& path) {
   }
 }
 
-/// The directory of `key` and the name in it; nothing if the last part is no plain name.
+/// The directory of `key` and the name in it; std::nullopt if the last part is no plain name.
 std::optional<std::pair<std::string, std::string>> split(const std::string& key) {
   const std::size_t slash = key.rfind('/');
   if (slash == std::string::npos) return std::nullopt;
@@ -27,7 +27,7 @@ std::optional<std::pair<std::string, std::string>> split(const std::string& key)
   return std::pair(key.substr(0, std::max<std::size_t>(slash, 1)), std::move(name));
 }
 
-/// Whether `path` stands for a directory or for nothing, as "x/" and "x/." do, which may not be searched.
+/// Whether `path` can only name a directory, as "x/" and "x/." do; that directory may not be searchable.
 bool names_directory(const fs::path& path) {
   return path.has_relative_path() && (path.filename().empty() || path.filename() == ".");
 }
@@ -38,7 +38,41 @@ const DirectoryEntry* find_entry(const std::vector<DirectoryEntry>& entries, con
   return found != entries.end() && found->name == name ? &*found : nullptr;
 }
 
+/// A file that others may read, too.
+class SharedSource final : public Source {
+ public:
+  explicit SharedSource(std::shared_ptr<const Source> source) : source_(std::move(source)) {}
+  std::uint64_t size_bytes() const override { return source_->size_bytes(); }
+  void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const override {
+    source_->read_at(offset_bytes, out);
+  }
+  int descriptor() const override { return source_->descriptor(); }
+
+ private:
+  std::shared_ptr<const Source> source_;
+};
+
 }  // namespace
+
+std::unique_ptr<Source> ListedFiles::open(const fs::path& path) {
+  constexpr std::size_t kMaxOpen = 64;
+  std::unique_lock lock(mutex_);
+  if (const auto found = opened_.find(path.native()); found != opened_.end())
+    return std::make_unique<SharedSource>(found->second);
+  lock.unlock();
+  std::shared_ptr<const Source> source = files_.open(path);
+  lock.lock();
+  if (opened_.size() >= kMaxOpen) opened_.clear();
+  opened_[path.native()] = source;
+  return std::make_unique<SharedSource>(std::move(source));
+}
+
+FileStamp ListedFiles::stamp(const fs::path& path) {
+  FileStamp stamp = files_.stamp(path);
+  const std::lock_guard lock(mutex_);
+  opened_.erase(path.native());
+  return stamp;
+}
 
 std::string ListedFiles::key_of(const fs::path& path) {
   std::string key = path.is_absolute() ? "/" : "";

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -15,17 +16,20 @@ namespace reshard {
 /// list. A directory is listed at the first question about an entry of it, once it is known to be one; paths that no
 /// list can answer for, such as those above the first directory asked about, are looked up one at a time.
 ///
+/// Some files stay open, and are not opened again unless they are stamped in between: so a stamp is never newer than what
+/// is read after it.
+///
 /// For planning only. It must not outlive the request or see what the request writes: names that appear or vanish later
-/// go unnoticed until they are opened. Files are opened and stamped as they are now.
+/// go unnoticed until they are opened.
 class ListedFiles final : public Files {
  public:
   /// Borrows `files`, which must outlive this.
   explicit ListedFiles(Files& files) : files_(files) {}
 
-  std::unique_ptr<Source> open(const std::filesystem::path& path) override { return files_.open(path); }
+  std::unique_ptr<Source> open(const std::filesystem::path& path) override;
   std::vector<DirectoryEntry> list(const std::filesystem::path& directory) override;
   FileKind kind_of(const std::filesystem::path& path) override;
-  FileStamp stamp(const std::filesystem::path& path) override { return files_.stamp(path); }
+  FileStamp stamp(const std::filesystem::path& path) override;
   FileStamp lasting_stamp(const std::filesystem::path& path) override { return files_.lasting_stamp(path); }
   std::optional<std::int64_t> modified_ns(const std::filesystem::path& path) override {
     return files_.modified_ns(path);
@@ -38,11 +42,11 @@ class ListedFiles final : public Files {
  private:
   struct Listing {
     std::vector<DirectoryEntry> entries;
-    std::optional<Error> error;      // why there are none
+    std::optional<Error> error;      // why the directory cannot be listed
     std::optional<bool> searchable;  // whether entries can be looked up; unknown until one is
   };
 
-  // Of all below, keys are absolute paths without "." and double slashes. mutex_ is locked.
+  // Keys are absolute paths without "." and double slashes. Callers of these functions lock mutex_.
   std::string key_of(const std::filesystem::path& path);
   Listing& listing_of(const std::string& key);
   bool is_searchable(const std::string& key, Listing& listing);
@@ -52,11 +56,12 @@ class ListedFiles final : public Files {
   std::filesystem::path find_resolved(const std::filesystem::path& path);
 
   Files& files_;
-  std::mutex mutex_;                 // of all below
+  std::mutex mutex_;                 // guards the members below
   std::optional<std::string> base_;  // of relative paths
   std::map<std::string, Listing> listings_;
   std::map<std::string, FileKind> kinds_;  // that were looked up
   std::map<std::string, std::filesystem::path> resolved_;
+  std::map<std::string, std::shared_ptr<const Source>> opened_;  // by path as it was given
 };
 
 }  // namespace reshard

@@ -59,8 +59,8 @@ bool same_content(const Stores& stores, const fs::path& input, const fs::path& o
 class Inputs {
  public:
   Inputs(Files& files, const Job& job) : files_(files) {
-    for (const SourceFile& file : job.source.files) add(file.path);
-    for (const CopiedFile& file : job.copied_files) add(file.source);
+    for (const SourceFile& file : job.source.files) add(file.path, file.stamp ? *file.stamp : files.stamp(file.path));
+    for (const CopiedFile& file : job.copied_files) add(file.source, files.stamp(file.source));
   }
 
   /// Whether `path` is one of them, whatever its name.
@@ -72,8 +72,8 @@ class Inputs {
   }
 
  private:
-  void add(const fs::path& path) {
-    if (const FileStamp stamp = files_.stamp(path); !stamp.empty()) by_stamp_.emplace(stamp, path);
+  void add(const fs::path& path, const FileStamp& stamp) {
+    if (!stamp.empty()) by_stamp_.emplace(stamp, path);
   }
 
   Files& files_;

@@ -17,12 +17,4 @@ const Source& OpenedFiles::at(std::uint32_t file) {
   return *source;
 }
 
-const Source& LastOpened::at(const std::filesystem::path& path) {
-  if (!source_ || path != path_) {
-    source_ = files_.open(path);
-    path_ = path;
-  }
-  return *source_;
-}
-
 }  // namespace reshard

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <span>
@@ -27,22 +26,6 @@ class OpenedFiles {
   Files& files_;
   std::span<const SourceFile> in_files_;
   std::map<std::uint32_t, std::unique_ptr<Source>> sources_;
-};
-
-/// For small reads that follow one another in the same file: only the file that was opened last stays open, as xser has
-/// one per tensor.
-class LastOpened {
- public:
-  explicit LastOpened(Files& files) : files_(files) {}  // borrowed
-
-  /// Valid until the next one.
-  /// \throws Error kIo; kBadInput if it is gone.
-  const Source& at(const std::filesystem::path& path);
-
- private:
-  Files& files_;
-  std::filesystem::path path_;
-  std::unique_ptr<Source> source_;  // of `path_`
 };
 
 }  // namespace reshard

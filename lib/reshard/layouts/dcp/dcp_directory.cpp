@@ -13,6 +13,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/numbered_name.h"
 #include "reshard/base/strings.h"
+#include "reshard/io/read_each.h"
 
 namespace reshard {
 namespace {
@@ -140,10 +141,12 @@ DcpDirectory read_dcp_directory(Files& files, const fs::path& directory, DcpPath
   std::unordered_map<std::string, std::size_t> by_name;
   const std::uint64_t ranks = count_ranks(files, directory);
   if (ranks == 0) throw lost_metadata(files, directory);
-  for (std::uint64_t rank = 0; rank < ranks; ++rank) {
-    const fs::path of_rank = directory / kRankMetadataName.print({{"rank", rank}});
-    add_metadata(read(of_rank), of_rank, metadata, by_path, by_name);
-  }
+  std::vector<fs::path> of_ranks;
+  for (std::uint64_t rank = 0; rank < ranks; ++rank)
+    of_ranks.push_back(directory / kRankMetadataName.print({{"rank", rank}}));
+  auto reads = read_each(of_ranks.size(), [&](std::size_t i) { return read(of_ranks[i]); });
+  for (std::size_t i = 0; i < of_ranks.size(); ++i)
+    add_metadata(reads[i].get(), of_ranks[i], metadata, by_path, by_name);
   notes.push_back(fmt::format(
       "there is no {}: the metadata of {} rank{} is read; that of ranks behind these, if it is missing, shows only by "
       "what the model lacks",

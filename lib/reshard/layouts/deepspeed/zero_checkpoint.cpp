@@ -190,15 +190,15 @@ void Builder::read_model_states() {
   if (folder_.model_states) paths.push_back(*folder_.model_states);
   for (const auto& [rank, path] : folder_.ranks_model_states) paths.push_back(path);
   first_model_file_ = static_cast<std::uint32_t>(result_.files.size());
-  for (const fs::path& path : paths) {
-    ZeroModelStates states = read_zero_model_states(files_, path);
+  for (auto& read : read_each(paths.size(), [&](std::size_t i) { return read_zero_model_states(files_, paths[i]); })) {
+    ZeroModelStates states = read.get();
     if (states.model_parallel_size > 1)
       throw Error(
           ErrorKind::kUnsupported,
           fmt::format("belongs to one of {} model-parallel ranks; only checkpoints without model parallelism are "
                       "read",
                       states.model_parallel_size))
-          .in(path)
+          .in(states.file.path)
           .hint("load it in the training code, and save the whole weights there");
     add_file(states.file);
     if (!models_.empty()) {

@@ -15,7 +15,6 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/files.h"
-#include "reshard/layouts/contents/opened_files.h"
 #include "reshard/layouts/core/weights_option.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
@@ -32,39 +31,30 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Reads the steps of an optimizer's entries; a file is opened once for those in it.
-class StepReader {
- public:
-  StepReader(Files& files, const OptimizerFiles& optimizer) : opened_(files), optimizer_(optimizer) {}
-
-  /// The largest of its entries; nothing where none has one.
-  std::optional<double> last_of(const OptimizerStage& stage) {
-    std::optional<double> last;
-    for (const OptimizerEntry& entry : stage.entries)
-      if (const auto step = step_of(entry)) last = std::max(last.value_or(*step), *step);
-    return last;
+/// Reads the step of an entry; std::nullopt if it has none.
+std::optional<double> step_of(Files& files, const OptimizerFiles& optimizer, const OptimizerEntry& entry) {
+  for (const auto& [name, value] : entry.numbers) {
+    if (name != kStep) continue;
+    if (const auto real = real_of(value)) return real;
   }
-
- private:
-  std::optional<double> step_of(const OptimizerEntry& entry) {
-    for (const auto& [name, value] : entry.numbers) {
-      if (name != kStep) continue;
-      if (const auto real = real_of(value)) return real;
-    }
-    for (const OptimizerState& state : entry.tensors) {
-      const TensorEntry& tensor = state.shards.front();
-      std::array<std::byte, 16> bytes;
-      if (tensor.name != kStep || !tensor.shape.empty() || tensor.size_bytes > bytes.size()) continue;
-      const auto value = std::span(bytes).first(tensor.size_bytes);
-      opened_.at(optimizer_.files[tensor.file].path).read_at(tensor.offset_bytes, value);
-      return summarize(tensor.dtype, value).min;
-    }
-    return std::nullopt;
+  for (const OptimizerState& state : entry.tensors) {
+    const TensorEntry& tensor = state.shards.front();
+    std::array<std::byte, 16> bytes;
+    if (tensor.name != kStep || !tensor.shape.empty() || tensor.size_bytes > bytes.size()) continue;
+    const auto value = std::span(bytes).first(tensor.size_bytes);
+    files.open(optimizer.files[tensor.file].path)->read_at(tensor.offset_bytes, value);
+    return summarize(tensor.dtype, value).min;
   }
+  return std::nullopt;
+}
 
-  LastOpened opened_;
-  const OptimizerFiles& optimizer_;
-};
+/// Reads the largest step of a stage's entries; std::nullopt if no entry has a step.
+std::optional<double> last_step(Files& files, const OptimizerFiles& optimizer, const OptimizerStage& stage) {
+  std::optional<double> last;
+  for (const OptimizerEntry& entry : stage.entries)
+    if (const auto step = step_of(files, optimizer, entry)) last = std::max(last.value_or(*step), *step);
+  return last;
+}
 
 /// Summarizes `optimizer`. Reads only the step from the files.
 /// \throws Error kIo.
@@ -77,7 +67,6 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
   summary.incomplete = optimizer.incomplete;
   summary.incomplete_hint = optimizer.incomplete_hint;
   StateCounts states;
-  StepReader steps(files, optimizer);
   for (const OptimizerStage& stage : optimizer.stages) {
     std::vector<std::uint64_t> bytes(optimizer.ranks());  // by rank
     const auto add = [&](const std::string& name, const OptimizerState& state) {
@@ -94,7 +83,7 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
       summary.bytes += of_rank;
       summary.most_rank_bytes = std::max(summary.most_rank_bytes, of_rank);
     }
-    if (!summary.step) summary.step = steps.last_of(stage);
+    if (!summary.step) summary.step = last_step(files, optimizer, stage);
   }
   summary.states = states.take();
   for (std::size_t g = 0; g < optimizer.stages.front().groups.size(); ++g) {
@@ -108,12 +97,11 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
 /// Validates that trained parameters have the same step on all pipeline stages. Reads the steps of one rank per stage.
 /// \throws Error kBadInput, naming two files and their steps; kIo.
 void validate_steps(Files& files, const OptimizerFiles& optimizer) {
-  StepReader steps(files, optimizer);
   const OptimizerStage* first = nullptr;
   std::optional<double> of_first;
   if (optimizer.pp == 1) return;
   for (const OptimizerStage& stage : optimizer.stages) {
-    const auto step = steps.last_of(stage);
+    const auto step = last_step(files, optimizer, stage);
     if (!step) continue;
     if (first == nullptr) {
       first = &stage;
@@ -146,9 +134,9 @@ std::vector<double> values(DType dtype, const Bytes& bytes) {
   return values;
 }
 
-Bytes read(LastOpened& files, const std::filesystem::path& path, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
+Bytes read(Files& files, const std::filesystem::path& path, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
   Bytes bytes(size_bytes);
-  files.at(path).read_at(offset_bytes, bytes);
+  files.open(path)->read_at(offset_bytes, bytes);
   return bytes;
 }
 
@@ -179,13 +167,8 @@ bool is_bf16(double value) {
   return static_cast<double>(single) == value && (std::bit_cast<std::uint32_t>(single) & 0xFFFFu) == 0;
 }
 
-/// The files of a rank's weights and of its master weights.
-struct Opened {
-  LastOpened model, masters;
-};
-
-/// Compares some elements. \returns false if there are none, or none that can be compared.
-bool compare(Opened& files, const StatePart& part, const SourceMap& model) {
+/// Compares some elements. \returns false if no elements can be compared.
+bool compare(Files& files, const StatePart& part, const SourceMap& model) {
   const StoredTensor& weight = model.stored[part.local];
   const TensorEntry& master = *part.tensor;
   const bool in_order = weight.is_c_order() && master.strides.empty();
@@ -198,9 +181,9 @@ bool compare(Opened& files, const StatePart& part, const SourceMap& model) {
   const std::uint64_t count = std::min({kElems, elems - begin, master.size_bytes / master_size});
   const std::filesystem::path& path = model.files[part.file].path;
   const std::filesystem::path& model_path = model.files[weight.file].path;
-  const Bytes own = read(files.masters, path, master.offset_bytes, count * master_size);
+  const Bytes own = read(files, path, master.offset_bytes, count * master_size);
   const std::vector<double> weights =
-      values(weight.dtype, read(files.model, model_path, weight.offset_bytes + begin * size, count * size));
+      values(weight.dtype, read(files, model_path, weight.offset_bytes + begin * size, count * size));
   const std::vector<double> masters = values(master.dtype, own);
   const std::vector<double> as_weights = values(weight.dtype, cast(master.dtype, own, weight.dtype));
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -227,7 +210,6 @@ bool compare(Opened& files, const StatePart& part, const SourceMap& model) {
 /// the optimizer and the model come from two saves; kIo.
 void compare_masters(Files& files, const ShardedOptimizer& optimizer, const SourceMap& model) {
   const std::vector<StatePart> parts = master_parts(optimizer, model);
-  Opened opened{LastOpened(files), LastOpened(files)};
   std::vector<bool> compared(model.stored.size());
   for (auto first = parts.begin(); first != parts.end();) {
     const auto end = std::find_if(first, parts.end(), [&](const StatePart& part) { return part.rank != first->rank; });
@@ -235,12 +217,12 @@ void compare_masters(Files& files, const ShardedOptimizer& optimizer, const Sour
     const std::size_t step = std::max<std::size_t>(1, count / kTensorsPerFile);
     for (std::size_t i = 0; i < count; i += step) {
       const StatePart& part = *(first + static_cast<std::ptrdiff_t>(i));
-      if (compare(opened, part, model)) compared[part.local] = true;
+      if (compare(files, part, model)) compared[part.local] = true;
     }
     first = end;
   }
   for (const StatePart& part : parts)
-    if (!compared[part.local]) compared[part.local] = compare(opened, part, model);
+    if (!compared[part.local]) compared[part.local] = compare(files, part, model);
 }
 
 /// Returns why the optimizer's entries have no names; empty if they have names.
