@@ -148,6 +148,18 @@ TEST_CASE("A config.json that is not that of its tensors is refused with what it
        {"mixtral", [](json& config) { config["num_local_experts"] = nullptr; }},
        {.says = "config.json, with defaults of its model_type, asks for [8, ",
         .hint = "config.json has no num_local_experts, for which family mixtral takes 8; "}},
+      {"a size whose default is another key",
+       {"llama", [](json& config) { config.erase("num_key_value_heads"); }},
+       {.says = "config.json, with defaults of its model_type, asks for [64, 64]",
+        .hint = "config.json has no num_key_value_heads, for which family llama takes num_attention_heads; "}},
+      {"a default that comes to 0",
+       {"llama",
+        [](json& config) {
+          config["hidden_size"] = 1;
+          config.erase("head_dim");
+        }},
+       {.says = "\"head_dim\" is 0",
+        .hint = "config.json has no head_dim, for which family llama takes hidden_size / num_attention_heads"}},
       {"fewer layers",
        {"llama", layers(3)},
        {.says = "num_hidden_layers is 3 in config.json, but the files have layers 0 to 3", .hint = "config.json"}},

@@ -57,7 +57,16 @@ class ConfigValues {
   bool holds(const Expression& condition) const {
     return in_config([&] { return condition.holds(lookup()); });
   }
-  std::uint64_t number(const char* key) const { return size(Expression::parse(key)); }
+  std::uint64_t number(const char* key) const {
+    try {
+      return size(Expression::parse(key));
+    } catch (Error& error) {
+      if (const auto [value, is_default] = find(key); is_default && value->is_string())
+        error.hint(fmt::format("config.json has no {}, for which family {} takes {}", key, family_.model_type,
+                               value->get_ref<const std::string&>()));
+      throw;
+    }
+  }
   bool flag(const char* key) const { return holds(Expression::parse(key)); }
 
   [[noreturn]] void fail(const std::string& message) const {
@@ -443,9 +452,9 @@ void leave_out_absent_layers(Model& model, std::uint64_t usual, const HoldsName&
   model.layers = layers;
 }
 
-/// Adds the numbers that the family has for keys of `expression` which `config` lacks, and for keys that those need.
+/// Adds the defaults that the family has for keys of `expression` which `config` lacks, and for keys that those need.
 void add_defaults(const Family& family, const Json& config, const Expression& expression,
-                  std::map<std::string, std::uint64_t>& defaults, std::set<std::string>& seen) {
+                  std::map<std::string, std::string>& defaults, std::set<std::string>& seen) {
   for (const std::string& key : expression.keys()) {
     if (!seen.insert(key).second) continue;
     if (const auto definition = family.definitions.find(key); definition != family.definitions.end()) {
@@ -456,9 +465,10 @@ void add_defaults(const Family& family, const Json& config, const Expression& ex
     const auto fallback = family.defaults->find(key);
     if ((given && !given->is_null()) || fallback == family.defaults->end()) continue;
     const Json& value = fallback->is_object() ? fallback->at(given ? "null" : "absent") : *fallback;
-    if (value.is_number_unsigned()) defaults.emplace(key, value.get<std::uint64_t>());
-    if (value.is_string())
-      add_defaults(family, config, Expression::parse(value.get_ref<const std::string&>()), defaults, seen);
+    if (value.is_number_unsigned()) defaults.emplace(key, value.dump());
+    if (!value.is_string()) continue;
+    defaults.emplace(key, value.get_ref<const std::string&>());
+    add_defaults(family, config, Expression::parse(value.get_ref<const std::string&>()), defaults, seen);
   }
 }
 
@@ -469,9 +479,9 @@ std::optional<std::string> module_in(std::string_view pattern, const std::option
   return layer ? expand_layer(pattern, *layer) : std::string(pattern);
 }
 
-std::vector<std::pair<std::string, std::uint64_t>> defaults_in_shape(const Model& model,
-                                                                     const ModelParameter& parameter) {
-  std::map<std::string, std::uint64_t> defaults;
+std::vector<std::pair<std::string, std::string>> defaults_in_shape(const Model& model,
+                                                                   const ModelParameter& parameter) {
+  std::map<std::string, std::string> defaults;
   std::set<std::string> seen;
   const std::string module = with_stars(parameter.module);
   if (model.config)

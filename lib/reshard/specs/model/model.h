@@ -98,10 +98,9 @@ struct Model {
 /// A module's name, `pattern`, with the number of a layer for its star. Nothing if only one of the two is in a layer.
 std::optional<std::string> module_in(std::string_view pattern, const std::optional<std::uint64_t>& layer);
 
-/// The keys on which the shape of `parameter` depends and which config.json lacks, or has as null, with the numbers that
-/// the family has for them: "num_local_experts", 8.
-std::vector<std::pair<std::string, std::uint64_t>> defaults_in_shape(const Model& model,
-                                                                     const ModelParameter& parameter);
+/// The keys on which the shape of `parameter` depends and which config.json lacks, or has as null, with the family's
+/// defaults: "num_local_experts", "8"; "num_key_value_heads", "num_attention_heads".
+std::vector<std::pair<std::string, std::string>> defaults_in_shape(const Model& model, const ModelParameter& parameter);
 
 /// Whether a checkpoint has a tensor of this name.
 using HoldsName = std::function<bool(const std::string& name)>;
