@@ -8,6 +8,8 @@
 #include "reshard/base/sealed_text.h"
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/publish/output.h"
+#include "reshard/engine/publish/staging_mark.h"
+#include "reshard/layouts/interrupted_swap.h"
 #include "support/page_cache_storage.h"
 #include "support/refusals.h"
 #include "support/thread_ranks.h"
@@ -332,6 +334,30 @@ TEST_CASE("Fragments that do not fit are an error that leaves all as it is, and 
     write_file(stopped.root / name, journal_text(*journal));
   }
   CHECK(execute(*stopped.job, resuming()).resumed_bytes == 0);
+}
+
+TEST_CASE("The bytes of what a run leaves for a later one are those of earlier versions") {
+  Journal journal;
+  journal.header = {"f00d", 7, {{"tp", "8"}, {"pp", ""}}, {{"model.safetensors", 12345, "stamp"}}, {{"dtype", "bf16"}}};
+  journal.fragment_files = {".journal-0-0-fragments-0"};
+  UnitReport unit;
+  unit.unit = 6;
+  unit.written_bytes = std::uint64_t{1} << 40;
+  unit.crcs = {{3, 0xffffffff}, {4, 1}};
+  unit.files = {0, 2};
+  unit.leaves = {{5, 1 << 20, sha256({})}};
+  unit.inexact = {9};
+  unit.divergent = {{"t", "differs", true, 0.5, -0.25, 3, UINT32_MAX}};
+  journal.units = {unit, {}};
+  const auto digest = [](const std::string& text) { return to_hex(sha256(std::as_bytes(std::span(text)))); };
+  const std::string text = journal_text(journal);
+  CHECK(digest(text) == "35e7300e8045266e75a0a9689f4ddeb4ff15060f6ffe31c27a0c63f11f995f2a");
+  const Journal read = parse_journal(text).value();
+  CHECK(read.header == journal.header);
+  CHECK(journal_text(read) == text);
+  CHECK(digest(swap_record({"a/b", "c"})) == "d69d1b2211108f3db6c39e9b51361fd6f6cff038a7943b5e9542835e754bce5a");
+  CHECK(digest(staging_mark(*Jobs().planners.at(0).second("out"))) ==
+        "9aea505bb73d8ec12a0a57ef71dea1dde90883e9cf88bf458c72e5aec09f0faa");
 }
 
 TEST_CASE("A journal with units that are none of the run's is refused before anything is copied") {

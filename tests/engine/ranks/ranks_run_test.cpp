@@ -410,6 +410,7 @@ TEST_CASE("A report is the same after it was sent, and any part of its bytes is 
   ShareReport report = run.run({1, 3});
   report.divergent.push_back({"t", "differs", true, 0.5, 0.25, 3, 4});
   report.inexact = {2, 5};
+  report.hashing_seconds = 0.5;
   WireWriter wire, again;
   write_report(wire, report);
   WireReader whole(wire.bytes());
@@ -417,6 +418,8 @@ TEST_CASE("A report is the same after it was sent, and any part of its bytes is 
   CHECK(whole.at_end());
   write_report(again, sent);
   CHECK(again.bytes() == wire.bytes());
+  CHECK(to_hex(sha256(std::as_bytes(std::span(wire.bytes())))) ==
+        "bd9befb9a5710870a59604d28ddf850c988a9bce2322d11dd04174e5178676b9");
   CHECK(sent.crcs == report.crcs);
   CHECK(sent.written_files == report.written_files);
   CHECK(sent.inexact == report.inexact);

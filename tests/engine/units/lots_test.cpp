@@ -116,6 +116,17 @@ std::vector<std::uint32_t> numbers(std::size_t count, std::uint32_t first = 0) {
   return all;
 }
 
+TEST_CASE("What a rank tells of its lots is one number after another") {
+  Lots lots(0);
+  lots.begin(5, lots_of({2, 0}, 3));
+  const std::string told = lots.tell(1);
+  CHECK(told == std::string({1, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                             2, 0, 0, 0, 0, 0, 0, 0, 3,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}));
+  CHECK_FALSE(lots.hear({told, told}));
+  for (std::size_t size = 0; size < told.size(); ++size)
+    CHECK(error_of([&] { lots.hear({told.substr(0, size)}); }).kind() == ErrorKind::kBadInput);
+}
+
 TEST_CASE("A rank that is done gets lots of one that is slow, so that both end together") {
   Simulation simulation(lots_of({16, 16}, 125), {100, 70}, {6000, 6000});
   const std::uint64_t beats = simulation.run();
