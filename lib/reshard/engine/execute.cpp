@@ -17,13 +17,10 @@ namespace {
 
 /// The reports of all ranks as one, on rank 0.
 ShareReport merged(const ShareReport& own, const TargetMap& target, Together& together) {
-  WireWriter wire;
-  write_report(wire, own);
   ShareReport all;
-  for (const std::string& bytes : together.gather("merge", std::move(wire.bytes()))) {
+  for (const std::string& bytes : together.gather("merge", report_bytes(own))) {
     if (!together.leads()) break;
-    WireReader reader(bytes);
-    merge(all, read_report(reader, target));
+    merge(all, read_report(bytes, target));
   }
   return all;
 }
@@ -33,28 +30,6 @@ RunResult run_alone(JobRun& run) {
   ShareReport report = run.run();
   run.finish(report);
   return run.publish(std::move(report));
-}
-
-/// What the leader tells the others, as bytes.
-std::string invitation(const PreparedRun& prepared) {
-  WireWriter wire;
-  wire.add(prepared.root.string());
-  wire.add(prepared.has_lock);
-  wire.add(prepared.attempt);
-  wire.add(prepared.done_units.size());
-  for (const std::uint32_t unit : prepared.done_units) wire.add(unit);
-  return std::move(wire.bytes());
-}
-
-PreparedRun prepared_of(const std::string& invitation) {
-  WireReader wire(invitation);
-  PreparedRun prepared;
-  prepared.root = wire.text();
-  prepared.has_lock = wire.number() != 0;
-  prepared.attempt = wire.number();
-  prepared.done_units.resize(wire.count());
-  for (std::uint32_t& unit : prepared.done_units) unit = static_cast<std::uint32_t>(wire.number());
-  return prepared;
 }
 
 /// How ranks hand over lots.
@@ -77,12 +52,12 @@ RunResult run_with_others(JobRun& run, const Job& job, const RunOptions& options
     if (leads) run.prepare(together.size());
   };
   together.step("prepare", progress, prepare, clean_up);
-  const std::string invited = together.from_leader("join", leads ? invitation(run.prepared()) : std::string());
+  const std::string invited = together.from_leader("join", leads ? wire_bytes(run.prepared()) : std::string());
   ShareReport report;
   Lots lots(together.rank());
   const auto copy = [&] {
     throw_if_stopped(options);
-    if (!leads) run.attach(prepared_of(invited));
+    if (!leads) run.attach(WireReader(invited).read<PreparedRun>());
     report = run.run({together.rank(), together.size()}, &lots);
     run.finish(report);
   };

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "reshard/engine/move/page_fragments.h"
@@ -40,6 +41,8 @@ struct PreparedRun {
       done_units;             // of the program, by an earlier run, ascending; their number is that of a journal
   bool has_lock = true;       // the staging directory's, so that a later run knows when this one is dead
   std::uint64_t attempt = 0;  // counts runs that went on in the staging directory
+
+  static auto fields(auto& self) { return std::tie(self.root, self.has_lock, self.attempt, self.done_units); }
 };
 
 /// One run of a job in steps, which several processes can take together. The leader prepares and publishes; each share

@@ -101,10 +101,7 @@ bool is_short_path(std::string_view path) {
 }
 
 std::string swap_record(const std::vector<fs::path>& entries) {
-  WireWriter wire;
-  wire.add(entries.size());
-  for (const fs::path& entry : entries) wire.add(entry.generic_string());
-  return sealed(kFirstLine, wire.bytes());
+  return sealed(kFirstLine, wire_bytes(entries));
 }
 
 std::optional<std::vector<fs::path>> read_swap_record(Files& files, const fs::path& staging) {
@@ -113,10 +110,8 @@ std::optional<std::vector<fs::path>> read_swap_record(Files& files, const fs::pa
     const std::string text = read_text_file(files, staging / kSwapFile, kMaxBytes);
     const auto body = unsealed(kFirstLine, text);
     if (!body) return std::nullopt;
-    WireReader wire(*body);
     std::vector<fs::path> entries;
-    for (std::uint64_t i = wire.count(); i > 0; --i) {
-      const std::string_view text_of_entry = wire.text();
+    for (const std::string_view text_of_entry : WireReader(*body).read<std::vector<std::string_view>>()) {
       if (!is_short_path(text_of_entry)) return std::nullopt;
       fs::path entry(text_of_entry);
       const bool leads_out = entry.is_absolute() ||

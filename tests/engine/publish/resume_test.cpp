@@ -6,6 +6,7 @@
 
 #include "engine/publish/stopped_run.h"
 #include "reshard/base/sealed_text.h"
+#include "reshard/base/wire.h"
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/publish/output.h"
 #include "reshard/engine/publish/staging_mark.h"
@@ -336,7 +337,7 @@ TEST_CASE("Fragments that do not fit are an error that leaves all as it is, and 
   CHECK(execute(*stopped.job, resuming()).resumed_bytes == 0);
 }
 
-TEST_CASE("The bytes of what a run leaves for a later one are those of earlier versions") {
+TEST_CASE("Journals, swap records and marks have the bytes that earlier versions wrote") {
   Journal journal;
   journal.header = {"f00d", 7, {{"tp", "8"}, {"pp", ""}}, {{"model.safetensors", 12345, "stamp"}}, {{"dtype", "bf16"}}};
   journal.fragment_files = {".journal-0-0-fragments-0"};

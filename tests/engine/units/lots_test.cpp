@@ -116,7 +116,7 @@ std::vector<std::uint32_t> numbers(std::size_t count, std::uint32_t first = 0) {
   return all;
 }
 
-TEST_CASE("What a rank tells of its lots is one number after another") {
+TEST_CASE("A rank reports its lots as one number after another") {
   Lots lots(0);
   lots.begin(5, lots_of({2, 0}, 3));
   const std::string told = lots.tell(1);

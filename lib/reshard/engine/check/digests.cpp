@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <tuple>
 
 #include "reshard/engine/ranks/agreement.h"
@@ -13,25 +12,6 @@
 #include "reshard/plan/job/program.h"
 
 namespace reshard {
-namespace {
-
-void write_leaves(WireWriter& wire, const LeafDigests& tensor) {
-  tensor.for_each([&](std::size_t, const Sha256Digest& digest) {
-    wire.add_raw({reinterpret_cast<const char*>(digest.data()), digest.size()});
-  });
-}
-
-/// All of a tensor's leaves.
-void read_leaves(WireReader& wire, LeafDigests& tensor) {
-  for (std::uint64_t leaf = 0; leaf < tensor.leaves(); ++leaf) {
-    Sha256Digest digest;
-    std::memcpy(digest.data(), wire.raw(digest.size()).data(), digest.size());
-    tensor.set(leaf, digest);
-  }
-}
-
-}  // namespace
-
 std::vector<TensorDigest> compute_digests(const SourceMap& map, const std::vector<std::uint32_t>& wanted,
                                           const RunOptions& options, bool check_all) {
   Together alone;
@@ -55,17 +35,10 @@ std::vector<TensorDigest> compute_digests(const SourceMap& map, const std::vecto
     leaves[block.transfer].add(block.first_elem, sha256(block.bytes));
   };
   const VisitedRange visited = read_together({&map}, program, options, visit, kLeafBytes, "digest", together);
-  share_findings(
-      visited, together,
-      [&](WireWriter& wire, std::size_t t) {
-        if (t < leaves.size()) write_leaves(wire, leaves[t]);
-      },
-      [&](WireReader& wire, std::size_t t) {
-        if (t < leaves.size()) read_leaves(wire, leaves[t]);
-      });
-  std::vector<TensorDigest> digests;
-  digests.reserve(leaves.size());
-  for (const LeafDigests& one : leaves) digests.push_back(one.digest());
+  std::vector<TensorDigest> digests(program.transfers.size());
+  for (std::size_t t = visited.first; t < std::min(visited.last, leaves.size()); ++t) digests[t] = leaves[t].digest();
+  share_findings(visited, together, digests);
+  digests.resize(leaves.size());
   return digests;
 }
 
@@ -117,14 +90,7 @@ std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>&
     std::copy(part.begin(), part.end(), digests.begin() + static_cast<std::ptrdiff_t>(visited.first));
   };
   together.step("hash files", progress, work);
-  const auto text_of = [](Sha256Digest& digest) {
-    return std::string_view(reinterpret_cast<const char*>(digest.data()), digest.size());
-  };
-  share_findings(
-      visited, together, [&](WireWriter& wire, std::size_t t) { wire.add_raw(text_of(digests[t])); },
-      [&](WireReader& wire, std::size_t t) {
-        std::memcpy(digests[t].data(), wire.raw(sizeof(Sha256Digest)).data(), sizeof(Sha256Digest));
-      });
+  share_findings(visited, together, digests);
   return digests;
 }
 

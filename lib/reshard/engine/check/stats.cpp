@@ -9,30 +9,6 @@ namespace {
 constexpr std::uint64_t kStatsBlockBytes = std::uint64_t{1}
                                            << 20;  // fixed, so that sums do not depend on the memory given
 
-void write_summary(WireWriter& wire, const ValueSummary& summary) {
-  wire.add(summary.count);
-  wire.add(summary.nan_count);
-  wire.add(summary.inf_count);
-  wire.add(summary.min);
-  wire.add(summary.max);
-  wire.add(summary.finite_sum);
-  wire.add(summary.huge_sum);
-  wire.add(summary.finite_count);
-}
-
-ValueSummary read_summary(WireReader& wire) {
-  ValueSummary summary;
-  summary.count = wire.number();
-  summary.nan_count = wire.number();
-  summary.inf_count = wire.number();
-  summary.min = wire.real();
-  summary.max = wire.real();
-  summary.finite_sum = wire.real();
-  summary.huge_sum = wire.real();
-  summary.finite_count = wire.number();
-  return summary;
-}
-
 }  // namespace
 
 std::vector<ValueSummary> compute_stats(const SourceMap& map, const std::vector<std::uint32_t>& wanted,
@@ -58,9 +34,7 @@ std::vector<ValueSummary> compute_stats(const SourceMap& map, const std::vector<
   std::vector<ValueSummary> summaries(wanted.size());
   for (std::size_t i = 0; i < parts.size(); ++i)
     for (const ValueSummary& part : parts[i]) summaries[i].append(part);
-  share_findings(
-      visited, together, [&](WireWriter& wire, std::size_t t) { write_summary(wire, summaries[t]); },
-      [&](WireReader& wire, std::size_t t) { summaries[t] = read_summary(wire); });
+  share_findings(visited, together, summaries);
   return summaries;
 }
 

@@ -21,22 +21,7 @@ struct Found {
   std::string a, b;
   double max_abs = 0;
 
-  void write(WireWriter& wire) const {
-    wire.add(differing);
-    wire.add(first_elem);
-    wire.add(a);
-    wire.add(b);
-    wire.add(max_abs);
-  }
-  static Found read(WireReader& wire) {
-    Found found;
-    found.differing = wire.number();
-    found.first_elem = wire.number();
-    found.a = wire.text();
-    found.b = wire.text();
-    found.max_abs = wire.real();
-    return found;
-  }
+  static auto fields(auto& self) { return std::tie(self.differing, self.first_elem, self.a, self.b, self.max_abs); }
 };
 
 Dims index_of(std::uint64_t elem, const Dims& shape) {
@@ -159,9 +144,7 @@ Verification verify(const SourceMap& a, const SourceMap& b, const VerifyOptions&
   const std::string what =
       how.tolerance ? fmt::format("verify {} {}", how.tolerance->relative, how.tolerance->absolute) : "verify";
   const VisitedRange visited = read_together(maps, program, options, visit, 0, what, together);
-  share_findings(
-      visited, together, [&](WireWriter& wire, std::size_t t) { found[t].write(wire); },
-      [&](WireReader& wire, std::size_t t) { found[t] = Found::read(wire); });
+  share_findings(visited, together, found);
   for (std::size_t t = 0; t < found.size(); ++t) {
     const LogicalTensor& tensor = program.transfers[t].tensor(maps);
     if (tensor.constant()) continue;

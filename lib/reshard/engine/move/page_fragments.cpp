@@ -20,6 +20,14 @@ constexpr std::string_view kFragments = "fragments-";  // after the prefix, befo
 constexpr std::uint64_t kMostCollectedBytes = std::uint64_t{4} << 20;
 constexpr std::uint64_t kMostFileBytes = std::uint64_t{1} << 30;
 
+struct Fragment {
+  std::uint64_t file = 0;
+  std::uint64_t offset_bytes = 0;
+  std::string_view bytes;
+
+  static auto fields(auto& self) { return std::tie(self.file, self.offset_bytes, self.bytes); }
+};
+
 /// The ends of a range of a file that lie in pages which others write to.
 struct Ends {
   std::uint64_t head_bytes = 0;
@@ -112,11 +120,8 @@ std::unique_ptr<Sink> PageFragments::guard(std::uint32_t file, std::unique_ptr<S
 
 void PageFragments::add(std::uint32_t file, std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
   const std::lock_guard lock(mutex_);
-  WireWriter wire;
-  wire.add(file);
-  wire.add(offset_bytes);
-  wire.add(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-  collected_ += wire.bytes();
+  collected_ += wire_bytes(
+      Fragment{file, offset_bytes, std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size())});
   if (collected_.size() > kMostCollectedBytes) write_file();
 }
 
@@ -169,14 +174,9 @@ std::vector<std::uint32_t> write_fragments(Storage& storage, const fs::path& roo
             .hint("remove what is left with `clean`, and begin anew");
     };
     validate(body.has_value());
-    struct Fragment {
-      std::uint64_t file;
-      std::uint64_t offset_bytes;
-      std::string_view bytes;
-    };
     std::vector<Fragment> fragments;
     for (WireReader wire(*body); !wire.at_end();) {
-      Fragment fragment{wire.number(), wire.number(), wire.text()};
+      const auto fragment = wire.read<Fragment>();
       validate(fragment.file < target.files.size());
       const std::uint64_t size_bytes = target.files[fragment.file].size_bytes;
       validate(fragment.offset_bytes <= size_bytes && fragment.bytes.size() <= size_bytes - fragment.offset_bytes);

@@ -9,6 +9,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/sealed_text.h"
+#include "reshard/base/wire.h"
 #include "reshard/engine/move/page_fragments.h"
 #include "reshard/engine/ranks/run_fingerprint.h"
 #include "reshard/formats/common/format.h"
@@ -67,31 +68,7 @@ JournalHeader journal_header(const Job& job, const RunOptions& options, std::uin
 }
 
 std::string journal_text(const Journal& journal) {
-  const JournalHeader& header = journal.header;
-  WireWriter wire;
-  wire.add(header.fingerprint);
-  wire.add(header.units);
-  wire.add(header.options.size());
-  for (const auto& [name, value] : header.options) {
-    wire.add(name);
-    wire.add(value);
-  }
-  wire.add(header.sources.size());
-  for (const JournalHeader::Source& source : header.sources) {
-    wire.add(source.name);
-    wire.add(source.size_bytes);
-    wire.add(source.state);
-  }
-  wire.add(header.given.size());
-  for (const auto& [name, value] : header.given) {
-    wire.add(name);
-    wire.add(value);
-  }
-  wire.add(journal.fragment_files.size());
-  for (const std::string& file : journal.fragment_files) wire.add(file);
-  wire.add(journal.units.size());
-  for (const UnitReport& unit : journal.units) unit.write(wire);
-  return sealed(kJournalLine, wire.bytes());
+  return sealed(kJournalLine, wire_bytes(journal));
 }
 
 std::optional<Journal> parse_journal(std::string_view text) {
@@ -100,37 +77,12 @@ std::optional<Journal> parse_journal(std::string_view text) {
   if (!whole->starts_with(kJournalLine))
     throw Error(ErrorKind::kUnsupported, "is the journal of another version of reshard")
         .hint("go on with that version, or remove what it left with `clean`");
-  WireReader wire(whole->substr(kJournalLine.size()));
-  Journal journal;
-  JournalHeader& header = journal.header;
-  header.fingerprint = wire.text();
-  header.units = static_cast<std::uint32_t>(wire.number());
-  for (std::uint64_t i = wire.count(16); i > 0; --i) {
-    std::string name(wire.text());
-    header.options.emplace_back(std::move(name), wire.text());
-  }
-  for (std::uint64_t i = wire.count(24); i > 0; --i) {
-    JournalHeader::Source source;
-    source.name = wire.text();
-    source.size_bytes = wire.number();
-    source.state = wire.text();
-    header.sources.push_back(std::move(source));
-  }
-  for (std::uint64_t i = wire.count(16); i > 0; --i) {
-    std::string name(wire.text());
-    header.given.emplace(std::move(name), wire.text());
-  }
-  for (std::uint64_t i = wire.count(); i > 0; --i) {
-    journal.fragment_files.emplace_back(wire.text());
-    if (!is_fragments_file(journal.fragment_files.back()) ||
-        journal.fragment_files.back().find('/') != std::string::npos)
+  auto journal = WireReader(whole->substr(kJournalLine.size())).read<Journal>();
+  for (const std::string& file : journal.fragment_files)
+    if (!is_fragments_file(file) || file.find('/') != std::string::npos)
       throw Error(ErrorKind::kBadInput, "names a file that is none of fragments");
-  }
-  for (std::uint64_t i = wire.count(16); i > 0; --i) {
-    journal.units.push_back(UnitReport::read(wire));
-    if (journal.units.back().unit >= header.units)
-      throw Error(ErrorKind::kBadInput, "names a unit that does not exist");
-  }
+  for (const UnitReport& unit : journal.units)
+    if (unit.unit >= journal.header.units) throw Error(ErrorKind::kBadInput, "names a unit that does not exist");
   return journal;
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "reshard/engine/move/run.h"
@@ -35,6 +36,7 @@ struct JournalHeader {
     std::uint64_t size_bytes = 0;
     std::string state;  // Files::lasting_stamp
 
+    static auto fields(auto& self) { return std::tie(self.name, self.size_bytes, self.state); }
     friend bool operator==(const Source&, const Source&) = default;
   };
   std::string fingerprint;                                   // of the run
@@ -45,6 +47,9 @@ struct JournalHeader {
   /// may come from different options, so that this is not compared.
   std::map<std::string, std::string> given;
 
+  static auto fields(auto& self) {
+    return std::tie(self.fingerprint, self.units, self.options, self.sources, self.given);
+  }
   friend bool operator==(const JournalHeader& a, const JournalHeader& b) {
     return a.fingerprint == b.fingerprint && a.units == b.units && a.options == b.options && a.sources == b.sources;
   }
@@ -57,6 +62,8 @@ struct Journal {
   JournalHeader header;
   std::vector<std::string> fragment_files;  // that hold some of what these units wrote (page_fragments.h)
   std::vector<UnitReport> units;
+
+  static auto fields(auto& self) { return std::tie(self.header, self.fragment_files, self.units); }
 };
 std::string journal_text(const Journal& journal);
 /// \returns nothing for what is torn, or no journal.

@@ -36,10 +36,8 @@ std::optional<std::set<fs::path>> marked_paths(Storage& storage, const fs::path&
     const std::string text = mark_text(storage, root);
     const auto body = unsealed(kMarkLine, text);
     if (!body) return std::nullopt;
-    WireReader wire(*body);
     std::set<fs::path> paths;
-    for (std::uint64_t i = wire.count(); i > 0; --i) {
-      const std::string_view path = wire.text();
+    for (const std::string_view path : WireReader(*body).read<std::vector<std::string_view>>()) {
       if (!is_short_path(path)) return std::nullopt;
       paths.emplace(path);
     }
@@ -135,10 +133,7 @@ std::string not_this_programs(const std::string& name) {
 std::string staging_mark(const Job& job) {
   std::set<fs::path> paths;
   for (const fs::path& file : output_files(job)) paths.insert(file);
-  WireWriter wire;
-  wire.add(paths.size());
-  for (const fs::path& path : paths) wire.add(path.generic_string());
-  return sealed(kMarkLine, wire.bytes());
+  return sealed(kMarkLine, wire_bytes(paths));
 }
 
 bool has_mark_of(Storage& storage, const fs::path& root, const Job& job) {

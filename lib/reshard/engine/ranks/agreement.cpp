@@ -64,26 +64,6 @@ void validate_same_samples(const RunIdentity& mine, const RunOptions& options, T
   }
 }
 
-std::string files_text(const RunIdentity& identity) {
-  WireWriter wire;
-  wire.add(identity.files.size());
-  for (const RunIdentity::File& file : identity.files) {
-    wire.add(file.name);
-    wire.add(file.size_bytes);
-  }
-  return std::move(wire.bytes());
-}
-
-std::vector<RunIdentity::File> files_of(const std::string& text) {
-  WireReader wire(text);
-  std::vector<RunIdentity::File> files(wire.count(16));
-  for (RunIdentity::File& file : files) {
-    file.name = wire.text();
-    file.size_bytes = wire.number();
-  }
-  return files;
-}
-
 /// What of the sources differs, in the words of rank 0.
 std::string difference(const std::vector<RunIdentity::File>& ours, const std::vector<RunIdentity::File>& theirs) {
   for (std::size_t i = 0; i < std::max(ours.size(), theirs.size()); ++i) {
@@ -120,21 +100,14 @@ RunIdentity run_identity(const std::vector<const SourceMap*>& maps, const std::s
 }
 
 void validate_same_run(const RunIdentity& mine, const RunOptions& options, Together& together) {
-  WireWriter wire;
-  wire.add(mine.command);
-  wire.add(mine.sources);
-  wire.add(mine.all);
-  wire.add(mine.options);
-  wire.add(mine.output);
-  WireWriter told;
-  told.add(wire.bytes());
-  told.add(stamps_of(mine, options.stores.sources()));
+  const std::string own = wire_bytes(mine.command, mine.sources, mine.all, mine.options, mine.output);
   std::vector<std::string> all;
   std::set<std::string> stamps;
-  for (const std::string& bytes : together.gather("compare", std::move(told.bytes()))) {
+  for (const std::string& bytes :
+       together.gather("compare", wire_bytes(own, stamps_of(mine, options.stores.sources())))) {
     WireReader reader(bytes);
-    all.emplace_back(reader.text());
-    stamps.emplace(reader.text());
+    all.push_back(reader.read<std::string>());
+    stamps.insert(reader.read<std::string>());
   }
   const auto other = std::find_if(all.begin(), all.end(), [&](const std::string& one) { return one != all.front(); });
   if (other == all.end()) {
@@ -142,21 +115,26 @@ void validate_same_run(const RunIdentity& mine, const RunOptions& options, Toget
     return;
   }
   const auto rank = static_cast<std::uint32_t>(other - all.begin());
-  const std::vector<std::string> files = together.gather("compare files", files_text(mine));
+  const auto files_of = [](const std::string& bytes) {
+    return WireReader(bytes).read<std::vector<RunIdentity::File>>();
+  };
+  const std::vector<std::string> files = together.gather("compare files", wire_bytes(mine.files));
   WireReader ours(all.front()), theirs(*other);
-  const bool same_command = ours.text() == theirs.text();
-  const bool same_sources = ours.text() == theirs.text();
+  const auto next_is_same = [&] { return ours.read<std::string_view>() == theirs.read<std::string_view>(); };
+  const bool same_command = next_is_same();
+  const bool same_sources = next_is_same();
   if (same_command && !same_sources)
     throw AgreedError(
         std::move(Error(ErrorKind::kBadInput,
                         fmt::format("{} reads other files than {}: {}", together.process(rank), together.process(0),
                                     difference(files_of(files.front()), files_of(files[rank]))))
                       .hint("give a path that all ranks share, to files that nobody writes to")));
-  const bool same_program = ours.text() == theirs.text() && ours.number() == theirs.number();
+  const bool same_program = next_is_same() && ours.read<std::uint64_t>() == theirs.read<std::uint64_t>();
   if (same_command && same_program)
     throw AgreedError(
-        std::move(Error(ErrorKind::kUsage, fmt::format("{} writes to {}, and {} to {}", together.process(0),
-                                                       ours.text(), together.process(rank), theirs.text()))
+        std::move(Error(ErrorKind::kUsage,
+                        fmt::format("{} writes to {}, and {} to {}", together.process(0), ours.read<std::string_view>(),
+                                    together.process(rank), theirs.read<std::string_view>()))
                       .hint("give one output directory, the same path on all ranks")));
   throw AgreedError(std::move(
       Error(ErrorKind::kUsage, fmt::format("{} was given other options than {}, and would do something else{}",

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "reshard/engine/move/run.h"
@@ -17,6 +18,8 @@ struct RunIdentity {
     std::filesystem::path path;  // on this rank
     std::string name;            // without its directory
     std::uint64_t size_bytes = 0;
+
+    static auto fields(auto& self) { return std::tie(self.name, self.size_bytes); }  // what ranks compare
   };
   std::string command;        // what the ranks do: "shard"
   std::string sources;        // fingerprints of what is read

@@ -13,13 +13,9 @@ namespace {
 void share_divergences(std::vector<Divergence> own, const RunOptions& options, Together& together) {
   ShareReport found;
   found.divergent = std::move(own);
-  WireWriter wire;
-  write_report(wire, found);
   ShareReport all;
-  for (const std::string& bytes : together.gather("merge replicas", std::move(wire.bytes()))) {
-    WireReader reader(bytes);
-    merge(all, read_report(reader, {}));
-  }
+  for (const std::string& bytes : together.gather("merge replicas", report_bytes(found)))
+    merge(all, read_report(bytes, {}));
   for (Divergence& one : all.divergent)
     if (options.on_divergence) options.on_divergence(std::move(one));
 }

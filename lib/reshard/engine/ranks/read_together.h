@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "reshard/base/wire.h"
 #include "reshard/engine/move/run.h"
@@ -26,18 +27,18 @@ VisitedRange read_together(const ProgramMaps& maps, const Program& program, cons
                            Together& together);
 
 /// Has all ranks know what each found of the transfers that it visited.
-/// \param write  puts what is known of a transfer into a WireWriter; `read` takes it from a WireReader.
-template <typename Write, typename Read>
-void share_findings(const VisitedRange& visited, Together& together, const Write& write, const Read& read) {
+/// \param findings  of each transfer.
+template <typename Finding>
+void share_findings(const VisitedRange& visited, Together& together, std::vector<Finding>& findings) {
   if (together.size() == 1) return;
   WireWriter wire;
   wire.add(visited.first);
   wire.add(visited.last);
-  for (std::size_t t = visited.first; t < visited.last; ++t) write(wire, t);
+  for (std::size_t t = visited.first; t < visited.last; ++t) wire.add(findings[t]);
   for (const std::string& bytes : together.gather("merge", std::move(wire.bytes()))) {
     WireReader reader(bytes);
-    const std::uint64_t first = reader.number(), last = reader.number();
-    for (std::size_t t = first; t < last; ++t) read(reader, t);
+    const auto first = reader.read<std::size_t>(), last = reader.read<std::size_t>();
+    for (std::size_t t = first; t < last; ++t) reader.read(findings.at(t));
   }
 }
 

@@ -9,6 +9,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "reshard/base/strings.h"
@@ -26,26 +27,8 @@ struct Beat {
   std::uint64_t done_bytes = 0;
   std::string payload;  // what a gather gathers, or Talk::tell
 
-  std::string text() const {
-    WireWriter wire;
-    wire.add(step);
-    wire.add(name);
-    wire.add(state);
-    wire.add(signalled);
-    wire.add(done_bytes);
-    wire.add(payload);
-    return std::move(wire.bytes());
-  }
-  static Beat of(const std::string& text) {
-    WireReader wire(text);
-    Beat beat;
-    beat.step = wire.number();
-    beat.name = wire.text();
-    beat.state = static_cast<State>(wire.number());
-    beat.signalled = wire.number() != 0;
-    beat.done_bytes = wire.number();
-    beat.payload = wire.text();
-    return beat;
+  static auto fields(auto& self) {
+    return std::tie(self.step, self.name, self.state, self.signalled, self.done_bytes, self.payload);
   }
 };
 
@@ -65,32 +48,19 @@ bool any_in(const std::vector<Beat>& beats, State state) {
 }
 
 std::string error_text(const Error& error) {
-  WireWriter wire;
-  wire.add(error.kind());
-  wire.add(error.message());
-  wire.add(error.path());
-  wire.add(error.tensor());
-  wire.add(error.offset_bytes().has_value());
-  wire.add(error.offset_bytes().value_or(0));
-  wire.add(error.line().has_value());
-  wire.add(error.line().value_or(0));
-  wire.add(error.hint());
-  return std::move(wire.bytes());
+  return wire_bytes(error.kind(), error.message(), error.path(), error.tensor(), error.offset_bytes(), error.line(),
+                    error.hint());
 }
 
 Error error_of(const std::string& text) {
   WireReader wire(text);
-  const auto kind = static_cast<ErrorKind>(wire.number());
-  Error error(kind, std::string(wire.text()));
-  error.in(std::string(wire.text()));
-  error.tensor(std::string(wire.text()));
-  const bool has_offset = wire.number() != 0;
-  const std::uint64_t offset_bytes = wire.number();
-  if (has_offset) error.at_byte(offset_bytes);
-  const bool has_line = wire.number() != 0;
-  const std::uint64_t line = wire.number();
-  if (has_line) error.at_line(line);
-  error.hint(std::string(wire.text()));
+  const auto kind = wire.read<ErrorKind>();
+  Error error(kind, wire.read<std::string>());
+  error.in(wire.read<std::string>());
+  error.tensor(wire.read<std::string>());
+  if (const auto offset_bytes = wire.read<std::optional<std::uint64_t>>()) error.at_byte(*offset_bytes);
+  if (const auto line = wire.read<std::optional<std::uint64_t>>()) error.at_line(*line);
+  error.hint(wire.read<std::string>());
   return error;
 }
 
@@ -173,22 +143,8 @@ std::string Together::process(std::uint32_t rank) const {
 
 std::string Together::other_options(std::uint32_t rank) const {
   if (!ranks_) return {};
-  WireWriter wire;
-  wire.add(given_.size());
-  for (const auto& [name, value] : given_) {
-    wire.add(name);
-    wire.add(value);
-  }
-  const std::vector<std::string> all = ranks_->gather(wire.bytes());
-  const auto given_of = [&](std::uint32_t of) {
-    std::map<std::string, std::string> given;
-    WireReader reader(all.at(of));
-    for (std::uint64_t left = reader.count(16); left > 0; --left) {
-      std::string name(reader.text());
-      given.emplace(std::move(name), reader.text());
-    }
-    return given;
-  };
+  const std::vector<std::string> all = ranks_->gather(wire_bytes(given_));
+  const auto given_of = [&](std::uint32_t of) { return WireReader(all.at(of)).read<decltype(given_)>(); };
   const auto text = [](const auto& option) {
     return option.second.empty() ? option.first : fmt::format("{} {}", option.first, printable(option.second));
   };
@@ -217,7 +173,7 @@ std::vector<Beat> Together::meet(const std::function<Beat()>& mine,
   std::vector<Beat> beats;
   do {
     beats.clear();
-    for (const std::string& text : ranks_->gather(mine().text())) beats.push_back(Beat::of(text));
+    for (const std::string& text : ranks_->gather(wire_bytes(mine()))) beats.push_back(WireReader(text).read<Beat>());
     validate_same_step(beats);
     heard(beats);
   } while (any_in(beats, State::kWorks));

@@ -83,35 +83,10 @@ std::string Lots::tell(double seconds) {
   if (had_work_) working_seconds_ += seconds - told_seconds_;
   told_seconds_ = seconds;
   had_work_ = left_bytes_ > 0;
-  WireWriter wire;
-  wire.add(has_begun_);
-  wire.add(left_bytes_);
-  wire.add(working_seconds_ > 0 ? static_cast<double>(done_bytes_) / working_seconds_ : 0.0);
-  wire.add(held_.size());
-  wire.add(held_.empty() ? std::uint64_t{0} : lots_[held_.back()].bytes);
-  wire.add(handovers_.size());
-  for (const Handover& one : handovers_) {
-    wire.add(one.to_rank);
-    wire.add(one.lot);
-  }
-  handovers_.clear();
-  return std::move(wire.bytes());
-}
-
-Lots::Told Lots::read(const std::string& text) {
-  WireReader wire(text);
-  Told told;
-  told.has_begun = wire.number() != 0;
-  told.left_bytes = wire.number();
-  told.bytes_per_second = wire.real();
-  told.lots = wire.number();
-  told.last_lot_bytes = wire.number();
-  told.handovers.resize(wire.count(16));
-  for (Handover& one : told.handovers) {
-    one.to_rank = static_cast<std::uint32_t>(wire.number());
-    one.lot = wire.number();
-  }
-  return told;
+  const double bytes_per_second = working_seconds_ > 0 ? static_cast<double>(done_bytes_) / working_seconds_ : 0.0;
+  const std::uint64_t last_lot_bytes = held_.empty() ? 0 : lots_[held_.back()].bytes;
+  return wire_bytes(
+      Told{has_begun_, left_bytes_, bytes_per_second, held_.size(), last_lot_bytes, std::exchange(handovers_, {})});
 }
 
 bool Lots::Told::gains_from(const Told& other) const {
@@ -148,7 +123,7 @@ std::vector<Lots::Match> Lots::matches(const std::vector<Told>& ranks) {
 bool Lots::hear(const std::vector<std::string>& told) {
   std::vector<Told> ranks;
   ranks.reserve(told.size());
-  for (const std::string& text : told) ranks.push_back(read(text));
+  for (const std::string& text : told) ranks.push_back(WireReader(text).read<Told>());
   double known_speeds = 0;
   std::size_t known = 0;
   for (const Told& rank : ranks) {

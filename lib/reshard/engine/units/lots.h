@@ -7,6 +7,7 @@
 #include <deque>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "reshard/engine/units/units.h"
@@ -74,6 +75,8 @@ class Lots {
   struct Handover {
     std::uint32_t to_rank = 0;
     std::size_t lot = 0;  // index into lots_
+
+    static auto fields(auto& self) { return std::tie(self.to_rank, self.lot); }
   };
   struct Told {
     bool has_begun = false;
@@ -83,6 +86,10 @@ class Lots {
     std::uint64_t last_lot_bytes = 0;  // what it hands over first
     std::vector<Handover> handovers;
 
+    static auto fields(auto& self) {
+      return std::tie(self.has_begun, self.left_bytes, self.bytes_per_second, self.lots, self.last_lot_bytes,
+                      self.handovers);
+    }
     double left_seconds() const { return static_cast<double>(left_bytes) / bytes_per_second; }
     /// Whether lots that a rank hands over first are done sooner by `other`.
     bool gains_from(const Told& other) const;
@@ -92,7 +99,6 @@ class Lots {
     std::uint32_t taker = 0;
   };
 
-  static Told read(const std::string& text);
   static std::vector<Match> matches(const std::vector<Told>& ranks);
   void hand_over(const Told& from, const Told& to, std::uint32_t to_rank);
 

@@ -3,55 +3,32 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <string_view>
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/wire.h"
 
 namespace reshard {
 namespace {
 
-std::string_view bytes_of(const Sha256Digest& digest) {
-  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
-}
+/// A report without the checksums that are zero and the leaves that are not known.
+struct Sparse {
+  ShareReport report;
+  std::uint64_t stored = 0;  // tensors in the target, or 0
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> crcs;
+  std::uint64_t logical = 0;                                                   // likewise, logical ones
+  std::vector<std::tuple<std::uint64_t, std::uint64_t, Sha256Digest>> leaves;  // tensor, leaf, digest
 
-/// Indices in ascending order, of which there are fewer than `all`.
-template <typename Index>
-std::vector<Index> read_indices(WireReader& wire, std::uint64_t all) {
-  std::vector<Index> indices(wire.count());
-  for (Index& index : indices) {
-    const std::uint64_t number = wire.number();
-    if (number >= all) throw Error(ErrorKind::kBadInput, "is of another program");
-    index = static_cast<Index>(number);
+  static auto fields(auto& self) {
+    auto& report = self.report;
+    return std::tie(report.written_bytes, report.hashing_seconds, self.stored, self.crcs, report.written_files,
+                    report.inexact, report.fragment_files, report.divergent, self.logical, self.leaves);
   }
-  return indices;
-}
+};
 
 }  // namespace
-
-void write_divergence(WireWriter& wire, const Divergence& divergence) {
-  wire.add(divergence.tensor);
-  wire.add(divergence.text);
-  wire.add(divergence.is_drift);
-  wire.add(divergence.max_abs);
-  wire.add(divergence.relative);
-  wire.add(divergence.stored);
-  wire.add(divergence.logical);
-}
-
-Divergence read_divergence(WireReader& wire) {
-  Divergence divergence;
-  divergence.tensor = wire.text();
-  divergence.text = wire.text();
-  divergence.is_drift = wire.number() != 0;
-  divergence.max_abs = wire.real();
-  divergence.relative = wire.real();
-  divergence.stored = static_cast<std::uint32_t>(wire.number());
-  divergence.logical = static_cast<std::uint32_t>(wire.number());
-  return divergence;
-}
 
 void merge(ShareReport& into, ShareReport one) {
   if (into.crcs.empty()) into.crcs.resize(one.crcs.size());
@@ -85,72 +62,36 @@ void merge(ShareReport& into, ShareReport one) {
   into.divergent.erase(last, into.divergent.end());
 }
 
-void write_report(WireWriter& wire, const ShareReport& report) {
-  wire.add(report.written_bytes);
-  wire.add(report.hashing_seconds);
-  wire.add(report.crcs.size());
-  wire.add(report.crcs.size() - static_cast<std::size_t>(std::count(report.crcs.begin(), report.crcs.end(), 0u)));
-  for (std::size_t i = 0; i < report.crcs.size(); ++i) {
-    if (report.crcs[i] == 0) continue;
-    wire.add(i);
-    wire.add(report.crcs[i]);
-  }
-  wire.add(report.written_files.size());
-  for (const std::uint32_t file : report.written_files) wire.add(file);
-  wire.add(report.inexact.size());
-  for (const std::size_t transfer : report.inexact) wire.add(transfer);
-  wire.add(report.fragment_files.size());
-  for (const std::string& file : report.fragment_files) wire.add(file);
-  wire.add(report.divergent.size());
-  for (const Divergence& divergence : report.divergent) write_divergence(wire, divergence);
-  std::uint64_t leaves = 0;
-  for (const LeafDigests& tensor : report.digests) tensor.for_each([&](std::size_t, const Sha256Digest&) { ++leaves; });
-  wire.add(report.digests.size());
-  wire.add(leaves);
+std::string report_bytes(const ShareReport& report) {
+  Sparse sparse{report, report.crcs.size(), {}, report.digests.size(), {}};
+  for (std::size_t i = 0; i < report.crcs.size(); ++i)
+    if (report.crcs[i] != 0) sparse.crcs.emplace_back(i, report.crcs[i]);
   for (std::size_t t = 0; t < report.digests.size(); ++t)
-    report.digests[t].for_each([&](std::size_t leaf, const Sha256Digest& digest) {
-      wire.add(t);
-      wire.add(leaf);
-      wire.add_raw(bytes_of(digest));
-    });
+    report.digests[t].for_each(
+        [&](std::size_t leaf, const Sha256Digest& digest) { sparse.leaves.emplace_back(t, leaf, digest); });
+  return wire_bytes(sparse);
 }
 
-ShareReport read_report(WireReader& wire, const TargetMap& target) {
-  constexpr std::uint64_t kCrcBytes = 16;
-  constexpr std::uint64_t kLeafEntryBytes = 16 + sizeof(Sha256Digest);
+ShareReport read_report(std::string_view bytes, const TargetMap& target) {
+  auto [report, stored, crcs, logical, leaves] = WireReader(bytes).read<Sparse>();
   const auto validate = [](bool holds) {
     if (!holds) throw Error(ErrorKind::kBadInput, "is of another program");
   };
-  ShareReport report;
-  report.written_bytes = wire.number();
-  report.hashing_seconds = wire.real();
-  const std::uint64_t stored = wire.number();
-  validate(stored == 0 || stored == target.stored.size());
+  validate((stored == 0 || stored == target.stored.size()) && (logical == 0 || logical == target.logical.size()));
+  for (const std::uint32_t file : report.written_files) validate(file < target.files.size());
   report.crcs.resize(stored);
-  for (std::uint64_t i = wire.count(kCrcBytes); i > 0; --i) {
-    const std::uint64_t tensor = wire.number();
+  for (const auto& [tensor, crc] : crcs) {
     validate(tensor < stored);
-    report.crcs[tensor] = static_cast<std::uint32_t>(wire.number());
+    report.crcs[tensor] = crc;
   }
-  report.written_files = read_indices<std::uint32_t>(wire, target.files.size());
-  report.inexact = read_indices<std::size_t>(wire, SIZE_MAX);
-  for (std::uint64_t i = wire.count(); i > 0; --i) report.fragment_files.emplace_back(wire.text());
-  const std::uint64_t divergent = wire.count(kDivergenceBytes);
-  for (std::uint64_t i = 0; i < divergent; ++i) report.divergent.push_back(read_divergence(wire));
-  const std::uint64_t tensors = wire.number();
-  validate(tensors == 0 || tensors == target.logical.size());
-  report.digests.reserve(tensors);
-  for (std::uint64_t t = 0; t < tensors; ++t)
+  report.digests.reserve(logical);
+  for (std::uint64_t t = 0; t < logical; ++t)
     report.digests.emplace_back(target.logical[t].dtype, target.logical[t].shape);
-  for (std::uint64_t i = wire.count(kLeafEntryBytes); i > 0; --i) {
-    const std::uint64_t tensor = wire.number();
-    const std::uint64_t leaf = wire.number();
-    Sha256Digest digest;
-    std::memcpy(digest.data(), wire.raw(sizeof digest).data(), sizeof digest);
-    validate(tensor < tensors && leaf < report.digests[tensor].leaves());
+  for (const auto& [tensor, leaf, digest] : leaves) {
+    validate(tensor < logical && leaf < report.digests[tensor].leaves());
     report.digests[tensor].set(leaf, digest);
   }
-  return report;
+  return std::move(report);
 }
 
 }  // namespace reshard

@@ -3,9 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <vector>
 
-#include "reshard/base/wire.h"
 #include "reshard/engine/units/leaf_digests.h"
 #include "reshard/plan/job/program.h"
 
@@ -20,12 +21,11 @@ struct Divergence {
   double relative = 0;       // likewise
   std::uint32_t stored = 0;  // index of the replica's stored tensor, and of the logical one, in its map
   std::uint32_t logical = 0;
-};
 
-void write_divergence(WireWriter& wire, const Divergence& divergence);
-/// \throws Error kBadInput.
-Divergence read_divergence(WireReader& wire);
-inline constexpr std::uint64_t kDivergenceBytes = 56;  // the least that one takes
+  static auto fields(auto& self) {
+    return std::tie(self.tensor, self.text, self.is_drift, self.max_abs, self.relative, self.stored, self.logical);
+  }
+};
 
 /// What a share of a program did, or, merged, what several did. Nothing in it depends on the order of the shares.
 struct ShareReport {
@@ -50,9 +50,9 @@ void merge(ShareReport& into, ShareReport one);
 
 /// Puts a report into bytes for another process. What is in them is in proportion to what the share did, not to the
 /// program.
-void write_report(WireWriter& wire, const ShareReport& report);
-/// Takes out what write_report put in. `target` is that of the program.
+std::string report_bytes(const ShareReport& report);
+/// Reads report_bytes. `target` is that of the program.
 /// \throws Error kBadInput if these are no such bytes, or of another target.
-ShareReport read_report(WireReader& wire, const TargetMap& target);
+ShareReport read_report(std::string_view bytes, const TargetMap& target);
 
 }  // namespace reshard

@@ -1,8 +1,6 @@
 #include "reshard/engine/units/unit_ledger.h"
 
 #include <algorithm>
-#include <cstring>
-#include <string_view>
 
 #include "reshard/base/error.h"
 #include "reshard/tensor/values/dtype.h"
@@ -21,51 +19,6 @@ void sort_unique(std::vector<std::uint32_t>& numbers) {
 }
 
 }  // namespace
-
-void UnitReport::write(WireWriter& wire) const {
-  wire.add(unit);
-  wire.add(written_bytes);
-  wire.add(crcs.size());
-  for (const Crc& crc : crcs) {
-    wire.add(crc.stored);
-    wire.add(crc.contribution);
-  }
-  wire.add(files.size());
-  for (const std::uint32_t file : files) wire.add(file);
-  wire.add(leaves.size());
-  for (const Leaf& leaf : leaves) {
-    wire.add(leaf.target);
-    wire.add(leaf.first_elem);
-    wire.add_raw({reinterpret_cast<const char*>(leaf.digest.data()), leaf.digest.size()});
-  }
-  wire.add(inexact.size());
-  for (const std::size_t transfer : inexact) wire.add(transfer);
-  wire.add(divergent.size());
-  for (const Divergence& divergence : divergent) write_divergence(wire, divergence);
-}
-
-UnitReport UnitReport::read(WireReader& wire) {
-  UnitReport report;
-  report.unit = static_cast<std::uint32_t>(wire.number());
-  report.written_bytes = wire.number();
-  report.crcs.resize(wire.count(16));
-  for (Crc& crc : report.crcs) {
-    crc.stored = static_cast<std::uint32_t>(wire.number());
-    crc.contribution = static_cast<std::uint32_t>(wire.number());
-  }
-  report.files.resize(wire.count());
-  for (std::uint32_t& file : report.files) file = static_cast<std::uint32_t>(wire.number());
-  report.leaves.resize(wire.count(16 + sizeof(Sha256Digest)));
-  for (Leaf& leaf : report.leaves) {
-    leaf.target = static_cast<std::uint32_t>(wire.number());
-    leaf.first_elem = wire.number();
-    std::memcpy(leaf.digest.data(), wire.raw(sizeof leaf.digest).data(), sizeof leaf.digest);
-  }
-  report.inexact.resize(wire.count());
-  for (std::size_t& transfer : report.inexact) transfer = wire.number();
-  for (std::uint64_t i = wire.count(kDivergenceBytes); i > 0; --i) report.divergent.push_back(read_divergence(wire));
-  return report;
-}
 
 void merge(ShareReport& into, const UnitReport& unit, const TargetMap& target) {
   const auto validate = [](bool holds) {

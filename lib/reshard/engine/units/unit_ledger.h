@@ -5,11 +5,11 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "reshard/base/sha256.h"
-#include "reshard/base/wire.h"
 #include "reshard/engine/units/share_report.h"
 #include "reshard/engine/units/units.h"
 #include "reshard/plan/job/program.h"
@@ -21,11 +21,15 @@ struct UnitReport {
   struct Crc {
     std::uint32_t stored = 0;
     std::uint32_t contribution = 0;
+
+    static auto fields(auto& self) { return std::tie(self.stored, self.contribution); }
   };
   struct Leaf {
     std::uint32_t target = 0;  // logical tensor
     std::uint64_t first_elem = 0;
     Sha256Digest digest{};
+
+    static auto fields(auto& self) { return std::tie(self.target, self.first_elem, self.digest); }
   };
   std::uint32_t unit = 0;
   std::uint64_t written_bytes = 0;
@@ -35,9 +39,9 @@ struct UnitReport {
   std::vector<std::size_t> inexact;  // transfers with Findings::inexact
   std::vector<Divergence> divergent;
 
-  void write(WireWriter& wire) const;
-  /// \throws Error kBadInput if these are no such bytes.
-  static UnitReport read(WireReader& wire);
+  static auto fields(auto& self) {
+    return std::tie(self.unit, self.written_bytes, self.crcs, self.files, self.leaves, self.inexact, self.divergent);
+  }
 };
 
 /// Adds what a unit did to a report that has room for all tensors of `target`.

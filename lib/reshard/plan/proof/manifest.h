@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <variant>
 #include <vector>
 
@@ -43,6 +44,7 @@ struct TensorDigest {
   Sha256Digest digest{};
   std::vector<Sha256Digest> leaves;  // of several; empty where there is one or none
 
+  static auto fields(auto& self) { return std::tie(self.digest, self.leaves); }
   friend bool operator==(const TensorDigest&, const TensorDigest&) = default;
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "reshard/tensor/values/dtype.h"
@@ -20,6 +21,11 @@ struct ValueSummary {
   double finite_sum = 0;  // the sum of finite values below kHugeValue in magnitude
   double huge_sum = 0;    // the sum of the others times kHugeScale, so that it never overflows
   std::uint64_t finite_count = 0;
+
+  static auto fields(auto& self) {
+    return std::tie(self.count, self.nan_count, self.inf_count, self.min, self.max, self.finite_sum, self.huge_sum,
+                    self.finite_count);
+  }
 
   static constexpr double kHugeValue = 0x1p900;
   static constexpr double kHugeScale = 0x1p-64;
