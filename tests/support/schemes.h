@@ -9,8 +9,8 @@ namespace reshard::test {
 /// The scheme that a JSON text describes.
 inline Scheme scheme_of(const std::string& json) {
   const Json parsed = Json::parse(json);
-  const DescriptionFile file{"scheme.json"};
-  return parse_scheme({parsed, file, "", ""});
+  const JsonFile file{"scheme.json"};
+  return parse_scheme({parsed, file});
 }
 
 /// A scheme's only entry, of these keys: "\"entry\": \"w\", …".

@@ -95,62 +95,85 @@ std::string json_text(const OrderedJson& value, int indent, bool ascii) {
   return text_of(value, indent, ascii, OrderedJson::error_handler_t::strict);
 }
 
-JsonObject::JsonObject(const Json& object, const std::filesystem::path& path, std::string where)
-    : object_(object), path_(path), where_(std::move(where)) {
-  if (!object.is_object())
-    throw Error(ErrorKind::kBadInput,
-                (where_.empty() ? std::string("the file") : where_) + " is " + brief(object) + ", expected an object")
-        .in(path);
+Error JsonFile::error(const std::string& pointer, const std::string& message) const {
+  Error error(ErrorKind::kBadInput, message);
+  error.in(path);
+  if (line_of) error.at_line(line_of(pointer));
+  return error;
 }
 
-bool JsonObject::has(const std::string& key) const {
-  return object_.contains(key);
+JsonObject::JsonObject(const Json& object, std::shared_ptr<const JsonFile> file, std::string where, std::string pointer)
+    : object_(object), file_(std::move(file)), where_(std::move(where)), pointer_(std::move(pointer)) {
+  if (!object.is_object())
+    throw file_->error(pointer_,
+                       (where_.empty() ? "the file" : where_) + " is " + brief(object) + ", expected an object");
+}
+
+void JsonObject::validate_keys(const std::vector<std::string>& known) const {
+  for (const auto& [key, value] : items()) {
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    const std::string guess = nearest(key, known);
+    throw file_->error(pointer_to(key), message("the key \"" + printable(key) + "\" is not known"))
+        .hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean \"" + guess + "\"?");
+  }
 }
 
 const Json& JsonObject::at(const std::string& key) const {
   const auto found = object_.find(key);
-  if (found == object_.end()) {
-    throw Error(ErrorKind::kBadInput,
-                (where_.empty() ? std::string() : where_ + ": ") + "the key \"" + printable(key) + "\" is missing")
-        .in(path_);
-  }
+  if (found == object_.end()) throw file_->error(pointer_, message("the key \"" + printable(key) + "\" is missing"));
   return *found;
 }
 
-void JsonObject::fail(const std::string& key, const std::string& expected) const {
-  throw Error(ErrorKind::kBadInput, (where_.empty() ? std::string() : where_ + ": ") + "\"" + printable(key) +
-                                        "\" is " + brief(at(key)) + ", expected " + expected)
-      .in(path_);
+void JsonObject::fail(const std::string& key, const std::string& expected, const std::string& hint) const {
+  throw file_
+      ->error(pointer_to(key), message("\"" + printable(key) + "\" is " + brief(at(key)) + ", expected " + expected))
+      .hint(hint);
 }
 
 std::uint64_t JsonObject::unsigned_at(const std::string& key) const {
-  const Json& value = at(key);
-  if (!value.is_number_unsigned()) fail(key, "a whole number that is not negative");
-  return value.get<std::uint64_t>();
+  if (!at(key).is_number_unsigned()) fail(key, "a whole number that is not negative");
+  return at(key).get<std::uint64_t>();
 }
 
 bool JsonObject::bool_at(const std::string& key) const {
-  const Json& value = at(key);
-  if (!value.is_boolean()) fail(key, "true or false");
-  return value.get<bool>();
+  if (!at(key).is_boolean()) fail(key, "true or false");
+  return at(key).get<bool>();
 }
 
 const std::string& JsonObject::string_at(const std::string& key) const {
-  const Json& value = at(key);
-  if (!value.is_string()) fail(key, "a string");
-  return value.get_ref<const std::string&>();
+  if (!at(key).is_string()) fail(key, "a string");
+  return at(key).get_ref<const std::string&>();
 }
 
 const Json& JsonObject::array_at(const std::string& key) const {
-  const Json& value = at(key);
-  if (!value.is_array()) fail(key, "an array");
-  return value;
+  if (!at(key).is_array()) fail(key, "an array");
+  return at(key);
 }
 
-const Json& JsonObject::object_at(const std::string& key) const {
-  const Json& value = at(key);
-  if (!value.is_object()) fail(key, "an object");
-  return value;
+std::vector<std::string> JsonObject::strings_at(const std::string& key, const char* expected) const {
+  for (const Json& item : array_at(key))
+    if (!item.is_string()) fail(key, expected);
+  return at(key).get<std::vector<std::string>>();
+}
+
+std::vector<std::uint64_t> JsonObject::sizes_at(const std::string& key, const char* expected) const {
+  for (const Json& item : array_at(key))
+    if (!item.is_number_unsigned()) fail(key, expected);
+  return at(key).get<std::vector<std::uint64_t>>();
+}
+
+JsonObject JsonObject::object_at(const std::string& key) const {
+  if (!at(key).is_object()) fail(key, "an object");
+  return child(at(key), key, pointer_part(key));
+}
+
+std::vector<JsonObject> JsonObject::objects_at(const std::string& key) const {
+  std::vector<JsonObject> objects;
+  for (const Json& item : array_at(key)) {
+    const std::string index = std::to_string(objects.size());
+    objects.push_back(child(item, key + "[" + index + "]", pointer_part(key) + "/" + index));
+  }
+  return objects;
 }
 
 std::string brief(const Json& value) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "reshard/base/error.h"
 #include "reshard/base/json_fwd.h"
 
 namespace reshard {
@@ -197,27 +198,63 @@ LocatedJson parse_located_json(std::string_view text, const std::filesystem::pat
 /// `key` as a part of a JSON pointer (RFC 6901).
 std::string pointer_part(const std::string& key);
 
-/// Typed access to one object of a JSON file, with errors that name the file and the key.
+/// A file of JSON, for errors.
+struct JsonFile {
+  std::filesystem::path path;
+  /// The line of what a JSON pointer names; none for JSON whose lines nobody needs.
+  std::function<std::uint64_t(const std::string& pointer)> line_of = {};
+
+  /// 0 where lines are not known.
+  std::uint64_t line(const std::string& pointer) const { return line_of ? line_of(pointer) : 0; }
+  /// An error about what a JSON pointer names.
+  Error error(const std::string& pointer, const std::string& message) const;
+};
+
+/// Typed access to one object of a JSON file, with errors that name the file, the key and, where it is known, the line.
 class JsonObject {
  public:
-  /// `object` and `path` are borrowed. `where` names the object inside the file ("specs[0]") and may be empty.
+  /// `object` is borrowed. `where` names the object for people ("specs[0]"), and is empty for the whole file.
   /// \throws Error kBadInput if it is not an object.
-  JsonObject(const Json& object, const std::filesystem::path& path, std::string where = {});
+  JsonObject(const Json& object, const JsonFile& file, std::string where = {})
+      : JsonObject(object, std::make_shared<const JsonFile>(file), std::move(where), {}) {}
+  JsonObject(const Json& object, const std::filesystem::path& path, std::string where = {})
+      : JsonObject(object, JsonFile{path}, std::move(where)) {}
+  /// An object in this one: `pointer` leads to it from here ("modules/3").
+  JsonObject child(const Json& object, std::string where, const std::string& pointer) const {
+    return {object, file_, std::move(where), pointer_ + "/" + pointer};
+  }
 
-  bool has(const std::string& key) const;
-  /// The member, or an error that says it is missing.
+  const JsonFile& file() const { return *file_; }
+  const std::string& pointer() const { return pointer_; }
+  std::string pointer_to(const std::string& key) const { return pointer_ + "/" + pointer_part(key); }
+  auto items() const { return object_.items(); }
+
+  /// \throws Error kBadInput for any other key.
+  void validate_keys(const std::vector<std::string>& known) const;
+  bool has(const std::string& key) const { return object_.contains(key); }
+  /// Each \throws Error kBadInput if the key is missing, or its value is of another type.
   const Json& at(const std::string& key) const;
   std::uint64_t unsigned_at(const std::string& key) const;  // whole, not negative
   bool bool_at(const std::string& key) const;
   const std::string& string_at(const std::string& key) const;
   const Json& array_at(const std::string& key) const;
-  const Json& object_at(const std::string& key) const;
-  [[noreturn]] void fail(const std::string& key, const std::string& expected) const;
+  std::vector<std::string> strings_at(const std::string& key, const char* expected = "an array of strings") const;
+  std::vector<std::uint64_t> sizes_at(const std::string& key, const char* expected) const;
+  JsonObject object_at(const std::string& key) const;
+  /// The objects of an array, called "key[0]" and so on.
+  std::vector<JsonObject> objects_at(const std::string& key) const;
+
+  /// `what`, after the object's name.
+  std::string message(const std::string& what) const { return where_.empty() ? what : where_ + ": " + what; }
+  [[noreturn]] void fail(const std::string& key, const std::string& expected, const std::string& hint = {}) const;
 
  private:
+  JsonObject(const Json& object, std::shared_ptr<const JsonFile> file, std::string where, std::string pointer);
+
   const Json& object_;
-  const std::filesystem::path& path_;
+  std::shared_ptr<const JsonFile> file_;
   std::string where_;
+  std::string pointer_;
 };
 
 /// `value` as text for an error: its JSON, cut short.

@@ -88,7 +88,7 @@ bool is_plain_file_name(std::string_view name) {
 HfIndex read_hf_index(Files& files, const fs::path& path) {
   const Json json = read_json_file(files, path, kMaxIndexBytes, JsonDialect::kPython);
   const JsonObject object(json, path);
-  const Json& weight_map = object.object_at("weight_map");
+  const JsonObject weight_map = object.object_at("weight_map");
   HfIndex index;
   if (const auto metadata = json.find("metadata"); metadata != json.end() && metadata->is_object()) {
     const auto total = metadata->find("total_size");
@@ -96,9 +96,8 @@ HfIndex read_hf_index(Files& files, const fs::path& path) {
     if (whole) index.total_size_bytes = total->get<std::uint64_t>();
     if (metadata->size() > (whole ? 1 : 0)) index.metadata = json_text(*metadata);
   }
-  index.weight_map.reserve(weight_map.size());
   for (const auto& [name, file] : weight_map.items()) {
-    if (!file.is_string()) JsonObject(weight_map, path, "weight_map").fail(name, "a file name");
+    if (!file.is_string()) weight_map.fail(name, "a file name");
     const auto& file_name = file.get_ref<const std::string&>();
     if (!is_plain_file_name(file_name))
       throw Error(ErrorKind::kBadInput,

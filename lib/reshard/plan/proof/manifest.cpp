@@ -179,8 +179,7 @@ Sha256Digest digest_at(const JsonObject& object, const char* key) {
 
 std::vector<Manifest::File> files_at(const JsonObject& object, const char* key, const fs::path& path) {
   std::vector<Manifest::File> files;
-  for (const Json& item : object.array_at(key)) {
-    const JsonObject one(item, path, fmt::format("{}[{}]", key, files.size()));
+  for (const JsonObject& one : object.objects_at(key)) {
     Manifest::File& file = files.emplace_back();
     file.path = one.string_at("path");
     if (!stays_inside(file.path))
@@ -194,17 +193,13 @@ std::vector<Manifest::File> files_at(const JsonObject& object, const char* key, 
   return files;
 }
 
-Manifest::Tensor tensor_of(const Json& item, const fs::path& path, std::size_t index) {
-  const JsonObject object(item, path, fmt::format("tensors[{}]", index));
+Manifest::Tensor tensor_of(const JsonObject& object) {
   Manifest::Tensor tensor;
   tensor.name = object.string_at("name");
   const auto dtype = dtype_from_name(object.string_at("dtype"));
   if (!dtype) object.fail("dtype", "a dtype that is known");
   tensor.dtype = *dtype;
-  for (const Json& size : object.array_at("shape")) {
-    if (!size.is_number_unsigned()) object.fail("shape", "an array of whole numbers");
-    tensor.shape.push_back(size.get<std::uint64_t>());
-  }
+  for (const std::uint64_t size : object.sizes_at("shape", "an array of whole numbers")) tensor.shape.push_back(size);
   if (object.has("role")) {
     const auto role = tensor_role_from_name(object.string_at("role"));
     if (!role) object.fail("role", "a role that is known");
@@ -218,7 +213,10 @@ Manifest::Tensor tensor_of(const Json& item, const fs::path& path, std::size_t i
     tensor.digest.leaves.push_back(*digest);
   }
   if (sha256(std::as_bytes(std::span(tensor.digest.leaves))) != tensor.digest.digest)
-    throw Error(ErrorKind::kBadInput, "its leaves do not make its digest").in(path).tensor(tensor.name).hint(kDamaged);
+    throw Error(ErrorKind::kBadInput, "its leaves do not make its digest")
+        .in(object.file().path)
+        .tensor(tensor.name)
+        .hint(kDamaged);
   return tensor;
 }
 
@@ -306,19 +304,18 @@ Manifest parse_manifest(std::string_view text, const fs::path& path) try {
   manifest.version = object.string_at("version");
   manifest.command = object.string_at("command");
   manifest.layout = object.string_at("layout");
-  const JsonObject mesh(object.object_at("mesh"), path, "mesh");
+  const JsonObject mesh = object.object_at("mesh");
   manifest.tp = static_cast<std::uint32_t>(mesh.unsigned_at("tp"));
   manifest.pp = static_cast<std::uint32_t>(mesh.unsigned_at("pp"));
   manifest.ep = static_cast<std::uint32_t>(mesh.unsigned_at("ep"));
-  const Json& given = object.object_at("options");
-  const JsonObject options(given, path, "options");
-  for (const auto& [name, value] : given.items()) manifest.options.emplace(name, option_of(options, name, value));
+  const JsonObject options = object.object_at("options");
+  for (const auto& [name, value] : options.items()) manifest.options.emplace(name, option_of(options, name, value));
   manifest.fingerprint = object.string_at("fingerprint");
   manifest.sources = files_at(object, "sources", path);
   manifest.files = files_at(object, "files", path);
   std::set<std::string> names;
-  for (const Json& item : object.array_at("tensors")) {
-    manifest.tensors.push_back(tensor_of(item, path, manifest.tensors.size()));
+  for (const JsonObject& item : object.objects_at("tensors")) {
+    manifest.tensors.push_back(tensor_of(item));
     if (!names.insert(manifest.tensors.back().name).second)
       throw Error(ErrorKind::kBadInput, "is there twice").in(path).tensor(manifest.tensors.back().name).hint(kDamaged);
   }

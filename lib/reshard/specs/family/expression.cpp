@@ -478,4 +478,22 @@ bool Expression::holds(const Lookup& lookup) const {
   return Evaluator(text_, lookup, false).flag(*root_);
 }
 
+Expression expression_at(const JsonObject& object, const std::string& key) {
+  return expression_of(object, object.at(key), object.pointer_to(key), key);
+}
+
+Expression expression_of(const JsonObject& object, const Json& value, const std::string& pointer,
+                         const std::string& key) {
+  const std::string name = "\"" + printable(key) + "\"";
+  if (!value.is_string() && !value.is_boolean() && !value.is_number_unsigned())
+    throw object.file().error(
+        pointer, object.message(fmt::format("{} has {}, expected a whole number, or an expression in a string", name,
+                                            brief(value))));
+  try {
+    return Expression::parse(value.is_string() ? value.get_ref<const std::string&>() : value.dump());
+  } catch (const Error& error) {
+    throw object.file().error(pointer, object.message(name + ": " + error.message()));
+  }
+}
+
 }  // namespace reshard

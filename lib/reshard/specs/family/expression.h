@@ -12,6 +12,8 @@
 
 namespace reshard {
 
+class JsonObject;
+
 /// What an expression is worth: null, a switch, a whole number, or some other value of config.json (borrowed).
 using ConfigValue = std::variant<std::monostate, bool, std::uint64_t, const Json*>;
 
@@ -64,5 +66,12 @@ class Expression {
   std::string text_;
   std::shared_ptr<const Node> root_;
 };
+
+/// The size or condition under a key of a description: an expression in a string, or the plain value.
+/// \throws Error kBadInput, naming the key and the line.
+Expression expression_at(const JsonObject& object, const std::string& key);
+/// Likewise, for one of several under `key`; `pointer` names it.
+Expression expression_of(const JsonObject& object, const Json& value, const std::string& pointer,
+                         const std::string& key);
 
 }  // namespace reshard

@@ -16,14 +16,13 @@
 #include "reshard/specs/family/family_validation.h"
 #include "reshard/specs/family/resolve_family.h"
 #include "reshard/specs/family/scheme_parser.h"
-#include "reshard/specs/family/spec_object.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
 
-TensorParallelPlan plan_at(const SpecObject& object) {
+TensorParallelPlan plan_at(const JsonObject& object) {
   const std::string& given = object.string_at("plan");
   if (const auto plan = plan_of_word(given)) return *plan;
   const std::vector<std::string> words = plan_words();
@@ -31,26 +30,26 @@ TensorParallelPlan plan_at(const SpecObject& object) {
   object.fail("plan", "one of " + join(words, ", "), guess.empty() ? std::string() : "did you mean \"" + guess + "\"?");
 }
 
-std::vector<Family::Packed> packed_at(const SpecObject& module) {
+std::vector<Family::Packed> packed_at(const JsonObject& module) {
   std::vector<Family::Packed> packed;
   std::size_t i = 0;
   for (const Json& item : module.array_at("packed")) {
-    const std::string pointer = module.pointer_to("packed") + "/" + std::to_string(i++);
+    const std::string index = "packed/" + std::to_string(i++);
     if (!item.is_object()) {
-      packed.push_back({module.expression_of(item, pointer, "packed"), {}, false});
+      packed.push_back({expression_of(module, item, module.pointer() + "/" + index, "packed"), {}, false});
       continue;
     }
-    const SpecObject part(item, module.file(), pointer, "packed");
+    const JsonObject part = module.child(item, "packed", index);
     part.validate_keys({"size", "count", "plan"});
     if (part.has("plan") && part.string_at("plan") != "replicate") part.fail("plan", "\"replicate\", or no such key");
-    packed.push_back(
-        {part.expression_at("size"), part.has("count") ? part.expression_at("count") : Expression(), part.has("plan")});
+    packed.push_back({expression_at(part, "size"), part.has("count") ? expression_at(part, "count") : Expression(),
+                      part.has("plan")});
   }
   if (packed.empty()) module.fail("packed", "at least one size");
   return packed;
 }
 
-Family::Module parse_module(const SpecObject& object) {
+Family::Module parse_module(const JsonObject& object) {
   object.validate_keys({"name", "parameter", "plan", "shape", "bias", "when", "packed", "stride", "heads", "experts",
                         "stacked_experts", "first_expert", "items", "variant", "optional", "stage", "tied_to", "dim"});
   Family::Module module;
@@ -61,28 +60,28 @@ Family::Module parse_module(const SpecObject& object) {
                      module.plan == TensorParallelPlan::kReplicate;
   if (!module.any_shape)
     for (const Json& size : object.array_at("shape"))
-      module.shape.push_back(object.expression_of(size, object.pointer_to("shape"), "shape"));
+      module.shape.push_back(expression_of(object, size, object.pointer_to("shape"), "shape"));
   if (object.has("bias")) {
     const bool always = object.at("bias") == "always";
-    module.bias = always ? Expression::parse("true") : object.expression_at("bias");
+    module.bias = always ? Expression::parse("true") : expression_at(object, "bias");
   }
-  if (object.has("when")) module.when = object.expression_at("when");
+  if (object.has("when")) module.when = expression_at(object, "when");
   if (object.has("packed")) module.packed = packed_at(object);
-  if (object.has("heads")) module.heads = object.expression_at("heads");
-  if (object.has("experts")) module.experts = object.expression_at("experts");
+  if (object.has("heads")) module.heads = expression_at(object, "heads");
+  if (object.has("experts")) module.experts = expression_at(object, "experts");
   if (object.has("stacked_experts")) {
     if (module.experts) object.fail("stacked_experts", "nothing beside \"experts\"");
     if (module.shape.empty()) object.fail("stacked_experts", "a \"shape\" beside it, whose dim 0 has the experts");
-    module.experts = object.expression_at("stacked_experts");
+    module.experts = expression_at(object, "stacked_experts");
     module.stacked = true;
   }
   if (object.has("first_expert")) {
     if (!module.experts || module.stacked) object.fail("first_expert", "\"experts\" beside it");
-    module.first_expert = object.expression_at("first_expert");
+    module.first_expert = expression_at(object, "first_expert");
   }
   if (object.has("items")) {
     if (module.experts) object.fail("items", "nothing beside \"experts\"");
-    module.items = object.expression_at("items");
+    module.items = expression_at(object, "items");
   }
   if (object.has("variant")) module.variant = object.string_at("variant");
   if (object.has("optional")) module.optional = object.bool_at("optional");
@@ -111,7 +110,7 @@ Family::Module parse_module(const SpecObject& object) {
   if (object.has("stride")) {
     if (module.plan == TensorParallelPlan::kReplicate || is_packed(module.plan))
       object.fail("stride", "a plan of colwise, rowwise or embedding_rowwise");
-    module.stride = object.expression_at("stride");
+    module.stride = expression_at(object, "stride");
   }
   const auto stars = std::count(module.name.begin(), module.name.end(), '*');
   if (stars > 2 || (stars == 2 && !module.is_list()) || (stars == 0 && module.is_list()))
@@ -143,12 +142,12 @@ std::vector<std::string> keys_of_default(const Json& value) {
 /// No default or definition needs itself, by whatever way, or others in a long row.
 class DefaultCheck {
  public:
-  DefaultCheck(const SpecObject& defaults, const SpecObject& definitions)
+  DefaultCheck(const JsonObject& defaults, const JsonObject& definitions)
       : defaults_(defaults), definitions_(definitions) {}
 
   void validate(const std::string& key, std::size_t depth = 0) {
     const bool defined = definitions_.has(key);
-    const SpecObject& object = defined ? definitions_ : defaults_;
+    const JsonObject& object = defined ? definitions_ : defaults_;
     if (!object.has(key) || done_.count(key)) return;
     const auto fail = [&](const char* what) {
       throw object.file().error(object.pointer_to(key), (defined ? "the definition of \"" : "the default of \"") +
@@ -164,14 +163,14 @@ class DefaultCheck {
  private:
   static constexpr std::size_t kMaxDepth = 64;
 
-  const SpecObject& defaults_;
-  const SpecObject& definitions_;
+  const JsonObject& defaults_;
+  const JsonObject& definitions_;
   std::set<std::string> on_the_way_;
   std::set<std::string> done_;
 };
 
-void validate_defaults(const SpecObject& defaults, const Json& json) {
-  for (const auto& item : json.items()) {
+void validate_defaults(const JsonObject& defaults) {
+  for (const auto& item : defaults.items()) {
     const std::string& key = item.key();
     const Json& value = item.value();
     const std::string pointer = defaults.pointer_to(key);
@@ -179,7 +178,7 @@ void validate_defaults(const SpecObject& defaults, const Json& json) {
       throw defaults.file().error(pointer,
                                   "the default of \"" + printable(key) + "\" must have \"absent\" and \"null\"");
     const auto validate_form = [&](const Json& form) {
-      if (form.is_string()) defaults.expression(form.get<std::string>(), pointer, key);
+      if (form.is_string()) expression_of(defaults, form, pointer, key);
       if (form.is_object()) defaults.fail(key, "a value, or an expression");
     };
     if (!value.is_object())
@@ -189,19 +188,12 @@ void validate_defaults(const SpecObject& defaults, const Json& json) {
   }
 }
 
-std::map<std::string, Expression, std::less<>> definitions_at(const SpecObject& definitions, const Json& json) {
-  std::map<std::string, Expression, std::less<>> named;
-  for (const auto& item : json.items()) named.emplace(item.key(), definitions.expression_at(item.key()));
-  return named;
-}
-
 /// Other names of whole modules in the one of attention.
-std::map<std::string, std::string> inference_names_at(const SpecObject& object, const Family& family) {
+std::map<std::string, std::string> inference_names_at(const JsonObject& object, const Family& family) {
   if (!family.attention) object.fail("nxd_inference", "an \"attention\" beside it, whose heads it places");
-  const Json& json = object.at("nxd_inference");
-  const SpecObject renamed(json, object.file(), object.pointer_to("nxd_inference"), "nxd_inference");
+  const JsonObject renamed = object.child(object.at("nxd_inference"), "nxd_inference", "nxd_inference");
   std::map<std::string, std::string> names;
-  for (const auto& item : json.items()) {
+  for (const auto& item : renamed.items()) {
     const std::string name = family.attention->module + "." + item.key();
     const auto is_it = [&](const Family::Module& module) {
       return module.name == name && module.plan == TensorParallelPlan::kReplicate;
@@ -216,12 +208,11 @@ std::map<std::string, std::string> inference_names_at(const SpecObject& object, 
 }
 
 /// What other programs call the parameters of `family`.
-std::vector<std::shared_ptr<const Scheme>> schemes_at(const SpecObject& object, const Family& family) {
+std::vector<std::shared_ptr<const Scheme>> schemes_at(const JsonObject& object, const Family& family) {
   const auto parameters = parameter_names(family);
   std::vector<std::shared_ptr<const Scheme>> schemes;
   for (const Json& item : object.array_at("other_names")) {
-    const std::string pointer = fmt::format("{}/{}", object.pointer_to("other_names"), schemes.size());
-    const SpecObject described(item, object.file(), pointer, "other_names");
+    const JsonObject described = object.child(item, "other_names", fmt::format("other_names/{}", schemes.size()));
     const Scheme scheme = parse_scheme(described);
     if (!scheme.families.empty()) described.fail("families", "no such key, as the scheme is for this family");
     if (scheme.is_of_ranks) described.fail("of_ranks", "false");
@@ -231,7 +222,7 @@ std::vector<std::shared_ptr<const Scheme>> schemes_at(const SpecObject& object, 
       for (const std::string& parameter : scheme.entries[e].parameters)
         if (!parameter.starts_with("**") && parameters.count(parameter) == 0)
           throw object.file().error(
-              fmt::format("{}/entries/{}/parameters", pointer, e),
+              fmt::format("{}/entries/{}/parameters", described.pointer(), e),
               fmt::format("\"other_names\" names the parameter {}, which is not there", printable(parameter)));
     schemes.push_back(std::make_shared<const Scheme>(scheme_for(scheme, family.model_type, parameters)));
   }
@@ -291,24 +282,25 @@ class DerivedPointers {
   std::vector<std::optional<std::size_t>> modules_;  // [i]: index in the derived family of the resolved one's module i
 };
 
-void read_modules(const SpecObject& object, const DescriptionFile& file, Family& family) {
+void read_modules(const JsonObject& object, Family& family) {
   if (object.array_at("modules").empty()) object.fail("modules", "at least one module");
   std::size_t i = 0;
   bool behind_layers = false;
   for (const Json& json_of_module : object.array_at("modules")) {
-    const SpecObject of_module(json_of_module, file, fmt::format("/modules/{}", i), module_text(json_of_module, i));
+    const JsonObject of_module =
+        object.child(json_of_module, module_text(json_of_module, i), fmt::format("modules/{}", i));
     Family::Module module = parse_module(of_module);
     const bool layered = module.is_layered();
     behind_layers = behind_layers || layered;
-    module.line = file.line(of_module.pointer());
+    module.line = object.file().line(of_module.pointer());
     module.stage_assumed = behind_layers && !layered && !of_module.has("stage");
     family.modules.push_back(std::move(module));
     ++i;
   }
 }
 
-Family::Attention attention_at(const SpecObject& object, const DescriptionFile& file) {
-  const SpecObject json(object.at("attention"), file, "/attention", "attention");
+Family::Attention attention_at(const JsonObject& object) {
+  const JsonObject json = object.child(object.at("attention"), "attention", "attention");
   json.validate_keys({"module", "query", "key", "value", "output", "fused", "fuse_qkv", "kv_size_multiplier"});
   Family::Attention attention{json.string_at("module"), json.string_at("query"),  json.string_at("key"),
                               json.string_at("value"),  json.string_at("output"), json.string_at("fused")};
@@ -320,19 +312,16 @@ Family::Attention attention_at(const SpecObject& object, const DescriptionFile& 
   return attention;
 }
 
-void read_fused(const SpecObject& object, const DescriptionFile& file, Family& family) {
-  std::size_t i = 0;
-  for (const Json& item : object.array_at("fused")) {
-    const SpecObject fused(item, file, fmt::format("/fused/{}", i), fmt::format("fused[{}]", i));
+void read_fused(const JsonObject& object, Family& family) {
+  for (const JsonObject& fused : object.objects_at("fused")) {
     fused.validate_keys({"module", "name", "linears"});
     family.fused.push_back({fused.string_at("module"), fused.string_at("name"), fused.strings_at("linears")});
     family.fused.back().axis = fuse_axis_of(family, family.fused.back());
-    ++i;
   }
 }
 
-Family parse(const Json& json, const DescriptionFile& file) {
-  const SpecObject object(json, file, "", "");
+Family parse(const Json& json, const JsonFile& file) {
+  const JsonObject object(json, file);
   Family family;
   if (object.has("language_model")) {
     object.validate_keys({"$schema", "model_type", "language_model"});
@@ -351,29 +340,28 @@ Family parse(const Json& json, const DescriptionFile& file) {
     family.layers = object.string_at("layers");
     if (family.layers.empty()) object.fail("layers", "the prefix of a layer's names, or no such key");
     family.num_layers =
-        object.has("num_layers") ? object.expression_at("num_layers") : Expression::parse("num_hidden_layers");
+        object.has("num_layers") ? expression_at(object, "num_layers") : Expression::parse("num_hidden_layers");
   } else if (object.has("num_layers")) {
     object.fail("num_layers", "\"layers\" next to it, the prefix of a layer's names");
   }
   family.layers_line = file.line("/num_layers");
   family.defaults = std::make_shared<const Json>(object.has("defaults") ? object.at("defaults") : Json::object());
-  const SpecObject defaults(*family.defaults, file, "/defaults", "defaults");
-  validate_defaults(defaults, *family.defaults);
+  const JsonObject defaults = object.child(*family.defaults, "defaults", "defaults");
+  validate_defaults(defaults);
   const Json none = Json::object();
-  const Json& defined = object.has("define") ? object.at("define") : none;
-  if (!defined.is_object()) object.fail("define", "an object");
-  const SpecObject definitions(defined, file, "/define", "define");
-  family.definitions = definitions_at(definitions, defined);
+  const JsonObject definitions = object.has("define") ? object.object_at("define") : object.child(none, "", "");
+  for (const auto& item : definitions.items())
+    family.definitions.emplace(item.key(), expression_at(definitions, item.key()));
   DefaultCheck check(defaults, definitions);
-  for (const auto& item : family.defaults->items()) check.validate(item.key());
-  for (const auto& item : defined.items()) check.validate(item.key());
+  for (const JsonObject* all : {&defaults, &definitions})
+    for (const auto& item : all->items()) check.validate(item.key());
   if (object.has("class_defaults")) {
-    const SpecObject class_defaults(object.at("class_defaults"), file, "/class_defaults", "class_defaults");
     family.class_defaults = std::make_shared<const Json>(object.at("class_defaults"));
+    object.child(*family.class_defaults, "class_defaults", "class_defaults");  // which proves that it is an object
   }
-  read_modules(object, file, family);
-  if (object.has("attention")) family.attention = attention_at(object, file);
-  if (object.has("fused")) read_fused(object, file, family);
+  read_modules(object, family);
+  if (object.has("attention")) family.attention = attention_at(object);
+  if (object.has("fused")) read_fused(object, family);
   if (object.has("whole")) family.whole = object.strings_at("whole");
   if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
   validate_family(family, file);
@@ -384,12 +372,12 @@ Family parse(const Json& json, const DescriptionFile& file) {
 }  // namespace
 
 Family parse_family(const Json& json, const fs::path& path) {
-  return parse(json, {path});
+  return parse(json, JsonFile{path});
 }
 
 Family parse_family_text(std::string text, const fs::path& path) {
   const LocatedJson located = parse_located_json(text, path);
-  const DescriptionFile file{path, [&](const std::string& pointer) { return located.places.line_of(pointer); }};
+  const JsonFile file{path, [&](const std::string& pointer) { return located.places.line_of(pointer); }};
   if (!located.json.is_object() || !located.json.contains("like")) {
     Family family = parse(located.json, file);
     family.json_text = std::move(text);

@@ -13,7 +13,7 @@ namespace reshard {
 namespace {
 
 /// Every module that is spoken of is there.
-void validate_names(const Family& family, const DescriptionFile& file) {
+void validate_names(const Family& family, const JsonFile& file) {
   const auto validate_module = [&](const std::string& name, const std::string& pointer, const std::string& wanted_by) {
     for (const Family::Module& module : family.modules)
       if (module.name == name) return;
@@ -64,7 +64,7 @@ void validate_names(const Family& family, const DescriptionFile& file) {
 }
 
 /// Whether no module is there twice. Modules of which `when` chooses, and parts of one, may share a name.
-void validate_unique(const Family& family, const DescriptionFile& file) {
+void validate_unique(const Family& family, const JsonFile& file) {
   std::set<std::pair<std::string, std::string>> always;
   for (std::size_t i = 0; i < family.modules.size(); ++i) {
     const Family::Module& module = family.modules[i];
@@ -74,7 +74,7 @@ void validate_unique(const Family& family, const DescriptionFile& file) {
 }
 
 /// What training layouts fuse are linears that are split along the same dim, under a name that nothing else has.
-void validate_fused(const Family& family, const DescriptionFile& file) {
+void validate_fused(const Family& family, const JsonFile& file) {
   const auto validate_plan = [&](const std::string& name, TensorParallelPlan plan, const std::string& pointer,
                                  const std::string& what) {
     for (const Family::Module& module : family.modules)
@@ -117,7 +117,7 @@ void validate_fused(const Family& family, const DescriptionFile& file) {
 
 }  // namespace
 
-void validate_family(const Family& family, const DescriptionFile& file) {
+void validate_family(const Family& family, const JsonFile& file) {
   validate_names(family, file);
   validate_unique(family, file);
   validate_fused(family, file);

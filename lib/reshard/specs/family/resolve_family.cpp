@@ -31,7 +31,7 @@ std::size_t find_part(std::string_view name, std::string_view part, std::size_t 
 /// Other names for parts of names. Each part of a name is replaced once.
 class Renames {
  public:
-  Renames(const OrderedJson& derived, const DescriptionFile& file) : file_(file) {
+  Renames(const OrderedJson& derived, const JsonFile& file) : file_(file) {
     const auto found = derived.find("rename");
     if (found == derived.end()) return;
     if (!found->is_object())
@@ -72,7 +72,7 @@ class Renames {
   }
 
  private:
-  const DescriptionFile& file_;
+  const JsonFile& file_;
   std::vector<std::pair<std::string, std::string>> renames_;
   std::set<std::string> used_;
 };
@@ -117,7 +117,7 @@ void rename_all(OrderedJson& family, Renames& rename) {
   }
 }
 
-void remove_modules(OrderedJson& family, const OrderedJson& derived, const DescriptionFile& file) {
+void remove_modules(OrderedJson& family, const OrderedJson& derived, const JsonFile& file) {
   const auto removed = derived.find("remove");
   if (removed == derived.end()) return;
   if (!removed->is_array()) throw file.error("/remove", "\"remove\" is not an array of names");
@@ -203,7 +203,7 @@ bool is_whole(const OrderedJson& module) {
 
 /// That a family has no module to be changed as `change`, at `pointer`, says.
 Error no_such_module(const OrderedJson& change, const OrderedJson& modules, const std::string& like,
-                     const DescriptionFile& file, const std::string& pointer) {
+                     const JsonFile& file, const std::string& pointer) {
   const std::string name = text_at(change, "name");
   Error error = file.error(pointer, "the family \"" + printable(like) + "\" has no module " + printable(name) +
                                         (change.contains("parameter") ? " with that \"parameter\"" : "") +
@@ -214,7 +214,7 @@ Error no_such_module(const OrderedJson& change, const OrderedJson& modules, cons
   return error.hint(guess.empty() || guess == name ? std::string() : "did you mean " + guess + "?");
 }
 
-void change_modules(OrderedJson& family, const OrderedJson& derived, const DescriptionFile& file) {
+void change_modules(OrderedJson& family, const OrderedJson& derived, const JsonFile& file) {
   const auto changes = derived.find("modules");
   if (changes == derived.end()) return;
   if (!changes->is_array())
@@ -251,7 +251,7 @@ void change_modules(OrderedJson& family, const OrderedJson& derived, const Descr
   insert_modules(modules, added);
 }
 
-void merge_keys(OrderedJson& family, const OrderedJson& derived, const std::string& key, const DescriptionFile& file) {
+void merge_keys(OrderedJson& family, const OrderedJson& derived, const std::string& key, const JsonFile& file) {
   const auto given = derived.find(key);
   if (given == derived.end()) return;
   if (!given->is_object())
@@ -284,13 +284,6 @@ void write_line(const OrderedJson& value, std::string& text) {
 
 }  // namespace
 
-Error DescriptionFile::error(const std::string& pointer, const std::string& message) const {
-  Error error(ErrorKind::kBadInput, message);
-  error.in(path);
-  if (line_of) error.at_line(line_of(pointer));
-  return error;
-}
-
 const std::vector<FamilyKey>& family_keys() {
   static const std::vector<FamilyKey> kKeys = {
       {"model_type", Inherit::kNever}, {"layers", Inherit::kReplace},        {"num_layers", Inherit::kReplace},
@@ -301,7 +294,7 @@ const std::vector<FamilyKey>& family_keys() {
   return kKeys;
 }
 
-OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find, const DescriptionFile& file) {
+OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find, const JsonFile& file) {
   if (!derived.is_object() || !derived.contains(kLike)) return derived;
   std::vector<std::string> known = {"$schema", kLike, "rename", "remove"};
   for (const FamilyKey& key : family_keys()) known.emplace_back(key.name);

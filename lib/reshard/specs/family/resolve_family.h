@@ -1,28 +1,15 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "reshard/base/error.h"
-#include "reshard/base/json_fwd.h"
+#include "reshard/base/json.h"
 
 namespace reshard {
-
-/// Where a description is written, for errors.
-struct DescriptionFile {
-  std::filesystem::path path;
-  std::function<std::uint64_t(const std::string& pointer)> line_of = {};  // none for JSON that was made in memory
-
-  /// The line of what a JSON pointer names; 0 where lines are not known.
-  std::uint64_t line(const std::string& pointer) const { return line_of ? line_of(pointer) : 0; }
-  /// That what a JSON pointer names is wrong.
-  Error error(const std::string& pointer, const std::string& message) const;
-};
 
 /// What a family that says "like" does with a key.
 enum class Inherit : std::uint8_t {
@@ -52,7 +39,7 @@ using FindResolved = std::function<std::optional<OrderedJson>(const std::string&
 ///
 /// A description without "like" is returned as it is.
 /// \throws Error kBadInput, naming `file`, for a family that `find` does not know, and for names that are not there.
-OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find, const DescriptionFile& file);
+OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find, const JsonFile& file);
 
 /// The built-in families, resolved.
 std::optional<OrderedJson> builtin_description(const std::string& model_type);

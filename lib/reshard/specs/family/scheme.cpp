@@ -54,7 +54,7 @@ Scheme::Entry with_parts(Scheme::Entry entry, const std::string& parts) {
 /// Reads the entries of one scheme.
 class EntryReader {
  public:
-  EntryReader(const SpecObject& object, const std::vector<std::string>& versions)
+  EntryReader(const JsonObject& object, const std::vector<std::string>& versions)
       : object_(object), versions_(versions) {
     object.validate_keys({"entry", "parameters", "dims", "sizes", "padded", "families", "values"});
   }
@@ -80,16 +80,16 @@ class EntryReader {
   }
 
  private:
-  static std::vector<std::string> texts_at(const SpecObject& object, const std::string& key) {
+  static std::vector<std::string> texts_at(const JsonObject& object, const std::string& key) {
     return object.at(key).is_string() ? std::vector{object.string_at(key)} : object.strings_at(key);
   }
 
   /// The names of an entry: "b", ["b", "a"], or {"main": "b", "0.2": "a"}, where a version that is not listed has the name of
   /// the next newer one that is. With null, it has no such entry.
-  std::vector<std::string> names_at(const SpecObject& object) const {
+  std::vector<std::string> names_at(const JsonObject& object) const {
     std::vector<std::string> names;
     if (object.at("entry").is_object()) {
-      const SpecObject listed(object.at("entry"), object.file(), object.pointer_to("entry"), "entry");
+      const JsonObject listed = object.object_at("entry");
       listed.validate_keys(versions_);
       std::string name;
       for (const std::string& version : versions_) {
@@ -108,8 +108,7 @@ class EntryReader {
     using Value = Scheme::Constant::Value;
     const std::pair<const char*, Value> kWords[] = {{"one", Value::kOne}, {"expert_map", Value::kExpertMap}};
     for (const Json& item : object_.array_at("values")) {
-      const std::string pointer = fmt::format("{}/{}", object_.pointer_to("values"), entry_.constants.size());
-      const SpecObject constant(item, object_.file(), pointer, "values");
+      const JsonObject constant = object_.child(item, "values", fmt::format("values/{}", entry_.constants.size()));
       constant.validate_keys({"entry", "value"});
       const std::string& word = constant.string_at("value");
       const auto* const known =
@@ -186,15 +185,15 @@ class EntryReader {
   }
 
   void read_sizes() {
-    const SpecObject sizes(object_.at("sizes"), object_.file(), object_.pointer_to("sizes"), "sizes");
-    for (const auto& item : object_.at("sizes").items()) {
+    const JsonObject sizes = object_.child(object_.at("sizes"), "sizes", "sizes");
+    for (const auto& item : sizes.items()) {
       const std::string& axis = item.key();
       if (!has_axis(entry_.parameter_dims, axis) || axis == entry_.joined)
         throw object_.file().error(
             sizes.pointer_to(axis),
             fmt::format("\"sizes\" has {}, which is no axis of parameters, or the one that is marked",
                         printable(axis)));
-      Expression size = sizes.expression_at(axis);
+      Expression size = expression_at(sizes, axis);
       for (const std::string& key : size.keys())
         if (std::find(kModelNumbers.begin(), kModelNumbers.end(), key) == kModelNumbers.end())
           sizes.fail(axis, fmt::format("numbers and {}", fmt::join(kModelNumbers, ", ")));
@@ -229,7 +228,7 @@ class EntryReader {
     }
   }
 
-  const SpecObject& object_;
+  const JsonObject& object_;
   const std::vector<std::string>& versions_;
   Scheme::Entry entry_;
 };
@@ -300,7 +299,7 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
   return own;
 }
 
-Scheme parse_scheme(const SpecObject& object) {
+Scheme parse_scheme(const JsonObject& object) {
   object.validate_keys({"program", "versions", "families", "of_ranks", "keeps_others", "states", "entries"});
   Scheme scheme;
   scheme.program = object.string_at("program");
@@ -321,13 +320,9 @@ Scheme parse_scheme(const SpecObject& object) {
       object.fail("states", "words and behind them {state}.{entry}, such as \"optimizer.state.{state}.{entry}\"");
     scheme.before_state = words;
   }
-  std::size_t i = 0;
-  for (const Json& item : object.array_at("entries")) {
-    const SpecObject entry(item, object.file(), fmt::format("{}/{}", object.pointer_to("entries"), i),
-                           fmt::format("entries[{}]", i));
+  for (const JsonObject& entry : object.objects_at("entries")) {
     scheme.entries.push_back(EntryReader(entry, scheme.versions).read());
     if (!scheme.is_of_ranks && !scheme.entries.back().constants.empty()) entry.fail("values", "no such key");
-    ++i;
   }
   return scheme;
 }
@@ -338,9 +333,8 @@ const std::vector<std::shared_ptr<const Scheme>>& builtin_schemes() {
     for (const BuiltinFile& file : kBuiltinSchemes) {
       const std::filesystem::path path = std::filesystem::path("built-in scheme") / file.name;
       const LocatedJson located = parse_located_json(std::string(file.json), path);
-      const DescriptionFile description{path,
-                                        [&](const std::string& pointer) { return located.places.line_of(pointer); }};
-      schemes.push_back(std::make_shared<const Scheme>(parse_scheme(SpecObject(located.json, description, "", ""))));
+      const JsonFile description{path, [&](const std::string& pointer) { return located.places.line_of(pointer); }};
+      schemes.push_back(std::make_shared<const Scheme>(parse_scheme(JsonObject(located.json, description))));
     }
     return schemes;
   }();

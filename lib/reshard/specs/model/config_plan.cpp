@@ -83,8 +83,7 @@ ConfigPlan::ConfigPlan(const ModelConfig& config, const std::vector<std::string>
 }
 
 void ConfigPlan::read_plan(const char* key) {
-  const Json& plans = JsonObject(*config_.json, config_.path).object_at(key);
-  for (const auto& [module, word] : plans.items()) {
+  for (const auto& [module, word] : JsonObject(*config_.json, config_.path).object_at(key).items()) {
     const auto plan = word.is_string() ? plan_of_word(word.get_ref<const std::string&>()) : std::nullopt;
     const std::string guess =
         plan || !word.is_string() ? std::string() : nearest(word.get_ref<const std::string&>(), plan_words());
@@ -101,14 +100,14 @@ void ConfigPlan::read_plan(const char* key) {
 void ConfigPlan::read_stages() {
   const auto stages = config_.json->find(kStagesKey);
   if (stages == config_.json->end() || stages->is_null()) return;
-  const JsonObject object(JsonObject(*config_.json, config_.path).object_at(kStagesKey), config_.path, kStagesKey);
+  const JsonObject object = JsonObject(*config_.json, config_.path).object_at(kStagesKey);
   const auto ends_of = [&](const std::string& module) {
     const Json& ends = object.array_at(module);
     if (ends.size() != 2) object.fail(module, "two lists: what the module takes, and what it gives");
     return std::pair(names_in(ends[0]), names_in(ends[1]));
   };
   const std::vector<std::string> given = ends_of(layers_).second;
-  for (const auto& item : config_.json->at(kStagesKey).items()) {
+  for (const auto& item : object.items()) {
     const std::vector<std::string> taken = ends_of(item.key()).first;
     behind_layers_[item.key()] = std::any_of(taken.begin(), taken.end(), [&](const std::string& name) {
       return std::find(given.begin(), given.end(), name) != given.end();

@@ -197,7 +197,8 @@ std::vector<const Json*> groups_of(const Json& config, const std::filesystem::pa
   for (const auto& item : object.object_at("config_groups").items()) {
     const JsonObject group(item.value(), path, "config_groups");
     if (!group.has("weights") || item.value().at("weights").is_null()) continue;  // activations alone
-    const Json& weights = group.object_at("weights");
+    group.object_at("weights");
+    const Json& weights = group.at("weights");
     const auto says_the_same = [&](const Json* other) {
       return other->at("weights") == weights && other->value("format", Json()) == item.value().value("format", Json());
     };

@@ -28,30 +28,27 @@ Value first_match(const std::vector<std::pair<std::string, Value>>& patterns, co
   return fallback;
 }
 
-std::uint64_t rank_value(const OrderedJson& json, const std::string& key, const fs::path& path) {
-  if (!json.is_number_unsigned() || json.get<std::uint64_t>() == 0 || json.get<std::uint64_t>() > kMaxRank)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("\"{}\" is {}, expected a rank from 1 to {}", printable(key), brief(Json(json)), kMaxRank))
-        .in(path);
-  return json.get<std::uint64_t>();
+std::uint64_t rank_at(const JsonObject& object, const std::string& key) {
+  const Json& value = object.at(key);
+  if (!value.is_number_unsigned() || value == 0u || value > kMaxRank)
+    object.fail(key, fmt::format("a rank from 1 to {}", kMaxRank));
+  return value.get<std::uint64_t>();
 }
 
-double alpha_value(const OrderedJson& json, const std::string& key, const fs::path& path) {
-  if (!json.is_number() || !std::isfinite(json.get<double>()))
-    throw Error(ErrorKind::kBadInput, fmt::format("\"{}\" is {}, expected a number", printable(key), brief(Json(json))))
-        .in(path);
-  return json.get<double>();
+double alpha_at(const JsonObject& object, const std::string& key) {
+  const Json& value = object.at(key);
+  if (!value.is_number() || !std::isfinite(value.get<double>())) object.fail(key, "a number");
+  return value.get<double>();
 }
 
-/// The members of an object that may be absent or null.
-template <typename Read>
-void read_patterns(const OrderedJson& json, const char* key, const fs::path& path, Read&& read) {
-  const auto found = json.find(key);
-  if (found == json.end() || found->is_null()) return;
-  if (!found->is_object())
-    throw Error(ErrorKind::kBadInput, fmt::format("\"{}\" is {}, expected an object", key, brief(Json(*found))))
-        .in(path);
-  for (const auto& [pattern, value] : found->items()) read(pattern, value);
+/// The members of an object that may be absent or null, in the order of the text, in which patterns are tried.
+template <typename ValueAt, typename Value>
+void read_patterns(const JsonObject& object, const OrderedJson& ordered, const char* key, const ValueAt& value_at,
+                   std::vector<std::pair<std::string, Value>>& patterns) {
+  if (!object.has(key) || object.at(key).is_null()) return;
+  object.object_at(key);  // which proves that it is one
+  const JsonObject members = object.child(object.at(key), {}, key);
+  for (const auto& item : ordered.at(key).items()) patterns.emplace_back(item.key(), value_at(members, item.key()));
 }
 
 FusedLayer fused_layer(const ModuleSpecs& module, const TransformationSpec& spec) {
@@ -119,28 +116,18 @@ AdapterConfig parse_adapter_config(std::string text, const fs::path& path) {
   config.text = std::move(text);
   const Json parsed = parse_json(config.text, path, JsonDialect::kPython);
   const JsonObject object(parsed, path);
-  const OrderedJson json =
-      parse_ordered_json(config.text, path, JsonDialect::kPython);  // patterns are tried in their order
+  const OrderedJson ordered = parse_ordered_json(config.text, path, JsonDialect::kPython);
   const Json peft_type = object.has("peft_type") ? object.at("peft_type") : Json("LORA");
   if (peft_type != "LORA" && peft_type != "lora")
     throw Error(ErrorKind::kUnsupported, "is of a " + brief(peft_type) + " adapter; only LORA is known").in(path);
-  if (object.has("r")) config.r = rank_value(json.at("r"), "r", path);
-  if (object.has("lora_alpha")) config.lora_alpha = alpha_value(json.at("lora_alpha"), "lora_alpha", path);
+  if (object.has("r")) config.r = rank_at(object, "r");
+  if (object.has("lora_alpha")) config.lora_alpha = alpha_at(object, "lora_alpha");
   if (object.has("use_rslora")) config.use_rslora = object.bool_at("use_rslora");
-  read_patterns(json, "rank_pattern", path, [&](const std::string& key, const OrderedJson& value) {
-    config.rank_pattern.emplace_back(key, rank_value(value, key, path));
-  });
-  read_patterns(json, "alpha_pattern", path, [&](const std::string& key, const OrderedJson& value) {
-    config.alpha_pattern.emplace_back(key, alpha_value(value, key, path));
-  });
+  read_patterns(object, ordered, "rank_pattern", rank_at, config.rank_pattern);
+  read_patterns(object, ordered, "alpha_pattern", alpha_at, config.alpha_pattern);
   for (const auto& [key, names] : {std::pair("modules_to_save", &config.modules_to_save),
-                                   std::pair("target_parameters", &config.target_parameters)}) {
-    if (!object.has(key) || object.at(key).is_null()) continue;
-    for (const Json& name : object.array_at(key)) {
-      if (!name.is_string()) object.fail(key, "an array of names");
-      names->push_back(name.get<std::string>());
-    }
-  }
+                                   std::pair("target_parameters", &config.target_parameters)})
+    if (object.has(key) && !object.at(key).is_null()) *names = object.strings_at(key, "an array of names");
   return config;
 }
 

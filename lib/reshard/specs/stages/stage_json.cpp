@@ -37,12 +37,12 @@ std::uint32_t tp_size_at(const JsonObject& object) {
 }
 
 /// Empty where there are no adapters. Old files do not speak of them at all.
-std::string peft_type_at(const JsonObject& object, const fs::path& path) {
+std::string peft_type_at(const JsonObject& object) {
   if (!object.has("peft_type") || object.at("peft_type").is_null()) return {};
   if (object.at("peft_type") != kLoraPeftType)
     throw Error(ErrorKind::kUnsupported, "describes adapters (peft_type " + brief(object.at("peft_type")) +
                                              "), of which only those of \"lora\" are known")
-        .in(path);
+        .in(object.file().path);
   return kLoraPeftType;
 }
 
@@ -54,7 +54,7 @@ Json peft_type_json(const std::string& peft_type) {
 std::vector<PackedPart> read_packed(const JsonObject& object, std::uint32_t tp, const fs::path& path) {
   std::vector<PackedPart> packed;
   for (const Json& item : object.array_at("packed")) {
-    const JsonObject part(item, path, "packed");
+    const JsonObject part = object.child(item, "packed", "packed");
     packed.push_back({bounded_at(part, "size", 1, kMaxPackedSize), part.bool_at("replicated")});
     if (!packed.back().replicated && packed.back().size % tp != 0)
       throw Error(ErrorKind::kBadInput,
@@ -119,14 +119,9 @@ FusedLinearsSpec read_fused(const JsonObject& object, const fs::path& path) {
   spec.bias = object.bool_at("bias");
   spec.fuse_axis = read_fuse_axis(object);
   spec.tp_size = tp_size_at(object);
-  for (const Json& name : object.array_at("linear_names")) {
-    if (!name.is_string()) object.fail("linear_names", "an array of strings");
-    spec.linear_names.push_back(validate_name(name.get<std::string>(), path));
-  }
-  for (const Json& dim : object.array_at("original_dims")) {
-    if (!dim.is_number_unsigned()) object.fail("original_dims", "an array of sizes");
-    spec.original_dims.push_back(dim.get<std::uint64_t>());
-  }
+  spec.linear_names = object.strings_at("linear_names");
+  for (const std::string& name : spec.linear_names) validate_name(name, path);
+  spec.original_dims = object.sizes_at("original_dims", "an array of sizes");
   if (spec.linear_names.empty() || spec.linear_names.size() != spec.original_dims.size())
     throw Error(ErrorKind::kBadInput,
                 fmt::format("the fused linear {} has {} linear_names and {} original_dims",
@@ -142,7 +137,7 @@ FusedLinearsSpec read_fused(const JsonObject& object, const fs::path& path) {
     throw Error(ErrorKind::kUnsupported,
                 "the linear " + printable(spec.fused_linear_name) + " is fused along rows and has a bias")
         .in(path);
-  spec.peft_type = peft_type_at(object, path);
+  spec.peft_type = peft_type_at(object);
   return spec;
 }
 
@@ -178,7 +173,7 @@ GQAQKVColumnParallelLinearSpec read_gqa(const JsonObject& object, const fs::path
                             printable(spec.gqa_qkv_projection_name), heads_per_rank, query_rows, spec.slots_per_rank(),
                             spec.kv_output_size_per_partition))
         .in(path);
-  spec.peft_type = peft_type_at(object, path);
+  spec.peft_type = peft_type_at(object);
   return spec;
 }
 
