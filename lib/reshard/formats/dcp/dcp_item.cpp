@@ -210,20 +210,13 @@ TensorEntry DcpFile::read_zip(const Source& item, const DcpTensor& tensor, const
   const TorchFile file = read_torch_file(item, path_);
   if (!file.is_tensor(file.pickle().root()))
     throw Error(ErrorKind::kBadInput, where + " is " + file.pickle().describe(file.pickle().root()) + ", no tensor");
-  TorchTensor found = file.tensor(file.pickle().root(), tensor.name);
+  const TorchTensor found = file.tensor(file.pickle().root(), tensor.name);
   validate_same(tensor, chunk, found.dtype, found.shape);
   // torch stores each element of a chunk: what makes many of one is not its own.
-  const std::uint64_t bytes = *num_bytes(found.dtype, found.shape);
-  if (bytes > item.size_bytes())
+  if (found.size_bytes > item.size_bytes())
     throw Error(ErrorKind::kBadInput,
-                fmt::format("{} has {} bytes for elements of {}", where, item.size_bytes(), bytes));
-  return {tensor.name,
-          found.dtype,
-          std::move(found.shape),
-          found.offset_bytes,
-          *num_bytes(found.dtype, chunk.box.size),
-          0,
-          std::move(found.strides)};
+                fmt::format("{} has {} bytes for elements of {}", where, item.size_bytes(), found.size_bytes));
+  return found;
 }
 
 TensorEntry DcpFile::find_in_bucket(const DcpTensor& tensor, const DcpChunk& chunk) const {

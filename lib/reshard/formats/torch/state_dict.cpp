@@ -237,7 +237,7 @@ bool is_xser_reference(const Pickle& pickle, PickleRef node) {
 
 void StorageUse::add(const TorchTensor& tensor) {
   const std::uint64_t elem_bytes = bits(tensor.dtype) / 8;
-  std::uint64_t span_bytes = num_bytes(tensor.dtype, tensor.shape).value_or(0);
+  std::uint64_t span_bytes = tensor.size_bytes;
   if (!tensor.strides.empty()) {
     span_bytes = elem_bytes;
     for (std::size_t dim = 0; dim < tensor.shape.size(); ++dim)
@@ -281,7 +281,7 @@ Container read_torch(const Source& source, const std::filesystem::path& path) {
       path, file.size_bytes(), {}, file.metadata(), std::move(state_dict.warnings), {{path, file.size_bytes()}}};
   for (auto& entry : state_dict.descriptions) container.metadata.push_back(std::move(entry));
   StorageUse use;
-  for (auto& [name, node] : state_dict.values) {
+  for (const auto& [name, node] : state_dict.values) {
     if (is_xser_reference(pickle, node))
       throw Error(ErrorKind::kBadInput, "is not in this file, which only refers to it (xser)")
           .in(path)
@@ -289,10 +289,7 @@ Container read_torch(const Source& source, const std::filesystem::path& path) {
           .hint("the folder " + xser_tensors_folder(path).filename().string() + " belongs beside the file");
     TorchTensor tensor = file.tensor(node, name);
     use.add(tensor);
-    container.tensors.push_back(
-        {std::move(name), tensor.dtype, std::move(tensor.shape), tensor.offset_bytes, 0, 0, std::move(tensor.strides)});
-    TensorEntry& entry = container.tensors.back();
-    entry.size_bytes = *num_bytes(entry.dtype, entry.shape);
+    container.tensors.push_back(std::move(tensor));
   }
   use.finish(file);
   use.warn(container.warnings);

@@ -46,7 +46,7 @@ class TorchFile {
   /// Whether Python would make a tensor of `node`, of a kind that is understood here or not.
   bool is_tensor(PickleRef node) const;
 
-  /// The tensor that `node` stands for; `name` is for errors.
+  /// The tensor that `node` stands for.
   /// \throws Error kBadInput if it contradicts itself or does not lie inside its storage; kUnsupported if it is sparse,
   ///         quantised, of a dtype that safetensors lacks, a conjugate view or a subclass with a format of its own.
   TorchTensor tensor(PickleRef node, const std::string& name) const;

@@ -170,6 +170,7 @@ void TensorReader::place(TorchTensor& tensor, std::uint64_t offset_elems, const 
   const TorchStorage& storage = file_.storages()[tensor.storage];
   tensor.offset_bytes = storage.offset_bytes;
   const auto total_bytes = num_bytes(tensor.dtype, tensor.shape);
+  tensor.size_bytes = total_bytes.value_or(0);
   if (!total_bytes)
     throw bad("the shape " + to_string(tensor.shape) + " of " + std::string(name(tensor.dtype)) + " overflows 64 bits");
   if (*total_bytes == 0) {  // its strides and offset mean nothing
@@ -213,8 +214,11 @@ TorchTensor TensorReader::read(PickleRef node) const {
   const auto id = read_storage_id(pickle_, args[0], file_.path(), name_);
   if (!id) throw bad("has the source of a module in the place of a storage");
 
-  TorchTensor tensor{dtype_of(v3 ? dtype_name(args[6]) : id->element->torch_name), dims(args[2], "size"),
-                     dims(args[3], "stride"), 0, 0};
+  TorchTensor tensor;
+  tensor.name = name_;
+  tensor.dtype = dtype_of(v3 ? dtype_name(args[6]) : id->element->torch_name);
+  tensor.shape = dims(args[2], "size");
+  tensor.strides = dims(args[3], "stride");
   if (!rebuild.declared_dtype.empty() && rebuild.declared_dtype != describe(tensor.dtype).torch_name)
     throw unsupported("is saved as " + std::string(describe(tensor.dtype).torch_name) + ", to become " +
                       printable(rebuild.declared_dtype) + " when it is loaded");

@@ -39,9 +39,7 @@ Container read_container_of(Files& files, const fs::path& path, Reading reading)
   XserTensors tensors(files, file, {path, file.size_bytes(), stamp});
   for (const auto& [name, node] : state_dict.values) {
     if (!is_xser_reference(pickle, node)) {  // what was not on the device is in the reference file itself
-      const TorchTensor tensor = file.tensor(node, name);
-      container.tensors.push_back({name, tensor.dtype, tensor.shape, tensor.offset_bytes,
-                                   *num_bytes(tensor.dtype, tensor.shape), 0, tensor.strides});
+      container.tensors.push_back(file.tensor(node, name));
       continue;
     }
     container.tensors.push_back(reading == Reading::kFiles ? tensors.read(node, name) : tensors.described(node, name));

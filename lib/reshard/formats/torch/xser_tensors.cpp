@@ -164,17 +164,12 @@ TensorEntry XserTensors::open(std::uint64_t tid, const std::string& name) {
         .tensor(name)
         .hint("folders of ranks were swapped or mixed: " + xser_tensors_folder(file_.path()).filename().string() +
               " belongs to the file beside it");
-  const TorchTensor tensor = file.tensor(file.pickle().root(), name);
+  TorchTensor tensor = file.tensor(file.pickle().root(), name);
   storage_->use.add(tensor);
   storage_->use.finish(file);
   opened_.push_back({path, file.size_bytes(), stamp});
-  return {name,
-          tensor.dtype,
-          tensor.shape,
-          tensor.offset_bytes,
-          *num_bytes(tensor.dtype, tensor.shape),
-          static_cast<std::uint32_t>(opened_.size() - 1),
-          tensor.strides};
+  tensor.file = static_cast<std::uint32_t>(opened_.size() - 1);
+  return tensor;
 }
 
 void XserTensors::warn(std::vector<std::string>& warnings) const {

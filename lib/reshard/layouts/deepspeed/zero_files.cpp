@@ -64,13 +64,7 @@ class ZeroReader {
     return static_cast<std::uint64_t>(pickle_.integer(node));
   }
 
-  TensorEntry tensor(PickleRef node, std::string name) const {
-    TorchTensor found = file_.tensor(node, name);
-    const auto bytes = num_bytes(found.dtype, found.shape);
-    if (!bytes) throw bad("its bytes overflow 64 bits").tensor(std::move(name));
-    return {std::move(name), found.dtype, std::move(found.shape),  found.offset_bytes,
-            *bytes,          0,           std::move(found.strides)};
-  }
+  TensorEntry tensor(PickleRef node, const std::string& name) const { return file_.tensor(node, name); }
 
   /// The tensors of a state dict; what is none is left out.
   std::vector<TensorEntry> tensors(PickleRef node, std::string_view key) {

@@ -40,7 +40,7 @@ class TensorParts {
     const PickleRef wrapped = distributed(node);
     if (wrapped == kNoNode) {
       DistributedTensor tensor{name_, DistributedTensor::Kind::kWhole, DType::kF32, {}, {}, {}, {}, {}, {}};
-      tensor.local.push_back(local(node));
+      tensor.local.push_back(file_.tensor(node, name_));
       tensor.dtype = tensor.local[0].dtype;
       tensor.shape = tensor.local[0].shape;
       return tensor;
@@ -110,12 +110,6 @@ class TensorParts {
     return *size;
   }
 
-  TensorEntry local(PickleRef node) const {
-    TorchTensor found = file_.tensor(node, name_);
-    const std::uint64_t bytes = *num_bytes(found.dtype, found.shape);
-    return {name_, found.dtype, std::move(found.shape), found.offset_bytes, bytes, 0, std::move(found.strides)};
-  }
-
   DistributedTensor dtensor(PickleRef state) const;
   DistributedTensor sharded(PickleRef state) const;
   void read_mesh(PickleRef mesh, DistributedTensor& tensor) const;
@@ -132,7 +126,7 @@ class TensorParts {
 
 DistributedTensor TensorParts::dtensor(PickleRef state) const {
   DistributedTensor tensor{name_, DistributedTensor::Kind::kDTensor, DType::kF32, {}, {}, {}, {}, {}, {}};
-  tensor.local.push_back(local(need(state, "_local_tensor")));
+  tensor.local.push_back(file_.tensor(need(state, "_local_tensor"), name_));
   tensor.dtype = tensor.local[0].dtype;
   const PickleRef spec = pickle_.state(need(state, "_spec"));
   read_mesh(need(spec, "mesh"), tensor);
@@ -239,7 +233,7 @@ DistributedTensor TensorParts::sharded(PickleRef state) const {
   for (const PickleRef shard : pickle_.items(parts[0])) {
     if (++shared_.parts > pickle_.num_nodes()) throw bad("holds the same shards many times over");
     const PickleRef fields = pickle_.state(shard);
-    tensor.local.push_back(local(need(fields, "tensor")));
+    tensor.local.push_back(file_.tensor(need(fields, "tensor"), name_));
     const PickleRef place = pickle_.state(need(fields, "metadata"));
     tensor.begins.push_back(size(field(place, "shard_offsets"), "shard's offsets"));
     if (size(field(place, "shard_sizes"), "shard's sizes") != tensor.local.back().shape)

@@ -235,11 +235,7 @@ class OptimizerReader {
   bool is_tensor(PickleRef node) const { return is_xser_reference(pickle_, node) || torch_.is_tensor(node); }
 
   TensorEntry tensor(PickleRef node, const std::string& name) {
-    if (is_xser_reference(pickle_, node)) return tensors_.read(node, name);
-    TorchTensor found = torch_.tensor(node, name);
-    const auto bytes = num_bytes(found.dtype, found.shape);
-    if (!bytes) throw bad("its bytes overflow 64 bits").tensor(name);
-    return {name, found.dtype, std::move(found.shape), found.offset_bytes, *bytes, 0, std::move(found.strides)};
+    return is_xser_reference(pickle_, node) ? tensors_.read(node, name) : torch_.tensor(node, name);
   }
 
   void read_shapes() {
