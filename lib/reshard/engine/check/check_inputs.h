@@ -16,25 +16,25 @@ namespace reshard {
 /// The SHA-256 that a file should have.
 struct ExpectedDigest {
   Sha256Digest digest{};
-  std::filesystem::path from;  // the file that says it, or the blob whose name it is
+  std::filesystem::path from;  // the file that records the digest, or the blob that is named after it
 };
 
-/// What is known of each file: from a SHA256SUMS beside it or in one of the two directories above; from the Hugging Face
-/// cache, where it is a link to a blob that has the digest of large files as its name; from the
-/// `.cache/huggingface/download` of a downloaded directory (the file's own, or one of the two above), in whose
-/// NAME.metadata the second line is that digest (huggingface_hub, file_download.py and _local_folder.py).
+/// Returns the recorded SHA-256 of each file, or std::nullopt if none is found. Sources, in this order: a SHA256SUMS
+/// next to the file or up to two directories above; the name of the blob in the Hugging Face cache that the file links
+/// to; the second line of NAME.metadata in the `.cache/huggingface/download` of a downloaded directory (the file's
+/// directory or up to two above). See file_download.py and _local_folder.py of huggingface_hub.
 /// \throws Error kBadInput for a SHA256SUMS that lists one of the files with two digests.
 std::vector<std::optional<ExpectedDigest>> expected_digests(Files& files,
                                                             const std::vector<std::filesystem::path>& paths);
 
-/// Reads all files of a job's source of which a digest is known, by all ranks together; RunOptions::progress counts
-/// these bytes. Of tensor files without one, which torch.save wrote, reads what has a CRC-32 instead: that finds damage, but not a
-/// file that was replaced.
-/// \param against  a directory that says more, and before all others, of files of the same relative paths: as git-lfs
-/// pointers, such as a clone without the files has them, or in a SHA256SUMS.
-/// \returns the digests of these: of all files of tensors, and of some others.
-/// \throws AgreedError (alone Error) kBadInput naming the first file that has another digest or a zip entry with another
-/// CRC-32, or the first tensor file with neither; what Together::step throws.
+/// Reads the files of a job's source that have a recorded SHA-256, distributed over all ranks; RunOptions::progress
+/// counts these bytes. For tensor files without one that torch.save wrote, checks the CRC-32s of their zip entries
+/// instead. This detects damage, but not a replaced file.
+/// \param against  a directory whose digests take precedence: git-lfs pointers at the same relative paths, as in a
+/// clone without the large files, or SHA256SUMS.
+/// \returns the digests of the files that have a SHA-256.
+/// \throws AgreedError (in a single process, Error) kBadInput naming the first file with another digest, the first with
+/// a zip entry of another CRC-32, or the first tensor file with neither; what Together::step throws.
 std::map<std::filesystem::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& options,
                                                            Together& together,
                                                            const std::filesystem::path& against = {});

@@ -9,12 +9,12 @@
 
 namespace reshard {
 
-/// The values of the logical tensors `wanted` (indices into `map.logical`, each once), in that order. Reads each of
-/// their bytes once; the results do not depend on threads or memory.
+/// Summarizes the values of the logical tensors `wanted` (indices into `map.logical`, each once), in that order. Reads
+/// each of their bytes once; the results do not depend on threads or memory.
 /// \throws Error as run_program does.
 std::vector<ValueSummary> compute_stats(const SourceMap& map, const std::vector<std::uint32_t>& wanted,
                                         const RunOptions& options);
-/// The same by several ranks, each of which reads some of the tensors and knows all values afterwards.
+/// The same, distributed over ranks. Each rank reads some of the tensors and returns all summaries.
 /// \throws as read_together.
 std::vector<ValueSummary> compute_stats(const SourceMap& map, const std::vector<std::uint32_t>& wanted,
                                         const RunOptions& options, Together& together);
