@@ -12,35 +12,35 @@
 
 namespace reshard {
 
-/// The most that a block has where memory is no concern: it stays in the cache, and is worth a system call even when it
-/// is written to many files.
+/// Block size if memory is plentiful: fits in the CPU cache, and is worth a system call even if written to many files.
 inline constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
-/// A block of rows of a column-major matrix is many short ranges, which are longer the more rows it has.
+/// Block size for strided reads. Rows of a column-major matrix are many short ranges, which grow with the number of
+/// rows.
 inline constexpr std::uint64_t kStridedBlockBytes = std::uint64_t{32} << 20;
 
-/// How large blocks are.
+/// Maximum sizes of blocks.
 struct BlockSizes {
-  std::uint64_t bytes = kBlockBytes;                 // at most
-  std::uint64_t strided_bytes = kStridedBlockBytes;  // where a tensor is read from one in another order
-  /// At most, kPlainBuffers blocks of a tensor that is computed together with the blocks of its inputs.
+  std::uint64_t bytes = kBlockBytes;
+  std::uint64_t strided_bytes = kStridedBlockBytes;  // if a tensor is stored in another dim order
+  /// Limit for kPlainBuffers blocks of a computed tensor plus the blocks of its inputs.
   std::uint64_t computed_bytes = UINT64_MAX;
 };
 
-/// Buffers of one thread: the block, up to two for staging, one for a replica or after a cast.
+/// Number of buffers per thread: the block, up to two for staging, one for a replica or the result of a cast.
 inline constexpr std::uint64_t kPlainBuffers = 4;
 
-/// The bytes of the inputs that are read, by block, for box `box` of a tensor that is computed, and of theirs.
+/// Bytes of the inputs that are read to compute `box`, recursively; without inputs that are read whole.
 std::uint64_t input_bytes(const SourceMap& map, const Reading& reading, const Box& box);
 
-/// Blocks of a tensor that is computed are made no smaller than this to fit in memory.
+/// Lower limit to which blocks of a computed tensor shrink to fit in memory.
 inline constexpr std::uint64_t kLeastComputedBytes = std::uint64_t{16} << 10;
 
-/// The bytes of one thread's buffers for a tensor that is computed in blocks of up to `block_bytes`.
+/// Bytes of one thread's buffers for a tensor that is computed in blocks of up to `block_bytes`.
 std::uint64_t computing_bytes(const SourceMap& map, const Reading& reading, std::uint64_t block_bytes);
 
-/// The blocks of parts of a program. Each worker has a stretch, about as many bytes as the others', and
-/// walks it in order: so workers read each a file from front to back, and mostly write to different files, which a file
-/// system does at the same time. Who is done takes half of what the slowest still has to do. Thread-safe.
+/// The blocks of parts of a program. Each worker processes a stretch of about equal size in order, so it reads each
+/// file front to back, and workers mostly write to different files, which file systems do in parallel. A worker that is
+/// done takes half of the largest remaining stretch. Thread-safe.
 class BlockQueue {
  public:
   struct Item {
@@ -50,20 +50,19 @@ class BlockQueue {
     std::uint32_t unit;
   };
 
-  /// Blocks in the order of the target's files. With `leaves`, each block is a leaf of the tensor as it is written,
-  /// whatever the sizes. The maps are the program's; they and it are borrowed.
+  /// Blocks in the order of the target's files. With `leaves`, each block is a leaf of the output tensor, whatever the
+  /// sizes. Borrows the program and its maps.
   BlockQueue(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts, const BlockSizes& sizes,
              unsigned workers, bool leaves = false);
 
-  /// \returns false when there is nothing left.
+  /// \returns false if no blocks are left.
   /// \throws Error kUnsupported if even the smallest block of whole bytes of a tensor is too large.
   bool next(unsigned worker, Item& item);
-  /// Adds parts for a worker that has nothing left.
+  /// Adds parts for a worker that has no blocks left.
   void add(unsigned worker, const std::vector<Part>& parts);
 
  private:
-  /// Blocks from one place up to another; each place is a part and a block of it. A place has as its block 0 and not
-  /// the count of the part before.
+  /// A position: a block of a part. The end of a part is represented as block 0 of the next one.
   struct Place {
     std::size_t part = 0;
     std::uint64_t block = 0;

@@ -16,19 +16,19 @@ class BlockWriter {
  public:
   BlockWriter(RunState& shared, Buffers& buffers) : shared_(shared), buffers_(buffers) {}
 
-  /// The file offset that byte 0 of the block goes with, where one of the groups is written from it as it is.
+  /// File offset that corresponds to byte 0 of the block, if a group is written from it directly.
   std::optional<std::uint64_t> place_written_to(std::span<const Group> groups) const;
 
-  /// Writes the groups' parts of a block: each in one call where it makes one range of its file.
-  /// \returns their bytes.
+  /// Writes the block's bytes of each group; in one call if they form one range of the file.
+  /// \returns the bytes written.
   /// \throws Error kNoSpace or kIo.
   std::uint64_t store(std::span<const Group> groups, std::span<const std::byte> block);
 
-  /// What was written since the last call, for a UnitLedger.
+  /// Returns what was written since the last call, for a UnitLedger.
   UnitReport take_noted() { return std::exchange(noted_, {}); }
 
-  /// Has the file system copy the group, one run, from a range of a file. \returns false where that does not pay or
-  /// cannot be.
+  /// Lets the file system copy a group that is one run from a range of a file. \returns false if this is impossible or
+  /// slower.
   bool copy(const Group& group, const Source& source, std::uint64_t source_offset_bytes);
 
  private:

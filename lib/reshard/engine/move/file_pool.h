@@ -10,17 +10,16 @@
 
 namespace reshard {
 
-/// Keeps at most `capacity` files of a larger set open, the ones used last. A file in use (by a thread's block, a
-/// write-back on its way) stays alive until its last user lets go, beside those. Thread-safe.
+/// Keeps the `capacity` most recently used files of a larger set open. A file still in use, by a thread's block or a
+/// pending write-back, stays open beyond that until its last user releases it. Thread-safe.
 template <typename File>
 class FilePool {
  public:
-  /// `last_word` is called with each file before it is closed, in whichever thread let go of it last; it does not
-  /// throw.
+  /// `last_word` is called with each file before it is closed, on the thread that releases it last. It must not throw.
   explicit FilePool(std::size_t capacity, std::function<void(File&)> last_word = {})
       : capacity_(capacity), last_word_(std::move(last_word)) {}
 
-  /// File `id`, opened with `open()` (returning a unique_ptr<File>) if it is not open already.
+  /// Returns file `id`. Opens it with `open()` (returning a unique_ptr<File>) if it is not open.
   template <typename Open>
   std::shared_ptr<File> get(std::uint32_t id, Open&& open) {
     std::unique_lock lock(mutex_);
@@ -39,11 +38,11 @@ class FilePool {
     const std::shared_ptr<File> dropped = std::move(entries_.back().file);
     by_id_.erase(entries_.back().id);
     entries_.pop_back();
-    lock.unlock();  // the last word may take its time
+    lock.unlock();  // last_word_ may block
     return file;
   }
 
-  /// Lets go of all.
+  /// Releases all files.
   void clear() {
     const std::lock_guard lock(mutex_);
     by_id_.clear();

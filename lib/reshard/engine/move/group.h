@@ -11,23 +11,23 @@
 
 namespace reshard {
 
-/// A box of a tensor in memory. `order` lists its dims from the outermost to the innermost; empty for C order.
+/// A box of a tensor in memory. `order` lists its dims from outermost to innermost; empty for C order.
 struct Block {
   Block() = default;
   explicit Block(Box a_box, Dims an_order = {}) : box(std::move(a_box)), order(std::move(an_order)) {}
 
-  /// The index in the tensor of the block's element `elem`, counted in the order of memory.
+  /// Index in the tensor of the block's element `elem`, counted in memory order.
   Dims index_of(std::uint64_t elem) const;
 
   Box box;
   Dims order;
 };
 
-/// The part of one stored tensor that a block needs or feeds. In `runs`, a is the stored tensor and b the block.
+/// The bytes of one stored tensor that a block reads or writes. In `runs`, a is the stored tensor and b the block.
 struct Group {
   std::uint32_t stored = 0;
   std::vector<Runs> runs;
-  std::uint64_t begin_bytes = 0;  // the range of the stored tensor that contains all of them
+  std::uint64_t begin_bytes = 0;  // range of the stored tensor that contains all runs
   std::uint64_t end_bytes = 0;
   std::uint64_t total_bytes = 0;
 
@@ -35,8 +35,8 @@ struct Group {
   bool is_one_run() const { return runs.size() == 1 && runs.front().loops.empty(); }
 };
 
-/// The part of each stored tensor in `pieces` that `block`, a box of `tensor`, needs or feeds. Stored tensors that have
-/// nothing in common with it are left out. `pieces` are grouped by stored tensor.
+/// Returns one group for each stored tensor in `pieces` that intersects `block`, a box of `tensor`. `pieces` are
+/// grouped by stored tensor.
 std::vector<Group> groups_of(const TensorMap& map, std::span<const Piece> pieces, const LogicalTensor& tensor,
                              const Block& block);
 std::vector<Group> groups_of(const TensorMap& map, std::span<const Check> checks, const LogicalTensor& tensor,

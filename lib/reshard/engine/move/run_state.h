@@ -24,8 +24,8 @@
 
 namespace reshard {
 
-/// The CRC-32s of a target's tensors, of what has been written of them so far. Parts may come in any order and from
-/// several threads. Empty where no file of the target has need of them.
+/// CRC-32s of the bytes written so far to each tensor of a target. Ranges may be added in any order and by several
+/// threads. Empty if no file of the target needs CRCs.
 class Checksums {
  public:
   explicit Checksums(const TargetMap* target) {
@@ -35,8 +35,8 @@ class Checksums {
 
   bool wanted() const { return !crcs_.empty(); }
 
-  /// Adds `bytes`, which are written to a stored tensor from its byte `begin_bytes` on.
-  /// \returns what that adds to the CRC; 0 where none is wanted.
+  /// Adds `bytes` bytes written to a stored tensor at byte `begin_bytes`.
+  /// \returns their contribution to the CRC; 0 if no CRC is needed.
   std::uint32_t add(const TargetMap& target, std::uint32_t stored, std::uint64_t begin_bytes, std::uint64_t bytes,
                     std::span<const std::span<const std::byte>> parts) {
     const StoredTensor& tensor = target.stored[stored];
@@ -54,34 +54,34 @@ class Checksums {
   std::vector<std::atomic<std::uint32_t>> crcs_;
 };
 
-/// How many files each pool of a run keeps open: an eighth of what the process may have, at most 256. There are three
-/// pools; what is on its way to the disk keeps about as many.
+/// Number of files that each pool of a run keeps open: an eighth of the process's limit, at most 256. A run has three
+/// pools, and pending write-backs keep about as many files open.
 std::size_t open_files();
 
-/// A file of a source in `files` is still the one that the map is about.
+/// Validates that a source file in `files` is still the one in the map.
 /// \throws Error kIo.
 void validate_unchanged(Files& files, const SourceFile& file);
 
-/// A tensor that a recipe reads whole (Recipe::Access::kWhole).
+/// An input that a recipe reads whole (Recipe::Access::kWhole).
 struct KeptInput {
   std::once_flag read;
-  std::vector<std::byte> bytes;  // once it is read
+  std::vector<std::byte> bytes;  // set once `read` is done
 };
 
-/// What all threads of a run, or of a share of it, have in common.
+/// State shared by all threads of a run or of one of its shares.
 struct RunState {
   RunState(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
            const std::filesystem::path& target_root, const RunOptions& options, const BlockVisitor& visitor,
            unsigned threads, const BlockSizes& blocks);
 
-  /// Keeps the first of several failures, and has all threads stop.
+  /// Records the first of several failures and stops all threads.
   void fail(std::exception_ptr why);
 
-  /// Gives a worker that has nothing left a further lot, or waits a moment for one. \returns false when none will come.
+  /// Gives an idle worker another lot, or waits briefly for one. \returns false if there will be no more.
   /// \throws Error kInterrupted.
   bool add_lot(unsigned worker);
 
-  /// File `file` of a map, from its pool.
+  /// Opens file `file` of a map through its pool.
   /// \throws Error kBadInput or kIo.
   std::shared_ptr<Source> open(const SourceMap& map, FilePool<Source>& files, std::uint32_t file) const;
 
@@ -93,36 +93,36 @@ struct RunState {
   unsigned threads;
   BlockQueue queue;
   std::atomic<bool> failed{false};   // or interrupted: all threads stop
-  std::atomic<bool> spoiled{false};  // failed for another reason than a signal
+  std::atomic<bool> spoiled{false};  // failed for a reason other than a signal
   std::mutex failure_mutex;
   std::exception_ptr failure;
-  /// Replicas that differ and may: index of the stored tensor, and of the logical one, of a map.
+  /// Replicas with a permitted difference: a map and its indices of the stored and the logical tensor.
   std::set<std::tuple<const SourceMap*, std::uint32_t, std::uint32_t>> divergent;
-  std::set<std::size_t> inexact;  // transfers with Findings::inexact; of `failure_mutex`, as are these
-  std::map<const Reading*, std::weak_ptr<KeptInput>> kept;  // as long as a thread computes with it
+  std::set<std::size_t> inexact;  // transfers with Findings::inexact; `failure_mutex` guards all three
+  std::map<const Reading*, std::weak_ptr<KeptInput>> kept;  // alive while a thread computes with it
   FilePool<Source> sources;
   FilePool<Source> others;  // of ProgramMaps::against
   FilePool<Sink> sinks;
   Checksums checksums;
-  std::vector<LeafDigests> digests;  // by the target's tensor; empty where none are wanted
+  std::vector<LeafDigests> digests;  // by target tensor; empty if not requested
   std::atomic<std::uint64_t> hashing_ns{0};
-  std::unique_ptr<UnitLedger> ledger;  // null if the caller wants no units
+  std::unique_ptr<UnitLedger> ledger;  // null if no units are reported
   WriteBack write_back;
   std::vector<std::atomic<bool>> written;    // whether anything was written to each target file
   std::atomic<std::uint64_t> done_bytes{0};  // see Progress
 };
 
-/// Of single elements that lie near each other in a file, so much is read at once.
+/// Bytes read at once for single elements that are close to each other in a file.
 inline constexpr std::uint64_t kReadAheadBytes = std::uint64_t{256} << 10;
 
-/// One thread's memory, each at most as large as a block; `staging` up to two.
+/// One thread's memory. Each buffer is at most one block; `staging` at most two.
 struct Buffers {
   Buffer block;
   Buffer staging;
   Buffer other;
   Buffer against;
-  std::deque<Buffer> inputs;      // of a tensor that is computed
-  std::vector<std::byte> window;  // of kReadAheadBytes at most
+  std::deque<Buffer> inputs;      // of a computed tensor
+  std::vector<std::byte> window;  // at most kReadAheadBytes
 };
 
 }  // namespace reshard

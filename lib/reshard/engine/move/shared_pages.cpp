@@ -18,7 +18,7 @@ struct Extent {
   std::uint32_t share;
 };
 
-/// Of each stored tensor of the target: the share that writes all of it, kSeveral or kNobody.
+/// Returns, for each stored tensor of the target, the only share that writes to it, kSeveral or kNobody.
 std::vector<std::uint32_t> writers(const ProgramMaps& maps, const Program& program,
                                    const std::vector<std::vector<Part>>& shares) {
   std::vector<std::uint32_t> of_stored(maps.target->stored.size(), kNobody);
@@ -31,7 +31,7 @@ std::vector<std::uint32_t> writers(const ProgramMaps& maps, const Program& progr
   return of_stored;
 }
 
-/// What a share writes to tensors that others write to, too.
+/// Adds the extents that a share writes to tensors with several writers.
 void add_extents_in_shared(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
                            std::uint32_t share, const std::vector<std::uint32_t>& writer_of,
                            std::vector<Extent>& extents) {
@@ -51,7 +51,7 @@ void add_extents_in_shared(const ProgramMaps& maps, const Program& program, cons
   }
 }
 
-/// Adds what single shares write, of one file: whole tensors, those of one share that follow each other as one.
+/// Adds the extents of one file's tensors with a single writer; adjacent tensors of one share are merged.
 void add_whole_extents(const TargetMap& target, std::uint32_t file, const std::vector<std::uint32_t>& writer_of,
                        std::uint64_t page_bytes, std::vector<Extent>& extents) {
   const TargetFile& tensors = target.files[file];
@@ -67,7 +67,7 @@ void add_whole_extents(const TargetMap& target, std::uint32_t file, const std::v
   }
 }
 
-/// The pages of one file in which extents of different shares lie.
+/// Returns the pages of one file that contain extents of more than one share.
 std::vector<PageRange> pages_of_several(std::vector<Extent>& extents, std::uint64_t page_bytes) {
   std::sort(extents.begin(), extents.end(),
             [](const Extent& a, const Extent& b) { return a.begin_bytes < b.begin_bytes; });
@@ -75,7 +75,7 @@ std::vector<PageRange> pages_of_several(std::vector<Extent>& extents, std::uint6
     std::uint32_t share = kNobody;
     std::uint64_t last_page = 0;
   };
-  Reach farthest, second;  // the two shares that have come farthest
+  Reach farthest, second;  // the two shares that reach farthest
   std::vector<PageRange> ranges;
   for (const Extent& extent : extents) {
     if (extent.begin_bytes == extent.end_bytes) continue;

@@ -8,8 +8,8 @@
 
 namespace reshard {
 
-/// The largest page of a file that machines keep in memory: 64 KiB, of some kernels for Arm and POWER. Smaller ones
-/// divide it.
+/// The largest page in which any machine caches files: 64 KiB, on some Arm and POWER kernels. Smaller page sizes divide
+/// it.
 inline constexpr std::uint64_t kLargestPageBytes = std::uint64_t{64} << 10;
 
 struct PageRange {
@@ -17,27 +17,27 @@ struct PageRange {
   std::uint64_t last_page = 0;
 };
 
-/// The pages of the target's files in which more than one share of a run has bytes. All ranks of a run find the same
-/// ones, since they cut the same program into the same shares.
+/// The pages of the target's files to which more than one share of a run writes. All ranks compute the same pages,
+/// since they divide the same program into the same shares.
 class SharedPages {
  public:
-  /// None.
+  /// No pages.
   SharedPages() = default;
-  /// \param shares  the parts of each share, each list in the program's order. No element is in two of them.
-  /// Takes time in proportion to the program's pieces.
+  /// \param shares  the parts of each share, in the program's order. Shares do not overlap.
+  /// Takes time proportional to the program's pieces.
   SharedPages(const ProgramMaps& maps, const Program& program, const std::vector<std::vector<Part>>& shares,
               std::uint64_t page_bytes);
 
   std::uint64_t page_bytes() const { return page_bytes_; }
-  /// Whether the page that holds this byte of target file `file` is one.
+  /// Whether the page that contains this byte of target file `file` is shared.
   bool contains(std::uint32_t file, std::uint64_t offset_bytes) const;
   bool empty() const;
-  /// Of all of them together.
+  /// Total size of all shared pages.
   std::uint64_t size_bytes() const;
 
  private:
   std::uint64_t page_bytes_ = kLargestPageBytes;
-  std::vector<std::vector<PageRange>> pages_;  // of each file, ascending; ranges do not meet
+  std::vector<std::vector<PageRange>> pages_;  // by file; ascending and disjoint
 };
 
 }  // namespace reshard

@@ -25,7 +25,7 @@ void WriteBack::wrote(std::uint32_t file, const std::shared_ptr<Sink>& sink, std
     oldest.push_back(std::move(started_.front()));
     started_.pop_front();
   }
-  lock.unlock();  // the disk takes its time, and so may a file's last word
+  lock.unlock();  // write-back and the last word of a file may block
   sink->start_writeback(written.begin_bytes, written.end_bytes - written.begin_bytes);
   for (const Started& began : oldest)
     began.sink->wait_for_writeback(began.written.begin_bytes, began.written.end_bytes - began.written.begin_bytes);

@@ -10,29 +10,29 @@
 
 namespace reshard {
 
-/// Brings what is written to disk while the run goes on, so that the flush at its end is short, and the memory that
-/// waits for the disk bounded. Thread-safe.
+/// Writes data back to disk during the run, which shortens the final flush and bounds the memory of dirty pages.
+/// Thread-safe.
 class WriteBack {
  public:
-  /// A file is begun to be written out for each so many bytes, and for fewer where all files together have more than
-  /// kUnstartedBytes that were not begun.
+  /// Write-back of a file starts after this many bytes, or earlier if all files together have more than kUnstartedBytes
+  /// not yet started.
   static constexpr std::uint64_t kStartBytes = std::uint64_t{8} << 20;
   static constexpr std::uint64_t kUnstartedBytes = std::uint64_t{256} << 20;
-  /// Of what was begun, at most so many bytes are on their way.
+  /// Limit of bytes in write-backs that have started and not been waited for.
   static constexpr std::uint64_t kOnTheWayBytes = std::uint64_t{1} << 30;
 
-  /// For so many files. At most `most_open` are kept open until what was begun of them is done.
+  /// For `files` files. Pending write-backs keep at most `most_open` files open.
   WriteBack(std::size_t files, std::size_t most_open) : most_open_(most_open), unstarted_(files) {}
 
-  /// Tells that a range of file `file` was written. May wait for the disk.
+  /// Records that a range of file `file` was written. May wait for the disk.
   void wrote(std::uint32_t file, const std::shared_ptr<Sink>& sink, std::uint64_t offset_bytes,
              std::uint64_t size_bytes);
 
-  /// Lets go of all files.
+  /// Releases all files.
   void clear();
 
  private:
-  /// What was written of a file: so many bytes in a range that may have holes.
+  /// Bytes written to a file so far; the range may have holes.
   struct Written {
     std::uint64_t begin_bytes = 0;
     std::uint64_t end_bytes = 0;
@@ -46,8 +46,8 @@ class WriteBack {
   std::size_t most_open_;
   std::mutex mutex_;
   std::uint64_t all_unstarted_bytes_ = 0;
-  std::vector<Written> unstarted_;  // of each file
-  std::deque<Started> started_;     // the oldest first
+  std::vector<Written> unstarted_;  // by file
+  std::deque<Started> started_;     // oldest first
   std::uint64_t on_the_way_bytes_ = 0;
 };
 
