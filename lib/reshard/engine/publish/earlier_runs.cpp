@@ -33,12 +33,12 @@ std::uint64_t size_of_tree(Files& files, const fs::path& directory) {
       if (entry.kind == FileKind::kFile) bytes += files.size_bytes(directory / entry.name);
     }
   } catch (const Error&) {
-    // What cannot be seen is not counted: its run may be removing it just now.
+    // Unreadable entries are not counted: their run may be removing them.
   }
   return bytes;
 }
 
-/// The lock of a dead run; null if it lives, or where that is not known (then `state` says it).
+/// Takes the lock of a dead run. Returns null if the run lives or if that is unknown, and sets `state` accordingly.
 std::unique_ptr<FileLock> take_lock(Storage& storage, const fs::path& root, EarlierRun::State& state) {
   state = EarlierRun::State::kUnknown;
   try {
@@ -51,7 +51,7 @@ std::unique_ptr<FileLock> take_lock(Storage& storage, const fs::path& root, Earl
   }
 }
 
-/// The same, and null for one that was giving outputs their names.
+/// The same, but returns null if the run died while it was publishing (State::kSwaps).
 std::unique_ptr<FileLock> lock_dead(Storage& storage, const fs::path& root, EarlierRun::State& state) {
   auto lock = take_lock(storage, root, state);
   if (!lock || !read_swap_record(storage, root)) return lock;
@@ -59,7 +59,7 @@ std::unique_ptr<FileLock> lock_dead(Storage& storage, const fs::path& root, Earl
   return nullptr;
 }
 
-/// The lock of a dead run that this program may remove; else null, and `run` says why.
+/// Takes the lock of a dead run that this program may remove. If it may not, returns null and sets the reason in `run`.
 std::unique_ptr<FileLock> lock_removable(Storage& storage, EarlierRun& run) {
   auto lock = lock_dead(storage, run.root, run.state);
   if (!lock) return nullptr;
@@ -69,11 +69,11 @@ std::unique_ptr<FileLock> lock_removable(Storage& storage, EarlierRun& run) {
   return nullptr;
 }
 
-/// A run has its lock this long after it has made its directory, unless it was killed in between.
+/// A run locks its directory within this time after creating it, unless it is killed in between.
 constexpr auto kStart = std::chrono::milliseconds(500);
 
-/// Makes the lock file of a run that was killed before it had one, or whose lock was moved away. A run that
-/// lives has one wherever the file system has locks.
+/// Creates the lock file of a run that was killed before it had one, or whose lock was moved away. A live run has one
+/// if the file system supports locks.
 void make_missing_lock(Storage& storage, const fs::path& root) {
   try {
     const auto is_locked = [&] { return storage.kind_of(root / kLockFile) != FileKind::kNone; };
@@ -86,7 +86,7 @@ void make_missing_lock(Storage& storage, const fs::path& root) {
   }
 }
 
-/// Removes what a dead run has left. \returns it; std::nullopt if it may not be removed.
+/// Removes a dead run's staging directory. \returns the run; std::nullopt if it may not be removed.
 std::optional<EarlierRun> remove_run(Storage& storage, const fs::path& root) {
   EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), JournalFound::kNone, {}};
   make_missing_lock(storage, root);
@@ -96,8 +96,8 @@ std::optional<EarlierRun> remove_run(Storage& storage, const fs::path& root) {
   return run;
 }
 
-/// The first link among the folders that contain entries of a swap; an empty path if no folder is a link. Anyone can write
-/// a record, and a link may lead anywhere.
+/// Returns the first link among the folders that contain entries of a swap, or an empty path. Anyone can write a swap
+/// record, and a link may point anywhere.
 /// \param directory  resolved.
 fs::path linked_folder(Storage& storage, const fs::path& directory, const std::vector<fs::path>& entries) {
   std::set<fs::path> seen;
@@ -109,8 +109,8 @@ fs::path linked_folder(Storage& storage, const fs::path& directory, const std::v
   return {};
 }
 
-/// Old outputs whose successors are still in `root` leave, the last first; then the new ones come.
-/// \throws Error kBadInput if something has the name of an output whose predecessor has left; kIo.
+/// Moves away old outputs whose replacements are still in `root`, last entry first; then moves the new outputs in.
+/// \throws Error kBadInput if another file has taken the name of an output that was moved away; kIo.
 void finish_swap(Storage& storage, const fs::path& root, const fs::path& output, const std::vector<fs::path>& entries) {
   Directories& directories = storage.directories();
   const auto is_there = [&](const fs::path& path) { return storage.kind_of(path) != FileKind::kNone; };
@@ -131,7 +131,7 @@ std::string removed_text(const EarlierRun& run) {
                      format_bytes(run.size_bytes));
 }
 
-/// What a run was told otherwise than this one: "was not given `dtype`"; empty where that is nothing.
+/// Describes the first option that differs between two runs: "was not given `dtype`". Empty if all are equal.
 std::string other_request(const JournalHeader& theirs, const JournalHeader& ours) {
   for (std::size_t i = 0; i < std::min(theirs.options.size(), ours.options.size()); ++i)
     if (theirs.options[i] != ours.options[i])
@@ -150,7 +150,7 @@ std::string other_request(const JournalHeader& theirs, const JournalHeader& ours
   return {};
 }
 
-/// Why a run cannot go on from another's journal.
+/// Returns the error that explains why a run cannot resume from another's journal.
 Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalHeader& ours) {
   const auto refuse = [&](ErrorKind kind, const std::string& text) {
     return std::move(Error(kind, "the run that left this " + text)
@@ -162,7 +162,7 @@ Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalH
   const bool has_a = a != theirs.sources.end(), has_b = b != ours.sources.end();
   if (has_a && has_b && a->name == b->name)
     return refuse(ErrorKind::kBadInput, fmt::format("read another {}: it was replaced or written to since", a->name));
-  // Options may change which files are read.
+  // Options may change which files are read, so they are compared before missing files are reported.
   if (const std::string text = other_request(theirs, ours); !text.empty()) return refuse(ErrorKind::kUsage, text);
   if (has_a || has_b)
     return refuse(ErrorKind::kBadInput,
@@ -170,7 +170,7 @@ Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalH
   return refuse(ErrorKind::kUsage, "had other options, or was of another version of reshard");
 }
 
-/// A journal may be anybody's.
+/// Validates the unit, since anyone can write a journal.
 /// \throws Error kBadInput.
 void validate_unit(const UnitReport& unit, const Job& job) {
   const TargetMap& target = job.target;
@@ -223,10 +223,10 @@ void remove_staging(Storage& storage, const fs::path& root, std::unique_ptr<File
     for (const DirectoryEntry& entry : storage.list(root))
       if (entry.name != kLockFile && entry.name != kMarkFile) directories.remove_tree(root / entry.name);
   } catch (const std::exception&) {
-    // Below it is tried once more.
+    // The final remove_tree tries again.
   }
-  directories.remove_tree(root / kMarkFile);  // without it only an empty directory is removed
-  directories.remove_tree(root / kLockFile);  // a network file system keeps what is open in its directory
+  directories.remove_tree(root / kMarkFile);  // a directory without a mark is removed only if it is empty
+  directories.remove_tree(root / kLockFile);  // a network file system keeps an open file in its directory
   lock.reset();
   directories.remove_tree(root);
 }
@@ -324,14 +324,14 @@ std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const 
         auto journal = read_journal(storage, root / name);
         if (!journal) continue;  // torn
         if (journal->header != header) {
-          // Others write other ranks into the same directory.
+          // Other runs write other ranks into the same directory.
           if (job.shares_directory && journal->header.sources == header.sources) continue;
           if (!why_not) why_not = mismatch(root, journal->header, header);
           continue;
         }
         if (!std::all_of(journal->fragment_files.begin(), journal->fragment_files.end(),
                          [&](const std::string& file) { return is_whole_fragments_file(storage, root / file); }))
-          continue;  // as torn
+          continue;  // treated like a torn journal
         for (const UnitReport& unit : journal->units) validate_unit(unit, job);
         for (UnitReport& unit : journal->units)
           if (known.insert(unit.unit).second) found.units.push_back(std::move(unit));

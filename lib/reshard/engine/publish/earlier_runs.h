@@ -13,67 +13,66 @@
 
 namespace reshard {
 
-/// A staging directory that a run of the same output has left, or still writes to.
+/// A staging directory of the same output, which an earlier run left or a live run is using.
 struct EarlierRun {
   enum class State {
     kDead,     // its process is gone
-    kLives,    // its process holds its lock
+    kLives,    // its process has the lock
     kUnknown,  // it has no lock file, or the file system has no locks
-    kForeign,  // no run of this user made it, or not all that it holds
-    kSwaps,    // its process is gone, and was giving outputs their names: finish_swaps
+    kForeign,  // not created by a run of this user, or contains other files
+    kSwaps,    // its process died while it was publishing; see finish_swaps
   };
   std::filesystem::path root;
   State state = State::kUnknown;
   std::uint64_t size_bytes = 0;                // of all files in it
-  JournalFound journal = JournalFound::kNone;  // of a dead run; from a whole one a run of the same job may go on
-  std::string why_foreign;                     // the end of a sentence
+  JournalFound journal = JournalFound::kNone;  // of a dead run; if whole, a run of the same job can resume from it
+  std::string why_foreign;                     // end of a sentence
 };
 
-/// All of them, by path.
+/// Returns all of them, sorted by path.
 std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job);
 
-/// Whether the run that made a staging directory lives; false where that is not known.
+/// Whether the run that created a staging directory is alive; false if unknown.
 bool run_lives(Storage& storage, const std::filesystem::path& root);
 
-/// Nothing lies in the directory of a dead run but what runs of this job make.
-/// \throws Error kBadInput naming what does.
+/// Validates that a dead run's directory contains only files that runs of this job create.
+/// \throws Error kBadInput naming the first other file.
 void validate_no_foreign_files(Files& files, const Job& job, const std::filesystem::path& root);
 
 /// Removes a staging directory, its lock last: if this process is killed meanwhile, `clean` removes the rest.
-/// \param lock  on it; may be null.
+/// \param lock  of the directory; may be null.
 void remove_staging(Storage& storage, const std::filesystem::path& root, std::unique_ptr<FileLock> lock) noexcept;
 
-/// Finishes what dead runs were doing that gave their outputs their names one by one: their new outputs, which are
-/// complete, replace the old ones. If this process is killed meanwhile, the next one goes on.
-/// \returns notes, whole sentences.
-/// \throws Error kBadInput if that cannot be done by this user, or on this file system; kIo.
+/// Completes swaps that dead runs left unfinished: replaces the old outputs by the new ones, which are complete. If
+/// this process is killed meanwhile, the next run continues.
+/// \returns notes, as whole sentences.
+/// \throws Error kBadInput if this user or file system does not permit it; kIo.
 std::vector<std::string> finish_swaps(Storage& storage, const Job& job);
 
-/// Removes those whose process is gone. Those that live, or of which that is not known, are left alone, and so is what
-/// no run has made.
-/// \returns what was removed.
+/// Removes the staging directories of dead runs. Leaves those that may be in use and those not created by a run.
+/// \returns the removed runs.
 std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job);
 
-/// Does so. \returns notes, whole sentences: what became of each.
+/// Does the same. \returns a note, a whole sentence, on each staging directory.
 std::vector<std::string> clean(Storage& storage, const Job& job);
-/// The same, once a run with `resume` has published: no run of the job can use them any more. Those of runs that write
-/// other files of the same checkpoint stay.
+/// Does the same after a run with `resume` has published, since no run of the job can use the directories any more.
+/// Keeps those of runs that write other files of the same checkpoint.
 std::vector<std::string> clean_after_resume(Storage& storage, const Job& job);
 
-/// Adds to an error's hint what dead runs have left: it may be in the way of a new one.
+/// Mentions the directories of dead runs in an error's hint, since they may be its cause.
 void hint_at_dead_runs(Error& error, Storage& storage, const Job& job);
 
-/// What a dead run has done of the job that is to go on.
+/// The completed part of a job to resume.
 struct Resumable {
   std::filesystem::path root;
-  std::unique_ptr<FileLock> lock;  // on it
-  std::vector<UnitReport> units;   // each once
+  std::unique_ptr<FileLock> lock;  // of `root`
+  std::vector<UnitReport> units;   // without duplicates
 };
 
-/// Of the dead runs that had the same sources and options, the one with the most units in its journal; nothing where no
-/// run of the output has left a journal. Torn files of a journal are left out.
-/// \throws Error where only others have: kBadInput for other sources, kUsage for other options, naming the first that
-/// differs; kUnsupported for a journal of another version.
+/// Returns the dead run with the most completed units, among those with the same sources and options; std::nullopt if
+/// no run of the output has left a journal. Ignores torn journal files.
+/// \throws Error if all journals belong to other runs: kBadInput for other sources, kUsage for other options, naming
+/// the first difference; kUnsupported for a journal of another version.
 std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const JournalHeader& header);
 
 }  // namespace reshard

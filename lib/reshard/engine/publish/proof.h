@@ -9,9 +9,9 @@
 
 namespace reshard {
 
-// The two files of `--manifest` that prove what a run has written: their texts, and their sizes before it writes.
+// The two files that `--manifest` adds as proof of what a run wrote, and their sizes before it writes.
 
-/// Every file that a job writes except these two; without digests.
+/// Returns every file that a job writes except these two, without digests.
 std::vector<Manifest::File> proved_files(const Job& job);
 
 /// The texts of kManifestFile and kSha256SumsFile.
@@ -20,12 +20,12 @@ struct Proof {
   std::string sha256sums;
 };
 /// \param fingerprint  of the run.
-/// \param digests      of each logical tensor of the target, as TensorMap::logical counts them.
-/// \param files        proved_files, with digests.
+/// \param digests      of each logical tensor of the target, in the order of TensorMap::logical.
+/// \param files        as returned by proved_files, with digests.
 Proof proof_of(const Job& job, std::string fingerprint, const std::vector<TensorDigest>& digests,
                std::vector<Manifest::File> files);
 
-/// The bytes of both, which can be known before: they do not depend on what digests say.
+/// Size of both texts. Known before the run, since it does not depend on the digests.
 std::uint64_t proof_bytes(const Job& job);
 
 }  // namespace reshard

@@ -9,21 +9,21 @@
 
 namespace reshard {
 
-/// A file in a staging directory (publish.h), from which it is known as one of this program. The lock file is another and
-/// empty, so that nothing is lost with it.
+/// A file that identifies a staging directory (publish.h) of this program. Separate from the lock file, which is empty
+/// so that nothing is lost with it.
 inline constexpr std::string_view kMarkFile = ".mark";
 
-/// The text of kMarkFile: that this program made the directory, and the paths of all outputs of the job.
+/// Text of kMarkFile: states that this program created the directory, and lists the paths of all outputs of the job.
 std::string staging_mark(const Job& job);
 
-/// Whether a directory has the mark of exactly this job.
+/// Whether a directory has the mark of this job.
 bool has_mark_of(Storage& storage, const std::filesystem::path& root, const Job& job);
 
-/// Why a directory is none that a run of this user has made, as the end of a sentence; empty if it is.
+/// Why a directory was not created by a run of this user, as the end of a sentence; empty if it was.
 std::string why_not_ours(Storage& storage, const std::filesystem::path& root);
 
-/// The same, and why there is more in it, at any depth, than runs have put there. A directory without a mark may contain
-/// an empty lock file and nothing else: its run was killed before it had one.
+/// The same, or why the directory contains more, at any depth, than runs put there. Without a mark it may contain only
+/// an empty lock file: its run was killed before it wrote the mark.
 std::string why_not_only_ours(Storage& storage, const std::filesystem::path& root);
 
 }  // namespace reshard
