@@ -8,22 +8,22 @@
 
 namespace reshard {
 
-/// Processes, mostly on several machines, that run one job together over files that all of them see. Only one thread of
-/// each uses it.
+/// Processes, mostly on several machines, that run one job together on files that all of them can access. Used by one
+/// thread per process.
 class Peers {
  public:
   virtual ~Peers() = default;
 
   virtual std::uint32_t rank() const = 0;  // of this process, from 0; rank 0 leads
-  virtual std::uint32_t size() const = 0;  // how many there are, 1 or more
+  virtual std::uint32_t size() const = 0;  // number of ranks, at least 1
 
-  /// What each rank gave, by rank: the same on all of them. Every rank has to call it, as often as the others; the
-  /// calls belong together by their order. Waits for the others without burning a core.
-  /// \throws RankLost if another rank did not come in time; after that the ranks cannot be used any more.
+  /// Returns each rank's string, by rank; the same on all ranks. A collective call: every rank must call it equally
+  /// often, and calls are matched by order. Waits without using a core.
+  /// \throws RankLost if another rank did not call it in time; the ranks are unusable afterwards.
   virtual std::vector<std::string> gather(const std::string& mine) = 0;
 };
 
-/// Another rank does not answer: its process was killed, or its machine is gone.
+/// Another rank does not answer: its process was killed, or its machine failed.
 class RankLost : public Error {
  public:
   explicit RankLost(std::string message) : Error(ErrorKind::kLost, std::move(message)) {}

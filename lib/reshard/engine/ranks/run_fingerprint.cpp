@@ -25,7 +25,7 @@ Fingerprint run_fingerprint(const Job& job, const RunOptions& options) {
       std::any_of(transfers.begin(), transfers.end(), [&](const Transfer& one) { return casts(one, maps); });
   const bool any_differ = std::any_of(transfers.begin(), transfers.end(),
                                       [](const Transfer& one) { return one.source && may_differ(*one.source); });
-  // 0 where the option has no effect.
+  // 0 if the option has no effect.
   const std::array<std::uint64_t, 2> effective{any_casts ? static_cast<std::uint64_t>(options.overflow) + 1 : 0,
                                                any_differ ? static_cast<std::uint64_t>(options.replicas) + 1 : 0};
   return fingerprint_of(job, effective);

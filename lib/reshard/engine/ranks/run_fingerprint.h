@@ -5,9 +5,9 @@
 
 namespace reshard {
 
-/// The fingerprint of a job and of the options that influence what its run writes, or whether it accepts its source:
-/// RunOptions::overflow where something is cast, RunOptions::replicas where replicas may differ. Threads, memory,
-/// storage and sync do not count. Processes that share a run (JobRun) compare theirs before they write.
+/// Fingerprint of a job and of the options that affect its output or whether its source is accepted:
+/// RunOptions::overflow if tensors are cast, RunOptions::replicas if replicas may differ. Independent of threads,
+/// memory, storage and sync. Processes that share a run (JobRun) compare their fingerprints before they write.
 Fingerprint run_fingerprint(const Job& job, const RunOptions& options);
 
 }  // namespace reshard

@@ -14,7 +14,7 @@
 
 namespace reshard {
 
-/// An error that all ranks know of: each of them throws this one.
+/// An error that all ranks know: each of them throws it.
 class AgreedError : public Error {
  public:
   explicit AgreedError(Error error) : Error(std::move(error)) {}
@@ -22,20 +22,20 @@ class AgreedError : public Error {
 
 struct Beat;
 
-/// What ranks tell each other while they take a step, at each beat.
+/// Payloads that ranks exchange at each beat of a step.
 struct Talk {
   std::function<std::string()> tell;
-  /// \param told  by each rank.  \returns whether the next beat should come soon.
+  /// \param told  by each rank.  \returns whether the next beat should follow soon.
   std::function<bool(const std::vector<std::string>& told)> hear;
 };
 
-/// Steps that processes take together: each does its own work, and all go on, or none does. A process may also be alone.
+/// Steps that processes take together: each does its own work, and all succeed or all fail. A process may also be
+/// alone.
 class Together {
  public:
-  /// Alone.
+  /// A single process.
   Together() = default;
-  /// With others. Ranks are borrowed. All of them make one of these at the same time, since it tells the others where
-  /// this process runs.
+  /// One of several ranks; borrows `ranks`. All ranks construct this at the same time, since they exchange host names.
   /// \param host  the name of this machine.
   /// \throws RankLost.
   Together(Peers& ranks, const std::string& host);
@@ -43,39 +43,39 @@ class Together {
   std::uint32_t rank() const { return ranks_ ? ranks_->rank() : 0; }
   std::uint32_t size() const { return ranks_ ? ranks_->size() : 1; }
   bool leads() const { return rank() == 0; }
-  /// How many ranks run on this machine.
+  /// Number of ranks on this machine.
   std::uint32_t local_size() const;
   /// "rank 3 on node17".
   std::string process(std::uint32_t rank) const;
 
-  /// Options as this rank was given them, by name, with their values; empty for a switch. Only errors take notice: they
-  /// say which differ between ranks.
+  /// Sets the options given to this rank: names with values, empty for a switch. Used in errors, to report which
+  /// options differ between ranks.
   void set_given(std::map<std::string, std::string> given) { given_ = std::move(given); }
-  /// ": --tp 2 in place of --tp 4" of what `rank` was given and rank 0; empty if that does not differ. All ranks call it
-  /// at the same time.
+  /// Describes how the options of `rank` differ from rank 0's: ": --tp 2 in place of --tp 4"; empty if they are equal.
+  /// A collective call.
   /// \throws RankLost.
   std::string other_options(std::uint32_t rank) const;
 
-  /// Does `work`, on another thread where there are others, and returns when all ranks have done theirs. Meanwhile this
-  /// thread keeps in touch: what all have moved goes into Progress::others_bytes, Progress::stop of one stops all, and
-  /// so does a failure.
-  /// \param name  what is done, the same on all ranks: "plan".
-  /// \param clean_up  called, once and on another thread, where a signal stopped this process: at once, since whoever
-  /// sent it may kill the process before the others have answered.
-  /// \param talk  called by this thread; not if this process is alone.
-  /// \throws Error what `work` throws, alone; else AgreedError, the same on all ranks: that of the lowest rank, and a
-  /// signal before all others; RankLost.
+  /// Does `work`, on another thread if there are other ranks, and returns when all ranks are done. Meanwhile this
+  /// thread exchanges beats: it adds up the other ranks' bytes in Progress::others_bytes, and stops all ranks if
+  /// Progress::stop is set on one or if one fails.
+  /// \param name  of the step, the same on all ranks: "plan".
+  /// \param clean_up  called once, on another thread, if a signal stops this process: immediately, since the sender may
+  /// kill the process before the other ranks have answered.
+  /// \param talk  called by this thread; unused if this process is alone.
+  /// \throws Error what `work` throws, if alone; otherwise AgreedError, the same on all ranks: the error of the lowest
+  /// failed rank, but a signal takes precedence; RankLost.
   void step(const std::string& name, Progress& progress, const std::function<void()>& work,
             const std::function<void()>& clean_up = {}, const Talk& talk = {});
 
-  /// Tells the others that this process failed outside of a step: wherever they are, they fail, too.
-  /// \throws Error what it was, alone; else AgreedError, see step; RankLost.
+  /// Reports to the other ranks that this process failed outside a step, so that they fail, too, wherever they are.
+  /// \throws Error `why`, if alone; otherwise AgreedError, see step; RankLost.
   [[noreturn]] void fail(const std::exception_ptr& why);
 
-  /// What each rank gave, by rank.
-  /// \throws AgreedError where another rank failed before it came here; RankLost.
+  /// Returns each rank's string, by rank.
+  /// \throws AgreedError if another rank failed before its call; RankLost.
   std::vector<std::string> gather(const std::string& name, std::string mine);
-  /// What rank 0 gave.
+  /// Returns rank 0's string.
   std::string from_leader(const std::string& name, std::string mine);
 
  private:
@@ -90,8 +90,8 @@ class Together {
   std::uint64_t steps_ = 0;
 };
 
-/// The threads that a rank takes by default: of a machine's processors its part, unless it is bound to some of them,
-/// and then those; at most as many as a process alone takes.
+/// Default number of threads of a rank: its share of the machine's processors, or all processors that the process is
+/// bound to; at most the default of a single process.
 unsigned default_threads(const Together& together);
 
 }  // namespace reshard
