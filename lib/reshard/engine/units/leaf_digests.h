@@ -12,31 +12,32 @@ namespace reshard {
 
 // The digest of a tensor's elements, in C order and little-endian: the same in every layout, file format and mesh.
 //
-// A tensor is seen as leaves, BlockGrid(dtype, shape, kLeafBytes): along the first dim of which one index has at most
-// 4 MiB, as many indices as fit 4 MiB make one leaf, and the last leaf has the rest; the dims before it are taken one
-// index at a time. The digest is the SHA-256 of the leaves' SHA-256s, one after the other in C order, or, of one leaf,
-// its SHA-256 itself; without elements, the SHA-256 of nothing. scripts/check-manifest.py has it in Python.
+// A tensor is divided into leaves, BlockGrid(dtype, shape, kLeafBytes): the first dim whose rows have at most 4 MiB
+// each is split into leaves of as many rows as fit in 4 MiB, the last leaf having the rest; of each dim before it, a
+// leaf has one index. The digest is the SHA-256 of the leaves' SHA-256s, concatenated in C order. A single leaf's
+// SHA-256 is the digest itself; without elements, the digest is the SHA-256 of an empty string. Python implementation:
+// scripts/check-manifest.py.
 
 /// The elements of one leaf.
 Box leaf_of(DType dtype, const Dims& shape, std::size_t leaf);
 
-/// Takes the leaves of one tensor in any order. The leaves of different indices may come from several threads.
+/// Collects the leaf digests of one tensor in any order. Different leaves may be added by several threads at once.
 class LeafDigests {
  public:
   LeafDigests(DType dtype, const Dims& shape);
 
-  /// The digest of the leaf that begins with element `first_elem`, as C order counts them.
+  /// Adds the digest of the leaf that begins with element `first_elem`, in C order.
   void add(std::uint64_t first_elem, const Sha256Digest& leaf);
   std::uint64_t leaves() const { return leaves_.size(); }
-  /// Likewise, by the leaf's index.
+  /// The same, by the leaf's index.
   void set(std::uint64_t leaf, const Sha256Digest& digest);
-  /// Calls `visit` with the index and the digest of each leaf that is known.
+  /// Calls `visit` with the index and digest of each known leaf.
   template <typename Visit>
   void for_each(Visit&& visit) const {
     for (std::size_t i = 0; i < leaves_.size(); ++i)
       if (known_[i]) visit(i, leaves_[i]);
   }
-  /// Takes those that another share of the tensor has.
+  /// Adds the leaves known to another share of the tensor.
   void merge(const LeafDigests& other);
   /// \throws Error kInternal if a leaf is missing.
   TensorDigest digest() const;

@@ -9,7 +9,7 @@
 namespace reshard {
 namespace {
 
-/// All of a transfer's tensor.
+/// Part that is all of a transfer's tensor.
 Part whole_part(const ProgramMaps& maps, const Program& program, std::size_t transfer) {
   const Dims& shape = program.transfers[transfer].tensor(maps).shape;
   const Dims order = program.transfers[transfer].order(maps);
@@ -20,7 +20,7 @@ Part whole_part(const ProgramMaps& maps, const Program& program, std::size_t tra
   return {transfer, 0, 1, 0};
 }
 
-/// The costs of all transfers before each one, and of all of them.
+/// Returns the cumulative cost before each transfer, followed by the total.
 std::vector<std::uint64_t> costs_before(const ProgramMaps& maps, const Program& program) {
   std::vector<std::uint64_t> before;
   before.reserve(program.transfers.size() + 1);
@@ -33,9 +33,9 @@ std::vector<std::uint64_t> costs_before(const ProgramMaps& maps, const Program& 
   return before;
 }
 
-/// The last row of `part`, all of the tensor, before which at most `cost` of the tensor's `all` lies. Rows of a sub-byte
-/// dtype are cut every eight, which are whole bytes.
-/// \param leaves  the dtype of the leaves that are not cut; nothing where they may be.
+/// Returns the last row of `part`, the whole tensor, that at most `cost` of the tensor's cost `all` precedes. For a
+/// sub-byte dtype, a multiple of eight rows, which are whole bytes.
+/// \param leaves  the dtype of leaves that must stay whole; std::nullopt if they may be divided.
 std::uint64_t row_at(const LogicalTensor& tensor, const Part& part, std::uint64_t cost, std::uint64_t all,
                      std::optional<DType> leaves) {
   const std::uint64_t rows = part.end_row;
@@ -49,8 +49,8 @@ std::uint64_t row_at(const LogicalTensor& tensor, const Part& part, std::uint64_
   return row;
 }
 
-/// Whether each file of the target is written either before or after a transfer, by the transfer's index: units that
-/// meet there write to different files.
+/// For each transfer index t: whether every target file is written either only before t or only from t on. Units that
+/// meet at such a t write to different files.
 std::vector<char> file_ends(const ProgramMaps& maps, const Program& program) {
   std::vector<char> ends(program.transfers.size() + 1);
   if (maps.target == nullptr) return ends;
@@ -62,7 +62,7 @@ std::vector<char> file_ends(const ProgramMaps& maps, const Program& program) {
       if (first[file] == kNone) first[file] = t;
       last[file] = t;
     }
-  std::vector<std::int64_t> across(program.transfers.size() + 2);  // changes in how many files a place lies inside of
+  std::vector<std::int64_t> across(program.transfers.size() + 2);  // changes in the number of files that t is inside of
   for (std::size_t file = 0; file < first.size(); ++file) {
     if (first[file] == kNone) continue;
     ++across[first[file] + 1];
@@ -76,7 +76,7 @@ std::vector<char> file_ends(const ProgramMaps& maps, const Program& program) {
   return ends;
 }
 
-/// The transfer nearest to `cost` that lies within `most` of it and before which files end.
+/// Returns the nearest transfer within `most` of `cost` before which files end.
 std::optional<std::size_t> near_file_end(const std::vector<std::uint64_t>& before, const std::vector<char>& ends,
                                          std::uint64_t cost, std::uint64_t most) {
   std::optional<std::size_t> nearest;
@@ -126,7 +126,7 @@ Units::Units(const ProgramMaps& maps, const Program& program, std::uint32_t coun
   const std::vector<char> ends = file_ends(maps, program);
   const auto most = static_cast<std::uint64_t>(static_cast<double>(before.back()) / count * snap);
   const auto cut_before = [&](std::uint32_t unit) -> Cut {
-    // In two terms, since the product of the whole may not fit.
+    // In two terms, since the full product may overflow.
     const std::uint64_t cost = before.back() / count * unit + before.back() % count * unit / count;
     if (const auto end = near_file_end(before, ends, cost, most)) return {*end, 0, before[*end], true};
     const auto after = std::upper_bound(before.begin(), before.end(), cost);
@@ -148,7 +148,7 @@ Units::Units(const ProgramMaps& maps, const Program& program, std::uint32_t coun
   cuts_.push_back({});
   for (std::uint32_t unit = 1; unit < count; ++unit) {
     const Cut cut = cut_before(unit);
-    const Cut& last = cuts_.back();  // which may have been moved up to the end of a file
+    const Cut& last = cuts_.back();  // it may have been moved forward to the end of a file
     const bool goes_on = cut.transfer != last.transfer ? cut.transfer > last.transfer : cut.row > last.row;
     cuts_.push_back(goes_on ? cut : last);
   }
@@ -200,7 +200,7 @@ std::pair<std::size_t, std::size_t> part_of(const std::vector<std::uint64_t>& co
     const std::uint64_t before = all / size * of_rank + all % size * of_rank / size;
     std::uint64_t cost = 0;
     std::size_t item = 0;
-    // An item is the rank's in whose part its middle lies.
+    // An item belongs to the rank whose range contains its middle.
     while (item < costs.size() && cost + costs[item] / 2 < before) cost += costs[item++];
     return item;
   };
