@@ -1,4 +1,4 @@
-// What was made of a source's tensors, for those who read a plan.
+// Changes to the source's tensors, for reports of a plan.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +8,12 @@
 
 namespace reshard {
 
-/// A transform, and to how many tensors it was applied.
+/// A transform and the number of tensors that it was applied to.
 struct Applied {
   enum class Transform { kRename, kDrop, kCast, kAverage };
   Transform transform;
   std::size_t tensors;
-  std::optional<DType> dtype = std::nullopt;  // that they are cast to
+  std::optional<DType> dtype = std::nullopt;  // target dtype of a cast
 
   bool operator==(const Applied&) const = default;
 };

@@ -8,7 +8,7 @@
 
 namespace reshard {
 
-/// Tells one run from another: 128 bits of XXH3, the same on every machine.
+/// Identifies a run: 128 bits of XXH3, the same on every machine.
 struct Fingerprint {
   std::uint64_t high = 0;
   std::uint64_t low = 0;
@@ -19,16 +19,16 @@ struct Fingerprint {
 /// 32 hexadecimal digits.
 std::string to_string(const Fingerprint& fingerprint);
 
-/// The fingerprint of what a run of `job` writes, by this version of the library. Jobs with one fingerprint write the
-/// same bytes from the same tensor data into files of the same relative paths; a job that differs in anything that
-/// changes a byte, in the files, tensors or pieces of either side, has another one. Directories do not count, nor
-/// whether existing outputs may be replaced, nor what is only reported to the user. Tensor data is not read: sources
-/// are known by their files' names and sizes and by their headers.
-/// \param options  what options of the run influence the bytes, in a fixed order.
-/// Takes time in proportion to the pieces of both maps, about a second for ten million.
+/// Fingerprint of the output of `job`, as written by this version of the library. Jobs with the same fingerprint write
+/// the same bytes from the same tensor data to files with the same relative paths. Jobs that differ in anything that
+/// changes a byte, in the files, tensors or pieces of either side, have different fingerprints. Independent of
+/// directories, of whether existing outputs may be replaced, and of what is only reported to the user. Does not read
+/// tensor data: sources are identified by their files' names and sizes and by their headers.
+/// \param options  the run's options that influence the bytes, in a fixed order.
+/// Takes time proportional to the pieces of both maps, about a second for ten million.
 Fingerprint fingerprint_of(const Job& job, std::span<const std::uint64_t> options = {});
 
-/// The fingerprint of what is read: files by their names and sizes, and the tensors that their headers say.
+/// Fingerprint of a source: the names and sizes of its files, and the tensors in their headers.
 Fingerprint fingerprint_of(const SourceMap& source);
 
 }  // namespace reshard

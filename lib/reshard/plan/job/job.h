@@ -20,19 +20,19 @@
 
 namespace reshard {
 
-/// A file taken over as it is: config.json, tokenizers, …
+/// A file that is copied unchanged: config.json, tokenizers, …
 struct CopiedFile {
   std::filesystem::path source;
   std::filesystem::path path;  // relative to the output directory
   std::uint64_t size_bytes = 0;
 };
 
-/// Everything that a run will do, validated, before it does any of it. Made by plan; run by execute;
-/// printed by a dry run. A value: `program` holds indices into `source` and `target`.
+/// All actions of a run, validated before it starts. Created by plan; run by execute; printed by a dry run. A value:
+/// `program` contains indices into `source` and `target`.
 struct Job {
   std::string command;  // "shard", "consolidate"
   std::filesystem::path source_directory;
-  std::filesystem::path model_directory;  // of the source: where config.json is, if there is one
+  std::filesystem::path model_directory;  // the source's directory of config.json, if any
   std::filesystem::path output_directory;
   bool force = false;
   std::string family;  // model_type; empty if unknown
@@ -47,37 +47,37 @@ struct Job {
   Program program;
   std::vector<TextFile> text_files;
   std::vector<CopiedFile> copied_files;
-  /// Folders of the output that are replaced as a whole; none inside another.
+  /// Folders of the output that are replaced as a whole, not nested.
   std::vector<std::filesystem::path> whole_folders;
-  /// Other runs may write other files of the same checkpoint into the output directory, also at the same time.
+  /// Other runs may write other files of the same checkpoint to the output directory, even at the same time.
   bool shares_directory = false;
-  bool manifest = false;  // SHA256SUMS and reshard.manifest.json are written, too
-  std::map<std::filesystem::path, Sha256Digest> source_digests;  // of input files, where they are known
-  std::vector<Applied> transforms;                               // in this order
-  std::vector<std::string> notes;                                // what the user should know, whole sentences
-  const Layout* layout = nullptr;                                // of the target
-  OptionValues options;                                          // of `layout`, those that were given
-  std::optional<Format> format;                                  // of the target's files
-  std::optional<DType> dtype;                                    // floating tensors are cast to, by request
+  bool manifest = false;                                         // also write SHA256SUMS and reshard.manifest.json
+  std::map<std::filesystem::path, Sha256Digest> source_digests;  // of input files, if known
+  std::vector<Applied> transforms;                               // in order of application
+  std::vector<std::string> notes;                                // for the user, as whole sentences
+  const Layout* layout = nullptr;                                // the target's layout
+  OptionValues options;                                          // of `layout`, as given
+  std::optional<Format> format;                                  // format of the target's files
+  std::optional<DType> dtype;                                    // requested dtype of floating-point tensors
 
-  /// What the indices of `program` mean; valid while this job stays where it is.
+  /// The maps that `program` has indices into. Valid until this job is moved or destroyed.
   ProgramMaps maps() const { return {&source, &target}; }
 
-  /// Bytes the output takes, all files.
+  /// Total size of all output files.
   std::uint64_t output_bytes() const;
 };
 
-/// The job that a request asks for. Reads headers and metadata, and writes nothing.
+/// Returns the job for a request. Reads headers and metadata; does not write.
 /// \throws Error of every kind but kInternal.
 std::unique_ptr<Job> plan(Files& files, const Request& request);
 
-// Its presets: what a request may leave open, and which checkpoints it takes.
+// Presets of plan: they fill in what a request leaves open, and restrict the kind of source.
 
-/// Ranks, in default_rank_layout() unless another is asked for, out of whole tensors.
+/// Shards whole tensors, in default_rank_layout() unless the request has another layout.
 std::unique_ptr<Job> plan_shard(Files& files, Request request);
-/// Whole tensors out of ranks.
+/// Consolidates ranks into whole tensors.
 std::unique_ptr<Job> plan_consolidate(Files& files, Request request);
-/// Anything out of anything.
+/// Converts between any two layouts.
 std::unique_ptr<Job> plan_convert(Files& files, Request request);
 
 }  // namespace reshard

@@ -8,15 +8,15 @@
 
 namespace reshard {
 
-/// A regular expression that names are searched with.
+/// A regular expression to search names for.
 class NamePattern {
  public:
-  /// `parameter` is what takes the pattern, such as "drop"; errors name it.
-  /// \throws Error kUsage if it is no regular expression, or one that Pattern does not support.
+  /// `parameter` is the option that takes the pattern, such as "drop". Errors name it.
+  /// \throws Error kUsage if `text` is not a regular expression, or one that Pattern does not support.
   NamePattern(const std::string& parameter, const std::string& text);
 
   bool matches(const std::string& name) const { return pattern_.found_in(name); }
-  /// `name` with every match replaced, as Pattern::replace_all does it.
+  /// Returns `name` with every match replaced, as by Pattern::replace_all.
   std::string replace(const std::string& name, const std::string& replacement) const {
     return pattern_.replace_all(name, replacement);
   }
@@ -27,16 +27,16 @@ class NamePattern {
   Pattern pattern_;
 };
 
-/// Which tensors are taken over, and under which names.
+/// Selects and renames tensors.
 struct NameRules {
   std::vector<std::pair<NamePattern, std::string>> renames;  // applied in order
   std::vector<NamePattern> drop;                             // tensors to leave out
-  std::vector<NamePattern> keep;                             // if there are any: the only ones to take
+  std::vector<NamePattern> keep;                             // if not empty, the only tensors to take
 
   bool empty() const { return renames.empty() && drop.empty() && keep.empty(); }
 };
 
-/// "REGEX=REPLACEMENT", cut at the last "=".
+/// Parses "REGEX=REPLACEMENT", split at the last "=".
 /// \throws Error kUsage.
 std::pair<NamePattern, std::string> parse_rename(const std::string& parameter, const std::string& text);
 
