@@ -20,7 +20,7 @@ constexpr std::uint64_t kVersion = 1;
 constexpr const char* kManifest = "manifest";
 constexpr const char* kDamaged = "the manifest was edited or damaged; make it again with `manifest`";
 
-/// As coreutils does it: such a name makes the line begin with a backslash.
+/// Escapes a name as coreutils does. The line of an escaped name begins with a backslash.
 std::string escaped_name(const std::string& name, bool& escaped) {
   std::string out;
   for (const char c : name) {
@@ -37,7 +37,7 @@ std::string escaped_name(const std::string& name, bool& escaped) {
   return out;
 }
 
-/// Nothing for an escape that there is not.
+/// Returns std::nullopt for an unknown escape.
 std::optional<std::string> unescaped_name(std::string_view name) {
   std::string out;
   for (std::size_t i = 0; i < name.size(); ++i) {
@@ -64,13 +64,13 @@ bool stays_inside(const std::string& path) {
   return std::none_of(relative.begin(), relative.end(), [](const fs::path& part) { return part == ".."; });
 }
 
-/// The path, and the digest in hexadecimal digits, as a line has them.
+/// The path and the hexadecimal digest of a line.
 struct LineParts {
   std::string_view path;
   std::string_view hex;
 };
 
-/// "HEX  PATH", "HEX *PATH" and "HEX PATH" of sha256sum.
+/// Parses "HEX  PATH", "HEX *PATH" and "HEX PATH" of sha256sum.
 std::optional<LineParts> plain_line(std::string_view line) {
   constexpr std::size_t kHex = 64;
   if (line.size() < kHex + 2 || line[kHex] != ' ') return std::nullopt;
@@ -79,7 +79,7 @@ std::optional<LineParts> plain_line(std::string_view line) {
   return LineParts{path, line.substr(0, kHex)};
 }
 
-/// "SHA256 (PATH) = HEX" of BSD, and "SHA256(PATH)= HEX" of OpenSSL.
+/// Parses "SHA256 (PATH) = HEX" of BSD, and "SHA256(PATH)= HEX" of OpenSSL.
 std::optional<LineParts> tagged_line(std::string_view line) {
   constexpr std::string_view kTag = "SHA256";
   if (!line.starts_with(kTag)) return std::nullopt;
@@ -104,12 +104,12 @@ std::optional<FileDigest> parse_line(std::string_view line) {
   std::optional<std::string> name(parts->path);
   if (escaped) name = unescaped_name(*name);
   if (!name) return std::nullopt;
-  if (name->starts_with("./")) name->erase(0, 2);  // as `find -exec sha256sum` lists them
+  if (name->starts_with("./")) name->erase(0, 2);  // as `find -exec sha256sum` lists paths
   return FileDigest{*name, *digest};
 }
 
-/// Calls `take` with the number of each line that is neither empty nor a comment, and what it says, if that is
-/// anything.
+/// Calls `take` with the number of each line that is neither empty nor a comment, and with its content; std::nullopt if
+/// the line is malformed.
 void for_each_line(std::string_view text,
                    const std::function<void(std::uint64_t number, std::optional<FileDigest> file)>& take) {
   for (std::uint64_t number = 1; !text.empty(); ++number) {
@@ -121,7 +121,7 @@ void for_each_line(std::string_view text,
   }
 }
 
-/// Items of an array, a line each.
+/// Formats an array, one item per line.
 template <typename Items, typename Line>
 std::string lines(const char* key, const Items& items, const Line& line) {
   std::string text = fmt::format("\"{}\": [", key);
