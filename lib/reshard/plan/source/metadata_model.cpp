@@ -24,7 +24,7 @@ MetadataFamily described_metadata(const Checkpoint& checkpoint) {
   }
 }
 
-/// Without stages in the metadata nothing says which modules outside the layers belong to the last.
+/// Metadata of a single stage does not record which modules outside the layers belong to the last stage.
 void validate_stages_known(const Checkpoint& checkpoint, const TargetRequest& target) {
   const bool is_cut = target.pp.value_or(1) * target.vpp > 1 || !target.pipeline_cuts.empty();
   if (checkpoint.mesh.pp > 1 || !is_cut) return;

@@ -18,23 +18,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kCheckpointsFolder = "checkpoints";  // in a run of NxD Training, next to its logs
-constexpr std::uint64_t kMaxLatestBytes = 4096;            // it holds one name of a folder
+constexpr const char* kCheckpointsFolder = "checkpoints";  // in the directory of an NxD Training run, next to its logs
+constexpr std::uint64_t kMaxLatestBytes = 4096;            // it contains one folder name
 constexpr const char* kChoose = "choose one with `tag`, or give its own directory";
 
-/// The words that training code makes names of checkpoints from, with numbers between and after them.
+/// Words that training code builds checkpoint names from, with numbers between and after them.
 constexpr std::array<std::string_view, 9> kTagWords = {"checkpoint", "ckpt", "epoch", "global", "iter",
                                                        "iteration",  "step", "steps", "update"};
-/// In names that Lightning makes, with any text before: NAME--step=10-consumed_samples=320.0.ckpt of NxD Training.
+/// In names that Lightning writes, after any text: NAME--step=10-consumed_samples=320.0.ckpt of NxD Training.
 constexpr std::string_view kLightningStep = "step=";
-/// Of a checkpoint that a trainer has not renamed yet, as it does when it is complete (transformers 4.37 and 4.38).
+/// Prefix of checkpoints that a trainer renames when they are complete (transformers 4.37 and 4.38).
 constexpr std::string_view kUnfinishedPrefix = "tmp-";
 
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-/// A name without its numbers: two names are comparable if these are equal. "epoch_1_step_20" → "epoch_#_step_#".
+/// Returns a name without its numbers. Names with equal stems are comparable. "epoch_1_step_20" → "epoch_#_step_#".
 std::string stem_of(std::string_view name) {
   std::string stem;
   for (const char c : name)
@@ -45,7 +45,7 @@ std::string stem_of(std::string_view name) {
   return stem;
 }
 
-/// The numbers in a name, of any size, without leading zeros.
+/// Returns the numbers in a name, of any size, without leading zeros.
 std::vector<std::string> numbers_of(std::string_view name) {
   std::vector<std::string> numbers;
   for (std::size_t i = 0; i < name.size(); ++i) {
@@ -59,7 +59,7 @@ std::vector<std::string> numbers_of(std::string_view name) {
   return numbers;
 }
 
-/// Whether `a` has smaller numbers than `b`, whose stem is the same.
+/// Whether `a` has smaller numbers than `b`, which has the same stem.
 bool is_older(const std::string& a, const std::string& b) {
   const auto less = [](const std::string& x, const std::string& y) {
     return x.size() != y.size() ? x.size() < y.size() : x < y;
@@ -74,13 +74,13 @@ void look_at_markers(Files& files, const fs::path& folder, Tag& tag) {
   tag.is_done = !tag.is_cut_off && (tag.is_done || done);
 }
 
-/// Whether `directory` holds a model or an adapter as Hugging Face's libraries save them.
+/// Whether `directory` contains a model or an adapter as Hugging Face's libraries save them.
 bool holds_hugging_face(Files& files, const fs::path& directory) {
   return find_whole(files, directory) || files.exists(directory / kAdapterSafetensorsFile) ||
          files.exists(directory / kAdapterPytorchFile);
 }
 
-/// What `directory` holds.
+/// Inspects a directory, which may be a checkpoint.
 Tag look_at(Files& files, const fs::path& directory) {
   Tag tag;
   tag.name = directory.filename().string();
@@ -95,26 +95,26 @@ Tag look_at(Files& files, const fs::path& directory) {
     if (shards && shards->is_empty) tag.lacks = shards->lacks;
     tag.has_weights = tag.has_shards || holds_hugging_face(files, directory);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kIo || error.code()) throw;  // it cannot be looked at
-    // What is wrong with it the user is told once it is chosen.
+    if (error.kind() == ErrorKind::kIo || error.code()) throw;  // it cannot be read
+    // The user gets the error if this tag is chosen.
     tag.has_weights = tag.has_shards = true;
   }
   return tag;
 }
 
-/// Whether it is a checkpoint by what it holds.
+/// Whether the contents mark it as a checkpoint.
 bool is_marked(const Tag& tag) {
   return tag.is_cut_off || tag.has_trainer_state || (tag.is_done && tag.has_weights);
 }
 
-/// The folder beside it that the link `name` leads to, so that this is another name of it; nothing for others.
+/// Returns the sibling folder that the link `name` points to, so that `name` is an alias of it; std::nullopt otherwise.
 std::optional<std::string> other_name(Files& files, const fs::path& directory, const std::string& name) {
   const fs::path resolved = files.resolve(directory / name);
   if (resolved.parent_path() != files.resolve(directory) || resolved.filename() == name) return std::nullopt;
   return resolved.filename().string();
 }
 
-/// Whether it can be the name of a folder and of nothing outside the directory.
+/// Whether it can be the name of an entry of the directory itself.
 bool is_plain_name(std::string_view name) {
   if (name.empty() || name == "." || name == "..") return false;
   return std::none_of(name.begin(), name.end(),
@@ -127,10 +127,10 @@ std::string names_text(const std::vector<Tag>& tags) {
   return list_names(names);
 }
 
-/// The tag that `latest` in the run's directory names, if there is such a file or link.
+/// Returns the tag that `latest` in the run's directory names, if there is such a file or link.
 std::optional<std::string> read_latest(Files& files, const fs::path& directory) {
   const fs::path path = directory / kLatestFile;
-  if (files.is_directory(path)) return other_name(files, directory, kLatestFile);  // else a folder like others
+  if (files.is_directory(path)) return other_name(files, directory, kLatestFile);  // a real folder is like any other
   if (!files.is_file(path)) return std::nullopt;
   std::string name = read_text_file(files, path, kMaxLatestBytes);
   name.erase(
@@ -144,7 +144,7 @@ std::optional<std::string> read_latest(Files& files, const fs::path& directory) 
       .hint("choose a checkpoint with `tag`, or give its own directory");
 }
 
-/// The folder `name` of the run's directory.
+/// Returns the folder `name` of the run's directory.
 FoundCheckpoint take_tag(Files& files, const fs::path& directory, const std::string& name) {
   if (!is_plain_name(name))
     throw Error(ErrorKind::kUsage, fmt::format("`tag`: \"{}\" is not the name of a folder", printable(name)))
@@ -167,7 +167,7 @@ FoundCheckpoint take_tag(Files& files, const fs::path& directory, const std::str
   throw error;
 }
 
-/// The text after "; " of unfinished tags that a user may have expected instead of `chosen`.
+/// Lists, each after "; ", unfinished tags that the user may have expected instead of `chosen`.
 std::string unfinished_text(const std::vector<Tag>& tags, const std::string& chosen,
                             const std::optional<std::string>& latest) {
   std::string text;
@@ -181,14 +181,14 @@ std::string unfinished_text(const std::vector<Tag>& tags, const std::string& cho
   return text;
 }
 
-/// A directory of unrelated models has markers, too, but not the names of tags.
+/// A directory of unrelated models may contain markers, too, but its folders are not named like tags.
 Error unrelated(const std::vector<Tag>& finished) {
   return Error(ErrorKind::kUsage, "holds checkpoints, but none named like a training run's (step_3, checkpoint-10): " +
                                       names_text(finished))
       .hint(kChoose);
 }
 
-/// Whether no other folder of `directory` holds weights of any kind.
+/// Whether no other folder of `directory` contains weights of any kind.
 bool is_only_model(Files& files, const fs::path& directory, const std::string& name) {
   for (const DirectoryEntry& entry : files.list(directory)) {
     if (entry.name == name || entry.name.starts_with('.') || entry.kind != FileKind::kDirectory) continue;
@@ -196,13 +196,13 @@ bool is_only_model(Files& files, const fs::path& directory, const std::string& n
     try {
       if (look_at(files, directory / entry.name).has_weights) return false;
     } catch (const Error& error) {
-      if (!is_denied(error)) throw;  // else it could not be chosen either
+      if (!is_denied(error)) throw;  // otherwise skip it: it could not be chosen either
     }
   }
   return true;
 }
 
-/// The tag with the largest number.
+/// Returns the tag with the largest number.
 const Tag& newest(const std::vector<Tag>& finished) {
   const Tag& found = *std::max_element(finished.begin(), finished.end(),
                                        [](const Tag& a, const Tag& b) { return is_older(a.name, b.name); });
@@ -232,7 +232,7 @@ bool is_tag_name(std::string_view name) {
     any_word = any_word || word;
     i = word ? end : i + 1;
   }
-  return any_word || std::all_of(name.begin(), name.end(), is_digit);  // else a date
+  return any_word || std::all_of(name.begin(), name.end(), is_digit);  // numbers with separators are a date
 }
 
 std::vector<Tag> list_tags(Files& files, const fs::path& directory) {
@@ -244,7 +244,7 @@ std::vector<Tag> list_tags(Files& files, const fs::path& directory) {
       Tag tag = look_at(files, directory / entry.name);
       if (is_marked(tag) || is_tag_name(entry.name)) tags.push_back(std::move(tag));
     } catch (const Error& error) {
-      if (!is_denied(error)) throw;  // else it cannot be chosen
+      if (!is_denied(error)) throw;  // otherwise skip it: it cannot be chosen
     }
   }
   std::sort(tags.begin(), tags.end(), [](const Tag& a, const Tag& b) { return natural_less(a.name, b.name); });
@@ -300,7 +300,7 @@ bool is_checkpoint(Files& files, const fs::path& directory, SourceKind kind) {
 
 namespace {
 
-/// The checkpoint in the folder for those of a run, if `directory` has such a folder; else `directory` itself.
+/// Returns the checkpoint in the run's checkpoints folder, if `directory` has one; otherwise `directory` itself.
 FoundCheckpoint find_in_checkpoints(Files& files, const fs::path& directory, SourceKind kind) {
   const fs::path folder = directory / kCheckpointsFolder;
   if (!files.is_directory(folder) || list_tags(files, folder).empty()) return {directory, {}};
