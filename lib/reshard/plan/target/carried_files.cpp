@@ -1,4 +1,4 @@
-// Which other files a checkpoint's outputs get, and its config.json.
+// Selects the files of an output other than its weights, and changes its config.json.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,12 +27,12 @@ void replace_copy(std::vector<CopiedFile>& copies, CopiedFile file) {
   copies.push_back(std::move(file));
 }
 
-/// The other files of the checkpoint's directory, and of a step of a run its own, too.
+/// Returns the other files of the checkpoint's directory and, for a step of a run, of the step itself.
 Companions companions_of(Files& files, const Checkpoint& source, std::vector<fs::path> left_out) {
   Companions found = companion_files(files, source.directory, left_out);
   if (!is_step_of_run(files, source)) return found;
   std::erase_if(found.files, [](const CopiedFile& copied) { return is_trainer_file(copied.path); });
-  left_out.push_back(source.directory);  // which may be a folder of the step
+  left_out.push_back(source.directory);  // it may be a folder of the step
   Companions own = companion_files(files, source.path, left_out);
   for (CopiedFile& file : own.files)
     if (!is_trainer_file(file.path)) replace_copy(found.files, std::move(file));
@@ -41,7 +41,7 @@ Companions companions_of(Files& files, const Checkpoint& source, std::vector<fs:
   return found;
 }
 
-/// What is carried, while it is gathered.
+/// State while the files are gathered.
 struct Carrier {
   Files& files;
   Draft& draft;
@@ -49,7 +49,7 @@ struct Carrier {
   CarriedFiles carried{};
 };
 
-/// Names every file with weights that is neither read nor copied.
+/// Notes every weights file that is neither read nor copied.
 void note_weights_left(Carrier& carrier, const std::vector<fs::path>& weights) {
   Files& files = carrier.files;
   Draft& draft = carrier.draft;
@@ -68,7 +68,7 @@ void note_weights_left(Carrier& carrier, const std::vector<fs::path>& weights) {
                            list_names(left, SIZE_MAX)));
 }
 
-/// Names the tokenizer files in the output directory that the job does not replace: they may be another model's.
+/// Notes the tokenizer files in the output directory that the job does not replace: they may belong to another model.
 void note_old_tokenizer(Carrier& carrier, const std::vector<fs::path>& own) {
   Files& files = carrier.files;
   Draft& draft = carrier.draft;
@@ -87,7 +87,7 @@ void note_old_tokenizer(Carrier& carrier, const std::vector<fs::path>& own) {
                            old.size() == 1 ? "s" : ""));
 }
 
-/// If no tokenizer comes along, copies the one next to the config.json that the user names, or else the checkpoint's own.
+/// If no tokenizer is copied yet, copies the one next to the config.json that the user gave, or else the checkpoint's.
 void carry_tokenizer(Carrier& carrier) {
   auto& [files, draft, output_directory, carried] = carrier;
   const Checkpoint& source = draft.source;
@@ -96,7 +96,7 @@ void carry_tokenizer(Carrier& carrier) {
     directories.push_back(source.config.has_parent_path() ? source.config.parent_path() : fs::path("."));
   if (source.layout != nullptr) directories.push_back(source.directory);
   const fs::path output = files.resolve(output_directory);
-  fs::path taken;  // the directory whose tokenizer the output has
+  fs::path taken;  // the directory of the output's tokenizer
   if (std::any_of(carried.copied_files.begin(), carried.copied_files.end(),
                   [](const CopiedFile& file) { return is_tokenizer(file.path.string()); }))
     taken = source.directory;
@@ -105,7 +105,7 @@ void carry_tokenizer(Carrier& carrier) {
     if (found.empty() || files.is_same(directory, taken)) continue;
     if (taken.empty()) {
       taken = directory;
-      if (files.resolve(directory) == output) continue;  // it is there
+      if (files.resolve(directory) == output) continue;  // it is already there
       for (CopiedFile& file : found) replace_copy(carried.copied_files, std::move(file));
     } else {
       draft.note(fmt::format("the tokenizer is that of {}, and the one in {} is left out", taken.string(),
@@ -115,7 +115,7 @@ void carry_tokenizer(Carrier& carrier) {
   note_old_tokenizer(carrier, directories);
 }
 
-/// A trainer that goes on with the output would read what another save has left there.
+/// A trainer that resumes from the output would read files that another save left there.
 void validate_no_trainer_files(Carrier& carrier) {
   const auto& [files, draft, output_directory, carried] = carrier;
   std::vector<std::string> left;
@@ -132,13 +132,13 @@ void validate_no_trainer_files(Carrier& carrier) {
       .hint("move what it holds away, or choose another output directory");
 }
 
-/// Whether `config` is the config.json of the output directory, where it stays as it is.
+/// Whether `config` is already the config.json of the output directory.
 bool is_in_place(Files& files, const fs::path& config, const fs::path& output_directory) {
   return config.filename() == kConfigFile &&
          files.resolve(files.absolute(config).parent_path()) == files.resolve(output_directory);
 }
 
-/// Adds config.json, unless it is among the companions and stays as it is.
+/// Adds config.json, unless it is copied unchanged as a companion or is already in place.
 void carry_config(Carrier& carrier) {
   auto& [files, draft, output_directory, carried] = carrier;
   const Checkpoint& source = draft.source;
@@ -168,10 +168,10 @@ CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const
   Carrier carrier{files, draft, output_directory};
   const Checkpoint& source = draft.source;
   CarriedFiles& carried = carrier.carried;
-  // Without config.json the directory is not known to be a model's: it may be anything, even a home.
+  // Without config.json, the directory may be anything, even a home directory, not just a model's.
   const bool is_models = find_model_config(files, source.directory).has_value();
   const bool in_place = files.resolve(output_directory) == files.resolve(source.directory);
-  std::vector<fs::path> weights;  // that may stay behind
+  std::vector<fs::path> weights;  // weights that may be left out
   if (is_models && !in_place) {
     std::set<fs::path> left_out{output_directory, source.path};  // the checkpoint itself needs no note
     for (const SourceFile& file : source.map.files) left_out.insert(file.path.parent_path());
@@ -188,7 +188,7 @@ CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const
     for (CopiedFile& file : trainer_files(files, source)) replace_copy(carried.copied_files, std::move(file));
   if (!source.states.empty() && layout.traits().writes_groups_alone()) validate_no_trainer_files(carrier);
   note_weights_left(carrier, weights);
-  // What is written anew is not carried over from an older one.
+  // Files that the run writes are not copied from the source.
   const auto is_written = [](const std::vector<TextFile>& texts, const fs::path& path) {
     return std::any_of(texts.begin(), texts.end(), [&](const TextFile& text) { return text.path == path; });
   };

@@ -8,28 +8,28 @@
 
 namespace reshard {
 
-/// An option of the request that is about states of the optimizer, which go along where it is given; empty if none is.
+/// Returns an option in the request that applies to optimizer state, and thus requires it; empty if absent.
 std::string state_option(const TargetRequest& target);
 
-/// An option of the request that is about ranks; empty if none is.
+/// Returns an option in the request that applies to ranks; empty if absent.
 std::string rank_option(const TargetRequest& target);
 
-/// What is wrong with `with_optimizer` for the target's layout, and for what was read.
-/// \throws Error kUsage if the layout has no place for states, or the source's none that are read; kBadInput if there are
-/// none.
+/// Validate `with_optimizer` against the target's layout, and against the checkpoint that was read.
+/// \throws Error kUsage if the target's layout cannot contain optimizer state, or if it cannot be read from the
+/// source's layout; kBadInput if the source has none.
 void validate_takes_states(const SourceRequest& source, const Layout& target);
 void validate_has_states(const SourceRequest& request, const Checkpoint& checkpoint);
 
-/// \throws Error kBadInput if there are no tensors of a model.
+/// \throws Error kBadInput if the checkpoint has no model tensors.
 void validate_has_tensors(const Checkpoint& checkpoint);
 
-/// \throws Error kBadInput if the source's tensors have another program's names, and the target's are the model's own.
+/// \throws Error kBadInput if the source's tensors have another program's names and the target needs the model's.
 void validate_names(const Checkpoint& checkpoint, const Layout& target);
 
-/// Notes that a target that could have the optimizer's states does not get them.
+/// Notes that the target does not get the optimizer state, though its layout could contain it.
 void note_states_left(Checkpoint& checkpoint, const Layout& target);
 
-/// The outputs do not go into the shards folder that is read.
+/// Validates that the output directory is not inside the shards folder that is read.
 /// \throws Error kUsage.
 void validate_outside(Files& files, const std::filesystem::path& output_directory, const Checkpoint& source);
 

@@ -28,7 +28,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Endings of weights in formats that are not read.
+// Extensions of weights in formats that are not read.
 constexpr std::string_view kOtherEndings[] = {".h5", ".msgpack", ".gguf", ".npz", ".ot"};
 constexpr std::string_view kGraphExtension = ".onnx";
 
@@ -45,7 +45,7 @@ bool holds_tensors(std::string_view file_name) {
 }
 
 constexpr std::array kTokenizerStarts = {"tokenizer", "vocab.", "merges.", "spiece.", "sentencepiece."};
-/// Files that are copied along with a tokenizer: its special tokens, its chat template, the defaults of generation.
+/// Files that are copied with a tokenizer: its special tokens, its chat template, the generation defaults.
 constexpr std::array kTokenizerSiblings = {"special_tokens_map.", "added_tokens.", "chat_template",
                                            "processor_conf",      "preprocessor_", "generation_config."};
 
@@ -58,12 +58,12 @@ bool is_tensor_index(std::string_view file_name) {
   return holds_tensors(indexed_name(file_name));
 }
 
-/// Weights by their name, or an index of them.
+/// Whether the name is that of weights or of an index of weights.
 bool is_weights(const std::string& file_name) {
   return holds_tensors(file_name) || file_name.ends_with(kGraphExtension) || !indexed_name(file_name).empty();
 }
 
-/// The name of the file that a detached signature is of; nothing if `file_name` is none.
+/// Returns the name of the file that a detached signature signs; std::nullopt if `file_name` is not one.
 std::optional<std::string> signed_name(const std::string& file_name) {
   for (const std::string_view ending : {".sig", ".asc", ".minisig", ".sigstore", ".sigstore.json"})
     if (file_name.ends_with(ending) && file_name.size() > ending.size())
@@ -71,15 +71,15 @@ std::optional<std::string> signed_name(const std::string& file_name) {
   return std::nullopt;
 }
 
-/// What proves the files of the input, and not those of the output: lists of digests, and signatures of these, of
-/// weights, and of the whole directory (OpenSSF model signing calls that one model.sig).
+/// Whether the file proves the input's files, and thus not the output's: a list of digests, or a signature of such a
+/// list, of weights, or of the whole directory (model.sig of OpenSSF model signing).
 bool is_proof(const std::string& file_name) {
   const auto is_list = [](const std::string& name) { return name == kManifestFile || name == kSha256SumsFile; };
   const auto of = signed_name(file_name);
   return is_list(file_name) || (of && (*of == "model" || is_list(*of) || is_weights(*of)));
 }
 
-/// A folder of this name can only be one of shards. Anything may be called "model": that is told by what is in it.
+/// Whether a folder of this name always contains shards. A folder called "model" need not: its contents decide.
 bool is_shards_name(const std::string& name) {
   return std::any_of(layouts().begin(), layouts().end(), [&](const Layout* layout) {
     const char* const own = layout->ranks() != nullptr ? layout->ranks()->own_folder : nullptr;
@@ -87,7 +87,7 @@ bool is_shards_name(const std::string& name) {
   });
 }
 
-/// What is about the shards in a checkpoint's directory, or marks it among those of a run.
+/// Whether an entry of a checkpoint's directory describes its shards, or marks it in its training run.
 bool is_of_shards(Files& files, const fs::path& directory, const std::string& name) {
   return std::any_of(layouts().begin(), layouts().end(),
                      [&](const Layout* layout) { return layout->owns(files, directory, name); }) ||
@@ -96,8 +96,8 @@ bool is_of_shards(Files& files, const fs::path& directory, const std::string& na
 
 using Entries = std::vector<DirectoryEntry>;
 
-/// Whether a folder is a checkpoint of its own: a model's or an adapter's config with weights beside it, weights with
-/// an index, shards of any layout, or what a trainer saves at a step (NxD: model/ and optim/, with marker files).
+/// Whether a folder is itself a checkpoint: a model's or an adapter's config next to weights, weights with an index,
+/// shards of any layout, or what a trainer saves at a step (NxD: model/ and optim/, with marker files).
 bool holds_checkpoint(Files& files, const fs::path& folder, const Entries& entries) {
   bool config = false, tensors = false;
   std::set<std::string> file_names, folder_names;
@@ -119,11 +119,11 @@ bool holds_checkpoint(Files& files, const fs::path& folder, const Entries& entri
     return find_shards(files, folder).has_value();
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kIo || error.code()) throw;
-    return true;  // two in one place
+    return true;  // two checkpoints in one folder
   }
 }
 
-/// Whether these are the folder, or one of them lies in it.
+/// Whether one of the paths is the folder or is inside it.
 bool leads_to(Files& files, const fs::path& folder, const std::vector<fs::path>& paths) {
   const fs::path resolved = files.resolve(folder);
   return std::any_of(paths.begin(), paths.end(),
@@ -134,8 +134,7 @@ bool is_one_of(Files& files, const fs::path& folder, const std::vector<fs::path>
   return std::any_of(paths.begin(), paths.end(), [&](const fs::path& path) { return files.is_same(folder, path); });
 }
 
-/// What `check` says of a folder; false if it looks at something below that may not be read, which is then left out by
-/// itself.
+/// Returns the result of `check`; false if it needs a subfolder that may not be read. Such a folder is left out later.
 template <typename Check>
 bool holds_unless_denied(Check&& check) {
   try {
@@ -154,7 +153,7 @@ class Collector {
     for (const auto& [name, kind, is_link] : entries) {
       if (name.starts_with(".") || is_of_shards(files_, directory, name)) continue;
       if (kind == FileKind::kDirectory && is_link) {
-        // It may lead anywhere, even back here.
+        // A link may point anywhere, even back here.
         if (!is_one_of(files_, directory / name, left_out_)) linked_folders_.push_back((relative / name).string());
       } else if (kind == FileKind::kDirectory) {
         try_folder(directory / name, relative / name);
@@ -189,7 +188,7 @@ class Collector {
     try {
       found_.files.push_back({file, relative, files_.size_bytes(file)});
     } catch (const Error& error) {
-      if (error.code() != std::errc::no_such_file_or_directory) throw;  // else it has just gone
+      if (error.code() != std::errc::no_such_file_or_directory) throw;  // it may have just been deleted
     }
   }
 
@@ -229,7 +228,7 @@ class Collector {
   Files& files_;
   const std::vector<fs::path>& left_out_;
   Companions found_;
-  std::vector<std::string> checkpoints_, denied_, linked_folders_, broken_links_, others_;  // what is left out, by kind
+  std::vector<std::string> checkpoints_, denied_, linked_folders_, broken_links_, others_;  // left out, by kind
 };
 
 }  // namespace

@@ -11,44 +11,43 @@
 
 namespace reshard {
 
-/// Whether a file has a name as weights have it: "….safetensors", "….bin" and the like.
+/// Whether a file is named like weights: "….safetensors", "….bin" and the like.
 bool has_weights_ending(std::string_view file_name);
 
-/// The files beside a checkpoint's weights that belong to the model, in sorted order.
+/// Files next to a checkpoint's weights that belong to the model, sorted.
 struct Companions {
   std::vector<CopiedFile> files;
-  std::vector<std::string> notes;                // folders that were left out, whole sentences
-  std::vector<std::filesystem::path> weights{};  // files that stay behind because their names are those of weights
+  std::vector<std::string> notes;                // on the folders and entries that were left out, as whole sentences
+  std::vector<std::filesystem::path> weights{};  // files that were left out because they are named like weights
 };
 
-/// Everything under `directory` that is neither weights, nor an index of weights, nor hidden, nor about its shards, nor
-/// a manifest of its files or a signature of these or of weights, nor what marks the checkpoints of a training run. Left
-/// out with a note: folders that are checkpoints of their own, linked folders, folders below `directory` that may not be
-/// read, links to nowhere, and pipes, sockets and devices. The folders `left_out` stay behind without one.
+/// Returns everything under `directory` except: weights and their indices, hidden files, files that describe its
+/// shards, manifests, signatures of these or of weights, and markers of a training run's checkpoints. Leaves out, with
+/// a note: folders that are checkpoints themselves, linked folders, subfolders that may not be read, broken links, and
+/// pipes, sockets and devices. Leaves out the folders `left_out` without a note.
 /// \throws Error kIo if `directory` itself cannot be read.
 Companions companion_files(Files& files, const std::filesystem::path& directory,
                            const std::vector<std::filesystem::path>& left_out = {});
 
-/// The files directly in `directory` whose names are those of weights, sorted; empty if it may not be read.
+/// Returns the files directly in `directory` that are named like weights, sorted; empty if it may not be read.
 std::vector<std::filesystem::path> weights_in(Files& files, const std::filesystem::path& directory);
 
-/// Whether a file of this name is a tokenizer, or its vocabulary.
+/// Whether a file of this name is a tokenizer or its vocabulary.
 bool is_tokenizer(const std::string& file_name);
 
-/// The files directly in `directory` whose names are those of a tokenizer or its settings, sorted; empty if it may not
-/// be read.
+/// Returns the files directly in `directory` that are named like a tokenizer or its settings, sorted; empty if there is
+/// no tokenizer or `directory` may not be read.
 std::vector<CopiedFile> tokenizer_files(Files& files, const std::filesystem::path& directory);
 
-/// The files of an output that stand beside its weights.
+/// The files of an output next to its weights.
 struct CarriedFiles {
   std::vector<TextFile> text_files;
   std::vector<CopiedFile> copied_files;
 };
 
-/// The other files of the directory of a checkpoint, unless the outputs go into it, and its config.json from wherever it
-/// is, with the dtype that the draft has for it. Leaves out those that `target` has itself. What to know of them joins the
-/// draft's notes.
-/// \throws Error kBadInput if a trainer would read files of another save beside new states; kIo.
+/// Returns the companion files of the checkpoint's directory, unless that is the output directory, and its config.json
+/// from any place, with the draft's dtype. Omits files that `target` writes itself. Adds notes to the draft.
+/// \throws Error kBadInput if a trainer would read files of another save next to the new optimizer state; kIo.
 CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const TargetPlan& target,
                          const std::filesystem::path& output_directory);
 

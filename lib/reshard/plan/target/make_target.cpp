@@ -21,15 +21,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Whether it is a tied copy in the source; of those of several ranks, the first.
+/// Whether it is a tied copy in the source; if several ranks have it, the first rank's.
 bool is_tied_once(const SourceMap& source, const StoredTensor& tensor) {
   return tensor.tied && source.files[tensor.file].tp_rank == 0 && source.files[tensor.file].ep_rank == 0;
 }
 
-/// A second name of a tensor in the source's files is compared with it. Hugging Face's files do not have it.
+/// Notes tied tensors: each copy in the source is compared with the original. Hugging Face files omit it.
 void note_tied(Draft& draft, const Layout& target) {
   const SourceMap& source = draft.source.map;
-  std::set<std::string> noted;  // it may be stored in many chunks
+  std::set<std::string> noted;  // a tensor may be stored in many chunks
   for (std::size_t l = 0; l < source.pieces.size(); ++l)
     for (const Piece& piece : source.pieces[l]) {
       const StoredTensor& tensor = source.stored[piece.stored];
@@ -43,7 +43,7 @@ void note_tied(Draft& draft, const Layout& target) {
     }
 }
 
-/// Whether a found checkpoint of ranks has no optimizer next to its weights, so that these alone can be hidden.
+/// Whether a sharded checkpoint has no optimizer next to its weights, so that only the weights would be hidden.
 bool is_model_alone(Files& files, const FoundLayout& found) {
   const RankFormat* const ranks = found.layout->ranks();
   if (ranks == nullptr) return false;
@@ -51,19 +51,19 @@ bool is_model_alone(Files& files, const FoundLayout& found) {
   return !optimizer || *optimizer == found.path || !files.exists(*optimizer);
 }
 
-/// The folder that contains the weights of a found checkpoint.
+/// Returns the folder that contains the weights of a checkpoint.
 fs::path weights_folder_of(const FoundLayout& found) {
   return found.layout->ranks() == nullptr ? found.path : ranks_of(found).weights_in(found.path);
 }
 
-/// Whether a checkpoint in that layout is given by the path of its output directory, not by that of a folder in it.
+/// Whether a checkpoint in this layout is addressed by its output directory, not by a folder in it.
 bool is_output_itself(const Layout& layout) {
   const std::string_view folder = layout.traits().folder;
   return folder.empty() || (layout.ranks() != nullptr && layout.ranks()->weights_folder == folder);
 }
 
-/// If the old ranks or the new ones are the output directory itself, no path would name these alone. Whole weights may
-/// join a model's ranks: they are the same model.
+/// Validates that neither the old ranks nor the new ones are in the output directory itself, since no path would
+/// address one of them alone. Whole weights may be written next to ranks of a model: they are the same model.
 void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, const fs::path& output_directory) {
   const auto replaces = [&](const fs::path& folder) {
     return folder != output_directory &&
@@ -86,12 +86,12 @@ void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, 
               .hint("move its files away or choose another output directory");
     }
   } catch (const Error& error) {
-    if (error.code() != std::errc::permission_denied) throw;  // what may be written to need not be readable
+    if (error.code() != std::errc::permission_denied) throw;  // a writable directory need not be readable
   }
 }
 
-/// Whole weights that stay in the output directory are what its path names, whatever ranks join them. If they are
-/// the source, they are the same model, and there is nothing to note.
+/// Notes whole weights that stay in the output directory: its path refers to them, even if ranks are added. Not needed
+/// if they are the source, and thus the same model.
 void note_whole_weights(Files& files, Draft& draft, const Layout& target, const fs::path& output_directory) {
   const fs::path output = files.resolve(output_directory);
   if (!target.traits().has_ranks() || !files.is_directory(output)) return;
@@ -109,11 +109,12 @@ void note_whole_weights(Files& files, Draft& draft, const Layout& target, const 
                                                      (output_directory / target.traits().folder).string())));
     }
   } catch (const Error& error) {
-    if (error.code() != std::errc::permission_denied) throw;  // what may be written to need not be readable
+    if (error.code() != std::errc::permission_denied) throw;  // a writable directory need not be readable
   }
 }
 
-/// What a target keeps of the source's partition. Replicas and padding of heads belong to one number of ranks.
+/// Returns the source's partition options that the target keeps. Replication and padding of heads depend on the number
+/// of ranks.
 PartitionOptions kept_partition(const Checkpoint& source, const TargetRequest& request) {
   PartitionOptions kept = source.partition;
   if (request.tp.value_or(1) == source.mesh.tp) return kept;
@@ -122,7 +123,7 @@ PartitionOptions kept_partition(const Checkpoint& source, const TargetRequest& r
   return kept;
 }
 
-/// Notes options that the source was written with, in the same layout, and the output is not.
+/// Notes options that the source was written with, in the same layout, but the output is not.
 void note_other_form(Draft& draft, const OptionValues& options) {
   std::vector<std::string> lost;
   for (const auto& [name, value] : draft.source.form.all())
@@ -135,10 +136,10 @@ void note_other_form(Draft& draft, const OptionValues& options) {
                     join(lost, " and ")));
 }
 
-/// Adds the copies that the target is to hold to the draft's map.
+/// Adds the copies that the target needs to the draft's map.
 void add_copies(Draft& draft, const std::vector<TargetPlan::Copy>& copies) {
   SourceMap& map = draft.source.map;
-  std::map<DType, std::size_t> narrow;  // which are master weights
+  std::map<DType, std::size_t> narrow;  // number of master weights copied from narrow weights
   for (const TargetPlan::Copy& copy : copies) {
     const std::uint32_t source = map.find_logical(copy.of).value();
     map.add_copy(source, copy.name, TensorRole::kState);
@@ -180,7 +181,7 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
     plan = request.layout->plan(
         request, {draft.model_or_null(), draft.wanted, source.index_metadata, source.index_metadata_file, states,
                   source.mesh.dp, kept_partition(source, request)});
-  } catch (Error& error) {  // a layout knows the tensor, but not where it is
+  } catch (Error& error) {  // a layout knows the tensor, but not its file
     const bool is_of_source =
         error.kind() == ErrorKind::kBadInput || (error.kind() == ErrorKind::kUnsupported && !error.tensor().empty());
     if (is_of_source && error.path().empty()) error.in(source.directory);
@@ -193,11 +194,11 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
   plan.text_files.insert(plan.text_files.begin(), std::move_iterator(plan.map.text_files.begin()),
                          std::move_iterator(plan.map.text_files.end()));
   plan.map.text_files.clear();
-  if (traits.has_ranks() && !source.index_metadata.empty() && plan.has_first_rank)  // of runs that share it, the first
+  if (traits.has_ranks() && !source.index_metadata.empty() && plan.has_first_rank)  // by the first of several runs
     plan.text_files.push_back(
         {kKeptIndexMetadataFile, kept_index_metadata_text(source.index_metadata), source.index_metadata_file});
   if (traits.whole_folder) plan.whole_folders.insert(plan.whole_folders.begin(), traits.folder);
-  if (draft.model)  // the last note of a plan names the programs that load the files
+  if (draft.model)  // before plan.notes, whose last note names the programs that load the files
     for (std::string& note : idle_option_notes(request, *draft.model, plan)) draft.note(std::move(note));
   for (const std::string& note : plan.notes) draft.note(note);
   add_copies(draft, plan.copies);

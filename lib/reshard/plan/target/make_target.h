@@ -7,13 +7,13 @@
 
 namespace reshard {
 
-/// The request, with the ranks and the format of the source where it leaves them open, and the layout takes them over.
-/// \throws Error kUsage if it does not say how many ranks there are to be, nor does the source.
+/// Completes a request with the source's ranks and format, if it has none and the layout can keep them.
+/// \throws Error kUsage if neither the request nor the source gives the number of ranks.
 TargetRequest completed(TargetRequest request, const Checkpoint& source);
 
-/// The checkpoint of the draft's tensors and states that the request asks for. What to know of it joins the draft's notes,
-/// what it has no place for its dropped tensors, and copies of tensors that it is to hold under another name, too, its map.
-/// \throws Error kUsage, with what would work; kBadInput if other weights stand in the output directory.
+/// Plans the requested checkpoint of the draft's tensors and training state. Adds notes to the draft, tensors that the
+/// target has no place for to its dropped tensors, and copies that the target needs under another name to its map.
+/// \throws Error kUsage, with what would work; kBadInput if the output directory contains conflicting weights.
 TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
                        const std::filesystem::path& output_directory);
 

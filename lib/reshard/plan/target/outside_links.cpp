@@ -17,13 +17,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Whether the output is of no use without the file.
+/// Whether the output is unusable without the file.
 bool is_config(const fs::path& path) {
   const fs::path name = path.filename();
   return name == kConfigFile || name == kAdapterConfigFile || name == kUnfusedConfigFile;
 }
 
-/// \param output  where a copy of it would be.
+/// \param output  path of the copy in the output.
 Error outside(Files& files, const fs::path& link, const fs::path& output) {
   return std::move(
       Error(ErrorKind::kBadInput, "is a link to outside of the model, to " + printable(files.resolve(link).string()))
@@ -39,8 +39,8 @@ void leave_out_outside_links(Files& files, Job& job, const SourceRequest& reques
   std::vector<fs::path> given = adapters;
   given.insert(given.end(), {request.path, job.source_directory, job.model_directory, request.config});
   const ModelBounds model(files, given);
-  // A tokenizer may come from the directory of a config.json that is given. What else that contains is not the model's:
-  // only its own entries may lead there.
+  // A tokenizer may come from the directory of a given config.json. Other contents of that directory do not belong to
+  // the model: only its own entries may link to them.
   fs::path beside_config;
   if (!request.config.empty() && !files.is_directory(request.config))
     beside_config = files.absolute(request.config).lexically_normal().parent_path();

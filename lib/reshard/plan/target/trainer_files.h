@@ -1,5 +1,5 @@
-// What a trainer saves beside the model and the optimizer of a step, and reads back when it goes on: it is carried along
-// as it is, and never opened.
+// Files that a trainer saves next to the model and the optimizer of a step, and reads when it resumes. They are copied
+// unchanged and never opened.
 #pragma once
 
 #include <vector>
@@ -11,17 +11,16 @@
 
 namespace reshard {
 
-/// Whether the checkpoint is one step of a run, and its config.json lies in the run's directory: its name says so, or it
-/// is of a layout that trainers save optimizers in, and in no folder of its own.
+/// Whether the checkpoint is one step of a run whose directory contains config.json: it is named like a step, or its
+/// layout is one in which trainers save optimizers and it has no folder of its own.
 bool is_step_of_run(Files& files, const Checkpoint& checkpoint);
 
-/// scheduler.pt, user_content.pt (neuronx_distributed/trainer/checkpoint.py) and trainer_state.json (optimum-neuron), as
-/// far as they are there. The checkpoint's own come first; those of the run's directory are of its latest step, and of none
-/// where the checkpoint is one of its steps.
+/// Returns the files among scheduler.pt, user_content.pt (neuronx_distributed/trainer/checkpoint.py) and
+/// trainer_state.json (optimum-neuron) that exist. The checkpoint's own take precedence over those in the run's
+/// directory, which belong to its latest step and are ignored if the checkpoint is one step.
 /// \throws Error kIo.
 std::vector<CopiedFile> trainer_files(Files& files, const Checkpoint& checkpoint);
 
-/// Their names.
 inline constexpr const char* kTrainerFiles[] = {"scheduler.pt", "user_content.pt", kTrainerStateFile};
 bool is_trainer_file(const std::filesystem::path& name);
 
