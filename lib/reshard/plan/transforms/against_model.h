@@ -5,10 +5,10 @@
 
 namespace reshard {
 
-/// Holds the tensors that are wanted, under their new names, against what config.json asks for, and makes Draft::model.
-/// Notes what name rules take from the model. For ranks of a mesh the tensors are put into the model's order.
-/// \throws Error kBadInput for tensors that are missing, or have other shapes, and for those that are not explained where
-/// the target needs the model; kUsage if the request allows missing tensors in a layout that needs them.
+/// Validates the wanted tensors, under their new names, against config.json, and sets Draft::model. Notes the model's
+/// tensors that name rules remove. For ranks of a mesh, sorts the tensors in the model's order.
+/// \throws Error kBadInput for tensors that are missing or have other shapes, and for unknown tensors if the target
+/// needs the model; kUsage if the request allows missing tensors in a layout that needs all.
 void hold_against_model(Draft& draft, const Request& request);
 
 }  // namespace reshard

@@ -20,7 +20,7 @@ bool is_quantization_key(std::string_view key) {
   return std::find(kQuantizationKeys.begin(), kQuantizationKeys.end(), key) != kQuantizationKeys.end();
 }
 
-/// Transformers writes a model_type into the configuration of each part; files that others wrote may lack it.
+/// Transformers writes a model_type into the configuration of each part; files by other writers may lack it.
 bool is_part(std::string_view key, const OrderedJson& value) {
   if (!value.is_object() || is_quantization_key(key) || value.contains("quant_method")) return false;
   return key.ends_with("_config") || value.contains("model_type");
@@ -32,7 +32,7 @@ bool names_dtype(const OrderedJson& value) {
          });
 }
 
-/// \returns whether the value was another one.
+/// \returns whether the value changed.
 bool set_dtype(OrderedJson& value, DType dtype) {
   const char* name = describe(dtype).torch_name;
   if (value == name) return false;
@@ -67,7 +67,7 @@ OrderedJson read_ordered_config(Files& files, const std::filesystem::path& file)
   if (OrderedJson compiled = read_compiled_config(files, file); !compiled.is_null()) return compiled;
   try {
     return parse_ordered_json(read_text_file(files, file, kMaxConfigBytes), file, JsonDialect::kPython);
-  } catch (const Error& error) {  // beside a single file, it is taken along as it is
+  } catch (const Error& error) {  // a file next to a single weights file is copied unchanged
     if (error.kind() == ErrorKind::kIo) throw;
     return {};
   }
@@ -76,7 +76,7 @@ OrderedJson read_ordered_config(Files& files, const std::filesystem::path& file)
 bool set_config_dtype(OrderedJson& config, DType dtype) {
   if (!config.is_object()) return false;
   bool changed = set_part_dtype(config, dtype);
-  for (const char* key : kDTypeKeys)  // whatever it was
+  for (const char* key : kDTypeKeys)  // whatever the value
     if (config.contains(key)) changed = set_dtype(config[key], dtype) || changed;
   return changed;
 }

@@ -8,19 +8,19 @@
 
 namespace reshard {
 
-/// The config.json that the neuron_config.json at `file` amounts to; null for any other file, and if `file` is empty.
+/// Returns the config.json in the neuron_config.json at `file`; null if `file` is another file or empty.
 OrderedJson read_compiled_config(Files& files, const std::filesystem::path& file);
 
-/// The config.json at `file`, keys in its order, or read_compiled_config; null if `file` is empty or none that can be
-/// read.
+/// Returns the config.json at `file` with its keys in order, or read_compiled_config; null if `file` is empty or
+/// unreadable.
 OrderedJson read_ordered_config(Files& files, const std::filesystem::path& file);
 
-/// Sets the dtype that a configuration names (`dtype`, `torch_dtype`), and those of its parts (`text_config`,
-/// `vision_config`, …), as Transformers nests them. The quantisation's configuration has dtypes of its own, which stay.
-/// \returns whether anything was there to set.
+/// Sets the dtype in a configuration (`dtype`, `torch_dtype`) and in its parts (`text_config`, `vision_config`, …), as
+/// Transformers nests them. Keeps the dtypes in a quantisation configuration.
+/// \returns whether a value changed.
 bool set_config_dtype(OrderedJson& config, DType dtype);
 
-/// Whether a configuration, or that of a part, says that the weights are quantised.
+/// Whether a configuration or one of its parts declares quantised weights.
 bool is_quantized_config(const OrderedJson& config);
 
 }  // namespace reshard

@@ -10,15 +10,15 @@
 
 namespace reshard {
 
-/// A checkpoint on its way to a target: what was read, as the transforms leave it.
+/// A checkpoint being transformed for a target.
 struct Draft {
-  Checkpoint source;                   // its tensors have the names that they are to get
-  std::vector<std::string> old_names;  // [i]: what source.map.logical[i] was called when it was read
-  std::vector<LogicalTensor> wanted;   // what the target is to hold, in the dtypes that it is to have there
-  std::vector<std::string> dropped;    // names of what it is not to hold
-  std::optional<Model> model;          // that the target is made for: source.model, with the tensors' new names
-  std::optional<DType> config_dtype;   // that config.json is to say
-  std::vector<Applied> transforms;     // in this order
+  Checkpoint source;                   // its tensors have their new names
+  std::vector<std::string> old_names;  // [i]: original name of source.map.logical[i]
+  std::vector<LogicalTensor> wanted;   // the target's tensors, with their target dtypes
+  std::vector<std::string> dropped;    // names of tensors that the target omits
+  std::optional<Model> model;          // the target's model: source.model, with the tensors' new names
+  std::optional<DType> config_dtype;   // dtype to write to config.json
+  std::vector<Applied> transforms;     // in order of application
 
   void note(std::string sentence) { source.notes.push_back(std::move(sentence)); }
   const Model* model_or_null() const { return model ? &*model : nullptr; }

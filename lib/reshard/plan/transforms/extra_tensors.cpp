@@ -13,7 +13,7 @@
 namespace reshard {
 namespace {
 
-/// A parameter that every rank of its stage has whole.
+/// Returns a parameter that is replicated on every rank of its stage.
 ModelParameter whole_parameter(const LogicalTensor& tensor, const Model& model) {
   ModelParameter parameter;
   parameter.name = tensor.name;
@@ -28,8 +28,8 @@ ModelParameter whole_parameter(const LogicalTensor& tensor, const Model& model) 
   return parameter;
 }
 
-/// Inference engines, whose layouts cast, load the tensors of their own model alone; padded ranks are read by the model's
-/// sizes.
+/// Whether a target can contain tensors that the model does not have. Inference engines, whose layouts cast, load only
+/// tensors of their own model; padded ranks are read by the model's sizes.
 bool has_place(const TargetRequest& target) {
   return !target.layout->traits().casts_to_config_dtype && !target.options.flag(kPad.name);
 }

@@ -5,12 +5,13 @@
 
 namespace reshard {
 
-/// Whether the rules leave out the tensor of this name.
+/// Whether the rules drop the tensor with this name.
 bool is_dropped(const NameRules& rules, const std::string& name);
 
-/// Renames and drops tensors; each rule sees the names that those before it made. States follow their parameters. Notes
-/// rules that match nothing.
-/// \throws Error kUsage if two tensors would have one name, or none is left; kUnsupported as follow_parameters.
+/// Renames and drops tensors. Each rule sees the names that earlier rules made. Optimizer state follows its parameters.
+/// Notes rules that match nothing.
+/// \throws Error kUsage if two tensors would have the same name, or if no tensor is left; kUnsupported as
+/// follow_parameters.
 void select(Draft& draft, const NameRules& rules);
 
 }  // namespace reshard
