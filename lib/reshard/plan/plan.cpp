@@ -1,4 +1,4 @@
-// From a request to a job: find, read, transform, lay out, and make the program.
+// Plans the job for a request: find, read, transform, lay out, and make the program.
 #include <fmt/format.h>
 
 #include <iterator>
@@ -26,8 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Where no layout is asked for, but ranks are, those of a sharded source get another mesh; where the optimizer is to go
-/// along, it stays in its layout.
+/// Chooses the target's layout if the request has none. A request with rank options keeps the layout of a sharded
+/// source; one without keeps a layout that can contain optimizer state.
 const Layout& layout_of_target(const Request& request, const Checkpoint& source) {
   const std::string option = rank_option(request.target);
   if (option.empty())
@@ -40,7 +40,7 @@ const Layout& layout_of_target(const Request& request, const Checkpoint& source)
             }));
 }
 
-/// \throws Error kUsage for what is wrong with the request alone.
+/// \throws Error kUsage if the request is invalid, whatever the source.
 void validate(Files& files, const Request& request) {
   validate_request(request.target);
   validate_takes_states(request.source, *request.target.layout);
@@ -54,7 +54,7 @@ void validate(Files& files, const Request& request) {
         .hint("choose another output directory");
 }
 
-/// \param target  null where the layout of the source is not known.
+/// \param target  null if the layout of the source is unknown.
 ReadContext context_of(const Request& request, const Layout* target) {
   ConfigUse use = request.names.empty() ? ConfigUse::kStrict : ConfigUse::kRenamed;
   if (request.source.kind == SourceKind::kWhole) use = ConfigUse::kNeeded;
@@ -93,7 +93,7 @@ fs::path output_beside(Files& files, const Checkpoint& source) {
       .hint("name an output directory after the checkpoint's");
 }
 
-/// What is wrong with the source for this target, before anything is made of its tensors.
+/// Validates the source for this target, before its tensors are transformed.
 void validate_source(Files& files, const Request& request, const Checkpoint& source) {
   if (request.lora_fuse && !source.adapter)
     throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: this is no adapter").in(source.path);
@@ -103,7 +103,7 @@ void validate_source(Files& files, const Request& request, const Checkpoint& sou
   validate_outside(files, *request.output_directory, source);
 }
 
-/// The order of the transforms: names first, since config.json, other tensors and dtypes are held against the new ones.
+/// Transforms the tensors. Names come first, since config.json, extra tensors and dtypes are matched by the new ones.
 Draft transform(Files& files, const Request& request, Checkpoint source) {
   Draft draft{std::move(source)};
   select(draft, request.names);
@@ -113,7 +113,7 @@ Draft transform(Files& files, const Request& request, Checkpoint source) {
   return draft;
 }
 
-/// A job that reads what the draft has.
+/// Returns a job with the draft as its source.
 std::unique_ptr<Job> start_job(const Request& request, Draft draft) {
   auto job = std::make_unique<Job>();
   job->command = request.command;
@@ -153,7 +153,7 @@ std::unique_ptr<Job> plan_adapter(Files& files, const Request& request, const Dr
   auto job = start_job(request, draft);
   plan_converted_adapter(files, *job, draft.source, draft.wanted, request);
   job->program = make_program(job->source, job->target, {request.check_replicas, draft.dropped});
-  return job;  // without config.json, which is the base model's
+  return job;  // without config.json, which belongs to the base model
 }
 
 std::unique_ptr<Job> plan_model(Files& files, Request request, const FoundCheckpoint& found) {
