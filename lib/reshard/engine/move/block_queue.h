@@ -92,7 +92,7 @@ class BlockQueue {
   bool leaves_;
   bool has_views_;  // whether a source has tensors in another shape or order than the file
   std::vector<Part> parts_;
-  std::vector<std::uint64_t> bytes_before_;  // of the parts before each one; the last is the total
+  std::vector<std::uint64_t> bytes_before_;  // total size before each part; then the total
   std::mutex mutex_;
   std::vector<Stretch> stretches_;  // of each worker
 };

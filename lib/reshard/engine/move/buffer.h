@@ -39,7 +39,7 @@ class Buffer {
   std::uint64_t size_ = 0;
 };
 
-inline constexpr std::uint64_t kLineBytes = 64;  // of the cache
+inline constexpr std::uint64_t kLineBytes = 64;  // size of a cache line
 
 /// Bytes to add to an address to give it the file offset's position in a cache line; less than kLineBytes.
 std::uint64_t bytes_to_line_up(const std::byte* address, std::uint64_t file_offset_bytes);

@@ -121,7 +121,7 @@ struct Buffers {
   Buffer staging;
   Buffer other;
   Buffer against;
-  std::deque<Buffer> inputs;      // of a computed tensor
+  std::deque<Buffer> inputs;      // inputs of a computed tensor
   std::vector<std::byte> window;  // at most kReadAheadBytes
 };
 

@@ -24,8 +24,8 @@ struct EarlierRun {
   };
   std::filesystem::path root;
   State state = State::kUnknown;
-  std::uint64_t size_bytes = 0;                // of all files in it
-  JournalFound journal = JournalFound::kNone;  // of a dead run; if whole, a run of the same job can resume from it
+  std::uint64_t size_bytes = 0;                // total size of all files
+  JournalFound journal = JournalFound::kNone;  // a dead run's; a run of the same job can resume a whole one
   std::string why_foreign;                     // end of a sentence
 };
 

@@ -165,7 +165,7 @@ void Units::add_parts(std::uint32_t unit, std::vector<Part>& parts) const {
 }
 
 std::vector<std::size_t> Units::deal(const std::vector<std::uint32_t>& units, std::uint32_t count) const {
-  constexpr double kSnap = 0.02;  // of a share
+  constexpr double kSnap = 0.02;  // fraction of a share's cost
   std::vector<std::uint64_t> before{0};
   for (const std::uint32_t unit : units) before.push_back(before.back() + cost(unit));
   const std::uint64_t all = before.back();
