@@ -1,4 +1,4 @@
-// What the benchmarks share. Each file registers its own; main.cpp runs them.
+// Shared by all benchmarks. Each file registers its own; main.cpp runs them.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -26,7 +26,7 @@ inline Bytes some_bytes(std::size_t size) {
   return bytes;
 }
 
-/// Processor seconds of `work`; other processes do not count.
+/// Returns the processor seconds that `work` takes, regardless of other processes.
 template <typename Work>
 double seconds_of(Work&& work) {
   const std::clock_t begin = std::clock();
@@ -34,7 +34,7 @@ double seconds_of(Work&& work) {
   return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
 }
 
-/// Bytes that memcpy copies in a second; the median of some tries.
+/// Returns the bytes per second that memcpy copies, as the median of several runs.
 inline double memcpy_speed(std::size_t bytes) {
   const Bytes from(bytes, std::byte{1});
   Bytes to(bytes);
@@ -51,8 +51,8 @@ inline double memcpy_speed(std::size_t bytes) {
   return speeds[2];
 }
 
-/// Times `work`, which moves `bytes`. The counter `memcpys` says how many memcpys of as many bytes take as long,
-/// measured just before, as other loads of the machine come and go.
+/// Times `work`, which moves `bytes`. The counter `memcpys` is its time in units of a memcpy of as many bytes, which is
+/// timed just before since the machine's load varies.
 template <typename Work>
 void measure(benchmark::State& state, std::size_t bytes, Work&& work) {
   const double best = memcpy_speed(bytes);

@@ -1,5 +1,5 @@
-// Compares the speed of moving checkpoints with that of copying them, and measures planning of huge ones.
-// scripts/bench.sh builds and runs it. No test does: the figures depend on the machine.
+// Compares the speed of converting checkpoints with that of copying them, and measures the planning of huge ones.
+// scripts/bench.sh builds and runs it. Not part of any test, since the figures depend on the machine.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -58,7 +58,7 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--revision", options.revision, "what the report calls it");
 }
 
-/// With more ranks than processors, as root if it is so, and bound to none.
+/// Lets mpirun start more ranks than processors, run as root, and leave ranks unbound.
 void set_up_launchers() {
   for (const auto& [name, value] : {std::pair("OMPI_ALLOW_RUN_AS_ROOT", "1"),
                                     {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},

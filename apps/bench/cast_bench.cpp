@@ -1,5 +1,5 @@
-// The speed of casts with each instruction set, in the cache and out of it, compared with memcpy of half of the bytes
-// read and written.
+// Speed of casts with each instruction set, in the cache and out of it, compared with a memcpy of half as many bytes as
+// are read and written.
 #include <fmt/format.h>
 
 #include <random>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kCounts[] = {std::size_t{1} << 15, std::size_t{1} << 25};
 
-/// Normally distributed like weights, as `dtype`.
+/// Returns elements of `dtype` that are normally distributed, like weights.
 Bytes weights(DType dtype, std::size_t count) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal(0.0f, 0.02f);

@@ -24,7 +24,7 @@ class Rounds {
   }
 
  private:
-  /// Who comes after whom changes from round to round: what one leaves in memory may help the next, or hinder it.
+  /// Shuffles the order in each round, since what one command leaves in memory may help or slow down the next.
   void round(bool warm_up) {
     std::vector<std::function<void()>> turns;
     turns.push_back([&] {

@@ -11,7 +11,7 @@
 
 namespace reshard::bench {
 
-/// One row of the table: a command of reshard with `threads` threads, compared with two ways to copy its input.
+/// One row of the table: a reshard command with `threads` threads, compared with two ways to copy its input.
 struct Row {
   std::string name;
   unsigned threads = 1;
@@ -19,12 +19,12 @@ struct Row {
   std::vector<std::string> argv;
   std::vector<std::string> cp_argv;
   std::vector<std::string> copy_argv;
-  // One a round. Those of one round were run one after another, in any order, so that what else the machine does meets
-  // all alike. Rows of one contest share the runs of cp.
+  // One run per round. The runs of a round follow one another in random order, so that other load on the machine
+  // affects all of them. Rows of one contest share the runs of cp.
   std::vector<Run> runs;
   std::vector<Run> cp_runs;
   std::vector<Run> copy_runs;
-  std::string baseline = "cp -r";  // what cp_argv is
+  std::string baseline = "cp -r";  // name of cp_argv
 };
 
 /// Rows with the same input, measured together.
@@ -36,21 +36,20 @@ struct Contest {
 
 struct Settings {
   unsigned rounds = 5;
-  bool cold = false;  // drop the page cache before each run; else read the input first, and leave out the first round
+  bool cold = false;  // drop the page cache before each run; otherwise read the input first and discard the first round
   std::function<void(const std::string&)> log;
 };
 
-/// Runs every command of `contest`, round after round. Each writes to `output`, which is emptied and moved away after
-/// it.
+/// Runs every command of `contest` in each round. Each writes to `output`, which is then emptied and moved away.
 void measure(Contest& contest, const std::filesystem::path& output, const WorkDir& work, const Settings& settings);
 
-/// The middle one, or the mean of the middle two. `values` is not empty.
+/// Returns the middle value, or the mean of the middle two. `values` is not empty.
 double median(std::vector<double> values);
-/// The median of a figure of all runs.
+/// Returns the median of a figure over all runs.
 double median_of(const std::vector<Run>& runs, const std::function<double(const Run&)>& figure);
-/// The median of the rounds' ratios of time, `numerator` / `denominator`.
+/// Returns the median of the rounds' time ratios, `numerator` / `denominator`.
 double median_ratio(const std::vector<Run>& numerator, const std::vector<Run>& denominator);
-/// The largest of a figure.
+/// Returns the largest value of a figure.
 std::uint64_t most(const std::vector<Run>& runs, std::uint64_t Run::*figure);
 
 }  // namespace reshard::bench

@@ -1,5 +1,5 @@
-// Cutting a block of rows into parts along its inner dim, putting it together again, transposes, and checksums: with
-// the best instruction set and with plain C++, compared with memcpy of as many bytes and with xtensor.
+// Splitting a block of rows along its inner dim, joining it again, transposes, and checksums: with the best instruction
+// set and in plain C++, compared with a memcpy of as many bytes and with xtensor.
 #include <fmt/format.h>
 
 #include <array>
@@ -22,9 +22,9 @@
 namespace reshard::bench {
 namespace {
 
-constexpr std::size_t kBlockBytes = std::size_t{2} << 20;  // between the caches of a core and those of all
+constexpr std::size_t kBlockBytes = std::size_t{2} << 20;  // larger than a core's caches, smaller than the shared one
 
-/// A block of rows of `parts` segments and, apart from each other, the parts that it is cut into.
+/// A block of rows of `parts` segments, and the separate parts that it is split into.
 struct Cut {
   Cut(std::size_t part_count, std::size_t segment)
       : segment_bytes(segment), rows(kBlockBytes / (part_count * segment)), block(some_bytes(bytes(part_count))) {
@@ -71,7 +71,7 @@ void copy_one_by_one(benchmark::State& state, Direction direction, std::size_t p
   });
 }
 
-/// xtensor's elements are as wide as the segments allow, up to the 2 bytes of the usual weights.
+/// xtensor's elements are as wide as the segments permit, up to the 2 bytes of usual weights.
 template <typename Elem>
 struct XtensorCut {
   using Matrix = xt::xtensor<Elem, 2>;

@@ -1,11 +1,11 @@
-// A yardstick: copies a directory as fast as the kernel does it, with several threads.
+// A reference: copies a directory with the kernel's fastest method, on several threads.
 //
 //   copy_files SOURCE_DIR TARGET_DIR THREADS [--sync]
 //
-// Threads take ranges of files from one list and have the kernel copy them. The kernel lets one thread at a time write
-// to a file, so neighbours in the list are of different files. Each range opens its file again: that costs microseconds
-// for 16 MiB, and no limit of open files is met. Target files grow as they are written, as those of cp do; to set their
-// sizes first made no difference on ext4 that could be measured.
+// Threads take file ranges from one list and let the kernel copy them. The kernel admits one writer per file at a time,
+// so neighbouring ranges belong to different files. Each range opens its file again: this costs microseconds per 16 MiB
+// and avoids the limit of open files. Target files grow as they are written, as with cp; setting their size first made
+// no measurable difference on ext4.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -52,7 +52,7 @@ class File {
   int descriptor_;
 };
 
-/// Where the kernel does not copy between two file systems.
+/// Fallback if the kernel cannot copy between two file systems.
 void copy_through_buffer(const File& source, const File& target, std::uint64_t begin, std::uint64_t end) {
   std::vector<char> buffer(1 << 20);
   while (begin < end) {
@@ -80,7 +80,7 @@ void copy(const Range& range, const fs::path& source_dir, const fs::path& target
   }
 }
 
-/// The ranges of all files, the first of each, then the second of each, …
+/// Returns the ranges of all files: the first of each, then the second of each, …
 std::vector<Range> ranges_of(const fs::path& source_dir, const fs::path& target_dir) {
   std::vector<Range> ranges;
   fs::create_directories(target_dir);

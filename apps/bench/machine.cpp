@@ -138,8 +138,8 @@ void read_tree(const fs::path& directory) {
 }
 
 void settle(const fs::path& directory) {
-  constexpr unsigned kLooks = 500;      // five seconds: others may keep the device busy
-  constexpr unsigned kQuietInARow = 3;  // between two requests of a queue it may look idle
+  constexpr unsigned kLooks = 500;      // five seconds: other processes may keep the device busy
+  constexpr unsigned kQuietInARow = 3;  // a queue may seem idle between two requests
   ::syncfs(Descriptor(directory, O_RDONLY | O_DIRECTORY).number());
   unsigned quiet = 0;
   for (unsigned look = 0; look < kLooks && quiet < kQuietInARow; ++look) {
@@ -160,7 +160,7 @@ MemoryFiller::~MemoryFiller() {
 }
 
 void MemoryFiller::fill() {
-  // Until it does not help any more: the kernel keeps some memory free whatever is read.
+  // Until free memory no longer shrinks: the kernel keeps some free regardless.
   constexpr std::uint64_t kStepBytes = std::uint64_t{256} << 20;
   std::vector<char> buffer(1 << 20);
   for (std::uint64_t free = memory_bytes(_SC_AVPHYS_PAGES);;) {

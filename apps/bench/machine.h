@@ -11,12 +11,12 @@ struct Machine {
   unsigned cores = 1;
   std::uint64_t memory_bytes = 0;
   std::string kernel;
-  std::string file_system;  // that contains the work directory
-  std::string date;         // of today, UTC
+  std::string file_system;  // of the work directory
+  std::string date;         // today, UTC
 };
 Machine machine_facts(const std::filesystem::path& directory);
 
-/// A new directory, removed with all it holds at the end.
+/// A new directory that is removed, with its contents, by the destructor.
 class WorkDir {
  public:
   explicit WorkDir(const std::filesystem::path& parent);
@@ -27,8 +27,8 @@ class WorkDir {
   std::filesystem::path operator/(const char* name) const { return path_ / name; }
   const std::filesystem::path& path() const { return path_; }
 
-  /// Empties the files of a directory in this one and moves it out of the way. Removing them would make ext4 slow to
-  /// create others: for a minute it goes past the inodes of what was removed, one by one.
+  /// Empties the files of a subdirectory and moves it away. Does not remove it: for a minute after a removal, ext4 is
+  /// slow to create files, since it skips the removed inodes one by one.
   void retire(const std::filesystem::path& directory) const;
 
  private:
@@ -37,22 +37,22 @@ class WorkDir {
 };
 
 std::uint64_t free_bytes(const std::filesystem::path& directory);
-/// The size of all files in `directory`.
+/// Returns the size of all files in `directory`.
 std::uint64_t tree_bytes(const std::filesystem::path& directory);
 
 /// Reads every byte of `directory` into the page cache.
 void read_tree(const std::filesystem::path& directory);
 
-/// Waits until the file system has written what it holds back and the device has done with it, so that no run pays for
-/// the one before: blocks of removed files may still be discarded after all is written.
+/// Waits until the file system has written its dirty pages and the device is idle, so that no run pays for the previous
+/// one. Blocks of removed files may still be discarded after all is written.
 void settle(const std::filesystem::path& directory);
 
-/// Keeps the memory that nothing uses full of a sparse file's pages. So it is on a machine that has worked for a while;
-/// and the free memory of a virtual machine may be with its host, where whoever takes a page first waits for it: runs
-/// would differ by several times, whatever they do.
+/// Keeps unused memory filled with pages of a sparse file, as on a machine that has worked for a while. Free memory of
+/// a virtual machine may belong to its host, and the first use of each page then waits for it, so that run times would
+/// vary by several times.
 class MemoryFiller {
  public:
-  /// Makes the file in `directory`; it takes no disk.
+  /// Creates the file in `directory`. It takes no disk space.
   explicit MemoryFiller(const std::filesystem::path& directory);
   MemoryFiller(const MemoryFiller&) = delete;
   MemoryFiller& operator=(const MemoryFiller&) = delete;

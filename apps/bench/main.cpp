@@ -1,4 +1,4 @@
-// Speeds of what moves and changes bytes. Configure and build with the preset `bench`, then for example
+// Microbenchmarks of moving and converting bytes. Configure and build with the preset `bench`, then for example
 //   build/bench/apps/bench/reshard_bench --benchmark_filter=split --benchmark_repetitions=5
 #include "bench.h"
 

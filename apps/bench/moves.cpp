@@ -25,21 +25,21 @@ constexpr MeshRow kMeshes[] = {
 };
 constexpr const char* kFormats[] = {"safetensors", "pytorch", "xser"};
 constexpr double kSmallGb = 0.02;
-/// The disk space of --dcp, in multiples of the model: the model, its training checkpoint in both forms, and an output,
-/// or, for torch's tool, an output with all states but no first form.
+/// Disk space for --dcp, in multiples of the model: the model, its training checkpoint in both forms, and an output;
+/// or, for torch's tool, an output with all states but without the first form.
 constexpr double kDcpSpace = 8;
-/// The same of --zero1: states and checkpoint while it is made, then the checkpoint and outputs.
+/// The same for --zero1: states and checkpoint while the checkpoint is made, then the checkpoint and outputs.
 constexpr double kZero1Space = 4;
-constexpr double kShortestJournalled = 2;  // seconds: with fewer, a run might end before its first journal
+constexpr double kShortestJournalled = 2;  // seconds: a shorter run might end before its first journal
 
-/// What all programs of a table promise of the disk.
+/// Durability that all programs of a table provide.
 enum class Disk {
-  kNotAwaited,  // what was written may still be in memory at the end
-  kFlushed,     // it is on disk
+  kNotAwaited,  // data may still be in memory at the end
+  kFlushed,     // data is on disk
 };
 
-/// Real proportions, of Llama-3.1-8B with a smaller vocabulary; as many layers as it takes. Small sizes, for trying the
-/// benchmark itself, have narrow layers.
+/// Makes a model with the proportions of Llama-3.1-8B, but a smaller vocabulary and as many layers as needed. Small
+/// sizes, for trying out the benchmark itself, have narrow layers.
 void make_model(double size_gb, double file_bytes, const fs::path& out_dir, const fs::path& errors,
                 double element_bytes = 2, const Arguments& others = {}) {
   const bool narrow = size_gb < 1.4;
@@ -89,7 +89,7 @@ class Moves {
                   Disk::kFlushed, {kMeshes[0]}, {most_threads})};
   }
 
-  /// Ranks have one thread each. A small model says what a launcher takes to start them, and to end.
+  /// Ranks have one thread each. A small model shows how long a launcher takes to start and end them.
   std::vector<Beside> ranks() {
     validate_space();
     make_input();
@@ -143,7 +143,7 @@ class Moves {
   Table zero1() {
     validate_space(kZero1Space);
     settings_.log("makes a training checkpoint");
-    // In bytes for each parameter: two of the model, four of each moment and of the master weights.
+    // Bytes per parameter: two for the model, four for each moment and for the master weights.
     constexpr double kWeights = 2, kAll = 14;
     const double model_gb = options_.size_gb * kWeights / kAll;
     const fs::path training = work_ / "training", config = work_ / "config";
@@ -165,7 +165,7 @@ class Moves {
     return table;
   }
 
-  /// A journal every second, ten times as often as by default, compared with none.
+  /// Compares a journal every second, ten times the default rate, with none.
   Row journal() {
     validate_space();
     make_input();
@@ -203,7 +203,7 @@ class Moves {
   }
 
  private:
-  /// Converting the checkpoint to a Hugging Face directory, compared with torch's own tool, which writes one file for
+  /// Compares converting the checkpoint to a Hugging Face directory with torch's own tool, which writes one file for
   /// torch.load.
   Beside beside_torch(const std::string& name, const fs::path& checkpoint, Arguments consolidate) {
     const std::string script =
@@ -228,7 +228,7 @@ class Moves {
     return {std::move(contest.rows.front()), 0.2};
   }
 
-  /// A run by ranks of one thread, compared with one by a process of as many threads.
+  /// Compares a run by ranks of one thread with a run by one process with as many threads.
   Row by_ranks(const std::string& launcher, const std::string& what, const fs::path& model) {
     const std::string count = std::to_string(options_.ranks);
     const Arguments command{options_.reshard, "shard", model.string(), output_.string(),
@@ -247,8 +247,8 @@ class Moves {
     return std::move(contest.rows.front());
   }
 
-  /// The model, its shards, and the largest output, as a multiple of the model's bytes. Shards hold copies of key/value
-  /// heads.
+  /// The space for the model, its shards and the largest output, as a multiple of the model's bytes. Shards contain
+  /// replicas of key/value heads.
   void validate_space(double times = 3.5) const {
     const double model_bytes =
         options_.model ? static_cast<double>(tree_bytes(*options_.model)) : options_.size_gb * 1e9;
@@ -281,7 +281,7 @@ class Moves {
     const Arguments shard{options_.reshard, "shard", model_.string(), "--tp", mesh.tp,
                           "--pp",           mesh.pp, "--format",      format, "--quiet"};
     Contest sharding = contest("shard " + what, model_, shard, disk, threads);
-    // Of pytorch's shards comes a model in the same format; a model in xser there is not.
+    // PyTorch shards become a model in the same format; there are no models in xser.
     Arguments consolidate{options_.reshard, "consolidate", shards_.string(),
                           "--quiet",        "--format",    format == "pytorch" ? "pytorch" : "safetensors"};
     if (!options_.model)
@@ -326,9 +326,9 @@ class Moves {
   fs::path model_;
   fs::path shards_;
   fs::path output_;
-  double file_bytes_;  // of the model's files: as many as a larger model has, of at most 5 GB, in and out
+  double file_bytes_;  // maximum file size: 5 GB, or less, so that small models have several files, too
   Settings settings_;
-  bool knows_no_sync_ = false;  // builds from before it can be measured too
+  bool knows_no_sync_ = false;  // false for builds that predate --no-sync
 };
 
 }  // namespace

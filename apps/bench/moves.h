@@ -10,7 +10,7 @@
 
 namespace reshard::bench {
 
-/// A table of rows whose programs all promise the same.
+/// A table of rows whose programs provide the same durability.
 struct Table {
   std::string title;
   bool cold = false;
@@ -21,30 +21,30 @@ struct Table {
 std::vector<Table> measure_moves(const Options& options, const WorkDir& work,
                                  const std::function<void(const std::string&)>& log);
 
-/// Runs of reshard that are compared with other runs of it, the `cp_runs`.
+/// Runs of reshard compared with other runs of it, the `cp_runs`.
 struct Beside {
   Row row;
-  double most = 0;  // the longest that the runs should take, as a multiple of the others' time; 0: no target
+  double most = 0;  // maximum time of the runs, as a multiple of the `cp_runs`; 0: no target
 };
 
-/// Several ranks on this machine, compared with one process with as many threads, whose runs are the rows' `cp_runs`;
-/// for each installed launcher of MPI.
+/// Compares several ranks on this machine with one process of as many threads (the rows' `cp_runs`), for each installed
+/// MPI launcher.
 std::vector<Beside> measure_ranks(const Options& options, const WorkDir& work,
                                   const std::function<void(const std::string&)>& log);
 
-/// Checkpoints of torch.distributed.checkpoint. Those that are read contain Adam's states, two bytes for each of the
-/// model, which are not needed: they are compared with copies of the same weights as a Hugging Face directory.
+/// Checkpoints of torch.distributed.checkpoint. Those that are read contain Adam's states, twice the model's bytes,
+/// which are not needed: they are compared with copies of the same weights as a Hugging Face directory.
 struct DcpMoves {
   Table table;
   std::vector<Beside> beside_torch;  // empty without Options::torch
 };
 DcpMoves measure_dcp(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log);
 
-/// NxD's training checkpoints with the states of ZeRO-1 to other ranks, and to torch.distributed.checkpoint.
+/// Converts NxD training checkpoints with ZeRO-1 states to other ranks and to torch.distributed.checkpoint.
 Table measure_zero1(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log);
 
-/// A run that writes a journal every second, compared with one that writes none, whose runs are the `cp_runs`.
-/// \throws std::runtime_error where the runs are too short for that.
+/// Compares a run that writes a journal every second with one that writes none (the `cp_runs`).
+/// \throws std::runtime_error if the runs are too short.
 Beside measure_journal(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log);
 
 }  // namespace reshard::bench

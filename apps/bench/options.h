@@ -11,24 +11,24 @@ namespace reshard::bench {
 struct Options {
   double size_gb = 2;
   std::optional<std::filesystem::path> model;
-  std::filesystem::path dir;  // where the work directory is made
+  std::filesystem::path dir;  // parent of the work directory
   unsigned runs = 5;
   std::vector<unsigned> threads;
   std::string only;
   bool cold = false;
   bool planning = false;
-  unsigned ranks = 0;  // with how many ranks one process is compared; 0: not at all
+  unsigned ranks = 0;  // number of ranks to compare with one process; 0: none
   bool journal = false;
   bool dcp = false;
   bool zero1 = false;
-  std::string torch;  // a Python that has torch 2.2 or newer, whose own tool is measured too; empty: none
+  std::string torch;  // a Python with torch 2.2 or later, whose own tool is measured too; empty: none
   bool json = false;
   std::string reshard;  // the program
-  std::string with;     // options for its measured runs
+  std::string with;     // further options for the measured runs
   std::string revision = "of unknown revision";
 };
 
-/// Whether a case of this name is asked for.
+/// Whether the user selected the case with this name.
 inline bool wanted(const Options& options, const std::string& name) {
   return std::regex_search(name, std::regex(options.only));
 }

@@ -15,11 +15,11 @@ namespace {
 using Arguments = std::vector<std::string>;
 
 constexpr double kPlanningBarSeconds = 2;
-/// For rows that only show that nothing grows faster than the model.
+/// For rows that only show that no cost grows faster than the model.
 constexpr double kNoBarSeconds = std::numeric_limits<double>::infinity();
 constexpr double kStartBarSeconds = 0.02;
 constexpr unsigned kStartRuns = 20;
-/// A dry run ends with 5 where the output would find no room; no disk has room for these.
+/// A dry run exits with 5 if the output does not fit on the disk; no disk has room for these.
 const std::vector<int> kGoodExits = {0, 5};
 
 class Planning {

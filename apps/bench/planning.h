@@ -10,7 +10,7 @@
 
 namespace reshard::bench {
 
-/// A command that reads headers alone, and what it may take.
+/// A command that reads only headers, and its time limit.
 struct PlanningRow {
   std::string name;
   std::vector<std::string> argv;
@@ -18,10 +18,10 @@ struct PlanningRow {
   std::vector<Run> runs;
 };
 
-/// What planning may take of memory, whatever the model.
+/// Memory limit of planning for any model.
 inline constexpr std::uint64_t kPlanningBarBytes = std::uint64_t{512} << 20;
 
-/// Makes huge checkpoints of holes and plans with them.
+/// Makes huge sparse checkpoints and measures planning with them.
 std::vector<PlanningRow> measure_planning(const Options& options, const WorkDir& work,
                                           const std::function<void(const std::string&)>& log);
 

@@ -36,7 +36,7 @@ void throw_if_failed(int error, const std::string& what) {
   if (error != 0) throw std::system_error(error, std::generic_category(), what);
 }
 
-/// In a group of its own, so that a signal reaches all of it.
+/// Starts a program in its own process group, so that a signal reaches all its processes.
 pid_t spawn(const std::vector<std::string>& argv, const fs::path& stderr_path) {
   std::vector<char*> pointers;
   pointers.reserve(argv.size() + 1);
@@ -59,7 +59,7 @@ pid_t spawn(const std::vector<std::string>& argv, const fs::path& stderr_path) {
   return pid;
 }
 
-/// Notes a process's memory. No-op if the process is gone.
+/// Records a process's memory. No-op if the process has ended.
 void look(pid_t pid, Run& run) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
   std::string word;
@@ -71,7 +71,7 @@ void look(pid_t pid, Run& run) {
   }
 }
 
-/// Returns when the process has ended, or a signal came.
+/// Returns when the process has ended or a signal has arrived.
 void watch(pid_t pid, Run& run) {
   const auto descriptor = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   if (descriptor < 0) throw std::system_error(errno, std::generic_category(), "pidfd_open");

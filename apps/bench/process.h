@@ -8,39 +8,39 @@
 
 namespace reshard::bench {
 
-/// What one run of a program took.
+/// Cost of one run of a program.
 struct Run {
   int exit_code = 0;
-  double seconds = 0;  // from its start to its end
+  double seconds = 0;  // wall time
   double user_seconds = 0;
   double system_seconds = 0;
-  /// The most that was resident at a time: anonymous memory, and pages of mapped files, which are page cache all the
-  /// same. Looked at every few milliseconds, as is the next: what comes after the last look is missed. (What wait4 says
-  /// is no less than the memory of this process.)
+  /// The most resident memory: anonymous memory plus pages of mapped files, which are page cache. Sampled, like the
+  /// next, every few milliseconds, so what follows the last sample is missed. (wait4 reports at least the memory of
+  /// this process.)
   std::uint64_t peak_bytes = 0;
-  /// The most anonymous memory of it at a look.
+  /// The most anonymous memory in a sample.
   std::uint64_t peak_anonymous_bytes = 0;
   std::uint64_t device_read_bytes = 0;
 };
 
-/// A signal asked the benchmark to stop.
+/// A signal stopped the benchmark.
 class Stopped : public std::runtime_error {
  public:
   explicit Stopped(int number) : std::runtime_error("stopped by a signal"), signal_number(number) {}
   int signal_number;
 };
 
-/// From now on SIGINT, SIGTERM and SIGHUP make run_program and throw_if_stopped throw.
+/// Makes run_program and throw_if_stopped throw after SIGINT, SIGTERM or SIGHUP.
 void catch_signals();
 /// \throws Stopped.
 void throw_if_stopped();
 
-/// Runs a program to its end, its output thrown away and its errors kept in the file `stderr_path`.
-/// \throws std::runtime_error with its errors if its exit code is none of `good_exits`; Stopped, once it is gone.
+/// Runs a program to its end. Discards its output and writes its errors to `stderr_path`.
+/// \throws std::runtime_error with its errors if its exit code is not in `good_exits`; Stopped, once it has ended.
 Run run_program(const std::vector<std::string>& argv, const std::filesystem::path& stderr_path,
                 const std::vector<int>& good_exits = {0});
 
-/// As one would type it.
+/// Formats a command as typed in a shell.
 std::string command_line(const std::vector<std::string>& argv);
 
 }  // namespace reshard::bench

@@ -28,19 +28,19 @@ std::string mebibytes(std::uint64_t bytes) {
   return fmt::format("{:.0f}", static_cast<double>(bytes) / (1 << 20));
 }
 
-/// Input bytes a second, in GB.
+/// Input bytes per second, in GB.
 std::string rate(const Row& row, const std::vector<Run>& runs) {
   return fmt::format("{:.2f}", static_cast<double>(row.input_bytes) / 1e9 / median_of(runs, seconds_of));
 }
 
-/// Half of the way from the least to the most, of the median.
+/// Half the range of times, relative to the median.
 std::string spread(const std::vector<Run>& runs) {
   const auto [least, most] =
       std::minmax_element(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.seconds < b.seconds; });
   return fmt::format("{:.0f}%", 50 * (most->seconds - least->seconds) / median_of(runs, seconds_of));
 }
 
-/// Bytes that came from the device, as a multiple of the input.
+/// Bytes read from the device, as a multiple of the input.
 std::string amplification(const Row& row) {
   const double bytes = median_of(row.runs, [](const Run& run) { return static_cast<double>(run.device_read_bytes); });
   return fmt::format("{:.3f}", bytes / static_cast<double>(row.input_bytes));
@@ -48,7 +48,7 @@ std::string amplification(const Row& row) {
 
 constexpr std::uint64_t kMemoryBarBytes = std::uint64_t{256} << 20;
 
-/// Whether it is as fast, and as small, as it is meant to be.
+/// Whether speed and memory meet their targets.
 const char* verdict(const Row& row) {
   const double to_cp = median_ratio(row.cp_runs, row.runs);
   const double to_copy = median_ratio(row.copy_runs, row.runs);

@@ -10,17 +10,17 @@
 
 namespace reshard::bench {
 
-/// All that was measured.
+/// All measurements.
 struct Report {
   Machine machine;
   std::vector<Table> tables;
   std::vector<PlanningRow> planning;
 };
 
-/// Tables of at most 100 columns.
+/// Formats tables of at most 100 columns.
 std::string report_text(const Report& report, const Options& options);
 
-/// One JSON document with every run.
+/// Formats one JSON document with every run.
 std::string report_json(const Report& report, const Options& options);
 
 }  // namespace reshard::bench
