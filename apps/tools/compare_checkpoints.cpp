@@ -1,5 +1,5 @@
-// Compares two Hugging Face checkpoints of safetensors files tensor by tensor: names, dtypes, shapes, bytes. Does
-// not use the library, so that a defect there cannot hide here. Memory: two buffers and the headers.
+// Compares two Hugging Face checkpoints of safetensors files tensor by tensor: names, dtypes, shapes, bytes.
+// Independent of the library, so that it cannot share a defect with it. Memory: two buffers and the headers.
 //
 //   compare_checkpoints DIR_A DIR_B
 //
@@ -90,7 +90,7 @@ std::string describe(const Tensor& tensor) {
   return tensor.dtype + " " + Json(tensor.shape).dump() + " in " + tensor.file.filename().string();
 }
 
-/// What differs between two tensors; empty if nothing does.
+/// Describes the difference between two tensors; empty if they are equal.
 std::string difference(const Tensor& a, const Tensor& b, std::vector<char>& a_buffer, std::vector<char>& b_buffer) {
   if (a.dtype != b.dtype || a.shape != b.shape || a.size_bytes != b.size_bytes)
     return describe(a) + " against " + describe(b);

@@ -1,8 +1,8 @@
-// Writes checkpoints of holes: every file, name, shape and header is real, the tensors' bytes take no disk. For looking
-// at what planning costs for models that no disk at hand could hold.
+// Writes sparse checkpoints: all files, names, shapes and headers are real, but the tensors' bytes take no disk space.
+// Serves to measure the planning of models that do not fit on any available disk.
 //
-//   make_holes shards MODEL_DIR OUT_DIR --tp 64 --pp 4    what `reshard shard` makes of a model
-//   make_holes experts OUT_DIR                            a mixture of experts of DeepSeek-V3's names and sizes
+//   make_holes shards MODEL_DIR OUT_DIR --tp 64 --pp 4    a model's shards, as `reshard shard` writes them
+//   make_holes experts OUT_DIR                            a mixture of experts with DeepSeek-V3's names and sizes
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -36,7 +36,7 @@ void write_text(const fs::path& path, const std::string& text) {
   if (!out) throw std::runtime_error("cannot write " + path.string());
 }
 
-/// CRCs in torch's files are those of nothing; no reader looks at them.
+/// CRCs in torch's files are those of empty data; no reader checks them.
 void write_file_of_holes(const fs::path& path, const std::vector<reshard::FilePart>& parts, std::uint64_t size_bytes) {
   const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   bool written = descriptor >= 0;
@@ -87,7 +87,7 @@ void make_shards(const ShardOptions& options) {
   for (const reshard::CopiedFile& file : job->copied_files) fs::copy_file(file.source, options.out_dir / file.path);
 }
 
-/// DeepSeek-V3's state dict: float8 matrices with a float32 scale for each block of 128 × 128.
+/// DeepSeek-V3's state dict: float8 matrices with a float32 scale per block of 128 × 128.
 class ExpertsModel {
  public:
   std::vector<reshard::LogicalTensor> tensors() {
@@ -150,7 +150,7 @@ class ExpertsModel {
     add_mlp(prefix + "mlp.shared_experts", kExpertIntermediate);
   }
 
-  /// The one that predicts a token further.
+  /// Adds the layer that predicts one more token.
   void add_prediction_layer(std::uint64_t layer) {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
     add_layer(layer);

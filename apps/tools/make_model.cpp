@@ -1,5 +1,5 @@
-// Writes a made-up Hugging Face checkpoint of a known family, with the real names, shapes, files and index, for trying
-// real sizes without the real weights. Equal options give equal bytes.
+// Writes a synthetic Hugging Face checkpoint of a known family, with the real names, shapes, files and index, to test
+// real sizes without real weights. Equal options give equal bytes.
 //
 //   make_model OUT_DIR --family llama --hidden 4096 --layers 32 --heads 32 --kv-heads 8 --vocab 128256 …
 #include <fcntl.h>
@@ -57,8 +57,8 @@ struct Options {
   bool adam = false;
 };
 
-/// A word of random bits becomes `(bits & keep) | set`: one row per dtype whose values must not be just anything.
-/// Floats come out finite, of both signs and between 2^-7 and 2 in size, about what weights are.
+/// A random word becomes `(bits & keep) | set`: one pattern per dtype that restricts values. Floats are finite, of both
+/// signs and with magnitudes from 2^-7 to 2, similar to weights.
 struct Pattern {
   std::uint64_t keep;
   std::uint64_t set;
@@ -100,7 +100,7 @@ Pattern pattern_of(DType dtype) {
   return {~std::uint64_t{0}, 0};
 }
 
-/// splitmix64's mixing: every bit of `x` reaches every bit of the result.
+/// The mixing function of splitmix64: every bit of `x` affects every bit of the result.
 constexpr std::uint64_t mix(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
@@ -137,7 +137,7 @@ Json make_config(const Options& options) {
   return config;
 }
 
-/// Switches on every bias that the family can have.
+/// Enables every bias that the family supports.
 void set_biases(const reshard::Family& family, Json& config) {
   bool any = false;
   for (const auto& module : family.modules) {
@@ -155,7 +155,7 @@ void write_text(const fs::path& path, const std::string& text) {
 }
 
 void write_companions(const Options& options, const Json& config) {
-  if (options.adam) return;  // what is written is no model
+  if (options.adam) return;  // the output is not a model
   write_text(options.out_dir / "config.json", config.dump(2) + "\n");
   const Json generation = {{"bos_token_id", 1}, {"eos_token_id", 2}, {"do_sample", false}};
   write_text(options.out_dir / "generation_config.json", generation.dump(2) + "\n");
@@ -167,7 +167,7 @@ void write_companions(const Options& options, const Json& config) {
   write_text(options.out_dir / "tokenizer.json", tokenizer.dump(2) + "\n");
 }
 
-/// A new file, written front to back.
+/// A new file, written sequentially.
 class OutputFile {
  public:
   explicit OutputFile(const fs::path& path)
@@ -189,7 +189,7 @@ class OutputFile {
     }
   }
 
-  /// Makes the file `size_bytes` long; the new bytes read as zeros and take no disk.
+  /// Extends the file to `size_bytes`. The new bytes read as zeros and take no disk space.
   void extend(std::uint64_t size_bytes) {
     if (::ftruncate(descriptor_, static_cast<off_t>(size_bytes)) != 0) fail();
   }
@@ -217,7 +217,7 @@ void write_tensor(const reshard::StoredTensor& tensor, std::uint64_t seed, std::
   }
 }
 
-/// `map.stored` lists each file's tensors one after another, by offset.
+/// `map.stored` lists each file's tensors consecutively, by offset.
 void write_weights(const Options& options, const reshard::TargetMap& map) {
   std::vector<std::uint64_t> buffer(kBufferWords);
   auto tensor = map.stored.begin();

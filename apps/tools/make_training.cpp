@@ -1,4 +1,5 @@
-// Writes a training checkpoint of NxD of what `make_model --adam` made: the model on ranks, and AdamW's ZeRO-1 states.
+// Converts the output of `make_model --adam` to an NxD training checkpoint: the model on ranks, and AdamW's ZeRO-1
+// states.
 
 #include <fmt/format.h>
 
@@ -35,7 +36,7 @@ struct Options {
 
 constexpr const char* kStates = "optimizer.state.";
 
-/// Takes the states among the tensors for such, with the names of the parameters, which are one group. \returns the parameters.
+/// Moves the optimizer states among the tensors to `states`, with all parameters in one group. \returns the parameters.
 std::vector<reshard::LogicalTensor> sort_out(reshard::SourceMap& all, reshard::TrainingStates& states) {
   std::vector<reshard::LogicalTensor> parameters;
   const std::string prefix = kStates;
