@@ -11,7 +11,7 @@ struct Machine {
   unsigned cores = 1;
   std::uint64_t memory_bytes = 0;
   std::string kernel;
-  std::string file_system;  // of the work directory
+  std::string file_system;  // type of the work directory's file system
   std::string date;         // today, UTC
 };
 Machine machine_facts(const std::filesystem::path& directory);
@@ -67,7 +67,7 @@ class MemoryFiller {
 };
 
 /// Empties the page cache.
-/// \throws std::runtime_error without the rights to.
+/// \throws std::runtime_error if the process lacks permission.
 void drop_caches();
 
 }  // namespace reshard::bench

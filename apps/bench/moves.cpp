@@ -247,8 +247,8 @@ class Moves {
     return std::move(contest.rows.front());
   }
 
-  /// The space for the model, its shards and the largest output, as a multiple of the model's bytes. Shards contain
-  /// replicas of key/value heads.
+  /// Validates that there is space for the model, its shards and the largest output: `times` the model's bytes. Shards
+  /// contain replicas of key/value heads.
   void validate_space(double times = 3.5) const {
     const double model_bytes =
         options_.model ? static_cast<double>(tree_bytes(*options_.model)) : options_.size_gb * 1e9;

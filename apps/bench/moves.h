@@ -32,8 +32,8 @@ struct Beside {
 std::vector<Beside> measure_ranks(const Options& options, const WorkDir& work,
                                   const std::function<void(const std::string&)>& log);
 
-/// Checkpoints of torch.distributed.checkpoint. Those that are read contain Adam's states, twice the model's bytes,
-/// which are not needed: they are compared with copies of the same weights as a Hugging Face directory.
+/// Benchmarks of torch.distributed.checkpoint. The checkpoints that are read contain Adam's states, twice the model's
+/// bytes, which are not needed: reading is compared with copying the same weights as a Hugging Face directory.
 struct DcpMoves {
   Table table;
   std::vector<Beside> beside_torch;  // empty without Options::torch

@@ -10,7 +10,7 @@
 namespace reshard::cli {
 namespace {
 
-/// Help as wide as the terminal.
+/// Formats help to the width of the terminal.
 class HelpFormatter : public CLI::Formatter {
  public:
   HelpFormatter() { column_width(kNameColumns); }
@@ -24,7 +24,7 @@ class HelpFormatter : public CLI::Formatter {
   std::string make_option_desc(const CLI::Option* option) const override {
     return beside_names(option->get_description());
   }
-  /// With defaults as "=DEFAULT": other versions of CLI11 put them into brackets, with a blank after them.
+  /// Shows defaults as "=DEFAULT". Some versions of CLI11 put them in brackets with a trailing space.
   std::string make_option_opts(const CLI::Option* option) const override {
     std::string text = CLI::Formatter::make_option_opts(option);
     const std::string bracketed = " [" + option->get_default_str() + "]";
@@ -34,13 +34,13 @@ class HelpFormatter : public CLI::Formatter {
   }
 
  private:
-  /// In lines that fit the column of descriptions.
+  /// Wraps text to the column of descriptions.
   static std::string beside_names(const std::string& text) { return wrap(text, 0, table_columns() - kNameColumns); }
 
   static constexpr std::size_t kNameColumns = 30;
 };
 
-/// What is wrong, in this program's words.
+/// Returns the error message in this program's words.
 std::string text_of(const CLI::ParseError& error, const CLI::App& app) {
   const std::string text = error.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)  // "--tp: At Most 1 required but received 2"
@@ -197,7 +197,7 @@ void CommandLine::before_command(std::function<void(const Command& command)> run
 
 std::optional<std::string> CommandLine::parse(const std::vector<std::string>& arguments) {
   try {
-    app_->parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // which takes them from the back
+    app_->parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // App::parse takes them from the back
     return std::nullopt;
   } catch (const CLI::Success& success) {  // help and version
     std::ostringstream text;

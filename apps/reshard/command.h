@@ -14,7 +14,7 @@ class Option;
 
 namespace reshard::cli {
 
-/// An option or argument of a Command; refers to it, and is cheap to copy. Setters return the option itself.
+/// An option or argument of a Command. A cheap reference; setters return the option itself.
 class Option {
  public:
   explicit Option(CLI::Option& option) : option_(&option) {}
@@ -23,7 +23,7 @@ class Option {
   /// Name of the value in the help, such as "N".
   Option& type_name(const std::string& name);
   Option& description(const std::string& text);
-  /// Default value in the help; the second takes that of the variable.
+  /// Default value in the help; capture_default_str takes it from the variable.
   Option& default_str(const std::string& text);
   Option& capture_default_str();
   /// For a list: each use of the option takes one value.
@@ -41,8 +41,8 @@ class Option {
   CLI::Option* option_;
 };
 
-/// The program or one of its subcommands; refers to a part of a CommandLine, and is cheap to copy. It hides CLI11, whose
-/// header takes longer to compile than all else in most files that use it.
+/// The program or one of its subcommands. A cheap reference to a part of a CommandLine. Hides CLI11, whose header takes
+/// longer to compile than everything else in most files that use it.
 class Command {
  public:
   explicit Command(CLI::App& app) : app_(&app) {}
@@ -56,13 +56,13 @@ class Command {
   Option add_option(const std::string& names, std::function<void(const std::string&)> take, const std::string& help);
   Option add_flag(const std::string& names, bool& value, const std::string& help);
   Option add_flag(const std::string& names, std::function<void()> set, const std::string& help);
-  /// Runs when the command has been parsed.
+  /// Sets the function to call when the command has been parsed.
   void callback(std::function<void()> run);
 
   std::string name() const;
   std::vector<Option> options() const;
-  std::optional<Option> find_option(const std::string& name) const;  // with its hyphens
-  Option option(const std::string& name) const;                      // which exists
+  std::optional<Option> find_option(const std::string& name) const;  // with hyphens
+  Option option(const std::string& name) const;                      // must exist
   std::size_t count(const std::string& name) const;
   std::vector<Command> subcommands() const;
   std::optional<Command> find_subcommand(const std::string& name) const;
@@ -73,12 +73,12 @@ class Command {
   CLI::App* app_;
 };
 
-/// What CLI11 finds wrong with a command line.
+/// An error that CLI11 found in a command line.
 struct ParseError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The command line of a program with subcommands. Exactly one of them is given.
+/// The command line of a program with subcommands. Exactly one must be given.
 class CommandLine {
  public:
   /// `version` is what --version prints, `footer` the end of the help.
@@ -87,9 +87,9 @@ class CommandLine {
   ~CommandLine();
 
   Command program();
-  /// Runs after parsing, before the callback of the subcommand, which it gets.
+  /// Sets the function to call after parsing, before the callback of the given subcommand.
   void before_command(std::function<void(const Command& command)> run);
-  /// Parses and runs. \returns the text of help or version if that was asked for.
+  /// Parses and runs the command line. \returns the text of help or version, if requested.
   /// \throws ParseError, and what callbacks throw.
   std::optional<std::string> parse(const std::vector<std::string>& arguments);
 

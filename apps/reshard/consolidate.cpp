@@ -20,7 +20,7 @@ struct ConsolidateArguments : CommonArguments {
   ReplicaArguments replicas;
 };
 
-/// What consolidating makes.
+/// Accepts the layout that consolidation writes.
 bool is_whole(const Layout& layout) {
   return &layout == &whole_layout();
 }
@@ -77,7 +77,7 @@ void add_consolidate(Command app, Together& together) {
       throw Error(ErrorKind::kUsage, "OUT_DIR is empty").hint("leave it out to write next to the shards folder");
     arguments->cast.overflow_given = command.count("--overflow") > 0;
     RunOptions options =
-        run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
+        run_options(*arguments, arguments->replicas);  // reports a wrong option before anything is read
     options.overflow = overflow_of(arguments->cast);
     run_job(
         command, [&] { return plan_consolidate(all_files(), request_of(*arguments)); }, *arguments, options, together);

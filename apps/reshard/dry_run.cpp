@@ -19,7 +19,7 @@ namespace {
 constexpr std::size_t kLabel = 10;
 constexpr std::uint32_t kShownRanks = 16;  // in the head placement; --json lists all
 
-/// \param indent Of the lines after the first.
+/// \param indent of the lines after the first.
 std::string line(const std::string& label, const std::string& text, std::size_t indent = kLabel) {
   return wrap(fmt::format("{:<{}}{}", label, kLabel, text), indent) + "\n";
 }
@@ -31,7 +31,7 @@ std::uint64_t parameter_count(const TensorMap& map) {
   return elems;
 }
 
-/// The number of states that are written with a model.
+/// Number of training state entries that are written with a model.
 std::size_t state_count(const TensorMap& map) {
   return static_cast<std::size_t>(
       std::count_if(map.logical.begin(), map.logical.end(),
@@ -54,7 +54,7 @@ bool has_layer_number(const std::string& name) {
                      [](const std::string& part) { return parse_unsigned(part).has_value(); });
 }
 
-/// The tensors of a pipeline rank that belong to no layer.
+/// Returns the tensors of a pipeline rank that belong to no layer.
 std::vector<std::string> outside_layers(const TargetMap& target, std::uint32_t pp_rank) {
   std::vector<std::string> names;
   for (const StoredTensor& tensor : target.stored) {
@@ -89,7 +89,7 @@ std::string numbers_text(const std::vector<std::uint32_t>& numbers) {
   return std::is_sorted(wide.begin(), wide.end()) ? list_ranges(wide) : list_numbers(wide, 64);
 }
 
-/// Heads by number; from `heads` on they are heads of zeros.
+/// Formats a list of heads. Numbers from `heads` on are heads of zeros.
 std::string slots_text(std::vector<std::uint32_t> slots, std::uint64_t heads) {
   const std::size_t zeros = std::erase_if(slots, [&](std::uint32_t head) { return head >= heads; });
   if (zeros == 0) return numbers_text(slots);
@@ -117,18 +117,18 @@ std::string heads_text(const Job& job) {
   return text;
 }
 
-/// A line of the table of files: equal files of several tensor-parallel ranks, or the many files in one xser folder.
+/// A row of the table of files: equal files of several tensor-parallel ranks, or the many files in one xser folder.
 struct FileRow {
   std::string path;  // without the number of the tensor-parallel rank
   std::uint64_t tensors = 0;
   std::uint64_t bytes = 0;
   std::uint64_t files = 0;
   std::vector<std::uint64_t> tp_ranks = {};
-  std::size_t number_at = 0;  // where `path` lacks that number; 0: it has none
-  int digits = 0;             // the fewest that it is written with
+  std::size_t number_at = 0;  // position of that number in `path`; 0 if it has none
+  int digits = 0;             // minimum number of digits
 };
 
-/// A number in a path that may be that of the tensor-parallel rank.
+/// A number in a path, possibly the tensor-parallel rank.
 struct NumberInPath {
   std::size_t begin = 0;
   std::size_t size = 0;
@@ -145,7 +145,7 @@ std::vector<NumberInPath> numbers_in(const std::string& path) {
   return numbers;
 }
 
-/// The numbers in the path of a rank's weights that are the rank's.
+/// Returns the numbers in the path of a rank's weights that equal the rank.
 std::vector<NumberInPath> rank_numbers_in(const FileRow& row) {
   std::vector<NumberInPath> numbers = numbers_in(row.path);
   std::erase_if(numbers, [&](NumberInPath number) {
@@ -168,17 +168,17 @@ void take_out(FileRow& row, NumberInPath number) {
   row.path.erase(number.begin, number.size);
 }
 
-/// Takes the number of the tensor-parallel rank out of the paths: of the numbers in one that are the rank's, the one
-/// without which the paths of most ranks are equal. A text file next to a rank's weights belongs to the rank, too.
+/// Removes the tensor-parallel rank from the paths. If several numbers in a path equal the rank, removes the one
+/// without which most ranks' paths are equal. A text file next to a rank's weights also belongs to the rank.
 void take_ranks(std::vector<FileRow>& rows) {
   std::map<std::string, std::size_t> paths;
   for (const FileRow& row : rows)
     if (!row.tp_ranks.empty())
       for (const NumberInPath number : rank_numbers_in(row)) ++paths[without(row.path, number)];
-  std::map<std::string, std::uint64_t> ranks;  // by what paths of theirs begin with
+  std::map<std::string, std::uint64_t> ranks;  // keyed by the beginning of the rank's paths
   for (FileRow& row : rows) {
     if (row.tp_ranks.empty()) continue;
-    std::size_t most = 1;  // a path of its own keeps its number
+    std::size_t most = 1;  // a unique path keeps its number
     std::optional<NumberInPath> best;
     for (const NumberInPath number : rank_numbers_in(row))
       if (const std::size_t count = paths.at(without(row.path, number)); count > most) most = count, best = number;
@@ -201,7 +201,7 @@ void take_ranks(std::vector<FileRow>& rows) {
   }
 }
 
-/// Every output file of weights or text, those of one rank's xser folder together.
+/// Returns a row for every output file of weights or text, and one for each rank's xser folder.
 std::vector<FileRow> file_rows(const Job& job) {
   std::vector<std::uint64_t> tensors(job.target.files.size(), 0);
   for (const StoredTensor& tensor : job.target.stored) ++tensors[tensor.file];
@@ -222,7 +222,8 @@ std::vector<FileRow> file_rows(const Job& job) {
   return rows;
 }
 
-/// The lines of files, one for all ranks with equal files. `folders` shows the names of the outermost folders.
+/// Builds the table of files, with one row for all ranks that have equal files. `folders` shows the names of the
+/// outermost folders.
 Table file_table(const Job& job, bool folders) {
   Table table({{"file", Table::Align::kLeft}, {"tensors", Table::Align::kRight}, {"bytes", Table::Align::kRight}});
   std::vector<FileRow> folded;

@@ -7,11 +7,11 @@
 
 namespace reshard::cli {
 
-/// What a job would do, for people: source, mesh, stages, cuts, heads, files, room. At most table_columns() wide where
-/// paths allow it.
+/// Describes a job to the user: source, mesh, stages, cuts, heads, files, disk space. At most table_columns() wide if
+/// paths permit.
 std::string dry_run_text(const Job& job, const OutputSpace& space);
 
-/// Where every byte of the source's tensors goes: placed, a replica, or left out by an option.
+/// Describes the use of the source's tensor bytes: placed, compared as replicas, or left out by an option.
 std::string read_text(const Program& program);
 
 }  // namespace reshard::cli

@@ -18,19 +18,19 @@ struct Member {
   std::uint32_t index;
 };
 
-/// A full grid: every combination of one number from each set is a member.
+/// A full grid: every combination of one number per set is a member.
 struct Grid {
   std::vector<Numbers> sets;
   std::vector<std::uint32_t> members;
 };
 
-/// A number between dots, written without leading zeros.
+/// Parses a number without leading zeros.
 std::optional<std::uint64_t> as_number(std::string_view part) {
   if (part.size() > 1 && part[0] == '0') return std::nullopt;
   return parse_unsigned(part);
 }
 
-/// A name with a star for each number in it; names that have a star already keep their numbers.
+/// Replaces each number in a name by a star. Names that already contain a star keep their numbers.
 std::string make_pattern(std::string_view name, Numbers& numbers) {
   std::string pattern;
   pattern.reserve(name.size());
@@ -46,7 +46,7 @@ std::string make_pattern(std::string_view name, Numbers& numbers) {
   return pattern;
 }
 
-/// Cuts members into grids over their numbers from `position` on.
+/// Divides members into grids over their numbers from `position` on.
 std::vector<Grid> make_grids(const std::vector<const Member*>& members, std::size_t position) {
   if (members.empty() || position == members.front()->numbers.size()) {
     Grid grid;
@@ -55,7 +55,7 @@ std::vector<Grid> make_grids(const std::vector<const Member*>& members, std::siz
   }
   std::map<std::uint64_t, std::vector<const Member*>> by_number;
   for (const Member* member : members) by_number[member->numbers[position]].push_back(member);
-  // Numbers whose members look the same from here on share a grid.
+  // Numbers whose members have the same grids from here on are merged.
   std::map<std::vector<std::vector<Numbers>>, std::pair<Numbers, std::vector<Grid>>> alike;
   for (const auto& [number, rest] : by_number) {
     std::vector<Grid> grids = make_grids(rest, position + 1);
@@ -87,7 +87,7 @@ std::string name_of(const std::string& pattern, const Grid& grid) {
   return join(parts, ".");
 }
 
-/// The end of the numbers from `begin` on that have one step between them.
+/// Returns the end of the arithmetic progression that starts at `begin`.
 std::size_t end_of_steps(const Numbers& numbers, std::size_t begin) {
   std::size_t end = std::min(begin + 2, numbers.size());
   while (end < numbers.size() && numbers[end] - numbers[end - 1] == numbers[begin + 1] - numbers[begin]) ++end;
@@ -102,7 +102,7 @@ std::string without_numbers(std::string_view name) {
 }
 
 std::string number_set(const Numbers& numbers, int digits) {
-  constexpr std::size_t kFewestSteps = 3;  // numbers of a range with gaps: two are clearer alone
+  constexpr std::size_t kFewestSteps = 3;  // minimum length of a range with a step: two numbers are clearer alone
   if (numbers.size() == 1) return fmt::format("{:0{}}", numbers.front(), digits);
   std::string text;
   for (std::size_t i = 0; i < numbers.size();) {

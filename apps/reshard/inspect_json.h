@@ -8,10 +8,10 @@
 
 namespace reshard::cli {
 
-/// For machines. Always lists every tensor of `rows`.
+/// Returns the JSON document. Always lists every tensor of `rows`.
 Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows);
 
-/// The document for a directory with several sharded adapters.
+/// Returns the document for a directory with several sharded adapters.
 Document adapters_document(const std::string& path, const std::vector<Checkpoint>& adapters);
 
 }  // namespace reshard::cli

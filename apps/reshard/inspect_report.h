@@ -7,11 +7,12 @@
 
 namespace reshard::cli {
 
-/// For people: what it is, its tensors (names over layers folded unless `each`), the ranks and how even they are.
+/// Returns the report for people: the kind of checkpoint, its tensors (names folded over layers unless `each`), its
+/// ranks and their balance.
 std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows,
                          bool each);
 
-/// A line for each of several sharded adapters in a directory.
+/// Returns one line for each of several sharded adapters in a directory.
 std::string adapters_text(const std::string& path, const std::vector<Checkpoint>& adapters);
 
 }  // namespace reshard::cli

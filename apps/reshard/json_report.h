@@ -9,19 +9,19 @@
 
 namespace reshard::cli {
 
-/// A document for machines; keys keep the order they are given.
+/// A JSON document. Keys keep their insertion order.
 using Document = OrderedJson;
 
-/// What a job will write, or has written: the --json output of shard and consolidate. `result` is null for a dry run.
+/// The --json output of shard and consolidate: what a job writes or has written. `result` is null for a dry run.
 Document job_document(const Job& job, const OutputSpace& space, const RunResult* result);
 
-/// What this run itself wrote; 0 where it took no time.
+/// Rate of bytes that this run itself wrote; 0 if it took no time.
 double bytes_per_second(const RunResult& result);
 
-/// One object for each: tensor, text, whether it is drift and how much.
+/// Returns one object per replica: tensor, text, and whether it drifted and how far.
 Document divergent_document(const std::vector<Divergence>& divergent);
 
-/// The document as it is printed; invalid UTF-8 in names is replaced, since JSON cannot contain it.
+/// Formats a document for printing. Replaces invalid UTF-8 in names, which JSON cannot contain.
 std::string to_text(const Document& document);
 
 }  // namespace reshard::cli

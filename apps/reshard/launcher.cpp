@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kMaxSeconds = 1e9;  // 30 years: sums of naps stay exact, and clocks do not overflow
 
-/// Empty where the variable is unset: `NAME= command` is how a shell unsets one for a command.
+/// Returns an empty string if the variable is unset: `NAME= command` is how a shell unsets one for a command.
 std::string_view value_of(const Environment& environment, const char* name) {
   const char* value = environment(name);
   return value == nullptr ? std::string_view() : std::string_view(value);
@@ -28,11 +28,12 @@ constexpr Variables kOpenMpi = {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"};
 constexpr Variables kPmi = {"PMI_SIZE", "PMI_RANK"};
 constexpr Variables kFlux = {"FLUX_JOB_SIZE", "FLUX_TASK_RANK"};
 constexpr Variables kPals = {nullptr, "PALS_RANKID"};
-constexpr Variables kSlurmStep = {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"};  // SLURM_NTASKS: set in batch scripts, too
+constexpr Variables kSlurmStep = {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"};  // SLURM_NTASKS is also set in batch scripts
 constexpr Variables kPmix = {nullptr, "PMIX_RANK"};
 
 /// \returns std::nullopt for a launcher that started one process.
-/// \throws Error kUsage for a variable that is no such number: to take no notice would let each process convert all.
+/// \throws Error kUsage for a variable that is not such a number: if it were ignored, each process would convert
+/// everything.
 std::optional<Launcher> launcher_of(const Environment& environment, const Variables& variables, const char* name,
                                     const char* family) {
   const auto number = [&](const char* variable, std::uint64_t least, std::uint64_t most, const char* what) {
@@ -63,7 +64,7 @@ MpiUse parse_mpi_use(const char* option, std::string_view text) {
 
 std::optional<Launcher> find_launcher(const Environment& environment) {
   const auto is_set = [&](const char* name) { return !value_of(environment, name).empty(); };
-  const bool is_hydra = is_set("MPI_LOCALNRANKS");  // of MPICH, also inside a job of Slurm or Flux
+  const bool is_hydra = is_set("MPI_LOCALNRANKS");  // set by MPICH, also inside a Slurm or Flux job
   if (is_set(kOpenMpi.size)) return launcher_of(environment, kOpenMpi, "Open MPI's mpirun", "openmpi");
   if (is_set(kPmi.size)) {
     const char* name = is_hydra                  ? "MPICH's mpirun"

@@ -7,45 +7,44 @@
 
 namespace reshard::cli {
 
-/// The value of an environment variable, or null. As std::getenv, which tests replace.
+/// Returns the value of an environment variable, or null, like std::getenv. Tests replace it.
 using Environment = std::function<const char*(const char* name)>;
 
-/// Who started this process together with others.
+/// The launcher that started this process together with others.
 struct Launcher {
   std::string name;    // in messages: "Open MPI's mpirun"
   std::uint32_t rank;  // of this process, from 0
-  std::uint32_t size;  // processes started, 2 or more; 0 if the launcher does not say
-  std::string family;  // the MPI under it: "openmpi", "mpich"; empty if unknown
+  std::uint32_t size;  // number of processes, at least 2; 0 if the launcher does not report it
+  std::string family;  // its MPI implementation: "openmpi", "mpich"; empty if unknown
 };
 
-/// The launcher that the environment shows: Open MPI's and MPICH's, Slurm's, Flux, PALS (HPE Cray), and any that sets
-/// PMIx's variables. Returns std::nullopt without a launcher, or if it started one process alone. The first of its
-/// variables that is set decides: an mpirun inside a Slurm job starts its own daemons with srun, whose variables the
-/// processes inherit.
-/// \throws Error kUsage for a variable of it that is not a number, or no rank below the size.
+/// Detects the launcher from the environment: Open MPI, MPICH, Slurm, Flux, PALS (HPE Cray), or any that sets PMIx's
+/// variables. Returns std::nullopt without a launcher, or if it started a single process. The first variable that is
+/// set decides: an mpirun inside a Slurm job starts its daemons with srun, whose variables the processes inherit.
+/// \throws Error kUsage if one of its variables is not a number, or if the rank is not below the size.
 std::optional<Launcher> find_launcher(const Environment& environment);
 
-/// Whether several processes share the work: --mpi.
+/// Whether several processes share the work (--mpi).
 enum class MpiUse { kAuto, kYes, kNo };
 
-/// What --mpi says, the last one if it is given several times; else what RESHARD_MPI says; else kAuto. Reads argv by
-/// itself: the ranks start before the command line is parsed, as its errors are theirs in common.
+/// Returns the last value of --mpi, or else that of RESHARD_MPI, or else kAuto. Reads argv itself: ranks start before
+/// the command line is parsed, so that they report its errors together.
 /// \throws Error kUsage for any other value.
 MpiUse mpi_use(int argc, const char* const* argv, const Environment& environment);
 
-/// Whether the command line asks for a text that depends on no checkpoint: --help, --version, inspect --print-family.
-/// No ranks have to start for it.
+/// Whether the command line only prints a text that depends on no checkpoint (--help, --version, inspect
+/// --print-family), so that no ranks need to start.
 bool only_prints(int argc, const char* const* argv);
 
-/// The rank of this process under the launcher of its environment; 0 without one, or if its variables are wrong.
+/// Returns the rank of this process under its launcher; 0 without a launcher, or if its variables are invalid.
 std::uint32_t rank_or_0(const Environment& environment) noexcept;
 
-/// The launcher whose processes share the work; std::nullopt if this process works alone.
+/// Returns the launcher whose processes share the work; std::nullopt if this process works alone.
 /// \throws Error kUsage for kYes without a launcher; as find_launcher, but not for kNo.
 std::optional<Launcher> launcher_to_join(MpiUse use, const Environment& environment);
 
-/// Seconds that the variable `name` gives; `otherwise` where it is unset or empty.
-/// \throws Error kUsage for anything that is not a positive number.
+/// Returns the environment variable `name` in seconds; `otherwise` if it is unset or empty.
+/// \throws Error kUsage for anything but a positive number.
 double seconds_of(const Environment& environment, const char* name, double otherwise);
 
 }  // namespace reshard::cli

@@ -52,15 +52,15 @@ int report(const Error& error) {
   return reshard::describe(error.kind()).exit_code;
 }
 
-/// Standard input, output and error exist, so that no file of a run takes their numbers and gets their text. One that
-/// was closed cannot be written to: a report that is lost is an error.
+/// Opens /dev/null for closed standard descriptors, so that no file of a run gets their numbers and their output.
+/// Opened read-only: writing a report to a closed stream must fail.
 void fill_standard_descriptors() {
   int fd = ::open("/dev/null", O_RDONLY);
   while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDONLY);
   if (fd > STDERR_FILENO) ::close(fd);
 }
 
-/// A checkpoint of many ranks has many files; the soft limit is often 1024 where the hard one is far more.
+/// A checkpoint of many ranks has many files; the soft limit is often 1024, and the hard one far higher.
 void allow_many_open_files() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
@@ -93,9 +93,9 @@ int parse_and_run(int argc, char** argv, Together& together) {
   return exit_code;
 }
 
-/// Runs the command line, in one of several processes or in one alone. A process returns after all are done: what fails
-/// on one rank fails on all of them.
-/// \param wrong  what this process has found wrong before, or null.
+/// Runs the command line, alone or as one of several processes. Processes return when all are done; an error on one
+/// rank fails all of them.
+/// \param wrong  an error that this process found before, or null.
 /// \throws AgreedError and RankLost with others; anything alone.
 int run(int argc, char** argv, const std::exception_ptr& wrong, Together& together) {
   reshard::Progress progress;
@@ -108,25 +108,25 @@ int run(int argc, char** argv, const std::exception_ptr& wrong, Together& togeth
   } catch (const reshard::RankLost&) {
     throw;
   } catch (const reshard::cli::ReaderGone&) {
-    exit_code = 128 + SIGPIPE;  // as a shell reports programs that a signal ended
+    exit_code = 128 + SIGPIPE;  // as shells report programs that a signal ended
   } catch (...) {
     together.fail(std::current_exception());
   }
   try {
     together.step("end", progress, [] {});
   } catch (const reshard::RankLost&) {
-    if (!together.leads()) throw;  // rank 0 has done, and told, what there was to do
+    if (!together.leads()) throw;  // rank 0 has finished and reported
   }
   return exit_code;
 }
 
-/// Without a destructor or MPI, which would wait for ranks that do not come.
+/// Exits without destructors or MPI, which would wait for ranks that never arrive.
 [[noreturn]] void leave(int exit_code) {
   std::fflush(nullptr);
   ::_exit(exit_code);
 }
 
-/// Ends a process that could not join the others.
+/// Reports an error of a process that could not join the others.
 int report_apart(Error error, const std::optional<reshard::cli::Launcher>& launcher) {
   reshard::cli::Word word(reshard::cli::word_key(::getenv));
   const int exit_code = reshard::describe(error.kind()).exit_code;
@@ -139,7 +139,7 @@ int report_apart(Error error, const std::optional<reshard::cli::Launcher>& launc
   return exit_code;
 }
 
-/// \param wrong  see run: only this process may have found it, so it is sent to the others.
+/// \param wrong  see run. It is sent to the others, since only this process may have found it.
 int run_with_others(int argc, char** argv, std::exception_ptr wrong, const reshard::cli::Launcher& launcher) {
   reshard::cli::set_muted(launcher.rank != 0);
   reshard::cli::set_no_terminal();
@@ -164,13 +164,13 @@ int run_with_others(int argc, char** argv, std::exception_ptr wrong, const resha
   } catch (const reshard::AgreedError& error) {
     exit_code = report(error);
   } catch (const reshard::RankLost& lost) {
-    reshard::cli::set_muted(false);  // rank 0 may be the one that is lost
+    reshard::cli::set_muted(false);  // rank 0 may be the lost one
     Error error(lost);
     error.by(fmt::format("rank {} on {}", ranks->rank(), reshard::cli::host_name()));
     leave(report(error));
   }
   reshard::cli::note_done(exit_code);     // a launcher may end the others when the first has ended
-  if (ranks->broken()) leave(exit_code);  // after the outputs got their names
+  if (ranks->broken()) leave(exit_code);  // after publication
   ranks->finish(exit_code);
   return exit_code;
 }
@@ -179,8 +179,8 @@ int run_with_others(int argc, char** argv, std::exception_ptr wrong, const resha
 
 int main(int argc, char** argv) {
   reshard::cli::mind_stop_signals();
-  std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error, and no death half-way
-  std::signal(SIGXFSZ, SIG_IGN);  // so is a file size limit
+  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error, and must not kill the program half-way
+  std::signal(SIGXFSZ, SIG_IGN);  // likewise a file size limit
   fill_standard_descriptors();
   allow_many_open_files();
   try {

@@ -30,14 +30,14 @@ constexpr double kShortestNapSeconds = 0.0002;
 constexpr double kLongestNapSeconds = 0.005;
 constexpr std::int64_t kRoundBytes = std::int64_t{1} << 30;  // MPI counts in int
 
-/// Ends the process if it lives for too long: calls of MPI that wait for other processes take no time limit.
+/// Ends the process after a time limit: MPI calls that wait for other processes have none.
 class Watchdog {
  public:
   Watchdog(double limit_s, std::string message, int exit_code)
       : thread_([this, limit_s, exit_code, message = std::move(message)] {
           std::unique_lock lock(mutex_);
           if (done_.wait_for(lock, Seconds(limit_s), [this] { return is_done_; })) return;
-          set_muted(false);  // the rank that speaks for all may be the one that is missing
+          set_muted(false);  // the rank that reports for all may be the missing one
           print_message(message);
           ::_exit(exit_code);
         }) {}
@@ -59,7 +59,7 @@ class Watchdog {
   std::thread thread_;  // last: it uses the others
 };
 
-/// The naps of a wait for other processes, and when to give up.
+/// Sleeps and time limit of a wait for other processes.
 class Patience {
  public:
   Patience(double limit_s, const std::atomic<bool>* stop, double longest_nap_s)
@@ -79,10 +79,9 @@ class Patience {
       limit_s_ = std::min(limit_s_, waited_s_ + kStopLimitSeconds);
     }
     if (waited_s_ >= limit_s_) return false;
-    // A twentieth of what was waited: a collective takes several tests on each rank, and most are done in a moment.
+    // A twentieth of the time waited: a collective takes several tests on each rank, and most complete in a moment.
     std::this_thread::sleep_for(Seconds(std::clamp(waited_s_ / 20, kShortestNapSeconds, longest_nap_s_)));
-    // A job that is suspended as a whole, as Slurm does, goes on: the others may not have
-    // run either while this process did not.
+    // Time during which the whole job is suspended, as by Slurm, does not count: the others may not have run either.
     const Clock::time_point now = Clock::now();
     waited_s_ += std::min(Seconds(now - last_).count(), kLongestStepSeconds);
     last_ = now;
@@ -100,12 +99,13 @@ class Patience {
 };
 
 struct Plugin {
-  std::string family;  // empty for one that RESHARD_MPI_PLUGIN names
+  std::string family;  // empty for a plug-in given by RESHARD_MPI_PLUGIN
   fs::path path;
 };
 
-/// The families of lib/mpi/CMakeLists.txt, and how to start a process under each. MPICH first: where the launcher is
-/// unknown, it starts as one process of one and leaves the message to this program; Open MPI 4 ends it with its own.
+/// The families of lib/mpi/CMakeLists.txt, and how to start a process under each. MPICH comes first: if the launcher is
+/// unknown, it starts as a single process and leaves the message to this program, whereas Open MPI 4 ends it with its
+/// own.
 struct MpiFamily {
   const char* name;
   const char* mpirun;
@@ -121,7 +121,7 @@ std::vector<fs::path> plugin_directories() {
   return {program, (program / ".." / RESHARD_LIBDIR / "reshard").lexically_normal()};
 }
 
-/// Where a plug-in may be, the best place first.
+/// Returns possible paths of the plug-in, best first.
 std::vector<Plugin> plugin_places(const Launcher& launcher, const Environment& environment) {
   const char* named = environment("RESHARD_MPI_PLUGIN");
   if (named != nullptr && *named != '\0') return {{"", fs::absolute(named)}};
@@ -135,10 +135,10 @@ std::vector<Plugin> plugin_places(const Launcher& launcher, const Environment& e
   return places;
 }
 
-/// \returns the table of the plug-in at `path`, or null; then `why` says why. Never unloaded: MPI leaves threads and
+/// \returns the table of the plug-in at `path`, or null; then `why` explains. Never unloads it: MPI leaves threads and
 /// handlers behind.
 const ReshardMpi* open_plugin(const fs::path& path, std::string& why) {
-  // Global: some builds of Open MPI open components that look for symbols of MPI in the program.
+  // Global: some builds of Open MPI load components that look up MPI symbols in the program.
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   void* entry = library == nullptr ? nullptr : ::dlsym(library, "reshard_mpi");
   if (entry == nullptr) {
@@ -174,13 +174,13 @@ Error no_plugin(const Launcher& launcher, const std::vector<Plugin>& places, con
                         kSeparateRuns));
 }
 
-/// "Open MPI v4.1.4": without what follows a comma, such as the date of its package.
+/// "Open MPI v4.1.4": omits what follows a comma, such as the package date.
 std::string library_of(const ReshardMpiWorld& world) {
   const std::string text = world.library;
   return printable(text.substr(0, text.find(',')));
 }
 
-/// "openmpi", "mpich", or empty, of a library that MPI_Get_library_version names.
+/// Returns "openmpi", "mpich" or "" for the name from MPI_Get_library_version.
 std::string family_of(const ReshardMpiWorld& world) {
   const std::string text = world.library;
   if (text.find("Open MPI") != text.npos) return "openmpi";
@@ -189,7 +189,7 @@ std::string family_of(const ReshardMpiWorld& world) {
   return "";
 }
 
-/// `failures`: why other plug-ins, which come before the one that sees `world`, were not taken.
+/// `failures`: why earlier plug-ins could not be loaded.
 Error wrong_size(const Launcher& launcher, const ReshardMpiWorld& world, const std::vector<std::string>& failures) {
   const std::string family = family_of(world);
   const bool is_srun = launcher.name.starts_with("srun");
@@ -251,7 +251,7 @@ std::vector<std::string> MpiRanks::gather_all(const std::string& mine) {
   static auto* const left = new std::vector<std::unique_ptr<Buffers>>;  // never freed: MPI may still use them
   auto buffers = std::make_unique<Buffers>(Buffers{mine, std::vector<std::int64_t>(size_), {}});
   Patience coming(limits_.gather_s, stop_, kLongestNapSeconds);
-  Patience moving(limits_.gather_s, stop_, kShortestNapSeconds);  // all are there; each test moves some bytes
+  Patience moving(limits_.gather_s, stop_, kShortestNapSeconds);  // all have arrived; each test moves some bytes
   char error[kReshardMpiTextBytes] = "";
   const auto check = [&](int status, const Patience& patience) {
     if (status == kReshardMpiDone) return;

@@ -11,18 +11,18 @@
 namespace reshard::cli {
 namespace {
 
-/// Before the name of an option that says how the source was made, where a command has one of the target, too.
+/// Prefix of source options, in commands that have the same options for the target.
 constexpr std::string_view kOfSource = "from-";
 
 using Names = std::set<std::string, std::less<>>;
 
-/// The names of the options of all commands.
+/// Names of the options of all commands.
 Names& option_names() {
   static Names names;
   return names;
 }
 
-/// The names of the options of the command that was parsed; empty before.
+/// Names of the options of the parsed command; empty before parsing.
 Names& names_of_command() {
   static Names names;
   return names;
@@ -33,7 +33,7 @@ void add_names(const Command& command, Names& names) {
     for (const std::string& name : option.long_names()) names.insert(name);
 }
 
-/// What the command that was parsed calls the option.
+/// Returns the parsed command's name of the option.
 std::string own_name(std::string_view name) {
   const Names& own = names_of_command();
   if (own.contains(name)) return std::string(name);

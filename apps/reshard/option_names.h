@@ -8,24 +8,23 @@
 
 namespace reshard::cli {
 
-/// Takes the names of all options of the subcommands, for with_options.
+/// Records the names of all subcommands' options for with_options.
 void learn_option_names(const Command& program);
 
-/// Takes the command that was parsed, whose names of options with_options prefers.
+/// Records the parsed command, whose option names with_options prefers.
 void learn_command(const Command& command);
 
-/// Validates that no option of a command that was parsed has an empty value, which a shell makes of a variable that is
-/// not set.
+/// Validates that no option of a parsed command has an empty value, which a shell passes for an unset variable.
 /// \throws Error kUsage.
 void validate_values(const Command& command);
 
-/// What a command that was parsed was given, by name, with its values; empty for a switch. Without what may differ
-/// between the ranks of a run: threads, memory and the like, and what counts as rank 0 has it.
+/// Returns the options given to a parsed command, by name, with their values; empty for a switch. Omits options that
+/// may differ between the ranks of a run (threads, memory and the like) and those for which rank 0's value counts.
 std::map<std::string, std::string> given_options(const Command& command);
 
-/// The library speaks of parameters, in backticks: `tp`, or `from-tp` for the source's. Those that are options of this
-/// program become "--tp"; "--from-tp" becomes "--tp", or the reverse, where the command that was parsed (learn_command)
-/// has only the other one.
+/// Replaces the library's parameter names in backticks, such as `tp`, or `from-tp` for the source, by this program's
+/// options. `tp` becomes "--tp". "--from-tp" becomes "--tp", or the reverse, if the parsed command (learn_command) has
+/// only the other one.
 std::string with_options(const std::string& text);
 std::vector<std::string> with_options(std::vector<std::string> texts);
 

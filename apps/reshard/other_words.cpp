@@ -1,4 +1,4 @@
-// Words of other programs for what this one does.
+// Options of other programs, and their equivalents here.
 
 #include "other_words.h"
 
@@ -13,10 +13,10 @@ namespace {
 
 struct OtherWord {
   std::string_view word;    // with hyphens
-  std::string_view option;  // of this program; the value means the same
+  std::string_view option;  // equivalent in this program, with the same values
 };
 
-/// Options that mean the same as one of this program's.
+/// Options with the same meaning as one of this program's.
 constexpr OtherWord kSameOptions[] = {
     {"--tensor-parallel-size", "--tp"},
     {"--tensor-model-parallel-size", "--tp"},
@@ -46,14 +46,15 @@ constexpr OtherWord kSameOptions[] = {
 
 struct Advice {
   std::string_view word;    // with hyphens
-  std::string_view needed;  // option of the commands that the text is for; empty: all of them
+  std::string_view needed;  // option that a command needs for the text to apply; empty: all commands
   std::string_view text;    // after "try: "; options if it begins with one
 };
 
 constexpr std::string_view kFirstArgument = "give the path without an option, as the first argument";
 constexpr std::string_view kSecondArgument = "give the path without an option, as the second argument";
 
-/// Options that mean something else here, or are not needed. Commands with --tp write ranks, commands with --force write.
+/// Options that have another meaning here or are unnecessary. Commands with --tp write ranks, commands with --force
+/// write.
 constexpr Advice kAdvice[] = {
     {"--save-xser", "--tp", "--format xser; for False, leave it out"},
     {"--convert-to-xser", "--tp", "--format xser; for False, leave it out"},
@@ -105,7 +106,7 @@ bool is_word(std::string_view argument, std::string_view lower) {
          std::equal(argument.begin(), argument.end(), lower.begin(), [](char a, char b) { return (a | 0x20) == b; });
 }
 
-/// The trainer's setting qkv_linear is True or False; --qkv-linear has three values.
+/// Maps the trainer's setting qkv_linear, True or False, to --qkv-linear, which has three values.
 void name_qkv_linear(std::vector<std::string>& arguments) {
   constexpr std::string_view kOption = "--qkv-linear";
   const auto own_value = [](const std::string& value) -> std::string {
@@ -121,7 +122,8 @@ void name_qkv_linear(std::vector<std::string>& arguments) {
   }
 }
 
-/// The option of `command` that an unknown option `name` means; std::nullopt if no option does.
+/// Returns the option of `command` that an unknown option `name` corresponds to; std::nullopt if there is no such
+/// option.
 std::optional<Option> meant_option(const Command& command, const std::string& name) {
   for (const std::string& candidate : {with_hyphens(name), own_option(name)})
     if (const auto option = command.find_option(candidate)) return option;
@@ -166,7 +168,7 @@ std::optional<std::string> advice_on(const Command& command, const std::string& 
 std::vector<std::string> in_own_words(const Command& program, std::vector<std::string> arguments) {
   if (!arguments.empty() && arguments.front() == "help") {
     if (arguments.size() < 2 || arguments[1] == "help" || arguments[1] == "version") return {"--help"};
-    if (!program.find_subcommand(arguments[1])) return {arguments[1]};  // which is refused
+    if (!program.find_subcommand(arguments[1])) return {arguments[1]};  // reports an error
     return {arguments[1], "--help"};
   }
   if (!arguments.empty() && arguments.front() == "version") return {"--version"};

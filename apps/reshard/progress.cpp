@@ -24,7 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kRedraw = std::chrono::milliseconds(100);
-constexpr auto kQuietStart = std::chrono::milliseconds(300);  // a run that is over by then needs no bar
+constexpr auto kQuietStart = std::chrono::milliseconds(300);  // shorter runs need no bar
 
 int terminal_columns() {
   winsize size{};
@@ -73,7 +73,7 @@ ProgressBar::ProgressBar(Progress& progress, std::uint64_t total_bytes, bool vis
   try {
     if (visible && is_capable_terminal()) thread_ = std::thread([this] { draw_until_done(); });
   } catch (const std::system_error&) {
-    // A run without its bar is better than none.
+    // Run without the bar.
   }
 }
 
@@ -105,7 +105,7 @@ void ProgressBar::draw_until_done() {
 }
 
 std::uint64_t peak_memory_bytes() {
-  // What getrusage says begins with the memory of the process that started this one.
+  // The value from getrusage includes the memory of the parent process.
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
     if (std::uint64_t kibibytes = 0; std::sscanf(line.c_str(), "VmHWM: %" SCNu64, &kibibytes) == 1)

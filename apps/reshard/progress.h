@@ -11,15 +11,15 @@
 
 namespace reshard::cli {
 
-/// A line on the terminal that says how far a run is; no-op if standard error is not a terminal. While one exists,
-/// the signals of mind_stop_signals ask the run to stop. At most one at a time.
+/// A progress line on the terminal; none if standard error is not a terminal. While it exists, the signals of
+/// mind_stop_signals ask the run to stop. At most one at a time.
 class ProgressBar {
  public:
-  /// `progress` is borrowed. `visible` false draws nothing but still minds the signals.
+  /// `progress` is borrowed. If `visible` is false, draws nothing but still handles the signals.
   ProgressBar(Progress& progress, std::uint64_t total_bytes, bool visible);
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
-  /// Takes the line away again.
+  /// Erases the line.
   ~ProgressBar();
 
  private:
@@ -34,11 +34,12 @@ class ProgressBar {
   std::thread thread_;
 };
 
-/// The line for a terminal of `columns`: share, bytes, rate, time left, and a bar if there is room. Never longer.
+/// Formats the line for a terminal of `columns`: share, bytes, rate, time left, and a bar if there is room. Never
+/// longer.
 std::string progress_line(std::uint64_t done_bytes, std::uint64_t total_bytes, double seconds, bool flushing,
                           int columns);
 
-/// The most memory the process has had at once, in bytes.
+/// Returns the peak memory of the process, in bytes.
 std::uint64_t peak_memory_bytes();
 
 }  // namespace reshard::cli

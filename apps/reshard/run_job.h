@@ -10,19 +10,19 @@
 
 namespace reshard::cli {
 
-/// Plans a job of a command that was parsed, and runs it with the other ranks, or prints it for --dry-run; prints what
-/// --json and --quiet ask for.
+/// Plans the job of a parsed command, and either runs it with the other ranks or, for --dry-run, prints it. Prints
+/// results as --json and --quiet request.
 void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>& plan,
              const CommonArguments& arguments, RunOptions options, Together& together);
 
-/// "reshard: note: …" on standard error, one line each.
+/// Prints each note as "reshard: note: …" on a line of standard error.
 void print_notes(const std::vector<std::string>& notes);
 
-/// What the user should know of replicas that differ: one sentence for all that drifted, and the first of the others.
-/// What to know of fused linears that get the mean of their lora_A: of all of them where the job has not run (null),
-/// else of those whose lora_A differed.
+/// Returns notes on fused linears that get the mean of their lora_A: on all of them if the job has not run (`result` is
+/// null), otherwise on those whose lora_A differed.
 std::vector<std::string> mean_notes(const Job& job, const RunResult* result);
 
+/// Returns notes on replicas that differ: one sentence for all that drifted, and the first of the others.
 std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergent);
 
 }  // namespace reshard::cli

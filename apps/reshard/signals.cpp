@@ -28,24 +28,24 @@ constexpr std::array kStopSignals = {StopSignal{SIGINT, "SIGINT"},   StopSignal{
 
 // Read by the signal handler; lock-free.
 std::atomic<Progress*> running{nullptr};
-std::atomic<int> done{-1};  // the exit code, once it is known
+std::atomic<int> done{-1};  // the exit code, once known
 std::atomic<bool> came{false};
-std::atomic<const StopSignal*> first{nullptr};  // that came
-std::atomic<std::int64_t> first_ms{0};          // when a run was asked to stop; 0 before
+std::atomic<const StopSignal*> first{nullptr};  // the first signal received
+std::atomic<std::int64_t> first_ms{0};          // when the run was asked to stop; 0 before
 
 constexpr std::int64_t kSameSignalMs = 1000;
 constexpr std::string_view kEndedAtOnce =
     "reshard: ended at once by a second signal; what was written stays in the staging directory next to the output: "
     "--clean deletes it, --resume continues from its last journal\n";
 
-/// Milliseconds of a monotonic clock. Safe in a signal handler.
+/// Returns milliseconds of a monotonic clock. Async-signal-safe.
 std::int64_t now_ms() {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);
   return std::int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000 + 1;
 }
 
-/// For a signal handler.
+/// Async-signal-safe.
 [[noreturn]] void end_interrupted(std::string_view line) {
   if (!is_muted()) {
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
@@ -60,7 +60,7 @@ std::string named(std::string message, const StopSignal* signal) {
   return message;
 }
 
-/// What to say of each signal at once.
+/// Messages for each signal that ends the program immediately.
 std::array<std::string, kStopSignals.size()>& stopped_lines() {
   static std::array<std::string, kStopSignals.size()> lines;
   return lines;
@@ -86,7 +86,7 @@ void stop(int number) {
 }  // namespace
 
 void mind_stop_signals() {
-  for (std::size_t row = 0; row < kStopSignals.size(); ++row)  // made now, as a signal handler must not
+  for (std::size_t row = 0; row < kStopSignals.size(); ++row)  // in advance: a signal handler must not format
     stopped_lines()[row] = fmt::format("reshard: {}\n", named(kStoppedMessage, &kStopSignals[row]));
   for (const auto& [number, name] : kStopSignals) {
     struct sigaction action {};

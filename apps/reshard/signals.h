@@ -7,18 +7,17 @@
 
 namespace reshard::cli {
 
-/// From now on SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 stop the program: at once, with the message and
-/// exit code of kInterrupted, as long as there is nothing to clean up. Those that were ignored stay ignored, as under
-/// nohup.
+/// Makes SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 stop the program: immediately, with the message and exit
+/// code of kInterrupted, while there is nothing to clean up. Signals that were ignored stay ignored, as under nohup.
 void mind_stop_signals();
 
-/// The message of kInterrupted with the name of the signal that came to this process, if one did.
+/// Adds the name of the signal that this process received, if any, to a message of kInterrupted.
 std::string with_signal_name(std::string message);
 
-/// While one exists, the first signal asks a run to stop, which then cleans up after itself or, with `resume`, journals
-/// what is complete. A later signal ends the program at once, unless outputs are being published; signals within a
-/// second of the first are taken for the same one, since launchers and `timeout` send it to a process and to its group.
-/// At most one at a time.
+/// While it exists, the first signal asks a run to stop; the run then cleans up or, with `resume`, journals its
+/// completed units. A later signal ends the program immediately, unless outputs are being published. Signals within a
+/// second of the first count as the same one, since launchers and `timeout` signal both a process and its group. At
+/// most one at a time.
 class StoppableRun {
  public:
   /// `progress` is borrowed.
@@ -28,10 +27,10 @@ class StoppableRun {
   ~StoppableRun();
 };
 
-/// Whether one of them came.
+/// Whether one of these signals was received.
 const std::atomic<bool>& signal_came();
 
-/// From now on the signals end the program at once with this exit code: what it was asked to do is done, or has failed.
+/// Makes the signals end the program immediately with this exit code: its work is done or has failed.
 void note_done(int exit_code = 0);
 
 }  // namespace reshard::cli

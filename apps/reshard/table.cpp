@@ -14,13 +14,13 @@ namespace {
 constexpr std::size_t kGap = 2;
 constexpr std::size_t kLeastFirstColumn = 24;
 
-bool no_terminal = false;  // set before there are threads
+bool no_terminal = false;  // set before threads start
 
 bool continues(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
 }
 
-/// The byte at which code point `count` begins.
+/// Returns the byte offset of code point `count`.
 std::size_t byte_of(const std::string& text, std::size_t count) {
   std::size_t at = 0;
   while (at < text.size() && count > 0) {
@@ -47,7 +47,7 @@ void set_no_terminal() {
 }
 
 std::size_t table_columns(int fd) {
-  constexpr std::size_t kLeast = 60;  // in which tables are still of use
+  constexpr std::size_t kLeast = 60;  // minimum for useful tables
   winsize terminal{};
   if (no_terminal || ::ioctl(fd, TIOCGWINSZ, &terminal) != 0 || terminal.ws_col == 0) return kTableColumns;
   return std::clamp<std::size_t>(terminal.ws_col, kLeast, kTableColumns);

@@ -7,22 +7,22 @@ namespace reshard::cli {
 
 /// Whether standard output is a terminal.
 bool is_terminal();
-/// Takes standard output and error for no terminals, whatever they look like: mpirun of Open MPI gives rank 0 one of its
-/// own, and what comes out of it may go into a file.
+/// Treats standard output and error as if they were not terminals: Open MPI's mpirun gives rank 0 a terminal, and its
+/// output may still go into a file.
 void set_no_terminal();
 
-/// Lines of columns for people. In a terminal they are at most table_columns() wide, and the first column is shortened
-/// when the others need the room; what goes elsewhere, such as to grep, is shown whole.
+/// A table for people. On a terminal it is at most table_columns() wide, and the first column is shortened if
+/// necessary. Elsewhere, as for grep, it is complete.
 class Table {
  public:
   enum class Align { kLeft, kRight };
 
   explicit Table(std::vector<std::pair<std::string, Align>> columns) : columns_(std::move(columns)) {}
 
-  /// What is not fit for a terminal in a cell is shown as \xNN.
+  /// Escapes unprintable characters in cells as \xNN.
   void add(std::vector<std::string> cells);
   std::string text(bool may_shorten = is_terminal()) const;
-  /// Whether every cell fits whole into table_columns().
+  /// Whether all cells fit into table_columns() without shortening.
   bool fits() const;
 
  private:
@@ -32,22 +32,21 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// The width of what is printed: the terminal's, if standard output (or another descriptor) is one, and kTableColumns
-/// at most.
+/// Returns the output width: the terminal's width, if standard output (or `fd`) is one, but at most kTableColumns.
 std::size_t table_columns(int fd = 1);
 inline constexpr std::size_t kTableColumns = 100;
 
-/// Columns that UTF-8 text takes on a terminal, one a code point.
+/// Returns the number of terminal columns of UTF-8 text, one per code point.
 std::size_t display_width(const std::string& text);
 
-/// `text` cut to at most `width` columns, the most of them from its end, where names of tensors and files differ.
+/// Shortens `text` to at most `width` columns. Keeps more of its end, where names of tensors and files differ.
 std::string shorten(const std::string& text, std::size_t width);
 
-/// All of `text`, with \xNN for what is not fit for a terminal.
+/// Escapes unprintable characters in `text` as \xNN.
 std::string escaped(const std::string& text);
 
-/// `text` broken at spaces into lines of at most `columns`, each after the first indented by `indent`. What is not fit
-/// for a terminal is shown as \xNN.
+/// Breaks `text` at spaces into lines of at most `columns`, all but the first indented by `indent`. Escapes unprintable
+/// characters as \xNN.
 std::string wrap(const std::string& text, std::size_t indent, std::size_t columns = table_columns());
 
 }  // namespace reshard::cli

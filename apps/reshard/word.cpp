@@ -27,7 +27,7 @@ int with_address(const std::string& name, const Call& call) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   const std::size_t size_bytes = std::min(name.size(), sizeof address.sun_path - 1);
-  std::memcpy(address.sun_path + 1, name.data(), size_bytes);  // after a zero: no file
+  std::memcpy(address.sun_path + 1, name.data(), size_bytes);  // after a zero byte: not a file
   const auto all_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size_bytes);
   return call(reinterpret_cast<const sockaddr*>(&address), all_bytes);
 }
@@ -58,7 +58,7 @@ bool Word::is_taken() const {
 bool Word::take() {
   if (socket_ >= 0) return true;
   const int candidate = unix_socket();
-  if (candidate < 0) return true;  // rather twice than never
+  if (candidate < 0) return true;  // better to report twice than never
   const int status = with_address(
       name_, [&](const sockaddr* address, socklen_t size_bytes) { return ::bind(candidate, address, size_bytes); });
   if (status != 0) {

@@ -93,7 +93,7 @@ fs::path output_beside(Files& files, const Checkpoint& source) {
       .hint("name an output directory after the checkpoint's");
 }
 
-/// Validates the source for this target, before its tensors are transformed.
+/// What is wrong with the source for this target, before anything is made of its tensors.
 void validate_source(Files& files, const Request& request, const Checkpoint& source) {
   if (request.lora_fuse && !source.adapter)
     throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: this is no adapter").in(source.path);
@@ -103,7 +103,7 @@ void validate_source(Files& files, const Request& request, const Checkpoint& sou
   validate_outside(files, *request.output_directory, source);
 }
 
-/// Transforms the tensors. Names come first, since config.json, extra tensors and dtypes are matched by the new ones.
+/// The order of the transforms: names first, since config.json, other tensors and dtypes are held against the new ones.
 Draft transform(Files& files, const Request& request, Checkpoint source) {
   Draft draft{std::move(source)};
   select(draft, request.names);
@@ -113,7 +113,7 @@ Draft transform(Files& files, const Request& request, Checkpoint source) {
   return draft;
 }
 
-/// Returns a job with the draft as its source.
+/// A job that reads what the draft has.
 std::unique_ptr<Job> start_job(const Request& request, Draft draft) {
   auto job = std::make_unique<Job>();
   job->command = request.command;
@@ -153,7 +153,7 @@ std::unique_ptr<Job> plan_adapter(Files& files, const Request& request, const Dr
   auto job = start_job(request, draft);
   plan_converted_adapter(files, *job, draft.source, draft.wanted, request);
   job->program = make_program(job->source, job->target, {request.check_replicas, draft.dropped});
-  return job;  // without config.json, which belongs to the base model
+  return job;  // without config.json, which is the base model's
 }
 
 std::unique_ptr<Job> plan_model(Files& files, Request request, const FoundCheckpoint& found) {

@@ -14,8 +14,8 @@ namespace reshard {
 
 /// Block size if memory is plentiful: fits in the CPU cache, and is worth a system call even if written to many files.
 inline constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
-/// Block size for strided reads. Rows of a column-major matrix are many short ranges, which grow with the number of
-/// rows.
+/// Block size for strided reads. A block of rows of a column-major matrix is many short ranges, which get longer with
+/// more rows.
 inline constexpr std::uint64_t kStridedBlockBytes = std::uint64_t{32} << 20;
 
 /// Maximum sizes of blocks.

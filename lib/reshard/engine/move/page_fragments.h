@@ -59,7 +59,7 @@ bool is_fragments_file(std::string_view name);
 /// Whether a fragment file is complete and undamaged.
 bool is_whole_fragments_file(Files& files, const std::filesystem::path& path) noexcept;
 
-/// Writes the fragments in files to the target's files under `root`.
+/// Writes the fragments in the files `names` to the target's files under `root`.
 /// \param names  of fragment files in `root`, from any number of ranks.
 /// \param skip_torn  skips incomplete files, whose run was killed.
 /// \returns the ascending indices of the target files that were written.

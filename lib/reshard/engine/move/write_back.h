@@ -18,7 +18,7 @@ class WriteBack {
   /// not yet started.
   static constexpr std::uint64_t kStartBytes = std::uint64_t{8} << 20;
   static constexpr std::uint64_t kUnstartedBytes = std::uint64_t{256} << 20;
-  /// Limit of bytes in write-backs that have started and not been waited for.
+  /// Maximum bytes in pending write-backs.
   static constexpr std::uint64_t kOnTheWayBytes = std::uint64_t{1} << 30;
 
   /// For `files` files. Pending write-backs keep at most `most_open` files open.

@@ -25,11 +25,11 @@ struct EarlierRun {
   std::filesystem::path root;
   State state = State::kUnknown;
   std::uint64_t size_bytes = 0;                // total size of all files
-  JournalFound journal = JournalFound::kNone;  // a dead run's; a run of the same job can resume a whole one
+  JournalFound journal = JournalFound::kNone;  // a dead run's journal; kWhole: the same job can resume
   std::string why_foreign;                     // end of a sentence
 };
 
-/// Returns all of them, sorted by path.
+/// Returns the staging directories of the job's output, sorted by path.
 std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job);
 
 /// Whether the run that created a staging directory is alive; false if unknown.

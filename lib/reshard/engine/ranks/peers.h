@@ -18,7 +18,7 @@ class Peers {
   virtual std::uint32_t size() const = 0;  // number of ranks, at least 1
 
   /// Returns each rank's string, by rank; the same on all ranks. A collective call: every rank must call it equally
-  /// often, and calls are matched by order. Waits without using a core.
+  /// often, and calls are matched by order. Waits without busy-polling.
   /// \throws RankLost if another rank did not call it in time; the ranks are unusable afterwards.
   virtual std::vector<std::string> gather(const std::string& mine) = 0;
 };

@@ -12,10 +12,10 @@ namespace reshard {
 
 // The digest of a tensor's elements, in C order and little-endian: the same in every layout, file format and mesh.
 //
-// A tensor is divided into leaves, BlockGrid(dtype, shape, kLeafBytes): the first dim whose rows have at most 4 MiB
-// each is split into leaves of as many rows as fit in 4 MiB, the last leaf having the rest; of each dim before it, a
-// leaf has one index. The digest is the SHA-256 of the leaves' SHA-256s, concatenated in C order. A single leaf's
-// SHA-256 is the digest itself; without elements, the digest is the SHA-256 of an empty string. Python implementation:
+// A tensor is divided into leaves by BlockGrid(dtype, shape, kLeafBytes). The first dim whose rows have at most 4 MiB
+// is split into leaves of as many rows as fit in 4 MiB; the last leaf may be smaller. A leaf has one index of each dim
+// before it. The digest is the SHA-256 of the leaves' SHA-256s, concatenated in C order. A single leaf's SHA-256 is the
+// digest itself; without elements, the digest is the SHA-256 of an empty string. Python implementation:
 // scripts/check-manifest.py.
 
 /// The elements of one leaf.

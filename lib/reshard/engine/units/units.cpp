@@ -33,8 +33,8 @@ std::vector<std::uint64_t> costs_before(const ProgramMaps& maps, const Program& 
   return before;
 }
 
-/// Returns the last row of `part`, the whole tensor, that at most `cost` of the tensor's cost `all` precedes. For a
-/// sub-byte dtype, a multiple of eight rows, which are whole bytes.
+/// Returns the last row of `part`, the whole tensor, before which the cost is at most `cost` of `all`. For a sub-byte
+/// dtype, a multiple of eight rows, which are whole bytes.
 /// \param leaves  the dtype of leaves that must stay whole; std::nullopt if they may be divided.
 std::uint64_t row_at(const LogicalTensor& tensor, const Part& part, std::uint64_t cost, std::uint64_t all,
                      std::optional<DType> leaves) {
@@ -49,8 +49,8 @@ std::uint64_t row_at(const LogicalTensor& tensor, const Part& part, std::uint64_
   return row;
 }
 
-/// For each transfer index t: whether every target file is written either only before t or only from t on. Units that
-/// meet at such a t write to different files.
+/// For each transfer index t, whether no target file spans t: each is written only before t or only from t on. Units
+/// that meet at t then write to different files.
 std::vector<char> file_ends(const ProgramMaps& maps, const Program& program) {
   std::vector<char> ends(program.transfers.size() + 1);
   if (maps.target == nullptr) return ends;
@@ -62,7 +62,7 @@ std::vector<char> file_ends(const ProgramMaps& maps, const Program& program) {
       if (first[file] == kNone) first[file] = t;
       last[file] = t;
     }
-  std::vector<std::int64_t> across(program.transfers.size() + 2);  // changes in the number of files that t is inside of
+  std::vector<std::int64_t> across(program.transfers.size() + 2);  // changes in the number of files that span t
   for (std::size_t file = 0; file < first.size(); ++file) {
     if (first[file] == kNone) continue;
     ++across[first[file] + 1];
@@ -76,7 +76,7 @@ std::vector<char> file_ends(const ProgramMaps& maps, const Program& program) {
   return ends;
 }
 
-/// Returns the nearest transfer within `most` of `cost` before which files end.
+/// Returns the transfer at a file end that is nearest to `cost`, if it is at most `most` away.
 std::optional<std::size_t> near_file_end(const std::vector<std::uint64_t>& before, const std::vector<char>& ends,
                                          std::uint64_t cost, std::uint64_t most) {
   std::optional<std::size_t> nearest;

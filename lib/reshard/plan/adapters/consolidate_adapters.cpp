@@ -1,4 +1,4 @@
-// PEFT directories as targets.
+// PEFT's directories as targets.
 #include <fmt/format.h>
 
 #include "reshard/base/error.h"
@@ -29,7 +29,7 @@ void validate_outside(Files& files, const fs::path& output_directory, const std:
           .hint("choose another output directory");
 }
 
-/// PEFT loads safetensors if a directory contains both.
+/// PEFT takes safetensors where both are there.
 void validate_beside(Files& files, const fs::path& output_directory, Format format) {
   const fs::path other =
       output_directory / (format == Format::kPytorch ? kAdapterSafetensorsFile : kAdapterPytorchFile);
@@ -61,7 +61,7 @@ void add_config(Files& files, Job& job, const Adapter& adapter, const fs::path& 
     job.copied_files.push_back({adapter.config, final, files.size_bytes(adapter.config)});
 }
 
-/// \throws Error kUsage for options that apply only to models.
+/// \throws Error kUsage for options that are about models.
 void validate_for_adapters(const Request& request, const fs::path& where) {
   if (!request.source.config.empty())
     throw Error(ErrorKind::kUsage, "`config` has no effect: these are adapters, which need no config.json").in(where);
@@ -83,7 +83,7 @@ std::optional<std::string> separate_config_text(Files& files, const Adapter& ada
   try {
     const AdapterConfig config = read_adapter_config(files, adapter.config);
     SeparateConfig separate = separate_config(config, adapter.modules);
-    // The lora_A of packed experts stacks one matrix per expert, so its rows are a multiple of the rank.
+    // The lora_A of packed experts has the rank of each, one below the other.
     if (!separate.unexplained.empty() && config.target_parameters.empty())
       notes.push_back(
           fmt::format("adapter_config.json gives another rank than lora_A has: {}. It is not the one that the adapter "
@@ -103,8 +103,7 @@ std::optional<std::string> separate_config_text(Files& files, const Adapter& ada
 void add_peft_target(Files& files, Job& job, const Adapter& adapter, std::span<const LogicalTensor> logical,
                      Format format, const fs::path& folder) {
   validate_beside(files, job.output_directory / folder, format);
-  // Adapters contain tensors of the same names, so all names but those in the output directory itself get their folder
-  // as a prefix.
+  // Adapters hold tensors of the same names: all but the one that goes to the top are told apart by their folder.
   const std::string prefix = folder.empty() ? "" : folder.string() + "/";
   TargetContainer container;
   container.format = format;

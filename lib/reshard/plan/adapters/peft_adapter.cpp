@@ -39,7 +39,7 @@ PeftAdapter read_one(Files& files, const std::string& name, const fs::path& dire
   return adapter;
 }
 
-/// A kind of tensor in adapters other than matrices for the model's linears.
+/// What adapters contain besides matrices for the model's linears.
 struct Other {
   const char* pattern;  // found in the name of a tensor
   const char* what;
@@ -80,7 +80,7 @@ class Sorter {
     return Error(kind, message).in(adapter_.path).tensor(tensor.name);
   }
 
-  /// Returns the error for a tensor of no module of the model; `message` is used if no entry of kOthers explains it.
+  /// The error for a tensor of no module of the model; `message` where nothing else explains it.
   Error unknown(const LogicalTensor& tensor, const std::string& name, const char* message) const {
     if (!adapter_.config.target_parameters.empty() && name.find(".experts.") != name.npos)
       return error(tensor, ErrorKind::kUnsupported,
@@ -164,7 +164,7 @@ class Sorter {
     }
   }
 
-  /// Fused linears must all be adapted, in the same way.
+  /// What is fused is adapted as a whole, and all alike.
   void validate_fused(const std::string& module, const std::set<std::string>& tensors) const {
     const auto layer = fused_.find(module);
     if (layer == fused_.end()) return;
@@ -216,7 +216,7 @@ std::vector<PeftAdapter> read_peft_adapters(Files& files, const std::vector<fs::
       for (const DirectoryEntry& entry : files.list(directory))
         if (is_peft_directory(files, directory / entry.name) && !entry.name.starts_with("."))
           folders.push_back(directory / entry.name);
-    std::erase_if(folders, [&](const fs::path& folder) {  // shards, not a PEFT adapter
+    std::erase_if(folders, [&](const fs::path& folder) {  // shards, not an adapter of PEFT's
       return files.is_directory(folder / kAdapterShardsFolder);
     });
     for (const fs::path& folder : folders) add(folder.filename().string(), folder);

@@ -17,27 +17,27 @@ struct PeftAdapter {
   std::string name;
   std::filesystem::path directory;
   AdapterConfig config;
-  Container file;  // safetensors if the directory contains both formats, as in PEFT
+  Container file;  // safetensors where both are there, as PEFT has it
 };
 
-/// An adapter to shard. Its linears are separate, not fused.
+/// An adapter that is to be sharded, of separate linears.
 struct AdapterSource {
   std::string name;
   AdapterConfig config;
-  bool config_changed = false;         // its text differs from the file
-  std::filesystem::path path;          // file of the tensors, for errors
-  std::vector<LogicalTensor> tensors;  // with PEFT's names
-  std::string prefix;                  // of their names in the job's source
+  bool config_changed = false;         // its text is not that of its file
+  std::filesystem::path path;          // of the tensors, for errors
+  std::vector<LogicalTensor> tensors;  // by PEFT's names
+  std::string prefix;                  // that these have in the job's source
 };
 
-/// Reads the headers of the adapters in `directories`. The adapter in the first directory itself is named "default",
-/// those in the other directories after their directory, and those in subfolders after their folder.
-/// \throws Error kBadInput for a directory without an adapter; kUsage if two have the same name.
+/// The adapters in `directories`, headers alone: the first directory's own is called "default", those of the others as
+/// their directories are, and those of folders in them as these are.
+/// \throws Error kBadInput for a directory without an adapter; kUsage for two of one name.
 std::vector<PeftAdapter> read_peft_adapters(Files& files, const std::vector<std::filesystem::path>& directories);
 
-/// Validates the adapter's tensors against the model and the config's ranks, and sorts them by the module that they
-/// belong to in the rank files, in which `fused` linears are one module. Linears that are fused must either all be
-/// adapted in the same way or not at all.
+/// Holds the adapter's tensors against the model and the config's ranks, and sorts them: each by the module that it
+/// belongs to in the ranks, where `fused` linears are one. Of a fused linear either all are adapted, all alike, or
+/// none.
 /// \throws Error kBadInput or kUnsupported, naming the tensor or the module.
 AdapterContent adapter_content(const AdapterSource& adapter, const Model& model, const std::vector<FusedLayer>& fused);
 

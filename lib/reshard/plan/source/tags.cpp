@@ -114,7 +114,7 @@ std::optional<std::string> other_name(Files& files, const fs::path& directory, c
   return resolved.filename().string();
 }
 
-/// Whether it can be the name of an entry of the directory itself.
+/// Whether it can be the name of a folder in the directory.
 bool is_plain_name(std::string_view name) {
   if (name.empty() || name == "." || name == "..") return false;
   return std::none_of(name.begin(), name.end(),

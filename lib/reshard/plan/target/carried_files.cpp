@@ -58,7 +58,7 @@ void note_weights_left(Carrier& carrier, const std::vector<fs::path>& weights) {
   std::set<fs::path> read;
   if (!weights.empty()) {
     for (const SourceFile& file : draft.source.map.files) read.insert(plain(file.path));
-    for (const CopiedFile& file : carried.copied_files) read.insert(plain(file.source));  // a trainer's
+    for (const CopiedFile& file : carried.copied_files) read.insert(plain(file.source));  // a trainer's files
   }
   std::vector<std::string> left;
   for (const fs::path& path : weights)

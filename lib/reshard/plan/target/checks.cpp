@@ -94,7 +94,7 @@ void validate_outside(Files& files, const fs::path& output_directory, const Chec
   const fs::path folder = files.resolve(source.path);
   const fs::path output = files.resolve(output_directory);
   const auto beside = source.layout->default_output(files, source.found());
-  if (beside && output == folder && folder == files.resolve(*beside)) return;  // the ranks are in a subfolder
+  if (beside && output == folder && folder == files.resolve(*beside)) return;  // the ranks are in a folder below
   if (lies_inside(output, folder))
     throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
         .in(output_directory)

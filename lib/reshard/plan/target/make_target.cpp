@@ -26,7 +26,8 @@ bool is_tied_once(const SourceMap& source, const StoredTensor& tensor) {
   return tensor.tied && source.files[tensor.file].tp_rank == 0 && source.files[tensor.file].ep_rank == 0;
 }
 
-/// Notes tied tensors: each copy in the source is compared with the original. Hugging Face files omit it.
+/// Notes tied tensors: each copy in the source is compared with the tensor that it is tied to. Hugging Face files omit
+/// it.
 void note_tied(Draft& draft, const Layout& target) {
   const SourceMap& source = draft.source.map;
   std::set<std::string> noted;  // a tensor may be stored in many chunks
@@ -181,7 +182,7 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
     plan = request.layout->plan(
         request, {draft.model_or_null(), draft.wanted, source.index_metadata, source.index_metadata_file, states,
                   source.mesh.dp, kept_partition(source, request)});
-  } catch (Error& error) {  // a layout knows the tensor, but not its file
+  } catch (Error& error) {  // a layout knows the tensor, but not where it is
     const bool is_of_source =
         error.kind() == ErrorKind::kBadInput || (error.kind() == ErrorKind::kUnsupported && !error.tensor().empty());
     if (is_of_source && error.path().empty()) error.in(source.directory);
@@ -198,7 +199,7 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
     plan.text_files.push_back(
         {kKeptIndexMetadataFile, kept_index_metadata_text(source.index_metadata), source.index_metadata_file});
   if (traits.whole_folder) plan.whole_folders.insert(plan.whole_folders.begin(), traits.folder);
-  if (draft.model)  // before plan.notes, whose last note names the programs that load the files
+  if (draft.model)  // the last note of a plan names the programs that load the files
     for (std::string& note : idle_option_notes(request, *draft.model, plan)) draft.note(std::move(note));
   for (const std::string& note : plan.notes) draft.note(note);
   add_copies(draft, plan.copies);

@@ -8,7 +8,7 @@
 
 namespace reshard {
 
-/// Returns the config.json in the neuron_config.json at `file`; null if `file` is another file or empty.
+/// Returns the config.json in the neuron_config.json at `file`; null for any other file or an empty path.
 OrderedJson read_compiled_config(Files& files, const std::filesystem::path& file);
 
 /// Returns the config.json at `file` with its keys in order, or read_compiled_config; null if `file` is empty or
