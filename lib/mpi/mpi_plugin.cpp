@@ -1,4 +1,4 @@
-// A plug-in for one MPI: compiled once against each, by CMakeLists.txt.
+// The plug-in for one MPI. CMakeLists.txt compiles this file once per MPI.
 #include "mpi/mpi_plugin.h"
 
 #include <mpi.h>
@@ -32,7 +32,7 @@ int status_of(int code, const char* call, char* error) {
   return kReshardMpiFailed;
 }
 
-/// No exception crosses the interface.
+/// Converts exceptions to errors: none may cross the C interface.
 template <typename Action>
 int without_exceptions(char* error, Action&& action) {
   try {
@@ -45,7 +45,7 @@ int without_exceptions(char* error, Action&& action) {
   return kReshardMpiFailed;
 }
 
-/// The first line, with each run of white space as one space: MPICH aligns its lines with tabs.
+/// Returns the first line of the library version, with white space collapsed: MPICH aligns its lines with tabs.
 std::string library_name() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int length = 0;
@@ -74,7 +74,8 @@ int start_mpi(char* error) {
 int start(ReshardMpiWorld* started, char* error) {
   return without_exceptions(error, [&] {
     if (const int status = start_mpi(error)) return status;
-    // Before anything else, as an error would end the process: with Open MPI's MPI_Abort, mpirun may hang.
+    // Set before any other call. By default an error aborts the process, and after Open MPI's MPI_Abort mpirun may
+    // hang.
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     if (const int status = status_of(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup", error)) return status;
     MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
@@ -98,7 +99,7 @@ int wait_for(MPI_Request& request, const char* call, ReshardMpiWait wait, void* 
 
 int gather_sizes(std::int64_t mine_bytes, std::int64_t* all_bytes, ReshardMpiWait wait, void* context, char* error) {
   return without_exceptions(error, [&] {
-    auto mine = std::make_unique<std::int64_t>(mine_bytes);  // of the heap, as a call that gives up leaves it to MPI
+    auto mine = std::make_unique<std::int64_t>(mine_bytes);  // on the heap: if the call gives up, MPI still owns it
     MPI_Request request = MPI_REQUEST_NULL;
     const int code = MPI_Iallgather(mine.get(), 1, MPI_INT64_T, all_bytes, 1, MPI_INT64_T, comm, &request);
     int status = status_of(code, "MPI_Iallgather", error);
@@ -108,14 +109,14 @@ int gather_sizes(std::int64_t mine_bytes, std::int64_t* all_bytes, ReshardMpiWai
   });
 }
 
-/// What one MPI_Iallgatherv moves: its counts are of type int.
+/// Bytes moved by one MPI_Iallgatherv, whose counts are of type int.
 struct Round {
   std::vector<int> counts;
   std::vector<int> begins;
   std::vector<char> bytes;
 };
 
-/// At most `part_bytes` per rank, from `done_bytes` of each. \returns whether any rank has some left.
+/// Plans at most `part_bytes` per rank, starting at `done_bytes`. \returns whether any rank has bytes left.
 bool plan_round(const std::int64_t* all_bytes, std::int64_t done_bytes, std::int64_t part_bytes, Round& round) {
   const auto ranks = static_cast<std::size_t>(world.size);
   round.counts.assign(ranks, 0);

@@ -1,6 +1,6 @@
-// The library's interface: what a program needs to read, plan, run and compare. A request becomes a Job, with
-// everything validated and nothing written; execute runs it. Of the other headers only those are installed that these
-// include; they are the library's own, and may change with any version.
+// The public interface of the library: read, plan, run and compare. Planning a Request validates everything, writes
+// nothing and returns a Job; execute runs the Job. Other headers are installed only if these include them; they are
+// internal and may change with any version.
 //
 // What is read comes through a Files (io/files.h), such as all_files().
 //
@@ -11,7 +11,7 @@
 //   execute(*plan_shard(all_files(), request), RunOptions{});
 #pragma once
 
-#include "reshard/engine/check/digests.h"          // compute_digests(map, …): SHA-256 of tensors, whatever the layout
+#include "reshard/engine/check/digests.h"          // compute_digests(map, …): SHA-256 of tensors, in any layout
 #include "reshard/engine/check/stats.h"            // compute_stats(map, …): minimum, maximum, mean
 #include "reshard/engine/check/verify.h"           // verify(a, b, …)
 #include "reshard/engine/check/verify_manifest.h"  // verify_manifest(map, manifest, …), verify_files
@@ -21,8 +21,8 @@
 #include "reshard/layouts/core/layout.h"           // Layout, layouts(), TargetRequest
 #include "reshard/layouts/map/metadata_rules.h"    // partition_rules(metadata, …): what each rank has of a tensor
 #include "reshard/plan/job/job.h"                  // Request; plan_shard, plan_consolidate, plan_convert
-#include "reshard/plan/source/tags.h"              // find_checkpoint: checkpoints of a training run
+#include "reshard/plan/source/tags.h"              // find_checkpoint: finds the checkpoint of a training run
 #include "reshard/specs/family/family.h"           // Family: a model's parameters as data
-#include "reshard/specs/family/family_parser.h"    // read_family: from a file
-#include "reshard/specs/stages/parallel_layers.h"  // and the layers that it describes
-#include "reshard/specs/stages/stage_json.h"       // StageMetadata of a model of your own
+#include "reshard/specs/family/family_parser.h"    // read_family: parses a Family from a file
+#include "reshard/specs/stages/parallel_layers.h"  // parallel layers that a Family describes
+#include "reshard/specs/stages/stage_json.h"       // StageMetadata of a custom model

@@ -5,7 +5,8 @@
 
 namespace reshard {
 
-/// a + b and a * b, or nothing where they do not fit 64 bits. Every size read from a file goes through these.
+/// Returns a + b or a * b, or std::nullopt if the result does not fit in 64 bits. Every size read from a file goes
+/// through these.
 inline std::optional<std::uint64_t> checked_add(std::uint64_t a, std::uint64_t b) {
   std::uint64_t sum = 0;
   if (__builtin_add_overflow(a, b, &sum)) return std::nullopt;

@@ -15,7 +15,7 @@ std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before) {
 
 std::uint32_t crc32_contribution(std::uint32_t crc, std::uint64_t bytes_after) {
   assert(bytes_after >> 63 == 0);
-  // As if what follows had the CRC 0: the CRCs of the other parts come in by their own contributions.
+  // Treats the following bytes as if their CRC were 0: the other parts add their own contributions.
   return static_cast<std::uint32_t>(::crc32_combine(crc, 0, static_cast<z_off_t>(bytes_after)));
 }
 

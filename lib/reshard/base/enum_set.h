@@ -5,7 +5,7 @@
 
 namespace reshard {
 
-/// A set of values of an enumeration that has at most 32, numbered from 0.
+/// A set of enumerators. The enumeration has at most 32, numbered from 0.
 template <typename Value>
 class EnumSet {
  public:

@@ -1,4 +1,4 @@
-// base/: what every other floor stands on: errors, checked arithmetic, files, strings, JSON text.
+// base/: the folder that all others use: errors, checked arithmetic, strings, JSON.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,19 @@
 
 namespace reshard {
 
-/// What went wrong, in the terms a caller acts on. `kErrorKinds` below maps each to the program's exit code.
+/// Classifies errors by what a caller can do about them. `kErrorKinds` below maps each kind to an exit code.
 enum class ErrorKind {
-  kUsage,        // the request itself makes no sense
+  kUsage,        // the request is invalid
   kBadInput,     // a file or checkpoint is damaged or contradicts itself
-  kUnsupported,  // understood, but not something this version does
+  kUnsupported,  // valid, but not supported by this version
   kNoSpace,      // the outputs do not fit the file system
-  kIo,           // the operating system refused
-  kLost,         // another process of the run does not answer
-  kInterrupted,  // a signal asked to stop
-  kInternal,     // a defect of reshard
+  kIo,           // the operating system reported an error
+  kLost,         // another process of the run does not respond
+  kInterrupted,  // stopped by a signal
+  kInternal,     // a bug in reshard
 };
 
-/// One row a kind: the one place where kinds, their names and exit codes meet.
+/// The name, exit code and meaning of one ErrorKind.
 struct ErrorKindRow {
   ErrorKind kind;
   const char* name;
@@ -42,15 +42,15 @@ inline constexpr ErrorKindRow kErrorKinds[] = {
     {ErrorKind::kInterrupted, "interrupted", 130, "stopped by a signal; nothing was published"},
 };
 
-/// The table has a row for every kind, so that the loop always ends in one.
+/// Every kind has a row in the table, so the loop always terminates.
 constexpr const ErrorKindRow& describe(ErrorKind kind) {
   const ErrorKindRow* row = kErrorKinds;
   while (row->kind != kind) ++row;
   return *row;
 }
 
-/// The one exception type of the library. `what()` is a whole sentence that names the file and the tensor where they
-/// are known; `hint()` says what to try and may be empty.
+/// The only exception type of the library. `what()` is a complete sentence that names the file and the tensor if they
+/// are known. `hint()` suggests a fix and may be empty.
 ///
 ///   throw Error(ErrorKind::kBadInput, "…").in(path).tensor(name).hint("…");
 class Error : public std::runtime_error {
@@ -60,10 +60,10 @@ class Error : public std::runtime_error {
   Error& in(const std::filesystem::path& path);
   Error& tensor(std::string name);
   Error& at_byte(std::uint64_t offset_bytes);
-  Error& at_line(std::uint64_t line);  // of a text, from 1
+  Error& at_line(std::uint64_t line);  // line of a text, from 1
   Error& hint(std::string text);
   Error& code(std::error_code code);
-  Error& by(std::string process);  // which of several met it: "rank 3 on node17"
+  Error& by(std::string process);  // the process that reported the error: "rank 3 on node17"
 
   ErrorKind kind() const { return kind_; }
   const std::string& message() const { return message_; }
@@ -72,9 +72,9 @@ class Error : public std::runtime_error {
   std::optional<std::uint64_t> offset_bytes() const { return offset_bytes_; }
   std::optional<std::uint64_t> line() const { return line_; }
   const std::string& hint() const { return hint_; }
-  /// what(), with the hint behind it: where an error becomes part of another text.
+  /// what() followed by the hint, for use inside another message.
   std::string with_hint() const { return hint_.empty() ? what_ : what_ + "; " + hint_; }
-  /// What the operating system said; empty if it was not asked.
+  /// Error code from the operating system; empty if the error did not come from it.
   std::error_code code() const { return code_; }
   const char* what() const noexcept override { return what_.c_str(); }
 
@@ -93,16 +93,16 @@ class Error : public std::runtime_error {
   std::string what_;
 };
 
-/// Whether the operating system says that a file or directory may not be accessed, or has just gone: no fault of a disk.
+/// Whether the operating system denied access to a file or directory, or it has disappeared. Not a disk fault.
 bool is_denied(const Error& error);
-/// Whether the system could not read or write what it may read or write.
+/// Whether reading or writing failed although access was permitted.
 bool is_disk_fault(const Error& error);
 
-/// An Error for a failed system call: `errno_value` decides between kNoSpace (ENOSPC, EDQUOT) and kIo.
+/// Returns an Error for a failed system call: kNoSpace for ENOSPC and EDQUOT, otherwise kIo.
 Error system_error(int errno_value, std::string_view doing, const std::filesystem::path& path);
 
-/// What was thrown, whatever it is, as an Error: out of memory and what the operating system refused are kIo, and other
-/// exceptions kInternal.
+/// Converts any exception to an Error: kIo for out of memory and for operating system errors, kInternal for other
+/// exceptions.
 Error as_error(const std::exception_ptr& thrown);
 
 }  // namespace reshard

@@ -10,7 +10,7 @@
 namespace reshard {
 namespace {
 
-/// Writes what Python's json module writes; the library's own writer makes null of what is not finite.
+/// Writes JSON as Python's json module does. The library's own writer turns non-finite numbers into null.
 template <typename Value>
 class Writer {
  public:

@@ -16,10 +16,10 @@
 
 namespace reshard {
 
-/// Object type of OrderedJson: members in the order of insertion, found by key in logarithmic time. nlohmann's
-/// ordered_map compares every member, so that reading a file takes the square of its keys. A tree rather than a hash
-/// table, since keys come from files and could be made to collide.
-/// Invariant: `places_` is empty for up to kFewMembers members, and has the place of every key otherwise.
+/// Object type of OrderedJson: members in insertion order, with logarithmic lookup by key. nlohmann's ordered_map
+/// searches linearly, so reading a file takes quadratic time. A tree rather than a hash table, because keys come from
+/// files and could be chosen to collide.
+/// Invariant: `places_` is empty for up to kFewMembers members, and otherwise contains the index of every key.
 template <class Key, class T, class IgnoredLess = std::less<Key>,
           class Allocator = std::allocator<std::pair<const Key, T>>>
 class OrderedMap : private std::vector<std::pair<const Key, T>, Allocator> {
@@ -57,7 +57,7 @@ class OrderedMap : private std::vector<std::pair<const Key, T>, Allocator> {
     places_.clear();
   }
 
-  /// Adds a member unless the key is there.
+  /// Adds a member unless the key exists.
   template <class AnyKey>
   std::pair<iterator, bool> emplace(AnyKey&& key, T value) {
     if (const iterator found = find(key); found != end()) return {found, false};
@@ -91,7 +91,7 @@ class OrderedMap : private std::vector<std::pair<const Key, T>, Allocator> {
     return place_of(key) == size() ? 0 : 1;
   }
 
-  /// Takes time in proportion to the members.
+  /// Takes time linear in the number of members.
   iterator erase(iterator first, iterator last) {
     const difference_type place = first - begin();
     Members kept;  // keys cannot be assigned
@@ -119,14 +119,14 @@ class OrderedMap : private std::vector<std::pair<const Key, T>, Allocator> {
   }
 
  private:
-  static constexpr size_type kFewMembers = 16;  // compared one by one
+  static constexpr size_type kFewMembers = 16;  // searched linearly
 
   void find_places() {
     if (size() <= kFewMembers) return;
     for (size_type i = 0; i < size(); ++i) places_.emplace((begin() + static_cast<difference_type>(i))->first, i);
   }
 
-  /// The member's index; size() if the key is absent.
+  /// Returns the index of the member, or size() if the key is absent.
   template <class AnyKey>
   size_type place_of(const AnyKey& key) const {
     if (!places_.empty()) {
@@ -141,48 +141,49 @@ class OrderedMap : private std::vector<std::pair<const Key, T>, Allocator> {
   std::map<Key, size_type, std::less<>> places_;
 };
 
-/// Objects and arrays in one another, at most; as serde_json, which the reference reader of safetensors uses.
+/// Maximum nesting depth of objects and arrays. Same limit as serde_json, which the reference reader of safetensors
+/// uses.
 inline constexpr std::size_t kMaxJsonDepth = 128;
 
-/// Parses a whole JSON text that came from outside.
-/// \throws Error kBadInput, naming `path` and the byte, for anything that is not one JSON value, for a key given twice
-/// in one object, and for nesting deeper than kMaxJsonDepth.
+/// Parses a complete, untrusted JSON text.
+/// \throws Error kBadInput, naming `path` and the byte, if the text is not exactly one JSON value, has a duplicate key
+///         in an object, or is nested deeper than kMaxJsonDepth.
 Json parse_json(std::string_view text, const std::filesystem::path& path, JsonDialect dialect = JsonDialect::kStrict);
 
-/// The same, with keys in the order of the text.
+/// Same as parse_json, but keeps the keys in the order of the text.
 OrderedJson parse_ordered_json(std::string_view text, const std::filesystem::path& path,
                                JsonDialect dialect = JsonDialect::kStrict);
 
-/// The text of a value, with NaN, Infinity and -Infinity, for which the library's own dump() writes null.
-/// \param indent Blanks per level; negative: all on one line, without blanks.
-/// \param ascii  Escapes what is not ASCII, as Python's json module does.
+/// Serializes a value. Writes NaN, Infinity and -Infinity, for which the library's own dump() writes null.
+/// \param indent  spaces per level; if negative, everything is on one line without spaces.
+/// \param ascii   escapes non-ASCII characters, as Python's json module does.
 std::string json_text(const Json& value, int indent = -1, bool ascii = false);
 std::string json_text(const OrderedJson& value, int indent = -1, bool ascii = false);
 
-/// `text` as a JSON string, with what is not ASCII as it is.
-/// \throws Json::exception if it is not UTF-8.
+/// Returns `text` as a JSON string; non-ASCII characters are not escaped.
+/// \throws Json::exception if `text` is not UTF-8.
 std::string json_string(const std::string& text);
 
-/// The places of the values of a JSON text. Their size is in proportion to the text, however deeply it is nested.
+/// Positions of the values of a JSON text. Uses memory linear in the text, however deeply it is nested.
 class JsonPlaces {
  public:
-  using Node = std::size_t;  // a value, in the order of the text
+  using Node = std::size_t;  // index of a value, in the order of the text
 
   /// Adds the next value of the text, the root first.
-  /// \param around  the object or array that it is directly in; not used for the root.
-  /// \param key     its key, or its index.
-  /// \param byte    where it begins, about.
+  /// \param around  the object or array that directly contains the value; ignored for the root.
+  /// \param key     key or index of the value.
+  /// \param byte    approximate position of the start of the value.
   Node add(Node around, const std::string& key, std::uint64_t byte);
 
-  /// The line, from 1, of the value that a JSON pointer such as "/modules/3/plan" names; where it has none, of the
-  /// nearest around it.
+  /// Returns the line, from 1, of the value that a JSON pointer such as "/modules/3/plan" names. If that value does not
+  /// exist, returns the line of its nearest existing ancestor.
   std::uint64_t line_of(const std::string& pointer) const;
 
  private:
   friend struct LocatedJson parse_located_json(std::string_view text, const std::filesystem::path& path);
 
-  std::vector<std::uint64_t> newlines_;  // bytes of the text
-  std::vector<std::uint64_t> bytes_;     // of each value
+  std::vector<std::uint64_t> newlines_;  // byte positions of the line breaks in the text
+  std::vector<std::uint64_t> bytes_;     // byte position of each value
   std::map<std::pair<Node, std::string>, Node> members_;
 };
 
@@ -191,11 +192,11 @@ struct LocatedJson {
   JsonPlaces places;
 };
 
-/// parse_json for a text that people write, and have to find their mistakes in.
-/// \throws as parse_json, with the line.
+/// parse_json for hand-written text: also returns the line of each value.
+/// \throws like parse_json, with the line.
 LocatedJson parse_located_json(std::string_view text, const std::filesystem::path& path);
 
-/// `key` as a part of a JSON pointer (RFC 6901).
+/// Escapes `key` as a component of a JSON pointer (RFC 6901).
 std::string pointer_part(const std::string& key);
 
 /// A file of JSON, for errors.
@@ -234,7 +235,7 @@ class JsonObject {
   bool has(const std::string& key) const { return object_.contains(key); }
   /// Each \throws Error kBadInput if the key is missing, or its value is of another type.
   const Json& at(const std::string& key) const;
-  std::uint64_t unsigned_at(const std::string& key) const;  // whole, not negative
+  std::uint64_t unsigned_at(const std::string& key) const;  // a non-negative integer
   bool bool_at(const std::string& key) const;
   const std::string& string_at(const std::string& key) const;
   const Json& array_at(const std::string& key) const;
@@ -257,7 +258,7 @@ class JsonObject {
   std::string pointer_;
 };
 
-/// `value` as text for an error: its JSON, cut short.
+/// Serializes and truncates `value` for an error message.
 std::string brief(const Json& value);
 
 }  // namespace reshard

@@ -1,4 +1,4 @@
-// From JSON text to values.
+// Parser from JSON text to values.
 
 #include <algorithm>
 #include <limits>
@@ -13,11 +13,11 @@
 namespace reshard {
 namespace {
 
-/// The literals NaN, Infinity and -Infinity of a text. The library's parser refuses them, so it gets a text with 0 and
-/// blanks in their places, where nothing else has moved, and the builder puts the values back.
+/// The literals NaN, Infinity and -Infinity of a text. The library's parser rejects them, so it parses a text in which
+/// each is replaced by 0 and padded with blanks to the same length. The builder then restores the values.
 struct NonFinite {
-  std::string text;                                      // empty if there are none
-  std::vector<std::pair<std::uint64_t, double>> values;  // index among all numbers of the text, ascending, and value
+  std::string text;                                      // empty if the text has no such literal
+  std::vector<std::pair<std::uint64_t, double>> values;  // value, and index among all numbers of the text, ascending
 };
 
 std::optional<double> non_finite(std::string_view word) {
@@ -27,14 +27,14 @@ std::optional<double> non_finite(std::string_view word) {
   return std::nullopt;
 }
 
-/// One past the closing quote of the string that begins at `begin`.
+/// Returns the index after the closing quote of the string that begins at `begin`.
 std::size_t end_of_string(std::string_view text, std::size_t begin) {
   std::size_t at = begin + 1;
   while (at < text.size() && text[at] != '"') at += text[at] == '\\' ? 2 : 1;
   return std::min(at + 1, text.size());
 }
 
-/// Every word outside strings that begins like a number counts as one: if it is none, the parser refuses the text.
+/// Counts every word outside strings that begins like a number. If a word is not a number, the parser rejects the text.
 NonFinite find_non_finite(std::string_view text) {
   constexpr std::string_view kBetweenWords = " \t\r\n{}[]:,\"";
   NonFinite found;
@@ -60,8 +60,8 @@ NonFinite find_non_finite(std::string_view text) {
   return found;
 }
 
-/// Builds the value from the parser's events. The library's own parser with a callback looks, at the end of each
-/// object, through all that stand beside it: a minute for a file of 60 000 parameters.
+/// Builds the value from the parser's events. The library's own parser with a callback searches all sibling members at
+/// the end of each object, which takes a minute for a file of 60 000 parameters.
 template <typename Value>
 class Builder final : public nlohmann::json_sax<Value> {
  public:
@@ -72,8 +72,8 @@ class Builder final : public nlohmann::json_sax<Value> {
   using typename Sax::number_unsigned_t;
   using typename Sax::string_t;
 
-  /// `read_bytes` counts what the parser has taken of the text.
-  /// `places`, if there are any, is told where each value stands.
+  /// `read_bytes` is the number of bytes that the parser has consumed.
+  /// `places` receives the position of each value; it may be null.
   Builder(const std::filesystem::path& path, const NonFinite& non_finite, const std::uint64_t& read_bytes,
           JsonPlaces* places)
       : path_(path),
@@ -90,7 +90,7 @@ class Builder final : public nlohmann::json_sax<Value> {
   bool number_unsigned(number_unsigned_t value) override { return put_number(value), true; }
   bool number_float(number_float_t value, const string_t&) override { return put_number(value), true; }
   bool string(string_t& value) override { return put(std::move(value)), true; }
-  bool binary(binary_t& value) override { return put(std::move(value)), true; }  // of no JSON text
+  bool binary(binary_t& value) override { return put(std::move(value)), true; }  // cannot occur in JSON text
 
   bool start_object(std::size_t) override { return open(Value::object()); }
   bool end_object() override { return close(), true; }
@@ -156,18 +156,18 @@ class Builder final : public nlohmann::json_sax<Value> {
 
   const std::filesystem::path& path_;
   std::vector<std::pair<std::uint64_t, double>>::const_iterator next_non_finite_, end_non_finite_;
-  std::uint64_t numbers_ = 0;  // so far
+  std::uint64_t numbers_ = 0;  // numbers read so far
   const std::uint64_t& read_bytes_;
   Value root_;
-  std::vector<Value*> open_;  // objects and arrays that have begun, each inside the one before
-  Value* member_ = nullptr;   // of the innermost object: the one whose key was last
+  std::vector<Value*> open_;  // unfinished objects and arrays, outermost first
+  Value* member_ = nullptr;   // member of the innermost object that the next value is assigned to
   JsonPlaces* places_;
-  std::vector<JsonPlaces::Node> open_places_;  // one for each of open_
-  std::string key_;                            // member_'s
-  JsonPlaces::Node last_place_ = 0;            // the last value's
+  std::vector<JsonPlaces::Node> open_places_;  // parallel to open_
+  std::string key_;                            // key of member_
+  JsonPlaces::Node last_place_ = 0;            // place of the last value
 };
 
-/// Goes through a text, and counts.
+/// Iterates over a text and counts the bytes read.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -194,7 +194,7 @@ std::uint64_t line_at(std::string_view text, std::uint64_t byte) {
 template <typename Value>
 Value parse(std::string_view text, const std::filesystem::path& path, JsonDialect dialect,
             JsonPlaces* places = nullptr) {
-  // The parser takes a NUL for the end of the text.
+  // The parser treats a NUL as the end of the text.
   if (const auto nul = text.find('\0'); nul != std::string_view::npos)
     throw Error(ErrorKind::kBadInput, "holds a NUL byte and so is not valid JSON").in(path).at_byte(nul);
   const NonFinite non_finite = dialect == JsonDialect::kPython ? find_non_finite(text) : NonFinite{};
@@ -224,7 +224,7 @@ JsonPlaces::Node JsonPlaces::add(Node around, const std::string& key, std::uint6
 
 std::uint64_t JsonPlaces::line_of(const std::string& pointer) const {
   Node node = 0;
-  std::vector<std::string> parts = split(pointer, '/');  // the first is empty
+  std::vector<std::string> parts = split(pointer, '/');  // the first part is empty
   for (std::size_t i = 1; i < parts.size(); ++i) {
     const auto member = members_.find(std::pair(node, parts[i]));
     if (member == members_.end()) break;

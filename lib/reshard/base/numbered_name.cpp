@@ -13,7 +13,7 @@
 namespace reshard {
 namespace {
 
-/// A piece of a pattern: literal text, or the text in brackets.
+/// An element of a pattern: literal text, or the text in brackets.
 struct Element {
   char kind = 0;  // '{', '[', '<'; 0 for literal text
   std::string_view text;
@@ -43,7 +43,7 @@ std::string_view key_of(std::string_view field) {
   return field.substr(0, field.find(':'));
 }
 
-/// Appends the text of `pattern` to `name`. \returns false, and appends nothing, if a number is missing.
+/// Appends the text of `pattern` to `name`. \returns false, leaving `name` unchanged, if a number is missing.
 bool print_to(std::string& name, std::string_view pattern, const NameNumbers& numbers) {
   std::string text;
   while (!pattern.empty()) {
@@ -68,10 +68,10 @@ bool print_to(std::string& name, std::string_view pattern, const NameNumbers& nu
   return true;
 }
 
-/// Takes what matches `pattern` from the start of `name`. \returns false, and takes nothing, if nothing does.
+/// Consumes the prefix of `name` that matches `pattern`. \returns false, leaving `name` unchanged, if none matches.
 bool take(std::string_view pattern, std::uint64_t max, std::string_view& name, NameNumbers& numbers);
 
-/// The same for parts in any order.
+/// Same as take, for parts in any order.
 bool take_set(std::vector<std::string_view> parts, std::uint64_t max, std::string_view& name, NameNumbers& numbers) {
   const auto is_optional = [](std::string_view part) { return part.starts_with('['); };
   const auto is_next = [&](std::string_view part) {

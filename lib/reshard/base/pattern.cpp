@@ -18,8 +18,8 @@ StringPiece piece(std::string_view text) {
   return {text.data(), text.size()};
 }
 
-/// How `feature` is called that Python or ECMAScript has and RE2 does not; `wrong` is the part that RE2 stopped at.
-/// Empty if the pattern is wrong in every dialect.
+/// Returns the name of a feature of Python or ECMAScript that RE2 lacks; `wrong` is the part at which RE2 stopped.
+/// Returns an empty string if the pattern is invalid in every dialect.
 std::string missing_feature(std::string_view text, const std::string& wrong) {
   if (wrong.starts_with("(?=") || wrong.starts_with("(?!")) return "look-ahead";
   if (wrong.starts_with("(?<"))  // RE2 stops here whatever follows
@@ -32,7 +32,7 @@ std::string missing_feature(std::string_view text, const std::string& wrong) {
   return "";
 }
 
-/// Python reads {,3} as a repetition, RE2 as text: the one place where both accept a pattern and differ.
+/// Python reads {,3} as a repetition, RE2 as text: the only case where both accept a pattern and differ.
 bool has_open_repetition(std::string_view text) {
   for (std::size_t at = text.find("{,"); at != text.npos; at = text.find("{,", at + 1)) {
     const std::size_t end = text.find_first_not_of("0123456789", at + 2);
@@ -57,7 +57,7 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-/// Appends `replacement` for the match whose groups are `groups`, the match itself first.
+/// Appends `replacement` for a match. `groups` are its groups; the first is the match itself.
 void append_replacement(std::string& out, std::string_view replacement, std::string_view text,
                         const std::vector<StringPiece>& groups) {
   const auto append = [&](StringPiece part) { out.append(part.data() ? part.data() : "", part.size()); };
@@ -91,7 +91,7 @@ void append_replacement(std::string& out, std::string_view replacement, std::str
 
 }  // namespace
 
-/// Kept from the header, so that RE2 is no part of the library's interface.
+/// Not in the header, so that RE2 is not part of the library's interface.
 struct Pattern::Compiled {
   explicit Compiled(std::string_view text) : regex(piece(text), options()) {}
 
@@ -134,7 +134,7 @@ std::string Pattern::replace_all(std::string_view text, std::string_view replace
     out += text.substr(copied, begin - copied);
     append_replacement(out, replacement, text, groups);
     copied = begin + groups[0].size();
-    // After an empty match the search goes on behind the next character.
+    // After an empty match, continues the search after the next character.
     at = groups[0].empty() ? copied + std::max<std::size_t>(utf8_length(text.substr(copied)), 1) : copied;
   }
   if (copied < text.size()) out += text.substr(copied);

@@ -6,13 +6,13 @@
 
 namespace reshard {
 
-/// A small file that a later run reads: a first line, which says what it is and of which version, a body, and the
-/// SHA-256 of both, so that one that was torn is told from one that is whole.
+/// Returns the text of a small file for a later run: a first line (type and version of the file), the body, and the
+/// SHA-256 of both, which reveals an incomplete write.
 std::string sealed(std::string_view first_line, std::string_view body);
 
-/// All but the SHA-256 of what `sealed` made, whatever its first line; nothing of what is torn, or something else.
+/// Returns the first line and the body of a sealed text; std::nullopt if `text` is incomplete or was not sealed.
 std::optional<std::string_view> unsealed(std::string_view text);
-/// The body; nothing where the first line is another one.
+/// Returns the body; std::nullopt if the first line differs from `first_line`.
 std::optional<std::string_view> unsealed(std::string_view first_line, std::string_view text);
 
 }  // namespace reshard

@@ -8,7 +8,7 @@ namespace reshard {
 namespace {
 
 const EVP_MD* algorithm() {
-  static const EVP_MD* const kSha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);  // once: looking it up takes long
+  static const EVP_MD* const kSha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);  // cached: the lookup is slow
   return kSha256;
 }
 

@@ -12,7 +12,7 @@ namespace reshard {
 
 using Sha256Digest = std::array<std::byte, 32>;
 
-/// SHA-256 (FIPS 180-4), by OpenSSL.
+/// SHA-256 (FIPS 180-4), computed by OpenSSL.
 class Sha256 {
  public:
   Sha256();
@@ -21,7 +21,7 @@ class Sha256 {
   ~Sha256();
 
   void update(std::span<const std::byte> bytes);
-  /// The digest of what was given since the last call; the next one begins anew.
+  /// Returns the digest of the bytes since the last finish(), and resets the state.
   Sha256Digest finish();
 
  private:
@@ -31,9 +31,9 @@ class Sha256 {
 
 Sha256Digest sha256(std::span<const std::byte> bytes);
 
-/// 64 hexadecimal digits, in small letters.
+/// 64 lowercase hexadecimal digits.
 std::string to_hex(const Sha256Digest& digest);
-/// Of 64 hexadecimal digits; nothing otherwise.
+/// Parses 64 hexadecimal digits; std::nullopt for any other text.
 std::optional<Sha256Digest> sha256_of_hex(std::string_view hex);
 
 }  // namespace reshard

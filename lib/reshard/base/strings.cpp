@@ -23,7 +23,7 @@ std::string format_scaled(double value, double base, std::span<const char* const
   return fmt::format(fmt::runtime(digits), value, units[unit]);
 }
 
-/// Letters added, left out, changed, or swapped with their neighbour.
+/// Number of letters inserted, deleted, changed, or swapped with their neighbour.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<std::size_t>> rows(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
   for (std::size_t i = 0; i <= a.size(); ++i) rows[i][0] = i;
@@ -38,8 +38,8 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return rows[a.size()][b.size()];
 }
 
-/// Code points that a terminal shows by nothing, or by moving others: Unicode's general categories Cf, Zl and Zp, and
-/// what has the property Default_Ignorable_Code_Point (version 15).
+/// Code points that a terminal does not show, or that reorder others: Unicode's general categories Cf, Zl and Zp, and
+/// the property Default_Ignorable_Code_Point (version 15).
 struct CodePoints {
   std::uint32_t first, last;
 };
@@ -50,10 +50,9 @@ constexpr CodePoints kHidden[] = {
     {0xFE00, 0xFE0F},   {0xFEFF, 0xFEFF},   {0xFFA0, 0xFFA0},   {0xFFF0, 0xFFFB},   {0x110BD, 0x110BD},
     {0x110CD, 0x110CD}, {0x13430, 0x1343F}, {0x1BCA0, 0x1BCA3}, {0x1D173, 0x1D17A}, {0xE0000, 0xE0FFF}};
 
-/// \param character  one code point in UTF-8.
 bool is_hidden(std::string_view character) {
   if (character.size() < 2) return false;
-  constexpr std::uint32_t kFirstBits[] = {0x1F, 0x0F, 0x07};  // of 2, 3, 4 bytes
+  constexpr std::uint32_t kFirstBits[] = {0x1F, 0x0F, 0x07};  // for 2, 3, 4 bytes
   std::uint32_t code = static_cast<unsigned char>(character[0]) & kFirstBits[character.size() - 2];
   for (const char c : character.substr(1)) code = code << 6 | (static_cast<unsigned char>(c) & 0x3F);
   return std::any_of(std::begin(kHidden), std::end(kHidden),
@@ -170,7 +169,7 @@ std::optional<std::uint64_t> parse_unsigned(std::string_view text, std::uint64_t
 }
 
 std::string nearest(std::string_view word, std::span<const std::string> candidates) {
-  constexpr std::size_t kLongestGuess = 64;  // nobody mistypes more, and the distance costs its square
+  constexpr std::size_t kLongestGuess = 64;  // the edit distance takes quadratic time
   if (word.size() > kLongestGuess) return {};
   std::string best;
   std::size_t best_distance = std::max<std::size_t>(1, word.size() / 3) + 1;
