@@ -9,7 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Appends the parts of `path`, without those that change nothing. Links make ".." depend on more than the text.
+/// Appends the components of `path` except empty ones and ".". Keeps "..": its meaning depends on links.
 void append_parts(std::string& key, const fs::path& path) {
   for (const fs::path& part : path.relative_path()) {
     if (part.empty() || part == ".") continue;
@@ -105,7 +105,7 @@ bool ListedFiles::is_searchable(const std::string& key, Listing& listing) {
     try {
       listing.searchable = files_.kind_of(fs::path(key) / ".") == FileKind::kDirectory;
     } catch (const Error&) {
-      listing.searchable = false;  // a look-up of one entry says why
+      listing.searchable = false;  // the lookup of an entry reports the reason
     }
   }
   return *listing.searchable;
@@ -126,7 +126,7 @@ std::optional<FileKind> ListedFiles::listed_kind(const std::string& key) {
   if (listing == nullptr) return std::nullopt;
   const DirectoryEntry* entry = find_entry(listing->entries, place->second);
   if (entry == nullptr) return FileKind::kNone;
-  if (entry->kind == FileKind::kOther) return std::nullopt;  // perhaps a link into a directory that is closed
+  if (entry->kind == FileKind::kOther) return std::nullopt;  // possibly a link into a directory without access
   return entry->kind;
 }
 

@@ -12,9 +12,10 @@
 
 namespace reshard {
 
-/// Another Files as one request sees it: lists each directory once, and answers questions about its entries from that
-/// list. A directory is listed at the first question about an entry of it, once it is known to be one; paths that no
-/// list can answer for, such as those above the first directory asked about, are looked up one at a time.
+/// A cached view of another Files for one request: lists each directory once, and answers questions about its entries
+/// from that list. Lists a directory at the first question about one of its entries, once it is known to be a
+/// directory. Paths outside listed directories, such as the parents of the first directory, are looked up one at a
+/// time.
 ///
 /// Some files stay open, and are not opened again unless they are stamped in between: so a stamp is never newer than what
 /// is read after it.
@@ -23,7 +24,7 @@ namespace reshard {
 /// go unnoticed until they are opened.
 class ListedFiles final : public Files {
  public:
-  /// Borrows `files`, which must outlive this.
+  /// Borrows `files`, which must outlive this object.
   explicit ListedFiles(Files& files) : files_(files) {}
 
   std::unique_ptr<Source> open(const std::filesystem::path& path) override;
@@ -59,7 +60,7 @@ class ListedFiles final : public Files {
   std::mutex mutex_;                 // guards the members below
   std::optional<std::string> base_;  // of relative paths
   std::map<std::string, Listing> listings_;
-  std::map<std::string, FileKind> kinds_;  // that were looked up
+  std::map<std::string, FileKind> kinds_;  // results of single lookups
   std::map<std::string, std::filesystem::path> resolved_;
   std::map<std::string, std::shared_ptr<const Source>> opened_;  // by path as it was given
 };

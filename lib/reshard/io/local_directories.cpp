@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr mode_t kPermissionBits = 0777;
 
-/// Whether the file system knows no such operation (NFS and others know no flags).
+/// Whether the error means that the file system does not support the operation (NFS and others support no flags).
 bool is_unsupported(int errno_value) {
   return errno_value == EINVAL || errno_value == ENOSYS || errno_value == ENOTSUP;
 }
@@ -33,7 +33,7 @@ int open_directory(const fs::path& path) {
   return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/// Owns a descriptor, or -1.
+/// Owns a file descriptor; -1 if empty.
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -56,9 +56,9 @@ class LocalClaim final : public DirectoryClaim {
   Descriptor lock_;
 };
 
-/// One of an open file, which a fork or another descriptor of the process does not end; those of flock are not seen on
-/// other machines.
-/// \returns whether it was set; else errno says why.
+/// Sets a lock of the open file description: it survives forks and the closing of other descriptors in this process.
+/// flock is not used because other machines do not see its locks.
+/// \returns whether the lock was set; otherwise errno contains the reason.
 bool set_lock(int descriptor, bool shared) {
   struct flock range {};
   range.l_type = static_cast<short>(shared ? F_RDLCK : F_WRLCK);
@@ -126,7 +126,7 @@ class LocalDirectories final : public Directories {
     struct stat status {};
     if (::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) return false;
     if (status.st_uid == ::geteuid()) return true;
-    // A file server may take this user for another one, so that what it makes is that one's.
+    // A file server may map this user to another one, who then owns new directories.
     std::string name = (path / ".own-XXXXXX").string();
     struct stat of_new {};
     if (::mkdtemp(name.data()) == nullptr) return false;
@@ -150,7 +150,7 @@ class LocalDirectories final : public Directories {
   }
 
   std::uint32_t bits_for_new() override {
-    const mode_t mask = ::umask(077);  // if another thread makes a file now, privately
+    const mode_t mask = ::umask(077);  // keeps files private that other threads create in the meantime
     ::umask(mask);
     return kPermissionBits & ~mask;
   }

@@ -4,8 +4,8 @@
 
 namespace reshard {
 
-/// Those of the local file system. Safe to use from several threads at once, but for bits_for_new: the umask is the
-/// process's, and can only be read by setting it.
+/// Directories of the local file system. Thread-safe except for bits_for_new, which has to set the umask of the process
+/// to read it.
 Directories& local_directories();
 
 }  // namespace reshard

@@ -21,14 +21,14 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kMaxIoBytes = std::size_t{1} << 30;  // Linux moves at most 2 GiB a call
+constexpr std::size_t kMaxIoBytes = std::size_t{1} << 30;  // Linux moves at most 2 GiB per call
 
 std::uint32_t file_system_of(int fd) {
   struct statfs status {};
   return ::fstatfs(fd, &status) == 0 ? static_cast<std::uint32_t>(status.f_type) : 0;
 }
 
-/// Whether a file's bytes are with another machine, or another process.
+/// Whether the bytes of a file are on another machine or served by another process.
 bool is_remote(std::uint32_t file_system) {
   constexpr std::uint32_t kFuse = 0x65735546, kLustre = 0x0BD00BD0, kGpfs = 0x47504653, kBeeGfs = 0x19830326;
   constexpr std::uint32_t kRemote[] = {NFS_SUPER_MAGIC,
@@ -46,14 +46,14 @@ bool is_remote(std::uint32_t file_system) {
   return std::find(std::begin(kRemote), std::end(kRemote), file_system) != std::end(kRemote);
 }
 
-/// Whether two files may have the same blocks.
+/// Whether the file system can share blocks between files.
 bool shares_blocks(std::uint32_t file_system) {
   constexpr std::uint32_t kBcachefs = 0xCA451A4E;
   return file_system == XFS_SUPER_MAGIC || file_system == BTRFS_SUPER_MAGIC || file_system == kBcachefs;
 }
 constexpr std::uint64_t kSharedBlockBytes = 4096;
 
-/// The call's result, once no signal cuts it short.
+/// Repeats `call` while a signal interrupts it, and returns its result.
 template <typename Call>
 int uninterrupted(Call&& call) {
   int result = 0;
@@ -62,7 +62,7 @@ int uninterrupted(Call&& call) {
   return result;
 }
 
-/// Nothing, and errno, where it cannot be known.
+/// Returns the kind of `path`; std::nullopt with errno set if it cannot be determined.
 std::optional<FileKind> look_at(const std::filesystem::path& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0) {
@@ -74,7 +74,7 @@ std::optional<FileKind> look_at(const std::filesystem::path& path) {
   return is_link ? FileKind::kBrokenLink : FileKind::kNone;
 }
 
-/// Owns the descriptor.
+/// An open file that owns its descriptor.
 class LocalFile final : public Source, public Sink {
  public:
   LocalFile(int fd, std::filesystem::path path, std::uint64_t size_bytes)
@@ -126,7 +126,7 @@ class LocalFile final : public Source, public Sink {
         left -= parts.front().size();
         parts = parts.subspan(1);
       }
-      if (left == 0) continue;  // else it stopped inside a part
+      if (left == 0) continue;  // otherwise the write ended inside a part
       write_at(offset_bytes, parts.front().subspan(left));
       offset_bytes += parts.front().size() - left;
       parts = parts.subspan(1);
@@ -148,8 +148,8 @@ class LocalFile final : public Source, public Sink {
       const ssize_t moved =
           ::copy_file_range(source.descriptor(), &from, fd_, &to, std::min<std::uint64_t>(size_bytes, kMaxIoBytes), 0);
       if (moved < 0 && errno == EINTR) continue;
-      // Which pairs of files can do this depends on both file systems and the kernel; what it did not say it cannot do
-      // is for read and write to find out.
+      // Both file systems and the kernel decide which pairs of files support this. Other failures are left to read and
+      // write to report.
       if (moved <= 0) return false;
       size_bytes -= static_cast<std::uint64_t>(moved);
     }
@@ -171,14 +171,14 @@ class LocalFile final : public Source, public Sink {
   }
 
  private:
-  /// A file system that knows no writing back does it when it likes.
+  /// No-op on a file system without control over writing back.
   void write_back(std::uint64_t offset_bytes, std::uint64_t size_bytes, unsigned flags) {
-    if (size_bytes == 0) return;  // which would mean: to the file's end
+    if (size_bytes == 0) return;  // a size of 0 would mean the rest of the file
     const int result = uninterrupted([&] {
       return ::sync_file_range(fd_, static_cast<off64_t>(offset_bytes), static_cast<off64_t>(size_bytes), flags);
     });
     if (result == 0 || errno == ENOSYS || errno == EINVAL || errno == ESPIPE) return;
-    throw system_error(errno, "cannot write back", path_);  // said once only: sync would not hear of it
+    throw system_error(errno, "cannot write back", path_);  // reported only once: sync would not report it again
   }
 
   int fd_;
@@ -226,7 +226,8 @@ class LocalStorage final : public Storage {
   FileStamp stamp(const std::filesystem::path& path) override {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) return {};
-    // The time of the last change, which no program can set, tells a file that was given its old time again.
+    // The time of the last change, which programs cannot set, reveals a rewritten file whose modification time was
+    // restored.
     const std::uint64_t parts[] = {status.st_dev,
                                    status.st_ino,
                                    static_cast<std::uint64_t>(status.st_size),
@@ -287,8 +288,8 @@ class LocalStorage final : public Storage {
     if (fd < 0) throw system_error(errno, "cannot create", path);
     auto file = sink(fd, path);
     if (size_bytes == 0) return file;
-    // Reserving the blocks finds a full disk or a quota before the first byte is moved, and makes writing faster. A
-    // file system that cannot reserve gets a sparse file of the right length instead.
+    // Reserving the blocks detects a full disk or quota before the first byte is written, and makes writing faster. On
+    // a file system that cannot reserve blocks, creates a sparse file of the right length instead.
     if (uninterrupted([&] { return ::fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)); }) == 0) return file;
     if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
       throw system_error(errno, "cannot reserve " + format_bytes(size_bytes), path);
@@ -311,9 +312,9 @@ class LocalStorage final : public Storage {
     return entry.is_symlink(ignored);
   }
 
-  /// What an entry of a directory is: most file systems say so without another call.
+  /// Returns the kind of a directory entry: most file systems provide it without another call.
   static FileKind entry_kind(const std::filesystem::directory_entry& entry) {
-    std::error_code ignored;  // these calls use what the directory said, where symlink_status() asks again
+    std::error_code ignored;  // these calls use the cached type; symlink_status() would query the file again
     if (!entry.is_symlink(ignored)) {
       if (entry.is_regular_file(ignored)) return FileKind::kFile;
       if (entry.is_directory(ignored)) return FileKind::kDirectory;

@@ -4,7 +4,7 @@
 
 namespace reshard {
 
-/// The local file system; lives as long as the program.
+/// Returns the local file system, which lives as long as the program.
 Storage& local_storage();
 
 }  // namespace reshard

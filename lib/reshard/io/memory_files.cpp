@@ -5,7 +5,7 @@
 namespace reshard {
 namespace {
 
-/// The name that a path goes by: normalised, without a slash at its end, and empty for ".".
+/// Returns the normalized form of a path: without a trailing slash, and empty for ".".
 std::string key_of(const std::filesystem::path& path) {
   std::string key = path.lexically_normal().generic_string();
   if (key.size() > 1 && key.back() == '/') key.pop_back();
@@ -16,14 +16,14 @@ Error no_directory(const char* message, std::errc code, const std::filesystem::p
   return Error(ErrorKind::kBadInput, message).in(path).code(std::make_error_code(code));
 }
 
-/// The key of the directory that a key lies in.
+/// Returns the key of the directory that contains `key`.
 std::string parent_of(const std::string& key) {
   const std::size_t slash = key.rfind('/');
   if (slash == std::string::npos) return "";
   return key.substr(0, std::max<std::size_t>(slash, 1));
 }
 
-/// Whether `key` lies directly in `directory`.
+/// Whether `key` is an entry of `directory`.
 bool is_child(const std::string& key, const std::string& directory) {
   return key != directory && parent_of(key) == directory;
 }

@@ -14,12 +14,12 @@ namespace reshard {
 /// A file in memory.
 class MemorySource final : public Source {
  public:
-  /// `path` is for errors.
+  /// `path` is used in errors only.
   explicit MemorySource(std::string content, std::filesystem::path path = "memory");
   MemorySource(std::shared_ptr<const std::string> content, std::filesystem::path path);
 
   std::uint64_t size_bytes() const override { return content_->size(); }
-  /// \throws Error kIo past the end, as for a local file that was cut.
+  /// \throws Error kIo for bytes past the end, like a truncated local file.
   void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const override;
 
  private:
@@ -27,19 +27,17 @@ class MemorySource final : public Source {
   std::filesystem::path path_;
 };
 
-/// Files in memory, for tests, fuzzers, and callers that have the bytes already. Paths are compared by their text, once
-/// "." and ".." are resolved in it; there is no working directory and there are no links. Safe to use from several
-/// threads at once.
+/// Files in memory, for tests, fuzzers, and callers that already have the bytes. Paths are compared by their text after
+/// "." and ".." are resolved. There is no working directory, and there are no links. Thread-safe.
 class MemoryFiles final : public Files {
  public:
-  /// Adds a file, or replaces it; sources that are open keep the content they were opened with. The directories above
-  /// it exist from then on.
-  /// \throws Error kUsage if the path is a directory, or passes through a file.
+  /// Adds or replaces a file, and adds its parent directories. Open sources keep the content they were opened with.
+  /// \throws Error kUsage if the path is a directory, or a parent is a file.
   void write(const std::filesystem::path& path, std::string content);
-  /// Adds a directory, which may stay empty, and those above it.
-  /// \throws Error kUsage if the path is or passes through a file.
+  /// Adds a directory, which may stay empty, and its parents.
+  /// \throws Error kUsage if the path or a parent is a file.
   void make_directory(const std::filesystem::path& path);
-  /// Removes a file, or a directory with all that is in it. \returns whether there was one.
+  /// Removes a file, or a directory and its contents. \returns whether it existed.
   bool remove(const std::filesystem::path& path);
 
   std::unique_ptr<Source> open(const std::filesystem::path& path) override;
@@ -52,13 +50,13 @@ class MemoryFiles final : public Files {
  private:
   struct File {
     std::shared_ptr<const std::string> content;
-    std::uint64_t version;  // no two writes have the same
+    std::uint64_t version;  // unique for each write
   };
 
   FileKind find(const std::string& key) const;
   void add_directories(std::string key);
 
-  mutable std::mutex mutex_;  // of all below
+  mutable std::mutex mutex_;  // guards the members below
   std::map<std::string, File> files_;
   std::set<std::string> directories_{"", "/"};
   std::uint64_t writes_ = 0;

@@ -30,7 +30,7 @@ void for_each_number(std::size_t count, std::size_t threads, const std::function
   try {
     for (std::size_t i = 1; i < rows; ++i) others.emplace_back(run);
   } catch (const std::exception&) {
-    // No more threads (or memory for their stacks) to be had: those that run do the work of all.
+    // No more threads, or no memory for their stacks, are available: the existing threads do all the work.
   }
   run();
   for (std::thread& thread : others) thread.join();

@@ -5,11 +5,11 @@
 
 namespace reshard {
 
-/// Calls `work` with each number below `count` on at most `threads` threads: fewer where no more are to be had, and
-/// this one among them. Numbers come in as many rows as there are threads, one of each row in turn, so that those
-/// worked on at the same time mostly lie far apart: neighbours often need the same lock, as files of one directory do.
-/// Returns when all are done; after a failure no more are begun.
-/// \throws what the first work that failed threw.
+/// Calls `work` with each number below `count`, on at most `threads` threads including the calling one, or fewer if no
+/// more are available. Splits the numbers into as many rows as threads and takes one number from each row in turn.
+/// Numbers that are processed at the same time are then mostly far apart: neighbours often need the same lock, like
+/// files of one directory. Returns when all calls are done; starts no more calls after a failure.
+/// \throws the exception of the first call that failed.
 void for_each_number(std::size_t count, std::size_t threads, const std::function<void(std::size_t)>& work);
 
 }  // namespace reshard

@@ -9,15 +9,15 @@
 
 namespace reshard {
 
-/// Enough to hide the latency of a network file system; each thread has one file open at a time.
+/// Enough to hide the latency of a network file system. Each thread has one file open at a time.
 inline constexpr std::size_t kMaxReaders = 8;
-/// Fewer files are not worth a thread.
+/// Below this number of files, threads do not pay off.
 inline constexpr std::size_t kMinParallelReads = 4;
 
 /// Calls `read` with each number below `count`, on up to kMaxReaders threads, and waits for all calls. `read` must be
-/// safe to call from several threads at once.
-/// \returns what the calls returned or threw, in the order of the numbers. A caller that gets the results in this order
-///          reports the same error every time: that of the first number that failed.
+/// thread-safe.
+/// \returns the results or exceptions of the calls, in order. A caller that gets them in this order always reports the
+///          same error: that of the first number that failed.
 template <typename Read>
 auto read_each(std::size_t count, const Read& read) {
   using Result = std::invoke_result_t<const Read&, std::size_t>;

@@ -11,11 +11,11 @@ namespace reshard {
 
 inline constexpr std::uint64_t kDefaultJsonCapBytes = std::uint64_t{4} << 20;
 
-/// The whole content of a small text file.
-/// \throws Error kBadInput if it is missing or larger than `cap_bytes`.
+/// Reads a small text file completely.
+/// \throws Error kBadInput if the file is missing or larger than `cap_bytes`.
 std::string read_text_file(Files& files, const std::filesystem::path& path, std::uint64_t cap_bytes);
 
-/// read_text_file and parse_json in one; `cap_bytes` bounds the file.
+/// Reads and parses a JSON file of at most `cap_bytes`.
 Json read_json_file(Files& files, const std::filesystem::path& path, std::uint64_t cap_bytes = kDefaultJsonCapBytes,
                     JsonDialect dialect = JsonDialect::kStrict);
 

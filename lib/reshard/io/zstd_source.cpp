@@ -18,11 +18,11 @@ namespace reshard {
 namespace {
 
 constexpr std::size_t kInputBytes = std::size_t{128} << 10;
-constexpr std::size_t kSkippedBytes = std::size_t{256} << 10;  // at a time
+constexpr std::size_t kSkippedBytes = std::size_t{256} << 10;  // per decode call
 constexpr std::size_t kMostIdle = 16;
 static_assert((std::size_t{1} << kMaxZstdWindowLog) <= kMaxIdleZstdBytes / 2, "a decoder that waits is not dropped");
 
-/// Decodes a frame from its start on.
+/// Decodes a frame sequentially from its start.
 class ZstdDecoder {
  public:
   ZstdDecoder(const Source& file, const ZstdFrame& frame, const std::filesystem::path& path)
@@ -31,15 +31,15 @@ class ZstdDecoder {
     ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kMaxZstdWindowLog);
   }
 
-  /// Of memory: mostly its window.
+  /// Memory of the decoder, mostly its window.
   std::size_t size_bytes() const { return ZSTD_sizeof_DCtx(context_.get()) + input_.size(); }
-  /// In what the frame decodes to.
+  /// Number of decompressed bytes so far.
   std::uint64_t position() const { return position_; }
   bool is_done() const { return done_; }
-  /// Whether all of the frame's range has been decoded.
+  /// Whether the whole range of the frame has been consumed.
   bool is_exhausted() const { return taken_ == frame_.length_bytes && buffered_.pos == buffered_.size; }
 
-  /// Decodes up to all of `out`. \returns how much; less only at the frame's end.
+  /// Decodes up to `out.size()` bytes. \returns the number of bytes; less than that only at the end of the frame.
   std::size_t decode(std::span<std::byte> out) {
     ZSTD_outBuffer made{out.data(), out.size(), 0};
     while (made.pos < made.size && !done_) {
@@ -85,15 +85,15 @@ class ZstdDecoder {
   std::unique_ptr<ZSTD_DCtx, Free> context_;
   std::vector<std::byte> input_;
   ZSTD_inBuffer buffered_{nullptr, 0, 0};
-  std::uint64_t taken_ = 0;     // of the frame's range
-  std::uint64_t position_ = 0;  // of what it decodes to
+  std::uint64_t taken_ = 0;     // compressed bytes read so far
+  std::uint64_t position_ = 0;  // decompressed bytes so far
   bool done_ = false;
 };
 
-/// Decoders that nobody is using, of all sources. Those that were used last stay, of kMaxIdleZstdBytes together.
+/// Idle decoders of all sources. Keeps the most recently used ones, up to kMaxIdleZstdBytes in total.
 class IdleDecoders {
  public:
-  /// The nearest to `position` of `owner`'s that is not beyond it, or null.
+  /// Returns the decoder of `owner` that is nearest to `position` and not past it, or null.
   std::unique_ptr<ZstdDecoder> take(const Source* owner, std::uint64_t position) {
     const std::lock_guard lock(mutex_);
     auto best = idle_.end();
@@ -134,7 +134,7 @@ class IdleDecoders {
  private:
   mutable std::mutex mutex_;
   std::list<std::pair<const Source*, std::unique_ptr<ZstdDecoder>>> idle_;
-  std::size_t bytes_ = 0;  // of all of them
+  std::size_t bytes_ = 0;  // total size of idle_
 };
 
 IdleDecoders& idle_decoders() {
