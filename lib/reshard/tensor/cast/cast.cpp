@@ -20,7 +20,7 @@ std::optional<std::size_t> cast_elements(DType from, std::span<const std::byte> 
   assert(in.size() == count * from_bytes && out.size() == count * (bits(to) / 8));
   const CastKernel kernel = simd_cast_kernel(from, to);
   if (kernel && (!kernel(in.data(), count, out.data()) || overflow == Overflow::kSaturate)) return std::nullopt;
-  // Where a vector overflowed, this finds the element and writes the same bytes again.
+  // After an overflow in a vector, finds the element; writes the same bytes again.
   const std::size_t first = cast_scalar(from, in.data(), count, to, out.data());
   if (overflow == Overflow::kSaturate || first == count) return std::nullopt;
   return first;

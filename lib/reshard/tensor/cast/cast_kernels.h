@@ -1,4 +1,4 @@
-// What cast.cpp chooses from.
+// The kernels of cast.cpp.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 
 namespace reshard {
 
-/// Casts `count` elements, saturating. Returns the index of the first value that overflowed, or `count`. It is the
-/// specification of the casts, one element at a time. can_cast(from, to, Integers::kAllow) must hold, and from != to.
+/// Casts `count` elements, one at a time, saturating. The specification of all casts. Returns the index of the first
+/// value that overflowed, or `count`. Requires can_cast(from, to, Integers::kAllow) and from != to.
 std::size_t cast_scalar(DType from, const std::byte* in, std::size_t count, DType to, std::byte* out);
 
-/// Casts as cast_scalar does, bit for bit, and returns whether any value overflowed.
+/// Same bits as cast_scalar. Returns whether any value overflowed.
 using CastKernel = bool (*)(const std::byte* in, std::size_t count, std::byte* out);
 
-/// The kernel for the instruction set in use (simd.h); null if there is none for these dtypes.
+/// Returns the kernel for the current instruction set (simd.h), or null if these dtypes have none.
 CastKernel simd_cast_kernel(DType from, DType to);
 
 }  // namespace reshard

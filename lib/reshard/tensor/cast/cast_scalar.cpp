@@ -10,7 +10,7 @@ namespace {
 
 using ScalarCast = std::size_t (*)(const std::byte* in, std::size_t count, std::byte* out);
 
-/// number_of(kFrom, code); the format of a float is a constant here.
+/// number_of(kFrom, code), with the format of a float as a constant.
 template <DType kFrom>
 Number number_of_code(std::uint64_t code) {
   constexpr std::optional<FloatFormat> kFormat = float_format(kFrom);
@@ -47,7 +47,7 @@ constexpr std::array<ScalarCast, sizeof...(kPair)> all_casts(std::index_sequence
   return {cast_between<kDTypes[kPair / kCount].dtype, kDTypes[kPair % kCount].dtype>()...};
 }
 
-/// One function a pair of dtypes, by both.
+/// One function per pair of dtypes, indexed by both.
 constexpr auto kCasts = all_casts(std::make_index_sequence<kCount * kCount>());
 
 }  // namespace

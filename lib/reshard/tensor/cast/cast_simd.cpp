@@ -1,4 +1,4 @@
-// The casts of cast_scalar.cpp, a vector at a time. Highway compiles this file once for each instruction set.
+// Vector versions of the casts in cast_scalar.cpp. Highway compiles this file once per instruction set.
 #include <cstdint>
 #include <cstring>
 
@@ -24,9 +24,8 @@ CastKernel find_kernel(DType, DType) {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Every value passes through a lane that holds the bits of a float32, which has room for each value of the narrower
-// dtypes. Highway's own conversions of narrow floats round differently from version to version, so that rounding is
-// done here.
+// Every value passes through a lane as the bits of a float32, which can represent all values of the narrower dtypes.
+// Rounding is implemented here, because Highway's conversions of narrow floats round differently between versions.
 using Lanes32 = hn::ScalableTag<std::int32_t>;
 using Vec32 = hn::Vec<Lanes32>;
 
@@ -64,13 +63,13 @@ HWY_INLINE void store(Vec32 codes, std::uint8_t* at) {
   }
 }
 
-/// Whether each value of one dtype is one of the other, and rounding has nothing to do.
+/// Whether kTo represents every value of kFrom, so that no rounding is needed.
 template <DType kFrom, DType kTo>
 constexpr bool kFits = float_format(kFrom)->mantissa_bits <=
                        float_format(kTo)->mantissa_bits&& float_format(kFrom)->exponent_bits <=
                        float_format(kTo)->exponent_bits;
 
-/// The float32 bits of the bits of a float of 8 or 16 bits; exact. NaNs become quiet only if asked.
+/// Converts the bits of a float of 8 or 16 bits to float32 bits, exactly. Quiets NaNs only if kQuiet.
 template <DType kFrom, bool kQuiet>
 HWY_INLINE Vec32 widen(Vec32 code) {
   const Lanes32 d;
@@ -89,7 +88,7 @@ HWY_INLINE Vec32 widen(Vec32 code) {
   if constexpr (kRebias != 0) {
     const Vec32 special = hn::Or(wide, hn::Set(d, kInfinity));
     wide = hn::Add(wide, hn::Set(d, kRebias));
-    // One more than the exponent of subnormals brings the leading 1 that they do not have; the difference is exact.
+    // Adding one to the exponent of a subnormal adds the leading 1 that it lacks. Subtracting that 1 is exact.
     const hn::RebindToFloat<Lanes32> df;
     const auto with_leading = hn::BitCast(df, hn::Add(wide, hn::Set(d, kOneExponent)));
     const Vec32 subnormal = hn::BitCast(d, hn::Sub(with_leading, hn::BitCast(df, hn::Set(d, kRebias + kOneExponent))));
@@ -101,20 +100,20 @@ HWY_INLINE Vec32 widen(Vec32 code) {
   return hn::Or(sign, wide);
 }
 
-/// The largest finite value of a dtype as the bits of a float32.
+/// Returns the largest finite value of a dtype as float32 bits.
 constexpr std::int32_t max_finite_as_f32(const FloatFormat& format) {
   return static_cast<std::int32_t>((format.max_finite() << (kF32.mantissa_bits - format.mantissa_bits)) +
                                    (static_cast<std::uint64_t>(kF32.bias - format.bias) << kF32.mantissa_bits));
 }
 
-/// The largest float32 magnitude that is rounded to that; the next overflows.
+/// Returns the largest float32 magnitude that rounds to that value; larger magnitudes overflow.
 constexpr std::int32_t overflow_limit(const FloatFormat& format) {
   const std::int32_t half_step = 1 << (kF32.mantissa_bits - format.mantissa_bits - 1);
   const bool ties_down = (format.max_finite() & 1) == 0;
   return max_finite_as_f32(format) + half_step - (ties_down ? 0 : 1);
 }
 
-/// Float32 magnitudes of finite values of at most the largest of `kTo`, rounded to its bits.
+/// Rounds float32 magnitudes to the bits of `kTo`. They must not exceed the largest finite value of `kTo`.
 template <DType kTo>
 HWY_INLINE Vec32 round_magnitude(Vec32 magnitude) {
   const Lanes32 d;
@@ -125,8 +124,9 @@ HWY_INLINE Vec32 round_magnitude(Vec32 magnitude) {
   const Vec32 half = hn::Set(d, (1 << (kShift - 1)) - 1 - kRebias);
   const Vec32 normal = hn::ShiftRight<kShift>(hn::Add(hn::Add(magnitude, half), is_odd));
   if constexpr (kRebias == 0) return normal;
-  // A float32 whose last bit weighs as much as the target's last subnormal bit: to add it rounds there, by IEEE 754.
-  // The sum is normal, and denormals that some modes read as 0 would have been rounded to 0.
+  // kMagic is a float32 whose last bit has the weight of the target's last subnormal bit, so that adding it rounds to
+  // that bit by IEEE 754. The sum is normal. Modes that read denormals as 0 are harmless: such values round to 0
+  // anyway.
   const hn::RebindToFloat<Lanes32> df;
   constexpr std::int32_t kUnitExponent = 1 - kFormat.bias - kFormat.mantissa_bits;
   constexpr std::int32_t kMagic = (kUnitExponent + kF32.mantissa_bits + kF32.bias) << kF32.mantissa_bits;
@@ -136,7 +136,7 @@ HWY_INLINE Vec32 round_magnitude(Vec32 magnitude) {
   return hn::IfThenElse(hn::Gt(magnitude, hn::Set(d, kMinNormal - 1)), normal, subnormal);
 }
 
-/// The bits in `kTo` of float32 bits. `largest` gathers the largest magnitudes that may overflow.
+/// Converts float32 bits to the bits of `kTo`. `largest` accumulates the largest magnitudes that may overflow.
 template <DType kTo>
 HWY_INLINE Vec32 narrow(Vec32 value, Vec32& largest) {
   const Lanes32 d;
@@ -152,7 +152,7 @@ HWY_INLINE Vec32 narrow(Vec32 value, Vec32& largest) {
     constexpr auto kMagnitudeMask = static_cast<std::int32_t>(kFormat.sign_mask() - 1);
     constexpr auto kNarrowQuietBit = static_cast<std::int32_t>(kFormat.quiet_bit());
     const auto is_special = hn::Gt(magnitude, hn::Set(d, kInfinity - 1));
-    // An exponent of ones stays one when its top is cut.
+    // An exponent of all ones is still all ones after its top bits are cut off.
     const Vec32 special = hn::Or(hn::And(hn::ShiftRight<kShift>(magnitude), hn::Set(d, kMagnitudeMask)),
                                  hn::IfThenElseZero(is_nan, hn::Set(d, kNarrowQuietBit)));
     largest = hn::Max(largest, hn::IfThenZeroElse(is_special, magnitude));
@@ -164,7 +164,7 @@ HWY_INLINE Vec32 narrow(Vec32 value, Vec32& largest) {
   }
 }
 
-/// One vector of elements.
+/// Casts one vector of elements.
 template <DType kFrom, DType kTo>
 HWY_INLINE void cast_vector(const std::uint8_t* in, std::uint8_t* out, Vec32& largest) {
   constexpr bool kIsExact = kFits<kFrom, kTo> && float_format(kTo)->exponent_bits == kF32.exponent_bits;
@@ -187,7 +187,7 @@ bool cast_all(const std::byte* in_bytes, std::size_t count, std::byte* out_bytes
   std::size_t i = 0;
   for (; i + lanes <= count; i += lanes) cast_vector<kFrom, kTo>(in + i * kFromBytes, out + i * kToBytes, largest);
   if (i < count) {
-    // The rest goes through vectors of its own, filled up with zeros.
+    // The remaining elements use a separate vector, padded with zeros.
     HWY_ALIGN std::uint8_t in_rest[HWY_MAX_BYTES] = {};
     HWY_ALIGN std::uint8_t out_rest[HWY_MAX_BYTES];
     std::memcpy(in_rest, in + i * kFromBytes, (count - i) * kFromBytes);

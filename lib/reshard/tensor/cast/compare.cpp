@@ -13,11 +13,11 @@
 namespace reshard {
 namespace {
 
-/// What is compared at a time: parts of elements, of which complex elements have two. Whole bytes in any dtype.
+/// Number of parts that are compared at a time; a complex element has two parts. A whole number of bytes in any dtype.
 constexpr std::size_t kBlockParts = 1024;
 
 struct Side {
-  DType dtype;  // of a part
+  DType dtype;  // of one part
   const std::byte* bytes;
 
   std::uint64_t code(std::size_t part) const { return element_code(dtype, bytes, part); }
@@ -32,7 +32,7 @@ bool is_integer(DType dtype) {
   return kind == DTypeClass::kSigned || kind == DTypeClass::kUnsigned;
 }
 
-/// Whether a double is not enough for each value.
+/// Whether some values of `dtype` are not exact as doubles.
 bool is_wide(DType dtype) {
   return is_integer(dtype) && bits(dtype) == 64;
 }
@@ -47,7 +47,7 @@ void read_values(const Side& side, std::size_t begin, std::size_t count, Values&
     return;
   }
   const std::span in(side.bytes + begin * (width / 8), count * (width / 8));
-  if (width <= 32 && can_cast(side.dtype, DType::kF32)) {  // faster, and as exact
+  if (width <= 32 && can_cast(side.dtype, DType::kF32)) {  // faster, and just as exact
     std::array<float, kBlockParts> narrow;
     const auto out = std::as_writable_bytes(std::span(narrow).first(count));
     cast_elements(side.dtype, in, DType::kF32, out, Overflow::kSaturate);
@@ -58,13 +58,13 @@ void read_values(const Side& side, std::size_t begin, std::size_t count, Values&
                 Overflow::kSaturate);
 }
 
-/// Exact where it fits 64 bits, which it does not only for differing signs.
+/// Exact if the difference fits in 64 bits, which always holds for equal signs.
 double integer_difference(const Number& a, const Number& b) {
   if (a.negative != b.negative) return static_cast<double>(a.significand) + static_cast<double>(b.significand);
   return static_cast<double>(std::max(a.significand, b.significand) - std::min(a.significand, b.significand));
 }
 
-/// Of finite values.
+/// `a` and `b` must be finite.
 bool same_value(const Number& a, const Number& b) {
   if (a.significand == 0 || b.significand == 0) return a.significand == b.significand;
   const int a_zeros = std::countr_zero(a.significand);
@@ -95,14 +95,14 @@ class Comparison {
   DifferenceSummary& summary() { return summary_; }
 
  private:
-  /// Also widens the largest difference.
+  /// Also updates the largest difference.
   bool equal(std::size_t part, double a, double b) {
     if (bitwise_ && a_.code(part) == b_.code(part)) return true;
     if (a == b && !bitwise_ && !wide_) return true;
     double difference = std::fabs(a - b);
     if (wide_ && is_integer(a_.dtype) && is_integer(b_.dtype))
       difference = integer_difference(number_of(a_.dtype, a_.code(part)), number_of(b_.dtype, b_.code(part)));
-    // NaN, also of two infinities of one sign, is not greater.
+    // false for NaN, including the difference of two equal infinities
     if (difference > summary_.max_abs_difference) summary_.max_abs_difference = difference;
     if (bitwise_) return false;
     if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
@@ -112,7 +112,7 @@ class Comparison {
   }
 
   void note(std::size_t element, double a, double b) {
-    if (summary_.differing != 0 && last_noted_ == element) return;  // the other part of it
+    if (summary_.differing != 0 && last_noted_ == element) return;  // the other part of the same element
     last_noted_ = element;
     ++summary_.differing;
     if (summary_.first.size() < keep_first_) summary_.first.push_back({element, a, b});

@@ -11,7 +11,7 @@
 
 namespace reshard {
 
-/// How far values may be apart. Neither is negative or NaN.
+/// Largest allowed differences of values. Neither is negative or NaN.
 struct Tolerance {
   double relative = 0;
   double absolute = 0;
@@ -19,8 +19,8 @@ struct Tolerance {
   constexpr bool is_zero() const { return relative == 0 && absolute == 0; }
 };
 
-/// One element that differs, by its index in the compared bytes. The values are rounded to double, which may hide the
-/// difference; format_element does not. Of complex elements they are the first parts that differ.
+/// An element that differs, by its index in the compared bytes. The values are rounded to double, which may hide the
+/// difference; format_element does not. For complex elements, `a` and `b` are the first parts that differ.
 struct Difference {
   std::size_t index;
   double a;
@@ -28,25 +28,27 @@ struct Difference {
 };
 
 struct DifferenceSummary {
-  std::uint64_t differing = 0;  // elements
+  std::uint64_t differing = 0;  // number of elements
   std::vector<Difference> first;
-  double max_abs_difference = 0;  // of all elements, also those within the tolerance; pairs with a NaN do not count
+  double max_abs_difference = 0;  // over all elements, including those within the tolerance; excludes pairs with a NaN
 };
 
-/// True for equal dtypes and for any two that are floats of 8 bits and more, integers or BOOL.
+/// True for equal dtypes, and for any two that are floats of at least 8 bits, integers or BOOL.
 bool can_compare(DType a_dtype, DType b_dtype);
 
-/// Compares elements at any alignment.
-/// - Without tolerance and with equal dtypes, elements differ if their bits do: -0 is not 0, and NaNs have payloads.
-/// - With a tolerance of 0, and without one where dtypes differ, they differ if their values do, exactly, 64-bit
-///   integers too; NaN equals NaN and -0 equals 0. Any nonzero BOOL is 1.
-/// - With another tolerance they are equal if |a - b| <= absolute + relative * |b|, both as doubles. NaN equals NaN and
-///   no number; infinities are equal if their signs are. The difference of two integers is taken before it is rounded.
-/// A complex element differs if one of its parts does. Sub-byte elements lie from the low bits of a byte up.
-/// \param a, b  the same number of elements, of dtypes for which can_compare holds.
-/// \param keep_first  how many differences are listed at most.
-/// \throws Error kUsage if RESHARD_SIMD names no instruction set of this machine (simd.h).
-/// Costs one memcmp where bytes and dtypes are equal, else up to some nanoseconds an element of the blocks that differ.
+/// Compares elements. Any alignment.
+/// - Equal dtypes without tolerance: compares bits. -0 differs from 0, and NaNs with different payloads differ.
+/// - A tolerance of 0, or different dtypes without tolerance: compares values exactly, including 64-bit integers. NaN
+///   equals NaN, and -0 equals 0. Any nonzero BOOL is 1.
+/// - Another tolerance: elements are equal if |a - b| <= absolute + relative * |b|, in double precision. NaN equals NaN
+///   but no number; infinities of the same sign are equal. The difference of two integers is computed before rounding.
+/// A complex element differs if one of its parts does. Sub-byte elements are stored from the low bits of a byte
+/// upwards.
+/// \param a, b        as many elements on both sides; can_compare must be true for their dtypes.
+/// \param keep_first  maximum number of differences to list.
+/// \throws Error kUsage if RESHARD_SIMD names an instruction set that this machine lacks (simd.h).
+/// Costs one memcmp if bytes and dtypes are equal, otherwise up to a few nanoseconds per element of the blocks that
+/// differ.
 DifferenceSummary compare_elements(DType a_dtype, std::span<const std::byte> a, DType b_dtype,
                                    std::span<const std::byte> b, std::optional<Tolerance> tolerance,
                                    std::size_t keep_first);

@@ -23,7 +23,7 @@ std::string shortest(auto value) {
   return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
 
-/// A number of a narrow float: the fewest digits that round to its bits.
+/// Formats a number of a narrow float with the fewest digits that round to its bits.
 std::string shortest_narrow(const FloatFormat& format, std::uint64_t code) {
   const Number number = float_number(format, code);
   const double magnitude = std::ldexp(static_cast<double>(number.significand), number.exponent);

@@ -37,7 +37,7 @@ double bfloat16_value(std::uint16_t value) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16);
 }
 
-/// All 65536 halves, once: a tensor has more values than that.
+/// Values of all 65536 halves, computed once: tensors have more values than that.
 const std::array<float, 65536>& half_table() {
   static const auto table = [] {
     std::array<float, 65536> values{};
@@ -71,7 +71,7 @@ struct Accumulator {
   }
 };
 
-/// Calls `value_of` with each element of type T.
+/// Summarizes `value_of` of each element of type T.
 template <typename T, typename ValueOf>
 ValueSummary summarize_as(std::span<const std::byte> bytes, ValueOf&& value_of) {
   Accumulator accumulator;
@@ -167,7 +167,7 @@ void fill_elements(DType dtype, std::span<std::byte> out, std::uint64_t element_
   const std::size_t bytes = std::max(1u, bits(dtype) / 8);
   std::size_t filled = std::min(bytes, out.size());
   for (std::size_t i = 0; i < filled; ++i) out[i] = static_cast<std::byte>(element_bits >> (i % 8 * 8));
-  for (std::size_t more = 0; filled < out.size(); filled += more) {  // as much again each time
+  for (std::size_t more = 0; filled < out.size(); filled += more) {  // doubles the filled part each time
     more = std::min(filled, out.size() - filled);
     std::copy_n(out.begin(), more, out.begin() + static_cast<std::ptrdiff_t>(filled));
   }

@@ -9,7 +9,7 @@
 namespace reshard {
 namespace {
 
-/// Whether the cells are single elements that are to be transposed, and have been.
+/// Transposes cells that are single elements. \returns false if the cells cannot be transposed in blocks.
 bool transpose(const CopyLoop& outer, const CopyLoop& inner, std::uint64_t cell_bytes, const std::byte* from,
                std::byte* to) {
   const bool inner_is_columns = inner.from_stride == cell_bytes && outer.to_stride == cell_bytes;
@@ -22,7 +22,7 @@ bool transpose(const CopyLoop& outer, const CopyLoop& inner, std::uint64_t cell_
 }  // namespace
 
 void copy_rows_scalar(const CopyLoop& rows, std::uint64_t row_bytes, const std::byte* from, std::byte* to) {
-  if (row_bytes == 0) return;  // there may be no memory, which memcpy insists on
+  if (row_bytes == 0) return;  // the pointers may be null, which memcpy does not allow
   for (std::uint64_t i = 0; i < rows.count; ++i)
     std::memcpy(to + i * rows.to_stride, from + i * rows.from_stride, row_bytes);
 }
@@ -45,8 +45,8 @@ void copy_grid(const CopyLoop& outer_loop, const CopyLoop& inner_loop, std::uint
   std::uint64_t tile = inner.count;
   const bool against_order = outer.from_stride < inner.from_stride || outer.to_stride < inner.to_stride;
   if (outer.count > 1 && cell_bytes < kShortRowBytes && against_order) {
-    // One side goes through memory in the order of the other loop. In tiles, the cache lines that it fetches are used
-    // up before they leave the cache.
+    // One side accesses memory in the order of the other loop. With tiles, each cache line is used completely before it
+    // is evicted.
     if (outer.count > inner.count) std::swap(outer, inner);
     const std::uint64_t across_bytes = std::max<std::uint64_t>(1, outer.count * cell_bytes);
     tile = std::max(

@@ -1,4 +1,4 @@
-// What copy.cpp chooses from.
+// The kernels of copy.cpp.
 #pragma once
 
 #include <cstddef>
@@ -8,25 +8,25 @@
 
 namespace reshard {
 
-/// Rows of at most this size are copied by kernels; longer ones are worth a call of memcpy each.
+/// Kernels copy rows of up to this size; longer rows are worth a call of memcpy each.
 inline constexpr std::uint64_t kShortRowBytes = 256;
 
-/// copy_rows of 1 to kShortRowBytes.
+/// copy_rows for rows of 1 to kShortRowBytes bytes.
 using CopyRowsKernel = void (*)(const CopyLoop& rows, std::uint64_t row_bytes, const std::byte* from, std::byte* to);
 
-/// Copies a matrix whose columns lie beside each other in the source and whose rows do in the target:
-/// `rows.from_stride` is from a row to the next in the source, `columns.to_stride` from a column to the next in the
-/// target. Returns false, and does nothing, if there are too few rows or columns for its blocks.
+/// Copies a matrix whose columns are adjacent in the source and whose rows are adjacent in the target:
+/// `rows.from_stride` is the distance between rows in the source, `columns.to_stride` the distance between columns in
+/// the target. Returns false without copying if there are too few rows or columns for a block.
 using TransposeKernel = bool (*)(const CopyLoop& rows, const CopyLoop& columns, const std::byte* from, std::byte* to);
 
-/// The specification: a memcpy a row, of any size.
+/// The specification: one memcpy per row, of any size.
 void copy_rows_scalar(const CopyLoop& rows, std::uint64_t row_bytes, const std::byte* from, std::byte* to);
 
-/// The kernels for the instruction set in use (simd.h); null where there are none.
+/// Return the kernels for the current instruction set (simd.h), or null.
 CopyRowsKernel simd_copy_rows_kernel();
 TransposeKernel simd_transpose_kernel(std::uint64_t elem_bytes);
 
-/// The best for rows of this size.
+/// Returns the fastest kernel for rows of this size.
 CopyRowsKernel copy_rows_kernel(std::uint64_t row_bytes);
 
 }  // namespace reshard

@@ -1,5 +1,4 @@
-// Copies of short rows without a call for each, and transposes. Highway compiles this file once for each instruction
-// set.
+// Copies of short rows without a call per row, and transposes. Highway compiles this file once per instruction set.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -37,7 +36,7 @@ std::uint8_t* as_u8(std::byte* bytes) {
   return reinterpret_cast<std::uint8_t*>(bytes);
 }
 
-/// Rows of exactly `Word`.
+/// Copies rows of exactly `sizeof(Word)` bytes.
 template <typename Word>
 void copy_words(const CopyLoop& rows, const std::byte* from, std::byte* to) {
   for (std::uint64_t i = 0; i < rows.count; ++i) {
@@ -47,7 +46,7 @@ void copy_words(const CopyLoop& rows, const std::byte* from, std::byte* to) {
   }
 }
 
-/// Rows of one to two `Word`: the first and the last, which may overlap.
+/// Copies rows of one to two `Word`s: the first and the last one, which may overlap.
 template <typename Word>
 void copy_word_pairs(const CopyLoop& rows, std::uint64_t row_bytes, const std::byte* from, std::byte* to) {
   const std::uint64_t last = row_bytes - sizeof(Word);
@@ -63,8 +62,8 @@ void copy_word_pairs(const CopyLoop& rows, std::uint64_t row_bytes, const std::b
   }
 }
 
-/// Rows of at least a vector of `kBytes`, or of all that the CPU has: vector by vector, the last one over the one
-/// before. Vectors of 64 bytes were no faster than ones of 32.
+/// Copies rows of at least a vector of `kBytes` (or the largest vector of the CPU): vector by vector; the last one may
+/// overlap the previous one. Vectors of 64 bytes were no faster than vectors of 32.
 template <std::size_t kBytes>
 void copy_vectors(const CopyLoop& rows, std::uint64_t row_bytes, const std::byte* from_bytes, std::byte* to_bytes) {
   const hn::CappedTag<std::uint8_t, kBytes> d;
@@ -94,10 +93,10 @@ void copy_short_rows(const CopyLoop& rows, std::uint64_t row_bytes, const std::b
   return copy_vectors<32>(rows, row_bytes, from, to);
 }
 
-/// Matrices are transposed in blocks that fill eight vectors. The number of an element of the block has three bits that
-/// choose the vector and, below them, those that choose the lane in a group of 16 bytes. To interleave the vectors
-/// rotates those bits to the left by one: after as many rounds as a lane's number has bits, what chose the vector
-/// chooses the lane. `kGroups` blocks are done at once, in vectors of as many groups of 16 bytes.
+/// Transposes matrices in blocks that fill eight vectors. The index of an element in the block has three bits that
+/// select the vector. Below these are the bits that select the lane in a group of 16 bytes. Interleaving the vectors
+/// rotates the index to the left by one bit. After as many rounds as a lane index has bits, the bits that selected the
+/// vector select the lane. Processes `kGroups` blocks at once, in vectors of `kGroups` groups of 16 bytes.
 template <typename T, std::size_t kGroups>
 struct Block {
   static constexpr std::size_t kLanes = 16 / sizeof(T);
@@ -111,14 +110,14 @@ struct Block {
   using V = hn::Vec<D>;
   using Bytes = hn::FixedTag<std::uint8_t, 16 * kGroups>;
 
-  /// 16 bytes that vector `i` begins with: a part of a row or, of bytes, of two rows.
+  /// Loads the first 16 bytes of vector `i`: a part of a row or, for bytes, of two rows.
   static HWY_INLINE auto load_group(const std::uint8_t* from, std::uint64_t stride, std::size_t i) {
     const hn::FixedTag<std::uint8_t, 16> d16;
     if constexpr (kLanes == 16) {
       const hn::FixedTag<std::uint8_t, 8> d8;
       return hn::Combine(d16, hn::LoadU(d8, from + (2 * i + 1) * stride), hn::LoadU(d8, from + 2 * i * stride));
     } else {
-      // So that the row's lowest bits, in their order, become the lane.
+      // So that the lowest bits of the row, in order, become the lane.
       const std::size_t row = (i << kLaneBits | i >> (3 - kLaneBits)) & 7;
       return hn::LoadU(d16, from + row * stride);
     }
@@ -138,7 +137,8 @@ struct Block {
     hn::StoreU(hn::BitCast(Bytes(), v), Bytes(), to + i % kColumns * stride + i / kColumns * 16);
   }
 
-  /// Interleaves kRounds times, then stores. Single variables, as some instruction sets have no arrays of vectors.
+  /// Interleaves kRounds times, then stores. Separate variables, because some instruction sets do not allow arrays of
+  /// vectors.
   template <std::size_t kRounds>
   static HWY_INLINE void finish(V v0, V v1, V v2, V v3, V v4, V v5, V v6, V v7, std::uint8_t* to,
                                 std::uint64_t stride) {
@@ -168,18 +168,18 @@ struct Block {
   }
 };
 
-/// A part of the matrix of at most 64 bytes each way: what is a cache line of the source and of the target. Blocks at
-/// its ends lie over those before them.
+/// Transposes a tile of at most 64 bytes each way: a cache line of the source and of the target. Blocks at the edges
+/// overlap the previous ones.
 template <typename B>
 void transpose_tile(std::size_t elem_bytes, const CopyLoop& rows, const CopyLoop& columns, const std::byte* from,
                     std::byte* to) {
-  // Rows that lie a power of two apart displace each other from the cache; here they are read once.
+  // Rows at a distance of a power of two evict each other from the cache; here they are read once.
   HWY_ALIGN std::uint8_t packed[64 * 64];
   const std::size_t row_bytes = columns.count * elem_bytes;
   for (std::uint64_t r = 0; r < rows.count; ++r) {
     const std::byte* row = from + r * rows.from_stride;
     if (row_bytes == 64)
-      std::memcpy(packed + r * 64, row, 64);  // mostly, and without a call
+      std::memcpy(packed + r * 64, row, 64);  // the common case, without a call
     else
       std::memcpy(packed + r * 64, row, row_bytes);
   }
@@ -193,7 +193,7 @@ void transpose_tile(std::size_t elem_bytes, const CopyLoop& rows, const CopyLoop
   }
 }
 
-/// Tiles at the ends, too, lie over those before them.
+/// Tiles at the edges overlap the previous ones, too.
 template <typename B>
 bool transpose_tiles(std::size_t elem_bytes, const CopyLoop& rows, const CopyLoop& columns, const std::byte* from,
                      std::byte* to) {
@@ -215,7 +215,7 @@ bool transpose_tiles(std::size_t elem_bytes, const CopyLoop& rows, const CopyLoo
 template <typename T>
 bool transpose_elements(const CopyLoop& rows, const CopyLoop& columns, const std::byte* from, std::byte* to) {
   using One = Block<T, 1>;
-  // Two groups at once are faster for the elements that take more rounds.
+  // Two groups at once are faster for elements that need more rounds.
   if constexpr (sizeof(T) <= 2 && HWY_MAX_BYTES >= 32 && !HWY_HAVE_SCALABLE) {
     using Two = Block<T, 2>;
     if (transpose_tiles<Two>(sizeof(T), rows, columns, from, to)) return true;

@@ -13,7 +13,7 @@ CopyLoop copy_loop(const Runs::Loop& loop) {
   return {loop.count, loop.a_stride_bytes, loop.b_stride_bytes};
 }
 
-/// A RunsCopy of one run a row, ready to go.
+/// Prepared copy of a RunsCopy with one run per row.
 struct Part {
   explicit Part(const RunsCopy& copy)
       : rows(copy_loop(copy.runs->loops[0])),
@@ -34,7 +34,8 @@ struct Part {
   CopyRowsKernel kernel;
 };
 
-/// Whether each has one short run a row, of as many rows: neighbours are likely to share cache lines.
+/// Whether each copy has one short run per row, and all have the same number of rows. Neighbours then probably share
+/// cache lines.
 bool share_lines(std::span<const RunsCopy> copies) {
   std::uint64_t row_bytes = 0;
   for (const RunsCopy& copy : copies) {
@@ -67,7 +68,7 @@ std::optional<Runs> make_strided_runs(DType dtype, const Dims& size, const Dims&
                                       const Dims& b_strides, const Dims& b_begin) {
   Runs runs;
   if (volume({a_begin, size}) == 0) return runs;
-  // Everything is counted in bits on the way in; a dim that continues the run in both tensors is folded into it.
+  // Computes in bits. Folds each dim into the run if it is contiguous in both tensors.
   std::uint64_t run = bits(dtype);
   std::uint64_t a_first = 0;
   std::uint64_t b_first = 0;
@@ -101,7 +102,7 @@ std::optional<Runs> make_strided_runs(DType dtype, const Dims& size, const Dims&
 Gather gather(const Runs& runs) {
   Gather result{{runs.a_begin_bytes, 0, runs.run_bytes, {}}, runs, 0};
   result.scatter.a_begin_bytes = 0;
-  // The loops as they lie in a, innermost first.
+  // The loops, sorted by their stride in a, innermost first.
   std::vector<std::size_t> order(runs.loops.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) {
@@ -110,7 +111,7 @@ Gather gather(const Runs& runs) {
   std::uint64_t packed = runs.run_bytes;
   for (const std::size_t i : order) {
     const Runs::Loop& loop = runs.loops[i];
-    if (loop.a_stride_bytes == 0) continue;  // one element for all
+    if (loop.a_stride_bytes == 0) continue;  // the same element repeated
     if (result.reads.loops.empty() && loop.a_stride_bytes == result.reads.run_bytes)
       result.reads.run_bytes *= loop.count;
     else

@@ -10,8 +10,8 @@
 
 namespace reshard {
 
-/// One box as it lies in two tensors a and b at once: runs of bytes contiguous in both, repeated by `loops`. The box's
-/// elements are the same, in the same order, on both sides.
+/// A box in two tensors a and b: runs of bytes that are contiguous in both, repeated by `loops`. Both sides have the
+/// same elements in the same order.
 struct Runs {
   struct Loop {
     std::uint64_t count;
@@ -19,49 +19,50 @@ struct Runs {
     std::uint64_t b_stride_bytes;
   };
 
-  std::uint64_t a_begin_bytes = 0;  // from the start of tensor a to the box's first byte
+  std::uint64_t a_begin_bytes = 0;  // offset of the box in tensor a
   std::uint64_t b_begin_bytes = 0;
   std::uint64_t run_bytes = 0;
   std::vector<Loop> loops;  // outermost first
 
   std::uint64_t total_bytes() const;
-  /// From the box's first byte to past its last in a; equal to total_bytes() where it lies in one piece.
+  /// Distance in a from the first byte of the box to the end of its last byte; equal to total_bytes() if the box is
+  /// contiguous.
   std::uint64_t a_span_bytes() const;
 
-  /// Calls `use(a_offset_bytes, b_offset_bytes)` for each run, offsets counted from the tensors' starts.
+  /// Calls `use(a_offset_bytes, b_offset_bytes)` for each run. Offsets are relative to the starts of the tensors.
   template <typename Use>
   void for_each(Use&& use) const;
 };
 
-/// The runs of a box of `size` elements that begins at `a_begin` in a tensor of `a_shape` and at `b_begin` in one of
-/// `b_shape`; both have the box's ndim, and the box fits both. Nothing if the box does not begin and end at whole bytes
-/// (a cut through a packed byte of a sub-byte dtype).
+/// Returns the runs of a box of `size` elements at `a_begin` in a tensor of `a_shape` and at `b_begin` in a tensor of
+/// `b_shape`. Both have the ndim of the box and contain it. Returns std::nullopt if the box does not begin and end at
+/// whole bytes (it would cut a packed byte of a sub-byte dtype).
 std::optional<Runs> make_runs(DType dtype, const Dims& size, const Dims& a_shape, const Dims& a_begin,
                               const Dims& b_shape, const Dims& b_begin);
 
-/// The same for tensors whose elements lie at `a_strides` and `b_strides`, in elements, one a dim. A stride of 0
-/// repeats an element; b, which is written, has none.
+/// Same as make_runs for strided tensors; strides are in elements, one per dim. A stride of 0 repeats an element; it is
+/// not allowed in b, which is written.
 std::optional<Runs> make_strided_runs(DType dtype, const Dims& size, const Dims& a_strides, const Dims& a_begin,
                                       const Dims& b_strides, const Dims& b_begin);
 
-/// How to read a box whose runs are short because a is not ordered as b is: first the longest ranges that lie in one
-/// piece in a, packed one after the other, then from there to b.
+/// Reads a box whose runs are short because a and b have different orders: first reads the longest contiguous ranges of
+/// a and packs them one after another, then copies from the packed bytes to b.
 struct Gather {
   Runs reads;    // a is the tensor, b the packed bytes
-  Runs scatter;  // a is the packed bytes, b as before
+  Runs scatter;  // a is the packed bytes, b is unchanged
   std::uint64_t packed_bytes = 0;
 };
 Gather gather(const Runs& runs);
 
-/// The same box with a and b exchanged: what was read is written.
+/// Returns the same box with a and b exchanged, for the reverse copy.
 Runs swapped(const Runs& runs);
 
-/// Copies a box from bytes that begin `a_origin_bytes` into tensor a, to bytes that begin `b_origin_bytes` into tensor
-/// b; the two must not overlap. Fast for runs of any size (copy.h).
+/// Copies a box. `a` points to byte `a_origin_bytes` of tensor a, and `b` to byte `b_origin_bytes` of tensor b; the two
+/// must not overlap. Fast for runs of any size (copy.h).
 void copy_runs(const Runs& runs, const std::byte* a, std::uint64_t a_origin_bytes, std::byte* b,
                std::uint64_t b_origin_bytes);
 
-/// The arguments of a copy_runs; borrows them.
+/// Arguments of copy_runs; borrowed.
 struct RunsCopy {
   const Runs* runs;
   const std::byte* a;
@@ -70,11 +71,11 @@ struct RunsCopy {
   std::uint64_t b_origin_bytes;
 };
 
-/// As copy_runs for each, in no certain order. Where a block is cut along an inner dim, or put together along one, all
-/// its parts go through memory side by side: cache lines that they share are fetched once.
+/// Same as copy_runs for each of `copies`, in any order. If a block is split or joined along an inner dim, copies all
+/// its parts side by side, so that shared cache lines are fetched once.
 void copy_runs_together(std::span<const RunsCopy> copies);
 
-// Implementation of the template.
+// Template implementation.
 
 template <typename Use>
 void Runs::for_each(Use&& use) const {

@@ -10,16 +10,16 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kTermElems = 4096;  // what is in single precision stays in the cache
+constexpr std::size_t kTermElems = 4096;  // so that the single-precision values fit in the cache
 
-/// A stretch of the terms of a mean, `begin` bytes after the first element.
+/// The same range of bytes of all terms of a mean.
 struct Terms {
   std::span<const InputBox> inputs;
   std::size_t begin;
   std::size_t bytes;
 
   std::span<const std::byte> of(const InputBox& term) const { return term.bytes.subspan(begin, bytes); }
-  /// Whether these bytes are the same in all terms.
+  /// Whether `count` bytes at `at` are equal in all terms.
   bool is_equal(std::size_t at, std::size_t count) const {
     const std::byte* const first = of(inputs.front()).data() + at;
     return std::all_of(inputs.begin() + 1, inputs.end(),
@@ -27,7 +27,7 @@ struct Terms {
   }
 };
 
-/// The mean by arithmetic, as numbers of dtype `wide`.
+/// Computes the mean in dtype `wide`.
 template <typename T>
 void add_up(const Terms& chunk, DType wide, std::vector<T>& sum, std::vector<T>& term, std::span<std::byte> out) {
   const DType dtype = chunk.inputs.front().dtype;
@@ -88,7 +88,8 @@ class Mean : public Recipe {
       }
       findings.inexact = true;
       add_up(chunk, wide, sum, term, out);
-      // Arithmetic could change the sign of a zero, the payload of a NaN, or the last bit of a mean of three.
+      // If all inputs are equal, restores their bits: arithmetic could change the sign of a zero, the payload of a NaN,
+      // or the last bit of a mean of three.
       for (std::size_t at = 0; at < chunk.bytes; at += width)
         if (chunk.is_equal(at, width)) std::memcpy(out.data() + at, first + at, width);
     }

@@ -1,4 +1,4 @@
-// Values that are computed from those of other tensors while they are moved.
+// Recipes compute values from those of other tensors while they are moved.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace reshard {
 
-/// A tensor that a recipe reads or computes.
+/// A tensor that a recipe reads or writes.
 struct Operand {
   std::string_view name;
   DType dtype;
@@ -26,33 +26,35 @@ struct InputBox {
   std::span<const std::byte> bytes;
 };
 
-/// What a recipe found in the values of a box.
+/// Observations of a recipe about the values of a box.
 struct Findings {
-  bool inexact = false;  // the inputs are not all in the result: it cannot be undone
+  bool inexact = false;  // the inputs cannot be recovered from the result
 };
 
-/// Computes boxes of one tensor from boxes of others. Stateless; safe from several threads. Results depend on the inputs
-/// alone, not on how the tensor is cut into boxes.
+/// Computes boxes of one tensor from boxes of others. Stateless and thread-safe. Results depend only on the inputs, not
+/// on how the tensor is split into boxes.
 class Recipe {
  public:
   enum class Access : std::uint8_t {
-    kByBlock,  // the box that each box of the output needs
-    kWhole,    // read once for all boxes, and kept: small tensors, such as scales
+    kByBlock,  // only the box that each output box needs
+    kWhole,    // read once for all boxes and kept; for small tensors, such as scales
   };
 
   virtual ~Recipe() = default;
 
   /// Identifies the operation and its parameters in fingerprints.
   virtual std::string key() const = 0;
-  /// Validates that the output can be computed from such inputs.
-  /// \throws Error kBadInput or kUnsupported, with the name of the tensor that does not fit.
+  /// Validates that the output can be computed from `inputs`.
+  /// \throws Error kBadInput or kUnsupported, naming the mismatched tensor.
   virtual void validate(std::span<const Operand> inputs, const Operand& output) const = 0;
   virtual Access access(std::size_t) const { return Access::kByBlock; }
-  /// The box of a kByBlock input that box `output` needs. Larger boxes need no smaller ones.
+  /// Returns the box of a kByBlock input that box `output` needs. Must be monotonic: larger boxes need at least as
+  /// much.
   virtual Box input_box(std::size_t, const Box& output) const { return output; }
-  /// Whether each element depends only on those of the same index, so that boxes may be in any order of the dims.
+  /// Whether each element depends only on the elements of the same index, so that boxes may have their dims in any
+  /// order.
   virtual bool is_elementwise() const { return false; }
-  /// Computes box `output`, whose elements fill `result`.
+  /// Computes box `output` into `result`.
   virtual void apply(std::span<const InputBox> inputs, const Box& output, std::span<std::byte> result,
                      Findings& findings) const = 0;
 };

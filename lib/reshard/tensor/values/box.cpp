@@ -36,7 +36,7 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
 void subtract(const Box& box, const Box& hole, std::vector<Box>& rest) {
   const auto shared = intersect(box, hole);
   if (!shared) return rest.push_back(box);
-  Box core = box;  // shrinks to `shared`, one dim after the other
+  Box core = box;  // shrinks to `shared`, one dim at a time
   for (std::size_t d = 0; d < box.begin.size(); ++d) {
     const std::uint64_t shared_end = shared->begin[d] + shared->size[d];
     const std::uint64_t core_end = core.begin[d] + core.size[d];

@@ -8,8 +8,8 @@
 
 namespace reshard {
 
-/// A block of a tensor: `size[d]` elements from `begin[d]` on in every dim. Both vectors have the tensor's ndim; the
-/// box of a scalar has none and holds one element.
+/// A block of a tensor: `size[d]` elements from `begin[d]` in every dim. Both vectors have the ndim of the tensor. The
+/// box of a scalar has no dims and contains one element.
 struct Box {
   Dims begin;
   Dims size;
@@ -17,18 +17,18 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// The box that is all of a tensor.
+/// Returns the box that covers a whole tensor.
 Box whole(const Dims& shape);
 
-/// The elements of a box that lies in a tensor of checked size.
+/// Number of elements of a box. The box must be inside a tensor of checked size.
 std::uint64_t volume(const Box& box);
 
 bool contains(const Dims& shape, const Box& box);
 
-/// What two boxes of one tensor share; nothing if that is empty.
+/// Intersection of two boxes of a tensor; std::nullopt if empty.
 std::optional<Box> intersect(const Box& a, const Box& b);
 
-/// Adds `box` without `hole` to `rest`, as boxes that do not overlap (at most two a dim).
+/// Appends `box` without `hole` to `rest`, as boxes that do not overlap (at most two per dim).
 void subtract(const Box& box, const Box& hole, std::vector<Box>& rest);
 
 /// "[0:8, 4:6]"

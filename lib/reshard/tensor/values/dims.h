@@ -9,10 +9,10 @@
 
 namespace reshard {
 
-/// One number a dim, outermost first. As a shape: sizes in elements; `{}` is a scalar. As an index: positions.
+/// One number per dim, outermost first. As a shape: sizes in elements; `{}` is a scalar. As an index: positions.
 ///
-/// A sequence like std::vector<std::uint64_t>, of which two numbers, the dims of a matrix, need no memory of their own:
-/// a plan for a large model on many ranks has millions of these.
+/// A sequence like std::vector<std::uint64_t> that stores up to two numbers, the dims of a matrix, without allocating:
+/// a plan for a large model on many ranks has millions of Dims.
 class Dims {
  public:
   using value_type = std::uint64_t;
@@ -47,7 +47,7 @@ class Dims {
   std::uint64_t& back() { return end()[-1]; }
   std::uint64_t back() const { return end()[-1]; }
 
-  /// The dims from `first` on.
+  /// Returns the dims from `first` on.
   Dims from(std::size_t first) const {
     Dims rest;
     rest.assign(begin() + first, end());
@@ -56,7 +56,7 @@ class Dims {
 
   void clear() { size_ = 0; }
   void push_back(std::uint64_t value) { resize(size_ + std::size_t{1}, value); }
-  /// Numbers that are new are `value`.
+  /// New numbers are set to `value`.
   void resize(std::size_t size, std::uint64_t value = 0) {
     reserve(size);
     if (size > size_) std::fill(begin() + size_, begin() + size, value);

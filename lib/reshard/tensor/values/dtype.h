@@ -1,4 +1,4 @@
-// tensor/: the vocabulary of tensors: dtype, shape, box, the runs of bytes a box is made of. No files, no names.
+// tensor/: dtypes, shapes, boxes, and the runs of bytes that a box consists of. Independent of files and tensor names.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace reshard {
 
-/// The dtypes of safetensors 0.6+ (safetensors/src/tensor.rs), in its order: writers sort by it.
+/// The dtypes of safetensors 0.6+ (safetensors/src/tensor.rs), in the same order: writers sort by it.
 enum class DType : std::uint8_t {
   kBool,
   kF4,
@@ -39,8 +39,8 @@ enum class DTypeClass : std::uint8_t { kBool, kFloat, kSigned, kUnsigned, kCompl
 struct DTypeRow {
   DType dtype;
   const char* name;        // in a safetensors header
-  const char* torch_name;  // torch.<name>; empty where torch has none
-  std::uint32_t bits;      // of one element
+  const char* torch_name;  // torch.<name>; empty if torch lacks the dtype
+  std::uint32_t bits;      // bits per element
   DTypeClass kind;
 };
 
@@ -79,7 +79,7 @@ constexpr std::uint32_t bits(DType dtype) {
   return describe(dtype).bits;
 }
 
-/// The dtype of a header's exact spelling, or nothing.
+/// Returns the dtype with exactly this name in a header, or std::nullopt.
 constexpr std::optional<DType> dtype_from_name(std::string_view text) {
   for (const DTypeRow& row : kDTypes)
     if (text == row.name) return row.dtype;

@@ -7,16 +7,16 @@
 
 namespace reshard {
 
-/// Which bit patterns of a float are not finite numbers.
+/// Bit patterns of a float that are not finite numbers.
 enum class FloatSpecials : std::uint8_t {
-  kNone,             // all are numbers
-  kIeee,             // the top exponent: infinity with mantissa 0, else NaN
-  kAllOnesNan,       // all ones but the sign is NaN; no infinity
-  kNegativeZeroNan,  // what would be -0 is the only NaN; no infinity
+  kNone,             // none
+  kIeee,             // the highest exponent: infinity if the mantissa is 0, otherwise NaN
+  kAllOnesNan,       // NaN if all bits but the sign are ones; no infinity
+  kNegativeZeroNan,  // the only NaN has the bits of -0; no infinity
 };
 
-/// A float of sign, exponent and mantissa, from the top bit down. Tables: IEEE 754, OCP FP8 (E4M3, E5M2), OCP MX v1.0
-/// (F4, F6) and the "fnuz" forms of F8. F8_E8M0, which has neither sign nor zero, is none of them.
+/// A float with sign, exponent and mantissa, from the top bit down. Tables: IEEE 754, OCP FP8 (E4M3, E5M2), OCP MX v1.0
+/// (F4, F6) and the "fnuz" forms of F8. F8_E8M0 is not one of them: it has neither sign nor zero.
 struct FloatFormat {
   DType dtype;
   int exponent_bits;
@@ -27,9 +27,9 @@ struct FloatFormat {
   constexpr std::uint64_t mantissa_mask() const { return (std::uint64_t{1} << mantissa_bits) - 1; }
   constexpr std::uint64_t exponent_mask() const { return (std::uint64_t{1} << exponent_bits) - 1; }
   constexpr std::uint64_t sign_mask() const { return std::uint64_t{1} << (exponent_bits + mantissa_bits); }
-  /// Of an IEEE format: the bits of +infinity.
+  /// The bits of +infinity. IEEE formats only.
   constexpr std::uint64_t infinity() const { return exponent_mask() << mantissa_bits; }
-  /// Of an IEEE format: the mantissa bit that tells a quiet NaN.
+  /// The mantissa bit that marks a quiet NaN. IEEE formats only.
   constexpr std::uint64_t quiet_bit() const { return std::uint64_t{1} << (mantissa_bits - 1); }
   /// The bits of the largest finite number.
   constexpr std::uint64_t max_finite() const {
@@ -52,7 +52,7 @@ inline constexpr FloatFormat kFloatFormats[] = {
     {DType::kF64, 11, 52, 1023, FloatSpecials::kIeee},
 };
 
-/// The format of a dtype, or nothing: integers, complex numbers, F8_E8M0.
+/// Returns the format of a dtype; std::nullopt for integers, complex numbers and F8_E8M0.
 constexpr std::optional<FloatFormat> float_format(DType dtype) {
   for (const FloatFormat& format : kFloatFormats)
     if (format.dtype == dtype) return format;

@@ -9,8 +9,8 @@
 
 namespace reshard {
 
-/// The value of one real element, exactly: (-1)^negative * significand * 2^exponent. An infinity has neither of the
-/// two. The significand of a NaN is its payload: the mantissa, moved to the top of 64 bits.
+/// The exact value of a real element: (-1)^negative * significand * 2^exponent. An infinity has neither significand nor
+/// exponent. The significand of a NaN is its payload: the mantissa, aligned to the top of 64 bits.
 struct Number {
   enum class Kind : std::uint8_t { kFinite, kInfinite, kNan };
 
@@ -39,19 +39,19 @@ constexpr Number float_number(const FloatFormat& format, std::uint64_t code) {
       if (negative && magnitude == 0) return {Number::Kind::kNan, false, 0, 0};
       break;
   }
-  const int unit = 1 - format.bias - format.mantissa_bits;  // of the last mantissa bit of subnormals
+  const int unit = 1 - format.bias - format.mantissa_bits;  // weight of the last mantissa bit of subnormals
   if (exponent == 0) return {Number::Kind::kFinite, negative, mantissa, unit};
   return {Number::Kind::kFinite, negative, mantissa | (format.mantissa_mask() + 1),
           unit + static_cast<int>(exponent) - 1};
 }
 
-/// `code` sign-extended to 64 bits if `is_signed`.
+/// Requires `code` sign-extended to 64 bits if `is_signed`.
 constexpr Number integer_number(bool is_signed, std::uint64_t code) {
   const bool negative = is_signed && (code >> 63) != 0;
   return {Number::Kind::kFinite, negative, negative ? std::uint64_t{0} - code : code, 0};
 }
 
-/// The number of an element's bits. Any nonzero BOOL is 1. Not for complex dtypes.
+/// Returns the value of an element's bits. Any nonzero BOOL is 1. Not for complex dtypes.
 constexpr Number number_of(DType dtype, std::uint64_t code) {
   if (const auto format = float_format(dtype)) return float_number(*format, code);
   if (dtype == DType::kBool) return integer_number(false, code != 0);
@@ -63,7 +63,7 @@ constexpr Number number_of(DType dtype, std::uint64_t code) {
                         static_cast<std::uint64_t>(static_cast<std::int64_t>(code << unused_bits) >> unused_bits));
 }
 
-/// value / 2^shift, to the nearest integer, ties to the even one. 0 < shift.
+/// Returns value / 2^shift, rounded to the nearest integer, ties to even. Requires 0 < shift.
 constexpr std::uint64_t shift_right_to_nearest_even(std::uint64_t value, int shift) {
   if (shift > static_cast<int>(std::bit_width(value))) return 0;  // less than half
   if (shift == 64) return value > std::uint64_t{1} << 63;
@@ -73,8 +73,8 @@ constexpr std::uint64_t shift_right_to_nearest_even(std::uint64_t value, int shi
   return floor + (rest > half || (rest == half && (floor & 1) != 0));
 }
 
-/// The bits of `number` in `format`, by the rules of cast.h with values that do not fit saturated; `overflowed` is set
-/// if it did not fit, else left as it is. Infinity and NaN only for formats that have a NaN other than -0.
+/// Rounds `number` to the bits of `format`, by the rules of cast.h with saturation. Sets `overflowed` if the value does
+/// not fit; otherwise leaves it unchanged. Infinity and NaN require a format with a NaN other than -0.
 constexpr std::uint64_t float_code(const FloatFormat& format, const Number& number, bool& overflowed) {
   const std::uint64_t sign = number.negative ? format.sign_mask() : 0;
   const bool ieee = format.specials == FloatSpecials::kIeee;
@@ -88,7 +88,7 @@ constexpr std::uint64_t float_code(const FloatFormat& format, const Number& numb
     return sign | format.max_finite();
   }
   if (number.significand == 0) return sign;
-  // The binade decides the weight of the last bit; subnormals share that of the smallest normal numbers.
+  // The binade determines the weight of the last bit; subnormals use the weight of the smallest normal numbers.
   const int top = number.exponent + static_cast<int>(std::bit_width(number.significand)) - 1;
   const int binade = top < 1 - format.bias ? 1 - format.bias : top;
   const int shift = binade - format.mantissa_bits - number.exponent;
@@ -102,7 +102,7 @@ constexpr std::uint64_t float_code(const FloatFormat& format, const Number& numb
   return sign | format.max_finite();
 }
 
-/// The little-endian bits of an element of whole bytes, at any alignment.
+/// Loads the little-endian bits of an element of whole bytes, at any alignment.
 template <std::size_t kBytes>
 std::uint64_t load_code(const std::byte* at) {
   std::uint64_t code = 0;
@@ -110,8 +110,8 @@ std::uint64_t load_code(const std::byte* at) {
   return code;
 }
 
-/// The bits of one element of any dtype. Sub-byte elements lie from the low bits of a byte up, and may cross into the
-/// next byte.
+/// Returns the bits of an element of any dtype. Sub-byte elements are stored from the low bits of a byte upwards, and
+/// may extend into the next byte.
 inline std::uint64_t element_code(DType dtype, const std::byte* bytes, std::size_t index) {
   const std::size_t width = bits(dtype);
   switch (width) {

@@ -31,7 +31,7 @@ Dims c_strides(const Dims& shape) {
 }
 
 std::string to_string(const Dims& shape) {
-  constexpr std::size_t kShown = 16;  // a hostile shape must not flood an error
+  constexpr std::size_t kShown = 16;  // a hostile shape must not flood an error message
   std::string text = "[";
   for (std::size_t i = 0; i < std::min(shape.size(), kShown); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
   return text + (shape.size() > kShown ? ", … (" + std::to_string(shape.size()) + " dims)]" : "]");

@@ -9,13 +9,13 @@
 
 namespace reshard {
 
-/// The number of elements, multiplied left to right as the reference reader does; nothing on overflow.
+/// Number of elements, multiplied left to right like the reference reader; std::nullopt on overflow.
 std::optional<std::uint64_t> num_elems(const Dims& shape);
 
-/// The bytes a C-ordered tensor takes; nothing on overflow or if the bits do not fill whole bytes.
+/// Size of a C-ordered tensor in bytes; std::nullopt on overflow, or if its bits do not fill whole bytes.
 std::optional<std::uint64_t> num_bytes(DType dtype, const Dims& shape);
 
-/// The strides of a C-ordered tensor, in elements.
+/// Strides of a C-ordered tensor, in elements.
 Dims c_strides(const Dims& shape);
 
 /// "[32, 128]"

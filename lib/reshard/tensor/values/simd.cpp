@@ -15,7 +15,7 @@ constexpr std::string_view kScalar = "scalar";
 
 std::atomic<bool> scalar_is_forced{false};
 
-/// What is named on both sides of a choice: what the CPU has and this build has code for.
+/// An instruction set that the CPU supports and that this build has code for.
 struct Target {
   std::string name;
   std::int64_t bit;
@@ -23,7 +23,7 @@ struct Target {
 
 std::vector<Target> vector_targets() {
   std::vector<Target> targets;
-  // A lower bit is a better instruction set. Highway's own scalar and emulated targets are no better than plain C++.
+  // A lower bit is a better instruction set. Highway's scalar and emulated targets are no better than plain C++.
   for (const std::int64_t bit : hwy::SupportedAndGeneratedTargets()) {
     if (bit == HWY_SCALAR || bit == HWY_EMU128) continue;
     std::string name = hwy::TargetName(bit);
@@ -34,7 +34,7 @@ std::vector<Target> vector_targets() {
   return targets;
 }
 
-/// Taken before any target is disabled, which would hide it from Highway's list.
+/// Initialized before any target is disabled, which would remove it from Highway's list.
 const std::vector<Target>& all_vector_targets() {
   static const std::vector<Target> targets = vector_targets();
   return targets;
@@ -59,7 +59,7 @@ void force(std::string_view name, std::string_view asked_by) {
       .hint("Here there are " + known + std::string(kScalar) + ".");
 }
 
-/// Set once the environment has been read or overruled.
+/// Set once the environment was read or overridden.
 std::once_flag chosen;
 
 void choose_from_environment() {

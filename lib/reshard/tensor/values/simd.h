@@ -6,12 +6,12 @@
 
 namespace reshard {
 
-/// The instruction sets that kernels can run with on this machine, best first, by Highway's names in lower case
-/// ("avx2", "neon"); the last is "scalar", which is plain C++. Results are the same with each.
+/// Lists the instruction sets that kernels support on this machine, best first, by Highway's names in lower case
+/// ("avx2", "neon"). The last one is "scalar", which is plain C++. Results are the same with each.
 std::vector<std::string> simd_targets();
 
-/// Makes kernels run with one of simd_targets() from now on, in the whole process. Without a call it is the one that
-/// the environment variable RESHARD_SIMD names, which is read once; without that, the best.
+/// Selects one of simd_targets() for all kernels in the process. The default is the environment variable RESHARD_SIMD,
+/// which is read once, or else the best instruction set.
 /// \throws Error kUsage for any other name.
 void use_simd_target(std::string_view name);
 
