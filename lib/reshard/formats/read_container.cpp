@@ -36,7 +36,7 @@ Format format_of_file(Files& files, const std::filesystem::path& path) {
   if (is_xser(files, path)) return Format::kXser;
   const std::string start = first_bytes(*files.open(path), kFirstBytes);
   const bool zip = start.starts_with("PK\x03\x04");
-  const bool pickle = start.starts_with("\x80\x02\x8a");  // the legacy stream: protocol 2, a long number
+  const bool pickle = start.starts_with("\x80\x02\x8a");  // the legacy stream: protocol 2, then a long number
   if (start.size() == kFirstBytes && start.back() == '{' && !zip) return Format::kSafetensors;
   const bool named = path.extension() == ".pt" || path.extension() == ".pth" || path.extension() == ".bin";
   return zip || pickle || named ? Format::kPytorch : Format::kSafetensors;

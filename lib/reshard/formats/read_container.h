@@ -12,21 +12,21 @@
 
 namespace reshard {
 
-/// Endings of the names of files that contain tensors in one of our formats.
+/// Extensions of files that contain tensors in a supported format.
 inline constexpr std::string_view kContainerEndings[] = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"};
 
-/// Reads the container at `path` in the format it is known to have. Its files have stamps from before they were read.
-/// \throws Error kBadInput, kUnsupported or kIo, as the reader of the format does.
+/// Reads the container at `path`, whose format must be known. The stamps of its files are taken before they are read.
+/// \throws Error kBadInput, kUnsupported or kIo, like the reader of the format.
 Container read_container(Files& files, const std::filesystem::path& path, Format format);
 
-/// Reads several containers at once, as read_each does.
-/// \returns what read_container returned or threw for each path, in the order of `paths`.
+/// Reads several containers in parallel (read_each).
+/// \returns the result or exception of read_container for each path, in the order of `paths`.
 std::vector<std::future<Container>> read_containers(Files& files, std::span<const std::filesystem::path> paths,
                                                     Format format);
 
-/// The format of the file at `path`, by its first bytes and what stands beside it: torch's zip and legacy files and
-/// xser's are told from safetensors, which any other file is taken for.
-/// \throws Error kBadInput if there is no such file; kIo.
+/// Detects the format of the file at `path` from its first bytes, its extension and its sibling files. Detects xser and
+/// torch's zip and legacy formats; any other file is assumed to be safetensors.
+/// \throws Error kBadInput if the file does not exist; kIo.
 Format format_of_file(Files& files, const std::filesystem::path& path);
 
 }  // namespace reshard

@@ -17,7 +17,7 @@ std::string json_of(const std::string& text) {
 }  // namespace
 
 std::string archive_metadata_text(const FileMetadata& metadata) {
-  // Written by hand: a document would be built, and sorted, for each of the many files of xser.
+  // Written without a JSON document, which would be built and sorted for each of the many files of xser.
   std::string text = "{";
   for (const auto& [key, value] : metadata) {
     if (text.size() > 1) text += ',';
@@ -41,7 +41,7 @@ FileMetadata parse_archive_metadata(std::string_view text, const std::filesystem
   Json json;
   try {
     json = parse_json(text, path);
-  } catch (const Error&) {  // whose place is that of this text, not of the file
+  } catch (const Error&) {  // its position is in this text, not in the file
     throw bad();
   }
   if (!json.is_object()) throw bad();

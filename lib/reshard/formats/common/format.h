@@ -7,11 +7,11 @@
 
 namespace reshard {
 
-/// How the tensors of one checkpoint, or of one rank, are kept: `--format`.
+/// Container format of a checkpoint or of one rank: `--format`.
 enum class Format : std::uint8_t {
   kSafetensors,  // one file
-  kPytorch,      // one file of torch.save
-  kXser,         // torch_xla's: a reference file and a folder with a file a tensor
+  kPytorch,      // one torch.save file
+  kXser,         // torch_xla's: a reference file and a folder with one file per tensor
 };
 
 struct FormatRow {

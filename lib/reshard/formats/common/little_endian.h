@@ -9,7 +9,7 @@ namespace reshard {
 
 static_assert(std::endian::native == std::endian::little, "numbers of files are read in place");
 
-/// The number at byte `at` of `bytes`, which must hold it.
+/// Loads the number at byte `at` of `bytes`, which must be large enough.
 template <typename Number>
 Number load_le(std::string_view bytes, std::size_t at) {
   Number number{};

@@ -6,8 +6,8 @@
 namespace reshard {
 namespace {
 
-/// Formats for tensors that begin as no file of safetensors or torch can: as a length of a header, each is beyond what
-/// safetensors allows.
+/// Tensor formats whose first bytes no safetensors or torch file can have: as a header length, each exceeds the limit
+/// of safetensors.
 struct ForeignFormat {
   std::string_view magic;
   const char* what;

@@ -8,12 +8,12 @@
 
 namespace reshard {
 
-/// The first `most` bytes of a file, or all it has.
+/// Returns the first `most` bytes of a file, or the whole file if it is shorter.
 std::string first_bytes(const Source& source, std::size_t most);
 
-/// Names what stands where a file of tensors should, if it is well known.
+/// Rejects well-known files that are not containers.
 /// \throws Error kBadInput if `start` begins a git-lfs pointer or an HTML page; kUnsupported if it begins a file of
-/// another format for tensors.
+///         another tensor format.
 void refuse_foreign(std::string_view start, const std::filesystem::path& path);
 
 }  // namespace reshard

@@ -7,11 +7,11 @@
 
 namespace reshard {
 
-/// What an entry is to the training run that saved it.
+/// Role of an entry in the training run that saved it.
 enum class TensorRole : std::uint8_t {
-  kParameter,  // or a buffer: it is the model's
-  kState,      // a moment of the optimizer, a counter, or another tensor beside the model
-  kObject,     // no tensor: the bytes that torch.save made of any object, which are moved and never opened
+  kParameter,  // a parameter or buffer of the model
+  kState,      // training state: a moment of the optimizer, a counter, or another tensor that is not in the model
+  kObject,     // not a tensor: an object as torch.save wrote it, copied without being parsed
 };
 
 struct TensorRoleRow {

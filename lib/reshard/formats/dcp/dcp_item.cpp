@@ -25,15 +25,15 @@ constexpr std::size_t kBucketStartBytes = 9;  // the length of a safetensors hea
 constexpr const char* kOtherSave = "the file is of another save than .metadata, or damaged: fetch both again";
 constexpr const char* kLostChunk = "the other chunks are lost: save again without SerializationFormat.SAFETENSORS";
 
-// All of a zip's records but for the tensor lie within so many bytes of its ends.
+// All records of a zip archive except the tensor are within this distance of its ends.
 constexpr std::size_t kTailBytes = 2048;
-/// An item has no more than its tensor and this: records of the archive.
+/// Maximum size of an item beyond its tensor: the records of the archive.
 constexpr std::uint64_t kMostRecordBytes = std::uint64_t{1} << 20;
 constexpr const char* kZstdTransform = "stream.zstd/1";
-/// Of all objects of a file that are compressed; a bomb decodes to more.
+/// Maximum total size of all compressed objects of a file, as a limit for decompression bombs.
 constexpr std::uint64_t kMostObjectBytes = std::uint64_t{1} << 32;
 
-/// An item of which the ends have been read, and no more is to be.
+/// The ends of an item. Reads of other bytes fail.
 class ItemSource final : public Source {
  public:
   ItemSource(std::uint64_t size_bytes, std::vector<std::byte> head, std::vector<std::byte> tail)
@@ -59,7 +59,7 @@ class ItemSource final : public Source {
   std::vector<std::byte> tail_;
 };
 
-/// A range of a file, whose ends are read at once.
+/// A range of a file. Reads its ends once, when it is opened.
 class RangeSource final : public Source {
  public:
   RangeSource(const Source& file, std::uint64_t begin, std::uint64_t size_bytes)
@@ -89,7 +89,7 @@ class RangeSource final : public Source {
   ItemSource ends_;
 };
 
-/// What the `.metadata` and the file say of one chunk.
+/// Validates that the dtype and shape of a chunk in the file match `.metadata`.
 void validate_same(const DcpTensor& tensor, const DcpChunk& chunk, DType dtype, const Dims& shape) {
   if (dtype == tensor.dtype && shape == chunk.box.size) return;
   throw Error(ErrorKind::kBadInput,
@@ -114,16 +114,16 @@ DcpFile::DcpFile(Files& files, std::filesystem::path path) : path_(std::move(pat
   for (std::size_t i = 0; bucket_ && i < bucket_->tensors.size(); ++i) in_bucket_.emplace(bucket_->tensors[i].name, i);
 }
 
-/// An item that can be read: a range of the file, or what one decodes to.
+/// An item that can be read: a range of the file, or the decompressed bytes of a range.
 struct DcpFile::Range {
   std::unique_ptr<Source> item;
   std::optional<ZstdFrame> frame;
-  std::uint64_t begin = 0;  // of the item in the file, or 0
+  std::uint64_t begin = 0;  // offset of the item in the file; 0 if decompressed
 };
 
 namespace {
 
-/// Says where an error was found.
+/// Adds the path and the name to errors of `find`.
 template <typename Find>
 auto find_in(const std::filesystem::path& path, const std::string& name, const Find& find) {
   try {
@@ -136,7 +136,7 @@ auto find_in(const std::filesystem::path& path, const std::string& name, const F
   }
 }
 
-/// Bytes of an item, as bytes of the file.
+/// Converts byte offsets in errors from the item to the file.
 template <typename Read>
 auto read_at_offset(std::uint64_t begin, const Read& read) {
   try {
@@ -194,7 +194,7 @@ DcpFile::Range DcpFile::open_range(const DcpPlace& place, const std::vector<std:
                 fmt::format("{} is transformed by {}, which is not known", where, list_names(transforms)))
         .hint("load it with torch and the extension that wrote it, and save it without");
   const ZstdFrame frame{place.offset_bytes, place.length_bytes};
-  // Many names may be one item, which is decoded once.
+  // Many names may refer to the same item, which is decoded once.
   if (!decoded_ || decoded_->first != frame)
     decoded_.emplace(frame, read_zstd_ends(*source_, frame, kTailBytes, most_bytes, path_));
   const ZstdEnds& ends = decoded_->second;

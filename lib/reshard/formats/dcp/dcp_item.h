@@ -16,19 +16,19 @@
 
 namespace reshard {
 
-/// A chunk's elements in a file, or in what a range of the file decodes to.
+/// The elements of a chunk in a file, or in the decompressed bytes of a range of the file.
 struct DcpItem {
   TensorEntry tensor;
-  std::optional<ZstdFrame> frame;   // if there is one, `tensor.offset_bytes` is in what it decodes to
-  std::uint64_t decoded_bytes = 0;  // of all that it decodes to
+  std::optional<ZstdFrame> frame;   // if set, `tensor.offset_bytes` is an offset in the decompressed bytes
+  std::uint64_t decoded_bytes = 0;  // total decompressed size of the frame
 };
 
-/// One file that a `.metadata` names: items of torch.save, each a whole zip archive, anywhere in the file
-/// (torch/distributed/checkpoint/filesystem.py, 2.0 to 2.9). One that begins like safetensors is a bucket of
-/// SerializationFormat.SAFETENSORS (2.8), in which a chunk goes by the name of its tensor.
+/// A file that `.metadata` names. Its items are written by torch.save, each a complete zip archive, at any offset
+/// (torch/distributed/checkpoint/filesystem.py, 2.0 to 2.9). A file that begins like safetensors is a bucket of
+/// SerializationFormat.SAFETENSORS (2.8), in which each chunk has the name of its tensor.
 class DcpFile {
  public:
-  /// \throws Error kBadInput, saying that `.metadata` names it, if there is no such file; kIo.
+  /// \throws Error kBadInput, stating that `.metadata` names the file, if it does not exist; kIo.
   DcpFile(Files& files, std::filesystem::path path);
   DcpFile(const DcpFile&) = delete;  // a copy's names would point into the original
   DcpFile& operator=(const DcpFile&) = delete;
@@ -36,19 +36,19 @@ class DcpFile {
   const std::filesystem::path& path() const { return path_; }
   std::uint64_t size_bytes() const { return source_->size_bytes(); }
   const FileStamp& stamp() const { return stamp_; }
-  /// Whether its items are zip archives, unless they are compressed.
+  /// Whether its items are zip archives, possibly compressed.
   bool has_archives() const { return !bucket_; }
 
-  /// Where the elements of a chunk lie. Reads the ends of its item and no tensor's bytes. A compressed item is decoded
-  /// whole, once for calls in a row that name the same one. `tensor` has a known dtype; `transforms` are the item's, as
-  /// DcpMetadata has them.
-  /// \throws Error kBadInput, naming the tensor, if the item does not lie in the file, is damaged, does not end where
-  ///         it should, or is another tensor than the chunk; kUnsupported for other transforms than zstd; kIo.
+  /// Locates the elements of a chunk. Reads the ends of its item but no tensor data. A compressed item is decoded
+  /// completely, once for consecutive calls with the same item. `tensor` must have a known dtype; `transforms` are
+  /// those of the item in DcpMetadata.
+  /// \throws Error kBadInput, naming the tensor, if the item is not inside the file, is damaged, does not end where it
+  ///         should, or contains another tensor than the chunk; kUnsupported for transforms other than zstd; kIo.
   DcpItem find(const DcpTensor& tensor, const DcpChunk& chunk, const std::vector<std::string>& transforms = {});
 
-  /// Where the bytes lie that torch.save made of an object, as uint8 of one dim. Of them the zip's last record is read,
-  /// and nothing of the object.
-  /// \throws as the other, but for what is said of tensors.
+  /// Locates the bytes of an object as torch.save wrote them, as uint8 with one dim. Reads only the end record of the
+  /// zip archive.
+  /// \throws like the other overload, except for errors about tensors.
   DcpItem find(const DcpBytes& object, const std::vector<std::string>& transforms = {});
 
  private:
@@ -62,11 +62,11 @@ class DcpFile {
   std::filesystem::path path_;
   FileStamp stamp_;
   std::unique_ptr<Source> source_;
-  std::optional<std::pair<ZstdFrame, ZstdEnds>> decoded_;  // the last one
+  std::optional<std::pair<ZstdFrame, ZstdEnds>> decoded_;  // the last decoded item
   std::uint64_t decoded_object_bytes_ = 0;
   std::optional<Container> bucket_;
-  std::vector<Dims> bucket_offsets_;  // of its tensors in whole ones; empty where its metadata does not say them
-  std::unordered_map<std::string_view, std::size_t> in_bucket_;  // tensors by name
+  std::vector<Dims> bucket_offsets_;  // offset of each tensor in its logical tensor; empty if the metadata lacks them
+  std::unordered_map<std::string_view, std::size_t> in_bucket_;  // index of each tensor, by name
 };
 
 }  // namespace reshard

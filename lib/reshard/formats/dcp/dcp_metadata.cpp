@@ -19,22 +19,23 @@
 namespace reshard {
 namespace {
 
-// One object of a pickle may be the attributes, or the shape, of millions of others: it must be short.
+// An object of a pickle may be the attributes or the shape of millions of others, so it must be short.
 constexpr std::size_t kMaxAttributes = 32;
 constexpr std::size_t kMaxChunkDims = 64;                  // as in torch
 constexpr std::size_t kMaxNumbers = std::size_t{1} << 25;  // in the boxes of all chunks
 constexpr std::size_t kMaxFileNameBytes = 4096;
 constexpr std::size_t kMaxTransforms = 4;
-constexpr std::size_t kMaxTransformBytes = 128;  // of a name; "stream.zstd/1" is the longest that is known
-/// Names in paths, together, for each byte of the file: torch's paths are their entries' names, which it has once.
+constexpr std::size_t kMaxTransformBytes = 128;  // length of a name; "stream.zstd/1" is the longest known
+/// Maximum total length of names in paths, per byte of the file: torch's paths consist of the entries' names, which it
+/// stores once.
 constexpr std::uint64_t kMaxPathBytesPerByte = 4;
 constexpr std::string_view kTorchModules = "torch.distributed.";
-constexpr std::size_t kBytesPerNode = 8;  // of the pickle, at least, where there are many chunks
+constexpr std::size_t kBytesPerNode = 8;  // minimum size of a node in the pickle if there are many chunks
 constexpr const char* kTooLarge = "convert it with torch, in parts";
 
 /// An entry of storage_data.
 struct Stored {
-  std::uint32_t name = 0;   // as of MetadataReader::id_of
+  std::uint32_t name = 0;   // from MetadataReader::id_of
   bool has_offset = false;  // only tensors have one
   Dims offset;
   DcpPlace place;
@@ -83,8 +84,8 @@ class MetadataReader {
   const Pickle& pickle_;
   const std::filesystem::path& path_;
   DcpMetadata metadata_;
-  std::vector<Stored> stored_;  // by key
-  // A string of the file may be the name of millions of things: each is read once.
+  std::vector<Stored> stored_;  // sorted by key
+  // A string of the file may be the name of millions of entries; it is validated only once.
   std::unordered_map<PickleRef, std::uint32_t> id_by_node_;
   std::unordered_map<std::string_view, std::uint32_t> id_by_name_;
   std::unordered_map<PickleRef, std::uint32_t> file_by_node_;
@@ -100,7 +101,7 @@ bool MetadataReader::is_of(PickleRef node, std::string_view torch_class) const {
   return made_by.name == torch_class && made_by.module.starts_with(kTorchModules);
 }
 
-/// What an object of a class has; `name` is the entry it is about.
+/// Returns the attributes of an object of `torch_class`; `name` is the entry that it describes.
 MetadataReader::Pairs MetadataReader::attributes(PickleRef node, std::string_view torch_class,
                                                  std::string_view name) const {
   if (!is_of(node, torch_class))
@@ -111,7 +112,7 @@ MetadataReader::Pairs MetadataReader::attributes(PickleRef node, std::string_vie
   return pickle_.pairs(state);
 }
 
-/// kNoNode if there is none, or it is None. Of one that comes twice, Python would take the last.
+/// Returns kNoNode if the attribute is absent or None. Fails if it occurs twice: Python would use the last.
 PickleRef MetadataReader::find(Pairs attributes, std::string_view attribute, std::string_view name) const {
   if (attributes.size() > kMaxAttributes)
     throw bad(fmt::format("has an object with {} attributes", attributes.size()), name);
@@ -151,7 +152,7 @@ std::string_view MetadataReader::entry_name(PickleRef node) {
   return name;
 }
 
-/// A number for each name, the same for the same text.
+/// Returns a number for a name; equal names have the same number.
 std::uint32_t MetadataReader::id_of(PickleRef name_node) {
   entry_name(name_node);
   return id_by_node_.at(name_node);
@@ -163,7 +164,7 @@ std::uint64_t MetadataReader::number(PickleRef node, const char* what, std::stri
   return static_cast<std::uint64_t>(pickle_.integer(node));
 }
 
-/// torch.Size of a tuple, or a plain tuple.
+/// Reads a torch.Size or a plain tuple.
 Dims MetadataReader::dims(PickleRef node, const char* what, std::string_view name) const {
   if (pickle_.is_object_of(node, "torch", "Size") && pickle_.items(pickle_.args(node)).size() == 1)
     node = pickle_.items(pickle_.args(node))[0];
@@ -193,7 +194,7 @@ std::uint32_t MetadataReader::file_of(PickleRef relative_path, std::string_view 
   return known->second = add_file(pickle_.text(relative_path), name);
 }
 
-/// A path that stays inside the directory.
+/// Adds a file whose path stays inside the directory.
 std::uint32_t MetadataReader::add_file(std::string_view relative_path, std::string_view name) {
   const auto known = file_by_path_.find(relative_path);
   if (known != file_by_path_.end()) return known->second;
@@ -203,7 +204,7 @@ std::uint32_t MetadataReader::add_file(std::string_view relative_path, std::stri
   if (relative_path.empty() || relative_path.size() > kMaxFileNameBytes || has_control(relative_path))
     refuse("which no file can be called");
   if (relative_path.front() == '/') refuse("which is not relative to the checkpoint's directory");
-  std::string plain;  // however the path is spelled: items of one file may not overlap
+  std::string plain;  // normalized: items of one file must not overlap, however its path is spelled
   for (const std::string& part : split(relative_path, '/')) {
     if (part == "..") refuse("which leads out of the checkpoint's directory");
     if (!part.empty() && part != ".") plain += (plain.empty() ? "" : "/") + part;
@@ -270,7 +271,7 @@ void MetadataReader::read_storage(Pairs storage) {
                 text_of(stored_[i].name));
 }
 
-/// Null if there is none.
+/// Returns nullptr if no place is recorded.
 const DcpPlace* MetadataReader::place_of(std::uint32_t name, const Dims* offset) const {
   static const Dims kNone;
   const Stored wanted{name, offset != nullptr, offset != nullptr ? *offset : kNone, {}};
@@ -279,7 +280,7 @@ const DcpPlace* MetadataReader::place_of(std::uint32_t name, const Dims* offset)
   return found != stored_.end() && found->key() == wanted.key() ? &found->place : nullptr;
 }
 
-/// TensorProperties is set from a tuple: dtype, layout, requires_grad, memory format, pin_memory.
+/// The state of TensorProperties is a tuple: dtype, layout, requires_grad, memory format, pin_memory.
 void MetadataReader::read_properties(PickleRef node, DcpTensor& tensor) const {
   if (!is_of(node, "TensorProperties"))
     throw bad("has " + pickle_.describe(node) + " in the place of its properties", tensor.name);
@@ -308,7 +309,7 @@ void MetadataReader::read_chunks(PickleRef node, std::uint32_t id, DcpTensor& te
       throw bad(fmt::format("has a chunk of {} at {}, which does not lie inside its shape {}", to_string(one.box.size),
                             to_string(one.box.begin), to_string(tensor.shape)),
                 tensor.name);
-    if (volume(one.box) == 0) continue;  // of a rank without a share
+    if (volume(one.box) == 0) continue;  // a rank with an empty slice
     const DcpPlace* place = place_of(id, &one.box.begin);
     if (place == nullptr)
       throw bad(fmt::format("does not say where its chunk at {} lies", to_string(one.box.begin)), tensor.name);
@@ -385,7 +386,7 @@ DcpMetadata MetadataReader::read(DcpPaths paths) {
     if (!names.insert(id_of(key)).second) throw bad("has it twice", pickle_.text(key));
     read_entry(key, value);
   }
-  // Of planners of other programs it may be anything.
+  // Planners of other programs may store anything.
   const PickleRef planner_data = find(root, "planner_data", {});
   if (paths == DcpPaths::kRead && planner_data != kNoNode && pickle_.kind(planner_data) == PickleKind::kDict)
     read_paths(pickle_.pairs(planner_data));
@@ -405,7 +406,7 @@ DcpMetadata read_dcp_metadata(const Source& source, const std::filesystem::path&
   Pickle pickle = read_pickle({stream.data(), stream.size()}, path, 0, stream.size() / kBytesPerNode);
   if (pickle.size_bytes() != stream.size())
     throw Error(ErrorKind::kBadInput, "has something after its pickle").in(path).at_byte(pickle.size_bytes());
-  pickle.take_texts();  // of many chunks they are little of the file, which is no longer needed
+  pickle.take_texts();  // with many chunks the texts are a small part of the file, which is no longer needed
   std::vector<char>().swap(stream);
   return MetadataReader(pickle, path).read(paths);
 }

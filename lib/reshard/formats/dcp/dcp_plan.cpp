@@ -13,11 +13,11 @@ namespace {
 constexpr const char* kMetadataModule = "torch.distributed.checkpoint.metadata";
 constexpr const char* kFilesModule = "torch.distributed.checkpoint.filesystem";
 constexpr const char* kPropertiesModule = "torch.distributed._shard.sharded_tensor.metadata";
-/// The folder inside an item, as torch.save names it where it does not know the file.
+/// Folder inside an item. torch.save uses this name if it does not know the file name.
 constexpr const char* kItemArchive = "archive";
 constexpr std::uint64_t kItemAlignment = 64;
 
-/// What read_dcp_metadata, and torch, would refuse.
+/// Rejects names that read_dcp_metadata and torch would reject.
 void validate_entry_name(const std::string& name) {
   validate_name_length(name);
   if (!name.empty() && is_plain_text(name)) return;
@@ -30,7 +30,7 @@ void validate_entry_name(const std::string& name) {
 void put_object(Pickler& pickler, const char* module, const char* name) {
   pickler.shared_global(module, name);
   pickler.op(')');
-  pickler.op('\x81');  // a new object without arguments
+  pickler.op('\x81');  // creates an object without arguments
 }
 
 void put_size(Pickler& pickler, const Dims& dims) {
@@ -40,7 +40,7 @@ void put_size(Pickler& pickler, const Dims& dims) {
   pickler.op('R');
 }
 
-/// Its state is a tuple: dtype, layout, requires_grad, memory format, pin_memory.
+/// Writes the properties. Their state is a tuple: dtype, layout, requires_grad, memory format, pin_memory.
 void put_properties(Pickler& pickler, DType dtype) {
   put_object(pickler, kPropertiesModule, "TensorProperties");
   pickler.op('(');
@@ -60,7 +60,7 @@ void put_properties(Pickler& pickler, DType dtype) {
   });
   pickler.op('\x89');
   pickler.op('t');
-  pickler.op('b');  // the state
+  pickler.op('b');  // sets the state
 }
 
 void put_chunk(Pickler& pickler, const Box& box) {
@@ -108,7 +108,8 @@ void put_path(Pickler& pickler, const DcpPath& path) {
   pickler.op('t');
 }
 
-/// The key of torch's dict of items, and its value. `offset` is that of a tensor's chunk, and null for an object.
+/// Writes an item of torch's storage_data: key and value. `offset` is the offset of a tensor's chunk, and null for an
+/// object.
 void put_place(Pickler& pickler, const std::string& name, const Dims* offset, const DcpPlace& place,
                const std::vector<std::string>& files) {
   put_object(pickler, kMetadataModule, "MetadataIndex");
@@ -137,7 +138,7 @@ void put_place(Pickler& pickler, const std::string& name, const Dims* offset, co
   pickler.op('b');
 }
 
-/// About as many bytes as the file takes, and rather more.
+/// Estimated size of the file; tends to be too large.
 std::size_t estimated_bytes(const DcpMetadata& metadata) {
   constexpr std::size_t kEntryBytes = 256, kChunkBytes = 128, kDimBytes = 15;
   std::size_t bytes = 0;
@@ -151,7 +152,7 @@ std::size_t estimated_bytes(const DcpMetadata& metadata) {
 
 std::string dcp_metadata_file(const DcpMetadata& metadata) {
   Pickler pickler;
-  pickler.reserve(estimated_bytes(metadata));  // else the text is there twice while it grows
+  pickler.reserve(estimated_bytes(metadata));  // otherwise growing the text would need twice the memory
   put_object(pickler, kMetadataModule, "Metadata");
   pickler.op('}');
   pickler.op('(');

@@ -7,17 +7,17 @@
 
 namespace reshard {
 
-/// The names of files that torch's HuggingFaceStorageWriter writes with save_distributed
-/// (torch/distributed/checkpoint/hf_storage.py and _hf_utils.py, 2.8 and 2.9). Rank and part are counted from 1. Parts
-/// are the files that the model's tensors are spread over; each rank has a file of its share of each.
+/// Names of the files that save_distributed of torch's HuggingFaceStorageWriter writes
+/// (torch/distributed/checkpoint/hf_storage.py and _hf_utils.py, 2.8 and 2.9). Ranks and parts are counted from 1. The
+/// tensors of the model are distributed over the parts; each rank writes its slices to a separate file per part.
 inline constexpr NumberedName kDcpShardName("shard-{rank:5}-model-{part:5}-of-{parts:5}.safetensors");
 
-/// Whether the metadata of `file` says where its tensors begin.
+/// Whether the metadata of `file` records offsets of its tensors.
 bool has_saved_offsets(const Container& file);
 
-/// Where each tensor of such a file begins in the whole one, by its metadata: one per tensor of `file`, of as many
-/// dims.
-/// \throws Error kBadInput if the metadata is missing, damaged, or does not know a tensor.
+/// Returns the offset of each tensor of `file` in its logical tensor, from the metadata: one per tensor, with the same
+/// number of dims.
+/// \throws Error kBadInput if the metadata is missing, damaged, or lacks a tensor.
 std::vector<Dims> read_saved_offsets(const Container& file);
 
 }  // namespace reshard

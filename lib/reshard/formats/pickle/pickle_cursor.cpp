@@ -27,7 +27,7 @@ void append_utf8(std::uint32_t code, std::string& text) {
   }
 }
 
-/// The number in exactly `digits` characters of `text` from `at`.
+/// Parses exactly `digits` characters of `text` from `at`.
 bool read_digits(std::string_view text, std::size_t at, std::size_t digits, int base, std::uint32_t& number) {
   if (text.size() < at + digits) return false;
   const char* begin = text.data() + at;
@@ -109,7 +109,7 @@ bool decode_quoted(std::string_view line, std::string& text) {
         code = code * 8 + static_cast<std::uint32_t>(line[at++] - '0');
       text += static_cast<char>(code);
     } else {
-      text += '\\';  // Python keeps what is no escape
+      text += '\\';  // Python keeps unknown escapes unchanged
     }
   }
   return true;

@@ -8,13 +8,13 @@
 
 namespace reshard {
 
-/// Where a reader of a pickle stands. Errors name the byte of the opcode that is being read.
+/// Position of a reader in a pickle. Errors name the byte of the current opcode.
 class PickleCursor {
  public:
   PickleCursor(std::string_view stream, const std::filesystem::path& path, std::uint64_t offset_bytes)
       : stream_(stream), path_(path), offset_bytes_(offset_bytes) {}
 
-  /// Bytes read so far.
+  /// Number of bytes read so far.
   std::uint64_t position() const { return at_; }
 
   unsigned char opcode() {
@@ -22,10 +22,10 @@ class PickleCursor {
     return static_cast<unsigned char>(take(1)[0]);
   }
 
-  /// \throws PickleCutOff if the stream has fewer bytes left.
+  /// \throws PickleCutOff if fewer bytes are left.
   std::string_view take(std::uint64_t bytes);
 
-  /// What follows a length that is stored as a `Length`.
+  /// Reads a `Length` and returns that many bytes.
   template <typename Length>
   std::string_view take_sized() {
     return take(number<Length>());
@@ -38,7 +38,7 @@ class PickleCursor {
 
   double big_endian_double();
 
-  /// Up to the next newline, which is taken but not returned.
+  /// Returns the text up to the next newline, and skips the newline.
   std::string_view line();
 
   Error bad(std::string message) const {
@@ -62,16 +62,16 @@ class PickleCursor {
   std::uint64_t opcode_at_ = 0;
 };
 
-/// A little-endian number in two's complement, without the bytes at its end that only repeat the sign.
+/// Removes redundant sign bytes from the end of a little-endian two's complement number.
 std::string_view shortest_integer(std::string_view bytes);
 
-/// Such a number of at most 8 bytes.
+/// Decodes such a number of at most 8 bytes.
 std::int64_t small_integer(std::string_view bytes);
 
-/// The text of a STRING line: quoted, with Python's escapes. False if it is not quoted or an escape is cut off.
+/// Decodes a STRING line: quoted, with Python's escapes. Returns false if it is not quoted or an escape is incomplete.
 bool decode_quoted(std::string_view line, std::string& text);
 
-/// The text of a UNICODE line (raw-unicode-escape), as UTF-8. False if an escape is cut off or no code point.
+/// Decodes a UNICODE line (raw-unicode-escape) to UTF-8. Returns false if an escape is incomplete or not a code point.
 bool decode_raw_unicode(std::string_view line, std::string& text);
 
 }  // namespace reshard

@@ -6,8 +6,8 @@
 namespace reshard {
 namespace {
 
-/// What checkpoints call to make plain data. All of torch's own rebuild functions are here; which of them make a tensor
-/// that is understood is for the reader of tensors to say.
+/// Globals that checkpoints call to create plain data. Includes all of torch's rebuild functions; the reader of tensors
+/// decides which of them are supported.
 constexpr PickleGlobal kKnown[] = {
     {"_codecs", "encode"},
     {"builtins", "bool"},
@@ -113,7 +113,7 @@ constexpr Caller kCallers[] = {
     {{"torch._tensor", "_rebuild_from_type_v2"}, 0},
 };
 
-/// Modules whose classes, too, run code (subprocess.Popen), with all that is in them.
+/// Modules whose classes run code, too (subprocess.Popen), including everything in them.
 constexpr std::string_view kRunsCode[] = {"_posixsubprocess",
                                           "_pyrepl",
                                           "_winapi",
@@ -188,7 +188,7 @@ PickleCall judge_call(const PickleGlobal& global) {
   for (const PickleGlobal& known : kKnown)
     if (global.module == known.module && global.name == known.name) return PickleCall::kKnown;
   if (runs_code(global.module.substr(0, global.module.find('.')))) return PickleCall::kRunsCode;
-  // A name of several parts walks through what the module has imported: `torch` `os.system` is `os.system`.
+  // A dotted name traverses the attributes of the module: `torch` `os.system` is `os.system`.
   std::string_view last = global.name;
   for (std::size_t dot = last.find('.'); dot != last.npos; dot = last.find('.')) {
     if (runs_code(last.substr(0, dot))) return PickleCall::kRunsCode;

@@ -7,25 +7,25 @@
 
 namespace reshard {
 
-/// What it means when a pickle calls a global.
+/// Effect of a call to a global in a pickle.
 enum class PickleCall : std::uint8_t {
-  kKnown,         // makes data, as torch's own checkpoints do
-  kUnknownClass,  // makes an object of a class; the object is left aside
+  kKnown,         // creates data, as in torch's own checkpoints
+  kUnknownClass,  // creates an object of a class; the object is ignored
   kRunsCode,      // would run code in Python
 };
 
-/// Judges by the names alone. An unknown name that begins with a capital letter is a class and any other a function:
-/// functions of modules that are not known are taken to run code, since that is how attacks are made.
+/// Classifies a global by its name. An unknown name that begins with a capital letter is a class, any other a function.
+/// Unknown functions are assumed to run code, since attacks use them.
 PickleCall judge_call(const PickleGlobal& global);
 
-/// Whether it is a class by its name, of a module that does not run code: what it has as attributes is data, as long as
-/// nothing calls it.
+/// Whether `global` is a class, by its name, of a module that does not run code. Its attributes are only data, as long
+/// as nothing calls them.
 bool is_inert_class(const PickleGlobal& global);
 
-/// The position of the argument that a known global calls in its turn, if it does that.
+/// Index of the argument that a known global calls, if any.
 std::optional<std::size_t> called_argument(const PickleGlobal& global);
 
-/// The Python 3 name of a module that moved: `__builtin__` → `builtins`, `copy_reg` → `copyreg`.
+/// Returns the Python 3 name of a renamed module: `__builtin__` → `builtins`, `copy_reg` → `copyreg`.
 std::string_view python3_module(std::string_view module);
 
 }  // namespace reshard

@@ -16,7 +16,7 @@
 
 namespace reshard {
 
-/// A stack, marks in it, a memo, and a table of opcodes.
+/// Interprets a pickle with a stack, marks in it, a memo, and a table of opcodes.
 class PickleMachine {
  public:
   PickleMachine(std::string_view stream, const std::filesystem::path& path, std::uint64_t offset_bytes)
@@ -36,7 +36,7 @@ class PickleMachine {
 
   static std::size_t slots_for(std::size_t stream_bytes);
 
-  // The stack. What lies below the last mark is out of reach until the mark is popped.
+  // The stack. Items below the last mark cannot be accessed until the mark is popped.
   std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
   PickleRef top() const;
   PickleRef pop();
@@ -95,10 +95,10 @@ class PickleMachine {
   Nodes stack_;
   std::vector<std::size_t> marks_;
   Nodes memo_;
-  // What cannot change needs no second node: metadata of many chunks are millions of small numbers.
+  // Immutable nodes are reused: metadata of many chunks consist of millions of small numbers.
   PickleRef none_ = kNoNode;
-  Nodes ints_;    // the last one of each hash; a power of two
-  Nodes tuples_;  // the same for those of numbers
+  Nodes ints_;    // last node of each hash; the size is a power of two
+  Nodes tuples_;  // same for tuples of numbers
   std::uint64_t memoized_ = 0;
   std::size_t links_ = 0;
   std::set<std::pair<std::string_view, std::string_view>> unknown_classes_;
@@ -107,21 +107,21 @@ class PickleMachine {
 namespace {
 
 constexpr unsigned kNewestProtocol = 5;
-constexpr std::uint64_t kMixer = 0x9e3779b97f4a7c15;  // the golden ratio: multiples of powers of two get apart
-// A tensor of a state dict takes about ten nodes and twenty links from nodes to others, a chunk of a distributed
-// checkpoint ten to twenty and thirty: these are 2.5 million chunks, in about 1 GiB of memory. A model of 405 billion
-// parameters with its optimizer has 1.75 million chunks on 512 ranks.
+constexpr std::uint64_t kMixer = 0x9e3779b97f4a7c15;  // golden ratio: spreads multiples of powers of two
+// A tensor of a state dict takes about ten nodes and twenty links between nodes; a chunk of a distributed checkpoint
+// takes ten to twenty nodes and thirty links. The limits allow 2.5 million chunks in about 1 GiB of memory. A model of
+// 405 billion parameters with its optimizer has 1.75 million chunks on 512 ranks.
 constexpr std::size_t kMaxNodes = std::size_t{3} << 24;
 constexpr std::size_t kMaxLinks = std::size_t{5} << 24;
-constexpr std::size_t kMaxStack = std::size_t{1} << 22;  // picklers put a thousand items there at a time, or one tuple
-constexpr std::size_t kMaxNameBytes = 256;               // of a module or a global: they are compared and copied
-constexpr int kMostCallers = 4;                          // that call each other; torch's make two
+constexpr std::size_t kMaxStack = std::size_t{1} << 22;  // picklers push a thousand items at a time, or one tuple
+constexpr std::size_t kMaxNameBytes = 256;               // module or global: names are compared and copied
+constexpr int kMostCallers = 4;                          // nested calls; torch's have two
 constexpr std::size_t kMostCallerArgs = 4;
-constexpr std::size_t kMaxUnknownClasses = 64;  // that are listed
+constexpr std::size_t kMaxUnknownClasses = 64;  // maximum number that is listed
 
 }  // namespace
 
-/// A million items of a checkpoint are a million short pickles: they get few.
+/// Small for short pickles: a checkpoint may have a million items, each with its own pickle.
 std::size_t PickleMachine::slots_for(std::size_t stream_bytes) {
   constexpr std::size_t kFewest = 16, kMost = 65536;
   return std::bit_floor(std::clamp(stream_bytes / kFewest, kFewest, kMost));
@@ -156,7 +156,7 @@ void PickleMachine::mark() {
   marks_.push_back(stack_.size());
 }
 
-/// POP takes a mark where there is nothing above it.
+/// POP removes a mark if nothing is above it.
 void PickleMachine::pop_any() {
   if (stack_.size() <= floor() && !marks_.empty())
     marks_.pop_back();
@@ -214,7 +214,7 @@ PickleRef PickleMachine::add_text(PickleKind kind, std::string_view text) {
   return add(node);
 }
 
-/// A list, dict or set with its first items.
+/// Pushes a list, dict or set with its first items.
 void PickleMachine::push_filled(PickleKind kind, const Nodes& items) {
   push_new(kind);
   if (kind == PickleKind::kDict)
@@ -235,8 +235,8 @@ void PickleMachine::push_tuple(const Nodes& items) {
   if (known != nullptr) *known = top();
 }
 
-/// Where the last tuple like this one is: of a few numbers, of tuples of these, or of none. Null for other tuples: they
-/// may hold what can change.
+/// Returns the slot for a tuple with these items if it is immutable: a few numbers, tuples of these, or empty. Returns
+/// null for other tuples, which may contain mutable items.
 PickleRef* PickleMachine::known_tuple(const Nodes& items) {
   constexpr std::size_t kMostItems = 4;
   const auto is_int = [&](PickleRef item) { return pickle_.kind(item) == PickleKind::kInt; };
@@ -292,7 +292,7 @@ void PickleMachine::count_links(std::size_t more) {
   links_ += more;
 }
 
-/// Adds to the list or set at the top of the stack, or to an object, which may be either.
+/// Appends to the list or set at the top of the stack, or to an object, which may be either.
 void PickleMachine::append(PickleKind target_kind, const Nodes& items) {
   Node& target = pickle_.nodes_[top()];
   if (target.kind != target_kind && target.kind != PickleKind::kObject)
@@ -319,7 +319,7 @@ void PickleMachine::set_items(const Nodes& keys_and_values) {
     for (std::size_t i = 0; i < keys_and_values.size(); i += 2)
       pairs.emplace_back(keys_and_values[i], keys_and_values[i + 1]);
   };
-  // Those that are set at once, as the attributes of objects are, lie one behind the other for all dicts.
+  // Dicts that are set at once, such as attributes of objects, share one vector.
   if (target.kind == PickleKind::kDict && target.parts.first == UINT32_MAX) {
     target.parts = {static_cast<std::uint32_t>(pickle_.dict_pairs_.size()),
                     static_cast<std::uint32_t>(keys_and_values.size() / 2)};
@@ -329,7 +329,7 @@ void PickleMachine::set_items(const Nodes& keys_and_values) {
   }
 }
 
-/// The pairs of a dict that is not set at once, or of an object.
+/// Returns the pairs of an object, or of a dict that is not set at once.
 std::vector<PicklePair>& PickleMachine::own_pairs(Node& target) {
   std::uint32_t& place = target.kind == PickleKind::kObject ? filled(target).pairs : target.parts.first;
   const bool was_set_at_once = target.kind == PickleKind::kDict && target.parts.second != UINT32_MAX;
@@ -353,7 +353,7 @@ Pickle::Filled& PickleMachine::filled(Node& object) {
   return pickle_.filled_[object.number];
 }
 
-/// Judges what is called, and what that calls in its turn.
+/// Checks the callee, and the callables that it calls.
 void PickleMachine::check_call(PickleRef callee, PickleRef args) {
   if (is_nested_class(callee)) return;
   for (int depth = 0; depth < kMostCallers; ++depth) {
@@ -368,10 +368,10 @@ void PickleMachine::check_call(PickleRef callee, PickleRef args) {
     if (items.size() > kMostCallerArgs)
       throw cursor_.bad("calls " + pickle_.class_name(callee) + " with too many arguments");
     const PickleKind kind = pickle_.kind(items[*position]);
-    if (kind != PickleKind::kGlobal && kind != PickleKind::kObject) return;  // no text or number can be called
+    if (kind != PickleKind::kGlobal && kind != PickleKind::kObject) return;  // text and numbers cannot be called
     callee = items[*position];
     for (const PickleRef item : items)
-      if (pickle_.kind(item) == PickleKind::kTuple) args = item;  // what it is called with
+      if (pickle_.kind(item) == PickleKind::kTuple) args = item;  // the arguments of the inner call
   }
   throw cursor_.bad("has calls that make calls more often than any pickler writes");
 }
@@ -384,7 +384,7 @@ bool PickleMachine::reads_inert_attribute(PickleRef callee, PickleRef args) cons
          pickle_.kind(items[1]) == PickleKind::kString && !pickle_.text(items[1]).starts_with("_");
 }
 
-/// Protocols before 4 pickle a class inside of another as its attribute: ShardedTensor.ProcessGroupState.
+/// Protocols before 4 pickle a nested class as an attribute: ShardedTensor.ProcessGroupState.
 bool PickleMachine::is_nested_class(PickleRef callee) const {
   if (pickle_.kind(callee) != PickleKind::kObject) return false;
   if (!reads_inert_attribute(pickle_.callee(callee), pickle_.args(callee))) return false;
@@ -410,8 +410,7 @@ void PickleMachine::check_global(PickleRef callee) {
   }
 }
 
-/// Picklers number their memo from 0 on, an opcode of at least a byte each: an index beyond the position is no
-/// pickler's.
+/// Picklers number their memo from 0, with an opcode of at least one byte each, so no valid index exceeds the position.
 void PickleMachine::memoize(std::uint64_t index) {
   if (index > std::min<std::uint64_t>(cursor_.position(), kMaxLinks))
     throw cursor_.bad("numbers its memo " + std::to_string(index) + ", which no pickler does");
@@ -427,7 +426,7 @@ void PickleMachine::recall(std::uint64_t index) {
   push(memo_[index]);
 }
 
-// One function per opcode, or few.
+// One function for each opcode, or for a few.
 
 std::uint64_t PickleMachine::index_line() {
   const auto index = parse_unsigned(cursor_.line());
@@ -488,13 +487,13 @@ void PickleMachine::stack_global() {
   push(add_global(pickle_.text(module), pickle_.text(name)));
 }
 
-/// REDUCE and NEWOBJ: for what is made, they are the same.
+/// REDUCE and NEWOBJ: equivalent here.
 void PickleMachine::reduce() {
   const PickleRef args = pop();
   push_object(pop(), args);
 }
 
-/// NEWOBJ_EX: the keyword arguments stay away; no object that is understood has any.
+/// NEWOBJ_EX: ignores keyword arguments; no supported object has any.
 void PickleMachine::reduce_with_keywords() {
   pop();
   reduce();
@@ -529,7 +528,7 @@ void PickleMachine::refuse(const char* what) {
 
 using M = PickleMachine;
 
-// In the order of Lib/pickletools.py's own list; STOP is the loop's.
+// In the order of Lib/pickletools.py. The main loop handles STOP.
 const PickleMachine::Opcode PickleMachine::kOpcodes[] = {
     {'I', [](M& m) { m.int_line(); }},
     {'J', [](M& m) { m.push_int(m.cursor_.number<std::int32_t>()); }},
@@ -590,7 +589,7 @@ const PickleMachine::Opcode PickleMachine::kOpcodes[] = {
     {0x81, [](M& m) { m.reduce(); }},
     {0x92, [](M& m) { m.reduce_with_keywords(); }},
     {0x80, [](M& m) { m.proto(); }},
-    {0x95, [](M& m) { m.cursor_.number<std::uint64_t>(); }},  // FRAME: its length tells nothing more
+    {0x95, [](M& m) { m.cursor_.number<std::uint64_t>(); }},  // FRAME: its length is not needed
     {'P', [](M& m) { m.push_persistent(m.add_text(PickleKind::kString, m.cursor_.line())); }},
     {'Q', [](M& m) { m.push_persistent(m.pop()); }},
     {0x82, [](M& m) { m.refuse("extension codes"); }},

@@ -10,10 +10,10 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kShownBytes = 100;  // of a name that is too long
-constexpr std::size_t kMostDims = 64;     // what is read anew for each tensor must be short
+constexpr std::size_t kShownBytes = 100;  // shown of a name that is too long
+constexpr std::size_t kMostDims = 64;     // limits what is read again for each tensor
 
-/// An OrderedDict of protocol 0 gets its items as a list of pairs in its constructor's arguments.
+/// Protocol 0 passes the items of an OrderedDict to its constructor, as a list of pairs.
 void take_constructor_items(const Pickle& pickle, PickleRef object, std::vector<PicklePair>& pairs) {
   const auto args = pickle.items(pickle.args(object));
   for (const PickleRef arg : args) {
@@ -80,7 +80,7 @@ std::string tensor_name(const Pickle& pickle, PickleRef key, const std::filesyst
   return std::string(text);
 }
 
-/// First by nodes, so that one long text that names many tensors is not compared with itself over and over.
+/// Compares nodes first, so that a long text that names many tensors is not compared with itself repeatedly.
 void refuse_twins(const Pickle& pickle, std::vector<PickleRef> keys, std::string_view where,
                   const std::filesystem::path& path) {
   const auto twin = [&](std::string_view name) {

@@ -1,4 +1,4 @@
-// What torch's checkpoints hold in their pickles beside tensors: mappings, the names of tensors, sizes.
+// Values other than tensors in pickles of torch's checkpoints: mappings, names of tensors, sizes.
 #pragma once
 
 #include <filesystem>
@@ -13,30 +13,31 @@
 
 namespace reshard {
 
-/// A dict, or an object of one of its kin: OrderedDict, defaultdict.
+/// Whether `node` is a dict, OrderedDict or defaultdict.
 bool is_mapping(const Pickle& pickle, PickleRef node);
 
-/// The items of a mapping in their order; none of what is no mapping. A key may come twice.
+/// Returns the items of a mapping in order; empty if `node` is not a mapping. A key may occur twice.
 std::vector<PicklePair> mapping_items(const Pickle& pickle, PickleRef node);
 
-/// How many entries mapping_items looks at, without looking at them.
+/// Number of entries that mapping_items would visit, without visiting them.
 std::size_t mapping_size(const Pickle& pickle, PickleRef node);
 
-/// The value under the string `key`; kNoNode where there is none, or None.
-/// \throws Error kBadInput if the key comes twice: loaders disagree which value counts.
+/// Returns the value of the string `key`; kNoNode if it is absent or None.
+/// \throws Error kBadInput if the key occurs twice: loaders disagree on which value to use.
 PickleRef value_of(const Pickle& pickle, std::span<const PicklePair> items, std::string_view key,
                    const std::filesystem::path& path);
 
-/// The name of a tensor that a key is.
-/// \throws Error kBadInput unless it is a string of UTF-8 without control characters, of kMaxTensorNameBytes at most.
+/// Returns the tensor name in `key`.
+/// \throws Error kBadInput unless `key` is a UTF-8 string without control characters, of at most kMaxTensorNameBytes.
 std::string tensor_name(const Pickle& pickle, PickleRef key, const std::filesystem::path& path);
 
-/// No two of the strings `keys` are equal.
-/// \throws Error kBadInput, naming the first that are; `where` is what has them, as in "is in the state dict twice".
+/// Validates that the strings `keys` are unique.
+/// \throws Error kBadInput, naming the first duplicate; `where` is the container, as in "is in the state dict twice".
 void refuse_twins(const Pickle& pickle, std::vector<PickleRef> keys, std::string_view where,
                   const std::filesystem::path& path);
 
-/// A torch.Size, or a tuple or list of as many numbers as torch allows dims; nothing if it is none.
+/// Reads a torch.Size, or a tuple or list with at most as many numbers as torch allows dims; std::nullopt for other
+/// nodes.
 std::optional<Dims> read_size(const Pickle& pickle, PickleRef node);
 
 }  // namespace reshard

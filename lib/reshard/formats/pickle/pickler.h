@@ -9,12 +9,12 @@
 
 namespace reshard {
 
-/// Writes the opcodes of a pickle of protocol 2 (Python's Lib/pickletools.py).
+/// Writes a pickle of protocol 2, opcode by opcode (Python's Lib/pickletools.py).
 class Pickler {
  public:
   Pickler() { text_ = "\x80\x02"; }
 
-  /// Makes room for `bytes`. Room that is not needed costs nothing.
+  /// Reserves `bytes`.
   void reserve(std::size_t bytes) { text_.reserve(bytes); }
   void op(char code) { text_ += code; }
   void global(const char* module, const char* name) {
@@ -41,7 +41,7 @@ class Pickler {
       number<std::uint32_t>(value);
     } else {
       text_ += '\x8a';
-      text_ += '\x09';  // one byte more than 64 bits, so that the sign is clear
+      text_ += '\x09';  // one byte more than 64 bits, so that the sign is positive
       number<std::uint64_t>(value);
       text_ += '\0';
     }
@@ -64,7 +64,7 @@ class Pickler {
     text_ += 't';
   }
 
-  /// The same object as the last time with this key, which `make` pushes the first time.
+  /// Pushes the object that was pushed last with this key. `make` pushes it the first time.
   template <typename Make>
   void shared(const std::string& key, Make&& make) {
     const auto known = memo_.find(key);
@@ -84,8 +84,8 @@ class Pickler {
     shared("X" + value, [&] { string(value); });
   }
 
-  /// Fills the list ('e') or dict ('u') on top of the stack with what `put(next)` pushes, which calls `next()` before
-  /// each item or pair: a thousand at a time, as Python does, so that readers need no large stacks.
+  /// Fills the list ('e') or dict ('u') on top of the stack with the items that `put(next)` pushes; it calls `next()`
+  /// before each item or pair. Adds a thousand at a time, as Python does, so that readers need no large stacks.
   template <typename Put>
   void fill(char code, Put&& put) {
     constexpr std::size_t kAtOnce = 1000;

@@ -14,7 +14,7 @@
 namespace reshard {
 namespace {
 
-constexpr int kMaxDepth = 16;  // of lists in lists; a list may hold itself
+constexpr int kMaxDepth = 16;  // nesting of lists; a list may contain itself
 
 class PlainReader {
  public:
@@ -73,7 +73,7 @@ class PlainReader {
   std::size_t count_ = 0;
 };
 
-/// A list or dict: `empty` makes it, `add` adds what lies above the mark.
+/// Writes a list or dict: opcode `empty` creates it, opcode `add` adds the items above the mark.
 template <typename Items, typename Put>
 void put_all(Pickler& pickler, char empty, char add, const Items& items, const Put& put) {
   pickler.op(empty);

@@ -10,15 +10,15 @@
 
 namespace reshard {
 
-/// What torch.save makes a file of where that is no flat state dict: dicts in dicts, whose leaves are plain values and
-/// tensors of the file. Optimizers' states are saved like this.
+/// A nested state dict as torch.save writes it: dicts whose leaves are tensors or plain values. Optimizer states are
+/// saved in this form.
 struct SavedValue {
   struct Tensor {
-    std::uint32_t number = 0;  // of the file's tensors, in the order in which they first occur in the value
+    std::uint32_t number = 0;  // index of the tensor, in order of first occurrence in the value
   };
   using Key = std::variant<std::int64_t, std::string>;
   struct Item;
-  using Dict = std::vector<Item>;  // in its order; keys are unique
+  using Dict = std::vector<Item>;  // in insertion order; keys are unique
 
   std::variant<PlainValue, Tensor, Dict> value;
 };
@@ -28,11 +28,11 @@ struct SavedValue::Item {
   SavedValue value;
 };
 
-/// How many tensors are in it, which must be numbered in their order. One with several names counts once.
+/// Number of distinct tensors in `value`, which must be numbered in order.
 /// \throws Error kInternal if they are not.
 std::uint32_t count_tensors(const SavedValue& value);
 
-/// Writes the value; `put_tensor` writes the tensor of a number.
+/// Writes the value; `put_tensor` writes the tensor with a given number.
 template <typename PutTensor>
 void put_saved_value(Pickler& pickler, const SavedValue& saved, const PutTensor& put_tensor) {
   if (const auto* plain = std::get_if<PlainValue>(&saved.value)) return put_plain_value(pickler, *plain);

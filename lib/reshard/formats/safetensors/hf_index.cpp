@@ -16,13 +16,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{64}
-                                         << 20;  // half a million tensors; parsed it takes 20 times that
+                                         << 20;  // half a million tensors; parsing takes 20 times as much memory
 
-constexpr std::uint64_t kMaxFiles = 1'000'000;  // of one model; names with larger numbers are not numbered weight files
+constexpr std::uint64_t kMaxFiles = 1'000'000;  // per model; names with larger numbers are not numbered weight files
 
 constexpr NumberedName kFileNumber("-{number:5}-of-{count:5}", kMaxFiles);
 
-/// Of names such as "model-00001-of-00003.safetensors".
+/// Pattern of names such as "model-00001-of-00003.safetensors".
 struct NumberedNames {
   std::string_view stem;
   std::string_view ending;
@@ -39,7 +39,7 @@ constexpr NumberedNames kDiffusersNames[] = {{"diffusion_pytorch_model", ".safet
 constexpr const NumberedNames* kAllNames[] = {&kSafetensorsNames, &kPytorchNames, &kDiffusersNames[0],
                                               &kDiffusersNames[1]};
 
-/// What `name` has between the stem and the ending of weight files: "-00001-of-00003", ".fp16-00001-of-00003".
+/// Returns the middle of a weight file's name: "-00001-of-00003", ".fp16-00001-of-00003".
 std::optional<std::string_view> middle_of(std::string_view name, const NumberedNames& names) {
   if (name.size() < names.stem.size() + names.ending.size() || !name.starts_with(names.stem) ||
       !name.ends_with(names.ending))
@@ -47,10 +47,10 @@ std::optional<std::string_view> middle_of(std::string_view name, const NumberedN
   return name.substr(names.stem.size(), name.size() - names.stem.size() - names.ending.size());
 }
 
-/// The parts of such a middle.
+/// Components of the middle of a name.
 struct NameParts {
-  std::string_view variant;                                       // empty for none
-  std::optional<std::pair<std::uint64_t, std::uint64_t>> number;  // of how many
+  std::string_view variant;                                       // empty if absent
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> number;  // number and count
 };
 
 bool is_variant(std::string_view word) {
@@ -59,7 +59,7 @@ bool is_variant(std::string_view word) {
   });
 }
 
-/// Returns std::nullopt if it has another form.
+/// Returns std::nullopt if `middle` has another form.
 std::optional<NameParts> parts_of(std::string_view middle) {
   NameParts parts;
   if (const std::size_t dot = middle.rfind('.'); dot != middle.npos) {
@@ -114,7 +114,7 @@ std::string hf_index_text(const HfIndex& index) {
   Json json;  // sorts its keys
   Json& metadata = json["metadata"];
   if (!index.metadata.empty()) metadata = parse_json(index.metadata, kKeptIndexMetadataFile, JsonDialect::kPython);
-  // Some writers count with floats, and 16.0 is 16.
+  // Some writers count with floats; 16.0 equals 16.
   if (!metadata.contains("total_size") || metadata["total_size"] != index.total_size_bytes)
     metadata["total_size"] = index.total_size_bytes;
   Json& weight_map = json["weight_map"];
@@ -138,7 +138,7 @@ std::string read_kept_index_metadata(Files& files, const fs::path& directory) {
   const fs::path path = directory / kKeptIndexMetadataFile;
   if (!files.exists(path)) return {};
   const Json json = read_json_file(files, path, kMaxIndexBytes, JsonDialect::kPython);
-  const JsonObject object(json, path);  // which proves that it is one
+  const JsonObject object(json, path);  // validates that it is an object
   return json_text(json);
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kHeaderAlignment = 8;
-constexpr std::size_t kLookBytes = 64;  // enough to tell what else the file may be
+constexpr std::size_t kLookBytes = 64;  // enough to detect other formats
 
 static_assert(std::endian::native == std::endian::little, "lengths are read and written in place");
 
@@ -28,7 +28,7 @@ Error bad(const std::filesystem::path& path, std::string message) {
   return Error(ErrorKind::kBadInput, std::move(message)).in(path);
 }
 
-/// Rules 10 to 12 for one tensor: shape and dtype give the size that the offsets claim.
+/// Rules 10 to 12 for one tensor: the size from shape and dtype equals the size from the offsets.
 void validate_size(const SafetensorsHeader::Tensor& tensor, const std::filesystem::path& path) {
   const auto elems = num_elems(tensor.shape);
   const auto total_bits = elems ? checked_mul(*elems, bits(tensor.dtype)) : std::nullopt;
@@ -47,8 +47,8 @@ void validate_size(const SafetensorsHeader::Tensor& tensor, const std::filesyste
         .tensor(tensor.name);
 }
 
-/// Rule 9: in the order of their offsets, each tensor begins where the one before it ends. Where one leaves a hole
-/// because it lies outside the `data_bytes` of the file, that one is named, and not the one behind the hole.
+/// Rule 9: in offset order, each tensor begins where the previous one ends. If a hole exists because a tensor is
+/// outside the `data_bytes` of the file, reports that tensor and not the one after the hole.
 void validate_offsets(const std::vector<SafetensorsHeader::Tensor>& by_offset, std::uint64_t data_bytes,
                       const std::filesystem::path& path) {
   for (const auto& tensor : by_offset)
@@ -134,7 +134,7 @@ Container read_safetensors(const Source& source, const std::filesystem::path& pa
 
 namespace {
 
-/// `text` as a JSON string, escaped as serde_json does.
+/// Returns `text` as a JSON string, escaped like serde_json.
 std::string json_name(const std::string& text) {
   try {
     return json_string(text);
@@ -150,7 +150,7 @@ ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors,
   std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name;
   });
-  // Written by hand: a JSON document that keeps its order would look for every name among all the others.
+  // Written without a JSON document: one that keeps its order would compare every name with all others.
   std::string json = R"({"__metadata__":{"format":"pt")";
   for (const auto& [key, value] : metadata) json += fmt::format(",{}:{}", json_name(key), json_name(value));
   json += '}';

@@ -13,10 +13,10 @@ namespace reshard {
 namespace {
 
 constexpr std::size_t kHeaderLengthBytes = 8;  // the u64 before the JSON, for byte offsets in errors
-constexpr std::size_t kMaxNdim = 1024;         // torch allows 64; millions would only eat memory
+constexpr std::size_t kMaxNdim = 1024;         // torch allows 64; millions would only waste memory
 constexpr std::size_t kMaxExtraFieldWarnings = 3;
 
-/// Receives the parser's events and keeps where in the header it is. One state per place that can hold a value.
+/// Handles the parser's events and tracks the position in the header, with one state for each place of a value.
 class HeaderReader {
  public:
   using number_integer_t = std::int64_t;
@@ -135,7 +135,7 @@ class HeaderReader {
     kMetadata,       // inside its object
     kTensor,         // after a tensor's name
     kField,          // inside a tensor's object
-    kDType,          // after one of its keys
+    kDType,          // after a key of that object
     kShapeValue,
     kShape,  // inside the array
     kOffsetsValue,
@@ -215,7 +215,7 @@ class HeaderReader {
     if (!shape_) fail("has no shape");
     if (!offsets_) fail("has no data_offsets");
     if (offsets_->size() != 2) fail("data_offsets has " + std::to_string(offsets_->size()) + " numbers, expected two");
-    // A copy of the name has no room left over, as what the parser made has; there may be a million.
+    // Copies the name: unlike the parser's string, a copy has no spare capacity, and there may be a million names.
     header_.tensors.push_back({name_, *dtype_, std::move(*shape_), (*offsets_)[0], (*offsets_)[1]});
     name_.clear();
   }
@@ -224,7 +224,7 @@ class HeaderReader {
   SafetensorsHeader header_;
   State state_ = State::kStart;
   std::size_t depth_ = 0;
-  std::size_t skipping_ = 0;  // how deep inside the value of an unknown field
+  std::size_t skipping_ = 0;  // nesting depth inside the value of an unknown field
   bool metadata_seen_ = false;
   std::unordered_set<std::string> names_;
   std::unordered_set<std::string> metadata_keys_;
@@ -238,7 +238,7 @@ class HeaderReader {
 }  // namespace
 
 SafetensorsHeader parse_header_json(std::string_view json, const std::filesystem::path& path) {
-  // The JSON library takes a NUL for the end of the text and skips a byte order mark; the format allows neither.
+  // The JSON library treats a NUL as the end of the text and skips a byte order mark; the format allows neither.
   if (const auto nul = json.find('\0'); nul != std::string_view::npos)
     throw Error(ErrorKind::kBadInput, "the header holds a NUL byte; padding must be spaces")
         .in(path)

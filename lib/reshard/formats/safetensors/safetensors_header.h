@@ -11,13 +11,13 @@
 
 namespace reshard {
 
-/// A safetensors header as written, before its offsets have been validated.
+/// A parsed safetensors header whose offsets are not yet validated.
 struct SafetensorsHeader {
   struct Tensor {
     std::string name;
     DType dtype;
     Dims shape;
-    std::uint64_t begin;  // of its bytes, from the start of the data
+    std::uint64_t begin;  // offset of its bytes, from the start of the data
     std::uint64_t end;
   };
   std::vector<Tensor> tensors;  // in the header's order
@@ -25,8 +25,9 @@ struct SafetensorsHeader {
   std::vector<std::string> warnings;
 };
 
-/// Reads the JSON of a header in one pass, without a document in memory. Checks form and types: one object of tensors,
-/// each with dtype, shape and data_offsets exactly once; unique names without control characters; string metadata.
+/// Parses the JSON of a header in one pass, without building a document. Validates structure and types: one object of
+/// tensors, each with dtype, shape and data_offsets exactly once; unique names without control characters; string
+/// metadata.
 /// \throws Error kBadInput.
 SafetensorsHeader parse_header_json(std::string_view json, const std::filesystem::path& path);
 

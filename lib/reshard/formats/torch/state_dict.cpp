@@ -15,18 +15,18 @@ namespace {
 
 using Pairs = std::vector<PicklePair>;
 
-/// Keys of a state dict in a file of other things; a key goes before those behind it.
+/// Keys of a state dict in a file with other contents; earlier keys take precedence.
 struct Wrapper {
   std::string_view key;
-  bool is_average = false;  // of the weights over the steps of training (EMA)
+  bool is_average = false;  // average of the weights over the steps of training (EMA)
 };
 constexpr Wrapper kWrappers[] = {
     {"model"},     {"state_dict"},      {"module"},          {"model_state_dict"},     {"weights"},
     {"ema", true}, {"model_ema", true}, {"ema_model", true}, {"ema_state_dict", true}, {"state_dict_ema", true}};
-constexpr std::size_t kShownNameBytes = 100;              // of a name in a list
-constexpr std::string_view kExtraState = "_extra_state";  // what a module adds to its state dict by get_extra_state
+constexpr std::size_t kShownNameBytes = 100;              // per name in a list
+constexpr std::string_view kExtraState = "_extra_state";  // added to the state dict by get_extra_state of a module
 
-/// Names for a warning: the first few, cut short, and how many there are. Millions of keys may be one long text.
+/// Names for a warning: the first few, truncated, and the total number. Millions of keys may share one long text.
 class ShortList {
  public:
   void add(std::string_view name) {
@@ -111,7 +111,7 @@ const PicklePair* Finder::pair_of(const Pairs& pairs, std::string_view key) cons
   return found == pairs.end() ? nullptr : &*found;
 }
 
-/// Those of kWrappers that `top` has a mapping with tensors under.
+/// Returns those kWrappers under which `top` has a mapping with tensors.
 std::vector<const Wrapper*> Finder::wrappers_in(const Pairs& top) const {
   std::vector<const Wrapper*> wrappers;
   for (const Wrapper& wrapper : kWrappers) {
@@ -124,7 +124,7 @@ std::vector<const Wrapper*> Finder::wrappers_in(const Pairs& top) const {
   return wrappers;
 }
 
-/// The first of `wrappers` counts. Another that is as good may have the names of another model, but not the same.
+/// The first of `wrappers` is used. Others of equal rank may have names of another model, but not the same names.
 void Finder::refuse_rivals(const Pairs& top, const std::vector<const Wrapper*>& wrappers) const {
   const Wrapper& first = *wrappers.front();
   std::unordered_set<std::string_view> names;
@@ -142,7 +142,7 @@ void Finder::refuse_rivals(const Pairs& top, const std::vector<const Wrapper*>& 
   }
 }
 
-/// The mapping under the first of kWrappers that holds tensors, or kNoNode.
+/// Returns the mapping under the first of kWrappers that contains tensors, or kNoNode.
 PickleRef Finder::wrapped(const Pairs& top) {
   const std::vector<const Wrapper*> wrappers = wrappers_in(top);
   if (wrappers.empty()) return kNoNode;
@@ -151,10 +151,10 @@ PickleRef Finder::wrapped(const Pairs& top) {
   ShortList averages;
   for (const PicklePair& other : top) {
     if (&other == found) continue;
-    // Loaders disagree which of two values of a key counts.
+    // Loaders disagree on which of two values of a key to use.
     if (label(other.first) == wrapper.key)
       throw Error(ErrorKind::kBadInput, fmt::format("holds \"{}\" twice", wrapper.key)).in(file_.path());
-    // A counter or the state of a generator may stand beside; a name of several parts is a parameter's.
+    // A counter or the state of a generator may be next to it; a dotted name belongs to a parameter.
     if (is_value_(other.second) &&
         label(other.first).substr(0, kMaxTensorNameBytes).find('.') != std::string_view::npos)
       throw unsupported(fmt::format(
@@ -166,7 +166,7 @@ PickleRef Finder::wrapped(const Pairs& top) {
       aside_.add(label(other.first));
   }
   refuse_rivals(top, wrappers);
-  // With a description next to it, or in a file that this program wrote, the state dict is expected here.
+  // If a description is next to the state dict, or this program wrote the file, the key is expected.
   if (result_.descriptions.empty() && file_.metadata().empty())
     result_.warnings.push_back(fmt::format("took the state dict under \"{}\"{}", wrapper.key,
                                            wrapper.is_average ? ", an average of the weights" : ""));
@@ -185,7 +185,7 @@ bool Finder::add_description(std::string_view key) {
   return true;
 }
 
-/// Weights deeper down must not be lost without a word.
+/// Rejects weights at deeper levels, which would otherwise be lost silently.
 void Finder::refuse_deeper(const Pairs& pairs) {
   ShortList deeper;
   for (const auto& [key, value] : pairs)
@@ -194,7 +194,7 @@ void Finder::refuse_deeper(const Pairs& pairs) {
     throw unsupported("holds tensors deeper down, under " + deeper.text() + ", and not under one state dict");
 }
 
-/// Whether a tensor is in `node`, or in what it holds. Looks at no node twice, however often it is asked.
+/// Whether `node` is a tensor or contains one. Visits each node only once, over all calls.
 bool Finder::holds_values(PickleRef node) {
   std::vector<PickleRef> open{node};
   while (!open.empty()) {

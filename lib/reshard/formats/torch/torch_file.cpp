@@ -20,15 +20,15 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kMagicBytes = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
-constexpr std::string_view kMagicDigits = "119547037146038801333356";  // as protocol 0 writes it
+constexpr std::string_view kMagicDigits = "119547037146038801333356";  // in protocol 0
 constexpr std::int64_t kStreamProtocol = 1001;
 constexpr std::uint64_t kFirstWindowBytes = std::uint64_t{1} << 20;
 
-/// What the pickles at the start of the stream say.
+/// Contents of the pickles at the start of the stream.
 struct StreamHead {
   Pickle object;
   std::vector<std::string> keys;
-  std::uint64_t data_at = 0;  // in the file: of the first storage
+  std::uint64_t data_at = 0;  // offset of the first storage in the file
 };
 
 class StreamReader {
@@ -37,7 +37,7 @@ class StreamReader {
       : source_(source), path_(path), file_bytes_(source.size_bytes()) {}
 
   TorchFile read() {
-    // Where the pickles end is known only once they are read: try with more and more of the file.
+    // The pickles have no recorded length: reads a growing part of the file until they are complete.
     const std::uint64_t most = std::min(file_bytes_, kMaxPickleBytes);
     std::vector<char> window;
     std::uint64_t window_bytes = std::min(most, kFirstWindowBytes);
@@ -160,7 +160,7 @@ std::vector<TorchStorage> StreamReader::find_storages(const StreamHead& head) co
 /// Reads a stream of torch.save before torch 1.6 (or `_use_new_zipfile_serialization=False`): five pickles (a magic
 /// number, the protocol, the system, the object, the keys of the storages), then each storage with its number of
 /// elements.
-/// \throws Error as read_torch_file does.
+/// \throws Error like read_torch_file.
 TorchFile read_torch_stream(const Source& source, const std::filesystem::path& path) {
   return StreamReader(source, path).read();
 }
@@ -182,7 +182,7 @@ bool looks_like_safetensors(std::string_view start, std::uint64_t file_bytes) {
   return header_bytes <= kMaxHeaderBytes && header_bytes <= file_bytes - 8;
 }
 
-/// What is neither an archive nor a stream, by its first bytes.
+/// Rejects other formats than archives and streams, by their first bytes.
 void refuse_other_formats(std::string_view start, std::uint64_t file_bytes, const fs::path& path) {
   refuse_foreign(start, path);
   if (start.empty()) throw bad_file(path, "is empty").hint("fetch or save it again");
@@ -196,7 +196,7 @@ void refuse_other_formats(std::string_view start, std::uint64_t file_bytes, cons
         .hint("load it with an old torch and save it again");
 }
 
-/// The name of the folder that all entries of a torch archive are in, with its slash.
+/// Returns the folder that contains all entries of a torch archive, with a trailing slash.
 std::string archive_prefix(const ZipDirectory& zip, const fs::path& path) {
   const std::string first = zip.entries().empty() ? std::string() : zip.entries().front().name;
   const std::size_t slash = first.find('/');
@@ -218,7 +218,7 @@ std::string archive_prefix(const ZipDirectory& zip, const fs::path& path) {
 }
 
 void refuse_big_endian(const Source& source, const ZipEntry* byteorder, const fs::path& path) {
-  if (byteorder == nullptr) return;  // files before torch 2.1 do not say, and are little-endian
+  if (byteorder == nullptr) return;  // files before torch 2.1 do not record it, and are little-endian
   std::string order(std::min(byteorder->size_bytes, kMaxByteorderBytes), '\0');
   source.read_at(byteorder->offset_bytes, std::as_writable_bytes(std::span(order)));
   if (order == "big") throw unsupported(path, "was saved on a big-endian machine").at_byte(byteorder->offset_bytes);

@@ -1,5 +1,5 @@
-// Files of torch.save (torch/serialization.py): an archive or, before torch 1.6, a stream, of one pickle and the
-// storages that its tensors are views of.
+// Files of torch.save (torch/serialization.py): a pickle and the storages that its tensors are views of, in an archive
+// or, before torch 1.6, in a stream.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@
 
 namespace reshard {
 
-/// A run of bytes that tensors are views of.
+/// A range of bytes that tensors are views of.
 struct TorchStorage {
   std::string key;
   std::uint64_t offset_bytes = 0;  // from the start of the file
   std::uint64_t size_bytes = 0;
 };
 
-/// One file of torch.save: the tree of its pickle, and where its storages lie. Invariant, validated by read_torch_file:
-/// the storages lie inside the file, none over another.
+/// A torch.save file: the tree of its pickle, and the locations of its storages. Invariant, validated by
+/// read_torch_file: the storages are inside the file and do not overlap.
 class TorchFile {
  public:
   TorchFile(std::filesystem::path path, std::uint64_t size_bytes, std::vector<char> stream, Pickle pickle,
@@ -37,13 +37,13 @@ class TorchFile {
   const std::filesystem::path& path() const { return path_; }
   std::uint64_t size_bytes() const { return size_bytes_; }
   const Pickle& pickle() const { return pickle_; }
-  /// By key.
+  /// Sorted by key.
   std::span<const TorchStorage> storages() const { return storages_; }
 
-  /// What the file says of itself in kArchiveMetadataEntry; empty where it has none.
+  /// Metadata in kArchiveMetadataEntry; empty if absent.
   const FileMetadata& metadata() const { return metadata_; }
 
-  /// Whether Python would make a tensor of `node`, of a kind that is understood here or not.
+  /// Whether Python would create a tensor from `node`, of a supported kind or not.
   bool is_tensor(PickleRef node) const;
 
   /// The tensor that `node` stands for.
@@ -60,15 +60,15 @@ class TorchFile {
   FileMetadata metadata_;
 };
 
-/// Reads the pickle and finds the storages, but reads no byte of a tensor. `path` is what errors and the result call
-/// the file; nothing is kept of `source`.
-/// \throws Error kBadInput for what is damaged, no file of torch's, or runs code when Python loads it; kUnsupported for
-///         TorchScript, big-endian files and the formats before torch 0.1.10; kIo.
+/// Reads the pickle and locates the storages, but reads no tensor data. `path` is used for errors and the result. Does
+/// not keep a reference to `source`.
+/// \throws Error kBadInput if the file is damaged, not a torch file, or runs code when Python loads it; kUnsupported
+///         for TorchScript, big-endian files and formats before torch 0.1.10; kIo.
 TorchFile read_torch_file(const Source& source, const std::filesystem::path& path);
 
-/// The state dict in a file of torch.save, tensors in its own order, which find_state_dict finds; what is no tensor is
-/// left aside. `warnings` say both.
-/// \throws Error as read_torch_file and TorchFile::tensor do; kUnsupported where there is no one state dict.
+/// Reads the state dict of a torch.save file (see find_state_dict), with tensors in its order. Ignores values that are
+/// not tensors. `warnings` report both.
+/// \throws Error like read_torch_file and TorchFile::tensor; kUnsupported if there is no unique state dict.
 Container read_torch(const Source& source, const std::filesystem::path& path);
 
 }  // namespace reshard

@@ -11,7 +11,7 @@
 namespace reshard {
 namespace {
 
-/// A tensor whose bytes are all of storage `key`.
+/// Writes a tensor whose bytes are the whole of storage `key`.
 void put_tensor(Pickler& pickler, const TensorEntry& tensor, std::size_t key) {
   const char* const typed = typed_storage_class(tensor.dtype);
   const std::uint64_t elems = num_elems(tensor.shape).value_or(0);
@@ -67,19 +67,19 @@ ContainerPlan plan_file(const std::string& archive, std::vector<TensorEntry> ten
   return plan;
 }
 
-/// xser's stand-in for a tensor that has a file of its own.
+/// Writes xser's reference to a tensor that is in a separate file.
 void put_reference(Pickler& pickler, std::uint64_t number) {
   pickler.global("torch_xla.utils.serialization", "TensorReference");
   pickler.op(')');
-  pickler.op('\x81');  // a new object without arguments
+  pickler.op('\x81');  // creates an object without arguments
   pickler.op('}');
   pickler.string("tid");
   pickler.integer(number);
   pickler.op('s');
-  pickler.op('b');  // its attributes
+  pickler.op('b');  // sets its attributes
 }
 
-/// A file without storages.
+/// Returns a file without storages.
 std::string plain_file(const std::string& archive, const std::string& pickle, const FileMetadata& metadata) {
   return std::move(plan_file(archive, {}, pickle, {}, metadata).parts.front().bytes);
 }

@@ -8,10 +8,10 @@
 namespace reshard {
 namespace {
 
-// Texts of a pickle can be used many times over: what is copied for each use must be short.
+// A text of a pickle may be used many times, so texts that are copied for each use must be short.
 constexpr std::size_t kMaxKeyBytes = 256;
 
-/// Of one element type, the class that is written comes first.
+/// For each element type, the class that is written comes first.
 constexpr TorchElement kElements[] = {
     {"DoubleStorage", "float64", 8},
     {"FloatStorage", "float32", 4},

@@ -1,4 +1,4 @@
-// What stands behind one tensor of a torch file: the call that rebuilds it, its storage, its place.
+// Reads a tensor of a torch file: the call that rebuilds it, its storage, and its offset.
 
 #include "reshard/formats/torch/torch_tensor.h"
 
@@ -14,13 +14,13 @@ namespace {
 
 constexpr std::string_view kUtils = "torch._utils";
 constexpr std::string_view kTensorModule = "torch._tensor";
-// What is read anew for each tensor must be short: a tuple or dict may be used by a million of them.
+// Data that is read again for each tensor must be short: a million tensors may share a tuple or dict.
 constexpr std::size_t kMaxDims = 64;
 constexpr std::uint64_t kMaxRepeats = 1 << 16;  // of each byte, in an expanded tensor
 constexpr std::size_t kMaxMetadata = 16;
-constexpr int kMostWrappers = 8;  // a parameter of a subclass from a device has three
+constexpr int kMostWrappers = 8;  // a parameter of a subclass on a device has three
 
-/// A function that rebuilds what is not understood here, and what that is.
+/// A function that rebuilds an unsupported tensor, and the reason.
 struct Unsupported {
   std::string_view function;
   const char* what;
@@ -39,11 +39,11 @@ constexpr Unsupported kUnsupportedKinds[] = {
     {"_rebuild_xla_tensor", "was saved from its device as a numpy array"},
 };
 
-/// A call of one of torch's rebuild functions, without what is wrapped around it.
+/// A call to one of torch's rebuild functions, without its wrappers.
 struct Rebuild {
   PickleGlobal function;
   std::span<const PickleRef> args;
-  std::string_view declared_dtype;  // by a wrapper, or empty
+  std::string_view declared_dtype;  // declared by a wrapper, or empty
 };
 
 class TensorReader {
@@ -119,7 +119,7 @@ std::uint64_t TensorReader::number(PickleRef node, const char* what) const {
   return static_cast<std::uint64_t>(pickle_.integer(node));
 }
 
-/// A tuple, or torch.Size of one.
+/// Reads a tuple or a torch.Size.
 Dims TensorReader::dims(PickleRef node, const char* what) const {
   if (pickle_.is_object_of(node, "torch", "Size") && pickle_.items(pickle_.args(node)).size() == 1)
     node = pickle_.items(pickle_.args(node))[0];
@@ -132,7 +132,7 @@ Dims TensorReader::dims(PickleRef node, const char* what) const {
   return dims;
 }
 
-/// A tensor may be saved as the conjugate or the negative of the bytes in its storage.
+/// Rejects a tensor that is saved as the conjugate or negative of the bytes in its storage.
 void TensorReader::refuse_lazy_bits(PickleRef metadata) const {
   const auto pairs = pickle_.pairs(metadata);
   if (pairs.size() > kMaxMetadata) throw bad("has more metadata than torch gives");
@@ -165,7 +165,7 @@ bool is_c_order(const Dims& shape, const Dims& strides) {
   return true;
 }
 
-/// Validates that every element lies in the storage; sets the tensor's offset.
+/// Validates that every element is inside the storage, and sets the tensor's offset.
 void TensorReader::place(TorchTensor& tensor, std::uint64_t offset_elems, const TorchStorageId& id) const {
   const TorchStorage& storage = file_.storages()[tensor.storage];
   tensor.offset_bytes = storage.offset_bytes;
@@ -173,7 +173,7 @@ void TensorReader::place(TorchTensor& tensor, std::uint64_t offset_elems, const 
   tensor.size_bytes = total_bytes.value_or(0);
   if (!total_bytes)
     throw bad("the shape " + to_string(tensor.shape) + " of " + std::string(name(tensor.dtype)) + " overflows 64 bits");
-  if (*total_bytes == 0) {  // its strides and offset mean nothing
+  if (*total_bytes == 0) {  // strides and offset have no meaning
     tensor.strides.clear();
     return;
   }
@@ -187,7 +187,7 @@ void TensorReader::place(TorchTensor& tensor, std::uint64_t offset_elems, const 
     throw bad("the shape " + to_string(tensor.shape) + " with strides " + to_string(tensor.strides) + " from element " +
               std::to_string(offset_elems) + " goes past its storage of " +
               std::to_string(id.view_size_bytes / elem_bytes) + " elements");
-  // An expanded tensor repeats its elements; one that does so without end is no tensor of a model.
+  // An expanded tensor repeats its elements; excessive repetition is not a tensor of a model.
   if (*total_bytes / kMaxRepeats > id.view_size_bytes)
     throw unsupported("repeats the " + std::to_string(id.view_size_bytes) + " bytes of its storage to " +
                       std::to_string(*total_bytes));

@@ -15,14 +15,14 @@ namespace fs = std::filesystem;
 constexpr std::string_view kTensorPrefix = "tensor_";
 constexpr std::string_view kTensorSuffix = ".pt";
 
-/// `suffix` after the whole name: "a.pt" → "a.pt.tensors".
+/// Appends `suffix` to the file name: "a.pt" → "a.pt.tensors".
 fs::path beside(const fs::path& path, std::string_view suffix) {
   fs::path result = path;
   result += suffix;
   return result;
 }
 
-/// What is read of the tensors.
+/// Whether to read tensor files, or only their descriptions.
 enum class Reading : std::uint8_t { kFiles, kDescriptions };
 
 Container read_container_of(Files& files, const fs::path& path, Reading reading) {

@@ -9,32 +9,31 @@
 
 namespace reshard {
 
-/// The key of a pair in Container::metadata whose value is the name of a tensor that is split over expert parallel
-/// ranks.
+/// Key in Container::metadata. Its value is the name of a tensor that is split over expert-parallel ranks.
 inline constexpr const char* kXserExpertParallel = "expert_model_parallel";
 
-/// The files of a container: PATH itself, which refers to PATH.tensors/tensor_TID.pt, and PATH.info.pt.
+/// Files of a container: PATH itself, which refers to PATH.tensors/tensor_TID.pt, and PATH.info.pt.
 inline constexpr std::string_view kXserTensorsSuffix = ".tensors";
 inline constexpr std::string_view kXserInfoSuffix = ".info.pt";
 std::filesystem::path xser_tensors_folder(const std::filesystem::path& path);
 std::filesystem::path xser_tensor_path(const std::filesystem::path& path, std::uint64_t tid);
 std::filesystem::path xser_info_path(const std::filesystem::path& path);
-/// Whether a file of xser_tensors_folder has this name.
+/// Whether `name` is the name of a file in xser_tensors_folder.
 bool is_xser_tensor_name(std::string_view name);
 
-/// Whether PATH is an xser container: a file of torch.save with the folder PATH.tensors beside it.
-/// \throws Error kIo where it cannot be known.
+/// Whether PATH is an xser container: a torch.save file with a sibling folder PATH.tensors.
+/// \throws Error kIo if this cannot be determined.
 bool is_xser(Files& files, const std::filesystem::path& path);
 
 /// Reads an xser container (torch_xla/utils/serialization.py): a state dict whose tensors are references, each to
-/// PATH.tensors/tensor_TID.pt, a file of torch.save with that one tensor. PATH.info.pt, where it is there, must agree
-/// with what they hold. Files: PATH first, then tensor files in the order of the state dict; one file is open at a
-/// time. Each has a stamp from before it was read.
-/// \throws Error as read_torch does, and kBadInput where a tensor file is missing or holds something else.
+/// PATH.tensors/tensor_TID.pt, a torch.save file with that tensor. PATH.info.pt, if it exists, must match the tensor
+/// files. Container::files are PATH, then the tensor files in the order of the state dict, each with a stamp from
+/// before it was read. Opens one file at a time.
+/// \throws Error like read_torch, and kBadInput if a tensor file is missing or contains something else.
 Container read_xser(Files& files, const std::filesystem::path& path);
-/// The same where the tensor files may be missing: dtypes and shapes are those of PATH.info.pt, and the tensors that are
-/// references have no bytes.
-/// \throws Error as read_xser; kBadInput where the info file does not say them.
+/// Same as read_xser, but the tensor files may be missing: dtypes and shapes come from PATH.info.pt, and referenced
+/// tensors have no bytes.
+/// \throws Error like read_xser; kBadInput if the info file lacks them.
 Container describe_xser(Files& files, const std::filesystem::path& path);
 
 }  // namespace reshard

@@ -13,11 +13,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kMaxTid = 100'000'000;  // tensors are numbered from 0; more than any model has
+constexpr std::uint64_t kMaxTid = 100'000'000;  // tensors are numbered from 0; no model has more
 
-constexpr std::size_t kMaxFields = 64;  // one dict may stand for millions of tensors, and is searched for each
+constexpr std::size_t kMaxFields = 64;  // a dict may be shared by millions of tensors, and is searched for each
 
-/// The value of the string key `name` in a dict of a few fields, or kNoNode.
+/// Returns the value of the string key `name` in a dict with a few fields, or kNoNode.
 PickleRef value_at(const Pickle& pickle, PickleRef dict, std::string_view name) {
   if (dict == kNoNode || pickle.pairs(dict).size() > kMaxFields) return kNoNode;
   for (const auto& [key, value] : pickle.pairs(dict))
@@ -27,10 +27,10 @@ PickleRef value_at(const Pickle& pickle, PickleRef dict, std::string_view name) 
 
 }  // namespace
 
-/// What PATH.info.pt says of each tensor.
+/// Contents of PATH.info.pt.
 class XserInfo {
  public:
-  /// Nothing is known where the file is not there: older versions did not write it.
+  /// Empty if the file does not exist: older versions did not write it.
   XserInfo(Files& files, const fs::path& path) {
     if (!files.exists(path)) return;
     file_.emplace(read_torch_file(*files.open(path), path));
@@ -41,7 +41,7 @@ class XserInfo {
       if (pickle.kind(key) == PickleKind::kInt) by_tid_.emplace(pickle.integer(key), value);
   }
 
-  /// The dtype and shape that it says; nothing if it does not say both.
+  /// Returns the declared dtype and shape; std::nullopt if either is missing.
   std::optional<TensorEntry> entry(std::uint64_t tid) const {
     const auto found = by_tid_.find(static_cast<std::int64_t>(tid));
     if (found == by_tid_.end()) return std::nullopt;
@@ -55,7 +55,7 @@ class XserInfo {
     return std::nullopt;
   }
 
-  /// \throws Error kBadInput if it says something else of this tensor.
+  /// \throws Error kBadInput if the declared dtype or shape differs.
   void compare(std::uint64_t tid, const TensorEntry& tensor, const std::string& name) const {
     const auto found = by_tid_.find(static_cast<std::int64_t>(tid));
     if (found == by_tid_.end()) return;

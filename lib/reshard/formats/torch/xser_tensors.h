@@ -1,5 +1,5 @@
-// What an xser file refers to (torch_xla/utils/serialization.py): PATH.tensors/tensor_TID.pt, each a file of torch.save
-// with one tensor, and PATH.info.pt, which says dtypes and shapes.
+// Files that an xser file refers to (torch_xla/utils/serialization.py): PATH.tensors/tensor_TID.pt, each a torch.save
+// file with one tensor, and PATH.info.pt, which contains dtypes and shapes.
 #pragma once
 
 #include <cstdint>
@@ -17,28 +17,28 @@ namespace reshard {
 
 class XserInfo;
 
-/// Reads what the references of one file refer to, each tensor file once, and one open at a time.
+/// Resolves the references of a file. Reads each tensor file once, and opens one at a time.
 class XserTensors {
  public:
-  /// `file` is borrowed; `files` in the result begin with `own`, which is it. PATH.info.pt is read where it is there.
-  /// \throws Error as read_torch_file.
+  /// Borrows `file`. `own` describes `file` and becomes the first of files(). Reads PATH.info.pt if it exists.
+  /// \throws Error like read_torch_file.
   XserTensors(Files& files, const TorchFile& file, ContainerFile own);
   ~XserTensors();
   XserTensors(const XserTensors&) = delete;
   XserTensors& operator=(const XserTensors&) = delete;
 
-  /// The tensor that `reference` is (is_xser_reference); `name` is for errors and the result.
-  /// \throws Error as read_torch_file and TorchFile::tensor; kBadInput where the tensor's file is missing, is another
-  ///         rank's, or holds something else than PATH.info.pt says.
+  /// Returns the tensor of `reference` (is_xser_reference); `name` is used for errors and the result.
+  /// \throws Error like read_torch_file and TorchFile::tensor; kBadInput if the tensor's file is missing, belongs to
+  ///         another rank, or contradicts PATH.info.pt.
   TensorEntry read(PickleRef reference, const std::string& name);
-  /// The dtype and shape of it as PATH.info.pt says them, where its file need not be: an entry without bytes.
-  /// \throws Error kBadInput if the info does not say them.
+  /// Returns an entry without bytes, with dtype and shape from PATH.info.pt. The tensor's file may be missing.
+  /// \throws Error kBadInput if PATH.info.pt lacks them.
   TensorEntry described(PickleRef reference, const std::string& name) const;
   bool is_expert_parallel(PickleRef reference, const std::string& name) const;
 
-  /// Files that were read, in the order of the calls, each with a stamp from before.
+  /// Files that were read, in the order of the calls, each with a stamp from before it was read.
   const std::vector<ContainerFile>& files() const { return opened_; }
-  /// As StorageUse::warn.
+  /// Same as StorageUse::warn.
   void warn(std::vector<std::string>& warnings) const;
 
  private:

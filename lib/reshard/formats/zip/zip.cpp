@@ -17,26 +17,26 @@ namespace {
 constexpr std::uint32_t kLocalSignature = 0x04034b50;
 constexpr std::uint32_t kCentralSignature = 0x02014b50;
 
-// Without the names, extra fields and comments that follow.
+// Sizes without the names, extra fields and comments that follow.
 constexpr std::uint64_t kLocalBytes = 30;
 constexpr std::uint64_t kCentralBytes = 46;
 
-constexpr std::uint64_t kMaxDirectoryBytes = std::uint64_t{64} << 20;  // half a million storages of torch
+constexpr std::uint64_t kMaxDirectoryBytes = std::uint64_t{64} << 20;  // half a million torch storages
 
 constexpr std::uint16_t kDescriptorFlag = 1 << 3;                               // sizes and CRC follow the content
 constexpr std::uint16_t kUnreadableFlags = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 13;  // encrypted, or a patch
 constexpr std::uint16_t kZip64Extra = 1;
 
-/// One entry as the central directory has it, before its local header has been seen.
+/// An entry of the central directory, before its local header was read.
 struct CentralEntry {
   std::string_view name;
-  std::uint64_t at_byte = 0;  // of this record
+  std::uint64_t at_byte = 0;  // offset of this record
   std::uint64_t local_offset = 0;
-  std::uint64_t size_bytes = 0;      // as it lies in the file
-  std::uint64_t unpacked_bytes = 0;  // the same, unless compressed
+  std::uint64_t size_bytes = 0;      // as stored in the file
+  std::uint64_t unpacked_bytes = 0;  // equal to size_bytes unless compressed
   std::uint32_t crc32 = 0;
   std::uint16_t flags = 0;
-  std::uint16_t method = 0;  // of compression; 0 is none
+  std::uint16_t method = 0;  // compression method; 0 is none
 };
 
 class ZipReader {
@@ -79,7 +79,7 @@ class ZipReader {
     return Error(ErrorKind::kUnsupported, std::move(message)).in(path_).at_byte(at_byte);
   }
 
-  /// The range must lie inside the file.
+  /// The range must be inside the file.
   std::string read_bytes(std::uint64_t begin, std::uint64_t size_bytes) const {
     std::string bytes(size_bytes, '\0');
     source_.read_at(begin, std::as_writable_bytes(std::span(bytes)));
@@ -98,7 +98,7 @@ class ZipReader {
   ZipPlace place_;
 };
 
-/// Reads the record at `at` and moves `at` behind it.
+/// Reads the record at `at` and advances `at` past it.
 CentralEntry ZipReader::central_entry(const std::string& directory, std::uint64_t& at) const {
   const std::uint64_t record_at = place_.begin + at;
   const std::string_view record = std::string_view(directory).substr(at);
@@ -126,7 +126,7 @@ CentralEntry ZipReader::central_entry(const std::string& directory, std::uint64_
   return entry;
 }
 
-/// Sizes and offset, from the zip64 extra field where the record says so.
+/// Reads sizes and offset from the zip64 extra field if the record refers to it.
 void ZipReader::take_zip64(std::string_view extra, std::string_view record, CentralEntry& entry) const {
   std::string_view zip64;
   std::size_t fields = 0;

@@ -24,10 +24,10 @@ class EndReader {
   EndReader(const Source& source, const std::filesystem::path& path)
       : source_(source), path_(path), file_bytes_(source.size_bytes()) {}
 
-  /// The last end record decides, as for every other reader, and it must end with the file.
+  /// Uses the last end record, like every other reader. It must end with the file.
   ZipPlace find() const {
     if (file_bytes_ < kEndBytes) throw bad("has too few bytes for a zip archive", 0);
-    // Hardly any archive has a comment, and there may be a hundred thousand of them in one file.
+    // Reads without a comment first: archives rarely have one, and a file may contain a hundred thousand archives.
     std::uint64_t tail_bytes = std::min(file_bytes_, kEndBytes + kLocatorBytes);
     std::string tail = read_bytes(file_bytes_ - tail_bytes, tail_bytes);
     if (load_le<std::uint32_t>(tail, tail_bytes - kEndBytes) != kEndSignature) {
@@ -55,7 +55,7 @@ class EndReader {
       if (load_le<std::uint32_t>(locator, 0) == kLocatorSignature)
         return find64(place, end_at - kLocatorBytes, locator);
     }
-    if (place.begin == kIn64_32 || place.size_bytes == kIn64_32)  // 65535 entries there can be
+    if (place.begin == kIn64_32 || place.size_bytes == kIn64_32)  // 65535 entries are valid without zip64
       throw bad("its end record points to a zip64 record that is not there", end_at);
     if (load_le<std::uint16_t>(end, 4) != 0 || load_le<std::uint16_t>(end, 6) != 0 ||
         load_le<std::uint16_t>(end, 8) != place.entries)
@@ -103,7 +103,7 @@ class EndReader {
     return Error(ErrorKind::kUnsupported, "is one part of a zip archive of several").in(path_).at_byte(at_byte);
   }
 
-  /// The range must lie inside the file.
+  /// The range must be inside the file.
   std::string read_bytes(std::uint64_t begin, std::uint64_t size_bytes) const {
     std::string bytes(size_bytes, '\0');
     source_.read_at(begin, std::as_writable_bytes(std::span(bytes)));

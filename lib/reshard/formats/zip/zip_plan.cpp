@@ -19,7 +19,7 @@ constexpr std::uint16_t kUtf8Names = 1 << 11;
 constexpr std::uint16_t kPlainVersion = 20;
 constexpr std::uint16_t kZip64Version = 45;
 constexpr std::uint16_t kZip64Field = 0x0001;
-constexpr std::uint16_t kPaddingField = 0x4246;  // "FB", torch's own
+constexpr std::uint16_t kPaddingField = 0x4246;  // "FB", as in torch
 constexpr std::uint32_t kNoTimeFirstOf1980 = 0x0021'0000;
 
 template <typename T>
@@ -42,19 +42,19 @@ std::uint16_t clamp16(std::uint64_t value) {
   return value >= kFull16 ? kFull16 : static_cast<std::uint16_t>(value);
 }
 
-/// The fields that a local header and a central one share, from the version on.
+/// Writes the fields that a local and a central header share, from the version on.
 void put_common(std::string& out, bool zip64, std::uint32_t crc, std::uint64_t size_bytes, std::size_t name_bytes) {
   put(out, zip64 ? kZip64Version : kPlainVersion);
   put(out, kUtf8Names);
   put<std::uint16_t>(out, 0);  // stored
   put(out, kNoTimeFirstOf1980);
   put(out, crc);
-  put(out, clamp32(size_bytes));  // as it lies here, and unpacked
+  put(out, clamp32(size_bytes));  // compressed and uncompressed size
   put(out, clamp32(size_bytes));
   put(out, static_cast<std::uint16_t>(name_bytes));
 }
 
-/// Numbers that did not fit, in the order that the format asks for.
+/// Writes the numbers that did not fit, in the order that the format requires.
 std::string zip64_field(std::initializer_list<std::uint64_t> numbers) {
   std::string field;
   put(field, kZip64Field);
@@ -125,7 +125,7 @@ std::vector<FilePart> ZipPlan::finish() {
   std::string tail;
   if (count >= kFull16 || needs_zip64(directory_begin) || needs_zip64(directory_bytes)) {
     tail = "PK\x06\x06";
-    put<std::uint64_t>(tail, 44);  // of this record, after this number
+    put<std::uint64_t>(tail, 44);  // size of the rest of this record
     put(tail, kZip64Version);
     put(tail, kZip64Version);
     put<std::uint64_t>(tail, 0);  // disks

@@ -8,18 +8,18 @@
 
 namespace reshard {
 
-/// Lays out a zip file of stored entries (PKWARE's APPNOTE 6.3): local headers with sizes and CRCs in place, a central
-/// directory at the end, zip64 records exactly where a number does not fit its field. Payloads begin at multiples of 64
-/// bytes, by an extra field in the local header as torch makes it (caffe2/serialize/inline_container.cc).
+/// Plans a zip file of uncompressed entries (PKWARE's APPNOTE 6.3): local headers with sizes and CRCs, a central
+/// directory at the end, and zip64 records only for numbers that do not fit their fields. Contents begin at multiples
+/// of 64 bytes: the local headers are padded with an extra field, as in torch (caffe2/serialize/inline_container.cc).
 class ZipPlan {
  public:
-  /// Adds an entry whose bytes somebody else writes. \returns where they begin.
+  /// Adds an entry whose content the caller writes. \returns the offset of the content.
   std::uint64_t add(std::string name, std::uint64_t size_bytes, std::uint32_t crc);
-  /// Adds an entry of known content.
+  /// Adds an entry with known content.
   void add(std::string name, const std::string& content);
-  /// Adds the central directory. \returns the bytes of the file besides the payloads of the first kind, ascending.
+  /// Adds the central directory. \returns all bytes of the file except contents that the caller writes, ascending.
   std::vector<FilePart> finish();
-  /// Of the whole file, after finish().
+  /// Size of the whole file. Valid after finish().
   std::uint64_t size_bytes() const { return end_; }
 
  private:
