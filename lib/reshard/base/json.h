@@ -235,7 +235,7 @@ class JsonObject {
   bool has(const std::string& key) const { return object_.contains(key); }
   /// Each \throws Error kBadInput if the key is missing, or its value is of another type.
   const Json& at(const std::string& key) const;
-  std::uint64_t unsigned_at(const std::string& key) const;  // a non-negative integer
+  std::uint64_t unsigned_at(const std::string& key) const;  // whole, not negative
   bool bool_at(const std::string& key) const;
   const std::string& string_at(const std::string& key) const;
   const Json& array_at(const std::string& key) const;

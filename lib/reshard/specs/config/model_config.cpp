@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kQuantization = "quantization_config";
 
-/// What AutoAWQ's own file says, in the words of transformers.
+/// Renames the keys of AutoAWQ's own file to those of transformers.
 Json renamed_awq(const Json& awq) {
   Json renamed = awq;
   for (const auto& [own, name] : {std::pair("w_bit", "bits"), {"q_group_size", "group_size"}})
@@ -22,8 +22,8 @@ Json renamed_awq(const Json& awq) {
   return renamed;
 }
 
-/// The quantization_config of exports that have it in a file of its own beside config.json, as AutoGPTQ, AutoAWQ and
-/// ModelOpt write it; null where there is none.
+/// Returns the quantization_config of exports that store it in a separate file next to config.json, as AutoGPTQ,
+/// AutoAWQ and ModelOpt do; null if there is no such file.
 Json separate_quantization(Files& files, const fs::path& directory) {
   const auto read = [&](const char* name, const char* method) {
     if (!files.exists(directory / name)) return Json();
@@ -48,7 +48,7 @@ std::optional<fs::path> find_model_config(Files& files, const fs::path& director
   try {
     if (has_model_config(read_json_file(files, compiled, kMaxConfigBytes, JsonDialect::kPython))) return compiled;
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kBadInput) throw;  // who needs the file reports it
+    if (error.kind() != ErrorKind::kBadInput) throw;  // readers of the file report the error
   }
   return std::nullopt;
 }

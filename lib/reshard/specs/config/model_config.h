@@ -15,31 +15,31 @@
 namespace reshard {
 
 inline constexpr const char* kConfigFile = "config.json";
-/// Keys of config.json under which a larger model has the configuration of its language model.
+/// Keys of config.json under which a larger model stores the configuration of its language model.
 inline constexpr std::array kTextConfigs = {"text_config", "llm_config", "language_config", "thinker_config"};
 inline constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
 
-/// A model's config.json, as transformers writes it. Its quantization_config may be from a file beside it, where
-/// AutoGPTQ, AutoAWQ and ModelOpt have it.
+/// A model's config.json, as transformers writes it. quantization_config may come from a sibling file, as AutoGPTQ,
+/// AutoAWQ and ModelOpt write it.
 struct ModelConfig {
   std::filesystem::path path;
-  std::shared_ptr<const Json> json;  // an object
-  std::string model_type;            // empty where config.json has none
-  /// The levels of a larger model's config.json that say whether embeddings are tied, the outermost first.
+  std::shared_ptr<const Json> json;  // a JSON object
+  std::string model_type;            // empty if config.json does not declare it
+  /// Levels of a larger model's config.json that declare whether embeddings are tied, outermost first.
   std::vector<std::pair<std::string, bool>> ties{};
 };
 
-/// The file in `directory` that has the model's config: config.json, else a neuron_config.json that NxD Inference wrote.
-/// Returns std::nullopt if the directory has neither.
+/// Returns the file in `directory` with the model's config: config.json, or a neuron_config.json that NxD Inference
+/// wrote; std::nullopt if neither exists.
 std::optional<std::filesystem::path> find_model_config(Files& files, const std::filesystem::path& directory);
 
-/// \throws Error kBadInput if the file is missing, is no JSON object, or has a model_type that is no text.
+/// \throws Error kBadInput if the file is missing or is not a JSON object, or if its model_type is not a string.
 ModelConfig read_model_config(Files& files, const std::filesystem::path& directory);
 
-/// That of a model without config.json: no keys, no path.
+/// Returns the config of a model without config.json: no keys, no path.
 ModelConfig empty_model_config(std::string model_type);
 
-/// The same of a file of any name. A neuron_config.json is read as the config.json that it amounts to.
+/// Same as read_model_config for a file of any name. Converts a neuron_config.json to a config.json.
 ModelConfig read_model_config_file(Files& files, const std::filesystem::path& file);
 
 }  // namespace reshard

@@ -10,14 +10,14 @@ namespace {
 
 constexpr const char* kSettings = "neuron_config";
 
-/// Keys of NxD Inference's InferenceConfig and of its families that no config of transformers has.
+/// Keys of NxD Inference's InferenceConfig and its subclasses that no config of transformers contains.
 constexpr const char* kOwnKeys[] = {kSettings,       "fused_spec_config",   "metadata",
                                     "attribute_map", "num_cores_per_group", "moe_fused_nki_kernel_enabled"};
 constexpr const char* kPaddedSizes[] = {"hidden_size", "intermediate_size"};  // "original_…" is the size before padding
 constexpr const char* kExpertsSize = "moe_intermediate_size";
 constexpr const char* kExpertsPadding = "moe_intermediate_pad_size";
 
-/// Some families keep the model's own sizes under another key.
+/// Restores the original sizes, which some families store under another key.
 void restore_sizes(Json& config) {
   for (const char* key : kPaddedSizes) {
     const auto original = config.find(std::string("original_") + key);
@@ -51,7 +51,7 @@ bool neuron_flag(const Json& settings, std::string_view name, const std::filesys
 Json model_config_of(const Json& json) {
   Json config = json;
   for (const char* key : kOwnKeys) config.erase(key);
-  for (Json& part : config)  // text_config has settings of its own
+  for (Json& part : config)  // text_config has its own settings
     if (part.is_object()) part.erase(kSettings);
   restore_sizes(config);
   const Json& settings = neuron_settings(json);

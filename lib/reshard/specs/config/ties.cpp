@@ -11,7 +11,7 @@
 namespace reshard {
 namespace {
 
-/// Calls `visit` with a configuration and that of its language model, and so on, and the keys before those in it.
+/// Calls `visit` with a configuration, that of its language model, and so on, each with the prefix of its keys.
 template <typename AnyJson, typename Visit>
 void for_each_level(AnyJson& config, const Visit& visit) {
   std::string prefix;

@@ -11,28 +11,28 @@ namespace reshard {
 
 inline constexpr const char* kTiedKey = "tie_word_embeddings";
 
-/// What config.json says of tied embeddings. Versions of Transformers read different levels of nested configurations.
+/// Declarations of config.json about tied embeddings. Versions of Transformers read different levels of nested configs.
 struct SaidTies {
-  bool tied = false;  // by the language model's own level, else by the outer one, else by default
-  std::vector<std::pair<std::string, bool>> levels;  // "text_config.tie_word_embeddings" and the value; empty: default
-  bool outer_is_silent = false;  // only inner levels say it, which some classes read, and others do not
+  bool tied = false;  // from the language model's level, else from the outer level, else the default
+  std::vector<std::pair<std::string, bool>> levels;  // "text_config.tie_word_embeddings" and its value; empty: default
+  bool outer_is_silent = false;                      // declared only by inner levels, which not all classes read
 
   bool says(bool value) const;
   /// "\"tie_word_embeddings\" is true, \"text_config.tie_word_embeddings\" is false"
   std::string text() const;
 };
 
-/// The levels of `config` that have the key, the outermost first.
+/// Returns the levels of `config` that have the key, outermost first.
 std::vector<std::pair<std::string, bool>> ties_by_level(const Json& config);
 
-/// Makes all levels of `config` say whether embeddings are tied.
+/// Sets the key at all levels of `config`.
 void set_ties(OrderedJson& config, bool tied);
 
-/// Which of two weights that may be tied a checkpoint has.
+/// Which of two weights that may be tied the checkpoint contains.
 enum class HeldWeights : std::uint8_t { kNeither, kHead, kEmbedding, kBoth };
 
-/// Whether the two are one: if only one of them is stored, they are; else as config.json says, if its levels agree.
-/// Whoever has the bytes of both compares them. What the files decide against config.json joins `notes`.
+/// Whether the two weights are tied: true if only one of them is stored, otherwise as config.json declares if its
+/// levels agree. If both are stored, the caller compares their bytes. Adds a note if the files contradict config.json.
 bool are_tied(const SaidTies& said, HeldWeights held, const std::string& head, const std::string& embedding,
               std::vector<std::string>& notes);
 

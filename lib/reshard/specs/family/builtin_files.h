@@ -5,7 +5,7 @@
 
 namespace reshard {
 
-/// A JSON file that lib/cmake/EmbedJson.cmake compiles in.
+/// A JSON file that lib/cmake/EmbedJson.cmake compiles into the library.
 struct BuiltinFile {
   std::string_view name;
   std::string_view json;

@@ -89,13 +89,13 @@ std::vector<std::string> known_model_types() {
 
 namespace {
 
-/// What a built-in family's file says of another one.
+/// How a built-in family refers to another one.
 struct Likeness {
-  std::string like;             // the family it is made from; empty for none
-  bool is_second_name = false;  // and nothing else is said
+  std::string like;             // the family that it is derived from; empty if none
+  bool is_second_name = false;  // no further differences
 };
 
-/// By model_type.
+/// Keyed by model_type.
 const std::map<std::string, Likeness, std::less<>>& likenesses() {
   static const std::map<std::string, Likeness, std::less<>> kOfFamilies = [] {
     std::map<std::string, Likeness, std::less<>> all;

@@ -10,16 +10,16 @@
 
 namespace reshard {
 
-/// Of a JSON that was made in memory.
-/// \throws Error kBadInput if `json` is not a family description, with the key that is wrong.
+/// Parses a JSON value that was created in memory.
+/// \throws Error kBadInput, naming the key, if `json` is not a family description.
 Family parse_family(const Json& json, const std::filesystem::path& path);
 
-/// Of a file's text.
+/// Parses the text of a file.
 /// \throws Error kBadInput with the line and the key.
 Family parse_family_text(std::string text, const std::filesystem::path& path);
 
-/// A file that somebody wrote, for `spec`.
-/// \throws as parse_family_text.
+/// Reads a user's description, for `spec`.
+/// \throws like parse_family_text.
 std::shared_ptr<const Family> read_family(Files& files, const std::filesystem::path& path);
 
 }  // namespace reshard

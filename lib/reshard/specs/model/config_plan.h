@@ -15,46 +15,44 @@
 
 namespace reshard {
 
-/// A tensor of a model, as it is before anybody splits it.
+/// A logical tensor of a model.
 struct WholeTensor {
   std::string name;
   Dims shape;
 };
 
-/// Whether config.json says by itself how its model is split.
+/// Whether config.json itself describes how the model is split.
 bool has_config_plan(const ModelConfig& config);
 
-/// How a model is split of which nobody knows more than its config.json says, in the words of transformers:
+/// Partitioning of a model whose family is unknown, from config.json alone, in the terms of transformers:
 ///
-///   base_model_tp_plan    {"layers.*.mlp.down_proj": "rowwise"}: a word of kPlanWords for a module, or a parameter.
-/// Keys
-///                         lack the prefix of the base model ("model."); a "*" stands for a number. What no key names,
-///                         every rank has all of.
-///   _tp_plan              the same with whole names, as for the head: {"lm_head": "colwise_rep"}
-///   base_model_pp_plan    {"norm": [["hidden_states"], ["hidden_states"]]}: what each module takes and gives. What
-/// takes
-///                         something that the layers give lies behind them, all else before.
+///   base_model_tp_plan    {"layers.*.mlp.down_proj": "rowwise"}: a word of kPlanWords for a module or parameter. Keys
+///                         lack the prefix of the base model ("model."); "*" represents a number. Tensors without a
+///                         key are replicated.
+///   _tp_plan              the same with full names, such as the head's: {"lm_head": "colwise_rep"}
+///   base_model_pp_plan    {"norm": [["hidden_states"], ["hidden_states"]]}: inputs and outputs of each module. Modules
+///                         that take an output of the layers come after them, all others before.
 ///
-/// It knows no shapes: those are what the files have.
+/// The plan contains no shapes; they come from the files.
 class ConfigPlan {
  public:
-  /// `names` are those of all tensors: they show the base model's prefix. Nothing is borrowed.
-  /// \throws Error kBadInput, naming config.json and the key, for a plan that is not an object of known words, for a plan
-  /// of layers that are not there, and for one of a model without layers that names none of its tensors.
+  /// `names` are the names of all tensors; they determine the prefix of the base model. Borrows nothing.
+  /// \throws Error kBadInput, naming config.json and the key, if a plan is not an object of known words, names layers
+  ///         that do not exist, or, in a model without layers, names none of its tensors.
   ConfigPlan(const ModelConfig& config, const std::vector<std::string>& names);
 
-  /// The shape of the whole tensor of which each of `tp` ranks has one of shape `part`.
-  /// \throws Error kBadInput if it has more elements than can be counted.
+  /// Returns the shape of a logical tensor if each of `tp` ranks has a slice of shape `part`.
+  /// \throws Error kBadInput if the number of elements overflows.
   Dims whole_shape(const std::string& name, const Dims& part, std::uint32_t tp) const;
 
-  /// The model that has these tensors and no others, in any order; of those of one name the first counts.
-  /// \throws Error kBadInput, naming config.json and the tensor, for a size that does not fall into the heads, or
-  /// halves, that it must have.
+  /// Returns the model with exactly these tensors, in any order; the first tensor of each name is used.
+  /// \throws Error kBadInput, naming config.json and the tensor, if a size is not a multiple of the required heads or
+  ///         halves.
   Model model(std::vector<WholeTensor> tensors) const;
 
-  /// The keys of plans that split something, but no tensor that there is; sorted.
+  /// Keys of plans that split something but match no tensor; sorted.
   const std::vector<std::string>& idle_keys() const { return idle_keys_; }
-  /// The keys of base_model_pp_plan that name no tensor that there is; sorted.
+  /// Keys of base_model_pp_plan that match no tensor; sorted.
   const std::vector<std::string>& idle_stage_keys() const { return idle_stage_keys_; }
 
  private:
@@ -77,7 +75,7 @@ class ConfigPlan {
   std::map<std::string, TensorParallelPlan, std::less<>> plans_;  // by key
   std::string base_prefix_;                                       // "model."
   std::string layers_ = "layers";              // without the base model's prefix; empty: no stack of layers
-  std::map<std::string, bool> behind_layers_;  // of the keys of base_model_pp_plan
+  std::map<std::string, bool> behind_layers_;  // from base_model_pp_plan
   std::vector<std::string> idle_keys_;
   std::vector<std::string> idle_stage_keys_;
 };

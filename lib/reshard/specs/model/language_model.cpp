@@ -14,9 +14,10 @@
 namespace reshard {
 namespace {
 
-/// Keys for parts that are no language model; one beside the keys of a language model says that there are such parts.
+/// Keys for parts other than a language model. If one is next to the keys of a language model, the model is a larger
+/// one.
 constexpr const char* kOtherConfigs[] = {"vision_config", "audio_config", "visual", "vit_config", "embd_layer"};
-/// What the whole configuration says of its language model, too.
+/// Keys of the outer configuration that also apply to the language model.
 constexpr const char* kSharedKeys[] = {kTiedKey, "quantization_config", "dtype", "torch_dtype"};
 
 const Json* object_at(const Json& json, const char* key) {
@@ -24,8 +25,8 @@ const Json* object_at(const Json& json, const char* key) {
   return found != json.end() && found->is_object() ? &*found : nullptr;
 }
 
-/// The configuration of the language model in `config`, which may lie deeper than one level; null where it has none.
-/// `path` is config.json's.
+/// Returns the configuration of the language model in `config`, at any depth, or null. `path` is the path of
+/// config.json.
 const Json* text_config(const Json& config, const std::filesystem::path& path) {
   const char* const usual = kTextConfigs[0];
   if (const auto part = config.find(usual); part != config.end() && !part->is_object() && !part->is_null())
@@ -43,22 +44,22 @@ std::string text_at(const Json& json, const char* key) {
   return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-/// "LlamaForCausalLM"; empty where the configuration names none.
+/// Returns, for example, "LlamaForCausalLM"; empty if the configuration names no class.
 std::string first_architecture(const Json& config) {
   const auto found = config.find("architectures");
   if (found == config.end() || !found->is_array() || found->empty() || !found->front().is_string()) return {};
   return found->front().get<std::string>();
 }
 
-/// The built-in family of that name, of those that describe a language model.
+/// Returns the built-in family of this name if it describes a language model.
 std::shared_ptr<const Family> described(const std::string& model_type) {
   auto family = builtin_family(model_type);
   return family && !family->modules.empty() ? family : nullptr;
 }
 
-/// What the names of the layers and of all embeddings outside them begin with, up to a dot: "model." for
-/// "model.layers" and "model.embed_tokens", for "model.decoder.layers" next to "model.encoder.embed_tokens", too.
-/// Embeddings that begin with another word do not count.
+/// Returns the common prefix of the layers and of all embeddings outside them, up to a dot: "model." for "model.layers"
+/// and "model.embed_tokens", and also for "model.decoder.layers" with "model.encoder.embed_tokens". Ignores embeddings
+/// that begin with another word.
 std::string base_of(const Family& family) {
   const std::string root = family.layers.substr(0, family.layers.find('.') + 1);
   std::string base = family.layers.substr(0, family.layers.rfind('.') + 1);
@@ -71,7 +72,7 @@ std::string base_of(const Family& family) {
   return base;
 }
 
-/// The prefixes that `suffix` has in names, each once.
+/// Returns the distinct prefixes of `suffix` in names.
 std::vector<std::string> prefixes_before(const std::string& suffix, const std::unordered_set<std::string_view>& names) {
   std::vector<std::string> prefixes;
   for (const std::string_view name : names) {
@@ -83,9 +84,9 @@ std::vector<std::string> prefixes_before(const std::string& suffix, const std::u
   return prefixes;
 }
 
-/// The prefix under which `names` have modules of the family's first layer: `base`, or else that with most of them.
-/// Returns an empty list if several have as many, or none has any. Vision towers and layers of multi-token prediction
-/// have a few of them, too.
+/// Returns the prefix under which `names` have modules of the family's first layer: `base`, or the prefix with most of
+/// them. Returns an empty list if it does not exist or is not unique. Vision towers and layers of multi-token
+/// prediction also have some of these modules.
 std::vector<std::string> prefix_of_layers(const Family& family, const std::string& base,
                                           const std::unordered_set<std::string_view>& names) {
   std::unordered_set<std::string_view> first_layer;
@@ -112,23 +113,23 @@ std::vector<std::string> prefix_of_layers(const Family& family, const std::strin
   return found.size() == 1 ? found : std::vector<std::string>();
 }
 
-/// What stands before the language model's head where its base model has the prefix `base`.
+/// Returns the prefix of the language model's head if the base model has the prefix `base`.
 std::string prefix_of_head(const std::string& base) {
   constexpr std::string_view kBaseModel = "model.";
   if (base == kBaseModel || !base.ends_with("." + std::string(kBaseModel))) return {};
   return base.substr(0, base.size() - kBaseModel.size());
 }
 
-/// Heads that models have in place of the language model's, or beside it: those of Transformers' classes for
-/// classification and questions, and of reward models.
+/// Heads that models have instead of the language model's head, or in addition to it: those of Transformers' classes
+/// for classification and question answering, and of reward models.
 constexpr std::string_view kOtherHeads[] = {"score", "classifier", "qa_outputs", "v_head", "value_head", "reward_head"};
 
-/// Whether the other head does not take the place of the language model's.
+/// Whether models have this head in addition to the language model's.
 bool is_beside(std::string_view head) {
   return head == "v_head" || head == "value_head";
 }
 
-/// Whether models of this class have no head: "LlamaModel", but not "GPT2LMHeadModel".
+/// Whether models of this class have no head: true for "LlamaModel", false for "GPT2LMHeadModel".
 bool is_base_model(const std::string& architecture) {
   constexpr std::string_view kWithHead[] = {"LMHeadModel", "DoubleHeadsModel", "ChatGLMModel"};
   return architecture.ends_with("Model") &&
@@ -136,12 +137,12 @@ bool is_base_model(const std::string& architecture) {
                       [&](std::string_view suffix) { return architecture.ends_with(suffix); });
 }
 
-/// Whether it is the language model's head, which may be tied.
+/// Whether `module` is the head of the language model, which may be tied.
 bool is_head(const Family::Module& module) {
   return !module.tied_to.empty();
 }
 
-/// The family with the heads that the checkpoint has.
+/// Returns the family with the heads of the checkpoint.
 std::shared_ptr<const Family> with_heads_of(std::shared_ptr<const Family> family, const std::string& architecture,
                                             const std::unordered_set<std::string_view>& names) {
   std::set<std::string, std::less<>> others;
@@ -161,37 +162,38 @@ std::shared_ptr<const Family> with_heads_of(std::shared_ptr<const Family> family
   return std::make_shared<const Family>(std::move(changed));
 }
 
-/// The layer that `name` lies in, of those under `layers` ("model.layers."); nothing where that is no layer of the model.
+/// Returns the layer of `name`, which begins with `layers` ("model.layers."); std::nullopt if the model has no such
+/// layer.
 std::optional<std::uint64_t> layer_of(std::string_view name, const std::string& layers, std::uint64_t count) {
   const std::string_view rest = name.substr(layers.size());
   const auto layer = parse_unsigned(rest.substr(0, rest.find('.')), kMaxLayers - 1);
   return layer && *layer < count ? layer : std::nullopt;
 }
 
-/// Of rotary embeddings, which old exports of any family carry.
+/// Buffers of rotary embeddings, which old exports of any family contain.
 bool is_buffer(std::string_view name) {
   return name.ends_with(".rotary_emb.inv_freq");
 }
 
-/// Of the key/value cache, for attention modules of quantised models.
+/// Scales of the key/value cache, for attention modules of quantised models.
 bool is_cache_scale(std::string_view name) {
   return name.ends_with("_attn.k_scale") || name.ends_with("_attn.v_scale") || name.ends_with("_attn.q_scale") ||
          name.ends_with("_attn.attn.k_scale") || name.ends_with("_attn.attn.v_scale");
 }
 
-/// Adds tensors of `names` that the family does not list, each as a whole: buffers and scales of caches in their layer;
-/// what lies in a module of Family::whole, on the last stage; with `other_parts`, on the first stage, all else that is
-/// outside the layers.
+/// Adds tensors of `names` that the family does not list, as replicated parameters: buffers and cache scales in their
+/// layer, and tensors in modules of Family::whole on the last stage. With `other_parts`, also adds all other tensors
+/// outside the layers, on the first stage.
 void add_unlisted(Model& model, const std::unordered_set<std::string_view>& names, bool other_parts) {
-  const std::string layers = model.family->layers + ".";  // "." if there are none: no name begins with it
+  const std::string layers = model.family->layers + ".";  // "." if there are no layers: no name begins with it
   const std::string base = base_of(*model.family);
-  const bool own_base = std::count(base.begin(), base.end(), '.') > 1;  // only the language model has that prefix
+  const bool own_base = std::count(base.begin(), base.end(), '.') > 1;  // not shared with other parts
   const auto is_whole = [&](std::string_view name) {
     return std::any_of(model.family->whole.begin(), model.family->whole.end(), [&](const std::string& module) {
       return name.starts_with(module) && name.substr(module.size()).starts_with('.');
     });
   };
-  // Most models have no name that could be one, and nothing more to do.
+  // Most models have no such name, and are done here.
   const auto may_be = [&](std::string_view name) {
     return is_buffer(name) || (model.quantized && is_cache_scale(name)) || is_whole(name) ||
            (other_parts && !name.starts_with(layers));
@@ -235,7 +237,7 @@ void add_unlisted(Model& model, const std::unordered_set<std::string_view>& name
   model.parameters = std::move(parameters);
 }
 
-/// Of a larger model, that config.json has the numbers of its language model: if not in a text_config, by themselves.
+/// Validates that config.json has the numbers of its language model, if a larger model has no text_config.
 void validate_text_config(const LanguageModel& found) {
   if (!found.lacks_config || !found.family) return;
   const Json& config = *found.config.json;
@@ -255,7 +257,7 @@ void validate_text_config(const LanguageModel& found) {
 LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec) {
   const Json* part = text_config(*config.json, config.path);
   const std::string part_type = part ? text_at(*part, "model_type") : std::string();
-  if (spec && spec->modules.empty())  // of a larger model: it only says which its language model is
+  if (spec && spec->modules.empty())  // a larger model, which only names its language model
   {
     const auto own = described(part_type);
     return find_language_model(config, own ? own : described(spec->language_model));
@@ -327,7 +329,7 @@ Error unknown_model_type(const ModelConfig& config, const std::vector<std::strin
 
 std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> family,
                                                const std::unordered_set<std::string_view>& names) {
-  if (family->layers.empty()) return family;  // every name is written out
+  if (family->layers.empty()) return family;  // names are complete
   const std::string base = base_of(*family);
   const auto embedding =
       std::find_if(family->modules.begin(), family->modules.end(), [&](const Family::Module& module) {
@@ -342,8 +344,8 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
     return std::any_of(names.begin(), names.end(),
                        [&, start = prefix + layers + "."](std::string_view name) { return name.starts_with(start); });
   };
-  if (has_layers(base)) return family;  // the embedding may be what is missing, and another part may have one
-  // Layers of multi-token prediction have embeddings of their own.
+  if (has_layers(base)) return family;  // the embedding may be missing, and another part may have one
+  // Layers of multi-token prediction have separate embeddings.
   std::erase_if(found, [&](const std::string& prefix) { return !has_layers(prefix); });
   if (found.empty()) found = prefix_of_layers(*family, base, names);
   if (found.size() != 1) return family;
@@ -365,7 +367,7 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
   };
   rename(renamed.layers);
   for (Family::Module& module : renamed.modules) {
-    // A base model alone has no head.
+    // A base model saved alone has no head.
     if (is_base_alone && !module.name.starts_with(base)) module.optional = true;
     rename(module.name);
     rename(module.tied_to);
@@ -387,7 +389,8 @@ Model instantiate(const LanguageModel& found, const std::unordered_set<std::stri
   validate_text_config(found);
   const auto family = with_heads_of(with_prefixes_of(found.family, names), found.architecture, names);
   const HoldsName holds = [&](const std::string& name) { return names.count(name) > 0; };
-  // Files of ranks may stack experts that are many parameters. A configuration that asks for far more is another's.
+  // Rank files may stack experts that are many parameters. A configuration that requires far more belongs to another
+  // model.
   constexpr std::uint64_t kFewNames = 1 << 18;
   Model model =
       instantiate(family, found.config, holds, std::min(kMaxParameters, kFewNames + 8 * names.size()), names.size());

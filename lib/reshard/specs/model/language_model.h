@@ -13,42 +13,43 @@
 
 namespace reshard {
 
-/// The part of a model that is partitioned: a language model, perhaps beside vision towers, projectors and the like.
+/// The part of a model that is partitioned: a language model, possibly next to vision towers, projectors and others.
 struct LanguageModel {
-  std::shared_ptr<const Family> family;  // null: not known
-  ModelConfig config;                    // of it alone: the text_config of a config.json that has one
-  bool is_part = false;                  // the checkpoint has other tensors beside it
-  bool lacks_config = false;             // models of this model_type have a text_config, but this config.json has none
-  std::string architecture;  // the class that saved the whole, "LlamaForCausalLM"; empty where it is not said
-  std::string unknown_type;  // what text_config says, where the family is the one that the larger model names instead
+  std::shared_ptr<const Family> family;  // null if unknown
+  ModelConfig config;                    // configuration of the language model: the text_config if config.json has one
+  bool is_part = false;                  // the checkpoint contains other tensors
+  bool lacks_config = false;             // models of this model_type have a text_config, but this config.json lacks it
+  std::string architecture;              // class that saved the whole model, "LlamaForCausalLM"; empty if not declared
+  std::string unknown_type;              // model_type in text_config, if the larger model's family was used instead
 };
 
-/// The language model described by `config`, of the family `spec`, else of the built-in one of its model_type.
-/// \throws Error kBadInput, naming config.json, if a text_config is no object.
+/// Returns the language model that `config` describes, with the family `spec`, or else the built-in family of its
+/// model_type.
+/// \throws Error kBadInput, naming config.json, if text_config is not an object.
 LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec = {});
 
-/// That the model_type is not known or not there, in words.
+/// Returns the message that the model_type is unknown or missing.
 std::string describe_unknown_type(const ModelConfig& config);
 
-/// That a checkpoint's tensors are those of the built-in families `fitting`, in words that propose to choose one; empty
-/// where there are none.
+/// Returns the message that a checkpoint's tensors match the built-in families `fitting`, with the advice to choose
+/// one; empty if `fitting` is empty.
 std::string propose_families(const std::vector<std::string>& fitting);
 
-/// The error for a model_type that is not known or not there. `fitting` are the families that its tensors fit, the most
+/// Returns the error for an unknown or missing model_type. `fitting` are the families that match its tensors, most
 /// likely first.
 Error unknown_model_type(const ModelConfig& config, const std::vector<std::string>& fitting = {});
 
-/// The family with the names that a checkpoint gives its modules, `names` among others: without or with another prefix
-/// ("language_model.model."), as whole models, base models and parts of larger models are saved with different ones.
+/// Adapts the family to the prefix that a checkpoint with tensors `names` uses ("language_model.model."). Whole models,
+/// base models and parts of larger models are saved with different prefixes.
 std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> family,
                                                const std::unordered_set<std::string_view>& names);
 
-/// The model of a config.json whose model_type is known.
+/// Returns the model of a config.json whose model_type is known.
 /// \throws also unknown_model_type.
 Model instantiate(const ModelConfig& config, const HoldsName& holds = {});
 
-/// The model of a checkpoint with tensors of these names. What the family does not list but every rank needs is among
-/// the parameters: buffers of rotary embeddings, and what lies beside the language model of a larger one.
+/// Returns the model of a checkpoint whose tensors have these names. Its parameters include tensors that the family
+/// does not list but every rank needs: buffers of rotary embeddings, and the other parts of a larger model.
 Model instantiate(const LanguageModel& model, const std::unordered_set<std::string_view>& names);
 
 }  // namespace reshard

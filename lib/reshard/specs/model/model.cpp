@@ -17,16 +17,16 @@
 namespace reshard {
 namespace {
 
-constexpr std::uint64_t kMaxExperts = 1 << 14;  // of a layer
+constexpr std::uint64_t kMaxExperts = 1 << 14;  // per layer
 constexpr std::uint64_t kMaxPacked = 4096;
-constexpr const char* kUsualLayers = "num_hidden_layers";  // without those of multi-token prediction
+constexpr const char* kUsualLayers = "num_hidden_layers";  // excludes layers of multi-token prediction
 
-/// The values of config.json, with the family's defaults behind them.
+/// The values of config.json, with the family's defaults as fallback.
 class ConfigValues {
  public:
   ConfigValues(const Family& family, const ModelConfig& config) : family_(family), config_(config) {}
 
-  /// Of which layer is asked from now on.
+  /// Sets the layer for the following lookups.
   void set_layer(std::optional<std::uint64_t> layer) {
     layer_ = layer;
     defined_.clear();
@@ -47,7 +47,7 @@ class ConfigValues {
   std::uint64_t size(const Expression& expression) const {
     return in_config([&] { return expression.size(lookup()); });
   }
-  /// A whole number that may be 0.
+  /// Returns a whole number, which may be 0.
   std::uint64_t number(const Expression& expression) const {
     const ConfigValue value = in_config([&] { return expression.value(lookup()); });
     const std::uint64_t* number = std::get_if<std::uint64_t>(&value);
@@ -72,15 +72,16 @@ class ConfigValues {
   [[noreturn]] void fail(const std::string& message) const {
     throw hinted(Error(ErrorKind::kBadInput, message).in(config_.path));
   }
-  /// A built-in family fits every config.json of its models, but for one that lacks a key, which may be another model's.
+  /// Adds a hint. Built-in families work with every config.json of their models, except one that lacks a key and may
+  /// belong to another model.
   Error hinted(Error error) const {
     if (error.hint().empty() && family_.file.empty() && !config_.path.empty() && missing_.empty())
       error.hint("take the config.json that came with the weights");
     return error;
   }
 
-  /// What `action` computes of the value that a description has under `key`, for `module` (empty: for all). Where
-  /// somebody wrote that description, errors name its file and line, as either file may be wrong.
+  /// Runs `action`, which computes the value that the description has under `key` for `module` (empty: for all
+  /// modules). If a user wrote the description, errors name its file and line, because either file may be wrong.
   template <typename Action>
   auto in_description(std::string_view module, const char* key, std::uint64_t line, Action&& action) const {
     if (family_.file.empty()) return action();
@@ -103,7 +104,7 @@ class ConfigValues {
   }
 
  private:
-  /// What an expression may name.
+  /// Returns the names that an expression may use.
   std::vector<std::string> known_keys() const {
     std::vector<std::string> keys{"layer"};
     for (const auto& item : config_.json->items()) keys.push_back(item.key());
@@ -125,13 +126,13 @@ class ConfigValues {
     if (json->is_boolean()) return json->get<bool>();
     if (json->is_number_unsigned()) return json->get<std::uint64_t>();
     if (!is_default || !json->is_string()) return json;
-    // Only a default may be an expression. A value may point into it, so it is kept.
+    // Only defaults may be expressions. Values may point into the parsed expression, so it is kept.
     const auto [parsed, is_new] = default_expressions_.try_emplace(json);
     if (is_new) parsed->second = Expression::parse(json->get_ref<const std::string&>());
     return defined(key, parsed->second);
   }
 
-  /// What the expressions of defaults and definitions come to may be asked for by many others.
+  /// Caches values of defaults and definitions, which many other expressions may use.
   ConfigValue defined(const std::string& key, const Expression& expression) const {
     const auto known = defined_.find(key);
     if (known != defined_.end()) return known->second;
@@ -140,7 +141,7 @@ class ConfigValues {
     return value;
   }
 
-  /// The key's value, and whether it is the family's default.
+  /// Returns the value of the key, and whether it is the family's default.
   std::pair<const Json*, bool> find(const std::string& key) const {
     const Json* given = find_key(*config_.json, key);
     if (given && !given->is_null()) return {given, false};
@@ -157,12 +158,12 @@ class ConfigValues {
   const Family& family_;
   const ModelConfig& config_;
   std::optional<std::uint64_t> layer_;
-  mutable std::map<std::string, ConfigValue> defined_;  // defaults and definitions that are expressions
+  mutable std::map<std::string, ConfigValue> defined_;  // values of defaults and definitions that are expressions
   mutable std::map<const Json*, Expression> default_expressions_;
-  mutable std::string missing_;  // the key that was asked for last and is not there
+  mutable std::string missing_;  // the last key that was looked up and not found
 };
 
-/// The sizes of the matrices in a packed one.
+/// Returns the sizes of the matrices in a packed parameter.
 std::vector<PackedPart> packed_parts(const Family::Module& module, std::uint64_t size, const ConfigValues& values) {
   if (module.packed.empty()) {
     if (size % 2 != 0)
@@ -184,7 +185,7 @@ std::vector<PackedPart> packed_parts(const Family::Module& module, std::uint64_t
   return parts;
 }
 
-/// The parts of a weight whose ranks have several chunks each; none for one.
+/// Returns the parts of a weight that gives each rank several chunks; empty if each rank has one chunk.
 std::vector<PackedPart> strided_parts(const Family::Module& module, const ModelParameter& weight,
                                       const ConfigValues& values) {
   const std::uint64_t stride = values.size(module.stride), size = weight.shape[*weight.split_dim];
@@ -194,7 +195,7 @@ std::vector<PackedPart> strided_parts(const Family::Module& module, const ModelP
   return stride == 1 ? std::vector<PackedPart>() : std::vector<PackedPart>(stride, {size / stride, false});
 }
 
-/// The bias that belongs to a weight: of the outputs, so that what splits the inputs leaves it whole.
+/// Returns the bias of a weight. It belongs to the outputs, so splitting the inputs leaves it whole.
 ModelParameter bias_of(const ModelParameter& weight) {
   ModelParameter bias = weight;
   bias.is_bias = true;
@@ -210,7 +211,7 @@ ModelParameter bias_of(const ModelParameter& weight) {
   return bias;
 }
 
-/// Fills the modules in, one place after the other: a layer, or what lies outside the layers.
+/// Adds the modules of one layer, or those outside the layers, at a time.
 class ModelBuilder {
  public:
   /// `quantization` may be null.
@@ -223,13 +224,13 @@ class ModelBuilder {
         holds_(holds),
         most_(most) {}
 
-  /// \param layer Where they lie; nothing outside the layers.
+  /// \param layer  layer of the modules; std::nullopt outside the layers.
   void add(std::span<const Family::Module> modules, std::optional<std::uint64_t> layer) {
     values_.set_layer(layer);
     layer_ = layer;
     choose_variant(modules);
     while (!modules.empty()) {
-      // The modules of experts come expert after expert.
+      // Modules of experts are ordered by expert.
       std::size_t count = 1;
       if (modules.front().is_list())
         while (count < modules.size() && modules[count].is_list()) ++count;
@@ -251,10 +252,10 @@ class ModelBuilder {
     ModelParameter weight;
     bool has_bias = false;
     std::uint64_t experts = 0;  // or items
-    std::uint64_t first = 0;    // the number of the first of these in names
+    std::uint64_t first = 0;    // number of the first expert or item in names
   };
 
-  /// Nothing where the model has no such module.
+  /// Returns std::nullopt if the model has no such module.
   std::optional<Filled> fill(const Family::Module& module) {
     const auto at = [&](const char* key, auto&& action) {
       return values_.in_description(module.name, key, module.line, action);
@@ -300,8 +301,7 @@ class ModelBuilder {
     return module.variant.empty() || module.variant == variant_;
   }
 
-  /// Chooses the variant in which the modules of this place are published: the first of which the checkpoint has a
-  /// tensor, else the first.
+  /// Chooses the variant of the modules: the first one with a tensor in the checkpoint, or else the first one.
   void choose_variant(std::span<const Family::Module> modules) {
     variant_ = {};
     for (const Family::Module& module : modules) {
@@ -329,12 +329,12 @@ class ModelBuilder {
     });
   }
 
-  /// Whether the module has the weight of Family::Module::tied_to.
+  /// Whether the module shares the weight of Family::Module::tied_to.
   bool shares_weight(const Family::Module& module) {
     if (module.tied_to.empty()) return false;
     if (!holds_) return said_.tied;
     const bool has_head = holds_module(module), has_embedding = holds_module_named(module.tied_to);
-    if (module.optional && !has_head) return said_.tied;  // a base model, or one with another head
+    if (module.optional && !has_head) return said_.tied;  // a base model, or a model with another head
     const HeldWeights held = has_head && has_embedding ? HeldWeights::kBoth
                              : has_head                ? HeldWeights::kHead
                              : has_embedding           ? HeldWeights::kEmbedding
@@ -396,7 +396,7 @@ class ModelBuilder {
   std::string_view variant_;
 };
 
-/// What config.json says of modules that may share a weight with another.
+/// Returns the declarations of config.json about modules that may share a weight.
 SaidTies said_ties(const Family& family, const ConfigValues& values, const ModelConfig& config) {
   const auto tied = std::find_if(family.modules.begin(), family.modules.end(),
                                  [](const Family::Module& module) { return !module.tied_to.empty(); });
@@ -410,7 +410,7 @@ SaidTies said_ties(const Family& family, const ConfigValues& values, const Model
   return said;
 }
 
-/// Whether heads can be repeated and put in another order by the numbers of heads and their size.
+/// Whether heads can be repeated and reordered using only the numbers of heads and their size.
 bool has_plain_heads(const Model& model) {
   if (!model.family->attention) return true;
   const Family::Attention& attention = *model.family->attention;
@@ -423,7 +423,7 @@ bool has_plain_heads(const Model& model) {
   });
 }
 
-/// Whether the family says itself how its models are quantised.
+/// Whether the family itself describes how its models are quantised.
 bool knows_quantization(const Family& family) {
   const auto asks = [](const Expression& expression) {
     const std::vector<std::string> keys = expression.keys();
@@ -436,8 +436,8 @@ bool knows_quantization(const Family& family) {
                      [&](const Family::Module& module) { return module.when && asks(module.when); });
 }
 
-/// Leaves out layers behind the first `usual`, from the last on, of which the checkpoint has nothing: what Transformers
-/// saves lacks the layers of multi-token prediction, though its config.json counts them.
+/// Removes layers after the first `usual` ones, from the last on, if the checkpoint has none of their tensors.
+/// Transformers does not save the layers of multi-token prediction, although its config.json counts them.
 void leave_out_absent_layers(Model& model, std::uint64_t usual, const HoldsName& holds) {
   std::uint64_t layers = usual;
   for (const ModelParameter& parameter : model.parameters)

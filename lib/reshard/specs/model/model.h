@@ -19,95 +19,96 @@
 
 namespace reshard {
 
-/// One parameter of one model: a family's module with its numbers filled in.
+/// A parameter of a model: a module of a family with all numbers filled in.
 struct ModelParameter {
   std::string name;    // as in the Hugging Face checkpoint
-  std::string module;  // the name without the last part
+  std::string module;  // name without its last component
   Dims shape;
   TensorParallelPlan plan = TensorParallelPlan::kReplicate;
-  bool any_shape = false;      // its shape is not checked; whole
-  bool scalar = false;         // one element, in however many dims
-  bool plain = false;          // of a quantised model, without scales; in 8 bits or fewer, these are missing
-  bool partial_block = false;  // of scales: the last block is not full, so that it can only be padded
+  bool any_shape = false;  // the shape is not checked; replicated
+  bool scalar = false;     // one element, with any number of dims
+  bool plain = false;  // a weight without scales in a quantised model; if it has 8 bits or fewer, scales are missing
+  bool partial_block = false;  // scales whose last block is partial, so that they can only be padded
   bool is_bias = false;
   bool optional = false;
   bool on_last_stage = false;
-  bool stage_assumed = false;              // outside the layers; nothing says its stage, so it is on the first
-  std::optional<std::uint32_t> split_dim;  // nothing: every rank has all of it
-  std::vector<PackedPart> packed;          // along split_dim; empty: it is one matrix
-  std::uint64_t heads = 0;                 // parts that stay whole along split_dim; 0: it may be split anywhere
-  std::uint64_t linear_size = 0;           // of a quantised linear's: the linear's size along what is split; else 0
-  std::uint64_t block = 1;                 // how many of those make one element along split_dim
+  bool stage_assumed = false;              // outside the layers and of unknown stage; assumed to be on the first
+  std::optional<std::uint32_t> split_dim;  // std::nullopt: replicated
+  std::vector<PackedPart> packed;          // along split_dim; empty: one matrix
+  std::uint64_t heads = 0;                 // parts along split_dim that are not divided; 0: may be split anywhere
+  std::uint64_t linear_size = 0;           // if quantised: the linear's size along the split dim; otherwise 0
+  std::uint64_t block = 1;                 // number of elements of the linear per element along split_dim
   std::optional<std::uint64_t> layer;
-  std::optional<std::uint64_t> expert;  // the expert that owns it
-  std::uint64_t experts = 0;            // of its layer, if it is an expert's, or all of theirs stacked in dim 0
-  /// The parameter whose values this one shares; empty if it has its own. If a checkpoint has both, their bytes decide.
+  std::optional<std::uint64_t> expert;  // expert that owns the parameter
+  std::uint64_t experts = 0;  // number of experts in the layer, if it belongs to an expert or stacks them all in dim 0
+  /// Parameter whose values this one shares; empty if none. If a checkpoint contains both, their bytes decide.
   std::string tied_to;
 };
 
-/// Whether a linear's weight is stored as (inputs, outputs), as a Conv1D's is.
+/// Whether the weight of a linear is stored as (inputs, outputs), like that of a Conv1D.
 bool is_transposed(const ModelParameter& weight);
 
-/// A hostile config must not make the list of parameters endless.
+/// Limits for untrusted configs.
 inline constexpr std::uint64_t kMaxLayers = 1 << 14;
-inline constexpr std::uint64_t kMaxParameters = 1 << 21;  // and matrices packed in them
+inline constexpr std::uint64_t kMaxParameters = 1 << 21;  // including matrices packed in them
 
-/// Why the tensors of a quantised model cannot be explained, a sentence, and what to do about it.
+/// Why the tensors of a quantised model cannot be interpreted, as a sentence, and how to fix it.
 struct QuantizationProblem {
   std::string what;
   std::string hint;
-  ErrorKind kind = ErrorKind::kUnsupported;  // or kBadInput, where config.json makes no sense
+  ErrorKind kind = ErrorKind::kUnsupported;  // or kBadInput if config.json is invalid
 };
 
-/// Who says which family a model is of.
+/// Origin of a model's family.
 enum class FamilyFrom : std::uint8_t {
-  kConfig,  // config.json's model_type
-  kOption,  // the user, who names a built-in one that is another than that
-  kSpec,    // the user, by a description
+  kConfig,  // model_type in config.json
+  kOption,  // the user selected another built-in family
+  kSpec,    // the user provided a description
 };
 
-/// A family with config.json's numbers: every parameter the checkpoint has, in state-dict order.
+/// A family with the numbers of config.json: every parameter of the checkpoint, in state-dict order.
 struct Model {
   std::shared_ptr<const Family> family;
   std::uint64_t layers = 0;    // 0 if the family has no stack of layers
-  std::uint64_t heads = 0;     // query heads; 0 where the family has no attention
+  std::uint64_t heads = 0;     // query heads; 0 if the family has no attention
   std::uint64_t kv_heads = 0;  // key/value heads
   std::uint64_t head_dim = 0;
-  bool plain_heads = true;   // each query projection has a row for each element of each head, and no more
-  bool quantized = false;    // linears have scales, and are not fused with others
-  std::string quant_method;  // of config.json's quantization_config; empty where there is none
-  std::optional<QuantizationProblem> quantization_problem;  // where that is not known
+  bool plain_heads = true;   // each query projection has exactly one row per element of each head
+  bool quantized = false;    // linears have scales, and are not fused
+  std::string quant_method;  // from config.json's quantization_config; empty if absent
+  std::optional<QuantizationProblem> quantization_problem;  // set if the method is unknown
   std::map<std::uint64_t, std::uint64_t> pad_units;         // Quantization::pad_units
-  std::string quantization_marker;                          // what a quantised linear has beside its weight
-  std::string stacked_suffix;                               // what stacked experts have behind its name
-  std::vector<std::string> notes;                           // to print
-  std::vector<std::string> tie_notes;  // on weights that the files show to be tied or not, against config.json
-  std::optional<bool> tied_by_files;   // whether they are, where config.json says otherwise
+  std::string quantization_marker;                          // suffix of the tensor that marks a quantised linear
+  std::string stacked_suffix;                               // suffix of the scales of stacked experts
+  std::vector<std::string> notes;                           // notes to print
+  std::vector<std::string> tie_notes;  // notes on weights whose ties in the files contradict config.json
+  std::optional<bool> tied_by_files;   // set if the files contradict config.json: whether they are tied
   bool renamed = false;                // its names have another prefix than the family's, or it has another head
-  bool is_part = false;                // of a larger one, whose other tensors are among the parameters
+  bool is_part = false;                // part of a larger model, whose other tensors are among the parameters
   FamilyFrom family_from = FamilyFrom::kConfig;
-  bool by_config_plan = false;          // of a ConfigPlan: it has the tensors that the files have
-  std::set<std::string> assumed_whole;  // of a ConfigPlan: parameters that it does not name
-  std::shared_ptr<const Json> config;   // whose numbers they are; null for a ConfigPlan's
-  /// Finds built-in families that explain every tensor, for where this one does not: reads all headers again. Null where
-  /// none is to be proposed.
+  bool by_config_plan = false;          // from a ConfigPlan: its tensors are those of the files
+  std::set<std::string> assumed_whole;  // from a ConfigPlan: parameters that the plan does not name
+  std::shared_ptr<const Json> config;   // source of the numbers; null for a ConfigPlan
+  /// Finds built-in families that match every tensor, if this one does not. Reads all headers again. Null if none
+  /// should be proposed.
   std::function<std::vector<std::string>()> find_other_families;
   std::vector<ModelParameter> parameters;
 };
 
-/// A module's name, `pattern`, with the number of a layer for its star. Nothing if only one of the two is in a layer.
+/// Returns the name of a module: `pattern` with the layer number for its star. Returns std::nullopt if only one of
+/// `pattern` and `layer` refers to a layer.
 std::optional<std::string> module_in(std::string_view pattern, const std::optional<std::uint64_t>& layer);
 
 /// The keys on which the shape of `parameter` depends and which config.json lacks, or has as null, with the family's
 /// defaults: "num_local_experts", "8"; "num_key_value_heads", "num_attention_heads".
 std::vector<std::pair<std::string, std::string>> defaults_in_shape(const Model& model, const ModelParameter& parameter);
 
-/// Whether a checkpoint has a tensor of this name.
+/// Whether a checkpoint contains a tensor with this name.
 using HoldsName = std::function<bool(const std::string& name)>;
 
-/// `holds` says which linears of a quantised model are; without it, none. There may be `most` parameters, and there are
-/// about `usual` ones.
-/// \throws Error kBadInput, naming config.json and the key, where a number is missing or makes no sense.
+/// Instantiates `family` with the numbers of `config`. `holds` determines which linears of a quantised model are
+/// quantised; without it, none are. `most` is the maximum number of parameters, `usual` the expected number.
+/// \throws Error kBadInput, naming config.json and the key, if a number is missing or invalid.
 Model instantiate(std::shared_ptr<const Family> family, const ModelConfig& config, const HoldsName& holds = {},
                   std::uint64_t most = kMaxParameters, std::size_t usual = 0);
 

@@ -22,10 +22,10 @@ namespace {
 constexpr std::uint64_t kMaxPlannedSize = std::uint64_t{1} << 32;
 constexpr const char* kPlanKeys = "base_model_tp_plan (_tp_plan for a head)";
 
-/// What the elements of a dim are.
+/// Meaning of the elements of a dim.
 enum class SizeOf : std::uint8_t { kVocabulary, kHidden, kInner, kGateUp, kQueries, kKeys, kQkv };
 
-/// A matrix by the usual name of its module.
+/// A matrix with the usual module name.
 struct NamedMatrix {
   std::string_view module;
   std::array<SizeOf, 2> dims;
@@ -42,13 +42,13 @@ constexpr NamedMatrix kInLayers[] = {
     {"up_proj", {SizeOf::kInner, SizeOf::kHidden}},  {"gate_up_proj", {SizeOf::kGateUp, SizeOf::kHidden}},
     {"down_proj", {SizeOf::kHidden, SizeOf::kInner}}};
 
-/// Words in keys of config.json that give further sizes of the same kind: "draft_vocab_size", "mlp_hidden_size".
+/// Words in keys of config.json for further sizes of the same kind: "draft_vocab_size", "mlp_hidden_size".
 constexpr std::pair<SizeOf, std::string_view> kOtherKeys[] = {
     {SizeOf::kVocabulary, "vocab"}, {SizeOf::kHidden, "hidden"}, {SizeOf::kHidden, "embed"}, {SizeOf::kHidden, "dim"},
     {SizeOf::kInner, "inter"},      {SizeOf::kInner, "ffn"},     {SizeOf::kInner, "mlp"},    {SizeOf::kInner, "inner"}};
-/// Words in keys with the size of a head, which may differ between layers and between keys and values.
+/// Words in keys for the size of a head, which may differ between layers and between keys and values.
 constexpr std::string_view kHeadSizes[] = {"head_dim", "head_size", "kv_channels", "d_kv"};
-/// Prefix of keys with head sizes of an indexer for sparse attention, whose projections have other names.
+/// Prefix of keys for head sizes of an indexer for sparse attention, whose projections have other names.
 constexpr std::string_view kIndexer = "index";
 
 struct KnownSize {
@@ -56,7 +56,7 @@ struct KnownSize {
   std::string text;  // "vocab_size 64"
 };
 
-/// The sizes that config.json gives.
+/// The sizes in config.json.
 class Sizes {
  public:
   Sizes(const Json& text, const Json& outer) : json_{&text, &outer} {
@@ -68,16 +68,17 @@ class Sizes {
     add_heads();
   }
 
-  /// Null if config.json does not say it.
+  /// Returns null if config.json does not contain the size.
   const KnownSize* find(SizeOf kind) const {
     const auto found = sizes_.find(kind);
     return found == sizes_.end() ? nullptr : &found->second;
   }
 
-  /// Whether another key gives a size of that kind.
+  /// Whether another key contains a size of this kind.
   bool is_other(SizeOf kind, std::uint64_t size) const { return others_.count({kind, size}) > 0; }
 
-  /// The numbers by which more ranks than `tp`, of `part` elements each, have a size of that kind.
+  /// Returns the numbers of ranks, greater than `tp`, for which slices of `part` elements add up to a size of this
+  /// kind.
   std::set<std::uint64_t> more_ranks(SizeOf kind, std::uint64_t part, std::uint32_t tp) const {
     std::set<std::uint64_t> counts;
     const auto add_count = [&](std::uint64_t size) {
@@ -89,7 +90,7 @@ class Sizes {
     return counts;
   }
 
-  /// Whether any key, or a product of heads, is that number.
+  /// Whether the value of any key, or a product of heads, equals `size`.
   bool is_any(std::uint64_t size) const { return numbers_.count(size) > 0; }
 
   const std::map<SizeOf, KnownSize>& all() const { return sizes_; }
@@ -162,11 +163,11 @@ class Sizes {
   std::array<const Json*, 2> json_;
   std::map<SizeOf, KnownSize> sizes_;
   std::set<std::uint64_t> numbers_;
-  std::set<std::pair<SizeOf, std::uint64_t>> others_;  // of kOtherKeys, and heads of other sizes
+  std::set<std::pair<SizeOf, std::uint64_t>> others_;  // sizes from kOtherKeys, and heads of other sizes
   std::set<std::uint64_t> head_sizes_;                 // of kHeadSizes
 };
 
-/// A weight matrix of the model, as the ranks have it and as the plan assembles it.
+/// A weight matrix of the model, on each rank and as assembled by the plan.
 struct Matrix {
   const ModelParameter* parameter = nullptr;
   const NamedMatrix* usual = nullptr;  // null if its module has no usual name
@@ -181,7 +182,7 @@ const NamedMatrix* find_usual(std::span<const NamedMatrix> table, std::string_vi
   return found == table.end() ? nullptr : &*found;
 }
 
-/// By the usual name of the parameter's module; experts have sizes of their own.
+/// Finds the matrix by the usual name of the parameter's module. Excludes experts, whose sizes differ.
 const NamedMatrix* usual_matrix(const ModelParameter& parameter, std::string_view layers) {
   std::string_view module = parameter.module;
   if (parameter.layer) {
@@ -244,12 +245,12 @@ class Validator {
     return matrix.usual ? sizes_.find(matrix.usual->dims[dim]) : nullptr;
   }
 
-  /// A rank has all of the dim that the plan splits, and a part of the other one.
+  /// Fails if each rank has the whole dim that the plan splits, and a slice of the other dim.
   void validate_dim(const Matrix& matrix) const {
     if (!matrix.parameter->split_dim || tp_ == 1) return;
     const std::uint32_t split = *matrix.parameter->split_dim, other = 1 - split;
     Dims expected = matrix.part;
-    expected[other] *= tp_;  // no overflow: it is no more than the elements of the other matrix
+    expected[other] *= tp_;  // no overflow: the other matrix has at least as many elements
     const auto fits = [&](std::uint32_t dim, std::uint64_t size) {
       const KnownSize* expected_size = known(matrix, dim);
       if (!expected_size) return false;
@@ -269,8 +270,8 @@ class Validator {
                     kPlanKeys));
   }
 
-  /// The same of modules with other names: a rank has the hidden state along the dim that the plan splits, and the part
-  /// of another size along the other.
+  /// The same check for modules with other names: a rank has the hidden size along the dim that the plan splits, and a
+  /// slice of another size along the other dim.
   bool has_hidden_size_split(const Matrix& matrix) const {
     const KnownSize* hidden = sizes_.find(SizeOf::kHidden);
     if (!hidden || !matrix.parameter->layer) return false;
@@ -305,18 +306,18 @@ class Validator {
               hint_for_missing(ranks));
   }
 
-  /// How sure it is which size of config.json the dim has that the plan splits. Gated queries have twice their size, and
-  /// layers may have MLPs of other sizes.
+  /// Confidence about which size of config.json the split dim has. Gated queries have twice the size, and layers may
+  /// have MLPs of different sizes.
   enum class Evidence : std::uint8_t { kHeads, kQueries, kInner, kAnyName };
 
-  /// With how many ranks the dim that is split has a size of config.json.
+  /// Numbers of ranks for which the split dim has a size of config.json.
   struct Fit {
     Evidence evidence;
-    bool as_it_is;                  // with the ranks that there are
-    std::set<std::uint64_t> ranks;  // with more of them
+    bool as_it_is;                  // with the existing ranks
+    std::set<std::uint64_t> ranks;  // with more ranks
   };
 
-  /// \returns std::nullopt if config.json does not give the size of that dim.
+  /// \returns std::nullopt if config.json does not contain the size of the split dim.
   std::optional<Fit> fit(const Matrix& matrix) const {
     if (!matrix.parameter->split_dim) return std::nullopt;
     const std::uint32_t dim = *matrix.parameter->split_dim;
@@ -345,8 +346,8 @@ class Validator {
     return fit;
   }
 
-  /// Ranks are missing if a matrix does not fit as it is, and one larger number of ranks fits all matrices of the same
-  /// and of better evidence.
+  /// Fails if a matrix does not fit, and a larger number of ranks would fit all matrices with the same or better
+  /// evidence: ranks are missing.
   void validate_no_rank_missing() const {
     std::optional<std::set<std::uint64_t>> common;
     for (const Evidence evidence : {Evidence::kHeads, Evidence::kQueries, Evidence::kInner, Evidence::kAnyName}) {
@@ -377,8 +378,8 @@ class Validator {
   std::uint32_t tp_;
   const std::filesystem::path& where_;
   std::vector<Matrix> matrices_;
-  std::set<std::pair<std::uint64_t, std::uint64_t>> sizes_in_layers_;  // of whole matrices that the plan splits
-  bool any_hidden_ = false;                                            // one of these is hidden_size
+  std::set<std::pair<std::uint64_t, std::uint64_t>> sizes_in_layers_;  // of split matrices, by layer
+  bool any_hidden_ = false;                                            // whether one of these is hidden_size
 };
 
 }  // namespace

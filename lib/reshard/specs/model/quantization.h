@@ -20,54 +20,54 @@ namespace reshard {
 
 struct QuantizationScheme;
 
-/// How the linears of a model are quantised, as its config.json says: by schemes of one of the methods in
+/// How the linears of a model are quantised, from config.json: by schemes of a method in
 /// lib/reshard/specs/quantizations/*.json, which are compiled in. Such a file has
 ///
-///   quant_method    as config.json's quantization_config has it
-///   keys            how values of that are validated: [2, 4, 8], one of these; "group", a size, or -1 or null for one
-///                   group; "blocks", two sizes or null; "switch". "weights.x" is x of what one of the config_groups of
-///                   compressed-tensors says of weights
-///   defaults        values of keys that are absent
-///   only_family     the family whose description says how its models are quantised so; no scheme does
-///   schemes         those apply whose "when" holds. A linear is quantised by the first whose "marker" the
-///                   checkpoint holds beside it. Then it has "parameters": each a name, the shape over `outputs`,
-///                   `inputs`, those keys and "define", and which dims belong to the outputs and inputs of the linear,
-///                   and how many of them one stored element covers. A "scalar" has one element, in however many dims.
-///                   Without "shape" it is the weight itself, or of any shape.
-///   … "refused"     in place of all that: why this scheme cannot be partitioned
-///   … "stacked_suffix"   what the scale of stacked experts has behind the name of their weight
-///   … "note"        what the user is told where "note_when" holds
+///   quant_method    as in config.json's quantization_config
+///   keys            how to validate its values: [2, 4, 8], one of these; "group", a size, or -1 or null for one group;
+///                   "blocks", two sizes or null; "switch". "weights.x" is x under "weights" in one of the
+///                   config_groups of compressed-tensors
+///   defaults        values of absent keys
+///   only_family     the family whose description covers this quantisation; no scheme does
+///   schemes         a scheme applies if its "when" is true. A linear is quantised by the first scheme whose "marker"
+///                   the checkpoint contains next to it. Its tensors are the "parameters": each has a name, a shape in
+///                   terms of `outputs`, `inputs`, those keys and "define", the dims that belong to the linear's
+///                   outputs and inputs, and how many of these one stored element covers. A "scalar" has one element,
+///                   with any number of dims. Without "shape" it is the weight itself, or has any shape.
+///   … "refused"     instead of all that: why this scheme cannot be partitioned
+///   … "stacked_suffix"   suffix of the scale of stacked experts, after the name of their weight
+///   … "note"        note to the user if "note_when" is true
 ///
-/// (What each method stores was read from transformers' finegrained_fp8, from compressed-tensors' compressors, from
-/// AutoGPTQ's, AutoAWQ's and AutoFP8's linears and from ModelOpt's export.)
+/// (Sources for the tensors of each method: transformers' finegrained_fp8, compressed-tensors' compressors, the linears
+/// of AutoGPTQ, AutoAWQ and AutoFP8, and ModelOpt's export.)
 class Quantization {
  public:
-  /// Nothing where the model is not quantised, or in a way that is not known here.
-  /// \throws Error kBadInput, naming config.json, for a value that makes no sense.
+  /// Returns std::nullopt if the model is not quantised, or by an unknown method.
+  /// \throws Error kBadInput, naming config.json, for an invalid value.
   static std::optional<Quantization> read(const ModelConfig& config);
 
-  /// Appends what a checkpoint holds for a linear's weight: the weight and its scales, or what stands in its place; the
-  /// weight alone where the checkpoint holds nothing else. Scales are split with their weights.
-  /// \param has_bias Whether the family says that it has a bias.
+  /// Appends the tensors that a checkpoint contains for a linear's weight: the weight and its scales, or the tensors
+  /// that replace it; only the weight if the checkpoint contains nothing else. Scales are split like their weights.
+  /// \param has_bias  whether the linear has a bias, according to the family.
   void add_linear(const ModelParameter& weight, bool has_bias, const HoldsName& holds,
                   std::vector<ModelParameter>& parameters);
-  /// The same of a weight in which experts are stacked.
+  /// Same as add_linear for a weight that stacks experts.
   void add_stacked(const ModelParameter& weight, const HoldsName& holds, std::vector<ModelParameter>& parameters);
 
-  /// Names of parameters of a linear, by which one that is quantised is known.
+  /// Names of parameters that only quantised linears have.
   std::vector<std::string> markers() const;
-  /// By which of them the linears added so far are known, or would be.
+  /// The marker of the linears added so far, or the expected one.
   const std::string& usual_marker() const { return usual_marker_; }
-  /// What the scale of stacked experts has behind the name of their weight; empty: they are not quantised.
+  /// Suffix of the scale of stacked experts, after the name of their weight; empty if they are not quantised.
   std::string stacked_suffix() const;
-  /// To print: how scales are partitioned; may be empty.
+  /// Note to print on how scales are partitioned; may be empty.
   const std::string& note() const { return note_; }
-  /// Of the sizes along which linears are split: of how many elements a part has to be a multiple for blocks to stay
-  /// whole. Those of linears added so far.
+  /// Keyed by the sizes along which the linears added so far are split: the unit that parts must be a multiple of to
+  /// keep blocks whole.
   const std::map<std::uint64_t, std::uint64_t>& pad_units() const { return pad_units_; }
 
  private:
-  /// A parameter of a linear of one size.
+  /// A parameter of a linear of a given size.
   struct Part {
     const char* leaf = nullptr;
     bool is_weight = false;
@@ -75,13 +75,13 @@ class Quantization {
     bool optional = false;
     bool any_shape = false;
     Dims shape;
-    int out_dim = -1, in_dim = -1;          // that belong to the weight's outputs and inputs
-    std::uint64_t per_out = 1, per_in = 1;  // of them in one element
+    int out_dim = -1, in_dim = -1;          // dims that belong to the weight's outputs and inputs
+    std::uint64_t per_out = 1, per_in = 1;  // number of outputs and inputs per element
   };
   struct Applied {
     std::shared_ptr<const QuantizationScheme> scheme;
-    Expression::Lookup config;  // values of quantization_config; null for those that are not there
-    std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<Part>> parts;  // by the weight's outputs and inputs
+    Expression::Lookup config;  // values of quantization_config; null for absent keys
+    std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<Part>> parts;  // by outputs and inputs
   };
   const std::vector<Part>& parts_of(Applied& applied, std::uint64_t out, std::uint64_t in);
 
@@ -89,21 +89,21 @@ class Quantization {
 
   std::vector<Applied> schemes_;
   std::string usual_marker_;
-  bool stores_weights_ = false;  // a linear that is quantised has a weight, as one that is not
+  bool stores_weights_ = false;  // quantised linears have a weight, like others
   std::string note_;
   std::map<std::uint64_t, std::uint64_t> pad_units_;
   std::filesystem::path path_;
 };
 
-/// Whether a linear that has a tensor of this name is quantised, by one of the methods. "scale" is also what other
-/// modules have.
+/// Whether a tensor name implies that its linear is quantised by one of the methods. Excludes "scale", which other
+/// modules have, too.
 bool is_quantized_tensor(std::string_view name);
 
-/// The name that config.json gives the way its weights are quantised; empty where they are not.
+/// Returns the quantisation method in config.json; empty if the model is not quantised.
 std::string quant_method(const ModelConfig& config);
 
-/// Why the tensors of this model may not be explained, and what to do about it, where it is quantised in a way that
-/// Quantization does not know. Nothing where it does, and where the model is not quantised.
+/// Returns why the tensors of a model may not be interpreted, and how to fix it, if Quantization does not know its
+/// quantisation; otherwise std::nullopt.
 std::optional<QuantizationProblem> quantization_problem(const ModelConfig& config);
 
 }  // namespace reshard

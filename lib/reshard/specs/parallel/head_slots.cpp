@@ -13,7 +13,7 @@ HeadSlots inference_head_slots(std::uint32_t heads, std::uint32_t kv_heads, std:
   HeadSlots slots;
   const std::uint32_t query_slots = rounded_up(heads, tp);
   const bool repeated = tp % kv_heads == 0;
-  // Each key/value head and its queries, then zeros that go with it, where heads are replicated; else all zeros last.
+  // If heads are replicated, zeros follow the queries of each key/value head; otherwise all zeros are last.
   const std::uint32_t zeros_each = repeated ? (query_slots - heads) / kv_heads : 0;
   const std::uint32_t group = heads / kv_heads;
   const std::uint32_t copies = repeated ? tp / kv_heads : kv_heads % tp == 0 ? 1 : group;

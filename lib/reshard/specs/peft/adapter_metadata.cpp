@@ -10,8 +10,8 @@ constexpr std::array<std::string_view, 5> kComponents = {"lora_A", "lora_B", "lo
                                                          "lora_magnitude_vector"};
 constexpr std::string_view kModulesToSave = ".modules_to_save.";
 
-/// What stands after `adapter` in "adapter.weight", or nothing if another name stands there. The name may have dots,
-/// what follows has none.
+/// Returns the part after `adapter` in "adapter.weight"; std::nullopt for other adapters. The adapter's name may
+/// contain dots, the part after it may not.
 std::optional<std::string> after_adapter(const std::string& rest, const std::string& adapter) {
   if (rest == adapter) return "";
   if (!rest.starts_with(adapter + ".")) return std::nullopt;
@@ -20,18 +20,18 @@ std::optional<std::string> after_adapter(const std::string& rest, const std::str
   return leaf;
 }
 
-/// The name in the adapter's files, or nothing if the tensor is another adapter's.
+/// Returns the name in the adapter's files; std::nullopt if the tensor belongs to another adapter.
 std::optional<std::string> name_in_files(const LoraName& name, const std::string& adapter) {
   const auto leaf = after_adapter(name.rest, adapter);
   if (!leaf) return std::nullopt;
   const std::string stem = name.module + "." + name.component;
-  // PEFT saves what was a bare parameter once as one still.
+  // PEFT saves bare parameters as bare parameters.
   const bool bare = name.component != "lora_A" && name.component != "lora_B";
   return bare || leaf->empty() ? stem : stem + "." + *leaf;
 }
 
-/// The same for a trained copy of a module: what follows the adapter's name may have dots, so that a longer name of
-/// another adapter may begin the same.
+/// Same for a trained copy of a module. The part after the adapter's name may contain dots, so the longer name of
+/// another adapter may have the same prefix.
 std::optional<std::string> saved_name(const std::string& name, std::size_t at, const std::string& adapter,
                                       const std::set<std::string>& adapters) {
   const std::string rest = name.substr(at + kModulesToSave.size());
@@ -48,7 +48,7 @@ std::optional<LoraName> lora_name(std::string_view name) {
   for (std::size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1)) {
     const std::size_t end = std::min(name.find('.', dot + 1), name.size());
     const std::string_view component = name.substr(dot + 1, end - dot - 1);
-    if (component == "modules_to_save") return std::nullopt;  // what follows is an adapter's name, whatever it says
+    if (component == "modules_to_save") return std::nullopt;  // followed by an adapter's name
     if (std::find(kComponents.begin(), kComponents.end(), component) == kComponents.end()) continue;
     return LoraName{std::string(name.substr(0, dot)), std::string(component),
                     std::string(end == name.size() ? "" : name.substr(end + 1))};

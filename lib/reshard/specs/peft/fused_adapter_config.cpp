@@ -23,7 +23,7 @@ struct RankAndAlpha {
 using ByModule = std::map<std::string, RankAndAlpha>;
 using Entries = std::vector<std::pair<std::string, RankAndAlpha>>;
 
-/// "gate_proj" of "model.layers.0.mlp.gate_proj".
+/// Returns the last component: "gate_proj" of "model.layers.0.mlp.gate_proj".
 std::string own_name(const std::string& module) {
   return module.substr(module.rfind('.') + 1);
 }
@@ -32,13 +32,13 @@ RankAndAlpha said_of(const AdapterConfig& config, const std::string& module) {
   return {config.rank_of(module), config.alpha_of(module)};
 }
 
-/// Whether alpha / r, or alpha / sqrt(r), are equal, without the rounding of a division.
+/// Whether alpha / r, or alpha / sqrt(r), are equal; avoids rounding errors of a division.
 bool same_scale(const AdapterConfig& config, const RankAndAlpha& a, const RankAndAlpha& b) {
   const double power = config.use_rslora ? 2 : 1;
   return std::pow(a.alpha, power) * static_cast<double>(b.r) == std::pow(b.alpha, power) * static_cast<double>(a.r);
 }
 
-/// The first linear of a layer that differs in scale from the layer's first, or nothing.
+/// Returns the first linear whose scale differs from the layer's first linear, or null.
 const std::string* other_scale(const AdapterConfig& config, const FusedLayer& layer) {
   const RankAndAlpha first = said_of(config, layer.linears.front());
   for (const std::string& linear : layer.linears)
@@ -46,7 +46,7 @@ const std::string* other_scale(const AdapterConfig& config, const FusedLayer& la
   return nullptr;
 }
 
-/// `can_hint`: LoraFuse::kExact would take what kMean does not.
+/// `can_hint`: LoraFuse::kExact would support what kMean does not.
 RankAndAlpha fused_rank(const AdapterConfig& config, const FusedLayer& layer, LoraFuse fuse, bool can_hint) {
   const RankAndAlpha first = said_of(config, layer.linears.front());
   const auto refuse = [&](const std::string& linear, const char* what) {
@@ -77,7 +77,7 @@ OrderedJson number(double value) {
   return value;
 }
 
-/// A key that matches the name and what ends in it.
+/// Returns a key that matches the name, and names that end in it.
 std::string as_key(const std::string& name) {
   std::string key;
   for (const char c : name) {
@@ -87,17 +87,17 @@ std::string as_key(const std::string& name) {
   return key;
 }
 
-/// Whether a longer name ends in one of `modules`, whose key would match it.
+/// Whether `name` has a shorter suffix in `modules`, whose key would match it.
 bool ends_in(const std::string& name, const ByModule& modules) {
   for (std::size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1))
     if (modules.count(name.substr(dot + 1))) return true;
   return false;
 }
 
-/// Entries that give the modules `wrong`, which are among `all`, what `all` says, and no other module of `all` anything
-/// else: a module's own name where all of that name are alike, else the whole name.
+/// Returns entries that set the modules `wrong`, a subset of `all`, to their values in `all` without changing other
+/// modules of `all`: the last component of a name if its modules all have the same value, otherwise the whole name.
 Entries entries_of(const std::set<std::string>& wrong, const ByModule& all) {
-  std::map<std::string, std::optional<RankAndAlpha>> by_own_name;  // nothing where they differ
+  std::map<std::string, std::optional<RankAndAlpha>> by_own_name;  // std::nullopt if they differ
   for (const auto& [module, value] : all) {
     const auto [found, is_new] = by_own_name.emplace(own_name(module), value);
     if (!is_new && found->second != value) found->second.reset();
@@ -116,15 +116,15 @@ Entries entries_of(const std::set<std::string>& wrong, const ByModule& all) {
   Entries whole;
   for (const auto& [module, value] : all)
     if (whole_names.count(module) || ends_in(module, whole_names)) whole.emplace_back(module, value);
-  // The longest first: its key matches no shorter name, but that of a shorter one may match it.
+  // Longest first: a key matches no shorter name, but the key of a shorter name may match a longer one.
   std::stable_sort(whole.begin(), whole.end(),
                    [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
   for (auto& [module, value] : whole) entries.emplace_back(as_key(module), value);
   return entries;
 }
 
-/// Puts the entries before all others, as the first that matches decides. Both patterns get the same keys: older
-/// versions of PEFT look up in one what they found in the other.
+/// Puts the entries before all others, because the first match is used. Both patterns get the same keys: older versions
+/// of PEFT find a key in one of them and look it up in the other.
 void put_first(OrderedJson& config, const Entries& entries, const std::set<std::string>& dropped) {
   const auto put = [&](const char* name, const auto& value_of) {
     OrderedJson patterns = OrderedJson::object();
@@ -138,7 +138,7 @@ void put_first(OrderedJson& config, const Entries& entries, const std::set<std::
   put("alpha_pattern", [](const RankAndAlpha& value) { return number(value.alpha); });
 }
 
-/// What the longest key without operators that names the module says of it, if that is the rank it has.
+/// Returns the values of the longest key without operators that names the module, if its rank is the module's.
 std::optional<RankAndAlpha> named_by_key(const AdapterConfig& config, const AdaptedModule& module) {
   const std::pair<std::string, std::uint64_t>* named = nullptr;
   for (const auto& entry : config.rank_pattern)
@@ -151,9 +151,9 @@ std::optional<RankAndAlpha> named_by_key(const AdapterConfig& config, const Adap
   return std::nullopt;
 }
 
-/// What the module was trained with; nothing if the config says another rank. PEFT sorts the keys when it saves, so
-/// that the first that matches need not be the one that it was. A key that names a fused linear decides wherever it
-/// stands: no model has such a name by itself.
+/// Returns the values that the module was trained with; std::nullopt if the config has another rank. PEFT sorts the
+/// keys when it saves, so the first match may differ from the one in training. A key that names a fused linear is used
+/// at any position: no model has such a name itself.
 std::optional<RankAndAlpha> trained_with(const AdapterConfig& config, const AdaptedModule& module) {
   const auto named = named_by_key(config, module);
   if (named && module.trained_as != module.name) return named;
@@ -161,7 +161,7 @@ std::optional<RankAndAlpha> trained_with(const AdapterConfig& config, const Adap
   return said.r == module.r ? said : named;
 }
 
-/// The separate linears of each fused one, in their order.
+/// Returns the separate linears of each fused linear, in order.
 std::map<std::string, std::vector<std::string>> linears_by_fused(const std::vector<AdaptedModule>& modules) {
   std::map<std::string, std::vector<std::string>> linears;
   for (const AdaptedModule& module : modules)
@@ -169,7 +169,7 @@ std::map<std::string, std::vector<std::string>> linears_by_fused(const std::vect
   return linears;
 }
 
-/// Keys of patterns that match fused linears, and no module that is there now.
+/// Returns the keys of patterns that match fused linears, but none of the current modules.
 std::set<std::string> idle_keys(const AdapterConfig& config, const std::vector<AdaptedModule>& modules) {
   std::set<std::string> idle;
   const auto look_at = [&](const std::string& key) {
@@ -185,10 +185,10 @@ std::set<std::string> idle_keys(const AdapterConfig& config, const std::vector<A
   return idle;
 }
 
-/// Puts the separate linears in the place of a fused one in target_modules. \returns whether there was any.
+/// Replaces fused linears in target_modules by the separate ones. \returns whether there were any.
 bool separate_targets(OrderedJson& config, const std::vector<AdaptedModule>& modules) {
   const auto targets = config.find("target_modules");
-  if (targets == config.end() || !targets->is_array()) return false;  // one text is a regular expression
+  if (targets == config.end() || !targets->is_array()) return false;  // a single string is a regular expression
   const auto linears = linears_by_fused(modules);
   OrderedJson separate = OrderedJson::array();
   bool changed = false;

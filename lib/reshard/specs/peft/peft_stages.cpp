@@ -73,11 +73,11 @@ class PeftBuilder {
     stage_.files[adapter].insert(name_in_file);
   }
 
-  /// A module with the parameters that it has in the ranks. A tied one has none of its own.
+  /// Adds a module with its parameters in the ranks. A tied module has no parameters itself.
   void add_module(const std::string& module, const std::vector<ParallelParameter>& parameters, bool listed) {
     const std::string full = std::string(kPeftPrefix) + module;
     const std::string wrapped = full + (adapted(module) ? ".base_layer" : saved(module) ? ".original_module" : "");
-    // The matrix of tied embeddings stands on two stages; what adapters add to it, on the first.
+    // The matrix of tied embeddings is on two stages, its adapters only on the first.
     const bool first_time = done_.insert(module).second;
     for (const ParallelParameter& parameter : parameters) {
       const std::string name = wrapped + "." + leaf_of(parameter.name);
@@ -90,7 +90,7 @@ class PeftBuilder {
     if (!first_time) return;
     std::vector<ParallelParameter> weights = parameters;
     std::erase_if(weights, [](const auto& parameter) { return leaf_of(parameter.name).starts_with("bias"); });
-    // lora_A is (r, inputs) and lora_B (outputs, r), whatever the weight's own orientation.
+    // The shapes of lora_A (r, inputs) and lora_B (outputs, r) do not depend on the orientation of the weight.
     if (is_transposed(module))
       for (ParallelParameter& weight : weights) weight.partition_dim = 1 - weight.partition_dim;
     for (const char* tensor : kTensors)
@@ -107,7 +107,7 @@ class PeftBuilder {
         }
   }
 
-  /// One of kTensors, of a module whose base layer has `weights`: one, or those of a fused projection.
+  /// Adds one of kTensors to a module whose base layer has `weights`: one, or those of a fused projection.
   void add_tensor(const std::string& module, const std::string& tensor, const std::string& adapter,
                   const std::vector<ParallelParameter>& weights) {
     const std::string component = tensor.substr(0, tensor.find('.'));

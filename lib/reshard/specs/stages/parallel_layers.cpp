@@ -3,7 +3,7 @@
 namespace reshard {
 namespace {
 
-/// Adds the parameters of one layer after another.
+/// Adds the parameters of each layer.
 class Parameters {
  public:
   explicit Parameters(std::uint32_t tp) : tp_(tp) {}
@@ -25,7 +25,7 @@ class Parameters {
     for (const char* leaf : {".weight", ".bias"}) {
       if (leaf == std::string(".bias") && !layer.spec.bias) break;
       if (layer.spec.fuse_qkv) {
-        add_whole(name + leaf + "_qkv");  // as NxD has it, though it is split: the spec rules
+        add_whole(name + leaf + "_qkv");  // like NxD, although it is split: the spec takes precedence
         continue;
       }
       for (const char* projection : {"_q", "_k", "_v"}) add_split(name + leaf + projection, 0);

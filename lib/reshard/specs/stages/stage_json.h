@@ -11,22 +11,22 @@
 
 namespace reshard {
 
-/// `mp_metadata_pp_rank_Y.json`, the file beside the shards that says how each parameter of pipeline rank Y is laid out
-/// (optimum-neuron, ModelWeightTransformationSpecs.to_metadata).
+/// `mp_metadata_pp_rank_Y.json`, a sibling file of the shards that describes the layout of each parameter of pipeline
+/// rank Y (optimum-neuron, ModelWeightTransformationSpecs.to_metadata).
 std::string metadata_file_name(std::uint32_t pp_rank);
-/// The Y of such a name, or of an older `mp_metadata_pp_rank_Y.pt` (stage_pt.h); nothing for others.
+/// Returns Y from such a name, or from an older `mp_metadata_pp_rank_Y.pt` (stage_pt.h); std::nullopt for other names.
 std::optional<std::uint32_t> metadata_pp_rank(std::string_view file_name);
 
-/// `name`, which may become a tensor's: not empty, without control characters.
+/// Validates and returns `name`, which may become the name of a tensor: not empty, no control characters.
 /// \throws Error kBadInput.
 const std::string& validate_name(const std::string& name, const std::filesystem::path& path);
 
-/// Reads one; parameters come sorted by name.
-/// \throws Error kBadInput for anything that is not such a file, and for specs whose numbers contradict each other;
-/// kUnsupported for an unknown kind of spec or of adapters.
+/// Reads a metadata file; parameters are sorted by name.
+/// \throws Error kBadInput if it is not a valid metadata file or a spec is inconsistent; kUnsupported for an unknown
+///         kind of spec or adapter.
 StageMetadata read_metadata(Files& files, const std::filesystem::path& path);
 
-/// The text of such a file, parameters in the order given. Equal as JSON to what the reference writes.
+/// Returns the text of a metadata file, with parameters in the given order. Equal as JSON to the reference's output.
 std::string metadata_text(const StageMetadata& metadata);
 
 }  // namespace reshard

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kMaxTriedDegree = 512;
 
-/// The multiplier asked for, else the usual one, or the smallest other one that places whole heads.
+/// Returns the requested multiplier, or the usual one, or else the smallest other one that places whole heads.
 std::uint64_t multiplier_for(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
   if (options.kv_size_multiplier) return *options.kv_size_multiplier;
   const std::uint64_t usual = usual_multiplier(model.kv_heads, tp);
@@ -37,14 +37,15 @@ Error attention_error(const Model& model, std::uint64_t tp, const PartitionOptio
                           "multiplier of {}: {}",
                           model.heads, model.kv_heads, tp, multiplier, problem));
   std::vector<std::uint64_t> legal = legal_multipliers(model.heads, model.kv_heads, tp, options.pad_heads);
-  std::erase_if(legal, [&](std::uint64_t m) {  // other sizes may not divide
+  std::erase_if(legal, [&](std::uint64_t m) {  // other sizes may not be divisible
     return tensor_parallel_problem(model, tp, with_multiplier(options, m)).has_value();
   });
   if (!legal.empty()) error.hint(fmt::format("multipliers that work for `tp` {}: {}", tp, list_numbers(legal)));
   return error;
 }
 
-/// Walks the state dict of one pipeline rank and puts each parameter, or the fused one it becomes, into the metadata.
+/// Walks the state dict of one pipeline rank and adds the metadata of each parameter, or of the fused parameter that
+/// contains it.
 class StageBuilder {
  public:
   StageBuilder(const Model& model, std::uint32_t tp, std::uint32_t ep, const PartitionOptions& options)
@@ -86,7 +87,7 @@ class StageBuilder {
     return pp_rank == (p.on_last_stage ? partition.last_rank() : partition.first_rank());
   }
 
-  /// A rank with a tied copy also holds the matrix under its own name.
+  /// A rank with a tied parameter also has the matrix under its own name.
   void put_tied_source_first(std::vector<const ModelParameter*>& held) const {
     std::vector<const ModelParameter*> sources;
     for (const ModelParameter* parameter : held) {
@@ -97,7 +98,8 @@ class StageBuilder {
     held.insert(held.begin(), sources.begin(), sources.end());
   }
 
-  /// What a Hugging Face parameter becomes in a rank's state dict: itself, or the fused parameter it is a part of.
+  /// Returns the parameters of a rank's state dict for a Hugging Face parameter: itself, or the fused parameter that
+  /// contains it.
   std::vector<ParallelParameter> stored_parameters(const ModelParameter& parameter) const {
     if (!parameter.is_bias && !parameter.name.ends_with(".weight")) return {own_parameter(parameter, tp_, ep_)};
     const std::string suffix = parameter.is_bias ? "bias" : "weight";
@@ -129,13 +131,13 @@ class StageBuilder {
     return {own_parameter(parameter, tp_, ep_)};
   }
 
-  /// Every rank's metadata lists the modules of all layers; specs stand only with those that the rank holds.
+  /// The metadata of every rank lists the modules of all layers, but the specs only of modules on that rank.
   void add_modules(StageMetadata& metadata, std::uint32_t pp_rank, const PipelinePartition& partition) const {
     add_modules_in({}, metadata, pp_rank, partition);
     for (std::uint64_t layer = 0; layer < model_.layers; ++layer) add_modules_in(layer, metadata, pp_rank, partition);
   }
 
-  /// Those of one layer, or of none.
+  /// Adds the modules of one layer, or those outside the layers.
   void add_modules_in(std::optional<std::uint64_t> layer, StageMetadata& metadata, std::uint32_t pp_rank,
                       const PipelinePartition& partition) const {
     std::vector<ModuleSpecs> modules;
@@ -144,7 +146,7 @@ class StageBuilder {
         if (module.module_fully_qualified_name == name) return module;
       return modules.emplace_back(ModuleSpecs{name, {}});
     };
-    // A layer may have other modules than most: experts, or another mixer.
+    // Layers may have different modules: experts, or another mixer.
     const auto weight_of = [&](const std::optional<std::string>& module,
                                const std::string& linear) -> const ModelParameter* {
       const auto found = module ? by_name_.find(*module + "." + linear + ".weight") : by_name_.end();
@@ -254,7 +256,7 @@ bool can_pad(const ModelParameter& parameter) {
 
 namespace {
 
-/// The module that a linear belongs to: "mlp" of "mlp.up_proj.weight" and of "mlp.gate_up_proj".
+/// Returns the module that contains a linear: "mlp" for "mlp.up_proj.weight" and for "mlp.gate_up_proj".
 std::string_view module_of_linear(const ModelParameter& parameter) {
   const bool has_leaf = parameter.name.ends_with(".weight") || parameter.name.ends_with(".bias");
   const std::string_view linear = has_leaf ? parameter.module : parameter.name;
@@ -264,8 +266,8 @@ std::string_view module_of_linear(const ModelParameter& parameter) {
 
 constexpr std::uint64_t kPair = 2;  // gate and up
 
-/// The linear whose inputs are the pairs of `parameter`, gate and up in turn; nullptr if it has no such pairs. Heads of
-/// attention come in pairs, too, but their output linear has heads itself.
+/// Returns the linear whose inputs are the pairs of `parameter`, gate and up in turn; nullptr if it has no such pairs.
+/// Heads of attention also come in pairs, but their output linear has heads itself.
 const ModelParameter* reader_of_pairs(const Model& model, const ModelParameter& parameter) {
   const auto size_of = [](const ModelParameter& p) { return p.shape[*p.split_dim]; };
   if (!parameter.split_dim || parameter.heads == 0 || size_of(parameter) != kPair * parameter.heads) return nullptr;
@@ -277,20 +279,20 @@ const ModelParameter* reader_of_pairs(const Model& model, const ModelParameter& 
   return nullptr;
 }
 
-/// Of how many elements parts of this size have to be a multiple.
+/// Returns the unit that parts of this size must be a multiple of.
 std::uint64_t pad_unit(const Model& model, std::uint64_t size) {
   const auto known = model.pad_units.find(size);
   return known == model.pad_units.end() ? 1 : known->second;
 }
 
-/// A size of the model, padded.
+/// Returns a size of the model after padding.
 std::uint64_t padded_to(const Model& model, std::uint64_t size, std::uint64_t tp) {
   const std::uint64_t unit = pad_unit(model, size);
   const std::uint64_t units = (size + unit - 1) / unit;
   return (units + tp - 1) / tp * unit * tp;
 }
 
-/// Why matrices packed in one do not fit to padded linears, or nothing.
+/// Returns why packed matrices are incompatible with padded linears, or std::nullopt.
 std::optional<std::string> packing_problem(const Model& model, const ModelParameter& parameter, std::uint64_t tp) {
   for (const PackedPart& part : parameter.packed) {
     const std::uint64_t size = part.size * parameter.block;
@@ -310,8 +312,8 @@ bool is_attention(const Model& model, const ModelParameter& parameter) {
   return is_it(attention.query) || is_it(attention.key) || is_it(attention.value) || is_it(attention.output);
 }
 
-/// Why a quantised linear of attention cannot be padded, or nothing: blocks are no heads, and query heads have to lie
-/// with their key/value heads.
+/// Returns why a quantised linear of attention cannot be padded, or std::nullopt: blocks are not heads, and query heads
+/// must stay with their key/value heads.
 std::optional<std::string> heads_problem(const Model& model, const ModelParameter& parameter, std::uint64_t tp) {
   if (!model.quantized || !parameter.layer || !parameter.split_dim) return std::nullopt;
   if (parameter.heads == 0 && !is_attention(model, parameter)) return std::nullopt;
@@ -416,7 +418,7 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
     if (!problem && options.pad) problem = packing_problem(model, parameter, tp);
     if (!problem) continue;
     const auto attention = gqa ? module_in(model.family->attention->module, parameter.layer) : std::nullopt;
-    if (attention) {  // repeated, not cut
+    if (attention) {  // repeated, not split
       const auto& a = *model.family->attention;
       const std::string& module = *attention;
       if (parameter.module == module + "." + a.key || parameter.module == module + "." + a.value) continue;
@@ -451,7 +453,7 @@ std::string degrees_hint(const std::vector<std::uint64_t>& degrees) {
 
 std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const PartitionOptions& options,
                                             const DegreeProblem& more) {
-  // Most layers are alike, and all experts: each kind of them once, so that a large model is still answered at once.
+  // Most layers are equal, and so are all experts. Keeps one of each kind, so that large models are fast, too.
   Model kinds = model;
   std::set<std::tuple<std::string, Dims, std::uint64_t>> seen;
   std::erase_if(kinds.parameters, [&](const ModelParameter& p) {
@@ -467,7 +469,7 @@ std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const PartitionO
 
 namespace {
 
-/// The experts of each layer are shared by so many ranks.
+/// Validates that `ep` ranks can share the experts of each layer.
 void validate_experts(const Model& model, std::uint64_t ep) {
   if (ep == 1) return;
   bool any = false;

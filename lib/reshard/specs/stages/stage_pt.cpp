@@ -19,10 +19,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kMaxKeys = 64;  // of a dict with known keys; real ones have fewer than ten
+constexpr std::size_t kMaxKeys = 64;  // maximum for dicts with known keys; real ones have fewer than ten
 constexpr std::size_t kMaxStageParameters = 1 << 20;
 
-/// One file's reading.
+/// Reads one file.
 class Reader {
  public:
   Reader(const TorchFile& file, std::uint32_t tp,
@@ -43,7 +43,7 @@ class Reader {
  private:
   Error bad(const std::string& message) const { return Error(ErrorKind::kBadInput, message).in(file_.path()); }
 
-  /// The value of a dict's key, the last if it comes twice, as Python has it.
+  /// Returns the value of a key in a dict; the last one if the key occurs twice, as in Python.
   PickleRef member(PickleRef dict, std::string_view key) const {
     PickleRef found = kNoNode;
     if (pickle_.pairs(dict).size() > kMaxKeys) throw bad("has a dict of too many keys where a few must be");
@@ -87,7 +87,7 @@ class Reader {
     metadata_.parameters.push_back(std::move(parameter));
   }
 
-  /// A module's attention, by the names of what was fused.
+  /// Adds the attention of a module, from the names of the fused projections.
   void add_attention(PickleRef attention) {
     const PickleRef names = member(attention, "original_names_to_gqa_qkv_names");
     if (names == kNoNode || pickle_.pairs(names).empty()) return;
@@ -95,7 +95,7 @@ class Reader {
     for (const auto& [original, fused] : pickle_.pairs(names)) add_name(text(original), text(fused), by_module);
     add_outputs(attention, by_module);
     for (auto& [module, spec] : by_module) {
-      // The names are those of the whole model; this stage holds some of the modules.
+      // The names are those of the whole model; this stage has only some of the modules.
       const std::string stem = module + "." + spec.gqa_qkv_projection_name + ".weight_";
       const auto query = stored_shape_(stem + "q");
       const auto fused = stored_shape_(stem + "qkv");
@@ -120,7 +120,7 @@ class Reader {
     spec.bias = spec.bias || from.back() == "bias";
     const std::string& projection = from[from.size() - 2];
     const std::string letter = to.back().substr(to.back().find('_') + 1);
-    // A fused weight does not say which projection is which: they come in the order q, k, v.
+    // The name of a fused weight does not identify the projections: they are in the order q, k, v.
     std::string* const slots[] = {&spec.query_projection_name, &spec.key_projection_name, &spec.value_projection_name};
     if (letter == "qkv") {
       for (std::string* slot : slots)
@@ -134,7 +134,7 @@ class Reader {
     }
   }
 
-  /// Of a list, or of a set as protocol 2 has it: a call of `set` with a list.
+  /// Returns the elements of a list, or of a set in protocol 2: a call of `set` with a list.
   std::span<const PickleRef> elements(PickleRef node) const {
     if (!pickle_.is_object_of(node, "builtins", "set")) return pickle_.items(node);
     const auto arguments = pickle_.items(pickle_.args(node));
@@ -190,7 +190,7 @@ std::int64_t signed_of(std::uint32_t number) {
   return static_cast<std::int64_t>(number);
 }
 
-/// The "gqa_qkv_metadata" of attention modules; nullopt if it cannot express them.
+/// Returns the "gqa_qkv_metadata" of attention modules; std::nullopt if it cannot express them.
 std::optional<PlainValue::Dict> attention_metadata(const StageMetadata& stage) {
   std::set<std::string> held;
   for (const ParallelParameter& parameter : stage.parameters) held.insert(parameter.name);

@@ -13,21 +13,21 @@
 
 namespace reshard {
 
-/// Reads the metadata that optimum-neuron saved with torch before it wrote JSON: a dict whose "sharded_metadata" says
-/// along which dim each parameter is split, and whose "gqa_qkv_metadata" describes grouped-query attention. It is in a
+/// Reads the metadata that optimum-neuron saved with torch before it wrote JSON: a dict with "sharded_metadata", the
+/// split dim of each parameter, and "gqa_qkv_metadata", a description of grouped-query attention. It is stored in a
 /// file per pipeline rank, `mp_metadata_pp_rank_Y.pt` (from 0.0.22), or next to "model" in every rank file (0.0.15 to
-/// 0.0.21; only 0.0.21 has "gqa_qkv_metadata"). The shards state the rest: the number `tp` of ranks, and the shapes of
-/// the parameters in a rank file (std::nullopt for a parameter that is not in it).
-/// \throws Error kBadInput if it is not such a file or contradicts the shards; as read_torch_file does.
+/// 0.0.21; only 0.0.21 has "gqa_qkv_metadata"). The shards provide the rest: the number of ranks `tp`, and the
+/// shapes of the parameters in a rank file (std::nullopt for absent parameters).
+/// \throws Error kBadInput if it is not a valid metadata file or contradicts the shards; others like read_torch_file.
 StageMetadata read_stage_pt(Files& files, const std::filesystem::path& path, std::uint32_t tp,
                             const std::function<std::optional<Dims>(const std::string& name)>& stored_shape);
 
-/// The same metadata to be written: "sharded_metadata" and "gqa_qkv_metadata" of a stage. std::nullopt if they cannot
-/// express its partition: fused linears, strides, packed matrices, spread experts, padded heads. The names of output
-/// projections are a list, where optimum-neuron has a set: it only asks whether a name is in it.
+/// Returns the same metadata to be written: "sharded_metadata" and "gqa_qkv_metadata" of a stage. Returns std::nullopt
+/// if they cannot express its partition: fused linears, strides, packed matrices, distributed experts, padded heads.
+/// The names of output projections are a list, while optimum-neuron uses a set: it only tests membership.
 std::optional<PlainValue::Dict> stage_pt_value(const StageMetadata& stage);
 
-/// Whether `path`, a metadata file of a pipeline rank, is one that torch saved.
+/// Whether `path`, a metadata file of a pipeline rank, was saved by torch.
 inline bool is_stage_pt(const std::filesystem::path& path) {
   return path.extension() == ".pt";
 }
