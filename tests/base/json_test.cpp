@@ -250,7 +250,7 @@ TEST_CASE("Members of an object are read with their types") {
   CHECK_FALSE(object.bool_at("b"));
   CHECK(object.string_at("s") == "x");
   CHECK(object.array_at("a").size() == 1);
-  CHECK(object.object_at("o")["k"] == 1);
+  CHECK(object.object_at("o").at("k") == 1);
   CHECK(object.at("z").is_null());
   CHECK(object.has("z"));
   CHECK_FALSE(object.has("y"));
@@ -271,6 +271,22 @@ TEST_CASE("A member that is missing or of another type is refused with file, pla
   check_refused([&] { object.at("tp_size"); }, {.what = "some/config.json: specs[0]: the key \"tp_size\" is missing"});
   check_refused([&] { JsonObject(parse_json("[1]", kPath), kPath); },
                 {.what = "some/config.json: the file is [1], expected an object"});
+}
+
+TEST_CASE("An error in an inner object names the line, and the key that was meant") {
+  const LocatedJson located = parse_located_json("{\n\"a/b\": [\n{\"size\": 1},\n{\"sise\": [1, \"x\"]}]\n}", kPath);
+  const JsonFile file{kPath, [&](const std::string& pointer) { return located.places.line_of(pointer); }};
+  const std::vector<JsonObject> inner = JsonObject(located.json, file).objects_at("a/b");
+  REQUIRE(inner.size() == 2);
+  CHECK_NOTHROW(inner[0].validate_keys({"size"}));
+  check_refused(
+      [&] { inner[1].validate_keys({"size"}); },
+      {.what = "some/config.json: line 4: a/b[1]: the key \"sise\" is not known", .hint = "did you mean \"size\"?"});
+  check_refused([&] { inner[1].at("size"); },
+                {.what = "some/config.json: line 4: a/b[1]: the key \"size\" is missing"});
+  check_refused([&] { inner[1].strings_at("sise"); }, {.says = "is [1,\"x\"], expected an array of strings"});
+  check_refused([&] { inner[1].sizes_at("sise", "sizes"); }, {.says = "is [1,\"x\"], expected sizes"});
+  check_refused([&] { JsonObject(located.json, file).object_at("a/b"); }, {.says = "line 2: \"a/b\" is "});
 }
 
 TEST_CASE("A JSON string is the one that the library writes") {
