@@ -78,7 +78,7 @@ Request request_of(const ConvertArguments& arguments) {
   request.dtype = dtype_of(arguments.cast);
   request.cast_all = arguments.cast.all;
   request.names = name_rules(arguments.selection);
-  if (arguments.lora_fuse_given) request.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
+  if (arguments.lora_fuse_given) request.target.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
   request.allow_missing = arguments.selection.allow_missing;
   request.check_replicas = !arguments.replicas.no_check;
   request.force = arguments.force;

@@ -96,7 +96,8 @@ void inspect_adapters(Files& files, const std::string& path, const std::vector<A
 
 /// The description of a checkpoint: what its metadata amounts to, else that of its family.
 std::string description_of(const Checkpoint& checkpoint) {
-  if (checkpoint.adapter) throw Error(ErrorKind::kUnsupported, "an adapter has no description").in(checkpoint.path);
+  if (!checkpoint.adapters.empty())
+    throw Error(ErrorKind::kUnsupported, "an adapter has no description").in(checkpoint.path);
   if (!checkpoint.metadata.empty()) return description_of_metadata(checkpoint);
   if (checkpoint.model && !checkpoint.model->family->json_text.empty()) return checkpoint.model->family->json_text;
   throw Error(ErrorKind::kUnsupported,

@@ -112,7 +112,7 @@ Document adapters_document(const std::string& path, const std::vector<Checkpoint
   json["notes"] = Document::array();
   for (const Checkpoint& adapter : adapters) {
     const Totals totals = totals_of(adapter.map);
-    json["adapters"].push_back({{"name", adapter.adapter->name},
+    json["adapters"].push_back({{"name", adapter.adapters.front().name},
                                 {"path", adapter.directory.string()},
                                 {"format", name(adapter.format)},
                                 {"mesh", {{"tp", adapter.mesh.tp}, {"pp", adapter.mesh.pp}, {"ep", adapter.mesh.ep}}},
@@ -130,7 +130,7 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
   json["command"] = "inspect";
   json["path"] = path;
   json["kind"] = what_name(inspection);
-  if (inspection.adapter) json["adapter"] = inspection.adapter->name;
+  if (!inspection.adapters.empty()) json["adapter"] = inspection.adapters.front().name;
   json["format"] = name(inspection.format);
   json["model_type"] = inspection.model_type.empty() ? Document(nullptr) : Document(inspection.model_type);
   json["tensor_count"] = totals.tensors;

@@ -46,7 +46,8 @@ std::string what_text(const Checkpoint& inspection) {
     return fmt::format("Hugging Face checkpoint{}, {} {} file{}", model, files, format, files == 1 ? "" : "s");
   const Mesh& mesh = inspection.mesh;
   const std::uint64_t ranks = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep;
-  const std::string what = inspection.adapter ? "adapter " + printable(inspection.adapter->name) : "checkpoint" + model;
+  const std::string what =
+      !inspection.adapters.empty() ? "adapter " + printable(inspection.adapters.front().name) : "checkpoint" + model;
   if (!inspection.has_mesh())
     return fmt::format("sharded {} ({}, {}), {} file{}", what, inspection.layout->traits().name, format, files,
                        files == 1 ? "" : "s");
@@ -287,7 +288,7 @@ std::string adapters_text(const std::string& path, const std::vector<Checkpoint>
                {"bytes", Align::kRight}});
   for (const Checkpoint& adapter : adapters) {
     const Totals totals = totals_of(adapter.map);
-    table.add({printable(adapter.adapter->name), printable(adapter.directory.filename().string()),
+    table.add({printable(adapter.adapters.front().name), printable(adapter.directory.filename().string()),
                std::string(name(adapter.format)), std::to_string(adapter.mesh.tp), std::to_string(adapter.mesh.pp),
                std::to_string(totals.tensors), format_bytes(totals.bytes)});
   }

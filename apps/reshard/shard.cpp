@@ -25,7 +25,6 @@ struct ShardArguments : CommonArguments {
 void add_adapters(const ShardArguments& arguments, Request& request) {
   if (arguments.lora_fuse_given && arguments.adapters.empty())
     throw Error(ErrorKind::kUsage, "--lora-fuse needs --adapter: without it no adapter is sharded");
-  if (arguments.lora_fuse_given) request.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
   for (const std::string& directory : arguments.adapters) {
     if (directory.empty()) throw Error(ErrorKind::kUsage, "--adapter is empty");
     request.adapters.emplace_back(directory);
@@ -54,6 +53,7 @@ Request request_of(const ShardArguments& arguments, bool layout_given) {
     target.layout = only;
   }
   request.target = target_request(target, "--layout", is_of_ranks);
+  if (arguments.lora_fuse_given) request.target.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
   if (!request.target.tp && !request.target.layout->traits().needs_no_mesh())
     throw Error(ErrorKind::kUsage, "--tp is required: the number of tensor-parallel ranks");
   validate_cast(arguments.cast, request.target.layout->traits().casts_to_config_dtype);

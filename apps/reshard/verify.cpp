@@ -427,7 +427,7 @@ void note_trainer_files(Files& files, Checkpoint& side) {
 
 /// Notes that tensors of `side` may be the other's under other names, or packed, if only the other's model is known.
 void note_unknown_model(Checkpoint& side, const Checkpoint& other) {
-  if (side.model || side.adapter || !other.model || !side.config.empty()) return;
+  if (side.model || !side.adapters.empty() || !other.model || !side.config.empty()) return;
   const std::vector<LogicalTensor>& logical = side.map.logical;
   if (std::any_of(logical.begin(), logical.end(), [&](const LogicalTensor& tensor) {
         return !tensor.constant() && !other.map.find_logical(tensor.name);

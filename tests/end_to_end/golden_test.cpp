@@ -118,7 +118,7 @@ class GoldenRun {
     if (command == "shard") {
       auto request = request_to<Request>(output, target);
       for (const std::string adapter : run_.all("adapters")) request.adapters.push_back(at(adapter));
-      if (run_.get("exact_adapters", false)) request.lora_fuse = LoraFuse::kExact;
+      if (run_.get("exact_adapters", false)) request.target.lora_fuse = LoraFuse::kExact;
       return plan_shard(request);
     }
     if (command == "consolidate") {

@@ -178,7 +178,7 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
     };
     const LayoutOption* own = checkpoint.layout == nullptr ? nullptr : find(*checkpoint.layout);
     std::string why;
-    if (checkpoint.adapter)
+    if (!checkpoint.adapters.empty())
       why = " on adapters";
     else if (own == nullptr)
       why = fmt::format(" on {}: it is for sources in layout {}", checkpoint.path.string(),
@@ -201,7 +201,7 @@ Checkpoint read_adapter_file(Files& files, const fs::path& directory, const fs::
   if (!others.empty())
     checkpoint.notes.push_back("this is about " + file.string() +
                                " alone; the adapters in its folders are not looked at: " + list_names(others));
-  describe_peft_adapter(checkpoint, directory);
+  describe_peft_adapter(checkpoint, kDefaultAdapter, directory);
   note_idle_options(checkpoint, context.options);
   return checkpoint;
 }
@@ -269,9 +269,18 @@ Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& conte
   return checkpoint;
 }
 
-Checkpoint read_adapter(Files& files, const AdapterFolder& adapter, const ReadContext& context) {
-  Checkpoint checkpoint = read_sharded_adapter(files, adapter, context);
-  validate_no_outside_links(files, checkpoint);
+/// Reads the adapters of the directory `path`. One that is read alone gets no folder of its own.
+Checkpoint read_adapters(Files& files, const fs::path& path, const std::vector<AdapterFolder>& folders, bool alone,
+                         const ReadContext& context) {
+  std::vector<Checkpoint> adapters;
+  for (const AdapterFolder& folder : folders) {
+    if (!alone && (folder.name.empty() || folder.name == "." || folder.name == ".."))
+      throw Error(ErrorKind::kBadInput, "is not called adapter_NAME with a name that a folder can have")
+          .in(folder.shards.directory);
+    adapters.push_back(read_sharded_adapter(files, folder, context));
+    validate_no_outside_links(files, adapters.back());
+  }
+  Checkpoint checkpoint = alone ? std::move(adapters.front()) : join_adapters(path, std::move(adapters));
   note_idle_options(checkpoint, context.options);
   return checkpoint;
 }
@@ -325,6 +334,8 @@ Error no_directory(Files& files, const fs::path& path) {
 Checkpoint sharded_at(Files& files, const fs::path& path, const ReadContext& context) {
   if (files.is_file(path) && !is_part_name(path.filename())) return read_lone_model(files, path, context);
   if (!files.is_directory(path)) throw no_directory(files, path);
+  if (const auto adapters = adapters_meant(files, path); !adapters.empty())
+    return read_adapters(files, path, adapters, adapters.front().alone, context);
   if (const auto shards = find_shards(files, path)) return read(files, *shards, context);
   if (find_whole(files, path)) {
     refuse_strange_files(files, path);
@@ -376,7 +387,7 @@ Checkpoint checkpoint_at(Files& files, const fs::path& path, const ReadContext& 
   }
   const auto adapters = adapters_to_read(files, path);
   if (adapters.size() > 1) refuse_several_adapters(path, adapters);
-  if (!adapters.empty()) return read_adapter(files, adapters.front(), context);
+  if (!adapters.empty()) return read_adapters(files, path, adapters, true, context);
   const auto whole = find_whole(files, path);
   const auto shards = find_shards(files, path);
   if (shards && (!whole || whole->is_empty)) return read(files, *shards, context);

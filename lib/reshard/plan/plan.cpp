@@ -5,10 +5,12 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/strings.h"
 #include "reshard/io/listed_files.h"
 #include "reshard/layouts/core/expert_stacks.h"
 #include "reshard/layouts/hf/hf.h"
-#include "reshard/plan/adapters/adapters.h"
+#include "reshard/layouts/interrupted_swap.h"
+#include "reshard/layouts/peft/sharded_adapter.h"
 #include "reshard/plan/job/job.h"
 #include "reshard/plan/source/metadata_model.h"
 #include "reshard/plan/source/tags.h"
@@ -42,6 +44,7 @@ const Layout& layout_of_target(const Request& request, const Checkpoint& source)
 
 /// \throws Error kUsage if the request is invalid, whatever the source.
 void validate(Files& files, const Request& request) {
+  if (!request.adapters.empty()) return validate_shards_adapters(request);
   validate_request(request.target);
   validate_takes_states(request.source, *request.target.layout);
   if (request.source.with_optimizer && request.source.extra == ExtraTensors::kDrop)
@@ -68,7 +71,10 @@ ReadContext context_of(const Request& request, const Layout* target) {
           request.source.extra};
 }
 
-Checkpoint read_source(Files& files, const Request& request, const FoundCheckpoint& found) {
+Checkpoint read_source(Files& files, const Request& request) {
+  for (const fs::path& directory : request.adapters) validate_not_swapping(files, directory);
+  if (!request.adapters.empty()) return read_peft_adapters(files, request.adapters);
+  const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag, request.source.kind);
   const Layout* const target = request.target.layout;
   const ReadContext context = context_of(request, target != nullptr ? target : layout_at(files, found.path));
   Checkpoint source = request.source.kind == SourceKind::kShards  ? read_sharded(files, found.path, context)
@@ -94,13 +100,25 @@ fs::path output_beside(Files& files, const Checkpoint& source) {
 }
 
 /// What is wrong with the source for this target, before anything is made of its tensors.
-void validate_source(Files& files, const Request& request, const Checkpoint& source) {
-  if (request.lora_fuse && !source.adapter)
+void validate_source(Files& files, const Request& request, Checkpoint& source) {
+  if (request.target.lora_fuse && source.adapters.empty())
     throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: this is no adapter").in(source.path);
   validate_has_states(request.source, source);
   validate_names(source, *request.target.layout);
   validate_has_tensors(source);
   validate_outside(files, *request.output_directory, source);
+  if (!source.adapters.empty()) validate_adapters(request, source);
+}
+
+/// Notes the adapters in the directory of a model, which stay as they are if the model is consolidated.
+void note_adapters_left(Files& files, Checkpoint& model) {
+  std::vector<std::string> folders;
+  for (const AdapterFolder& adapter : find_adapter_folders(files, model.directory))
+    folders.push_back(adapter.shards.directory.filename().string());
+  if (!folders.empty())
+    model.notes.push_back(
+        fmt::format("the model is consolidated, the adapters beside it are not: {}; give {} to consolidate one",
+                    list_names(folders), (model.directory / folders.front()).string()));
 }
 
 /// The order of the transforms: names first, since config.json, other tensors and dtypes are held against the new ones.
@@ -108,13 +126,12 @@ Draft transform(Files& files, const Request& request, Checkpoint source) {
   Draft draft{std::move(source)};
   select(draft, request.names);
   hold_against_model(draft, request);
-  if (!draft.source.adapter) apply_extra_tensors(draft, request.source.extra, request.target);
+  if (draft.source.adapters.empty()) apply_extra_tensors(draft, request.source.extra, request.target);
   cast(files, draft, request);
   return draft;
 }
 
-/// A job that reads what the draft has.
-std::unique_ptr<Job> start_job(const Request& request, Draft draft) {
+std::unique_ptr<Job> make_job(const Request& request, Draft draft, TargetPlan target, CarriedFiles carried) {
   auto job = std::make_unique<Job>();
   job->command = request.command;
   job->source_directory = std::move(draft.source.path);
@@ -130,11 +147,6 @@ std::unique_ptr<Job> start_job(const Request& request, Draft draft) {
   job->source = std::move(draft.source.map);
   job->transforms = std::move(draft.transforms);
   job->notes = std::move(draft.source.notes);
-  return job;
-}
-
-std::unique_ptr<Job> make_job(const Request& request, Draft draft, TargetPlan target, CarriedFiles carried) {
-  auto job = start_job(request, std::move(draft));
   if (request.target.layout->traits().has_ranks()) job->mesh = target.mesh;
   job->format = target.format;
   job->partition = std::move(target.partition);
@@ -149,26 +161,22 @@ std::unique_ptr<Job> make_job(const Request& request, Draft draft, TargetPlan ta
   return job;
 }
 
-std::unique_ptr<Job> plan_adapter(Files& files, const Request& request, const Draft& draft) {
-  auto job = start_job(request, draft);
-  plan_converted_adapter(files, *job, draft.source, draft.wanted, request);
-  job->program = make_program(job->source, job->target, {request.check_replicas, draft.dropped});
-  return job;  // without config.json, which is the base model's
-}
-
-std::unique_ptr<Job> plan_model(Files& files, Request request, const FoundCheckpoint& found) {
-  Checkpoint source = read_source(files, request, found);
+std::unique_ptr<Job> plan_any(Files& files, Request request) {
+  request.source.with_optimizer = request.source.with_optimizer || !state_option(request.target).empty();
+  if (request.target.layout != nullptr) validate(files, request);  // before anything is read
+  Checkpoint source = read_source(files, request);
   if (request.target.layout == nullptr) {
     request.target.layout = &layout_of_target(request, source);
     validate(files, request);
   }
-  if (!source.adapter) take_metadata_model(source, request.target);
+  const bool is_model = source.adapters.empty();
+  if (is_model) take_metadata_model(source, request.target);
   if (!request.output_directory) request.output_directory = output_beside(files, source);
   validate_source(files, request, source);
   note_states_left(source, *request.target.layout);
-  if (request.source.kind == SourceKind::kShards) note_adapters_left(files, source);
-  if (source.adapter) return plan_adapter(files, request, transform(files, request, std::move(source)));
+  if (is_model && request.source.kind == SourceKind::kShards) note_adapters_left(files, source);
   request.target = completed(std::move(request.target), source);
+  if (!is_model) read_adapter_configs(files, request, source);
   Draft draft = transform(files, request, std::move(source));
   TargetPlan target = make_target(files, draft, request.target, *request.output_directory);
   CarriedFiles carried = carry_files(files, draft, *request.target.layout, target, *request.output_directory);
@@ -177,17 +185,6 @@ std::unique_ptr<Job> plan_model(Files& files, Request request, const FoundCheckp
   auto job = make_job(request, std::move(draft), std::move(target), std::move(carried));
   job->program = make_program(job->source, job->target, options);
   return job;
-}
-
-std::unique_ptr<Job> plan_any(Files& files, Request request) {
-  if (!request.adapters.empty()) return plan_shard_adapters(files, request);
-  request.source.with_optimizer = request.source.with_optimizer || !state_option(request.target).empty();
-  if (request.target.layout != nullptr) validate(files, request);  // before anything is read
-  const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag, request.source.kind);
-  if (request.source.kind == SourceKind::kShards && files.is_directory(found.path))
-    if (const auto adapters = adapters_meant(files, found.path); !adapters.empty())
-      return plan_consolidate_adapters(files, request, found, adapters);
-  return plan_model(files, std::move(request), found);
 }
 
 }  // namespace
@@ -202,6 +199,7 @@ std::unique_ptr<Job> plan(Files& store, const Request& request) {
 std::unique_ptr<Job> plan_shard(Files& files, Request request) {
   request.command = "shard";
   request.source.kind = SourceKind::kWhole;
+  if (!request.adapters.empty()) request.target.layout = &adapter_layout();
   if (request.target.layout == nullptr) request.target.layout = &default_rank_layout();
   return plan(files, request);
 }

@@ -270,7 +270,7 @@ void shard_scenario(const Scenario& s, const fs::path& work, Format format) {
   Request request = shard_request(work / "model", work / "shards", {.layout = "optimum", .format = format});
   set_target(request.target, s.mesh);
   request.adapters = {work / "peft"};
-  request.lora_fuse = s.fuse;
+  request.target.lora_fuse = s.fuse;
   shard(request);
 }
 

@@ -50,7 +50,7 @@ struct Sharded {
   void shard_to(const std::string& output, std::uint32_t tp, LoraFuse fuse, Format format) const {
     Request request = shard_request(temp / "model", temp / output, {.layout = "optimum", .format = format, .tp = tp});
     request.adapters = {temp / "peft"};
-    request.lora_fuse = fuse;
+    request.target.lora_fuse = fuse;
     shard(request);
   }
   Request to_shards(const fs::path& source, const fs::path& output, Format format = Format::kPytorch) const {
@@ -97,8 +97,8 @@ TEST_CASE("Golden adapters are read from any part of their folder, and become PE
         for (const char* part : {"", "adapter_shards", "adapter_shards/"}) {
           CAPTURE(part);
           const Checkpoint checkpoint = read(source / part);
-          REQUIRE(checkpoint.adapter);
-          CHECK(checkpoint.adapter->name == adapter);
+          REQUIRE(checkpoint.adapters.size() == 1);
+          CHECK(checkpoint.adapters.front().name == adapter);
           CHECK(checkpoint.has_ranks());
           CHECK(checkpoint.mesh.tp == golden.at("case").at("tp"));
           CHECK(checkpoint.mesh.pp == golden.at("case").at("pp"));
@@ -125,7 +125,7 @@ TEST_CASE("Golden adapters are read from any part of their folder, and become PE
 
 TEST_CASE("A directory with one adapter means it, one with several has to say which, and one with a model means that") {
   const Sharded s;
-  CHECK(read(s.temp / "shards").adapter->name == "default");
+  CHECK(read(s.temp / "shards").adapters.front().name == "default");
   fs::copy(s.temp / "shards/adapter_default", s.temp / "shards/adapter_x", fs::copy_options::recursive);
   const Refusal refusal{.kind = ErrorKind::kUsage,
                         .path = s.temp / "shards",
@@ -136,7 +136,7 @@ TEST_CASE("A directory with one adapter means it, one with several has to say wh
   check_refused([&] { convert(s.temp / "shards", s.temp / "out"); }, refusal);
   Random random(1);
   write_model(s.temp / "shards", s.model, random_tensors(s.model, random));
-  CHECK_FALSE(read(s.temp / "shards").adapter);
+  CHECK(read(s.temp / "shards").adapters.empty());
 }
 
 TEST_CASE(
@@ -169,7 +169,7 @@ TEST_CASE(
       Request request = s.to_shards(source, "recut", Format::kXser);
       request.source.config = s.temp / config;
       request.target.tp = 4;
-      request.lora_fuse = fuse;
+      request.target.lora_fuse = fuse;
       convert(request);
       CHECK((snapshot(s.temp / "recut") == snapshot(s.temp / "four")));
     }
@@ -245,7 +245,7 @@ TEST_CASE("An adapter's conversion that needs the model, has no place or no effe
         },
         {.says = "`config` has no effect"}},
        {"lora_A that are fused already",
-        [](Request& request) { request.lora_fuse = LoraFuse::kExact; },
+        [](Request& request) { request.target.lora_fuse = LoraFuse::kExact; },
         {.says = "`lora-fuse` has no effect"}},
        {"safetensors", [](Request& request) { request.target.format = Format::kSafetensors; }, {}},
        {"an output in the shards",

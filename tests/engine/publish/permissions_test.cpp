@@ -214,7 +214,7 @@ TEST_CASE("An adapter_config.json that is written anew in another folder is as p
   Request request = shard_request(temp / "model", temp / "out", 2);
   request.target.layout = layout("optimum"), request.target.format = Format::kPytorch;
   request.adapters = {temp / "peft"};
-  request.lora_fuse = LoraFuse::kExact;
+  request.target.lora_fuse = LoraFuse::kExact;
   shard(request);
   const fs::path fused = temp / "out/adapter_default";
   CHECK_THAT(read_file(fused / "adapter_config.json"), Says("gate_up_proj"));

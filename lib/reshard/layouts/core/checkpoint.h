@@ -19,10 +19,9 @@
 #include "reshard/specs/model/language_model.h"
 #include "reshard/specs/parallel/mesh.h"
 #include "reshard/specs/parallel/transformation_specs.h"
+#include "reshard/specs/peft/adapter.h"
 
 namespace reshard {
-
-struct Adapter;
 
 /// What a training checkpoint holds beside the model, and what is never read of it.
 struct BesideModel {
@@ -70,8 +69,8 @@ struct Checkpoint {
   std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
   std::string index_metadata;                                      // as of HfIndex
   std::filesystem::path index_metadata_file;                       // where it stands; empty if it is empty
-  std::shared_ptr<const Adapter> adapter;                          // null if it is none, or a file given by itself
-  std::vector<std::string> notes;                                  // what the user should know, whole sentences
+  std::vector<Adapter> adapters;   // that it consists of; empty for a model, and for a file given by itself
+  std::vector<std::string> notes;  // what the user should know, whole sentences
 
   bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks(); }
   /// Whether its ranks are those of a mesh, which a target may take over.
@@ -85,7 +84,7 @@ struct Checkpoint {
 /// what the plan in config.json says (ConfigPlan).
 /// \throws Error kBadInput, kUnsupported or kIo.
 Checkpoint read_checkpoint(Files& files, const std::filesystem::path& path, const ReadContext& context);
-/// The same for a path that must be a sharded checkpoint, or a single file with a whole model.
+/// The same for a path that must be a sharded checkpoint, of a model or of adapters, or a single file with a whole model.
 Checkpoint read_sharded(Files& files, const std::filesystem::path& path, const ReadContext& context);
 /// The same for a path that must be a directory of whole tensors, or of shards that are read as such, or a single file
 /// with a whole model.

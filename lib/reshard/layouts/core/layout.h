@@ -23,6 +23,7 @@
 #include "reshard/layouts/states/training_states.h"
 #include "reshard/specs/family/family.h"
 #include "reshard/specs/parallel/mesh.h"
+#include "reshard/specs/peft/adapter.h"
 
 namespace reshard {
 
@@ -195,6 +196,8 @@ struct TargetRequest {
   std::optional<std::uint32_t> ep;         // default: the source's
   std::vector<std::string> pipeline_cuts;  // empty: dealt evenly
   OptionValues options;                    // of the layout
+  /// What becomes of the lora_A of fused linears when an adapter is sharded for a model; the default is the mean.
+  std::optional<LoraFuse> lora_fuse{};
 };
 
 /// What a target is made of.
@@ -208,6 +211,13 @@ struct TargetContext {
   /// How the source's ranks are partitioned; the defaults if it has whole tensors. Layouts of training keep it as far as
   /// their trainers can load it and no option says otherwise.
   PartitionOptions source_partition{};
+  std::span<const Adapter> adapters{};  // that `logical` are of; `model` is then their base model
+};
+
+/// A tensor that is the mean of others.
+struct Average {
+  std::string name;
+  std::vector<std::string> terms;  // names; the first one's dtype, shape and role are the mean's
 };
 
 /// A checkpoint to be written.
@@ -230,6 +240,7 @@ struct TargetPlan {
   std::vector<std::string> notes;                    // what the user should know, whole sentences
   std::vector<std::filesystem::path> whole_folders;  // that are replaced as a whole, beside that of the traits
   std::vector<Copy> copies;                          // tensors of the source that it is to hold under another name, too
+  std::vector<Average> means;                        // tensors of it that no source has
 };
 
 /// A kind of checkpoint directory.

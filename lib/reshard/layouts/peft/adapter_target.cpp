@@ -1,45 +1,311 @@
 #include "reshard/layouts/peft/adapter_target.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/pattern.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/map/metadata_rules.h"
+#include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/layouts/training/trainer.h"
+#include "reshard/specs/peft/adapter_metadata.h"
+#include "reshard/specs/peft/peft_stages.h"
 #include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {
+namespace {
 
 namespace fs = std::filesystem;
 
-void validate_adapter_request(const TargetRequest& request) {
-  if (request.format == Format::kSafetensors)
-    throw Error(ErrorKind::kUsage, "sharded adapters do not support `format` safetensors")
-        .hint("choose pytorch or xser");
-  mesh_of(request);
-  if (request.ep.value_or(1) != 1)
-    throw Error(ErrorKind::kUsage, "`ep`: adapters are not spread over expert-parallel ranks");
-  validate_request(request);
+constexpr std::string_view kBaseLayer = ".base_layer";
+
+/// What adapters contain besides matrices for the model's linears.
+struct Other {
+  const char* pattern;  // found in the name of a tensor
+  const char* what;
+  const char* hint;
+};
+constexpr Other kOthers[] = {
+    {R"(\.lora_(A|B)\.[^.]+\.weight$|\.lora_embedding_[AB]\.[^.]+$|\.modules_to_save\.)",
+     "has an adapter's name in it, as in the memory of PEFT", "save the adapter with save_pretrained"},
+    {R"(\.token_adapter\.|\.trainable_tokens)", "is of trainable tokens, which are not sharded",
+     "merge the adapter into the model (merge_and_unload) and shard that"},
+    {R"(^(score|classifier|classification_head|qa_outputs|v_head|summary)\.)",
+     "is of a head that the adapter adds to the model, which is not sharded",
+     "save the adapter without the head, or merge it into the model (merge_and_unload) and shard that"},
+    {R"((^|\.)(language_model|text_model|vision_tower|vision_model|visual|multi_modal_projector|connector|thinker)\.)",
+     "adapts a part of a model of several parts, whose names are not those of its language model",
+     "merge the adapter into the model (merge_and_unload) and shard that"},
+};
+
+/// Validates the shapes of an adapter's tensors by the model and the config's ranks, and sorts the tensors by the module
+/// that they belong to in the ranks, where `fused` linears are one. All linears of a fused one are adapted alike, or none.
+/// \throws Error kBadInput or kUnsupported, naming the tensor or the module.
+class Sorter {
+ public:
+  Sorter(const Adapter& adapter, const Model& model, const std::vector<FusedLayer>& fused) : adapter_(adapter) {
+    content_.name = adapter.name;
+    for (const ModelParameter& parameter : model.parameters) parameters_.emplace(parameter.name, &parameter);
+    for (const FusedLayer& layer : fused)
+      for (const std::string& linear : layer.linears) fused_.emplace(linear, &layer);
+  }
+
+  AdapterContent run(const std::vector<LogicalTensor>& held) {
+    for (const LogicalTensor& tensor : held) sort(tensor);
+    for (const auto& [module, tensors] : own_) validate_pairs(module, tensors);
+    for (const auto& [module, tensors] : own_) validate_fused(module, tensors);
+    return std::move(content_);
+  }
+
+ private:
+  Error error(const LogicalTensor& tensor, ErrorKind kind, const std::string& message) const {
+    return Error(kind, message).in(adapter_.path).tensor(tensor.name);
+  }
+
+  /// The error for a tensor of no module of the model; `message` where nothing else explains it.
+  Error unknown(const LogicalTensor& tensor, const std::string& name, const char* message) const {
+    if (!adapter_.config.target_parameters.empty() && name.find(".experts.") != name.npos)
+      return error(tensor, ErrorKind::kUnsupported,
+                   "adapts experts that are packed in one tensor (target_parameters), which is not supported");
+    for (const Other& other : kOthers)
+      if (Pattern(other.pattern).found_in(name))
+        return error(tensor, ErrorKind::kUnsupported, other.what).hint(other.hint);
+    const bool is_own = lora_name(name) && parameters_.count(lora_name(name)->module + ".weight") > 0;
+    if (is_own) return error(tensor, ErrorKind::kUnsupported, message);
+    return error(tensor, ErrorKind::kBadInput, message).hint("config.json belongs to another model than the adapter");
+  }
+
+  void sort(const LogicalTensor& tensor) {
+    if (!tensor.name.starts_with(kPeftPrefix))
+      throw error(tensor, ErrorKind::kBadInput, "does not begin with base_model.model., as PEFT names tensors");
+    const std::string name = tensor.name.substr(kPeftPrefix.size());
+    if (const auto lora = lora_name(name)) return sort_lora(tensor, *lora);
+    const std::size_t leaf = std::min(name.rfind('.'), name.size());
+    std::string module = name.substr(0, leaf);
+    const bool wrapped = module.ends_with(kBaseLayer);
+    if (wrapped) module.resize(module.size() - kBaseLayer.size());
+    const auto found = parameters_.find(module + name.substr(leaf));
+    if (found == parameters_.end()) throw unknown(tensor, name, "is neither an adapter's nor the model's");
+    if (fused_.count(module))
+      throw error(tensor, ErrorKind::kUnsupported, "is a copy of a linear that is fused with others");
+    validate_shape(tensor, found->second->shape);
+    if (!wrapped && adapter_.config.saves(module))
+      content_.saved_modules.insert(module);
+    else
+      content_.plain.insert(tensor.name);
+  }
+
+  void sort_lora(const LogicalTensor& tensor, const LoraName& name) {
+    const auto found = parameters_.find(name.module + ".weight");
+    if (found == parameters_.end() || found->second->shape.size() != 2)
+      throw unknown(tensor, tensor.name.substr(kPeftPrefix.size()), "adapts a module that the model does not have");
+    const std::string kind = name.component + (name.rest.empty() ? "" : "." + name.rest);
+    const bool transposed = is_transposed(*found->second);
+    const std::uint64_t out = found->second->shape[transposed ? 1 : 0];
+    const std::uint64_t in = found->second->shape[transposed ? 0 : 1];
+    const std::uint64_t r = adapter_.config.rank_of(name.module);
+    const bool embedding = found->second->plan == TensorParallelPlan::kEmbeddingRowwise;
+    using Shapes = std::map<std::string, Dims>;
+    const Shapes shapes = embedding ? Shapes{{"lora_embedding_A", {r, out}}, {"lora_embedding_B", {in, r}}}
+                                    : Shapes{{"lora_A.weight", {r, in}},
+                                             {"lora_B.weight", {out, r}},
+                                             {"lora_B.bias", {out}},
+                                             {"lora_magnitude_vector", {out}}};
+    const auto expected = shapes.find(kind);
+    if (expected == shapes.end())
+      throw unknown(tensor, tensor.name.substr(kPeftPrefix.size()), "is of a kind of adapter that is not known");
+    validate_shape(tensor, expected->second);
+    own_[name.module].insert(kind);
+    const auto layer = fused_.find(name.module);
+    const std::string& module = layer == fused_.end() ? name.module : layer->second->module;
+    content_.lora[module].insert(kind);
+    if (transposed) content_.transposed.insert(module);
+  }
+
+  void validate_shape(const LogicalTensor& tensor, const Dims& expected) const {
+    if (tensor.shape != expected)
+      throw error(tensor, ErrorKind::kBadInput,
+                  fmt::format("is {}, but the model and the adapter's config make it {}", to_string(tensor.shape),
+                              to_string(expected)))
+          .hint("config.json belongs to another model, or adapter_config.json says another rank");
+  }
+
+  /// lora_A and lora_B come in pairs.
+  void validate_pairs(const std::string& module, const std::set<std::string>& tensors) const {
+    for (const auto& [a, b] : {std::pair("lora_A.weight", "lora_B.weight"), {"lora_embedding_A", "lora_embedding_B"}}) {
+      if (tensors.count(a) == tensors.count(b)) continue;
+      const std::string lost = tensors.count(a) ? b : a;
+      const std::string left = tensors.count(a) ? a : b;
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is missing, though the {} of the module is there", left.substr(0, left.find('.'))))
+          .in(adapter_.path)
+          .tensor(fmt::format("{}{}.{}", kPeftPrefix, module, lost))
+          .hint("save the adapter again, or fetch the file again");
+    }
+  }
+
+  /// What is fused is adapted as a whole, and all alike.
+  void validate_fused(const std::string& module, const std::set<std::string>& tensors) const {
+    const auto layer = fused_.find(module);
+    if (layer == fused_.end()) return;
+    std::vector<std::string> missing;
+    for (const std::string& linear : layer->second->linears) {
+      const auto other = own_.find(linear);
+      if (other == own_.end())
+        missing.push_back(linear);
+      else if (other->second != tensors)
+        throw Error(ErrorKind::kUnsupported,
+                    fmt::format("{} and {} become one linear, but are adapted in different ways", module, linear))
+            .in(adapter_.path);
+    }
+    if (!missing.empty())
+      throw Error(ErrorKind::kUnsupported, fmt::format("adapts {}, but not {}, with which it becomes the one linear {}",
+                                                       module, list_names(missing), layer->second->module))
+          .in(adapter_.path)
+          .hint("an adapter must take all of them or none");
+  }
+
+  const Adapter& adapter_;
+  std::unordered_map<std::string, const ModelParameter*> parameters_;
+  std::unordered_map<std::string, const FusedLayer*> fused_;  // by linear
+  std::map<std::string, std::set<std::string>> own_;          // module of the model → tensors
+  AdapterContent content_;
+};
+
+/// The tensors of each adapter, under the names that its own files have.
+std::vector<std::vector<LogicalTensor>> tensors_by_adapter(const TargetContext& context) {
+  std::map<std::string_view, std::size_t> adapters;  // by prefix
+  for (std::size_t i = 0; i < context.adapters.size(); ++i) adapters.emplace(context.adapters[i].prefix, i);
+  std::vector<std::vector<LogicalTensor>> tensors(context.adapters.size());
+  for (LogicalTensor tensor : context.logical) {
+    auto owner = adapters.find(std::string_view(tensor.name).substr(0, tensor.name.find('/') + 1));
+    if (owner == adapters.end()) owner = adapters.begin();  // the default adapter, which has no prefix
+    tensor.name.erase(0, owner->first.size());
+    tensors[owner->second].push_back(std::move(tensor));
+  }
+  return tensors;
 }
 
-AdapterBase plan_adapter_base(const TargetRequest& request, const Model& model) {
-  AdapterBase base;
-  plan_mesh(base.mesh, request, model);
-  base.stages = plan_stages(model, base.mesh.mesh.tp, *base.mesh.partition, optimum_options(request.options, {}),
-                            [](const std::string&) { return false; });
-  return base;
+/// PEFT's directories: each adapter in one file.
+TargetPlan plan_peft_directories(const TargetRequest& request, const TargetContext& context) {
+  TargetPlan plan;
+  const Format format = format_of(request);
+  const auto tensors = tensors_by_adapter(context);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::string& prefix = context.adapters[i].prefix;
+    TargetContainer container{
+        format, fs::path(prefix) / (format == Format::kPytorch ? kAdapterPytorchFile : kAdapterSafetensorsFile)};
+    for (const LogicalTensor& tensor : tensors[i]) {
+      const auto& [name, dtype, shape, filler, role] = tensor;
+      const std::uint32_t index = plan.map.add_logical({prefix + name, dtype, shape, filler, role}, {});
+      container.tensors.push_back({{name, dtype, shape}, {{index, whole(shape), Dims(shape.size())}}});
+    }
+    add_target_container(plan.map, std::move(container));
+  }
+  return plan;
 }
 
-TargetMap adapter_target_map(const std::string& name, const std::vector<StageMetadata>& stages,
-                             const std::vector<std::string>& metadata, std::uint32_t tp,
-                             std::span<const LogicalTensor> logical, Format format) {
+/// What one adapter's files hold on each pipeline rank.
+using AdapterStages = std::vector<StageMetadata>;
+
+/// The tensors of the ranks that are each shared by several linears, because these are fused.
+std::vector<Average> shared_tensors(const AdapterStages& stages, std::uint32_t tp) {
+  std::vector<Average> means;
+  for (const StageMetadata& stage : stages)
+    for (const PartitionRule& rule : partition_rules(stage, tp)) {
+      if (!rule.one_of_parts) continue;
+      Average& mean = means.emplace_back(Average{rule.stored_name, {}});
+      for (const PartitionRule::Part& part : rule.parts) mean.terms.push_back(part.logical_name);
+    }
+  return means;
+}
+
+/// Replaces the terms of each mean by the mean.
+std::vector<LogicalTensor> with_means(const std::vector<LogicalTensor>& tensors, const std::vector<Average>& means) {
+  std::unordered_map<std::string_view, const Average*> in_mean;
+  for (const Average& mean : means)
+    for (const std::string& name : mean.terms) in_mean.emplace(name, &mean);
+  std::vector<LogicalTensor> made;
+  for (const LogicalTensor& tensor : tensors) {
+    const auto mean = in_mean.find(tensor.name);
+    if (mean == in_mean.end())
+      made.push_back(tensor);
+    else if (mean->second->terms.front() == tensor.name)
+      made.push_back({mean->second->name, tensor.dtype, tensor.shape, {}});
+  }
+  return made;
+}
+
+/// A model that PEFT has wrapped in several adapters, in ranks.
+struct WrappedModel {
+  std::vector<AdapterStages> own;     // of each adapter
+  std::vector<std::string> metadata;  // of everything, the text of each pipeline rank's file
+};
+
+/// Splits the adapters as their base model is split. Sets the mesh of the plan, and adds the config of each adapter whose
+/// linears are fused, unless it says what these need already.
+WrappedModel wrap_model(const TargetRequest& request, const TargetContext& context,
+                        const std::vector<std::vector<LogicalTensor>>& tensors, TargetPlan& plan) {
+  const LoraFuse fuse = request.lora_fuse.value_or(LoraFuse::kMean);
+  plan_mesh(plan, request, *context.model);
+  const std::vector<StagePlan> base =
+      plan_stages(*context.model, plan.mesh.tp, *plan.partition, optimum_options(request.options, {}),
+                  [](const auto&) { return false; });
+  std::vector<FusedLayer> fused;
+  for (const StagePlan& stage : base)
+    for (FusedLayer& layer : fused_layers(stage.metadata)) fused.push_back(std::move(layer));
+  std::vector<AdapterContent> contents;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    contents.push_back(Sorter(context.adapters[i], *context.model, fused).run(tensors[i]));
+  const std::vector<PeftStage> stages = peft_stages(base, contents);
+  WrappedModel wrapped;
+  for (const PeftStage& stage : stages) wrapped.metadata.push_back(metadata_text(stage.metadata));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto& [name, config] = std::tie(context.adapters[i].name, context.adapters[i].config);
+    std::vector<FusedLayer> layers = fused;
+    std::erase_if(layers, [&](const FusedLayer& layer) { return contents[i].lora.count(layer.module) == 0; });
+    std::string text = fused_config_text(config, layers, fuse);
+    if (text != config.text)
+      plan.text_files.push_back({adapter_folder(name) / kAdapterConfigFile, std::move(text), config.path});
+    AdapterStages& own_stages = wrapped.own.emplace_back();
+    for (const PeftStage& stage : stages) {
+      StageMetadata& own = own_stages.emplace_back(adapter_metadata(stage.metadata, name));
+      const auto held = stage.files.find(name);
+      std::erase_if(own.parameters, [&](const ParallelParameter& parameter) {
+        return held == stage.files.end() || held->second.count(parameter.name) == 0;
+      });
+      if (fuse == LoraFuse::kExact) stack_ranks(own, config);
+    }
+  }
+  return wrapped;
+}
+
+void validate_folder_name(const Adapter& adapter) {
+  const std::string& name = adapter.name;
+  if (!name.empty() && name.find('/') == std::string::npos && !has_control(name)) return;
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("its adapter is called \"{}\", which no folder can be called", printable(name)))
+      .in(adapter.path);
+}
+
+/// The files of one adapter's ranks, with metadata and markers, in its folder.
+/// \param metadata  the text of each pipeline rank's file; empty if the caller puts the files there.
+TargetMap adapter_map(const fs::path& folder, const AdapterStages& stages, const std::vector<std::string>& metadata,
+                      std::uint32_t tp, std::span<const LogicalTensor> logical, Format format) {
   std::vector<StagePlan> plans;
   for (const StageMetadata& stage : stages) plans.push_back({stage, {}});
   TargetMap map = sharded_target_map(plans, tp, logical, {&adapter_layout(), format});
   for (std::size_t i = 0; i < map.logical.size(); ++i)
     if (map.pieces[i].empty())
       throw Error(ErrorKind::kUnsupported, "has no place in the ranks of this model").tensor(map.logical[i].name);
-  const fs::path folder = adapter_folder(name) / kAdapterShardsFolder;
   const char* const shards = adapter_layout().traits().folder;
   const auto move = [&](fs::path& path) { path = folder / path.lexically_relative(shards); };
   for (TargetFile& file : map.files) move(file.path);
@@ -51,6 +317,71 @@ TargetMap adapter_target_map(const std::string& name, const std::vector<StageMet
   }
   for (TextFile& file : map.text_files) move(file.path);
   return map;
+}
+
+/// The ranks of a base model, or else the same as before.
+TargetPlan plan_adapter_ranks(const TargetRequest& request, const TargetContext& context) {
+  validate_adapter_request(request);
+  TargetPlan plan;
+  const auto tensors = tensors_by_adapter(context);
+  WrappedModel model;
+  if (context.model != nullptr) {
+    model = wrap_model(request, context, tensors, plan);
+  } else {
+    for (const Adapter& adapter : context.adapters) model.own.push_back(adapter.stages);
+    plan.mesh = {*request.tp, static_cast<std::uint32_t>(model.own.front().size())};
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Adapter& adapter = context.adapters[i];
+    validate_folder_name(adapter);
+    const fs::path& folder = plan.whole_folders.emplace_back(adapter_folder(adapter.name) / kAdapterShardsFolder);
+    std::vector<Average> means = shared_tensors(model.own[i], plan.mesh.tp);
+    try {
+      plan.map.append(adapter_map(folder, model.own[i], model.metadata, plan.mesh.tp, with_means(tensors[i], means),
+                                  format_of(request)),
+                      adapter.prefix);
+    } catch (Error& error) {
+      if (error.path().empty()) error.in(adapter.path);
+      throw;
+    }
+    for (Average& mean : means) {
+      mean.name.insert(0, adapter.prefix);
+      for (std::string& name : mean.terms) name.insert(0, adapter.prefix);
+      plan.means.push_back(std::move(mean));
+    }
+  }
+  return plan;
+}
+
+}  // namespace
+
+void validate_adapter_request(const TargetRequest& request) {
+  if (request.format == Format::kSafetensors)
+    throw Error(ErrorKind::kUsage, "sharded adapters do not support `format` safetensors")
+        .hint("choose pytorch or xser");
+  mesh_of(request);
+  if (request.ep.value_or(1) != 1)
+    throw Error(ErrorKind::kUsage, "`ep`: adapters are not spread over expert-parallel ranks");
+  validate_request(request);
+}
+
+TargetPlan plan_adapters(const TargetRequest& request, const TargetContext& context) {
+  return request.layout == &adapter_layout() ? plan_adapter_ranks(request, context)
+                                             : plan_peft_directories(request, context);
+}
+
+void validate_beside_adapters(Files& files, const TargetPlan& plan, const fs::path& output_directory) {
+  for (const TargetFile& file : plan.map.files) {
+    const fs::path name = file.path.filename();
+    if (name != kAdapterSafetensorsFile && name != kAdapterPytorchFile) continue;
+    const fs::path other = output_directory / file.path.parent_path() /
+                           (name == kAdapterPytorchFile ? kAdapterSafetensorsFile : kAdapterPytorchFile);
+    if (files.exists(other))
+      throw Error(ErrorKind::kBadInput,
+                  "is of another adapter, would not be replaced, and loaders would mix it up with the new file")
+          .in(other)
+          .hint("move it away or choose another output directory");
+  }
 }
 
 }  // namespace reshard

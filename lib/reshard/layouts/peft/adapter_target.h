@@ -1,37 +1,24 @@
 #pragma once
 
-#include <cstdint>
-#include <span>
-#include <string>
-#include <vector>
+#include <filesystem>
 
+#include "reshard/io/files.h"
 #include "reshard/layouts/core/layout.h"
-#include "reshard/layouts/map/tensor_map.h"
-#include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
-
-/// A model in ranks, as adapters of it are sharded.
-struct AdapterBase {
-  TargetPlan mesh;  // mesh, partition and cut names alone
-  std::vector<StagePlan> stages;
-};
 
 /// Validates everything about a request for shards of adapters that needs no model. Its layout is adapter_layout().
 /// \throws Error kUsage.
 void validate_adapter_request(const TargetRequest& request);
 
-/// The ranks of the model that the request asks for.
-/// \throws Error kUsage.
-AdapterBase plan_adapter_base(const TargetRequest& request, const Model& model);
+/// As Layout::plan, for the adapters of `context`, in the layout of whole tensors (PEFT's directories: the tensors of each
+/// adapter in one file) or in adapter_layout() (adapter_NAME/adapter_shards). Ranks are those of the base model. Without
+/// one each adapter is split as its shards were, whose metadata and adapter_config.json the caller puts there.
+/// \throws Error kUsage; kBadInput for tensors that are not of the model; kUnsupported for those that no rank has.
+TargetPlan plan_adapters(const TargetRequest& request, const TargetContext& context);
 
-/// The files of one adapter's ranks: adapter_NAME/adapter_shards with metadata and markers, relative to the output
-/// directory.
-/// \param stages    what the files of each pipeline rank hold.
-/// \param metadata  the text of each one's metadata file, which may say more; empty if the caller puts the files there.
-/// \throws Error kUnsupported for a tensor of `logical` that no rank has.
-TargetMap adapter_target_map(const std::string& name, const std::vector<StageMetadata>& stages,
-                             const std::vector<std::string>& metadata, std::uint32_t tp,
-                             std::span<const LogicalTensor> logical, Format format);
+/// As Layout::validate_beside: PEFT takes safetensors if both files are there.
+/// \throws Error kBadInput.
+void validate_beside_adapters(Files& files, const TargetPlan& plan, const std::filesystem::path& output_directory);
 
 }  // namespace reshard

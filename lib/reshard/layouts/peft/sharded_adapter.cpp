@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 #include <set>
-#include <span>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -17,7 +17,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/text_file.h"
-#include "reshard/layouts/map/metadata_rules.h"
+#include "reshard/layouts/contents/stored_rows.h"
 #include "reshard/layouts/ranks/other_stages.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/layouts/ranks/sharded_map.h"
@@ -30,94 +30,37 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kPartBytes = std::uint64_t{1} << 20;
-
-bool all_zero(std::span<const std::byte> bytes) {
-  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
-}
-
-/// Whether a box of a matrix in C order is all zeros. Reads many rows at a time.
-bool is_zero(const Source& source, const TensorEntry& tensor, const Box& box) {
-  const std::uint64_t elem_bytes = bits(tensor.dtype) / 8;
-  const std::uint64_t row_bytes = tensor.shape[1] * elem_bytes;
-  const std::uint64_t at_once = std::max<std::uint64_t>(1, kPartBytes / row_bytes);
-  std::vector<std::byte> bytes;
-  for (std::uint64_t done = 0; done < box.size[0]; done += at_once) {
-    const std::uint64_t count = std::min(at_once, box.size[0] - done);
-    bytes.resize(count * row_bytes);
-    source.read_at(tensor.offset_bytes + (box.begin[0] + done) * row_bytes, bytes);
-    for (std::uint64_t row = 0; row < count; ++row)
-      if (!all_zero(std::span<const std::byte>(bytes).subspan(row * row_bytes + box.begin[1] * elem_bytes,
-                                                              box.size[1] * elem_bytes)))
-        return false;
-  }
-  return true;
-}
-
-/// The same of a view with strides, element by element.
-bool is_strided_zero(const Source& source, const TensorEntry& tensor, const Box& box) {
-  const std::uint64_t elem_bytes = bits(tensor.dtype) / 8;
-  std::vector<std::byte> element(elem_bytes);
-  for (std::uint64_t row = box.begin[0]; row < box.begin[0] + box.size[0]; ++row)
-    for (std::uint64_t column = box.begin[1]; column < box.begin[1] + box.size[1]; ++column) {
-      source.read_at(tensor.offset_bytes + (row * tensor.strides[0] + column * tensor.strides[1]) * elem_bytes,
-                     element);
-      if (!all_zero(element)) return false;
-    }
-  return true;
-}
-
-/// Whether the rule gives each part columns of its own, and zeros beside them.
-bool makes_diagonal(const PartitionRule& rule) {
-  return rule.stack_dim == 0 && !rule.parts.empty() && !rule.parts.front().placed.empty() &&
-         rule.parts.front().placed.back().dim == 1;
-}
-
-bool is_diagonal(Files& files, const Container& file, const TensorEntry& tensor, const PartitionRule& rule,
-                 std::uint32_t rank) {
-  const auto shapes = logical_shapes(rule, rank, tensor.shape);
-  if (!shapes || tensor.shape.size() != 2 || bits(tensor.dtype) % 8 != 0) return false;
-  const auto source = files.open(file.files[tensor.file].path);
-  const std::vector<PartPiece> pieces = pieces_of(rule, rank, *shapes);
-  return std::all_of(pieces.begin(), pieces.end(), [&](const PartPiece& piece) {
-    const Placement& columns = *rule.parts[piece.part].placed.back().placement;
-    const std::vector<std::uint32_t>& taken = columns.of(rank);
-    const auto own = static_cast<std::uint64_t>(std::find(taken.begin(), taken.end(), 0u) - taken.begin());
-    if (piece.stored_begin[1] == own * *columns.unit_elems)
-      return true;  // its own, with rows of padded heads, which may be trained
-    return tensor.strides.empty() ? is_zero(*source, tensor, piece.box) : is_strided_zero(*source, tensor, piece.box);
-  });
-}
-
-/// Of the fused linears in one rank's file.
-bool is_stacked(Files& files, const Container& file, std::uint32_t rank,
-                const std::unordered_map<std::string, const PartitionRule*>& rules) {
-  return std::all_of(file.tensors.begin(), file.tensors.end(), [&](const TensorEntry& tensor) {
-    const auto found = rules.find(tensor.name);
-    if (found == rules.end()) return true;
-    const PartitionRule& rule = *found->second;
-    if (makes_diagonal(rule)) return is_diagonal(files, file, tensor, rule, rank);
-    const bool is_stack = rule.parts.size() > 1 && tensor.name.ends_with(".lora_A.weight");
-    return !is_stack || logical_shapes(rule, rank, tensor.shape).has_value();
-  });
-}
-
-/// Whether the files of an adapter still are what LoraFuse::kExact made of it: lora_A with the rows that `stacked`,
-/// which is its metadata with stacked ranks, says, and lora_B with zeros everywhere but on the diagonal. Training ends
-/// the zeros. Reads the lora_B of fused linears, in parts.
+/// Whether the files of an adapter still are what LoraFuse::kExact made of it: lora_A with the rows that the metadata of
+/// `stacked` says, and lora_B with zeros everywhere but on the diagonal. Training ends the zeros. Reads the lora_B of fused
+/// linears, in parts.
 /// \throws Error kIo.
-bool holds_stacked(Files& files, const ShardedCheckpoint& checkpoint, const std::vector<StageMetadata>& stacked) {
-  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
-    const std::vector<PartitionRule> rules = partition_rules(stacked[pp_rank], checkpoint.tp);
-    std::unordered_map<std::string, const PartitionRule*> by_name;
-    for (const PartitionRule& rule : rules) by_name.emplace(rule.stored_name, &rule);
-    const std::vector<Container>& of_stage = checkpoint.files[pp_rank];
-    for (std::uint32_t i = 0; i < of_stage.size(); ++i)
-      if (!is_stacked(files, of_stage[i], i % checkpoint.tp, by_name)) return false;
-    for (const ShardedCheckpoint::Copy& copy : checkpoint.copies)
-      if (copy.rank.pp_rank == pp_rank && !is_stacked(files, copy.file, copy.rank.tp_rank, by_name)) return false;
+bool holds_stacked(Files& files, const ShardedCheckpoint& stacked) {
+  SourceMap map;
+  try {
+    map = sharded_source_map(stacked, {});
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo) throw;
+    return false;
   }
+  OpenedFiles opened(files, map.files);
+  const auto is_zero = [&](const Piece& piece) {
+    const StoredTensor& stored = map.stored[piece.stored];
+    if (!has_plain_rows(stored) || !is_constant(opened, map, {piece.stored, piece.stored_begin}, piece.box.size))
+      return false;
+    std::vector<std::byte> element(bits(stored.dtype) / 8);
+    opened.at(stored.file)
+        .read_at(stored.offset_bytes + stored.view().offset(piece.stored_begin) * element.size(), element);
+    return element == std::vector<std::byte>(element.size());
+  };
+  for (std::size_t l = 0; l < map.logical.size(); ++l)
+    if (map.logical[l].filler && !std::all_of(map.pieces[l].begin(), map.pieces[l].end(), is_zero)) return false;
   return true;
+}
+
+std::unordered_set<std::string> names_in(const Container& file) {
+  std::unordered_set<std::string> names;
+  for (const TensorEntry& tensor : file.tensors) names.insert(tensor.name);
+  return names;
 }
 
 /// Validates that whatever the files of an adapter hold of a fused linear is something that its spec explains.
@@ -125,8 +68,7 @@ bool holds_stacked(Files& files, const ShardedCheckpoint& checkpoint, const std:
 void validate_adapter_explained(const ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     const Container& file = checkpoint.files[pp_rank].front();
-    std::unordered_set<std::string> held;
-    for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
+    const auto held = names_in(file);
     std::vector<std::string> prefixes;  // of the fused linears
     for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
       for (const TransformationSpec& spec : module.specs) {
@@ -198,12 +140,6 @@ std::string name_in_metadata(Files& files, const AdapterFolder& adapter) {
       .hint("call the folder adapter_NAME, as it was saved");
 }
 
-std::unordered_set<std::string> names_in(const Container& file) {
-  std::unordered_set<std::string> names;
-  for (const TensorEntry& tensor : file.tensors) names.insert(tensor.name);
-  return names;
-}
-
 /// The fused linears that the files hold adapters of.
 std::vector<FusedLayer> held_layers(const ShardedCheckpoint& shards) {
   std::vector<FusedLayer> layers;
@@ -245,16 +181,16 @@ fs::path config_of(Files& files, const AdapterFolder& adapter, ShardedCheckpoint
     return config;
   }
   if (*fuse == LoraFuse::kMean) return before;
-  std::vector<StageMetadata> stacked = shards.metadata;
-  for (StageMetadata& metadata : stacked) stack_ranks(metadata, unfused);
-  if (!holds_stacked(files, shards, stacked)) {
+  ShardedCheckpoint stacked = shards;
+  for (StageMetadata& metadata : stacked.metadata) stack_ranks(metadata, unfused);
+  if (!holds_stacked(files, stacked)) {
     notes.push_back(
         fmt::format("adapter {} was trained after `lora-fuse` exact: its lora_B is no longer block-diagonal, so "
                     "separate linears keep the rank of the fused ones",
                     printable(adapter.name.empty() ? kDefaultAdapter : adapter.name)));
     return config;
   }
-  shards.metadata = std::move(stacked);
+  shards = std::move(stacked);
   return before;
 }
 
@@ -319,27 +255,47 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
   ShardedCheckpoint shards = read_sharded_checkpoint(files, folder.shards, name);
   validate_adapter_explained(shards);
   const std::vector<FusedLayer> fused = held_layers(shards);
-  auto adapter = std::make_shared<Adapter>();
-  adapter->name = folder.name.empty() ? name : folder.name;
-  adapter->config = config_of(files, folder, shards, fused, checkpoint.notes);
+  Adapter adapter{folder.name.empty() ? name : folder.name, {}, checkpoint.path, {}, {}, {}, {}};
+  adapter.config.path = config_of(files, folder, shards, fused, checkpoint.notes);
+  adapter.stages = held_metadata(shards);
   checkpoint.format = shards.format;
   checkpoint.mesh = {shards.tp, shards.pp, 1, shards.ep};
   checkpoint.map = sharded_source_map(shards, {});
   validate_adapter_sizes(checkpoint.map, checkpoint.path);
   add_notes(shards, checkpoint.notes);
-  const bool trained_fused = adapter->config.filename() == kAdapterConfigFile;
-  adapter->modules = adapted_modules(checkpoint.map, trained_fused ? fused : std::vector<FusedLayer>());
-  adapter->stages = held_metadata(shards);
-  checkpoint.adapter = std::move(adapter);
+  const bool trained_fused = adapter.config.path.filename() == kAdapterConfigFile;
+  adapter.modules = adapted_modules(checkpoint.map, trained_fused ? fused : std::vector<FusedLayer>());
+  checkpoint.adapters.push_back(std::move(adapter));
   return checkpoint;
 }
 
-void describe_peft_adapter(Checkpoint& checkpoint, const fs::path& directory) {
-  auto adapter = std::make_shared<Adapter>();
-  adapter->name = kDefaultAdapter;
-  adapter->config = directory / kAdapterConfigFile;
-  adapter->modules = adapted_modules(checkpoint.map, {});
-  checkpoint.adapter = std::move(adapter);
+void describe_peft_adapter(Checkpoint& checkpoint, const std::string& name, const fs::path& directory) {
+  Adapter& adapter = checkpoint.adapters.emplace_back(Adapter{name, {}, checkpoint.path, {}, {}, {}, {}});
+  adapter.config.path = directory / kAdapterConfigFile;
+  adapter.modules = adapted_modules(checkpoint.map, {});
+}
+
+Checkpoint join_adapters(const fs::path& path, std::vector<Checkpoint> checkpoints) {
+  Checkpoint joint;
+  joint.layout = checkpoints.front().layout;
+  joint.format = checkpoints.front().format;
+  joint.mesh = checkpoints.front().mesh;
+  joint.config_given = checkpoints.front().config_given;
+  joint.path = joint.directory = path;
+  std::set<std::string> names;
+  for (const Checkpoint& checkpoint : checkpoints) names.insert(checkpoint.adapters.front().name);
+  for (Checkpoint& checkpoint : checkpoints) {
+    Adapter& adapter = joint.adapters.emplace_back(std::move(checkpoint.adapters.front()));
+    if (adapter.name != kDefaultAdapter) adapter.prefix = adapter.name + "/";
+    for (const LogicalTensor& tensor : checkpoint.map.logical)
+      if (adapter.prefix.empty() && names.count(tensor.name.substr(0, tensor.name.find('/'))) > 0)
+        throw Error(ErrorKind::kBadInput, "has a name that begins like the tensors of another adapter")
+            .in(adapter.path)
+            .tensor(tensor.name);
+    joint.map.append(std::move(checkpoint.map), adapter.prefix);
+    std::move(checkpoint.notes.begin(), checkpoint.notes.end(), std::back_inserter(joint.notes));
+  }
+  return joint;
 }
 
 void refuse_several_adapters(const fs::path& path, const std::vector<AdapterFolder>& adapters) {

@@ -6,17 +6,8 @@
 
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/peft/adapter_folders.h"
-#include "reshard/specs/peft/fused_adapter_config.h"
 
 namespace reshard {
-
-/// What a LoRA adapter is besides its tensors.
-struct Adapter {
-  std::string name;                    // as its folder or its metadata says
-  std::filesystem::path config;        // the adapter_config.json that is about the tensors; need not exist
-  std::vector<AdaptedModule> modules;  // that it has, with their names in `config`
-  std::vector<StageMetadata> stages;   // of shards: what the files of each pipeline rank hold; else empty
-};
 
 /// Reads the shards of one adapter, headers and metadata: its logical tensors are PEFT's, those of separate linears.
 /// The only tensor data that is read is lora_B of fused linears, and only where a config says that LoraFuse::kExact
@@ -24,8 +15,17 @@ struct Adapter {
 /// \throws Error kBadInput, kUnsupported or kIo.
 Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const ReadContext& context);
 
-/// Describes an adapter in PEFT's one file, which `checkpoint` is about, in `directory`.
-void describe_peft_adapter(Checkpoint& checkpoint, const std::filesystem::path& directory);
+/// Describes the adapter in PEFT's one file, which `checkpoint` is about, in `directory`.
+void describe_peft_adapter(Checkpoint& checkpoint, const std::string& name, const std::filesystem::path& directory);
+
+/// Reads the adapters that PEFT saved in `directories`, headers alone: the first directory's own is called "default",
+/// those of the others as their directories are, and those of folders in them as these are.
+/// \throws Error kBadInput for a directory without an adapter; kUsage for two of one name.
+Checkpoint read_peft_adapters(Files& files, const std::vector<std::filesystem::path>& directories);
+
+/// Makes one checkpoint of several that each have one adapter; there is at least one. The names of tensors get the
+/// prefix of their adapter, which only the default adapter does not have.
+Checkpoint join_adapters(const std::filesystem::path& path, std::vector<Checkpoint> checkpoints);
 
 /// \throws Error kUsage that lists `adapters` of `path` and says to give one of them.
 [[noreturn]] void refuse_several_adapters(const std::filesystem::path& path,

@@ -8,7 +8,6 @@
 
 #include "reshard/layouts/core/layout.h"
 #include "reshard/plan/job/name_rules.h"
-#include "reshard/specs/peft/adapter_config.h"
 #include "reshard/tensor/values/dtype.h"
 
 namespace reshard {
@@ -48,8 +47,6 @@ struct Request {
   /// LoRA adapters, as PEFT saves them; where there are any, they alone are sharded, and the model's directory (or its
   /// config.json) only says for which model.
   std::vector<std::filesystem::path> adapters;
-  /// What becomes of the lora_A of fused linears where an adapter is sharded for a model; the default is the mean.
-  std::optional<LoraFuse> lora_fuse;
   bool check_replicas = true;
   bool force = false;
 };

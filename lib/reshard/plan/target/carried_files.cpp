@@ -11,11 +11,13 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/plan/target/companions.h"
 #include "reshard/plan/target/trainer_files.h"
 #include "reshard/plan/transforms/config_dtype.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/config/ties.h"
+#include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {
 namespace {
@@ -161,10 +163,52 @@ void carry_config(Carrier& carrier) {
     carried.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
 }
 
+/// The adapter_config.json of each adapter, and the metadata of shards that stay as they are.
+/// \throws Error kUsage if the adapter_config.json of the source would be replaced by that of separate linears.
+CarriedFiles carry_adapter_files(Files& files, const Draft& draft, const Layout& layout, const TargetPlan& target,
+                                 const fs::path& output_directory) {
+  CarriedFiles carried;
+  const auto copy = [&](const fs::path& file, const fs::path& to) {
+    carried.copied_files.push_back({file, to, files.size_bytes(file)});
+  };
+  for (const Adapter& adapter : draft.source.adapters) {
+    const fs::path& config = adapter.config.path;
+    const bool whole = &layout == &whole_layout();
+    const fs::path folder = whole ? fs::path(adapter.prefix) : adapter_folder(adapter.name);
+    if (!whole && !draft.model) {
+      std::vector<std::string> names;
+      for (const DirectoryEntry& entry : files.list(adapter.path))  // it is about the other adapters, too
+        if (metadata_pp_rank(entry.name)) names.push_back(entry.name);
+      std::sort(names.begin(), names.end());
+      for (const std::string& name : names) copy(adapter.path / name, folder / kAdapterShardsFolder / name);
+      for (const char* name : {kAdapterConfigFile, kUnfusedConfigFile})
+        if (files.exists(draft.source.directory / name)) copy(draft.source.directory / name, folder / name);
+      continue;
+    }
+    fs::path own = (folder / kAdapterConfigFile).lexically_normal();
+    const bool is_fused = std::any_of(target.text_files.begin(), target.text_files.end(),
+                                      [&](const TextFile& file) { return file.path == own; });
+    if (is_fused) own = folder / kUnfusedConfigFile;
+    const bool in_place =
+        whole && files.resolve(config.parent_path() / kAdapterConfigFile) == files.resolve(output_directory / own);
+    if (in_place && (!adapter.separate_text.empty() || config.filename() != kAdapterConfigFile))
+      throw Error(ErrorKind::kUsage,
+                  "says how the shards beside it are to be read, and that of the separate linears would replace it")
+          .in(output_directory / own)
+          .hint("choose another output directory");
+    if (!adapter.separate_text.empty())
+      carried.text_files.push_back({own, adapter.separate_text, config});
+    else if (!in_place)
+      copy(config, own);
+  }
+  return carried;
+}
+
 }  // namespace
 
 CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const TargetPlan& target,
                          const fs::path& output_directory) {
+  if (!draft.source.adapters.empty()) return carry_adapter_files(files, draft, layout, target, output_directory);
   Carrier carrier{files, draft, output_directory};
   const Checkpoint& source = draft.source;
   CarriedFiles& carried = carrier.carried;

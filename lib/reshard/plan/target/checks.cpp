@@ -8,11 +8,30 @@
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/peft/adapter_target.h"
+#include "reshard/plan/source/metadata_model.h"
+#include "reshard/specs/family/family_parser.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// Refuses requests that shards with the partition of the source cannot fulfil.
+void validate_kept_ranks(const Request& request, const Checkpoint& source) {
+  const TargetRequest& target = request.target;
+  const bool same = source.has_ranks() && target.tp.value_or(source.mesh.tp) == source.mesh.tp &&
+                    target.pp.value_or(source.mesh.pp) == source.mesh.pp && target.vpp == 1 &&
+                    target.pipeline_cuts.empty() && target.options.empty();
+  if (!same)
+    throw Error(ErrorKind::kBadInput, "is an adapter, which does not say how its model is split over ranks")
+        .in(source.path)
+        .hint("say with `config` where the base model's config.json is");
+  if (!request.names.empty())
+    throw Error(ErrorKind::kUsage, "shards of an adapter that keep their partition keep all of its tensors and names")
+        .in(source.path)
+        .hint("say with `config` where the base model's config.json is, to partition what is left anew");
+}
 
 }  // namespace
 
@@ -90,15 +109,69 @@ void note_states_left(Checkpoint& checkpoint, const Layout& target) {
 }
 
 void validate_outside(Files& files, const fs::path& output_directory, const Checkpoint& source) {
-  if (!source.has_ranks()) return;
+  const auto validate = [&](const fs::path& output, const fs::path& folder) {
+    if (lies_inside(output, folder))
+      throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
+          .in(output_directory)
+          .hint("choose another output directory");
+  };
+  for (const Adapter& adapter : source.adapters)
+    validate(files.resolve(output_directory / adapter.prefix / "."), files.resolve(adapter.path));
+  if (!source.has_ranks() || !source.adapters.empty()) return;
   const fs::path folder = files.resolve(source.path);
   const fs::path output = files.resolve(output_directory);
   const auto beside = source.layout->default_output(files, source.found());
   if (beside && output == folder && folder == files.resolve(*beside)) return;  // the ranks are in a folder below
-  if (lies_inside(output, folder))
-    throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
-        .in(output_directory)
-        .hint("choose another output directory");
+  validate(output, folder);
+}
+
+void validate_shards_adapters(const Request& request) {
+  const std::string of_states = state_option(request.target);
+  const std::pair<std::string, bool> idle[] = {
+      {of_states.empty() ? "with-optimizer" : of_states, request.source.with_optimizer || !of_states.empty()},
+      {"tag", request.source.tag.has_value()},
+      {"allow-missing", request.allow_missing}};
+  for (const auto& [option, given] : idle)
+    if (given)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("`{}` has no effect with `adapter`: only adapters are written", option))
+          .hint("leave out one of the two");
+  if (!request.source.config.empty())
+    throw Error(ErrorKind::kUsage, "`config` has no effect: adapters are sharded by the config.json beside the model")
+        .in(request.source.path);
+  validate_adapter_request(request.target);
+}
+
+void validate_adapters(const Request& request, Checkpoint& source) {
+  const Layout& layout = *request.target.layout;
+  const bool has_model = has_base_model(request, source);
+  if (request.target.lora_fuse && !has_model)
+    throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: no linears are fused anew").in(source.path);
+  if (!request.names.empty() && (source.adapters.size() > 1 || !source.adapters.front().prefix.empty()))
+    throw Error(ErrorKind::kUsage, "`rename`, `drop` and `keep` are about the tensors of one adapter")
+        .in(source.path)
+        .hint("give the directory of one adapter");
+  if (&layout == &whole_layout()) {
+    if (source.config_given)
+      throw Error(ErrorKind::kUsage, "`config` has no effect: a whole adapter does not depend on its base model")
+          .in(source.path)
+          .hint("leave out `config`");
+    for (const std::string& option : request.target.options.names())
+      throw Error(ErrorKind::kUsage, "`" + option + "` is about models: adapters have one file each").in(source.path);
+  } else if (&layout != &adapter_layout()) {
+    throw Error(ErrorKind::kUsage, fmt::format("layout {} has no place for adapters", layout.traits().name))
+        .in(source.path)
+        .hint(
+            fmt::format("layouts for adapters: {}, {}", whole_layout().traits().name, adapter_layout().traits().name));
+  } else if (!has_model) {
+    validate_kept_ranks(request, source);
+  }
+  const FamilySpec& family = request.source.family;
+  if (family && !has_model)
+    source.notes.push_back(fmt::format("`{}` has no effect on adapters",
+                                       builtin_family(family->model_type) == family ? "family" : "spec"));
+  if (request.source.extra != ExtraTensors::kRefuse)
+    source.notes.emplace_back("`extra-tensors` has no effect on adapters");
 }
 
 }  // namespace reshard

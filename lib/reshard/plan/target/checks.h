@@ -33,4 +33,12 @@ void note_states_left(Checkpoint& checkpoint, const Layout& target);
 /// \throws Error kUsage.
 void validate_outside(Files& files, const std::filesystem::path& output_directory, const Checkpoint& source);
 
+/// Validates a request to shard adapters, as far as nothing needs to be read for that.
+/// \throws Error kUsage.
+void validate_shards_adapters(const Request& request);
+
+/// Validates the request for the adapters of `source`, and notes its options that have no effect on them.
+/// \throws Error kUsage, with what would work; kBadInput if their base model is not known, but needed.
+void validate_adapters(const Request& request, Checkpoint& source);
+
 }  // namespace reshard

@@ -14,7 +14,9 @@
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/optimizer/optimizer_ids.h"
+#include "reshard/layouts/peft/adapter_target.h"
 #include "reshard/layouts/ranks/rank_format.h"
+#include "reshard/plan/transforms/average.h"
 
 namespace reshard {
 namespace {
@@ -161,6 +163,7 @@ TargetRequest completed(TargetRequest request, const Checkpoint& source) {
     throw Error(ErrorKind::kUsage, "`tp` is required: the number of tensor-parallel ranks");
   if (!request.tp) request.tp = source.mesh.tp;
   if (!request.pp && request.pipeline_cuts.empty() && from_ranks && traits.has_stages()) request.pp = source.mesh.pp;
+  if (!source.adapters.empty()) return request;
   if (!request.ep && from_ranks && traits.has_experts()) request.ep = source.mesh.ep;
   if (!request.format && source.layout == request.layout) request.format = source.format;
   return request;
@@ -177,11 +180,13 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
         .in(source.directory)
         .hint("say by which rule parameters were grouped, or take the source's own layout");
   if (source.layout == request.layout) note_other_form(draft, request.options);
+  const bool is_model = source.adapters.empty();
+  const TargetContext context{draft.model_or_null(),           draft.wanted,   source.index_metadata,
+                              source.index_metadata_file,      states,         source.mesh.dp,
+                              kept_partition(source, request), source.adapters};
   TargetPlan plan;
   try {
-    plan = request.layout->plan(
-        request, {draft.model_or_null(), draft.wanted, source.index_metadata, source.index_metadata_file, states,
-                  source.mesh.dp, kept_partition(source, request)});
+    plan = is_model ? request.layout->plan(request, context) : plan_adapters(request, context);
   } catch (Error& error) {  // a layout knows the tensor, but not where it is
     const bool is_of_source =
         error.kind() == ErrorKind::kBadInput || (error.kind() == ErrorKind::kUnsupported && !error.tensor().empty());
@@ -190,22 +195,27 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
   }
   plan.format = format_of(request);
   if (has_ids) validate_same_ranks(source.map, plan.map);
-  validate_alone(files, *request.layout, plan, output_directory);
-  request.layout->validate_beside(files, plan, output_directory);
+  if (is_model) {
+    validate_alone(files, *request.layout, plan, output_directory);
+    request.layout->validate_beside(files, plan, output_directory);
+  } else {
+    validate_beside_adapters(files, plan, output_directory);
+  }
   plan.text_files.insert(plan.text_files.begin(), std::move_iterator(plan.map.text_files.begin()),
                          std::move_iterator(plan.map.text_files.end()));
   plan.map.text_files.clear();
   if (traits.has_ranks() && !source.index_metadata.empty() && plan.has_first_rank)  // by the first of several runs
     plan.text_files.push_back(
         {kKeptIndexMetadataFile, kept_index_metadata_text(source.index_metadata), source.index_metadata_file});
-  if (traits.whole_folder) plan.whole_folders.insert(plan.whole_folders.begin(), traits.folder);
-  if (draft.model)  // the last note of a plan names the programs that load the files
+  if (traits.whole_folder && is_model) plan.whole_folders.insert(plan.whole_folders.begin(), traits.folder);
+  if (draft.model && is_model)  // the last note of a plan names the programs that load the files
     for (std::string& note : idle_option_notes(request, *draft.model, plan)) draft.note(std::move(note));
   for (const std::string& note : plan.notes) draft.note(note);
   add_copies(draft, plan.copies);
+  draft.source.map = average(std::move(draft.source.map), plan.means);
   draft.dropped.insert(draft.dropped.end(), plan.without_place.begin(), plan.without_place.end());
   note_tied(draft, *request.layout);
-  note_whole_weights(files, draft, *request.layout, output_directory);
+  if (is_model) note_whole_weights(files, draft, *request.layout, output_directory);
   return plan;
 }
 

@@ -75,7 +75,7 @@ void validate_complete(Draft& draft, const Request& request) {
     if (request.allow_missing) draft.note(fmt::format("`allow-missing` has no effect: {}", why));
   };
   const Checkpoint& source = draft.source;
-  if (source.adapter || !source.model || source.model->quantization_problem)
+  if (!source.adapters.empty() || !source.model || source.model->quantization_problem)
     return note_idle("it is not known which tensors there should be");
   const Model model = renamed_model(draft, request.names, source.map.logical);
   const Misfits misfits = find_misfits(draft.wanted, model);
@@ -141,7 +141,7 @@ void hold_against_model(Draft& draft, const Request& request) {
                 return layout.traits().is_written() &&
                        (!layout.traits().has_ranks() || layout.traits().needs_no_mesh());
               }));
-  if (draft.source.adapter) return validate_complete(draft, request);
+  if (!draft.source.adapters.empty()) return validate_complete(draft, request);
   if (has_mesh || (request.source.kind == SourceKind::kWhole && !request.allow_missing))
     validate_explained(draft, request);
   else

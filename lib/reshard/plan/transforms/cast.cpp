@@ -166,7 +166,7 @@ void cast_to_config(Files& files, Draft& draft, const Layout& target) {
 /// training program saved, only if all its floats are. Notes also what config.json says if that is no such dtype.
 void note_config_dtype(Files& files, Draft& draft) {
   Checkpoint& source = draft.source;
-  if (source.config.empty() || source.adapter) return;
+  if (source.config.empty() || !source.adapters.empty()) return;
   try {
     read_config(files, source);
   } catch (const Error& error) {  // next to a lone file, config.json need not be a model's

@@ -318,6 +318,40 @@ TEST_CASE("Adapters go beside their shards unless told otherwise, and never over
   check_unplanned(temp, in_place, {.says = "adapter_model.safetensors"});
 }
 
+TEST_CASE("Adapters are cast as models are, and the tensors of a single one chosen and renamed") {
+  const TempDir temp;
+  HandMade hand;
+  hand.parameters["m.lora_A.x.weight"] = whole();
+  hand.parameters["m.lora_B.x.weight"] = whole();
+  const TensorData one{DType::kF32, {1, 1}, std::string("\0\0\x80\x3f", 4)};
+  const TensorMap rank{{"m.lora_A.weight", one}, {"m.lora_B.weight", one}};
+  hand.write(temp / "in", "x", {rank, rank});
+  Request request = consolidate_request(temp / "in", temp / "out");
+  request.dtype = DType::kBF16;
+  consolidate(request);
+  const TensorData half{DType::kBF16, {1, 1}, "\x80\x3f"};
+  CHECK(read_tensors(temp / "out/x/adapter_model.safetensors") ==
+        TensorMap{{"m.lora_A.weight", half}, {"m.lora_B.weight", half}});
+  request.names.drop.emplace_back("drop", "lora_B");
+  request.names.renames.push_back(parse_rename("rename", "^m=n"));
+  request.output_directory = temp / "out2";
+  check_unplanned(temp, request, {.kind = ErrorKind::kUsage, .hint = "the directory of one adapter"});
+  request.source.path = temp / "in/adapter_x";
+  consolidate(request);
+  CHECK(read_tensors(temp / "out2/adapter_model.safetensors") == TensorMap{{"n.lora_A.weight", half}});
+}
+
+TEST_CASE("A tensor that another adapter's would be taken for is refused") {
+  const TempDir temp;
+  write_small(temp / "in", "x", "x");
+  HandMade hand;
+  hand.parameters["x/m.lora_A.default.weight"] = whole();
+  const TensorMap rank{{"x/m.lora_A.weight", bytes({1, 1}, "0")}};
+  hand.write(temp / "in", "default", {rank, rank});
+  check_unplanned(temp, consolidate_request(temp / "in", temp / "out"), {.tensor = "x/m.lora_A.weight"});
+  CHECK(plan_consolidate(consolidate_request(temp / "in/adapter_default", temp / "out"))->source.logical.size() == 1);
+}
+
 TEST_CASE("An adapter that could leave the output directory by its name is refused") {
   const TempDir temp;
   for (const char* name : {"..", ".", ""}) {

@@ -43,7 +43,7 @@ struct Case {
     Request request =
         shard_request(temp / "model", temp / "out", {.layout = "optimum", .format = Format::kPytorch, .tp = tp});
     request.adapters = {temp / "peft"};
-    request.lora_fuse = fuse;
+    request.target.lora_fuse = fuse;
     return request;
   }
   Error error(std::uint32_t tp = 2, LoraFuse fuse = LoraFuse::kMean) const {
@@ -110,6 +110,20 @@ TEST_CASE("A mean that loses something is reported, one of equal lora_A is none 
   CHECK(c.rank(1).at(kLayer + "mlp.gate_up_proj.lora_A.weight") == a);
   CHECK(c.sharded_config() == c.config);
   CHECK_FALSE(fs::exists(c.temp / "out/adapter_default/adapter_config.unfused.json"));
+}
+
+TEST_CASE("Tensors of an adapter are cast, and left out, before it is sharded") {
+  Case c;
+  c.adapt_mlp();
+  c.adapt("mlp.down_proj", 4, 4);
+  Request request = c.request();
+  request.dtype = DType::kBF16;
+  request.names.drop.emplace_back("drop", "down_proj");
+  shard(request);
+  const TensorMap rank = c.rank(0);
+  CHECK(rank.size() == 2);
+  CHECK(rank.at(kLayer + "mlp.gate_up_proj.lora_A.weight").dtype == DType::kBF16);
+  CHECK(rank.at(kLayer + "mlp.gate_up_proj.lora_B.weight").dtype == DType::kBF16);
 }
 
 TEST_CASE("Options that shards of adapters have no room for are refused") {

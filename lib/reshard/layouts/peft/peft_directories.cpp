@@ -1,0 +1,82 @@
+// PEFT's directories as a checkpoint of adapters.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/layouts/map/whole_map.h"
+#include "reshard/layouts/peft/sharded_adapter.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_peft_directory(Files& files, const fs::path& directory) {
+  return files.is_directory(directory) && files.exists(directory / kAdapterConfigFile);
+}
+
+/// Safetensors where both are there, as PEFT has it.
+Checkpoint read_peft_adapter(Files& files, const std::string& name, const fs::path& directory) {
+  if (has_control(name))
+    throw Error(ErrorKind::kBadInput, "holds a control character, which the name of an adapter cannot").in(directory);
+  Checkpoint checkpoint;
+  for (const auto& [file, format] :
+       {std::pair(kAdapterSafetensorsFile, Format::kSafetensors), {kAdapterPytorchFile, Format::kPytorch}}) {
+    if (!files.exists(directory / file)) continue;
+    checkpoint.path = directory / file;
+    const Container container = read_container(files, checkpoint.path, format);
+    for (const std::string& warning : container.warnings)
+      checkpoint.notes.push_back(std::string(file) + ": " + warning);
+    checkpoint.map = whole_map({container});
+    describe_peft_adapter(checkpoint, name, directory);
+    return checkpoint;
+  }
+  throw Error(ErrorKind::kBadInput, fmt::format("holds an adapter_config.json, but neither {} nor {}",
+                                                kAdapterSafetensorsFile, kAdapterPytorchFile))
+      .in(directory);
+}
+
+/// The directories of all adapters in `directory`, by name: its own, called `own_name`, and its folders without shards.
+std::vector<std::pair<std::string, fs::path>> peft_directories(Files& files, const fs::path& directory,
+                                                               const std::string& own_name) {
+  std::vector<std::pair<std::string, fs::path>> found;
+  if (is_peft_directory(files, directory)) found.emplace_back(own_name, directory);
+  if (files.is_directory(directory))
+    for (const DirectoryEntry& entry : files.list(directory))
+      if (!entry.name.starts_with(".") && is_peft_directory(files, directory / entry.name) &&
+          !files.is_directory(directory / entry.name / kAdapterShardsFolder))
+        found.emplace_back(entry.name, directory / entry.name);
+  if (found.empty())
+    throw Error(ErrorKind::kBadInput, files.exists(directory)
+                                          ? "holds no adapter: no adapter_config.json, nor folders with one"
+                                          : "no such directory")
+        .in(directory)
+        .hint("give a directory that PEFT has saved an adapter in");
+  return found;
+}
+
+}  // namespace
+
+Checkpoint read_peft_adapters(Files& files, const std::vector<fs::path>& directories) {
+  std::vector<Checkpoint> adapters;
+  std::map<std::string, fs::path> seen;
+  for (const fs::path& directory : directories) {
+    const bool is_first = adapters.empty();
+    const std::string own_name = is_first ? kDefaultAdapter : files.resolve(directory).filename().string();
+    for (const auto& [name, path] : peft_directories(files, directory, own_name)) {
+      const auto [other, is_new] = seen.emplace(name, path);
+      if (!is_new)
+        throw Error(ErrorKind::kUsage, fmt::format("is the second adapter called \"{}\", after {}", printable(name),
+                                                   other->second.string()))
+            .in(path)
+            .hint("rename its directory");
+      adapters.push_back(read_peft_adapter(files, name, path));
+    }
+  }
+  return join_adapters(directories.front(), std::move(adapters));
+}
+
+}  // namespace reshard
