@@ -318,6 +318,25 @@ TEST_CASE("Adapters go beside their shards unless told otherwise, and never over
   check_unplanned(temp, in_place, {.says = "adapter_model.safetensors"});
 }
 
+TEST_CASE("An adapter whose adapter_config.json is missing or damaged is refused, as PEFT would not load it") {
+  const TempDir temp;
+  write_small(temp / "in", "default", "default");
+  const fs::path adapter = temp / "in/adapter_default", config = adapter / "adapter_config.json";
+  for (const fs::path& source : {temp / "in", adapter}) {
+    const Request request = consolidate_request(source, temp / "out");
+    write_file(config, "{\"peft_type\": \"LORA\",\n \"r\": }");
+    check_unplanned(temp, request, {.path = config, .says = "at byte 28"});
+    write_file(config, R"({"peft_type": "LORA", "r": "many"})");
+    check_unplanned(temp, request, {.path = config, .says = "\"r\" is \"many\""});
+    fs::remove(config);
+    check_unplanned(temp, request, {.path = adapter, .says = "holds no adapter_config.json", .hint = "PEFT"});
+  }
+  write_file(config, R"({"peft_type": "IA3"})");  // which the files may be, for all that is known
+  const auto job = plan_consolidate(consolidate_request(temp / "in", temp / "out"));
+  REQUIRE(job->notes.size() == 1);
+  CHECK_THAT(job->notes[0], Says("only LORA is known"));
+}
+
 TEST_CASE("Adapters are cast as models are, and the tensors of a single one chosen and renamed") {
   const TempDir temp;
   HandMade hand;
@@ -339,6 +358,17 @@ TEST_CASE("Adapters are cast as models are, and the tensors of a single one chos
   request.source.path = temp / "in/adapter_x";
   consolidate(request);
   CHECK(read_tensors(temp / "out2/adapter_model.safetensors") == TensorMap{{"n.lora_A.weight", half}});
+}
+
+TEST_CASE("A rank file of an adapter that is a link to outside of the checkpoint is refused, as a model's is") {
+  const TempDir temp;
+  write_small(temp / "in", "x", "x");
+  const fs::path rank = temp / "in/adapter_x/adapter_shards/model/dp_rank_00_tp_rank_01_pp_rank_00.pt";
+  fs::rename(rank, temp / "elsewhere.pt");
+  fs::create_symlink(temp / "elsewhere.pt", rank);
+  for (const char* source : {"in", "in/adapter_x"})
+    check_unplanned(temp, consolidate_request(temp / source, temp / "out"),
+                    {.path = rank, .says = "is a link to outside of the checkpoint"});
 }
 
 TEST_CASE("A tensor that another adapter's would be taken for is refused") {
