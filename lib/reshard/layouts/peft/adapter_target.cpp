@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -204,8 +205,8 @@ TargetPlan plan_peft_directories(const TargetRequest& request, const TargetConte
     TargetContainer container{
         format, fs::path(prefix) / (format == Format::kPytorch ? kAdapterPytorchFile : kAdapterSafetensorsFile)};
     for (const LogicalTensor& tensor : tensors[i]) {
-      const auto& [name, dtype, shape, filler, role] = tensor;
-      const std::uint32_t index = plan.map.add_logical({prefix + name, dtype, shape, filler, role}, {});
+      const auto& [name, dtype, shape] = std::tie(tensor.name, tensor.dtype, tensor.shape);
+      const std::uint32_t index = plan.map.add_logical({prefix + name, dtype, shape, {}, tensor.role}, {});
       container.tensors.push_back({{name, dtype, shape}, {{index, whole(shape), Dims(shape.size())}}});
     }
     add_target_container(plan.map, std::move(container));

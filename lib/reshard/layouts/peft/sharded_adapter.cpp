@@ -53,7 +53,7 @@ bool holds_stacked(Files& files, const ShardedCheckpoint& stacked) {
     return element == std::vector<std::byte>(element.size());
   };
   for (std::size_t l = 0; l < map.logical.size(); ++l)
-    if (map.logical[l].filler && !std::all_of(map.pieces[l].begin(), map.pieces[l].end(), is_zero)) return false;
+    if (map.logical[l].constant() && !std::all_of(map.pieces[l].begin(), map.pieces[l].end(), is_zero)) return false;
   return true;
 }
 

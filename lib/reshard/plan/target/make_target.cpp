@@ -213,6 +213,7 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
   for (const std::string& note : plan.notes) draft.note(note);
   add_copies(draft, plan.copies);
   draft.source.map = average(std::move(draft.source.map), plan.means);
+  if (!plan.means.empty()) draft.transforms.push_back({Applied::Transform::kAverage, plan.means.size()});
   draft.dropped.insert(draft.dropped.end(), plan.without_place.begin(), plan.without_place.end());
   note_tied(draft, *request.layout);
   if (is_model) note_whole_weights(files, draft, *request.layout, output_directory);
