@@ -348,7 +348,7 @@ test_mounts() {
   local what="an output that one rank does not see"
   launch_mounted "[ \$rank != 1 ] || mount -t tmpfs none '$targets'" "${command[@]}" "$targets/out"
   check_code 6 "$what"
-  check_said_once 'rank 1 .*is not seen here' "$what"
+  check_said_once 'rank 1 .*is not visible here' "$what"
   check_empty "$targets" "$what"
   what="a model that is another one for one rank"
   launch_mounted "[ \$rank != 1 ] || mount --bind '$work/shard' '$model'" "${command[@]}" "$targets/out"

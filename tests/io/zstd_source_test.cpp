@@ -113,7 +113,7 @@ TEST_CASE("A zstd frame that is damaged, ends early or late, or decodes to too m
       [](const Compressed& compressed) { compressed.ends(); }, {.path = "d/f"},
       {{"a byte of a block's header", Compressed(damaged), {.says = "its zstd frame is damaged"}},
        {"no frame", Compressed(std::string(100, 'x')), {.says = "its zstd frame is damaged"}},
-       {"cut off", cut_off, {.says = "goes on after its range"}},
+       {"cut off", cut_off, {.says = "continues after its range"}},
        {"something behind it", longer, {.says = "ends before its range"}},
        {"a bomb", Compressed(zstd_bomb(1000)), {.says = "decodes to more than 1048576 bytes"}},
        {"a large window",

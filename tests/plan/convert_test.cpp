@@ -100,9 +100,10 @@ TEST_CASE("The source's own files are never written, with force or without") {
   const Checkpoints all;
   for (const bool force : {false, true}) {
     INFO("force " << force);
-    all.check_unchanged(all.request("model", "model", {.force = force}), {.kind = ErrorKind::kUsage,
-                                                                          .path = all / "model/model.safetensors",
-                                                                          .says = "is an input and would be written"});
+    all.check_unchanged(all.request("model", "model", {.force = force}),
+                        {.kind = ErrorKind::kUsage,
+                         .path = all / "model/model.safetensors",
+                         .says = "is an input and would be overwritten"});
     // Another name, but loaders would mix the two.
     all.check_unchanged(all.request("model", "model", {.format = Format::kPytorch, .force = force}), {});
     all.check_unchanged(all.request("model/model.safetensors", "model/.", {.force = force}),
@@ -115,13 +116,13 @@ TEST_CASE("A shards folder is not replaced by what is read from it, or from a fi
   for (const std::string name : Checkpoints::kLayouts)
     for (const std::string& path : {name, name + "/" + layout(name)->traits().folder})
       all.check_unchanged(all.request(path, name, {.layout = name, .tp = 2, .force = true}),
-                          {.kind = ErrorKind::kUsage, .says = "is an input and would be written"});
+                          {.kind = ErrorKind::kUsage, .says = "is an input and would be overwritten"});
   for (const bool force : {false, true})  // in files of other names
     all.check_unchanged(
         all.request("ranks", "ranks", {.layout = "ranks", .format = Format::kPytorch, .tp = 2, .force = force}),
         {.kind = ErrorKind::kUsage,
          .path = all / "ranks/tensor_parallel_shards",
-         .says = "holds the inputs and would be replaced"});
+         .says = "contains the inputs and would be replaced"});
   const fs::path rank = "ranks/tensor_parallel_shards/tp_rank_00_pp_rank_00";
   write_safetensors(all / rank / "model.safetensors",
                     read_tensors(all / rank / "model.safetensors"));  // no longer says that it is one of several ranks

@@ -121,7 +121,7 @@ def checkpoints(maker):
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    took = 'took the state dict under "%s"'
+    took = 'read the state dict under "%s"'
     maker.save("checkpoint.pt", {"epoch": 3, "model": weights, "optimizer": optimizer.state_dict(),
                                  "rng_state": torch.get_rng_state(), "numpy_rng": numpy.random.get_state()},
                tensors=weights, warnings=[took % "model", "epoch, optimizer, rng_state"])
@@ -175,7 +175,7 @@ def xser(maker):
     torch.save({tid: {"dtype": tensor.dtype, "shape": tensor.shape, "expert_model_parallel": tid == 1}
                 for tid, tensor in enumerate(tensors.values())}, maker.path("xser/checkpoint.info.pt"))
     maker.holds("xser/checkpoint", {**tensors, "tied": tensors["a"], "on_cpu": on_cpu},
-                ['took the state dict under "model"', "state dict: step"], xser=True)
+                ['read the state dict under "model"', "state dict: step"], xser=True)
 
 
 def large(maker):

@@ -72,9 +72,9 @@ Error system_error(int errno_value, std::string_view doing, const std::filesyste
   if (full) error.hint("free some space or choose an output directory on another file system");
   if (errno_value == EFBIG)
     error.hint(
-        "raise the limit of file sizes (ulimit -f), or choose an output directory on a file system that takes larger "
-        "files");
-  if (errno_value == EMFILE) error.hint("raise the limit of open files (ulimit -n), or give fewer `threads`");
+        "raise the limit of file sizes (ulimit -f), or choose an output directory on a file system that supports "
+        "larger files");
+  if (errno_value == EMFILE) error.hint("raise the limit of open files (ulimit -n), or use fewer `threads`");
   return error;
 }
 
@@ -95,7 +95,7 @@ Error as_error(const std::exception_ptr& thrown) {
   } catch (const std::filesystem::filesystem_error& error) {
     return std::move(Error(ErrorKind::kIo, error.code().message()).in(error.path1()));
   } catch (const std::bad_alloc&) {
-    return std::move(Error(ErrorKind::kIo, "out of memory").hint("give less with `max-memory` or `threads`"));
+    return std::move(Error(ErrorKind::kIo, "out of memory").hint("reduce `max-memory` or `threads`"));
   } catch (const std::system_error& error) {
     return {ErrorKind::kIo, error.what()};
   } catch (const std::exception& error) {

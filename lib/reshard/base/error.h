@@ -32,7 +32,7 @@ struct ErrorKindRow {
   const char* meaning;
 };
 inline constexpr ErrorKindRow kErrorKinds[] = {
-    {ErrorKind::kUsage, "usage", 2, "the command line makes no sense"},
+    {ErrorKind::kUsage, "usage", 2, "the command line is invalid"},
     {ErrorKind::kBadInput, "bad input", 3, "an input is damaged or inconsistent"},
     {ErrorKind::kUnsupported, "unsupported", 4, "understood, but not supported"},
     {ErrorKind::kNoSpace, "no space", 5, "not enough space for the outputs"},

@@ -196,7 +196,7 @@ Value parse(std::string_view text, const std::filesystem::path& path, JsonDialec
             JsonPlaces* places = nullptr) {
   // The parser treats a NUL as the end of the text.
   if (const auto nul = text.find('\0'); nul != std::string_view::npos)
-    throw Error(ErrorKind::kBadInput, "holds a NUL byte and so is not valid JSON").in(path).at_byte(nul);
+    throw Error(ErrorKind::kBadInput, "contains a NUL byte, which is not valid JSON").in(path).at_byte(nul);
   const NonFinite non_finite = dialect == JsonDialect::kPython ? find_non_finite(text) : NonFinite{};
   if (!non_finite.text.empty()) text = non_finite.text;
   std::uint64_t read_bytes = 0;

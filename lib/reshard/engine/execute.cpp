@@ -97,8 +97,8 @@ RunResult execute(const Job& job, RunOptions options, Together& together) {
     return together.size() > 1 ? run_with_others(run, job, options, together) : run_alone(run);
   } catch (Error& error) {
     if (run.keep(error.kind()))
-      error.hint((error.hint().empty() ? "" : error.hint() + "; ") + "what is written stays in " +
-                 run.prepared().root.string() + ", and `resume` goes on from there");
+      error.hint((error.hint().empty() ? "" : error.hint() + "; ") + "the data written so far stays in " +
+                 run.prepared().root.string() + ", and `resume` continues from there");
     throw;
   } catch (...) {
     run.keep(ErrorKind::kInternal);

@@ -95,7 +95,7 @@ void JobRun::prepare(std::uint32_t ranks) {
   }
   prepared_.has_lock = staging_->is_locked();
   if (options_.resume && !prepared_.has_lock)
-    note(fmt::format("the file system of {} has no locks, without which nothing can go on from what a run leaves there",
+    note(fmt::format("the file system of {} has no locks, so an interrupted run cannot be resumed there",
                      prepared_.root.string()));
   for (const CopiedFile& file : job_.copied_files) copy_file(options_, file, *staging_);
   for (const TextFile& file : job_.text_files)
@@ -118,9 +118,9 @@ void JobRun::take_over(Resumable earlier) {
     const fs::path path = earlier.root / file.path;
     if (!storage.is_file(path) || storage.size_bytes(path) != file.size_bytes)
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("is not the file of {} bytes that the run which left it made", file.size_bytes))
+                  fmt::format("is not the file of {} bytes that the interrupted run created", file.size_bytes))
           .in(path)
-          .hint("remove what is left with `clean`, and begin anew");
+          .hint("delete the staging directory with `clean`, and start from scratch");
   }
   staging_.emplace(job_, options_.stores, earlier.root, std::move(earlier.lock));
   prepared_.root = staging_->root();
@@ -204,11 +204,11 @@ void JobRun::attach(PreparedRun prepared) {
     if (storage.is_directory(root.parent_path())) storage.list(root.parent_path());
   }
   if (!storage.is_directory(root))
-    throw Error(ErrorKind::kIo, "is not seen here, where another rank of this run has made it")
+    throw Error(ErrorKind::kIo, "was created by another rank of this run, but is not visible here")
         .in(root)
-        .hint("give an output directory on a file system that all ranks share");
+        .hint("choose an output directory on a file system that all ranks share");
   if (prepared.has_lock && !(lock_ = storage.directories().lock(root / kLockFile, true)))
-    throw Error(ErrorKind::kIo, "is locked by another run").in(root / kLockFile).hint("wait until that one is done");
+    throw Error(ErrorKind::kIo, "is locked by another run").in(root / kLockFile).hint("wait until that run finishes");
   prepared_ = std::move(prepared);
 }
 
@@ -277,11 +277,11 @@ void JobRun::end_journal(bool is_interrupted) {
 }
 
 ShareReport JobRun::run(const Share& share, Lots* lots) {
-  if (prepared_.root.empty()) throw Error(ErrorKind::kInternal, "a share is run before the run is prepared");
+  if (prepared_.root.empty()) throw Error(ErrorKind::kInternal, "a share runs before the run is prepared");
   if (share.index >= share.count)
-    throw Error(ErrorKind::kUsage, fmt::format("there is no share {} of {}", share.index, share.count));
+    throw Error(ErrorKind::kUsage, fmt::format("share {} of {} does not exist", share.index, share.count));
   if (!ran_.insert(share.index).second)
-    throw Error(ErrorKind::kInternal, fmt::format("share {} of {} ran before", share.index, share.count));
+    throw Error(ErrorKind::kInternal, fmt::format("share {} of {} has already run", share.index, share.count));
   RunOptions options = options_;
   auto [shares, pages] = deal(share.count, lots != nullptr);
   const std::vector<Part> parts = std::move(shares.own[share.index]);
@@ -312,7 +312,7 @@ ShareReport JobRun::run(const Share& share, Lots* lots) {
     report.fragment_files = fragments_->files();
   }
   if (staging_) {
-    if (options_.digests && report.digests.empty()) throw Error(ErrorKind::kInternal, "no digests were made");
+    if (options_.digests && report.digests.empty()) throw Error(ErrorKind::kInternal, "no digests were computed");
     for (const UnitReport& unit : earlier_) merge(report, unit, job_.target);
     earlier_.clear();
   }
@@ -393,7 +393,8 @@ RunResult JobRun::publish(ShareReport report) {
   result.resumed_bytes = resumed_bytes_;
   result.notes = std::move(notes_);
   if (journal_ && journal_->is_full())
-    result.notes.push_back("there was no space for the journal: had this run been killed, `resume` could not go on");
+    result.notes.push_back(
+        "there was no space for the journal: if this run had been killed, `resume` could not have continued it");
   if (job_.manifest) write_manifest(report, result);
   if (options_.progress) options_.progress->phase = RunPhase::kPublishing;
   std::vector<std::string> notes;

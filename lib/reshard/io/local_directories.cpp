@@ -143,7 +143,7 @@ class LocalDirectories final : public Directories {
 
   void set_access_bits(const fs::path& path, std::uint32_t bits) override {
     struct stat status {};
-    if (::stat(path.c_str(), &status) != 0) throw system_error(errno, "cannot look at it", path);
+    if (::stat(path.c_str(), &status) != 0) throw system_error(errno, "cannot read its attributes", path);
     if (::chmod(path.c_str(), (status.st_mode & 07000) | bits) == 0) return;
     if (errno != EPERM && errno != ENOTSUP && errno != ENOSYS)
       throw system_error(errno, "cannot change its permissions", path);
@@ -161,7 +161,7 @@ class LocalDirectories final : public Directories {
 
   std::uint64_t free_bytes(const fs::path& directory) override {
     struct statvfs status {};
-    if (::statvfs(directory.c_str(), &status) != 0) throw system_error(errno, "cannot ask for free space", directory);
+    if (::statvfs(directory.c_str(), &status) != 0) throw system_error(errno, "cannot query the free space", directory);
     return static_cast<std::uint64_t>(status.f_bavail) * status.f_frsize;
   }
 
@@ -170,13 +170,13 @@ class LocalDirectories final : public Directories {
     const int number = errno;
     struct stat status {};
     if (number == EEXIST && ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) return false;
-    throw system_error(number, "cannot make the directory", path);
+    throw system_error(number, "cannot create the directory", path);
   }
 
   fs::path make_private(const fs::path& stem) override {
     std::string name = stem.string() + "XXXXXX";
     if (::mkdtemp(name.data()) == nullptr)
-      throw system_error(errno, "cannot make a temporary directory", stem.parent_path());
+      throw system_error(errno, "cannot create a temporary directory", stem.parent_path());
     return name;
   }
 
@@ -201,7 +201,7 @@ class LocalDirectories final : public Directories {
     Descriptor lock(open_directory(directory));
     const int kind = shared ? LOCK_SH : LOCK_EX;
     if (lock.get() >= 0 && ::flock(lock.get(), kind | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-      throw Error(ErrorKind::kIo, "another run is writing here").in(directory).hint("wait until it is done");
+      throw Error(ErrorKind::kIo, "another run is writing here").in(directory).hint("wait until it finishes");
     return std::make_unique<LocalClaim>(std::move(lock));
   }
 

@@ -95,7 +95,7 @@ class LocalFile final : public Source, public Sink {
         throw Error(ErrorKind::kIo, "the file ends here, though it was longer when it was opened")
             .in(path_)
             .at_byte(offset_bytes)
-            .hint("another process has cut it; run again when nothing writes to it");
+            .hint("another process has truncated it; run again when no other process writes to it");
       offset_bytes += static_cast<std::uint64_t>(got);
       out = out.subspan(static_cast<std::size_t>(got));
     }
@@ -219,7 +219,7 @@ class LocalStorage final : public Storage {
 
   FileKind kind_of(const std::filesystem::path& path) override {
     const auto found = look_at(path);
-    if (!found) throw system_error(errno, "cannot look at it", path);
+    if (!found) throw system_error(errno, "cannot read its attributes", path);
     return *found;
   }
 
@@ -258,7 +258,7 @@ class LocalStorage final : public Storage {
       const int number = errno;
       if (number == ENOENT)
         throw Error(ErrorKind::kBadInput, "no such file").in(path).code({number, std::generic_category()});
-      throw system_error(number, "cannot look at it", path);
+      throw system_error(number, "cannot read its attributes", path);
     }
     if (!S_ISREG(status.st_mode)) throw Error(ErrorKind::kBadInput, "not a regular file").in(path);
     return static_cast<std::uint64_t>(status.st_size);
@@ -267,14 +267,14 @@ class LocalStorage final : public Storage {
   std::filesystem::path absolute(const std::filesystem::path& path) override {
     std::error_code error;
     std::filesystem::path full = std::filesystem::absolute(path, error);
-    if (error) throw system_error(error.value(), "cannot look at it", path);
+    if (error) throw system_error(error.value(), "cannot read its attributes", path);
     return full;
   }
 
   std::filesystem::path resolve(const std::filesystem::path& path) override {
     std::error_code error;
     const std::filesystem::path full = std::filesystem::weakly_canonical(absolute(path), error);
-    if (error) throw system_error(error.value(), "cannot look at it", path);
+    if (error) throw system_error(error.value(), "cannot read its attributes", path);
     return full.filename().empty() ? full.parent_path() : full;
   }
 

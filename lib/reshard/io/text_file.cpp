@@ -12,7 +12,7 @@ std::string read_text_file(Files& files, const std::filesystem::path& path, std:
   const auto source = files.open(path);
   if (source->size_bytes() > cap_bytes)
     throw Error(ErrorKind::kBadInput, "is " + format_bytes(source->size_bytes()) + ", which is more than the " +
-                                          format_bytes(cap_bytes) + " such a file can sensibly have")
+                                          format_bytes(cap_bytes) + " that such a file may have")
         .in(path);
   std::string text(source->size_bytes(), '\0');
   source->read_at(0, std::as_writable_bytes(std::span(text)));

@@ -60,7 +60,7 @@ class ZstdDecoder {
   void fill() {
     const std::size_t bytes = std::min<std::uint64_t>(input_.size(), frame_.length_bytes - taken_);
     if (bytes == 0)
-      throw Error(ErrorKind::kBadInput, "its zstd frame goes on after its range")
+      throw Error(ErrorKind::kBadInput, "its zstd frame continues after its range")
           .in(path_)
           .at_byte(frame_.offset_bytes + frame_.length_bytes)
           .hint("the file is cut off or damaged; fetch it again");
@@ -72,7 +72,7 @@ class ZstdDecoder {
   Error failed(std::size_t result) const {
     const bool window = ZSTD_getErrorCode(result) == ZSTD_error_frameParameter_windowTooLarge;
     Error error(window ? ErrorKind::kUnsupported : ErrorKind::kBadInput,
-                window ? "its zstd frame needs more memory to decode than is given to one"
+                window ? "its zstd frame needs more memory to decode than allowed"
                        : std::string("its zstd frame is damaged: ") + ZSTD_getErrorName(result));
     error.in(path_).at_byte(frame_.offset_bytes);
     if (window) error.hint("save it with a level of 19 or lower");
@@ -170,7 +170,7 @@ class ZstdSource final : public Source {
     return Error(ErrorKind::kIo, "its zstd frame decodes to fewer bytes than before")
         .in(path_)
         .at_byte(frame_.offset_bytes)
-        .hint("another process has changed the file; run again when nothing writes to it");
+        .hint("another process has changed the file; run again when no other process writes to it");
   }
 
   std::unique_ptr<Source> file_;
@@ -221,7 +221,7 @@ namespace reshard {
 namespace {
 
 Error without_zstd(const std::filesystem::path& path) {
-  return Error(ErrorKind::kUnsupported, "is compressed with zstd, which this build does not have")
+  return Error(ErrorKind::kUnsupported, "is compressed with zstd, which this build does not support")
       .in(path)
       .hint("build with libzstd (libzstd-dev), or save the checkpoint without compression");
 }

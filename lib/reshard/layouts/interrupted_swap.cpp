@@ -81,10 +81,12 @@ fs::path resolved_or_same(Files& files, const fs::path& path) {
 void validate_apart(const std::vector<Swap>& swaps, const std::function<bool(const fs::path& output)>& meets) {
   for (const Swap& swap : swaps)
     if (std::any_of(swap.outputs.begin(), swap.outputs.end(), meets))
-      throw Error(ErrorKind::kBadInput,
-                  "a run was killed while it moved its outputs into place here, or does so now: not all are there")
+      throw Error(
+          ErrorKind::kBadInput,
+          "a run was killed while it published its outputs here, or is publishing them now: some outputs are missing")
           .in(swap.staging.parent_path())
-          .hint("run its command again, which first finishes that; the others are in " + swap.staging.string());
+          .hint("run its command again, which first completes the publishing; the other outputs are in " +
+                swap.staging.string());
 }
 
 /// No output of a swap is `path`, or lies in it or above it.

@@ -58,7 +58,7 @@ TEST_CASE("Such a checkpoint is refused where nothing says the dtypes of its wei
     const fs::path info = files.rank.string() + ".info.pt";
     fs::remove(info);  // which older versions did not write
     check_error(files.error(),
-                {.path = info, .tensor = "model.embed_tokens.weight", .says = "does not say the dtype and shape"});
+                {.path = info, .tensor = "model.embed_tokens.weight", .says = "does not record the dtype and shape"});
   }
   SECTION("a damaged file") {
     const fs::path damaged = files.step / "optim/dp_rank_01_tp_rank_00_pp_rank_00.pt";

@@ -173,7 +173,7 @@ TEST_CASE("Files of an optimizer of torch.distributed.checkpoint that are missin
   fs::remove(optim / "dp_rank_00_tp_rank_00_pp_rank_00.pt");
   fs::remove(optim / "__3_0.distcp");
   check_refused([&] { one.read(); },
-                {.path = optim / "__3_0.distcp", .says = "is missing, though .metadata puts tensors into it"});
+                {.path = optim / "__3_0.distcp", .says = "is missing, though .metadata lists tensors in it"});
   fs::remove(optim / ".metadata");
   one.refused("", "", "but no .metadata");
 }

@@ -125,7 +125,8 @@ TEST_CASE("A downloaded directory has the digests of large files in its metadata
   CHECK(check(model.hex) == 1);
   CHECK(expected_digests(local_storage(), {file}).at(0)->from == metadata);
   check_refused([&] { check(std::string(64, 'b')); }, {.path = file});
-  check_refused([&] { check(std::string(40, 'b')); }, {.says = "no SHA-256 is known of its file"});  // of a small file
+  check_refused([&] { check(std::string(40, 'b')); },
+                {.says = "no SHA-256 is known for its tensor file"});  // of a small file
 }
 
 TEST_CASE("A file of tensors that no list names is an error, though others are checked") {
@@ -136,7 +137,7 @@ TEST_CASE("A file of tensors that no list names is an error, though others are c
   const fs::path first = two / "model-00001-of-00002.safetensors", second = two / "model-00002-of-00002.safetensors";
   write_file(two / "SHA256SUMS", sums_of({first}));
   const Error error = check_refused([&] { check_alone(*model.job("two")); }, {.path = second});
-  CHECK(error.message() == "no SHA-256 is known of it, the only such file of 2");
+  CHECK(error.message() == "no SHA-256 is known for it, the only such file of 2");
   write_file(two / "SHA256SUMS", sums_of({first, second}));
   CHECK(check_alone(*model.job("two")).size() == 2);
 }
@@ -171,7 +172,7 @@ TEST_CASE("A list may have any form that sha256sum takes, and files of others in
   CHECK(model.check().size() == 1);
   fs::remove(model.sums);
   check_refused([&] { model.check(); },
-                {.path = model.temp / "model", .hint = above.string() + " these lines are no SHA-256 of a file: 1"});
+                {.path = model.temp / "model", .hint = above.string() + " are not SHA-256 entries: 1"});
 }
 
 TEST_CASE("A list with two digests of a file says nothing of it, and is refused") {
@@ -245,7 +246,7 @@ TEST_CASE("Files of torch.save without a known SHA-256 are held against the CRC-
       const auto thrown = run_ranks(ranks, [&](Together& together) { check_inputs(*job, unsynced(), together); });
       for (const auto& error : thrown) {
         REQUIRE(error);
-        check_error(*error, {.path = file, .says = "of a zip entry that begin here have CRC-32"});
+        check_error(*error, {.path = file, .says = "bytes that begins here has CRC-32"});
         CHECK(error->offset_bytes().value() <= stored.offset_bytes);
       }
     }

@@ -169,7 +169,7 @@ TEST_CASE("Two runs make the same manifest, in one share or several, with little
   const RunOptions little{.max_memory_bytes = kMinMemoryBytes, .sync = false};
   check_refused([&] { execute(*large.plan(large.temp / "little"), little); },
                 {.kind = ErrorKind::kUsage,
-                 .hint = "give at least 17.0 MiB, or do without `manifest`",
+                 .hint = "give at least 17.0 MiB, or leave out `manifest`",
                  .unwritten = large.temp / "little"});
   const Checkpoint model = read_checkpoint(large.temp / "model", {ConfigUse::kLenient});
   const Error alone = error_of([&] { compute_digests(model.map, {0}, little); });
@@ -228,7 +228,7 @@ TEST_CASE("Tensors that are missing, new or of another form are told") {
   CHECK(result.different.empty());
   manifest.tensors = {{"a", DType::kF32, {4}, {{}, {{}, {}}}}};
   check_refused([&] { verify_manifest(checkpoint.map, manifest, "m", unsynced()); },
-                {.says = "says 2 leaves, but a tensor of its shape has 0"});
+                {.says = "lists 2 leaves, but a tensor of its shape has 0"});
 }
 
 TEST_CASE("Padding is no tensor of a manifest, and is checked where a manifest is verified") {

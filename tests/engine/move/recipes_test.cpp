@@ -282,7 +282,7 @@ TEST_CASE("Runs that compute otherwise have another fingerprint, and inputs that
   options.max_memory_bytes = kMinMemoryBytes;
   check_refused([&] { execute(*job, options); }, {.kind = ErrorKind::kUsage,
                                                   .tensor = kMerged,
-                                                  .says = "is too little for what it is computed from",
+                                                  .says = "is too little for its inputs",
                                                   .hint = "give at least",
                                                   .unwritten = model.temp / "out"});
 }
@@ -306,7 +306,7 @@ TEST_CASE("A tensor whose smallest block does not fit in memory with its input i
   check_refused([&] { run_program({&map}, make_reading_program(map), {}, options); },
                 {.kind = ErrorKind::kUsage,
                  .tensor = "sums",
-                 .says = "`max-memory` 8.00 MiB is too little for what it is computed from",
+                 .says = "`max-memory` 8.00 MiB is too little for its inputs",
                  .hint = "give at least 9.00 MiB"});
 }
 

@@ -59,8 +59,8 @@ TEST_CASE("A directory that no run has made is left alone, whatever its name and
   CHECK(read_file(foreign / "thesis.txt") == "mine");
   CHECK(fs::exists(foreign / kLockFile));
   REQUIRE(notes.size() == 2);
-  CHECK_THAT(notes[0], Says(stopped.root.string() + ": removed"));
-  CHECK(notes[1] == foreign.string() + ": left alone, since it holds thesis.txt, which no run has made");
+  CHECK_THAT(notes[0], Says(stopped.root.string() + ": deleted"));
+  CHECK(notes[1] == foreign.string() + ": left alone, since it contains thesis.txt, which no run created");
 }
 
 TEST_CASE("Files of others in what a killed run has left are not deleted, at any depth, and neither is that") {
@@ -75,11 +75,11 @@ TEST_CASE("Files of others in what a killed run has left are not deleted, at any
   write_file(stopped.root / file, "mine");
   const auto before = snapshot(stopped.root);
   CHECK(cleaned(*stopped.job) == std::vector<std::string>{stopped.root.string() + ": left alone, since it holds " +
-                                                          culprit + ", which no run has made"});
+                                                          culprit + ", which no run created"});
   CHECK((snapshot(stopped.root) == before));
 }
 
-TEST_CASE("A mark of deep folders is of another program") {
+TEST_CASE("A mark of deep folders belongs to another program") {
   Stopped stopped;
   std::string deep;
   for (int level = 0; level < 100; ++level) deep += "d/";
@@ -90,7 +90,7 @@ TEST_CASE("A mark of deep folders is of another program") {
   const std::vector<std::string> notes = cleaned(*stopped.job);
   CHECK(fs::exists(stopped.root / kMarkFile));
   REQUIRE(notes.size() == 1);
-  CHECK_THAT(notes[0], Says("its .mark is not of this program"));
+  CHECK_THAT(notes[0], Says("its .mark was not written by this program"));
 }
 
 TEST_CASE(
@@ -126,7 +126,7 @@ TEST_CASE("A run with resume removes what it could not use, once it has publishe
   CHECK_FALSE(fs::exists(early));
   CHECK(read_file(foreign / "thesis.txt") == "mine");
   REQUIRE(result.notes.size() == 1);
-  CHECK_THAT(result.notes[0], Says(early.string() + ": removed"));
+  CHECK_THAT(result.notes[0], Says(early.string() + ": deleted"));
 }
 
 TEST_CASE("What is another user's is neither gone on with nor removed") {
@@ -137,7 +137,7 @@ TEST_CASE("What is another user's is neither gone on with nor removed") {
   const auto runs = earlier_runs(test.storage, *stopped.job);
   REQUIRE(runs.size() == 1);
   CHECK(runs[0].state == EarlierRun::State::kForeign);
-  CHECK(runs[0].why_foreign == "it is another user's");
+  CHECK(runs[0].why_foreign == "it belongs to another user");
   CHECK(remove_dead_runs(test.storage, *stopped.job).empty());
   CHECK(execute(*stopped.job, resuming(test.storage)).resumed_bytes == 0);
   CHECK((snapshot(stopped.root) == before));
@@ -148,9 +148,9 @@ TEST_CASE("What a killed run has left can be removed when the output is complete
   execute(*stopped.job, journalled(local_storage()));
   const auto output = snapshot(stopped.jobs.output);
   check_refused([&] { execute(*stopped.job, journalled(local_storage())); },
-                {.hint = "in " + stopped.root.string() + ", which `clean` removes"});
+                {.hint = "in " + stopped.root.string() + "; delete it with `clean`"});
   REQUIRE(fs::exists(stopped.root));
-  check_refused([&] { cleaned(*stopped.job); }, {.says = "already there", .unwritten = stopped.root});
+  check_refused([&] { cleaned(*stopped.job); }, {.says = "already exist", .unwritten = stopped.root});
   CHECK((snapshot(stopped.jobs.output) == output));
 }
 
@@ -183,7 +183,8 @@ TEST_CASE("A signal to any rank of a run with resume leaves its outputs, and say
   });
   const auto staging = staging_in(jobs.temp.path());
   REQUIRE((staging && thrown[0]));
-  check_error(*thrown[0], {.kind = ErrorKind::kInterrupted, .hint = "what is written stays in " + staging->string()});
+  check_error(*thrown[0],
+              {.kind = ErrorKind::kInterrupted, .hint = "the data written so far stays in " + staging->string()});
 }
 
 TEST_CASE("Outputs that cannot get their names stay for the next run, and have their names then") {
@@ -206,7 +207,7 @@ TEST_CASE("Outputs that cannot get their names stay for the next run, and have t
   const Error error = error_of([&] { execute(*job, resuming(test.storage)); });
   const auto staging = staging_in(jobs.temp.path());  // it was to be swapped with the output directory
   REQUIRE(staging);
-  check_error(error, {.kind = ErrorKind::kIo, .hint = "what is written stays in " + staging->string()});
+  check_error(error, {.kind = ErrorKind::kIo, .hint = "the data written so far stays in " + staging->string()});
   CHECK(fs::exists(output) == existing);
   if (existing) CHECK(read_file(output / "config.json") == "old");
   CHECK(execute(*job, resuming()).resumed_bytes == job->program.write_bytes);
@@ -286,7 +287,7 @@ TEST_CASE("A run that was given another option of the layout, or makes another d
   CHECK(refused() == "the run that left this had `dtype` " + dtype + ", and not F32");
   header.sources.pop_back();
   header.given.at("dtype") = dtype;
-  CHECK(refused() == "the run that left this had other options, or was of another version of reshard");
+  CHECK(refused() == "the run that left this had other options, or was started by another version of reshard");
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ class Replaced {
       CHECK(content_of(output) == new_content);
       CHECK((way == 0 || earlier_runs(local_storage(), *job("new", output)).empty()));
     } else {
-      check_refused([&] { execute(*job("new", output, false), options); }, {.says = "already there"});
+      check_refused([&] { execute(*job("new", output, false), options); }, {.says = "already exist"});
       const Content now = content_of(output);
       CHECK((now == old_content || now == new_content));
     }
@@ -195,7 +195,7 @@ TEST_CASE("A run that finishes an interrupted one may be killed, too") {
     const auto job = replaced.job("new", work / "out");
     const auto notes = finish_swaps(second.test.storage, *job);
     REQUIRE(notes.size() == 1);
-    CHECK_THAT(notes[0], Says("all in place now"));
+    CHECK_THAT(notes[0], Says("completed the interrupted publishing"));
     CHECK(content_of(work / "out") == replaced.new_content);
     CHECK(fs::exists(work / "out/notes.txt"));
     CHECK(earlier_runs(local_storage(), *job).empty());
@@ -345,11 +345,11 @@ TEST_CASE("An interrupted swap that cannot be finished stops the next run and st
   TestStorage test;
   SECTION("another user's") {
     test.directories.owns = false;
-    why = "it is another user's";
+    why = "it belongs to another user";
   }
   SECTION("without its lock") {
     fs::remove(root / kLockFile);
-    why = "cannot be known here";
+    why = "cannot determine";
   }
   SECTION("in the way of what somebody has put there") {
     for (const auto& entry : fs::recursive_directory_iterator(root / ".replaced"))

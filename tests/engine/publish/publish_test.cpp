@@ -46,7 +46,7 @@ TEST_CASE("A file that is there is replaced with force alone") {
   const Model model;
   write_file(model.temp / "out/config.json", "old");
   check_error(model.refused(model.request()), {.path = model.temp / "out",
-                                               .says = "one output is already there and would be replaced: config.json",
+                                               .says = "one output already exists and would be replaced: config.json",
                                                .hint = "`force`"});
   shard(model.request(2, true));
   CHECK(read_file(model.temp / "out/config.json") == read_file(model.temp / "model/config.json"));
@@ -102,14 +102,14 @@ TEST_CASE("An output that is an input is refused even with force") {
   check_error(model.refused(model.request(2, true)), {.kind = ErrorKind::kUsage, .path = output});
 }
 
-TEST_CASE("An output directory that is a file, lies under one, or is a link to nowhere is refused") {
+TEST_CASE("An output directory that is a file, lies under one, or is a broken symbolic link is refused") {
   const Model model;
   write_file(model.temp / "file", "mine");
   fs::create_symlink("nowhere", model.temp / "dangling");
   const auto [output, culprit, says] =
       GENERATE(table<std::string, std::string, std::string>({{"file", "file", "is not a directory"},
                                                              {"file/sub/out", "file", "is not a directory"},
-                                                             {"dangling", "dangling", "is a link to nowhere"}}));
+                                                             {"dangling", "dangling", "is a broken symbolic link"}}));
   const Request request = shard_request(model.temp / "model", model.temp / output);
   check_error(model.refused(request), {.path = model.temp / culprit, .says = says});
 }

@@ -276,7 +276,7 @@ TEST_CASE("A run that has other sources or options does not go on, and says whic
   const Error sources = stopped.resume(*stopped.jobs.plan());
   CHECK(sources.kind() == ErrorKind::kBadInput);
   CHECK(sources.message() ==
-        "the run that left this read another model-00002-of-00002.safetensors: it was replaced or written to since");
+        "the run that left this read another model-00002-of-00002.safetensors: it was replaced or modified since");
   CHECK(fs::exists(stopped.root));
 }
 
@@ -299,7 +299,7 @@ TEST_CASE("A journal that is torn is as good as none, and one of another version
   notes.insert(notes.end(), result.notes.begin(), result.notes.end());
   REQUIRE(notes.size() == 2);
   CHECK(notes[0] == "no run was there to go on with: all of it is written anew");
-  CHECK_THAT(notes[1], Says(stopped.root.string() + ": removed"));
+  CHECK_THAT(notes[1], Says(stopped.root.string() + ": deleted"));
   CHECK(result.notes.size() == (options.on_note ? 1 : 2));  // that is told when it is done
 
   std::string body = last.substr(0, last.size() - 64);

@@ -247,10 +247,10 @@ TEST_CASE("Ranks with other options, or that see another source, are told before
     CHECK((snapshot(jobs.temp.path()) == before));
   };
   const auto plan_of = [&](std::uint32_t rank) { return jobs.planners[rank == 1 ? 1 : 0].second; };
-  refused(3, ErrorKind::kUsage, "rank 1 on n0 was given other options than rank 0 on n0, and would do something else",
+  refused(3, ErrorKind::kUsage, "rank 1 on n0 was given other options than rank 0 on n0 and would behave differently",
           [&](Together& together) { plan_and_run(plan_of(together.rank()), jobs.output, unsynced(), together); });
   refused(2, ErrorKind::kUsage,
-          "rank 1 on n0 was given other options than rank 0 on n0, and would do something else: --manifest besides; "
+          "rank 1 on n0 was given other options than rank 0 on n0 and would behave differently: --manifest besides; "
           "--tp 4 in place of --tp 2; without --force",
           [&](Together& together) {
             if (together.leads())
@@ -288,8 +288,8 @@ TEST_CASE("Ranks may read copies of one checkpoint, and not files of another for
   const std::string good = read_file(file);
   flip_byte(file, good.size() - 1);
   check_error(agreed_error(run_on({model, model, copy}, jobs.output)),
-              {.what = "rank 2 on n1 reads other files than rank 0 on n0: model-00002-of-00002.safetensors has other "
-                       "data there",
+              {.what = "rank 2 on n1 reads other files than rank 0 on n0: model-00002-of-00002.safetensors has "
+                       "different data there",
                .unwritten = jobs.output});
   write_file(file, good);
   change_tensors(file, [](TensorMap& tensors) {
@@ -323,7 +323,7 @@ TEST_CASE("A rank that does not see the staging directory says what has to be sh
   const PreparedRun missing{jobs.temp / ".out.reshard-abcdef", {}, false, 0};
   check_refused([&] { JobRun(*job, unsynced()).attach(missing); },
                 {.kind = ErrorKind::kIo,
-                 .says = "is not seen here, where another rank of this run has made it",
+                 .says = "was created by another rank of this run, but is not visible here",
                  .hint = "all ranks share"});
 }
 

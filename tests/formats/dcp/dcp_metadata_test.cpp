@@ -129,14 +129,14 @@ TEST_CASE("Chunks that contradict their tensor or have no place are refused") {
   CHECK_NOTHROW(read(dcp::metadata_bytes({{two_places}, {}})));  // the tiling says what is wrong
   two_places.chunks.back().place.offset = 8;
   const std::vector<std::pair<dcp::Tensor, std::string>> rows = {
-      {tensor({4, 2}, {3, 0}, {2, 2}), "a chunk of [2, 2] at [3, 0], which does not lie inside its shape [4, 2]"},
-      {tensor({4, 2}, {INT64_MAX, 0}, {1, 2}), "does not lie inside"},
-      {tensor({4, 2}, {3, 0}, {1}), "does not lie inside"},
-      {tensor({4, 2}, {3, 0}, {1, 2}, false), "does not say where its chunk at [3, 0] lies"},
+      {tensor({4, 2}, {3, 0}, {2, 2}), "a chunk of [2, 2] at [3, 0], which is not inside its shape [4, 2]"},
+      {tensor({4, 2}, {INT64_MAX, 0}, {1, 2}), "is not inside"},
+      {tensor({4, 2}, {3, 0}, {1}), "is not inside"},
+      {tensor({4, 2}, {3, 0}, {1, 2}, false), "does not record where its chunk at [3, 0] is stored"},
       {tensor({-4, 2}, {3, 0}, {1, 2}), "its size is -4"},
       {tensor({INT64_MAX, 4}, {3, 0}, {1, 2}), "overflows 64 bits"},
       {tensor({4, 2}, {3, 0}, {1, 2}, true, -1), "its offset in the file is -1"},
-      {two_places, "two places for its chunk at [3, 0]"}};
+      {two_places, "two locations for its chunk at [3, 0]"}};
   for (const auto& [changed, says] : rows) refused(dcp::metadata_bytes({{changed}, {}}), says);
 }
 
@@ -149,7 +149,7 @@ TEST_CASE("Files that lie elsewhere are refused") {
   refused(in_file("/etc/passwd"), "not relative");
   for (const char* file : {"../other/f", "a/../../f"}) refused(in_file(file), "leads out");
   for (const std::string& file : {std::string(), std::string("a\nb"), std::string(4097, 'f')})
-    refused(in_file(file), "no file can be called");
+    refused(in_file(file), "not a valid file name");
   for (const std::string& file : {std::string("deep/..hidden/f.."), std::string(4096, 'f')})
     CHECK_NOTHROW(read(in_file(file)));
 }
@@ -160,7 +160,7 @@ TEST_CASE("Objects of other classes are refused by their name") {
   const std::string index = dcp::index_value("w", &begin), place = dcp::place_value({"f", 0, 9, {}});
   const std::string metadata_module = "torch.distributed.checkpoint.metadata";
   refused(dcp::metadata_bytes(text("w") + object("pkg", "Sharded", "}"), ""),
-          "has an object of pkg.Sharded in the place of a tensor", "w", ErrorKind::kUnsupported);
+          "has an object of pkg.Sharded instead of a tensor", "w", ErrorKind::kUnsupported);
   refused(dcp::metadata_bytes(text("w") + object("pkg", "TensorStorageMetadata", "}"), ""), "pkg.TensorStorageMetadata",
           "w", ErrorKind::kUnsupported);
   refused(dcp::metadata_bytes(entry, index + object("pkg", "_StorageInfo", "}")), "calls pkg._StorageInfo", "");
@@ -171,13 +171,13 @@ TEST_CASE("Objects of other classes are refused by their name") {
   refused(stream(object(metadata_module, "Metadata", "}")), "has no storage_data", "");
   refused(stream(call(metadata_module, "Metadata", {})), "without attributes", "");
   refused(dcp::metadata_bytes(entry + entry, index + place), "has it twice");
-  refused(dcp::metadata_bytes(number(1) + kNone, ""), "an int in the place of an entry's name", "");
+  refused(dcp::metadata_bytes(number(1) + kNone, ""), "an int instead of an entry's name", "");
   refused(dcp::metadata_bytes(text("a\x1b[1mb") + kNone, ""), "control character", "");
   refused(dcp::metadata_bytes(text("a\xff") + kNone, ""), "not UTF-8", "");
   refused(dcp::metadata_bytes(text(std::string(4097, 'n')) + kNone, ""), "4097 bytes", "");
   const std::string longest(4096, 'n');
-  refused(dcp::metadata_bytes(text(longest) + kNone, ""), "in the place of a tensor", longest, ErrorKind::kUnsupported);
-  refused(metadata_bytes(two_chunks()) + "x", "something after its pickle", "");
+  refused(dcp::metadata_bytes(text(longest) + kNone, ""), "instead of a tensor", longest, ErrorKind::kUnsupported);
+  refused(metadata_bytes(two_chunks()) + "x", "trailing data after its pickle", "");
 }
 
 TEST_CASE("A metadata that runs code is refused by what it runs") {
@@ -206,7 +206,7 @@ TEST_CASE("Chunks that many tensors share take no time for each") {
     entries += text("w" + std::to_string(i)) + entry;
   }
   const auto begin = std::chrono::steady_clock::now();
-  check_refused([&] { read(dcp::metadata_bytes(entries, "")); }, {.says = "chunks that are of several tensors"});
+  check_refused([&] { read(dcp::metadata_bytes(entries, "")); }, {.says = "chunks that belong to several tensors"});
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
 }
 
@@ -217,7 +217,7 @@ TEST_CASE("A name of many paths is not copied for each of them") {
   paths += "tq\2";
   for (int i = 0; i < 1000; ++i) paths += text("other" + std::to_string(i)) + "h\2";
   const std::string bytes = dcp::metadata_bytes("", "", text("planner_data") + "}(" + paths + "u");
-  refused(bytes, "has paths with more names than the whole file", "first");
+  refused(bytes, "has paths with more names than the entire file", "first");
   CHECK(read_dcp_metadata(MemorySource(bytes), "d/.metadata", DcpPaths::kLeave).paths.empty());
 }
 
@@ -226,7 +226,7 @@ TEST_CASE("Keys that come twice are refused, so that a short file cannot have ma
   refused(dcp::metadata_bytes("", "", text("planner_data") + "}(" + path + path + "u"), "has a path to it twice");
   const std::vector<std::int64_t> begin{0};
   const std::string index = dcp::index_value("w", &begin), place = dcp::place_value({"f", 0, 9, {}});
-  refused(dcp::metadata_bytes("", index + "q\1" + place + "q\2" + "h\1h\2"), "one key of its storage_data twice", "");
+  refused(dcp::metadata_bytes("", index + "q\1" + place + "q\2" + "h\1h\2"), "duplicate key in its storage_data", "");
 }
 
 TEST_CASE("Attributes that come twice are refused, as readers disagree which one counts") {
@@ -308,7 +308,7 @@ TEST_CASE("Items that are not what metadata says are refused with file and tenso
        {"an item with all behind it", OneItem(too_long).with_length(kItem.size() + 3), {.says = zip_end}},
        {"another dtype",
         OneItem(dcp::item_bytes("int32", {2, 2}, kFloats)),
-        {.says = "is F32 [2, 2] by .metadata, but I32 [2, 2] in the file"}},
+        {.says = "is F32 [2, 2] in .metadata, but I32 [2, 2] in the file"}},
        {"another shape", OneItem(dcp::item_bytes("float32", {4}, kFloats)), {.says = "but F32 [4] in the file"}},
        {"no tensor", OneItem(torch_zip(stream(number(1)), {})), {.says = "is an int, no tensor"}},
        {"what runs code",
@@ -323,7 +323,7 @@ TEST_CASE("Items that are not what metadata says are refused with file and tenso
         {.says = "compressed with zstd, but .metadata lists no transform for it"}},
        {"an unknown transform",
         OneItem(kItem).with_transform("stream.rot13/1"),
-        {.kind = ErrorKind::kUnsupported, .says = "transformed by stream.rot13/1, which is not known"}},
+        {.kind = ErrorKind::kUnsupported, .says = "transformed by stream.rot13/1, which is not supported"}},
        {"a zstd bomb",
         OneItem(zstd_bomb(100)).with_transform("stream.zstd/1"),
         {.says = "decodes to more than 1048592 bytes"}},
@@ -391,7 +391,7 @@ TEST_CASE("An object is found whole, whatever it would run, and opened by nobody
         {.says = "do not begin like an item of torch.save"}},
        {"a bucket of safetensors",
         {safetensors_bytes({{"a", {DType::kU8, {1}, "a"}}}), 0},
-        {.kind = ErrorKind::kUnsupported, .says = "puts it into a file of safetensors"}}});
+        {.kind = ErrorKind::kUnsupported, .says = "lists it in a safetensors file"}}});
 }
 
 TEST_CASE("A bucket of safetensors is read by the names of tensors") {
@@ -399,7 +399,7 @@ TEST_CASE("A bucket of safetensors is read by the names of tensors") {
   item.chunk.place.offset_bytes = item.chunk.place.length_bytes = 0;
   CHECK(item.elements() == kFloats);
   item.chunk.box.size = {1, 2};  // two chunks of one name overwrite each other
-  CHECK_THAT(error_of([&] { item.find(); }).what(), Says("is F32 [1, 2] by .metadata, but F32 [2, 2]"));
+  CHECK_THAT(error_of([&] { item.find(); }).what(), Says("is F32 [1, 2] in .metadata, but F32 [2, 2]"));
   item.tensor.name = "b";
   CHECK_THAT(error_of([&] { item.find(); }).what(), Says("is not in this safetensors file"));
 }
@@ -417,14 +417,14 @@ TEST_CASE("A chunk that another one of its tensor has overwritten in a bucket is
   check_refused([&] { item.find(); },
                 {.path = kFile,
                  .tensor = "w",
-                 .says = "its chunk at [0, 0] is not in this safetensors file, which has the one at [2, 0]"});
+                 .says = "its chunk at [0, 0] is not in this safetensors file, which contains the chunk at [2, 0]"});
 }
 
 TEST_CASE("A file that is missing is named") {
   MemoryFiles files;
   files.write("d/.metadata", "x");
   check_refused([&] { DcpFile(files, "d/__3_0.distcp"); },
-                {.path = "d/__3_0.distcp", .says = "is missing, though .metadata puts tensors into it"});
+                {.path = "d/__3_0.distcp", .says = "is missing, though .metadata lists tensors in it"});
 }
 
 }  // namespace

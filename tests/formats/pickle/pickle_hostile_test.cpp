@@ -46,8 +46,8 @@ TEST_CASE("Streams that no pickler writes are refused at the opcode") {
       {"something left at STOP", raw("K\1K\2."), 4, "left on its stack"},
       {"a MARK left at STOP", raw("(K\1."), 3, "left on its stack"},
       {"a MARK below the value at STOP", raw("K\1(."), 3, "empty stack"},
-      {"TUPLE without MARK", raw("K\1t."), 2, "MARK that is not there"},
-      {"APPENDS without MARK", "]e.", 1, "MARK that is not there"},
+      {"TUPLE without MARK", raw("K\1t."), 2, "MARK that does not exist"},
+      {"APPENDS without MARK", "]e.", 1, "MARK that does not exist"},
       {"TUPLE2 of one", raw("K\1\x86."), 2, "empty stack"},
       {"TUPLE1 below a MARK", raw("K\1(\x85."), 3, "empty stack"},
       {"POP of nothing", "0.", 0, "empty stack"},
@@ -59,8 +59,8 @@ TEST_CASE("Streams that no pickler writes are refused at the opcode") {
       {"SETITEM of a list", raw("]K\1K\2s."), 5, "sets items of a list"},
       {"SETITEMS of an odd number", raw("}(K\1u."), 4, "a key without a value"},
       {"DICT of an odd number", raw("(K\1d."), 3, "a key without a value"},
-      {"BINGET of nothing", raw("h\0."), 0, "asks for memo 0"},
-      {"LONG_BINGET far away", raw("K\1q\0j\xff\xff\xff\xff."), 4, "asks for memo 4294967295"},
+      {"BINGET of nothing", raw("h\0."), 0, "reads memo 0"},
+      {"LONG_BINGET far away", raw("K\1q\0j\xff\xff\xff\xff."), 4, "reads memo 4294967295"},
       {"GET of no number", "gx\n.", 0, "no number"},
       {"PUT of nothing", raw("q\0."), 0, "empty stack"},
       {"LONG_BINPUT far away", raw("K\1r\xff\xff\xff\xff."), 2, "numbers its memo 4294967295"},
@@ -95,8 +95,8 @@ TEST_CASE("Streams that no pickler writes are refused at the opcode") {
       {"a global of a long name", "c" + std::string(257, 'a') + "\nB\n.", 0, "a name of 257 bytes"},
       {"REDUCE of a string", raw("X\1\0\0\0a)R."), 7, "calls a string"},
       {"REDUCE of what a call made", raw("cpkg\nA\n)R)R."), 10, "calls an object of pkg.A"},
-      {"REDUCE without arguments", raw("cpkg\nA\nNR."), 8, "None in the place of arguments"},
-      {"OBJ of nothing", "(o.", 1, "no class"},
+      {"REDUCE without arguments", raw("cpkg\nA\nNR."), 8, "None instead of arguments"},
+      {"OBJ of nothing", "(o.", 1, "without a class"},
       {"BUILD of a dict", "}}b.", 2, "attributes of a dict"},
       {"BUILD of a class", "cpkg\nA\n}b.", 8, "attributes of the class pkg.A"},
       {"BUILD twice", "cpkg\nA\n)R}b}b.", 12, "twice"},
@@ -154,7 +154,7 @@ TEST_CASE("What a known function is given to call is judged as if it were called
   refuse_pickle(from_type + "(cpkg\nMake\nctorch\nTensor\n)NNtR.", "with too many arguments");
   std::string circle = from_type + "q\1";
   circle += raw("(h\1h\1(h\1h\1(h\1h\1(h\1h\1)NtNtNtNtR.");
-  refuse_pickle(circle, "calls that make calls");
+  refuse_pickle(circle, "calls nested more deeply");
   const std::string good = "cnumpy.random._pickle\n__randomstate_ctor\n" + raw("X\7\0\0\0MT19937") +
                            "cnumpy.random._pickle\n__bit_generator_ctor\n\x86R.";
   CHECK(read_pickle(good, "f").unknown_classes().empty());

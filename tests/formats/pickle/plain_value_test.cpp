@@ -57,11 +57,11 @@ TEST_CASE("plain values lie in lists 16 deep and no deeper, and are 100,000 and 
   const auto nested = [](std::size_t lists) { return std::string(lists, ']') + "N" + std::string(lists, 'a'); };
   CHECK(num_values(read_value(nested(16))) == 17);
   check_refused([&] { read_value(nested(17)); },
-                {.kind = ErrorKind::kUnsupported, .says = "more values than a hyperparameter has"});
+                {.kind = ErrorKind::kUnsupported, .says = "more values than any hyperparameter"});
   const auto many = [](std::size_t values) { return "](" + std::string(values - 1, 'N') + "e"; };
   CHECK(num_values(read_value(many(kMaxPlainValues))) == kMaxPlainValues);
   check_refused([&] { read_value(many(kMaxPlainValues + 1)); },
-                {.kind = ErrorKind::kUnsupported, .says = "more values than a hyperparameter has"});
+                {.kind = ErrorKind::kUnsupported, .says = "more values than any hyperparameter"});
 }
 
 TEST_CASE("plain values are printed as Python prints them") {

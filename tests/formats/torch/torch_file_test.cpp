@@ -86,7 +86,7 @@ TEST_CASE("A compressed archive is refused with what to do") {
 TEST_CASE("Bytes after the pickle are refused at their place") {
   const std::string pickle = stream(dict({{"w", tensor()}}));
   const std::string zip = torch_zip(pickle + "N.", {{"0", kStorage}});
-  CHECK(bad(zip, "something after its pickle").offset_bytes() == zip.find(pickle) + pickle.size());
+  CHECK(bad(zip, "trailing data after its pickle").offset_bytes() == zip.find(pickle) + pickle.size());
 }
 
 TEST_CASE("Errors of the pickle name the byte of the file") {
@@ -99,7 +99,7 @@ TEST_CASE("A state dict comes in its own order, with what is no tensor left asid
       archive_of(dict({{"z", tensor()}, {"n", number(1)}, {"a", tensor()}, {"b._extra_state", kNone}, {"m", "}"}})));
   CHECK(names(read) == std::vector<std::string>{"z", "a"});
   CHECK(read.warnings ==
-        std::vector<std::string>{"skipped what is not a tensor of the state dict: n, b._extra_state, m"});
+        std::vector<std::string>{"skipped entries that are not tensors of the state dict: n, b._extra_state, m"});
   CHECK(read_content(archive_of("}")).tensors.empty());
   CHECK(read_content(archive_of("}")).warnings.empty());
 }
@@ -117,8 +117,9 @@ TEST_CASE("The state dict under a usual key is taken, and that is said") {
   for (const std::string wrapper : {"model", "state_dict", "module", "model_state_dict", "weights"}) {
     const Container read = read_content(archive_of(dict({{"epoch", number(1)}, {wrapper, inner}, {"rng", tensor()}})));
     CHECK(names(read) == std::vector<std::string>{"a.w"});
-    CHECK(read.warnings == std::vector<std::string>{"took the state dict under \"" + wrapper + "\"",
-                                                    "skipped what is not a tensor of the state dict: epoch, rng"});
+    CHECK(read.warnings ==
+          std::vector<std::string>{"read the state dict under \"" + wrapper + "\"",
+                                   "skipped entries that are not tensors of the state dict: epoch, rng"});
   }
   CHECK(names(read_content(archive_of(dict({{"module", inner}, {"model", dict({{"b", tensor()}})}})))) ==
         std::vector<std::string>{"b"});
@@ -134,25 +135,25 @@ TEST_CASE("An average of the weights is left out next to the weights, and taken 
             archive_of(is_first ? dict({{ema, average}, {wrapper, inner}}) : dict({{wrapper, inner}, {ema, average}})));
         REQUIRE(read.tensors.size() == 1);
         CHECK(read.tensors[0].shape != Dims{6});
-        CHECK(read.warnings == std::vector<std::string>{"took the state dict under \"" + wrapper + "\"",
+        CHECK(read.warnings == std::vector<std::string>{"read the state dict under \"" + wrapper + "\"",
                                                         "left out an average of the weights, under " + ema +
-                                                            "; to convert it, save it in a file of its own"});
+                                                            "; to convert it, save it in a separate file"});
       }
     const Container alone = read_content(archive_of(dict({{"step", number(1)}, {ema, average}})));
     REQUIRE(alone.tensors.size() == 1);
     CHECK(alone.tensors[0].shape == Dims{6});
     CHECK(alone.warnings ==
-          std::vector<std::string>{"took the state dict under \"" + ema + "\", an average of the weights",
-                                   "skipped what is not a tensor of the state dict: step"});
+          std::vector<std::string>{"read the state dict under \"" + ema + "\", an average of the weights",
+                                   "skipped entries that are not tensors of the state dict: step"});
   }
 }
 
 TEST_CASE("Two state dicts of one model are refused") {
   const std::string inner = dict({{"a.w", tensor()}, {"b", tensor()}});
   unsupported(archive_of(dict({{"weights", inner}, {"model", dict({{"b", tensor()}})}})),
-              "holds state dicts under \"model\" and \"weights\", which have the same names");
+              "contains state dicts with the same names under \"model\" and \"weights\"");
   unsupported(archive_of(dict({{"model_ema", inner}, {"ema", inner}})),
-              "holds state dicts under \"ema\" and \"model_ema\", which have the same names");
+              "contains state dicts with the same names under \"ema\" and \"model_ema\"");
   // Other names are another model's, or the optimizer's.
   CHECK(names(read_content(archive_of(dict({{"weights", dict({{"c", tensor()}})}, {"model", inner}})))) ==
         std::vector<std::string>{"a.w", "b"});
@@ -160,13 +161,14 @@ TEST_CASE("Two state dicts of one model are refused") {
 
 TEST_CASE("Where there is no one state dict, none is guessed") {
   const std::string inner = dict({{"w", tensor()}});
-  unsupported(archive_of(tensor()), "holds one tensor, not a state dict");
+  unsupported(archive_of(tensor()), "contains one tensor, not a state dict");
   unsupported(archive_of(list({tensor()})), "holds a list, not a state dict");
   unsupported(archive_of(object("pkg", "Module", inner)), "holds an object of pkg.Module");
-  unsupported(archive_of(dict({{"a.w", tensor()}, {"model", inner}})), "which is the state dict?");
+  unsupported(archive_of(dict({{"a.w", tensor()}, {"model", inner}})), "which one is the state dict?");
   unsupported(archive_of(dict({{"encoder", inner}, {"n", number(1)}, {"decoder", inner}})),
-              "deeper down, under encoder, decoder, and not");
-  unsupported(archive_of(dict({{"a", tensor()}, {"b", dict({{"c", list({tensor()})}})}})), "deeper down, under b");
+              "at a deeper level, under encoder, decoder, instead");
+  unsupported(archive_of(dict({{"a", tensor()}, {"b", dict({{"c", list({tensor()})}})}})),
+              "at a deeper level, under b");
   bad(archive_of(dict({{"model", inner}, {"model", inner}})), "holds \"model\" twice");
 }
 
@@ -183,7 +185,7 @@ TEST_CASE("Objects of unknown classes are left aside by name") {
   const Container read = read_content(archive_of(
       dict({{"w", tensor()}, {"args", object("argparse", "Namespace", "}")}, {"p", call("pathlib", "Path", {})}})));
   REQUIRE(read.warnings.size() == 2);
-  CHECK(read.warnings[1] == "holds objects of argparse.Namespace, pathlib.Path, which were skipped");
+  CHECK(read.warnings[1] == "contains objects of argparse.Namespace, pathlib.Path, which were skipped");
 }
 
 TEST_CASE("A storage that is mostly unused is warned of") {
@@ -248,8 +250,8 @@ TEST_CASE("A stream of five pickles and storages is read") {
   };
   const std::string viewed = stream_file(dict({{"w", view_of(8, 4)}}), {{"0", kStorage}});
   CHECK(read_content(viewed).tensors[0].offset_bytes == viewed.find(kStorage) + 36);
-  bad(stream_file(dict({{"w", view_of(8, 3)}}), {{"0", kStorage}}), "past its storage of 3");
-  bad(stream_file(dict({{"w", view_of(9, 4)}}), {{"0", kStorage}}), "a view of more");
+  bad(stream_file(dict({{"w", view_of(8, 3)}}), {{"0", kStorage}}), "its storage of 3");
+  bad(stream_file(dict({{"w", view_of(9, 4)}}), {{"0", kStorage}}), "a view beyond the end");
 }
 
 TEST_CASE("A stream that contradicts itself is refused") {
@@ -257,12 +259,12 @@ TEST_CASE("A stream that contradicts itself is refused") {
   bad(stream_file(object, {{"0", kStorage}}, 11), "should have 48 bytes, but has 11 elements");
   bad(stream_file(object, {{"0", kStorage}}, -1), "but has 18446744073709551615 elements");
   bad(stream_file(object, {{"0", kStorage}}, (std::int64_t{1} << 62) + 12), "should have 48");
-  bad(stream_file(object, {{"0", kStorage}, {"1", kStorage}}), "holds the storage 1, but no");
-  bad(stream_file(object, {{"0", kStorage}, {"0", kStorage}}), "holds the storage 0 twice");
+  bad(stream_file(object, {{"0", kStorage}, {"1", kStorage}}), "contains the storage 1, but no");
+  bad(stream_file(object, {{"0", kStorage}, {"0", kStorage}}), "contains the storage 0 twice");
   bad(stream_file(object, {}), "its storage, 0, is not in the file");
   unsupported(stream_file(object, {{"0", kStorage}}, 12, kFalse), "big-endian");
   bad(stream_file(dict({{"w", tensor()}, {"x", tensor({.type = "IntStorage"})}}), {{"0", kStorage}}),
-      "describes the storage 0 in two ways");
+      "describes the storage 0 differently in two places");
 }
 
 TEST_CASE("A stream or an archive cut off at any byte is refused") {

@@ -107,20 +107,20 @@ TEST_CASE("A tensor's file that is missing or holds something else is refused") 
   files.write("c.tensors/tensor_7.pt", dict({{"b", tensor()}}));
   refused(files, "c.tensors/tensor_7.pt", "b", "is a dict, not a tensor");
   files.write("c.tensors/tensor_7.pt", tensor({.offset = 1}));
-  refused(files, "c.tensors/tensor_7.pt", "b", "past its storage");
+  refused(files, "c.tensors/tensor_7.pt", "b", "its storage");
 }
 
-TEST_CASE("A reference by something that is no tensor's number is refused") {
+TEST_CASE("A reference by something that is not a tensor number is refused") {
   for (const std::string& tid : {number(-1), number(100'000'001), number(INT64_MAX), text("../../x"), kTrue, kNone}) {
     const Files files;
     files.write("c", dict({{"a", reference(tid)}}));
-    refused(files, "c", "a", "no tensor's number");
+    refused(files, "c", "a", "not a tensor number");
   }
   const Files files;
   files.write("c", dict({{"a", reference(number(100'000'000))}}));
   refused(files, "c.tensors/tensor_100000000.pt", "a", "its file is missing");
   files.write("c", dict({{"a", call("torch_xla.utils.serialization", "TensorReference", {number(0)})}}));
-  refused(files, "c", "a", "no tensor's number");
+  refused(files, "c", "a", "not a tensor number");
 }
 
 }  // namespace

@@ -88,7 +88,7 @@ TEST_CASE("End records that contradict the file are refused") {
        {"a comment that is not there", u16_at(end + kEndComment, 1), end, "is not the end"},
        {"an end in the comment", u16_at(end + kEndComment, 26) + text_at(kZip.size(), kZip.substr(end, 22) + "abcd"),
         kZip.size(), "is not the end of the file"},
-       {"fewer entries claimed", entries(2), central_header(kZip, 2), "goes on after its last entry"},
+       {"fewer entries claimed", entries(2), central_header(kZip, 2), "continues after its last entry"},
        {"one entry more claimed", entries(4), central_header(kZip, 0), "too few for the 4 entries"},
        {"65534 entries claimed", entries(65534), central_header(kZip, 0), "too few for the 65534 entries"},
        {"a directory one byte off", u32_at(end + kEndOffset, central_header(kZip, 0) + 1), end, "but must end at"},
@@ -97,7 +97,7 @@ TEST_CASE("End records that contradict the file are refused") {
        {"a directory before the file", u32_at(end + kEndOffset, 0xFFFFFFF0) + u32_at(end + kEndSize, end + 16), end,
         "but must end at"},
        {"the whole file as directory", u32_at(end + kEndOffset, 0) + u32_at(end + kEndSize, end), 0,
-        "something else where an entry must be"},
+        "other data instead of an entry"},
        {"zip64 without its record", u32_at(end + kEndOffset, UINT32_MAX), end, "zip64 record"},
        {"another disk", u16_at(end + 4, 1), end, "several", ErrorKind::kUnsupported},
        {"entries on other disks", u16_at(end + kEndEntries, 9), end, "several", ErrorKind::kUnsupported}});
@@ -109,8 +109,8 @@ TEST_CASE("Zip64 records that contradict the file are refused") {
   const u64 directory = central_header(kZip64, 0);
   check_patches(
       kZip64,
-      {{"a locator to the end of numbers", u64_at(at + 8, UINT64_MAX), at, "has no room"},
-       {"a locator that wraps", u64_at(at + 8, UINT64_MAX - 55), at, "has no room"},
+      {{"a locator to the end of numbers", u64_at(at + 8, UINT64_MAX), at, "does not fit"},
+       {"a locator that wraps", u64_at(at + 8, UINT64_MAX - 55), at, "does not fit"},
        {"a locator into nothing", u64_at(at + 8, record - 1), record - 1, "is not one"},
        {"a locator of two disks", u32_at(at + 16, 2), at, "several", ErrorKind::kUnsupported},
        {"a record of another length", u64_at(record + kEnd64Length, 45), record, "length"},
@@ -130,22 +130,21 @@ TEST_CASE("Entries that a reader must not take are refused") {
   const std::size_t second = central_header(kZip, 1);
   const std::size_t local = local_header(kZip, 1);
   check_patches(
-      kZip,
-      {{"encrypted", u16_at(second + kCentralFlags, 1), second, "encrypted", ErrorKind::kUnsupported},
-       {"masked headers", u16_at(second + kCentralFlags, 1 << 13), second, "encrypted", ErrorKind::kUnsupported},
-       {"encrypted by its own header", u16_at(local + kLocalFlags, 1), local, "in another way"},
-       {"compressed by the directory alone", u16_at(second + kCentralMethod, 8), local, "in another way"},
-       {"compressed by its own header alone", u16_at(local + kLocalMethod, 8), local, "in another way"},
-       {"on another disk", u16_at(second + kCentralDisk, 1), second, "another part", ErrorKind::kUnsupported},
-       {"no signature", text_at(second, "Q"), second, "something else"},
-       {"a name past the directory", u16_at(second + kCentralNameBytes, 65535), second, "past the directory's end"},
-       {"no name", u16_at(first + kCentralNameBytes, 0), first, "has no name"},
-       {"a NUL in its name", text_at(second + kCentralName + 1, std::string(1, '\0')), second,
-        "\"a\\x00y\" has a control"},
-       {"a newline in its name", text_at(second + kCentralName + 1, "\n"), second, "control character"},
-       {"another name in its own header", text_at(local + kLocalName, "b"), local, "another name"},
-       {"a name twice", text_at(second + kCentralName + 2, "x") + text_at(local + kLocalName + 2, "x"), first,
-        "two zip entries have the name a/x"}});
+      kZip, {{"encrypted", u16_at(second + kCentralFlags, 1), second, "encrypted", ErrorKind::kUnsupported},
+             {"masked headers", u16_at(second + kCentralFlags, 1 << 13), second, "encrypted", ErrorKind::kUnsupported},
+             {"encrypted by its own header", u16_at(local + kLocalFlags, 1), local, "differently"},
+             {"compressed by the directory alone", u16_at(second + kCentralMethod, 8), local, "differently"},
+             {"compressed by its own header alone", u16_at(local + kLocalMethod, 8), local, "differently"},
+             {"on another disk", u16_at(second + kCentralDisk, 1), second, "another volume", ErrorKind::kUnsupported},
+             {"no signature", text_at(second, "Q"), second, "other data"},
+             {"a name past the directory", u16_at(second + kCentralNameBytes, 65535), second, "exceeds the directory"},
+             {"no name", u16_at(first + kCentralNameBytes, 0), first, "has no name"},
+             {"a NUL in its name", text_at(second + kCentralName + 1, std::string(1, '\0')), second,
+              "\"a\\x00y\" has a control"},
+             {"a newline in its name", text_at(second + kCentralName + 1, "\n"), second, "control character"},
+             {"another name in its local header", text_at(local + kLocalName, "b"), local, "another name"},
+             {"a name twice", text_at(second + kCentralName + 2, "x") + text_at(local + kLocalName + 2, "x"), first,
+              "two zip entries have the name a/x"}});
 }
 
 TEST_CASE("Entries whose places are not their own are refused") {
@@ -160,35 +159,38 @@ TEST_CASE("Entries whose places are not their own are refused") {
   };
   check_patches(
       kZip,
-      {{"an offset at the directory", u32_at(second + kCentralOffset, first), second, "after the last place"},
-       {"an offset past the end", u32_at(second + kCentralOffset, 0xFFFFFFFE), second, "after the last place"},
-       {"an offset into a content", u32_at(second + kCentralOffset, local + 1), local + 1, "no header of its own"},
+      {{"an offset at the directory", u32_at(second + kCentralOffset, first), second, "after its last possible offset"},
+       {"an offset past the end", u32_at(second + kCentralOffset, 0xFFFFFFFE), second,
+        "after its last possible offset"},
+       {"an offset into a content", u32_at(second + kCentralOffset, local + 1), local + 1, "no local header"},
        {"the header of another", u32_at(second + kCentralOffset, 0), 0, "another name"},
-       {"a content up to the next header and a byte more", resize(0, 6), local, "share bytes"},
-       {"a content over all the others", resize(0, u32(first) - 33), local, "share bytes"},
-       {"a content a byte into the directory", resize(2, 3), third, "goes into the zip directory"},
-       {"a content past 4 GB", resize(2, 0xFFFFFFFE), third, "goes into the zip directory"},
+       {"a content up to the next header and a byte more", resize(0, 6), local, "zip entries overlap"},
+       {"a content over all the others", resize(0, u32(first) - 33), local, "zip entries overlap"},
+       {"a content a byte into the directory", resize(2, 3), third, "overlap the zip directory"},
+       {"a content past 4 GB", resize(2, 0xFFFFFFFE), third, "overlap the zip directory"},
        {"an extra field past the directory", u16_at(local_header(kZip, 2) + kLocalExtraBytes, 65535), third,
-        "goes into the zip directory"},
+        "overlap the zip directory"},
        {"fewer bytes by its own header", u32_at(local + kLocalPacked, 1), local,
-        "1 bytes by its own header and 8 by the directory"},
+        "1 bytes according to its local header and 8 according to the directory"},
        {"stored in fewer bytes than it has", u32_at(second + kCentralPacked, 1), second,
         "1 bytes packed and 8 unpacked"},
-       {"two entries of one place", text_at(third, kZip.substr(second, kCentralName + 3)), local, "share bytes"}});
+       {"two entries of one place", text_at(third, kZip.substr(second, kCentralName + 3)), local,
+        "zip entries overlap"}});
 }
 
 TEST_CASE("Zip64 fields of entries that make no sense are refused") {
   const std::size_t last = central_header(kZip64, 2);
   const std::size_t extra = last + kCentralName + 3;
-  check_patches(kZip64, {{"a field of another kind", u16_at(extra, 2), last, "lacks the zip64 field"},
-                         {"a field too short", u16_at(extra + 2, 16), last, "lacks the zip64 field"},
-                         {"a field past the record", u16_at(extra + 2, 25), last, "lacks the zip64 field"},
-                         {"two fields", u16_at(extra + 2, 8) + text_at(extra + 12, std::string("\1\0\10\0", 4)), last,
-                          "or has two of them"},
-                         {"a size that wraps with its offset",
-                          u64_at(extra + 4, UINT64_MAX - 10) + u64_at(extra + 12, UINT64_MAX - 10), last,
-                          "18446744073709551605 bytes from"},
-                         {"an offset that wraps", u64_at(extra + 20, UINT64_MAX - 5), last, "after the last place"}});
+  check_patches(
+      kZip64,
+      {{"a field of another kind", u16_at(extra, 2), last, "lacks the zip64 field"},
+       {"a field too short", u16_at(extra + 2, 16), last, "lacks the zip64 field"},
+       {"a field past the record", u16_at(extra + 2, 25), last, "lacks the zip64 field"},
+       {"two fields", u16_at(extra + 2, 8) + text_at(extra + 12, std::string("\1\0\10\0", 4)), last,
+        "or has two of them"},
+       {"a size that wraps with its offset", u64_at(extra + 4, UINT64_MAX - 10) + u64_at(extra + 12, UINT64_MAX - 10),
+        last, "18446744073709551605 bytes from"},
+       {"an offset that wraps", u64_at(extra + 20, UINT64_MAX - 5), last, "after its last possible offset"}});
 }
 
 TEST_CASE("A directory of gigabytes is refused before it is read") {

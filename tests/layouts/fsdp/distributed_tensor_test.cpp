@@ -127,7 +127,7 @@ TEST_CASE("A tensor of another subclass, and an object of more attributes than t
       {.path = temp / "f.pt", .tensor = "w", .says = "has an object of 300 attributes, more than torch gives any"});
   check_refused([&] { read(temp, file, other); },
                 {.kind = ErrorKind::kUnsupported,
-                 .says = "is of a subclass of Tensor, such as DTensor, which is saved in a form of its own",
+                 .says = "is a subclass of Tensor, such as DTensor, which has a separate format",
                  .hint = "give the directory that contains the files of all ranks"});
 }
 

@@ -128,7 +128,7 @@ TEST_CASE("An incomplete set of numbered files without an index is refused, and 
     }
 }
 
-TEST_CASE("A numbered file that is a link to nowhere is missing from its set") {
+TEST_CASE("A numbered file that is a broken symbolic link is missing from its set") {
   const TempDir dir;
   write_safetensors(dir / kFileOne, {{"a", {DType::kU8, {4}, "aaaa"}}});
   fs::create_symlink(dir / "blobs" / "123", dir / kFileTwo);

@@ -120,7 +120,7 @@ TEST_CASE("Files of an optimizer that contradict themselves are refused with the
     optimizer.refused(optimizer.file(1), says, kind);
   };
   refused(with("param_groups", list({group(number(1), {0}), group(number(0), {2})})),
-          "\"params\" of group 1 has id 2 in the place of id 1");
+          "\"params\" of group 1 has id 2 instead of id 1");
   refused(with("param_groups", list({group(number(1), {0})})), "\"base_state\" has id 1, but the groups have 1 param");
   refused(with("param_groups", list({dict({{"lr", number(1)}})})), "group 0 has no list \"params\"");
   refused(with("param_groups", list({dict({{"lr", rows(1)}, {"params", numbers({0, 1})}})})),

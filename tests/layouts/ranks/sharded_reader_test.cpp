@@ -91,7 +91,7 @@ TEST_CASE("A last stage that is missing with its metadata is noticed by what oth
   ranks.check_unplanned({.path = ranks.shards(), .says = {"model.layers.4.self_attn", "model.layers.5.mlp"}});
 }
 
-TEST_CASE("A rank folder that is a link to nowhere is an Error that names it") {
+TEST_CASE("A rank folder that is a broken symbolic link is an Error that names it") {
   const Ranks ranks;
   fs::remove_all(ranks.rank("tp_rank_01_pp_rank_01"));
   fs::create_symlink("nowhere", ranks.rank("tp_rank_01_pp_rank_01"));

@@ -56,7 +56,7 @@ TEST_CASE("A mean is of tensors of one float dtype and one shape") {
     return error_of([&] { mean_recipe()->validate(inputs, first); });
   };
   CHECK(refuses({"b", DType::kF32, {3, 2}}).message() ==
-        "is F32 [3, 2], but a is F32 [2, 3]: their mean cannot be taken");
+        "is F32 [3, 2], but a is F32 [2, 3]: their mean cannot be computed");
   CHECK(refuses({"b", DType::kBF16, {2, 3}}).tensor() == "b");
   CHECK(refuses({"b", DType::kI32, {2, 3}}).kind() == ErrorKind::kUnsupported);
 }

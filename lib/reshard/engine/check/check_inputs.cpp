@@ -53,9 +53,10 @@ class Sums {
       if (found == list.digests.end()) return std::nullopt;
       const fs::path from = directory / kSha256SumsFile;
       if (!found->second)
-        throw Error(ErrorKind::kBadInput, fmt::format("lists {} twice, with two digests", printable(file.string())))
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("lists {} twice with different digests", printable(file.string())))
             .in(from)
-            .hint("make the list again with sha256sum");
+            .hint("recreate the list with sha256sum");
       return ExpectedDigest{*found->second, from};
     });
   }
@@ -65,7 +66,7 @@ class Sums {
     std::string text;
     for (const auto& [directory, list] : lists_)
       if (!list.other_lines.empty())
-        text += fmt::format("; in {} these lines are no SHA-256 of a file: {}", (directory / kSha256SumsFile).string(),
+        text += fmt::format("; these lines of {} are not SHA-256 entries: {}", (directory / kSha256SumsFile).string(),
                             list_numbers(list.other_lines));
     return text;
   }
@@ -155,18 +156,17 @@ void validate_all_known(const Job& job, const std::vector<bool>& is_known, const
   if (unknown == is_known.end()) return;
   const auto count = static_cast<std::size_t>(std::count(unknown, is_known.end(), false));
   const std::string hint =
-      "digests are in a SHA256SUMS next to the files or above, in the cache of a Hugging Face download, or in what "
-      "`check-against` names" +
+      "digests are read from a SHA256SUMS next to the files or in a parent directory, from the Hugging Face download "
+      "cache, or from `check-against`" +
       doubts;
   if (count == all)
-    throw Error(ErrorKind::kBadInput, all == 1
-                                          ? std::string("no SHA-256 is known of its file of tensors")
-                                          : fmt::format("no SHA-256 is known of any of its {} files of tensors", all))
+    throw Error(ErrorKind::kBadInput, all == 1 ? std::string("no SHA-256 is known for its tensor file")
+                                               : fmt::format("no SHA-256 is known for any of its {} tensor files", all))
         .in(job.source_directory)
         .hint(hint);
   throw Error(ErrorKind::kBadInput,
-              count == 1 ? fmt::format("no SHA-256 is known of it, the only such file of {}", all)
-                         : fmt::format("no SHA-256 is known of it, the first of {} such files of {}", count, all))
+              count == 1 ? fmt::format("no SHA-256 is known for it, the only such file of {}", all)
+                         : fmt::format("no SHA-256 is known for it, the first of {} such files of {}", count, all))
       .in(job.source.files[static_cast<std::size_t>(unknown - is_known.begin())].path)
       .hint(hint);
 }
@@ -189,11 +189,11 @@ void validate_checksums(const fs::path& file, const std::vector<ChecksummedRange
     }
     if (crc != range.crc32)
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("the {} bytes of a zip entry that begin here have CRC-32 {:08x}, but should have {:08x}",
+                  fmt::format("the zip entry of {} bytes that begins here has CRC-32 {:08x}, expected {:08x}",
                               range.size_bytes, crc, range.crc32))
           .in(file)
           .at_byte(range.offset_bytes)
-          .hint("the file is damaged: fetch it again, or take another checkpoint of the run");
+          .hint("the file is damaged: fetch it again, or use another checkpoint of the run");
   }
 }
 
@@ -255,11 +255,10 @@ std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& 
   std::map<fs::path, Sha256Digest> known;
   for (std::size_t i = 0; i < paths.size(); ++i) {
     if (digests[i] != expected[i].digest)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("has SHA-256 {}, but should have {}, as {} says", to_hex(digests[i]),
-                              to_hex(expected[i].digest), expected[i].from.string()))
+      throw Error(ErrorKind::kBadInput, fmt::format("has SHA-256 {}, expected {} from {}", to_hex(digests[i]),
+                                                    to_hex(expected[i].digest), expected[i].from.string()))
           .in(paths[i])
-          .hint("the file is damaged, or was changed: fetch it again");
+          .hint("the file is damaged or was changed: fetch it again");
     known.emplace(paths[i], digests[i]);
   }
   return known;

@@ -96,7 +96,7 @@ ManifestVerification verify_manifest(const SourceMap& map, const Manifest& manif
     }
     const std::uint64_t leaves = LeafDigests(tensor.dtype, tensor.shape).leaves();
     if (other.digest.leaves.size() != (leaves > 1 ? leaves : 0))
-      throw Error(ErrorKind::kBadInput, fmt::format("says {} leaves, but a tensor of its shape has {}",
+      throw Error(ErrorKind::kBadInput, fmt::format("lists {} leaves, but a tensor of its shape has {}",
                                                     other.digest.leaves.size(), leaves > 1 ? leaves : 0))
           .in(manifest_path)
           .tensor(tensor.name)

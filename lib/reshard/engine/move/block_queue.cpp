@@ -164,10 +164,10 @@ bool BlockQueue::next(unsigned worker, Item& item) {
       stretch.grid_begin = box_of(part).begin;
       const std::uint64_t most = std::max(block_bytes_of(transfer), kBlockBytes);
       if (stretch.grid->block_bytes() > most)
-        throw Error(ErrorKind::kUnsupported,
-                    fmt::format("its rows are not whole bytes, and eight of them take {}, which is "
-                                "too much to hold in memory at once",
-                                format_bytes(stretch.grid->block_bytes())))
+        throw Error(
+            ErrorKind::kUnsupported,
+            fmt::format("its rows are not whole bytes, and eight rows take {}, too much to keep in memory at once",
+                        format_bytes(stretch.grid->block_bytes())))
             .tensor(transfer.tensor(maps_).name);
     }
     const std::uint64_t block = stretch.begin.block;

@@ -169,9 +169,9 @@ std::vector<std::uint32_t> write_fragments(Storage& storage, const fs::path& roo
     if (!body && skip_torn) continue;
     const auto validate = [&](bool holds) {
       if (!holds)
-        throw Error(ErrorKind::kBadInput, "holds no fragments of this run")
+        throw Error(ErrorKind::kBadInput, "contains no fragments of this run")
             .in(root / name)
-            .hint("remove what is left with `clean`, and begin anew");
+            .hint("delete the staging directory with `clean`, and start from scratch");
     };
     validate(body.has_value());
     std::vector<Fragment> fragments;

@@ -208,7 +208,7 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
                        std::uint64_t visit_block_bytes) {
   if (options.max_memory_bytes < kMinMemoryBytes)
     throw Error(ErrorKind::kUsage,
-                "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to work in")
+                "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to work with")
         .hint("give at least " + format_memory(kMinMemoryBytes));
   // Memory comes first: with little of it, fewer threads work, each in blocks that are still worth a system call.
   if (options.digests) visit_block_bytes = std::max(kLeafBytes, leaf_source_bytes(maps, program));
@@ -233,14 +233,14 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
   constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
   if (visit_block_bytes >= kLeafBytes && visited_bytes + kReadAheadBytes > options.max_memory_bytes)
     throw Error(ErrorKind::kUsage,
-                "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to hash tensors in")
+                "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to hash tensors")
         .hint(fmt::format("give at least {}{}",
                           format_memory((visited_bytes + kReadAheadBytes + kMiB - 1) / kMiB * kMiB),
-                          options.digests ? ", or do without `manifest`" : ""));
+                          options.digests ? ", or leave out `manifest`" : ""));
   const std::uint64_t least = kept + std::max(kMinMemoryBytes, kReadAheadBytes + computing);
   if (least > options.max_memory_bytes)
-    throw Error(ErrorKind::kUsage, "`max-memory` " + format_memory(options.max_memory_bytes) +
-                                       " is too little for what it is computed from")
+    throw Error(ErrorKind::kUsage,
+                "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little for its inputs")
         .tensor(most_of_one.second->name)
         .hint("give at least " + format_memory((least + kMiB - 1) / kMiB * kMiB));
   const std::uint64_t least_per_thread =
@@ -301,7 +301,7 @@ ShareReport run_parts(const ProgramMaps& maps, const Program& program, const std
 ShareReport run_share(const ProgramMaps& maps, const Program& program, const Share& share,
                       const std::filesystem::path& target_root, RunOptions options) {
   if (share.index >= share.count)
-    throw Error(ErrorKind::kUsage, fmt::format("there is no share {} of {}", share.index, share.count));
+    throw Error(ErrorKind::kUsage, fmt::format("share {} of {} does not exist", share.index, share.count));
   std::vector<Part> parts;
   if (share.count == 1)
     parts = whole_program(maps, program);

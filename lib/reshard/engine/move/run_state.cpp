@@ -69,9 +69,9 @@ std::shared_ptr<Source> RunState::open(const SourceMap& map, FilePool<Source>& f
 
 void validate_unchanged(Files& files, const SourceFile& file) {
   if (!file.stamp || files.stamp(file.path) == *file.stamp) return;
-  throw Error(ErrorKind::kIo, "was replaced or written to since its header was read")
+  throw Error(ErrorKind::kIo, "was replaced or modified after its header was read")
       .in(file.path)
-      .hint("run again when nothing writes to it");
+      .hint("run again when no other process writes to it");
 }
 
 void RunState::fail(std::exception_ptr why) {

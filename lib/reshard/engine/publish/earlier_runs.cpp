@@ -127,15 +127,14 @@ void finish_swap(Storage& storage, const fs::path& root, const fs::path& output,
 }
 
 std::string removed_text(const EarlierRun& run) {
-  return fmt::format("{}: removed, which a run that was killed had left ({})", run.root.string(),
-                     format_bytes(run.size_bytes));
+  return fmt::format("{}: deleted, left by a killed run ({})", run.root.string(), format_bytes(run.size_bytes));
 }
 
 /// Describes the first option that differs between two runs: "was not given `dtype`". Empty if all are equal.
 std::string other_request(const JournalHeader& theirs, const JournalHeader& ours) {
   for (std::size_t i = 0; i < std::min(theirs.options.size(), ours.options.size()); ++i)
     if (theirs.options[i] != ours.options[i])
-      return fmt::format("had {} {}, and not {}", theirs.options[i].first, theirs.options[i].second,
+      return fmt::format("had {} {} instead of {}", theirs.options[i].first, theirs.options[i].second,
                          ours.options[i].second);
   std::set<std::string> names;
   for (const JournalHeader* header : {&theirs, &ours})
@@ -145,7 +144,7 @@ std::string other_request(const JournalHeader& theirs, const JournalHeader& ours
     if (had == theirs.given.end()) return fmt::format("was not given `{}`", name);
     if (has == ours.given.end())
       return fmt::format("was given `{}`{}", name, had->second == "true" ? "" : " " + had->second);
-    if (had->second != has->second) return fmt::format("had `{}` {}, and not {}", name, had->second, has->second);
+    if (had->second != has->second) return fmt::format("had `{}` {} instead of {}", name, had->second, has->second);
   }
   return {};
 }
@@ -153,9 +152,10 @@ std::string other_request(const JournalHeader& theirs, const JournalHeader& ours
 /// Returns the error that explains why a run cannot resume from another's journal.
 Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalHeader& ours) {
   const auto refuse = [&](ErrorKind kind, const std::string& text) {
-    return std::move(Error(kind, "the run that left this " + text)
-                         .in(root)
-                         .hint("give the same command line on the same files, or remove what is left with `clean`"));
+    return std::move(
+        Error(kind, "the run that left this " + text)
+            .in(root)
+            .hint("repeat the same command with the same files, or delete the staging directory with `clean`"));
   };
   const auto [a, b] =
       std::mismatch(theirs.sources.begin(), theirs.sources.end(), ours.sources.begin(), ours.sources.end());
@@ -167,7 +167,7 @@ Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalH
   if (has_a || has_b)
     return refuse(ErrorKind::kBadInput,
                   fmt::format("read another {}: the source has other files now", has_a ? a->name : b->name));
-  return refuse(ErrorKind::kUsage, "had other options, or was of another version of reshard");
+  return refuse(ErrorKind::kUsage, "had other options, or was started by another version of reshard");
 }
 
 /// Validates the unit, since anyone can write a journal.
@@ -184,7 +184,7 @@ void validate_unit(const UnitReport& unit, const Job& job) {
                       return leaf.target < target.logical.size() &&
                              leaf.first_elem < num_elems(target.logical[leaf.target].shape).value_or(0);
                     });
-  if (!fits) throw Error(ErrorKind::kBadInput, "has a unit that is none of this run's");
+  if (!fits) throw Error(ErrorKind::kBadInput, "contains a unit that does not belong to this run");
 }
 
 }  // namespace
@@ -209,7 +209,7 @@ void validate_no_foreign_files(Files& files, const Job& job, const fs::path& roo
       if (entry.kind == FileKind::kDirectory && !entry.is_link && folders.contains(relative))
         look(relative);
       else if (entry.is_link || !ours.contains(relative))
-        throw Error(ErrorKind::kBadInput, "is nothing of the run that is to go on")
+        throw Error(ErrorKind::kBadInput, "does not belong to the run to resume")
             .in(root / relative)
             .hint("move it away");
     }
@@ -252,7 +252,7 @@ std::vector<std::string> finish_swaps(Storage& storage, const Job& job) {
     auto lock = take_lock(storage, root, state);
     if (state == EarlierRun::State::kLives) continue;
     std::string why = why_not_ours(storage, root);
-    if (!lock && why.empty()) why = "whether that run still lives cannot be known here";
+    if (!lock && why.empty()) why = "this process cannot determine whether that run is still active";
     for (const fs::path& directory : {output, root})
       if (const fs::path link = linked_folder(storage, directory, *entries); why.empty() && !link.empty())
         why = fmt::format("{} is a link", link.string());
@@ -260,17 +260,17 @@ std::vector<std::string> finish_swaps(Storage& storage, const Job& job) {
     if (!why.empty())
       throw Error(
           ErrorKind::kBadInput,
-          "contains outputs that a run was giving their names when it was killed, and this cannot be finished: " + why)
+          "contains outputs of a run that was killed while it published them, and publishing cannot be completed: " +
+              why)
           .in(root)
           .hint(
-              "run the command again as the user whose run it was, on a file system with locks; or delete this "
-              "directory, and write all outputs anew with `force`");
+              "run the command again as the user who started that run, on a file system with locks; or delete this "
+              "directory, and rewrite all outputs with `force`");
     finish_swap(storage, root, output, *entries);
     why = why_not_only_ours(storage, root);
     if (why.empty()) remove_staging(storage, root, std::move(lock));
-    notes.push_back(
-        fmt::format("{}: the outputs of a run that was killed while it moved them into place are all in place now{}",
-                    root.string(), why.empty() ? "" : ". What they replaced stays there, since " + why));
+    notes.push_back(fmt::format("{}: completed the interrupted publishing of a killed run's outputs{}", root.string(),
+                                why.empty() ? "" : "; the files they replaced are kept there, since " + why));
   }
   return notes;
 }
@@ -290,7 +290,7 @@ std::vector<std::string> clean(Storage& storage, const Job& job) {
       notes.push_back(fmt::format("{}: left alone, since {}", run.root.string(), run.why_foreign));
     else if (run.state == EarlierRun::State::kUnknown)
       notes.push_back(fmt::format(
-          "{}: left alone, since a run may go on with it, which cannot be known here; if none does, delete it",
+          "{}: left alone, since a run may still use it, which cannot be determined here; if none does, delete it",
           run.root.string()));
   return notes;
 }
@@ -307,7 +307,7 @@ std::vector<std::string> clean_after_resume(Storage& storage, const Job& job) {
 void hint_at_dead_runs(Error& error, Storage& storage, const Job& job) {
   for (const EarlierRun& run : earlier_runs(storage, job))
     if (run.state == EarlierRun::State::kDead)
-      error.hint(fmt::format("{}{}a run that was killed has left {} in {}, which `clean` removes", error.hint(),
+      error.hint(fmt::format("{}{}a killed run left {} in {}; delete it with `clean`", error.hint(),
                              error.hint().empty() ? "" : "; ", format_bytes(run.size_bytes), run.root.string()));
 }
 
@@ -337,7 +337,7 @@ std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const 
           if (known.insert(unit.unit).second) found.units.push_back(std::move(unit));
       } catch (Error& error) {
         error.in(root / name);
-        if (error.hint().empty()) error.hint("remove what is left with `clean`, and begin anew");
+        if (error.hint().empty()) error.hint("delete the staging directory with `clean`, and start from scratch");
         if (!why_not) why_not = error;
       }
     }

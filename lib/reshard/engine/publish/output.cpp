@@ -123,7 +123,7 @@ void validate_no_input_inside(Files& files, const Job& job, const fs::path& fold
   const fs::path resolved = files.resolve(folder);
   for (const SourceFile& file : job.source.files) {
     if (lies_inside(files.resolve(file.path), resolved))
-      throw Error(ErrorKind::kUsage, "holds the inputs and would be replaced")
+      throw Error(ErrorKind::kUsage, "contains the inputs and would be replaced")
           .in(folder)
           .hint("choose another output directory");
   }
@@ -166,10 +166,10 @@ void validate_only_ours(Files& files, const Job& job, const fs::path& folder, co
   const std::vector<std::string> unproven = unproven_outputs(files, old_outputs, folder, replaced);
   if (unproven.empty()) return;
   throw Error(ErrorKind::kBadInput,
-              "would be replaced as a whole, but contains entries that nothing shows to be this program's: " +
+              "would be replaced as a whole, but contains entries that this program is not known to have written: " +
                   list_names(unproven))
       .in(files.resolve(job.output_directory) / folder)
-      .hint("move them away or choose another output directory; files of others are never deleted");
+      .hint("move them away or choose another output directory; other programs' files are never deleted");
 }
 
 bool is_all_replaced(Files& files, const Job& job, const fs::path& outputs, const fs::path& except) {
@@ -194,17 +194,17 @@ bool is_all_replaced(Files& files, const Job& job, const fs::path& outputs, cons
 void validate_output(const Stores& stores, const Job& job) {
   Storage& storage = stores.target();
   if (job.manifest && job.shares_directory)
-    throw Error(ErrorKind::kUsage, "`manifest` is of all ranks, and this run writes some of them")
-        .hint("write all ranks in one run, or do without `manifest`");
+    throw Error(ErrorKind::kUsage, "`manifest` describes all ranks, but this run writes only some of them")
+        .hint("write all ranks in one run, or leave out `manifest`");
   if (job.manifest) validate_manifest_names(job);
   const fs::path directory = storage.resolve(job.output_directory);
   const fs::path existing = nearest_existing(storage, directory);
   if (!storage.is_directory(existing))
-    throw Error(ErrorKind::kBadInput, "is not a directory, so no outputs can be made in it").in(existing);
+    throw Error(ErrorKind::kBadInput, "is not a directory, so outputs cannot be written there").in(existing);
   storage.directories().validate_writable(existing);
 
   if (storage.kind_of(job.output_directory) == FileKind::kBrokenLink)
-    throw Error(ErrorKind::kBadInput, "is a link to nowhere").in(job.output_directory);
+    throw Error(ErrorKind::kBadInput, "is a broken symbolic link").in(job.output_directory);
 
   const Inputs inputs(stores.sources(), job);
   std::vector<std::string> present;
@@ -213,10 +213,10 @@ void validate_output(const Stores& stores, const Job& job) {
     if (!outputs.insert(relative).second)
       throw Error(ErrorKind::kBadInput, "two outputs would have this name")
           .in(directory / relative)
-          .hint("a file of the model has the name of one that is to be written; move it away");
+          .hint("a file of the model has the same name as an output file; move it away");
     const fs::path final = directory / relative;
     if (inputs.hold(final))
-      throw Error(ErrorKind::kUsage, "is an input and would be written")
+      throw Error(ErrorKind::kUsage, "is an input and would be overwritten")
           .in(final)
           .hint("choose another output directory");
     if (in_whole_folder(job, relative) || !is_taken(storage, final)) continue;
@@ -234,12 +234,13 @@ void validate_output(const Stores& stores, const Job& job) {
   }
   if (!present.empty() && !job.force)
     throw Error(ErrorKind::kBadInput,
-                fmt::format("{} already there and would be replaced: {}",
-                            present.size() == 1 ? "one output is" : "some outputs are", list_names(present)))
+                fmt::format("{} and would be replaced: {}",
+                            present.size() == 1 ? "one output already exists" : "some outputs already exist",
+                            list_names(present)))
         .in(directory)
         .hint("pass `force` to replace them, or choose another output directory");
   if (!present.empty() && !job.manifest && is_taken(storage, directory / kManifestFile))
-    throw Error(ErrorKind::kBadInput, "proves files that would be replaced, and would no longer be true")
+    throw Error(ErrorKind::kBadInput, "describes files that would be replaced, and would no longer be valid")
         .in(directory / kManifestFile)
         .hint(std::string("write a new one (`manifest`), or remove it and ") + kSha256SumsFile);
 }

@@ -123,7 +123,7 @@ AllowedMode Permissions::copy(const CopiedFile& file) const {
 
 void set_permissions(Directories& directories, const fs::path& path, const AllowedMode& allowed) {
   const auto access = directories.access(path);
-  if (!access) throw Error(ErrorKind::kIo, "cannot look at its permissions").in(path);
+  if (!access) throw Error(ErrorKind::kIo, "cannot read its permissions").in(path);
   const std::uint32_t bits = allowed.for_group(access->group);
   if (access->bits != bits) directories.set_access_bits(path, bits);
 }

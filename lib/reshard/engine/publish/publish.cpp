@@ -46,7 +46,7 @@ void rename_new(Directories& directories, const fs::path& from, const fs::path& 
     case RenameResult::kExists:
       throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced")
           .in(to)
-          .hint("another run may have made it");
+          .hint("another run may have created it");
     case RenameResult::kUnsupported: rename_entry(directories, from, to);
   }
 }
@@ -114,7 +114,7 @@ void Staging::mark_and_lock(const fs::path& root) {
       if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
       lock_ = directories().lock(root / kLockFile, true);
     }
-    if (!lock_) throw Error(ErrorKind::kIo, "another run goes on with it").in(root).hint("wait until it is done");
+    if (!lock_) throw Error(ErrorKind::kIo, "another run is resuming it").in(root).hint("wait until it finishes");
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kUnsupported) throw;
     directories().remove_tree(root / kLockFile);
@@ -137,7 +137,7 @@ void Staging::validate_alone(const fs::path& root) const {
   if (job_.shares_directory) return;
   for (const fs::path& other : stale_stagings(storage_, job_))
     if (other != root && run_lives(storage_, other))
-      throw Error(ErrorKind::kIo, "another run is writing here").in(final_).hint("wait until it is done");
+      throw Error(ErrorKind::kIo, "another run is writing here").in(final_).hint("wait until it finishes");
 }
 
 void Staging::keep() {
@@ -196,7 +196,7 @@ void Staging::take(Step step) {
   if (step.mode == RenameMode::kNew)
     rename_new(directories(), step.from, step.to);
   else if (directories().rename(step.from, step.to, step.mode) != RenameResult::kDone)
-    throw Error(ErrorKind::kUnsupported, "cannot be swapped in one step").in(step.to);
+    throw Error(ErrorKind::kUnsupported, "cannot be swapped atomically").in(step.to);
   steps_.push_back(std::move(step));
 }
 
@@ -218,9 +218,9 @@ void Staging::undo(const std::string& reason) {
     return;
   }
   const fs::path home = std::exchange(root_, {});  // so that nothing in it is removed
-  throw Error(ErrorKind::kIo, reason + "; and what it had replaced could not be put back: " + kept)
+  throw Error(ErrorKind::kIo, reason + "; and the previous contents could not be restored: " + kept)
       .in(home)
-      .hint("this directory holds what stood there before; move it back by hand, or give the command again");
+      .hint("this directory contains the previous contents; move it back by hand, or run the command again");
 }
 
 /// Moves the staging directory itself.

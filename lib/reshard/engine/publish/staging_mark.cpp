@@ -125,7 +125,7 @@ bool is_unmarked(Storage& storage, const fs::path& root) {
 }
 
 std::string not_this_programs(const std::string& name) {
-  return fmt::format("its {} is not of this program", name);
+  return fmt::format("its {} was not written by this program", name);
 }
 
 }  // namespace
@@ -145,17 +145,17 @@ bool has_mark_of(Storage& storage, const fs::path& root, const Job& job) {
 }
 
 std::string why_not_ours(Storage& storage, const fs::path& root) {
-  if (!storage.directories().is_own(root)) return "it is another user's";
+  if (!storage.directories().is_own(root)) return "it belongs to another user";
   return marked_paths(storage, root) ? std::string() : not_this_programs(std::string(kMarkFile));
 }
 
 std::string why_not_only_ours(Storage& storage, const fs::path& root) {
-  if (!storage.directories().is_own(root)) return "it is another user's";
+  if (!storage.directories().is_own(root)) return "it belongs to another user";
   try {
     const auto outputs = marked_paths(storage, root);
     if (!outputs && !is_unmarked(storage, root)) return not_this_programs(std::string(kMarkFile));
     const std::vector<std::string> foreign = Walk(storage, root, outputs.value_or(std::set<fs::path>())).foreign();
-    return foreign.empty() ? std::string() : fmt::format("it holds {}, which no run has made", list_names(foreign));
+    return foreign.empty() ? std::string() : fmt::format("it contains {}, which no run created", list_names(foreign));
   } catch (const Error& error) {
     if (error.code() != std::errc::permission_denied) throw;
     return fmt::format("{} cannot be read", error.path());

@@ -58,18 +58,19 @@ void validate_same_samples(const RunIdentity& mine, const RunOptions& options, T
     const auto at = std::mismatch(all[0].begin(), all[0].end(), all[rank].begin(), all[rank].end()).first;
     const auto file = static_cast<std::size_t>(at - all[0].begin()) / sizeof(Sha256Digest);
     throw AgreedError(std::move(
-        Error(ErrorKind::kBadInput, fmt::format("{} reads other files than {}: {} has other data there",
+        Error(ErrorKind::kBadInput, fmt::format("{} reads other files than {}: {} has different data there",
                                                 together.process(rank), together.process(0), mine.files[file].name))
-            .hint("give a path that all ranks share, to files that nobody writes to, or copies of one checkpoint")));
+            .hint("use a path that all ranks share, to files that no process is writing to, or identical copies of one "
+                  "checkpoint")));
   }
 }
 
 /// What of the sources differs, in the words of rank 0.
 std::string difference(const std::vector<RunIdentity::File>& ours, const std::vector<RunIdentity::File>& theirs) {
   for (std::size_t i = 0; i < std::max(ours.size(), theirs.size()); ++i) {
-    if (i >= ours.size()) return fmt::format("{} is there, which is not here", theirs[i].name);
+    if (i >= ours.size()) return fmt::format("{} exists only there", theirs[i].name);
     if (i >= theirs.size()) return fmt::format("{} is missing there", ours[i].name);
-    if (ours[i].name != theirs[i].name) return fmt::format("{} is there in place of {}", theirs[i].name, ours[i].name);
+    if (ours[i].name != theirs[i].name) return fmt::format("{} is there instead of {}", theirs[i].name, ours[i].name);
     if (ours[i].size_bytes != theirs[i].size_bytes)
       return fmt::format("{} has {} bytes there, and {} here", ours[i].name, theirs[i].size_bytes, ours[i].size_bytes);
   }
@@ -137,7 +138,7 @@ void validate_same_run(const RunIdentity& mine, const RunOptions& options, Toget
                                     together.process(rank), theirs.read<std::string_view>()))
                       .hint("give one output directory, the same path on all ranks")));
   throw AgreedError(std::move(
-      Error(ErrorKind::kUsage, fmt::format("{} was given other options than {}, and would do something else{}",
+      Error(ErrorKind::kUsage, fmt::format("{} was given other options than {} and would behave differently{}",
                                            together.process(rank), together.process(0), together.other_options(rank)))
           .hint("start all ranks with the same command line, and with the same version of reshard")));
 }

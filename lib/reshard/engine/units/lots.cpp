@@ -140,7 +140,8 @@ bool Lots::hear(const std::vector<std::string>& told) {
     any_left = any_left || !rank.has_begun || rank.lots > 0;
     for (const Handover& one : rank.handovers) {
       if (one.to_rank >= ranks.size() || one.lot >= lots_.size())
-        throw Error(ErrorKind::kBadInput, "another rank hands over what does not exist: is it the same program?");
+        throw Error(ErrorKind::kBadInput,
+                    "another rank hands over units that do not exist: do all ranks run the same program?");
       any_come = true;
       ranks[one.to_rank].left_bytes += lots_[one.lot].bytes;
       if (one.to_rank != rank_) continue;

@@ -34,7 +34,7 @@ void merge(ShareReport& into, ShareReport one) {
   if (into.crcs.empty()) into.crcs.resize(one.crcs.size());
   if (into.crcs.size() != one.crcs.size())
     throw Error(ErrorKind::kInternal,
-                fmt::format("a share reports {} checksums and another one {}, so they are not of one program",
+                fmt::format("one share reports {} checksums and another {}, so they belong to different programs",
                             one.crcs.size(), into.crcs.size()));
   for (std::size_t i = 0; i < one.crcs.size(); ++i) into.crcs[i] ^= one.crcs[i];
   into.written_bytes += one.written_bytes;
@@ -75,7 +75,7 @@ std::string report_bytes(const ShareReport& report) {
 ShareReport read_report(std::string_view bytes, const TargetMap& target) {
   auto [report, stored, crcs, logical, leaves] = WireReader(bytes).read<Sparse>();
   const auto validate = [](bool holds) {
-    if (!holds) throw Error(ErrorKind::kBadInput, "is of another program");
+    if (!holds) throw Error(ErrorKind::kBadInput, "belongs to another program");
   };
   validate((stored == 0 || stored == target.stored.size()) && (logical == 0 || logical == target.logical.size()));
   for (const std::uint32_t file : report.written_files) validate(file < target.files.size());

@@ -22,7 +22,7 @@ void sort_unique(std::vector<std::uint32_t>& numbers) {
 
 void merge(ShareReport& into, const UnitReport& unit, const TargetMap& target) {
   const auto validate = [](bool holds) {
-    if (!holds) throw Error(ErrorKind::kBadInput, "is of another program");
+    if (!holds) throw Error(ErrorKind::kBadInput, "belongs to another program");
   };
   into.written_bytes += unit.written_bytes;
   for (const UnitReport::Crc& crc : unit.crcs) {

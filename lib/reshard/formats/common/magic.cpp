@@ -13,14 +13,14 @@ struct ForeignFormat {
   const char* what;
   const char* hint;
 };
-constexpr const char* kOriginal = "give the Hugging Face checkpoint that it was made from";
+constexpr const char* kOriginal = "give the Hugging Face checkpoint that it was converted from";
 constexpr ForeignFormat kForeignFormats[] = {
     {"GGUF", "a GGUF file, as llama.cpp reads it", kOriginal},
     {"tjgg", "a GGML file, the older form of GGUF", kOriginal},
     {"fmgg", "a GGML file, the older form of GGUF", kOriginal},
     {"lmgg", "a GGML file, the older form of GGUF", kOriginal},
     {"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes it", "load it there and save it as safetensors"},
-    {"\x93NUMPY", "a NumPy file of one array", "load it with numpy.load and save it as safetensors"},
+    {"\x93NUMPY", "a NumPy file with one array", "load it with numpy.load and save it as safetensors"},
 };
 
 }  // namespace
@@ -41,15 +41,15 @@ void refuse_foreign(std::string_view start, const std::filesystem::path& path) {
   std::transform(tag.begin(), tag.end(), tag.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   if (tag.starts_with("<html") || tag.starts_with("<!doctype"))
-    throw Error(ErrorKind::kBadInput, "is an HTML page, not a file of tensors")
+    throw Error(ErrorKind::kBadInput, "is an HTML page, not a tensor file")
         .in(path)
-        .hint("the download brought an error or login page; fetch the file again");
+        .hint("the download returned an error or login page; fetch the file again");
   const bool is_text =
       std::none_of(start.begin(), start.end(), [](unsigned char c) { return std::iscntrl(c) && !std::isspace(c); });
   if (tag.starts_with('{') && is_text)
-    throw Error(ErrorKind::kBadInput, "is JSON, not a file of tensors")
+    throw Error(ErrorKind::kBadInput, "is JSON, not a tensor file")
         .in(path)
-        .hint("give the directory that it is in");
+        .hint("give the directory that contains it");
   for (const ForeignFormat& format : kForeignFormats)
     if (start.starts_with(format.magic))
       throw Error(ErrorKind::kUnsupported, std::string("is ") + format.what + ", which is not supported")

@@ -22,7 +22,7 @@ namespace {
 constexpr std::string_view kZipMagic = "PK\3\4";
 constexpr std::string_view kZstdMagic = "\x28\xb5\x2f\xfd";
 constexpr std::size_t kBucketStartBytes = 9;  // the length of a safetensors header, and its first character
-constexpr const char* kOtherSave = "the file is of another save than .metadata, or damaged: fetch both again";
+constexpr const char* kOtherSave = "the file belongs to another save than .metadata, or is damaged: fetch both again";
 constexpr const char* kLostChunk = "the other chunks are lost: save again without SerializationFormat.SAFETENSORS";
 
 // All records of a zip archive except the tensor are within this distance of its ends.
@@ -49,7 +49,7 @@ class ItemSource final : public Source {
     else if (offset_bytes >= tail_at && offset_bytes + out.size() <= size_bytes_)
       std::memcpy(out.data(), tail_.data() + (offset_bytes - tail_at), out.size());
     else
-      throw Error(ErrorKind::kUnsupported, "its item has records elsewhere than torch.save puts them")
+      throw Error(ErrorKind::kUnsupported, "its item has records at other offsets than torch.save uses")
           .at_byte(offset_bytes);
   }
 
@@ -93,7 +93,7 @@ class RangeSource final : public Source {
 void validate_same(const DcpTensor& tensor, const DcpChunk& chunk, DType dtype, const Dims& shape) {
   if (dtype == tensor.dtype && shape == chunk.box.size) return;
   throw Error(ErrorKind::kBadInput,
-              fmt::format("its chunk at {} is {} {} by .metadata, but {} {} in the file", to_string(chunk.box.begin),
+              fmt::format("its chunk at {} is {} {} in .metadata, but {} {} in the file", to_string(chunk.box.begin),
                           name(*tensor.dtype), to_string(chunk.box.size), name(dtype), to_string(shape)));
 }
 
@@ -101,9 +101,9 @@ void validate_same(const DcpTensor& tensor, const DcpChunk& chunk, DType dtype, 
 
 DcpFile::DcpFile(Files& files, std::filesystem::path path) : path_(std::move(path)), stamp_(files.stamp(path_)) {
   if (files.kind_of(path_) == FileKind::kNone)
-    throw Error(ErrorKind::kBadInput, "is missing, though .metadata puts tensors into it")
+    throw Error(ErrorKind::kBadInput, "is missing, though .metadata lists tensors in it")
         .in(path_)
-        .hint("a rank's file was not copied, or the save did not finish");
+        .hint("a rank file was not copied, or the save is incomplete");
   source_ = files.open(path_);
   std::array<char, kBucketStartBytes> start{};
   if (source_->size_bytes() < start.size()) return;
@@ -169,7 +169,7 @@ DcpItem DcpFile::find(const DcpTensor& tensor, const DcpChunk& chunk, const std:
 DcpItem DcpFile::find(const DcpBytes& object, const std::vector<std::string>& transforms) {
   return find_in(path_, object.name, [&]() -> DcpItem {
     const DcpPlace& place = object.place;
-    if (bucket_) throw Error(ErrorKind::kUnsupported, "is no tensor, but .metadata puts it into a file of safetensors");
+    if (bucket_) throw Error(ErrorKind::kUnsupported, "is not a tensor, but .metadata lists it in a safetensors file");
     const std::string where =
         fmt::format("bytes {} to {} of the file", place.offset_bytes, place.offset_bytes + place.length_bytes);
     const Range range = open_range(place, transforms, kMostObjectBytes - decoded_object_bytes_, where);
@@ -191,7 +191,7 @@ DcpFile::Range DcpFile::open_range(const DcpPlace& place, const std::vector<std:
     return {std::make_unique<RangeSource>(*source_, place.offset_bytes, place.length_bytes), {}, place.offset_bytes};
   if (transforms.size() != 1 || transforms.front() != kZstdTransform)
     throw Error(ErrorKind::kUnsupported,
-                fmt::format("{} is transformed by {}, which is not known", where, list_names(transforms)))
+                fmt::format("{} is transformed by {}, which is not supported", where, list_names(transforms)))
         .hint("load it with torch and the extension that wrote it, and save it without");
   const ZstdFrame frame{place.offset_bytes, place.length_bytes};
   // Many names may refer to the same item, which is decoded once.
@@ -222,14 +222,13 @@ TensorEntry DcpFile::read_zip(const Source& item, const DcpTensor& tensor, const
 TensorEntry DcpFile::find_in_bucket(const DcpTensor& tensor, const DcpChunk& chunk) const {
   const auto at = in_bucket_.find(tensor.name);
   if (at == in_bucket_.end())
-    throw Error(ErrorKind::kBadInput, "is not in this safetensors file, though .metadata puts a chunk of it there");
+    throw Error(ErrorKind::kBadInput, "is not in this safetensors file, though .metadata lists a chunk of it there");
   const TensorEntry& found = bucket_->tensors[at->second];
   if (!bucket_offsets_.empty() && bucket_offsets_[at->second] != chunk.box.begin)
-    throw Error(
-        ErrorKind::kBadInput,
-        fmt::format("its chunk at {} is not in this safetensors file, which has the one at {}: torch keeps only "
-                    "the last chunk of a tensor there",
-                    to_string(chunk.box.begin), to_string(bucket_offsets_[at->second])))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("its chunk at {} is not in this safetensors file, which contains the chunk at {}: torch "
+                            "keeps only the last chunk of a tensor in such a file",
+                            to_string(chunk.box.begin), to_string(bucket_offsets_[at->second])))
         .hint(kLostChunk);
   validate_same(tensor, chunk, found.dtype, found.shape);
   return found;

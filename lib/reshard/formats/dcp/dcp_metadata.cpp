@@ -105,7 +105,7 @@ bool MetadataReader::is_of(PickleRef node, std::string_view torch_class) const {
 MetadataReader::Pairs MetadataReader::attributes(PickleRef node, std::string_view torch_class,
                                                  std::string_view name) const {
   if (!is_of(node, torch_class))
-    throw bad(fmt::format("has {} where a {} must be", pickle_.describe(node), torch_class), name);
+    throw bad(fmt::format("has {} instead of a {}", pickle_.describe(node), torch_class), name);
   const PickleRef state = pickle_.state(node);
   if (state == kNoNode || pickle_.kind(state) != PickleKind::kDict)
     throw bad(fmt::format("has a {} without attributes", torch_class), name);
@@ -134,13 +134,13 @@ PickleRef MetadataReader::need(Pairs attributes, std::string_view attribute, std
 MetadataReader::Pairs MetadataReader::dict(PickleRef node, const char* what) const {
   if (node == kNoNode) throw bad(fmt::format("has no {}", what));
   if (pickle_.kind(node) != PickleKind::kDict)
-    throw bad(fmt::format("has {} in the place of {}", pickle_.describe(node), what));
+    throw bad(fmt::format("has {} instead of {}", pickle_.describe(node), what));
   return pickle_.pairs(node);
 }
 
 std::string_view MetadataReader::entry_name(PickleRef node) {
   if (pickle_.kind(node) != PickleKind::kString)
-    throw bad("has " + pickle_.describe(node) + " in the place of an entry's name");
+    throw bad("has " + pickle_.describe(node) + " instead of an entry's name");
   const std::string_view name = pickle_.text(node);
   if (id_by_node_.count(node) > 0) return name;
   if (name.empty() || name.size() > kMaxTensorNameBytes)
@@ -190,7 +190,7 @@ std::uint32_t MetadataReader::file_of(PickleRef relative_path, std::string_view 
   const auto [known, is_new] = file_by_node_.emplace(relative_path, 0);
   if (!is_new) return known->second;
   if (pickle_.kind(relative_path) != PickleKind::kString)
-    throw bad("has " + pickle_.describe(relative_path) + " in the place of a file's name", name);
+    throw bad("has " + pickle_.describe(relative_path) + " instead of a file name", name);
   return known->second = add_file(pickle_.text(relative_path), name);
 }
 
@@ -199,17 +199,17 @@ std::uint32_t MetadataReader::add_file(std::string_view relative_path, std::stri
   const auto known = file_by_path_.find(relative_path);
   if (known != file_by_path_.end()) return known->second;
   const auto refuse = [&](const char* why) {
-    throw bad(fmt::format("puts it into the file \"{}\", {}", printable(relative_path), why), name);
+    throw bad(fmt::format("assigns it to the file \"{}\", {}", printable(relative_path), why), name);
   };
   if (relative_path.empty() || relative_path.size() > kMaxFileNameBytes || has_control(relative_path))
-    refuse("which no file can be called");
+    refuse("which is not a valid file name");
   if (relative_path.front() == '/') refuse("which is not relative to the checkpoint's directory");
   std::string plain;  // normalized: items of one file must not overlap, however its path is spelled
   for (const std::string& part : split(relative_path, '/')) {
-    if (part == "..") refuse("which leads out of the checkpoint's directory");
+    if (part == "..") refuse("which is outside the checkpoint's directory");
     if (!part.empty() && part != ".") plain += (plain.empty() ? "" : "/") + part;
   }
-  if (plain.empty()) refuse("which no file can be called");
+  if (plain.empty()) refuse("which is not a valid file name");
   const auto [file, is_new] = file_by_plain_path_.emplace(plain, static_cast<std::uint32_t>(metadata_.files.size()));
   if (is_new) metadata_.files.push_back(std::move(plain));
   file_by_path_.emplace(relative_path, file->second);
@@ -220,12 +220,12 @@ std::uint32_t MetadataReader::transforms_of(PickleRef list, std::string_view nam
   if (list == kNoNode) return 0;
   const auto items = pickle_.items(list);
   const bool is_list = pickle_.kind(list) == PickleKind::kList || pickle_.kind(list) == PickleKind::kTuple;
-  if (!is_list || items.size() > kMaxTransforms) throw bad("has transforms that are no list of a few names", name);
+  if (!is_list || items.size() > kMaxTransforms) throw bad("has transforms that are not a short list of names", name);
   std::vector<std::string> names;
   for (const PickleRef item : items) names.emplace_back(pickle_.text(item).substr(0, kMaxTransformBytes));
   const auto known = std::find(metadata_.transforms.begin(), metadata_.transforms.end(), names);
   if (known != metadata_.transforms.end()) return static_cast<std::uint32_t>(known - metadata_.transforms.begin());
-  if (metadata_.transforms.size() > kMaxAttributes) throw bad("has more kinds of transforms than there are", name);
+  if (metadata_.transforms.size() > kMaxAttributes) throw bad("has more kinds of transforms than exist", name);
   metadata_.transforms.push_back(std::move(names));
   return static_cast<std::uint32_t>(metadata_.transforms.size() - 1);
 }
@@ -247,7 +247,7 @@ Stored MetadataReader::stored(PickleRef index, PickleRef info) {
   one.place.length_bytes = number(need(place, "length", name), "its length in the file", name);
   one.place.transforms = transforms_of(find(place, "transform_descriptors", name), name);
   if (!checked_add(one.place.offset_bytes, one.place.length_bytes))
-    throw bad("its place in the file overflows 64 bits", name);
+    throw bad("its location in the file overflows 64 bits", name);
   return one;
 }
 
@@ -255,7 +255,7 @@ void MetadataReader::read_storage(Pairs storage) {
   stored_.reserve(storage.size());
   std::vector<bool> seen(pickle_.num_nodes());
   for (const auto& [index, info] : storage) {
-    if (seen[index]) throw bad("has one key of its storage_data twice");
+    if (seen[index]) throw bad("has a duplicate key in its storage_data");
     seen[index] = true;
     stored_.push_back(stored(index, info));
   }
@@ -266,8 +266,9 @@ void MetadataReader::read_storage(Pairs storage) {
   };
   for (std::size_t i = 1; i < stored_.size(); ++i)
     if (stored_[i].key() == stored_[i - 1].key() && stored_[i].place != stored_[i - 1].place)
-      throw bad(stored_[i].has_offset ? fmt::format("has two places for its chunk at {}", to_string(stored_[i].offset))
-                                      : std::string("has two places for it"),
+      throw bad(stored_[i].has_offset
+                    ? fmt::format("has two locations for its chunk at {}", to_string(stored_[i].offset))
+                    : std::string("has two locations for it"),
                 text_of(stored_[i].name));
 }
 
@@ -283,7 +284,7 @@ const DcpPlace* MetadataReader::place_of(std::uint32_t name, const Dims* offset)
 /// The state of TensorProperties is a tuple: dtype, layout, requires_grad, memory format, pin_memory.
 void MetadataReader::read_properties(PickleRef node, DcpTensor& tensor) const {
   if (!is_of(node, "TensorProperties"))
-    throw bad("has " + pickle_.describe(node) + " in the place of its properties", tensor.name);
+    throw bad("has " + pickle_.describe(node) + " instead of its properties", tensor.name);
   const PickleRef state = pickle_.state(node);
   const auto fields = state == kNoNode ? std::span<const PickleRef>() : pickle_.items(state);
   const PickleGlobal dtype = fields.empty() ? PickleGlobal() : pickle_.global(fields[0]);
@@ -294,10 +295,10 @@ void MetadataReader::read_properties(PickleRef node, DcpTensor& tensor) const {
 
 void MetadataReader::read_chunks(PickleRef node, std::uint32_t id, DcpTensor& tensor) {
   if (pickle_.kind(node) != PickleKind::kList)
-    throw bad("has " + pickle_.describe(node) + " in the place of its chunks", tensor.name);
+    throw bad("has " + pickle_.describe(node) + " instead of its chunks", tensor.name);
   const auto items = pickle_.items(node);
   chunks_ += items.size();
-  if (chunks_ > pickle_.num_nodes()) throw bad("has chunks that are of several tensors", tensor.name);
+  if (chunks_ > pickle_.num_nodes()) throw bad("has chunks that belong to several tensors", tensor.name);
   tensor.chunks.reserve(items.size());
   for (const PickleRef item : items) {
     const Pairs chunk = attributes(item, "ChunkStorageMetadata", tensor.name);
@@ -306,13 +307,13 @@ void MetadataReader::read_chunks(PickleRef node, std::uint32_t id, DcpTensor& te
     one.box.size = dims(need(chunk, "sizes", tensor.name), "the size of a chunk", tensor.name);
     count_numbers(2 * one.box.begin.size());
     if (one.box.begin.size() != one.box.size.size() || !contains(tensor.shape, one.box))
-      throw bad(fmt::format("has a chunk of {} at {}, which does not lie inside its shape {}", to_string(one.box.size),
+      throw bad(fmt::format("has a chunk of {} at {}, which is not inside its shape {}", to_string(one.box.size),
                             to_string(one.box.begin), to_string(tensor.shape)),
                 tensor.name);
     if (volume(one.box) == 0) continue;  // a rank with an empty slice
     const DcpPlace* place = place_of(id, &one.box.begin);
     if (place == nullptr)
-      throw bad(fmt::format("does not say where its chunk at {} lies", to_string(one.box.begin)), tensor.name);
+      throw bad(fmt::format("does not record where its chunk at {} is stored", to_string(one.box.begin)), tensor.name);
     one.place = *place;
     tensor.chunks.push_back(std::move(one));
   }
@@ -323,13 +324,13 @@ void MetadataReader::read_entry(PickleRef name_node, PickleRef node) {
   const std::uint32_t id = id_of(name_node);
   if (is_of(node, "BytesStorageMetadata")) {
     const DcpPlace* place = place_of(id, nullptr);
-    if (place == nullptr) throw bad("does not say where it lies", name);
+    if (place == nullptr) throw bad("does not record where it is stored", name);
     metadata_.bytes.push_back({std::string(name), *place});
     return;
   }
   if (!is_of(node, "TensorStorageMetadata"))
     throw Error(ErrorKind::kUnsupported,
-                "has " + pickle_.describe(node) + " in the place of a tensor: that is no class of torch 1.13 or later")
+                "has " + pickle_.describe(node) + " instead of a tensor: torch 1.13 and later have no such class")
         .in(path_)
         .tensor(std::string(name))
         .hint("load the checkpoint with the program that wrote it, and save it again with torch 2.0 or later");
@@ -356,7 +357,7 @@ void MetadataReader::read_paths(Pairs planner_data) {
     const auto items = pickle_.items(value);
     parts += items.size();
     if (pickle_.kind(value) != PickleKind::kTuple || items.size() > kMaxChunkDims || parts > pickle_.num_nodes())
-      throw bad("has a path to it that is no short tuple", name);
+      throw bad("has a path to it that is not a short tuple", name);
     DcpPath path;
     for (const PickleRef item : items) {
       if (pickle_.kind(item) == PickleKind::kInt) {
@@ -366,7 +367,7 @@ void MetadataReader::read_paths(Pairs planner_data) {
       const std::string_view part = entry_name(item);
       part_bytes += part.size();
       if (part_bytes / kMaxPathBytesPerByte > pickle_.size_bytes())
-        throw bad("has paths with more names than the whole file", name);
+        throw bad("has paths with more names than the entire file", name);
       path.emplace_back(std::string(part));
     }
     metadata_.paths.emplace_back(std::string(name), std::move(path));
@@ -376,7 +377,7 @@ void MetadataReader::read_paths(Pairs planner_data) {
 DcpMetadata MetadataReader::read(DcpPaths paths) {
   metadata_.transforms.emplace_back();
   if (!is_of(pickle_.root(), "Metadata"))
-    throw bad("is not the metadata of torch.distributed.checkpoint: it holds " + pickle_.describe(pickle_.root()));
+    throw bad("is not the metadata of torch.distributed.checkpoint: it contains " + pickle_.describe(pickle_.root()));
   const Pairs root = attributes(pickle_.root(), "Metadata", {});
   read_storage(dict(find(root, "storage_data", {}), "storage_data"));
   const Pairs entries = dict(find(root, "state_dict_metadata", {}), "state_dict_metadata");
@@ -398,7 +399,7 @@ DcpMetadata MetadataReader::read(DcpPaths paths) {
 DcpMetadata read_dcp_metadata(const Source& source, const std::filesystem::path& path, DcpPaths paths) {
   if (source.size_bytes() > kMaxPickleBytes)
     throw Error(ErrorKind::kUnsupported, "has " + format_bytes(source.size_bytes()) + ", more than the " +
-                                             format_bytes(kMaxPickleBytes) + " that are read")
+                                             format_bytes(kMaxPickleBytes) + " that are supported")
         .in(path)
         .hint(kTooLarge);
   std::vector<char> stream(source.size_bytes());

@@ -24,7 +24,7 @@ void validate_entry_name(const std::string& name) {
   throw Error(ErrorKind::kBadInput,
               name.empty() ? "has an empty name" : "its name has a control character or is not UTF-8")
       .tensor(name)
-      .hint("torch loads no checkpoint with such a name: give it another with convert `rename`");
+      .hint("torch cannot load a checkpoint with such a name: change it with convert `rename`");
 }
 
 void put_object(Pickler& pickler, const char* module, const char* name) {

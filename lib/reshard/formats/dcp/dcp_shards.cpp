@@ -25,7 +25,7 @@ std::vector<Dims> read_saved_offsets(const Container& file) {
   if (found == file.metadata.end())
     throw Error(ErrorKind::kBadInput, std::string("has no ") + kInfoKey + " in its metadata")
         .in(file.path)
-        .hint("it is no file of torch's HuggingFaceStorageWriter, or another program has written it again");
+        .hint("it was not written by torch's HuggingFaceStorageWriter, or another program has rewritten it");
   const Json json = parse_json(found->second, file.path, JsonDialect::kPython);
   const JsonObject info(json, file.path, kInfoKey);
   std::vector<Dims> offsets;
@@ -34,13 +34,13 @@ std::vector<Dims> read_saved_offsets(const Container& file) {
     const auto bad = [&](const std::string& what) {
       return Error(ErrorKind::kBadInput, std::string(kInfoKey) + " " + what).in(file.path).tensor(tensor.name);
     };
-    if (!info.has(tensor.name)) throw bad("does not say where it begins");
+    if (!info.has(tensor.name)) throw bad("does not record where it begins");
     const Json& entry = info.at(tensor.name);
     if (!entry.is_object() || !entry.contains(kOffsetsKey) || !entry[kOffsetsKey].is_array())
       throw bad("has no list of offsets for it");
     Dims begin;
     for (const Json& offset : entry[kOffsetsKey]) {
-      if (!offset.is_number_unsigned()) throw bad("has " + brief(offset) + " in the place of an offset");
+      if (!offset.is_number_unsigned()) throw bad("has " + brief(offset) + " instead of an offset");
       begin.push_back(offset.get<std::uint64_t>());
     }
     if (begin.size() != tensor.shape.size())

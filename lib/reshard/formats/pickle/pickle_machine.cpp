@@ -128,7 +128,7 @@ std::size_t PickleMachine::slots_for(std::size_t stream_bytes) {
 }
 
 PickleRef PickleMachine::top() const {
-  if (stack_.size() <= floor()) throw cursor_.bad("takes something from an empty stack");
+  if (stack_.size() <= floor()) throw cursor_.bad("pops from an empty stack");
   return stack_.back();
 }
 
@@ -139,7 +139,7 @@ PickleRef PickleMachine::pop() {
 }
 
 PickleMachine::Nodes PickleMachine::pop_mark() {
-  if (marks_.empty()) throw cursor_.bad("goes back to a MARK that is not there");
+  if (marks_.empty()) throw cursor_.bad("refers to a MARK that does not exist");
   Nodes items(stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back()), stack_.end());
   stack_.resize(marks_.back());
   marks_.pop_back();
@@ -147,12 +147,12 @@ PickleMachine::Nodes PickleMachine::pop_mark() {
 }
 
 void PickleMachine::push(PickleRef node) {
-  if (stack_.size() == kMaxStack) throw cursor_.unsupported("puts more on its stack than any checkpoint does");
+  if (stack_.size() == kMaxStack) throw cursor_.unsupported("pushes more onto its stack than any checkpoint does");
   stack_.push_back(node);
 }
 
 void PickleMachine::mark() {
-  if (marks_.size() == kMaxStack) throw cursor_.unsupported("puts more on its stack than any checkpoint does");
+  if (marks_.size() == kMaxStack) throw cursor_.unsupported("pushes more onto its stack than any checkpoint does");
   marks_.push_back(stack_.size());
 }
 
@@ -167,7 +167,7 @@ void PickleMachine::pop_any() {
 PickleRef PickleMachine::add(const Node& node) {
   if (pickle_.nodes_.size() == kMaxNodes)
     throw cursor_.unsupported("has more than " + std::to_string(kMaxNodes) + " objects")
-        .hint("save the state dict alone, without what surrounds it");
+        .hint("save the state dict alone, without the objects around it");
   pickle_.nodes_.push_back(node);
   return static_cast<PickleRef>(pickle_.nodes_.size() - 1);
 }
@@ -280,7 +280,7 @@ void PickleMachine::push_long(std::string_view bytes) {
 
 void PickleMachine::push_decoded(bool (*decode)(std::string_view, std::string&)) {
   std::string text;
-  if (!decode(cursor_.line(), text)) throw cursor_.bad("has a text with quotes or escapes that make no sense");
+  if (!decode(cursor_.line(), text)) throw cursor_.bad("has a string with invalid quotes or escapes");
   pickle_.decoded_.push_back(std::move(text));
   push_text(PickleKind::kString, pickle_.decoded_.back());
 }
@@ -288,7 +288,7 @@ void PickleMachine::push_decoded(bool (*decode)(std::string_view, std::string&))
 void PickleMachine::count_links(std::size_t more) {
   if (more > kMaxLinks - links_)
     throw cursor_.unsupported("links its objects more than " + std::to_string(kMaxLinks) +
-                              " times, the most that is read");
+                              " times, the supported maximum");
   links_ += more;
 }
 
@@ -359,7 +359,7 @@ void PickleMachine::check_call(PickleRef callee, PickleRef args) {
   for (int depth = 0; depth < kMostCallers; ++depth) {
     if (pickle_.kind(callee) != PickleKind::kGlobal) throw cursor_.bad("calls " + pickle_.describe(callee));
     if (pickle_.kind(args) != PickleKind::kTuple)
-      throw cursor_.bad("calls something with " + pickle_.describe(args) + " in the place of arguments");
+      throw cursor_.bad("calls a function with " + pickle_.describe(args) + " instead of arguments");
     if (reads_inert_attribute(callee, args)) return;
     check_global(callee);
     const auto position = called_argument(pickle_.global(callee));
@@ -373,7 +373,7 @@ void PickleMachine::check_call(PickleRef callee, PickleRef args) {
     for (const PickleRef item : items)
       if (pickle_.kind(item) == PickleKind::kTuple) args = item;  // the arguments of the inner call
   }
-  throw cursor_.bad("has calls that make calls more often than any pickler writes");
+  throw cursor_.bad("has calls nested more deeply than any pickler writes");
 }
 
 /// Python 3.11.0 to 3.11.3 pickle a member of an enum as `getattr` of its class.
@@ -405,7 +405,7 @@ void PickleMachine::check_global(PickleRef callee) {
     case PickleCall::kRunsCode:
       throw cursor_.bad("calls " + printable(pickle_.class_name(callee)) + ": loading this file in Python would run it")
           .hint(
-              "no state dict calls that: do not load the file with torch.load(weights_only=False); ask whoever made it "
+              "no state dict needs this call: do not load the file with torch.load(weights_only=False); ask its author "
               "for the state dict alone, or for safetensors");
   }
 }
@@ -422,7 +422,7 @@ void PickleMachine::memoize(std::uint64_t index) {
 
 void PickleMachine::recall(std::uint64_t index) {
   if (index >= memo_.size() || memo_[index] == kNoNode)
-    throw cursor_.bad("asks for memo " + std::to_string(index) + ", which nothing was put into");
+    throw cursor_.bad("reads memo " + std::to_string(index) + ", which was never set");
   push(memo_[index]);
 }
 
@@ -430,14 +430,14 @@ void PickleMachine::recall(std::uint64_t index) {
 
 std::uint64_t PickleMachine::index_line() {
   const auto index = parse_unsigned(cursor_.line());
-  if (!index) throw cursor_.bad("has a memo index that is no number");
+  if (!index) throw cursor_.bad("has a memo index that is not a number");
   return *index;
 }
 
 void PickleMachine::proto() {
   const auto version = cursor_.number<std::uint8_t>();
   if (version > kNewestProtocol)
-    throw cursor_.unsupported("is of protocol " + std::to_string(version) + ", newer than any that is known");
+    throw cursor_.unsupported("uses protocol " + std::to_string(version) + ", newer than any supported one");
 }
 
 /// INT is also how protocol 0 writes bools.
@@ -446,9 +446,9 @@ void PickleMachine::int_line() {
   if (line == "00" || line == "01") return push_bool(line == "01");
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
-  if (end != line.data() + line.size() || line.empty()) throw cursor_.bad("has an int that is no number");
+  if (end != line.data() + line.size() || line.empty()) throw cursor_.bad("has an int that is not a number");
   if (error == std::errc::result_out_of_range) return push_text(PickleKind::kBigInt, line);
-  if (error != std::errc()) throw cursor_.bad("has an int that is no number");
+  if (error != std::errc()) throw cursor_.bad("has an int that is not a number");
   push_int(value);
 }
 
@@ -458,7 +458,7 @@ void PickleMachine::long_line() {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   const bool whole = !digits.empty() && end == digits.data() + digits.size();
-  if (!whole || error == std::errc::invalid_argument) throw cursor_.bad("has an int that is no number");
+  if (!whole || error == std::errc::invalid_argument) throw cursor_.bad("has an int that is not a number");
   if (error == std::errc::result_out_of_range)
     push_text(PickleKind::kBigInt, digits);
   else
@@ -469,7 +469,7 @@ void PickleMachine::float_line() {
   const std::string_view line = cursor_.line();
   double value = 0;
   const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
-  if (error != std::errc() || end != line.data() + line.size()) throw cursor_.bad("has a float that is no number");
+  if (error != std::errc() || end != line.data() + line.size()) throw cursor_.bad("has a float that is not a number");
   push_real(value);
 }
 
@@ -483,7 +483,7 @@ void PickleMachine::stack_global() {
   const PickleRef name = pop();
   const PickleRef module = pop();
   if (pickle_.kind(name) != PickleKind::kString || pickle_.kind(module) != PickleKind::kString)
-    throw cursor_.bad("imports something whose name is no string");
+    throw cursor_.bad("imports a name that is not a string");
   push(add_global(pickle_.text(module), pickle_.text(name)));
 }
 
@@ -507,7 +507,7 @@ void PickleMachine::inst() {
 
 void PickleMachine::obj() {
   Nodes items = pop_mark();
-  if (items.empty()) throw cursor_.bad("makes an object of no class");
+  if (items.empty()) throw cursor_.bad("creates an object without a class");
   const PickleRef callee = items.front();
   items.erase(items.begin());
   push_tuple(items);
@@ -607,11 +607,11 @@ Pickle PickleMachine::run() {
     return table;
   }();
   for (unsigned char code = cursor_.opcode(); code != kStop; code = cursor_.opcode()) {
-    if (!kByCode[code]) throw cursor_.bad("has the byte " + std::to_string(code) + " where an opcode must be");
+    if (!kByCode[code]) throw cursor_.bad("has the byte " + std::to_string(code) + " instead of an opcode");
     kByCode[code](*this);
   }
   pickle_.root_ = pop();
-  if (!stack_.empty() || !marks_.empty()) throw cursor_.bad("stops with something left on its stack");
+  if (!stack_.empty() || !marks_.empty()) throw cursor_.bad("ends with objects left on its stack");
   pickle_.size_bytes_ = cursor_.position();
   for (const auto& [module, name] : unknown_classes_)
     pickle_.unknown_classes_.push_back(std::string(module) + "." + std::string(name));

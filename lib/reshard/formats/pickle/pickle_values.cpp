@@ -54,7 +54,7 @@ PickleRef value_of(const Pickle& pickle, std::span<const PicklePair> items, std:
   PickleRef found = kNoNode;
   for (const auto& [name, value] : items) {
     if (pickle.kind(name) != PickleKind::kString || pickle.text(name) != key) continue;
-    if (found != kNoNode) throw Error(ErrorKind::kBadInput, fmt::format("holds \"{}\" twice", key)).in(path);
+    if (found != kNoNode) throw Error(ErrorKind::kBadInput, fmt::format("contains \"{}\" twice", key)).in(path);
     found = value;
   }
   return found != kNoNode && pickle.kind(found) == PickleKind::kNone ? kNoNode : found;
@@ -66,7 +66,7 @@ std::string tensor_name(const Pickle& pickle, PickleRef key, const std::filesyst
   const std::string_view text = pickle.text(key);
   if (text.size() > kMaxTensorNameBytes)
     throw Error(ErrorKind::kBadInput,
-                fmt::format("has a name of {} bytes, more than the {} that are read", text.size(), kMaxTensorNameBytes))
+                fmt::format("has a name of {} bytes, more than the supported {}", text.size(), kMaxTensorNameBytes))
         .in(path)
         .tensor(std::string(text.substr(0, kShownBytes)) + "…");
   for (std::size_t at = 0; at < text.size();) {

@@ -23,7 +23,7 @@ class PlainReader {
 
   PlainValue read(PickleRef node, int depth = 0) {
     if (depth > kMaxDepth || ++count_ > kMaxPlainValues)
-      throw fail(fmt::format("{} has more values than a hyperparameter has", what_));
+      throw fail(fmt::format("{} has more values than any hyperparameter", what_));
     switch (pickle_.kind(node)) {
       case PickleKind::kNone: return {};
       case PickleKind::kBool: return {pickle_.integer(node) != 0};

@@ -42,7 +42,7 @@ void validate_size(const SafetensorsHeader::Tensor& tensor, const std::filesyste
         .tensor(tensor.name);
   if (tensor.end - tensor.begin != *total_bits / 8)
     throw bad(path, "the shape " + to_string(tensor.shape) + " of " + std::string(name(tensor.dtype)) + " takes " +
-                        std::to_string(*total_bits / 8) + " bytes, but data_offsets hold " +
+                        std::to_string(*total_bits / 8) + " bytes, but data_offsets contain " +
                         std::to_string(tensor.end - tensor.begin))
         .tensor(tensor.name);
 }
@@ -112,7 +112,7 @@ Container read_safetensors(const Source& source, const std::filesystem::path& pa
   refuse_foreign(start, path);
   if (file_bytes >= kLengthBytes && std::string_view(start.data(), 4) == "PK\x03\x04")
     throw bad(path, "is a zip file, as torch.save writes it, not safetensors")
-        .hint("give it a name in .bin or .pt; a model's weights are pytorch_model.bin");
+        .hint("rename it to end in .bin or .pt; a model's weights file is pytorch_model.bin");
   if (file_bytes < kLengthBytes)
     throw bad(path, "has " + std::to_string(file_bytes) + " bytes, fewer than the 8 of a safetensors header's length")
         .hint("the file is empty or cut off; fetch it again");
@@ -139,7 +139,7 @@ std::string json_name(const std::string& text) {
   try {
     return json_string(text);
   } catch (const Json::exception&) {
-    throw Error(ErrorKind::kUnsupported, "the name is not UTF-8, which safetensors cannot hold").tensor(text);
+    throw Error(ErrorKind::kUnsupported, "the name is not UTF-8, which safetensors requires").tensor(text);
   }
 }
 
@@ -159,10 +159,11 @@ ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors,
   for (TensorEntry& tensor : tensors) {
     validate_name_length(tensor.name);
     if (!names.insert(tensor.name).second)
-      throw Error(ErrorKind::kInternal, "a file cannot hold two entries of this name").tensor(tensor.name);
+      throw Error(ErrorKind::kInternal, "a file cannot contain two entries with this name").tensor(tensor.name);
     const auto size = num_bytes(tensor.dtype, tensor.shape);
     const auto next = size ? checked_add(end, *size) : std::nullopt;
-    if (!next) throw Error(ErrorKind::kInternal, "a tensor to write has no size in bytes").tensor(tensor.name);
+    if (!next)
+      throw Error(ErrorKind::kInternal, "a tensor to write is not a whole number of bytes").tensor(tensor.name);
     tensor.offset_bytes = end;
     tensor.size_bytes = *size;
     json += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_name(tensor.name),

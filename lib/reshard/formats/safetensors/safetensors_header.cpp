@@ -38,7 +38,7 @@ class HeaderReader {
   bool number_unsigned(number_unsigned_t value) {
     if (state_ == State::kShape) {
       if (shape_->size() == kMaxNdim)
-        fail("its shape has more than 1024 dims, and no tensor library makes such tensors");
+        fail("its shape has more than 1024 dims, and no tensor library creates such tensors");
       return shape_->push_back(value), true;
     }
     if (state_ == State::kOffsets) {
@@ -55,7 +55,7 @@ class HeaderReader {
     }
     if (state_ == State::kDType) {
       dtype_ = dtype_from_name(value);
-      if (!dtype_) fail("has the dtype \"" + printable(value) + "\", which safetensors does not know");
+      if (!dtype_) fail("has the dtype \"" + printable(value) + "\", which safetensors does not define");
       return state_ = State::kField, true;
     }
     return scalar("\"" + printable(value) + "\"");
@@ -168,10 +168,9 @@ class HeaderReader {
         fail("__metadata__ has " + found + " under \"" + printable(metadata_key_) + "\", expected a string");
       case State::kDType: fail("dtype is " + found + ", expected a string");
       case State::kShapeValue: fail("shape is " + found + ", expected an array of whole numbers");
-      case State::kShape: fail("shape holds " + found + ", expected whole numbers of 64 bits without sign");
+      case State::kShape: fail("shape contains " + found + ", expected unsigned 64-bit whole numbers");
       case State::kOffsetsValue: fail("data_offsets is " + found + ", expected two whole numbers");
-      case State::kOffsets:
-        fail("data_offsets holds " + found + ", expected two whole numbers of 64 bits without sign");
+      case State::kOffsets: fail("data_offsets contains " + found + ", expected two unsigned 64-bit whole numbers");
       case State::kTop:
       case State::kTensor:
       case State::kField:
@@ -187,7 +186,7 @@ class HeaderReader {
       return state_ = State::kMetadataValue, true;
     }
     name_ = std::move(value);
-    if (has_control(name_)) fail("the name holds control characters");
+    if (has_control(name_)) fail("the name contains control characters");
     if (!names_.insert(name_).second) fail("the header has this name twice");
     dtype_.reset();
     shape_.reset();
@@ -240,7 +239,7 @@ class HeaderReader {
 SafetensorsHeader parse_header_json(std::string_view json, const std::filesystem::path& path) {
   // The JSON library treats a NUL as the end of the text and skips a byte order mark; the format allows neither.
   if (const auto nul = json.find('\0'); nul != std::string_view::npos)
-    throw Error(ErrorKind::kBadInput, "the header holds a NUL byte; padding must be spaces")
+    throw Error(ErrorKind::kBadInput, "the header contains a NUL byte; padding must be spaces")
         .in(path)
         .at_byte(kHeaderLengthBytes + nul)
         .hint("the tool that wrote the file padded its header with zeros; rewrite the file with a correct writer");

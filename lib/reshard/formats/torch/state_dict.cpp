@@ -62,9 +62,11 @@ class Finder {
       else
         aside_.add(label(key));
     }
-    if (!aside_.empty()) result_.warnings.push_back("skipped what is not a tensor of the state dict: " + aside_.text());
+    if (!aside_.empty())
+      result_.warnings.push_back("skipped entries that are not tensors of the state dict: " + aside_.text());
     if (!pickle_.unknown_classes().empty())
-      result_.warnings.push_back("holds objects of " + list_names(pickle_.unknown_classes()) + ", which were skipped");
+      result_.warnings.push_back("contains objects of " + list_names(pickle_.unknown_classes()) +
+                                 ", which were skipped");
     return std::move(result_);
   }
 
@@ -99,7 +101,7 @@ class Finder {
 
 Pairs Finder::top_mapping() const {
   const PickleRef root = pickle_.root();
-  if (is_value_(root)) throw unsupported("holds one tensor, not a state dict");
+  if (is_value_(root)) throw unsupported("contains one tensor, not a state dict");
   if (is_mapping(pickle_, root)) return mapping_items(pickle_, root);
   throw unsupported("holds " + pickle_.describe(root) + ", not a state dict");
 }
@@ -136,7 +138,7 @@ void Finder::refuse_rivals(const Pairs& top, const std::vector<const Wrapper*>& 
         names.insert(pickle_.text(pair.first));
       else if (names.count(pickle_.text(pair.first)) > 0)
         throw unsupported(
-            fmt::format("holds state dicts under \"{}\" and \"{}\", which have the same names: which is the model's?",
+            fmt::format("contains state dicts with the same names under \"{}\" and \"{}\": which one is the model's?",
                         first.key, rival->key));
     }
   }
@@ -158,7 +160,7 @@ PickleRef Finder::wrapped(const Pairs& top) {
     if (is_value_(other.second) &&
         label(other.first).substr(0, kMaxTensorNameBytes).find('.') != std::string_view::npos)
       throw unsupported(fmt::format(
-          "holds tensors, and a mapping of more tensors under \"{}\": which is the state dict?", wrapper.key));
+          "contains tensors, and a mapping with more tensors under \"{}\": which one is the state dict?", wrapper.key));
     if (std::any_of(wrappers.begin(), wrappers.end(),
                     [&](const Wrapper* one) { return one->is_average && one->key == label(other.first); }))
       averages.add(label(other.first));
@@ -168,11 +170,11 @@ PickleRef Finder::wrapped(const Pairs& top) {
   refuse_rivals(top, wrappers);
   // If a description is next to the state dict, or this program wrote the file, the key is expected.
   if (result_.descriptions.empty() && file_.metadata().empty())
-    result_.warnings.push_back(fmt::format("took the state dict under \"{}\"{}", wrapper.key,
+    result_.warnings.push_back(fmt::format("read the state dict under \"{}\"{}", wrapper.key,
                                            wrapper.is_average ? ", an average of the weights" : ""));
   if (!averages.empty())
     result_.warnings.push_back(fmt::format(
-        "left out an average of the weights, under {}; to convert it, save it in a file of its own", averages.text()));
+        "left out an average of the weights, under {}; to convert it, save it in a separate file", averages.text()));
   return found->second;
 }
 
@@ -191,7 +193,7 @@ void Finder::refuse_deeper(const Pairs& pairs) {
   for (const auto& [key, value] : pairs)
     if (!is_value_(value) && !label(key).ends_with(kExtraState) && holds_values(value)) deeper.add(label(key));
   if (!deeper.empty())
-    throw unsupported("holds tensors deeper down, under " + deeper.text() + ", and not under one state dict");
+    throw unsupported("contains tensors at a deeper level, under " + deeper.text() + ", instead of in one state dict");
 }
 
 /// Whether `node` is a tensor or contains one. Visits each node only once, over all calls.
@@ -267,8 +269,7 @@ void StorageUse::finish(const TorchFile& file) {
 void StorageUse::warn(std::vector<std::string>& warnings) const {
   if (unused_bytes_ > used_bytes_)
     warnings.push_back(
-        fmt::format("holds {} that no tensor uses: slices were saved with the whole of what they were cut "
-                    "from",
+        fmt::format("contains {} that no tensor uses: slices were saved with the entire storage they are views of",
                     format_bytes(unused_bytes_)));
 }
 
@@ -286,7 +287,7 @@ Container read_torch(const Source& source, const std::filesystem::path& path) {
       throw Error(ErrorKind::kBadInput, "is not in this file, which only refers to it (xser)")
           .in(path)
           .tensor(name)
-          .hint("the folder " + xser_tensors_folder(path).filename().string() + " belongs beside the file");
+          .hint("the folder " + xser_tensors_folder(path).filename().string() + " belongs next to the file");
     TorchTensor tensor = file.tensor(node, name);
     use.add(tensor);
     container.tensors.push_back(std::move(tensor));

@@ -51,9 +51,10 @@ class StreamReader {
         return {path_, file_bytes_, std::move(window), std::move(head.object), std::move(storages)};
       } catch (const PickleCutOff&) {
         if (window_bytes == most && most < file_bytes_)
-          throw Error(ErrorKind::kUnsupported, "its pickle is longer than the " + format_bytes(most) + " that are read")
+          throw Error(ErrorKind::kUnsupported,
+                      "its pickle is longer than the " + format_bytes(most) + " that are supported")
               .in(path_)
-              .hint("save the state dict alone, without what surrounds it");
+              .hint("save the state dict alone, without the objects around it");
         if (window_bytes == most) throw;
       }
       window_bytes = std::min(most, window_bytes * 4);
@@ -86,7 +87,7 @@ StreamHead StreamReader::read_head(std::string_view window) const {
     throw bad_file("is a pickle, but not one that torch.save wrote").hint("save the model as safetensors");
   const Pickle protocol = next();
   if (protocol.integer(protocol.root()) != kStreamProtocol)
-    throw Error(ErrorKind::kUnsupported, "is of another protocol than torch's streams are").in(path_);
+    throw Error(ErrorKind::kUnsupported, "uses another pickle protocol than torch's streams").in(path_);
   const Pickle system = next();
   for (const auto& [key, value] : system.pairs(system.root()))
     if (system.text(key) == "little_endian" && system.integer(value) == 0)
@@ -103,7 +104,7 @@ std::vector<std::string> StreamReader::read_keys(const Pickle& list) const {
   std::vector<std::string> keys;
   for (const PickleRef key : list.items(list.root())) {
     auto text = storage_key(list, key);
-    if (!text) throw bad_file("its list of storages holds " + list.describe(key) + " that is no key");
+    if (!text) throw bad_file("its list of storages contains " + list.describe(key) + " that is not a key");
     keys.push_back(*std::move(text));
   }
   return keys;
@@ -117,7 +118,7 @@ std::map<std::string, TorchStorageId> StreamReader::storage_ids(const Pickle& ob
     if (!id) continue;
     const auto [same_key, is_new] = ids.emplace(id->key, *id);
     if (same_key->second.size_bytes != id->size_bytes || same_key->second.element != id->element)
-      throw bad_file("describes the storage " + printable(id->key) + " in two ways");
+      throw bad_file("describes the storage " + printable(id->key) + " differently in two places");
   }
   return ids;
 }
@@ -128,7 +129,8 @@ std::vector<TorchStorage> StreamReader::find_storages(const StreamHead& head) co
   std::uint64_t at = head.data_at;
   for (const std::string& key : head.keys) {
     const auto id = ids.find(key);
-    if (id == ids.end()) throw bad_file("holds the storage " + printable(key) + ", but no tensor of it").at_byte(at);
+    if (id == ids.end())
+      throw bad_file("contains the storage " + printable(key) + ", but no tensor uses it").at_byte(at);
     std::array<char, sizeof(std::int64_t)> length{};
     if (file_bytes_ - at < length.size())
       throw bad_file("ends before the storage " + printable(key))
@@ -153,7 +155,7 @@ std::vector<TorchStorage> StreamReader::find_storages(const StreamHead& head) co
             [](const TorchStorage& a, const TorchStorage& b) { return a.key < b.key; });
   const auto twice = std::adjacent_find(storages.begin(), storages.end(),
                                         [](const TorchStorage& a, const TorchStorage& b) { return a.key == b.key; });
-  if (twice != storages.end()) throw bad_file("holds the storage " + printable(twice->key) + " twice");
+  if (twice != storages.end()) throw bad_file("contains the storage " + printable(twice->key) + " twice");
   return storages;
 }
 
@@ -188,12 +190,12 @@ void refuse_other_formats(std::string_view start, std::uint64_t file_bytes, cons
   if (start.empty()) throw bad_file(path, "is empty").hint("fetch or save it again");
   if (looks_like_safetensors(start, file_bytes))
     throw bad_file(path, "is a safetensors file, though its name says otherwise")
-        .hint("give it a name in .safetensors");
+        .hint("rename it to end in .safetensors");
   if (start.starts_with("PYTORCH1"))
-    throw unsupported(path, "is of a preview of torch's format that no release has written");
+    throw unsupported(path, "uses a preview of torch's format that no release has written");
   if (start.size() > 262 && start.substr(257, 5) == "ustar")
-    throw unsupported(path, "is a tar archive, as torch before 0.1.10 wrote them")
-        .hint("load it with an old torch and save it again");
+    throw unsupported(path, "is a tar archive, as written by torch before 0.1.10")
+        .hint("load it with an old version of torch and save it again");
 }
 
 /// Returns the folder that contains all entries of a torch archive, with a trailing slash.
@@ -208,12 +210,10 @@ std::string archive_prefix(const ZipDirectory& zip, const fs::path& path) {
     throw bad_file(path, "is a zip archive, but not one that torch.save wrote: it has no data.pkl");
   for (const ZipEntry& entry : zip.entries())
     if (entry.compressed)
-      throw unsupported(path, "the zip entry " + printable(entry.name) +
-                                  " is compressed; torch stores its entries as "
-                                  "they are")
+      throw unsupported(path,
+                        "the zip entry " + printable(entry.name) + " is compressed; torch stores entries uncompressed")
           .at_byte(entry.offset_bytes)
-          .hint(
-              "another program has packed the file again: unpack it and `zip -0 -r` the same folder, or save it again");
+          .hint("another program has repacked the file: unpack it and `zip -0 -r` the same folder, or save it again");
   return prefix;
 }
 
@@ -229,7 +229,7 @@ FileMetadata read_metadata_entry(const Source& source, const ZipEntry* entry, co
   if (entry == nullptr) return {};
   if (entry->size_bytes > kMaxArchiveMetadataBytes)
     throw unsupported(path, "its zip entry " + printable(entry->name) + " has " + format_bytes(entry->size_bytes) +
-                                ", more than the " + format_bytes(kMaxArchiveMetadataBytes) + " that are read")
+                                ", more than the " + format_bytes(kMaxArchiveMetadataBytes) + " that are supported")
         .at_byte(entry->offset_bytes);
   std::string text(entry->size_bytes, '\0');
   source.read_at(entry->offset_bytes, std::as_writable_bytes(std::span(text)));
@@ -243,14 +243,14 @@ TorchFile read_torch_archive(const Source& source, const fs::path& path) {
   const ZipEntry& stream = *zip.find(prefix + "data.pkl");
   if (stream.size_bytes > kMaxPickleBytes)
     throw unsupported(path, "its pickle has " + format_bytes(stream.size_bytes) + ", more than the " +
-                                format_bytes(kMaxPickleBytes) + " that are read")
+                                format_bytes(kMaxPickleBytes) + " that are supported")
         .at_byte(stream.offset_bytes)
-        .hint("save the state dict alone, without what surrounds it");
+        .hint("save the state dict alone, without the objects around it");
   std::vector<char> bytes(stream.size_bytes);
   source.read_at(stream.offset_bytes, std::as_writable_bytes(std::span(bytes)));
   Pickle pickle = read_pickle({bytes.data(), bytes.size()}, path, stream.offset_bytes);
   if (pickle.size_bytes() != stream.size_bytes)
-    throw bad_file(path, "has something after its pickle").at_byte(stream.offset_bytes + pickle.size_bytes());
+    throw bad_file(path, "has trailing data after its pickle").at_byte(stream.offset_bytes + pickle.size_bytes());
 
   const std::string data = prefix + "data/";
   std::vector<TorchStorage> storages;

@@ -43,10 +43,10 @@ void put_tensor(Pickler& pickler, const TensorEntry& tensor, std::size_t key) {
 void validate_storable(TensorEntry& tensor) {
   const auto size = num_bytes(tensor.dtype, tensor.shape);
   if (bits(tensor.dtype) % 8 != 0)
-    throw Error(ErrorKind::kUnsupported, "torch's files hold no tensors of " + std::string(name(tensor.dtype)))
+    throw Error(ErrorKind::kUnsupported, "torch files cannot contain tensors of " + std::string(name(tensor.dtype)))
         .tensor(tensor.name)
         .hint("write safetensors");
-  if (!size) throw Error(ErrorKind::kInternal, "a tensor to write has no size in bytes").tensor(tensor.name);
+  if (!size) throw Error(ErrorKind::kInternal, "a tensor to write is not a whole number of bytes").tensor(tensor.name);
   tensor.size_bytes = *size;
 }
 
@@ -97,7 +97,7 @@ ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> te
     validate_name_length(tensors[i].name);
     validate_storable(tensors[i]);
     if (!keys.emplace(tensors[i].name, i).second)
-      throw Error(ErrorKind::kInternal, "a file cannot hold two entries of this name").tensor(tensors[i].name);
+      throw Error(ErrorKind::kInternal, "a file cannot contain two entries with this name").tensor(tensors[i].name);
     pickler.string(tensors[i].name);
     put_tensor(pickler, tensors[i], i);
   }
@@ -115,7 +115,7 @@ ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> te
 ContainerPlan plan_torch_value(const std::string& archive, const SavedValue& value, std::vector<TensorEntry> tensors,
                                std::span<const std::uint32_t> crcs, const FileMetadata& metadata) {
   if (count_tensors(value) != tensors.size())
-    throw Error(ErrorKind::kInternal, "a file has other tensors than those it is to be made of");
+    throw Error(ErrorKind::kInternal, "a file has other tensors than the plan lists");
   for (TensorEntry& tensor : tensors) validate_storable(tensor);
   Pickler pickler;
   put_saved_value(pickler, value, [&](std::uint32_t number) { put_tensor(pickler, tensors[number], number); });

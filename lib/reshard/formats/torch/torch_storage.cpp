@@ -42,10 +42,10 @@ class IdReader {
   std::optional<TorchStorageId> read(PickleRef node) const {
     const auto fields = pickle_.items(pickle_.args(node));
     if (fields.empty() || pickle_.kind(fields[0]) != PickleKind::kString)
-      throw bad("is a view of something that is not described as a storage");
+      throw bad("is a view of an object that is not described as a storage");
     if (pickle_.text(fields[0]) == "module") return std::nullopt;
     if (pickle_.text(fields[0]) != "storage" || fields.size() < 5)
-      throw bad("is a view of something that is not described as a storage");
+      throw bad("is a view of an object that is not described as a storage");
     const TorchElement& element = element_of(fields[1]);
     const std::uint64_t size_bytes = bytes(fields[4], element);
     TorchStorageId id{&element, key(fields[2]), size_bytes, 0, size_bytes};
@@ -63,31 +63,31 @@ class IdReader {
     if (type.module == "torch" || type.module == "torch.cuda" || type.module == "torch.storage")
       for (const TorchElement& element : kElements)
         if (type.name == element.storage_class) return element;
-    throw Error(ErrorKind::kUnsupported, "its storage is " + pickle_.describe(node) + ", which is not known")
+    throw Error(ErrorKind::kUnsupported, "its storage is " + pickle_.describe(node) + ", which is not supported")
         .in(path_)
         .tensor(tensor_);
   }
 
   std::string key(PickleRef node) const {
     if (auto key = storage_key(pickle_, node)) return *std::move(key);
-    throw bad("has " + pickle_.describe(node) + " in the place of its storage's key");
+    throw bad("has " + pickle_.describe(node) + " instead of its storage's key");
   }
 
   std::uint64_t bytes(PickleRef node, const TorchElement& element) const {
     const std::int64_t elems = pickle_.integer(node);
     const auto size = checked_mul(static_cast<std::uint64_t>(elems), element.size_bytes);
     if (pickle_.kind(node) != PickleKind::kInt || elems < 0 || !size)
-      throw bad("its storage has a size or an offset that no storage can have");
+      throw bad("its storage has an impossible size or offset");
     return *size;
   }
 
   void take_view(PickleRef node, TorchStorageId& id) const {
     const auto fields = pickle_.items(node);
-    if (fields.size() != 3) throw bad("its storage is a view that is not described as one");
+    if (fields.size() != 3) throw bad("its storage is a view without a description");
     id.view_begin_bytes = bytes(fields[1], *id.element);
     id.view_size_bytes = bytes(fields[2], *id.element);
     const auto end = checked_add(id.view_begin_bytes, id.view_size_bytes);
-    if (!end || *end > id.size_bytes) throw bad("its storage is a view of more than there is");
+    if (!end || *end > id.size_bytes) throw bad("its storage is a view beyond the end of its base");
   }
 
   const Pickle& pickle_;

@@ -32,11 +32,11 @@ constexpr Unsupported kUnsupportedKinds[] = {
     {"_rebuild_nested_tensor", "is a nested tensor"},
     {"_rebuild_qtensor", "is quantised"},
     {"_rebuild_meta_tensor_no_storage", "has no data (device meta)"},
-    {"_rebuild_wrapper_subclass", "is of a subclass of Tensor, such as DTensor, which is saved in a form of its own",
-     "for one rank's file of FSDP, give the directory that contains the files of all ranks; else save it as a plain "
+    {"_rebuild_wrapper_subclass", "is a subclass of Tensor, such as DTensor, which has a separate format",
+     "for an FSDP rank file, give the directory that contains the files of all ranks; otherwise save it as a plain "
      "tensor: .full_tensor() or .dequantize()"},
-    {"_rebuild_device_tensor_from_numpy", "was saved from its device as a numpy array"},
-    {"_rebuild_xla_tensor", "was saved from its device as a numpy array"},
+    {"_rebuild_device_tensor_from_numpy", "was saved from its device as a NumPy array"},
+    {"_rebuild_xla_tensor", "was saved from its device as a NumPy array"},
 };
 
 /// A call to one of torch's rebuild functions, without its wrappers.
@@ -85,7 +85,7 @@ Rebuild TensorReader::unwrap(PickleRef node) const {
     if (function.module == kTensorModule && function.name == "_rebuild_from_type_v2") {
       if (fields.size() != 4 || pickle_.kind(fields[0]) != PickleKind::kGlobal ||
           pickle_.kind(fields[2]) != PickleKind::kTuple)
-        throw bad("is rebuilt from its type with other arguments than torch gives");
+        throw bad("is rebuilt from its type with other arguments than torch uses");
       callee = fields[0];
       args = fields[2];
       continue;
@@ -93,23 +93,23 @@ Rebuild TensorReader::unwrap(PickleRef node) const {
     if (function.module != kUtils) break;
     if (!from_cpu && function.name != "_rebuild_parameter" && function.name != "_rebuild_parameter_with_state")
       return {function, fields, declared_dtype};
-    if (fields.size() < 2 || !file_.is_tensor(fields[0])) throw bad("is wrapped around something that is no tensor");
+    if (fields.size() < 2 || !file_.is_tensor(fields[0])) throw bad("wraps an object that is not a tensor");
     if (from_cpu) declared_dtype = dtype_name(fields[1]);
     callee = pickle_.callee(fields[0]);
     args = pickle_.args(fields[0]);
   }
-  throw unsupported("is rebuilt by " + printable(pickle_.class_name(callee)) + ", which is not known");
+  throw unsupported("is rebuilt by " + printable(pickle_.class_name(callee)) + ", which is not supported");
 }
 
 DType TensorReader::dtype_of(std::string_view torch_name) const {
   if (const auto dtype = dtype_from_torch_name(torch_name)) return *dtype;
-  throw unsupported("is of dtype " + printable(torch_name) + ", which safetensors does not have in torch's form")
+  throw unsupported("has the dtype " + printable(torch_name) + ", which safetensors does not store in torch's format")
       .hint("convert it to a dtype that safetensors has, or leave it out of the state dict");
 }
 
 std::string_view TensorReader::dtype_name(PickleRef node) const {
   const PickleGlobal dtype = pickle_.global(node);
-  if (dtype.module != "torch") throw bad("has " + pickle_.describe(node) + " in the place of a dtype");
+  if (dtype.module != "torch") throw bad("has " + pickle_.describe(node) + " instead of a dtype");
   return dtype.name;
 }
 
@@ -135,11 +135,11 @@ Dims TensorReader::dims(PickleRef node, const char* what) const {
 /// Rejects a tensor that is saved as the conjugate or negative of the bytes in its storage.
 void TensorReader::refuse_lazy_bits(PickleRef metadata) const {
   const auto pairs = pickle_.pairs(metadata);
-  if (pairs.size() > kMaxMetadata) throw bad("has more metadata than torch gives");
+  if (pairs.size() > kMaxMetadata) throw bad("has more metadata than torch writes");
   for (const auto& [key, value] : pairs)
     if ((pickle_.text(key) == "conj" || pickle_.text(key) == "neg") && pickle_.integer(value) != 0)
       throw unsupported("is saved as the " + std::string(pickle_.text(key) == "conj" ? "conjugate" : "negative") +
-                        " of what is stored")
+                        " of its storage")
           .hint("call resolve_conj() and resolve_neg() on it before it is saved");
 }
 
@@ -185,7 +185,7 @@ void TensorReader::place(TorchTensor& tensor, std::uint64_t offset_elems, const 
   }
   if (!last || *last >= id.view_size_bytes / elem_bytes)
     throw bad("the shape " + to_string(tensor.shape) + " with strides " + to_string(tensor.strides) + " from element " +
-              std::to_string(offset_elems) + " goes past its storage of " +
+              std::to_string(offset_elems) + " exceeds its storage of " +
               std::to_string(id.view_size_bytes / elem_bytes) + " elements");
   // An expanded tensor repeats its elements; excessive repetition is not a tensor of a model.
   if (*total_bytes / kMaxRepeats > id.view_size_bytes)
@@ -202,7 +202,7 @@ TorchTensor TensorReader::read(PickleRef node) const {
     if (function == kind.function) throw unsupported(kind.what).hint(kind.hint);
   const bool v3 = function == "_rebuild_tensor_v3";
   if (!v3 && function != "_rebuild_tensor_v2" && function != "_rebuild_tensor")
-    throw unsupported("is rebuilt by torch._utils." + printable(function) + ", which is not known");
+    throw unsupported("is rebuilt by torch._utils." + printable(function) + ", which is not supported");
   const std::size_t needed = v3 ? 7 : 4;
   const std::size_t metadata = v3 ? 7 : 6;
   const auto args = rebuild.args;
@@ -210,9 +210,9 @@ TorchTensor TensorReader::read(PickleRef node) const {
     throw bad(printable(function) + " needs " + std::to_string(needed) + " arguments, but has " +
               std::to_string(args.size()));
   if (pickle_.kind(args[0]) != PickleKind::kPersistentId)
-    throw bad("has " + pickle_.describe(args[0]) + " in the place of a storage");
+    throw bad("has " + pickle_.describe(args[0]) + " instead of a storage");
   const auto id = read_storage_id(pickle_, args[0], file_.path(), name_);
-  if (!id) throw bad("has the source of a module in the place of a storage");
+  if (!id) throw bad("has the source of a module instead of a storage");
 
   TorchTensor tensor;
   tensor.name = name_;

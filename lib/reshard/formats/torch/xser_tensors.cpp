@@ -117,7 +117,7 @@ std::uint64_t XserTensors::tid_of(PickleRef reference, const std::string& name) 
   const PickleRef tid = value_at(pickle, pickle.state(reference), "tid");
   if (tid == kNoNode || pickle.kind(tid) != PickleKind::kInt || pickle.integer(tid) < 0 ||
       static_cast<std::uint64_t>(pickle.integer(tid)) > kMaxTid)
-    throw Error(ErrorKind::kBadInput, "refers to a tensor by something that is no tensor's number")
+    throw Error(ErrorKind::kBadInput, "refers to a tensor by a value that is not a tensor number")
         .in(file_.path())
         .tensor(name);
   return static_cast<std::uint64_t>(pickle.integer(tid));
@@ -136,10 +136,10 @@ TensorEntry XserTensors::read(PickleRef reference, const std::string& name) {
 TensorEntry XserTensors::described(PickleRef reference, const std::string& name) const {
   auto entry = info_->entry(tid_of(reference, name));
   if (!entry || !num_bytes(entry->dtype, entry->shape))
-    throw Error(ErrorKind::kBadInput, "does not say the dtype and shape of it, whose file is missing")
+    throw Error(ErrorKind::kBadInput, "does not record the dtype and shape of a tensor whose file is missing")
         .in(xser_info_path(file_.path()))
         .tensor(name)
-        .hint("the folder was not copied or fetched whole; fetch it again");
+        .hint("the copy or download of the folder is incomplete; fetch it again");
   entry->name = name;
   return *entry;
 }
@@ -154,7 +154,7 @@ TensorEntry XserTensors::open(std::uint64_t tid, const std::string& name) {
     throw Error(ErrorKind::kBadInput, "its file is missing")
         .in(path)
         .tensor(name)
-        .hint("the folder was not copied or fetched whole; fetch it again");
+        .hint("the copy or download of the folder is incomplete; fetch it again");
   const FileStamp stamp = files_.stamp(path);
   const TorchFile file = read_torch_file(*files_.open(path), path);
   if (file.metadata() != file_.metadata())

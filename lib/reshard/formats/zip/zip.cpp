@@ -48,7 +48,8 @@ class ZipReader {
     place_ = find_zip_directory(source_, path_);
     if (place_.size_bytes > kMaxDirectoryBytes)
       throw Error(ErrorKind::kUnsupported, "its zip directory has " + format_bytes(place_.size_bytes) +
-                                               ", more than the " + format_bytes(kMaxDirectoryBytes) + " that are read")
+                                               ", more than the " + format_bytes(kMaxDirectoryBytes) +
+                                               " that are supported")
           .in(path_)
           .at_byte(place_.begin);
     if (place_.entries > place_.size_bytes / kCentralBytes)
@@ -65,7 +66,7 @@ class ZipReader {
       entries.push_back(locate(central));
       ranges.emplace_back(central.local_offset, entries.back().offset_bytes + central.size_bytes);
     }
-    if (at != directory.size()) throw bad("its zip directory goes on after its last entry", place_.begin + at);
+    if (at != directory.size()) throw bad("its zip directory continues after its last entry", place_.begin + at);
     validate_apart(entries, std::move(ranges));
     return entries;
   }
@@ -103,11 +104,11 @@ CentralEntry ZipReader::central_entry(const std::string& directory, std::uint64_
   const std::uint64_t record_at = place_.begin + at;
   const std::string_view record = std::string_view(directory).substr(at);
   if (record.size() < kCentralBytes || load_le<std::uint32_t>(record, 0) != kCentralSignature)
-    throw bad("its zip directory has something else where an entry must be", record_at);
+    throw bad("its zip directory has other data instead of an entry", record_at);
   const std::uint64_t name_bytes = load_le<std::uint16_t>(record, 28);
   const std::uint64_t extra_bytes = load_le<std::uint16_t>(record, 30);
   const std::uint64_t all_bytes = kCentralBytes + name_bytes + extra_bytes + load_le<std::uint16_t>(record, 32);
-  if (all_bytes > record.size()) throw bad("an entry of its zip directory goes past the directory's end", record_at);
+  if (all_bytes > record.size()) throw bad("an entry of its zip directory exceeds the directory", record_at);
   CentralEntry entry;
   entry.name = record.substr(kCentralBytes, name_bytes);
   entry.at_byte = record_at;
@@ -120,7 +121,7 @@ CentralEntry ZipReader::central_entry(const std::string& directory, std::uint64_
   if ((entry.flags & kUnreadableFlags) != 0) throw unsupported(who + " is encrypted", record_at);
   entry.method = load_le<std::uint16_t>(record, 10);
   const auto disk = load_le<std::uint16_t>(record, 34);
-  if (disk != 0 && disk != kIn64_16) throw unsupported(who + " is in another part of the archive", record_at);
+  if (disk != 0 && disk != kIn64_16) throw unsupported(who + " is in another volume of the archive", record_at);
   take_zip64(record.substr(kCentralBytes + name_bytes, extra_bytes), record, entry);
   at += all_bytes;
   return entry;
@@ -161,27 +162,29 @@ ZipEntry ZipReader::locate(const CentralEntry& central) const {
   const std::string who = "the zip entry " + printable(central.name);
   const auto fixed_end = checked_add(central.local_offset, kLocalBytes + central.name.size());
   if (!fixed_end || *fixed_end > place_.begin)
-    throw bad(fmt::format("{} is said to begin at {}, after the last place it can", who, central.local_offset),
+    throw bad(fmt::format("{} begins at {} according to the zip directory, after its last possible offset", who,
+                          central.local_offset),
               central.at_byte);
   const std::string local = read_bytes(central.local_offset, kLocalBytes + central.name.size());
   if (load_le<std::uint32_t>(local, 0) != kLocalSignature)
-    throw bad(who + " has no header of its own here", central.local_offset);
+    throw bad(who + " has no local header here", central.local_offset);
   const auto flags = load_le<std::uint16_t>(local, 6);
   if (load_le<std::uint16_t>(local, 26) != central.name.size() ||
       std::string_view(local).substr(kLocalBytes) != central.name)
-    throw bad(who + " has another name in its own header", central.local_offset);
+    throw bad(who + " has another name in its local header", central.local_offset);
   if (load_le<std::uint16_t>(local, 8) != central.method || (flags & kUnreadableFlags) != 0)
-    throw bad(who + " is compressed or encrypted in another way by its own header", central.local_offset);
+    throw bad(who + " is compressed or encrypted differently according to its local header", central.local_offset);
   for (const auto& [at, expected] : {std::pair{18, central.size_bytes}, std::pair{22, central.unpacked_bytes}}) {
     const auto size = load_le<std::uint32_t>(local, static_cast<std::size_t>(at));
     if ((flags & kDescriptorFlag) == 0 && size != kIn64_32 && size != expected)
-      throw bad(fmt::format("{} has {} bytes by its own header and {} by the directory", who, size, expected),
+      throw bad(fmt::format("{} has {} bytes according to its local header and {} according to the directory", who,
+                            size, expected),
                 central.local_offset);
   }
   const std::uint64_t offset = *fixed_end + load_le<std::uint16_t>(local, 28);
   const auto end = checked_add(offset, central.size_bytes);
   if (!end || *end > place_.begin)
-    throw bad(fmt::format("{} has {} bytes from {}, which goes into the zip directory at {}", who, central.size_bytes,
+    throw bad(fmt::format("{} has {} bytes from {}, which overlap the zip directory at {}", who, central.size_bytes,
                           offset, place_.begin),
               central.at_byte)
         .hint("the file is cut off or damaged; fetch it again");
@@ -193,8 +196,8 @@ void ZipReader::validate_apart(const std::vector<ZipEntry>& entries,
   std::sort(ranges.begin(), ranges.end());
   for (std::size_t i = 1; i < ranges.size(); ++i)
     if (ranges[i].first < ranges[i - 1].second)
-      throw bad(fmt::format("two zip entries share bytes: one goes from {} to {}, the other begins at {}",
-                            ranges[i - 1].first, ranges[i - 1].second, ranges[i].first),
+      throw bad(fmt::format("two zip entries overlap: one spans {} to {}, the other begins at {}", ranges[i - 1].first,
+                            ranges[i - 1].second, ranges[i].first),
                 ranges[i].first);
   std::vector<std::string_view> names;
   for (const ZipEntry& entry : entries) names.push_back(entry.name);

@@ -46,7 +46,7 @@ class EndReader {
     const std::uint64_t end_at = tail_at + at;
     if (end.size() != kEndBytes + load_le<std::uint16_t>(end, 20))
       throw bad("the end of the zip archive is not the end of the file", end_at)
-          .hint("the file is cut off or has something after it; fetch it again");
+          .hint("the file is cut off or has trailing data; fetch it again");
 
     const ZipPlace place{load_le<std::uint32_t>(end, 16), load_le<std::uint32_t>(end, 12),
                          load_le<std::uint16_t>(end, 10)};
@@ -61,7 +61,7 @@ class EndReader {
         load_le<std::uint16_t>(end, 8) != place.entries)
       throw another_disk(end_at);
     if (place.begin + place.size_bytes != end_at)
-      throw bad(fmt::format("its zip directory is said to be bytes {} to {}, but must end at {}", place.begin,
+      throw bad(fmt::format("its zip directory claims bytes {} to {}, but must end at {}", place.begin,
                             place.begin + place.size_bytes, end_at),
                 end_at);
     return place;
@@ -72,11 +72,11 @@ class EndReader {
     if (load_le<std::uint32_t>(locator, 4) != 0 || load_le<std::uint32_t>(locator, 16) > 1)
       throw another_disk(locator_at);
     if (locator_at < kEnd64Bytes || record_at > locator_at - kEnd64Bytes)
-      throw bad(fmt::format("its zip64 record is said to be at {}, where it has no room", record_at), locator_at);
+      throw bad(fmt::format("its zip64 record claims to be at {}, where it does not fit", record_at), locator_at);
     const std::string record = read_bytes(record_at, kEnd64Bytes);
     const auto rest = checked_add(load_le<std::uint64_t>(record, 4), 12);
     if (load_le<std::uint32_t>(record, 0) != kEnd64Signature || rest != locator_at - record_at)
-      throw bad("its zip64 record is not one, or has another length than it says", record_at);
+      throw bad("its zip64 record is invalid, or has another length than it declares", record_at);
     const ZipPlace place{load_le<std::uint64_t>(record, 48), load_le<std::uint64_t>(record, 40),
                          load_le<std::uint64_t>(record, 32)};
     if (load_le<std::uint32_t>(record, 16) != 0 || load_le<std::uint32_t>(record, 20) != 0 ||
@@ -89,7 +89,7 @@ class EndReader {
         disagree(small.entries, place.entries, kIn64_16))
       throw bad("its zip64 record and its end record disagree", record_at);
     if (checked_add(place.begin, place.size_bytes) != record_at)
-      throw bad(fmt::format("its zip directory is said to have {} bytes from {}, but must end at {}", place.size_bytes,
+      throw bad(fmt::format("its zip directory claims {} bytes from {}, but must end at {}", place.size_bytes,
                             place.begin, record_at),
                 record_at);
     return place;
@@ -100,7 +100,7 @@ class EndReader {
     return Error(ErrorKind::kBadInput, std::move(message)).in(path_).at_byte(at_byte);
   }
   Error another_disk(std::uint64_t at_byte) const {
-    return Error(ErrorKind::kUnsupported, "is one part of a zip archive of several").in(path_).at_byte(at_byte);
+    return Error(ErrorKind::kUnsupported, "is one volume of a multi-volume zip archive").in(path_).at_byte(at_byte);
   }
 
   /// The range must be inside the file.

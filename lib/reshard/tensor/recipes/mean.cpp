@@ -53,14 +53,14 @@ class Mean : public Recipe {
       const auto form = [](const Operand& of) { return std::string(name(of.dtype)) + " " + to_string(of.shape); };
       if (form(input) != form(first))
         throw Error(ErrorKind::kBadInput, "is " + form(input) + ", but " + std::string(first.name) + " is " +
-                                              form(first) + ": their mean cannot be taken")
+                                              form(first) + ": their mean cannot be computed")
             .tensor(std::string(input.name));
       if (inputs.size() > 1 && (!can_cast(input.dtype, DType::kF64) || !can_cast(DType::kF64, input.dtype)))
-        throw Error(ErrorKind::kUnsupported, "is " + std::string(name(input.dtype)) + ", of which no mean can be taken")
+        throw Error(ErrorKind::kUnsupported, "is " + std::string(name(input.dtype)) + ", which has no mean")
             .tensor(std::string(input.name));
     }
     if (inputs.empty() || output.dtype != inputs.front().dtype || output.shape != inputs.front().shape)
-      throw Error(ErrorKind::kInternal, "is no mean of its inputs").tensor(std::string(output.name));
+      throw Error(ErrorKind::kInternal, "is not a mean of its inputs").tensor(std::string(output.name));
   }
 
   void apply(std::span<const InputBox> inputs, const Box&, std::span<std::byte> result,

@@ -54,9 +54,9 @@ void force(std::string_view name, std::string_view asked_by) {
     }
     known += target.name + ", ";
   }
-  throw Error(ErrorKind::kUsage,
-              std::string(asked_by) + " names no instruction set of this machine: \"" + std::string(name) + "\"")
-      .hint("Here there are " + known + std::string(kScalar) + ".");
+  throw Error(ErrorKind::kUsage, std::string(asked_by) + " does not name an instruction set of this machine: \"" +
+                                     std::string(name) + "\"")
+      .hint("this machine has " + known + std::string(kScalar));
 }
 
 /// Set once the environment was read or overridden.
