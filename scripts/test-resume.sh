@@ -93,7 +93,7 @@ for ((i = 0; kept < 3; ++i)); do
   wait "$pid" || code=$?
   if ((code == 130)); then
     stopped=$((stopped + 1))
-    if grep -q "goes on from there" "$work/err"; then kept=$((kept + 1)); fi
+    if grep -q "continues from there" "$work/err"; then kept=$((kept + 1)); fi
   else
     ((code == 0 || code == 143)) || fail "exit code $code after SIGTERM" # 143: before it handles signals
   fi

@@ -221,9 +221,8 @@ TEST_CASE("a config.json without model_type is enough for what needs no family, 
   run_well({"convert", model, (copy.dir / "converted").string()});
   run_well({"verify", model, (copy.dir / "converted").string()});
   run_well(copy.shard({"--tp", "2", "--family", "llama"}));
-  const ProgramResult back =
-      check_run({"consolidate", copy.out(), (copy.dir / "back").string()}, 0, {},
-                "config.json has no \"model_type\", so the metadata alone says what the tensors are");
+  const ProgramResult back = check_run({"consolidate", copy.out(), (copy.dir / "back").string()}, 0, {},
+                                       "config.json has no \"model_type\", so only the metadata describes the tensors");
   CHECK((read_tensors(copy.dir / "back/model.safetensors") == read_tensors(copy.model / "model.safetensors")));
 }
 

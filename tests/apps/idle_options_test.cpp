@@ -56,7 +56,7 @@ TEST_CASE("An option that the checkpoint leaves nothing to do gets a note that s
             "--kv-replication has no effect: key/value heads are not replicated"},
            {{"shard", c.model, c.out, "--tp", "2", "--fuse-qkv"}, "--fuse-qkv has no effect: 8 query and 4"},
            {{"shard", c.model, c.out, "--tp", "2", "--kv-size-multiplier", "1"},
-            "--kv-size-multiplier has no effect: 4 key/value heads divide over 2 ranks as they are"},
+            "--kv-size-multiplier has no effect: 4 key/value heads divide over 2 ranks without replication"},
            {{"shard", c.model, c.out, "--tp", "2", "--dtype", "bfloat16"}, "--dtype" + no_cast},
            {{"shard", c.model, c.out, "--tp", "2", "--dtype", "bf16", "--overflow", "error"}, "--overflow" + no_cast},
            {{"shard", c.model, c.out, "--tp", "2", "--layout", "nxdi", "--overflow", "error"}, "--overflow" + no_cast},

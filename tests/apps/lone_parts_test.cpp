@@ -104,7 +104,7 @@ TEST_CASE("one rank's folder or file is no model, and inspect says which rank it
   check_run({"inspect", folder.string()}, 0, rank + " of a sharded checkpoint, 1 safetensors file\n");
   CHECK_THAT(run_reshard({"inspect", file.string()}).out, Says("tensor-parallel rank 0 of 2 of a sharded checkpoint"));
   CHECK_THAT(run_reshard({"inspect", folder.string(), "--json"}).out,
-             Says("this is one rank's part of a sharded checkpoint, and no whole model: " + rank));
+             Says("this is one rank of a sharded checkpoint, not a complete model: " + rank));
   shard_to("one", {"--tp", "1", "--layout", "presharded"});
   const std::string only = (temp / "one/weights/tp0_sharded_checkpoint.safetensors").string();
   run_well({"convert", only, out, "--config", model});

@@ -171,7 +171,7 @@ TEST_CASE("Tensors that a description does not fit are told as its misfits") {
   check_run(mine.shard("a", {"--tp", "2", "--spec", mine.write_spec("blocks.*.up", "blocks.*.upp")}), 3, {},
             {"the tensors are not those that --spec describes as mine: unexpected decoder.blocks.0.up.bias (did "
              "you mean decoder.blocks.0.upp.bias?); ",
-             "mend the description"});
+             "fix the description"});
 }
 
 TEST_CASE("Column and row are the linear's, whichever way its weight is stored") {
@@ -193,7 +193,7 @@ TEST_CASE("A description of another model is noted, and a mistake may be in eith
             "--spec describes the model_type \"other\"");
   write_file(mine.dir / "model/config.json", R"({"model_type": "mine", "depth": 2, "vocab": 8})");
   check_run(mine.shard("b", {"--tp", "2", "--spec", mine.path("mine.json")}), 3, {},
-            {"\"dim\" is missing", "--spec and config.json do not fit: correct one of the two"});
+            {"\"dim\" is missing", "--spec and config.json do not match: correct one of them"});
 }
 
 TEST_CASE("A description that says nothing of heads gives a note where the ranks may split them") {

@@ -72,7 +72,7 @@ TEST_CASE("A --tag or --config that makes no sense, or would do nothing, is an e
                 {"--tag", *tag ? "is not the name of a folder" : "the value is empty"});
   check_fails({"inspect", kConfig, "--tag", "step_3"}, 2, {"is not a directory", "--tag"});
   check_fails({"inspect", run.path, "--config", ""}, 2, {"--config: the value is empty"});
-  check_fails({"inspect", run.path, "--config", run.path}, 3, {"holds no config.json"});
+  check_fails({"inspect", run.path, "--config", run.path}, 3, {"contains no config.json"});
   check_fails({"verify", kOriginal, kOriginal, "--tag", "step_3"}, 2, {"--tag has no effect"});
   const std::string adapter = testdata("golden/lora").string();
   const std::string sharded = (fs::directory_iterator(adapter)->path() / "sharded").string();

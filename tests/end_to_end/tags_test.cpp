@@ -157,7 +157,7 @@ TEST_CASE("What is wrong with the config.json that is given is an error, also wh
       },
       {},
       {{"none", "nowhere", {.path = temp / "nowhere", .hint = "`config`"}},
-       {"a directory without one", "empty", {.path = temp / "empty", .says = "holds no config.json"}},
+       {"a directory without one", "empty", {.path = temp / "empty", .says = "contains no config.json"}},
        {"no JSON", "broken.json", {.path = temp / "broken.json", .says = "JSON"}}});
   // Where one of its own goes before it, it is not even looked at.
   const ConfigChoice choice{temp / "nowhere", true};

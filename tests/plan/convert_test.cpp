@@ -157,7 +157,7 @@ TEST_CASE("Shards of another layout may be made beside those that are read, and 
   convert(all / "ranks", all / "ranks", {.layout = "optimum", .tp = 2});
   all.check_unchanged(
       all.request("ranks", "whole"),
-      {.path = all / "ranks", .says = "holds two sharded checkpoints", .hint = "give the folder that is meant"});
+      {.path = all / "ranks", .says = "contains two sharded checkpoints", .hint = "give the folder of one of them"});
   for (const char* folder : {"ranks/shards", "ranks/tensor_parallel_shards"})
     CHECK((converted(all / folder, all / "whole") == all.tensors));
 }

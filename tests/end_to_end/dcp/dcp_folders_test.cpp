@@ -120,7 +120,7 @@ TEST_CASE("The optimizer beside the model is counted by its metadata alone, and 
   CHECK(checkpoint.beside_model->other.tensors == 0);
   CHECK(checkpoint.leaves_states);
   const std::string notes = join(checkpoint.notes, "\n");
-  CHECK_THAT(notes, Says("75 tensors of the optimizer's state ("));
+  CHECK_THAT(notes, Says("75 tensors of optimizer state ("));
   CHECK_THAT(notes, Says("11 entries that are no tensors are left out, as optimizer.param_groups.0.lr"));
   const auto steps = storage.steps();
   for (const char* folder : {"pytorch_model_fsdp_0", "optimizer_0"})
@@ -179,7 +179,7 @@ TEST_CASE("An optimizer beside the model that cannot be read does not keep the m
   CHECK(checkpoint.beside_model->optimizer.tensors == 0);
   CHECK(checkpoint.leaves_states);
   const std::string notes = join(checkpoint.notes, "\n");
-  CHECK_THAT(notes, Says("the optimizer beside the model is not counted: "));
+  CHECK_THAT(notes, Says("the optimizer in addition to the model is not counted: "));
   CHECK_THAT(notes, Says("optimizer_0/.metadata"));
   check_refused([&] { convert(run_request(temp / "run", temp / "out", 2)); },
                 {.path = temp / "run/optimizer_0/.metadata"});

@@ -142,7 +142,7 @@ TEST_CASE("Megatron-Core's own checkpoint is read by a user's description of its
   CHECK((converted(golden_case / "checkpoint", temp / "whole", fields) == read_model(golden_case / "original")));
   Request request = convert_request(golden_case / "checkpoint", temp / "noted", fields);
   CHECK_THAT(joined_notes(*plan_convert(local_storage(), request)),
-             Says("embedding.word_embeddings.weight is padded from [50, 32] to [64, 32]"));
+             Says("removed the padding of embedding.word_embeddings.weight, from [50, 32] to [64, 32]"));
 }
 
 TEST_CASE("An entry that a description of other names lacks is told as that, not as of an unsupported program") {
@@ -250,7 +250,7 @@ TEST_CASE("A head that has another name is not taken for one that is tied") {
   check_refused([&] { converted(temp / "run", temp / "out", {.config = temp / "model"}); },
                 {.kind = ErrorKind::kBadInput,
                  .tensor = "lm_head.weight",
-                 .says = {"is missing", "output.weight.head [32, 16] may be it"},
+                 .says = {"is missing", "output.weight.head [32, 16] may be this tensor"},
                  .hint = "`rename`",
                  .unwritten = temp / "out"});
   saved("v_head.weight", {DType::kBF16, {1, 16}, std::string(32, 'v')});

@@ -110,7 +110,7 @@ TEST_CASE("A model that its plan or the ranks do not fit is refused, with the de
         {.kind = ErrorKind::kUnsupported, .says = "does not say how scales are split", .hint = "`spec`"}},
        {"a layer that has no tensors",
         {R"({"num_hidden_layers": 5})"},
-        {.says = "of the model's 5 layers some have no tensors: model.layers.{3-4}"}}});
+        {.says = "some of the model's 5 layers have no tensors: model.layers.{3-4}"}}});
 }
 
 TEST_CASE("Heads that nothing counts give one note where the ranks may split them, and unknown stages another") {
@@ -128,7 +128,7 @@ TEST_CASE("Heads that nothing counts give one note where the ranks may split the
   CHECK_THAT(joined_notes(*plan(temp, {"{}", 1, 2})),
              !Says("base_model_pp_plan in config.json") && !Says("pipeline stage"));
   CHECK_THAT(joined_notes(*plan(temp, {finale, 1, 2})),
-             Says("base_model_pp_plan in config.json names modules that are not there: finale\n") &&
+             Says("base_model_pp_plan in config.json names modules that do not exist: finale\n") &&
                  Says("on the first pipeline stage, as nothing says another: model.final.weight; "
                       "base_model_pp_plan in config.json names those of the last\n"));
   CHECK_THAT(joined_notes(*plan(temp, {finale, 1, 1})), !Says("pipeline stage"));

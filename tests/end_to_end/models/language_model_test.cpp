@@ -225,7 +225,7 @@ TEST_CASE("A language model that is not known inside one that is gives a note") 
   Architecture of = architecture("llava");
   of.facts["config"]["text_config"]["model_type"] = "unheard_of";
   write_architecture(of, temp / "model");
-  CHECK_THAT(joined_notes(*plan(temp)), Says("the model_type \"unheard_of\" in text_config is not known; it is read as "
+  CHECK_THAT(joined_notes(*plan(temp)), Says("the model_type \"unheard_of\" in text_config is unknown; reading it as "
                                              "llama, which is usual in models of llava"));
 }
 

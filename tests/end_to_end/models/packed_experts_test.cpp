@@ -142,7 +142,7 @@ TEST_CASE("A run of which some layers are packed and others are not is read, and
   write_file(temp / "other/config.json", config.dump());
   check_refused(
       [&] { converted(temp / "mixed", temp / "out", {.config = temp / "other"}); },
-      {.says = "num_hidden_layers is 1 in config.json, but the files have layers 0 to 1", .hint = "mend config.json"});
+      {.says = "num_hidden_layers is 1 in config.json, but the files have layers 0 to 1", .hint = "fix config.json"});
   fs::copy_file(temp / "other/config.json", temp / "mixed/config.json");
   Checkpoint read;
   CHECK_NOTHROW(read = read_checkpoint(local_storage(), temp / "mixed", {.use = ConfigUse::kLenient}));

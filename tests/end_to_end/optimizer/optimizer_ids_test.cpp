@@ -178,7 +178,7 @@ TEST_CASE("Ids stay only where the model's ranks do, and names are not asked for
         {.says = "without names, no rule can say in which group a parameter is"}},
        {"ids of the target",
         [](Request& request) { request.target.options.set("optimizer-groups", "ids"); },
-        {.hint = "it is for the source: `from-optimizer-groups`"}}});
+        {.hint = "it applies to the source: `from-optimizer-groups`"}}});
 }
 
 TEST_CASE("Another order of heads, which names and shapes do not show, is not what ids are of") {

@@ -159,15 +159,16 @@ TEST_CASE("A plan that contradicts the ranks is an error that names the tensor")
   for (const std::string& name :
        {std::string("model.embed_tokens.weight"), std::string("lm_head.weight"), layer + "self_attn.o_proj.weight",
         layer + "self_attn.q_proj.bias", layer + "mlp.gate_proj.weight"})
-    rows.push_back({"a whole " + name,
-                    [name](Newcomer& model) {
-                      model.keep_whole(name);
-                      model.forget({"vocab_size", "hidden_size", "intermediate_size"});
-                    },
-                    {.tensor = name,
-                     .says = "on tensor-parallel ranks 0 and 1, but the plan in config.json takes the two for parts of",
-                     .hint = "every rank has all of it"},
-                    Replicas::kFirst});
+    rows.push_back(
+        {"a whole " + name,
+         [name](Newcomer& model) {
+           model.keep_whole(name);
+           model.forget({"vocab_size", "hidden_size", "intermediate_size"});
+         },
+         {.tensor = name,
+          .says = "on tensor-parallel ranks 0 and 1, but according to the plan in config.json they are parts of",
+          .hint = "every rank has all of it"},
+         Replicas::kFirst});
   for (const auto& [module, word] : {std::pair("mlp.down_proj", "colwise"),
                                      {"mlp.up_proj", "rowwise"},
                                      {"self_attn.q_proj", "rowwise"},

@@ -128,7 +128,7 @@ TEST_CASE("What else rank files contain is one note for all of them") {
   const std::vector<std::string> notes = plan_consolidate(request_for(temp))->notes;
   REQUIRE(notes.size() == 3);
   CHECK_THAT(notes[0], Says("tp_rank_00_pp_rank_00/checkpoint.pt and 1 other rank file: skipped") && Says(": epoch"));
-  CHECK_THAT(notes[1], Says("the metadata alone says what the tensors are"));
+  CHECK_THAT(notes[1], Says("only the metadata describes the tensors"));
 }
 
 TEST_CASE("Metadata inside rank files decides over a plan in config.json") {

@@ -96,7 +96,7 @@ TEST_CASE("A model that PEFT wraps is taken apart by names, whoever saved it") {
       const Error error = check_refused([&] { convert(trained / "in", trained / "out"); },
                                         {.kind = ErrorKind::kUnsupported,
                                          .says = "belongs to a LoRA adapter that is not merged",
-                                         .hint = "`drop` \"lora_\" and `rename` \"base_layer\\.=\" make the base model",
+                                         .hint = "`drop` \"lora_\" and `rename` \"base_layer\\.=\" for the base model",
                                          .unwritten = trained / "out"});
       CHECK_THAT(error.tensor(), Says(".self_attn.q_proj."));
 

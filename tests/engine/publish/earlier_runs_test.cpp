@@ -281,10 +281,10 @@ TEST_CASE("A run that was given another option of the layout, or makes another d
   CHECK(refused() == "the run that left this was not given `fuse-qkv`");
   header.given.erase("fuse-qkv");
   const std::string dtype = std::exchange(header.given.at("dtype"), "F32");
-  CHECK(refused() == "the run that left this had `dtype` " + dtype + ", and not F32");
+  CHECK(refused() == "the run that left this had `dtype` " + dtype + " instead of F32");
   // With another dtype config.json is not copied, but written: that says less.
   header.sources.push_back({"config.json", 10, "stamp"});
-  CHECK(refused() == "the run that left this had `dtype` " + dtype + ", and not F32");
+  CHECK(refused() == "the run that left this had `dtype` " + dtype + " instead of F32");
   header.sources.pop_back();
   header.given.at("dtype") = dtype;
   CHECK(refused() == "the run that left this had other options, or was started by another version of reshard");

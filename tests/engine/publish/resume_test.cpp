@@ -162,7 +162,7 @@ TEST_CASE("No byte is read or written again that is in the journal, nor counted 
   FaultStorage first;
   fail_after_journals(first, jobs.temp.path(), 3, ErrorKind::kNoSpace);
   check_refused([&] { execute(*job, journalled(first)); },
-                {.kind = ErrorKind::kNoSpace, .hint = "`resume` goes on from there"});
+                {.kind = ErrorKind::kNoSpace, .hint = "`resume` continues from there"});
   const auto staging = staging_in(jobs.temp.path());
   REQUIRE(staging);
   const std::uint64_t had = journalled_bytes(*staging);
@@ -255,7 +255,7 @@ TEST_CASE("A run that has other sources or options does not go on, and says whic
   const auto other = plan_shard(request);
   const Error options = stopped.resume(*other);
   check_error(options, {.kind = ErrorKind::kUsage, .path = stopped.root, .hint = "`clean`"});
-  CHECK(options.message() == "the run that left this had tp 4, and not 2");
+  CHECK(options.message() == "the run that left this had tp 4 instead of 2");
 
   // Runs that write other ranks into the same directory are none of its business.
   other->shares_directory = true;

@@ -75,7 +75,7 @@ TEST_CASE("Values of options are parsed by their type, and errors say the option
          .says = "`from-" + std::string(option.name) + "`: \"" + text + "\" is not " + says});
   };
   for (const char* text : {"0", "4097", "-1", "", "two", "1.5"}) check(kCount, text, "a whole number from 1 to 4096");
-  check(kRank, "4096", "the number of a rank");
+  check(kRank, "4096", "a rank number");
   check(kSize, "much", "a size");
   check(kChoice, "up", "one of left, right");
 }
@@ -106,7 +106,7 @@ TEST_CASE("What a layout does not have is refused before anything is read, with 
   }
 }
 
-TEST_CASE("A layout that is only read is refused as a target, with those that are written") {
+TEST_CASE("A layout that is read-only is refused as a target, with those that are written") {
   for (const Layout* one : layouts()) {
     if (one->traits().is_written()) continue;
     CAPTURE(one->traits().name);
@@ -115,7 +115,7 @@ TEST_CASE("A layout that is only read is refused as a target, with those that ar
     for (const auto& plan : {std::function<void()>([&] { validate_request(request); }),
                              std::function<void()>([&] { one->plan(request, {}); })})
       check_refused(plan, {.kind = ErrorKind::kUsage,
-                           .says = std::string("layout ") + one->traits().name + " is only read",
+                           .says = std::string("layout ") + one->traits().name + " is read-only",
                            .hint = "hf, ranks, "});
   }
 }

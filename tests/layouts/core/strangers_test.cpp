@@ -34,7 +34,7 @@ TEST_CASE("A tensor's name that only one system has names the system and what to
   const Case cases[] = {
       {"language_model.encoder.layers.0.mlp.dense_h_to_4h.weight", "NxD Training's megatron style", "model_source: hf"},
       {"draft_model.norm.weight", "fused speculation", "two Hugging Face models", {"rank_util.rank"}},
-      {"medusa_head_0.1.weight", "heads of Medusa", "without them", {"norm.weight"}},
+      {"medusa_head_0.1.weight", "Medusa heads", "without them", {"norm.weight"}},
       {"layers.0.q_proj.lora_A.weight_active",
        "multi-LoRA serving",
        "the adapters",
@@ -47,8 +47,8 @@ TEST_CASE("A tensor's name that only one system has names the system and what to
       {"model.layers.0.mlp.router.linear_router.weight", experts, "Hugging Face's names"},
       {"decoder.layers.self_attention.linear_qkv.weight", "Megatron-LM", "export"},
       {"decoder.layers.3.mlp.linear_fc1.weight", "Megatron-LM", "export", {"embedding.weight"}},
-      {"fc.weight", eagle, "no model by itself", {"layers.0.mlp.up_proj.weight"}},
-      {"layers.0.hidden_norm.weight", eagle, "no model by itself", {"layers.0.mlp.up_proj.weight"}},
+      {"fc.weight", eagle, "not a complete model", {"layers.0.mlp.up_proj.weight"}},
+      {"layers.0.hidden_norm.weight", eagle, "not a complete model", {"layers.0.mlp.up_proj.weight"}},
       {"layers.0.mlp.up_proj.scale", "NxD's own quantisation", "quantization_config", {"layers.0.mlp.up_proj.weight"}}};
   for (const Case& each : cases) {
     INFO(each.tensor);
@@ -91,9 +91,9 @@ TEST_CASE("Files that only one system writes name the system") {
            {"tp_rank_00_pp_rank_000/model_optim_rng.ckpt", "neuronx-nemo-megatron"},
            {"pytorch_model.bin/key_to_filename.json", "transformers-neuronx"},
            {"key_to_filename.json", "transformers-neuronx"},
-           {"consolidated.00.pth", "Meta's own names"},
-           {"consolidated.safetensors", "Mistral's own names"},
-           {"consolidated-00001-of-00002.safetensors", "Mistral's own names"},
+           {"consolidated.00.pth", "Meta's tensor names"},
+           {"consolidated.safetensors", "Mistral's tensor names"},
+           {"consolidated-00001-of-00002.safetensors", "Mistral's tensor names"},
            {"rank0.engine", "TensorRT-LLM"},
            {"rank1.safetensors", "TensorRT-LLM"},
            {"model-Q4_K_M.gguf", "llama.cpp"},
@@ -127,7 +127,8 @@ TEST_CASE("Golden: checkpoints that are not read say what they are, with a confi
       context.use = has_config ? ConfigUse::kStrict : ConfigUse::kLenient;
       if (has_config) context.config.path = golden / "original";
       // Training may have changed the experts of Mixtral.
-      const char* hint = name.starts_with("mixtral") ? "gather a trained one with NxD in the mesh that saved it" : " ";
+      const char* hint =
+          name.starts_with("mixtral") ? "gather a trained model with NxD on the mesh that saved it" : " ";
       const Error error = check_refused([&, at = checkpoint] { read_checkpoint(files, at, context); },
                                         {.kind = ErrorKind::kUnsupported, .says = system, .hint = hint});
       CHECK_THAT(error.path(), Says(checkpoint.string()));

@@ -171,7 +171,7 @@ TEST_CASE("Copies of a state are made for as many experts as a model can have") 
                   {.kind = ErrorKind::kUnsupported, .path = "d/.metadata", .tensor = "step", .says = says});
   };
   refused(step_of(std::uint64_t{1} << 40, 1), "contains 1099511627776 tensors, more than any model has");
-  refused(step_of(kMaxParameters / 8, 65), "its chunks become more than 16777216 parts of tensors");
+  refused(step_of(kMaxParameters / 8, 65), "become more than 16777216 pieces of tensors");
 }
 
 TEST_CASE("A stack of experts is as many tensors, of chunks that cut it anywhere") {
@@ -229,7 +229,7 @@ TEST_CASE("Rows behind those of the parameters are padding where the scheme says
   Model model = model_of(0, {4, 2});
   SourceMap map = map_of({entry});
   CHECK(unpack(map, packed_in({entry}), &model).notes ==
-        std::vector<std::string>{"entry is padded from [4, 2] to [6, 2]: the padding is left out"});
+        std::vector<std::string>{"removed the padding of entry, from [4, 2] to [6, 2]"});
   CHECK(map.logical[0].shape == Dims{4, 2});
   CHECK(elements(map, 0) == std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5, 50, 51});
   CHECK_NOTHROW(validate_tiling(map));
@@ -238,7 +238,7 @@ TEST_CASE("Rows behind those of the parameters are padding where the scheme says
                 {.says = "has the shape [6, 2], but the model has", .hint = "the scheme's entry lacks \"padded\""});
 }
 
-TEST_CASE("Where a tensor would begin inside a byte, its entry is refused") {
+TEST_CASE("Where a tensor would do not begin at a byte boundary, its entry is refused") {
   Entry stack({"moe.w1", "experts.*.gate", DType::kF4, {2, 1, 4}, {}}, stacked());
   stack.tensor.chunks = {{{{0, 0, 0}, {2, 1, 4}}, 0, 0}};
   const SourceMap map = unpacked({stack});
@@ -246,7 +246,7 @@ TEST_CASE("Where a tensor would begin inside a byte, its entry is refused") {
   stack.tensor.shape = stack.shape = {2, 1, 3};
   stack.tensor.chunks = {{{{0, 0, 0}, {2, 1, 3}}, 0, 0}};
   check_refused([&] { unpacked({stack}); },
-                {.kind = ErrorKind::kUnsupported, .tensor = "moe.w1", .says = "begin inside a byte"});
+                {.kind = ErrorKind::kUnsupported, .tensor = "moe.w1", .says = "do not begin at a byte boundary"});
 }
 
 TEST_CASE("Stacks of experts whose chunks would become too many parts are refused before they do") {
@@ -257,7 +257,7 @@ TEST_CASE("Stacks of experts whose chunks would become too many parts are refuse
     check_refused([&] { unpacked(entries); }, {.kind = ErrorKind::kUnsupported,
                                                .path = "d/.metadata",
                                                .tensor = "moe.w1",
-                                               .says = "its chunks become more than 16777216 parts of tensors"});
+                                               .says = "become more than 16777216 pieces of tensors"});
   };
   refused({stack});
   stack.tensor.chunks.pop_back();

@@ -108,9 +108,8 @@ TEST_CASE("A rank file that is a link to outside of the checkpoint is refused by
     const fs::path outside = model / name / moved, inside = output / moved;
     fs::rename(file, outside);
     fs::create_symlink(outside, file);
-    check_refused(
-        [&] { plan_convert(convert_request(output, model / "out")); },
-        {.path = file, .says = "is a link to outside of the checkpoint, to " + fs::canonical(outside).string()});
+    check_refused([&] { plan_convert(convert_request(output, model / "out")); },
+                  {.path = file, .says = "is a link out of the checkpoint, to " + fs::canonical(outside).string()});
     fs::remove(file);
     fs::rename(outside, inside);
     fs::create_symlink(fs::absolute(inside), file);

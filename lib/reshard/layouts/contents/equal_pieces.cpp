@@ -95,16 +95,15 @@ class PieceComparison {
     const StoredRows rows(files_, a, 0, sizes, inner), others(files_, b, 0, sizes, other_inner);
     const auto position = static_cast<std::size_t>(std::find(order.begin(), order.end(), split) - order.begin());
     if (!have_equal_bytes(rows, others) || repeats(rows, position)) return;
-    throw Error(
-        ErrorKind::kBadInput,
-        fmt::format("is the same {} on tensor-parallel ranks {} and {}, but the plan in config.json takes the two "
-                    "for parts of {}",
-                    to_string(a.shape), first.first, other.first, to_string(map_.logical[logical].shape)))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("is the same {} on tensor-parallel ranks {} and {}, but according to the plan in "
+                            "config.json they are parts of {}",
+                            to_string(a.shape), first.first, other.first, to_string(map_.logical[logical].shape)))
         .in(map_.files[b.file].path)
         .tensor(map_.logical[logical].name)
         .hint(
-            "if every rank has all of it (an embedding that is not parallel, replicated heads), take it out of "
-            "base_model_tp_plan or say \"replicate\" for it; else a rank's file was copied over another's");
+            "if every rank has the whole tensor (an embedding that is not parallel, replicated heads), remove it from "
+            "base_model_tp_plan or set it to \"replicate\"; otherwise one rank file was copied over another");
   }
 
   OpenedFiles files_;
@@ -148,13 +147,13 @@ void validate_heads_differ(Files& files, const SourceMap& map, const Model& mode
             is_constant(opened, map, {first->stored, first->stored_begin}, first->box.size))
           continue;
         throw Error(ErrorKind::kBadInput,
-                    fmt::format("tensor-parallel ranks {} and {} have the same heads, but config.json makes them parts "
-                                "of {} different key/value heads",
+                    fmt::format("tensor-parallel ranks {} and {} have the same heads, but according to config.json "
+                                "they are parts of {} different key/value heads",
                                 first_rank, rank, model.kv_heads))
             .in(map.files[map.stored[piece->stored].file].path)
             .tensor(map.logical[*logical].name)
             .hint(
-                "they are replicas: num_key_value_heads in config.json is a multiple of the model's; take the "
+                "they are replicas: num_key_value_heads in config.json is a multiple of the model's; use the "
                 "config.json that came with the weights. If the model has equal heads, `from-kv-size-multiplier` 1 "
                 "confirms it in layouts with that option");
       }

@@ -11,7 +11,7 @@ namespace reshard {
 namespace {
 
 std::string keeps_projections(const Model& model) {
-  return fmt::format("models of {} keep their projections as they are", model.family->model_type);
+  return fmt::format("models of {} keep their projections unchanged", model.family->model_type);
 }
 
 }  // namespace
@@ -51,14 +51,14 @@ std::string why_fusion_idle(const TargetPlan& plan, const Model& model) {
   if (plan.attention && is_fused(plan.attention->form)) return {};
   if (!chooses_attention(model)) return keeps_projections(model);
   return fmt::format(
-      "{} query and {} key/value heads are fused only where they are as many, or do not divide over the ranks",
+      "{} query and {} key/value heads are fused only if their numbers are equal, or the ranks do not divide them",
       model.heads, model.kv_heads);
 }
 
 std::string why_multiplier_idle(const TargetPlan& plan, const Model& model) {
   if (!chooses_attention(model)) return keeps_projections(model);
   if (is_grouped_query(plan.attention->form)) return {};
-  return fmt::format("{} key/value heads divide over {} ranks as they are", model.kv_heads, plan.mesh.tp);
+  return fmt::format("{} key/value heads divide over {} ranks without replication", model.kv_heads, plan.mesh.tp);
 }
 
 std::string why_replication_idle(const TargetPlan& plan, const Model&) {

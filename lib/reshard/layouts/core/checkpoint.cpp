@@ -50,7 +50,7 @@ void take_records(const std::vector<Container>& containers, Checkpoint& checkpoi
     first_file += file.files.size();
   }
   if (!rank.empty())
-    checkpoint.notes.push_back("this is one rank's part of a sharded checkpoint, and no whole model: " + rank);
+    checkpoint.notes.push_back("this is one rank of a sharded checkpoint, not a complete model: " + rank);
 }
 
 }  // namespace
@@ -67,9 +67,9 @@ void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choic
     checkpoint.config = *own;
   if (checkpoint.config_given && !files.exists(checkpoint.config))
     throw Error(ErrorKind::kBadInput,
-                files.is_directory(choice.path) ? "holds no config.json" : "no such file or directory")
+                files.is_directory(choice.path) ? "contains no config.json" : "no such file or directory")
         .in(choice.path)
-        .hint("`config` takes the model's config.json, or the directory that holds it");
+        .hint("set `config` to the model's config.json, or to the directory that contains it");
 }
 
 const ModelConfig& read_config(Files& files, Checkpoint& checkpoint) {
@@ -86,10 +86,9 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
   const bool is_described = checkpoint.config.empty() && describes_model(spec);
   if (use != ConfigUse::kNeeded && checkpoint.config.empty() && !is_described) {
     if (use != ConfigUse::kLenient && checkpoint.has_ranks())
-      checkpoint.notes.push_back(
-          "there is no config.json in " + checkpoint.directory.string() +
-          ", so whether the checkpoint has every tensor of its model is not known; `config` names one "
-          "that is elsewhere");
+      checkpoint.notes.push_back("there is no config.json in " + checkpoint.directory.string() +
+                                 ", so it is unknown whether the checkpoint has every tensor of its model; to use a "
+                                 "config.json from elsewhere, set `config`");
     return;
   }
   try {
@@ -104,17 +103,17 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
     if (!found.family) {
       if ((use == ConfigUse::kStrict || use == ConfigUse::kRenamed) && checkpoint.has_ranks())
         checkpoint.notes.push_back(describe_unknown_type(found.config) +
-                                   ", so the metadata alone says what the tensors are");
+                                   ", so only the metadata describes the tensors");
       return;
     }
     if (!found.unknown_type.empty())
       checkpoint.notes.push_back(fmt::format(
-          "the model_type \"{}\" in text_config is not known; it is read as {}, which is usual in models of {}",
+          "the model_type \"{}\" in text_config is unknown; reading it as {}, which is usual in models of {}",
           printable(found.unknown_type), found.family->model_type, printable(config.model_type)));
     const bool other = spec && spec->model_type != config.model_type && spec->model_type != found.config.model_type;
     const bool is_builtin = spec && spec == builtin_family(spec->model_type);
     if (other && !is_builtin && !config.model_type.empty())
-      checkpoint.notes.push_back(fmt::format("`spec` describes the model_type \"{}\", but {} says \"{}\"",
+      checkpoint.notes.push_back(fmt::format("`spec` describes the model_type \"{}\", but {} has \"{}\"",
                                              printable(spec->model_type), config.path.string(),
                                              printable(config.model_type)));
     checkpoint.model = instantiate(found, names);
@@ -124,9 +123,9 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
   } catch (Error& error) {
     if (spec && error.hint().empty())
       error.hint(spec == builtin_family(spec->model_type)
-                     ? "config.json lacks what this family needs: take another `family`, or mend config.json"
-                 : is_described ? "correct the description, or say with `config` where the model's config.json is"
-                                : "`spec` and config.json do not fit: correct one of the two");
+                     ? "config.json lacks a value that this family needs: choose another `family`, or fix config.json"
+                 : is_described ? "correct the description, or set `config` to the model's config.json"
+                                : "`spec` and config.json do not match: correct one of them");
     if (use != ConfigUse::kLenient || checkpoint.config_given || is_described) throw;
     checkpoint.notes.push_back(error.what());
   }
@@ -147,13 +146,14 @@ std::string hint_for_model(const Checkpoint& checkpoint) {
   const std::string& model_type = checkpoint.language_model.config.model_type;
   if (!model_type.empty())
     return fmt::format(
-        "{} has the model_type \"{}\", which is not known: give a built-in family with `family`, or a description with "
+        "{} has the unknown model_type \"{}\": choose a built-in family with `family`, or give a description with "
         "`spec`",
         checkpoint.config.string(), printable(model_type));
   if (checkpoint.language_model.config.json)
-    return fmt::format("{} has no \"model_type\": give a built-in family with `family`, or a description with `spec`",
-                       checkpoint.config.string());
-  return "copy the model's config.json into " + checkpoint.directory.string() + ", or say with `config` where it is";
+    return fmt::format(
+        "{} has no \"model_type\": choose a built-in family with `family`, or give a description with `spec`",
+        checkpoint.config.string());
+  return "copy the model's config.json into " + checkpoint.directory.string() + ", or set `config` to its path";
 }
 
 Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,

@@ -23,7 +23,7 @@ ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& t
   notes.push_back(fmt::format("{}; {}", describe_unknown_type(config), who_says));
   const auto note_idle = [&](const char* what, const std::vector<std::string>& keys) {
     if (!keys.empty())
-      notes.push_back(fmt::format("{} in config.json names modules that are not there: {}", what, list_names(keys)));
+      notes.push_back(fmt::format("{} in config.json names modules that do not exist: {}", what, list_names(keys)));
   };
   note_idle("the plan", plan.idle_keys());
   note_idle("base_model_pp_plan", plan.idle_stage_keys());

@@ -10,8 +10,8 @@
 namespace reshard {
 
 inline constexpr std::string_view kByPlan =
-    "the plan in config.json (base_model_tp_plan) says how its tensors are split, and what it does not name every rank "
-    "has all of";
+    "the plan in config.json (base_model_tp_plan) defines how its tensors are split; tensors that it does not name are "
+    "replicated on every rank";
 
 /// Returns the plan in config.json for a checkpoint with these tensors.
 /// \param who_says  Clause for a note: what declares how the tensors are split.

@@ -111,10 +111,10 @@ bool take_apart(Checkpoint& checkpoint, const Stacks& stacks, ConfigUse use) {
           .hint("config.json belongs to another model, or the checkpoint is damaged");
     if (tensor->name.find(".experts.") != tensor->name.npos && !PackedExperts::is_of_expert(tensor->name) &&
         packed.by_name.count(tensor->name) == 0)
-      throw Error(ErrorKind::kUnsupported, "belongs to experts that are packed, and is not split among them")
+      throw Error(ErrorKind::kUnsupported, "belongs to packed experts, but is not split among them")
           .in(checkpoint.path)
           .tensor(tensor->name)
-          .hint("save the model with save_pretrained of Transformers 5, which writes each expert by itself");
+          .hint("save the model with save_pretrained of Transformers 5, which writes each expert separately");
   }
   return are_apart;
 }
@@ -129,21 +129,21 @@ void unpack_experts(Checkpoint& checkpoint, const ReadContext& context) {
   if (are_models_own(checkpoint.map, stacks, *checkpoint.model, checkpoint.path)) return;
   if (context.reads_states())
     throw Error(ErrorKind::kUnsupported,
-                "all experts of a layer are in one tensor, and states of the optimizer are not taken apart for them")
+                "all experts of a layer are in one tensor, and their optimizer states cannot be split")
         .in(checkpoint.path)
         .tensor(first->name)
         .hint("do without `with-optimizer`");
   if (take_apart(checkpoint, stacks, context.use))
     checkpoint.notes.emplace_back(
-        "all experts of a layer are in one tensor, as Transformers 5 has them in memory: each is read as a tensor of "
-        "its own, by the names of the model's files");
+        "all experts of a layer are in one tensor, as in the memory of Transformers 5: each expert is read as a "
+        "separate tensor, under the name that the model's files use");
 }
 
 void separate_experts(Checkpoint& checkpoint) {
   if (!checkpoint.model)
-    throw Error(ErrorKind::kUsage, "`experts` separate: the model is not known")
+    throw Error(ErrorKind::kUsage, "`experts` separate: the model is unknown")
         .in(checkpoint.path)
-        .hint("give its config.json with `config`, or its family with `family`");
+        .hint("set `config` to its config.json, or `family` to its family");
   if (!checkpoint.language_model.family) return;
   const std::vector<ModelParameter>& parameters = checkpoint.model->parameters;
   const auto first = std::find_if(parameters.begin(), parameters.end(), is_own_stack);
@@ -212,7 +212,7 @@ std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical
     const WrittenNames::Place place = written.find(name);
     const bool is_packed = place.entry != nullptr && !place.entry->rule->is_plain();
     if (!is_packed && PackedExperts::is_of_expert(name))
-      throw refuse("the packed form has no place for it, as it has weights alone", name);
+      throw refuse("the packed form contains only weights, so it has no place for it", name);
     const auto [at, is_new] = by_name.emplace(place.entry == nullptr ? name : place.entry->name, entries.size());
     if (is_new) entries.push_back({at->first, {}, logical[l].shape});
     WholeEntry& entry = entries[at->second];

@@ -52,7 +52,7 @@ void validate_options(const TargetRequest& request) {
         return name == o->name && o->only_of_source &&
                std::find(o->choices.begin(), o->choices.end(), value) != o->choices.end();
       });
-      if (is_of_source) error.hint(fmt::format("it is for the source: `from-{}`", name));
+      if (is_of_source) error.hint(fmt::format("it applies to the source: `from-{}`", name));
       throw;
     }
   }
@@ -81,7 +81,7 @@ std::optional<std::uint64_t> OptionValues::number(const LayoutOption& option, co
   const auto value = parse_unsigned(text, max);
   if (value && (!count || *value != 0)) return value;
   throw value_error(option, prefix, text,
-                    count ? fmt::format("not a whole number from 1 to {}", max) : "not the number of a rank");
+                    count ? fmt::format("not a whole number from 1 to {}", max) : "not a rank number");
 }
 
 std::string OptionValues::text(const LayoutOption& option) const {
@@ -117,8 +117,8 @@ void validate_no_leftovers(Files& files, const TargetPlan& plan, const fs::path&
   if (leftover.empty()) return;
   std::sort(leftover.begin(), leftover.end(), natural_less);
   throw Error(ErrorKind::kBadInput,
-              fmt::format("holds {} that would not be replaced, and that loaders would mix with the new ones: {}", what,
-                          list_names(leftover)))
+              fmt::format("contains {} that would not be replaced, and that loaders would mix with the new files: {}",
+                          what, list_names(leftover)))
       .in(directory)
       .hint("move them away or choose another output directory");
 }
@@ -135,7 +135,7 @@ template <typename Wanted>
 const Layout& only_layout(Wanted&& wanted) {
   for (const Layout* layout : layouts())
     if (wanted(layout->traits())) return *layout;
-  throw Error(ErrorKind::kInternal, "the table of layouts lacks one that the program needs");
+  throw Error(ErrorKind::kInternal, "the table of layouts lacks a layout that the program needs");
 }
 
 /// Returns the checkpoints that `path` may refer to, in layouts for which `wanted` is true. If several layouts match
@@ -177,10 +177,10 @@ std::optional<FoundLayout> find_shards(Files& files, const fs::path& path) {
   if (std::any_of(found.begin(), found.end(), [](const FoundLayout& one) { return !one.is_empty; }))
     std::erase_if(found, [](const FoundLayout& one) { return one.is_empty; });
   if (found.size() > 1)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("holds two sharded checkpoints, {} and {}", found[0].path.string(), found[1].path.string()))
+    throw Error(ErrorKind::kBadInput, fmt::format("contains two sharded checkpoints, {} and {}", found[0].path.string(),
+                                                  found[1].path.string()))
         .in(path)
-        .hint("give the folder that is meant");
+        .hint("give the folder of one of them");
   if (!found.empty()) return found.front();
   return std::nullopt;
 }
@@ -195,9 +195,8 @@ std::optional<FoundLayout> find_whole(Files& files, const fs::path& path) {
 Format format_of(const TargetRequest& request) {
   const LayoutTraits& traits = request.layout->traits();
   if (!traits.is_written())
-    throw Error(ErrorKind::kUsage, fmt::format("layout {} is only read", traits.name))
-        .hint("layouts that are written: " +
-              layout_names([](const Layout& layout) { return layout.traits().is_written(); }));
+    throw Error(ErrorKind::kUsage, fmt::format("layout {} is read-only", traits.name))
+        .hint("writable layouts: " + layout_names([](const Layout& layout) { return layout.traits().is_written(); }));
   const Format format = request.format.value_or(traits.formats.front());
   if (std::find(traits.formats.begin(), traits.formats.end(), format) != traits.formats.end()) return format;
   std::vector<std::string> names;

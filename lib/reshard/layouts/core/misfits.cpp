@@ -87,7 +87,7 @@ bool is_quantized(const Misfits::Shape& misfit) {
 std::string note_defaults(const Misfits::Shape& misfit, const Model& model) {
   std::vector<std::string> texts;
   for (const auto& [key, value] : defaults_in_shape(model, *misfit.expected))
-    texts.push_back(fmt::format("{}, for which family {} takes {}", key, model.family->model_type, value));
+    texts.push_back(fmt::format("{}, for which family {} uses {}", key, model.family->model_type, value));
   return texts.empty() ? std::string() : "config.json has no " + join(texts, "; nor ") + "; ";
 }
 
@@ -96,29 +96,30 @@ std::string hint_for(const Misfits& misfits, const Model& model) {
   const bool quantized = std::any_of(misfits.unlisted.begin(), misfits.unlisted.end(),
                                      [](const LogicalTensor* tensor) { return is_quantized_tensor(tensor->name); });
   if (model.quant_method.empty() && quantized)
-    return "the model is quantised, but config.json has no quantization_config: take the config.json that came with "
-           "the weights";
+    return "the model is quantised, but config.json has no quantization_config: use the config.json that came with the "
+           "weights";
   if (const auto others = model.find_other_families ? model.find_other_families() : std::vector<std::string>();
       !others.empty())
     return propose_families(others);
   const bool spec = model.family_from == FamilyFrom::kSpec;
-  if (spec) return "mend the description, or config.json if its numbers are another model's";
+  if (spec) return "fix the description, or config.json if its values belong to another model";
   if (!misfits.shapes.empty()) {
     const std::string config = model.quantized && is_quantized(misfits.shapes.front())
-                                   ? "config.json is another model's (its sizes, or bits, groups and blocks in "
+                                   ? "config.json belongs to another model (its sizes, or bits, groups and blocks in "
                                      "quantization_config), or the checkpoint is damaged"
                                    : "config.json belongs to another model, or the checkpoint is damaged";
     const std::string hint = note_defaults(misfits.shapes.front(), model) + config;
-    return model.family_from == FamilyFrom::kOption ? "take another `family`; or " + hint : hint;
+    return model.family_from == FamilyFrom::kOption ? "choose another `family`; or " + hint : hint;
   }
-  if (model.family_from == FamilyFrom::kOption) return "take another `family`";
+  if (model.family_from == FamilyFrom::kOption) return "choose another `family`";
   if (!misfits.unlisted.empty()) {
     const std::string guess = nearest_name(misfits.unlisted.front()->name, pointers_to(model.parameters));
-    return (guess.empty() ? std::string() : "the nearest name that it explains is " + guess + "; ") +
-           "config.json belongs to another model, or the checkpoint is of a variant (quantised, adapters, more heads) "
-           "that this family does not describe" +
-           (misfits.missing.empty() ? "; `extra-tensors` keeps what is no weight, such as a buffer, or leaves it out"
-                                    : "");
+    return (guess.empty() ? std::string("check") : "did you mean " + guess + "? Check") +
+           " that config.json matches these weights; for variants (quantised, adapters, more heads) see "
+           "docs/families.md" +
+           (misfits.missing.empty()
+                ? "; to keep or drop tensors that are not weights, such as buffers, set `extra-tensors`"
+                : "");
   }
   return "the checkpoint is incomplete, or config.json belongs to another model";
 }
@@ -170,10 +171,10 @@ void validate_layers(const Model& model, const std::filesystem::path& where) {
   for (std::uint64_t layer = 0; layer < model.layers; ++layer)
     if (!held[layer]) missing.push_back(layer);
   if (!missing.empty())
-    throw Error(ErrorKind::kBadInput, fmt::format("of the model's {} layers some have no tensors: {}.{{{}}}",
+    throw Error(ErrorKind::kBadInput, fmt::format("some of the model's {} layers have no tensors: {}.{{{}}}",
                                                   model.layers, model.family->layers, list_ranges(missing)))
         .in(where)
-        .hint("the checkpoint is incomplete, or num_hidden_layers in config.json is another model's");
+        .hint("the checkpoint is incomplete, or num_hidden_layers in config.json belongs to another model");
 }
 
 /// That config.json counts more layers than the files have, or fewer, where that explains every misfit.
@@ -266,12 +267,14 @@ void validate_head(std::span<const LogicalTensor> tensors, const Model& model, c
     for (const LogicalTensor* tensor : misfits.unlisted)
       if (tensor->shape.size() == 2 && parameter.shape.size() == 2 && tensor->shape[1] == parameter.shape[1] &&
           tensor->shape[0] >= parameter.shape[0])
-        throw Error(ErrorKind::kBadInput,
-                    fmt::format("is missing, though by config.json it is not tied to {} ({}), and {} {} may be it",
-                                parameter.tied_to, kTiedKey, printable(tensor->name), to_string(tensor->shape)))
+        throw Error(
+            ErrorKind::kBadInput,
+            fmt::format(
+                "is missing, though according to config.json it is not tied to {} ({}); {} {} may be this tensor",
+                parameter.tied_to, kTiedKey, printable(tensor->name), to_string(tensor->shape)))
             .in(where)
             .tensor(parameter.name)
-            .hint("give that tensor its name (`rename`), or leave it out (`drop`)");
+            .hint("rename that tensor (`rename`), or leave it out (`drop`)");
   }
 }
 
@@ -294,7 +297,7 @@ void validate(std::span<const LogicalTensor> tensors, const Model& model, const 
   if (const auto problem = layers_problem(tensors, misfits, model))
     throw Error(ErrorKind::kBadInput, *problem)
         .in(where)
-        .hint(misfits.missing.empty() ? "mend config.json, or take the one that came with the weights"
+        .hint(misfits.missing.empty() ? "fix config.json, or use the config.json that came with the weights"
                                       : "files are missing, or config.json belongs to another model");
   if (!fits) {
     const bool chosen = model.family_from != FamilyFrom::kConfig;

@@ -64,9 +64,9 @@ void validate_no_outside_links(Files& files, const Checkpoint& checkpoint) {
       if (found->second && !found->second->contains(file.path.filename().string())) continue;
       if (ModelBounds(files, {checkpoint.path, checkpoint.directory, directory}).hold(file.path)) continue;
       throw Error(ErrorKind::kBadInput,
-                  "is a link to outside of the checkpoint, to " + printable(files.resolve(file.path).string()))
+                  "is a link out of the checkpoint, to " + printable(files.resolve(file.path).string()))
           .in(file.path)
-          .hint("replace the link by the file itself, or give the directory that it leads to");
+          .hint("replace the link with the file itself, or give the directory that it points to");
     }
 }
 

@@ -112,8 +112,9 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
   beside.optimizer.bytes += states.bytes;
   for (OptimizerSummary::State& state : counts.take()) beside.states.push_back(std::move(state));
   if (states.tensors > 0)
-    notes.push_back(left_out_text(states.tensors, "of the optimizer's state (" + format_bytes(states.bytes) + ")"));
-  if (!others.empty()) notes.push_back(left_out_text(others.size(), "beside the model") + ": " + list_names(others));
+    notes.push_back(left_out_text(states.tensors, "of optimizer state (" + format_bytes(states.bytes) + ")"));
+  if (!others.empty())
+    notes.push_back(left_out_text(others.size(), "in addition to the model") + ": " + list_names(others));
 }
 
 StateNames trained_names(const std::vector<StateEntry>& entries, const LanguageModel& model, Checkpoint& checkpoint) {

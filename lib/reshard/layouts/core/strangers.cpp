@@ -24,52 +24,53 @@ struct Stranger {
   bool is_guess() const { return sibling != nullptr || never != nullptr || needs != nullptr; }
 };
 
-constexpr const char* kTakeOriginal = "take the Hugging Face model that it was made from";
+constexpr const char* kTakeOriginal = "use the Hugging Face model that it was converted from";
 
 /// The first row that matches any name is used, so specific rows come before general ones.
 constexpr Stranger kStrangers[] = {
     {R"((^|\.)language_model\.(encoder|embedding|output_layer)\.)",
      "a checkpoint in NxD Training's megatron style (model_source: megatron)",
-     "checkpoints of runs with model_source: hf are read"},
+     "checkpoints of runs with model_source: hf are supported"},
     {R"(^(target|draft)_model\.)", "fused speculation in NxD Inference: a target and a draft model in one file",
-     "take the two Hugging Face models that the files were made from"},
-    {R"((^|\.)medusa_heads?[_.])", "the heads of Medusa", "take the Hugging Face model without them"},
+     "use the two Hugging Face models that the files were converted from"},
+    {R"((^|\.)medusa_heads?[_.])", "Medusa heads", "use the Hugging Face model without them"},
     {R"(\.lora_[AB]\.weight_active$)", "NxD Inference's multi-LoRA serving",
-     "take the Hugging Face model and the adapters that the files were made from"},
+     "use the Hugging Face model and the adapters that the files were converted from"},
     {R"(\.lora_(embedding_)?[AB]\.|\.base_layer\.)", "a LoRA adapter that is not merged into the weights",
-     "save the model merged: in NxD with save_lora_base and merge_lora, in PEFT with merge_and_unload"},
+     "save the merged model: in NxD with save_lora_base and merge_lora, in PEFT with merge_and_unload"},
     {R"(\.(cte|tkg)_(qkv_proj|o_proj|mlp)\.)",
      "NxD Inference's separate weights for context encoding and token generation (cp_degree, attention_dp_degree, "
      "mlp_cp_degree)",
-     "take the Hugging Face model that the files were made from"},
+     "use the Hugging Face model that the files were converted from"},
     {R"(\.expert_mlps\.|\.router\.linear_router\.)", "NxD's modules for mixtures of experts", kHintForExperts},
     {R"(\.self_attention\.linear_(qkv|proj|q_|kv_)|^decoder\.layers\.(\d+\.)?mlp\.linear_fc[12]\.)",
      "a checkpoint of Megatron-LM",
-     "export the model from Megatron-LM under Hugging Face's names, for instance with Megatron Bridge"},
+     "export the model from Megatron-LM with Hugging Face's names, for instance with Megatron Bridge"},
     {R"((^|\.)(fc|hidden_norm)\.weight$|(^|\.)midlayer\.)", "a draft model of EAGLE",
-     "it is no model by itself: NxD Inference takes the draft's Hugging Face folder as it is", nullptr,
+     "it is not a complete model: NxD Inference loads the draft's Hugging Face folder unchanged", nullptr,
      R"((^|\.)layers\.[1-9])", R"((^|\.)(layers\.0|midlayer)\.)"},
-    {R"(\.scale$)", "NxD's own quantisation, whose scales stand next to the weights as .scale",
-     "take the model that was quantised, or quantise it with a program that writes quantization_config", ".weight"},
+    {R"(\.scale$)", "NxD's own quantisation, which stores scales next to the weights as .scale",
+     "use the model from before it was quantised, or quantise it with a program that writes quantization_config",
+     ".weight"},
 };
 
 /// Patterns of files that one system writes: NAME or FOLDER/NAME.
 constexpr Stranger kStrangeFiles[] = {
     {R"(^(mp_rank_\d+(_\d+)*/)?(model_optim_rng|model_rng|distrib_optim)\.pt$|^latest_checkpointed_iteration\.txt$)",
      "a checkpoint of Megatron-LM",
-     "export the model from Megatron-LM under Hugging Face's names, for instance with Megatron Bridge"},
+     "export the model from Megatron-LM with Hugging Face's names, for instance with Megatron Bridge"},
     {R"(^(tp_rank_\d+_pp_rank_\d+/)?model_optim_rng\.ckpt$)", "a checkpoint of neuronx-nemo-megatron",
      "export the model with the converters of the program that trained it"},
     {R"(^(pytorch_model\.bin/)?key_to_filename\.json$)",
      "a checkpoint that transformers-neuronx split (save_pretrained_split)", kTakeOriginal},
-    {R"(^consolidated(\.\d+)?\.pth$)", "a checkpoint under Meta's own names",
-     "take the model in Hugging Face's form, or convert it with Transformers' script for this family"},
-    {R"(^consolidated.*\.safetensors(\.index\.json)?$)", "a checkpoint under Mistral's own names",
-     "take the model in Hugging Face's form, model.safetensors or model-00001-of-N.safetensors"},
-    {R"(^rank\d+\.(engine|safetensors)$)", "an engine of TensorRT-LLM", kTakeOriginal},
+    {R"(^consolidated(\.\d+)?\.pth$)", "a checkpoint with Meta's tensor names",
+     "use the model in Hugging Face's format, or convert it with Transformers' script for this family"},
+    {R"(^consolidated.*\.safetensors(\.index\.json)?$)", "a checkpoint with Mistral's tensor names",
+     "use the model in Hugging Face's format, model.safetensors or model-00001-of-N.safetensors"},
+    {R"(^rank\d+\.(engine|safetensors)$)", "a TensorRT-LLM engine", kTakeOriginal},
     {R"(^[^/]+\.gguf$)", "llama.cpp (GGUF)", kTakeOriginal},
     {R"(^[^/]+\.onnx$)", "an exported ONNX graph", kTakeOriginal},
-    {R"(^(tf_model\.h5|flax_model\.msgpack)$)", "a model of TensorFlow or Flax",
+    {R"(^(tf_model\.h5|flax_model\.msgpack)$)", "a TensorFlow or Flax model",
      "load it in Transformers with from_tf or from_flax, and save it with save_pretrained"},
 };
 

@@ -26,14 +26,12 @@ std::optional<Error> stranger_in(Files& files, const std::filesystem::path& dire
 bool is_of_peft(std::string_view name);
 /// Remedy for models with such names.
 inline constexpr const char* kHintForPeft =
-    "save the model merged (merge_and_unload), or convert it twice: `drop` \"lora_\" and `rename` \"base_layer\\.=\" "
-    "make "
-    "the base model, `keep` \"lora_\" the tensors of the adapter";
+    "save the merged model (merge_and_unload), or convert it twice: `drop` \"lora_\" and `rename` \"base_layer\\.=\" "
+    "for the base model, `keep` \"lora_\" for the adapter's tensors";
 
 /// Remedy for checkpoints of NxD's mixture-of-experts modules.
 inline constexpr const char* kHintForExperts =
-    "take the Hugging Face model that the files were made from; gather a trained one with NxD in the mesh that saved "
-    "it, "
-    "and save it under Hugging Face's names";
+    "use the Hugging Face model that the files were converted from; gather a trained model with NxD on the mesh that "
+    "saved it, and save it under Hugging Face's names";
 
 }  // namespace reshard

@@ -151,7 +151,7 @@ void settle_ties(Files& files, Checkpoint& checkpoint) {
     untie(model, one.name);
     model.tied_by_files = false;
     checkpoint.notes.push_back(
-        fmt::format("{} differs from {}, so both are kept, though config.json says that they are tied ({})", one.name,
+        fmt::format("{} differs from {}, so both are kept, although config.json declares them tied ({})", one.name,
                     one.source, kTiedKey));
   }
   for (const TiedParameter& one : tied)

@@ -110,13 +110,13 @@ class MapUnpacker {
       const std::uint64_t count = is_copied ? names.size() : array->packing.count_in(piece.box);
       if (count > pieces_left_)
         throw Error(ErrorKind::kUnsupported,
-                    fmt::format("its chunks become more than {} parts of tensors, with those of other entries",
+                    fmt::format("its chunks and those of other entries would become more than {} pieces of tensors",
                                 kMaxUnpackedPieces));
       pieces_left_ -= count;
       if (bits(tensor.dtype) % 8 != 0 && !is_copied)
         for (const Region& region : array->packing.regions_in(piece.box))
           if (view_in(piece, region).offset * bits(tensor.dtype) % 8 != 0)
-            throw Error(ErrorKind::kUnsupported, "contains tensors that begin inside a byte");
+            throw Error(ErrorKind::kUnsupported, "contains tensors that do not begin at a byte boundary");
     }
     const auto first = static_cast<std::uint32_t>(made_.size()), count = static_cast<std::uint32_t>(names.size());
     for (std::uint32_t i = 0; i < count; ++i) {
@@ -158,8 +158,8 @@ class MapUnpacker {
                                                     to_string(packed.shape), to_string(array.shape), rule.where))
           .hint("config.json belongs to another model, or the scheme's entry lacks \"padded\"");
     if (array.shape != packed.shape && role == TensorRole::kParameter)
-      unpacked_.notes.push_back(fmt::format("{} is padded from {} to {}: the padding is left out",
-                                            printable(packed.entry), to_string(array.shape), to_string(packed.shape)));
+      unpacked_.notes.push_back(fmt::format("removed the padding of {}, from {} to {}", printable(packed.entry),
+                                            to_string(array.shape), to_string(packed.shape)));
     return array;
   }
 
@@ -276,10 +276,10 @@ bool unpack_entries(SourceMap& map, const PackedEntries& packed, Checkpoint& che
     if (std::find(checkpoint.notes.begin(), checkpoint.notes.end(), note) == checkpoint.notes.end())
       checkpoint.notes.push_back(std::move(note));
   if (use != ConfigUse::kLenient && !unpacked.kept.empty())
-    throw Error(ErrorKind::kUnsupported, "has its elements in an order that depends on the numbers of config.json")
+    throw Error(ErrorKind::kUnsupported, "has its elements in an order that depends on config.json")
         .in(packed.where)
         .tensor(unpacked.kept)
-        .hint("give the model's config.json by `config`");
+        .hint("set `config` to the model's config.json");
   return unpacked.kept.empty();
 }
 
