@@ -80,7 +80,7 @@ TEST_CASE("convert names its own option where it is given one of a source, or th
   const TempDir temp;
   const ProgramResult dry = run_reshard(
       {"convert", run, (temp / "o").string(), "--config", config, "--to", "dcp", "--with-optimizer", "--dry-run"});
-  CHECK_THAT(dry.err, Says("master weights are left out"));
+  CHECK_THAT(dry.err, Says("master weights, which torch's optimizers do not have"));
   CHECK_THAT(dry.err, Says(": --from-weights master"));
 }
 
@@ -249,7 +249,7 @@ TEST_CASE("what was given already is not proposed") {
 
   copy.patch_config("model_type", "unheard");
   CHECK_THAT(run_reshard({"convert", copy.model.string(), copy.out() + "2", "--to", "dcp", "--tp", "2"}).err,
-             Says("(--config), with --family or --spec, if its model_type is not known"));
+             Says("(--config), with --family or --spec if its model_type is unknown"));
 }
 
 TEST_CASE("an output directory that cannot be made is an I/O error") {

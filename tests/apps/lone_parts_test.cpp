@@ -21,10 +21,10 @@ TEST_CASE("a file of a dcp checkpoint is named as what it is, with the directory
   const fs::path directory = testdata("golden/dcp/llama-fsdp2-optim/sharded");
   refused({"inspect", (directory / ".metadata").string()},
           {"/.metadata: is the metadata of a torch.distributed.checkpoint",
-           "try: give the directory that holds all of it: " + directory.string() + "\n"});
+           "try: give the directory that contains all its files: " + directory.string() + "\n"});
   refused({"inspect", (directory / "__0_0.distcp").string()},
-          {"/__0_0.distcp: holds tensors of a torch.distributed.checkpoint, and its .metadata alone says which",
-           "try: give the directory that holds all of it: " + directory.string() + "\n"});
+          {"/__0_0.distcp: contains tensors of a torch.distributed.checkpoint, which only its .metadata describes",
+           "try: give the directory that contains all its files: " + directory.string() + "\n"});
 }
 
 TEST_CASE("accelerate's folder of the optimizer alone holds no model, and names the folder that does") {
@@ -49,20 +49,21 @@ TEST_CASE("NxD's folder of the optimizer is no checkpoint, and neither is one wi
     refused({"inspect", path.string()}, says);
     refused({"consolidate", path.string(), (temp / "out").string()}, says);
   };
-  check_both(step / "optim", {"step_3/optim: holds the optimizer of a checkpoint, and no model",
-                              "try: give the directory above, which holds both: " + step.string() + "\n"});
+  check_both(step / "optim", {"step_3/optim: contains an optimizer, but no model",
+                              "try: give the parent directory, which contains both: " + step.string() + "\n"});
   refused({"inspect", (step / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt").string()},
-          {"dp_rank_00_tp_rank_00_pp_rank_00.pt: is a file of an optimizer, and holds no tensors of a model",
-           "try: give the directory that holds both: " + step.string() + "\n"});
+          {"dp_rank_00_tp_rank_00_pp_rank_00.pt: is an optimizer file without model tensors",
+           "try: give the directory that contains both: " + step.string() + "\n"});
   fs::copy(step / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt", step / "optim/tp_rank_00_pp_rank_00.pt");
-  check_both(step / "optim", {"step_3/optim: holds the optimizer of a checkpoint, and no model"});  // two of one rank
+  check_both(step / "optim", {"step_3/optim: contains an optimizer, but no model"});  // two of one rank
   run_well({"inspect", (step / "model").string(), "--config", config.string()});
   fs::permissions(step, fs::perms::owner_all, fs::perm_options::add);
   fs::rename(step / "model", temp / "kept");
-  check_both(step, {"step_3: holds an optimizer in optim/, but no model in model/", "try: copy the folder model here"});
+  check_both(step,
+             {"step_3: contains an optimizer in optim/, but no model in model/", "try: copy the folder model here"});
   fs::create_directory(temp / "run");
   fs::rename(step, temp / "run/shards");
-  check_both(temp / "run", {"run/shards: holds an optimizer in optim/, but no model in model/"});
+  check_both(temp / "run", {"run/shards: contains an optimizer in optim/, but no model in model/"});
 }
 
 TEST_CASE("The optimizer's files show that the model lacks its last rank, where nothing else does") {
@@ -73,8 +74,8 @@ TEST_CASE("The optimizer's files show that the model lacks its last rank, where 
   run_well(inspect);
   fs::permissions(step / "model", fs::perms::owner_all, fs::perm_options::add);
   fs::remove(step / "model/dp_rank_00_tp_rank_03_pp_rank_00.pt");
-  refused(inspect, {"try: the model's files are of tp 3 × pp 1 ranks, but the optimizer's of tp 4 × pp 1: copy the "
-                    "model's other ranks here, too"});
+  refused(inspect, {"try: the model's files belong to tp 3 × pp 1 ranks, but the optimizer's to tp 4 × pp 1: copy the "
+                    "model's other ranks here too"});
 }
 
 TEST_CASE("one rank's folder or file is no model, and inspect says which rank it is") {
@@ -88,7 +89,7 @@ TEST_CASE("one rank's folder or file is no model, and inspect says which rank it
   const fs::path all = temp / "staged/tensor_parallel_shards", folder = all / "tp_rank_01_pp_rank_00";
   const fs::path file = temp / "served/weights/tp0_sharded_checkpoint.safetensors";
   const std::string rank = "tensor-parallel rank 1 of 2, pipeline rank 0 of 2", out = (temp / "out").string();
-  const Texts says{"records that it is " + rank + " of a sharded checkpoint, and so no whole model",
+  const Texts says{"records that it is " + rank + " of a sharded checkpoint, not a complete model",
                    "try: give the directory of all ranks: " + all.string() + "\n"};
   refused({"convert", folder.string(), out}, says);
   refused({"convert", folder.string(), out, "--config", model}, says);

@@ -104,7 +104,7 @@ TEST_CASE("layouts and formats in the words of other programs get a hint") {
   CHECK_THAT(hint({"--to", "neuron"}), Says("did you mean one of") && Says("optimum (optimum-neuron's"));
   CHECK_THAT(hint({"--to", "tensor_parallel_shards"}), Says("did you mean ranks ("));
   CHECK_THAT(hint({"--to", "shards"}), Says("optimum (optimum-neuron's"));
-  CHECK_THAT(hint({"--to", "zzz"}), Says("they are hf (Hugging Face's directory of whole tensors); "));
+  CHECK_THAT(hint({"--to", "zzz"}), Says("they are hf (Hugging Face directory of whole tensors); "));
   CHECK_THAT(hint({"--format", "pt"}), Says("did you mean pytorch?"));
   // What another layout would have is not offered.
   CHECK_THAT(refused({"consolidate", kModel, "o", "-f", "npz"}), Says("is not one of safetensors, pytorch\n"));

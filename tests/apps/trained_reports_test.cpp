@@ -52,11 +52,11 @@ TEST_CASE("inspect says why an optimizer cannot be restored or read, and what to
   const json states = json_of({"inspect", mixed})["beside_model"]["training_states"];
   CHECK(states["complete"] == false);
   CHECK_THAT(states["incomplete"],
-             Says("parts of ZeRO-1, each of some data-parallel rank, were saved as if they were all"));
-  CHECK_THAT(states["hint"], Says("do without the optimizer and its master weights; only where another program"));
+             Says("ZeRO-1 shards of some data-parallel ranks were saved as if they were complete"));
+  CHECK_THAT(states["hint"], Says("leave out the optimizer and its master weights; only if another program"));
   std::string text = run_reshard({"inspect", mixed}).out;
   std::replace(text.begin(), text.end(), '\n', ' ');
-  CHECK_THAT(text, Says("do without the optimizer and its master weights"));
+  CHECK_THAT(text, Says("leave out the optimizer and its master weights"));
   CHECK_THAT(text, !Says("dp_rank_01"));
 
   const TempDir temp;
@@ -121,7 +121,7 @@ TEST_CASE("inspect and verify note that a --config is another model's") {
   CHECK_THAT(run_reshard({"inspect", path, "--config", own}).err, !Says("another model"));
   for (const std::string& config : {other, other_type}) {
     const ProgramResult result = run_well({"inspect", path, "--config", config});
-    const std::string note = config + "/config.json seems to be of another model: ";
+    const std::string note = config + "/config.json seems to belong to another model: ";
     CHECK_THAT(result.err, Says(note));
     CHECK_THAT(run_reshard({"verify", path, path, "--config", config}).err, Says(note));
   }
@@ -186,9 +186,10 @@ TEST_CASE("A prefix that a training run has is named where its model would be wr
   const TempDir temp;
   const std::string run = golden_path("dcp/llama-fsdp2-optim/sharded"), out = (temp / "out").string();
   const Arguments command{"convert", run, out, "--to", "dcp", "--with-optimizer", "--dry-run"};
-  CHECK_THAT(run_reshard(command).err,
-             Says("lose the prefix model., which the training run had: --prefix model. keeps it"));
-  CHECK_THAT(run_reshard(joined(command, {"--prefix", "model"})).err, !Says("lose the prefix"));
+  CHECK_THAT(
+      run_reshard(command).err,
+      Says("removed the prefix model. of the training run from the model's names; to keep it, set --prefix model."));
+  CHECK_THAT(run_reshard(joined(command, {"--prefix", "model"})).err, !Says("removed the prefix"));
 }
 
 TEST_CASE("Weights that are float32 where config.json says bfloat16 are noted, unless --dtype is given") {

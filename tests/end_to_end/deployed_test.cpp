@@ -264,7 +264,7 @@ TEST_CASE("Weights for inference that are not of the model beside them are refus
   const Input input = nxdi_of(kPadded);
   const std::string config = read_file(input / "out/config.json");
   const std::tuple<const char*, int, const char*> rows[] = {
-      {"num_hidden_layers", 1, "has no such tensor"},
+      {"num_hidden_layers", 1, "not in the model that config.json describes"},
       {"num_hidden_layers", 3, "num_hidden_layers is 3 in config.json"},
       {"vocab_size", 128, "lm_head.weight"},
       {"num_key_value_heads", 3, "self_attn"},

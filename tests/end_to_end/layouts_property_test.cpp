@@ -271,12 +271,12 @@ void check_other_plan(Request request, const LayoutTraits& source, bool has_stat
     refusal.hint = "it is for sources in layout ";
   } else if (!has_states) {
     refusal.kind = ErrorKind::kBadInput;
-    refusal.says = "holds no files of an optimizer";
+    refusal.says = "contains no optimizer files";
     refusal.hint = "the run was saved without its optimizer";
   } else {
     refusal.kind = ErrorKind::kUnsupported;
     refusal.says = fmt::format("are not written for {} expert-parallel ranks", *request.target.ep);
-    refusal.hint = "say `ep` 1, or do without `with-optimizer`";
+    refusal.hint = "set `ep` 1, or leave out `with-optimizer`";
   }
   check_refused([&] { plan(request); }, refusal);
 }
@@ -324,9 +324,9 @@ void check_optimizer(const fs::path& output, const Sample& sample, const Placeme
                                        *placement.request.options.number(kDataParallel), folder / "model"));
   for (const char* marker : {"checkpoint", "done"}) CHECK(read_file(folder / marker) == "1");
   const auto says = [&](const char* text) { return joined_notes(job).find(text) != std::string::npos; };
-  CHECK(says("the source has hyperparameters by parameter") ==
+  CHECK(says("the source has hyperparameters per parameter") ==
         (sample.is_flat && group_rule(placement.request).empty()));
-  CHECK(says("parameter groups where the source has 1") == (by_norms && !sample.run->has_two_groups));
+  CHECK(says("parameter groups, but the source has 1") == (by_norms && !sample.run->has_two_groups));
 }
 
 /// Compares rank files with the oracle's.

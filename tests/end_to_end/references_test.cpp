@@ -135,8 +135,9 @@ TEST_CASE("Two files of one of FSDP's ranks are refused, whatever the width of t
     const TempDir temp;
     fs::copy(testdata("golden/fsdp_ranks/llama-fsdp2-r3/sharded"), temp / "ranks", fs::copy_options::recursive);
     fs::copy_file(temp / "ranks/model_world_size_3_rank_1.pt", temp / "ranks" / other);
-    check_refused([&] { convert(temp / "ranks", temp / "out"); },
-                  {.says = "is of rank 2, as model_world_size_", .hint = "two saves", .unwritten = temp / "out"});
+    check_refused(
+        [&] { convert(temp / "ranks", temp / "out"); },
+        {.says = "belongs to rank 2, as does model_world_size_", .hint = "two saves", .unwritten = temp / "out"});
   }
 }
 

@@ -278,7 +278,7 @@ TEST_CASE("A folder that was renamed is known by the only adapter in its metadat
   for (const char* name : {"first", "second"}) two.parameters["m.lora_A." + std::string(name) + ".weight"] = cut(1);
   two.write(temp / "in", "renamed", {TensorMap{{"m.lora_A.weight", bytes({1, 1}, "0")}}, {}});
   check_unplanned(temp, consolidate_request(temp / "in", temp / "out2"),
-                  {.says = "\"renamed\", but the metadata knows first, second"});
+                  {.says = "\"renamed\", but the metadata lists first, second"});
 }
 
 TEST_CASE("An adapter without its metadata, with a rank missing, or with ranks that differ is refused") {
@@ -294,7 +294,7 @@ TEST_CASE("An adapter without its metadata, with a rank missing, or with ranks t
   fs::rename(shards / "mp_metadata_pp_rank_0.json", shards / "mp_metadata_pp_rank_0.pt");
   check_unplanned(temp, request, {.kind = ErrorKind::kUnsupported});
   fs::remove(shards / "mp_metadata_pp_rank_0.pt");
-  check_unplanned(temp, request, {.says = "no metadata that speaks of adapters"});
+  check_unplanned(temp, request, {.says = "no metadata for adapters"});
 }
 
 TEST_CASE("Adapters go beside their shards unless told otherwise, and never over or into them") {

@@ -145,7 +145,7 @@ TEST_CASE("Linears of two dtypes that a layout would fuse are unsupported, with 
                         .path = "model",
                         .tensor = "model.layers.0.mlp.up_proj.weight",
                         .says = {"is BF16", "gate_proj.weight is F32: tensors of two dtypes cannot be fused"},
-                        .hint = {"`dtype`", "a layout that fuses nothing"}});
+                        .hint = {"`dtype`", "a layout that does not fuse"}});
 }
 
 TEST_CASE("A model directory that is none is refused") {

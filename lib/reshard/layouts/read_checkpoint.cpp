@@ -92,7 +92,7 @@ std::string hint_for_contents(Files& files, const fs::path& directory) {
   const auto weights = only_weights_file(files, directory);
   if (weights && (*weights == kAdapterSafetensorsFile || *weights == kAdapterPytorchFile))
     return "it contains a LoRA adapter: to shard it, give the directory of its model, and this one as `adapter`";
-  if (weights) return fmt::format("{} in it is a file of weights: give that file", printable(*weights));
+  if (weights) return fmt::format("{} in it is a weights file: give that file", printable(*weights));
   return hint_for_misnamed_ranks(files, directory);
 }
 
@@ -115,7 +115,7 @@ void validate_no_rank(Files& files, const Checkpoint& checkpoint, ConfigUse use)
   for (const SourceFile& file : checkpoint.map.files)
     if (file.record)
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("records that it is {} of a sharded checkpoint, and so no whole model",
+                  fmt::format("records that it is {} of a sharded checkpoint, not a complete model",
                               describe_rank(*file.record)))
           .in(file.path)
           .hint(hint_for_one_rank(files, checkpoint.path));
@@ -143,7 +143,7 @@ Container read_lone_file(Files& files, const fs::path& path, Format format) {
       return layout->traits().needs_no_mesh() && layout->owns(files, path.parent_path(), path.filename().string());
     };
     if (error.hint().empty() && std::any_of(layouts().begin(), layouts().end(), owns))
-      error.hint("it is a part of a checkpoint: give the directory that holds all of it");
+      error.hint("it is part of a checkpoint: give the directory that contains all of it");
     throw;
   }
 }
@@ -210,9 +210,9 @@ Checkpoint read_adapter_file(Files& files, const fs::path& directory, const fs::
 void note_shards_beside(Checkpoint& checkpoint, const FoundLayout& shards) {
   fs::path other = shards.path;
   if (other == checkpoint.path) other /= shards.layout->traits().folder;
-  checkpoint.notes.push_back(fmt::format(
-      "there is also a sharded checkpoint in {}; this is about the Hugging Face weights{}", shards.path.string(),
-      other.has_filename() ? fmt::format(", give {} to have the shards", other.string()) : ""));
+  checkpoint.notes.push_back(
+      fmt::format("there is also a sharded checkpoint in {}; reading the Hugging Face weights{}", shards.path.string(),
+                  other.has_filename() ? fmt::format("; give {} to read the shards", other.string()) : ""));
 }
 
 /// Notes what would stop other commands: tensors that config.json asks for and that are missing, or have other shapes.
@@ -227,7 +227,7 @@ void note_misfits(Checkpoint& checkpoint) {
     if (error.kind() == ErrorKind::kUnsupported)
       checkpoint.notes.push_back(error.what());
     else if (checkpoint.config_given)
-      checkpoint.notes.push_back(fmt::format("{} seems to be of another model: {}", config, error.what()));
+      checkpoint.notes.push_back(fmt::format("{} seems to belong to another model: {}", config, error.what()));
     else
       checkpoint.notes.push_back(fmt::format(
           "{}: {}", error.what(),
@@ -243,8 +243,7 @@ void note_strangers(Checkpoint& checkpoint) {
   names.reserve(checkpoint.map.logical.size());
   for (const LogicalTensor& tensor : checkpoint.map.logical) names.push_back(tensor.name);
   if (const auto stranger = stranger_among(names, nullptr))
-    checkpoint.notes.push_back(
-        fmt::format("{}, so names and shapes stay as they are; {}", stranger->what(), stranger->hint()));
+    checkpoint.notes.push_back(fmt::format("{}, so names and shapes are kept; {}", stranger->what(), stranger->hint()));
 }
 
 /// \throws Error kUnsupported instead of the layout's own error if the files show that another system wrote them.
@@ -340,14 +339,13 @@ Checkpoint sharded_at(Files& files, const fs::path& path, const ReadContext& con
   if (find_whole(files, path)) {
     refuse_strange_files(files, path);
     validate_no_rank(files, read(files, {&whole_layout(), path, path}, {.use = ConfigUse::kLenient}), context.use);
-    throw Error(ErrorKind::kBadInput, "holds whole tensors, and no ranks to consolidate")
+    throw Error(ErrorKind::kBadInput, "contains whole tensors, but no ranks to consolidate")
         .in(path)
-        .hint("it is a Hugging Face checkpoint already");
+        .hint("it is already a Hugging Face checkpoint");
   }
   refuse_part(files, path);
   const std::string nearby = hint_for_contents(files, path);
-  throw Error(ErrorKind::kBadInput,
-              fmt::format("contains no files of ranks, neither itself nor in {}", shards_folders()))
+  throw Error(ErrorKind::kBadInput, fmt::format("contains no rank files, neither directly nor in {}", shards_folders()))
       .in(path)
       .hint(nearby.empty() ? "give the directory of the shards folder, or that folder itself" : nearby);
 }
@@ -364,9 +362,9 @@ Checkpoint whole_at(Files& files, const fs::path& directory, const ReadContext& 
   if (shards && shards->layout->traits().needs_no_mesh()) return read(files, *shards, context);
   if (shards) {
     refuse_strange_files(files, directory);
-    throw Error(ErrorKind::kBadInput, "is a sharded checkpoint, and holds no whole tensors")
+    throw Error(ErrorKind::kBadInput, "is a sharded checkpoint, without whole tensors")
         .in(directory)
-        .hint("convert reads it, or consolidate it first");
+        .hint("use convert, or consolidate it first");
   }
   if (!is_whole) refuse_part(files, directory);
   try {

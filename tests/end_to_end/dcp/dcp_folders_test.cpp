@@ -121,7 +121,7 @@ TEST_CASE("The optimizer beside the model is counted by its metadata alone, and 
   CHECK(checkpoint.leaves_states);
   const std::string notes = join(checkpoint.notes, "\n");
   CHECK_THAT(notes, Says("75 tensors of optimizer state ("));
-  CHECK_THAT(notes, Says("11 entries that are no tensors are left out, as optimizer.param_groups.0.lr"));
+  CHECK_THAT(notes, Says("left out 11 entries that are not tensors, such as optimizer.param_groups.0.lr"));
   const auto steps = storage.steps();
   for (const char* folder : {"pytorch_model_fsdp_0", "optimizer_0"})
     for (const char* name : {"__0_0.distcp", "__1_0.distcp"}) {
@@ -143,9 +143,8 @@ TEST_CASE("Files of the optimizer that are missing or cut off are noted, though 
     CHECK_THAT(notes_of(temp / "run"), !Says("cut off"));
     fs::resize_file(file, fs::file_size(file) - 1);
     CHECK_THAT(notes_of(temp / "run"),
-               Says("the model's tensors that the metadata lists are whole, but what is left out "
-                    "is not: __1_0.distcp is missing or "
-                    "cut off, so that the training cannot go on from this checkpoint"));
+               Says("the model's tensors that the metadata lists are complete, but the entries that are left out are "
+                    "not: __1_0.distcp is missing or cut off, so training cannot continue from this checkpoint"));
     fs::remove(file), fs::remove(temp / "run/optimizer_0/__0_0.distcp");
     CHECK_THAT(notes_of(temp / "run"), Says("__0_0.distcp, __1_0.distcp are missing or cut off"));
   }
@@ -165,7 +164,8 @@ TEST_CASE("Files of the optimizer that are missing or cut off are noted, though 
     for (const auto& [name, end] : model_ends)
       if (fs::file_size(temp / "run" / name) > end) fs::resize_file(temp / "run" / name, end), ++cut;
     REQUIRE(cut > 0);
-    CHECK_THAT(notes_of(temp / "run"), Says("metadata lists are whole, but what is left out is not: __"));
+    CHECK_THAT(notes_of(temp / "run"),
+               Says("metadata lists are complete, but the entries that are left out are not: __"));
   }
   CHECK_FALSE(converted(temp / "run", temp / "out").empty());
 }
@@ -209,7 +209,7 @@ TEST_CASE("A model that nobody knows has the same names with its optimizer and w
     REQUIRE(checkpoint.map.logical.size() == 2);
     CHECK(checkpoint.map.find_logical("a.weight"));
     CHECK(checkpoint.map.find_logical("b.weight"));
-    CHECK_THAT(join(checkpoint.notes, "\n"), Says("without the prefix model., as the optimizer has them"));
+    CHECK_THAT(join(checkpoint.notes, "\n"), Says("without the prefix model., as in the optimizer"));
     CHECK(checkpoint.states.of.size() == (with_optimizer ? 3 : 0));
   }
 }

@@ -49,13 +49,13 @@ TEST_CASE("Parameters that a list names are neither dropped nor renamed") {
   Request dropped = request, kept = request, renamed = request;
   dropped.names.drop.emplace_back("drop", "^b");
   check_listed(dropped, temp / "in",
-               {.says = "some of which `drop` or `keep` leaves out",
-                .hint = "do without `drop` and `keep`, or without `with-optimizer`"});
+               {.says = "and `drop` or `keep` leaves some out",
+                .hint = "leave out `drop` and `keep`, or leave out `with-optimizer`"});
   kept.names.keep.emplace_back("keep", "^a");
   check_listed(kept, temp / "in", {.says = "`keep` leaves out"});
   renamed.names.renames.push_back(parse_rename("rename", "^a\\.=first."));
   check_listed(renamed, temp / "in",
-               {.says = "which `rename` changes", .hint = "do without `rename`, or without `with-optimizer`"});
+               {.says = "and `rename` changes names", .hint = "leave out `rename`, or leave out `with-optimizer`"});
 
   // The model alone has no list.
   dropped.source.with_optimizer = false;
@@ -74,7 +74,7 @@ TEST_CASE("Wrappers of modules leave no list that may have them") {
     std::erase_if(saved.tensors, is_of_optimizer);
     saved.write(temp / "in");
     check_listed(request, temp / "in/.metadata",
-                 {.says = "names with wrappers, which are taken out", .hint = "has no wrappers"});
+                 {.says = "names with wrappers, which are removed", .hint = "has no wrappers"});
   }
   SECTION("states show that it has wrappers") {
     for (dcp::Whole& tensor : saved.tensors)

@@ -82,11 +82,11 @@ TEST_CASE("Names that nobody knows are refused with those that the family has") 
                   with_common(refusal, {.kind = ErrorKind::kUsage, .unwritten = out}));
   };
   refused(llama.path(), "torchtitan-0.3",
-          {.says = "\"torchtitan-0.3\" is no program whose names for family llama are known",
+          {.says = "\"torchtitan-0.3\" is not a program with known names for family llama",
            .hint = "hf, torchtitan, torchtitan-main, torchtitan-0.2"});
-  refused(granite.path(), "torchtitan", {.hint = "there are hf alone"});
+  refused(granite.path(), "torchtitan", {.hint = ": hf alone"});
   fs::remove(llama / "model/config.json");
-  refused(llama.path(), "torchtitan", {.says = "`names`: nothing says which tensors of the model have them"});
+  refused(llama.path(), "torchtitan", {.says = "`names`: the model that they apply to is unknown"});
 }
 
 TEST_CASE("A tensor without a name, an expert that is missing, and one of another dtype are refused") {
@@ -115,7 +115,7 @@ TEST_CASE("A tensor without a name, an expert that is missing, and one of anothe
            .says = "which is in the same entry layers.1.moe.routed_experts.inner_experts.w3_EFD"});
   model.erase(expert);
   const Error missing =
-      refused({.says = "contains 3 tensors, of which model.layers.1.mlp.experts.1.up_proj.weight is missing"});
+      refused({.says = "contains 3 tensors, but model.layers.1.mlp.experts.1.up_proj.weight is missing"});
   CHECK_THAT(missing.tensor(), Says("moe.routed_experts.inner_experts.w3_EFD"));
 }
 

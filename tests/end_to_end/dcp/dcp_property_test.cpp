@@ -136,7 +136,7 @@ TEST_CASE("Metadata of ranks that contradict each other are refused, and so are 
   refused({.tensor = "part.b"});
   stored[1].data = random_tensor(random, DType::kF16, {5});
   dcp::write_rank(temp / "dcp", stored, 2);
-  refused({.path = temp / "dcp/__2.metadata", .says = "is float16 [5], but bfloat16 [5] by other ranks"});
+  refused({.path = temp / "dcp/__2.metadata", .says = "is float16 [5], but bfloat16 [5] on other ranks"});
   fs::remove(temp / "dcp/__2.metadata");
   refused({.says = "its 2 chunks have 18 of its 21 elements"});
 }

@@ -284,13 +284,14 @@ TEST_CASE("Names that mean two things are refused where they are read, and where
     convert(request);
   };
   const auto family = family_of(description(entries));
-  check_refused([&] { write_dcp(family, "mytrainer"); },
-                {.kind = ErrorKind::kUnsupported, .says = "the model itself or of mytrainer: as many fit either"});
+  check_refused(
+      [&] { write_dcp(family, "mytrainer"); },
+      {.kind = ErrorKind::kUnsupported, .says = "the model itself or of mytrainer: equally many match either"});
   write_dcp(nullptr, nullptr);
   RequestFields fields{.config = temp / "model"};
   fields.family = family;
   check_refused([&] { converted(temp / "out", temp / "whole", fields); },
-                {.kind = ErrorKind::kUnsupported, .says = "as many fit either", .hint = "`other_names`"});
+                {.kind = ErrorKind::kUnsupported, .says = "equally many match either", .hint = "`other_names`"});
 }
 
 TEST_CASE("What a program cannot pack of a model is refused with the entry and its line") {
@@ -324,7 +325,7 @@ TEST_CASE("What a program cannot pack of a model is refused with the entry and i
           {.kind = ErrorKind::kBadInput, .says = "expected \"(a b) in\" with a = 5 (mine.json: line 1)"});
   refused(
       {{{"entry", "head"}, {"parameters", "lm_head.weight"}, {"dims", "(a b) in -> (b a) in"}, {"sizes", {{"a", 2}}}}},
-      {.kind = ErrorKind::kUnsupported, .tensor = "lm_head.weight", .says = "would be packed in another way"});
+      {.kind = ErrorKind::kUnsupported, .tensor = "lm_head.weight", .says = "would be packed differently"});
   refused({{{"entry", "layers.*.biased"},
             {"parameters", {"model.layers.*.self_attn.q_proj.bias", "model.layers.*.self_attn.q_proj.weight"}},
             {"dims", "row in -> +row in"}}},

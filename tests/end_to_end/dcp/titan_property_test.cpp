@@ -167,7 +167,7 @@ TEST_CASE("A list of names that change is refused, and so are states that cannot
           "under their names in torchtitan, which become the model's own");
   own.add_object("optim.param_groups.0.params");
   refused(add_sums(own, "optim.state.model.norm.weight.sums"), "torchtitan", "optim.param_groups.0.params",
-          "which `names` changes");
+          "and `names` changes names");
 }
 
 }  // namespace

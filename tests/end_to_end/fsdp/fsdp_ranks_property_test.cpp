@@ -145,19 +145,19 @@ TEST_CASE("Parts of DTensors that do not fit their placements are refused, and s
       {.path = path(0), .tensor = "w"},
       {{"a part of another size",
         {{{'S', 0}}, {3}},
-        {.path = path(1), .says = "has the shape [2] here, but its placements leave [1] of [3]"}},
+        {.path = path(1), .says = "has the shape [2] here, but its placements assign [1] of [3]"}},
        {"another dim", {{{'S', 1}}}, {.says = "is sharded along dim 1, but has the shape [2]"}},
-       {"more dims", {{{'S', 0}}, {2, 1}}, {.says = "has a part F32 [2], but is F32 [2, 1]"}},
+       {"more dims", {{{'S', 0}}, {2, 1}}, {.says = "has a local shard F32 [2], but is F32 [2, 1]"}},
        {"no placements", {{}}, {.says = "has 0 placements on a mesh of shape [2]"}},
        {"two placements", {{{'R'}, {'R'}}}, {.says = "more placements than its mesh has dims"}},
        {"no split", {{{'T', 0, 0}}, {2}, {1}}, {.says = "a split_factor of 0"}},
        {"a sum", {{{'P'}}}, {.kind = ErrorKind::kUnsupported, .says = "is placed as an object of"}},
-       {"an uneven split", {{{'T', 0, 2}}, {5}}, {.kind = ErrorKind::kUnsupported, .says = "cut in different ways"}}});
+       {"an uneven split", {{{'T', 0, 2}}, {5}}, {.kind = ErrorKind::kUnsupported, .says = "split differently"}}});
   SavedFile file;
   const std::string value = file.flat(DType::kF32, std::string(8, 'x'));
   file.save(temp / "flat/pytorch_model_fsdp_rank0.bin", pickles::dict({{"_fsdp_wrapped_module._flat_param", value}}));
   check_refused([&] { convert(temp / "flat", temp / "out"); },
-                {.kind = ErrorKind::kUnsupported, .says = "is a flat parameter of FSDP", .hint = "SHARDED_STATE_DICT"});
+                {.kind = ErrorKind::kUnsupported, .says = "is a flat FSDP parameter", .hint = "SHARDED_STATE_DICT"});
 }
 
 }  // namespace

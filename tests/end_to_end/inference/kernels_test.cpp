@@ -101,8 +101,8 @@ TEST_CASE("Kernels that contradict the shapes, the compiled model or the options
   refused("out-proj",
           {.tensor = "layers.0.mlp.gate_proj.weight", .says = "so it is transposed for NxD Inference's kernels, but"});
   refused("mlp,attention", {.kind = ErrorKind::kUsage,
-                            .says = "`from-kernels`: \"attention\" is none of NxD Inference's kernels",
-                            .hint = "write none, or a list of qkv, out-proj, mlp, with commas"});
+                            .says = "`from-kernels`: \"attention\" is not an NxD Inference kernel",
+                            .hint = "write none, or a comma-separated list of qkv, out-proj, mlp"});
   refused("out_proj", {.kind = ErrorKind::kUsage, .says = "\"out_proj\" is none", .hint = "did you mean out-proj?"});
   refused("qkv,MLP", {.kind = ErrorKind::kUsage, .says = "\"MLP\" is none", .hint = "did you mean mlp?"});
 
@@ -113,7 +113,7 @@ TEST_CASE("Kernels that contradict the shapes, the compiled model or the options
                 {.path = temp / "traced/neuron_config.json", .hint = "with `kernels` mlp,out-proj"});
   fields.options = {"kernels=qkv"};
   check_refused([&] { shard(golden_case / "original", temp / "out", fields); },
-                {.kind = ErrorKind::kUsage, .says = "`kernels` qkv is for the fused projection alone"});
+                {.kind = ErrorKind::kUsage, .says = "`kernels` qkv applies only to the fused projection"});
 }
 
 }  // namespace

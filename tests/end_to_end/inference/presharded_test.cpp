@@ -121,7 +121,7 @@ TEST_CASE("Padding keeps pairs of gate and up whole, and each rank's pairs belon
         }
       }
       const auto job = plan_shard(shard_request(input / "model", input / "again", presharded({"pad"})));
-      CHECK_THAT(joined_notes(*job), !Says("split through heads"));
+      CHECK_THAT(joined_notes(*job), !Says("split within heads"));
     }
 }
 

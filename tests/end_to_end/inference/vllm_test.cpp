@@ -64,7 +64,7 @@ TEST_CASE("Parts that were swapped between ranks, or come from another program, 
     swap_files(a, b);
     check_refused(
         [&] { consolidated(temp / "vllm", temp / "whole"); },
-        {.path = a, .says = {"its metadata says rank tp 1/2", "model-rank-0-part-0.safetensors says tp 0/2"}});
+        {.path = a, .says = {"its metadata records rank tp 1/2", "model-rank-0-part-0.safetensors says tp 0/2"}});
   }
   SECTION("saved again without the rank's record") {
     write_safetensors(b, read_tensors(b));
@@ -95,7 +95,7 @@ TEST_CASE("Files that are a checkpoint themselves do not go beside shards of ano
 TEST_CASE("Ranks of another degree than the files are for are refused") {
   const ShardedByVllm run("llama-kv2-tp4");
   for (const int rank : {2, 3}) fs::remove(run.part(rank));
-  run.refused({.says = {"is of one of 4 ranks", "there are 2 ranks"}, .hint = "copy the files of all ranks here"});
+  run.refused({.says = {"belongs to one of 4 ranks", "there are 2 ranks"}, .hint = "copy the files of all ranks here"});
 }
 
 TEST_CASE("Another value of a scale, of padding and of a map of experts is found") {
@@ -183,7 +183,7 @@ TEST_CASE("What vLLM does not load, or serves otherwise, is refused with the rea
        {"a description of the user's own",
         {with_family(own)},
         {.kind = ErrorKind::kUnsupported,
-         .says = "vLLM's names for llama are known for the built-in description alone",
+         .says = "vLLM's names for llama are known only for the built-in description",
          .hint = "leave out `spec`"}},
        {"heads that the ranks do not divide",
         {to_vllm(3)},

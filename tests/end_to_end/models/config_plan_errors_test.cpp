@@ -121,16 +121,15 @@ TEST_CASE("Heads that nothing counts give one note where the ranks may split the
       "embed_tokens": [["x"], ["x"]], "embed_positions": [["x"], ["x"]]}})";
   for (const Asked& asked : {Asked{.tp = 4}, Asked{renamed, 4}, Asked{uncounted, 1}})
     CHECK_THAT(joined_notes(*plan(temp, asked)), !Says("attention heads"));
-  CHECK_THAT(
-      joined_notes(*plan(temp, {uncounted, 8})),
-      Says("config.json has no num_attention_heads, so it was not checked whether `tp` 8 splits attention heads; "
-           "add num_attention_heads and num_key_value_heads\n"));
+  CHECK_THAT(joined_notes(*plan(temp, {uncounted, 8})),
+             Says("config.json has no num_attention_heads, so did not check whether `tp` 8 splits attention heads; add "
+                  "num_attention_heads and num_key_value_heads\n"));
   CHECK_THAT(joined_notes(*plan(temp, {"{}", 1, 2})),
              !Says("base_model_pp_plan in config.json") && !Says("pipeline stage"));
   CHECK_THAT(joined_notes(*plan(temp, {finale, 1, 2})),
              Says("base_model_pp_plan in config.json names modules that do not exist: finale\n") &&
-                 Says("on the first pipeline stage, as nothing says another: model.final.weight; "
-                      "base_model_pp_plan in config.json names those of the last\n"));
+                 Says("on the first pipeline stage, because no other stage is declared: model.final.weight; "
+                      "base_model_pp_plan in config.json names the modules of the last stage\n"));
   CHECK_THAT(joined_notes(*plan(temp, {finale, 1, 1})), !Says("pipeline stage"));
 }
 
@@ -185,7 +184,8 @@ TEST_CASE("The last stage of a planned model is missed, by the metadata and with
   const fs::path folder = input / "out/tensor_parallel_shards";
   for (const char* name : {"tp_rank_00_pp_rank_02", "tp_rank_01_pp_rank_02", "mp_metadata_pp_rank_2.json"})
     fs::remove_all(folder / name);
-  CHECK_THAT(input.refusal().what(), Says("its metadata says that there are 3 pipeline ranks, but the folder holds 2"));
+  CHECK_THAT(input.refusal().what(),
+             Says("its metadata records that there are 3 pipeline ranks, but the folder contains 2"));
   for (const std::uint32_t tp_rank : {0, 1})  // as NxD's, which say nothing
     for (const std::uint32_t pp_rank : {0, 1}) change_tensors(input.rank_file(tp_rank, pp_rank), [](TensorMap&) {});
   CHECK_THAT(input.refusal().what(), Says("model.layers.{2}"));

@@ -386,9 +386,9 @@ TEST_CASE("Heads that are split for inference are noted") {
   const auto notes = [&](std::uint32_t tp) {
     return joined_notes(*plan_shard(shard_request(temp / "model", temp / "out", {.layout = "presharded", .tp = tp})));
   };
-  CHECK_THAT(notes(4), Says("split through heads or groups of heads, as NxD's shard_checkpoint does: "
+  CHECK_THAT(notes(4), Says("split within heads or groups of heads, as NxD's shard_checkpoint does: "
                             "model.layers.*.attention.wo, model.layers.*.attention.wqkv"));
-  CHECK_THAT(notes(2), !Says("split through heads"));
+  CHECK_THAT(notes(2), !Says("split within heads"));
 }
 
 TEST_CASE("A scalar beside a query projection is no row of it") {

@@ -47,7 +47,7 @@ TEST_CASE("A single file is a model that is sharded, converted and consolidated"
       check_refused([&] { plan_consolidate(nowhere); }, {.kind = ErrorKind::kUsage});
       // The folder with it names it.
       const Error folder = check_refused([&] { read_checkpoint(input / "full", {ConfigUse::kStrict}); },
-                                         {.hint = name + " in it is a file of weights: give that file"});
+                                         {.hint = name + " in it is a weights file: give that file"});
       CHECK(folder_refusal(input, input / "full").hint() == folder.hint());
     }
   }

@@ -50,7 +50,7 @@ TEST_CASE("Packed experts are read from all that trainers save, however their ra
         RequestFields fields;
         if (kind == "zero-2") fields.source_options = {"weights=model"};
         const auto job = plan_convert(convert_request(temp / "in", temp / "out", fields));
-        CHECK_THAT(joined_notes(*job), Says("the names of transformers are replaced by the model's own"));
+        CHECK_THAT(joined_notes(*job), Says("replaced the names of transformers by the model's own"));
         execute(*job, unsynced());
         CHECK((read_model(temp / "out") == apart));
         fields.options = {"experts=packed"};
@@ -350,7 +350,7 @@ TEST_CASE("Stacks in two orders, and packing where no family has packed experts,
   for (const std::string form : {"packed", "separate"})
     check_refused([&] { in_form(input / "model", input / "out", form); },
                   {.kind = ErrorKind::kUsage,
-                   .says = "`experts` " + form + ": the model is not known",
+                   .says = "`experts` " + form + ": the model is unknown",
                    .unwritten = input / "out"});
 }
 

@@ -47,7 +47,7 @@ TEST_CASE("torchtitan's names, its stacks of experts and its order of rows are r
         RequestFields fields{.config = temp / "model"};
         if (kind == "zero-2") fields.source_options = {"weights=model"};
         const auto job = plan_convert(local_storage(), convert_request(temp / "run", temp / "out", fields));
-        CHECK_THAT(joined_notes(*job), Says("the names of torchtitan are replaced by the model's own"));
+        CHECK_THAT(joined_notes(*job), Says("replaced the names of torchtitan by the model's own"));
         execute(*job, unsynced());
         CHECK((read_model(temp / "out") == read_model(temp / "model")));
       }

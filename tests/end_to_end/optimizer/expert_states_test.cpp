@@ -158,7 +158,7 @@ TEST_CASE("States of experts are not written for expert-parallel ranks") {
   check_refused([&] { plan_convert(request); },
                 {.kind = ErrorKind::kUnsupported,
                  .says = "states of the optimizer are not written for 2 expert-parallel ranks",
-                 .hint = "say `ep` 1, or do without `with-optimizer`"});  // the 2 are the source's
+                 .hint = "set `ep` 1, or leave out `with-optimizer`"});  // the 2 are the source's
   request.target.ep = 1;
   convert(request);
   CHECK(fs::exists(temp / "out/shards/optim/dp_rank_01_tp_rank_00_pp_rank_00.pt"));

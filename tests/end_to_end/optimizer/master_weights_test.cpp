@@ -36,7 +36,7 @@ struct WithoutWeights {
   /// The weights are the master weights in the model's dtype, which are those that the run had.
   void check_reads() const {
     const auto job = plan_consolidate(consolidate_request(step, temp / "out"));
-    CHECK_THAT(joined_notes(*job), Says("master weights alone"));
+    CHECK_THAT(joined_notes(*job), Says("only as the optimizer's fp32 master weights"));
     CHECK_THAT(joined_notes(*job), Says("21 tensors are cast to BF16, which the model was trained in"));
     execute(*job, unsynced());
     CHECK(describe_tensors(read_whole(temp / "out")) == golden_of(golden_case).at("original"));
@@ -79,8 +79,9 @@ TEST_CASE("Where the optimizer has no weights, or some tensors are there, files 
   CHECK_THAT(check_missing(), !Says("avoid_saving"));
   fs::remove(files.tensors / "tensor_1.pt");
   // The hint says that the weights were in the optimizer's files.
-  const std::string says = "master weights alone (avoid_saving_lower_precision_weights), they are in " +
-                           (files.step / "optim").string() + ", which is missing or holds no optimizer: copy it here";
+  const std::string says = "master weights (avoid_saving_lower_precision_weights), they are in " +
+                           (files.step / "optim").string() +
+                           ", which is missing or contains no optimizer: copy it here";
   fs::rename(files.step / "optim", files.temp / "optim");
   CHECK_THAT(check_missing(), Says(says));
   fs::create_directories(files.step / "optim");

@@ -155,7 +155,7 @@ TEST_CASE("Data-parallel ranks that NxD's older folders lack are named as the ot
 
   // What is there is one data-parallel rank's, as NxD's saver leaves it unless it is told of ZeRO-1.
   fs::remove_all(of_rank.temp / "tp_rank_00_pp_rank_00_dp_rank_01");
-  of_rank.refused(of_rank.temp.path(), "one data-parallel rank's part of ZeRO-1 was saved as if it were all",
+  of_rank.refused(of_rank.temp.path(), "the ZeRO-1 shard of one data-parallel rank was saved as if it were complete",
                   ErrorKind::kUnsupported);
 }
 
@@ -165,7 +165,7 @@ TEST_CASE("Files of a rank that hold two optimizers, or one twice, are refused")
   of_rank.change(first, [](SavedTree& tree) {
     tree.structure["optimizer_states"].push_back(tree.structure["optimizer_states"][0]);
   });
-  of_rank.refused(of_rank.file(first), "holds 2 optimizers under \"optimizer_states\"", ErrorKind::kUnsupported);
+  of_rank.refused(of_rank.file(first), "contains 2 optimizers under \"optimizer_states\"", ErrorKind::kUnsupported);
   of_rank.change(first, [](SavedTree& tree) {
     tree.structure["optimizer_states"].erase(1);
     tree.structure["optimizer"] = {{"state", nlohmann::json::object()}};
@@ -181,7 +181,8 @@ TEST_CASE("Files of a rank that hold two optimizers, or one twice, are refused")
   arrange_older(saved_of(both.golden_case), both.temp / "other", OlderForm::kByName, false);
   fs::copy(both.temp / "other/optim.dp_rank_00.tp_rank_00", both.temp / "optim.dp_rank_00.tp_rank_00");
   fs::remove_all(both.temp / "other");
-  both.refused(both.temp / "optim.dp_rank_00.tp_rank_00", "is an optimizer beside one in the files of the weights");
+  both.refused(both.temp / "optim.dp_rank_00.tp_rank_00",
+               "is a second optimizer: the files of the weights also contain one");
 }
 
 TEST_CASE("A rank's file without an optimizer beside others with one is refused, and where all lack it there is none") {
@@ -195,7 +196,7 @@ TEST_CASE("A rank's file without an optimizer beside others with one is refused,
   for (const char* rank :
        {"tp_rank_00_pp_rank_00_dp_rank_00", "tp_rank_00_pp_rank_00_dp_rank_01", "tp_rank_01_pp_rank_00_dp_rank_00"})
     of_rank.change(rank, drop);
-  of_rank.refused(of_rank.temp.path(), "holds no files of an optimizer");
+  of_rank.refused(of_rank.temp.path(), "contains no optimizer files");
   const Checkpoint model = read_checkpoint(of_rank.temp.path(), context_of(of_rank.golden_case, false));
   CHECK_FALSE(model.leaves_states);
 }
@@ -203,7 +204,7 @@ TEST_CASE("A rank's file without an optimizer beside others with one is refused,
 TEST_CASE("Files of an optimizer that were swapped, or whose stages wrote over each other, are refused") {
   const Older by_name(OlderForm::kByName);
   swap_files(by_name.temp / "optim.dp_rank_00.tp_rank_01", by_name.temp / "optim.dp_rank_01.tp_rank_01");
-  by_name.refused(by_name.temp / "optim.dp_rank_00.tp_rank_01", "says that it is of dp rank 1");
+  by_name.refused(by_name.temp / "optim.dp_rank_00.tp_rank_01", "records that it belongs to dp rank 1");
 
   const Older stages(OlderForm::kByName, "nxd-llama-dp4-tp2-pp2");
   stages.refused(stages.temp / "optim.dp_rank_00.tp_rank_00", "the model has 2 pipeline stages");

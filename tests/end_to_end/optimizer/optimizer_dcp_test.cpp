@@ -108,7 +108,7 @@ TEST_CASE("Steps that are numbers are read from objects, and inspect sees states
 TEST_CASE("An optimizer of torch.distributed.checkpoint has no master weights") {
   const SavedByNxd one;
   check_refused([&] { consolidated(one.temp / "in", one.temp / "out", {.source_options = {"weights=master"}}); },
-                {.path = one.temp / "in/optim", .says = "holds no master weights"});
+                {.path = one.temp / "in/optim", .says = "contains no master weights"});
 }
 
 TEST_CASE("Entries and chunks of an optimizer of torch.distributed.checkpoint that are none of its model are refused") {
@@ -129,18 +129,18 @@ TEST_CASE("Entries and chunks of an optimizer of torch.distributed.checkpoint th
   for (const Row& row :
        {Row{"model.layers.0.mlp.down_proj.weight", "has no exp_avg of tp rank 1, pp rank 0, but of 1 of 2 tensor-",
             [&](Saved& saved) { saved.erase(second); }},
-        {std::string(kDown) + "2", "is of tp rank 2, pp rank 0, but the model has tp 2 × pp 1 ranks",
+        {std::string(kDown) + "2", "belongs to tp rank 2, pp rank 0, but the model has tp 2 × pp 1 ranks",
          renamed(second, std::string(kDown) + "2")},
-        {odd, "is no name of a state", renamed(first, odd)},
-        {"model.weight", "is a tensor, but no state of a parameter", renamed(first, "model.weight")},
+        {odd, "is not the name of a state", renamed(first, odd)},
+        {"model.weight", "is a tensor, but not a parameter's state", renamed(first, "model.weight")},
         {"module.layers.0.input_layernorm.weight", "has states of a parameter that the model's files of pp rank 0",
          [](Saved& saved) {
            for (dcp::Whole& tensor : saved.tensors)
              if (const std::size_t at = tensor.name.find(kNorm); at != std::string::npos)
                tensor.name.replace(at, 5, "module");
          }},
-        {"", "holds no states of an optimizer", [](Saved& saved) { saved.tensors.clear(); }},
-        {"", "holds no \"param_groups\"",
+        {"", "contains no optimizer states", [](Saved& saved) { saved.tensors.clear(); }},
+        {"", "contains no \"param_groups\"",
          [](Saved& saved) {
            std::erase_if(saved.objects, [](const dcp::Object& object) { return object.name == "param_groups"; });
          }},
@@ -169,7 +169,8 @@ TEST_CASE("Files of an optimizer of torch.distributed.checkpoint that are missin
   const SavedByNxd one;
   const fs::path optim = one.temp / "in/optim";
   write_file(optim / "dp_rank_00_tp_rank_00_pp_rank_00.pt", "x");
-  one.refused("dp_rank_00_tp_rank_00_pp_rank_00.pt", "", "lies beside files of torch.distributed.checkpoint");
+  one.refused("dp_rank_00_tp_rank_00_pp_rank_00.pt", "",
+              "is next to an optimizer saved by torch.distributed.checkpoint");
   fs::remove(optim / "dp_rank_00_tp_rank_00_pp_rank_00.pt");
   fs::remove(optim / "__3_0.distcp");
   check_refused([&] { one.read(); },

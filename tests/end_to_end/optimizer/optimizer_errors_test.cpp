@@ -84,9 +84,10 @@ TEST_CASE("An optimizer of fused parameters is written, and without fusing one w
 }
 
 TEST_CASE("An optimizer that does not fit its model, its groups or parameters that are fused into one is refused") {
-  const std::string differs = "its state max_exp_avg_sq is not as that of the other parameters that are fused into";
-  const Refusal no_copy{
-      .kind = ErrorKind::kUnsupported, .tensor = Trained::state(kKey, "master"), .says = "is no copy of its parameter"};
+  const std::string differs = "its state max_exp_avg_sq differs from that of the other parameters that are fused into";
+  const Refusal no_copy{.kind = ErrorKind::kUnsupported,
+                        .tensor = Trained::state(kKey, "master"),
+                        .says = "is not a copy of its parameter"};
   const auto add_masters = [](const TensorData& of_key) {
     return [=](Trained& trained) {
       trained(kQuery, "master") = trained(kQuery, "exp_avg");
@@ -129,19 +130,19 @@ TEST_CASE("An optimizer that does not fit its model, its groups or parameters th
         {.tensor = "model.other.weight", .says = "but the model does not"}},
        {"no group has a parameter that has states",
         [](Trained& trained) { std::erase(trained.groups[0], kLastNorm); },
-        {.tensor = kLastNorm, .says = "but none of its groups has it"}},
+        {.tensor = kLastNorm, .says = "but it is in none of the optimizer's groups"}},
        {"there are no states",
         [](Trained& trained) {
           std::erase_if(trained.tensors, [](const auto& tensor) { return tensor.first.starts_with(kState); });
         },
-        {.tensor = "", .says = "holds no states of an optimizer that could be written"}},
+        {.tensor = "", .says = "contains no optimizer states to write"}},
        {"there are no groups",
         [](Trained& trained) { trained.groups.clear(); },
-        {.tensor = "", .says = "come without its groups of parameters"}},
+        {.tensor = "", .says = "have no parameter groups"}},
        {"a parameter is in two groups",
         [](Trained& trained) { trained.groups.push_back({kLastNorm}); },
         {.tensor = "optimizer.param_groups.1.params",
-         .says = "lists model.norm.weight, which is in a group already"}}});
+         .says = "lists model.norm.weight, which is already in a group"}}});
 }
 
 /// The optimizer's file of a run without ZeRO-1, for the model's file beside it, with states of the shapes that
@@ -205,7 +206,7 @@ TEST_CASE("The optimizer of another model is refused or named though nobody asks
   CHECK(unnamed().empty());
   fs::rename(trained.temp / "out/optim", trained.temp / "optim");
   fs::rename(other.temp / "out/optim", trained.temp / "out/optim");
-  CHECK_THAT(unnamed(), Says("parameters, but by rule"));
+  CHECK_THAT(unnamed(), Says("parameters, but according to rule"));
   CHECK_THAT(unnamed(), Says("no rule of `from-optimizer-groups` fits"));
   fs::rename(trained.temp / "optim", other.temp / "out/optim");
   check_refused([&] { replan(other); }, {.path = other.temp / "out" / kFile,

@@ -150,14 +150,13 @@ TEST_CASE("Ids stay only where the model's ranks do, and names are not asked for
       {.kind = ErrorKind::kUsage, .unwritten = unnamed.temp / "out"},
       {{"no ids, where no rule fits",
         [](Request& request) { request.source.options.erase("optimizer-groups"); },
-        {.kind = ErrorKind::kBadInput,
-         .hint = "where nothing but `dp` changes, `from-optimizer-groups` ids needs no names"}},
+        {.kind = ErrorKind::kBadInput, .hint = "if only `dp` changes, `from-optimizer-groups` ids needs no names"}},
        {"other ranks",
         [&](Request& request) {
           request.target.tp = other_tp;
           request.target.options.erase("kv-size-multiplier");
         },
-        {.says = "tp_rank_00_pp_rank_00 would hold it otherwise than in the source"}},
+        {.says = "tp_rank_00_pp_rank_00 would contain other parts of it than in the source"}},
        {"dcp", to_dcp, {.says = "layout dcp has names, and no ids"}},
        {"dcp in names that do not have all of this source",
         [&](Request& request) {
@@ -167,7 +166,7 @@ TEST_CASE("Ids stay only where the model's ranks do, and names are not asked for
         {.says = "layout dcp has names, and no ids"}},
        {"master weights",
         [](Request& request) { request.source.options.set("weights", "master"); },
-        {.says = "master weights cannot be the model's without names"}},
+        {.says = "master weights cannot be used as the model's without names"}},
        {"other names",
         [](Request& request) {
           request.names.renames.push_back(parse_rename("rename", "model.norm.weight=model.last.weight"));
@@ -175,7 +174,7 @@ TEST_CASE("Ids stay only where the model's ranks do, and names are not asked for
         {.kind = ErrorKind::kUnsupported}},
        {"other groups",
         [](Request& request) { request.target.options.set("optimizer-groups", "norms"); },
-        {.says = "without names, no rule can say in which group a parameter is"}},
+        {.says = "without names, no rule can determine the group of a parameter"}},
        {"ids of the target",
         [](Request& request) { request.target.options.set("optimizer-groups", "ids"); },
         {.hint = "it applies to the source: `from-optimizer-groups`"}}});
@@ -191,9 +190,9 @@ TEST_CASE("Another order of heads, which names and shapes do not show, is not wh
              .config = golden_case / "original",
              .source_options = {"optimizer-groups=ids"}});
   };
-  check_refused(
-      [&] { to_nxd("adjacent"); },
-      {.kind = ErrorKind::kUsage, .says = "would hold it otherwise than in the source", .unwritten = temp / "out"});
+  check_refused([&] { to_nxd("adjacent"); }, {.kind = ErrorKind::kUsage,
+                                              .says = "would contain other parts of it than in the source",
+                                              .unwritten = temp / "out"});
   to_nxd("tiled");
   CHECK(fs::exists(temp / "out/optim/dp_rank_03_tp_rank_03_pp_rank_00.pt"));
 }

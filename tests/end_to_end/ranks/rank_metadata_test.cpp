@@ -113,8 +113,8 @@ TEST_CASE("Rank files that describe themselves get no note per rank") {
   const std::vector<std::string> notes = plan_consolidate(request_for(temp))->notes;
   REQUIRE(notes.size() == 3);
   CHECK_THAT(notes[0], Says("there is no config.json"));
-  CHECK_THAT(notes[1], Says("swapped between ranks would go unnoticed"));
-  CHECK_THAT(notes[2], Says("missing last ranks would go unnoticed"));
+  CHECK_THAT(notes[1], Says("swapped between ranks cannot be detected"));
+  CHECK_THAT(notes[2], Says("missing last ranks cannot be detected"));
 }
 
 TEST_CASE("What else rank files contain is one note for all of them") {

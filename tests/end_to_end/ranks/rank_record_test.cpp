@@ -105,7 +105,7 @@ TEST_CASE("Files of ranks that were swapped are told by what they say, and else 
       const Input input = golden("nxdi/llama-tp4", {.layout = kind, .tp = 4});
       swap_files(input.rank_file(1), input.rank_file(2));
       check_error(input.refusal(), {.path = input.rank_file(1),
-                                    .says = "its name says tensor-parallel rank 1, its metadata rank 2",
+                                    .says = "its name has tensor-parallel rank 1, but its metadata rank 2",
                                     .hint = "swapped"});
       if (kind != std::string("nxdi")) continue;
       for (std::uint32_t rank = 0; rank < 4; ++rank) set_metadata(input.rank_file(rank), {});  // as NxD's
@@ -122,7 +122,7 @@ TEST_CASE("A rank that is missing at the end is missed, and ranks of a larger me
 
   fs::copy_file(input.rank_file(3), input.rank_file(4));
   CHECK_THAT(input.refusal().what(),
-             Says("its metadata says that there are 4 tensor-parallel ranks, but the folder holds 5"));
+             Says("its metadata records that there are 4 tensor-parallel ranks, but the folder contains 5"));
   for (const std::uint32_t rank : {3, 4}) fs::remove(input.rank_file(rank));
   CHECK_THAT(input.refusal().what(), Says("1 of the 4 ranks is missing: tp3_sharded_checkpoint"));
   for (std::uint32_t rank = 0; rank < 3; ++rank) set_metadata(input.rank_file(rank), {});
@@ -141,10 +141,10 @@ TEST_CASE("A config.json of other sizes is refused by what the files say of the 
     write_file(input / "out/config.json", config);
   };
   const Input words = padded();
-  refused(words, "vocab_size", 66, "lm_head.weight", "has the shape [67, 40], but config.json says [66, 40]");
-  refused(words, "vocab_size", 68, "lm_head.weight", "has the shape [67, 40], but config.json says [68, 40]");
+  refused(words, "vocab_size", 66, "lm_head.weight", "has the shape [67, 40], but  in config.json[66, 40]");
+  refused(words, "vocab_size", 68, "lm_head.weight", "has the shape [67, 40], but  in config.json[68, 40]");
   refused(words, "vocab_size", 70, "lm_head.weight", "it is neither padded nor replicated on these ranks");
-  refused(words, "vocab_size", 71, "lm_head.weight", "of which it makes 15 for a rank");
+  refused(words, "vocab_size", 71, "lm_head.weight", "the rule expects 15 per rank");
 
   const Input repeated = golden("nxdi/llama-tp8-replicated", {.layout = "nxdi", .tp = 8});
   const json config = json::parse(read_file(repeated / "out/config.json"));
@@ -152,8 +152,9 @@ TEST_CASE("A config.json of other sizes is refused by what the files say of the 
   REQUIRE(heads < 8);
   for (std::uint64_t other = 1; other <= 8; other *= 2)
     if (other != heads)
-      refused(repeated, "num_key_value_heads", other, "k_proj.weight", "the file says that the original has the shape");
-  refused(nxdi(), "num_key_value_heads", 2, "k_proj.weight", "the file does not say that it is padded or replicated");
+      refused(repeated, "num_key_value_heads", other, "k_proj.weight", "the logical tensor has the shape");
+  refused(nxdi(), "num_key_value_heads", 2, "k_proj.weight",
+          "the file does not record that it is padded or replicated");
 }
 
 TEST_CASE("Ranks that say other things of the originals do not belong together, nor those of which some say nothing") {
@@ -179,8 +180,7 @@ TEST_CASE("Runs that each write some ranks share a directory: no --force for the
   const auto refused = [&](Request request) {
     request.force = true;
     const auto before = snapshot(input / "out");
-    check_refused([&] { shard(request); },
-                  {.says = "of another checkpoint, or of one with another partition: tp0_sharded"});
+    check_refused([&] { shard(request); }, {.says = "of another checkpoint, or of another partition: tp0_sharded"});
     CHECK((snapshot(input / "out") == before));
   };
   refused(some_ranks(input, 8, 2, 3));

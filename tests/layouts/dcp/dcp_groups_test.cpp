@@ -74,18 +74,18 @@ TEST_CASE("Groups that were saved are read from an object for each hyperparamete
   const Row rows[] = {
       {{group_object("0.params", list), group_object("0.lr", rate), group_object("0.lr", PlainValue(0.25))},
        "optim.param_groups.0.lr",
-       "is a second lr of parameter group 0, of another optimizer"},
+       "is a second lr of parameter group 0, from another optimizer"},
       {{group_object("", PlainValue(PlainValue::List{PlainValue(PlainValue::Dict{{"lr", rate}, {"params", list}})})),
         group_object("0.lr", PlainValue(0.25))},
        "optim.param_groups.0.lr",
-       "is a second lr of parameter group 0, of another optimizer"},
+       "is a second lr of parameter group 0, from another optimizer"},
       {{group_object("1.params", list)}, "optim.param_groups.1.params", "there is no parameter group 0"},
       {{group_object("0.lr", rate)}, "optim.param_groups.0.lr", "parameter group 0 has no list of parameters"},
       {{group_object("0.params", rate), group_object("0.zeta", rate)},
        "optim.param_groups.0.params",
-       "is no list of the parameters of group 0"},
-      {{group_object("lr", rate)}, "optim.param_groups.lr", "is of no group that has a number"},
-      {{group_object("", PlainValue(PlainValue::List{rate}))}, "optim.param_groups.", "group 0 is no dict"}};
+       "is not a list of the parameters of group 0"},
+      {{group_object("lr", rate)}, "optim.param_groups.lr", "does not belong to a numbered group"},
+      {{group_object("", PlainValue(PlainValue::List{rate}))}, "optim.param_groups.", "group 0 is not a dict"}};
   for (const Row& row : rows)
     check_refused([&] { saved_groups(row.objects); }, {.path = "d/.metadata", .tensor = row.tensor, .says = row.says});
 }

@@ -57,9 +57,9 @@ TEST_CASE("Files of items whose .metadata was left behind are named, wherever a 
       CAPTURE(given);
       check_refused([&] { read_it(local_storage(), temp / given, {}); },
                     {.path = temp / "run/step-1",
-                     .says = "files of torch.distributed.checkpoint (__0_0.distcp, __1_0.distcp), but no "
-                             ".metadata, which says what is in them",
-                     .hint = "a copy with `*` leaves .metadata behind"});
+                     .says = "files of torch.distributed.checkpoint (__0_0.distcp, __1_0.distcp), but no .metadata, "
+                             "which describes them",
+                     .hint = "does not copy .metadata"});
     }
 }
 
@@ -83,7 +83,7 @@ TEST_CASE("A file of items that is given alone is an error that asks for its dir
   dcp::write(temp / "dcp",
              {{"a", {DType::kU8, {1}, "x"}, {{{0}, {1}, 0}}}, {"b", {DType::kU8, {1}, "x"}, {{{0}, {1}, 0}}}});
   check_refused([&] { read(temp / "dcp/__0_0.distcp"); },
-                {.path = temp / "dcp/__0_0.distcp", .hint = "give the directory that holds all of it"});
+                {.path = temp / "dcp/__0_0.distcp", .hint = "give the directory that contains all"});
 }
 
 TEST_CASE("A rank whose metadata is missing between others is named") {
@@ -94,7 +94,7 @@ TEST_CASE("A rank whose metadata is missing between others is named") {
     CHECK(read(temp / "dcp").map.logical.size() == 1);
     fs::remove(temp / "dcp" / missing);
     check_refused([&] { read(temp / "dcp"); },
-                  {.path = temp / "dcp" / missing, .says = "is missing, though there is __"});
+                  {.path = temp / "dcp" / missing, .says = "is missing, although  exists__"});
   }
 }
 
@@ -104,7 +104,7 @@ TEST_CASE("A note says that the last ranks may be missing where each has metadat
   write_file(temp / "dcp/__01.metadata", "no rank's");
   const Checkpoint checkpoint = read(temp / "dcp");
   REQUIRE(checkpoint.notes.size() > 0);
-  CHECK_THAT(checkpoint.notes[0], Says("the metadata of 2 ranks is read; that of ranks behind these"));
+  CHECK_THAT(checkpoint.notes[0], Says("the metadata of 2 ranks is read; if that of later ranks"));
 }
 
 /// Sets when a file was written, in seconds after `start`.
@@ -146,8 +146,8 @@ TEST_CASE("Files that are newer than .metadata by more than a copy of them takes
   set_times(3, 8);  // a copy
   CHECK_THAT(notes_on_times(temp / "dcp"),
              Says("1 file was written up to 8 seconds after the metadata, which a save writes last, such as "
-                  "__1_0.distcp: a copy that does not keep times does that; but if a later save into this directory "
-                  "was cut off, the output mixes two steps"));
+                  "__1_0.distcp: a copy that does not preserve times has this effect; but if a later save into this "
+                  "directory was interrupted, the output mixes two steps"));
   fs::resize_file(temp / "dcp/__0_0.distcp", std::uintmax_t{4} << 30);  // at 32 MiB/s, 128 seconds
   fs::resize_file(temp / "dcp/__1_0.distcp", std::uintmax_t{4} << 30);
   set_times(125, 250);
@@ -199,7 +199,7 @@ TEST_CASE("Where each rank has metadata of its own, ranks of two saves are refus
   refused("__1_0.distcp", "was written 90 seconds after __1.metadata, which a save writes last");
   set_times(1, 28, 30);
   set_times(2, 159, 160);  // of one rank, a later save is done
-  refused("__2_0.distcp", "was written 2 minutes after __1.metadata, which is of an earlier save");
+  refused("__2_0.distcp", "was written 2 minutes after __1.metadata, which belongs to an earlier save");
 }
 
 TEST_CASE("Two chunks of a tensor in one item are refused, and so are items that overlap") {
@@ -225,7 +225,7 @@ TEST_CASE("Two chunks of a tensor in one item are refused, and so are items that
   check(item + item, {file, 0, size, {}}, {file, size, size, {}}, "");
   check(item + item, {file, 0, size, {}}, {file, 0, size, {}},
         "its chunks at [0, 0] and [2, 0] would be the same item");
-  check(item + item, {file, size, size, {}}, {file, size - 1, size, {}}, "into bytes that belong to w, too");
+  check(item + item, {file, size, size, {}}, {file, size - 1, size, {}}, "bytes that also belong to w");
   check(bucket, {file, 0, 0, {}}, {file, 0, 0, {}}, "would be the same item");
   check(item, {file, 0, size, {}}, {"./__0_0.distcp", 0, size, {}}, "would be the same item");
 }

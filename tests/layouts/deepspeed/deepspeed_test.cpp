@@ -175,18 +175,18 @@ TEST_CASE("Ranks that are missing are refused") {
   check_damaged({{"the last of the optimizer's files", 2, 3, without(2, 2, optim_file),
                   [](const fs::path& folder) {
                     return Refusal{.path = optim_file(folder, 0),
-                                   .says = "its \"partition_count\" says 3 ranks, but there are 2 files"};
+                                   .says = "its \"partition_count\" is 3 ranks, but there are 2 files"};
                   }},
                  {"the first of the optimizer's files", 1, 2, without(0, 0, optim_file),
-                  saying("holds optimizer states of rank 1, but none of rank 0")},
+                  saying("contains optimizer states of rank 1, but none of rank 0")},
                  {"one of the module's files of stage 3", 3, 3, without(1, 1, rank_model_file),
-                  saying("holds model states of rank 2, but none of rank 1")},
+                  saying("contains model states of rank 2, but none of rank 1")},
                  {"the last of the module's files of stage 3", 3, 3, without(2, 2, rank_model_file),
                   saying("*_optim_states.pt of 3 ranks, but *_model_states.pt of 2")},
                  {"all of the module's files", 2, 2, [](const fs::path& folder) { fs::remove(folder / kModelFile); },
-                  saying("holds no *_model_states.pt")},
+                  saying("contains no *_model_states.pt")},
                  {"all of the optimizer's files, of stage 3", 3, 2, without(0, 1, optim_file),
-                  saying("holds no *_optim_states.pt, which have the master weights")}});
+                  saying("contains no *_optim_states.pt, which have the master weights")}});
 }
 
 TEST_CASE("A module's weights are read without the optimizer's files, but not its masters") {
@@ -194,7 +194,8 @@ TEST_CASE("A module's weights are read without the optimizer's files, but not it
   const fs::path folder = written(temp, 2, 2);
   for (const int rank : {0, 1}) fs::remove(optim_file(folder, rank));
   CHECK(read(folder).map.tensor_count() == 5);
-  check_refused([&] { read_masters(folder); }, {.says = "holds no *_optim_states.pt", .hint = "leave out `weights`"});
+  check_refused([&] { read_masters(folder); },
+                {.says = "contains no *_optim_states.pt", .hint = "leave out `weights`"});
 }
 
 TEST_CASE("Files of ranks that were swapped are refused by what they say of their parts") {
@@ -260,18 +261,18 @@ TEST_CASE("Files of two checkpoints are refused") {
        }},
       {"two stages", 3, 2,
        [](const fs::path& folder) { copy_over(other_save(folder, 2, 2, 5) / kModelFile, folder / kModelFile); },
-       saying({"of ZeRO 1 or 2, and", "of ZeRO 3"})},
+       saying({"of ZeRO 1 or 2 and", "of ZeRO 3"})},
       {"model states of another stage", 3, 2,
        [](const fs::path& folder) {
          copy_over(other_save(folder, 2, 2, 5) / kModelFile, folder / kModelFile);
          for (const int rank : {0, 1}) fs::remove(rank_model_file(folder, rank));
        },
-       saying("is of ZeRO 3, but mp_rank_00_model_states.pt is of ZeRO 1 or 2")},
+       saying("belongs to ZeRO 3, but mp_rank_00_model_states.pt to ZeRO 1 or 2")},
       {"one rank twice", 1, 2,
        [](const fs::path& folder) {
          copy_over(optim_file(folder, 1), folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt");
        },
-       saying("is of rank 1, as bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt is")},
+       saying("belongs to rank 1, as does bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt")},
       {"model-parallel ranks", 1, 1,
        [](const fs::path& folder) { write_file(folder / "mp_rank_01_model_states.pt", ""); },
        saying("split over model-parallel ranks", ErrorKind::kUnsupported)},
@@ -310,7 +311,7 @@ TEST_CASE("A universal checkpoint is found by latest_universal, and its paramete
   CHECK(found.map.logical[*found.map.find_logical("a")].model_dtype == DType::kBF16);
 
   write_file(temp / "latest_universal", "other");
-  check_unread(temp.path(), {.path = temp / "latest_universal", .says = "names other, which is not there"});
+  check_unread(temp.path(), {.path = temp / "latest_universal", .says = "names other, which does not exist"});
   fs::remove(temp / "latest_universal");
   fs::copy(a, folder / "zero/other", fs::copy_options::recursive);
   check_unread(folder, {.path = folder / "zero/other", .says = "is the folder of a parameter that \"param_shapes\""});
@@ -358,7 +359,7 @@ TEST_CASE("Parameters of ZeRO that do not agree with the module are refused") {
         [](TensorMap& module) { std::swap(module.at("a").shape[0], module.at("a").shape[1]); });
   check(2, {.tensor = "b", .says = "is in \"param_shapes\", but not in \"module\""},
         [](TensorMap& module) { module.erase("b"); });
-  check(3, {.tensor = "extra", .says = "nothing says where its values are"},
+  check(3, {.tensor = "extra", .says = "its values are missing"},
         [](TensorMap& module) { module["extra"] = module.at("steps"); });
 }
 

@@ -116,8 +116,8 @@ TEST_CASE("Model states that are not of ZeRO's form are refused, with the key") 
       {{{"module", number(1)}, "its \"module\" is an int, not a dict"},
        {{"module", dict({{"w", tensor()}, {"w", tensor()}})}, "is in \"module\" twice"},
        {{"param_shapes", dict({})}, "its \"param_shapes\" is a dict, not a list"},
-       {{"param_shapes", list({dict({{"w", number(3)}})})}, "in the place of a shape"},
-       {{"param_shapes", list({dict({{"w", numbers({-1})}})})}, "in the place of a shape"},
+       {{"param_shapes", list({dict({{"w", number(3)}})})}, "instead of a shape"},
+       {{"param_shapes", list({dict({{"w", numbers({-1})}})})}, "instead of a shape"},
        {{"param_shapes", list({dict({{"w", numbers({1ll << 40, 1ll << 40})}})})}, "overflow 64 bits"},
        {{"param_shapes", list({dict({{"w", kSize34}}), dict({{"w", kSize34}})})}, "is in \"param_shapes\" twice"},
        {{"param_shapes", list({dict({{"f", kSize34}})})}, "is in \"param_shapes\" twice"},
@@ -134,8 +134,8 @@ TEST_CASE("Optimizer states that are not of ZeRO's form are refused, with the ke
   const char* const partitions = "single_partition_of_fp32_groups";
   const char* const mappings = "param_slice_mappings";
   std::vector<std::pair<Items, Texts>> rows{
-      {{}, "holds neither \"single_partition_of_fp32_groups\""},
-      {with(kOptim3, partitions, list({})), "holds neither"},
+      {{}, "contains neither \"single_partition_of_fp32_groups\""},
+      {with(kOptim3, partitions, list({})), "contains neither"},
       {with(kOptim3, "zero_stage", number(2)), "which does not fit its weights"},
       {with(kOptim, "partition_count", ""), "has no \"partition_count\""},
       {with(kOptim, "partition_count", list({text("2")})), "not a whole number"},
@@ -155,7 +155,7 @@ TEST_CASE("Optimizer states that are not of ZeRO's form are refused, with the ke
   const std::string valid = address({{"numel", number(12)}, {"start", number(0)}});
   for (const std::string& value : {stateless, number(1), kNone})
     rows.push_back({with(kOptim, mappings, list({dict({{"v", valid}, {"w", value}})})),
-                    {"its \"param_slice_mappings\" has ", ", not a fragment's place"}});
+                    {"its \"param_slice_mappings\" has ", ", not a fragment's position"}});
   for (const std::string& counts : {list({}), list({number(2), number(2)})})
     rows.push_back({with(kOptim, "partition_count", counts),
                     {"its \"partition_count\" has ", " groups, but there are 1 partitions"}});
@@ -186,10 +186,10 @@ TEST_CASE("One name or dict that a file of ZeRO holds many times over is refused
       {{with(kModel, "buffer_names", "](" + name + repeated(1000, "h\1") + "e"), "is in \"buffer_names\" twice"},
        {with(kModel, "buffer_names", list({number(1), number(1)})), "not by a string"},
        {with(kModel, "shared_params", "}(" + text("v") + name + pairs + "u"),
-        "its \"shared_params\" holds the same names many times over"},
+        "its \"shared_params\" contains the same names repeatedly"},
        {long_names, "is in \"param_shapes\" twice"},
        {with(kModel, "param_shapes", "](" + group + repeated(10000, "h\1") + "e"),
-        "its \"param_shapes\" holds the same values many times over"}});
+        "its \"param_shapes\" contains the same values repeatedly"}});
 }
 
 TEST_CASE("One dict of states that all of an optimizer's groups are is refused") {
@@ -202,7 +202,7 @@ TEST_CASE("One dict of states that all of an optimizer's groups are is refused")
         [&] {
           optim_of(temp, with(kOptim, "base_optimizer_state", dict({{"state", state}})));
         },
-        {.path = temp / "file.pt", .says = "its \"state\" holds the same values many times over"});
+        {.path = temp / "file.pt", .says = "its \"state\" contains the same values repeatedly"});
   };
   for (int i = 1; i < 1000; ++i) outer += number(i) + "h\1";
   refused("}(" + inner + "u");

@@ -84,12 +84,12 @@ TEST_CASE("ShardedTensors that contradict themselves are refused") {
   Refusal refusal{.path = temp / "f.pt", .tensor = "w"};
   check_each_refused<Shards>(
       read_shards, refusal,
-      {{{.offsets = {3, 0}}, "has a shard at [3, 0] of shape [2, 3], outside of its shape [4, 3]"},
-       {{.offsets = {2}}, "outside of its shape"},
+      {{{.offsets = {3, 0}}, "has a shard at [3, 0] of shape [2, 3], outside its shape [4, 3]"},
+       {{.offsets = {2}}, "outside its shape"},
        {{.offsets = {-1, 0}}, "its shard's offsets is"},
-       {{.sizes = {1, 3}}, "has a shard of shape [2, 3], but its metadata says another"},
-       {{.dtype = global("torch", "bfloat16")}, "has a part F32 [2, 3], but is BF16 [4, 3]"},
-       {{.dtype = text("float32")}, "does not say its dtype"}});
+       {{.sizes = {1, 3}}, "has a shard of shape [2, 3], which contradicts its metadata"},
+       {{.dtype = global("torch", "bfloat16")}, "has a local shard F32 [2, 3], but is BF16 [4, 3]"},
+       {{.dtype = text("float32")}, "does not record its dtype"}});
   refusal.kind = ErrorKind::kUnsupported;
   check_each_refused<Shards>(
       read_shards, refusal,
@@ -104,7 +104,7 @@ TEST_CASE("DTensors whose mesh is not that of the file's rank are refused") {
     check_refused([&] { read(temp, file, value, rank); }, {.says = says, .hint = "renamed or swapped"});
   };
   for (const TorchVersion version : {TorchVersion::k22, TorchVersion::k26}) {
-    refused(2, {{4}}, version, "is of the rank at [1] of its mesh, but rank 2");
+    refused(2, {{4}}, version, "belongs to the rank at [1] of its mesh, but rank 2");
     refused(1, {{4}, 4}, version, "its mesh does not have rank 1");
   }
   refused(9, {{4}}, TorchVersion::k210, "its mesh does not have rank 9");
@@ -124,7 +124,7 @@ TEST_CASE("A tensor of another subclass, and an object of more attributes than t
   const std::string other = of_type(global("torch.distributed.other", "Tensor"), dict({}));
   check_refused(
       [&] { read(temp, file, large); },
-      {.path = temp / "f.pt", .tensor = "w", .says = "has an object of 300 attributes, more than torch gives any"});
+      {.path = temp / "f.pt", .tensor = "w", .says = "has an object with 300 attributes, more than torch ever writes"});
   check_refused([&] { read(temp, file, other); },
                 {.kind = ErrorKind::kUnsupported,
                  .says = "is a subclass of Tensor, such as DTensor, which has a separate format",

@@ -121,7 +121,7 @@ TEST_CASE("Files and indexes that contradict each other are refused, with the fi
        {.says = kFirst + " (2 tensors), which is missing", .hint = " "}},
       {"a tensor in a file without it",
        entry("d", kSecond),
-       {.tensor = "d", .says = "into " + kSecond + ", which does not hold it"}},
+       {.tensor = "d", .says = "into " + kSecond + ", which does not contain it"}},
       {"a tensor in the wrong file", entry("b", kSecond), {.path = Directory() / kFirst, .tensor = "b"}},
       {"a tensor that is not listed",
        [](const Directory&, Json& index) { index["weight_map"].erase("b"); },
@@ -187,7 +187,7 @@ TEST_CASE(
     CHECK(files[0].warnings.empty());
     CHECK(report.notes == notes);
   };
-  check(R"({"total_size": 16})", {"model.safetensors.index.json says total_size 16, but the tensors have 15 bytes"});
+  check(R"({"total_size": 16})", {"model.safetensors.index.json has total_size 16, but the tensors have 15 bytes"});
   for (const char* metadata : {"null", "{}", R"({"total_size":"15"})", R"({"total_size":99.5})", "[]", "7"})
     check(metadata, {});
 }

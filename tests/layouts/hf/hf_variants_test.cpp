@@ -94,7 +94,7 @@ TEST_CASE("Of several variants none is chosen") {
   write_weights(dir / "model.fp16.safetensors", kHalfA);
   write_weights(dir / "pytorch_model.bf16.bin", kHalfA);
   const Error error = check_refused([&] { read_hf_checkpoint(local_storage(), dir.path()); }, {.path = dir.path()});
-  CHECK(error.hint() == "it contains variants of a model (bf16, fp16): move the files of all but one away");
+  CHECK(error.hint() == "it contains several variants of a model (bf16, fp16): move away the files of all but one");
 }
 
 TEST_CASE("An incomplete set of a variant is refused, and so is an index of missing files") {

@@ -60,8 +60,8 @@ TEST_CASE("Many pieces are proved to tile a tensor, or not, in little time") {
     return error_of([&] { validate_tiling(other); });
   };
   const Dims place = map.pieces[0][777].box.begin;
-  CHECK_THAT(moved({place[0], place[1] + 1, 0}).what(), Says("its pieces overlap, and leave gaps"));
-  CHECK_THAT(moved({place[0] + 1, place[1], 0}).what(), Says("its pieces overlap, and leave gaps"));
+  CHECK_THAT(moved({place[0], place[1] + 1, 0}).what(), Says("its pieces overlap and leave gaps"));
+  CHECK_THAT(moved({place[0] + 1, place[1], 0}).what(), Says("its pieces overlap and leave gaps"));
   SourceMap less = map;
   less.pieces[0].pop_back();
   CHECK_THAT(error_of([&] { validate_tiling(less); }).what(), Says("6 of its 540000 elements belong to no tensor"));

@@ -147,7 +147,7 @@ TEST_CASE("Objects of groups of parameters tell where the optimizer is, without 
   CHECK(found.optimizer.has(objects[0]));
   CHECK(found.prefix == "net.");
   CHECK(found.names == std::vector<std::string>{"a.weight", "b.weight", ""});
-  CHECK(state_names_note(found) == "names of tensors are read without the prefix net., as the optimizer has them");
+  CHECK(state_names_note(found) == "names of tensors are read without the prefix net., as in the optimizer");
 }
 
 TEST_CASE("An optimizer that lies elsewhere says what the prefix of unknown names is, behind wrappers, too") {
@@ -158,7 +158,7 @@ TEST_CASE("An optimizer that lies elsewhere says what the prefix of unknown name
   CHECK(found.prefix == "model.");
   CHECK(found.names == std::vector<std::string>{"a.weight", "b.weight", ""});
   CHECK(state_names_note(found) ==
-        "names of tensors are read without the prefix model., as the optimizer has them, and without _orig_mod");
+        "names of tensors are read without the prefix model., as in the optimizer, and without _orig_mod");
   CHECK(find_state_names(entries, nullptr).names ==
         std::vector<std::string>{"model.a.weight", "model.b.weight", "step"});
 }
@@ -257,7 +257,7 @@ TEST_CASE("torchtitan's names become the model's, with their order, and without 
   CHECK(found.packed[4]->tensors({2}) == std::vector<std::string>{"model.layers.1.mlp.experts.0.down_proj.weight",
                                                                   "model.layers.1.mlp.experts.1.down_proj.weight"});
   CHECK(found.packed[7] == nullptr);
-  CHECK(state_names_note(found) == "the names of torchtitan are replaced by the model's own");
+  CHECK(state_names_note(found) == "replaced the names of torchtitan by the model's own");
 
   const StateNames llama = find_state_names(with_prefix("model.", titan), builtin_family("llama").get());
   CHECK(llama.prefix == "model.");
@@ -273,7 +273,7 @@ TEST_CASE("torchtitan's names become the model's, with their order, and without 
   CHECK_FALSE(unknown.are_replaced);
   CHECK(unknown.names[1] == titan[1]);
   CHECK(state_names_note(unknown) ==
-        "the names of torchtitan stay: with a config.json (`config`), they become the model's own");
+        "kept replaced the names of torchtitan: with a config.json (`config`), they by the model's own");
 }
 
 TEST_CASE("Names that are another program's by chance are a model's own") {
@@ -288,7 +288,7 @@ TEST_CASE("Two entries for one name are refused") {
   entries.push_back("model._orig_mod.lm_head.weight");
   check_refused([&] { find_state_names(entries, nullptr); },
                 {.tensor = "model._orig_mod.lm_head.weight",
-                 .says = "gets the name lm_head.weight in the model, which model.lm_head.weight has already"});
+                 .says = "gets the name lm_head.weight in the model, which model.lm_head.weight already has"});
 }
 
 }  // namespace

@@ -128,7 +128,7 @@ TEST_CASE("Files of an optimizer that contradict themselves are refused with the
   refused(with("param_groups", ""), "has no \"param_groups\"");
   refused(with("base_state", by_id({{0, rows(3)}})), "base_state.0 is ");
   refused(with("base_state", by_id({{-1, dict({})}})), "a key of \"base_state\" is");
-  refused(with("shape_info", by_id({{0, number(5)}})), "in the place of the shape of id 0");
+  refused(with("shape_info", by_id({{0, number(5)}})), "instead of the shape of id 0");
   refused(with("shape_info", by_id({{0, numbers({5, 2})}})), "id 1 has no shape, but the shape [5, 2]");
   refused(with("sharded_master_weights", by_id({{1, number(1)}})), "is an int, not a tensor");
   // One list of many values, under two names, is more than the file has.
@@ -193,7 +193,7 @@ TEST_CASE("Groups, hyperparameters and names of states without end are refused, 
     optimizer.write(optimizer.file(0), items);
     check_refused([&] { optimizer.read(); }, with_common(refusal, {.path = optimizer.file(0)}));
   };
-  refused(many_groups(10'001), {.says = "its \"param_groups\" has 10001 groups, of at most 10000"});
+  refused(many_groups(10'001), {.says = "its \"param_groups\" has 10001 groups, but at most  are supported10000"});
   refused(many_groups(10'000), {.says = "\"base_state\" has id 0, but the groups have 0 parameters"});
   refused(with("param_groups", list({dict(values)})),
           {.says = "group 0 has 1001 hyperparameters, of at most 1000", .hint = " "});
@@ -227,24 +227,25 @@ TEST_CASE("Missing ranks of an optimizer are named, and the number of ranks that
     for (const int dp_rank : {0, 1}) optimizer.write(optimizer.file(dp_rank), with("base_state", by_id({{0, other}})));
     return error_of([&] { optimizer.read(); }).hint();
   };
-  CHECK_THAT(hint(rows(4)), Says("or the run had context parallelism"));
+  CHECK_THAT(hint(rows(4)), Says("or the run used context parallelism"));
   CHECK_THAT(hint(tensor({.shape = {3, 1}, .strides = {1, 1}})),
-             Says("the file is damaged, or of a run of another model"));
+             Says("the file is damaged, or belongs to a run of another model"));
   optimizer.write(optimizer.file(0, 1), zero1());
-  optimizer.refused(optimizer.file(0, 1), "is of tp rank 1, pp rank 0, but the model has tp 1 × pp 1 ranks");
+  optimizer.refused(optimizer.file(0, 1), "belongs to tp rank 1, pp rank 0, but the model has tp 1 × pp 1 ranks");
 }
 
 TEST_CASE("One data-parallel rank's part that was saved as if it were all is known for what it is") {
   const Optimizer optimizer;
   optimizer.write(optimizer.file(0), zero1());
-  CHECK_THAT(optimizer.read().incomplete, Says("one data-parallel rank's part of ZeRO-1 was saved as if it were all ("
-                                               "exp_avg of id 0 has 3 of 5 rows, the part of one of 2 ranks)"));
+  CHECK_THAT(optimizer.read().incomplete,
+             Says("the ZeRO-1 shard of one data-parallel rank was saved as if it were complete (exp_avg of id 0 has 3 "
+                  "of 5 rows, the share of one of 2 ranks)"));
   CHECK_THAT(optimizer.read().incomplete_hint,
-             Says("such as dp_rank_01, copy them here; else the weights are complete"));
+             Says("such as dp_rank_01, copy them here; otherwise the weights are complete"));
   Optimizer alone;
   alone.shards.lacks_weights = true;
   alone.write(alone.file(0), zero1());
-  CHECK_THAT(alone.read().incomplete_hint, Says("such as dp_rank_01: nothing else holds the weights"));
+  CHECK_THAT(alone.read().incomplete_hint, Says("such as dp_rank_01: no other file contains the weights"));
 }
 
 TEST_CASE("A moment or master weights without dims are refused, but not a step") {
@@ -258,8 +259,9 @@ TEST_CASE("A moment or master weights without dims are refused, but not a step")
   CHECK_NOTHROW(optimizer.read());
   for (const std::string name : {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}) {
     write(name);
-    optimizer.refused(optimizer.file(0),
-                      name + " of id 0 is a tensor without dims, but by shape_info its parameter has the shape [5, 2]");
+    optimizer.refused(
+        optimizer.file(0),
+        name + " of id 0 is a tensor without dims, but according to shape_info its parameter has the shape [5, 2]");
   }
   optimizer.write(optimizer.file(0), with("sharded_master_weights", by_id({{0, scalar}})));
   optimizer.refused(optimizer.file(0), "of id 0 is a tensor without dims");
@@ -299,7 +301,7 @@ TEST_CASE("Numbers become names by the rule that fits the groups, and where seve
   CHECK(names(pair, two, GroupRule::kLayerNorms) == Names{{"q_norm", "k.RMSNorm"}});
   check_refused([&] { names(pair, three); },
                 {.path = "optim/file.pt",
-                 .says = "its parameter group 0 has 1 parameters, but by rule norms the model's file has 0",
+                 .says = "its parameter group 0 has 1 parameters, but according to rule norms the model's file has 0",
                  .hint = "no rule of `from-optimizer-groups` fits"});
   check_refused([&] { names(pair, two); }, {.kind = ErrorKind::kUsage,
                                             .path = "optim",
@@ -309,7 +311,7 @@ TEST_CASE("Numbers become names by the rule that fits the groups, and where seve
   OptimizerFiles other = grouped({1, 2});
   other.stages[0].entries[2].shape = Dims{5};
   check_refused([&] { names(other, three); },
-                {.says = "id 2 has the shape [5], but by rule layernorms it is layernorm"});
+                {.says = "id 2 has the shape [5], but according to rule layernorms it is layernorm"});
 }
 
 TEST_CASE("Ids are taken where the model has parameters of their shapes, of ZeRO-1 with nothing lost") {
@@ -331,9 +333,10 @@ TEST_CASE("Ids are taken where the model has parameters of their shapes, of ZeRO
       file,
       "id 1 has the shape [5], as 1 of its ids has, but the model's files of pp rank 0 have no parameter of that shape",
       [](OptimizerFiles& files) { files.stages[0].entries[1].shape = Dims{5}; });
-  refused(with_common({.kind = ErrorKind::kUnsupported}, file), "has no state of id 1 that would say its shape",
+  refused(with_common({.kind = ErrorKind::kUnsupported}, file),
+          "has no state of id 1 from which its shape could be inferred",
           [](OptimizerFiles& files) { files.stages[0].entries[1].shape.reset(); });
-  refused(folder, "the optimizer is not ZeRO-1's",
+  refused(folder, "the optimizer is not a ZeRO-1 optimizer",
           [](OptimizerFiles& files) { files.stages[0].form = OptimizerStage::Form::kWhole; });
   refused(folder, "lost master weights", [](OptimizerFiles& files) { files.lost_masters = true; });
   refused(folder, "the optimizer is one of 2 expert-parallel ranks", [](OptimizerFiles& files) { files.ep = 2; });
@@ -359,7 +362,7 @@ TEST_CASE("Ids stay where every rank holds the same parts of the same tensors, e
                                        {map_of({}), "a"}})
     check_refused(
         [&, other = target] { validate_same_ranks(source, other); },
-        {.kind = ErrorKind::kUsage, .tensor = tensor, .says = "tp_rank_00_pp_rank_00 would hold it otherwise"});
+        {.kind = ErrorKind::kUsage, .tensor = tensor, .says = "tp_rank_00_pp_rank_00 would contain other parts of it"});
 }
 
 TEST_CASE("Groups are made anew by a rule, and have what their parameters had") {
@@ -391,7 +394,7 @@ TEST_CASE("Groups are made anew by a rule, and have what their parameters had") 
                 {.kind = ErrorKind::kUnsupported,
                  .tensor = "a.bias",
                  .says = "in one group with w, but in the source it has the hyperparameters of group 1",
-                 .hint = "take another `optimizer-groups`"});
+                 .hint = "choose another `optimizer-groups`"});
 }
 
 }  // namespace

@@ -85,7 +85,7 @@ TEST_CASE("A last stage that is missing with its metadata is noticed by what oth
   fs::remove(ranks.metadata(2));
   fs::remove(ranks / "out/config.json");  // so that nothing else can tell
   ranks.check_unplanned(
-      {.says = "its metadata says that there are 3 pipeline ranks, but the folder holds 2", .hint = "missing"});
+      {.says = "its metadata records that there are 3 pipeline ranks, but the folder contains 2", .hint = "missing"});
   for (const auto& entry : fs::recursive_directory_iterator(ranks.shards()))  // as NxD's, which say nothing
     if (entry.path().extension() == ".safetensors") write_safetensors(entry.path(), read_tensors(entry.path()));
   ranks.check_unplanned({.path = ranks.shards(), .says = {"model.layers.4.self_attn", "model.layers.5.mlp"}});
@@ -170,11 +170,11 @@ TEST_CASE("Ranks that are damaged, or differ from each other or from the metadat
       {"a tensor more",
        rank([](TensorMap& tensors) { tensors["extra.weight"] = tensors[kUp]; }),
        kFile,
-       {.tensor = "extra.weight", .says = "this rank holds it"}},
+       {.tensor = "extra.weight", .says = "is on this rank, but not in"}},
       {"a tensor less",
        rank([](TensorMap& tensors) { tensors.erase(kUp); }),
        kFile,
-       {.tensor = kUp, .says = "but this rank does not"}},
+       {.tensor = kUp, .says = "but not on this rank"}},
       {"another dtype",
        rank([](TensorMap& tensors) { tensors[kUp].dtype = DType::kF16; }),
        kFile,
@@ -197,7 +197,7 @@ TEST_CASE("Ranks that are damaged, or differ from each other or from the metadat
       {"a tensor that a spec speaks of and the metadata lacks",
        metadata([](json& json) { json["parameters"].erase(kUp); }),
        kMetadata,
-       {.tensor = kUp, .says = "a transformation spec speaks of it"}},
+       {.tensor = kUp, .says = "a transformation spec lists it"}},
       {"an entry that is not parallel, unlike its spec",
        of_up("tensor_model_parallel", false),
        "",

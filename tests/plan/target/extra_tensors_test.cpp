@@ -46,7 +46,7 @@ struct Extended {
 TEST_CASE("A tensor that config.json does not explain is refused, and the hint says what keeps or drops it") {
   const Extended model;
   check_refused([&] { plan_shard(model.request("ranks", ExtraTensors::kRefuse)); },
-                {.says = kBuffer, .hint = "`extra-tensors` keeps"});
+                {.says = kBuffer, .hint = "set `extra-tensors`"});
 }
 
 TEST_CASE("Extra tensors that are kept are whole on every rank of their stage, and come back as they were") {

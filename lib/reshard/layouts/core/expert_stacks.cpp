@@ -132,7 +132,7 @@ void unpack_experts(Checkpoint& checkpoint, const ReadContext& context) {
                 "all experts of a layer are in one tensor, and their optimizer states cannot be split")
         .in(checkpoint.path)
         .tensor(first->name)
-        .hint("do without `with-optimizer`");
+        .hint("leave out `with-optimizer`");
   if (take_apart(checkpoint, stacks, context.use))
     checkpoint.notes.emplace_back(
         "all experts of a layer are in one tensor, as in the memory of Transformers 5: each expert is read as a "

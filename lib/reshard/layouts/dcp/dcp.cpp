@@ -70,7 +70,8 @@ std::string prefix_of(const std::string& given) {
   std::string prefix = given.ends_with('.') ? given : given + '.';
   if (prefix.starts_with('.') || prefix.find("..") != prefix.npos || prefix.find_first_of("/ ") != prefix.npos ||
       !is_plain_text(prefix))
-    throw Error(ErrorKind::kUsage, fmt::format("`prefix`: \"{}\" is not names with dots between", printable(given)));
+    throw Error(ErrorKind::kUsage,
+                fmt::format("`prefix`: \"{}\" is not a list of names separated by dots", printable(given)));
   return prefix;
 }
 
@@ -118,13 +119,13 @@ class DcpLayout final : public Layout {
     const std::string name = own_name(files, path);
     const char* what = nullptr;
     if (is_dcp_metadata_name(name))
-      what = "is the metadata of a torch.distributed.checkpoint, whose tensors are in the files beside it";
+      what = "is the metadata of a torch.distributed.checkpoint, whose tensors are in the files next to it";
     else if (is_dcp_items_name(name) && format_of_file(files, path) == Format::kPytorch)
-      what = "holds tensors of a torch.distributed.checkpoint, and its .metadata alone says which";
+      what = "contains tensors of a torch.distributed.checkpoint, which only its .metadata describes";
     if (what == nullptr) return std::nullopt;
     return Error(ErrorKind::kBadInput, what)
         .in(path)
-        .hint("give the directory that holds all of it: " + directory_above(files, path).string());
+        .hint("give the directory that contains all its files: " + directory_above(files, path).string());
   }
 
   Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override {
@@ -155,8 +156,8 @@ class DcpLayout final : public Layout {
     read_trained_model(files, checkpoint, context, tensors, source.packed, [&](const std::optional<Model>& model) {
       if (!model && source.format == Format::kSafetensors)
         checkpoint.notes.push_back(
-            "nothing says how large whole tensors are: without a config.json, missing files of the last ranks are not "
-            "noticed");
+            "the files do not record the size of whole tensors: without a config.json, missing files of the last ranks "
+            "cannot be detected");
       return chunked_map(std::move(source.files), std::move(source.tensors), source.where);
     });
     if (context.beside == Beside::kLook && checkpoint.leaves_states && has_items)
@@ -185,12 +186,11 @@ class DcpLayout final : public Layout {
     if (context.states != nullptr) leave_masters(*context.states, context.logical, plan);
     if (context.states != nullptr && !context.states->prefix.empty() && !request.options.has(kPrefix.name))
       plan.notes.push_back(
-          fmt::format("the model's names lose the prefix {0}, which the training run had: `prefix` {0} "
-                      "keeps it",
+          fmt::format("removed the prefix {0} of the training run from the model's names; to keep it, set `prefix` {0}",
                       printable(context.states->prefix)));
     if (!cut.names.empty())
       if (const auto unused = WrittenNames(*context.model, cut.names).unused(); !unused.empty())
-        plan.notes.push_back("the program may have more tensors, which the model has no values for: " +
+        plan.notes.push_back("the program may have more tensors, for which the model has no values: " +
                              list_names(unused));
     return plan;
   }
@@ -238,8 +238,8 @@ class DcpLayout final : public Layout {
     }
     if (finer > 0)
       plan.notes.push_back(
-          fmt::format("{} master weights are left out, which torch's optimizers do not have: `weights` master makes "
-                      "them the model's",
+          fmt::format("left out {} master weights, which torch's optimizers do not have; `weights` master writes them "
+                      "as the model's weights",
                       finer));
   }
 

@@ -21,7 +21,7 @@ namespace reshard {
 ChunkedTensor& DcpChunkFinder::add(const DcpTensor& tensor, std::string name) {
   if (!tensor.dtype)
     throw Error(ErrorKind::kUnsupported,
-                "is of dtype " + printable(tensor.torch_dtype) + ", which safetensors does not have")
+                "has the dtype " + printable(tensor.torch_dtype) + ", which safetensors does not support")
         .in(where_)
         .tensor(tensor.name);
   const auto index = static_cast<std::uint32_t>(tensors_.size());
@@ -106,11 +106,11 @@ void validate_newer(const fs::path& metadata, std::int64_t saved_ns, const std::
     if (file->is_read && file->at_ns - before_ns > longest_gap_ns(kNotableNs, file->size_bytes))
       throw Error(ErrorKind::kBadInput,
                   fmt::format("was written {} after {}, which a save writes last: a later save into this directory was "
-                              "cut off, and its files may be of two steps",
+                              "interrupted, and its files may belong to two steps",
                               duration(file->at_ns - saved_ns), metadata.filename().string()))
           .in(*file->path)
-          .hint("take another checkpoint; only if it is a copy that did not keep times: `touch " + metadata.string() +
-                "`");
+          .hint("use another checkpoint; only if it is a copy that did not preserve times: `touch " +
+                metadata.string() + "`");
     before_ns = file->at_ns;
     if (!file->is_read || file->at_ns - saved_ns <= kNotableNs) continue;
     if (newer.count++ == 0) newer.first = file->path;
@@ -124,11 +124,12 @@ void validate_ranks(const std::vector<Written>& all) {
   for (std::size_t i = 1; i < all.size(); ++i) {
     const std::int64_t gap_ns = all[i].at_ns - all[i - 1].at_ns;
     if (all[i].is_read && gap_ns > longest_gap_ns(kRanksNs, all[i].size_bytes))
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("was written {} after {}, which is of an earlier save: ranks of two steps would be mixed",
-                              duration(gap_ns), all[i - 1].path->filename().string()))
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format("was written {} after {}, which belongs to an earlier save: ranks of two steps would be mixed",
+                      duration(gap_ns), all[i - 1].path->filename().string()))
           .in(*all[i].path)
-          .hint("take another checkpoint; only if it is a copy that did not keep times: `touch " +
+          .hint("use another checkpoint; only if it is a copy that did not preserve times: `touch " +
                 (all[i].path->parent_path() / "*").string() + "`, and the `*.metadata` after that");
   }
 }
@@ -163,11 +164,12 @@ void validate_dcp_times(Files& files, std::span<const DcpSavedFile> saved, std::
     validate_ranks(all);
   }
   if (newer.count == 0) return;
-  notes.push_back(fmt::format(
-      "{} file{} written up to {} after the metadata, which a save writes last, such as {}: a copy that does not keep "
-      "times does that; but if a later save into this directory was cut off, the output mixes two steps",
-      newer.count, newer.count == 1 ? " was" : "s were", duration(newer.longest_ns),
-      printable(newer.first->filename().string())));
+  notes.push_back(
+      fmt::format("{} file{} written up to {} after the metadata, which a save writes last, such as {}: a copy that "
+                  "does not preserve times has this effect; but if a later save into this directory was interrupted, "
+                  "the output mixes two steps",
+                  newer.count, newer.count == 1 ? " was" : "s were", duration(newer.longest_ns),
+                  printable(newer.first->filename().string())));
 }
 
 /// Adds the archive at `place` unless it is the last of `archives`, as for tied tensors, which share an archive.
@@ -230,7 +232,7 @@ void DcpChunkFinder::validate_places() const {
     const std::string& entry = tensors_[b.index].entry;
     throw Error(
         ErrorKind::kBadInput,
-        overlap ? fmt::format(".metadata puts it into bytes that belong to {}, too", printable(tensors_[a.index].entry))
+        overlap ? fmt::format(".metadata assigns it bytes that also belong to {}", printable(tensors_[a.index].entry))
                 : fmt::format("its chunks at {} and {} would be the same item of this file",
                               to_string(a.chunk->box.begin), to_string(b.chunk->box.begin)))
         .in(directory_ / metadata_.files[b.place->file])
@@ -273,7 +275,7 @@ void DcpChunkFinder::set_size(ChunkedTensor& object, ChunkedTensor::Chunk& chunk
                 fmt::format("is an object of {} bytes on one rank, and of {} on another", object.shape[0], size_bytes))
         .in(where_)
         .tensor(object.entry)
-        .hint("only what all ranks have in common can be carried over: do without `with-optimizer`");
+        .hint("only objects that are equal on all ranks can be converted: leave out `with-optimizer`");
   chunk.box = whole(object.shape);
 }
 

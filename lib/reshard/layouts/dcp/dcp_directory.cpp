@@ -52,11 +52,11 @@ void add_metadata(DcpMetadata other, const fs::path& where, DcpDirectory& read,
     }
     DcpTensor& known = all.tensors[found->second];
     if (known.torch_dtype != tensor.torch_dtype || known.shape != tensor.shape)
-      throw Error(ErrorKind::kBadInput, fmt::format("is {} {}, but {} {} by other ranks", tensor.torch_dtype,
+      throw Error(ErrorKind::kBadInput, fmt::format("is {} {}, but {} {} on other ranks", tensor.torch_dtype,
                                                     to_string(tensor.shape), known.torch_dtype, to_string(known.shape)))
           .in(where)
           .tensor(tensor.name)
-          .hint("the files are of several saves");
+          .hint("the files belong to several saves");
     std::move(tensor.chunks.begin(), tensor.chunks.end(), std::back_inserter(known.chunks));
   }
   std::move(other.paths.begin(), other.paths.end(), std::back_inserter(all.paths));
@@ -77,9 +77,9 @@ std::uint64_t count_ranks(Files& files, const fs::path& directory) {
   for (const std::uint64_t rank : ranks) {
     if (rank != expected)
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("is missing, though there is {}", kRankMetadataName.print({{"rank", rank}})))
+                  fmt::format("is missing, although {} exists", kRankMetadataName.print({{"rank", rank}})))
           .in(directory / kRankMetadataName.print({{"rank", expected}}))
-          .hint("that rank's files were not copied, or its save did not finish; each rank has tensors of its own");
+          .hint("the files of this rank were not copied, or its save is incomplete; each rank has its own tensors");
     ++expected;
   }
   return expected;
@@ -92,11 +92,11 @@ Error lost_metadata(Files& files, const fs::path& directory) {
     if (is_dcp_items_name(entry.name)) items.push_back(entry.name);
   std::sort(items.begin(), items.end(), natural_less);
   return Error(ErrorKind::kBadInput,
-               fmt::format("holds files of torch.distributed.checkpoint ({}), but no {}, which says what is in them",
+               fmt::format("contains files of torch.distributed.checkpoint ({}), but no {}, which describes them",
                            list_names(items), kDcpMetadataFile))
       .in(directory)
-      .hint(fmt::format("a copy with `*` leaves {} behind, as its name begins with a dot: copy it, too, as "
-                        "`cp -r FROM/. TO` does; if there is none, the save did not finish",
+      .hint(fmt::format("`cp FROM/*` does not copy {}, whose name begins with a dot: copy it too, for instance with "
+                        "`cp -r FROM/. TO`; if it does not exist, the save is incomplete",
                         kDcpMetadataFile));
 }
 
@@ -174,8 +174,8 @@ void note_incomplete_files(const std::vector<std::optional<std::uint64_t>>& size
   if (incomplete.empty()) return;
   std::sort(incomplete.begin(), incomplete.end(), natural_less);
   notes.push_back(
-      fmt::format("the model's tensors that the metadata lists are whole, but what is left out is not: {} {} missing "
-                  "or cut off, so that the training cannot go on from this checkpoint",
+      fmt::format("the model's tensors that the metadata lists are complete, but the entries that are left out are "
+                  "not: {} {} missing or cut off, so training cannot continue from this checkpoint",
                   list_names(incomplete), incomplete.size() == 1 ? "is" : "are"));
 }
 

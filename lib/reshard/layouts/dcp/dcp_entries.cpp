@@ -61,7 +61,7 @@ void validate_complete(const DcpEntry& entry) {
   if (missing == entry.logical.end()) return;
   const std::string& tensor = entry.packed->tensors[static_cast<std::size_t>(missing - entry.logical.begin())];
   throw Error(ErrorKind::kBadInput,
-              fmt::format("contains {} tensors, of which {} is missing", entry.logical.size(), printable(tensor)))
+              fmt::format("contains {} tensors, but {} is missing", entry.logical.size(), printable(tensor)))
       .tensor(entry.name)
       .hint("the checkpoint is incomplete, or config.json belongs to another model");
 }

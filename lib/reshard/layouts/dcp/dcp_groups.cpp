@@ -34,7 +34,7 @@ std::optional<std::size_t> end_of(std::string_view name, std::string_view word) 
 }
 
 Error bad_group(const GroupObject& of, const std::string& message) {
-  return Error(ErrorKind::kBadInput, message).in(of.path).tensor(of.entry).hint("do without `with-optimizer`");
+  return Error(ErrorKind::kBadInput, message).in(of.path).tensor(of.entry).hint("leave out `with-optimizer`");
 }
 
 class GroupReader {
@@ -52,7 +52,7 @@ class GroupReader {
         continue;
       }
       if (object.role != TensorRole::kObject)
-        throw fail(i, ErrorKind::kUnsupported, "is a hyperparameter that is a tensor, not a plain value");
+        throw fail(i, ErrorKind::kUnsupported, "is a hyperparameter, but a tensor instead of a plain value");
       if (states_.of[i].parameter_size > 0)
         add_of_parameter(i);
       else
@@ -83,7 +83,7 @@ class GroupReader {
     const std::string parameter(states_.parameter(object));
     const std::string& name = states_.map.logical[object].name;
     const std::size_t end = std::size_t{states_.of[object].parameter_begin} + states_.of[object].parameter_size;
-    if (end >= name.size()) throw fail(object, ErrorKind::kBadInput, "is no hyperparameter");
+    if (end >= name.size()) throw fail(object, ErrorKind::kBadInput, "is not a hyperparameter");
     const auto [found, is_new] = of_parameter_.try_emplace(parameter);
     if (is_new) order_.push_back(parameter);
     const std::string key = name.substr(end + 1);
@@ -95,11 +95,11 @@ class GroupReader {
     std::vector<std::string> parameters;
     for (const PlainValue& one : saved.parameters) {
       const auto* const name = std::get_if<std::string>(&one.value);
-      if (name == nullptr) throw bad_group(*saved.list, "lists " + to_string(one) + ", which is no name");
+      if (name == nullptr) throw bad_group(*saved.list, "lists " + to_string(one) + ", which is not a name");
       const auto known = own_names_.find(*name);
       parameters.push_back(known == own_names_.end() ? *name : std::string(known->second));
       if (!grouped_.insert(parameters.back()).second)
-        throw bad_group(*saved.list, "lists " + printable(*name) + ", which is in a group already");
+        throw bad_group(*saved.list, "lists " + printable(*name) + ", which is already in a group");
     }
     by_values_.emplace(key_of(saved.values), states_.groups.size());
     states_.groups.push_back({std::move(saved.values), std::move(parameters)});
@@ -122,14 +122,14 @@ class GroupReader {
 
   PlainValue value_of(std::uint32_t object, const std::string& what) {
     const auto& pieces = states_.map.pieces[object];
-    if (pieces.empty()) throw fail(object, ErrorKind::kBadInput, "no file holds it");
+    if (pieces.empty()) throw fail(object, ErrorKind::kBadInput, "no file contains it");
     const StoredTensor& stored = states_.map.stored[pieces.front().stored];
     PlainValue value = read_dcp_object(opened_.at(stored.file), stored.offset_bytes, stored.size_bytes(),
                                        states_.map.logical[object].name, what, opened_.described(stored.file).path);
     values_ += num_values(value);
     bytes_ += stored.size_bytes();
     if (values_ > bytes_ + kMaxPlainValues)
-      throw fail(object, ErrorKind::kBadInput, "the hyperparameters hold the same values many times over");
+      throw fail(object, ErrorKind::kBadInput, "the hyperparameters contain the same values repeatedly");
     return value;
   }
 
@@ -137,7 +137,7 @@ class GroupReader {
     return Error(kind, message)
         .in(path_of(object))
         .tensor(states_.map.logical[object].name)
-        .hint("do without `with-optimizer`");
+        .hint("leave out `with-optimizer`");
   }
 
   /// Returns an empty path if no file contains the object.
@@ -163,10 +163,10 @@ class GroupReader {
 PlainValue read_dcp_object(const Source& source, std::uint64_t offset_bytes, std::uint64_t size_bytes,
                            const std::string& entry, const std::string& what, const std::filesystem::path& path) {
   if (size_bytes > kMaxObjectBytes)
-    throw Error(ErrorKind::kUnsupported, "is larger than a hyperparameter is")
+    throw Error(ErrorKind::kUnsupported, "is larger than any hyperparameter")
         .in(path)
         .tensor(entry)
-        .hint("do without `with-optimizer`");
+        .hint("leave out `with-optimizer`");
   std::string bytes(size_bytes, '\0');
   source.read_at(offset_bytes, std::as_writable_bytes(std::span(bytes)));
   try {
@@ -207,7 +207,7 @@ std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects) {
       group.values.emplace_back(key, value);
     else if (group.values[known->second].second != value)
       throw bad_group(
-          object, fmt::format("is a second {} of parameter group {}, of another optimizer", printable(key), number));
+          object, fmt::format("is a second {} of parameter group {}, from another optimizer", printable(key), number));
     if (key == kGroupParametersKey) group.list = &object;
   };
   for (const GroupObject& object : objects) {
@@ -215,7 +215,7 @@ std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects) {
       const auto* const list = std::get_if<PlainValue::List>(&object.value.value);
       for (std::size_t g = 0; list != nullptr && g < list->size(); ++g) {
         const auto* const group = std::get_if<PlainValue::Dict>(&(*list)[g].value);
-        if (group == nullptr) throw bad_group(object, fmt::format("group {} is no dict", g));
+        if (group == nullptr) throw bad_group(object, fmt::format("group {} is not a dict", g));
         by_number[g].last = &object;
         for (const auto& [key, value] : *group) add(g, key, value, object);
       }
@@ -223,7 +223,7 @@ std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects) {
     }
     const std::size_t dot = object.key.find('.');
     const auto number = parse_unsigned(std::string_view(object.key).substr(0, dot), kMaxParameterGroups);
-    if (dot == object.key.npos || !number) throw bad_group(object, "is of no group that has a number");
+    if (dot == object.key.npos || !number) throw bad_group(object, "does not belong to a numbered group");
     by_number[*number].last = &object;
     add(*number, object.key.substr(dot + 1), object.value, object);
   }
@@ -237,7 +237,7 @@ std::vector<SavedGroup> saved_groups(std::span<const GroupObject> objects) {
     if (list == nullptr)
       throw params == group.values.end()
           ? bad_group(*group.last, fmt::format("parameter group {} has no list of parameters", number))
-          : bad_group(*group.list, fmt::format("is no list of the parameters of group {}", number));
+          : bad_group(*group.list, fmt::format("is not a list of the parameters of group {}", number));
     SavedGroup& saved = groups.emplace_back(SavedGroup{{}, std::move(*list), group.list});
     group.values.erase(params);
     saved.values = std::move(group.values);
@@ -258,9 +258,9 @@ std::vector<DcpGroupObject> dcp_group_objects(std::span<const OptimizerGroup> gr
       const auto [found, is_new] = known.emplace(name, g);
       if (!is_new && groups[found->second].values != groups[g].values)
         throw Error(ErrorKind::kUnsupported,
-                    fmt::format("is a part of {}, of which another part has other hyperparameters", printable(name)))
+                    fmt::format("is packed into {} with a parameter that has other hyperparameters", printable(name)))
             .tensor(parameter)
-            .hint("do without `names`, or without `with-optimizer`");
+            .hint("leave out `names` or `with-optimizer`");
       if (!is_new) continue;
       if (flat)
         for (const auto& [key, value] : groups[g].values)

@@ -49,13 +49,12 @@ void move_states(std::vector<ChunkedTensor>& tensors, std::vector<ChunkedTensor>
 /// names.
 void refuse_strangers(const DcpSource& source, const StateNames& names, const std::vector<std::string>& strangers) {
   if (!names.are_replaced || strangers.empty()) return;
-  throw Error(ErrorKind::kUnsupported,
-              fmt::format("is one of {} states of the optimizer that belong to no parameter, while the names of {} "
-                          "are replaced by the model's own",
-                          strangers.size(), names.program))
+  throw Error(ErrorKind::kUnsupported, fmt::format("is one of {} optimizer states that belong to no parameter, but the "
+                                                   "names of {} are replaced by the model's own",
+                                                   strangers.size(), names.program))
       .in(source.where)
       .tensor(strangers.front())
-      .hint("do without `with-optimizer`");
+      .hint("leave out `with-optimizer`");
 }
 
 /// Notes the training state that is read in addition to the model.
@@ -72,13 +71,12 @@ void note_states(DcpSource& source, const StateNames& names, const std::vector<s
   };
   const std::size_t objects = source.states.size() - tensors;
   source.notes.push_back(fmt::format(
-      "{}{}{} beside the model ({}) {} read as well: the optimizer and other state of the training run",
+      "{}{}{} in addition to the model ({}) {} also read: the optimizer and other training state",
       tensors > 0 ? counted(tensors, "tensor") : "", tensors > 0 && objects > 0 ? " and " : "",
       objects > 0 ? counted(objects, "object") : "", format_bytes(bytes), source.states.size() == 1 ? "is" : "are"));
   if (!strangers.empty())
     source.notes.push_back(
-        fmt::format("{} states of the optimizer belong to no parameter of the model, and keep their "
-                    "names: {}",
+        fmt::format("{} optimizer states belong to no parameter of the model and keep their names: {}",
                     strangers.size(), list_names(strangers)));
   const auto has = [&](auto&& is) { return std::any_of(source.states.begin(), source.states.end(), is); };
   const bool has_optimizer = has(
@@ -98,7 +96,7 @@ DcpDirectory read_optimizer_metadata(Files& files, const fs::path& directory, Dc
     return read_dcp_directory(files, directory, paths_of(content), notes);
   } catch (const Error& error) {
     if (content == DcpContent::kRun || error.kind() == ErrorKind::kIo) throw;
-    notes.push_back(fmt::format("the optimizer beside the model is not counted: {}", error.what()));
+    notes.push_back(fmt::format("the optimizer next to the model is not counted: {}", error.what()));
   }
   return {};
 }
@@ -120,8 +118,8 @@ void note_objects(std::initializer_list<const DcpMetadata*> all, std::vector<std
   }
   if (first == nullptr) return;
   const std::string name = printable(first->name);
-  notes.push_back(count == 1 ? name + ", which is no tensor, is left out"
-                             : fmt::format("{} entries that are no tensors are left out, as {}", count, name));
+  notes.push_back(count == 1 ? name + ", which is not a tensor, is left out"
+                             : fmt::format("left out {} entries that are not tensors, such as {}", count, name));
 }
 
 /// Adds the tensors of a file as chunks of the tensors with the same names.
@@ -162,7 +160,7 @@ void validate_parts(const fs::path& directory, const std::vector<SourceFile>& fi
     if (!numbers) continue;
     if (parts != 0 && numbers->at("parts") != parts)
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("is of a model of {} parts, but {} of one of {}", numbers->at("parts"),
+                  fmt::format("belongs to a model of {} parts, but {} to one of {}", numbers->at("parts"),
                               files.front().path.filename().string(), parts))
           .in(file.path)
           .hint("files of several saves are mixed in one folder");
@@ -173,9 +171,9 @@ void validate_parts(const fs::path& directory, const std::vector<SourceFile>& fi
   while (found.count(missing) != 0) ++missing;
   if (missing <= parts)
     throw Error(ErrorKind::kBadInput,
-                fmt::format("holds no file of part {} of the model, which has {} parts", missing, parts))
+                fmt::format("contains no file of part {} of the model, which has {} parts", missing, parts))
         .in(directory)
-        .hint("copy the missing files here, or say by `config` which tensors the model has");
+        .hint("copy the missing files here, or set `config`, which defines the tensors of the model");
 }
 
 }  // namespace
@@ -250,7 +248,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownMo
   std::vector<StateEntry> entries;
   for (ChunkedTensor& tensor : source.tensors) {
     if (!num_bytes(tensor.dtype, tensor.shape))
-      throw Error(ErrorKind::kBadInput, "its chunks lie too far apart for any tensor")
+      throw Error(ErrorKind::kBadInput, "its chunks are too far apart for any tensor")
           .in(directory)
           .tensor(tensor.entry);
     entries.push_back({tensor.entry, tensor.dtype, tensor.shape});

@@ -148,15 +148,15 @@ void DcpStateFinder::take_packing(const DcpState& state, std::uint32_t parameter
                             printable(own.name), to_string(own.shape)))
         .in(where_)
         .tensor(state.tensor->name)
-        .hint("the model and the optimizer are of two runs, or of an optimizer that this version does not know");
+        .hint("the model and the optimizer belong to two runs, or this version does not support the optimizer");
   if (packed != nullptr && num_elems(state.tensor->shape) != 1u)
     throw Error(ErrorKind::kUnsupported,
-                fmt::format("has the shape {}, and its parameter {} has {}, whose elements are in another order in "
-                            "the model: which of the state's belong to which is not known",
+                fmt::format("has the shape {}, and its parameter {} has {}, whose elements are in another order in the "
+                            "model: the order of the state's elements is unknown",
                             to_string(state.tensor->shape), printable(own.name), to_string(own.shape)))
         .in(where_)
         .tensor(state.tensor->name)
-        .hint("without config.json the names and the order stay");
+        .hint("without config.json, names and order are kept");
 }
 
 std::uint32_t DcpStateFinder::path_number(DcpPath path) {
@@ -210,14 +210,13 @@ bool DcpStateFinder::changes_list() const {
 void DcpStateFinder::refuse_list(const std::string& entry) const {
   throw Error(ErrorKind::kUnsupported,
               names_.program.empty()
-                  ? std::string("lists parameters under names with wrappers, which are taken out of the model's names")
+                  ? std::string("lists parameters under names with wrappers, which are removed from the model's names")
                   : "lists parameters under their names in " + names_.program + ", which become the model's own")
       .in(where_)
       .tensor(entry)
-      .hint(names_.program.empty()
-                ? "save it again with torch.distributed.checkpoint.state_dict, which has no wrappers"
-                : "save it with flatten_optimizer_state_dict=True, or convert it without config.json, "
-                  "so that names stay");
+      .hint(names_.program.empty() ? "save it again with torch.distributed.checkpoint.state_dict, which has no wrappers"
+                                   : "save it with flatten_optimizer_state_dict=True, or convert it without "
+                                     "config.json, which keeps the names");
 }
 
 std::vector<DcpState> DcpStateFinder::find(const DcpMetadata& metadata, std::span<const std::string> names) {

@@ -50,14 +50,14 @@ class Cutter {
   Cutter(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model, const DcpCut& cut)
       : logical_(logical), states_(states), cut_(cut), rank_bytes_(std::size_t{cut.fsdp} * cut.tp) {
     if (cut.tp > 1 && model == nullptr)
-      throw Error(ErrorKind::kUsage, "`tp`: nothing says which dims of which tensors tensor-parallel ranks split")
+      throw Error(ErrorKind::kUsage, "`tp`: the dims that tensor-parallel ranks split are unknown")
           .hint(
-              "give the model's config.json (`config`), with `family` or `spec`, if its model_type is not known, or "
-              "leave out `tp`: torch loads the checkpoint into any mesh");
+              "give the model's config.json (`config`), with `family` or `spec` if its model_type is unknown, or leave "
+              "out `tp`: torch loads the checkpoint into any mesh");
     if (!cut.names.empty() && model == nullptr)
-      throw Error(ErrorKind::kUsage, "`names`: nothing says which tensors of the model have them")
+      throw Error(ErrorKind::kUsage, "`names`: the model that they apply to is unknown")
           .hint(
-              "give the model's config.json (`config`), with `family`, if its model_type is not known, or leave out "
+              "give the model's config.json (`config`), with `family` if its model_type is unknown, or leave out "
               "`names`");
     if (!cut.names.empty()) names_.emplace(*model, cut.names);
     if (model == nullptr) return;
@@ -114,7 +114,7 @@ class Cutter {
     const bool is_alone = place.entry == nullptr || place.entry->rule->is_plain();
     const bool keeps_name = place.entry == nullptr || place.entry->name == parameter;
     if (is_alone && keeps_name && PackedExperts::is_of_expert(parameter) && names_->packs_experts())
-      throw Error(ErrorKind::kUnsupported, "has no place where experts are packed: only their weights have one")
+      throw Error(ErrorKind::kUnsupported, "has no place in packed experts, which contain only weights")
           .tensor(parameter)
           .hint("leave it out with `drop`, or keep the model's own names");
     if (is_alone) return {place.entry == nullptr ? parameter : place.entry->name, {}};
@@ -131,7 +131,7 @@ class Cutter {
     const bool is_in_entry = !is_new && packed != nullptr && entries_[known->second].packed == packed;
     if (!is_new_tensor || (!is_new && !is_in_entry))
       throw Error(ErrorKind::kUsage,
-                  "the model and the rest of the training run would both have an entry " + printable(place.name))
+                  "the model and other training state would both have an entry " + printable(place.name))
           .tensor(tensor.name)
           .hint("choose another `prefix`");
     if (is_in_entry) {
@@ -199,11 +199,11 @@ class Cutter {
     }
     if (tensor.dtype != of.first->dtype || tensor.shape != of.first->shape)
       throw Error(ErrorKind::kUnsupported,
-                  fmt::format("is {} {}, and {} is {} {}, but {} can have one of them only", name(tensor.dtype),
+                  fmt::format("is {} {}, and {} is {} {}, but {} can have only one of them", name(tensor.dtype),
                               to_string(tensor.shape), printable(of.first->name), name(of.first->dtype),
                               to_string(of.first->shape), printable(place.name)))
           .tensor(tensor.name)
-          .hint("do without `names`, or without `with-optimizer`");
+          .hint("leave out `names` or `with-optimizer`");
     map_.same.emplace_back(tensor.name, of.first->name);
     return false;
   }
@@ -217,7 +217,7 @@ class Cutter {
                             printable(of.packed->tensors[static_cast<std::size_t>(missing - of.tensors.begin())]),
                             of.tensors.size(), printable(entry)))
         .tensor(of.first->name)
-        .hint("do without `names`, or without `with-optimizer`");
+        .hint("leave out `names` or `with-optimizer`");
   }
 
   /// The step of an optimizer that counts in Python: torch's own have a float32 tensor.
@@ -225,17 +225,17 @@ class Cutter {
     const auto* const whole = std::get_if<std::int64_t>(&number.value.value);
     const auto* const real = std::get_if<double>(&number.value.value);
     if (whole == nullptr && real == nullptr)
-      throw Error(ErrorKind::kUnsupported, fmt::format("its state {} is {}, which no optimizer of torch has",
+      throw Error(ErrorKind::kUnsupported, fmt::format("its state {} is {}, which no torch optimizer has",
                                                        printable(number.state), to_string(number.value)))
           .tensor(number.parameter)
-          .hint("do without `with-optimizer`");
+          .hint("leave out `with-optimizer`");
     const float value = whole != nullptr ? static_cast<float>(*whole) : static_cast<float>(*real);
     if (whole != nullptr && static_cast<double>(value) != static_cast<double>(*whole))
       throw Error(ErrorKind::kUnsupported,
-                  fmt::format("its state {} is {}, which float32, the dtype of torch's, has not",
+                  fmt::format("its state {} is {}, which float32, the dtype of torch's state, cannot represent",
                               printable(number.state), *whole))
           .tensor(number.parameter)
-          .hint("do without `with-optimizer`");
+          .hint("leave out `with-optimizer`");
     std::uint32_t bits = 0;
     std::memcpy(&bits, &value, sizeof(bits));
     auto recipe = std::make_shared<const Constant>(Constant::Kind::kRequired, DType::kF32, bits);
@@ -260,11 +260,11 @@ class Cutter {
   static void validate_same_number(const StateNumber& number, const StateNumber& first, const std::string& entry) {
     if (number.value == first.value) return;
     throw Error(ErrorKind::kUnsupported,
-                fmt::format("its state {} is {}, and that of {} is {}, but {} can have one of them only",
+                fmt::format("its state {} is {}, and that of {} is {}, but {} can have only one of them",
                             printable(number.state), to_string(number.value), printable(first.parameter),
                             to_string(first.value), printable(entry)))
         .tensor(number.parameter)
-        .hint("do without `names`, or without `with-optimizer`");
+        .hint("leave out `names` or `with-optimizer`");
   }
 
   /// Where the name of a state of a parameter begins in that of the tensor or object.
@@ -302,10 +302,10 @@ class Cutter {
     const bool is_ordered = tensor.role == TensorRole::kState && num_elems(tensor.shape) != 1u;
     if (!is_ordered || place.packed.entry == nullptr) return;
     throw Error(ErrorKind::kUnsupported,
-                fmt::format("has another shape than its parameter, and cannot be packed into {} with it",
+                fmt::format("has another shape than its parameter, so it cannot be packed into {} with it",
                             printable(place.name)))
         .tensor(tensor.name)
-        .hint("do without `names`, or without `with-optimizer`");
+        .hint("leave out `names` or `with-optimizer`");
   }
 
   /// \throws Error kUnsupported for an object that lists the parameters by other names than they get.
@@ -313,9 +313,9 @@ class Cutter {
     for (std::size_t i = 0; i < states_->of.size(); ++i) {
       const LogicalTensor& tensor = states_->map.logical[i];
       if (tensor.role == TensorRole::kObject && states_->of[i].parameter_size == 0 && lists_parameters(tensor.name))
-        throw Error(ErrorKind::kUnsupported, "lists parameters by their names, which `names` changes")
+        throw Error(ErrorKind::kUnsupported, "lists parameters by name, and `names` changes names")
             .tensor(tensor.name)
-            .hint("do without `names`, or save it with flatten_optimizer_state_dict=True");
+            .hint("leave out `names`, or save it with flatten_optimizer_state_dict=True");
     }
   }
 
@@ -347,11 +347,11 @@ class Cutter {
     if (name == expected && rule == (packed == nullptr ? nullptr : packed->rule)) return;
     const std::string given = cut_.prefix.empty() ? "" : "`prefix` " + printable(cut_.prefix) + ": ";
     throw Error(ErrorKind::kUsage, fmt::format("{}{} would be read {}", given, printable(entry.name),
-                                               name.empty() ? "as an entry beside the model, such as an optimizer's"
+                                               name.empty() ? "as an entry outside the model, such as an optimizer's"
                                                : name == expected ? "with its elements in another order"
                                                                   : fmt::format("under the name {}", printable(name))))
         .tensor(expected)
-        .hint(cut_.prefix == "model." ? "rename the tensors with `rename`, so that they begin as the model's do"
+        .hint(cut_.prefix == "model." ? "rename the tensors with `rename` so that their names begin as the model's do"
               : cut_.prefix.empty()   ? "choose a `prefix`, such as model"
                                       : "choose another prefix, such as model");
   }
@@ -488,9 +488,8 @@ class Cutter {
     const LogicalTensor& tensor = map_.logical[source.first];
     const DcpEntry own = dcp_entry({name, tensor.dtype, tensor.shape, {}}, source.first, place, model_);
     if (own.shape == source.shape && own.logical.size() == 1 && own.packing == source.packing) return;
-    throw Error(ErrorKind::kUnsupported,
-                fmt::format("is tied to what is in {}, but would be packed in another way in {}",
-                            printable(source.name), printable(place.name)))
+    throw Error(ErrorKind::kUnsupported, fmt::format("is tied to a tensor in {}, but would be packed differently in {}",
+                                                     printable(source.name), printable(place.name)))
         .tensor(name)
         .hint("keep the model's own names");
   }
@@ -534,8 +533,8 @@ TargetMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingS
   TargetMap map = cutter.run();
   if (notes != nullptr && cutter.keeps_prefix())
     notes->push_back(
-        fmt::format("the family of the model is not known, so that nothing tells `prefix` {} from its names: "
-                    "they keep it when the checkpoint is read",
+        fmt::format("the model's family is unknown, so `prefix` {} cannot be distinguished from its names: reading the "
+                    "checkpoint will keep it",
                     printable(cut.prefix)));
   return map;
 }

@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 constexpr LayoutTraits kDeepspeedTraits{
     .name = "deepspeed",
     .reported_as = "deepspeed",
-    .meaning = "DeepSpeed's ZeRO 1, 2 and 3 while it trains, and universal checkpoints",
+    .meaning = "DeepSpeed's training checkpoints (ZeRO 1, 2 and 3) and universal checkpoints",
     .folder = "",
     .formats = {},
     .axes = {MeshAxis::kData}};
@@ -90,7 +90,7 @@ SourceMap map_of(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& s
     if (second == shared.end())
       add_tensor(map, tensor);
     else
-      notes.push_back(fmt::format("{} is {} under a second name, and left out, as Hugging Face's files have it once",
+      notes.push_back(fmt::format("left out {}, which is {} under a second name: Hugging Face's files contain it once",
                                   printable(second->name), printable(second->source)));
   }
   return map;
@@ -132,7 +132,7 @@ void note_choice(Files& files, const FoundLayout& found, std::vector<std::string
   for (const char* latest : {kZeroLatestFile, kUniversalLatestFile}) {
     const auto folder = named_folder(files, found.directory, latest);
     if (!folder || !files.is_same(*folder, found.path)) continue;
-    notes.push_back(fmt::format("{}: {} is taken, which the file \"{}\" names; `tag` takes another",
+    notes.push_back(fmt::format("{}: using {}, which the file \"{}\" names; choose another with `tag`",
                                 found.directory.string(), printable(found.path.filename().string()), latest));
     return;
   }
@@ -183,7 +183,7 @@ class DeepSpeedLayout final : public Layout {
 Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const ReadContext& context) const {
   if (!files.is_directory(found.path))
     throw Error(ErrorKind::kBadInput,
-                fmt::format("names {}, which is not there", printable(found.path.filename().string())))
+                fmt::format("names {}, which does not exist", printable(found.path.filename().string())))
         .in(found.directory /
             (files.exists(found.directory / kZeroLatestFile) ? kZeroLatestFile : kUniversalLatestFile))
         .hint("copy that folder here, or choose another with `tag`");

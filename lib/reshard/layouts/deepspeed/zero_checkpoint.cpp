@@ -98,7 +98,7 @@ UniversalMasters read_universal_masters(Files& files, const fs::path& folder, co
             .in(path)
             .tensor(parameter.name);
       if (!entry.strides.empty())
-        throw Error(ErrorKind::kUnsupported, "does not lie in C order").in(path).tensor(parameter.name);
+        throw Error(ErrorKind::kUnsupported, "is not stored in C order").in(path).tensor(parameter.name);
       if (found.files.empty()) found.masters.dtype = entry.dtype;
       if (entry.dtype != found.masters.dtype)
         throw Error(ErrorKind::kBadInput,
@@ -217,7 +217,7 @@ void Builder::read_model_states() {
   for (const auto& [name, target] : first.shared) {
     shared_.insert(name);
     if (trained_.count(name) || frozen_.count(name))
-      throw bad(first.file.path, "is in \"shared_params\" and has weights of its own").tensor(name);
+      throw bad(first.file.path, "is in \"shared_params\", but has its own weights").tensor(name);
   }
   for (const ZeroModelStates& states : models_) {
     auto& held = fragments_.emplace_back();
@@ -239,8 +239,8 @@ void Builder::read_masters() {
   }
   if (folder_.optim_states.empty()) {
     if (takes_masters())
-      throw bad(folder_.path, "holds no *_optim_states.pt, which have the master weights")
-          .hint(module_is_whole_ ? "leave out `weights` to have the weights that the model runs with"
+      throw bad(folder_.path, "contains no *_optim_states.pt, which have the master weights")
+          .hint(module_is_whole_ ? "leave out `weights` to read the weights that the model runs with"
                                  : "copy the files of all ranks here");
     return;
   }
@@ -254,10 +254,10 @@ void Builder::read_masters() {
   const ZeroRanks ranks{states, static_cast<std::uint32_t>(result_.files.size())};
   if (result_.stage == 3 && folder_.model_states)
     throw bad(states.front().file.path,
-              fmt::format("is of ZeRO 3, but {} is of ZeRO 1 or 2", folder_.model_states->filename().string()))
+              fmt::format("belongs to ZeRO 3, but {} to ZeRO 1 or 2", folder_.model_states->filename().string()))
         .hint(kMixedFiles);
   if (result_.stage == 3 && models_.size() != states.size())
-    throw bad(folder_.path, fmt::format("holds *_optim_states.pt of {} ranks, but *_model_states.pt of {}",
+    throw bad(folder_.path, fmt::format("contains *_optim_states.pt of {} ranks, but *_model_states.pt of {}",
                                         states.size(), models_.size()))
         .hint("copy the files of all ranks here");
   masters_ = place_masters(ranks, models_.front().groups, shapes_file);
@@ -300,7 +300,9 @@ ZeroTensor Builder::frozen(const ZeroParameter& parameter) const {
     if (found == fragments_[rank].end())
       throw bad(states.file.path, "is in \"frozen_param_shapes\", but not in \"frozen_param_fragments\"")
           .tensor(parameter.name)
-          .hint("the checkpoint was saved without frozen parameters: they are those of the model it was trained from");
+          .hint(
+              "the checkpoint was saved without frozen parameters: take them from the model that the training started "
+              "from");
     const TensorEntry& entry = *found->second;
     if (rank == 0) tensor.dtype = entry.dtype;
     const Dims expected = split ? Dims{each} : parameter.shape;
@@ -337,8 +339,8 @@ void Builder::take_module() {
     } else if (!shared_.count(entry.name) || !takes_masters()) {
       if (!module_is_whole_ && !buffers.count(entry.name))
         throw bad(first.file.path,
-                  "is in \"module\", but nothing says where its values are: it is neither a buffer nor "
-                  "in \"param_shapes\", \"frozen_param_shapes\" or \"shared_params\"")
+                  "is in \"module\", but its values are missing: it is neither a buffer nor in \"param_shapes\", "
+                  "\"frozen_param_shapes\" or \"shared_params\"")
             .tensor(entry.name);
       add(whole_tensor(entry, first_model_file_));
     }
@@ -369,7 +371,7 @@ void Builder::take_shared() {
     const auto source = by_name_.find(target);
     if (source == by_name_.end())
       throw bad(first.file.path,
-                fmt::format("\"shared_params\" says that it is {}, which has no weights", printable(target)))
+                fmt::format("\"shared_params\" maps it to {}, which has no weights", printable(target)))
           .tensor(name);
     if (const auto own = by_name_.find(name); own != by_name_.end()) {
       result_.tensors[own->second].shared_with = target;

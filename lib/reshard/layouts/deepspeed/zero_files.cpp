@@ -35,7 +35,7 @@ class ZeroReader {
       throw bad(fmt::format("its \"{}\" is {}, not a dict", key, describe(node)));
     items_read_ += mapping_size(pickle_, node);
     if (items_read_ > pickle_.num_nodes())
-      throw bad(fmt::format("its \"{}\" holds the same values many times over", key));
+      throw bad(fmt::format("its \"{}\" contains the same values repeatedly", key));
     return mapping_items(pickle_, node);
   }
   PickleRef get(std::span<const PicklePair> dict, std::string_view key) const {
@@ -43,7 +43,7 @@ class ZeroReader {
   }
   PickleRef need(std::span<const PicklePair> dict, std::string_view key) const {
     const PickleRef found = get(dict, key);
-    if (found == kNoNode) throw bad(fmt::format("has no \"{}\"", key)).hint("it is not a file that ZeRO has saved");
+    if (found == kNoNode) throw bad(fmt::format("has no \"{}\"", key)).hint("ZeRO did not save this file");
     return found;
   }
   std::span<const PickleRef> list(PickleRef node, std::string_view key) const {
@@ -85,7 +85,7 @@ class ZeroReader {
       auto shape = read_size(pickle_, value);
       std::string parameter = tensor_name(pickle_, name, path_);
       if (!shape)
-        throw bad(fmt::format("its \"{}\" says {} in the place of a shape", key, describe(value))).tensor(parameter);
+        throw bad(fmt::format("its \"{}\" has {} instead of a shape", key, describe(value))).tensor(parameter);
       if (!num_elems(*shape)) throw bad("its elements overflow 64 bits").tensor(parameter);
       found.push_back({std::move(parameter), std::move(*shape)});
     }
@@ -169,7 +169,7 @@ std::vector<std::vector<ZeroSlice>> read_slices(ZeroReader& reader, PickleRef no
     for (const auto& [key, value] : reader.items(group, kKey)) {
       const PickleRef state = reader.pickle().state(value);
       if (state == kNoNode)
-        throw reader.bad(fmt::format("its \"{}\" has {}, not a fragment's place", kKey, reader.describe(value)))
+        throw reader.bad(fmt::format("its \"{}\" has {}, not a fragment's position", kKey, reader.describe(value)))
             .tensor(reader.name(key));
       const auto fields = reader.items(state, "fragment_address");
       of_group.push_back({reader.name(key), reader.number(reader.get(fields, "start"), "start"),
@@ -190,7 +190,7 @@ std::vector<std::vector<std::uint64_t>> read_paddings(const ZeroReader& reader, 
     const auto numbers = reader.list(group, kKey);
     count += numbers.size();
     if (count > reader.pickle().num_nodes())
-      throw reader.bad(fmt::format("its \"{}\" holds the same values many times over", kKey));
+      throw reader.bad(fmt::format("its \"{}\" contains the same values repeatedly", kKey));
     for (const PickleRef padding : numbers) of_group.push_back(reader.number(padding, kKey));
   }
   return paddings;
@@ -247,7 +247,7 @@ std::vector<std::pair<std::string, std::string>> read_shared(ZeroReader& reader,
     bytes += reader.pickle().text(target).size();
   }
   if (bytes > reader.pickle().size_bytes())
-    throw reader.bad(fmt::format("its \"{}\" holds the same names many times over", kKey));
+    throw reader.bad(fmt::format("its \"{}\" contains the same names repeatedly", kKey));
   reader.validate_names(std::move(names), kKey);
   std::vector<std::pair<std::string, std::string>> shared;
   for (const auto& [name, target] : items) shared.emplace_back(reader.name(name), reader.name(target));
@@ -285,8 +285,8 @@ ZeroOptimStates read_zero_optim_states(Files& files, const fs::path& path) {
   const PickleRef partitions = reader.get(dict, "single_partition_of_fp32_groups");
   if ((flat == kNoNode) == (partitions == kNoNode))
     throw reader
-        .bad("holds neither \"single_partition_of_fp32_groups\" (ZeRO 1 and 2) nor \"fp32_flat_groups\" (ZeRO 3)")
-        .hint("it is not a file that ZeRO has saved");
+        .bad("contains neither \"single_partition_of_fp32_groups\" (ZeRO 1 and 2) nor \"fp32_flat_groups\" (ZeRO 3)")
+        .hint("ZeRO did not save this file");
   const PickleRef stage = reader.get(dict, "zero_stage");
   const auto number = stage == kNoNode ? std::optional<std::uint64_t>(1) : stage_number(reader.pickle(), stage);
   if (!number || *number < 1 || *number > 3 || (*number == 3) != (flat != kNoNode))

@@ -29,15 +29,17 @@ bool is_part_of_model(std::string_view name) {
 }
 
 Error parts_of_model(const fs::path& path, const char* what) {
-  return Error(ErrorKind::kUnsupported, fmt::format("is of a model that is split over {}, which is not read", what))
+  return Error(ErrorKind::kUnsupported,
+               fmt::format("belongs to a model that is split over {}, which is not supported", what))
       .in(path)
-      .hint("load it in the training code, and save the whole weights there");
+      .hint("load it in the training code and save the whole weights");
 }
 
 void add(std::map<std::uint32_t, fs::path>& ranks, std::uint32_t rank, const fs::path& path) {
   const auto [found, is_new] = ranks.emplace(rank, path);
   if (!is_new)
-    throw Error(ErrorKind::kBadInput, fmt::format("is of rank {}, as {} is", rank, found->second.filename().string()))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("belongs to rank {}, as does {}", rank, found->second.filename().string()))
         .in(path)
         .hint("files of two checkpoints are mixed in one folder");
 }
@@ -47,7 +49,8 @@ void validate_row(const fs::path& folder, const std::map<std::uint32_t, fs::path
   std::uint32_t expected = 0;
   for (const auto& [rank, path] : ranks) {
     if (rank != expected)
-      throw Error(ErrorKind::kBadInput, fmt::format("holds {} of rank {}, but none of rank {}", what, rank, expected))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("contains {} of rank {}, but none of rank {}", what, rank, expected))
           .in(folder)
           .hint("copy the files of all ranks here");
     ++expected;
@@ -96,12 +99,12 @@ ZeroFolder list_zero_folder(Files& files, const fs::path& folder) {
   }
   if (found.model_states && !found.ranks_model_states.empty())
     throw Error(ErrorKind::kBadInput,
-                fmt::format("holds {} of ZeRO 1 or 2, and {} of ZeRO 3", found.model_states->filename().string(),
+                fmt::format("contains {} of ZeRO 1 or 2 and {} of ZeRO 3", found.model_states->filename().string(),
                             found.ranks_model_states.begin()->second.filename().string()))
         .in(folder)
         .hint("files of two checkpoints are mixed in one folder");
   if (!found.model_states && found.ranks_model_states.empty())
-    throw Error(ErrorKind::kBadInput, "holds no *_model_states.pt, which says the parameters' names and shapes")
+    throw Error(ErrorKind::kBadInput, "contains no *_model_states.pt, which records the parameters' names and shapes")
         .in(folder)
         .hint("copy the files of all ranks here");
   validate_row(folder, found.ranks_model_states, "model states");

@@ -52,10 +52,10 @@ void validate_ranks_agree(const ZeroRanks& ranks, std::size_t groups) {
   for (const ZeroOptimStates& states : ranks.states) {
     for (const std::uint64_t count : states.partition_count)
       if (count != ranks.states.size())
-        throw bad(states, fmt::format("its \"partition_count\" says {} ranks, but there are {} files", count,
+        throw bad(states, fmt::format("its \"partition_count\" is {} ranks, but there are {} files", count,
                                       ranks.states.size()));
     if (states.stage != first.stage)
-      throw bad(states, fmt::format("is of ZeRO {}, but {} of ZeRO {}", states.stage,
+      throw bad(states, fmt::format("belongs to ZeRO {}, but {} to ZeRO {}", states.stage,
                                     first.file.path.filename().string(), first.stage));
     if (states.stage < 3 && states.masters.size() != groups)
       throw bad(states, fmt::format("its \"single_partition_of_fp32_groups\" has {} groups, but \"param_shapes\" {}",
@@ -88,17 +88,17 @@ void validate_slices(const ZeroOptimStates& states, std::size_t group, const std
   const std::vector<ZeroSlice>& said = states.slices[group];
   for (std::size_t i = 0; i < std::max(said.size(), expected.size()); ++i) {
     if (i >= said.size())
-      throw bad(states, fmt::format("its \"param_slice_mappings\" lacks it in group {}", group))
+      throw bad(states, fmt::format("its \"param_slice_mappings\" has no entry for it in group {}", group))
           .tensor(expected[i].name);
     const ZeroSlice& slice = said[i];
     if (i >= expected.size() || slice.name != expected[i].name)
       throw bad(states, fmt::format("its \"param_slice_mappings\" has it in group {}, where it does not belong", group))
           .tensor(slice.name);
     if (slice.begin != expected[i].begin || slice.count != expected[i].count)
-      throw bad(states, fmt::format("its \"param_slice_mappings\" says elements {} to {} of partition {}, but they are "
-                                    "{} to {}",
-                                    slice.begin, slice.begin + slice.count, group, expected[i].begin,
-                                    expected[i].begin + expected[i].count))
+      throw bad(states,
+                fmt::format("its \"param_slice_mappings\" has elements {} to {} of partition {}, expected {} to {}",
+                            slice.begin, slice.begin + slice.count, group, expected[i].begin,
+                            expected[i].begin + expected[i].count))
           .tensor(slice.name);
   }
 }

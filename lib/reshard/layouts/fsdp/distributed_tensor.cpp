@@ -47,7 +47,7 @@ class TensorParts {
     }
     const auto fields = pickle_.items(pickle_.args(node));
     if (fields.size() != 4 || pickle_.items(fields[2]).size() < 3)
-      throw bad("is rebuilt from its type with other arguments than torch gives");
+      throw bad("is rebuilt from its type with other arguments than torch uses");
     DistributedTensor tensor = pickle_.global(wrapped).name == "DTensor" ? dtensor(fields[3]) : sharded(fields[3]);
     const auto shape = read_size(pickle_, pickle_.items(fields[2])[2]);
     if (!shape) throw bad("its size is " + pickle_.describe(pickle_.items(fields[2])[2]));
@@ -93,7 +93,7 @@ class TensorParts {
     for (const PickleRef dict : dicts) {
       const auto attributes = pickle_.pairs(dict);
       if (attributes.size() > kMaxAttributes)
-        throw bad(fmt::format("has an object of {} attributes, more than torch gives any", attributes.size()));
+        throw bad(fmt::format("has an object with {} attributes, more than torch ever writes", attributes.size()));
       const PickleRef found = value_of(pickle_, attributes, key, file_.path());
       if (found != kNoNode) return found;
     }
@@ -101,7 +101,7 @@ class TensorParts {
   }
   PickleRef need(PickleRef state, const char* key) const {
     const PickleRef found = field(state, key);
-    if (found == kNoNode) throw unsupported(fmt::format("has no \"{}\": it is of a torch that is not known", key));
+    if (found == kNoNode) throw unsupported(fmt::format("has no \"{}\": this version of torch is not supported", key));
     return found;
   }
   Dims size(PickleRef node, const char* what) const {
@@ -140,7 +140,7 @@ DistributedTensor TensorParts::dtensor(PickleRef state) const {
 /// Until 2.9 a mesh has a tensor of the ranks, whose shape is the mesh's, their numbers once more as a tuple, and the
 /// coordinate of the rank that saved it. After that it has a row of ranks, and the shape and strides of the mesh in it.
 void TensorParts::read_mesh(PickleRef node, DistributedTensor& tensor) const {
-  if (!is_object(node, "DeviceMesh")) throw bad("has " + pickle_.describe(node) + " in the place of a mesh");
+  if (!is_object(node, "DeviceMesh")) throw bad("has " + pickle_.describe(node) + " instead of a mesh");
   const PickleRef state = pickle_.state(node);
   Dims strides;
   PickleRef ranks = field(state, "_flatten_mesh_list");
@@ -164,14 +164,14 @@ void TensorParts::read_mesh(PickleRef node, DistributedTensor& tensor) const {
       strides.size() != tensor.mesh.size())
     throw bad("has a mesh of shape " + to_string(tensor.mesh));
   const PickleRef said = field(state, "_coordinate_on_dim");
-  if (said == kNoNode && ranks == kNoNode) throw unsupported("does not say which rank of its mesh it is of");
+  if (said == kNoNode && ranks == kNoNode) throw unsupported("does not record its rank in the mesh");
   if (ranks != kNoNode) tensor.coordinate = coordinate_in(tensor.mesh, strides, ranks);
   if (said == kNoNode) return;
   const Dims coordinate = size(said, "coordinate in the mesh");
   if (ranks != kNoNode && coordinate != tensor.coordinate)
-    throw bad(fmt::format("is of the rank at {} of its mesh, but rank {}, which the file is named after, is at {}",
+    throw bad(fmt::format("belongs to the rank at {} of its mesh, but rank {}, which the file is named after, is at {}",
                           to_string(coordinate), shared_.rank, to_string(tensor.coordinate)))
-        .hint("files of ranks were renamed or swapped");
+        .hint("rank files were renamed or swapped");
   tensor.coordinate = coordinate;
 }
 
@@ -185,7 +185,7 @@ std::uint64_t TensorParts::place_in(PickleRef ranks) const {
   });
   if (found == items.end())
     throw bad(fmt::format("its mesh does not have rank {}, which the file is named after", shared_.rank))
-        .hint("files of ranks were renamed or swapped");
+        .hint("rank files were renamed or swapped");
   return shared_.places[ranks] = static_cast<std::uint64_t>(found - items.begin());
 }
 
@@ -201,8 +201,8 @@ MeshPlacement TensorParts::placement(PickleRef node) const {
   if (is_object(node, "Replicate")) return {};
   const bool strided = is_object(node, "_StridedShard");
   if (!strided && !is_object(node, "Shard"))
-    throw unsupported("is placed as " + pickle_.describe(node) + ", which is not known")
-        .hint("save the state dict after its partial sums are reduced");
+    throw unsupported("is placed as " + pickle_.describe(node) + ", which is not supported")
+        .hint("reduce its partial sums before saving the state dict");
   MeshPlacement placement{strided ? Kind::kStridedShard : Kind::kShard};
   const auto number = [&](const char* key) {
     const PickleRef value = field(pickle_.state(node), key);
@@ -222,23 +222,23 @@ DistributedTensor TensorParts::sharded(PickleRef state) const {
   DistributedTensor tensor{name_, DistributedTensor::Kind::kSharded, DType::kF32, {}, {}, {}, {}, {}, {}};
   const auto parts = pickle_.items(state);
   if (parts.size() < 2 || pickle_.kind(parts[0]) != PickleKind::kList)
-    throw unsupported("has no list of local shards: it is of a torch that is not known");
+    throw unsupported("has no list of local shards: this version of torch is not supported");
   const PickleRef metadata = pickle_.state(parts[1]);
   const PickleRef properties = pickle_.state(need(metadata, "tensor_properties"));
   const auto values = properties == kNoNode ? std::span<const PickleRef>() : pickle_.items(properties);
   const PickleGlobal dtype = values.empty() ? PickleGlobal{} : pickle_.global(values[0]);
   const auto known = dtype_from_torch_name(dtype.name);
-  if (!known || dtype.module != "torch") throw bad("does not say its dtype");
+  if (!known || dtype.module != "torch") throw bad("does not record its dtype");
   tensor.dtype = *known;
   for (const PickleRef shard : pickle_.items(parts[0])) {
-    if (++shared_.parts > pickle_.num_nodes()) throw bad("holds the same shards many times over");
+    if (++shared_.parts > pickle_.num_nodes()) throw bad("contains the same shards repeatedly");
     const PickleRef fields = pickle_.state(shard);
     tensor.local.push_back(file_.tensor(need(fields, "tensor"), name_));
     const PickleRef place = pickle_.state(need(fields, "metadata"));
     tensor.begins.push_back(size(field(place, "shard_offsets"), "shard's offsets"));
     if (size(field(place, "shard_sizes"), "shard's sizes") != tensor.local.back().shape)
       throw bad(
-          fmt::format("has a shard of shape {}, but its metadata says another", to_string(tensor.local.back().shape)));
+          fmt::format("has a shard of shape {}, which contradicts its metadata", to_string(tensor.local.back().shape)));
   }
   return tensor;
 }
@@ -246,13 +246,13 @@ DistributedTensor TensorParts::sharded(PickleRef state) const {
 void TensorParts::validate(const DistributedTensor& tensor) const {
   for (const TensorEntry& local : tensor.local)
     if (local.dtype != tensor.dtype || local.shape.size() != tensor.shape.size())
-      throw bad(fmt::format("has a part {} {}, but is {} {}", name(local.dtype), to_string(local.shape),
+      throw bad(fmt::format("has a local shard {} {}, but is {} {}", name(local.dtype), to_string(local.shape),
                             name(tensor.dtype), to_string(tensor.shape)));
   if (tensor.kind == DistributedTensor::Kind::kSharded) {
     for (std::size_t i = 0; i < tensor.local.size(); ++i)
       if (tensor.begins[i].size() != tensor.shape.size() ||
           !contains(tensor.shape, {tensor.begins[i], tensor.local[i].shape}))
-        throw bad(fmt::format("has a shard at {} of shape {}, outside of its shape {}", to_string(tensor.begins[i]),
+        throw bad(fmt::format("has a shard at {} of shape {}, outside its shape {}", to_string(tensor.begins[i]),
                               to_string(tensor.local[i].shape), to_string(tensor.shape)));
     return;
   }

@@ -83,10 +83,10 @@ Ranges strided_shard(const Ranges& ranges, std::uint64_t place, std::uint64_t co
                      const std::string& name) {
   const std::uint64_t size = size_of(ranges);
   if (split_factor > kMostBoxes || size % split_factor != 0 || size / split_factor % count != 0)
-    throw Error(ErrorKind::kUnsupported,
-                fmt::format("is a strided shard of {} rows on {} ranks in {} parts, which versions of torch cut in "
-                            "different ways",
-                            size, count, split_factor))
+    throw Error(
+        ErrorKind::kUnsupported,
+        fmt::format("is a strided shard of {} rows on {} ranks in {} parts, which torch versions split differently",
+                    size, count, split_factor))
         .tensor(name);
   const std::uint64_t part = size / split_factor, each = part / count;
   Ranges taken;
@@ -112,7 +112,7 @@ std::vector<LocalBox> boxes_of_placements(const DistributedTensor& tensor) {
   for (const Ranges& ranges : dims) {
     std::vector<LocalBox> longer;
     if (boxes.size() * ranges.size() > kMostBoxes)
-      throw Error(ErrorKind::kUnsupported, fmt::format("is cut into more than {} boxes on a rank", kMostBoxes))
+      throw Error(ErrorKind::kUnsupported, fmt::format("is split into more than {} boxes on one rank", kMostBoxes))
           .tensor(tensor.name);
     for (const LocalBox& box : boxes) {
       std::uint64_t begin = 0;
@@ -132,7 +132,7 @@ std::vector<LocalBox> boxes_of_placements(const DistributedTensor& tensor) {
 
 constexpr LayoutTraits kFsdpRanksTraits{.name = "fsdp-ranks",
                                         .reported_as = "fsdp-ranks",
-                                        .meaning = "files of ranks of FSDP, as verl and accelerate save them",
+                                        .meaning = "FSDP rank files, as verl and accelerate save them",
                                         .folder = "",
                                         .formats = {},
                                         .axes = {MeshAxis::kData}};
@@ -188,18 +188,19 @@ RankListing list_ranks(Files& files, const fs::path& folder) {
     if (!first) first = name;
     if (name != first)
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("holds files of two models or of two numbers of ranks: {} and {}",
+                  fmt::format("contains files of two models or of two different rank counts: {} and {}",
                               listing.ranks.begin()->second.filename().string(), printable(entry.name)))
           .in(folder)
-          .hint("copy the files of one into a folder of its own");
+          .hint("copy the files of one of them into a separate folder");
     const auto [other, is_new] = listing.ranks.emplace(rank, folder / entry.name);
     if (!is_new)
-      throw Error(ErrorKind::kBadInput, fmt::format("is of rank {}, as {} is", rank, other->second.filename().string()))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("belongs to rank {}, as does {}", rank, other->second.filename().string()))
           .in(folder / entry.name)
           .hint("files of two saves are mixed in one folder; move one away");
   }
   if (listing.ranks.empty())
-    throw Error(ErrorKind::kBadInput, "holds no file of a rank").in(folder).hint("copy the files of all ranks here");
+    throw Error(ErrorKind::kBadInput, "contains no rank file").in(folder).hint("copy the files of all ranks here");
   const std::uint64_t count = first->count("world") > 0 ? first->at("world") : listing.ranks.rbegin()->first + 1;
   for (std::uint64_t rank = 0; rank < count; ++rank)
     if (!listing.ranks.count(rank))
@@ -207,15 +208,16 @@ RankListing list_ranks(Files& files, const fs::path& folder) {
           .in(folder)
           .hint("copy the files of all ranks here");
   if (listing.ranks.size() != count)
-    throw Error(ErrorKind::kBadInput, fmt::format("is of rank {}, of {}", listing.ranks.rbegin()->first, count))
+    throw Error(ErrorKind::kBadInput, fmt::format("belongs to rank {}, of {}", listing.ranks.rbegin()->first, count))
         .in(listing.ranks.rbegin()->second);
   return listing;
 }
 
 /// Of plain tensors, where no family says their shapes.
 constexpr std::string_view kPlainHint =
-    "a plain tensor does not record which part of the whole it is, and nothing else says that each rank has all of it "
-    "(`replicas` first has no effect): describe the model with `family` or `spec`, or take the ranks of one save";
+    "a plain tensor does not record its position in the logical tensor, and nothing else confirms that each rank has "
+    "the whole tensor (`replicas` first has no effect): describe the model with `family` or `spec`, or use the ranks "
+    "of one save";
 
 /// The boxes of a DTensor's part, which has as many elements as they.
 std::vector<LocalBox> boxes_in(const DistributedTensor& tensor) {
@@ -228,7 +230,7 @@ std::vector<LocalBox> boxes_in(const DistributedTensor& tensor) {
   const bool fits = boxes.empty() ? num_elems(shape) == 0u : shape == expected;
   if (fits) return boxes;
   throw Error(ErrorKind::kBadInput,
-              fmt::format("has the shape {} here, but its placements leave {} of {} to the rank at {} of {}",
+              fmt::format("has the shape {} here, but its placements assign {} of {} to the rank at {} of {}",
                           to_string(shape), boxes.empty() ? "nothing" : to_string(expected), to_string(tensor.shape),
                           to_string(tensor.coordinate), to_string(tensor.mesh)))
       .tensor(tensor.name);
@@ -282,8 +284,7 @@ void refuse_flat_parameters(const RankTensors& rank) {
   for (const DistributedTensor& tensor : rank.tensors)
     if (tensor.name.ends_with("_flat_param") || tensor.name.ends_with(".flat_param"))
       throw Error(ErrorKind::kUnsupported,
-                  "is a flat parameter of FSDP, as LOCAL_STATE_DICT has them: nothing says which "
-                  "tensors it is made of")
+                  "is a flat FSDP parameter, as saved with LOCAL_STATE_DICT: the tensors in it are unknown")
           .in(rank.file.path)
           .tensor(tensor.name)
           .hint("load the checkpoint in the training code and save it with SHARDED_STATE_DICT");

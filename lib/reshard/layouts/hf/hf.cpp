@@ -89,7 +89,7 @@ std::vector<std::string> families_that_fit(const ModelConfig& config, const std:
 }
 
 constexpr Format kHfFormats[] = {Format::kSafetensors, Format::kPytorch};
-constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face's directory of whole tensors", "", kHfFormats};
+constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face directory of whole tensors", "", kHfFormats};
 
 /// Returns the entries of the output. Packs the experts of each layer if requested, or if Transformers does so for this
 /// model and all of its experts exist.
@@ -97,8 +97,8 @@ constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face's directory of
 std::vector<WholeEntry> entries_for(const TargetRequest& request, const TargetContext& context) {
   const std::string form = request.options.choice(kExperts);
   if (form == "packed" && context.model == nullptr)
-    throw Error(ErrorKind::kUsage, "`experts` packed: the model is not known")
-        .hint("give its config.json with `config`, or its family with `family`");
+    throw Error(ErrorKind::kUsage, "`experts` packed: the model is unknown")
+        .hint("set `config` to its config.json, or `family` to its family");
   if (form == "packed") return packed_entries_of(context.logical, *context.model);
   if (form == "auto" && context.model != nullptr && saves_packed(context.logical, *context.model)) {
     try {
@@ -196,8 +196,8 @@ class HfLayout final : public Layout {
     plan.map = hf_target_map(context.logical, entries, request.options.number(kMaxShardSize).value(), format);
     if (entries.size() < context.logical.size())
       plan.notes.emplace_back(
-          "all experts of a layer are written in one tensor, as Transformers 5 has them in memory: Transformers 4 does "
-          "not load them, and some versions start them at random without an error");
+          "all experts of a layer are written in one tensor, as in the memory of Transformers 5: Transformers 4 does "
+          "not load them, and some versions initialise them randomly without an error");
     if (plan.map.files.size() > 1) {
       HfIndex index = index_of(plan.map);
       index.metadata = context.index_metadata;

@@ -16,14 +16,13 @@ namespace reshard {
 
 /// Option of layouts that distribute tensors over files by size.
 inline constexpr LayoutOption kMaxShardSize{
-    "max-shard-size", LayoutOption::Type::kSize, "Tensor bytes in one file at most", {}, "5GB"};
+    "max-shard-size", LayoutOption::Type::kSize, "Maximum tensor bytes per file", {}, "5GB"};
 
 inline constexpr const char* kExpertForms[] = {"auto", "packed", "separate"};
-inline constexpr LayoutOption kExperts{
-    "experts", LayoutOption::Type::kChoice,
-    "Experts of a layer in one tensor, as Transformers 5 has them in memory (packed), or each in its own (separate); "
-    "auto: as the files of such models have them",
-    kExpertForms};
+inline constexpr LayoutOption kExperts{"experts", LayoutOption::Type::kChoice,
+                                       "Experts of a layer in one tensor, as in the memory of Transformers 5 (packed), "
+                                       "or one tensor per expert (separate); auto: as usual for the model",
+                                       kExpertForms};
 
 /// Default of kMaxShardSize.
 inline constexpr std::uint64_t kMaxShardBytes = 5'000'000'000;

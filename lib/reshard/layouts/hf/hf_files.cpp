@@ -108,14 +108,14 @@ Error no_weights(Files& files, const fs::path& directory) {
     if (entry.name.ends_with(".safetensors") ||
         (entry.name.starts_with("pytorch_model") && entry.name.ends_with(".bin")))
       numbered.push_back(entry.name);
-  Error error(ErrorKind::kBadInput, "holds neither model.safetensors nor pytorch_model.bin, nor an index of either");
+  Error error(ErrorKind::kBadInput, "contains neither model.safetensors nor pytorch_model.bin, nor an index of either");
   error.in(directory);
   if (const auto variants = variants_in(entries_of(files, directory)); variants.size() > 1) {
     std::vector<std::string> names;
     names.reserve(variants.size());
     for (const auto& [variant, names_of_whole] : variants) names.push_back(variant);
-    return error.hint(
-        fmt::format("it contains variants of a model ({}): move the files of all but one away", list_names(names)));
+    return error.hint(fmt::format("it contains several variants of a model ({}): move away the files of all but one",
+                                  list_names(names)));
   }
   if (numbered.size() > 1 || (numbered.size() == 1 && numbered.front().find("-of-") != std::string::npos))
     error.hint("there are other weight files (" + list_names(numbered) + "); is the index missing?");
@@ -137,7 +137,7 @@ std::vector<Container> read_numbered(Files& files, const fs::path& directory, co
                                                   "{}",
                                                   list_numbers(counts), index))
         .in(directory)
-        .hint("move the files of all sets but one away");
+        .hint("move away the files of all sets but one");
   }
   const NumberedFiles& set = sets.front();
   if (!set.is_complete()) {
@@ -150,7 +150,7 @@ std::vector<Container> read_numbered(Files& files, const fs::path& directory, co
                 fmt::format("has no {}, and the names of its weight files ({}) state a set of {}, but {}", index,
                             list_names(set.names()), set.count, problem))
         .in(directory)
-        .hint(missing.empty() ? "move the files of other models away" : "fetch or copy the missing files");
+        .hint(missing.empty() ? "move away the files of other models" : "fetch or copy the missing files");
   }
   std::vector<Container> containers;
   for (auto& file : read_containers(files, paths_in(directory, set.names()), names_of.format))
@@ -244,7 +244,8 @@ void validate_against_index(const Container& file, const std::vector<std::string
   for (const std::string& name : listed) {
     const auto found = held.find(name);
     if (found == held.end())
-      throw Error(ErrorKind::kBadInput, "the index puts it into " + printable(file_name) + ", which does not hold it")
+      throw Error(ErrorKind::kBadInput,
+                  "the index assigns it to " + printable(file_name) + ", which does not contain it")
           .in(index_path)
           .tensor(name)
           .hint(indexed.hint());
@@ -253,7 +254,7 @@ void validate_against_index(const Container& file, const std::vector<std::string
   for (const TensorEntry& tensor : file.tensors)
     if (!held[tensor.name])
       throw Error(ErrorKind::kBadInput,
-                  "the file holds it, but " + index_path.filename().string() + " does not list it there")
+                  "the file contains it, but " + index_path.filename().string() + " does not list it there")
           .in(file.path)
           .tensor(tensor.name)
           .hint(indexed.hint());
@@ -285,7 +286,7 @@ std::vector<Container> read_indexed(Files& files, const fs::path& directory, con
   const std::uint64_t recorded_bytes = indexed.index.total_size_bytes;
   if (!containers.empty() && recorded_bytes != 0 && recorded_bytes != total_bytes)
     report.notes.push_back(
-        fmt::format("{} says total_size {}, but the tensors have {} bytes", index_name, recorded_bytes, total_bytes));
+        fmt::format("{} has total_size {}, but the tensors have {} bytes", index_name, recorded_bytes, total_bytes));
   report.unlisted = unlisted_files(files, directory, names_of.format, indexed.names_by_file);
   return containers;
 }
@@ -343,7 +344,7 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
   const fs::path single_path = directory / names->whole;
   for (const fs::path& path : {index_path, single_path})
     if (files.kind_of(path) == FileKind::kBrokenLink)
-      throw Error(ErrorKind::kBadInput, "is a link to nowhere")
+      throw Error(ErrorKind::kBadInput, "is a broken symbolic link")
           .in(path)
           .hint("the download did not finish; fetch it again");
   const bool single = files.exists(single_path);
@@ -358,7 +359,9 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
       throw Error(ErrorKind::kBadInput,
                   "holds " + single_path.filename().string() + " and an index that names other files")
           .in(directory)
-          .hint("these are two checkpoints in one place; loaders disagree which counts, so move one away");
+          .hint(
+              "these are two checkpoints in one directory, and loaders disagree about which to use: move one of them "
+              "away");
   } else if (single) {
     containers.push_back(read_container(files, single_path, names->format));
   } else {
@@ -366,8 +369,7 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
   }
   const bool both = names->format == Format::kSafetensors &&
                     (files.exists(directory / kPytorchFile) || files.exists(directory / kPytorchIndexFile));
-  if (both)
-    containers.front().warnings.push_back("there are PyTorch weights beside it, which are ignored, as in transformers");
+  if (both) containers.front().warnings.push_back("ignored the PyTorch weights next to it, as transformers does");
   if (!names->variant.empty())
     filled.notes.push_back(fmt::format("read the variant {} of the model, the only one", names->variant));
   take_out_wrappers(containers, filled.notes);

@@ -55,11 +55,11 @@ void validate_plain_values(const Json& settings, const fs::path& path) {
   const auto has = [&](std::string_view flag) { return neuron_flag(settings, flag, path); };
   if (!has("fused_rmsnorm_skip_gamma") || has("sequence_parallel_enabled")) return;
   if (!has("mlp_kernel_enabled") && !has("mlp_tkg_nki_kernel_enabled") && !has("qkv_kernel_enabled")) return;
-  throw Error(ErrorKind::kUnsupported,
-              "has fused_rmsnorm_skip_gamma: the weights were multiplied by those of a norm and rounded, which cannot "
-              "be undone")
+  throw Error(
+      ErrorKind::kUnsupported,
+      "has fused_rmsnorm_skip_gamma: the weights were multiplied by norm weights and rounded, which cannot be undone")
       .in(path)
-      .hint("compile the model without fused_rmsnorm_skip_gamma, or take the model that it was compiled from");
+      .hint("compile the model without fused_rmsnorm_skip_gamma, or use the model that it was compiled from");
 }
 
 /// Refuses degrees above 1, with which NxD Inference stores two sets of matrices, for prompts and for tokens.
@@ -70,8 +70,8 @@ void validate_degrees(const Json& settings, const fs::path& path) {
                                                        settings.at(name).get<std::uint64_t>()))
           .in(path)
           .hint(
-              "two sets are not supported yet: compile the model without it, or take the model that it was "
-              "compiled from");
+              "two sets are not supported yet: compile the model without it, or use the model that it was compiled "
+              "from");
 }
 
 Dims swapped(Dims dims) {
@@ -136,7 +136,7 @@ std::string hint_for_kernel(std::string word) {
   const bool is_known = std::find(kernels.begin(), kernels.end(), word) != kernels.end();
   const std::string guess = is_known ? word : nearest(word, kernels);
   if (!guess.empty()) return fmt::format("did you mean {}?", guess);
-  return fmt::format("write {}, or a list of {}, with commas", kNone, join(kernels, ", "));
+  return fmt::format("write {}, or a comma-separated list of {}", kNone, join(kernels, ", "));
 }
 
 /// Returns the kernels in the files' record; std::nullopt if the files have no record.
@@ -160,8 +160,8 @@ std::optional<Kernels> kernels_of(const OptionValues& values, const std::string&
   for (const std::string& word : split(text, ',')) {
     const auto* const known = std::find(std::begin(kAll), std::end(kAll), word);
     if (known == std::end(kAll))
-      throw Error(ErrorKind::kUsage, fmt::format("`{}{}`: \"{}\" is none of NxD Inference's kernels", prefix,
-                                                 kKernels.name, printable(word)))
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("`{}{}`: \"{}\" is not an NxD Inference kernel", prefix, kKernels.name, printable(word)))
           .hint(hint_for_kernel(word));
     kernels.insert(*known);
   }
@@ -213,34 +213,33 @@ Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<Part
     const ByShape by_shape = reader.read(rules, kernel);
     const bool is_declared = declared && declared->count(kernel);
     if (by_shape.transposed && declared && is_declared != *by_shape.transposed)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("has the shape {}, so it is {}transposed for NxD Inference's kernels, but {} says that "
-                              "it is{}",
-                              to_string(by_shape.decides->shape), *by_shape.transposed ? "" : "not ",
-                              given ? "neuron_config.json or `from-kernels`" : "the file's own record",
-                              is_declared ? "" : " not"))
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format(
+              "has the shape {}, so it is {}transposed for NxD Inference's kernels, but according to {} it is{}",
+              to_string(by_shape.decides->shape), *by_shape.transposed ? "" : "not ",
+              given ? "neuron_config.json or `from-kernels`" : "the metadata of the file", is_declared ? "" : " not"))
           .in(file.path)
           .tensor(by_shape.decides->name)
           .hint("neuron_config.json belongs to another compiled model; `from-kernels` takes precedence over it");
     const bool has_matrices = by_shape.decides != nullptr || by_shape.square != nullptr;
     if (has_matrices && recorded && is_declared != (recorded->count(kernel) > 0))
-      throw Error(
-          ErrorKind::kBadInput,
-          fmt::format(
-              "its metadata says that it was written with `{}` {}, but neuron_config.json or `from-kernels` says {}",
-              kKernels.name, kernels_text(*recorded), kernels_text(*declared)))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("its metadata records `{}` {}, but neuron_config.json or `from-kernels` has {}",
+                              kKernels.name, kernels_text(*recorded), kernels_text(*declared)))
           .in(file.path)
-          .hint(fmt::format("give `from-kernels` {}, or the neuron_config.json of the model that the files are for",
-                            kernels_text(*recorded)));
+          .hint(
+              fmt::format("set `from-kernels` {}, or use the neuron_config.json of the model that the files belong to",
+                          kernels_text(*recorded)));
     if (!by_shape.transposed && !declared && by_shape.square != nullptr)
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("is square, and nothing says whether it is transposed for NxD Inference's kernels ({})",
+                  fmt::format("is square, so it is unknown whether it is transposed for NxD Inference's kernels ({})",
                               flags_of(kernel)))
           .in(file.path)
           .tensor(by_shape.square->name)
           .hint(
-              "copy neuron_config.json of the compiled model next to the folder of the weights, or say with "
-              "`from-kernels` which kernels it has: none, or a list of qkv, out-proj, mlp");
+              "copy neuron_config.json of the compiled model next to the folder with the weights, or set "
+              "`from-kernels` to its kernels: none, or a list of qkv, out-proj, mlp");
     if (by_shape.transposed.value_or(is_declared)) kernels.insert(kernel);
   }
   return kernels;

@@ -22,12 +22,12 @@ inline constexpr const char* kFusedQkvName = "qkv_proj.Wqkv";
 inline constexpr LayoutOption kKernels{
     "kernels",
     LayoutOption::Type::kText,
-    "Store weights transposed for a model that is compiled with NxD Inference's kernels: a list of qkv, out-proj, mlp",
+    "Store weights transposed for a model compiled with NxD Inference's kernels: a list of qkv, out-proj, mlp",
     {},
     "",
     true,
-    "Weights that are stored transposed for NxD Inference's kernels: none, or a list of qkv, out-proj, mlp (default: "
-    "as neuron_config.json or the shapes say)"};
+    "Weights stored transposed for NxD Inference's kernels: none, or a list of qkv, out-proj, mlp (default: from "
+    "neuron_config.json or the shapes)"};
 
 /// Returns the kernels that `values` names; std::nullopt if the option was not given.
 /// \param prefix  Precedes the option's name in errors.

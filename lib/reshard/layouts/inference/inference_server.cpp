@@ -51,7 +51,7 @@ void note_padding(TargetPlan& plan) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
   if (names.empty()) return;
-  plan.notes.push_back("padded, as the ranks do not divide their sizes: " + list_names(names));
+  plan.notes.push_back("padded, because the ranks do not divide their sizes: " + list_names(names));
 }
 
 }  // namespace
@@ -127,8 +127,8 @@ void ServedLayout::validate_beside(Files& files, const TargetPlan& plan, const f
         .in(folder)
         .hint("move them away or choose another output directory");
   };
-  refuse(fmt::format("holds files of ranks that do not exist with `tp` {}", plan.mesh.tp), leftover);
-  refuse("holds ranks of another checkpoint, or of one with another partition", others);
+  refuse(fmt::format("contains files of ranks that do not exist with `tp` {}", plan.mesh.tp), leftover);
+  refuse("contains ranks of another checkpoint, or of another partition", others);
   if (server_.validate_beside != nullptr) server_.validate_beside(files, plan, directory);
 }
 
@@ -140,8 +140,9 @@ void validate_padded_split(const ShardedCheckpoint& shards, const Checkpoint& ch
   PartitionOptions options;
   options.separate = options.pad = true;
   if (const auto problem = tensor_parallel_problem(*checkpoint.model, shards.tp, options))
-    throw Error(ErrorKind::kBadInput, fmt::format("{} ranks cannot have the model that config.json describes: {}",
-                                                  shards.tp, problem->what()))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("the model that config.json describes cannot be partitioned over {} ranks: {}", shards.tp,
+                            problem->what()))
         .in(checkpoint.path)
         .hint("the last ranks are missing, or config.json belongs to another model");
 }

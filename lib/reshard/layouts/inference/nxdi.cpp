@@ -89,12 +89,11 @@ void validate_one_set(const Container& file) {
     const std::string& name = tensor.name;
     if (name.find(".cte_") == std::string::npos && name.find(".tkg_") == std::string::npos) continue;
     const bool is_mlp = name.find("_mlp.") != std::string::npos;
-    throw Error(ErrorKind::kUnsupported,
-                fmt::format("is one of two sets of matrices, which a model that is compiled with {} has",
-                            is_mlp ? "mlp_cp_degree" : "cp_degree or attention_dp_degree"))
+    throw Error(ErrorKind::kUnsupported, fmt::format("is one of two sets of matrices that a model compiled with {} has",
+                                                     is_mlp ? "mlp_cp_degree" : "cp_degree or attention_dp_degree"))
         .in(file.path)
         .tensor(name)
-        .hint("two sets are not supported yet: take the model that it was compiled from");
+        .hint("two sets are not supported yet: use the model that it was compiled from");
   }
 }
 
@@ -103,18 +102,17 @@ void validate_named(const Model& model) {
   if (!model.family->inference_names || model.heads == 0 || model.kv_heads == 0)
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("NxD Inference's names for {} are unknown", model.family->model_type))
-        .hint(fmt::format(
-            "known are {}; describe others with `spec` and \"nxd_inference\" in it, or take a layout that keeps "
-            "the checkpoint's names",
-            fmt::join(inference_families(), ", ")));
+        .hint(fmt::format("supported are {}; describe others with `spec` and \"nxd_inference\" in it, or choose a "
+                          "layout that keeps the checkpoint's names",
+                          fmt::join(inference_families(), ", ")));
   if (model.is_part || model.renamed)
     throw Error(ErrorKind::kUnsupported,
                 "NxD Inference's names for models of several parts, with another prefix or head, "
                 "are unknown")
-        .hint("take a layout that keeps the checkpoint's names");
+        .hint("choose a layout that keeps the checkpoint's names");
   if (model.quantized)
     throw Error(ErrorKind::kUnsupported, "layout nxdi has no place for the scales of quantised linears")
-        .hint("take a layout for inference that keeps the checkpoint's names");
+        .hint("choose an inference layout that keeps the checkpoint's names");
 }
 
 /// Creates the rules of one model.
@@ -213,11 +211,11 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& v
   for (const ModelParameter& parameter : model.parameters)
     if (parameter.any_shape && holds(parameter.name)) plan.without_place.push_back(parameter.name);
   if (!plan.without_place.empty())
-    plan.notes.push_back("left out, as NxD Inference computes them: " + list_names(plan.without_place));
+    plan.notes.push_back("left out, because NxD Inference computes them: " + list_names(plan.without_place));
   const Kernels kernels = kernels_of(values).value_or(Kernels{});
   if (kernels.count("qkv") && !form.fuse_qkv)
-    throw Error(ErrorKind::kUsage, fmt::format("`{}` qkv is for the fused projection alone", kKernels.name))
-        .hint(fmt::format("add `{}`, or leave out qkv: NxD Inference stores the others as they are", kFuseQkv.name));
+    throw Error(ErrorKind::kUsage, fmt::format("`{}` qkv applies only to the fused projection", kKernels.name))
+        .hint(fmt::format("add `{}`, or leave out qkv: NxD Inference stores the others unchanged", kFuseQkv.name));
   std::vector<PartitionRule> rules = NxdiRules(model, tp, form).run(holds);
   transpose_rules(rules, kernels);
   plan.map = sharded_target_map(rules, tp, context.logical, target);
@@ -251,7 +249,7 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
   const Kernels kernels = kernels_in_files(shards, shards.rules, *checkpoint.model, given);
   if (!kernels.empty() && !given && !shards.record)
     checkpoint.notes.push_back(
-        "the weights are transposed for NxD Inference's kernels; without neuron_config.json it is not known whether "
+        "the weights are transposed for NxD Inference's kernels; without neuron_config.json it is unknown whether "
         "fused_rmsnorm_skip_gamma changed their values");
   transpose_rules(shards.rules, kernels);
   checkpoint.form.set_flag(kFuseQkv.name, form.fuse_qkv);
@@ -279,7 +277,7 @@ void validate_compiled_form(Files& files, const TargetPlan& plan, const fs::path
                          ? with_or_without(false, kKernels)
                          : fmt::format("with `{}` {}", kKernels.name, fmt::join(compiled->kernels, ",")));
   if (needed.empty()) return;
-  throw Error(ErrorKind::kBadInput, "belongs to a model that was compiled for weights in another form")
+  throw Error(ErrorKind::kBadInput, "belongs to a model that was compiled for weights in another format")
       .in(compiled->file)
       .hint(fmt::format("write them {}, or choose another output directory", join(needed, " and ")));
 }

@@ -64,8 +64,7 @@ void explain_presharded(Files&, const OptionValues&, ShardedCheckpoint& shards, 
   }
   if (model.by_config_plan && !shards.record)
     checkpoint.notes.push_back(
-        "the files do not record the original shapes: padding stays, as a plan in config.json knows "
-        "no sizes");
+        "the files do not record the original shapes: padding is kept, because a plan in config.json has no sizes");
   infer_stages(shards, model);
 }
 
@@ -77,7 +76,7 @@ const Layout& presharded_layout() {
        .options = {&kStartRank, &kEndRank, &kPad},
        .ranks = served_ranks(explain_presharded, nullptr, true),
        .padding = &kPad,
-       .loaded_by = "NxD 0.9.0 and later loads these files, as those of its shard_checkpoint",
+       .loaded_by = "NxD 0.9.0 and later loads these files like those of its shard_checkpoint",
        .plan_ranks = plan_presharded});
   return kLayout;
 }

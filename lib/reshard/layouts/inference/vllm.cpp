@@ -98,7 +98,8 @@ const Architecture& architecture_of(const Model& model) {
   std::vector<std::string> names;
   for (const Architecture& one : kArchitectures) names.emplace_back(one.model_type);
   throw Error(ErrorKind::kUnsupported, fmt::format("vLLM's names for {} are unknown", printable(type)))
-      .hint("known are " + join(names, ", ") + "; vLLM itself loads the Hugging Face directory of any model it serves");
+      .hint("supported are " + join(names, ", ") +
+            "; vLLM itself loads the Hugging Face directory of any model it serves");
 }
 
 void validate_model(const Model& model, const Form& form) {
@@ -109,13 +110,13 @@ void validate_model(const Model& model, const Form& form) {
   };
   const auto known = builtin_family(architecture.model_type);
   if (known == nullptr || model.family->json_text != known->json_text)
-    refuse(fmt::format("vLLM's names for {} are known for the built-in description alone", architecture.model_type),
+    refuse(fmt::format("vLLM's names for {} are known only for the built-in description", architecture.model_type),
            "leave out `spec` if config.json describes the same model; vLLM itself loads the Hugging Face directory");
   if (model.is_part || model.renamed)
     refuse("vLLM's names for models of several parts, or of other names or heads, are unknown",
            "vLLM itself loads the Hugging Face directory");
   if (!model.quant_method.empty())
-    refuse(fmt::format("the model is quantised ({}), and vLLM stores quantised weights in forms of its own",
+    refuse(fmt::format("the model is quantised ({}), and vLLM stores quantised weights in its own formats",
                        printable(model.quant_method)),
            "vLLM loads the Hugging Face directory of a quantised model itself");
   if (is_sglang(form.version) && !architecture.in_sglang)
@@ -191,7 +192,8 @@ struct Sizes {
   std::string problem(std::uint64_t tp, bool expert_parallel) const {
     if (heads % tp != 0) return fmt::format("{} query heads do not divide over {} ranks", heads, tp);
     if (kv_heads % tp != 0 && tp % kv_heads != 0)
-      return fmt::format("{} key/value heads neither divide over {} ranks nor divide their number", kv_heads, tp);
+      return fmt::format("{} key/value heads neither divide over {} ranks nor divide the number of ranks", kv_heads,
+                         tp);
     for (const auto& [size, name] : vocabularies)
       if (padded_vocabulary(size) % tp != 0)
         return fmt::format("{} has {} rows, with vLLM's padding {}, which {} ranks do not divide", name, size,
@@ -463,9 +465,10 @@ void validate_served_ranks(const Model& model, const Sizes& sizes, const Sharded
     const std::uint64_t own = tensor.shape.empty() ? 0 : tensor.shape[0];
     if (own * shards.tp == rows) return;
     if (own != 0 && rows % own == 0)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("is of one of {} ranks: it holds {} of {} rows (with padding), but there {}", rows / own,
-                              own, rows, shards.tp == 1 ? "is one rank" : fmt::format("are {} ranks", shards.tp)))
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format("belongs to one of {} ranks: it contains {} of {} rows (with padding), but there {}", rows / own,
+                      own, rows, shards.tp == 1 ? "is one rank" : fmt::format("are {} ranks", shards.tp)))
           .in(first.path)
           .tensor(tensor.name)
           .hint("copy the files of all ranks here; or config.json belongs to another model");
@@ -509,7 +512,7 @@ std::vector<PartitionRule> rules_by_names(const Model& model, const Sizes& sizes
                                         : "is missing: every known version of vLLM has it")
       .in(file.path)
       .tensor(has_strange ? strange->name : missing)
-      .hint(fmt::format("known are {}; config.json may belong to another model, or a file of the rank is missing",
+      .hint(fmt::format("supported are {}; config.json may belong to another model, or a file of the rank is missing",
                         fmt::join(versions(), ", ")));
 }
 
@@ -522,7 +525,7 @@ void explain_vllm(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkp
     validate_served_ranks(model, sizes, shards);
     form.expert_parallel = holds_whole_experts(sizes, shards);
     if (const std::string problem = sizes.problem(shards.tp, form.expert_parallel); !problem.empty())
-      throw Error(ErrorKind::kBadInput, "by config.json, " + problem)
+      throw Error(ErrorKind::kBadInput, "according to config.json, " + problem)
           .hint("the last ranks are missing, or config.json belongs to another model");
     shards.rules = rules_by_names(model, sizes, shards, form);
     checkpoint.form.set_flag(kExpertParallel.name, form.expert_parallel);
@@ -539,7 +542,7 @@ constexpr RankFormat kVllmRanks{
     .ranks_are_alike = false,  // ranks may have different numbers of experts
     .explain = explain_vllm,
     .hint_for_replicas =
-        "files of ranks were swapped or come from different checkpoints, or config.json belongs to another model; "
+        "rank files were swapped or come from different checkpoints, or config.json belongs to another model; "
         "`replicas` first has no effect, as nothing else shows how the parameters are partitioned"};
 
 class VllmLayout final : public Layout {

@@ -31,7 +31,7 @@ void validate(const ChunkedTensor& tensor, const std::filesystem::path& where) {
     return Error(ErrorKind::kBadInput, what)
         .in(where)
         .tensor(tensor.entry)
-        .hint("the save did not finish, or is of a program that this version does not know");
+        .hint("the save is incomplete, or this version does not support the program that wrote it");
   };
   if (filled < elems) throw bad(fmt::format("its {} chunks have {} of its {} elements", boxes.size(), filled, elems));
   if (filled > elems) throw bad(fmt::format("its {} chunks overlap", boxes.size()));

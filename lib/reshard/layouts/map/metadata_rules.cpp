@@ -118,7 +118,7 @@ class Tables {
                     fmt::format("the metadata splits its tensors into more than {} chunks over {} "
                                 "ranks, more than any model has",
                                 kMaxChunks, ranks))
-            .hint("the metadata is damaged, or of another checkpoint");
+            .hint("the metadata is damaged, or belongs to another checkpoint");
     }
     return std::make_shared<const Placement>(std::move(placement));
   }

@@ -119,7 +119,7 @@ Dims numbers_of(const Scheme::Entry& entry, const Dims& shape) {
   if (shape.size() != entry.entry_dims.size() || num_elems(shape).value_or(0) == 0)
     throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, expected \"{}\" ({})", to_string(shape),
                                                   text_of(entry.entry_dims), entry.where))
-        .hint("the checkpoint is of another version of the program, or the scheme is wrong");
+        .hint("another version of the program wrote the checkpoint, or the scheme is wrong");
   Dims numbers;
   for (const std::size_t dim : entry.numbered_dims()) numbers.push_back(shape[dim]);
   return numbers;

@@ -78,9 +78,9 @@ std::shared_ptr<const Placement> PlacedRules::evenly(const ModelParameter& param
   const std::uint64_t unit = std::gcd(size, each);
   chunks_ += unit == 0 ? 0 : std::min(each / unit, kMaxChunks) * tp_;
   if (chunks_ > kMaxChunks)
-    throw Error(ErrorKind::kBadInput, fmt::format("dim {} has {} elements: over {} ranks, this and others are more "
-                                                  "than any model has",
-                                                  dim, size, tp_))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("dim {} has {} elements: together with others, over {} ranks, more than any model has", dim,
+                            size, tp_))
         .tensor(parameter.name);
   std::vector<std::uint32_t> slots(unit == 0 ? 0 : each / unit * tp_);
   std::iota(slots.begin(), slots.end(), 0u);

@@ -91,7 +91,7 @@ FileMetadata record_metadata(const RankRecord& record) {
     if (!originals.empty()) metadata.emplace_back(kOriginalsKey, originals.dump());
     if (!record.transposed.empty()) metadata.emplace_back(kTransposedKey, Json(record.transposed).dump());
   } catch (const Json::exception&) {
-    throw Error(ErrorKind::kUnsupported, "a tensor has a name that is not UTF-8, which safetensors cannot hold");
+    throw Error(ErrorKind::kUnsupported, "a tensor has a name that is not UTF-8, which safetensors requires");
   }
   return metadata;
 }

@@ -126,7 +126,7 @@ void validate_filled(const TensorMap& map, std::uint32_t stored, std::uint64_t f
 /// ", of which a rank has 25", where the rule says it by itself.
 std::string expected_size(const PartitionRule& rule, std::uint32_t rank) {
   const auto size = stated_size(rule, rank);
-  return size ? fmt::format(", of which it makes {} for a rank", *size) : std::string();
+  return size ? fmt::format("; the rule expects {} per rank", *size) : std::string();
 }
 
 /// Renames the tensors that a tensor is computed from.
@@ -173,8 +173,9 @@ std::uint32_t TensorMap::add_logical(const LogicalTensor& tensor, const std::fil
   }
   const LogicalTensor& known = logical[found->second];
   if (known.dtype != tensor.dtype || known.shape != tensor.shape)
-    throw Error(ErrorKind::kBadInput, fmt::format("makes it {} {}, but other files make it {} {}", name(tensor.dtype),
-                                                  to_string(tensor.shape), name(known.dtype), to_string(known.shape)))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("declares it {} {}, but other files declare it {} {}", name(tensor.dtype),
+                            to_string(tensor.shape), name(known.dtype), to_string(known.shape)))
         .in(where)
         .tensor(tensor.name)
         .hint("the files belong to different checkpoints, or one of them is damaged");
@@ -491,7 +492,7 @@ void validate_tiling(const TensorMap& map) {
     if (proof == true) continue;
     if (!proof) validate_disjoint(map, stored, tiles);
     validate_filled(map, stored, filled);
-    if (proof) throw tiling_error(map, stored, "its pieces overlap, and leave gaps");
+    if (proof) throw tiling_error(map, stored, "its pieces overlap and leave gaps");
   }
 }
 

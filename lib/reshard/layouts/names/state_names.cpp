@@ -217,7 +217,7 @@ void validate_unique(std::span<const std::string> entries, const std::vector<std
   const auto add = [&](const std::string& name, std::size_t i) {
     const auto [other, is_new] = seen.emplace(name, i);
     if (!is_new)
-      throw Error(ErrorKind::kBadInput, fmt::format("gets the name {} in the model, which {} has already",
+      throw Error(ErrorKind::kBadInput, fmt::format("gets the name {} in the model, which {} already has",
                                                     printable(name), printable(entries[other->second])))
           .tensor(entries[i]);
   };
@@ -433,9 +433,9 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
   }
   if (!as_good.empty())
     throw Error(ErrorKind::kUnsupported,
-                fmt::format("its tensors may have the names of {} or of {}: as many fit either",
+                fmt::format("its tensors may have the names of {} or of {}: equally many match either",
                             found.program.empty() ? "the model itself" : found.program, as_good))
-        .hint("leave out one of the programs of `other_names` in the description that `spec` gives");
+        .hint("remove one of the programs from `other_names` in the `spec` description");
   found.fits = !votes.empty();
   found.prefix = chosen_prefix(votes);
   const bool is_part =
@@ -492,7 +492,7 @@ void take_out_wrappers(std::span<Container> containers, std::vector<std::string>
       validate_unique(entries, names[i], std::vector<std::shared_ptr<const PackedNames>>(entries.size()));
     } catch (Error& error) {
       throw error.in(containers[i].path)
-          .hint("it is stored with the name of a wrapper and without: keep one of the two in the file");
+          .hint("it is stored both with and without the name of a wrapper: keep one of the two in the file");
     }
     for (std::size_t t = 0; t < entries.size(); ++t) containers[i].tensors[t].name = std::move(names[i][t]);
   }
@@ -501,14 +501,13 @@ void take_out_wrappers(std::span<Container> containers, std::vector<std::string>
   };
   if (!wrappers.empty())
     add_note("names of tensors are read without " + list_names(std::vector(wrappers.begin(), wrappers.end())));
-  if (extra_states > 0) add_note(fmt::format("{} is left out, as it is no weight", kExtraState));
+  if (extra_states > 0) add_note(fmt::format("left out {}, which is not a weight", kExtraState));
 }
 
 std::string state_names_note(const StateNames& names) {
   std::string note;
   if (!names.prefix.empty())
-    note = fmt::format("without the prefix {}{}", printable(names.prefix),
-                       names.fits ? "" : ", as the optimizer has them");
+    note = fmt::format("without the prefix {}{}", printable(names.prefix), names.fits ? "" : ", as in the optimizer");
   if (!names.wrappers.empty())
     note += fmt::format("{}without {}",
                         note.empty() ? ""
@@ -519,9 +518,10 @@ std::string state_names_note(const StateNames& names) {
   if (names.program.empty()) return note;
   if (!note.empty()) note += "; ";
   return note + (!names.are_replaced
-                     ? fmt::format("the names of {0} stay: with a config.json (`config`), they become the model's own",
-                                   names.program)
-                     : fmt::format("the names of {} are replaced by the model's own", names.program));
+                     ? fmt::format(
+                           "kept the names of {0}: with a config.json (`config`), they are replaced by the model's own",
+                           names.program)
+                     : fmt::format("replaced the names of {} by the model's own", names.program));
 }
 
 }  // namespace reshard

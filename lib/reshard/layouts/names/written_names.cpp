@@ -48,9 +48,9 @@ WrittenNames::WrittenNames(const Model& model, const std::string& names) : label
   }
   if (scheme_ == nullptr) {
     const std::string known = choices(*model.family);
-    throw Error(ErrorKind::kUsage, fmt::format("`names`: \"{}\" is no program whose names for family {} are known",
+    throw Error(ErrorKind::kUsage, fmt::format("`names`: \"{}\" is not a program with known names for family {}",
                                                printable(names), printable(model.family->model_type)))
-        .hint("of this family, there are hf" + (known.empty() ? " alone" : ", " + known));
+        .hint("known for this family: hf" + (known.empty() ? " alone" : ", " + known));
   }
   add_entries(model);
 }

@@ -29,7 +29,7 @@ std::optional<fs::path> weights_file(Files& files, const fs::path& folder, const
 void add(std::map<RankId, fs::path>& found, RankId rank, const fs::path& path) {
   const auto [other, is_new] = found.emplace(rank, path);
   if (is_new) return;
-  throw Error(ErrorKind::kBadInput, "is of the same rank as " + other->second.string())
+  throw Error(ErrorKind::kBadInput, "belongs to the same rank as " + other->second.string())
       .in(path)
       .hint("files of two checkpoints are mixed in one folder; move one away");
 }
@@ -53,16 +53,15 @@ std::vector<OptimizerFileName> list_older_optimizer(Files& files, const fs::path
   }
   const bool in_weights = !weights.empty() && holds_optimizer(files, weights.begin()->second);
   if (in_weights && !beside.empty())
-    throw Error(ErrorKind::kBadInput, "is an optimizer beside one in the files of the weights")
+    throw Error(ErrorKind::kBadInput, "is a second optimizer: the files of the weights also contain one")
         .in(beside.begin()->second)
         .hint("files of two checkpoints are mixed in one folder; move one away");
   if (!beside.empty() && pp > 1)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("names no pipeline rank, but the model has {} pipeline stages: each stage has written over "
-                            "the file of another",
-                            pp))
+    throw Error(ErrorKind::kBadInput, fmt::format("does not name its pipeline rank, but the model has {} pipeline "
+                                                  "stages: the stages have overwritten each other's file",
+                                                  pp))
         .in(beside.begin()->second)
-        .hint("the states of one stage are left: do without `with-optimizer`");
+        .hint("only the states of one stage are left: leave out `with-optimizer`");
   std::vector<OptimizerFileName> names;
   if (in_weights || !beside.empty())
     for (const auto& [rank, path] : in_weights ? weights : beside)

@@ -111,7 +111,7 @@ void validate_steps(Files& files, const OptimizerFiles& optimizer) {
                   fmt::format("its parameters are at step {}, but those of an earlier stage at {}, in {}", *step,
                               *of_first, first->path.filename().string()))
           .in(stage.path)
-          .hint("the files come from two saves of a run");
+          .hint("the files come from two saves of one run");
     }
   }
 }
@@ -192,13 +192,13 @@ bool compare(Files& files, const StatePart& part, const SourceMap& model) {
         (is_bf16(weights[i]) && is_rounded(weights[i], masters[i], DType::kBF16)))
       continue;
     throw Error(ErrorKind::kBadInput,
-                fmt::format("it is not what the model has for its parameter {} in {}: {} and {} at element {} of it",
+                fmt::format("differs from the model's parameter {} in {}: {} and {} at element {}",
                             printable(weight.name.text()), model_path.string(), masters[i], weights[i], begin + i))
         .in(path)
         .tensor(part.name.text())
         .hint(
-            "the optimizer and the model are of two saves, or files of ranks were swapped; without the optimizer the "
-            "model's weights can be had");
+            "the optimizer and the model come from two saves, or rank files were swapped; the model's weights can be "
+            "converted without the optimizer");
   }
   return count > 0;
 }
@@ -230,7 +230,7 @@ std::string problem_of_names(const OptimizerFiles& optimizer, const ShardedCheck
                              const OptionValues& options, const Checkpoint& checkpoint) {
   try {
     name_entries(optimizer, shards, checkpoint, options);
-    return keeps_ids(options) ? "`from-optimizer-groups` ids leaves it open" : "";
+    return keeps_ids(options) ? "`from-optimizer-groups` ids does not determine it" : "";
   } catch (const Error& error) {
     return error.with_hint();
   }
@@ -277,29 +277,30 @@ void read_optimizer_beside(Files& files, const fs::path& folder, const ShardedCh
   const bool by_id = keeps_ids(context.options);
   if (by_id && masters)
     throw Error(ErrorKind::kUsage,
-                shards.lacks_weights ? "the model's weights are the optimizer's master weights, whose names are wanted"
-                                     : "the optimizer's master weights cannot be the model's without names")
+                shards.lacks_weights
+                    ? "the model's weights are the optimizer's master weights, whose names are required"
+                    : "the optimizer's master weights cannot be used as the model's without names")
         .in(shards.folder.path)
-        .hint("say by which rule parameters were grouped: `from-optimizer-groups`");
+        .hint("set `from-optimizer-groups` to the rule by which parameters were grouped");
   const ShardedOptimizer optimizer = read_sharded_optimizer(files, folder, shards, checkpoint, context.options);
   validate_steps(files, optimizer.files);
   if (!shards.lacks_weights && !by_id) compare_masters(files, optimizer, checkpoint.map);
   if (by_id)
     checkpoint.notes.push_back(
-        "ids of the optimizer's parameters stay as they are, and only their shapes are compared with the model: files "
-        "of another save or of swapped ranks would go unnoticed");
+        "the ids of the optimizer's parameters are kept, and only their shapes are compared with the model: files of "
+        "another save or of swapped ranks cannot be detected");
   const bool unrecorded = !by_id && !optimizer.files.has_masters && optimizer.files.pp * optimizer.files.ranks() > 1;
   const bool lost = optimizer.files.lost_masters && !masters;
   if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
   if (lost)
-    checkpoint.notes.push_back(fmt::format(
-        "master weights of some parameters were lost by NxD's converter, which made the files full_…: none are read, "
-        "and where master weights are written they are made of the weights{}",
-        unrecorded ? "; so nothing would show files that were swapped between ranks" : ""));
+    checkpoint.notes.push_back(
+        fmt::format("NxD's converter, which wrote the files full_…, lost master weights of some parameters: none are "
+                    "read, and written master weights are computed from the weights{}",
+                    unrecorded ? "; files that were swapped between ranks cannot be detected" : ""));
   else if (unrecorded)
     checkpoint.notes.push_back(
-        "the optimizer's files record neither their ranks nor their save, and have no master weights that could be "
-        "compared with the model's: files that were swapped between ranks would go unnoticed");
+        "the optimizer's files record neither their ranks nor their save, and have no master weights to compare with "
+        "the model's: files that were swapped between ranks cannot be detected");
   if (context.reads_states()) {
     checkpoint.states = by_id ? states_by_id(optimizer) : sharded_states(optimizer, checkpoint.map);
     if (optimizer.files.form() == OptimizerStage::Form::kZero1) checkpoint.mesh.dp = optimizer.files.dp;
@@ -309,8 +310,8 @@ void read_optimizer_beside(Files& files, const fs::path& folder, const ShardedCh
   const std::size_t others = take_master_weights(optimizer, checkpoint.map, {as_model, shards.lacks_weights});
   if (shards.lacks_weights)
     checkpoint.notes.push_back(
-        "the checkpoint holds its weights as the optimizer's fp32 master weights alone "
-        "(avoid_saving_lower_precision_weights): these are read");
+        "the checkpoint contains its weights only as the optimizer's fp32 master weights "
+        "(avoid_saving_lower_precision_weights): reading these");
   else if (others > 0)
     checkpoint.notes.push_back(fmt::format("{} tensor{} that the optimizer does not train {} the model's own", others,
                                            others == 1 ? "" : "s", others == 1 ? "is" : "are"));
@@ -328,8 +329,8 @@ void hint_at_lost_ranks(Files& files, const fs::path& folder, const ShardedCheck
   }
   if (tp <= shards.tp && pp <= shards.pp) return;
   error.hint(
-      fmt::format("the model's files are of tp {} × pp {} ranks, but the optimizer's of tp {} × pp {}: copy the "
-                  "model's other ranks here, too{}",
+      fmt::format("the model's files belong to tp {} × pp {} ranks, but the optimizer's to tp {} × pp {}: copy the "
+                  "model's other ranks here too{}",
                   shards.tp, shards.pp, tp, pp, error.hint().empty() ? "" : "; else " + error.hint()));
 }
 

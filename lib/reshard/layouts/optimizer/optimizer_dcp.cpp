@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kStateBegins = "base_state.";
 constexpr NumberedName kStateRanks("[|pp-{pp:4}][|tp-{tp:4}]", UINT32_MAX - 1);
 constexpr std::string_view kInGroups = "param_groups.";
-constexpr const char* kDamaged = "files of several saves are mixed, or the save is damaged: take another checkpoint";
+constexpr const char* kDamaged = "files of several saves are mixed, or the save is damaged: use another checkpoint";
 constexpr const char* kOtherCheckpoint = "the optimizer and the model come from different checkpoints";
 
 class DcpOptimizerReader {
@@ -48,17 +48,17 @@ class DcpOptimizerReader {
   OptimizerFiles read() {
     if (of_.ep > 1)
       throw Error(ErrorKind::kUnsupported,
-                  "holds the optimizer through torch.distributed.checkpoint, beside a model "
-                  "of expert-parallel ranks")
+                  "contains an optimizer saved through torch.distributed.checkpoint, next to a model with "
+                  "expert-parallel ranks")
           .in(folder_)
-          .hint("do without `with-optimizer`");
+          .hint("leave out `with-optimizer`");
     read_metadata();
     stages_.resize(of_.pp);
     for (const DcpTensor& tensor : metadata_.all.tensors) sort_in(tensor);
     for (const DcpBytes& object : metadata_.all.bytes) sort_in(object);
     if (wanted_.size() == group_objects_.size())
-      throw bad("holds no states of an optimizer (base_state.…)")
-          .hint("it is a checkpoint of something else, or was saved before the first step");
+      throw bad("contains no optimizer states (base_state.…)")
+          .hint("it is another kind of checkpoint, or was saved before the first step");
     for (std::uint32_t pp_rank = 0; pp_rank < of_.pp; ++pp_rank) validate_stage(pp_rank);
     find();
     make_stages();
@@ -108,8 +108,8 @@ class DcpOptimizerReader {
     } catch (Error& error) {
       if (of_.pp > 1 && error.kind() == ErrorKind::kBadInput)
         error.hint(
-            "with several pipeline ranks NxD (0.18 at least) puts the parameters of the first stage into .metadata for "
-            "every stage, so that nobody can load it: save without use_zero1_dcp");
+            "with several pipeline ranks, NxD (0.18 at least) writes the parameters of the first stage into .metadata "
+            "for every stage, which makes it unloadable: save without use_zero1_dcp");
       throw;
     }
   }
@@ -118,9 +118,9 @@ class DcpOptimizerReader {
     const auto key = parse_dcp_state_key(tensor.name);
     if (!key)
       throw bad(tensor, tensor.name.starts_with(kStateBegins)
-                            ? "is no name of a state: base_state.PARAMETER.STATE|pp-0000|tp-0000 is expected"
-                            : "is a tensor, but no state of a parameter (base_state.…)")
-          .hint("the directory holds something else than an optimizer that NxD saved");
+                            ? "is not the name of a state: base_state.PARAMETER.STATE|pp-0000|tp-0000 is expected"
+                            : "is a tensor, but not a parameter's state (base_state.…)")
+          .hint("the directory contains something other than an optimizer that NxD saved");
     wanted_.push_back({&tensor, nullptr});
     if (tensor.shape.empty()) {
       numbers_.push_back({*key, wanted_.size() - 1});
@@ -128,16 +128,17 @@ class DcpOptimizerReader {
     }
     const std::uint32_t pp_rank = key->pp_rank.value_or(0), tp_rank = key->tp_rank.value_or(0);
     if (pp_rank >= of_.pp || tp_rank >= of_.tp)
-      throw bad(tensor, fmt::format("is of tp rank {}, pp rank {}, but the model has tp {} × pp {} ranks", tp_rank,
+      throw bad(tensor, fmt::format("belongs to tp rank {}, pp rank {}, but the model has tp {} × pp {} ranks", tp_rank,
                                     pp_rank, of_.tp, of_.pp))
           .hint(kOtherCheckpoint);
     if (of_.pp > 1 && !key->pp_rank)
-      throw bad(tensor, fmt::format("does not say of which of {} pipeline ranks it is", of_.pp)).hint(kOtherCheckpoint);
+      throw bad(tensor, fmt::format("does not name its pipeline rank, but there are {}", of_.pp))
+          .hint(kOtherCheckpoint);
     Parameter& parameter = parameter_of(pp_rank, key->parameter);
     if (parameter.shaped == nullptr) parameter.shaped = &tensor;
     State& state = state_of(parameter, key->state);
     if (!state.by_tp_rank.empty() && state.has_rank != key->tp_rank.has_value())
-      throw bad(tensor, "is there both for each tensor-parallel rank and for all of them");
+      throw bad(tensor, "exists both for each tensor-parallel rank and for all of them");
     state.has_rank = key->tp_rank.has_value();
     if (!state.by_tp_rank.emplace(tp_rank, wanted_.size() - 1).second)
       throw bad(tensor, fmt::format("is a second state of tp rank {}, pp rank {}", tp_rank, pp_rank));
@@ -176,12 +177,14 @@ class DcpOptimizerReader {
         if (stages_[pp_rank].by_name.count(number.key.parameter) == 0) continue;
         has_place = true;
         State& state = state_of(parameter_of(pp_rank, number.key.parameter), number.key.state);
-        if (state.is_number || !state.by_tp_rank.empty()) throw bad("is there twice").tensor(entry_of(number.wanted));
+        if (state.is_number || !state.by_tp_rank.empty()) throw bad("occurs twice").tensor(entry_of(number.wanted));
         state.is_number = true;
         state.by_tp_rank.emplace(0, number.wanted);
       }
       if (!has_place)
-        throw bad("its parameter has no state of its shape").tensor(entry_of(number.wanted)).hint(kOtherCheckpoint);
+        throw bad("none of its parameter's states has the parameter's shape")
+            .tensor(entry_of(number.wanted))
+            .hint(kOtherCheckpoint);
     }
     numbers_.clear();
   }
@@ -196,7 +199,7 @@ class DcpOptimizerReader {
       count_ranks();
     }
     if (stages_[pp_rank].parameters.empty())
-      throw bad(fmt::format("holds no states of pp rank {}, but the model has {} pipeline ranks", pp_rank, of_.pp))
+      throw bad(fmt::format("contains no states of pp rank {}, but the model has {} pipeline ranks", pp_rank, of_.pp))
           .hint(kOtherCheckpoint);
     for (const Parameter& parameter : stages_[pp_rank].parameters)
       for (const State& state : parameter.states) {
@@ -247,7 +250,7 @@ class DcpOptimizerReader {
       throw bad(tensor, fmt::format("has a chunk of {} at {}, but data-parallel rank {} of {} has {} at {}",
                                     to_string(box.size), to_string(box.begin), dp_rank, of_.dp,
                                     to_string(expected.size), to_string(expected.begin)))
-          .hint("it is no optimizer that NxD shares by rows");
+          .hint("it is not an optimizer that NxD shards by rows");
     }
     return order;
   }
@@ -261,7 +264,7 @@ class DcpOptimizerReader {
       if (file.frame)
         throw Error(ErrorKind::kUnsupported, "has compressed items, which NxD does not write")
             .in(file.path)
-            .hint("save the checkpoint without compression, or do without `with-optimizer`");
+            .hint("save the checkpoint without compression, or leave out `with-optimizer`");
     of_.file_count = of_.files.size();
     of_.paths = {metadata_.where};
   }
@@ -320,20 +323,21 @@ class DcpOptimizerReader {
   }
 
   void take_groups(std::vector<SavedGroup> groups) {
-    if (groups.empty()) throw bad("holds no \"param_groups\"");
+    if (groups.empty()) throw bad("contains no \"param_groups\"");
     std::optional<std::size_t> with_parameters;
     std::vector<OptimizerFileGroup> all;
     for (std::size_t g = 0; g < groups.size(); ++g) {
       all.push_back({std::move(groups[g].values)});
       if (groups[g].parameters.empty()) continue;
       if (with_parameters)
-        throw bad(fmt::format("parameter groups {} and {} both have parameters, but the names of states are those of "
-                              "one group alone",
-                              *with_parameters, g))
+        throw bad(
+            fmt::format(
+                "parameter groups {} and {} both have parameters, but the names of states belong to only one group",
+                *with_parameters, g))
             .hint("NxD confuses the parameters of several groups in this form; it is damaged");
       with_parameters = g;
     }
-    if (!with_parameters) throw bad("its parameter groups are empty, but it holds states");
+    if (!with_parameters) throw bad("its parameter groups are empty, but it contains states");
     for (OptimizerStage& stage : of_.stages) {
       // With several stages, the groups may come from any of them.
       if (of_.pp == 1) add_untrained(stage, groups[*with_parameters].parameters.size());
@@ -346,8 +350,9 @@ class DcpOptimizerReader {
   /// Adds the parameters without states, which have no names here.
   void add_untrained(OptimizerStage& stage, std::size_t listed) const {
     if (listed < stage.entries.size() || listed > std::max(most_parameters_, stage.entries.size()))
-      throw bad(fmt::format("lists {} parameters in its groups, but holds states of {}, and the model has {} tensors",
-                            listed, stage.entries.size(), most_parameters_))
+      throw bad(
+          fmt::format("lists {} parameters in its groups, but contains states of {}, and the model has {} tensors",
+                      listed, stage.entries.size(), most_parameters_))
           .hint(kOtherCheckpoint);
     stage.entries.resize(listed);
   }

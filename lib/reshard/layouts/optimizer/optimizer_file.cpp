@@ -41,7 +41,7 @@ class OptimizerReader {
 
   OptimizerFile read() {
     const PickleRef root = pickle_.root();
-    if (!is_mapping(pickle_, root)) throw no_optimizer(fmt::format("holds {}, not a dict", pickle_.describe(root)));
+    if (!is_mapping(pickle_, root)) throw no_optimizer(fmt::format("contains {}, not a dict", pickle_.describe(root)));
     root_ = mapping_items(pickle_, root);
     take_wrapped();
     read_groups();
@@ -68,10 +68,11 @@ class OptimizerReader {
     return Error(ErrorKind::kBadInput, message)
         .in(path_)
         .hint(
-            "the file is damaged, or no program that is known wrote it: copy it again, or do without `with-optimizer`");
+            "the file is damaged, or was written by an unsupported program: copy it again, or leave out "
+            "`with-optimizer`");
   }
   Error no_optimizer(const std::string& message) const {
-    return bad(message).hint("it is no file that NxD saves of an optimizer");
+    return bad(message).hint("it is not an optimizer file that NxD saves");
   }
   PickleRef get(std::string_view key) const { return value_of(pickle_, root_, key, path_); }
 
@@ -81,16 +82,17 @@ class OptimizerReader {
     const PickleRef many = get(kOptimizers);
     PickleRef one = get(kOptimizer);
     if (many != kNoNode && one != kNoNode)
-      throw bad(fmt::format("holds \"{}\" and \"{}\": which is the optimizer?", kOptimizers, kOptimizer))
-          .hint("save the checkpoint with one of the two, or do without `with-optimizer`");
+      throw bad(fmt::format("contains \"{}\" and \"{}\": which one is the optimizer?", kOptimizers, kOptimizer))
+          .hint("save the checkpoint with one of the two, or leave out `with-optimizer`");
     if (many != kNoNode) {
       if (pickle_.kind(many) != PickleKind::kList && pickle_.kind(many) != PickleKind::kTuple)
         throw bad(fmt::format("its \"{}\" is {}, not a list", kOptimizers, pickle_.describe(many)));
       const auto all = pickle_.items(many);
       if (all.size() > 1)
-        throw Error(ErrorKind::kUnsupported, fmt::format("holds {} optimizers under \"{}\"", all.size(), kOptimizers))
+        throw Error(ErrorKind::kUnsupported,
+                    fmt::format("contains {} optimizers under \"{}\"", all.size(), kOptimizers))
             .in(path_)
-            .hint("the states of one optimizer are read: do without `with-optimizer`, or save with one");
+            .hint("only one optimizer can be read: leave out `with-optimizer`, or save with one");
       if (!all.empty()) one = all.front();
     }
     if (one != kNoNode) root_ = dict(one, fmt::format("its \"{}\"", many == kNoNode ? kOptimizer : kOptimizers));
@@ -122,7 +124,8 @@ class OptimizerReader {
       throw bad(fmt::format("its \"param_groups\" is {}, not a list", pickle_.describe(node)));
     const auto groups = pickle_.items(node);
     if (groups.size() > kMaxParameterGroups)
-      throw bad(fmt::format("its \"param_groups\" has {} groups, of at most {}", groups.size(), kMaxParameterGroups))
+      throw bad(fmt::format("its \"param_groups\" has {} groups, but at most {} are supported", groups.size(),
+                            kMaxParameterGroups))
           .hint("the file is damaged: an optimizer has a few groups");
     const PickleRef offset = get(kGroupOffset);
     const std::uint64_t first_expert =
@@ -136,7 +139,7 @@ class OptimizerReader {
       const std::uint64_t first = before + next;
       next = read_group(groups[g], g, next);
       file_.groups.back().first = static_cast<std::uint32_t>(first);
-      if (before + next > pickle_.num_nodes()) throw bad("its groups hold the same parameters many times over");
+      if (before + next > pickle_.num_nodes()) throw bad("its groups list the same parameters repeatedly");
     }
     file_.entries.resize(before + next);
   }
@@ -151,16 +154,17 @@ class OptimizerReader {
     for (const PickleRef param : pickle_.items(params)) {
       const std::uint64_t id = number(param, fmt::format("a number in \"params\" of {}", what));
       if (id != next)
-        throw bad(fmt::format("\"params\" of {} has id {} in the place of id {}: ids count on from group to group",
-                              what, id, next));
+        throw bad(
+            fmt::format("\"params\" of {} has id {} instead of {}: ids continue from group to group", what, id, next));
       ++next;
     }
     group.count = static_cast<std::uint32_t>(pickle_.items(params).size());
     if (items.size() > kMaxHyperparameters)
-      throw bad(fmt::format("{} has {} hyperparameters, of at most {}", what, items.size(), kMaxHyperparameters));
+      throw bad(fmt::format("{} has {} hyperparameters, but at most {} are supported", what, items.size(),
+                            kMaxHyperparameters));
     std::vector<PickleRef> keys;
     for (const auto& [key, value] : items) {
-      if (pickle_.kind(key) != PickleKind::kString) throw bad(fmt::format("{} has a key that is no string", what));
+      if (pickle_.kind(key) != PickleKind::kString) throw bad(fmt::format("{} has a key that is not a string", what));
       std::string name(pickle_.text(key));
       if (name == kGroupParametersKey) continue;
       if (torch_.is_tensor(value) || is_xser_reference(pickle_, value))
@@ -189,7 +193,7 @@ class OptimizerReader {
     if (offset) index = id < *offset && id < dense ? id : id < *offset ? all : dense + (id - *offset);
     if (index >= all)
       throw bad(fmt::format("\"{}\" has id {}, but the groups have {} parameters", where, id, all))
-          .hint("the file is damaged, or of two optimizers");
+          .hint("the file is damaged, or contains two optimizers");
     if (seen[index]) throw bad(fmt::format("\"{}\" has id {} twice", where, id));
     seen[index] = true;
     return file_.entries[index];
@@ -214,7 +218,7 @@ class OptimizerReader {
 
   void add_state(OptimizerEntry& entry, std::string name, PickleRef node, const std::string& what) {
     // A file may refer to one dict under many numbers; reading must not multiply the file's size.
-    if (++states_ > pickle_.num_nodes()) throw bad("holds the same states many times over");
+    if (++states_ > pickle_.num_nodes()) throw bad("contains the same states repeatedly");
     const std::string full = what + "." + name;
     if (is_tensor(node)) {
       TensorEntry& added = entry.tensors.emplace_back().shards.emplace_back(tensor(node, full));
@@ -228,7 +232,7 @@ class OptimizerReader {
   PlainValue plain_value(PickleRef node, const std::string& what) {
     PlainValue value = read_plain_value(pickle_, node, what, path_);
     values_ += num_values(value);
-    if (values_ > pickle_.num_nodes() + kMaxPlainValues) throw bad("holds the same values many times over");
+    if (values_ > pickle_.num_nodes() + kMaxPlainValues) throw bad("contains the same values repeatedly");
     return value;
   }
 
@@ -247,7 +251,7 @@ class OptimizerReader {
       OptimizerEntry& entry = entry_of(key, kShapesKey, offset, seen);
       entry.shape = read_size(pickle_, value);
       if (!entry.shape || !num_elems(*entry.shape))
-        throw bad(fmt::format("its \"shape_info\" has {} in the place of the shape of id {}", pickle_.describe(value),
+        throw bad(fmt::format("its \"shape_info\" has {} instead of the shape of id {}", pickle_.describe(value),
                               pickle_.integer(key)));
     }
   }
@@ -308,7 +312,7 @@ OptimizerFile read_optimizer_file(Files& files, const fs::path& path) {
     return OptimizerReader(files, path).read();
   } catch (Error& error) {
     if (error.kind() == ErrorKind::kBadInput && error.hint().empty())
-      error.hint("the file is damaged, or no file of an optimizer: copy it again, or take another checkpoint");
+      error.hint("the file is damaged, or not an optimizer file: copy it again, or use another checkpoint");
     throw;
   }
 }

@@ -61,8 +61,9 @@ std::optional<Error> misfit_of_sizes(const OptimizerStage& file, const Numbered&
     if (count != numbered.sizes[g])
       return Error(
           ErrorKind::kBadInput,
-          fmt::format("its parameter group {} has {} parameters, but by rule {} the model's file has {} for it", g,
-                      count, name(rule), numbered.sizes[g]));
+          fmt::format(
+              "its parameter group {} has {} parameters, but according to rule {} the model's file has {} for it", g,
+              count, name(rule), numbered.sizes[g]));
   }
   return std::nullopt;
 }
@@ -74,7 +75,7 @@ std::optional<Error> misfit_of_shapes(const OptimizerStage& file, std::size_t ra
     const auto shape = local_shape(file, file.entries[i], rank);
     if (!shape || *shape == numbered.order[i]->shape) continue;
     return Error(ErrorKind::kBadInput,
-                 fmt::format("{} has the shape {}, but by rule {} it is {}, which the model's file has as {}",
+                 fmt::format("{} has the shape {}, but according to rule {} it is {}, which is {} in the model's file",
                              name_of_entry(file, i), to_string(*shape), name(rule), numbered.order[i]->name,
                              to_string(numbered.order[i]->shape)));
   }
@@ -138,21 +139,18 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
       closest_misfit = std::move(wrong);
   }
   if (fitting.empty())
-    throw closest_misfit->hint(
-        chosen
-            ? "another `from-optimizer-groups` may fit"
-            : "no rule of `from-optimizer-groups` fits: the optimizer is of another model, some parameters were "
-              "frozen, or the training code grouped parameters by a rule of its own; where nothing but `dp` changes, "
-              "`from-optimizer-groups` ids needs no names");
+    throw closest_misfit->hint(chosen ? "another `from-optimizer-groups` may fit"
+                                      : "no rule of `from-optimizer-groups` fits: the optimizer belongs to another "
+                                        "model, some parameters were frozen, or the training code uses its own rule; "
+                                        "if only `dp` changes, `from-optimizer-groups` ids needs no names");
   for (const Candidate& other : fitting)
     if (other.names != fitting.front().names)
-      throw Error(
-          ErrorKind::kUsage,
-          fmt::format("the optimizer's files store no names, and the groups fit rule {} as well as rule {}, which "
-                      "give parameters of equal shapes different states",
-                      name(fitting.front().rule), name(other.rule)))
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("the optimizer's files store no names, and the groups fit rule {} as well as rule {}, "
+                              "which assign different states to parameters of equal shapes",
+                              name(fitting.front().rule), name(other.rule)))
           .in(files.folder)
-          .hint("say with `from-optimizer-groups` how the training code grouped parameters");
+          .hint("set `from-optimizer-groups` to the rule by which the training code grouped parameters");
   return std::move(fitting.front().names);
 }
 
@@ -168,8 +166,9 @@ std::vector<std::vector<std::string>> stored_names(const OptimizerFiles& files,
     for (const OptimizerEntry& entry : file.entries) {
       if (entry.name.empty()) break;
       if (known.erase(entry.name) == 0)
-        throw Error(ErrorKind::kBadInput,
-                    fmt::format("has states of a parameter that the model's files of pp rank {} do not hold", pp_rank))
+        throw Error(
+            ErrorKind::kBadInput,
+            fmt::format("has states of a parameter that the model's files of pp rank {} do not contain", pp_rank))
             .in(file.path)
             .tensor(entry.name)
             .hint("the optimizer and the model come from different checkpoints");
@@ -179,9 +178,11 @@ std::vector<std::vector<std::string>> stored_names(const OptimizerFiles& files,
       if (known.count(parameter.name) > 0) others.push_back(parameter.name);
     const std::size_t nameless = file.entries.size() - names.size();
     if (nameless > 0 && nameless != others.size())
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("lists {} parameters without states, but the model has {} of which there are none",
-                              nameless, others.size()))
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format(
+              "lists {} parameters without states, but the model has {} parameters that are not in the optimizer",
+              nameless, others.size()))
           .in(file.path)
           .hint("the optimizer and the model come from different checkpoints");
     if (nameless > 0) names.insert(names.end(), others.begin(), others.end());
@@ -199,13 +200,12 @@ std::vector<OptimizerGroup> regrouped(std::span<const OptimizerGroup> groups, Gr
       OptimizerGroup& group = made[own];
       const std::size_t source = source_of[own].value_or(g);
       if (source != g && groups[source].values != groups[g].values)
-        throw Error(
-            ErrorKind::kUnsupported,
-            fmt::format("by rule {} it is in one group with {}, but in the source it has the hyperparameters of "
-                        "group {}, and that has those of group {}",
-                        name(rule), printable(group.parameters.front()), g, source))
+        throw Error(ErrorKind::kUnsupported,
+                    fmt::format("according to rule {} it is in one group with {}, but in the source it has the "
+                                "hyperparameters of group {}, and the other those of group {}",
+                                name(rule), printable(group.parameters.front()), g, source))
             .tensor(parameter)
-            .hint("take another `optimizer-groups`, or leave it out to keep the source's groups");
+            .hint("choose another `optimizer-groups`, or leave it out to keep the source's groups");
       source_of[own] = source;
       group.parameters.push_back(parameter);
     }

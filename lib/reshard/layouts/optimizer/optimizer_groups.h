@@ -47,9 +47,9 @@ inline constexpr LayoutOption kSourceOptimizerGroups{
     .default_value = "auto",
     .of_source = true,
     .source_help =
-        "How training code grouped the optimizer's parameters: norms (biases and norms apart, as NxD's "
-        "examples), layernorms (as optimum-neuron), bias (biases apart), one, auto, which takes what fits, "
-        "or ids, which leaves open which parameters they are, where only dp changes",
+        "How training code grouped the optimizer's parameters: norms (biases and norms apart, as NxD's examples), "
+        "layernorms (as optimum-neuron), bias (biases apart), one, auto (the rule that fits), or ids, which needs no "
+        "names if only dp changes",
     .only_of_source = true};
 
 /// Returns the local shape of an entry on a rank of the stage, before data-parallel ranks shared it; std::nullopt if

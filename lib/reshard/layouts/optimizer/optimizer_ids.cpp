@@ -16,7 +16,8 @@
 namespace reshard {
 namespace {
 
-constexpr const char* kSayRule = "say by which rule parameters were grouped, if there is one: `from-optimizer-groups`";
+constexpr const char* kSayRule =
+    "set `from-optimizer-groups` to the rule by which parameters were grouped, if there is one";
 
 /// A part of a logical tensor in a local one: where it is of, and where it lies.
 struct IdPart {
@@ -64,12 +65,12 @@ void validate_kind(const OptimizerFiles& files) {
   };
   if (files.ep > 1)
     fail(fmt::format("the optimizer is one of {} expert-parallel ranks", files.ep),
-         "`from-optimizer-groups` ids is for dense models");
-  if (files.has_names()) fail("the optimizer's files have names, and no ids", "do without `from-optimizer-groups` ids");
+         "`from-optimizer-groups` ids supports only dense models");
+  if (files.has_names()) fail("the optimizer's files have names, and no ids", "leave out `from-optimizer-groups` ids");
   if (files.form() == OptimizerStage::Form::kWhole)
-    fail("the optimizer is not ZeRO-1's, and without names no master weights can be made", kSayRule);
+    fail("the optimizer is not a ZeRO-1 optimizer, and without names no master weights can be computed", kSayRule);
   if (files.lost_masters)
-    fail("NxD's converter, which made the files full_…, lost master weights, and without names none can be made",
+    fail("NxD's converter, which wrote the files full_…, lost master weights, and without names none can be computed",
          kSayRule);
 }
 
@@ -82,7 +83,7 @@ void validate_shapes(const OptimizerStage& file, const std::vector<LocalParamete
     const auto shape = local_shape(file, file.entries[id], 0);
     if (!shape)
       throw Error(ErrorKind::kUnsupported,
-                  fmt::format("has no state of {} that would say its shape", name_of_entry(file, id)))
+                  fmt::format("has no state of {} from which its shape could be inferred", name_of_entry(file, id)))
           .in(file.path)
           .hint(kSayRule);
     shapes.push_back(*shape);
@@ -97,7 +98,7 @@ void validate_shapes(const OptimizerStage& file, const std::vector<LocalParamete
                             name_of_entry(file, id), to_string(shapes[id]), ids, ids == 1 ? "has" : "have", pp_rank,
                             most == 0 ? "no parameter" : fmt::format("{} parameter{}", most, most == 1 ? "" : "s")))
         .in(file.path)
-        .hint("the optimizer is of another model, or of other ranks: take the files of one save");
+        .hint("the optimizer belongs to another model or other ranks: use files of one save");
   }
 }
 
@@ -143,14 +144,13 @@ void validate_same_ranks(const SourceMap& source, const TargetMap& target) {
   while (a != before.end() && b != after.end() && *a == *b) ++a, ++b;
   if (a == before.end() && b == after.end()) return;
   const auto& place = a == before.end() || (b != after.end() && b->first < a->first) ? b->first : a->first;
-  throw Error(ErrorKind::kUsage,
-              fmt::format("{} would hold it otherwise than in the source: ids of the optimizer, whose parameters are "
-                          "not known, stay only where nothing but `dp` changes",
-                          rank_name({std::get<1>(place), std::get<0>(place)}, false)))
+  throw Error(ErrorKind::kUsage, fmt::format("{} would contain other parts of it than in the source: optimizer ids "
+                                             "without known parameters can be kept only if nothing but `dp` changes",
+                                             rank_name({std::get<1>(place), std::get<0>(place)}, false)))
       .tensor(std::get<2>(place))
       .hint(
-          "take the source's ranks, layout, order of heads, `fuse-qkv` and `kv-size-multiplier`, or say by which rule "
-          "parameters were grouped: `from-optimizer-groups`");
+          "take the source's ranks, layout, order of heads, `fuse-qkv` and `kv-size-multiplier`, or set "
+          "`from-optimizer-groups` to the rule by which parameters were grouped");
 }
 
 }  // namespace reshard

@@ -247,9 +247,9 @@ void refuse_partial_masters(const OptimizerFiles& files) {
       const OptimizerEntry& entry = stage.entries[e];
       if (entry.has_master() || !entry.has_states()) continue;
       throw Error(ErrorKind::kUnsupported,
-                  fmt::format("has states of {}, but no master weights, which others have", name_of_entry(stage, e)))
+                  fmt::format("has states of {}, but no master weights, unlike others", name_of_entry(stage, e)))
           .in(stage.path)
-          .hint("the file is damaged, or of a run that saved some master weights alone: take the model's own weights");
+          .hint("the file is damaged, or the run saved only some master weights: use the model's own weights");
     }
 }
 
@@ -440,8 +440,7 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
   } catch (Error& error) {
     if (error.kind() == ErrorKind::kBadInput && !checkpoint.model && checkpoint.config.empty())
       error.hint(
-          "say with `config` where the model's config.json is: without it, tied parameters and buffers are not "
-          "told from others");
+          "set `config` to the model's config.json: without it, tied parameters and buffers cannot be identified");
     throw;
   }
 }
@@ -450,15 +449,14 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
                                         Checkpoint& checkpoint, const OptionValues& options) {
   std::optional<OptimizerFiles> read = read_optimizer(files, folder, shards);
   if (!read)
-    throw Error(ErrorKind::kBadInput, "holds no files of an optimizer")
+    throw Error(ErrorKind::kBadInput, "contains no optimizer files")
         .in(checkpoint.path)
         .hint("the directory was copied without its folder optim, or the run was saved without its optimizer");
   ShardedOptimizer optimizer{*std::move(read), 0, {}};
   for (const std::string& note : optimizer.files.notes) checkpoint.notes.push_back(note);
   if (const std::set<std::string>& others = optimizer.files.others; !others.empty())
     checkpoint.notes.push_back(
-        fmt::format("the optimizer's files hold more than states, groups and master weights, "
-                    "which is left out: {}",
+        fmt::format("left out entries of the optimizer's files that are not states, groups or master weights: {}",
                     list_names(std::vector(others.begin(), others.end()))));
   note_missing_states(optimizer.files, checkpoint.notes);
   optimizer.names = name_entries(optimizer.files, shards, checkpoint, options);
@@ -488,9 +486,9 @@ TrainingStates states_by_id(const ShardedOptimizer& optimizer) {
 std::size_t take_master_weights(const ShardedOptimizer& optimizer, SourceMap& model, MasterUse use) {
   refuse_incomplete(optimizer.files);
   if (!optimizer.files.has_masters)
-    throw Error(ErrorKind::kBadInput, "holds no master weights")
+    throw Error(ErrorKind::kBadInput, "contains no master weights")
         .in(optimizer.files.folder)
-        .hint("take the model's own weights: `weights` model");
+        .hint("use the model's own weights: `weights` model");
   refuse_partial_masters(optimizer.files);
   const SourceMap local = model;
   const LocalTensors locals(local, optimizer.files);
@@ -516,7 +514,7 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, SourceMap& mo
     if (model.logical[l].constant() || model.pieces[l].empty()) continue;
     ++others;
     if (!use.only_source) continue;
-    throw Error(ErrorKind::kBadInput, "the model's files do not hold it, and the optimizer has no master weights of it")
+    throw Error(ErrorKind::kBadInput, "is neither in the model's files nor in the optimizer's master weights")
         .in(optimizer.files.folder)
         .tensor(model.logical[l].name);
   }

@@ -101,9 +101,10 @@ void validate_groups(const OptimizerFile& file, const OptimizerStage& first, boo
 void count_state_names(const OptimizerFile& file, std::set<std::string>& names) {
   const auto add = [&](const std::string& name) {
     if (!names.insert(name).second || names.size() <= kMaxStateNames) return;
-    throw Error(ErrorKind::kBadInput, fmt::format("its state is one of more than {} that the optimizer's files have, "
-                                                  "which is not known of any optimizer",
-                                                  kMaxStateNames))
+    throw Error(
+        ErrorKind::kBadInput,
+        fmt::format("its state is one of more than {} in the optimizer's files, more than any known optimizer has",
+                    kMaxStateNames))
         .in(file.path)
         .tensor(name)
         .hint("the file is damaged: an optimizer has two or three states, such as exp_avg");
@@ -215,17 +216,18 @@ Error wrong_rows(const RankShards& shards, std::uint32_t entry, const TensorEntr
   if (!other_rows.empty() && !expected.empty()) other_rows[0] = expected[0];
   std::string hint;
   if (ranks)
-    hint = fmt::format("the shards are those of {} data-parallel ranks: copy the files of all of them here", *ranks);
+    hint = fmt::format("the shards belong to {} data-parallel ranks: copy the files of all of them here", *ranks);
   else if (other_rows == expected)
     hint =
-        "files of another run are mixed in; or the run had context parallelism, whose ranks write over each other's "
+        "files of another run are mixed in; or the run used context parallelism, whose ranks overwrite each other's "
         "files";
   else
-    hint = "the file is damaged, or of a run of another model: copy it again, or take another checkpoint";
+    hint = "the file is damaged, or belongs to a run of another model: copy it again, or use another checkpoint";
   return Error(ErrorKind::kBadInput,
-               fmt::format("{} of {} has the shape {}, but by shape_info {} over {} data-parallel ranks it has {}",
-                           tensor.name, name_of_entry(shards.stage(), entry), to_string(tensor.shape),
-                           to_string(*shards.stage().entries[entry].shape), shards.of.dp, to_string(expected)))
+               fmt::format(
+                   "{} of {} has the shape {}, but according to shape_info {} over {} data-parallel ranks it has {}",
+                   tensor.name, name_of_entry(shards.stage(), entry), to_string(tensor.shape),
+                   to_string(*shards.stage().entries[entry].shape), shards.of.dp, to_string(expected)))
       .in(shards.path())
       .hint(hint);
 }
@@ -237,11 +239,12 @@ void validate_moments(const RankShards& shards, std::uint32_t number) {
   const auto validate = [&](const OptimizerState& state) {
     const TensorEntry* tensor = state.of_rank(shards.rank);
     if (tensor != nullptr && tensor->shape.empty())
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("{} of {} is a tensor without dims, but by shape_info its parameter has the shape {}",
-                              tensor->name, name_of_entry(shards.stage(), number), to_string(*entry.shape)))
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format("{} of {} is a tensor without dims, but according to shape_info its parameter has the shape {}",
+                      tensor->name, name_of_entry(shards.stage(), number), to_string(*entry.shape)))
           .in(shards.path())
-          .hint("the file is damaged: copy it again, or take another checkpoint");
+          .hint("the file is damaged: copy it again, or use another checkpoint");
   };
   for (const OptimizerState& state : entry.tensors)
     if (is_moment(state.name())) validate(state);
@@ -253,23 +256,21 @@ void validate_moments(const RankShards& shards, std::uint32_t number) {
 void set_incomplete(OptimizerFiles& of, const OptimizerStage& stage, std::uint32_t entry, const TensorEntry& tensor,
                     std::uint64_t ranks, bool lacks_weights) {
   of.incomplete =
-      fmt::format("{} ({} of {} has {} of {} rows, the part of one of {} ranks)",
-                  of.is_xser ? "parts of ZeRO-1, each of some data-parallel rank, were saved as if they were all"
-                             : "one data-parallel rank's part of ZeRO-1 was saved as if it were all",
+      fmt::format("{} ({} of {} has {} of {} rows, the share of one of {} ranks)",
+                  of.is_xser ? "ZeRO-1 shards of some data-parallel ranks were saved as if they were complete"
+                             : "the ZeRO-1 shard of one data-parallel rank was saved as if it were complete",
                   tensor.name, name_of_entry(stage, entry), tensor.shape[0], (*stage.entries[entry].shape)[0], ranks);
   if (lacks_weights)
     of.incomplete_hint =
-        "copy the files of the other data-parallel ranks here, such as dp_rank_01: nothing else holds "
-        "the weights";
+        "copy the files of the other data-parallel ranks here, such as dp_rank_01: no other file contains the weights";
   else if (of.is_xser)
     of.incomplete_hint =
-        "the weights are complete: do without the optimizer and its master weights; only where "
-        "another program than optimum-neuron saved the run may there be files of other data-parallel "
-        "ranks to copy here";
+        "the weights are complete: leave out the optimizer and its master weights; only if another program than "
+        "optimum-neuron saved the run can there be files of other data-parallel ranks to copy here";
   else
     of.incomplete_hint =
-        "if the run has saved files of other data-parallel ranks, such as dp_rank_01, copy them here; "
-        "else the weights are complete: do without the optimizer and its master weights";
+        "if the run has saved files of other data-parallel ranks, such as dp_rank_01, copy them here; otherwise the "
+        "weights are complete: leave out the optimizer and its master weights";
 }
 
 /// Validates the rows of every shard. If only one data-parallel rank has files and all its shards have fewer rows, they
@@ -284,7 +285,7 @@ void validate_rows(OptimizerFiles& of, const RankShards& shards, bool lacks_weig
       throw Error(ErrorKind::kBadInput,
                   fmt::format("{} has states, but no shape in shape_info", name_of_entry(stage, e)))
           .in(shards.path())
-          .hint("the file is damaged: copy it again, or take another checkpoint");
+          .hint("the file is damaged: copy it again, or use another checkpoint");
     if (!entry.shape) continue;
     validate_moments(shards, e);
     bool drops_master = false;
@@ -339,15 +340,16 @@ void validate_ranks(const OptimizerFile& file, RankId rank) {
   for (const auto& [what, said, own] :
        {std::tuple("dp", file.dp_rank, rank.dp_rank), {"tp", file.tp_rank, rank.tp_rank}})
     if (said && *said != own)
-      throw Error(ErrorKind::kBadInput, fmt::format("says that it is of {} rank {}", what, *said))
+      throw Error(ErrorKind::kBadInput, fmt::format("records that it belongs to {} rank {}", what, *said))
           .in(file.path)
-          .hint("files of ranks were swapped or renamed");
+          .hint("rank files were swapped or renamed");
 }
 
 void validate_mesh_of_model(const OptimizerFileName& name, const OptimizerFiles& of) {
   if (name.rank.tp_rank < of.tp && name.rank.pp_rank < of.pp) return;
-  throw Error(ErrorKind::kBadInput, fmt::format("is of tp rank {}, pp rank {}, but the model has tp {} × pp {} ranks",
-                                                name.rank.tp_rank, name.rank.pp_rank, of.tp, of.pp))
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("belongs to tp rank {}, pp rank {}, but the model has tp {} × pp {} ranks", name.rank.tp_rank,
+                          name.rank.pp_rank, of.tp, of.pp))
       .in(name.path)
       .hint("the optimizer's files and the model's come from different checkpoints");
 }
@@ -365,7 +367,7 @@ std::vector<OptimizerFileName> list_optimizer_files(Files& files, const fs::path
     const RankId rank = rank_of(*numbers);
     const fs::path path = folder / entry.name;
     if (!seen.emplace(rank, path).second)
-      throw Error(ErrorKind::kBadInput, "is of the same rank as " + seen.at(rank).filename().string())
+      throw Error(ErrorKind::kBadInput, "belongs to the same rank as " + seen.at(rank).filename().string())
           .in(path)
           .hint("files of two checkpoints are mixed in one folder; move one away");
     names.push_back({rank, path, full.has_value(), full ? kFullName : kDpRankName});
@@ -403,15 +405,15 @@ OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const 
   for (const OptimizerFileName& name : names) {
     validate_mesh_of_model(name, of);
     if (name.is_full != of.is_full)
-      throw Error(ErrorKind::kBadInput, "lies beside files of data-parallel ranks, which it was made of")
+      throw Error(ErrorKind::kBadInput, "is next to the data-parallel rank files that it was merged from")
           .in(name.is_full ? name.path : names.front().path)
-          .hint("move the one or the others away");
+          .hint("move either of them away");
     // Without ZeRO-1, experts' states are named by expert-parallel rank, which then serves as data-parallel rank.
     const std::uint32_t dp_rank = name.rank.has_ep ? name.rank.ep_rank : name.rank.dp_rank;
     of.dp = std::max(of.dp, dp_rank + 1);
     const auto [found, is_new] = by_place.emplace(Place{name.rank.pp_rank, name.rank.tp_rank, dp_rank}, &name);
     if (!is_new)
-      throw Error(ErrorKind::kBadInput, "is of the same rank as " + short_name(found->second->path))
+      throw Error(ErrorKind::kBadInput, "belongs to the same rank as " + short_name(found->second->path))
           .in(name.path)
           .hint("files of two checkpoints are mixed in one folder; move one away");
   }
@@ -459,9 +461,9 @@ std::optional<OptimizerFiles> read_optimizer(Files& files, const fs::path& folde
     return read_optimizer_files(files, folder, names, shards);
   }
   if (names.empty()) return read_optimizer_dcp(files, folder, shards);
-  throw Error(ErrorKind::kBadInput, "lies beside files of torch.distributed.checkpoint, which are an optimizer, too")
+  throw Error(ErrorKind::kBadInput, "is next to an optimizer saved by torch.distributed.checkpoint")
       .in(names.front().path)
-      .hint("the folder holds the optimizer of two saves; move the older one away");
+      .hint("the folder contains the optimizers of two saves; move the older one away");
 }
 
 }  // namespace reshard

@@ -84,7 +84,7 @@ void validate_adapter_explained(const ShardedCheckpoint& checkpoint) {
       const auto after = std::upper_bound(prefixes.begin(), prefixes.end(), rule.stored_name);
       if (after != prefixes.begin() && rule.stored_name.starts_with(*std::prev(after)))
         throw Error(ErrorKind::kUnsupported,
-                    "belongs to a fused linear, and how its rows divide among the originals is not known")
+                    "belongs to a fused linear, and the division of its rows among the original linears is unknown")
             .in(file.path)
             .tensor(rule.stored_name);
     }
@@ -111,7 +111,7 @@ void validate_adapter_sizes(const SourceMap& map, const fs::path& where) {
                                                     to_string(tensor.shape), to_string(*b)))
           .in(where)
           .tensor(tensor.name)
-          .hint("the metadata may not say how it is split");
+          .hint("the metadata may not record how it is split");
   }
 }
 
@@ -122,22 +122,23 @@ std::string name_in_metadata(Files& files, const AdapterFolder& adapter) {
     if (!metadata_pp_rank(entry.name)) continue;
     const fs::path path = adapter.shards.path / entry.name;
     if (path.extension() != ".json")
-      throw Error(ErrorKind::kUnsupported, "is metadata of an older version, which does not say how adapters are fused")
+      throw Error(ErrorKind::kUnsupported,
+                  "is metadata of an older version, which does not record how adapters are fused")
           .in(path);
     for (const std::string& name : adapter_names(read_metadata(files, path))) names.insert(name);
   }
   if (names.count(adapter.name)) return adapter.name;
   if (names.size() == 1) return *names.begin();
   if (names.empty())
-    throw Error(ErrorKind::kBadInput,
-                "has no metadata that speaks of adapters (mp_metadata_pp_rank_Y.json), so nothing says how the "
-                "parameters are laid out")
+    throw Error(
+        ErrorKind::kBadInput,
+        "has no metadata for adapters (mp_metadata_pp_rank_Y.json), so the partition of its parameters is unknown")
         .in(adapter.shards.path);
   throw Error(ErrorKind::kBadInput,
-              fmt::format("the folder is that of the adapter \"{}\", but the metadata knows {}",
+              fmt::format("the folder belongs to the adapter \"{}\", but the metadata lists {}",
                           printable(adapter.name), list_names(std::vector(names.begin(), names.end()))))
       .in(adapter.shards.path)
-      .hint("call the folder adapter_NAME, as it was saved");
+      .hint("rename the folder to adapter_NAME, as it was saved");
 }
 
 /// The fused linears that the files hold adapters of.
@@ -177,7 +178,7 @@ fs::path config_of(Files& files, const AdapterFolder& adapter, ShardedCheckpoint
   if (read_adapter_config(files, config).text == unfused.text) return config;  // fused anew, without entries
   const auto fuse = fuse_between(files, unfused, config, fused);
   if (!fuse) {
-    notes.push_back(before.string() + " does not belong to the adapter_config.json beside it and is not used");
+    notes.push_back(before.string() + " does not match the adapter_config.json next to it; ignored");
     return config;
   }
   if (*fuse == LoraFuse::kMean) return before;
@@ -250,7 +251,7 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
   if (!context.config.path.empty() && !context.config.where_missing) find_config(files, checkpoint, context.config);
   if (checkpoint.config_given && context.use == ConfigUse::kLenient)
     checkpoint.notes.push_back(checkpoint.config.string() +
-                               " is not used: the metadata of an adapter says how it is laid out");
+                               " is ignored: the metadata of an adapter defines its partition");
   const std::string name = name_in_metadata(files, folder);
   ShardedCheckpoint shards = read_sharded_checkpoint(files, folder.shards, name);
   validate_adapter_explained(shards);
@@ -301,7 +302,7 @@ Checkpoint join_adapters(const fs::path& path, std::vector<Checkpoint> checkpoin
 void refuse_several_adapters(const fs::path& path, const std::vector<AdapterFolder>& adapters) {
   std::vector<std::string> folders;
   for (const AdapterFolder& adapter : adapters) folders.push_back(adapter.shards.directory.filename().string());
-  throw Error(ErrorKind::kUsage, fmt::format("holds {} adapters: {}", folders.size(), list_names(folders)))
+  throw Error(ErrorKind::kUsage, fmt::format("contains {} adapters: {}", folders.size(), list_names(folders)))
       .in(path)
       .hint("give the folder of one, such as " + (path / folders.front()).string());
 }

@@ -39,16 +39,16 @@ class Derivation {
       else if (allows_extra_)
         metadata_.parameters.push_back({tensor.name, false, 0, 1, 1, {}});
       else
-        throw Error(ErrorKind::kBadInput, fmt::format("is no parameter of {}, separate or fused, and there is no "
-                                                      "metadata that would explain it",
-                                                      model_.family->model_type))
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("is not a parameter of {}, separate or fused, and there is no metadata to explain it",
+                                model_.family->model_type))
             .in(file_.path)
             .tensor(tensor.name)
             .hint(is_quantized_tensor(tensor.name) && model_.quant_method.empty()
-                      ? "the model is quantised, but config.json has no quantization_config: take the config.json that "
+                      ? "the model is quantised, but config.json has no quantization_config: use the config.json that "
                         "came with the weights"
-                      : fmt::format("config.json belongs to another model; {}if it is no weight, such as a buffer, "
-                                    "`extra-tensors` keeps it or leaves it out",
+                      : fmt::format("config.json belongs to another model; {}if it is not a weight, such as a buffer, "
+                                    "set `extra-tensors` to keep or drop it",
                                     model_.family_from == FamilyFrom::kConfig ? std::string(kSameFamily) + "; " : ""));
     }
     for (auto& [name, specs] : modules_) metadata_.modules.push_back({name, std::move(specs)});

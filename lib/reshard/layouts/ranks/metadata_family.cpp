@@ -58,9 +58,9 @@ struct Group {
 };
 
 Error cannot_describe(const std::string& name, const std::string& what) {
-  return Error(ErrorKind::kUnsupported, what + ", which no description made of the metadata can say")
+  return Error(ErrorKind::kUnsupported, what + ", which a description built from the metadata cannot express")
       .tensor(name)
-      .hint("describe the model in a file, and give it with `spec`");
+      .hint("describe the model in a file and give it with `spec`");
 }
 
 /// `layers` of `count` as a condition.
@@ -121,7 +121,7 @@ class Describer {
       for (std::size_t i = 0; i < rules.size(); ++i) {
         const ParallelParameter& own = stages_[stage].parameters[i];
         if (own.expert_model_parallel())
-          throw cannot_describe(own.name, "its experts are spread over ranks of their own");
+          throw cannot_describe(own.name, "its experts are distributed over separate ranks");
         Split split;
         if (rules[i].from_spec)
           split.dim = split_dim(rules[i]);
@@ -130,7 +130,7 @@ class Describer {
         for (const PartitionRule::Part& part : rules[i].parts) {
           const auto [found, is_new] = splits_.try_emplace(part.logical_name, split);
           if (!is_new && found->second != split)
-            throw cannot_describe(part.logical_name, "pipeline ranks split it in two ways");
+            throw cannot_describe(part.logical_name, "pipeline ranks split it differently");
           stages_of_[part.logical_name].insert(stage);
         }
       }
@@ -292,7 +292,7 @@ class Describer {
       const bool is_shared = tied_ && group.module == kEmbeddingModule;
       if ((!on_first && *group.stages.begin() != last) || (group.stages.size() > 1 && !is_shared))
         throw cannot_describe(group.module,
-                              fmt::format("it lies outside the layers on pipeline rank {}", *group.stages.begin()));
+                              fmt::format("it is outside the layers on pipeline rank {}", *group.stages.begin()));
       if (last > 0) module["stage"] = on_first ? "first" : "last";
       (last > 0 ? !on_first : seen_layers || is_sorted_) ? behind.push_back(std::move(module))
                                                          : before.push_back(std::move(module));
@@ -340,7 +340,7 @@ class Describer {
       if ((place ? place->pattern : tensor.name) != pattern + "." + linear + ".weight") continue;
       const std::string module = tensor.name.substr(0, tensor.name.size() - linear.size() - 8);
       if (named.count(module) == 0)
-        throw cannot_describe(tensor.name, "a transformation spec fuses it in other layers alone");
+        throw cannot_describe(tensor.name, "a transformation spec fuses it only in other layers");
     }
   }
 

@@ -47,7 +47,7 @@ void validate_specs_fit(const StageMetadata& metadata, const fs::path& path) {
       return listed.count(module + ending) || listed.count(module + ".base_layer" + ending);
     };
     if (!is_listed(leaf) && !is_listed(alternative))
-      throw Error(ErrorKind::kBadInput, "a transformation spec speaks of it, but it is not among the parameters")
+      throw Error(ErrorKind::kBadInput, "a transformation spec lists it, but it is not among the parameters")
           .in(path)
           .tensor(name);
   };
@@ -72,7 +72,7 @@ void validate_entries_fit(const StageMetadata& metadata, const fs::path& path) {
     const ParallelParameter& parameter = *entries.at(expected.name);
     if (!expected.is_split) {
       if (parameter.tensor_model_parallel)
-        throw Error(ErrorKind::kBadInput, "is shared by the fused layers, but its entry says it is split")
+        throw Error(ErrorKind::kBadInput, "is shared by the fused layers, but its entry declares it split")
             .in(path)
             .tensor(parameter.name);
     } else if (!parameter.tensor_model_parallel || parameter.partition_dim != expected.dim ||
@@ -94,7 +94,7 @@ std::uint32_t validate_metadata(const StageMetadata& metadata, const fs::path& p
   const auto tp = tp_of_metadata(metadata, path);
   if (tp && *tp < ranks_present)
     throw Error(ErrorKind::kBadInput,
-                fmt::format("is for {} tensor-parallel ranks, but the folder holds {}", *tp, ranks_present))
+                fmt::format("is for {} tensor-parallel ranks, but the folder contains {}", *tp, ranks_present))
         .in(path)
         .hint("ranks of two checkpoints are mixed in one folder");
   return std::max(ranks_present, tp.value_or(1));
@@ -106,7 +106,7 @@ void validate_spec_sizes(const StageMetadata& metadata, const fs::path& path, co
   const auto check = [&](const std::string& stored_name, std::uint64_t rows) {
     const auto found = held.find(stored_name);
     if (found == held.end() || found->second->shape.empty() || found->second->shape[0] == rows) return;
-    throw Error(ErrorKind::kBadInput, fmt::format("has {} rows in {}, but the metadata's spec says {}",
+    throw Error(ErrorKind::kBadInput, fmt::format("has {} rows in {}, but the metadata's spec has {}",
                                                   found->second->shape[0], file.path.string(), rows))
         .in(path)
         .tensor(stored_name);
@@ -140,10 +140,9 @@ void validate_all_stages_present(const ShardedCheckpoint& checkpoint) {
       if (!held.count(module.module_fully_qualified_name) && seen.insert(module.module_fully_qualified_name).second)
         lost.push_back(module.module_fully_qualified_name);
   if (!lost.empty())
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("no rank holds parameters of {}, which the metadata knows of: the ranks of "
-                            "a pipeline stage are missing (there are {})",
-                            list_names(lost), checkpoint.pp))
+    throw Error(ErrorKind::kBadInput, fmt::format("no rank contains parameters of {}, which the metadata lists: the "
+                                                  "ranks of a pipeline stage are missing (there are {})",
+                                                  list_names(lost), checkpoint.pp))
         .in(checkpoint.folder.path)
         .hint("copy the missing pipeline ranks here");
 }

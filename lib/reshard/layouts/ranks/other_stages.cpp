@@ -87,8 +87,9 @@ std::uint64_t remove_other_stages(ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.files.size(); ++pp_rank)
     for (const Container& file : checkpoint.files[pp_rank])
       if (file.tensors.empty())
-        throw Error(ErrorKind::kBadInput, fmt::format("holds no tensor that {} lists, only those of other stages",
-                                                      metadata_path(checkpoint, pp_rank).filename().string()))
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("contains none of the tensors that {} lists, only those of other stages",
+                                metadata_path(checkpoint, pp_rank).filename().string()))
             .in(file.path)
             .hint(kSwapped);
   validate_stages_in_order(checkpoint);
@@ -107,7 +108,7 @@ std::uint64_t remove_other_stages(ShardedCheckpoint& checkpoint, const std::vect
 std::optional<std::string> other_stages_note(const ShardedCheckpoint& checkpoint) {
   if (checkpoint.other_stages == 0) return std::nullopt;
   return fmt::format(
-      "ignored {} tensor{} of other pipeline stages: each stage's files hold more than its metadata lists",
+      "ignored {} tensor{} of other pipeline stages: each stage's files contain more than its metadata lists",
       checkpoint.other_stages, checkpoint.other_stages == 1 ? "" : "s");
 }
 

@@ -49,11 +49,11 @@ std::optional<RankFile> rank_file(Files& files, const RankFormat& ranks, const f
   const fs::path pytorch = path / kRankCheckpointFile;
   const bool has_safetensors = files.exists(safetensors), has_pytorch = files.exists(pytorch);
   if (has_safetensors && has_pytorch)
-    throw Error(ErrorKind::kBadInput, "holds both model.safetensors and checkpoint.pt")
+    throw Error(ErrorKind::kBadInput, "contains both model.safetensors and checkpoint.pt")
         .in(path)
-        .hint("these are two checkpoints in one place; move one away");
+        .hint("these are two checkpoints in one directory; move one of them away");
   if (!has_safetensors && !has_pytorch)
-    throw Error(ErrorKind::kBadInput, "holds neither model.safetensors nor checkpoint.pt").in(path);
+    throw Error(ErrorKind::kBadInput, "contains neither model.safetensors nor checkpoint.pt").in(path);
   file.path = has_safetensors ? safetensors : pytorch;
   if (has_pytorch) file.format = torch_format_of(files, pytorch);
   return file;
@@ -169,8 +169,7 @@ std::vector<RankFile> list_rank_files(Files& files, const FoundLayout& found) {
     for (auto part = std::next(of_rank.begin()); part != of_rank.end(); ++part) file.more_parts.push_back(part->second);
   }
   if (by_rank.empty())
-    throw Error(ErrorKind::kBadInput, fmt::format("holds no file with a rank's weights, as layout {} names them",
-                                                  found.layout->traits().name))
+    throw Error(ErrorKind::kBadInput, fmt::format("contains no rank files of layout {}", found.layout->traits().name))
         .in(found.path)
         .hint("copy the files of all ranks here, or give another directory");
   std::vector<RankFile> all;

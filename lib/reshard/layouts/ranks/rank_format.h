@@ -99,8 +99,8 @@ struct RankFormat {
                   Checkpoint& checkpoint) = explain_by_config;
   /// What to try if replicas differ and only equal replicas confirm the partition.
   const char* hint_for_replicas =
-      "as there is no metadata, replicas alone confirm the partition, and `replicas` first has no effect: files "
-      "of ranks were swapped or come from different checkpoints, or config.json belongs to another model";
+      "without metadata, only replicas confirm the partition, so `replicas` first has no effect: rank files were "
+      "swapped or come from different checkpoints, or config.json belongs to another model";
 
   /// Returns the name of a rank in errors.
   std::string name_of(RankId rank) const { return name.print(numbers_of(rank)); }

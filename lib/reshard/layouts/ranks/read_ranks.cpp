@@ -39,8 +39,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kByMetadata =
-    "the metadata says how its tensors are split here, and the plan in config.json (base_model_tp_plan) how they are "
-    "split elsewhere";
+    "the metadata defines how its tensors are split in these files, and the plan in config.json (base_model_tp_plan) "
+    "how they are split elsewhere";
 
 /// The originals of the tensors that an expert-parallel rank of a stage has, as its metadata has them; its other
 /// tensor-parallel ranks' files are alike. Tensors that it does not list, or whose sizes do not come out, are told of
@@ -132,7 +132,7 @@ void validate_strides(const ShardedCheckpoint& checkpoint, const Model& model) {
           .tensor(entry.name)
           .hint(
               "the metadata is damaged, or config.json belongs to another model; if this model packs its matrices as "
-              "the metadata says, describe it with `spec`");
+              "in the metadata, describe it with `spec`");
     }
 }
 
@@ -150,15 +150,15 @@ void validate_all_ranks_are_there(const ShardedCheckpoint& shards, Checkpoint& c
   if (!shards.has_old_metadata || shards.record || known_family) return;
   const ModelConfig& config = checkpoint.language_model.config;
   if (config.json) return validate_stated_sizes(checkpoint.map, config, shards.folder.path);
-  checkpoint.notes.push_back(fmt::format(
-      "neither the rank files nor a config.json state the number of tensor-parallel ranks: there are {}, and "
-      "missing last ranks would go unnoticed",
-      shards.tp));
+  checkpoint.notes.push_back(
+      fmt::format("neither the rank files nor a config.json record the number of tensor-parallel ranks: there are {}, "
+                  "and missing last ranks cannot be detected",
+                  shards.tp));
 }
 
 constexpr std::string_view kTiedHint =
     "the metadata does not split it, as that of optimum-neuron before 0.0.21 does not split key/value heads that the "
-    "ranks do not divide: such ranks contain different heads and cannot be consolidated; else the ranks come from "
+    "ranks do not divide: such ranks contain different heads and cannot be consolidated; otherwise the ranks come from "
     "different checkpoints (`replicas` first has no effect)";
 
 /// Metadata that torch saved may call matrices the same on every rank that are not. Norms may drift; matrices must agree.
@@ -226,10 +226,10 @@ void refuse_strangers_in(const ShardedCheckpoint& shards, const std::optional<Mo
 
 /// Of tensors that are whole only because the plan does not name them.
 constexpr std::string_view kUnplannedHint =
-    "the plan in config.json does not name it, so each rank's tensor was taken for all of it; if it is a part, name "
-    "its module in base_model_tp_plan (_tp_plan for a head), as \"colwise\" or \"rowwise\"; else the ranks come from "
-    "different checkpoints (`replicas` first has no effect: \"replicate\" in the plan confirms that every rank has "
-    "all)";
+    "the plan in config.json does not name it, so each rank's tensor was assumed to be a replica; if it is split, name "
+    "its module in base_model_tp_plan (_tp_plan for a head), as \"colwise\" or \"rowwise\"; otherwise the ranks come "
+    "from different checkpoints (`replicas` first has no effect: \"replicate\" in the plan confirms that every rank "
+    "has the whole tensor)";
 
 /// Compares the shapes that a plan alone gives with the sizes in config.json.
 void validate_plan(Files& files, const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
@@ -244,9 +244,8 @@ void validate_plan(Files& files, const ShardedCheckpoint& shards, Checkpoint& ch
 }
 
 constexpr std::string_view kExtraHint =
-    "config.json does not explain it, so each rank's tensor was taken for all of it; it is a part, or the ranks come "
-    "from "
-    "different checkpoints (`replicas` first has no effect)";
+    "config.json does not explain it, so each rank's tensor was assumed to be a replica; it is split, or the ranks "
+    "come from different checkpoints (`replicas` first has no effect)";
 
 /// Marks the tensors that a request keeps although nothing says that every rank has all of them.
 void distrust_extra_tensors(Checkpoint& checkpoint) {
@@ -261,7 +260,7 @@ void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoi
   const auto is_rank_number = [](const PartitionRule& rule) { return rule.constant && rule.constant->is_rank_number; };
   if (shards.record || shards.tp == 1 || std::any_of(shards.rules.begin(), shards.rules.end(), is_rank_number)) return;
   checkpoint.notes.push_back(
-      "the files do not record which ranks they are of: files that were swapped between ranks would go unnoticed");
+      "rank files carry no rank number: files that were swapped between ranks cannot be detected");
 }
 
 /// Of the layouts whose files have these names, the one that `shards` are of.
@@ -323,10 +322,9 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
   if (inferred && (!checkpoint.model || checkpoint.model->by_config_plan || shards.allows_extra))
     refuse_strangers_in(shards, checkpoint.model);
   if (inferred && !checkpoint.model)
-    throw Error(
-        ErrorKind::kBadInput,
-        "has no metadata files (mp_metadata_pp_rank_Y.json), and without a config.json of a known family beside "
-        "it nothing says how the parameters are laid out")
+    throw Error(ErrorKind::kBadInput,
+                "has no metadata files (mp_metadata_pp_rank_Y.json) and no config.json of a known family, so its "
+                "partition is unknown")
         .in(checkpoint.path)
         .hint(hint_for_model(checkpoint));
   try {

@@ -14,8 +14,8 @@ namespace reshard {
 namespace {
 
 constexpr const char* kMixed =
-    "the ranks come from different checkpoints, or another program saved some of the files again; take all ranks of "
-    "one save";
+    "the ranks come from different checkpoints, or another program rewrote some of the files; use all ranks of one "
+    "save";
 
 /// One rank number of a file, from its name and from its metadata.
 struct SaidRank {
@@ -29,18 +29,18 @@ struct SaidRank {
 void validate_rank(const Container& file, const SaidRank& said) {
   if (said.degree != said.number_there_are)
     throw Error(ErrorKind::kBadInput,
-                fmt::format("its metadata says that there {} {} {} rank{}, but the folder holds {}",
+                fmt::format("its metadata records that there {} {} {} rank{}, but the folder contains {}",
                             said.degree == 1 ? "is" : "are", said.degree, said.kind, said.degree == 1 ? "" : "s",
                             said.number_there_are))
         .in(file.path)
         .hint(said.degree > said.number_there_are
                   ? "the others are missing, or the ranks come from different checkpoints"
-                  : "the ranks come from different checkpoints; move those of one away");
+                  : "the ranks come from different checkpoints; move the ranks of one of them away");
   if (said.rank != said.by_name)
     throw Error(ErrorKind::kBadInput,
-                fmt::format("its name says {} rank {}, its metadata rank {}", said.kind, said.by_name, said.rank))
+                fmt::format("its name has {} rank {}, but its metadata rank {}", said.kind, said.by_name, said.rank))
         .in(file.path)
-        .hint("files of ranks were renamed or swapped");
+        .hint("rank files were renamed or swapped");
 }
 
 /// Returns the record's ranks as text, for comparisons and errors.
@@ -58,7 +58,7 @@ void validate_same_checkpoint(const Container& file, const std::optional<RankRec
         .in(file.path)
         .hint(kMixed);
   if (record && record->transposed != of_first->transposed)
-    throw Error(ErrorKind::kBadInput, "its metadata says that other tensors are transposed than " + first.path.string())
+    throw Error(ErrorKind::kBadInput, "its metadata records other transposed tensors than " + first.path.string())
         .in(file.path)
         .hint("the ranks come from different checkpoints");
   if (record && *record->originals != *of_first->originals)
@@ -73,10 +73,11 @@ void validate_same_checkpoint(const Container& file, const std::optional<RankRec
 void validate_part_record(const Container& part, const Container& first) {
   const auto of_part = read_record(part), of_first = read_record(first);
   if (of_part && of_first && rank_text(*of_part) != rank_text(*of_first))
-    throw Error(ErrorKind::kBadInput, fmt::format("its metadata says rank {}, that of {} says {}", rank_text(*of_part),
-                                                  first.path.filename().string(), rank_text(*of_first)))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("its metadata records rank {}, but that of {} records {}", rank_text(*of_part),
+                            first.path.filename().string(), rank_text(*of_first)))
         .in(part.path)
-        .hint("files of ranks were renamed or swapped");
+        .hint("rank files were renamed or swapped");
   validate_same_checkpoint(part, of_part, first, of_first);
 }
 

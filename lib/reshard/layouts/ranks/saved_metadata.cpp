@@ -231,7 +231,7 @@ void validate_stated_sizes(const SourceMap& map, const ModelConfig& config, cons
     };
     if (std::any_of(map.logical.begin(), map.logical.end(), has_size)) return;
     throw Error(ErrorKind::kBadInput,
-                fmt::format("{} says \"{}\": {}, but no tensor of these ranks together has a dimension of that size",
+                fmt::format("{} has \"{}\": {}, but no tensor of these ranks together has a dimension of that size",
                             config.path.string(), key, stated(key)))
         .in(folder)
         .hint("the last ranks are missing: copy all of them here; or config.json belongs to another model");

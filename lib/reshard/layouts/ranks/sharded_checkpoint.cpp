@@ -51,8 +51,8 @@ struct Listing {
 /// Returns an error about a file, or about a tensor in it.
 Error expert_parallel(const fs::path& path, const char* what) {
   return Error(ErrorKind::kUnsupported, std::string(what) +
-                                            " of NxD (ep_rank), and no metadata says how its experts are spread; such "
-                                            "checkpoints are not supported")
+                                            " of NxD (ep_rank), without metadata about the distribution of its "
+                                            "experts; such checkpoints are not supported")
       .in(path)
       .hint(kHintForExperts);
 }
@@ -69,7 +69,7 @@ Listing list_folder(Files& files, const FoundLayout& folder) {
       if (!listing.metadata.emplace(*pp_rank, folder.path / entry.name).second)
         throw Error(ErrorKind::kBadInput, fmt::format("there are two metadata files of pipeline rank {}", *pp_rank))
             .in(folder.path / entry.name)
-            .hint("these are of two checkpoints; move one away");
+            .hint("they belong to two checkpoints; move one of them away");
   return listing;
 }
 
@@ -109,7 +109,7 @@ void validate_ranks_agree(const Container& first, const Container& other, bool a
   for (const TensorEntry& tensor : other.tensors) {
     const auto found = expected.find(tensor.name);
     if (found == expected.end())
-      throw Error(ErrorKind::kBadInput, "this rank holds it, but " + first.path.string() + " does not")
+      throw Error(ErrorKind::kBadInput, "is on this rank, but not in " + first.path.string())
           .in(other.path)
           .tensor(tensor.name)
           .hint("the ranks come from different checkpoints");
@@ -127,7 +127,7 @@ void validate_ranks_agree(const Container& first, const Container& other, bool a
     // Report the first tensor in the file's order, so that the message is deterministic.
     const auto lost = std::find_if(first.tensors.begin(), first.tensors.end(),
                                    [&](const TensorEntry& tensor) { return expected.count(tensor.name) > 0; });
-    throw Error(ErrorKind::kBadInput, first.path.string() + " holds it, but this rank does not")
+    throw Error(ErrorKind::kBadInput, "is in " + first.path.string() + ", but not on this rank")
         .in(other.path)
         .tensor(lost->name)
         .hint("the ranks come from different checkpoints");
@@ -161,20 +161,20 @@ void validate_experts(const ShardedCheckpoint& checkpoint, const Listing& listin
                       checkpoint.ep == 1 ? "is one" : fmt::format("are {}", checkpoint.ep)))
           .in(listing.metadata.at(pp_rank))
           .tensor(parameter.name)
-          .hint("expert-parallel ranks are missing, or of another checkpoint");
+          .hint("expert-parallel ranks are missing, or belong to another checkpoint");
     }
   if (said) return;
   for (const auto& [place, file] : listing.ranks)
-    if (file.rank.ep_rank != 0) throw expert_parallel(file.path, "is of an expert-parallel rank");
+    if (file.rank.ep_rank != 0) throw expert_parallel(file.path, "belongs to an expert-parallel rank");
 }
 
 void refuse_adapters(const StageMetadata& metadata, const fs::path& path) {
   for (const ModuleSpecs& module : metadata.modules)
     for (const TransformationSpec& spec : module.specs)
       if (!std::visit([](const auto& s) { return s.peft_type; }, spec).empty())
-        throw Error(ErrorKind::kUnsupported, "describes shards of an adapter, which are taken for a model's here")
+        throw Error(ErrorKind::kUnsupported, "describes shards of an adapter, but this folder is read as a model")
             .in(path)
-            .hint("give the folder adapter_NAME that holds them, in a folder called adapter_shards");
+            .hint("give the folder adapter_NAME that contains them, in a folder called adapter_shards");
 }
 
 /// Reads the metadata of every stage. Older files depend on the weights and are read after those.
@@ -183,7 +183,7 @@ void read_all_metadata(Files& files, const Listing& listing, ShardedCheckpoint& 
     const auto found = listing.metadata.find(pp_rank);
     if (found == listing.metadata.end())
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("{} is missing: nothing says how the parameters of pipeline rank {} are laid out",
+                  fmt::format("{} is missing: the partition of the parameters of pipeline rank {} is unknown",
                               metadata_file_name(pp_rank), pp_rank))
           .in(checkpoint.folder.path);
     checkpoint.metadata.emplace_back();
@@ -241,13 +241,12 @@ Container read_rank_file(Files& files, const RankFile& rank, const FoundLayout& 
     const auto optimizer = ranks_of(folder).optimizer_in(folder.path);
     if (error.kind() == ErrorKind::kBadInput && optimizer && *optimizer != folder.path &&
         may_lack_optimizer(files, *optimizer, rank))
-      error.hint(
-          fmt::format("if the run saved its weights as the optimizer's master weights alone "
-                      "(avoid_saving_lower_precision_weights), they are in {}, which is missing or holds no "
-                      "optimizer: copy it here; else {}",
-                      optimizer->string(), error.hint().empty() ? "copy the missing file here" : error.hint()));
+      error.hint(fmt::format(
+          "if the run saved its weights only as the optimizer's master weights (avoid_saving_lower_precision_weights), "
+          "they are in {}, which is missing or contains no optimizer: copy it here; otherwise {}",
+          optimizer->string(), error.hint().empty() ? "copy the missing file here" : error.hint()));
     else if (error.kind() == ErrorKind::kBadInput && error.hint().empty())
-      error.hint("the file is damaged, or no file of a rank: copy it again");
+      error.hint("the file is damaged, or not a rank file: copy it again");
     throw;
   }
 }
@@ -374,7 +373,7 @@ ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folde
   if (!checkpoint.metadata.empty()) validate_all_stages_present(checkpoint);
   if (files.exists(folder.path / kCheckpointMarker) && !files.exists(folder.path / kDoneMarker))
     checkpoint.warnings.push_back(folder.path.string() +
-                                  " has no file \"done\": the save that made these shards may have been cut off");
+                                  " has no file \"done\": the save that wrote these shards may have been interrupted");
   return checkpoint;
 }
 

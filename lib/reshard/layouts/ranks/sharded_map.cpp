@@ -79,7 +79,7 @@ Originals originals_of(const TargetMap& map, const PartitionRule& rule) {
   for (const PartitionRule::Part& part : rule.parts) {
     const auto logical = map.find_logical(part.logical_name);
     if (!logical)
-      throw Error(ErrorKind::kInternal, "the plan asks for a tensor that was not validated").tensor(part.logical_name);
+      throw Error(ErrorKind::kInternal, "the plan requests a tensor that was not validated").tensor(part.logical_name);
     originals.logical.push_back(*logical);
     originals.shapes.push_back(map.logical[*logical].shape);
   }
@@ -102,12 +102,12 @@ StoredTensor stored_from(const TargetMap& map, const NamedRule& named, std::uint
                   fmt::format("is {}, but {} is {}: tensors of two dtypes cannot be fused into {}", name(tensor.dtype),
                               rule.parts.front().logical_name, name(stored.dtype), named.stored_name))
           .tensor(tensor.name)
-          .hint("give both one dtype first (convert with `dtype`), or take a layout that fuses nothing");
+          .hint("give both one dtype first (convert with `dtype`), or choose a layout that does not fuse linears");
   }
   const auto shape = stored_shape(rule, rank, originals.shapes);
   if (!shape) throw Error(ErrorKind::kInternal, "the rule does not fit a validated shape").tensor(named.stored_name);
   if (!num_bytes(stored.dtype, *shape))
-    throw Error(ErrorKind::kUsage, fmt::format("a rank's part {} splits a packed byte: elements of {} have {} bits",
+    throw Error(ErrorKind::kUsage, fmt::format("a rank's slice {} splits a packed byte: elements of {} have {} bits",
                                                to_string(*shape), name(stored.dtype), bits(stored.dtype)))
         .tensor(rule.parts.front().logical_name)
         .hint("choose a smaller TP degree");
@@ -291,9 +291,9 @@ void view_by_rule(SourceMap& map, std::uint32_t index, const PartitionRule& rule
   const std::uint32_t slices = slices_on(rule, rank);
   if (slices != 0 && (stored.shape.size() < 2 || stored.shape[0] != slices))
     fail(ErrorKind::kBadInput,
-         fmt::format("has the shape {}, but is one of {} slices by the model", to_string(stored.shape), slices));
+         fmt::format("has the shape {}, but is one of {} slices in the model", to_string(stored.shape), slices));
   auto view = view_of_file(rule, rank, stored.view());
-  if (!view) fail(ErrorKind::kUnsupported, "holds experts whose matrices do not lie one after another");
+  if (!view) fail(ErrorKind::kUnsupported, "contains experts whose matrices are not consecutive");
   stored.set_view(*std::move(view));
 }
 
@@ -303,24 +303,25 @@ void add_source_rank(SourceMap& map, const Container& file, RankId rank, const S
   for (const TensorEntry& tensor : file.tensors) {
     const auto found = rules.find(tensor.name);
     if (found != rules.end() && !found->second.rule->is_on(rank.ep_rank))
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("the file is of expert-parallel rank {}, but {} says the tensor is another's",
-                              rank.ep_rank, metadata_path(checkpoint, rank.pp_rank).filename().string()))
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format(
+              "the file belongs to expert-parallel rank {}, but according to {} the tensor belongs to another rank",
+              rank.ep_rank, metadata_path(checkpoint, rank.pp_rank).filename().string()))
           .in(file.path)
           .tensor(tensor.name)
           .hint("the ranks are mixed up, or come from different checkpoints");
     if (found == rules.end())
-      throw Error(ErrorKind::kBadInput,
-                  checkpoint.rules.empty()
-                      ? "the file holds it, but " + metadata_path(checkpoint, rank.pp_rank).filename().string() +
-                            " does not list it"
-                      : "the file holds it, but the model that config.json describes has no such tensor")
+      throw Error(ErrorKind::kBadInput, checkpoint.rules.empty()
+                                            ? "is in the file, but not listed in " +
+                                                  metadata_path(checkpoint, rank.pp_rank).filename().string()
+                                            : "is in the file, but not in the model that config.json describes")
           .in(file.path)
           .tensor(tensor.name)
           .hint(!checkpoint.rules.empty() ? "config.json belongs to another model"
-                : checkpoint.adapter      ? "the metadata belongs to another adapter, or knows this one by another name"
-                                          : "if it is a tied replica of another parameter, config.json must say "
-                                            "\"tie_word_embeddings\": true");
+                : checkpoint.adapter ? "the metadata belongs to another adapter, or lists this one under another name"
+                                     : "if it is a tied replica of another parameter, config.json must have "
+                                       "\"tie_word_embeddings\": true");
     const PartitionRule& rule = *found->second.rule;
     const std::uint32_t number = rank.ep_rank * checkpoint.tp + rank.tp_rank;
     const auto add = [&]() -> std::uint32_t {
@@ -356,16 +357,16 @@ void validate_originals(const ShardedCheckpoint& checkpoint, const OriginalShape
   };
   for (const auto& [tensor, shape] : recorded) {
     const auto found = by_rules.find(tensor);
-    const std::string had = fmt::format("the file says that the original has the shape {}", to_string(shape));
+    const std::string had = fmt::format("according to the file, the logical tensor has the shape {}", to_string(shape));
     if (found == by_rules.end())
-      fail(tensor, had + ", but by config.json it is neither padded nor replicated on these ranks");
+      fail(tensor, had + ", but according to config.json it is neither padded nor replicated on these ranks");
     else if (found->second != shape)
-      fail(tensor, fmt::format("{}, but config.json says {}", had, to_string(found->second)));
+      fail(tensor, fmt::format("{}, but {} in config.json", had, to_string(found->second)));
   }
   for (const auto& [tensor, shape] : by_rules)
     if (!recorded.count(tensor))
-      fail(tensor, fmt::format("by config.json the original has the shape {}, but the file does not say that it is "
-                               "padded or replicated on these ranks",
+      fail(tensor, fmt::format("according to config.json, the logical tensor has the shape {}, but the file does not "
+                               "record that it is padded or replicated on these ranks",
                                to_string(shape)));
 }
 

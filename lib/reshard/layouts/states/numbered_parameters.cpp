@@ -11,7 +11,7 @@
 namespace reshard {
 namespace {
 
-constexpr const char* kNoGroups = "do without `with-optimizer`: the model is complete without it";
+constexpr const char* kNoGroups = "leave out `with-optimizer`: the model is complete without it";
 
 /// The parameters that a stage holds for others that are tied to them, by the others' names: those of another stage.
 std::vector<TiedParameter> tied_to_other_stage(std::span<const StagePlan> stages, std::uint32_t pp_rank) {
@@ -47,10 +47,9 @@ NumberedParameters::NumberedParameters(const TensorMap& local, const TrainingSta
 }
 
 void NumberedParameters::validate_groups(std::span<const StagePlan> stages) const {
-  if (known_.empty())
-    throw Error(ErrorKind::kBadInput, "holds no states of an optimizer that could be written").hint(kNoGroups);
+  if (known_.empty()) throw Error(ErrorKind::kBadInput, "contains no optimizer states to write").hint(kNoGroups);
   if (of_optimizer_.empty())
-    throw Error(ErrorKind::kBadInput, "the optimizer's states come without its groups of parameters").hint(kNoGroups);
+    throw Error(ErrorKind::kBadInput, "the optimizer's states have no parameter groups").hint(kNoGroups);
   std::unordered_set<std::string> tied;
   for (const StagePlan& stage : stages)
     for (const TiedParameter& parameter : stage.tied) tied.insert(parameter.name);
@@ -62,7 +61,7 @@ void NumberedParameters::validate_groups(std::span<const StagePlan> stages) cons
                                 "not",
                                 g))
             .tensor(parameter)
-            .hint("the model and the optimizer are of two runs");
+            .hint("the model and the optimizer belong to two runs");
 }
 
 const NumberedParameters::Known* NumberedParameters::find(const std::string& parameter,
@@ -92,7 +91,7 @@ std::optional<std::uint32_t> NumberedParameters::group_of(const std::string& sto
     const auto found = groups_.find(name);
     const auto own = found == groups_.end() ? std::nullopt : std::optional(found->second);
     if (!own && known_.count(name) > 0)
-      throw Error(ErrorKind::kBadInput, "the optimizer has states of it, but none of its groups has it")
+      throw Error(ErrorKind::kBadInput, "the optimizer has states of it, but it is in none of the optimizer's groups")
           .tensor(name)
           .hint(kNoGroups);
     if (p == 0) group = own;
@@ -102,7 +101,7 @@ std::optional<std::uint32_t> NumberedParameters::group_of(const std::string& sto
                 fmt::format("is in {} of the optimizer, and {} in {}: they are fused into {}, which is in one",
                             says(own), printable(local_.logical[parts[0]].name), says(group), printable(stored_name)))
         .tensor(name)
-        .hint("take a layout that fuses nothing, or do without `with-optimizer`");
+        .hint("choose a layout that does not fuse linears, or leave out `with-optimizer`");
   }
   return group;
 }
@@ -119,10 +118,10 @@ NumberedState NumberedParameters::first_state(const Known& known, const std::str
   state.is_scalar = tensor.shape != shape;
   if (state.is_scalar && num_elems(tensor.shape) != 1u)
     throw Error(ErrorKind::kUnsupported,
-                fmt::format("has the shape {}, but its parameter {} has {}: how ranks share it is not known",
+                fmt::format("has the shape {}, but its parameter {} has {}: its partition over ranks is unknown",
                             to_string(tensor.shape), printable(parameter), to_string(shape)))
         .tensor(tensor.name)
-        .hint("do without `with-optimizer`");
+        .hint("leave out `with-optimizer`");
   return state;
 }
 
@@ -143,10 +142,10 @@ void NumberedParameters::add_part(NumberedState& state, const std::string& store
     }
   }
   throw Error(ErrorKind::kUnsupported,
-              fmt::format("its state {} is not as that of the other parameters that are fused into {}",
+              fmt::format("its state {} differs from that of the other parameters that are fused into {}",
                           printable(state.name), printable(stored_name)))
       .tensor(parameter)
-      .hint("take a layout that fuses nothing, or do without `with-optimizer`");
+      .hint("choose a layout that does not fuse linears, or leave out `with-optimizer`");
 }
 
 void NumberedParameters::take_states(NumberedParameter& parameter, const Parts& parts) {
@@ -167,9 +166,9 @@ void NumberedParameters::take_states(NumberedParameter& parameter, const Parts& 
       const LogicalTensor& tensor = states_.map.logical[one.tensor];
       if (one.number != nullptr || tensor.shape != part.shape || tensor.dtype != master.value_or(tensor.dtype))
         throw Error(ErrorKind::kUnsupported,
-                    "is no copy of its parameter, or of another dtype than those it is fused with")
+                    "is not a copy of its parameter, or has another dtype than those it is fused with")
             .tensor(one.number != nullptr ? part.name : tensor.name)
-            .hint("take a layout that fuses nothing, or do without `with-optimizer`");
+            .hint("choose a layout that does not fuse linears, or leave out `with-optimizer`");
       master = tensor.dtype;
       placed_[one.tensor] = true;
     }

@@ -15,14 +15,13 @@ namespace reshard {
 namespace {
 
 [[noreturn]] void refuse_list(const std::string& list, bool renames, const std::filesystem::path& where) {
-  throw Error(ErrorKind::kUnsupported, renames ? "lists parameters by their names, which `rename` changes"
-                                               : "lists parameters by their names, some of which `drop` or `keep` "
-                                                 "leaves out")
+  throw Error(ErrorKind::kUnsupported, renames ? "lists parameters by name, and `rename` changes names"
+                                               : "lists parameters by name, and `drop` or `keep` leaves some out")
       .in(where)
       .tensor(list)
-      .hint(std::string(renames ? "do without `rename`" : "do without `drop` and `keep`") +
-            ", or without `with-optimizer`; an optimizer that was saved with flatten_optimizer_state_dict=True has no "
-            "such list");
+      .hint(std::string(renames ? "leave out `rename`" : "leave out `drop` and `keep`") +
+            ", or leave out `with-optimizer`; an optimizer saved with flatten_optimizer_state_dict=True has no such "
+            "list");
 }
 
 }  // namespace
@@ -98,9 +97,9 @@ std::vector<std::string> follow_parameters(TrainingStates& states,
                                            const std::unordered_map<std::string_view, std::string_view>& new_names,
                                            const std::filesystem::path& where) {
   if (!states.has_names() && !new_names.empty())
-    throw Error(ErrorKind::kUnsupported, "names of the model change, but nobody knows which the optimizer's ids are of")
+    throw Error(ErrorKind::kUnsupported, "cannot rename or leave out parameters: the optimizer has ids without names")
         .in(where)
-        .hint("do without `rename`, `drop` and `keep`");
+        .hint("leave out `rename`, `drop` and `keep`");
   const bool renames =
       std::any_of(new_names.begin(), new_names.end(), [](const auto& one) { return !one.second.empty(); });
   std::vector<std::string> names, left_out;
@@ -148,10 +147,10 @@ void add_states(SourceMap& model, SourceMap states, const std::vector<std::pair<
   for (std::size_t l = 0; l < states.logical.size(); ++l) {
     const LogicalTensor& tensor = states.logical[l];
     if (const auto known = model.find_logical(tensor.name); known && *known < of_model)
-      throw Error(ErrorKind::kBadInput, "the model and the rest of the training run both have an entry of this name")
+      throw Error(ErrorKind::kBadInput, "the model and other training state both have an entry with this name")
           .in(model.files.empty() ? std::filesystem::path() : model.files.front().path.parent_path())
           .tensor(tensor.name)
-          .hint("do without `with-optimizer`");
+          .hint("leave out `with-optimizer`");
     LogicalTensor added = tensor;
     if (const auto found = kept.find(tensor.name); found != kept.end()) added.name = found->second;
     const std::uint32_t index = model.add_logical(added, {});

@@ -24,7 +24,7 @@ constexpr const char* kSavedFolder = "shards";  // folder in which optimum-neuro
 constexpr Format kNxdFormats[] = {Format::kPytorch, Format::kXser};
 
 std::string why_order_idle(const Checkpoint& checkpoint) {
-  if (!checkpoint.model) return "the metadata says the order";
+  if (!checkpoint.model) return "the metadata defines the order";
   return checkpoint.partition.kv_size_multiplier.value_or(1) > 1 ? "" : "key/value heads are not replicated";
 }
 
@@ -50,11 +50,10 @@ constexpr LayoutOption kMultiplier{.name = kKvSizeMultiplier.name,
                                    .source_help = "Replicas of each key/value head (default: inferred from the shapes)",
                                    .why_idle = why_multiplier_idle};
 constexpr const char* kQkvLinears[] = {"auto", "on", "off"};
-constexpr LayoutOption kQkvLinear{
-    "qkv-linear", LayoutOption::Type::kChoice,
-    "The trainer's qkv_linear that attention is stored for: auto (as in the source; on with kv-size-multiplier), "
-    "on or off",
-    kQkvLinears};
+constexpr LayoutOption kQkvLinear{"qkv-linear", LayoutOption::Type::kChoice,
+                                  "The trainer's qkv_linear setting to store attention for: auto (as in the source; on "
+                                  "with kv-size-multiplier), on or off",
+                                  kQkvLinears};
 constexpr LayoutOption kPadSourceHeads{
     .name = kPadHeads.name,
     .type = LayoutOption::Type::kFlag,
@@ -82,17 +81,17 @@ void validate_no_experts(const Model& model) {
   throw Error(ErrorKind::kUnsupported,
               fmt::format("NxD's names and shapes for the experts of {} are unknown", model.family->model_type))
       .tensor(expert->name)
-      .hint("known are models without experts; layouts that keep the names of the checkpoint: " +
+      .hint("supported are models without experts; layouts that keep the names of the checkpoint: " +
             layout_names([](const Layout& layout) { return layout.traits().has_experts(); }));
 }
 
 void validate_nxd_model(const Model& model, std::uint32_t tp, const OptionValues& values) {
   validate_no_experts(model);
   if (values.choice(kQkvLinear) == "off" && model.family->attention && needs_gqa_qkv(model.kv_heads, tp))
-    throw Error(ErrorKind::kUsage,
-                fmt::format("`qkv-linear` off: {} ranks do not divide {} key/value heads, which then have to be "
-                            "replicated",
-                            tp, model.kv_heads))
+    throw Error(
+        ErrorKind::kUsage,
+        fmt::format("`qkv-linear` off: {} ranks do not divide {} key/value heads, which must then be replicated", tp,
+                    model.kv_heads))
         .hint("leave out `qkv-linear`, or choose a `tp` that divides the key/value heads");
 }
 
@@ -147,8 +146,8 @@ constexpr RankFormat kNxdRanks{
     .fits = [](const ShardedCheckpoint& shards) { return shards.metadata.empty(); },
     .explain = explain_nxd,
     .hint_for_replicas =
-        "there is no metadata, and the ranks do not fit the inferred partition: files of ranks were swapped or "
-        "come from two checkpoints, config.json belongs to another model, or heads are placed in another way "
+        "there is no metadata, and the ranks do not fit the inferred partition: rank files were swapped or come from "
+        "two checkpoints, config.json belongs to another model, or heads are placed differently "
         "(`from-kv-replication`, `from-kv-size-multiplier`, `from-pad-attn-heads`)"};
 
 class NxdLayout final : public Layout {
@@ -171,21 +170,21 @@ class NxdLayout final : public Layout {
 
   std::optional<Error> explain_missing(Files& files, const fs::path& path) const override {
     if (own_name(files, path) == kOptimizerFolder && has_optimizer_files(files, path))
-      return Error(ErrorKind::kBadInput, "holds the optimizer of a checkpoint, and no model")
+      return Error(ErrorKind::kBadInput, "contains an optimizer, but no model")
           .in(path)
-          .hint("give the directory above, which holds both: " + directory_above(files, path).string());
+          .hint("give the parent directory, which contains both: " + directory_above(files, path).string());
     const fs::path above = directory_above(files, path);
     if (own_name(files, above) == kOptimizerFolder && kRankFileName.matches(path.filename().string()))
-      return Error(ErrorKind::kBadInput, "is a file of an optimizer, and holds no tensors of a model")
+      return Error(ErrorKind::kBadInput, "is an optimizer file without model tensors")
           .in(path)
-          .hint("give the directory that holds both: " + directory_above(files, above).string());
+          .hint("give the directory that contains both: " + directory_above(files, above).string());
     for (const fs::path& folder : {path, path / kSavedFolder})
       if (has_optimizer_files(files, folder / kOptimizerFolder))
         return Error(ErrorKind::kBadInput,
-                     fmt::format("holds an optimizer in {}/, but no model in {}/", kOptimizerFolder, kModelFolder))
+                     fmt::format("contains an optimizer in {}/, but no model in {}/", kOptimizerFolder, kModelFolder))
             .in(folder)
-            .hint(
-                fmt::format("copy the folder {} here, too: it says which parameters the states are of", kModelFolder));
+            .hint(fmt::format("copy the folder {} here too: it defines the parameters that the states belong to",
+                              kModelFolder));
     return std::nullopt;
   }
 
@@ -195,9 +194,9 @@ class NxdLayout final : public Layout {
                          plan.whole_folders.end();
     if (has_own || !files.exists(output_directory / kOptimizerFolder)) return;
     throw Error(ErrorKind::kBadInput,
-                "is the optimizer of another save, whose master weights NxD would take for these weights")
+                "is the optimizer of another save, whose master weights NxD would load for these weights")
         .in(output_directory / kOptimizerFolder)
-        .hint("write the optimizer, too (`with-optimizer`), move it away, or choose another output directory");
+        .hint("write the optimizer too (`with-optimizer`), move it away, or choose another output directory");
   }
 
   /// NxD stores the ranks of a step directly in the step's folder. If this folder also contained Hugging Face weights,

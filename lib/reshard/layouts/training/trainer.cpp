@@ -36,7 +36,7 @@ Mesh mesh_of(const TargetRequest& request) {
 void plan_mesh(TargetPlan& plan, const TargetRequest& request, const Model& model) {
   plan.mesh = mesh_of(request);
   if (plan.mesh.vpp > 1 && plan.mesh.pp == 1)
-    plan.notes.emplace_back("`vpp` has no effect: there is one pipeline rank, which has all stages");
+    plan.notes.emplace_back("`vpp` has no effect: the only pipeline rank has all stages");
   const std::string& layer_prefix = model.family->layers;
   plan.partition = request.pipeline_cuts.empty()
                        ? partition_evenly(model.layers, plan.mesh)
@@ -142,21 +142,23 @@ std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const Target
   const auto rule = chosen_group_rule(request.options);
   if (own.empty()) return own;
   if (rule && !context.states->has_names())
-    throw Error(ErrorKind::kUsage, "without names, no rule can say in which group a parameter is")
-        .hint("do without `optimizer-groups`, or say by which rule the source grouped them: `from-optimizer-groups`");
+    throw Error(ErrorKind::kUsage, "without names, no rule can determine the group of a parameter")
+        .hint(
+            "leave out `optimizer-groups`, or set `from-optimizer-groups` to the rule by which the source grouped "
+            "them");
   if (!rule) {
     if (context.states->grouped_by_values)
       plan.notes.push_back(
-          fmt::format("the source has hyperparameters by parameter, and those with the same ones are one group: {} in "
-                      "all; `optimizer-groups` groups them as the training code does",
+          fmt::format("the source has hyperparameters per parameter, and parameters with equal ones form one group: {} "
+                      "in all; `optimizer-groups` groups them as the training code does",
                       own.size()));
     return own;
   }
   std::vector<OptimizerGroup> groups = regrouped(own, *rule, context.model->family->model_type);
   if (groups.size() != own.size())
     plan.notes.push_back(
-        fmt::format("the optimizer has {} parameter group{} where the source has {}: the state of a scheduler, which "
-                    "has a learning rate for each, would not fit it",
+        fmt::format("the optimizer has {} parameter group{}, but the source has {}: the state of a scheduler, which "
+                    "has one learning rate per group, would not fit it",
                     groups.size(), groups.size() == 1 ? "" : "s", own.size()));
   return groups;
 }
@@ -166,7 +168,7 @@ void add_optimizer(const Layout& layout, TargetPlan& plan, const TargetRequest& 
   if (plan.mesh.ep > 1)
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("states of the optimizer are not written for {} expert-parallel ranks", plan.mesh.ep))
-        .hint("say `ep` 1, or do without `with-optimizer`");
+        .hint("set `ep` 1, or leave out `with-optimizer`");
   const auto dp = request.options.number(kDataParallel);
   plan.mesh.dp = dp ? static_cast<std::uint32_t>(*dp) : context.source_dp.value_or(1);
   const std::filesystem::path shards = rank_path(layout, format_of(request), {}).parent_path().parent_path();
@@ -174,9 +176,8 @@ void add_optimizer(const Layout& layout, TargetPlan& plan, const TargetRequest& 
   const std::vector<OptimizerGroup> groups = groups_of(request, context, plan);
   if (!context.states->has_names() && !has_masters(*context.states))
     plan.notes.push_back(
-        "as in the source, there are no master weights: NxD loads the optimizer before the model, and steps the "
-        "weights "
-        "that the model has until then");
+        "as in the source, there are no master weights: NxD loads the optimizer before the model, and updates the "
+        "weights that the model has at that time");
   add_optimizer_files(plan, *context.states, stages, {folder, format_of(request), *plan.mesh.dp, groups});
   if (!lies_inside(folder, layout.traits().folder)) plan.whole_folders.push_back(folder);
   for (const char* marker : {kCheckpointMarker, kDoneMarker}) {
@@ -201,7 +202,7 @@ PartitionOptions described_options(const Model& model, PartitionOptions options)
 
 std::string why_fused_linears_idle(const TargetPlan& plan, const Model& model) {
   if (model.family->fused.empty())
-    return fmt::format("no linears of {} are fused by NxD's model classes", model.family->model_type);
+    return fmt::format("NxD's model classes fuse no linears of {}", model.family->model_type);
   return plan.map.files.front().encoding == TargetFile::Encoding::kSafetensors ? "in safetensors they are always fused"
                                                                                : "";
 }

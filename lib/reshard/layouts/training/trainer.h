@@ -16,7 +16,7 @@ std::string why_fused_linears_idle(const TargetPlan& plan, const Model& model);
 /// Options that several training layouts have.
 inline constexpr LayoutOption kFuseQkv{.name = "fuse-qkv",
                                        .type = LayoutOption::Type::kFlag,
-                                       .help = "Fuse the query, key and value projections where the model can",
+                                       .help = "Fuse the query, key and value projections if the model supports it",
                                        .why_idle = why_fusion_idle};
 inline constexpr LayoutOption kFuseLinears{
     .name = "fuse-linears",
@@ -27,12 +27,12 @@ inline constexpr LayoutOption kFuseLinears{
 inline constexpr LayoutOption kPadHeads{
     .name = "pad-attn-heads",
     .type = LayoutOption::Type::kFlag,
-    .help = "Pad attention heads with zeros to a multiple of the ranks; NxD Inference's layout always does"};
+    .help = "Pad attention heads with zeros to a multiple of the ranks; always on in layout nxdi"};
 
 inline constexpr LayoutOption kDataParallel{
     .name = "dp",
     .type = LayoutOption::Type::kCount,
-    .help = "Data-parallel ranks over which the optimizer's states are spread (default: the source's, or 1)",
+    .help = "Data-parallel ranks to shard the optimizer's states over (default: as in the source, or 1)",
     .of_states = true};
 
 /// Returns the partition that `values` request; defaults to that of `source`.

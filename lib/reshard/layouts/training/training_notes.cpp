@@ -76,7 +76,7 @@ std::optional<std::string> unchecked_heads_note(const Model& model, std::uint64_
                                         parameter.plan != TensorParallelPlan::kEmbeddingRowwise);
   }
   if (!splits_linears) return std::nullopt;
-  const std::string unchecked = fmt::format("it was not checked whether `tp` {} splits attention heads", tp);
+  const std::string unchecked = fmt::format("did not check whether `tp` {} splits attention heads", tp);
   if (described)
     return fmt::format("the description has neither \"attention\" nor a module with \"heads\", so {}", unchecked);
   if (model.heads == 0)
@@ -104,7 +104,8 @@ std::vector<std::string> assumed_stage_notes(const Model& model, std::uint64_t p
     if (parameter.stage_assumed) names.push_back(parameter.name);
   if (names.empty()) return {};
   return {fmt::format(
-      "on the first pipeline stage, as nothing says another: {}; {} names those of the last", list_names(names, kMost),
+      "on the first pipeline stage, because no other stage is declared: {}; {} names the modules of the last stage",
+      list_names(names, kMost),
       model.by_config_plan ? "base_model_pp_plan in config.json" : "\"stage\": \"last\" in the description")};
 }
 
@@ -119,7 +120,7 @@ std::vector<std::string> split_heads_notes(const Model& model, std::uint64_t tp)
       modules.insert(with_stars(parameter.module));
   if (modules.empty()) return {};
   const std::vector<std::string> names(modules.begin(), modules.end());
-  return {"split through heads or groups of heads, as NxD's shard_checkpoint does: " + list_names(names)};
+  return {"split within heads or groups of heads, as NxD's shard_checkpoint does: " + list_names(names)};
 }
 
 }  // namespace reshard

@@ -76,7 +76,7 @@ void validate_has_states(const SourceRequest& request, const Checkpoint& checkpo
   if (checkpoint.states.empty())
     throw Error(ErrorKind::kBadInput, "holds a model, and nothing of an optimizer")
         .in(checkpoint.path)
-        .hint("do without `with-optimizer`, or give the directory that holds both");
+        .hint("leave out `with-optimizer`, or give the directory that holds both");
 }
 
 void validate_has_tensors(const Checkpoint& checkpoint) {

@@ -34,7 +34,7 @@ DType dtype_after(const LogicalTensor& tensor, const Request& request) {
   throw Error(ErrorKind::kUnsupported,
               fmt::format("is {}, which cannot be cast to {}", name(tensor.dtype), name(*request.dtype)))
       .tensor(tensor.name)
-      .hint("leave it out with `drop`, or do without `dtype`");
+      .hint("leave it out with `drop`, or leave out `dtype`");
 }
 
 bool is_scale(const std::string& name) {
@@ -64,7 +64,7 @@ void validate_not_quantized(const SourceMap& source, const std::string& weight, 
       fmt::format("is quantised ({}, {}), and `dtype` does not apply scales: its numbers alone make another model",
                   row.name, scales.empty() ? "says config.json" : "with " + printable(scales)))
       .tensor(weight)
-      .hint("do without `dtype`, or dequantise the model first with the tool that quantised it");
+      .hint("leave out `dtype`, or dequantise the model first with the tool that quantised it");
 }
 
 bool is_float8(DType dtype) {

@@ -56,9 +56,9 @@ std::optional<fs::path> find_model_config(Files& files, const fs::path& director
 ModelConfig read_model_config(Files& files, const std::filesystem::path& directory) {
   const auto file = find_model_config(files, directory);
   if (!file)
-    throw Error(ErrorKind::kBadInput, "holds no config.json, which says what the tensors are")
+    throw Error(ErrorKind::kBadInput, "contains no config.json, which describes the tensors")
         .in(directory)
-        .hint("give the model's own directory, with config.json next to the weights, or say with `config` where it is");
+        .hint("give the model's own directory, with config.json next to the weights, or set `config` to its path");
   return read_model_config_file(files, *file);
 }
 
