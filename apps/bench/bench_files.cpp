@@ -28,9 +28,9 @@ void add_options(CLI::App& app, Options& options) {
   options.threads = {1, std::max(1u, std::thread::hardware_concurrency())};
   if (options.threads[1] == 1) options.threads.pop_back();
   options.reshard = BENCH_RESHARD;
-  app.add_option("--size", options.size_gb, "GB of the model that is made")->check(CLI::Range(0.01, 10000.0));
-  app.add_option("--model", options.model, "a Hugging Face checkpoint to take instead")->check(CLI::ExistingDirectory);
-  app.add_option("--dir", options.dir, "where the work directory is made and removed")->check(CLI::ExistingDirectory);
+  app.add_option("--size", options.size_gb, "size of the generated model, in GB")->check(CLI::Range(0.01, 10000.0));
+  app.add_option("--model", options.model, "Hugging Face checkpoint to use instead")->check(CLI::ExistingDirectory);
+  app.add_option("--dir", options.dir, "parent of the temporary work directory")->check(CLI::ExistingDirectory);
   app.add_option("--runs", options.runs, "measured runs of each command")->check(CLI::Range(1, 1000));
   app.add_option("--threads", options.threads, "numbers of threads, such as 1,4 [1 and all cores]")
       ->delimiter(',')
@@ -55,7 +55,7 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("--json", options.json, "one JSON document with every run");
   app.add_option("--with", options.with, "options for all measured runs of reshard: '--threads 4 --max-memory 64MiB'");
   app.add_option("--reshard", options.reshard, "another build of the program");
-  app.add_option("--revision", options.revision, "what the report calls it");
+  app.add_option("--revision", options.revision, "its name in the report");
 }
 
 /// Lets mpirun start more ranks than processors, run as root, and leave ranks unbound.

@@ -253,7 +253,7 @@ void add_tag(Command command, SourceArguments& arguments) {
   command
       .add_option("--tag", arguments.tag,
                   "Which checkpoint to read, if the directory holds several (step_3, checkpoint-10); default: the "
-                  "newest finished one")
+                  "newest complete one")
       .type_name("NAME");
 }
 
@@ -271,17 +271,17 @@ std::string config_of(const SourceArguments& arguments) {
 void add_common(Command command, CommonArguments& arguments) {
   add_moving(command, arguments);
   command.add_flag("--no-sync", arguments.no_sync,
-                   "Skip the flush to disk: faster, but a crash of the machine may lose the outputs");
+                   "Skip fsync: faster, but outputs may be lost if the machine crashes");
   command.add_flag("--dry-run", arguments.dry_run, "Print the plan, from file headers alone, and write nothing");
   command.add_flag("--json", arguments.json, "Print one JSON document to standard output, and nothing else");
   command.add_flag("--manifest", arguments.manifest,
                    "Also write SHA256SUMS and reshard.manifest.json, with a SHA-256 of each file and tensor");
   command.add_flag("--resume", arguments.resume,
-                   "Continue an interrupted run of the same command, or start from scratch");
+                   "Resume an interrupted run of the same command, or start from scratch");
   command.add_flag("--clean", arguments.clean,
                    "First delete staging directories that killed runs left for this output");
   command.add_flag("--check-inputs", arguments.check_inputs,
-                   "First verify the source's files against SHA256SUMS or the Hugging Face cache");
+                   "Verify input files first, against SHA256SUMS or the Hugging Face cache");
   command
       .add_option("--check-against", arguments.check_against,
                   "First verify the source's files against the git-lfs pointers or SHA256SUMS in this directory")
@@ -439,9 +439,7 @@ Option add_mesh(Command command, TargetArguments& arguments) {
   command.add_option("--vpp", arguments.vpp, "Virtual pipeline stages per rank, interleaved")
       .type_name("N")
       .capture_default_str();
-  command
-      .add_option("--ep", arguments.ep,
-                  "Expert-parallel ranks, over which each layer's experts are spread (default: 1)")
+  command.add_option("--ep", arguments.ep, "Expert-parallel ranks to distribute each layer's experts over (default: 1)")
       .type_name("N");
   command
       .add_option("--pipeline-cuts", arguments.pipeline_cuts,
@@ -600,7 +598,7 @@ RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments&
   options.replicas = replicas_of(replicas);
   options.max_memory_bytes = parse_bytes("--max-memory", arguments.max_memory);
   if (options.max_memory_bytes < kMinMemoryBytes)
-    throw Error(ErrorKind::kUsage, "--max-memory " + arguments.max_memory + " is too little to work in")
+    throw Error(ErrorKind::kUsage, "--max-memory " + arguments.max_memory + " is too little to work with")
         .hint("give at least " + format_memory(kMinMemoryBytes) + "; a manifest needs 17 MiB or more");
   return options;
 }

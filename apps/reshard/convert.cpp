@@ -50,8 +50,8 @@ void validate_options_of(const ConvertArguments& arguments, const Layout& layout
   for (const auto& [option, given] : of_ranks)
     if (given && !layout.traits().has_ranks())
       throw Error(ErrorKind::kUsage,
-                  fmt::format("{} is about ranks, but layout {} has whole tensors", option, layout.traits().name))
-          .hint("say which layout: --to " + layout_names(is_of_ranks));
+                  fmt::format("{} applies to ranks, but layout {} has whole tensors", option, layout.traits().name))
+          .hint("choose a layout: --to " + layout_names(is_of_ranks));
 }
 
 /// \param layout  null where it is the source's, which is not known yet.

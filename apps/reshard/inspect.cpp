@@ -101,8 +101,7 @@ std::string description_of(const Checkpoint& checkpoint) {
   if (!checkpoint.metadata.empty()) return description_of_metadata(checkpoint);
   if (checkpoint.model && !checkpoint.model->family->json_text.empty()) return checkpoint.model->family->json_text;
   throw Error(ErrorKind::kUnsupported,
-              "has neither metadata of ranks nor the config.json of a known family, and so no "
-              "description")
+              "has neither rank metadata nor the config.json of a known family, so there is no description")
       .in(checkpoint.path)
       .hint("--print-family llama prints a built-in description to start from");
 }

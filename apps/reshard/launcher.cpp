@@ -41,7 +41,7 @@ std::optional<Launcher> launcher_of(const Environment& environment, const Variab
     const auto parsed = parse_unsigned(text, most);
     if (parsed && *parsed >= least) return static_cast<std::uint32_t>(*parsed);
     throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is not {}", variable, printable(text), what))
-        .hint(fmt::format("{} sets it; --mpi no makes a run of its own of each process", name));
+        .hint(fmt::format("{} sets it; --mpi no makes each process a separate run", name));
   };
   constexpr std::uint64_t kMost = INT32_MAX;
   std::uint32_t size = 0;

@@ -157,7 +157,7 @@ std::string started(const Launcher& launcher) {
   return fmt::format("{} started {} processes", launcher.name, launcher.size);
 }
 
-constexpr const char* kSeparateRuns = "--mpi no makes a run of its own of each process";
+constexpr const char* kSeparateRuns = "--mpi no makes each process a separate run";
 
 Error no_plugin(const Launcher& launcher, const std::vector<Plugin>& places, const std::vector<std::string>& failures) {
   std::vector<std::string> where;

@@ -422,7 +422,7 @@ void note_trainer_files(Files& files, Checkpoint& side) {
   if (side.states.empty()) return;
   std::vector<std::string> names;
   for (const CopiedFile& file : trainer_files(files, side)) names.push_back(file.path.string());
-  if (!names.empty()) side.notes.push_back("files of the trainer are not compared: " + list_names(names));
+  if (!names.empty()) side.notes.push_back("the trainer's files are not compared: " + list_names(names));
 }
 
 /// Notes that tensors of `side` may be the other's under other names, or packed, if only the other's model is known.
@@ -433,8 +433,8 @@ void note_unknown_model(Checkpoint& side, const Checkpoint& other) {
         return !tensor.constant() && !other.map.find_logical(tensor.name);
       }))
     side.notes.emplace_back(
-        "its config.json is not known, so that tensors under other names, or packed in others, are compared as they "
-        "are: `config` says where it is");
+        "its config.json is unknown, so tensors with other names, or packed into others, are compared unchanged: set "
+        "`config` to its path");
 }
 
 int run_verify(const Command& command, const VerifyArguments& arguments, Together& together) {
@@ -509,7 +509,7 @@ void add_verify(Command app, int& exit_code, Together& together) {
   add_replicas(command, arguments->replicas, false);
   add_tag(command, arguments->source);
   command.option("--tag").description(
-      "Which checkpoint to read, if A or B holds several (step_3, checkpoint-10); default: the newest finished one");
+      "Which checkpoint to read, if A or B holds several (step_3, checkpoint-10); default: the newest complete one");
   add_config(command, arguments->source);
   add_with_optimizer(command, arguments->source.with_optimizer);
   command.option("--with-optimizer").description("Also compare the optimizer and other training state");

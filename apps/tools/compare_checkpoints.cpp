@@ -82,7 +82,7 @@ Checkpoint open_checkpoint(const fs::path& directory) {
     if (!weight_map.contains(name) || weight_map[name] != tensor.file.filename().string())
       throw std::runtime_error(index_path.string() + " does not list " + name + " where it is");
   if (weight_map.size() != checkpoint.size())
-    throw std::runtime_error(index_path.string() + " lists tensors that the files do not hold");
+    throw std::runtime_error(index_path.string() + " lists tensors that the files do not contain");
   return checkpoint;
 }
 

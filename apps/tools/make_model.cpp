@@ -240,7 +240,7 @@ reshard::ModelConfig model_config_of(const Options& options, const Json& config)
 
 reshard::TargetMap make_layout(const Options& options, const Json& config) {
   const auto dtype = reshard::dtype_from_name(options.dtype);
-  if (!dtype) throw std::runtime_error("--dtype: " + options.dtype + " is none of safetensors' dtypes");
+  if (!dtype) throw std::runtime_error("--dtype: " + options.dtype + " is not a safetensors dtype");
   const auto max_file_bytes = reshard::parse_size(options.max_file_size);
   if (!max_file_bytes) throw std::runtime_error("--max-file-size: " + options.max_file_size + " is not a size");
   const reshard::ModelConfig model_config = model_config_of(options, config);
@@ -286,7 +286,7 @@ void make_model(const Options& options) {
 void add_options(CLI::App& app, Options& options) {
   app.add_option("OUT_DIR", options.out_dir, "the new checkpoint's directory")->required();
   app.add_option("--family", options.family, "model_type")->check([](const std::string& name) {
-    return reshard::builtin_family(name) ? std::string() : name + " is no built-in family";
+    return reshard::builtin_family(name) ? std::string() : name + " is not a built-in family";
   });
   app.add_option("--hidden", options.hidden, "hidden_size")->check(CLI::PositiveNumber);
   app.add_option("--intermediate", options.intermediate, "intermediate_size")->check(CLI::PositiveNumber);
@@ -300,7 +300,7 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--dtype", options.dtype, "any dtype of safetensors");
   app.add_flag("--tied", options.tied, "the output matrix is the embedding's");
   app.add_flag("--bias", options.bias, "with every bias that the family can have");
-  app.add_option("--max-file-size", options.max_file_size, "bytes of tensors in a file, such as 5GB or 64MiB");
+  app.add_option("--max-file-size", options.max_file_size, "maximum tensor bytes per file, such as 5GB or 64MiB");
   app.add_option("--seed", options.seed, "other numbers for another seed");
   app.add_flag("--adam", options.adam,
                "with AdamW's states under the names that trainers give them, and without a config.json: what "

@@ -30,15 +30,15 @@ TEST_CASE("a file of a dcp checkpoint is named as what it is, with the directory
 TEST_CASE("accelerate's folder of the optimizer alone holds no model, and names the folder that does") {
   const TempDir temp;
   const fs::path run = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded");
-  const Texts says{"optimizer_0: holds states of a training run, such as an optimizer's, and no tensors of a model",
-                   "try: give the directory above, or the model's: " + (run / "pytorch_model_fsdp_0").string() + "\n"};
+  const Texts says{"optimizer_0: contains training state, such as an optimizer's, but no model tensors",
+                   "try: give the parent directory, or the model's: " + (run / "pytorch_model_fsdp_0").string() + "\n"};
   for (const char* command : {"consolidate", "convert"})
     refused({command, (run / "optimizer_0").string(), (temp / "out").string()}, says);
   refused({"convert", (run / "optimizer_0").string(), (temp / "out").string(), "--to", "dcp", "--with-optimizer"},
           says);
   fs::copy(run / "optimizer_0", temp / "optimizer_0", fs::copy_options::recursive);
   refused({"consolidate", (temp / "optimizer_0").string(), (temp / "out").string()},
-          {"no tensors of a model", "try: give the directory that holds the model\n"});
+          {"no model tensors", "try: give the directory that contains the model\n"});
 }
 
 TEST_CASE("NxD's folder of the optimizer is no checkpoint, and neither is one without its model") {

@@ -260,7 +260,7 @@ TEST_CASE("A mistake in what a description joins is told with its line") {
   check_fails({"shard", model, (temp / "out").string(), "--tp", "2", "--spec", spec}, 3, "\"k60\" is missing");
   std::string row = "\"defaults\": {";
   for (int i = 0; i < 5000; ++i) row += "\"k" + std::to_string(i) + "\": \"k" + std::to_string(i + 1) + "\", ";
-  refused("\"defaults\": {", row, {"line", "longer row of defaults"});
+  refused("\"defaults\": {", row, {"line", "longer chain of defaults"});
 }
 
 TEST_CASE("A mistake in a description is told with its line and key") {

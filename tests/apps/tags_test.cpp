@@ -43,8 +43,8 @@ TEST_CASE("Each command takes the newest finished checkpoint of a run and says w
   const Run run;
   for (const Arguments& command : run.commands()) {
     check_run(joined(command, {"--config", kConfig}), 0, {},
-              {"note: " + run.path + ": step_10 is taken, the newest of 2 finished checkpoints in it",
-               "step_20 is newer, but not finished: it has no file \"done\""});
+              {"note: " + run.path + ": using step_10, the newest of 2 complete checkpoints",
+               "step_20 is newer, but incomplete: it has no file \"done\""});
   }
   for (const char* made : {"out", "converted"}) {
     CHECK(read_tensors(run.dir / made / "model.safetensors") ==
@@ -61,7 +61,7 @@ TEST_CASE("The option --tag takes the checkpoint of that name, finished or not")
     CHECK_THAT(json["notes"][0].get<std::string>(), Says(run.path + "/step_20 has no file \"done\""));
     if (command[0] == "inspect") CHECK(json["path"] == run.path + "/step_20");
     check_fails(joined(command, {"--config", kConfig, "--tag", "step_4"}), 3,
-                {"holds no folder step_4", "step_3, step_10, step_20"});
+                {"contains no folder step_4", "step_3, step_10, step_20"});
   }
 }
 
@@ -69,7 +69,7 @@ TEST_CASE("A --tag or --config that makes no sense, or would do nothing, is an e
   const Run run;
   for (const char* tag : {"", "..", "../run", "step_3/", "/"})
     check_fails({"inspect", run.path, "--tag", tag}, 2,
-                {"--tag", *tag ? "is not the name of a folder" : "the value is empty"});
+                {"--tag", *tag ? "is not a folder name" : "the value is empty"});
   check_fails({"inspect", kConfig, "--tag", "step_3"}, 2, {"is not a directory", "--tag"});
   check_fails({"inspect", run.path, "--config", ""}, 2, {"--config: the value is empty"});
   check_fails({"inspect", run.path, "--config", run.path}, 3, {"contains no config.json"});
@@ -100,7 +100,7 @@ TEST_CASE("The adapters of a run's newest checkpoint are consolidated") {
   fs::create_directories(dir / "run");
   for (const char* name : {"checkpoint-9", "checkpoint-10"})
     fs::copy(golden_case / "sharded", dir / "run" / name, fs::copy_options::recursive);
-  check_run({"consolidate", (dir / "run").string(), (dir / "out").string()}, 0, {}, "checkpoint-10 is taken");
+  check_run({"consolidate", (dir / "run").string(), (dir / "out").string()}, 0, {}, "using checkpoint-10");
   run_well({"consolidate", (golden_case / "sharded").string(), (dir / "direct").string()});
   CHECK((snapshot(dir / "out") == snapshot(dir / "direct")));
 }

@@ -201,8 +201,9 @@ TEST_CASE("Weights that are float32 where config.json says bfloat16 are noted, u
         .err;
   };
   for (const char* command : {"consolidate", "convert"}) {
-    CHECK_THAT(notes({command}), Says("21 tensors are float32, as in training, though config.json says bfloat16: "
-                                      "--dtype bfloat16 casts them"));
+    CHECK_THAT(
+        notes({command}),
+        Says("21 tensors are float32, as in training, although config.json has bfloat16: --dtype bfloat16 casts them"));
     CHECK_THAT(notes({command, "--dtype", "bfloat16"}), !Says("as in training"));
   }
   CHECK_THAT(notes({"convert", "--to", "dcp"}), !Says("as in training"));
@@ -242,7 +243,7 @@ TEST_CASE("A run goes to another mesh by the command line, with a manifest, and 
   }
 
   const auto without = with(alone, {});
-  CHECK_THAT(without.err, Says("--with-optimizer takes its optimizer along"));
+  CHECK_THAT(without.err, Says("--with-optimizer includes its optimizer"));
   check_run({"verify", source, alone, "--with-optimizer"}, 1,
             "only in " + source + ": optim.state.model.embed_tokens.weight.exp_avg\n");
   check_run({"verify", alone, config, "--with-optimizer"}, 2, {},

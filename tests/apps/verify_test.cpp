@@ -83,7 +83,7 @@ TEST_CASE("verify notes which side's config.json is not known, where names diffe
   const std::string dcp = (dir / "dcp").string();
   run_well({"convert", packed, dcp, "--to", "dcp", "--names", "transformers"});
   fs::remove(dir / "dcp" / "config.json");
-  check_run({"verify", dcp, apart}, 1, {}, dcp + ": its config.json is not known");
+  check_run({"verify", dcp, apart}, 1, {}, dcp + ": its config.json is unknown");
   const ProgramResult given = check_run({"verify", dcp, apart, "--config", apart}, 0, "same: ");
   CHECK_THAT(given.err, !Says("is not known"));
 }

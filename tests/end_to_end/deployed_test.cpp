@@ -121,7 +121,7 @@ TEST_CASE("A described model takes NxD Inference's names where its description s
   CHECK((consolidated(temp / "renamed", temp / "whole", renamed) == read_model(model)));
 
   family["nxd_inference"] = {{"q_proj", "query"}};
-  check_refused(spec, {.says = "self_attn.q_proj, which is not there, or not replicated"});
+  check_refused(spec, {.says = "self_attn.q_proj, which does not exist, or is not replicated"});
   family.erase("nxd_inference");
   check_refused([&] { sharded("none", spec()); },
                 {.kind = ErrorKind::kUnsupported, .hint = "llama, mistral, qwen2, qwen3", .unwritten = temp / "none"});

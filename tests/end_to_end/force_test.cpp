@@ -170,13 +170,12 @@ TEST_CASE("Whole weights that ranks join are told, since they stay and are what 
   write_model(out, {}, random_tensors({}, other));
   CHECK(notes("hf").empty());
   CHECK(notes("ranks") ==
-        fmt::format("{0} contains other weights, in layout hf, which stay; commands that are given {0} "
-                    "read those, and those that are given {0}/tensor_parallel_shards read the new ones",
+        fmt::format("{0} contains other weights, in layout hf, which are kept; commands with the path {0} read those, "
+                    "and commands with the path {0}/tensor_parallel_shards read the new ones",
                     out));
-  CHECK(notes("vllm") ==
-        fmt::format("{0} contains other weights, in layout hf, which stay; commands that are given {0} "
-                    "read those: move them away to have the new ones read",
-                    out));
+  CHECK(notes("vllm") == fmt::format("{0} contains other weights, in layout hf, which are kept; commands with the path "
+                                     "{0} read those: move them away to read the new ones",
+                                     out));
   Request own = forced.request("ranks", Format::kSafetensors, 2);
   own.source.path = out;
   CHECK(notes_of(own).empty());

@@ -259,15 +259,15 @@ void check_other_plan(Request request, const LayoutTraits& source, bool has_stat
   request.source.with_optimizer = !request.source.with_optimizer;
   drop_state_options(request.target);
   if (!request.source.with_optimizer) {
-    CHECK_THAT(joined_notes(*plan(request)), Says("`with-optimizer` takes its optimizer along"));
+    CHECK_THAT(joined_notes(*plan(request)), Says("`with-optimizer` includes its optimizer"));
     return;
   }
   Refusal refusal{.kind = ErrorKind::kUsage, .unwritten = request.output_directory};
   if (!target.writes_states()) {
-    refusal.says = fmt::format("of layout {} have no place for the states", target.name);
-    refusal.hint = "of the layouts, these have: ";
+    refusal.says = fmt::format("of layout {} have no place for optimizer states", target.name);
+    refusal.hint = "layouts with optimizer states: ";
   } else if (!source.reads_states()) {
-    refusal.says = fmt::format("one in layout {} is no checkpoint whose optimizer can be read", source.name);
+    refusal.says = fmt::format("one in layout {} is not a checkpoint whose optimizer can be read", source.name);
     refusal.hint = "it is for sources in layout ";
   } else if (!has_states) {
     refusal.kind = ErrorKind::kBadInput;

@@ -151,7 +151,7 @@ TEST_CASE("Where a layout has no place beside a checkpoint, consolidate asks for
   check_refused([&] { consolidate(request); },
                 {.kind = ErrorKind::kUsage,
                  .path = temp / "dcp",
-                 .says = "no output directory was given, and layout dcp has no folder beside which",
+                 .says = "no output directory was given, and layout dcp has no folder next to which",
                  .hint = "name an output directory",
                  .unwritten = temp / "dcp/model.safetensors"});
 }

@@ -221,7 +221,7 @@ TEST_CASE("Without config.json, keys that a description names are reported with 
   const std::string layer1 = R"([{"name": "layer1", "plan": "colwise", "shape": )";
   const std::pair<std::string, const char*> mistakes[] = {
       {layer1 + R"(["width", 4]}])", "layer1: \"shape\": \"width\" is missing"},
-      {layer1 + "[0, 4]}]", "layer1: \"shape\": 0 is no size"},
+      {layer1 + "[0, 4]}]", "layer1: \"shape\": 0 is not a size"},
       {layer1 + "[4.5, 4]}]", "layer1: \"shape\" has 4.5, expected a whole"},
       {layer1 + "[-4, 4]}]", "layer1: \"shape\" has -4, expected a whole"},
       {R"([{"name": "layer.*", "plan": "colwise", "shape": [4, 4]}])", "layer.* has a star for a layer's number"},
@@ -364,7 +364,7 @@ TEST_CASE("Mistakes in a description's strides and fused linears name their fiel
   };
   const std::string a = R"([{"name": "a", "plan": "colwise", "shape": [4, 4])";
   refused(a + R"(, "stride": 3}])", "a: \"stride\": dim 0 has 4 elements, which are no 3 equal parts");
-  refused(a + R"(, "stride": 0}])", "a: \"stride\": 0 is no size");
+  refused(a + R"(, "stride": 0}])", "a: \"stride\": 0 is not a size");
   refused(a + R"(, "strides": 2}])", "the key \"strides\" is not known");
   refused(R"([{"name": "a", "plan": "replicate", "shape": [4, 4], "stride": 2}])",
           "\"stride\" is 2, expected a plan of");

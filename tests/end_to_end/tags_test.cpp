@@ -57,7 +57,7 @@ TEST_CASE("A training run's directory is consolidated with a config.json from el
       const fs::path run = golden(name) / "checkpoint";
       for (const fs::path& config : {golden(name) / "original", golden(name) / kConfig}) {
         const auto job = plan_consolidate(consolidate_request(run, temp / "out", {.config = config, .force = true}));
-        CHECK_THAT(joined_notes(*job), Says("checkpoint: step_3 is taken"));
+        CHECK_THAT(joined_notes(*job), Says("checkpoint: using step_3"));
         CHECK(execute(*job, unsynced()).divergent.empty());
         CHECK(names_in(temp / "out") == std::set<std::string>{"config.json", "model.safetensors"});
         CHECK((read_model(temp / "out") == read_model(golden(name) / "original")));

@@ -114,7 +114,7 @@ TEST_CASE("To leave no tensor is a usage error, and a source that holds none is 
   for (const Request& request : {keep, drop})
     check_refused([&] { plan_convert(request); },
                   {.kind = ErrorKind::kUsage, .says = "`drop` and `keep` leave no tensor"});
-  check_refused([&] { plan_convert(none.request()); }, {.path = none.temp / "in", .says = "holds no tensors"});
+  check_refused([&] { plan_convert(none.request()); }, {.path = none.temp / "in", .says = "contains no tensors"});
 }
 
 TEST_CASE("A pattern that matches nothing is noted with its option") {

@@ -182,7 +182,7 @@ TEST_CASE("With config.json from elsewhere, the tokenizer next to it comes along
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "special_tokens_map.json"})
     CHECK(copies(*job, fs::path("/cfg") / name, name));
   CHECK(job->copied_files.size() == 5);  // with config.json
-  CHECK(model.notes(request, "tokenizer") == Notes{"the tokenizer is that of /cfg, and the one in /m is left out"});
+  CHECK(model.notes(request, "tokenizer") == Notes{"used the tokenizer of /cfg, and left out the one in /m"});
 }
 
 TEST_CASE("Defaults of generation next to a config.json from elsewhere are no tokenizer") {
@@ -200,7 +200,7 @@ TEST_CASE("A tokenizer that another model left in the output directory is named"
   LackingModel model;
   model.files.write("/out/tokenizer.json", "another");
   CHECK(model.notes(model.request("hf"), "stays in the output directory") ==
-        Notes{"tokenizer.json stays in the output directory, and may be of another model"});
+        Notes{"tokenizer.json stays in the output directory, and may belong to another model"});
   model.files.write("/m/tokenizer.json", "own");
   CHECK(model.notes(model.request("hf"), "stays").empty());
 }
@@ -213,7 +213,7 @@ TEST_CASE("The tokenizer of a model's own directory takes precedence over one ne
   CHECK(copies(*plan_convert(model.files, request), "/cfg/tokenizer.json", "tokenizer.json"));
   model.files.write("/m/tokenizer.json", "own");
   CHECK(copies(*plan_convert(model.files, request), "/m/tokenizer.json", "tokenizer.json"));
-  CHECK(model.notes(request, "tokenizer") == Notes{"the tokenizer is that of /m, and the one in /cfg is left out"});
+  CHECK(model.notes(request, "tokenizer") == Notes{"used the tokenizer of /m, and left out the one in /cfg"});
 }
 
 }  // namespace

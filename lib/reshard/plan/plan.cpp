@@ -35,9 +35,9 @@ const Layout& layout_of_target(const Request& request, const Checkpoint& source)
   if (option.empty())
     return source.layout != nullptr && source.layout->traits().writes_states() ? *source.layout : whole_layout();
   if (source.has_mesh() && source.layout->traits().is_written()) return *source.layout;
-  throw Error(ErrorKind::kUsage,
-              fmt::format("`{}` is about ranks, but layout {} has whole tensors", option, whole_layout().traits().name))
-      .hint("say which layout: `to` " + layout_names([](const Layout& layout) {
+  throw Error(ErrorKind::kUsage, fmt::format("`{}` applies to ranks, but layout {} has whole tensors", option,
+                                             whole_layout().traits().name))
+      .hint("choose a layout: `to` " + layout_names([](const Layout& layout) {
               return layout.traits().has_ranks() && layout.traits().is_written();
             }));
 }
@@ -49,7 +49,7 @@ void validate(Files& files, const Request& request) {
   validate_takes_states(request.source, *request.target.layout);
   if (request.source.with_optimizer && request.source.extra == ExtraTensors::kDrop)
     throw Error(ErrorKind::kUsage, "`extra-tensors` drop would leave out tensors whose optimizer states stay")
-        .hint("name the tensors with `drop`, which leaves out their states, too");
+        .hint("name the tensors with `drop`, which also leaves out their states");
   if (request.source.kind == SourceKind::kWhole && request.output_directory &&
       files.is_same(request.source.path, *request.output_directory))
     throw Error(ErrorKind::kUsage, "the output directory is the model's own")
@@ -92,8 +92,8 @@ fs::path output_beside(Files& files, const Checkpoint& source) {
         .hint("name an output directory after the file");
   if (const auto directory = source.layout->default_output(files, source.found())) return *directory;
   throw Error(ErrorKind::kUsage,
-              fmt::format("no output directory was given, and layout {} has no folder beside which "
-                          "the model could be written: it would be mixed with the checkpoint's files",
+              fmt::format("no output directory was given, and layout {} has no folder next to which the model could be "
+                          "written: it would be mixed with the checkpoint's files",
                           source.layout->traits().name))
       .in(source.path)
       .hint("name an output directory after the checkpoint's");

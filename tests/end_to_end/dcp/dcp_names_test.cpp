@@ -58,11 +58,11 @@ TEST_CASE("torchtitan's names are not taken for the model's own where no config.
   const TempDir temp;
   const auto refused = [&](const std::function<void()>& action, const char* hint) {
     check_refused(action, {.path = source,
-                           .says = "its tensors have torchtitan's names, and only the model's config.json says",
+                           .says = "its tensors have torchtitan's names, and only the model's config.json defines",
                            .hint = hint,
                            .unwritten = temp / "out"});
   };
-  refused([&] { consolidated(source, temp / "out"); }, "say with `config` where the model's config.json is");
+  refused([&] { consolidated(source, temp / "out"); }, "set `config` to the model's config.json");
   refused([&] { convert(source, temp / "out"); }, "say with `config`");
   write_file(temp / "unknown/config.json", R"({"model_type": "nobodys"})");
   refused([&] { convert(source, temp / "out", {.config = temp / "unknown"}); },

@@ -75,7 +75,7 @@ TEST_CASE("Any tensors, states and objects come from chunks on any mesh, and go 
       const std::uint64_t ranks = pick(random, 1, 6);
       Request request = run_request(temp / std::string(1, static_cast<char>(*hop - 1)), temp / hop, ranks);
       if (!run.has_training) {  // all may be the model's
-        CHECK_THAT(error_of([&] { convert(request); }).what(), Says("nothing of an optimizer"));
+        CHECK_THAT(error_of([&] { convert(request); }).what(), Says("but no optimizer"));
         request.source.with_optimizer = false;
       }
       convert(request);

@@ -87,7 +87,7 @@ TEST_CASE("Files that are a checkpoint themselves do not go beside shards of ano
     convert(kLlama, temp / "out", first);
     const auto before = snapshot(temp.path());
     check_refused([&, &fields = second] { convert(kLlama, temp / "out", fields); },
-                  {.path = temp / "out", .says = "holds a sharded checkpoint in layout " + first.layout});
+                  {.path = temp / "out", .says = "contains a sharded checkpoint in layout " + first.layout});
     CHECK(snapshot(temp.path()) == before);
   }
 }
@@ -117,7 +117,7 @@ TEST_CASE("Ranks with whole experts that become others without them are told so"
     return joined_notes(*plan_convert(convert_request(run.directory, run.temp / "again", to_vllm(2, options))));
   };
   CHECK_THAT(notes({}),
-             Says("the source was written with `enable-expert-parallel`, and the output is written without"));
+             Says("the source was written with `enable-expert-parallel`, but the output is written without"));
   CHECK_THAT(notes({"enable-expert-parallel"}), !Says("the source was written"));
 }
 

@@ -65,7 +65,7 @@ TEST_CASE("A plan that makes no sense is refused with its key") {
         {.says = "the key \"layers\" is missing"}},
        {"a stage without outputs",
         R"({"base_model_pp_plan": {"layers": [[]]}})",
-        {.says = "two lists: what the module takes"}},
+        {.says = "two lists: the module's inputs"}},
        {"heads as a text", R"({"num_attention_heads": "8"})", {.says = "\"num_attention_heads\" is \"8\""}},
        {"too many layers", R"({"num_hidden_layers": 100000})", {.says = "\"num_hidden_layers\" is 100000"}}});
 }
@@ -104,7 +104,7 @@ TEST_CASE("A model that its plan or the ranks do not fit is refused, with the de
        {"a size that falls into no halves",
         {.tp = 1, .shape = {"model.layers.1.mlp.gate_up_proj.bias", {23}}},
         {.tensor = "model.layers.1.mlp.gate_up_proj.bias",
-         .says = "dim 0 has 23 elements, of which base_model_tp_plan makes two halves"}},
+         .says = "dim 0 has 23 elements, which base_model_tp_plan splits into two halves"}},
        {"quantised weights",
         {R"({"quantization_config": {"quant_method": "fp8"}})"},
         {.kind = ErrorKind::kUnsupported, .says = "does not say how scales are split", .hint = "`spec`"}},

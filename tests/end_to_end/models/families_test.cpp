@@ -212,7 +212,8 @@ TEST_CASE("A quantization_config that cannot be partitioned, or makes no sense, 
        {"gguf", R"({"quant_method": "gguf"})", {.says = "those of llama.cpp"}},
        {"unknown",
         R"({"quant_method": "strange\n"})",
-        {.says = "\"strange\\x0a\", which is not known; known are awq, compressed-tensors, fp8, gptq, modelopt, mxfp4 "
+        {.says = "\"strange\\x0a\", which is not supported; supported are awq, compressed-tensors, fp8, gptq, "
+                 "modelopt, mxfp4 "
                  "(gpt_oss alone)"}}});
   check_refused([&] { plan(R"({"quant_method": "awq", "group_size": 128})"); }, {.path = config, .says = "bits"});
 }

@@ -280,7 +280,7 @@ TEST_CASE("Heads of reward models and classifiers take the place of the language
   SECTION("none, which is taken as tied, with a note") {
     tensors.erase("lm_head.weight");
     CHECK((back_from_shards(temp, tensors) == tensors));
-    CHECK_THAT(joined_notes(*plan(temp)), Says("there is no lm_head.weight, so it is taken as tied"));
+    CHECK_THAT(joined_notes(*plan(temp)), Says("there is no lm_head.weight, so it is treated as tied"));
   }
 }
 

@@ -165,7 +165,7 @@ TEST_CASE("Levels of config.json that contradict each other about ties yield to 
     write_safetensors(temp / "model/model.safetensors", tensors);
     const auto job = plan_shard(shard_request(temp / "model", temp / "none", 2));
     CHECK_THAT(joined_notes(*job),
-               Says(tied ? "there is no lm_head.weight, so it is taken as tied to"
+               Says(tied ? "there is no lm_head.weight, so it is treated as tied to"
                          : "\"tie_word_embeddings\" is false, \"text_config.tie_word_embeddings\" is true"));
     if (!tied) CHECK(job->target.find_logical(kOutput));
   }

@@ -242,11 +242,10 @@ TEST_CASE("with-optimizer is refused where there is none, and where it has no pl
   const auto refused = [&](const fs::path& source, const RequestFields& fields, const Refusal& refusal) {
     check_refused([&] { convert(source, temp / "out", fields); }, with_common(refusal, common));
   };
-  refused(temp / "in", to_hf, {.says = "of layout hf have no place for the states"});
-  refused(temp / "hf", to_dcp, {.says = "one in layout hf is no checkpoint whose optimizer can be read"});
+  refused(temp / "in", to_hf, {.says = "of layout hf have no place for optimizer states"});
+  refused(temp / "hf", to_dcp, {.says = "one in layout hf is not a checkpoint whose optimizer can be read"});
   refused(temp / "hf/model.safetensors", to_dcp, {.says = "a file of tensors"});
-  refused(dcp_case("llama-plain") / "sharded", to_dcp,
-          {.kind = ErrorKind::kBadInput, .says = "nothing of an optimizer"});
+  refused(dcp_case("llama-plain") / "sharded", to_dcp, {.kind = ErrorKind::kBadInput, .says = "but no optimizer"});
   check_refused([&] { consolidated(temp / "in", temp / "out", {.with_optimizer = true}); }, common);
 }
 

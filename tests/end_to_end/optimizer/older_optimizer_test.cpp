@@ -170,7 +170,7 @@ TEST_CASE("Files of a rank that hold two optimizers, or one twice, are refused")
     tree.structure["optimizer_states"].erase(1);
     tree.structure["optimizer"] = {{"state", nlohmann::json::object()}};
   });
-  of_rank.refused(of_rank.file(first), "holds \"optimizer_states\" and \"optimizer\"");
+  of_rank.refused(of_rank.file(first), "contains \"optimizer_states\" and \"optimizer\"");
   of_rank.change(first, [](SavedTree& tree) {
     tree.structure.erase("optimizer_states");
     tree.structure["optimizer"] = 5;
@@ -231,7 +231,7 @@ TEST_CASE("An older optimizer goes to newer NxD and to DCP as the newer form doe
       [&] {
         convert(of_rank.temp.path(), out / "again", {.layout = "ranks", .config = config, .with_optimizer = true});
       },
-      {.kind = ErrorKind::kUsage, .says = "layout ranks have no place for the states of an optimizer", .hint = "nxd"});
+      {.kind = ErrorKind::kUsage, .says = "layout ranks have no place for optimizer states", .hint = "nxd"});
 
   ReadContext masters = context_of(of_rank.golden_case, false);
   masters.options.set("weights", "master");

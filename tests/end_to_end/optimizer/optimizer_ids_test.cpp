@@ -157,13 +157,13 @@ TEST_CASE("Ids stay only where the model's ranks do, and names are not asked for
           request.target.options.erase("kv-size-multiplier");
         },
         {.says = "tp_rank_00_pp_rank_00 would contain other parts of it than in the source"}},
-       {"dcp", to_dcp, {.says = "layout dcp has names, and no ids"}},
+       {"dcp", to_dcp, {.says = "layout dcp has names instead of ids"}},
        {"dcp in names that do not have all of this source",
         [&](Request& request) {
           to_dcp(request);
           request.target.options.set("names", "torchtitan");
         },
-        {.says = "layout dcp has names, and no ids"}},
+        {.says = "layout dcp has names instead of ids"}},
        {"master weights",
         [](Request& request) { request.source.options.set("weights", "master"); },
         {.says = "master weights cannot be used as the model's without names"}},

@@ -149,7 +149,7 @@ TEST_CASE("States, groups and master weights of every case are what the referenc
       json found = describe_states(recut);
       const bool has_masters = logical.front().contains("master");
       const bool is_narrow = job->source.logical.front().dtype == DType::kBF16;
-      CHECK((joined_notes(*job).find("they are made of BF16 weights") != std::string::npos) ==
+      CHECK((joined_notes(*job).find("computed them from BF16 weights") != std::string::npos) ==
             (!has_masters && is_narrow));
       if (!has_masters)
         for (json& states : found) CHECK(states.erase("master") == 1);
@@ -410,10 +410,10 @@ TEST_CASE(
   request.force = true;
   convert(request);
   request.target.layout = layout("optimum");
-  check_refused([&] { convert(request); }, {.path = out, .says = "holds a sharded checkpoint in layout nxd"});
+  check_refused([&] { convert(request); }, {.path = out, .says = "contains a sharded checkpoint in layout nxd"});
   request.target.layout = layout("hf");
   request.source.with_optimizer = false;
-  check_refused([&] { convert(request); }, {.path = out, .says = "holds a sharded checkpoint in layout"});
+  check_refused([&] { convert(request); }, {.path = out, .says = "contains a sharded checkpoint in layout"});
   fs::remove_all(out / "optim");
   fs::remove(out / "scheduler.pt");
   convert(request);  // beside the ranks of the model alone

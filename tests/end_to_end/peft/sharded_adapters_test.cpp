@@ -129,7 +129,7 @@ TEST_CASE("A directory with one adapter means it, one with several has to say wh
   fs::copy(s.temp / "shards/adapter_default", s.temp / "shards/adapter_x", fs::copy_options::recursive);
   const Refusal refusal{.kind = ErrorKind::kUsage,
                         .path = s.temp / "shards",
-                        .says = "holds 2 adapters: adapter_default, adapter_x",
+                        .says = "contains 2 adapters: adapter_default, adapter_x",
                         .hint = (s.temp / "shards/adapter_default").string(),
                         .unwritten = s.temp / "out"};
   check_refused([&] { read(s.temp / "shards"); }, refusal);

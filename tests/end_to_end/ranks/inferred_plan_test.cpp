@@ -167,7 +167,7 @@ TEST_CASE("A plan that contradicts the ranks is an error that names the tensor")
          },
          {.tensor = name,
           .says = "on tensor-parallel ranks 0 and 1, but according to the plan in config.json they are parts of",
-          .hint = "every rank has all of it"},
+          .hint = "every rank has the whole tensor"},
          Replicas::kFirst});
   for (const auto& [module, word] : {std::pair("mlp.down_proj", "colwise"),
                                      {"mlp.up_proj", "rowwise"},

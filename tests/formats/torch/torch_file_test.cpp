@@ -169,7 +169,7 @@ TEST_CASE("Where there is no one state dict, none is guessed") {
               "at a deeper level, under encoder, decoder, instead");
   unsupported(archive_of(dict({{"a", tensor()}, {"b", dict({{"c", list({tensor()})}})}})),
               "at a deeper level, under b");
-  bad(archive_of(dict({{"model", inner}, {"model", inner}})), "holds \"model\" twice");
+  bad(archive_of(dict({{"model", inner}, {"model", inner}})), "contains \"model\" twice");
 }
 
 TEST_CASE("Names that are no names are refused") {

@@ -70,7 +70,7 @@ TEST_CASE("Files of items without metadata hide no checkpoint that lies there, o
   const FoundCheckpoint found = find_checkpoint(local_storage(), temp / "run", {});
   CHECK(found.path == temp / "run/step-1");
   REQUIRE(found.notes.size() == 1);
-  CHECK_THAT(found.notes[0], Says("step-2 is newer, but not finished: it holds no .metadata"));
+  CHECK_THAT(found.notes[0], Says("step-2 is newer, but incomplete: it contains no .metadata"));
 
   write_file(temp / "run/step-2/model.safetensors", safetensors_bytes({{"w", {DType::kU8, {2}, "xy"}}}));
   const Checkpoint whole = read(temp / "run/step-2");

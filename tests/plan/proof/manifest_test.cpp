@@ -49,7 +49,7 @@ TEST_CASE("A manifest comes back from its text, which has a tensor a line") {
 TEST_CASE("A manifest that was edited, or is another file, is refused with what is wrong") {
   using Json = nlohmann::json;
   std::vector<Refused<std::function<void(Json&)>>> rows{
-      {"no manifest", [](Json& json) { json.erase("manifest"); }, {.says = "is no manifest of this program"}},
+      {"not a manifest", [](Json& json) { json.erase("manifest"); }, {.says = "is not a manifest of this program"}},
       {"another version",
        [](Json& json) { json["manifest"] = 2; },
        {.kind = ErrorKind::kUnsupported, .says = "is a manifest of version 2"}},
@@ -126,7 +126,7 @@ TEST_CASE("A list in which some files are looked up may have lines of others, an
 }
 
 TEST_CASE("A line of SHA256SUMS that is none, or leads elsewhere, is refused with its number") {
-  const std::string hex = to_hex(digest(1)), none = "is no line of a SHA256SUMS",
+  const std::string hex = to_hex(digest(1)), none = "is not a line of a SHA256SUMS",
                     outside = "leads out of the directory";
   check_each_refused([&](const std::string& line) { parse_sha256sums(hex + "  a\n" + line, "S"); },
                      {.path = "S", .hint = " "},

@@ -70,12 +70,12 @@ TEST_CASE("The newest tag is the one with the largest number, whatever the numbe
 }
 
 TEST_CASE("The note says which tag is taken, of how many, and which newer one is not finished") {
-  CHECK(choose_tag({done("step_3")}, {}).note == "step_3 is taken, the only finished checkpoint in it");
+  CHECK(choose_tag({done("step_3")}, {}).note == "using step_3, the only complete checkpoint");
   CHECK(choose_tag({done("step_3"), done("step_6"), cut_off("step_9")}, {}).note ==
-        "step_6 is taken, the newest of 2 finished checkpoints in it; step_9 is newer, but not finished: it has no "
-        "file \"done\"; `tag` takes another");
+        "using step_6, the newest of 2 complete checkpoints; step_9 is newer, but incomplete: it has no file "
+        "\"done\"; choose another with `tag`");
   CHECK(choose_tag({cut_off("step_3"), done("step_6")}, {}).note ==
-        "step_6 is taken, the only finished checkpoint in it; `tag` takes another");
+        "using step_6, the only complete checkpoint; choose another with `tag`");
 }
 
 TEST_CASE("The file latest goes before numbers, unless what it names is not finished") {
@@ -83,7 +83,7 @@ TEST_CASE("The file latest goes before numbers, unless what it names is not fini
   CHECK(chosen(tags, "step_3") == "step_3");
   CHECK_THAT(choose_tag(tags, "step_3").note, Says("which the file \"latest\" names"));
   CHECK(chosen(tags, "step_9") == "step_6");
-  CHECK_THAT(choose_tag(tags, "step_9").note, Says("step_9 is named by the file \"latest\", but not finished"));
+  CHECK_THAT(choose_tag(tags, "step_9").note, Says("step_9 is named by the file \"latest\", but incomplete"));
   CHECK(chosen({tag("best"), tag("step_3")}, "best") == "best");
 }
 
@@ -113,7 +113,7 @@ TEST_CASE("Where no tag is finished the error lists them, each with its reason")
       [&] {
         choose_tag({cut_off("step_3"), empty}, "step_3");
       },
-      {.says = "step_3 (it has no file \"done\"), step_6 (it holds no weights)", .hint = "`tag`"});
+      {.says = "step_3 (it has no file \"done\"), step_6 (it contains no weights)", .hint = "`tag`"});
 }
 
 TEST_CASE("Names that do not tell which tag is the newest are an error that lists them") {
@@ -138,7 +138,7 @@ TEST_CASE("Of several checkpoints one whose name is not that of a tag is taken o
 }
 
 TEST_CASE("The only checkpoint in a run is taken, whatever its name, unless there are other models beside it") {
-  CHECK(choose_tag({done("foo")}, {}).note == "foo is taken, the only finished checkpoint in it");
+  CHECK(choose_tag({done("foo")}, {}).note == "using foo, the only complete checkpoint");
   CHECK(chosen({trained("last")}) == "last");
   MemoryFiles files;
   const fs::path temp = "m";
@@ -168,7 +168,7 @@ TEST_CASE("Names of NxD Training are those of tags, and its folder of checkpoint
     const FoundCheckpoint found = find_checkpoint(files, path, {});
     CHECK(found.path == run / "checkpoints" / name_of(10));
     REQUIRE(found.notes.size() == 1);
-    CHECK_THAT(found.notes.front(), Says(name_of(15) + " is newer, but not finished"));
+    CHECK_THAT(found.notes.front(), Says(name_of(15) + " is newer, but incomplete"));
     CHECK(find_checkpoint(files, path, name_of(5)).path == run / "checkpoints" / name_of(5));
   }
   CHECK(list_tags(files, "m/llama").empty());
@@ -247,7 +247,7 @@ TEST_CASE("Folders with the names of tags that hold no weights are an error that
     const Error error = check_refused(
         [&] { find_checkpoint(files, temp / "run", {}, content); },
         {.path = temp / "run",
-         .says = "holds no finished checkpoint: step_3 (it holds no weights), step_4 (it holds no weights)"});
+         .says = "contains no complete checkpoint: step_3 (it contains no weights), step_4 (it contains no weights)"});
     CHECK_THAT(error.hint(), !Says("`tag`"));  // which would find nothing there either
   }
   CHECK(find_checkpoint(files, temp / "run/step_3", {}).path == temp / "run/step_3");

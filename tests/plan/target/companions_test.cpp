@@ -47,15 +47,15 @@ TEST_CASE("Everything that belongs to a model comes along, in sorted order, but 
        {".gitattributes", ".git/config", ".cache/x/y.json", "checkpoint-500/config.json",
         "adapter_default/adapter_config.json", "shards/mp_metadata_pp_rank_0.json",
         "tensor_parallel_shards/mp_metadata_pp_rank_0.json", "tp_rank_00_pp_rank_00/notes.txt", "trn_config.json"},
-       {"folders that are checkpoints of their own are left out: checkpoint-500, shards, tensor_parallel_shards, "
+       {"folders that are separate checkpoints are left out: checkpoint-500, shards, tensor_parallel_shards, "
         "tp_rank_00_pp_rank_00"}},
       {"checkpoints of the training run whatever their names, and the marks of a save",
        {"config.json", "docs/done", "docs/latest", "epoch_2/picture.png"},
        {kRank, "any/done", "any/user.json", "any/" + kRank, "checkpoint", "done", "epoch_1/config.json",
         "epoch_1/model.safetensors", "latest", "optim/__0_0.distcp", "step_3/checkpoint", "step_3/done",
         "step_3/" + kRank},
-       {"folders that are checkpoints of their own are left out: any, epoch_1, model, step_3"}},
-      {"folders that are checkpoints of their own with all they hold",
+       {"folders that are separate checkpoints are left out: any, epoch_1, model, step_3"}},
+      {"folders that are separate checkpoints with all they hold",
        {"config.json", "runs/notes.txt"},
        {"checkpoint-5/trainer_state.json",
         "half/config.json",
@@ -85,7 +85,7 @@ TEST_CASE("Everything that belongs to a model comes along, in sorted order, but 
         "step_2/optim/rank.pt",
         "step_2/user_content.json",
         "variant/pytorch_model.bin.index.fp16.json"},
-       {"folders that are checkpoints of their own are left out: checkpoint-5, half, index, lora, nxd, optimum, ranks, "
+       {"folders that are separate checkpoints are left out: checkpoint-5, half, index, lora, nxd, optimum, ranks, "
         "renamed, runs/big, serve, step_1, step_2, variant"}},
       {"folders that look a little like checkpoints",
        {"1_Pooling/config.json", "assets/config.json", "assets/training_args.bin", "config.json",
@@ -132,7 +132,7 @@ TEST_CASE("Linked files are followed, linked folders are not, and links that lea
   CHECK(names_of(found) == Paths{"config.json", "tokenizer.json"});
   for (const CopiedFile& file : found.files) CHECK(file.size_bytes == 8);
   CHECK(found.notes == Paths{"folders that are links are left out: itself, linked",
-                             "links that lead nowhere are left out: old.safetensors, sub/merges.txt, vocab.json"});
+                             "broken links are left out: old.safetensors, sub/merges.txt, vocab.json"});
 }
 
 TEST_CASE("A link to itself is passed over, or an Error: nothing else is thrown") {
@@ -155,13 +155,13 @@ TEST_CASE("A folder that may not be read, or not be searched, is left out with a
   };
   const Row rows[] = {{{"lost+found", "sub/secret"},
                        {"config.json", "sub/vocab.txt", "zoo.txt"},
-                       {"folders that may not be read are left out: lost+found, sub/secret"}},
+                       {"folders without read permission are left out: lost+found, sub/secret"}},
                       // A folder is not left out because one in it may not be read, whatever that is called, but
                       // "shards" makes a checkpoint by its name alone, and adapters are never a model's companions.
                       {{"serve/weights", "tuned/adapter_x", "epoch/shards"},
                        {"config.json", "serve/readme.txt", "tuned/notes.txt"},
-                       {"a folder that is a checkpoint of its own is left out: epoch",
-                        "a folder that may not be read is left out: serve/weights"}}};
+                       {"a folder that is a separate checkpoint is left out: epoch",
+                        "a folder without read permission is left out: serve/weights"}}};
   for (const Row& row : rows)
     for (const fs::perms denied : {fs::perms::none, fs::perms::owner_read, fs::perms::owner_exec}) {
       const TempDir temp;

@@ -33,20 +33,19 @@ TEST_CASE("A companion that is a link to outside of the model is left out, and n
   const LinkedModel model;
   fs::create_symlink(model / "secret", model / "model/vocab.txt");
   CHECK_THAT(joined_notes(*plan_convert(model.request())),
-             Says("a link to a file outside of the model is left out: vocab.txt\n"));
+             Says("a link to a file outside the model is left out: vocab.txt\n"));
   fs::create_directories(model / "model/sub");
   fs::create_symlink("../../secret", model / "model/sub/merges.txt");
   for (const char* kind : {"hf", "ranks", "dcp"}) {
     INFO(kind);
     const auto job = plan_convert(model.request(kind, kind));
-    CHECK_THAT(joined_notes(*job),
-               Says("links to files outside of the model are left out: sub/merges.txt, vocab.txt\n"));
+    CHECK_THAT(joined_notes(*job), Says("links to files outside the model are left out: sub/merges.txt, vocab.txt\n"));
     execute(*job, unsynced());
     CHECK(fs::exists(model / kind / "config.json"));
     for (const char* name : {"vocab.txt", "sub/merges.txt"}) CHECK_FALSE(fs::exists(model / kind / name));
   }
   CHECK_THAT(joined_notes(*plan_shard(shard_request(model / "model", model / "shards", 2))),
-             Says("links to files outside of the model are left out: sub/merges.txt, vocab.txt\n"));
+             Says("links to files outside the model are left out: sub/merges.txt, vocab.txt\n"));
 }
 
 TEST_CASE("Links inside the model and into the blobs of the hub's cache are followed") {
@@ -85,7 +84,7 @@ TEST_CASE("A config.json that is a link to outside of the model is refused, unle
     request.dtype = dtype;
     check_refused([&] { plan_convert(request); },
                   {.path = config,
-                   .says = "is a link to outside of the model, to " + fs::canonical(elsewhere).string(),
+                   .says = "is a link out of the model, to " + fs::canonical(elsewhere).string(),
                    .hint = "`config`"});
   }
   for (const fs::path& given : {elsewhere.parent_path(), elsewhere}) {
@@ -136,8 +135,8 @@ TEST_CASE("Linked folders, pipes, sockets and links to nowhere are named in note
   fs::current_path(before);
   CHECK_THAT(joined_notes(*plan_convert(model.request())),
              Says("a folder that is a link is left out: tok\n") &&
-                 Says("a link that leads nowhere is left out: old.safetensors\n") &&
-                 Says("entries that are no regular files are left out: pipe.json, socket\n"));
+                 Says("a broken link is left out: old.safetensors\n") &&
+                 Says("entries that are not regular files are left out: pipe.json, socket\n"));
 }
 
 }  // namespace

@@ -35,7 +35,8 @@ TEST_CASE("Rows of an embedding that cannot be a vocabulary's show a plan that s
     const char* hint;
   };
   const Row rows[] = {
-      {16, 0, 2, "each of the 2 ranks has 8 rows of it, which the plan in config.json joins to 16", "take it out"},
+      {16, 0, 2, "each of the 2 ranks has 8 rows of it, which the plan in config.json joins to 16",
+       "remove it from the plan"},
       {4,
        {},
        2,

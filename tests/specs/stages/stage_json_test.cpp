@@ -73,7 +73,7 @@ TEST_CASE("Where experts are is said by our keys, and no other word for it is ta
   };
   CHECK(parameter(R"(1, "expert_rank": 3)").expert_rank == 3);
   CHECK(parameter(R"(1, "expert_partitions": 2)").expert_partitions == 2);
-  check_patches({{{kParameter, with("1")}, "nothing says how"}}, ErrorKind::kUnsupported);
+  check_patches({{{kParameter, with("1")}, "the distribution is not recorded"}}, ErrorKind::kUnsupported);
   check_patches(
       {{{kParameter, with(R"(1, "expert_rank": 3, "expert_partitions": 2)")}, "a single expert is on one rank"},
        {{kParameter, with(R"(0, "expert_partitions": 4)")}, "divides the 2 matrices"}});

@@ -122,7 +122,7 @@ TEST_CASE("Older metadata that is not what it should be is refused") {
        {sharded(number(-1)), "neither 0 nor 1"},
        {sharded(kNone), "neither 0 nor 1"},
        {dict({{"kind", text("split")}}), "its kind is \"split\""}});
-  CHECK_THAT(refused(metadata({{"a.weight", dict({})}}, kNoAttention)).what(), Says("where a name must be"));
+  CHECK_THAT(refused(metadata({{"a.weight", dict({})}}, kNoAttention)).what(), Says("instead of a name"));
 }
 
 TEST_CASE("Older metadata whose attention cannot be is refused") {
@@ -132,11 +132,11 @@ TEST_CASE("Older metadata whose attention cannot be is refused") {
   CHECK_THAT(changed("num_attention_heads", kNone), Says("\"num_attention_heads\" is not a number"));
   CHECK_THAT(changed("num_key_value_heads", number(0)), Says("\"num_key_value_heads\" is not a number from 1"));
   CHECK_THAT(changed("kv_size_multiplier", ""), Says("\"kv_size_multiplier\" is not a number"));
-  CHECK_THAT(changed("kv_size_multiplier", number(3)), Says("its attention cannot be"));
+  CHECK_THAT(changed("kv_size_multiplier", number(3)), Says("its attention is invalid"));
   CHECK_THAT(changed("output_projections_names", ""), Says("does not name all four projections"));
   CHECK_THAT(changed("output_projections_names", call("builtins", "set", {})), Says("does not name all four"));
-  CHECK_THAT(changed("output_projections_names", list({kNone})), Says("where a name must be"));
-  CHECK_THAT(changed("original_names_to_gqa_qkv_names", dict({{"a.b", text("c")}})), Says("says that a.b became c"));
+  CHECK_THAT(changed("output_projections_names", list({kNone})), Says("instead of a name"));
+  CHECK_THAT(changed("original_names_to_gqa_qkv_names", dict({{"a.b", text("c")}})), Says("records that a.b became c"));
   check_error(refused(metadata({}, attention(false)), 7),
               {.tensor = kAttention + "qkv_proj.weight_q", .says = "2 query and 1 key/value heads"});
 }

@@ -106,7 +106,7 @@ Reading read_logical(const SourceMap& map, std::uint32_t index, unsigned depth) 
   }
   if (!open.empty())
     throw Error(ErrorKind::kBadInput,
-                fmt::format("no file holds its part {} of {}", to_string(open.front()), to_string(tensor.shape)))
+                fmt::format("no file contains its piece {} of {}", to_string(open.front()), to_string(tensor.shape)))
         .tensor(tensor.name)
         .hint("a rank's file is missing or belongs to another checkpoint");
   sort_by_stored(reading.reads);
@@ -210,8 +210,7 @@ class ProgramMaker {
     if (!tensor.constant()) {
       if (wanted && target_.pieces[*wanted].empty() && options_.partial_target) return;  // of ranks left out alone
       if (!wanted || target_.pieces[*wanted].empty())
-        throw Error(ErrorKind::kBadInput, "the source holds it, but the target has no place for it")
-            .tensor(tensor.name);
+        throw Error(ErrorKind::kBadInput, "is in the source, but the target has no place for it").tensor(tensor.name);
       write(transfer, *wanted);
     }
     push(std::move(transfer));
@@ -222,7 +221,8 @@ class ProgramMaker {
     const LogicalTensor& tensor = target_.logical[index];
     if (!tensor.constant()) {
       if (!source_.find_logical(tensor.name))
-        throw Error(ErrorKind::kBadInput, "the target needs it, but the source does not hold it").tensor(tensor.name);
+        throw Error(ErrorKind::kBadInput, "the target needs it, but the source does not contain it")
+            .tensor(tensor.name);
       return;
     }
     Transfer transfer;
@@ -248,7 +248,7 @@ class ProgramMaker {
       take_out(open, piece.box);
     }
     if (!open.empty())
-      throw Error(ErrorKind::kInternal, fmt::format("the target has no place for its part {} of {}",
+      throw Error(ErrorKind::kInternal, fmt::format("the target has no place for its piece {} of {}",
                                                     to_string(open.front()), to_string(tensor.shape)))
           .tensor(tensor.name);
   }

@@ -83,7 +83,7 @@ std::optional<Manifest::OptionValue> given_option(const Job& job, const LayoutOp
 
 void validate_manifest_names(const Job& job) {
   constexpr const char* kHint = "rename it, or leave out `manifest`";
-  constexpr const char* kNoText = "has a name that is not UTF-8, which a manifest cannot hold";
+  constexpr const char* kNoText = "has a name that is not UTF-8, which a manifest cannot contain";
   const auto validate = [&](const fs::path& path, const fs::path& listed) {
     if (!is_json_text(listed.generic_string())) throw Error(ErrorKind::kBadInput, kNoText).in(path).hint(kHint);
   };

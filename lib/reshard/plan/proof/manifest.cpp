@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kVersion = 1;
 constexpr const char* kManifest = "manifest";
-constexpr const char* kDamaged = "the manifest was edited or damaged; make it again with `manifest`";
+constexpr const char* kDamaged = "the manifest was edited or damaged; recreate it with `manifest`";
 
 /// Escapes a name as coreutils does. The line of an escaped name begins with a backslash.
 std::string escaped_name(const std::string& name, bool& escaped) {
@@ -240,12 +240,12 @@ std::vector<FileDigest> parse_sha256sums(std::string_view text, const fs::path& 
       throw Error(ErrorKind::kBadInput, what).in(path).at_line(number).hint(hint);
     };
     if (!file)
-      fail("is no line of a SHA256SUMS: a SHA-256 of 64 hexadecimal digits, two blanks and a path",
-           "give a SHA256SUMS, as `manifest` or sha256sum makes it, or a reshard.manifest.json");
+      fail("is not a line of a SHA256SUMS: a SHA-256 of 64 hexadecimal digits, two blanks and a path",
+           "give a SHA256SUMS as written by `manifest` or sha256sum, or a reshard.manifest.json");
     if (!stays_inside(file->path))
       fail("the path " + printable(file->path) + " leads out of the directory",
            "list paths relative to the directory that is verified");
-    if (!names.insert(file->path).second) fail("the path " + printable(file->path) + " is there twice", kDamaged);
+    if (!names.insert(file->path).second) fail("the path " + printable(file->path) + " occurs twice", kDamaged);
     files.push_back(std::move(*file));
   });
   return files;
@@ -290,14 +290,14 @@ Manifest parse_manifest(std::string_view text, const fs::path& path) try {
   const Json json = parse_json(text, path);
   const JsonObject object(json, path);
   if (!object.has(kManifest))
-    throw Error(ErrorKind::kBadInput, "is no manifest of this program")
+    throw Error(ErrorKind::kBadInput, "is not a manifest of this program")
         .in(path)
-        .hint("`manifest` makes a reshard.manifest.json and a SHA256SUMS");
+        .hint("`manifest` writes a reshard.manifest.json and a SHA256SUMS");
   if (const std::uint64_t version = object.unsigned_at(kManifest); version != kVersion)
     throw Error(ErrorKind::kUnsupported,
-                fmt::format("is a manifest of version {}; this program knows {}", version, kVersion))
+                fmt::format("is a manifest of version {}; this program supports {}", version, kVersion))
         .in(path)
-        .hint("use the version of this program that made it, or make it again with `manifest`");
+        .hint("use the version of this program that wrote it, or recreate it with `manifest`");
   if (const std::uint64_t leaf_bytes = object.unsigned_at("leaf_bytes"); leaf_bytes != kLeafBytes)
     object.fail("leaf_bytes", std::to_string(kLeafBytes));
   Manifest manifest;
@@ -317,7 +317,7 @@ Manifest parse_manifest(std::string_view text, const fs::path& path) try {
   for (const JsonObject& item : object.objects_at("tensors")) {
     manifest.tensors.push_back(tensor_of(item));
     if (!names.insert(manifest.tensors.back().name).second)
-      throw Error(ErrorKind::kBadInput, "is there twice").in(path).tensor(manifest.tensors.back().name).hint(kDamaged);
+      throw Error(ErrorKind::kBadInput, "occurs twice").in(path).tensor(manifest.tensors.back().name).hint(kDamaged);
   }
   return manifest;
 } catch (Error& error) {

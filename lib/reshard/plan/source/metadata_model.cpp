@@ -32,11 +32,11 @@ void validate_stages_known(const Checkpoint& checkpoint, const TargetRequest& ta
   for (const ModelParameter& parameter : checkpoint.model->parameters)
     if (!parameter.layer && !parameter.on_last_stage) names.push_back(parameter.name);
   if (names.empty()) return;
-  throw Error(ErrorKind::kBadInput,
-              "has metadata of one pipeline stage, which does not say on which of several stages these tensors are: " +
-                  list_names(names))
+  throw Error(
+      ErrorKind::kBadInput,
+      "has metadata of one pipeline stage, which does not record the stages of these tensors: " + list_names(names))
       .in(checkpoint.path)
-      .hint("save the description that `print-spec` prints, add \"stage\" to these modules, and give it with `spec`");
+      .hint("save the output of `print-spec`, add \"stage\" to these modules, and give it with `spec`");
 }
 
 }  // namespace

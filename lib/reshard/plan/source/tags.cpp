@@ -138,8 +138,8 @@ std::optional<std::string> read_latest(Files& files, const fs::path& directory) 
       name.end());
   if (is_plain_name(name) && files.is_directory(directory / name)) return name;
   throw Error(ErrorKind::kBadInput,
-              is_plain_name(name) ? fmt::format("names the checkpoint {}, which is not beside it", printable(name))
-                                  : fmt::format("holds \"{}\", which is not the name of a folder", printable(name)))
+              is_plain_name(name) ? fmt::format("names the checkpoint {}, which is not next to it", printable(name))
+                                  : fmt::format("contains \"{}\", which is not a folder name", printable(name)))
       .in(path)
       .hint("choose a checkpoint with `tag`, or give its own directory");
 }
@@ -147,8 +147,8 @@ std::optional<std::string> read_latest(Files& files, const fs::path& directory) 
 /// Returns the folder `name` of the run's directory.
 FoundCheckpoint take_tag(Files& files, const fs::path& directory, const std::string& name) {
   if (!is_plain_name(name))
-    throw Error(ErrorKind::kUsage, fmt::format("`tag`: \"{}\" is not the name of a folder", printable(name)))
-        .hint("give the name alone, such as step_3, and the directory that holds it as the path");
+    throw Error(ErrorKind::kUsage, fmt::format("`tag`: \"{}\" is not a folder name", printable(name)))
+        .hint("give only the name, such as step_3, and as the path the directory that contains it");
   if (!files.is_directory(directory))
     throw Error(files.exists(directory) ? ErrorKind::kUsage : ErrorKind::kBadInput,
                 files.exists(directory) ? "is not a directory, so `tag` has nothing to choose from"
@@ -157,11 +157,11 @@ FoundCheckpoint take_tag(Files& files, const fs::path& directory, const std::str
   if (files.is_directory(directory / name)) return {directory / name, {}};
   if (is_checkpoint(files, directory))
     throw Error(ErrorKind::kUsage,
-                "`tag` has no effect: this is a checkpoint itself, and holds no folder " + printable(name))
+                "`tag` has no effect: this is a checkpoint itself, without a folder " + printable(name))
         .in(directory)
-        .hint("leave out `tag`, or give the directory that holds the folder of that name");
+        .hint("leave out `tag`, or give the directory that contains the folder with that name");
   const std::vector<Tag> tags = list_tags(files, directory);
-  Error error(ErrorKind::kBadInput, fmt::format("holds no folder {}", printable(name)));
+  Error error(ErrorKind::kBadInput, fmt::format("contains no folder {}", printable(name)));
   error.in(directory);
   if (!tags.empty()) error.hint("the checkpoints in it are " + names_text(tags));
   throw error;
@@ -175,7 +175,7 @@ std::string unfinished_text(const std::vector<Tag>& tags, const std::string& cho
     const bool newer = stem_of(tag.name) == stem_of(chosen) && is_older(chosen, tag.name);
     const auto reason = unfinished_reason(tag, tags);
     if (!reason || (!newer && tag.name != latest)) continue;
-    text += fmt::format("; {} is {}, but not finished: {}", printable(tag.name),
+    text += fmt::format("; {} is {}, but incomplete: {}", printable(tag.name),
                         tag.name == latest ? "named by the file \"latest\"" : "newer", *reason);
   }
   return text;
@@ -183,8 +183,9 @@ std::string unfinished_text(const std::vector<Tag>& tags, const std::string& cho
 
 /// A directory of unrelated models may contain markers, too, but its folders are not named like tags.
 Error unrelated(const std::vector<Tag>& finished) {
-  return Error(ErrorKind::kUsage, "holds checkpoints, but none named like a training run's (step_3, checkpoint-10): " +
-                                      names_text(finished))
+  return Error(ErrorKind::kUsage,
+               "contains checkpoints, but none named like a training run's (step_3, checkpoint-10): " +
+                   names_text(finished))
       .hint(kChoose);
 }
 
@@ -210,8 +211,8 @@ const Tag& newest(const std::vector<Tag>& finished) {
     return &tag == &found || (stem_of(tag.name) == stem_of(found.name) && is_older(tag.name, found.name));
   });
   if (!told)
-    throw Error(ErrorKind::kUsage,
-                "holds several checkpoints, and their names do not tell which is the newest: " + names_text(finished))
+    throw Error(ErrorKind::kUsage, "contains several checkpoints, and their names do not show which is the newest: " +
+                                       names_text(finished))
         .hint(kChoose);
   return found;
 }
@@ -258,8 +259,8 @@ bool is_tag_folder(Files& files, const fs::path& directory) {
 
 std::optional<std::string> unfinished_reason(const Tag& tag, const std::vector<Tag>& tags) {
   if (tag.is_cut_off) return fmt::format("it has no file \"{}\"", kDoneMarker);
-  if (!tag.has_weights) return fmt::format("it holds no {}", tag.lacks);
-  if (tag.name.starts_with(kUnfinishedPrefix)) return "its trainer has not given it its final name";
+  if (!tag.has_weights) return fmt::format("it contains no {}", tag.lacks);
+  if (tag.name.starts_with(kUnfinishedPrefix)) return "its trainer has not renamed it to its final name";
   if (tag.is_done || tag.has_trainer_state) return std::nullopt;
   for (const Tag& other : tags) {
     if (stem_of(other.name) != stem_of(tag.name)) continue;
@@ -280,17 +281,17 @@ TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::stri
       finished.push_back(tag);
   const bool any_weights = std::any_of(tags.begin(), tags.end(), [](const Tag& tag) { return tag.has_weights; });
   if (finished.empty())
-    throw Error(ErrorKind::kBadInput, "holds no finished checkpoint: " + list_names(reasons))
-        .hint(any_weights ? "`tag` takes one all the same" : "give the directory of a checkpoint");
+    throw Error(ErrorKind::kBadInput, "contains no complete checkpoint: " + list_names(reasons))
+        .hint(any_weights ? "choose one anyway with `tag`" : "give the directory of a checkpoint");
   const auto named = std::find_if(finished.begin(), finished.end(), [&](const Tag& tag) { return tag.name == latest; });
   const Tag& chosen = named != finished.end() ? *named : newest(finished);
   if (named == finished.end() && tags.size() > 1 && !is_tag_name(chosen.name)) throw unrelated(finished);
-  std::string why = finished.size() == 1 ? "the only finished checkpoint in it"
-                                         : fmt::format("the newest of {} finished checkpoints in it", finished.size());
+  std::string why = finished.size() == 1 ? "the only complete checkpoint"
+                                         : fmt::format("the newest of {} complete checkpoints", finished.size());
   if (named != finished.end()) why = "which the file \"latest\" names";
   return {chosen.name,
-          fmt::format("{} is taken, {}{}{}", printable(chosen.name), why, unfinished_text(tags, chosen.name, latest),
-                      tags.size() == 1 ? "" : "; `tag` takes another")};
+          fmt::format("using {}, {}{}{}", printable(chosen.name), why, unfinished_text(tags, chosen.name, latest),
+                      tags.size() == 1 ? "" : "; choose another with `tag`")};
 }
 
 bool is_checkpoint(Files& files, const fs::path& directory, SourceKind kind) {

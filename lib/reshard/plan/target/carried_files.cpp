@@ -85,7 +85,7 @@ void note_old_tokenizer(Carrier& carrier, const std::vector<fs::path>& own) {
                      [&](const CopiedFile& copied) { return copied.path == file.path; }))
       old.push_back(file.path.string());
   if (!old.empty())
-    draft.note(fmt::format("{} stay{} in the output directory, and may be of another model", list_names(old),
+    draft.note(fmt::format("{} stay{} in the output directory, and may belong to another model", list_names(old),
                            old.size() == 1 ? "s" : ""));
 }
 
@@ -110,8 +110,8 @@ void carry_tokenizer(Carrier& carrier) {
       if (files.resolve(directory) == output) continue;  // it is already there
       for (CopiedFile& file : found) replace_copy(carried.copied_files, std::move(file));
     } else {
-      draft.note(fmt::format("the tokenizer is that of {}, and the one in {} is left out", taken.string(),
-                             directory.string()));
+      draft.note(
+          fmt::format("used the tokenizer of {}, and left out the one in {}", taken.string(), directory.string()));
     }
   }
   note_old_tokenizer(carrier, directories);
@@ -127,11 +127,11 @@ void validate_no_trainer_files(Carrier& carrier) {
                      [&](const CopiedFile& copied) { return copied.path == name; }))
       left.emplace_back(name);
   if (left.empty()) return;
-  throw Error(
-      ErrorKind::kBadInput,
-      fmt::format("holds {} of another save, which a trainer would read beside the new states", list_names(left)))
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("contains {} of another save, which a trainer would read together with the new states",
+                          list_names(left)))
       .in(output_directory)
-      .hint("move what it holds away, or choose another output directory");
+      .hint("move its contents away, or choose another output directory");
 }
 
 /// Whether `config` is already the config.json of the output directory.

@@ -56,17 +56,16 @@ std::string rank_option(const TargetRequest& target) {
 void validate_takes_states(const SourceRequest& source, const Layout& target) {
   if (!source.with_optimizer || target.traits().writes_states()) return;
   throw Error(ErrorKind::kUsage,
-              fmt::format("`with-optimizer`: checkpoints of layout {} have no place for the states of "
-                          "an optimizer",
+              fmt::format("`with-optimizer`: checkpoints of layout {} have no place for optimizer states",
                           target.traits().name))
-      .hint("of the layouts, these have: " +
+      .hint("layouts with optimizer states: " +
             layout_names([](const Layout& layout) { return layout.traits().writes_states(); }));
 }
 
 void validate_has_states(const SourceRequest& request, const Checkpoint& checkpoint) {
   if (!request.with_optimizer) return;
   if (checkpoint.layout == nullptr || !checkpoint.layout->traits().reads_states())
-    throw Error(ErrorKind::kUsage, fmt::format("`with-optimizer`: {} is no checkpoint whose optimizer can be read",
+    throw Error(ErrorKind::kUsage, fmt::format("`with-optimizer`: {} is not a checkpoint whose optimizer can be read",
                                                checkpoint.layout == nullptr
                                                    ? "a file of tensors"
                                                    : fmt::format("one in layout {}", checkpoint.layout->traits().name)))
@@ -74,38 +73,36 @@ void validate_has_states(const SourceRequest& request, const Checkpoint& checkpo
         .hint("it is for sources in layout " +
               layout_names([](const Layout& layout) { return layout.traits().reads_states(); }));
   if (checkpoint.states.empty())
-    throw Error(ErrorKind::kBadInput, "holds a model, and nothing of an optimizer")
+    throw Error(ErrorKind::kBadInput, "contains a model, but no optimizer")
         .in(checkpoint.path)
-        .hint("leave out `with-optimizer`, or give the directory that holds both");
+        .hint("leave out `with-optimizer`, or give the directory that contains both");
 }
 
 void validate_has_tensors(const Checkpoint& checkpoint) {
   if (checkpoint.map.tensor_count() > 0) return;
   const bool has_optimizer =
       !checkpoint.states.empty() || (checkpoint.beside_model && !checkpoint.beside_model->empty());
-  if (!has_optimizer) throw Error(ErrorKind::kBadInput, "holds no tensors").in(checkpoint.path);
+  if (!has_optimizer) throw Error(ErrorKind::kBadInput, "contains no tensors").in(checkpoint.path);
   const std::string& model = checkpoint.model_elsewhere.string();
-  throw Error(ErrorKind::kBadInput, "holds states of a training run, such as an optimizer's, and no tensors of a model")
+  throw Error(ErrorKind::kBadInput, "contains training state, such as an optimizer's, but no model tensors")
       .in(checkpoint.path)
-      .hint(model.empty() ? "give the directory that holds the model"
-                          : fmt::format("give the directory above, or the model's: {}", model));
+      .hint(model.empty() ? "give the directory that contains the model"
+                          : fmt::format("give the parent directory, or the model's: {}", model));
 }
 
 void validate_names(const Checkpoint& checkpoint, const Layout& target) {
   if (checkpoint.names_of.empty() || target.traits().has_ranks()) return;  // these need a model, or take any names
-  throw Error(
-      ErrorKind::kBadInput,
-      fmt::format("its tensors have {}'s names, and only the model's config.json says what the model calls them",
-                  checkpoint.names_of))
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("its tensors have {}'s names, and only the model's config.json defines the model's own names",
+                          checkpoint.names_of))
       .in(checkpoint.path)
-      .hint(checkpoint.config.empty() ? "say with `config` where the model's config.json is"
-                                      : hint_for_model(checkpoint));
+      .hint(checkpoint.config.empty() ? "set `config` to the model's config.json" : hint_for_model(checkpoint));
 }
 
 void note_states_left(Checkpoint& checkpoint, const Layout& target) {
   if (checkpoint.leaves_states && target.traits().writes_states())
     checkpoint.notes.push_back(
-        "training cannot go on from the model alone: `with-optimizer` takes its optimizer along");
+        "training cannot continue from the model alone: `with-optimizer` includes its optimizer");
 }
 
 void validate_outside(Files& files, const fs::path& output_directory, const Checkpoint& source) {

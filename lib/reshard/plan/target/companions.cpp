@@ -175,11 +175,11 @@ class Collector {
         found_.notes.push_back(
             fmt::format("{} left out: {}", folders.size() == 1 ? one : several, list_names(folders, SIZE_MAX)));
     };
-    note(checkpoints_, "a folder that is a checkpoint of its own is", "folders that are checkpoints of their own are");
+    note(checkpoints_, "a folder that is a separate checkpoint is", "folders that are separate checkpoints are");
     note(linked_folders_, "a folder that is a link is", "folders that are links are");
-    note(broken_links_, "a link that leads nowhere is", "links that lead nowhere are");
-    note(others_, "an entry that is no regular file is", "entries that are no regular files are");
-    note(denied_, "a folder that may not be read is", "folders that may not be read are");
+    note(broken_links_, "a broken link is", "broken links are");
+    note(others_, "an entry that is not a regular file is", "entries that are not regular files are");
+    note(denied_, "a folder without read permission is", "folders without read permission are");
     return std::move(found_);
   }
 

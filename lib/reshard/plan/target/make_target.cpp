@@ -41,8 +41,8 @@ void note_tied(Draft& draft, const Layout& target) {
       if (!noted.insert(name).second) continue;
       draft.note(fmt::format("{} is tied to {}: the two are compared, and {}", name, printable(source.logical[l].name),
                              target.traits().has_ranks()
-                                 ? "the replica in the files is left out when they are consolidated"
-                                 : "it is left out, as Hugging Face's file has it once"));
+                                 ? "consolidating the files leaves out the replica"
+                                 : "it is left out, because Hugging Face's file contains it once"));
     }
 }
 
@@ -82,9 +82,10 @@ void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, 
       for (const FoundLayout& found : layout->recognise(files, output_directory))
         if ((is_itself || found.path == output_directory) && !found.is_empty && !replaces(weights_folder_of(found)) &&
             (target.traits().has_ranks() || !is_model_alone(files, found)))
-          throw Error(ErrorKind::kBadInput, fmt::format("holds a sharded checkpoint in layout {}, which could not be "
-                                                        "read with another beside it",
-                                                        traits.name))
+          throw Error(
+              ErrorKind::kBadInput,
+              fmt::format("contains a sharded checkpoint in layout {}, which could not be read with another next to it",
+                          traits.name))
               .in(output_directory)
               .hint("move its files away or choose another output directory");
     }
@@ -105,10 +106,10 @@ void note_whole_weights(Files& files, Draft& draft, const Layout& target, const 
       for (const FoundLayout& found : layout->recognise(files, output))
         if (found.path == output && !found.is_empty)
           draft.note(fmt::format(
-              "{0} contains other weights, in layout {1}, which stay; commands that are given {0} read those{2}",
+              "{0} contains other weights, in layout {1}, which are kept; commands with the path {0} read those{2}",
               output_directory.string(), layout->traits().name,
-              is_output_itself(target) ? ": move them away to have the new ones read"
-                                       : fmt::format(", and those that are given {} read the new ones",
+              is_output_itself(target) ? ": move them away to read the new ones"
+                                       : fmt::format(", and commands with the path {} read the new ones",
                                                      (output_directory / target.traits().folder).string())));
     }
   } catch (const Error& error) {
@@ -133,10 +134,9 @@ void note_other_form(Draft& draft, const OptionValues& options) {
     if (!options.has(name))
       lost.push_back(value == "true" ? fmt::format("`{}`", name) : fmt::format("`{}` {}", name, value));
   if (!lost.empty())
-    draft.note(
-        fmt::format("the source was written with {}, and the output is written without: give the same "
-                    "options to keep its form",
-                    join(lost, " and ")));
+    draft.note(fmt::format(
+        "the source was written with {}, but the output is written without: use the same options to keep its format",
+        join(lost, " and ")));
 }
 
 /// Adds the copies that the target needs to the draft's map.
@@ -149,7 +149,7 @@ void add_copies(Draft& draft, const std::vector<TargetPlan::Copy>& copies) {
     if (const DType dtype = map.logical[source].dtype; bits(dtype) < bits(DType::kF32)) ++narrow[dtype];
   }
   for (const auto& [dtype, count] : narrow)
-    draft.note(fmt::format("the source has no master weights of {} parameter{}: they are made of {} weights", count,
+    draft.note(fmt::format("the source has no master weights of {} parameter{}: computed them from {} weights", count,
                            count == 1 ? "" : "s", name(dtype)));
 }
 
@@ -176,9 +176,9 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
   const bool has_ids = states != nullptr && !states->has_names();
   if (has_ids && !traits.writes_groups_alone())
     throw Error(ErrorKind::kUsage,
-                fmt::format("`from-optimizer-groups` ids: layout {} has names, and no ids", traits.name))
+                fmt::format("`from-optimizer-groups` ids: layout {} has names instead of ids", traits.name))
         .in(source.directory)
-        .hint("say by which rule parameters were grouped, or take the source's own layout");
+        .hint("choose the rule by which parameters were grouped, or use the source's own layout");
   if (source.layout == request.layout) note_other_form(draft, request.options);
   const bool is_model = source.adapters.empty();
   const TargetContext context{draft.model_or_null(),           draft.wanted,   source.index_metadata,

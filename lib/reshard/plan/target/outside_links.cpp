@@ -26,9 +26,9 @@ bool is_config(const fs::path& path) {
 /// \param output  path of the copy in the output.
 Error outside(Files& files, const fs::path& link, const fs::path& output) {
   return std::move(
-      Error(ErrorKind::kBadInput, "is a link to outside of the model, to " + printable(files.resolve(link).string()))
+      Error(ErrorKind::kBadInput, "is a link out of the model, to " + printable(files.resolve(link).string()))
           .in(link)
-          .hint(std::string("replace the link by the file itself") +
+          .hint(std::string("replace the link with the file itself") +
                 (output == kConfigFile ? ", or name it with `config`" : "")));
 }
 
@@ -67,7 +67,7 @@ void leave_out_outside_links(Files& files, Job& job, const SourceRequest& reques
   std::sort(left_out.begin(), left_out.end());
   job.notes.push_back(fmt::format(
       "{} left out: {}",
-      left_out.size() == 1 ? "a link to a file outside of the model is" : "links to files outside of the model are",
+      left_out.size() == 1 ? "a link to a file outside the model is" : "links to files outside the model are",
       list_names(left_out, SIZE_MAX)));
 }
 

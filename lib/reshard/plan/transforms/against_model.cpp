@@ -103,27 +103,28 @@ void validate_complete(Draft& draft, const Request& request) {
   throw Error(ErrorKind::kBadInput, fmt::format("{}: {}", what, list_names(missing)))
       .in(source.path)
       .hint(
-          "the checkpoint is incomplete, or config.json belongs to another model; `allow-missing` writes what is "
-          "there");
+          "the checkpoint is incomplete, or config.json belongs to another model; `allow-missing` writes the existing "
+          "tensors");
 }
 
 /// The tensors are those of the model, and nothing else.
 void validate_explained(Draft& draft, const Request& request) {
   const Checkpoint& source = draft.source;
   if (!source.model)
-    throw Error(ErrorKind::kBadInput, "has no config.json of a known family, which says how the parameters are split")
+    throw Error(ErrorKind::kBadInput,
+                "has no config.json of a known family, which defines how the parameters are split")
         .in(source.directory)
-        .hint(source.config.empty() ? "say with `config` where the model's config.json is" : hint_for_model(source));
+        .hint(source.config.empty() ? "set `config` to the model's config.json" : hint_for_model(source));
   draft.model = renamed_model(draft, request.names, draft.wanted);
   untie_held(*draft.model, draft.wanted);
   try {
     validate_against_model(draft.wanted, *draft.model, request.source.path, request.source.extra);
   } catch (Error& error) {
     if (!request.names.renames.empty() || !draft.dropped.empty())
-      throw error.hint("with `rename`, `drop` and `keep`, what is left must be the model of config.json");
+      throw error.hint("with `rename`, `drop` and `keep`, the remaining tensors must be the model of config.json");
     // All that config.json asks for was there when it was read, so that this is more.
     if (source.layout != nullptr && source.layout->traits().needs_no_mesh())
-      error.hint(error.hint() + "; what a trainer has besides, such as buffers, `drop` leaves out");
+      error.hint(error.hint() + "; to leave out a trainer's other tensors, such as buffers, use `drop`");
     throw;
   }
 }
@@ -137,7 +138,7 @@ void hold_against_model(Draft& draft, const Request& request) {
   if (has_mesh && request.allow_missing)
     throw Error(ErrorKind::kUsage,
                 fmt::format("`allow-missing`: layout {} needs every tensor of the model", traits.name))
-        .hint("it is for layouts " + layout_names([](const Layout& layout) {
+        .hint("it is supported by layouts " + layout_names([](const Layout& layout) {
                 return layout.traits().is_written() &&
                        (!layout.traits().has_ranks() || layout.traits().needs_no_mesh());
               }));

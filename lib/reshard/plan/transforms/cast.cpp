@@ -61,7 +61,7 @@ void validate_not_quantized(const SourceMap& source, const std::string& weight, 
   if (scales.empty() && !is_quantized_config(config)) return;
   throw Error(
       ErrorKind::kUnsupported,
-      fmt::format("is quantised ({}, {}), and `dtype` does not apply scales: its numbers alone make another model",
+      fmt::format("is quantised ({}, {}), and `dtype` does not apply scales: its numbers alone are another model",
                   row.name, scales.empty() ? "says config.json" : "with " + printable(scales)))
       .tensor(weight)
       .hint("leave out `dtype`, or dequantise the model first with the tool that quantised it");
@@ -82,8 +82,8 @@ void validate_float8(Draft& draft, const std::vector<std::string>& cast, const R
   const char* const dtype = describe(*request.dtype).torch_name;
   if ((!config.is_null() || is_adapter) && request.names.keep.empty())
     throw Error(ErrorKind::kUnsupported,
-                fmt::format("`dtype` {} would cast all of the {} and write no scales: no program loads it then", dtype,
-                            is_adapter ? "adapter" : "model, norms and embeddings too,"))
+                fmt::format("`dtype` {} would cast all of the {} and write no scales: no program could load the result",
+                            dtype, is_adapter ? "adapter" : "model, norms and embeddings too,"))
         .tensor(cast.front())
         .hint("quantise the model with a tool that writes scales; convert with `keep` casts selected tensors");
   draft.note(
@@ -158,7 +158,7 @@ void cast_to_config(Files& files, Draft& draft, const Layout& target) {
     ++count;
   }
   if (count != 0)
-    draft.note(fmt::format("{} of the tensors {} cast to {}, which config.json says", count, count == 1 ? "is" : "are",
+    draft.note(fmt::format("{} of the tensors {} cast to {}, as in config.json", count, count == 1 ? "is" : "are",
                            name(*wanted)));
 }
 
@@ -189,7 +189,7 @@ void note_config_dtype(Files& files, Draft& draft) {
   });
   // A model may have a few parameters in float32.
   if (source.beside_model ? count < others : others > 0) return;
-  draft.note(fmt::format("{} tensor{} float32{}, though config.json says {}: `dtype` {} casts {}", count,
+  draft.note(fmt::format("{} tensor{} float32{}, although config.json has {}: `dtype` {} casts {}", count,
                          count == 1 ? " is" : "s are", source.beside_model ? ", as in training" : "",
                          describe(*wanted).torch_name, describe(*wanted).torch_name, count == 1 ? "it" : "them"));
 }

@@ -45,7 +45,7 @@ void rename(Draft& draft, const NameRules& rules, const std::vector<bool>& dropp
     }
     if (dropped[i] && name.empty()) name = old;
     if (dropped[i]) continue;
-    if (name.empty()) throw Error(ErrorKind::kUsage, "`rename` leaves nothing of its name").tensor(old);
+    if (name.empty()) throw Error(ErrorKind::kUsage, "`rename` leaves an empty name").tensor(old);
     const auto [found, is_new] = old_names.emplace(name, old);
     if (!is_new)
       throw Error(ErrorKind::kUsage,

@@ -65,8 +65,8 @@ bool are_tied(const SaidTies& said, HeldWeights held, const std::string& head, c
     case HeldWeights::kEmbedding:
       if (!said.tied)
         notes.push_back(
-            fmt::format("there is no {}, so it is taken as tied to {}, though {}; if the model has a head of its own, "
-                        "the checkpoint is incomplete",
+            fmt::format("there is no {}, so it is treated as tied to {}, although {}; if the model has a head of its "
+                        "own, the checkpoint is incomplete",
                         head, embedding, said.text()));
       return true;
     case HeldWeights::kBoth:

@@ -45,7 +45,7 @@ bool is_digit(char c) {
 class Parser {
  public:
   explicit Parser(std::string_view text) : text_(text) {
-    if (text.size() > kMaxText) fail("is longer than any expression has to be");
+    if (text.size() > kMaxText) fail("is longer than any valid expression");
     advance();
   }
 
@@ -105,7 +105,7 @@ class Parser {
   std::string_view operator_at(std::size_t level) {
     if (level == 2 && word_ == "not") {
       advance();
-      if (word_ != "in") fail("\"not\" stands here only before \"in\"");
+      if (word_ != "in") fail("\"not\" is valid only before \"in\"");
       advance();
       return "not in";
     }
@@ -181,7 +181,7 @@ class Parser {
       node.kind = Kind::kKey;
       node.word = word_;
     } else {
-      fail(fmt::format("\"{}\" stands where a number, a key or a bracket is expected", printable(word_)));
+      fail(fmt::format("found \"{}\", expected a number, a key or a bracket", printable(word_)));
     }
     advance();
     if (node.kind != Kind::kKey || !take("[")) return node;
@@ -464,7 +464,7 @@ std::uint64_t Expression::size(const Lookup& lookup) const {
   const ConfigValue value = Evaluator(text_, lookup, true).value(*root_);
   const std::uint64_t* number = std::get_if<std::uint64_t>(&value);
   if (number && (*number == 0 || *number > kMaxSize) && root_->kind == Kind::kLiteral)
-    throw Error(ErrorKind::kBadInput, text_ + " is no size: expected a whole number from 1 to 2^40");
+    throw Error(ErrorKind::kBadInput, text_ + " is not a size: expected a whole number from 1 to 2^40");
   if (!number || *number == 0 || *number > kMaxSize)
     throw not_a_size(root_->kind == Kind::kKey ? "\"" + text_ + "\"" : text_, value);
   return *number;

@@ -70,7 +70,7 @@ Family::Module parse_module(const JsonObject& object) {
   if (object.has("heads")) module.heads = expression_at(object, "heads");
   if (object.has("experts")) module.experts = expression_at(object, "experts");
   if (object.has("stacked_experts")) {
-    if (module.experts) object.fail("stacked_experts", "nothing beside \"experts\"");
+    if (module.experts) object.fail("stacked_experts", "no \"experts\" next to it");
     if (module.shape.empty()) object.fail("stacked_experts", "a \"shape\" beside it, whose dim 0 has the experts");
     module.experts = expression_at(object, "stacked_experts");
     module.stacked = true;
@@ -154,7 +154,7 @@ class DefaultCheck {
                                                             printable(key) + "\" " + what);
     };
     if (!on_the_way_.insert(key).second) fail("depends on itself");
-    if (depth > kMaxDepth) fail("is at the end of a longer row of defaults than any model has");
+    if (depth > kMaxDepth) fail("is at the end of a longer chain of defaults than any model has");
     for (const std::string& next : keys_of_default(object.at(key))) validate(next, depth + 1);
     on_the_way_.erase(key);
     done_.insert(key);
@@ -201,7 +201,7 @@ std::map<std::string, std::string> inference_names_at(const JsonObject& object, 
     if (std::none_of(family.modules.begin(), family.modules.end(), is_it))
       throw object.file().error(
           renamed.pointer_to(item.key()),
-          "\"nxd_inference\" names the module " + printable(name) + ", which is not there, or not replicated");
+          "\"nxd_inference\" names the module " + printable(name) + ", which does not exist, or is not replicated");
     names.emplace(item.key(), renamed.string_at(item.key()));
   }
   return names;

@@ -17,7 +17,7 @@ void validate_names(const Family& family, const JsonFile& file) {
   const auto validate_module = [&](const std::string& name, const std::string& pointer, const std::string& wanted_by) {
     for (const Family::Module& module : family.modules)
       if (module.name == name) return;
-    throw file.error(pointer, wanted_by + " names the module " + printable(name) + ", which is not there");
+    throw file.error(pointer, wanted_by + " names the module " + printable(name) + ", which does not exist");
   };
   bool after_layers = false;
   for (std::size_t i = 0; i < family.modules.size(); ++i) {
@@ -49,7 +49,7 @@ void validate_names(const Family& family, const JsonFile& file) {
       throw file.error(pointer + "/name", fmt::format("\"name\" {} does not begin with \"layers\", {}.*.",
                                                       printable(module.name), printable(family.layers)));
     if (layered && after_layers)
-      throw file.error(pointer + "/name", fmt::format("the modules of the layers do not stand together: {} comes late",
+      throw file.error(pointer + "/name", fmt::format("the modules of the layers are not consecutive: {} comes late",
                                                       printable(module.name)));
     after_layers = after_layers || (!layered && i > 0 && family.modules[i - 1].is_layered());
   }

@@ -240,7 +240,7 @@ void change_modules(OrderedJson& family, const OrderedJson& derived, const JsonF
     if (same.size() > 1)
       throw file.error(pointer,
                        "\"modules\": " + printable(name) + " is there " + std::to_string(same.size()) +
-                           " times in the family that this one is like: take it away with \"remove\" and add it anew");
+                           " times in the family that this one is like: delete it with \"remove\" and add it again");
     for (const auto& [key, value] : change.items()) {
       if (value.is_null())
         same.front()->erase(key);

@@ -92,7 +92,7 @@ void ConfigPlan::read_plan(const char* key) {
                                                     printable(module), brief(word), join(plan_words(), ", ")))
           .in(config_.path)
           .hint((guess.empty() ? std::string() : "did you mean \"" + guess + "\"? Or ") +
-                "describe the model in a file and give it with `spec`, or take the plan out of config.json");
+                "describe the model in a file and give it with `spec`, or remove the plan from config.json");
     plans_[module] = *plan;
   }
 }
@@ -103,7 +103,7 @@ void ConfigPlan::read_stages() {
   const JsonObject object = JsonObject(*config_.json, config_.path).object_at(kStagesKey);
   const auto ends_of = [&](const std::string& module) {
     const Json& ends = object.array_at(module);
-    if (ends.size() != 2) object.fail(module, "two lists: what the module takes, and what it gives");
+    if (ends.size() != 2) object.fail(module, "two lists: the module's inputs and its outputs");
     return std::pair(names_in(ends[0]), names_in(ends[1]));
   };
   const std::vector<std::string> given = ends_of(layers_).second;
@@ -135,7 +135,7 @@ void ConfigPlan::find_layers(const std::vector<std::string>& names) {
   if (planned.empty() && !names_layers) return find_base(names);
   if (planned.empty())
     throw Error(ErrorKind::kBadInput,
-                fmt::format("{} speaks of {}.*, but no tensor is called {}.0.…", kPlanKey, layers_, layers_))
+                fmt::format("{} lists {}.*, but no tensor is called {}.0.…", kPlanKey, layers_, layers_))
         .in(config_.path)
         .hint("keys are the modules' names without the base model's prefix; describe other models with `spec`");
   base_prefix_ = std::max_element(planned.begin(), planned.end(), [](const auto& a, const auto& b) {
@@ -280,7 +280,7 @@ ModelParameter ConfigPlan::parameter(WholeTensor tensor) const {
   if (!is_packed(parameter.plan)) return parameter;
   const std::uint64_t size = parameter.shape[*parameter.split_dim];
   if (size % 2 != 0)
-    throw Error(ErrorKind::kBadInput, fmt::format("dim {} has {} elements, of which {} makes two halves",
+    throw Error(ErrorKind::kBadInput, fmt::format("dim {} has {} elements, which {} splits into two halves",
                                                   *parameter.split_dim, size, kPlanKey))
         .in(config_.path)
         .tensor(parameter.name)

@@ -248,7 +248,7 @@ void validate_text_config(const LanguageModel& found) {
                 fmt::format("\"{}\" is {}, which has the sizes of the language model", kTextConfigs[0],
                             config.contains(kTextConfigs[0]) ? "null" : "missing"))
         .in(found.config.path)
-        .hint("take the config.json that came with the weights");
+        .hint("use the config.json that came with the weights");
   }
 }
 

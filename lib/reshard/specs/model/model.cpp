@@ -76,7 +76,7 @@ class ConfigValues {
   /// belong to another model.
   Error hinted(Error error) const {
     if (error.hint().empty() && family_.file.empty() && !config_.path.empty() && missing_.empty())
-      error.hint("take the config.json that came with the weights");
+      error.hint("use the config.json that came with the weights");
     return error;
   }
 

@@ -265,9 +265,9 @@ class Validator {
         fmt::format("a rank has {} of it, which the plan in config.json joins to {}, but the sizes in config.json "
                     "are those of {}",
                     to_string(matrix.part), to_string(matrix.whole()), to_string(expected)),
-        fmt::format("the plan splits the wrong dim: correct its word in {} (\"colwise\" splits rows, \"rowwise\" "
-                    "columns)",
-                    kPlanKeys));
+        fmt::format(
+            "the plan splits the wrong dim: correct its entry in {} (\"colwise\" splits rows, \"rowwise\" columns)",
+            kPlanKeys));
   }
 
   /// The same check for modules with other names: a rank has the hidden size along the dim that the plan splits, and a
@@ -288,12 +288,13 @@ class Validator {
     const bool is_split = matrix.parameter->split_dim == 0u;
     const std::uint64_t rows = matrix.whole()[0], part = matrix.part[0];
     if (is_split && tp_ > 1 && part >= vocabulary->size)
-      throw bad(matrix,
-                fmt::format("each of the {} ranks has {} rows of it, which the plan in config.json joins to {}, but "
-                            "config.json says {}",
-                            tp_, part, rows, vocabulary->text),
-                fmt::format("every rank has all of it: take it out of the plan, or say \"replicate\" for it in {}",
-                            kPlanKeys));
+      throw bad(
+          matrix,
+          fmt::format("each of the {} ranks has {} rows of it, which the plan in config.json joins to {}, but "
+                      "config.json says {}",
+                      tp_, part, rows, vocabulary->text),
+          fmt::format("every rank has the whole tensor: remove it from the plan, or set it to \"replicate\" in {}",
+                      kPlanKeys));
     if (rows >= vocabulary->size || sizes_.is_other(SizeOf::kVocabulary, rows)) return;
     if (!is_split && tp_ > 1 && rows * tp_ >= vocabulary->size)
       throw bad(matrix,

@@ -47,7 +47,7 @@ constexpr std::uint64_t kMaxBlock = 1 << 20;
 constexpr std::uint64_t kMaxPadUnit = std::uint64_t{1} << 40;
 constexpr std::string_view kWeights = "weights.";
 constexpr const char* kUnquantized =
-    "take the checkpoint from before it was quantised, and quantise it where it is loaded";
+    "use the checkpoint from before it was quantised, and quantise it when it is loaded";
 
 /// A file of lib/reshard/specs/quantizations.
 struct Method {
@@ -206,7 +206,7 @@ std::vector<const Json*> groups_of(const Json& config, const std::filesystem::pa
     if (groups.size() > kMaxGroups)
       throw Error(ErrorKind::kBadInput, "quantization_config: \"config_groups\" has more groups than any model has")
           .in(path)
-          .hint("config.json is damaged, or another model's");
+          .hint("config.json is damaged, or belongs to another model");
   }
   return groups;
 }
@@ -260,7 +260,7 @@ Reading read_quantization(const ModelConfig& config) {
   if (found == nullptr || found->is_null() || (found->is_object() && found->empty())) return reading;
   const auto damaged = [&](const std::string& what) {
     reading.damage = QuantizationProblem{fmt::format("in {}, {}", config.path.filename().string(), what),
-                                         "take the config.json that came with the weights", ErrorKind::kBadInput};
+                                         "use the config.json that came with the weights", ErrorKind::kBadInput};
     return reading;
   };
   if (!found->is_object()) return damaged("\"quantization_config\" is " + brief(*found) + ", expected an object");
@@ -493,16 +493,16 @@ std::optional<QuantizationProblem> quantization_problem(const ModelConfig& confi
   if (reading.damage) return reading.damage;
   if (reading.method.empty() || !reading.schemes.empty()) return std::nullopt;
   if (!reading.known)
-    return QuantizationProblem{fmt::format("the model is quantised by \"{}\", which is not known; known are {}",
+    return QuantizationProblem{fmt::format("the model is quantised by \"{}\", which is not supported; supported are {}",
                                            printable(reading.method), join(known_methods(), ", ")),
                                "describe its tensors with `spec`"};
   if (!reading.refused.empty())
     return QuantizationProblem{
         fmt::format("the model is quantised by {}, which cannot be partitioned: {}", reading.method, reading.refused),
         kUnquantized};
-  return QuantizationProblem{fmt::format("the model is quantised by {} in a way that is not known: {}", reading.method,
-                                         deciding_values(reading)),
-                             kUnquantized};
+  return QuantizationProblem{
+      fmt::format("the model is quantised by {} in an unsupported way: {}", reading.method, deciding_values(reading)),
+      kUnquantized};
 }
 
 bool is_quantized_tensor(std::string_view name) {

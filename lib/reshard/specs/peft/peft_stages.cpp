@@ -128,7 +128,7 @@ class PeftBuilder {
       add(whole(stem), adapter, module + "." + tensor);
     } else {
       if (leaf_of(weights.front().name) != "weight")
-        throw Error(ErrorKind::kUnsupported, "cannot be laid out beside projections for grouped-query attention")
+        throw Error(ErrorKind::kUnsupported, "cannot be partitioned next to projections for grouped-query attention")
             .tensor(module + "." + tensor);
       ParallelParameter parameter = row ? whole({}) : weights.front();
       parameter.name = stem + (tensor == "lora_B.bias" ? ".bias" : ".weight");

@@ -86,7 +86,8 @@ ParallelParameter read_parameter(const std::string& name, const Json& json, cons
   parameter.tensor_model_parallel = object.bool_at("tensor_model_parallel");
   if (object.has("expert_model_parallel") && object.bool_at("expert_model_parallel") && !object.has("expert_rank") &&
       !object.has("expert_partitions"))
-    throw Error(ErrorKind::kUnsupported, "is spread over expert-parallel ranks, and nothing says how")
+    throw Error(ErrorKind::kUnsupported,
+                "is distributed over expert-parallel ranks, but the distribution is not recorded")
         .in(path)
         .tensor(name)
         .hint("save the checkpoint without expert parallelism (one expert-parallel rank)");
@@ -94,7 +95,7 @@ ParallelParameter read_parameter(const std::string& name, const Json& json, cons
   if (object.has("expert_partitions"))
     parameter.expert_partitions = bounded_at(object, "expert_partitions", 1, kMaxParallelDegree);
   if (parameter.expert_rank && parameter.expert_partitions != 1)
-    object.fail("expert_partitions", "nothing beside \"expert_rank\": a single expert is on one rank");
+    object.fail("expert_partitions", "no \"expert_rank\" next to it: a single expert is on one rank");
   if (!parameter.tensor_model_parallel) return parameter;
   parameter.partition_dim = bounded_at(object, "partition_dim", 0, kMaxDims - 1);
   parameter.partition_stride = bounded_at(object, "partition_stride", 1, kMaxParallelDegree);
@@ -160,8 +161,8 @@ GQAQKVColumnParallelLinearSpec read_gqa(const JsonObject& object, const fs::path
   const std::string problem =
       multiplier_problem(spec.num_attention_heads, spec.num_key_value_heads, spec.tp_size, spec.kv_size_multiplier);
   if (!problem.empty())
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("the attention spec of {} cannot be: {}", printable(spec.gqa_qkv_projection_name), problem))
+    throw Error(ErrorKind::kBadInput, fmt::format("the attention spec of {} is invalid: {}",
+                                                  printable(spec.gqa_qkv_projection_name), problem))
         .in(path);
   const std::uint64_t query_rows = spec.q_output_size_per_partition;
   const std::uint64_t heads_per_rank = spec.query_heads(0).size();
@@ -233,7 +234,8 @@ Json to_json(const GQAQKVColumnParallelLinearSpec& spec) {
 
 const std::string& validate_name(const std::string& name, const fs::path& path) {
   if (name.empty() || has_control(name))
-    throw Error(ErrorKind::kBadInput, "holds the name \"" + printable(name) + "\", which no tensor can have").in(path);
+    throw Error(ErrorKind::kBadInput, "contains the name \"" + printable(name) + "\", which no tensor can have")
+        .in(path);
   return name;
 }
 

@@ -182,7 +182,7 @@ class StageBuilder {
         throw Error(ErrorKind::kBadInput,
                     fmt::format("is not in the model, and so {} of its layer cannot be fused", fused.linears.front()))
             .tensor(name)
-            .hint("\"fused\" in the description of the model fuses linears of which a layer has all or none");
+            .hint("\"fused\" in the model's description may only list linears that are all in a layer, or all absent");
       const ModelParameter& weight = *by_name_.at(name);
       Dims alike = weight.shape;
       if (alike.size() == first.size()) alike[fused.axis] = first[fused.axis];
@@ -190,7 +190,8 @@ class StageBuilder {
         throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, and cannot be fused with {} of {}",
                                                       to_string(weight.shape), fused.linears.front(), to_string(first)))
             .tensor(weight.name)
-            .hint("\"fused\" in the description of the model fuses linears that differ in the dim that is split alone");
+            .hint(
+                "\"fused\" in the model's description may only list linears that differ only in the dim that is split");
       spec.original_dims.push_back(weight.shape[fused.axis]);
     }
     spec.bias = by_name_.count(module + "." + fused.linears.front() + ".bias") > 0;
@@ -429,7 +430,7 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
     Error error(ErrorKind::kUsage, *problem + (options.pad ? ", and it cannot be padded" : ""));
     error.tensor(parameter.name);
     if (model.by_config_plan && parameter.heads % tp != 0)
-      error.hint("heads are not replicated for a model that only its config.json's plan describes");
+      error.hint("heads are not replicated for a model that only the plan in its config.json describes");
     return error;
   }
   return std::nullopt;

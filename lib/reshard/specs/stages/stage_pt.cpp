@@ -32,7 +32,7 @@ class Reader {
   StageMetadata read() {
     const PickleRef parameters = member(pickle_.root(), kShardedMetadataKey);
     if (parameters == kNoNode || pickle_.kind(parameters) != PickleKind::kDict)
-      throw bad("holds no \"sharded_metadata\"").hint("is this a metadata file of optimum-neuron?");
+      throw bad("contains no \"sharded_metadata\"").hint("is this a metadata file of optimum-neuron?");
     if (pickle_.pairs(parameters).size() > kMaxStageParameters) throw bad("lists more than a million parameters");
     for (const auto& [key, value] : pickle_.pairs(parameters)) add_parameter(key, value);
     const PickleRef attention = member(pickle_.root(), kGqaQkvMetadataKey);
@@ -46,7 +46,7 @@ class Reader {
   /// Returns the value of a key in a dict; the last one if the key occurs twice, as in Python.
   PickleRef member(PickleRef dict, std::string_view key) const {
     PickleRef found = kNoNode;
-    if (pickle_.pairs(dict).size() > kMaxKeys) throw bad("has a dict of too many keys where a few must be");
+    if (pickle_.pairs(dict).size() > kMaxKeys) throw bad("has a dict with too many keys");
     for (const auto& [name, value] : pickle_.pairs(dict))
       if (pickle_.kind(name) == PickleKind::kString && pickle_.text(name) == key) found = value;
     return found;
@@ -54,7 +54,7 @@ class Reader {
 
   std::string text(PickleRef node) const {
     if (node == kNoNode || pickle_.kind(node) != PickleKind::kString || pickle_.text(node).empty())
-      throw bad("has something else where a name must be");
+      throw bad("has another value instead of a name");
     if (pickle_.text(node).size() > kMaxTensorNameBytes)
       throw bad("has a name of more than " + std::to_string(kMaxTensorNameBytes) + " bytes");
     return validate_name(std::string(pickle_.text(node)), file_.path());
@@ -113,7 +113,7 @@ class Reader {
     const std::vector<std::string> from = split(original, '.');
     const std::vector<std::string> to = split(fused, '.');
     if (from.size() < 3 || to.size() != from.size() || to.back().find('_') == std::string::npos)
-      throw bad(fmt::format("says that {} became {}", printable(original), printable(fused)));
+      throw bad(fmt::format("records that {} became {}", printable(original), printable(fused)));
     const std::size_t module_bytes = original.size() - from.back().size() - from[from.size() - 2].size() - 2;
     GQAQKVColumnParallelLinearSpec& spec = by_module[original.substr(0, module_bytes)];
     spec.gqa_qkv_projection_name = to[to.size() - 2];
@@ -162,7 +162,7 @@ class Reader {
     spec.tp_size = tp_;
     const std::string problem =
         multiplier_problem(spec.num_attention_heads, spec.num_key_value_heads, tp_, spec.kv_size_multiplier);
-    if (!problem.empty()) throw bad("its attention cannot be: " + problem).tensor(stem + "q");
+    if (!problem.empty()) throw bad("its attention is invalid: " + problem).tensor(stem + "q");
     if (spec.output_projection_name.empty() || spec.query_projection_name.empty() || spec.key_projection_name.empty() ||
         spec.value_projection_name.empty())
       throw bad("does not name all four projections").tensor(stem + (fused ? "qkv" : "q"));
@@ -171,7 +171,7 @@ class Reader {
     const Dims shape = stored_shape_(stem + (fused ? "qkv" : "q")).value_or(Dims{});
     const std::uint64_t units = fused ? heads + 2 * slots : heads;
     if (shape.empty() || shape.front() == 0 || shape.front() % units != 0)
-      throw bad(fmt::format("says that a rank has {} query and {} key/value heads, but its shape is {}", heads, slots,
+      throw bad(fmt::format("records {} query and {} key/value heads per rank, but its shape is {}", heads, slots,
                             to_string(shape)))
           .tensor(stem + (fused ? "qkv" : "q"));
     spec.q_output_size_per_partition = shape.front() / units * heads;
