@@ -201,9 +201,10 @@ TEST_CASE("A description that says nothing of heads gives a note where the ranks
   const auto notes = [&](const char* out, const char* tp, const std::string& spec) {
     return run_well(mine.shard(out, {"--tp", tp, "--spec", spec})).err;
   };
-  CHECK_THAT(notes("a", "2", mine.path("mine.json")),
-             Says("the description has neither \"attention\" nor a module with \"heads\", so did not check whether "
-                  "--tp 2 splits attention heads"));
+  CHECK_THAT(
+      notes("a", "2", mine.path("mine.json")),
+      Says("the description has neither \"attention\" nor a module with \"heads\", so it was not checked whether "
+           "--tp 2 splits attention heads"));
   CHECK_THAT(notes("b", "1", mine.path("mine.json")), !Says("attention heads"));
   CHECK_THAT(notes("c", "2", mine.write_spec("\"bias\"", "\"heads\": \"dim\", \"bias\"")), !Says("attention heads"));
 }
@@ -292,7 +293,7 @@ TEST_CASE("A mistake in a description is told with its line and key") {
   refused(R"("when": "layer % 2)", R"("items": 2, "when": "layer % 2)", {"line 10", "one star", "need a second"});
   refused(modules, R"("nxd_inference": {}, )" + modules, {"line 6", "\"attention\" beside it"});
   const std::pair<std::string, const char*> entries[] = {
-      {R"j("entry": "y", "parameters": "x.weight")j", "names the parameter x.weight, which does not exist"},
+      {R"j("entry": "y", "parameters": "x.weight")j", "names the parameter x.weight, which is not there"},
       {R"j("entry": [], "parameters": "head.weight")j", "one name, or one for each of \"versions\""},
       {R"j("entry": ["a", "b"], "parameters": "head.weight")j", "one name, or one for each of \"versions\""},
       {R"j("entry": {"1": "a"}, "parameters": "head.weight")j", "the key \"1\" is not known"},

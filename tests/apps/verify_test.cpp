@@ -85,7 +85,7 @@ TEST_CASE("verify notes which side's config.json is not known, where names diffe
   fs::remove(dir / "dcp" / "config.json");
   check_run({"verify", dcp, apart}, 1, {}, dcp + ": its config.json is unknown");
   const ProgramResult given = check_run({"verify", dcp, apart, "--config", apart}, 0, "same: ");
-  CHECK_THAT(given.err, !Says("is not known"));
+  CHECK_THAT(given.err, !Says("is unknown"));
 }
 
 TEST_CASE("verify compares values where a tolerance is given, also one of 0, and bytes without") {

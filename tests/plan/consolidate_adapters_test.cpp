@@ -214,7 +214,7 @@ TEST_CASE("A tensor that the metadata does not explain is an error that names it
     TensorData tensor;
     Refusal refusal;
   };
-  const std::string magnitude = "lora_magnitude_vector", unlisted = "does not list it";
+  const std::string magnitude = "lora_magnitude_vector", unlisted = "is in the file, but not listed in";
   const TensorData vector = bytes({6}, "445555"), one = bytes({1}, "4");
   const Row rows[] = {{"", {}, "head.weight", one, {.says = unlisted}},
                       {"head.modules_to_save.default2.weight", cut(0), "head.weight", one, {.says = unlisted}},

@@ -77,7 +77,7 @@ TEST_CASE("Shards need a model of a known family, or the metadata of ranks") {
     if (std::string(source) == "model") {
       all.check_unchanged(
           all.request(source, "out", {.layout = "ranks", .tp = 2}),
-          {.path = all / source, .says = "of a known family", .hint = "\"unheard_of\", which is not known"});
+          {.path = all / source, .says = "of a known family", .hint = "the unknown model_type \"unheard_of\""});
     } else {
       fs::remove_all(all / "out");
       convert(all / source, all / "out", {.layout = "ranks", .tp = 1});

@@ -179,7 +179,7 @@ TEST_CASE("An optimizer beside the model that cannot be read does not keep the m
   CHECK(checkpoint.beside_model->optimizer.tensors == 0);
   CHECK(checkpoint.leaves_states);
   const std::string notes = join(checkpoint.notes, "\n");
-  CHECK_THAT(notes, Says("the optimizer in addition to the model is not counted: "));
+  CHECK_THAT(notes, Says("the optimizer next to the model is not counted: "));
   CHECK_THAT(notes, Says("optimizer_0/.metadata"));
   check_refused([&] { convert(run_request(temp / "run", temp / "out", 2)); },
                 {.path = temp / "run/optimizer_0/.metadata"});

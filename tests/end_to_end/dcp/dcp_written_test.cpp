@@ -126,7 +126,7 @@ TEST_CASE("Files of another save beside a new one are refused") {
 }
 
 TEST_CASE("A prefix from under which the model would not come back is refused, with its optimizer and without") {
-  const std::string kBeside = "as an entry in addition to the model";
+  const std::string kBeside = "as an entry outside the model";
   const Input known;
   const TempDir temp;
   write_small(temp / "unknown/model.safetensors");
@@ -174,7 +174,7 @@ TEST_CASE("Names that would be read back as entries beside the model need a pref
   const Error error = check_refused([&] { convert(temp / "in.safetensors", temp / "out", kToDcp); },
                                     {.kind = ErrorKind::kUsage,
                                      .tensor = "train_state.w",
-                                     .says = "train_state.w would be read as an entry in addition to the model",
+                                     .says = "train_state.w would be read as an entry outside the model",
                                      .unwritten = temp / "out"});
   CHECK(error.hint() == "choose a `prefix`, such as model");
   convert(temp / "in.safetensors", temp / "out", with_prefix("model"));

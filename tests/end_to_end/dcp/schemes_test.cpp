@@ -225,7 +225,7 @@ TEST_CASE("States of an optimizer under names that no scheme explains are refuse
   back.source.config = temp / "model";
   back.source.family = family;
   check_refused([&] { convert(back); }, {.kind = ErrorKind::kUnsupported,
-                                         .says = {"belong to no parameter", "the names of mytrainer are replaced"},
+                                         .says = {"belong to no parameter", "replaced the names of mytrainer"},
                                          .hint = "`with-optimizer`",
                                          .unwritten = temp / "out"});
   RequestFields fields{.config = temp / "model", .family = family};

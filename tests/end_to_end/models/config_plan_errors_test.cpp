@@ -121,9 +121,10 @@ TEST_CASE("Heads that nothing counts give one note where the ranks may split the
       "embed_tokens": [["x"], ["x"]], "embed_positions": [["x"], ["x"]]}})";
   for (const Asked& asked : {Asked{.tp = 4}, Asked{renamed, 4}, Asked{uncounted, 1}})
     CHECK_THAT(joined_notes(*plan(temp, asked)), !Says("attention heads"));
-  CHECK_THAT(joined_notes(*plan(temp, {uncounted, 8})),
-             Says("config.json has no num_attention_heads, so did not check whether `tp` 8 splits attention heads; add "
-                  "num_attention_heads and num_key_value_heads\n"));
+  CHECK_THAT(
+      joined_notes(*plan(temp, {uncounted, 8})),
+      Says("config.json has no num_attention_heads, so it was not checked whether `tp` 8 splits attention heads; add "
+           "num_attention_heads and num_key_value_heads\n"));
   CHECK_THAT(joined_notes(*plan(temp, {"{}", 1, 2})),
              !Says("base_model_pp_plan in config.json") && !Says("pipeline stage"));
   CHECK_THAT(joined_notes(*plan(temp, {finale, 1, 2})),

@@ -135,7 +135,7 @@ TEST_CASE("That the plan was used is noted, and so are its keys that split nothi
   CHECK(checkpoint.model->layers == 3);
   REQUIRE(checkpoint.notes.size() == 2);
   CHECK_THAT(checkpoint.notes[0], Says("the model_type \"newcomer\" is not known; the plan in config.json"));
-  CHECK_THAT(checkpoint.notes[1], Says("not there: layers.*.mlp.dwn_proj"));
+  CHECK_THAT(checkpoint.notes[1], Says("do not exist: layers.*.mlp.dwn_proj"));
 }
 
 TEST_CASE("A known model_type and a description go before the plan in config.json") {

@@ -110,7 +110,7 @@ TEST_CASE("The _extra_state of TransformerEngine's modules is left out, with a n
   with_states["model.layers.0.self_attn.q_proj._extra_state"] = {DType::kU8, {3}, "abc"};
   write_safetensors(input / "model/model.safetensors", with_states);
   const auto job = plan_shard(shard_request(input / "model", input / "out", 2));
-  CHECK_THAT(joined_notes(*job), Says("_extra_state is left out"));
+  CHECK_THAT(joined_notes(*job), Says("left out _extra_state"));
   execute(*job, unsynced());
   CHECK((consolidated(input / "out", input / "whole") == input.tensors));
 }

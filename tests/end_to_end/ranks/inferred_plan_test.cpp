@@ -201,7 +201,7 @@ TEST_CASE("A plan that contradicts the ranks is an error that names the tensor")
                   [](Newcomer& model) { model.forget({"_tp_plan"}); },
                   {.tensor = "lm_head.weight",
                    .says = "each of the 2 ranks has 20 rows of it, and the plan in config.json does not split them, "
-                           "but  in config.jsonvocab_size 40",
+                           "but config.json says vocab_size 40",
                    .hint = "the plan lacks it"},
                   Replicas::kFirst});
   for (const Row& row : rows) DYNAMIC_SECTION(row.title) {
@@ -314,7 +314,7 @@ TEST_CASE("Plain tensors that differ between FSDP's ranks are not taken for whol
   Newcomer model;
   const Form form{"fsdp-ranks", "model_world_size_2_rank_{}.pt", write_torch};
   write_ranks(temp / "ranks", model, form);
-  check_error(refusal(temp / "ranks", Replicas::kFirst), {.says = "20 rows of it, but  in config.jsonvocab_size 40"});
+  check_error(refusal(temp / "ranks", Replicas::kFirst), {.says = "20 rows of it, but config.json says vocab_size 40"});
   model.forget({"vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"});
   write_ranks(temp / "ranks", model, form);
   for (const bool check : {true, false})

@@ -128,7 +128,7 @@ TEST_CASE("A name that no stage's metadata lists stays an error beside junk of o
   }
   check_error(stages.refusal(), {.path = stages.rank_file(0, 1),
                                  .tensor = "model.rotary_emb.scale",
-                                 .says = "mp_metadata_pp_rank_1.json does not list it"});
+                                 .says = "not listed in mp_metadata_pp_rank_1.json"});
 }
 
 TEST_CASE("Metadata files of two stages that were swapped are an error, with junk of other stages and without") {

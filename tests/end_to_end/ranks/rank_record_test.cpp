@@ -141,8 +141,8 @@ TEST_CASE("A config.json of other sizes is refused by what the files say of the 
     write_file(input / "out/config.json", config);
   };
   const Input words = padded();
-  refused(words, "vocab_size", 66, "lm_head.weight", "has the shape [67, 40], but  in config.json[66, 40]");
-  refused(words, "vocab_size", 68, "lm_head.weight", "has the shape [67, 40], but  in config.json[68, 40]");
+  refused(words, "vocab_size", 66, "lm_head.weight", "has the shape [67, 40], but [66, 40] in config.json");
+  refused(words, "vocab_size", 68, "lm_head.weight", "has the shape [67, 40], but [68, 40] in config.json");
   refused(words, "vocab_size", 70, "lm_head.weight", "it is neither padded nor replicated on these ranks");
   refused(words, "vocab_size", 71, "lm_head.weight", "the rule expects 15 per rank");
 

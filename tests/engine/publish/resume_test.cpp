@@ -264,7 +264,7 @@ TEST_CASE("A run that has other sources or options does not go on, and says whic
   request.target.tp = 4;
   request.target.format = Format::kPytorch;
   CHECK(stopped.resume(*plan_shard(request)).message() ==
-        "the run that left this had format safetensors, and not pytorch");
+        "the run that left this had format safetensors instead of pytorch");
 
   write_file(model / "tokenizer.json", "{}");
   CHECK(stopped.resume(*stopped.jobs.plan()).message() ==

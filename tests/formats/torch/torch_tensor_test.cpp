@@ -157,7 +157,7 @@ TEST_CASE("What wraps a tensor is taken off it") {
   CHECK(read_one(deep).size_bytes == 48);
   deep = call("torch._utils", "_rebuild_parameter", {deep, kTrue, ordered_dict()});
   check_cases(ErrorKind::kUnsupported,
-              {{"wrapped eight times", deep, "which is not known"},
+              {{"wrapped eight times", deep, "which is not supported"},
                {"another dtype on the device",
                 call("torch._utils", "_rebuild_device_tensor_from_cpu_tensor",
                      {cpu, global("torch", "bfloat16"), text("xla:0"), kFalse}),

@@ -147,7 +147,7 @@ TEST_CASE("A latest that names a folder that is not there is an error") {
   for (const std::string tag : {"global_step3", "step3"}) {
     write_file(temp / "latest", tag);
     if (tag == "step3") write_file(temp / "zero_to_fp32.py", "");
-    check_unread(temp.path(), {.path = temp / "latest", .says = "names " + tag + ", which is not there"});
+    check_unread(temp.path(), {.path = temp / "latest", .says = "names " + tag + ", which does not exist"});
   }
 }
 

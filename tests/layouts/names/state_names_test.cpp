@@ -273,7 +273,7 @@ TEST_CASE("torchtitan's names become the model's, with their order, and without 
   CHECK_FALSE(unknown.are_replaced);
   CHECK(unknown.names[1] == titan[1]);
   CHECK(state_names_note(unknown) ==
-        "kept replaced the names of torchtitan: with a config.json (`config`), they by the model's own");
+        "kept the names of torchtitan: with a config.json (`config`), they are replaced by the model's own");
 }
 
 TEST_CASE("Names that are another program's by chance are a model's own") {

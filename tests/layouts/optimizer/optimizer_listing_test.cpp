@@ -120,7 +120,7 @@ TEST_CASE("Files of an optimizer that contradict themselves are refused with the
     optimizer.refused(optimizer.file(1), says, kind);
   };
   refused(with("param_groups", list({group(number(1), {0}), group(number(0), {2})})),
-          "\"params\" of group 1 has id 2 instead of id 1");
+          "\"params\" of group 1 has id 2 instead of 1");
   refused(with("param_groups", list({group(number(1), {0})})), "\"base_state\" has id 1, but the groups have 1 param");
   refused(with("param_groups", list({dict({{"lr", number(1)}})})), "group 0 has no list \"params\"");
   refused(with("param_groups", list({dict({{"lr", rows(1)}, {"params", numbers({0, 1})}})})),
@@ -193,7 +193,7 @@ TEST_CASE("Groups, hyperparameters and names of states without end are refused, 
     optimizer.write(optimizer.file(0), items);
     check_refused([&] { optimizer.read(); }, with_common(refusal, {.path = optimizer.file(0)}));
   };
-  refused(many_groups(10'001), {.says = "its \"param_groups\" has 10001 groups, but at most  are supported10000"});
+  refused(many_groups(10'001), {.says = "its \"param_groups\" has 10001 groups, but at most 10000 are supported"});
   refused(many_groups(10'000), {.says = "\"base_state\" has id 0, but the groups have 0 parameters"});
   refused(with("param_groups", list({dict(values)})),
           {.says = "group 0 has 1001 hyperparameters, of at most 1000", .hint = " "});

@@ -193,7 +193,7 @@ TEST_CASE("Ranks that are damaged, or differ from each other or from the metadat
       {"a tensor that the metadata lacks",
        metadata([&](json& json) { json["parameters"].erase(norm); }),
        "",
-       {.tensor = norm, .says = "mp_metadata_pp_rank_1.json does not list it"}},
+       {.tensor = norm, .says = "not listed in mp_metadata_pp_rank_1.json"}},
       {"a tensor that a spec speaks of and the metadata lacks",
        metadata([](json& json) { json["parameters"].erase(kUp); }),
        kMetadata,

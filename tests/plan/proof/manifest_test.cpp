@@ -62,7 +62,7 @@ TEST_CASE("A manifest that was edited, or is another file, is refused with what 
       {"a short leaf", [](Json& json) { json["tensors"][1]["leaves"][0] = "12"; }, {.says = "\"leaves\""}},
       {"a name twice",
        [](Json& json) { json["tensors"][1]["name"] = "a.weight"; },
-       {.says = "a.weight: is there twice"}},
+       {.says = "a.weight: occurs twice"}},
       {"a dtype", [](Json& json) { json["tensors"][0]["dtype"] = "BF15"; }, {.says = "\"dtype\""}},
       {"a shape", [](Json& json) { json["tensors"][0]["shape"] = {-1}; }, {.says = "\"shape\""}},
       {"a role", [](Json& json) { json["tensors"][2]["role"] = "buffer"; }, {.says = {"tensors[2]", "\"role\""}}},
@@ -141,7 +141,7 @@ TEST_CASE("A line of SHA256SUMS that is none, or leads elsewhere, is refused wit
                       {"SHA256 (a) = 00", {"line 2", none}},
                       {hex + "  /etc/passwd", {"line 2", outside}},
                       {hex + "  x/../../y", {"line 2", outside}},
-                      {hex + "  a", {"line 2", "is there twice"}}});
+                      {hex + "  a", {"line 2", "occurs twice"}}});
 }
 
 }  // namespace

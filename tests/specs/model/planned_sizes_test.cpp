@@ -42,7 +42,7 @@ TEST_CASE("Rows of an embedding that cannot be a vocabulary's show a plan that s
        2,
        "each of the 2 ranks has 4 rows of it, and the plan in config.json does not split them",
        "\"colwise\""},
-      {3, {}, 2, "the 2 ranks together have 3 rows of it, but  in config.jsonvocab_size 8", "with 3 ranks"},
+      {3, {}, 2, "the 2 ranks together have 3 rows of it, but config.json says vocab_size 8", "with 3 ranks"},
       {6, 0, 2, "the 2 ranks together have 6 rows of it", "with 3 ranks"},
       {4, {}, 1, "the one rank has 4 rows of it", "with 2 ranks"}};
   for (const Row& row : rows)

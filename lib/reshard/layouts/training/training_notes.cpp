@@ -76,7 +76,7 @@ std::optional<std::string> unchecked_heads_note(const Model& model, std::uint64_
                                         parameter.plan != TensorParallelPlan::kEmbeddingRowwise);
   }
   if (!splits_linears) return std::nullopt;
-  const std::string unchecked = fmt::format("did not check whether `tp` {} splits attention heads", tp);
+  const std::string unchecked = fmt::format("it was not checked whether `tp` {} splits attention heads", tp);
   if (described)
     return fmt::format("the description has neither \"attention\" nor a module with \"heads\", so {}", unchecked);
   if (model.heads == 0)
