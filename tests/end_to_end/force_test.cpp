@@ -158,7 +158,7 @@ TEST_CASE("Whole weights that ranks join are told, since they stay and are what 
     const auto job = plan_convert(local_storage(), request);
     std::string text;
     for (const std::string& note : job->notes)
-      if (note.find("layout hf, which stay") != note.npos) text += note;
+      if (note.find("layout hf, which are kept") != note.npos) text += note;
     return text;
   };
   const auto notes = [&](const char* to) { return notes_of(forced.request(to, Format::kSafetensors, 2)); };

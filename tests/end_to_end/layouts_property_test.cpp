@@ -571,7 +571,8 @@ TEST_CASE("Any model is what the oracle expects in any layout, becomes any other
     if (!job) {
       // Elements of less than a byte may not divide where others do.
       if (first.mesh && sample.any_dtypes && is_legal_mesh) CHECK(why.find("packed byte") != why.npos);
-      if (first.mesh && joins_groups && is_legal_mesh) CHECK_THAT(why, Says("by rule one it is in one group with"));
+      if (first.mesh && joins_groups && is_legal_mesh)
+        CHECK_THAT(why, Says("according to rule one it is in one group with"));
       CHECK(snapshot(temp.path()) == before);
       met.illegal += !is_legal_mesh;
       continue;

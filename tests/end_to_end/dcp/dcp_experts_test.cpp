@@ -99,7 +99,7 @@ TEST_CASE("What experts do not have alike is not made one of") {
          .says = "model.layers.1.mlp.experts.1.up_proj.weight has none"}},
        {"no moment",
         [&](Saved& saved) { saved.erase(state + ".exp_avg"); },
-        {.says = "of which model.layers.1.mlp.experts.1.up_proj.weight is missing"}},
+        {.says = "but model.layers.1.mlp.experts.1.up_proj.weight is missing"}},
        {"sums of rows",
         [&](Saved& saved) {
           saved.add(state + ".sums", {DType::kF32, {8}, std::string(32, 'x')});

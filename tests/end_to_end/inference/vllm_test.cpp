@@ -179,7 +179,7 @@ TEST_CASE("What vLLM does not load, or serves otherwise, is refused with the rea
         {with_family(other)},
         {.kind = ErrorKind::kUnsupported,
          .says = "vLLM's names for olmo2 are unknown",
-         .hint = "known are gemma, gemma2"}},
+         .hint = "supported are gemma, gemma2"}},
        {"a description of the user's own",
         {with_family(own)},
         {.kind = ErrorKind::kUnsupported,

@@ -404,7 +404,7 @@ TEST_CASE(
   Request request = optimizer_request(kCase, out, {.layout = "nxd"});
   request.source.path = run.temp / "run";
   write_file(out / "scheduler.pt", "of another save");
-  check_refused([&] { convert(request); }, {.path = out, .says = "holds scheduler.pt of another save"});
+  check_refused([&] { convert(request); }, {.path = out, .says = "contains scheduler.pt of another save"});
   fs::remove(out / "scheduler.pt");
   convert(request);
   request.force = true;

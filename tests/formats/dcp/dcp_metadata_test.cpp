@@ -167,7 +167,7 @@ TEST_CASE("Objects of other classes are refused by their name") {
   refused(dcp::metadata_bytes(entry, index + text("f")), "has a string instead of a _StorageInfo");
   refused(dcp::metadata_bytes(entry, text("w") + place), "has a string instead of a MetadataIndex", "");
   refused(dcp::metadata_bytes(entry, index + call(metadata_module, "StorageMeta", {})), "instead of a _StorageInfo");
-  refused(stream(dict({{"w", kNone}})), "it holds a dict", "");
+  refused(stream(dict({{"w", kNone}})), "it contains a dict", "");
   refused(stream(object(metadata_module, "Metadata", "}")), "has no storage_data", "");
   refused(stream(call(metadata_module, "Metadata", {})), "without attributes", "");
   refused(dcp::metadata_bytes(entry + entry, index + place), "has it twice");
