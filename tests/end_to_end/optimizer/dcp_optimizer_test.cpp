@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/base/strings.h"
+#include "reshard/io/local_storage.h"
 #include "support/checkpoints.h"
 #include "support/fault_storage.h"
 #include "support/golden.h"
