@@ -18,15 +18,15 @@ namespace {
 
 constexpr std::uint32_t kMaxThreads = 1024;
 
-/// Names that a person might mean; those of help are not worth a guess.
+/// Names that the user may have meant; help is not worth a guess.
 std::vector<std::string> subcommand_names(const Command& program) {
   std::vector<std::string> names;
   for (const Command& command : program.subcommands()) names.push_back(command.name());
   return names;
 }
 
-/// Which command does what `name` asks for, where it is an option of another; std::nullopt if none has it. convert
-/// comes first: it takes whatever the other commands read and write.
+/// Returns the command that has the option `name`; std::nullopt if none has it. convert comes first: it reads and
+/// writes whatever the other commands do.
 std::optional<std::string> command_with(const Command& command, const std::string& name) {
   const auto program = command.parent();
   if (!program) return std::nullopt;
@@ -40,7 +40,7 @@ std::optional<std::string> command_with(const Command& command, const std::strin
   return std::nullopt;
 }
 
-/// What to try in place of an option that `command` does not know; it knows `known`.
+/// Returns what to try instead of an option that `command` does not know; it knows `known`.
 std::string hint_for_option(const Command& command, const std::string& name, const std::vector<std::string>& known) {
   constexpr std::string_view kFrom = "--from-";
   const std::string rest = name.substr(std::min<std::size_t>(2, name.size()));
@@ -55,7 +55,7 @@ std::string hint_for_option(const Command& command, const std::string& name, con
   return command.name() == "reshard" ? "see reshard --help" : fmt::format("see reshard {} --help", command.name());
 }
 
-/// The first argument that looks like an option and is none, or nothing.
+/// Returns an error for the first argument that looks like an option and is unknown, if any.
 std::optional<Error> unknown_option(const Command& command, const std::vector<std::string>& arguments) {
   const std::vector<std::string> known = option_names(command);
   for (const std::string& argument : arguments) {
@@ -73,7 +73,7 @@ std::optional<Error> unknown_option(const Command& command, const std::vector<st
   return std::nullopt;
 }
 
-/// For an option of subcommands in front of them.
+/// Returns an error for an option that precedes the subcommand.
 std::optional<Error> early_option(const Command& program, const std::vector<std::string>& arguments) {
   if (arguments.empty() || !arguments.front().starts_with('-')) return std::nullopt;
   const std::string name = arguments.front().substr(0, arguments.front().find('='));
@@ -151,7 +151,7 @@ namespace {
 
 using Type = LayoutOption::Type;
 
-/// Each option that one of the layouts has, once, with their names.
+/// Returns each layout option once, with the layouts that have it.
 std::vector<std::pair<const LayoutOption*, std::vector<const Layout*>>> options_of(
     const LayoutFilter& wanted, bool (*wanted_option)(const LayoutOption&)) {
   std::vector<std::pair<const LayoutOption*, std::vector<const Layout*>>> all;
@@ -179,7 +179,7 @@ std::string layouts_text(const std::vector<const Layout*>& all) {
   return (names.size() == 1 ? "layout " : "layouts ") + join(names, ", ");
 }
 
-/// With the choices, where the help does not explain them itself.
+/// Adds the choices if the help does not explain them itself.
 std::string help_text(const LayoutOption& option) {
   std::string help = option.help;
   if (option.type != Type::kChoice || help.find(option.choices.front()) != help.npos) return help;
@@ -364,7 +364,7 @@ Replicas replicas_of(const ReplicaArguments& arguments) {
 
 namespace {
 
-/// Other names of file formats: endings of files, and what Transformers calls them.
+/// Other names of file formats: file extensions, and Transformers' names.
 constexpr std::pair<std::string_view, std::string_view> kOtherFormats[] = {
     {"pt", "pytorch"}, {"pth", "pytorch"}, {"bin", "pytorch"}, {"torch", "pytorch"}, {"st", "safetensors"}};
 
@@ -380,7 +380,7 @@ std::string lower(std::string text) {
   return text;
 }
 
-/// What to try in place of `text`, which is none of the layouts `names`: a format, a folder or a program was meant.
+/// Returns what to try instead of `text`, which is not one of the layouts `names`: a format, a folder or a program.
 std::string hint_for_layout(const std::string& option, const std::string& text, const std::vector<std::string>& names,
                             const LayoutFilter& wanted) {
   if (format_from_name(own_format(text)))
@@ -524,7 +524,7 @@ std::string own_dtype(std::string text) {
   return std::string(alone);
 }
 
-/// Whether a word is of numbers that need scales: "fp8", "float8", "e4m3", "nf4", "8bit".
+/// Whether a word names a dtype that needs scales: "fp8", "float8", "e4m3", "nf4", "8bit".
 bool names_few_bits(const std::string& word) {
   if (word.starts_with("e4m3") || word.starts_with("e5m2")) return true;
   const std::size_t digit = word.find_first_of("0123456789");

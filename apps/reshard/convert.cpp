@@ -27,7 +27,7 @@ struct ConvertArguments : CommonArguments {
   ReplicaArguments replicas;
 };
 
-/// An option that would have no effect shows that another was forgotten.
+/// An option without effect suggests that another was forgotten.
 void validate_options_of(const ConvertArguments& arguments, const Layout& layout) {
   const auto options = layout.options();
   for (const std::string& name : arguments.target.options.names()) {
@@ -54,7 +54,7 @@ void validate_options_of(const ConvertArguments& arguments, const Layout& layout
           .hint("choose a layout: --to " + layout_names(is_of_ranks));
 }
 
-/// \param layout  null where it is the source's, which is not known yet.
+/// \param layout  null if it is the source's, which is not known yet.
 void validate_options(const ConvertArguments& arguments, const Layout* layout) {
   if (layout != nullptr) validate_options_of(arguments, *layout);
   const bool casts = layout != nullptr && layout->traits().casts_to_config_dtype;
@@ -129,7 +129,7 @@ void add_convert(Command app, Together& together) {
     arguments->cast.overflow_given = command.count("--overflow") > 0;
     arguments->lora_fuse_given = command.count("--lora-fuse") > 0;
     RunOptions options =
-        run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
+        run_options(*arguments, arguments->replicas);  // reports a wrong option before anything is read
     options.overflow = overflow_of(arguments->cast);
     run_job(
         command, [&] { return plan_convert(all_files(), request_of(*arguments)); }, *arguments, options, together);

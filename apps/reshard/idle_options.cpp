@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kReplicaOptions[] = {"--replicas", "--no-check-replicas", "--allow-divergent-replicas"};
 
-/// Whether elements of a tensor are stored more than once, tied names apart.
+/// Whether elements of a tensor are stored more than once, apart from tied names.
 bool has_replicas(const SourceMap& map) {
   for (std::size_t l = 0; l < map.logical.size(); ++l) {
     if (map.logical[l].constant()) continue;
@@ -42,8 +42,8 @@ bool casts_any(const Job& job) {
   return casts(job, [](DType) { return true; });
 }
 
-/// Whether the dtype that is asked for changes nothing: neither tensors, nor the dtype that they would have without it,
-/// nor what config.json says.
+/// Whether the requested dtype changes nothing: neither tensors, nor the dtype that they would have otherwise, nor
+/// config.json.
 bool has_dtype_already(const Job& job) {
   const bool writes_config = std::any_of(job.text_files.begin(), job.text_files.end(),
                                          [](const TextFile& file) { return file.path == kConfigFile; });

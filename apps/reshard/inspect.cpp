@@ -50,7 +50,7 @@ std::vector<std::uint32_t> matching_tensors(const SourceMap& map, const std::str
   return wanted;
 }
 
-/// Reads the tensors, for --stats and --digest.
+/// Reads the tensors' values for --stats and --digest.
 void read_values(Checkpoint& checkpoint, const InspectArguments& arguments, RunOptions options,
                  std::vector<TensorRow>& rows, Together& together) {
   const SourceMap& map = checkpoint.map;
@@ -94,7 +94,7 @@ void inspect_adapters(Files& files, const std::string& path, const std::vector<A
   print_text(adapters_text(path, adapters));
 }
 
-/// The description of a checkpoint: what its metadata amounts to, else that of its family.
+/// Returns the description of a checkpoint: derived from its metadata, or else that of its family.
 std::string description_of(const Checkpoint& checkpoint) {
   if (!checkpoint.adapters.empty())
     throw Error(ErrorKind::kUnsupported, "an adapter has no description").in(checkpoint.path);
@@ -121,7 +121,7 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
   if (arguments.print_spec && builtin_family(arguments.path) && !all_files().exists(arguments.path))
     return print_output(builtin_family(arguments.path)->json_text);
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
-  if (!arguments.filter.empty()) NamePattern("filter", arguments.filter);  // a wrong one is told before reading
+  if (!arguments.filter.empty()) NamePattern("filter", arguments.filter);  // reports a wrong one before reading
   validate_source_options(arguments.source_options);
   const RunOptions options = run_options(arguments);
   ListedFiles files(all_files());

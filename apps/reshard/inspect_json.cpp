@@ -39,7 +39,7 @@ Document tensor_document(const SourceMap& map, const TensorRow& row) {
   return json;
 }
 
-/// As JSON has them; a number that JSON has not is text.
+/// Returns a value as JSON. Numbers that JSON cannot represent become text.
 Document value_document(const PlainValue& value) {
   return std::visit(
       [&](const auto& held) -> Document {

@@ -31,7 +31,7 @@ std::string shape_text(const Dims& shape) {
 }
 
 std::string what_text(const Checkpoint& inspection) {
-  std::set<std::string> paths;  // one may be there more than once, for each of its compressed items
+  std::set<std::string> paths;  // a file may occur several times, once per compressed item
   for (const SourceFile& file : inspection.map.files) paths.insert(file.path.string());
   const std::size_t files = paths.size();
   const std::string_view format = name(inspection.format);
@@ -76,7 +76,7 @@ std::string states_text(const std::vector<OptimizerSummary::State>& all) {
   return "optimizer: " + (states.empty() ? std::string("no states yet") : join(states, ", "));
 }
 
-/// A line for each: "  group 0: 14 parameters; lr 0.001, weight_decay 0.1"
+/// One line per group: "  group 0: 14 parameters; lr 0.001, weight_decay 0.1"
 std::string groups_text(const std::vector<OptimizerSummary::Group>& groups) {
   std::string text;
   for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -92,13 +92,13 @@ std::string groups_text(const std::vector<OptimizerSummary::Group>& groups) {
   return text;
 }
 
-/// What metadata says of the states, with the step and the groups.
+/// Describes the states from metadata, with the step and the groups.
 std::string metadata_text(const BesideModel& beside) {
   const std::string step = beside.step ? fmt::format("; step {}", *beside.step) : "";
   return wrap(states_text(beside.states) + step, 2) + "\n" + groups_text(beside.groups);
 }
 
-/// What the optimizer's files hold: states, ranks, step, groups with their hyperparameters.
+/// Describes the optimizer's files: states, ranks, step, groups with their hyperparameters.
 std::string optimizer_text(const OptimizerSummary& optimizer) {
   std::string text = states_text(optimizer.states);
   text += optimizer.is_sharded
@@ -119,7 +119,7 @@ std::string optimizer_text(const OptimizerSummary& optimizer) {
   return all;
 }
 
-/// The rows of one line of the table, put together.
+/// The merged rows of one line of the table.
 struct Line {
   std::string name;
   Totals totals;
@@ -159,7 +159,7 @@ std::vector<Line> make_lines(const SourceMap& map, const std::vector<TensorRow>&
   return lines;
 }
 
-/// The table of tensors; `full` says more about each than may fit a narrow terminal.
+/// Returns the table of tensors. `full` adds columns that may not fit a narrow terminal.
 Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines, bool full) {
   const bool ranks = inspection.has_mesh();
   std::vector<std::pair<std::string, Align>> columns{{"tensor", Align::kLeft}};
@@ -181,7 +181,7 @@ Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines,
   return table;
 }
 
-/// What the ranks' fused tensors hold: "gate_up_proj: gate_proj, up_proj".
+/// Describes the ranks' fused tensors: "gate_up_proj: gate_proj, up_proj".
 std::string joined_text(const SourceMap& map, const std::vector<TensorRow>& rows) {
   std::map<std::string, std::vector<std::string>> parts_of;
   for (const TensorRow& row : rows) {
@@ -199,8 +199,8 @@ std::string joined_text(const SourceMap& map, const std::vector<TensorRow>& rows
   return text.empty() ? "" : wrap(text, 2) + "\n";
 }
 
-/// With everything where that fits. Where it does not, a dtype that all share (it stands above the table) gives way,
-/// and the names that tensors have on the ranks.
+/// Returns the full table if it fits. Otherwise omits a dtype that all tensors share (it is shown above the table), and
+/// then the tensors' names on the ranks.
 std::string fitting_tensor_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows, bool each) {
   const std::vector<Line> lines = make_lines(inspection.map, rows, each);
   const Table full = tensor_table(inspection, lines, true);
@@ -229,7 +229,7 @@ std::string stats_table(const Checkpoint& inspection, const std::vector<TensorRo
   return table.text();
 }
 
-/// By name, whatever the order in the checkpoint: `diff` compares two of these.
+/// Sorted by name, so that `diff` can compare two of these tables.
 std::string digest_table(const Checkpoint& inspection, std::vector<TensorRow> rows) {
   std::sort(rows.begin(), rows.end(), [&](const TensorRow& a, const TensorRow& b) {
     return natural_less(inspection.map.logical[a.logical].name, inspection.map.logical[b.logical].name);
@@ -243,7 +243,7 @@ std::string digest_table(const Checkpoint& inspection, std::vector<TensorRow> ro
   return text;
 }
 
-/// One line a pipeline rank: how many bytes its ranks hold and how even that is.
+/// One line per pipeline rank: the size of its ranks and their balance.
 std::string ranks_table(const Checkpoint& inspection) {
   const std::vector<RankBytes> ranks = rank_bytes(inspection.map);
   Table table({{"pp rank", Align::kLeft},
@@ -299,7 +299,7 @@ std::string adapters_text(const std::string& path, const std::vector<Checkpoint>
 
 std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows,
                          bool each) {
-  // Alone, so that those of two checkpoints can be compared with diff.
+  // Without other output, so that the digests of two checkpoints can be compared with diff.
   if (!rows.empty() && rows.front().digest && !rows.front().values) return digest_table(inspection, rows);
   const Totals totals = totals_of(inspection.map, rows);
   std::string text = fmt::format("{}: {}\n", printable(path), what_text(inspection));

@@ -15,13 +15,13 @@
 namespace reshard::cli {
 namespace {
 
-/// The last two parts of a stored name ("qkv_proj.weight_q"), or all of it if the tensor lies elsewhere altogether.
+/// Returns the last two parts of a stored name ("qkv_proj.weight_q"), or all of it if the tensor is in another module.
 std::string short_stored_name(const std::string& stored, const std::string& logical) {
-  if (logical.ends_with("." + stored)) return {};  // the same without the base model's prefix
+  if (logical.ends_with("." + stored)) return {};  // equal except for the base model's prefix
   const std::size_t last = stored.rfind('.');
   const std::size_t before = last == std::string::npos ? last : stored.rfind('.', last - 1);
   if (before == std::string::npos) return stored;
-  // Some layouts' names lack the base model's prefix, and have one part more before the last two.
+  // Names in some layouts lack the base model's prefix and have one more part before the last two.
   const std::size_t module = stored.rfind('.', before - 1);
   const auto begins = [&](std::size_t size) {
     const std::string prefix = stored.substr(0, size) + ".";
@@ -34,7 +34,7 @@ std::string short_stored_name(const std::string& stored, const std::string& logi
   return tail.ends_with(".weight") || tail.ends_with(".bias") ? tail.substr(0, tail.rfind('.')) : tail;
 }
 
-/// Column and row are the linear's. What a quantised one stores as (in, out), as GPTQ does, is split along the
+/// Column and row refer to the linear. A quantised linear that is stored as (in, out), as by GPTQ, is split along the
 /// other dim.
 PartitionLabel label_of(const StoredTensor& stored, const ModelParameter* parameter) {
   const bool split = stored.label == PartitionLabel::kColumn || stored.label == PartitionLabel::kRow;
@@ -122,7 +122,7 @@ std::vector<TensorRow> tensor_rows(const Checkpoint& checkpoint, const std::vect
       row.label = label_of(stored, parameter == parameters.end() ? nullptr : parameter->second);
       const std::string& name = map.logical[index].name;
       if (stored.name.text() == name) continue;
-      // Without a mesh files have whole tensors, or chunks of them, under names of their own.
+      // Without a mesh, files contain whole tensors or chunks of them, under other names.
       row.stored_as = checkpoint.has_mesh() ? short_stored_name(stored.name, name) : stored.name.text();
     }
     std::sort(pp_ranks.begin(), pp_ranks.end());

@@ -49,7 +49,7 @@ Document stages_document(const PipelinePartition& partition) {
   return stages;
 }
 
-/// By name; numbers and switches as such.
+/// Options by name; numbers and switches keep their types.
 Document options_document(const Job& job) {
   Document json = Document::object();
   for (const LayoutOption* option : job.layout->options())

@@ -56,7 +56,7 @@ std::string last_line(const Job& job, const RunResult& result, const Together& t
                      hashed);
 }
 
-/// \throws ReaderGone, or an Error that also says that the outputs are complete.
+/// \throws ReaderGone, or an Error that also states that the outputs are complete.
 void print_report(const Job& job, const CommonArguments& arguments, const OutputSpace& space, const RunResult& result,
                   const Together& together) {
   try {
@@ -94,7 +94,7 @@ void validate_arguments(const CommonArguments& arguments) {
           .hint("leave out one of the two");
 }
 
-/// The size of all source files.
+/// Total size of all source files.
 std::uint64_t source_bytes(const Job& job) {
   std::uint64_t bytes = 0;
   for (const SourceFile& file : job.source.files) bytes += file.size_bytes;
@@ -130,7 +130,7 @@ std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArgum
                       ", left by a run that was killed while it moved its outputs into place: the next run into "
                       "this directory moves the rest");
     else if (arguments.clean || (arguments.resume && run.journal == JournalFound::kNone))
-      continue;  // another note will say what became of it
+      continue;  // another note will describe it
     else if (run.state == EarlierRun::State::kUnknown)
       notes.push_back(what +
                       ", left by a killed run, or in use by a running reshard on another machine, which cannot be "
@@ -153,7 +153,7 @@ std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArgum
 }  // namespace
 
 void print_notes(const std::vector<std::string>& notes) {
-  // Not cut: the advice is at the end. Names from files are cut where they are put into a note.
+  // Not shortened, since the advice is at the end. Names from files are shortened when they are added to a note.
   for (const std::string& note : notes) print_message("reshard: note: " + with_options(note));
 }
 
@@ -234,7 +234,7 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
     else if (!arguments.quiet)
       print_notes({note});
   };
-  // Before the notes, which tell what becomes of the tensors.
+  // Before the notes, which describe changes to the tensors.
   std::exception_ptr refused;  // the error that a dry run ends with
   together.step("look at the output", progress, [&] {
     try {

@@ -107,7 +107,7 @@ void add_shard(Command app, Together& together) {
   command.callback([arguments, command, &together] {
     arguments->lora_fuse_given = command.count("--lora-fuse") > 0;
     arguments->cast.overflow_given = command.count("--overflow") > 0;
-    RunOptions options = run_options(*arguments);  // a wrong option is told before anything is read
+    RunOptions options = run_options(*arguments);  // reports a wrong option before anything is read
     options.overflow = overflow_of(arguments->cast);
     run_job(
         command, [&] { return plan_shard(all_files(), request_of(*arguments, command.count("--layout") > 0)); },

@@ -37,14 +37,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kShown = 10;  // differences of a kind; --json has them all
+constexpr std::size_t kShown = 10;  // differences of each kind; --json lists all
 
 struct VerifyArguments : MovingArguments {
   std::string a;
   std::string b;
   std::string rtol;  // empty: not given
   std::string atol;
-  std::optional<std::string> manifest;  // in place of b
+  std::optional<std::string> manifest;  // instead of b
   OptionValues source_options;
   ReplicaArguments replicas;
   SourceArguments source;
@@ -61,7 +61,7 @@ double parse_tolerance(const std::string& option, const std::string& text) {
   return value;
 }
 
-/// A line for each of the first few.
+/// Returns one line for each of the first few items.
 template <typename Items, typename Text>
 std::string lines_text(const Items& items, const std::string& what, const Text& text_of) {
   std::string text;
@@ -74,7 +74,7 @@ std::string names_text(const std::vector<std::string>& names, const std::string&
   return lines_text(names, what, printable);
 }
 
-/// What two checkpoints have in tensors, and as values of their optimizers.
+/// Result of comparing the tensors of two checkpoints and their optimizers' values.
 struct Comparison : Verification {
   std::vector<std::string> other_values;  // "lr of model.norm.weight: 0.1 and 0.2"
 
@@ -99,7 +99,7 @@ std::string report_text(const Comparison& result, const VerifyArguments& argumen
                      names_text(result.only_b, "only in " + printable(arguments.b)) +
                      names_text(result.other_form, "other shape or dtype");
   text += lines_text(result.different, "differs", [](const TensorDifference& d) {
-    const bool is_apart = d.max_abs > 0;  // false where one value is a NaN
+    const bool is_apart = d.max_abs > 0;  // false if one value is a NaN
     return fmt::format("{}: {} of {} elements, first at {}: {} and {}{}", printable(d.name), d.differing, d.elems,
                        to_string(d.first), d.a, d.b, is_apart ? fmt::format("; by {:.4g} at most", d.max_abs) : "");
   });
@@ -140,8 +140,8 @@ struct UsedOptions {
   bool with_optimizer = false;
 };
 
-/// The checkpoint at `path`; of a training run's directory, the one that --tag names or the newest one. `with_groups`: an
-/// optimizer's groups are read as values where they are plain ones.
+/// Reads the checkpoint at `path`; in a training run's directory, the one named by --tag or the newest. `with_groups`
+/// reads an optimizer's groups as values if they are plain values.
 Checkpoint read_side(Files& files, const std::string& path, const VerifyArguments& arguments, bool with_groups,
                      UsedOptions& used) {
   const bool has_tags = files.is_directory(path) && !is_checkpoint(files, path);
@@ -157,7 +157,7 @@ Checkpoint read_side(Files& files, const std::string& path, const VerifyArgument
   return side;
 }
 
-/// That options had an effect, and that there is something to compare.
+/// Validates that options had an effect, and that there is something to compare.
 void validate_used(const VerifyArguments& arguments, const UsedOptions& used,
                    std::initializer_list<const Checkpoint*> sides) {
   const bool one = sides.size() == 1;
@@ -176,7 +176,7 @@ void validate_used(const VerifyArguments& arguments, const UsedOptions& used,
       throw Error(ErrorKind::kBadInput, "contains no tensors, so there is nothing to compare").in(checkpoint->path);
 }
 
-/// A note if --config was given and each side has a config.json of its own; else none.
+/// Returns a note if --config was given and each side has its own config.json; otherwise none.
 std::vector<std::string> idle_config(const VerifyArguments& arguments, std::initializer_list<const Checkpoint*> sides) {
   const auto takes_it = [](const Checkpoint* side) { return side->config_given; };
   if (!arguments.source.config || std::any_of(sides.begin(), sides.end(), takes_it)) return {};
@@ -184,7 +184,7 @@ std::vector<std::string> idle_config(const VerifyArguments& arguments, std::init
                       sides.size() == 1 ? "A has its" : "A and B both have their")};
 }
 
-/// What to know of both, and of each.
+/// Returns the notes on both checkpoints and on each.
 std::vector<std::string> notes_of(const VerifyArguments& arguments, const Checkpoint& a, const Checkpoint& b) {
   std::vector<std::string> notes;
   const auto has = [](const Checkpoint& one, const std::string& note) {
@@ -281,7 +281,7 @@ std::string unlisted_note(const std::string& manifest, const FilesVerification& 
       list_names(result.unlisted));
 }
 
-/// Prints what came of it. \returns the exit code.
+/// Prints the result. \returns the exit code.
 template <typename Result>
 int report(const VerifyArguments& arguments, const Result& result, const std::vector<Divergence>& divergent,
            const std::vector<std::string>& notes) {
@@ -326,7 +326,7 @@ int run_verify_sums(const Command& command, const VerifyArguments& arguments, co
   return report(arguments, result, {}, notes);
 }
 
-/// Whether A is the directory in which the manifest lies: its own output, so that its files can be compared.
+/// Whether A is the manifest's directory and thus its own output, so that its files can be compared.
 bool is_own_output(const VerifyArguments& arguments) {
   const fs::path beside = all_files().absolute(*arguments.manifest).parent_path();
   return all_files().is_directory(arguments.a) && all_files().is_same(arguments.a, beside);
@@ -368,8 +368,8 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
   return report(arguments, result, divergent, notes);
 }
 
-/// JSON, perhaps after white space and the byte order mark that some editors put first; no line of a SHA256SUMS begins
-/// so.
+/// Whether the text is JSON, possibly after white space and the byte order mark that some editors add. No line of a
+/// SHA256SUMS begins like this.
 bool is_json_object(std::string_view text) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
@@ -403,15 +403,15 @@ void validate_arguments(const VerifyArguments& arguments) {
     throw Error(ErrorKind::kUsage, "--rtol and --atol have no effect with --manifest: digests are equal or not");
 }
 
-/// Compares the states of optimizers that were read as values, and leaves the others to be compared byte by byte.
-/// \returns lines that tell what differs.
+/// Compares optimizer states that were read as values, and leaves the others to be compared byte by byte.
+/// \returns lines that describe the differences.
 std::vector<std::string> compare_values(Files& files, Checkpoint& a, Checkpoint& b, const OptionValues& options) {
   name_states_alike(a.states, b.states);
   leave_group_objects(a.states, b.states);
   for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
     read_number_tensors(files, one->map.files, one->states, other->states);
     const std::size_t masters = leave_lone_masters(one->states, other->states);
-    if (masters > 0 && !wants_master_weights(options))  // else they are compared as the model's weights
+    if (masters > 0 && !wants_master_weights(options))  // otherwise they are compared as the model's weights
       one->notes.push_back(fmt::format("{} master weights are not compared: the other optimizer has none", masters));
   }
   return different_values(a.states, b.states);

@@ -15,7 +15,7 @@
 namespace reshard {
 namespace {
 
-/// The reports of all ranks as one, on rank 0.
+/// Merges the reports of all ranks on rank 0.
 ShareReport merged(const ShareReport& own, const TargetMap& target, Together& together) {
   ShareReport all;
   for (const std::string& bytes : together.gather("merge", report_bytes(own))) {
@@ -32,7 +32,7 @@ RunResult run_alone(JobRun& run) {
   return run.publish(std::move(report));
 }
 
-/// How ranks hand over lots.
+/// Messages by which ranks hand over lots.
 Talk exchange(Lots& lots) {
   const auto tell = [&lots] {
     return lots.tell(std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count());

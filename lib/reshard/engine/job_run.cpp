@@ -24,8 +24,8 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kCopyBytes = std::uint64_t{1} << 20;
 constexpr std::size_t kFlushingThreads = 16;
-constexpr double kUnitSnap = 0.5;      // of a unit
-constexpr std::size_t kMostLots = 32;  // of a share
+constexpr double kUnitSnap = 0.5;      // fraction of a unit's cost
+constexpr std::size_t kMostLots = 32;  // per share
 constexpr std::uint32_t kUnitsPerShare = 4 * kMostLots;
 
 void write_text(const RunOptions& options, const TextFile& file, const Staging& staging) {
@@ -67,7 +67,7 @@ void JobRun::prepare(std::uint32_t ranks) {
   start_ = std::chrono::steady_clock::now();
   Storage& storage = options_.stores.target();
   for (std::string& text : finish_swaps(storage, job_)) note(std::move(text));
-  if (options_.clean)  // first: what a run has left is to go away, though the output is complete by now
+  if (options_.clean)  // first: staging directories are removed even if the output is complete by now
     for (std::string& text : clean(storage, job_)) note(std::move(text));
   try {
     validate_output(options_.stores, job_);
@@ -109,7 +109,7 @@ void JobRun::note(std::string text) {
     notes_.push_back(std::move(text));
 }
 
-/// Goes on in the staging directory of a run that is dead.
+/// Continues in the staging directory of a dead run.
 void JobRun::take_over(Resumable earlier) {
   Storage& storage = options_.stores.target();
   take_apart(storage, earlier.root);
@@ -125,7 +125,7 @@ void JobRun::take_over(Resumable earlier) {
   staging_.emplace(job_, options_.stores, earlier.root, std::move(earlier.lock));
   prepared_.root = staging_->root();
   prepared_.attempt = next_attempt(storage, prepared_.root);
-  // From here on a failure leaves it as it was.
+  // From here on, a failure leaves the directory as it was.
   earlier_ = std::move(earlier.units);
   for (const UnitReport& unit : earlier_) {
     prepared_.done_units.push_back(unit.unit);
@@ -135,7 +135,7 @@ void JobRun::take_over(Resumable earlier) {
   for_each_number(job_.target.files.size(), thread_count(options_), [&](std::size_t i) {
     const TargetFile& file = job_.target.files[i];
     const fs::path path = prepared_.root / file.path;
-    set_permissions(storage.directories(), path, staging_->permissions().weights());  // inputs may be private by now
+    set_permissions(storage.directories(), path, staging_->permissions().weights());  // inputs may have become private
     if (!needs_crcs(file)) write_parts(*storage.reopen(path), target_parts(job_.target, file));
   });
   std::vector<std::string> fragments = journal_and_fragment_files(storage, prepared_.root);
@@ -149,7 +149,7 @@ void JobRun::take_over(Resumable earlier) {
   if (options_.progress) options_.progress->resumed_bytes = resumed_bytes_;
 }
 
-/// The number of units: the same whatever the ranks, threads and memory.
+/// Number of units, independent of ranks, threads and memory.
 std::uint32_t JobRun::unit_count() const {
   constexpr std::uint64_t kMostUnits = 1u << 14;
   const std::uint64_t moved = job_.program.read_bytes + job_.program.check_bytes + job_.program.write_bytes;
@@ -158,12 +158,12 @@ std::uint32_t JobRun::unit_count() const {
 
 bool JobRun::keep(ErrorKind why) noexcept {
   if (kept_) return true;
-  // Without a root some of it has its final name, and could not be put back.
+  // Without a root, some outputs are published and could not be restored.
   if (!staging_ || staging_->root().empty() || !(journals() || resumes())) return false;
   const bool may_go_on = why == ErrorKind::kNoSpace || why == ErrorKind::kIo || why == ErrorKind::kLost ||
                          (why == ErrorKind::kInterrupted && options_.resume) || resumes();
   if (!may_go_on) return false;
-  // Of any rank; not where the sources have changed, so that no run can go on.
+  // By any rank. Not if the sources have changed, since no run can resume then.
   const auto began = [&] {
     const JournalHeader header = journal_header(job_, options_, unit_count());
     const bool all_seen = std::none_of(header.sources.begin(), header.sources.end(),
@@ -172,9 +172,9 @@ bool JobRun::keep(ErrorKind why) noexcept {
   };
   try {
     if (!options_.resume && !began()) return false;
-    if (journal_) journal_->write_rest();  // nothing, once it is closed
+    if (journal_) journal_->write_rest();  // no-op if it is closed
   } catch (const std::exception&) {
-    // What is in the journal is enough.
+    // The existing journal suffices.
   }
   try {
     if (!began()) return false;
@@ -200,7 +200,7 @@ void JobRun::attach(PreparedRun prepared) {
   Storage& storage = options_.stores.target();
   const fs::path& root = prepared.root;
   if (!storage.is_directory(root)) {
-    // A network file system may remember that it was not there; to list what it lies in ends that.
+    // A network file system may cache the directory's absence; listing its parent refreshes the cache.
     if (storage.is_directory(root.parent_path())) storage.list(root.parent_path());
   }
   if (!storage.is_directory(root))
@@ -212,7 +212,7 @@ void JobRun::attach(PreparedRun prepared) {
   prepared_ = std::move(prepared);
 }
 
-/// With what is known of them before any tensor.
+/// Writes the parts that are known before any tensor is moved.
 void JobRun::create_files() {
   const std::vector<TargetFile>& files = job_.target.files;
   for_each_number(files.size(), thread_count(options_), [&](std::size_t i) {
@@ -229,7 +229,7 @@ JobRun::Dealt JobRun::deal(std::uint32_t count, bool with_lots) const {
   const ProgramMaps maps = job_.maps();
   const bool counts_units = journals() || resumes();
   if (count == 1 && !counts_units) return {{{whole_program(maps, job_.program)}, {}}, {}};
-  // Where no journal counts them, there are enough units for all lots.
+  // Without a journal, the number of units only needs to suffice for all lots.
   const std::uint32_t fewest = with_lots ? count * kUnitsPerShare : count;
   const std::uint32_t wanted = counts_units ? unit_count() : std::max(unit_count(), fewest);
   const Units units(maps, job_.program, wanted, job_.manifest, kUnitSnap);
@@ -245,7 +245,7 @@ JobRun::Dealt JobRun::deal(std::uint32_t count, bool with_lots) const {
   }
 }
 
-/// Files that no unit of a journal has touched have to be there, too, when a run goes on.
+/// When a run resumes, files that no journalled unit has touched must exist, too.
 void JobRun::flush_entries() {
   for_each_number(job_.target.files.size(), kFlushingThreads, [&](std::size_t i) {
     options_.stores.target().reopen(prepared_.root / job_.target.files[i].path)->sync();
@@ -268,8 +268,8 @@ void JobRun::begin_journal(std::uint32_t share) {
       journal_header(job_, options_, unit_count()), options_.journal_interval, flush_files);
 }
 
-/// A signal leaves time to journal what is complete, so that a later run does not write it again.
-/// \throws Error what went wrong with the journal, which may be the reason for the failure of the run.
+/// After a signal there is time to journal completed units, so that a later run does not write them again.
+/// \throws Error if the journal failed, which may have caused the failure of the run.
 void JobRun::end_journal(bool is_interrupted) {
   if (!journal_) return;
   journal_->finish();
@@ -320,8 +320,8 @@ ShareReport JobRun::run(const Share& share, Lots* lots) {
   return report;
 }
 
-/// Writes to files what is known of them with the CRCs, unless these are null, and has the disk confirm them: several
-/// at a time, since each waits.
+/// Writes the data that depends on CRCs to files, unless `crcs` is null, and flushes the files: several at a time,
+/// since each flush waits.
 void JobRun::flush(const std::vector<std::uint32_t>& files, const std::vector<std::uint32_t>* crcs) try {
   if (options_.progress) options_.progress->phase = RunPhase::kFlushing;
   for_each_number(files.size(), options_.sync ? kFlushingThreads : thread_count(options_), [&](std::size_t i) {
@@ -333,7 +333,7 @@ void JobRun::flush(const std::vector<std::uint32_t>& files, const std::vector<st
   });
   for (const std::uint32_t file : files) unflushed_[file] = false;
 } catch (const Error& error) {
-  // The disk says only once what it could not write.
+  // The disk reports a failed write only once.
   if (error.kind() == ErrorKind::kInterrupted)
     end_journal(true);
   else if (journal_)
@@ -351,7 +351,7 @@ void JobRun::finish(const ShareReport& report) {
   lock_.reset();  // before the leader publishes
 }
 
-/// Reads what was written, and writes what proves it.
+/// Rereads the outputs, and writes the manifest and digests.
 void JobRun::write_manifest(const ShareReport& report, RunResult& result) {
   const auto begin = std::chrono::steady_clock::now();
   std::vector<TensorDigest> digests(report.digests.size());
@@ -401,7 +401,7 @@ RunResult JobRun::publish(ShareReport report) {
   try {
     notes = staging_->publish(options_.sync);
   } catch (...) {
-    prepared_.root = staging_->root();  // which may have moved
+    prepared_.root = staging_->root();  // it may have moved
     throw;
   }
   journal_.reset();
@@ -416,8 +416,8 @@ RunResult JobRun::publish(ShareReport report) {
   result.read_bytes = all_read_bytes - std::min(all_read_bytes, resumed_read_bytes_);
   result.written_bytes += job_.output_bytes();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  staging_.reset();  // what was replaced goes away with it
-  // Else a job that is killed and started again in a loop fills the disk with what none of its runs can use.
+  staging_.reset();  // also deletes replaced outputs
+  // Otherwise a job that is killed and restarted repeatedly fills the disk with unusable directories.
   if (options_.resume)
     for (std::string& text : clean_after_resume(options_.stores.target(), job_))
       result.notes.push_back(std::move(text));

@@ -121,19 +121,19 @@ class JobRun {
   RunOptions options_;
   std::chrono::steady_clock::time_point start_;
   PreparedRun prepared_;
-  std::optional<Staging> staging_;   // of the leader
-  std::unique_ptr<FileLock> lock_;   // of others
-  std::uint64_t resumed_bytes_ = 0;  // written
+  std::optional<Staging> staging_;   // the leader's
+  std::unique_ptr<FileLock> lock_;   // of other processes
+  std::uint64_t resumed_bytes_ = 0;  // bytes written
   std::uint64_t resumed_read_bytes_ = 0;
   std::vector<std::string> notes_;
-  std::vector<UnitReport> earlier_;           // their reports; of the leader
-  std::set<std::uint32_t> ran_;               // shares
-  std::unique_ptr<PageFragments> fragments_;  // of the last share
+  std::vector<UnitReport> earlier_;           // reports of the earlier run; of the leader
+  std::set<std::uint32_t> ran_;               // shares run so far
+  std::unique_ptr<PageFragments> fragments_;  // the last share's
   std::unique_ptr<JournalWriter> journal_;
   bool abandoned_ = false;
   bool kept_ = false;
-  bool entries_flushed_ = false;  // the names and sizes of all files in the staging directory
-  std::vector<char> unflushed_;   // whether this process wrote to each target file since it flushed it
+  bool entries_flushed_ = false;  // whether names and sizes of all files in the staging directory are flushed
+  std::vector<char> unflushed_;   // by target file: whether this process has written to it since the last flush
 };
 
 }  // namespace reshard

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kFirstLine = "reshard swap 1\n";
-constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;  // as of a staging directory's mark
+constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;  // same as for a staging directory's mark
 
 struct Swap {
   fs::path staging;
@@ -33,12 +33,12 @@ void look_for_swaps(Files& files, const fs::path& directory, std::vector<Swap>& 
       for (fs::path& output : *entries) output = directory / output;
       swaps.push_back({directory / entry.name, std::move(*entries)});
     }
-  } catch (const Error& error) {  // the folder has just gone, or may not be listed
+  } catch (const Error& error) {  // the folder was just deleted, or cannot be listed
     if (is_disk_fault(error)) throw;
   }
 }
 
-/// Whether runs make a folder of this name in their output directories.
+/// Whether runs create folders of this name in their output directories.
 bool is_output_folder(const std::string& name) {
   if (name.empty()) return false;  // the root
   return rank_of_name(name) || std::any_of(layouts().begin(), layouts().end(), [&](const Layout* layout) {
@@ -46,7 +46,7 @@ bool is_output_folder(const std::string& name) {
          });
 }
 
-/// Whether `path` is a directory; false if it may not be accessed.
+/// Whether `path` is a directory; false if access is denied.
 bool is_directory(Files& files, const fs::path& path) {
   try {
     return files.is_directory(path);
@@ -56,7 +56,7 @@ bool is_directory(Files& files, const fs::path& path) {
   }
 }
 
-/// Swaps in the directory `path`, or that of the file, and in the output directory that it may be a folder of.
+/// Returns the swaps in the directory `path`, or in the directory of the file `path`, and in its output directories.
 std::vector<Swap> swaps_around(Files& files, const fs::path& path) {
   std::vector<Swap> swaps;
   fs::path directory = is_directory(files, path) ? path : path.parent_path();
@@ -68,7 +68,7 @@ std::vector<Swap> swaps_around(Files& files, const fs::path& path) {
   return swaps;
 }
 
-/// Returns `path` itself if it leads nowhere, such as a link to itself.
+/// Returns `path` with links resolved, or unchanged if that fails, as for a link to itself.
 fs::path resolved_or_same(Files& files, const fs::path& path) {
   try {
     return files.resolve(path);
@@ -89,7 +89,7 @@ void validate_apart(const std::vector<Swap>& swaps, const std::function<bool(con
                 swap.staging.string());
 }
 
-/// No output of a swap is `path`, or lies in it or above it.
+/// Validates that no output of a swap is equal to, inside or above `path`.
 void validate_apart(const std::vector<Swap>& swaps, const fs::path& path) {
   validate_apart(swaps, [&](const fs::path& output) { return lies_inside(output, path) || lies_inside(path, output); });
 }

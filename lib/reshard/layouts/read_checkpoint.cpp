@@ -30,18 +30,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kMostFolders = 64;  // that are looked into: it may be a home directory
+constexpr std::size_t kMostFolders = 64;  // limit of folders to search, since the directory may be a home directory
 
 bool holds_checkpoint(Files& files, const fs::path& folder) {
   try {
     return find_shards(files, folder) || find_whole(files, folder);
   } catch (const Error& error) {
-    return error.kind() == ErrorKind::kBadInput && !error.code();  // it holds two of them
+    return error.kind() == ErrorKind::kBadInput && !error.code();  // contains two checkpoints
   }
 }
 
-/// The snapshots of `directory` if it is a model in the cache of the Hugging Face Hub (models--ORG--NAME): that of
-/// refs/main, or else all of them.
+/// Returns the snapshots of a model in the cache of the Hugging Face Hub (models--ORG--NAME): the snapshot of
+/// refs/main, or else all of them. Empty if `directory` is not such a model.
 std::vector<std::string> hub_snapshots(Files& files, const fs::path& directory) {
   constexpr std::uint64_t kMaxRefBytes = 256;
   const fs::path snapshots = directory / "snapshots", ref = directory / "refs/main";
@@ -58,7 +58,7 @@ std::vector<std::string> hub_snapshots(Files& files, const fs::path& directory) 
   return all;
 }
 
-/// That a folder of shards contains files, but none with the name of a rank.
+/// Returns a hint if a shards folder contains files, but none with the name of a rank; empty otherwise.
 std::string hint_for_misnamed_ranks(Files& files, const fs::path& directory) {
   for (const Layout* layout : layouts()) {
     const std::string folder = layout->traits().folder;
@@ -73,8 +73,8 @@ std::string hint_for_misnamed_ranks(Files& files, const fs::path& directory) {
   return {};
 }
 
-/// What to give instead of `directory`, which is no checkpoint itself: the folders in it that hold one, else its only
-/// file of weights; else what seems wrong with it. May be empty.
+/// Returns a hint for a directory that is not a checkpoint: the folders in it that contain one, or its only weights
+/// file, or a likely mistake. May be empty.
 std::string hint_for_contents(Files& files, const fs::path& directory) {
   if (const std::vector<std::string> snapshots = hub_snapshots(files, directory); !snapshots.empty())
     return fmt::format("it is a model in the cache of the Hugging Face Hub: give {} {}",
@@ -96,20 +96,20 @@ std::string hint_for_contents(Files& files, const fs::path& directory) {
   return hint_for_misnamed_ranks(files, directory);
 }
 
-/// A hint that names the directory of all ranks, for a path of one of them.
+/// Returns a hint that names the directory of all ranks, for the path of one rank.
 std::string hint_for_one_rank(Files& files, const fs::path& path) {
   fs::path above = path;
   for (int level = 0; level < 2; ++level) {
     above = directory_above(files, above);
     try {
       if (find_shards(files, above)) return "give the directory of all ranks: " + above.string();
-    } catch (const Error&) {  // it cannot be listed, or holds several checkpoints
+    } catch (const Error&) {  // cannot be listed, or contains several checkpoints
     }
   }
   return "give the directory of all ranks";
 }
 
-/// Refuses a file of tensors that records that it is one rank of several. No-op for a lenient reader, which gets a note.
+/// Refuses a file that is recorded as one rank of several. No-op if `use` is kLenient, since a note reports it.
 void validate_no_rank(Files& files, const Checkpoint& checkpoint, ConfigUse use) {
   if (use == ConfigUse::kLenient) return;
   for (const SourceFile& file : checkpoint.map.files)
@@ -126,14 +126,15 @@ void refuse_strange_files(Files& files, const fs::path& path) {
   if (const auto stranger = stranger_in(files, path)) throw Error(*stranger);
 }
 
-/// \throws Error where a layout can say why `path` is none of its checkpoints.
+/// \throws Error if a layout can explain why `path` is not one of its checkpoints, or if another system wrote the
+/// files.
 void refuse_part(Files& files, const fs::path& path) {
   for (const Layout* layout : layouts())
     if (const auto error = layout->explain_missing(files, path)) throw Error(*error);
   refuse_strange_files(files, path);
 }
 
-/// Reads a file that is given alone, though it may be only a part of a checkpoint.
+/// Reads a single file. If this fails, reports whether the file is part of a checkpoint.
 Container read_lone_file(Files& files, const fs::path& path, Format format) {
   try {
     return read_container(files, path, format);
@@ -159,7 +160,7 @@ Checkpoint read_file(Files& files, const fs::path& path, const ReadContext& cont
   return read_whole_files(files, std::move(checkpoint), containers, context);
 }
 
-/// A file that need not be a model.
+/// Reads a file that need not be a model.
 Checkpoint read_any_file(Files& files, const fs::path& path, const ReadContext& context) {
   ReadContext lenient = context;
   lenient.use = ConfigUse::kLenient;
@@ -189,7 +190,7 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
   }
 }
 
-/// PEFT saves further adapters in folders beside the first.
+/// Reads an adapter of PEFT, and notes other adapters, which PEFT saves in folders next to the first.
 Checkpoint read_adapter_file(Files& files, const fs::path& directory, const fs::path& file,
                              const ReadContext& context) {
   Checkpoint checkpoint = read_any_file(files, file, context);
@@ -206,7 +207,7 @@ Checkpoint read_adapter_file(Files& files, const fs::path& directory, const fs::
   return checkpoint;
 }
 
-/// Of the two in one directory the Hugging Face weights were read.
+/// Notes a sharded checkpoint in a directory whose Hugging Face weights were read.
 void note_shards_beside(Checkpoint& checkpoint, const FoundLayout& shards) {
   fs::path other = shards.path;
   if (other == checkpoint.path) other /= shards.layout->traits().folder;
@@ -215,7 +216,7 @@ void note_shards_beside(Checkpoint& checkpoint, const FoundLayout& shards) {
                   other.has_filename() ? fmt::format("; give {} to read the shards", other.string()) : ""));
 }
 
-/// Notes what would stop other commands: tensors that config.json asks for and that are missing, or have other shapes.
+/// Notes problems that are errors in other commands: tensors of the model that are missing or have other shapes.
 void note_misfits(Checkpoint& checkpoint) {
   if (!checkpoint.model) return;
   const std::string config = checkpoint.config_given ? checkpoint.config.string() : kConfigFile;
@@ -258,8 +259,8 @@ Checkpoint read_found(Files& files, const FoundLayout& found, const ReadContext&
 
 Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) {
   Checkpoint checkpoint = read_found(files, found, context);
-  // A rank file may be read at any place and as any bytes, while weights of a Hugging Face directory have to be a
-  // container of tensors, wherever they are linked from.
+  // Rank files may be read at any offset and as any bytes, so they must not be links to other files. Weights of a
+  // Hugging Face directory must be containers of tensors, so links are harmless.
   if (checkpoint.has_ranks()) validate_no_outside_links(files, checkpoint);
   validate_no_rank(files, checkpoint, context.use);
   note_strangers(checkpoint);
@@ -284,7 +285,7 @@ Checkpoint read_adapters(Files& files, const fs::path& path, const std::vector<A
   return checkpoint;
 }
 
-/// The folders that the layouts of ranks write to.
+/// Returns the folders that layouts of ranks write to.
 std::string shards_folders() {
   std::vector<std::string> folders;
   for (const Layout* layout : layouts()) {
@@ -297,7 +298,7 @@ std::string shards_folders() {
   return join(folders, " or ");
 }
 
-/// Whether a file has the name of a part of a model, or of an adapter.
+/// Whether a file has the name of a rank file or of an adapter.
 bool is_part_name(const fs::path& name) {
   if (name == kAdapterSafetensorsFile || name == kAdapterPytorchFile) return true;
   return std::any_of(layouts().begin(), layouts().end(), [&](const Layout* layout) {

@@ -121,7 +121,7 @@ void note_adapters_left(Files& files, Checkpoint& model) {
                     list_names(folders), (model.directory / folders.front()).string()));
 }
 
-/// The order of the transforms: names first, since config.json, other tensors and dtypes are held against the new ones.
+/// Transforms the tensors. Names come first, since config.json, extra tensors and dtypes are matched by the new ones.
 Draft transform(Files& files, const Request& request, Checkpoint source) {
   Draft draft{std::move(source)};
   select(draft, request.names);

@@ -21,12 +21,12 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxSumsBytes = std::uint64_t{256} << 20;
 constexpr std::uint64_t kMaxMetadataBytes = 4096;
-constexpr std::uint64_t kCheckedAtOnce = std::uint64_t{1} << 20;  // read at once
+constexpr std::uint64_t kCheckedAtOnce = std::uint64_t{1} << 20;
 
 using FoundDigest = std::optional<ExpectedDigest>;
 
-/// Calls `look` with the directory of a file and the two above it, and the file's path relative to each, until it finds
-/// something. `file` is absolute.
+/// Calls `look` with a file's directory and the two above it, and the file's path relative to each, until it finds a
+/// digest. `file` is absolute.
 template <typename Look>
 FoundDigest look_above(const fs::path& file, const Look& look) {
   constexpr int kMostLevels = 3;
@@ -40,12 +40,12 @@ FoundDigest look_above(const fs::path& file, const Look& look) {
   return std::nullopt;
 }
 
-/// The lists are read once each.
+/// SHA256SUMS files, each read once.
 class Sums {
  public:
   explicit Sums(Files& files) : files_(files) {}
 
-  /// From a list in the file's directory or in one above it, which is where rank files have theirs.
+  /// Looks in the file's directory and those above it, which contain the lists of rank files.
   FoundDigest find(const fs::path& file) {
     return look_above(file, [&](const fs::path& directory, const fs::path&) -> FoundDigest {
       const SumsList& list = list_in(directory);
@@ -61,7 +61,7 @@ class Sums {
     });
   }
 
-  /// Names the lines of lists that contain no digest; empty if every line has one.
+  /// Describes lines of lists that contain no digest; empty if every line has one.
   std::string doubts() const {
     std::string text;
     for (const auto& [directory, list] : lists_)
@@ -91,7 +91,7 @@ FoundDigest of_blob(Files& files, const fs::path& file) {
   return digest ? FoundDigest(ExpectedDigest{*digest, blob}) : std::nullopt;
 }
 
-/// From the cache of a download, in the directory that was downloaded: the file's own or one above it.
+/// Looks in the cache of a Hugging Face download, in the file's directory or one above it.
 FoundDigest of_metadata(Files& files, const fs::path& file) {
   return look_above(file, [&](const fs::path& directory, const fs::path& relative) -> FoundDigest {
     const fs::path metadata = directory / ".cache/huggingface/download" / (relative.string() + ".metadata");
@@ -103,7 +103,7 @@ FoundDigest of_metadata(Files& files, const fs::path& file) {
   });
 }
 
-/// What a git-lfs pointer says (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
+/// Returns the digest in a git-lfs pointer (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
 FoundDigest of_pointer(Files& files, const fs::path& pointer) {
   constexpr std::uint64_t kMaxPointerBytes = 1024;
   constexpr std::string_view kVersion = "version https://git-lfs", kDigest = "oid sha256:";
@@ -118,8 +118,8 @@ FoundDigest of_pointer(Files& files, const fs::path& pointer) {
   throw Error(ErrorKind::kBadInput, "is a git-lfs pointer without a SHA-256").in(pointer);
 }
 
-/// Where `file` of the source at `directory` is in a copy of it at `against`. `against` may also be a copy of
-/// the directory one or two levels up: ranks have a folder of their own in it.
+/// Returns the possible paths in `against` of a `file` of the source at `directory`. `against` may be a copy of
+/// `directory` or of the directory one or two levels above, since ranks have their own folders.
 std::vector<fs::path> paths_in(const fs::path& against, const fs::path& file, fs::path directory) {
   constexpr int kMostFolders = 2;
   std::vector<fs::path> paths;
@@ -131,7 +131,7 @@ std::vector<fs::path> paths_in(const fs::path& against, const fs::path& file, fs
   return paths;
 }
 
-/// \param elsewhere  where `file` may be in a directory that says more; what is found first counts.
+/// \param elsewhere  paths of `file` in a directory whose digests take precedence, first one first.
 FoundDigest expected_digest(Files& files, Sums& sums, const fs::path& file, const std::vector<fs::path>& elsewhere) {
   const fs::path absolute = files.absolute(file);
   FoundDigest digest;
@@ -147,9 +147,9 @@ FoundDigest expected_digest(Files& files, Sums& sums, const fs::path& file, cons
 
 using Recorded = std::optional<std::vector<ChecksummedRange>>;
 
-/// Every file of tensors must have a digest: an unchecked one would pass as checked.
-/// \param is_known  of the files of tensors.
-/// \param doubts    of Sums.
+/// Validates that every tensor file has a digest: otherwise an unchecked file would seem checked.
+/// \param is_known  by tensor file.
+/// \param doubts    from Sums.
 void validate_all_known(const Job& job, const std::vector<bool>& is_known, const std::string& doubts) {
   const std::size_t all = job.source.files.size();
   const auto unknown = std::find(is_known.begin(), is_known.end(), false);
@@ -171,8 +171,8 @@ void validate_all_known(const Job& job, const std::vector<bool>& is_known, const
       .hint(hint);
 }
 
-/// Reads the ranges of a file.
-/// \throws Error kBadInput that names the first damaged one; kIo; kInterrupted.
+/// Reads and checks the ranges of a file.
+/// \throws Error kBadInput naming the first damaged range; kIo; kInterrupted.
 void validate_checksums(const fs::path& file, const std::vector<ChecksummedRange>& ranges, const RunOptions& options,
                         Progress& progress) {
   const auto source = options.stores.sources().open(file);
@@ -214,7 +214,7 @@ std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& 
   Progress& progress = options.progress ? *options.progress : own;
   std::vector<fs::path> paths;
   std::vector<ExpectedDigest> expected;
-  std::vector<Recorded> recorded;  // of files of tensors without a known digest
+  std::vector<Recorded> recorded;  // of tensor files without a known digest
   together.step("look for digests", progress, [&] {
     std::vector<fs::path> files;
     for (const SourceFile& file : job.source.files) files.push_back(file.path);
@@ -243,7 +243,7 @@ std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& 
     }
   });
   together.step("check files", progress, [&] {
-    std::vector<std::size_t> mine;  // the files of this rank, of those that have no digest
+    std::vector<std::size_t> mine;  // this rank's files, among those without a digest
     for (std::size_t i = 0, n = 0; i < recorded.size(); ++i)
       if (recorded[i] && n++ % together.size() == together.rank()) mine.push_back(i);
     for_each_number(mine.size(), thread_count(options), [&](std::size_t i) {

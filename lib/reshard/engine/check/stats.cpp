@@ -7,7 +7,7 @@ namespace reshard {
 namespace {
 
 constexpr std::uint64_t kStatsBlockBytes = std::uint64_t{1}
-                                           << 20;  // fixed, so that sums do not depend on the memory given
+                                           << 20;  // fixed, so that sums do not depend on the memory limit
 
 }  // namespace
 

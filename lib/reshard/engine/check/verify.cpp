@@ -14,7 +14,7 @@
 namespace reshard {
 namespace {
 
-/// What is known of one tensor so far; blocks come in any order.
+/// Findings on one tensor so far. Blocks come in any order.
 struct Found {
   std::uint64_t differing = 0;
   std::uint64_t first_elem = UINT64_MAX;
@@ -45,7 +45,7 @@ class Comparison {
     return a.model_dtype == b.dtype || b.model_dtype == a.dtype;
   }
 
-  /// compare_elements of parts of `a` and `b`. Values that the model has in the other's dtype are cast to it.
+  /// compare_elements for parts of `a` and `b`. Values whose declared dtype is the other's are cast to it.
   DifferenceSummary compare(const LogicalTensor& a, std::span<const std::byte> a_bytes, const LogicalTensor& b,
                             std::span<const std::byte> b_bytes) const {
     if (a.dtype == b.dtype || how_.tolerance)
@@ -62,7 +62,7 @@ class Comparison {
 
 DifferenceSummary Comparison::compare_cast(DType a, std::span<const std::byte> a_bytes, DType b,
                                            std::span<const std::byte> b_bytes, DType to) {
-  constexpr std::size_t kElems = 4096;  // that are cast at a time
+  constexpr std::size_t kElems = 4096;  // cast at a time
   const std::size_t a_elem_bytes = bits(a) / 8, b_elem_bytes = bits(b) / 8, to_bytes = bits(to) / 8;
   const std::size_t elems = a_bytes.size() / a_elem_bytes;
   std::array<std::byte, kElems * sizeof(std::uint64_t)> buffer;
@@ -86,7 +86,7 @@ DifferenceSummary Comparison::compare_cast(DType a, std::span<const std::byte> a
   return all;
 }
 
-/// Lists what cannot be compared.
+/// Lists tensors that cannot be compared.
 void compare_forms(const SourceMap& a, const SourceMap& b, const Comparison& comparison, Verification& result) {
   for (const LogicalTensor& tensor : a.logical) {
     if (tensor.constant()) continue;

@@ -12,17 +12,17 @@
 
 namespace reshard {
 
-/// A tensor that both checkpoints hold, with other numbers.
+/// A tensor of both checkpoints whose values differ.
 struct TensorDifference {
   std::string name;
   std::uint64_t differing = 0;  // elements
   std::uint64_t elems = 0;
   Dims first;          // index of the first element that differs
-  std::string a, b;    // its values, as text that tells them apart
+  std::string a, b;    // its values, in enough digits to show the difference
   double max_abs = 0;  // largest absolute difference
 };
 
-/// What two checkpoints have in common, and what not. Names in the order of the checkpoint that has them.
+/// Result of comparing two checkpoints. Names are in the order of the checkpoint that contains them.
 struct Verification {
   std::uint64_t compared_tensors = 0;
   std::uint64_t compared_bytes = 0;  // of one side

@@ -19,7 +19,7 @@ std::string form(DType dtype, const Dims& shape) {
   return fmt::format("{} {}", name(dtype), to_string(shape));
 }
 
-/// The files of `map` that hold any of a part of tensor `logical`.
+/// Returns the files of `map` that contain some of `part` of tensor `logical`.
 std::vector<std::string> files_of(const SourceMap& map, std::uint32_t logical, const Box& part) {
   std::vector<std::string> files;
   for (const Piece& piece : map.pieces[logical]) {
@@ -45,7 +45,7 @@ DigestDifference difference(const SourceMap& map, std::uint32_t logical, const T
   return found;
 }
 
-/// Weights in a directory and below it that a list does not name. What cannot be listed is left out.
+/// Finds weights files in a directory tree that a list does not name. Ignores unreadable folders.
 void find_unlisted(Files& files, const std::filesystem::path& directory, const std::filesystem::path& folder,
                    const std::set<std::string>& listed, std::vector<std::string>& unlisted) {
   std::vector<DirectoryEntry> entries;

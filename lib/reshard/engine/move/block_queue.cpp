@@ -16,7 +16,7 @@ bool has_views(const SourceMap* map) {
                                        [](const StoredTensor& stored) { return stored.in_file != nullptr; });
 }
 
-/// Whether some of it is read from a tensor that is not in C order of its dims in `order`.
+/// Whether some of it is read from a tensor that is not contiguous when its dims are in `order`.
 bool is_strided(const SourceMap& map, const Reading& reading, const Dims& order) {
   return std::any_of(reading.reads.begin(), reading.reads.end(),
                      [&](const Piece& piece) {
@@ -93,7 +93,7 @@ std::uint64_t BlockQueue::block_bytes_of(const Transfer& transfer) const {
       (has_views_ || !order.empty()) && ((transfer.source && is_strided(*maps_.source, *transfer.source, order)) ||
                                          (transfer.against && is_strided(*maps_.against, *transfer.against, order)));
   std::uint64_t bytes = strided ? sizes_.strided_bytes : sizes_.bytes;
-  // The block after a cast, too, has to fit.
+  // The block must also fit after a cast.
   const DType dtype = transfer.tensor(maps_).dtype;
   const LogicalTensor* result = transfer.result(maps_);
   if (leaves_) return result ? kLeafBytes * bits(dtype) / bits(result->dtype) : kLeafBytes;
@@ -113,7 +113,7 @@ BlockGrid BlockQueue::grid_of(std::size_t part) const {
   return {transfer.tensor(maps_).dtype, permuted(box_of(part).size, order_of(transfer)), block_bytes_of(transfer)};
 }
 
-/// The place that about `bytes` come before.
+/// Returns the position before which there are about `bytes`.
 BlockQueue::Place BlockQueue::place_at(std::uint64_t bytes) const {
   const auto after = std::upper_bound(bytes_before_.begin(), bytes_before_.end() - 1, bytes);
   if (after == bytes_before_.begin()) return {0, 0};
@@ -129,7 +129,7 @@ std::uint64_t BlockQueue::bytes_before(const Place& place) const {
                   bytes_before_[place.part + 1]);
 }
 
-/// Takes the second half of the largest stretch that is left.
+/// Takes the second half of the largest remaining stretch.
 bool BlockQueue::steal(Stretch& stretch) {
   Stretch* largest = nullptr;
   std::uint64_t most = 0;

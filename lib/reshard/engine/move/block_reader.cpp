@@ -15,16 +15,16 @@ namespace {
 
 constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with the bytes between them
 constexpr std::uint64_t kLargestElement = 16;
-constexpr std::uint64_t kKeptBlockBytes = std::uint64_t{64} << 10;  // read at once of an input that is kept
+constexpr std::uint64_t kKeptBlockBytes = std::uint64_t{64} << 10;  // block size for reading an input that is kept
 constexpr std::uint64_t kDistanceBlockBytes = std::uint64_t{64} << 10;
 
-/// Why a replica that differs is no drift.
+/// Explains why the difference of a replica is more than drift.
 std::string too_far(const ReplicaDistance& distance) {
   return fmt::format("too far apart for drift in training: relative difference {:.2g}, drift is below {}",
                      distance.relative(), ReplicaDistance::kMaxRelative);
 }
 
-/// The file offset that byte 0 of the block goes with, where a group is read into it as it is.
+/// File offset that corresponds to byte 0 of the block, if a group is read into it directly.
 std::optional<std::uint64_t> place_read_from(const SourceMap& map, std::span<const Group> groups) {
   for (const Group& group : groups)
     if (group.is_one_run())
@@ -45,7 +45,7 @@ std::span<const std::byte> BlockReader::read(const SourceMap& map, FilePool<Sour
   return block;
 }
 
-/// Puts the group's bytes into `block`, from the file in as few calls as do not read what others need.
+/// Reads the group's bytes into `block`, in as few calls as possible without reading bytes of other groups.
 void BlockReader::load(const SourceMap& map, FilePool<Source>& files, const Group& group, std::span<std::byte> block) {
   const StoredTensor& stored = map.stored[group.stored];
   const auto file = shared_.open(map, files, stored.file);
@@ -63,8 +63,8 @@ void BlockReader::load(const SourceMap& map, FilePool<Source>& files, const Grou
   }
 }
 
-/// Reads runs that are far apart: each to its place, or, if its elements are apart in the block, first the ranges that are
-/// contiguous in the file.
+/// Reads runs that are far apart: each to its position, or, if the block scatters their elements, in contiguous file
+/// ranges first.
 void BlockReader::load_apart(const Source& file, std::uint64_t offset_bytes, const Runs& runs,
                              std::span<std::byte> block) {
   const Gather gathered = gather(runs);
@@ -122,7 +122,7 @@ void BlockReader::compare(const SourceMap& map, FilePool<Source>& files, const R
   }
 }
 
-/// Decides about the whole replica, whichever block showed that it differs.
+/// Decides on the whole replica, whichever block showed a difference.
 void BlockReader::differ(const SourceMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
                          const LogicalTensor& tensor, const Dims& index, std::string_view values) {
   const Check& check = *std::find_if(reading.checks.begin(), reading.checks.end(),
@@ -154,8 +154,9 @@ void BlockReader::differ(const SourceMap& map, FilePool<Source>& files, const Re
   if (shared_.options.on_divergence) shared_.options.on_divergence(std::move(found));
 }
 
-/// Between all that `stored` holds of the tensor and the first rank's; the same whatever the blocks of the run.
-/// \param first  becomes the index of the first element that differs, if any does.
+/// Returns the distance between the boxes of the tensor in `stored` and the first rank's; independent of the run's
+/// blocks.
+/// \param first  set to the index of the first element that differs, if any.
 ReplicaDistance BlockReader::distance(const SourceMap& map, FilePool<Source>& files, const Reading& reading,
                                       std::uint32_t stored, const LogicalTensor& tensor, Dims& first) {
   std::vector<Check> checks;
@@ -203,7 +204,7 @@ std::span<const std::byte> Evaluator::compute(const SourceMap& map, FilePool<Sou
   const std::size_t used = used_;
   std::vector<Box> boxes;
   std::vector<InputBox> inputs;
-  boxes.reserve(reading.inputs.size());  // inputs refer to them
+  boxes.reserve(reading.inputs.size());  // inputs refer to its elements
   for (std::size_t i = 0; i < reading.inputs.size(); ++i) {
     const Reading& input = reading.inputs[i];
     const LogicalTensor& from = map.logical[input.logical];
@@ -221,7 +222,7 @@ std::span<const std::byte> Evaluator::compute(const SourceMap& map, FilePool<Sou
   return result;
 }
 
-/// An input that all threads that compute the tensor share.
+/// Returns an input that is shared by all threads that compute the tensor.
 std::span<const std::byte> Evaluator::kept(const SourceMap& map, FilePool<Source>& files, const Reading& input) {
   const auto mine = std::find_if(kept_.begin(), kept_.end(), [&](const auto& one) { return one.first == &input; });
   if (mine != kept_.end()) return mine->second->bytes;

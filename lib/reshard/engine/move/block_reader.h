@@ -76,12 +76,12 @@ class Evaluator {
   RunState& shared_;
   Buffers& buffers_;
   BlockReader reader_;
-  std::size_t used_ = 0;  // of Buffers::inputs
+  std::size_t used_ = 0;  // number of Buffers::inputs in use
   std::vector<std::pair<const Reading*, std::shared_ptr<KeptInput>>> kept_;
   Findings findings_;
 };
 
-/// The bytes of the inputs that are kept whole while a tensor is computed.
+/// Bytes of the inputs that are kept whole while a tensor is computed.
 std::uint64_t kept_bytes(const SourceMap& map, const Reading& reading);
 
 }  // namespace reshard

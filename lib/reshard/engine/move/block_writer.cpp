@@ -13,7 +13,7 @@ std::shared_ptr<Sink> BlockWriter::sink_of(const StoredTensor& stored) {
   });
 }
 
-/// That something is written to a stored tensor, and what it adds to its CRC.
+/// Records a write to a stored tensor and its contribution to the CRC.
 void BlockWriter::note_written(std::uint32_t stored, std::uint32_t crc) {
   const std::uint32_t file = shared_.maps.target->stored[stored].file;
   shared_.written[file].store(true, std::memory_order_relaxed);
@@ -27,7 +27,7 @@ void BlockWriter::write(const Group& group, std::uint64_t begin_bytes, std::span
   write_gathered(group, begin_bytes);
 }
 
-/// Writes gathered_, which may be one range, to where it begins in the group's stored tensor.
+/// Writes gathered_, one or more ranges, at `begin_bytes` of the group's stored tensor.
 void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) {
   const TargetMap& target = *shared_.maps.target;
   const StoredTensor& stored = target.stored[group.stored];
@@ -44,13 +44,13 @@ void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) 
   if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, offset_bytes, bytes);
 }
 
-/// The offset in its file where a group's part of its stored tensor begins.
+/// File offset at which the group's range of its stored tensor begins.
 std::uint64_t BlockWriter::place_of(const Group& group) const {
   return shared_.maps.target->stored[group.stored].offset_bytes + group.begin_bytes;
 }
 
-/// Whether its bytes are put into the file's order in memory: runs that make one range, but are too short for the kernel to
-/// put them together, and runs that make longer ones in another order than the block's.
+/// Whether its bytes are first arranged in the file's order in memory. Applies to runs that form one range but are too
+/// short to be gathered by the kernel, and to runs that form longer ones in another order than the block's.
 bool BlockWriter::is_staged(const Group& group) const {
   if (group.is_one_run()) return false;
   const Runs& first = group.runs.front();
@@ -69,7 +69,7 @@ std::optional<std::uint64_t> BlockWriter::place_written_to(std::span<const Group
 std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const std::byte> block) {
   std::uint64_t stored_bytes = 0;
   while (!groups.empty()) {
-    // A few at a time, where they are put together: of copies for many ranks all at once would take too much memory.
+    // Stage a few groups at a time: staging copies for many ranks at once would take too much memory.
     std::uint64_t staged_bytes = 0;
     std::size_t count = 0;
     for (; count < groups.size(); ++count) {
@@ -85,7 +85,7 @@ std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const 
   return stored_bytes;
 }
 
-/// Writes groups; those that are put together have room in the staging buffer.
+/// Writes groups. The staging buffer has room for those that are staged.
 void BlockWriter::write_together(std::span<const Group> groups, std::span<const std::byte> block) {
   swapped_.clear();
   for (const Group& group : groups)
@@ -125,7 +125,7 @@ void BlockWriter::write_together(std::span<const Group> groups, std::span<const 
   }
 }
 
-/// Writes the ranges of a group whose bytes are staged, those of one run after those of another.
+/// Writes the ranges of a staged group, one run after another.
 void BlockWriter::write_apart(const Group& group, const std::byte* staged) {
   for (const Runs& runs : group.runs) {
     const Runs ranges = gather(runs).reads;

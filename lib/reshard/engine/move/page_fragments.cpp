@@ -28,7 +28,7 @@ struct Fragment {
   static auto fields(auto& self) { return std::tie(self.file, self.offset_bytes, self.bytes); }
 };
 
-/// The ends of a range of a file that lie in pages which others write to.
+/// The ends of a file range that are in pages to which other ranks write.
 struct Ends {
   std::uint64_t head_bytes = 0;
   std::uint64_t tail_bytes = 0;
@@ -130,8 +130,8 @@ void PageFragments::spill() {
   if (!collected_.empty()) write_file();
 }
 
-/// Under the mutex, so that all that was added before a call of spill is in files after it. What could not be written
-/// stays, and its file is in the way of a second try: a journal must not be told that all is well.
+/// Called under the mutex, so that spill writes everything added before it. If the write fails, the fragments stay
+/// collected, and the existing file makes a second attempt fail: otherwise a journal could record them as safe.
 void PageFragments::write_file() {
   const std::string text = sealed(kFragmentsLine, collected_);
   std::string name = fmt::format("{}{}{}", prefix_, kFragments, files_.size());

@@ -31,7 +31,7 @@ std::uint64_t first_elem(const Dims& shape, const Box& box) {
   return elem;
 }
 
-/// The first piece of a tensor, or of what it is computed from.
+/// Returns the first piece of a tensor, or of its inputs.
 const Piece& first_read(const Reading& reading) {
   return reading.reads.empty() ? first_read(reading.inputs.front()) : reading.reads.front();
 }
@@ -64,7 +64,7 @@ class Mover {
       targets = groups_of(*maps.target, transfer.writes(maps), maps.target->logical[*transfer.target], item.at);
     std::uint64_t done = 0;
     if (targets.empty() && transfer.target && !shared_.visitor) {
-      // Of ranks left out.
+      // Only of ranks that are left out.
     } else if (move(item, targets)) {
       for (const Group& target : targets) done += target.total_bytes;
     } else {
@@ -101,8 +101,8 @@ class Mover {
     if (shared_.options.lots) shared_.options.lots->did(block_bytes);
   }
 
-  /// Tells the ledger what a block did.
-  /// \param block_bytes  of the tensor as it is read.
+  /// Reports a block to the ledger.
+  /// \param block_bytes  size in the tensor's input dtype.
   void note_block(const BlockQueue::Item& item, std::uint64_t block_bytes, std::uint64_t written_bytes,
                   bool is_inexact) {
     UnitReport block = writer_.take_noted();
@@ -114,7 +114,7 @@ class Mover {
     shared_.ledger->add(block, block_bytes);
   }
 
-  /// Has the file system copy a block whose values are not needed. \returns false if it cannot, or if that does not pay.
+  /// Lets the file system copy a block whose values are not needed. \returns false if this is impossible or slower.
   bool move(const BlockQueue::Item& item, std::span<const Group> targets) {
     const Transfer& transfer = shared_.program.transfers[item.transfer];
     const ProgramMaps& maps = shared_.maps;
@@ -129,7 +129,7 @@ class Mover {
     return sources.size() == 1 && sources.front().is_one_run() && copy_in_kernel(sources.front(), targets);
   }
 
-  /// Hashes a block as it is written.
+  /// Hashes a block in its output dtype.
   void hash(const BlockQueue::Item& item, std::span<const std::byte> block) {
     if (shared_.digests.empty()) return;
     const std::uint32_t target = *shared_.program.transfers[item.transfer].target;
@@ -144,7 +144,7 @@ class Mover {
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count());
   }
 
-  /// Has the file system copy the block, where that pays, no checksums are wanted, and each byte goes to one place.
+  /// Lets the file system copy the block if that is faster, no checksums are needed, and each byte has one destination.
   bool copy_in_kernel(const Group& source, std::span<const Group> targets) {
     std::uint64_t bytes = 0;
     for (const Group& target : targets) bytes += target.total_bytes;
@@ -157,7 +157,7 @@ class Mover {
     });
   }
 
-  /// The block in the dtype that is written.
+  /// Returns the block in the output dtype.
   std::span<const std::byte> cast(const Transfer& transfer, const Block& at, std::span<const std::byte> block,
                                   std::optional<std::uint64_t> written_to_bytes) {
     const SourceMap& source = *shared_.maps.source;
@@ -181,11 +181,11 @@ class Mover {
   Evaluator evaluator_;
   BlockWriter writer_;
   Sha256 hash_;
-  std::optional<UnitReport::Leaf> leaf_;  // the block's
-  const Transfer* transfer_ = nullptr;    // the last block's
+  std::optional<UnitReport::Leaf> leaf_;  // leaf of the current block
+  const Transfer* transfer_ = nullptr;    // transfer of the last block
 };
 
-/// The most bytes of a tensor as it is read that are a leaf of it as it is written.
+/// Returns the largest number of input bytes that correspond to one leaf of an output tensor.
 std::uint64_t leaf_source_bytes(const ProgramMaps& maps, const Program& program) {
   std::uint64_t most = 0;
   for (const Transfer& transfer : program.transfers)
@@ -202,7 +202,7 @@ void run_worker(RunState& shared, unsigned number) {
   }
 }
 
-/// Runs parts of the program; with a visitor, all of it.
+/// Runs parts of the program, or all of it if there is a visitor.
 ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
                        const std::filesystem::path& target_root, const RunOptions& options, const BlockVisitor& visitor,
                        std::uint64_t visit_block_bytes) {
@@ -210,12 +210,12 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
     throw Error(ErrorKind::kUsage,
                 "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to work with")
         .hint("give at least " + format_memory(kMinMemoryBytes));
-  // Memory comes first: with little of it, fewer threads work, each in blocks that are still worth a system call.
+  // Memory takes precedence: if it is scarce, fewer threads work, each on blocks that are still worth a system call.
   if (options.digests) visit_block_bytes = std::max(kLeafBytes, leaf_source_bytes(maps, program));
   const std::uint64_t plain_buffers = kPlainBuffers + (maps.against ? 1 : 0);
-  std::uint64_t kept = 0, inputs = 0;  // the most bytes of a transfer's inputs
-  std::uint64_t computing = 0;         // the most that the smallest blocks take together with their inputs
-  std::pair<std::uint64_t, const LogicalTensor*> most_of_one{};  // of both, and the tensor
+  std::uint64_t kept = 0, inputs = 0;  // maxima over the inputs of one transfer
+  std::uint64_t computing = 0;         // maximum for the smallest blocks together with their inputs
+  std::pair<std::uint64_t, const LogicalTensor*> most_of_one{};  // largest sum of both, and its tensor
   for (const Transfer& transfer : program.transfers) {
     if (!transfer.source || transfer.source->inputs.empty()) continue;
     const LogicalTensor& tensor = transfer.tensor(maps);
@@ -252,10 +252,10 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
   BlockSizes blocks{std::min(kBlockBytes, most), std::min(kStridedBlockBytes, most), per_thread};
   if (visit_block_bytes) blocks = {visit_block_bytes, visit_block_bytes};
   RunState shared(maps, program, parts, target_root, options, visitor, threads, blocks);
-  // Where fewer threads are to be had, one is several workers, and finds the later ones' work done.
+  // If fewer threads are available, one runs several workers in turn; the later ones find their work done.
   for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i)); });
   shared.write_back.clear();
-  shared.sinks.clear();  // which may have a failure to tell
+  shared.sinks.clear();  // may report a failure
   if (shared.failure) std::rethrow_exception(shared.failure);
   for (const SourceMap* map : {maps.source, maps.against}) {
     if (map == nullptr) continue;

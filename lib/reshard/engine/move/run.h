@@ -1,4 +1,4 @@
-// engine/: runs a program: walks logical tensors block by block, reads each source byte once, writes long runs,
+// engine/: runs a program: processes logical tensors in blocks, reads each source byte once, writes long runs, and
 // publishes the outputs when all are complete.
 #pragma once
 
@@ -117,25 +117,25 @@ struct VisitedBlock {
 };
 using BlockVisitor = std::function<void(const VisitedBlock& block)>;
 
-/// Moves the bytes of `program` into files under `target_root`, which exist with their full size. Output bytes depend
-/// on the program alone, not on threads or memory. `maps` are the program's. A visitor's blocks have
-/// `visit_block_bytes` whatever the memory.
-/// \returns the CRC-32 of each stored tensor of the target whose file has need of it, as TensorMap::stored counts them;
-/// nothing where no file has.
+/// Moves the bytes of `program` into files under `target_root`, which exist at their full size. Output bytes depend
+/// only on the program, not on threads or memory. `maps` are the program's. A visitor's blocks have `visit_block_bytes`
+/// bytes whatever the memory.
+/// \returns the CRC-32 of each stored tensor of the target whose file needs it, in the order of TensorMap::stored;
+/// empty if no file needs it.
 /// \throws Error kBadInput if a check finds different bytes (naming both tensors and the first element that differs);
-/// kIo, kNoSpace; kInterrupted; kUsage if max_memory_bytes is under kMinMemoryBytes, or too little for
-/// what a tensor is computed from.
+/// kIo, kNoSpace; kInterrupted; kUsage if max_memory_bytes is less than kMinMemoryBytes, or too little for the inputs
+/// of a computed tensor.
 std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& program,
                                        const std::filesystem::path& target_root, const RunOptions& options,
                                        const BlockVisitor& visitor = {}, std::uint64_t visit_block_bytes = 0);
 
 /// Runs one share of a program as run_program runs all of it. Shares may run at the same time and in any order, in one
-/// process or several; a check of replicas is made by the share that has the element. `options.on_divergence` is not
-/// called. With RunOptions::digests, shares are of whole leaves.
-/// \throws Error as run_program; kUsage for a share that does not exist, and for too little memory to hold leaves in.
+/// process or several. The share that contains an element also checks its replicas. Does not call
+/// `options.on_divergence`. With RunOptions::digests, shares consist of whole leaves.
+/// \throws Error as run_program; kUsage for a share that does not exist, or too little memory for a leaf.
 ShareReport run_share(const ProgramMaps& maps, const Program& program, const Share& share,
                       const std::filesystem::path& target_root, RunOptions options);
-/// The same with parts of any units.
+/// The same for parts of any units.
 ShareReport run_parts(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
                       const std::filesystem::path& target_root, RunOptions options);
 

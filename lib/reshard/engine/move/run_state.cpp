@@ -31,7 +31,7 @@ RunState::RunState(const ProgramMaps& the_maps, const Program& the_program, cons
       others(open_files()),
       sinks(open_files(),
             [this](Sink& sink) {
-              if (spoiled || (failed && !options.resume)) return;  // all of it will be removed
+              if (spoiled || (failed && !options.resume)) return;  // all outputs will be removed
               try {
                 sink.finish();
               } catch (...) {

@@ -122,7 +122,7 @@ JournalWriter::~JournalWriter() {
   try {
     finish();
   } catch (const std::exception&) {
-    // Who wants to know has called finish.
+    // Callers that need the failure call finish.
   }
 }
 
@@ -157,7 +157,7 @@ void JournalWriter::run() {
   }
 }
 
-/// Brings to the disk what the units wrote, and then the units.
+/// Flushes the units' data to disk, and then journals the units.
 void JournalWriter::write(const std::vector<UnitReport>& units) {
   std::set<std::uint32_t> files;
   for (const UnitReport& unit : units) files.insert(unit.files.begin(), unit.files.end());
@@ -175,10 +175,9 @@ void JournalWriter::write(const std::vector<UnitReport>& units) {
     write_file(path, journal);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kNoSpace) throw;
-    closed_ = full_ = true;  // the outputs have their space: the run goes on without
+    closed_ = full_ = true;  // the outputs have their space, so the run continues
   }
-  // The disk tells one descriptor alone of what it could not write: another thread's, which may have heard of it just
-  // before the flush.
+  // The disk reports a failed write to only one descriptor: possibly that of another thread, just before this flush.
   if (closed_) return storage_.directories().remove_tree(path);
   storage_.directories().open({root_}, root_)->flush();
 }

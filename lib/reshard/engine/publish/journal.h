@@ -22,14 +22,14 @@
 
 namespace reshard {
 
-// What a run that is killed leaves for a later one: files ".journal-ATTEMPT-RANK-NUMBER" in the staging directory. Each
-// is written once, after all that it tells of is on stable storage, and is sealed (sealed_text.h), so that one that was
-// torn is no journal. Beside them lie ".journal-ATTEMPT-RANK-fragments-NUMBER" (page_fragments.h).
+// A killed run can be resumed from its journals: files ".journal-ATTEMPT-RANK-NUMBER" in the staging directory. Each is
+// written once, after all data that it records is on stable storage, and sealed (sealed_text.h), so that a torn file is
+// not a journal. Next to them are ".journal-ATTEMPT-RANK-fragments-NUMBER" (page_fragments.h).
 
 inline constexpr std::string_view kJournalPrefix = ".journal-";
-inline constexpr std::string_view kLockFile = ".lock";  // of the staging directory, locked while its run lives
+inline constexpr std::string_view kLockFile = ".lock";  // in the staging directory; locked while its run lives
 
-/// What a later run has to have in common with the one that wrote a journal.
+/// Properties that a run must share with a journal's to resume from it.
 struct JournalHeader {
   struct Source {
     std::string name;  // without its directory
@@ -40,11 +40,11 @@ struct JournalHeader {
     friend bool operator==(const Source&, const Source&) = default;
   };
   std::string fingerprint;                                   // of the run
-  std::uint32_t units = 0;                                   // that the program is cut into
+  std::uint32_t units = 0;                                   // number of units in the program
   std::vector<std::pair<std::string, std::string>> options;  // for the user: {"tp", "8"}
   std::vector<Source> sources;
-  /// What the fingerprint stands for, likewise: it says what the user did otherwise where fingerprints differ. Equal ones
-  /// may come from different options, so that this is not compared.
+  /// Options given by the user, to explain a different fingerprint. Not compared, since different options may have the
+  /// same effect.
   std::map<std::string, std::string> given;
 
   static auto fields(auto& self) {
@@ -86,10 +86,10 @@ inline bool has_journal(Files& files, const std::filesystem::path& root,
   return find_journal(files, root, header) == JournalFound::kWhole;
 }
 
-/// Writes the journal of one rank, while units are done. Thread-safe.
+/// Writes the journal of one rank while its units are completed. Thread-safe.
 class JournalWriter {
  public:
-  /// Brings files of the target, given by their indices, to stable storage. \returns the files of fragments so far.
+  /// Flushes target files, given by their indices, to stable storage. \returns the fragment files so far.
   using Flush = std::function<std::vector<std::string>(const std::vector<std::uint32_t>& files)>;
 
   JournalWriter(Storage& storage, std::filesystem::path root, std::string prefix, JournalHeader header,
@@ -98,19 +98,19 @@ class JournalWriter {
   JournalWriter& operator=(const JournalWriter&) = delete;
   ~JournalWriter();
 
-  /// A unit is written, but maybe not on the disk. It gets into the journal when `interval` has gone since the last
-  /// time; later than that, when a fiftieth of the time of the whole run has. Without an interval it does so at once.
-  /// \throws Error what went wrong with the journal.
+  /// Adds a unit that is written, but not necessarily flushed. It is journalled when `interval` has passed since the
+  /// last journal file; in long runs, when a fiftieth of the run's time has. Without an interval, at once.
+  /// \throws Error if writing the journal failed.
   void add(UnitReport unit);
-  /// Nothing gets into the journal any more: something could not be written, and the disk tells that only once. A flush
-  /// that fails does so, too.
+  /// Stops adding to the journal: a write failed, and the disk reports that only once. A failed flush has the same
+  /// effect.
   void close() { closed_ = true; }
-  /// Whether it was closed since there is no space for it.
+  /// Whether it was closed for lack of space.
   bool is_full() const { return full_; }
-  /// Ends the thread that does so.
-  /// \throws Error what went wrong in it.
+  /// Ends the journal's thread.
+  /// \throws Error if writing the journal failed.
   void finish();
-  /// Writes what is not in the journal yet. After finish.
+  /// Writes the units that are not journalled yet. Call after finish.
   /// \throws Error kIo or kNoSpace.
   void write_rest();
 
@@ -132,17 +132,17 @@ class JournalWriter {
   std::atomic<bool> closed_{false};
   std::atomic<bool> full_{false};
   std::exception_ptr failure_;
-  std::uint64_t number_ = 0;  // of files written
-  std::thread thread_;        // begun with the first unit
+  std::uint64_t number_ = 0;  // number of files written
+  std::thread thread_;        // started with the first unit
 };
 
-/// The names of all journals in a staging directory.
+/// Returns the names of all journals in a staging directory.
 std::vector<std::string> journal_files(Files& files, const std::filesystem::path& root);
-/// The same with what belongs to them: fragments.
+/// The same, with their fragment files.
 std::vector<std::string> journal_and_fragment_files(Files& files, const std::filesystem::path& root);
-/// The number of a new attempt: one more than those that have left a journal there.
+/// Returns the number of a new attempt: one more than the largest that has left a journal.
 std::uint64_t next_attempt(Files& files, const std::filesystem::path& root);
-/// What the names of a rank's files begin with.
+/// Returns the prefix of a rank's file names.
 std::string journal_prefix(std::uint64_t attempt, std::uint32_t rank);
 
 }  // namespace reshard

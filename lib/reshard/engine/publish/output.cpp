@@ -25,14 +25,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kComparedAtOnce = std::uint64_t{1} << 20;  // read at once
+constexpr std::uint64_t kComparedAtOnce = std::uint64_t{1} << 20;
 
 fs::path nearest_existing(Files& files, fs::path path) {
   while (!files.exists(path) && path != path.parent_path()) path = path.parent_path();
   return path;
 }
 
-/// Whether anything has this name, be it a link to nowhere.
+/// Whether any entry has this name, even a broken link.
 bool is_taken(Files& files, const fs::path& path) {
   return files.kind_of(path) != FileKind::kNone;
 }
@@ -63,7 +63,7 @@ class Inputs {
     for (const CopiedFile& file : job.copied_files) add(file.source, files.stamp(file.source));
   }
 
-  /// Whether `path` is one of them, whatever its name.
+  /// Whether `path` is one of them, under any name.
   bool hold(const fs::path& path) const {
     const FileStamp stamp = files_.stamp(path);
     if (stamp.empty()) return false;
@@ -80,7 +80,7 @@ class Inputs {
   std::multimap<FileStamp, fs::path> by_stamp_;
 };
 
-/// The files that a manifest lists, and that have not been written since.
+/// The files that a manifest lists and that have not been written since.
 class ListedFiles {
  public:
   ListedFiles(Files& files, fs::path directory) : files_(files), directory_(std::move(directory)) {
@@ -90,7 +90,7 @@ class ListedFiles {
       for (Manifest::File& file : parse_manifest(read_text_file(files_, path, kMaxManifestBytes), path).files)
         listed_.emplace(file.path, std::move(file));
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::kIo) throw;  // else it proves nothing
+      if (error.kind() == ErrorKind::kIo) throw;  // otherwise it proves nothing
     }
   }
 
@@ -118,7 +118,7 @@ class ListedFiles {
   std::map<std::string, Manifest::File> listed_;
 };
 
-/// Validates that a folder that is replaced as a whole contains none of the inputs.
+/// Validates that a folder that is replaced as a whole contains no inputs.
 void validate_no_input_inside(Files& files, const Job& job, const fs::path& folder) {
   const fs::path resolved = files.resolve(folder);
   for (const SourceFile& file : job.source.files) {
@@ -246,7 +246,7 @@ void validate_output(const Stores& stores, const Job& job) {
 }
 
 std::string staging_prefix(const fs::path& output_directory) {
-  constexpr std::size_t kMostBytes = 100;  // with the rest it fits any file system
+  constexpr std::size_t kMostBytes = 100;  // together with the rest, it fits any file system
   std::string name = output_directory.filename().string();
   if (name.size() > kMostBytes) {
     const std::uint32_t crc = crc32(std::as_bytes(std::span(name)));
@@ -268,7 +268,7 @@ std::vector<fs::path> stale_stagings(Files& files, const Job& job) {
             entry.name.size() == prefix.size() + 6)
           stale.push_back(directory / entry.name);
     } catch (const Error&) {
-      // One that is not there, or cannot be listed, shows none.
+      // A directory that does not exist or cannot be listed has none.
     }
   };
   look(output.parent_path(), staging_prefix(output));

@@ -72,7 +72,7 @@ void Permissions::look_at_directories(const Job& job) {
   for (const fs::path& path : directories) directories_ &= allowed_by(path);
 }
 
-/// The folders that copied files lie in.
+/// Reads the modes of the folders of copied files.
 void Permissions::look_at_folders(const Job& job) {
   for (const CopiedFile& file : job.copied_files) {
     fs::path source = file.source.parent_path();
@@ -129,7 +129,7 @@ void set_permissions(Directories& directories, const fs::path& path, const Allow
 }
 
 bool make_directory(Directories& directories, const fs::path& path, const AllowedMode& allowed) {
-  if (!directories.make(path, allowed.for_any_group())) return false;        // another run has made it meanwhile
+  if (!directories.make(path, allowed.for_any_group())) return false;        // another run has just created it
   if (!allowed.groups.empty()) set_permissions(directories, path, allowed);  // its group is known only now
   return true;
 }

@@ -52,19 +52,18 @@ class Permissions {
 
   Stores stores_;
   std::filesystem::path model_directory_;
-  std::uint32_t umask_left_;                              // the bits that it leaves
-  AllowedMode directories_;                               // by all input directories
-  AllowedMode weights_{0666, {}, 0777};                   // by all files of weights
-  AllowedMode shown_;                                     // of files, by the mode of an output directory that exists
-  std::map<std::filesystem::path, AllowedMode> folders_;  // by the model's own, by their relative path
+  std::uint32_t umask_left_;                              // bits that the umask permits
+  AllowedMode directories_;                               // limit from all input directories
+  AllowedMode weights_{0666, {}, 0777};                   // limit from all weights files
+  AllowedMode shown_;                                     // limit on files from an existing output directory's mode
+  std::map<std::filesystem::path, AllowedMode> folders_;  // limits from the model's folders, by relative path
 };
 
-/// Gives a file or directory that the run has made the permissions that its group allows, if it has others; special
-/// bits stay.
+/// Sets the permissions of a file or directory that the run created, according to its group. Special bits stay.
 /// \throws Error kIo.
 void set_permissions(Directories& directories, const std::filesystem::path& path, const AllowedMode& allowed);
 
-/// Makes a directory with the permissions that its group allows. \returns whether it was not there.
+/// Creates a directory with permissions according to its group. \returns whether it is new.
 /// \throws Error kIo.
 bool make_directory(Directories& directories, const std::filesystem::path& path, const AllowedMode& allowed);
 

@@ -31,7 +31,7 @@ void add_directories(Files& files, const fs::path& directory, std::set<fs::path>
     if (entry.kind == FileKind::kDirectory && !entry.is_link) add_directories(files, directory / entry.name, found);
 }
 
-/// The random end of a staging directory's name.
+/// Returns the random end of a staging directory's name.
 std::string suffix_of(const fs::path& root) {
   constexpr std::size_t kSuffix = 6;
   const std::string name = root.filename().string();
@@ -85,7 +85,7 @@ Staging::Staging(const Job& job, const Stores& stores, fs::path root, std::uniqu
     : Staging(job, stores, Unmade{}) {
   claim_output();
   lock_ = std::move(lock);
-  lock_->share();  // with the ranks of this run
+  lock_->share();  // among the ranks of this run
   validate_alone(root);
   for (const CopiedFile& file : job.copied_files) directories().remove_tree(root / file.path);
   for (const TextFile& file : job.text_files) directories().remove_tree(root / file.path);
@@ -98,7 +98,7 @@ Staging::Staging(const Job& job, const Stores& stores, fs::path root, std::uniqu
         folders.insert(folder);
     for (const fs::path& folder : folders) {
       make_staged_folders(folder);
-      set_permissions(directories(), root_ / folder, permissions_.directory(folder));  // inputs may be private by now
+      set_permissions(directories(), root_ / folder, permissions_.directory(folder));  // inputs may have become private
     }
   } catch (...) {
     root_.clear();  // so that nothing in it is removed
@@ -106,9 +106,9 @@ Staging::Staging(const Job& job, const Stores& stores, fs::path root, std::uniqu
   }
 }
 
-/// Lets others know whose the directory is, and that this process lives, where the file system has locks.
+/// Marks the directory as this run's and, if the file system has locks, shows that this process is alive.
 void Staging::mark_and_lock(const fs::path& root) {
-  constexpr int kTries = 50;  // others look at the lock for a moment
+  constexpr int kTries = 50;  // others take the lock briefly to check it
   try {
     for (int i = 0; i < kTries && !lock_; ++i) {
       if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -123,16 +123,16 @@ void Staging::mark_and_lock(const fs::path& root) {
   storage_.create(root / kMarkFile, mark.size())->write_at(0, std::as_bytes(std::span(mark)));
 }
 
-/// Finds out whether the output directory exists, and keeps others from it.
+/// Determines whether the output directory exists, and claims it.
 void Staging::claim_output() {
   final_ = storage_.resolve(job_.output_directory);
-  if (job_.shares_directory) make_directories(final_);  // at once, for others to find
+  if (job_.shares_directory) make_directories(final_);  // early, so that others find it
   output_existed_ = storage_.is_directory(final_);
   if (output_existed_) claim_ = directories().claim(final_, job_.shares_directory);
 }
 
-/// No other run writes to the same output, on any machine whose locks are seen here. Of two that start at the same time,
-/// both may find the other.
+/// Validates that no other run writes to the same output, on any machine whose locks are visible. If two start at the
+/// same time, both may fail.
 void Staging::validate_alone(const fs::path& root) const {
   if (job_.shares_directory) return;
   for (const fs::path& other : stale_stagings(storage_, job_))
@@ -152,7 +152,7 @@ Staging::~Staging() {
   for (auto it = made_directories_.rbegin(); it != made_directories_.rend(); ++it) directories().remove_empty(*it);
 }
 
-/// Makes `directory` and those above it that are missing, and remembers which.
+/// Creates `directory` and its missing parents, and remembers which were created.
 void Staging::make_directories(const fs::path& directory) {
   std::vector<fs::path> missing;
   for (fs::path path = directory; !storage_.exists(path); path = path.parent_path()) missing.push_back(path);
@@ -200,7 +200,7 @@ void Staging::take(Step step) {
   steps_.push_back(std::move(step));
 }
 
-/// Takes every step back. What cannot be taken back keeps the staging directory, which then holds the only copy.
+/// Rolls back every step. If one cannot be rolled back, keeps the staging directory, which then contains the only copy.
 void Staging::undo(const std::string& reason) {
   std::string kept;
   for (auto it = steps_.rbegin(); it != steps_.rend(); ++it) {
@@ -231,8 +231,8 @@ void Staging::move_to(const fs::path& directory, std::string_view prefix) {
   root_ = to;
 }
 
-/// Has the disk confirm all of root(), and opens the directories in which it gets its names: what fails now fails before
-/// that.
+/// Flushes all of root(), and opens the directories in which outputs will be published, so that failures occur before
+/// publication.
 Staging::Opened Staging::flush_before_naming(std::set<fs::path> named, bool sync) {
   if (!sync) return nullptr;
   flush_tree(storage_, root_);
@@ -242,8 +242,8 @@ Staging::Opened Staging::flush_before_naming(std::set<fs::path> named, bool sync
   return opened;
 }
 
-/// Moves all outputs into a directory of their own, so that one rename gives them their names while lock and journals
-/// stay: until then a later run can go on.
+/// Moves all outputs into their own directory, so that one rename publishes them while lock and journals stay. Until
+/// then a later run can resume.
 void Staging::gather() {
   const fs::path whole = root_ / kWholeFolder;
   directories().make(whole, 0700);
@@ -253,7 +253,7 @@ void Staging::gather() {
   for (const fs::path& entry : entries) rename_entry(directories(), root_ / entry, whole / entry);
 }
 
-/// From here on what lies in root_ is not what a journal says, after a crash of the machine, too.
+/// From here on the contents of root_ no longer match the journals, even after a machine crash.
 void Staging::set_aside_journals(bool sync) {
   const std::vector<std::string> journals = journal_and_fragment_files(storage_, root_);
   if (journals.empty()) return;
@@ -263,7 +263,7 @@ void Staging::set_aside_journals(bool sync) {
   if (sync) directories().open({root_}, root_)->flush();
 }
 
-/// All is as it was: a later run can go on.
+/// The contents match the journals again, so a later run can resume.
 void Staging::put_back_journals() {
   const fs::path unused = root_ / kUnusedFolder;
   if (root_.empty() || !storage_.is_directory(unused)) return;
@@ -280,24 +280,24 @@ Staging::Opened Staging::name_directory(bool sync) {
     rename_new(directories(), whole, final_);
   } catch (const Error&) {
     if (!storage_.is_directory(final_) || !storage_.list(final_).empty()) throw;
-    rename_entry(directories(), whole, final_);  // over one that was made meanwhile, with nothing in it
+    rename_entry(directories(), whole, final_);  // replaces an empty directory that was created meanwhile
   }
   return opened;
 }
 
-/// Whether the output directory may become another one. This process does not work in it, and nothing in it stays.
+/// Whether the output directory can be exchanged: this process does not work in it, and no entry of it stays.
 bool Staging::can_swap_directory() const {
   if (!job_.force || job_.shares_directory) return false;
   try {
     return directories().is_own(final_) && !lies_inside(storage_.resolve("."), final_) &&
            is_all_replaced(storage_, job_, final_, root_);
   } catch (const Error&) {
-    return false;  // who can look at it goes on
+    return false;  // an unreadable directory is replaced entry by entry
   }
 }
 
-/// Swaps the output directory with one that contains the new outputs, if that can be done in one step.
-/// \returns what is to be flushed then; without published_ nothing has changed.
+/// Exchanges the output directory with a directory of the new outputs, if possible in one step.
+/// \returns the directories to flush then; if published_ is false, nothing has changed.
 Staging::Opened Staging::swap_directory(bool sync) {
   if (!can_swap_directory()) return nullptr;
   try {
@@ -311,7 +311,7 @@ Staging::Opened Staging::swap_directory(bool sync) {
     Opened opened = flush_before_naming({final_.parent_path()}, sync);
     const fs::path whole = root_ / kWholeFolder;
     take({whole, final_, RenameMode::kExchange});
-    // Others may have written.
+    // Other processes may have written to it.
     if (!is_all_replaced(storage_, job_, whole))
       throw Error(ErrorKind::kUnsupported, "has a file that stays").in(final_);
     for (const fs::path& folder : job_.whole_folders) validate_only_ours(storage_, job_, folder, whole);
@@ -322,11 +322,11 @@ Staging::Opened Staging::swap_directory(bool sync) {
     take_apart(storage_, root_);
     const auto* error = dynamic_cast<const Error*>(&thrown);
     if (error == nullptr || (error->kind() != ErrorKind::kUnsupported && !error->code())) throw;
-    return nullptr;  // a mount, a parent that may not be written to, a file system that cannot do it
+    return nullptr;  // a mount, a read-only parent, or a file system without exchange
   }
 }
 
-/// Writes down, for whoever comes after a kill, what gets its name from here on. All of it is on the disk.
+/// Records for later runs, in case of a kill, which entries are being published. All of them are on disk.
 void Staging::begin_swap(const std::vector<fs::path>& entries, bool sync) {
   const std::string record = swap_record(entries);
   const auto sink = storage_.create(root_ / kSwapFile, record.size());
@@ -335,7 +335,7 @@ void Staging::begin_swap(const std::vector<fs::path>& entries, bool sync) {
   if (sync) directories().open({root_}, root_)->flush();
 }
 
-/// Replaces outputs one by one. What another process does after a kill is finish_swaps.
+/// Replaces outputs one by one. After a kill, another process continues with finish_swaps.
 Staging::Opened Staging::swap_entries(bool sync) {
   std::vector<fs::path> entries = entries_in_order();
   std::erase_if(entries,
@@ -360,7 +360,7 @@ Staging::Opened Staging::swap_entries(bool sync) {
     begin_swap(entries, sync);
     for (auto it = old.rbegin(); it != old.rend(); ++it) {
       take({final_ / *it, root_ / kReplacedFolder / *it});
-      if (in_whole_folder(job_, *it))  // others may have written
+      if (in_whole_folder(job_, *it))  // other processes may have written to it
         validate_only_ours(storage_, job_, *it, root_ / kReplacedFolder);
     }
     if (opened && !old.empty()) opened->flush();
@@ -390,7 +390,7 @@ std::vector<std::string> Staging::publish(bool sync) {
       take_apart(storage_, root_);
       put_back_journals();
     } catch (const Error&) {
-      // The next run tries once more, or has none to go on with.
+      // The next run tries again, or has nothing to resume.
     }
     throw;
   }

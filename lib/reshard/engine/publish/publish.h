@@ -82,7 +82,7 @@ class Staging {
     std::filesystem::path to;
     RenameMode mode = RenameMode::kNew;
   };
-  using Opened = std::unique_ptr<OpenDirectories>;  // in which something gets its name; null without `sync`
+  using Opened = std::unique_ptr<OpenDirectories>;  // directories in which outputs are published; null without `sync`
 
   Directories& directories() const { return storage_.directories(); }
   void claim_output();
@@ -110,12 +110,12 @@ class Staging {
   Permissions permissions_;
   std::filesystem::path root_;
   std::filesystem::path final_;            // the output directory, resolved
-  std::unique_ptr<DirectoryClaim> claim_;  // on the output directory where that exists, for two runs not to mix in it
-  std::unique_ptr<FileLock> lock_;         // on kLockFile; null where the file system has no locks
+  std::unique_ptr<DirectoryClaim> claim_;  // on an existing output directory, so that two runs do not mix in it
+  std::unique_ptr<FileLock> lock_;         // on kLockFile; null if the file system has no locks
   bool output_existed_ = false;
   bool published_ = false;
   std::vector<std::filesystem::path> made_directories_;  // outermost first
-  std::vector<Step> steps_;                              // that were taken
+  std::vector<Step> steps_;                              // steps taken so far
 };
 
 }  // namespace reshard

@@ -24,13 +24,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kMarkLine = "reshard staging directory 2\n";
-constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;  // names of a quarter of a million files
+constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;  // names of about 250 000 files
 
 std::string mark_text(Storage& storage, const fs::path& root) {
   return read_text_file(storage, root / kMarkFile, kMaxBytes);
 }
 
-/// The paths in the mark of a directory; std::nullopt if it has none.
+/// Returns the paths in the mark of a directory; std::nullopt if it has none.
 std::optional<std::set<fs::path>> marked_paths(Storage& storage, const fs::path& root) {
   try {
     const std::string text = mark_text(storage, root);
@@ -47,7 +47,7 @@ std::optional<std::set<fs::path>> marked_paths(Storage& storage, const fs::path&
   }
 }
 
-/// Finds what runs have not put into a staging directory.
+/// Finds entries of a staging directory that runs did not create.
 class Walk {
  public:
   Walk(Storage& storage, const fs::path& root, std::set<fs::path> outputs)
@@ -86,7 +86,7 @@ class Walk {
       if (!is_own_file(folder / entry.name, entry)) foreign_.push_back((folder / entry.name).string());
   }
 
-  /// New outputs, or old ones, which may be of ranks that the new ones do not have.
+  /// Checks new outputs, or old ones, which may belong to ranks that the new outputs do not have.
   void look_at_outputs(const fs::path& folder) {
     const std::size_t before = foreign_.size();
     look_into(folder, {});
@@ -113,11 +113,11 @@ class Walk {
   Storage& storage_;
   const fs::path& root_;
   std::set<fs::path> outputs_;
-  std::set<fs::path> folders_;  // that contain outputs
+  std::set<fs::path> folders_;  // contain outputs
   std::vector<std::string> foreign_;
 };
 
-/// Whether there is no mark yet: no file, or one whose bytes a crash of the machine has kept from the disk.
+/// Whether there is no mark yet: no file, or one whose bytes were lost in a machine crash.
 bool is_unmarked(Storage& storage, const fs::path& root) {
   if (storage.kind_of(root / kMarkFile) == FileKind::kNone) return true;
   if (!storage.is_file(root / kMarkFile) || storage.size_bytes(root / kMarkFile) > kMaxBytes) return false;

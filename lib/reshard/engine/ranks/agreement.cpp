@@ -42,7 +42,7 @@ Sha256Digest sample(Files& files, const std::filesystem::path& path) {
   return hash.finish();
 }
 
-/// Of files that have the same names and sizes.
+/// Compares samples of files that have equal names and sizes.
 void validate_same_samples(const RunIdentity& mine, const RunOptions& options, Together& together) {
   Progress own;
   std::vector<Sha256Digest> samples(mine.files.size());
@@ -65,7 +65,7 @@ void validate_same_samples(const RunIdentity& mine, const RunOptions& options, T
   }
 }
 
-/// What of the sources differs, in the words of rank 0.
+/// Describes the difference of the sources, from rank 0's point of view.
 std::string difference(const std::vector<RunIdentity::File>& ours, const std::vector<RunIdentity::File>& theirs) {
   for (std::size_t i = 0; i < std::max(ours.size(), theirs.size()); ++i) {
     if (i >= ours.size()) return fmt::format("{} exists only there", theirs[i].name);

@@ -9,7 +9,7 @@
 namespace reshard {
 namespace {
 
-/// Tells each rank what all of them have found.
+/// Shares the findings of all ranks with each of them.
 void share_divergences(std::vector<Divergence> own, const RunOptions& options, Together& together) {
   ShareReport found;
   found.divergent = std::move(own);

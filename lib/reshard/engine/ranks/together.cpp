@@ -18,14 +18,14 @@
 namespace reshard {
 enum class State : std::uint64_t { kWorks, kDone, kFailed };
 
-/// What a rank tells the others, in a step again and again.
+/// The message that each rank sends repeatedly during a step.
 struct Beat {
   std::uint64_t step = 0;  // counts steps and gathers
   std::string name;
   State state = State::kWorks;
   bool signalled = false;
   std::uint64_t done_bytes = 0;
-  std::string payload;  // what a gather gathers, or Talk::tell
+  std::string payload;  // data of a gather, or of Talk::tell
 
   static auto fields(auto& self) {
     return std::tie(self.step, self.name, self.state, self.signalled, self.done_bytes, self.payload);
@@ -36,8 +36,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Ranks keep in touch often at the beginning, since steps of small models are short, and then ever more rarely. A
-// launcher that has ended a process may kill the others 0.2 s later, and a rank has to hear of the end before.
+// Ranks exchange beats often at first, since steps of small models are short, and then less and less often. A launcher
+// that has ended a process may kill the others 0.2 s later, and a rank must hear of the end before that.
 constexpr auto kShortestNap = 1ms;
 constexpr auto kLongestNap = 50ms;
 constexpr auto kSignalNap = 5ms;
@@ -64,7 +64,7 @@ Error error_of(const std::string& text) {
   return error;
 }
 
-/// Work on a thread of its own, and cleaning up if a signal comes, until the step is over.
+/// Runs work on its own thread, and cleans up if a signal arrives, until the step is over.
 class Worker {
  public:
   Worker(const std::function<void()>& work, const std::function<void()>& clean_up, std::function<bool()> signalled)
@@ -79,7 +79,7 @@ class Worker {
   }
   const std::exception_ptr& failure() const { return failure_; }  // after the work
 
-  /// Sleeps for as long, or until the work ends or a signal has come.
+  /// Sleeps for `time`, or until the work ends or a signal arrives.
   void nap(std::chrono::milliseconds time) {
     const auto until = std::chrono::steady_clock::now() + time;
     std::unique_lock lock(mutex_);
@@ -126,7 +126,7 @@ class Worker {
   State state_ = State::kWorks;
   bool over_ = false;
   std::exception_ptr failure_;
-  std::thread thread_;  // the last, since it uses the others
+  std::thread thread_;  // last: it uses the others
 };
 
 }  // namespace
@@ -163,10 +163,10 @@ std::string Together::other_options(std::uint32_t rank) const {
   return ": " + join(differences, "; ");
 }
 
-/// Meets the others until none of them works any more: at once where none does.
-/// \param mine  what to tell them now.
-/// \param heard  called with what all have told, each time.
-/// \returns what all reported last; none of them failed.
+/// Exchanges beats until no rank is working any more; once if none is. Throws if a rank failed.
+/// \param mine  returns this rank's current beat.
+/// \param heard  called with all ranks' beats each time.
+/// \returns the last beats of all ranks.
 std::vector<Beat> Together::meet(const std::function<Beat()>& mine,
                                  const std::function<void(const std::vector<Beat>&)>& heard,
                                  const std::function<std::exception_ptr()>& failure) {
@@ -181,7 +181,7 @@ std::vector<Beat> Together::meet(const std::function<Beat()>& mine,
   return beats;
 }
 
-/// Of ranks that did not fail, which may have happened before the step.
+/// Applies only if no rank failed, since a rank may have failed before the step.
 void Together::validate_same_step(const std::vector<Beat>& beats) const {
   if (any_in(beats, State::kFailed)) return;
   for (std::uint32_t rank = 1; rank < beats.size(); ++rank) {
@@ -246,18 +246,18 @@ void Together::fail(const std::exception_ptr& why) {
   throw Error(ErrorKind::kInternal, "ranks did not agree on a failure");  // meet throws
 }
 
-/// Throws one of the ranks' errors. There is at least one.
+/// Throws the error of one of the failed ranks. There is at least one.
 void Together::throw_agreed(const std::exception_ptr& mine, const std::vector<Beat>& beats) {
   const std::vector<std::string> texts = ranks_->gather(mine ? error_text(as_error(mine)) : std::string());
   std::optional<std::uint32_t> chosen;
   bool all_alike = true;
-  bool is_stop = true;  // the chosen one is of a rank that was stopped
+  bool is_stop = true;  // the chosen rank was stopped
   for (std::uint32_t rank = 0; rank < texts.size(); ++rank) {
     all_alike = all_alike && texts[rank] == texts[0];
     if (texts[rank].empty()) continue;
     const bool stops = error_of(texts[rank]).kind() == ErrorKind::kInterrupted;
-    // Who was stopped because another one failed has nothing to say; but after a signal, what else fails follows
-    // from it.
+    // A rank that was stopped because another one failed is not the cause. After a signal, however, other failures are
+    // consequences.
     if (!chosen || (is_stop && !stops)) {
       chosen = rank;
       is_stop = stops;
@@ -291,7 +291,7 @@ std::string Together::from_leader(const std::string& name, std::string mine) {
 unsigned default_threads(const Together& together) {
   const unsigned most = thread_count({});
   const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
-  const unsigned usable = std::max(1u, std::thread::hardware_concurrency());  // of the process's mask
+  const unsigned usable = std::max(1u, std::thread::hardware_concurrency());  // in the process's affinity mask
   if (online > 0 && usable < static_cast<unsigned long>(online)) return most;
   return std::clamp(usable / together.local_size(), 1u, most);
 }

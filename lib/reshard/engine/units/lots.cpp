@@ -9,11 +9,11 @@
 namespace reshard {
 namespace {
 
-/// Of a share, one unit in so many can be handed over. The more can, the more slowly a rank may be; but where lots meet
-/// in a page of a file, that goes through rank 0.
+/// One unit in this many of a share can be handed over. With more, slower ranks are tolerated, but pages in which lots
+/// meet go through rank 0.
 constexpr std::size_t kUnitsPerHandedOver = 4;
 
-/// A rank needs lots when it has less left to do than this: they come two messages later.
+/// A rank needs lots when less work than this is left to it: they arrive two messages later.
 constexpr double kLowSeconds = 0.25;
 
 }  // namespace
@@ -93,8 +93,8 @@ bool Lots::Told::gains_from(const Told& other) const {
   return lots > 0 && static_cast<double>(other.left_bytes + last_lot_bytes) / other.bytes_per_second < left_seconds();
 }
 
-/// Who hands over to whom: the rank that is done last to the one that is done first, and so on. All ranks find the same.
-/// \param ranks  what all have told; those whose speed is not known count as fast as the others on average.
+/// Matches ranks for handovers: the last to finish gives to the first, and so on. All ranks get the same result.
+/// \param ranks  messages of all ranks. A rank of unknown speed is assumed to have the average speed.
 std::vector<Lots::Match> Lots::matches(const std::vector<Told>& ranks) {
   std::vector<std::uint32_t> takers, givers;
   for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
@@ -157,7 +157,7 @@ bool Lots::hear(const std::vector<std::string>& told) {
   return !found.empty();
 }
 
-/// Hands over lots from the end, until both would be done at the same time.
+/// Hands over lots, last one first, until both ranks would finish at the same time.
 void Lots::hand_over(const Told& from, const Told& to, std::uint32_t to_rank) {
   auto of_from = static_cast<double>(from.left_bytes), of_to = static_cast<double>(to.left_bytes);
   std::vector<Handover> last_first;

@@ -14,58 +14,58 @@
 
 namespace reshard {
 
-// Ranks are never equally fast, and all of them wait for the slowest. So each rank does the most of its share itself, and
-// the rest is dealt in lots: a rank that has little left to do gets some of another rank's, which hands them over.
+// Ranks differ in speed, and all of them wait for the slowest. So each rank processes most of its share itself, and the
+// rest is divided into lots: a rank that has little left to do gets lots from another rank.
 
-/// Units of a share that may be handed over to another rank, all of them together.
+/// Units of a share that may be handed over together to another rank.
 struct Lot {
-  std::uint32_t share = 0;  // whose it is at first
-  std::uint64_t bytes = 0;  // of the tensors as they are read
+  std::uint32_t share = 0;  // share that it belongs to initially
+  std::uint64_t bytes = 0;  // size in the tensors' input dtypes
   std::vector<Part> parts;
 };
 
-/// A program dealt out to ranks.
+/// A program distributed over ranks.
 struct Shares {
-  std::vector<std::vector<Part>> own;  // of each share, what its rank does itself; in the program's order
-  std::vector<Lot> lots;               // those of the first share, in the program's order, then of the second, ...
+  std::vector<std::vector<Part>> own;  // by share: the parts that its own rank processes, in the program's order
+  std::vector<Lot> lots;               // lots of the first share, in the program's order, then of the second, ...
 
-  /// The parts that are done by one rank each, whichever: all `own`, and then all lots'.
+  /// Returns the sets of parts that are each written by one rank: all `own`, then all lots.
   std::vector<std::vector<Part>> writers() const;
 };
 
-/// Deals units out: about the same cost to each of `count` shares, and of each share the last quarter of its units in
+/// Distributes units over `count` shares of about equal cost. The last quarter of each share's units is divided into
 /// lots.
-/// \param missing  the units to deal out, ascending.
-/// \param most_lots  of each share; 0: none.
+/// \param missing  the units to distribute, ascending.
+/// \param most_lots  maximum number per share; 0: none.
 Shares deal_shares(const ProgramMaps& maps, const Program& program, const Units& units,
                    const std::vector<std::uint32_t>& missing, std::uint32_t count, std::size_t most_lots);
 
-/// The lots that one rank has, and what it tells the others of them. Threads of the run take lots, while another thread
-/// tells and hears. Thread-safe.
+/// The lots of one rank, and its messages to the others about them. Threads of the run take lots, while another thread
+/// exchanges messages. Thread-safe.
 class Lots {
  public:
   explicit Lots(std::uint32_t rank) : rank_(rank) {}
 
   // For the threads of the run.
 
-  /// This rank begins its share.
-  /// \param own_bytes  of the tensors of what it does itself.
-  /// \param lots  of all shares, the same for all ranks.
+  /// Begins this rank's share.
+  /// \param own_bytes  size of the tensors that this rank processes itself.
+  /// \param lots  of all shares, the same on all ranks.
   void begin(std::uint64_t own_bytes, std::vector<Lot> lots);
-  /// The next lot that this rank has, which it keeps now; null if it has none.
+  /// Takes this rank's next lot, which can then no longer be handed over. Returns null if the rank has no lots.
   const Lot* take();
-  /// So many bytes of tensors are done, of what this rank does itself and of lots.
+  /// Records that `bytes` bytes of tensors are done, in this rank's own parts or in lots.
   void did(std::uint64_t bytes);
-  /// Waits a moment for further lots. \returns false when none will come any more.
+  /// Waits briefly for further lots. \returns false if there will be no more.
   bool wait(std::chrono::milliseconds moment = std::chrono::milliseconds(5));
 
-  // Between the ranks: all tell, all hear what all have told, again and again.
+  // Messages between ranks, exchanged repeatedly: each calls tell, and then hear with all messages.
 
-  /// What this rank has, for the others.
+  /// Returns this rank's state for the others.
   /// \param seconds  of a clock of this rank.
   std::string tell(double seconds);
-  /// Takes the lots that are handed over to this rank, and hands over some to a rank that needs them, which the next
-  /// `tell` says.
+  /// Accepts lots handed over to this rank, and hands over lots to a rank that needs them, which the next `tell`
+  /// reports.
   /// \param told  by each rank.
   /// \returns whether lots are on their way.
   /// \throws Error kBadInput for lots or ranks that do not exist.
@@ -106,15 +106,15 @@ class Lots {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool has_begun_ = false;
-  bool is_closed_ = false;  // no lots will come
-  std::vector<Lot> lots_;   // of all shares
+  bool is_closed_ = false;  // there will be no more lots
+  std::vector<Lot> lots_;   // all shares' lots
   std::deque<std::size_t> held_;
-  std::uint64_t left_bytes_ = 0;  // of all that is this rank's to do
+  std::uint64_t left_bytes_ = 0;  // size of all work left to this rank
   std::uint64_t done_bytes_ = 0;
-  double working_seconds_ = 0;       // in which it had something to do
-  double told_seconds_ = 0;          // when it told last
-  bool had_work_ = false;            // then
-  std::vector<Handover> handovers_;  // not told yet
+  double working_seconds_ = 0;       // time during which it had work
+  double told_seconds_ = 0;          // time of the last tell
+  bool had_work_ = false;            // whether it had work then
+  std::vector<Handover> handovers_;  // not reported yet
 };
 
 }  // namespace reshard

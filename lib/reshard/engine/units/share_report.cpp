@@ -52,7 +52,7 @@ void merge(ShareReport& into, ShareReport one) {
   unite(into.inexact, one.inexact);
   std::move(one.fragment_files.begin(), one.fragment_files.end(), std::back_inserter(into.fragment_files));
   std::move(one.divergent.begin(), one.divergent.end(), std::back_inserter(into.divergent));
-  // Of a replica that several shares found, the same one is kept whichever was merged first.
+  // If several shares found a replica, keep the same one whichever was merged first.
   const auto replica = [](const Divergence& divergence) { return std::pair(divergence.logical, divergence.stored); };
   std::sort(into.divergent.begin(), into.divergent.end(), [&](const Divergence& a, const Divergence& b) {
     return std::pair(replica(a), std::string_view(a.text)) < std::pair(replica(b), std::string_view(b.text));

@@ -16,7 +16,7 @@
 
 namespace reshard {
 
-/// What became of one unit of a program: what a ShareReport says, of a few tensors.
+/// Result of one unit of a program: the content of a ShareReport for a few tensors.
 struct UnitReport {
   struct Crc {
     std::uint32_t stored = 0;

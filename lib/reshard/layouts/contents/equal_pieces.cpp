@@ -16,8 +16,8 @@
 namespace reshard {
 namespace {
 
-/// Whether a piece is the same all along the dim that is split, or all of it has one value: then the piece of another
-/// rank may be the same.
+/// Whether a piece consists of equal slices along the split dim, or is constant, so that an equal piece on another rank
+/// is legitimate.
 bool repeats(const StoredRows& rows, std::size_t split) {
   const bool one_index = rows.size(split) == 1, along_rows = split + 1 == rows.dims();
   const std::uint64_t per_index = rows.rows_per_index(split);
@@ -34,7 +34,7 @@ bool repeats(const StoredRows& rows, std::size_t split) {
   });
 }
 
-/// A logical tensor's first stored tensor on each tensor-parallel rank, with where it begins in the whole.
+/// The first stored tensor of a logical tensor on a tensor-parallel rank, and its box.
 struct PiecePart {
   std::uint32_t stored = 0;
   const Box* box = nullptr;
@@ -49,7 +49,7 @@ std::map<std::uint32_t, PiecePart> parts_by_rank(const SourceMap& map, std::uint
   return parts;
 }
 
-/// The first dim along which two pieces begin at different offsets; std::nullopt for replicas.
+/// Returns the first dim along which two pieces have different offsets; std::nullopt for replicas.
 std::optional<std::size_t> dim_between(const Box& a, const Box& b) {
   for (std::size_t d = 0; d < a.begin.size(); ++d)
     if (a.begin[d] != b.begin[d]) return d;
@@ -141,7 +141,7 @@ void validate_heads_differ(Files& files, const SourceMap& map, const Model& mode
       const bool is_placed_otherwise = std::any_of(
           by_rank.begin(), by_rank.end(),
           [&, &first = first](const auto& one) { return one.second->box == first->box && !is_same(one.second); });
-      if (is_placed_otherwise) break;  // replicas that the run finds to differ
+      if (is_placed_otherwise) break;  // the run reports replicas that differ
       for (const auto& [rank, piece] : by_rank) {
         if (piece->box.begin == first->box.begin || piece->box.size != first->box.size || !is_same(piece) ||
             is_constant(opened, map, {first->stored, first->stored_begin}, first->box.size))

@@ -25,46 +25,46 @@ namespace reshard {
 
 /// What a training checkpoint holds beside the model, and what is never read of it.
 struct BesideModel {
-  TensorCount optimizer;  // states, and master weights that are not taken
-  /// Those of `optimizer` whose dtypes are known, where no file of it is opened: else they are in `summary`.
+  TensorCount optimizer;  // states, and master weights that are left out
+  /// States among `optimizer` with a known dtype, if no optimizer file is opened; otherwise they are in `summary`.
   std::vector<OptimizerSummary::State> states{};
-  std::vector<OptimizerSummary::Group> groups{};  // of those, as far as they are plain values
-  std::optional<double> step{};                   // the largest of those
+  std::vector<OptimizerSummary::Group> groups{};  // the optimizer's groups, if they are plain values
+  std::optional<double> step{};                   // the largest step count
   TensorCount other;
-  std::uint64_t files = 0;  // of the optimizer and the trainer, which are not opened
+  std::uint64_t files = 0;  // files of the optimizer and the trainer that are not opened
   std::uint64_t file_bytes = 0;
-  /// Of the optimizer, with Beside::kLook, as `groups` and `step`.
+  /// Summary of the optimizer. Like `groups` and `step`, only with Beside::kLook.
   std::optional<OptimizerSummary> summary{};
-  std::string unreadable{};  // why there is none, as a sentence, where there are files of it
+  std::string unreadable{};  // why the optimizer's files could not be summarised, as a sentence
 
   bool empty() const { return optimizer.tensors == 0 && other.tensors == 0 && files == 0; }
 };
 
-/// What stands on disk, whatever it is: a file of tensors, or a directory of some layout. PEFT's directory of an
-/// adapter counts as its one file.
+/// A checkpoint on disk: a file of tensors, or a directory of some layout. PEFT's directory of an adapter is
+/// represented by its only weights file.
 struct Checkpoint {
-  const Layout* layout = nullptr;          // null: a single file
-  Format format = Format::kSafetensors;    // of its first file
+  const Layout* layout = nullptr;          // null for a single file
+  Format format = Format::kSafetensors;    // format of its first file
   std::filesystem::path path;              // the file, the model's directory, or the shards folder
-  std::filesystem::path directory;         // the checkpoint's own, with its config.json, if there is one
-  std::filesystem::path config;            // the config.json that was read; empty if there is none
-  bool config_given = false;               // it is the one of ConfigChoice
+  std::filesystem::path directory;         // the checkpoint's directory, which may contain config.json
+  std::filesystem::path config;            // the config.json that was read; empty if not found
+  bool config_given = false;               // `config` comes from ConfigChoice
   std::optional<ModelConfig> config_read;  // set by read_config
   std::string model_type;                  // empty if unknown
-  std::optional<Model> model;              // of a known family, or as the plan in config.json says
-  LanguageModel language_model;            // what `model` is made of; without a family where there is none
+  std::optional<Model> model;              // from a known family, or from the plan in config.json
+  LanguageModel language_model;            // source of `model`; has no family if none is known
   SourceMap map;
-  TrainingStates states;       // where ReadContext::reads_states
-  bool leaves_states = false;  // there are some, which were not read
-  /// The program whose names the tensors have, and whose order of rows, as nothing says what the model's own are: empty
-  /// where they have these.
+  TrainingStates states;       // only if ReadContext::reads_states
+  bool leaves_states = false;  // has states that were not read
+  /// The program whose names and row order the tensors keep because the model's own are unknown; empty if the tensors
+  /// have the model's.
   std::string names_of;
   Mesh mesh;
-  PartitionOptions partition;           // how ranks are partitioned, as far as that was a choice
-  OptionValues form;                    // options of its layout that it was written with, if the files show it
-  std::vector<StageMetadata> metadata;  // [pp_rank], the ranks' own; empty if they have none
+  PartitionOptions partition;           // optional choices in how ranks are partitioned
+  OptionValues form;                    // layout options that the files were written with, if known
+  std::vector<StageMetadata> metadata;  // [pp_rank], read from the ranks; empty if they have none
   std::filesystem::path
-      model_elsewhere;  // of an optimizer that was given alone: the folder of its model, if it is known
+      model_elsewhere;  // folder of the model if only its optimizer was given; empty if this folder is unknown
   std::optional<BesideModel> beside_model;                         // of layouts that training programs write
   std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
   std::string index_metadata;                                      // as of HfIndex

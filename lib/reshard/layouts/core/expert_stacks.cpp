@@ -23,21 +23,21 @@
 namespace reshard {
 namespace {
 
-/// Whether the model has all experts of a layer in this parameter.
+/// Whether this parameter contains all experts of a layer.
 bool is_own_stack(const ModelParameter& parameter) {
   return parameter.experts > 0 && !parameter.expert;
 }
 
-/// The names of stacks, and the number of experts in a layer of the model. A tensor that claims more experts is no stack.
+/// Finds stacks by their names. A tensor with more experts than any layer of the model is not a stack.
 struct Stacks {
   PackedExperts names;
-  std::uint64_t most = 0;
+  std::uint64_t most = 0;  // experts per layer
 
   explicit Stacks(const Model& model) : names(*model.family) {
     for (const ModelParameter& parameter : model.parameters) most = std::max(most, parameter.experts);
   }
 
-  /// What the tensor contains; std::nullopt if it is no stack.
+  /// Returns the contents of a tensor; std::nullopt if it is not a stack.
   std::optional<PackedNames> find(const LogicalTensor& tensor) const {
     const bool has_shape = tensor.shape.size() == 3 && !tensor.constant() && tensor.shape[0] <= most &&
                            num_elems(tensor.shape).value_or(0) > 0;
@@ -45,16 +45,16 @@ struct Stacks {
   }
 };
 
-/// The first tensor that holds all experts of a layer; null if there is none.
+/// Returns the first tensor that contains all experts of a layer; null if not found.
 const LogicalTensor* first_stack(const SourceMap& map, const Stacks& stacks) {
   const auto first = std::find_if(map.logical.begin(), map.logical.end(),
                                   [&](const LogicalTensor& tensor) { return stacks.find(tensor).has_value(); });
   return first == map.logical.end() ? nullptr : &*first;
 }
 
-/// Whether the model has these stacks in its files, too, and in this order: Transformers 4 has the last two dims of some
-/// families swapped, (E, H, 2 I). A square matrix may be in either order.
-/// \throws Error kBadInput if some are in another order than the others.
+/// Whether the model's own files contain these stacks in the same order. Transformers 4 swaps the last two dims of some
+/// families, (E, H, 2 I). Square matrices may be in either order.
+/// \throws Error kBadInput if only some stacks are in the model's order.
 bool are_models_own(const SourceMap& map, const Stacks& stacks, const Model& model,
                     const std::filesystem::path& where) {
   std::unordered_map<std::string_view, const ModelParameter*> parameters;
@@ -78,10 +78,10 @@ bool are_models_own(const SourceMap& map, const Stacks& stacks, const Model& mod
   return own != nullptr;
 }
 
-/// Replaces each stack by the tensors of its experts, and the model by the one with these tensors.
-/// \throws Error as unpack; kBadInput for a stack of another shape than config.json says; kUnsupported for a tensor of the
-///         experts, such as a bias or a scale, that is still packed.
-/// \returns whether none stays packed.
+/// Replaces each stack by the tensors of its experts, and the model by a model with these tensors.
+/// \returns whether no stack stays packed.
+/// \throws Error as unpack; kBadInput for a stack whose shape does not match config.json; kUnsupported for a tensor of
+///         the experts, such as a bias or a scale, that is still packed.
 bool take_apart(Checkpoint& checkpoint, const Stacks& stacks, ConfigUse use) {
   SourceMap& map = checkpoint.map;
   PackedEntries packed{checkpoint.path, {}};
@@ -171,7 +171,7 @@ void align_experts(Checkpoint& a, Checkpoint& b) {
 
 namespace {
 
-/// Whether some of `logical` are matrices of experts that Transformers packs, and by which names is known.
+/// Whether `logical` contains matrices of experts that Transformers packs under known names.
 bool saves_experts_apart(std::span<const LogicalTensor> logical, const PackedExperts& packed) {
   if (packed.empty() || !packed.is_known()) return false;
   std::unordered_set<std::string_view> parameters;
@@ -200,7 +200,7 @@ std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical
   const PackedExperts packed(*model.family);
   if (!saves_experts_apart(logical, packed)) {
     if (std::any_of(model.parameters.begin(), model.parameters.end(), is_own_stack))
-      return entries_of(logical);  // they are packed in the model's files
+      return entries_of(logical);  // already packed in the model's files
     throw refuse(
         fmt::format("models of {} have no experts that Transformers packs", printable(model.family->model_type)));
   }

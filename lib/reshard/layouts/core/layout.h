@@ -1,5 +1,5 @@
-// layouts/: kinds of checkpoint directories. A Layout says how to recognise one, reads it into a SourceMap, and plans
-// one for a model and a mesh. Each lives in its own source file; layout_table.cpp has a line for each.
+// layouts/: kinds of checkpoint directories. A Layout recognises a directory, reads it into a SourceMap, or plans a new
+// one for a model and a mesh. Each layout has its own source file and an entry in layout_table.cpp.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct RankFormat;
 struct TargetPlan;
 class Layout;
 
-/// An option of one or several layouts, declared once: parsing, validation, help and lists in errors come from here.
+/// An option of one or several layouts. Parsing, validation, help and errors are derived from this declaration.
 struct LayoutOption {
   enum class Type : std::uint8_t {
     kFlag,    // no value
@@ -46,20 +46,20 @@ struct LayoutOption {
   const char* name;  // "kv-size-multiplier"
   Type type;
   const char* help;                           // one sentence, without a full stop
-  std::span<const char* const> choices = {};  // of kChoice; the first is the default
-  const char* default_value = "";             // as text; empty: none, or what the layout works out
-  bool of_source = false;                     // says, too, how a checkpoint that is read was made
-  const char* source_help = "";               // one sentence for that
-  bool only_of_source = false;                // says nothing of a checkpoint that is written
-  bool of_states = false;                     // is about the optimizer's states, which go along where it is given
-  /// Why a plan that was made with the option would be the same without it, as a clause; empty if it would not. Null if
-  /// the option always counts.
+  std::span<const char* const> choices = {};  // for kChoice; the first is the default
+  const char* default_value = "";             // as text; empty if none, or if the layout determines it
+  bool of_source = false;                     // also describes how a source was created
+  const char* source_help = "";               // one sentence about the option of a source
+  bool only_of_source = false;                // does not apply to targets
+  bool of_states = false;                     // applies to optimizer states; giving the option includes them
+  /// Returns why the option has no effect on `plan`, as a clause; empty if it has an effect. Null if the option always
+  /// has an effect.
   std::string (*why_idle)(const TargetPlan& plan, const Model& model) = nullptr;
-  /// The same of a checkpoint that was read with it.
+  /// Returns why the option had no effect on reading `checkpoint`, likewise.
   std::string (*why_source_idle)(const Checkpoint& checkpoint) = nullptr;
 };
 
-/// Values of layouts' options by name, as text: "true" for a flag. What is not there was not given.
+/// Values of layout options as text, keyed by name; "true" for a flag. Contains only options that were given.
 class OptionValues {
  public:
   void set(const std::string& name, std::string value = "true") { values_[name] = std::move(value); }
@@ -74,18 +74,18 @@ class OptionValues {
   bool has(const std::string& name) const { return values_.count(name) > 0; }
   bool empty() const { return values_.empty(); }
   std::vector<std::string> names() const;
-  /// All that was given, by name, as it was given.
+  /// All given values, unparsed, keyed by option name.
   const std::map<std::string, std::string>& all() const { return values_; }
 
   bool flag(const std::string& name) const { return has(name); }
-  /// The number of kCount, kRank or kSize; nothing if it was not given. `prefix` is what stands before its name in an
-  /// error.
-  /// \throws Error kUsage if it is none.
+  /// Returns the value of a kCount, kRank or kSize option, or its default; std::nullopt if it has neither.
+  /// \param prefix  Precedes the option's name in errors.
+  /// \throws Error kUsage if the value is not such a number.
   std::optional<std::uint64_t> number(const LayoutOption& option, const std::string& prefix = "") const;
-  /// What was given for kText, else its default.
+  /// Returns the value of a kText option, or its default.
   std::string text(const LayoutOption& option) const;
-  /// The chosen one of `choices`.
-  /// \throws Error kUsage if it is none of them.
+  /// Returns the value of a kChoice option, or its default.
+  /// \throws Error kUsage if the value is not one of `choices`.
   std::string choice(const LayoutOption& option, const std::string& prefix = "") const;
 
  private:
@@ -97,88 +97,88 @@ enum class MeshAxis : std::uint8_t {
   kTensor,
   kPipeline,
   kExpert,
-  kData,  // any parts, which FSDP or ZeRO has made: files say what each is
+  kData,  // arbitrary parts of FSDP or ZeRO, whose place the files record
 };
 
-/// What a checkpoint may contain besides weights.
+/// Contents of a checkpoint other than weights.
 enum class Contents : std::uint8_t {
-  kStates,    // of the optimizer, which are tensors
-  kGroups,    // of the optimizer's parameters, with their hyperparameters
-  kObjects,   // the rest of a training run: schedulers, random numbers
+  kStates,    // optimizer states, which are tensors
+  kGroups,    // the optimizer's parameter groups, with their hyperparameters
+  kObjects,   // other training state: schedulers, random number generators
   kAdapters,  // shards of LoRA adapters
 };
 
-/// What is the same for all checkpoints of a layout.
+/// Properties of all checkpoints of a layout.
 struct LayoutTraits {
   const char* name;                     // as users write it
   const char* reported_as;              // in machine-readable reports
   const char* meaning;                  // who writes and reads it, one clause
-  const char* folder;                   // that its files go into, in the output directory; empty: that itself
-  std::span<const Format> formats;      // that it can be written in; the first is the default; none: it is only read
-  EnumSet<MeshAxis> axes{};             // along which its files have parts of tensors; none: tensors are whole
-  EnumSet<Contents> reads{}, writes{};  // besides weights
-  bool whole_folder = false;            // the folder is replaced as a whole
-  bool casts_to_config_dtype = false;   // floating tensors get the dtype that config.json says
+  const char* folder;                   // folder of its files in the output directory; empty: no folder
+  std::span<const Format> formats;      // output formats, default first; empty if the layout is read-only
+  EnumSet<MeshAxis> axes{};             // axes that tensors are split along; empty if tensors are whole
+  EnumSet<Contents> reads{}, writes{};  // contents other than weights
+  bool whole_folder = false;            // runs replace the folder as a whole
+  bool casts_to_config_dtype = false;   // casts float tensors to the dtype in config.json
 
   bool has_ranks() const { return !axes.empty(); }
   bool has_stages() const { return axes.has(MeshAxis::kPipeline); }
   bool has_experts() const { return axes.has(MeshAxis::kExpert); }
-  /// Whether files say what each part is, so that no mesh is needed to read or to write them.
+  /// Whether files record the place of each part, so that reading and writing need no mesh.
   bool needs_no_mesh() const { return axes.has(MeshAxis::kData); }
   bool holds_adapters() const { return reads.has(Contents::kAdapters); }
   bool reads_states() const { return reads.has(Contents::kStates); }
   bool writes_states() const { return writes.has(Contents::kStates); }
-  /// Whether of the objects of a training run only the optimizer's groups are written.
+  /// Whether the layout writes the optimizer's groups, but no other objects of a training run.
   bool writes_groups_alone() const { return writes.has(Contents::kGroups) && !writes.has(Contents::kObjects); }
   bool is_written() const { return !formats.empty(); }
 };
 
-/// A checkpoint's directory that was found.
+/// A recognised checkpoint directory.
 struct FoundLayout {
   const Layout* layout = nullptr;
-  std::filesystem::path path;       // of the weights: the shards folder, or the model's directory
-  std::filesystem::path directory;  // the checkpoint's own, where config.json is
-  bool is_empty = false;            // there is such a folder, but it lacks what can be read: reading it says so
-  const char* lacks = "weights";    // of one that is empty: what it holds none of
+  std::filesystem::path path;       // directory of the weights: the shards folder, or the model's directory
+  std::filesystem::path directory;  // the checkpoint's directory, which contains config.json
+  bool is_empty = false;            // the directory has no readable contents; reading it reports this
+  const char* lacks = "weights";    // contents that an empty directory lacks, for errors
 };
 
-/// A family from a file (read_family), or none.
+/// A family that the user chose, built-in or from a file (read_family); null if none.
 using FamilySpec = std::shared_ptr<const Family>;
 
 enum class ConfigUse {
-  kLenient,  // a config.json that makes no sense is a note
-  kStrict,   // it is an error, and so is a sharded checkpoint that is not the model it describes
-  kRenamed,  // as kStrict, but the caller changes names first, and then looks for missing tensors itself
-  kNeeded,   // the same, and so is none at all, or one of an unknown family without a plan
+  kLenient,  // an invalid config.json adds a note
+  kStrict,   // an invalid config.json is an error, and so is a sharded checkpoint of another model
+  kRenamed,  // like kStrict, but the caller renames tensors first, and then checks for missing tensors
+  kNeeded,   // like kStrict, but also requires a config.json with a known family or a plan
 };
 
-/// The config.json that a user says a checkpoint has, where that is not beside the weights.
+/// The config.json that the user chose for a checkpoint.
 struct ConfigChoice {
-  std::filesystem::path path;  // the file, or the directory that holds it; empty for none
-  bool where_missing = false;  // a config.json beside the weights goes before it
+  std::filesystem::path path;  // the file, or the directory that contains it; empty if none
+  bool where_missing = false;  // a config.json next to the weights takes precedence
 };
 
-/// What to read of the optimizer and other state of a training run, if the layout supports it (LayoutTraits::reads).
+/// How much training state to read, if the layout supports it (LayoutTraits::reads).
 enum class Beside : std::uint8_t {
-  kCount,            // only the amount
-  kLook,             // the amount, and the headers of the optimizer's files for BesideModel
+  kCount,            // number and size of the tensors only
+  kLook,             // the same, and headers of the optimizer's files, for BesideModel
   kRead,             // everything
-  kReadGroups,       // everything, and the optimizer's groups as values, each of which may cost a read
-  kReadPlainGroups,  // the same, but groups that are not plain values stay objects
+  kReadGroups,       // everything, with the optimizer's groups as values; each value may require a read
+  kReadPlainGroups,  // like kReadGroups, but groups other than plain values stay objects
 };
 
-/// What happens to tensors of a checkpoint that its model does not have, such as a module's buffers.
+/// How to handle tensors that the model does not have, such as a module's buffers.
 enum class ExtraTensors : std::uint8_t {
   kRefuse,
-  kKeep,  // whole on every rank
+  kKeep,  // replicated on every rank
   kDrop,
 };
 
-/// How a checkpoint is read.
+/// Options for reading a checkpoint.
 struct ReadContext {
   ConfigUse use = ConfigUse::kLenient;
-  FamilySpec family;     // of the model where somebody describes it; else the built-in one of its model_type
-  OptionValues options;  // that say how it was made (LayoutOption::of_source)
+  FamilySpec family;     // overrides the built-in family of the model_type; null if not given
+  OptionValues options;  // describe how the source was created (LayoutOption::of_source)
   ConfigChoice config;
   Beside beside = Beside::kCount;
   ExtraTensors extra = ExtraTensors::kRefuse;
@@ -229,12 +229,12 @@ struct TargetPlan {
 
   TargetMap map;
   std::vector<TextFile> text_files;
-  Format format = Format::kSafetensors;  // of its files
+  Format format = Format::kSafetensors;  // format of all files
   Mesh mesh;
   std::optional<PipelinePartition> partition;
   std::vector<std::string> cut_names;  // "model.layers.3"
   std::optional<AttentionReport> attention;
-  bool is_partial = false;  // only some of the ranks, into a directory that other runs write to as well
+  bool is_partial = false;  // plans only some of the ranks; other runs write the rest to the same directory
   bool has_first_rank = true;
   std::vector<std::string> without_place;            // tensors of the model that checkpoints of this layout do not have
   std::vector<std::string> notes;                    // what the user should know, whole sentences
@@ -250,50 +250,52 @@ class Layout {
   virtual const LayoutTraits& traits() const = 0;
   virtual std::vector<const LayoutOption*> options() const { return {}; }
 
-  /// The checkpoints of this layout that `path` may mean, by names alone: itself, or one in it.
+  /// Returns the checkpoints of this layout that `path` may refer to, by names alone: `path` itself, or directories in
+  /// it.
   virtual std::vector<FoundLayout> recognise(Files& files, const std::filesystem::path& path) const = 0;
-  /// Why `path` is no checkpoint of this layout, where its name or its entries show that one was meant: it is a part of
-  /// one, or lacks a part. Nothing for all else.
+  /// Returns why `path` is not a checkpoint of this layout, if its name or entries show that it is part of a checkpoint
+  /// or lacks a part; std::nullopt for any other path.
   virtual std::optional<Error> explain_missing(Files& /*files*/, const std::filesystem::path& /*path*/) const {
     return std::nullopt;
   }
   /// Reads all headers and metadata and validates them.
   /// \throws Error kBadInput, kUnsupported or kIo.
   virtual Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const = 0;
-  /// \throws Error kUsage, with what would work, if the model cannot be laid out so.
+  /// Plans a checkpoint.
+  /// \throws Error kUsage, with alternatives, if the model cannot be sharded as requested.
   virtual TargetPlan plan(const TargetRequest& request, const TargetContext& context) const = 0;
 
-  /// What else stands in the output directory does not contradict `plan`.
+  /// Validates that other files in the output directory do not conflict with `plan`.
   /// \throws Error kBadInput.
   virtual void validate_beside(Files& files, const TargetPlan& plan,
                                const std::filesystem::path& output_directory) const;
-  /// Where what is made of a checkpoint goes by default; nothing if the layout has no place beside the checkpoint.
+  /// Returns the default output directory for consolidating `found`; std::nullopt if OUT_DIR is required.
   virtual std::optional<std::filesystem::path> default_output(Files& files, const FoundLayout& found) const;
 
-  /// How its rank files are named, stored and explained; nullptr if it has none of that kind.
+  /// Returns how rank files are named, stored and interpreted; nullptr if the layout does not use RankFormat.
   virtual const RankFormat* ranks() const { return nullptr; }
-  /// Whether an entry of a checkpoint's directory is about this layout, and not the model's own.
+  /// Whether an entry of a checkpoint's directory belongs to this layout, and not to the model.
   virtual bool owns(Files& /*files*/, const std::filesystem::path& /*directory*/, const std::string& /*name*/) const {
     return false;
   }
-  /// Whether a folder with these entries, by their names, is a checkpoint of its own.
+  /// Whether a folder with entries of these names is a checkpoint by itself.
   virtual bool is_checkpoint(const std::set<std::string>& /*files*/, const std::set<std::string>& /*folders*/) const {
     return false;
   }
 };
 
-/// All of them, the order of preference where a directory may be of several.
+/// Returns all layouts, in order of preference for directories that match several.
 std::span<const Layout* const> layouts();
-/// The one of that name, or null.
+/// Returns nullptr if no layout has that name.
 const Layout* layout_named(std::string_view name);
-/// The layout of whole tensors that consolidating makes.
+/// Returns the layout of whole tensors, the output of consolidation.
 const Layout& whole_layout();
-/// The layout of ranks that sharding makes unless another is asked for: the first.
+/// Returns the default layout of rank files: the first.
 const Layout& default_rank_layout();
-/// The layout that shards of adapters are in.
+/// Returns the layout of sharded adapters.
 const Layout& adapter_layout();
 
-/// The names of the layouts that `wanted` holds for, comma-separated.
+/// Returns the names of the layouts for which `wanted` is true, separated by commas.
 template <typename Wanted>
 std::string layout_names(Wanted&& wanted) {
   std::string names;
@@ -302,28 +304,31 @@ std::string layout_names(Wanted&& wanted) {
   return names;
 }
 
-/// The sharded checkpoint meant by `path`: itself, or the one inside it; nothing if there is none.
+/// Returns the sharded checkpoint that `path` refers to: `path` itself, or a directory in it; std::nullopt if not
+/// found.
 /// \throws Error kBadInput if there are two.
 std::optional<FoundLayout> find_shards(Files& files, const std::filesystem::path& path);
-/// The checkpoint of whole tensors in the directory `path`, if there is one.
+/// Returns the checkpoint of whole tensors in the directory `path`; std::nullopt if not found.
 std::optional<FoundLayout> find_whole(Files& files, const std::filesystem::path& path);
 
-/// `directory` holds no file that `is_ours` by its name and that `plan` would not replace. `what` they are, in plural.
+/// Validates that `plan` replaces every file in `directory` for which `is_ours` is true.
+/// \param what  Description of these files for the error, in plural.
 /// \throws Error kBadInput.
 void validate_no_leftovers(Files& files, const TargetPlan& plan, const std::filesystem::path& directory,
                            const std::function<bool(const std::string& name)>& is_ours, const std::string& what);
 
-/// The format that a request asks for.
-/// \throws Error kUsage if the layout does not have it, or is only read.
+/// Returns the requested format, or the layout's default.
+/// \throws Error kUsage if the layout does not support the format, or is read-only.
 Format format_of(const TargetRequest& request);
-/// Validates the values of options that say how a source was made; `prefix` is what stands before their names.
+/// Validates the values of options that describe a source.
+/// \param prefix  Precedes the options' names in errors.
 /// \throws Error kUsage.
 void validate_source_options(const OptionValues& values, const std::string& prefix = "");
-/// As of LayoutOption::why_idle, of options that pad.
+/// LayoutOption::why_idle for options that pad.
 std::string why_padding_idle(const TargetPlan& plan, const Model& model);
-/// A note for each option of the request that was given another value than its default and has no effect on `plan`.
+/// Returns one note per option of the request that has a non-default value but no effect on `plan`.
 std::vector<std::string> idle_option_notes(const TargetRequest& request, const Model& model, const TargetPlan& plan);
-/// Validates everything about a request that needs no model: format, options and mesh fit the layout.
+/// Validates everything in a request that does not depend on the model: format, options and mesh.
 /// \throws Error kUsage.
 void validate_request(const TargetRequest& request);
 

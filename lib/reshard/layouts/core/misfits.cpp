@@ -18,7 +18,7 @@
 namespace reshard {
 namespace {
 
-/// The one of `candidates` (with a `name`) that is most like `name`; empty where none is.
+/// Returns the name of the candidate most similar to `name`; empty if none is similar. Candidates have a member `name`.
 template <typename Candidates>
 std::string nearest_name(const std::string& name, const Candidates& candidates) {
   constexpr std::size_t kMost = 10000;
@@ -29,7 +29,7 @@ std::string nearest_name(const std::string& name, const Candidates& candidates) 
       names.push_back(candidate->name);
   const std::string guess = nearest(name, names);
   if (guess.empty()) return {};
-  // A long beginning that all names of a layer have makes none of them alike.
+  // Ignore the common prefix: a long prefix that all names of a layer share does not make them similar.
   const std::size_t differ = static_cast<std::size_t>(
       std::mismatch(name.begin(), name.end(), guess.begin(), guess.end()).first - name.begin());
   const std::size_t dot = name.rfind('.', differ);
@@ -52,7 +52,7 @@ std::string with_nearest(const std::string& name, const Candidates& candidates) 
   return guess.empty() ? name : name + " (did you mean " + guess + "?)";
 }
 
-/// The first misfits, a line each, one of each kind: layers repeat them.
+/// Describes the first misfits, one line per kind, since layers repeat them.
 std::vector<std::string> describe(const Misfits& misfits, const Model& model) {
   constexpr std::size_t kMost = 5;
   std::vector<std::string> lines;
@@ -83,7 +83,8 @@ bool is_quantized(const Misfits::Shape& misfit) {
   return misfit.expected->linear_size != 0 || is_quantized_tensor(misfit.tensor->name);
 }
 
-/// Which numbers of an expected shape are not config.json's but the family's; empty where none is.
+/// Notes the numbers in an expected shape that are defaults of the family, not values in config.json; empty if none
+/// are.
 std::string note_defaults(const Misfits::Shape& misfit, const Model& model) {
   std::vector<std::string> texts;
   for (const auto& [key, value] : defaults_in_shape(model, *misfit.expected))
@@ -91,7 +92,7 @@ std::string note_defaults(const Misfits::Shape& misfit, const Model& model) {
   return texts.empty() ? std::string() : "config.json has no " + join(texts, "; nor ") + "; ";
 }
 
-/// What to try, by what is wrong first.
+/// Returns a remedy for the first misfit.
 std::string hint_for(const Misfits& misfits, const Model& model) {
   const bool quantized = std::any_of(misfits.unlisted.begin(), misfits.unlisted.end(),
                                      [](const LogicalTensor* tensor) { return is_quantized_tensor(tensor->name); });
@@ -124,7 +125,8 @@ std::string hint_for(const Misfits& misfits, const Model& model) {
   return "the checkpoint is incomplete, or config.json belongs to another model";
 }
 
-/// "; 3 other tensors fit no name of the family: ...": what may be those that are missing under another name.
+/// Returns "; 3 other tensors fit no name of the family: ...", since these may be the missing tensors under other
+/// names.
 std::string text_of_unlisted(const Misfits& misfits, const Model& model) {
   if (misfits.unlisted.empty()) return {};
   constexpr std::size_t kMost = 4;
@@ -136,7 +138,8 @@ std::string text_of_unlisted(const Misfits& misfits, const Model& model) {
                      join(shown, ", "), count > kMost ? ", …" : "");
 }
 
-/// What does not fit a family that nobody chose. What a trainer has besides is no error by itself.
+/// Returns the error for a family that config.json determines. Extra tensors of a trainer are not an error by
+/// themselves.
 Error error_for(const Misfits& misfits, const Model& model, bool trained) {
   const std::string others = trained ? text_of_unlisted(misfits, model) : std::string();
   if (!misfits.shapes.empty()) {
@@ -162,7 +165,7 @@ Error error_for(const Misfits& misfits, const Model& model, bool trained) {
                                             misfits.missing.size(), list_names(misfits.missing), others)};
 }
 
-/// Of a model without a family, each layer has at least one tensor.
+/// Validates that each layer of a model without a family has at least one tensor.
 void validate_layers(const Model& model, const std::filesystem::path& where) {
   std::vector<bool> held(model.layers);
   for (const ModelParameter& parameter : model.parameters)
@@ -177,11 +180,11 @@ void validate_layers(const Model& model, const std::filesystem::path& where) {
         .hint("the checkpoint is incomplete, or num_hidden_layers in config.json belongs to another model");
 }
 
-/// That config.json counts more layers than the files have, or fewer, where that explains every misfit.
+/// Returns an error text if a wrong number of layers in config.json explains every misfit; std::nullopt otherwise.
 std::optional<std::string> layers_problem(std::span<const LogicalTensor> tensors, const Misfits& misfits,
                                           const Model& model) {
   if (!misfits.shapes.empty() || misfits.unlisted.empty() == misfits.missing.empty()) return std::nullopt;
-  if (misfits.unlisted.size() + misfits.missing.size() == 1) return std::nullopt;  // no layer
+  if (misfits.unlisted.size() + misfits.missing.size() == 1) return std::nullopt;  // a layer has more tensors
   const std::string prefix = model.family->layers + ".";
   const auto layer_of = [&](std::string_view name) -> std::optional<std::uint64_t> {
     if (!name.starts_with(prefix)) return std::nullopt;
@@ -202,7 +205,7 @@ std::optional<std::string> layers_problem(std::span<const LogicalTensor> tensors
                      model.layers, held - 1);
 }
 
-/// The scale of a weight that has none.
+/// Returns the name of a weight's missing scale.
 std::string missing_scale(const ModelParameter& weight, const Model& model) {
   const bool stacked = weight.experts != 0 && !weight.expert;
   return stacked ? weight.name + model.stacked_suffix : weight.module + "." + model.quantization_marker;
@@ -228,7 +231,7 @@ Misfits find_misfits(std::span<const LogicalTensor> tensors, const Model& model)
       continue;
     }
     if (!has_shape(tensor, *found->second)) misfits.shapes.push_back({&tensor, found->second});
-    // A linear in so few bits is quantised, and what it lacks is what one is known by.
+    // A linear of at most 8 bits is quantised, so its scale must exist.
     if (found->second->plain && bits(tensor.dtype) <= 8)
       misfits.missing.push_back(missing_scale(*found->second, model));
     expected.erase(found);
@@ -257,8 +260,8 @@ bool holds(std::span<const LogicalTensor> tensors, const std::string& name) {
                      [&](const LogicalTensor& tensor) { return !tensor.constant() && tensor.name == name; });
 }
 
-/// Validates that an output head which config.json has, and which is missing, is not there under another name.
-/// \throws Error kBadInput if a tensor that the model does not have is as large.
+/// Validates that an output head that config.json declares does not exist under another name.
+/// \throws Error kBadInput if the head is missing and an extra tensor is at least as large.
 void validate_head(std::span<const LogicalTensor> tensors, const Model& model, const Misfits& misfits,
                    const std::filesystem::path& where) {
   if (!model.tied_by_files.value_or(false)) return;
@@ -278,11 +281,11 @@ void validate_head(std::span<const LogicalTensor> tensors, const Model& model, c
   }
 }
 
-/// \param trained  it may have more than the model.
+/// \param trained  Whether extra tensors are allowed.
 void validate(std::span<const LogicalTensor> tensors, const Model& model, const Misfits& misfits, bool trained,
               const std::filesystem::path& where, const std::string& hint) {
   const bool fits = misfits.shapes.empty() && misfits.missing.empty() && (trained || misfits.unlisted.empty());
-  // A description with names of other programs is meant for such tensors.
+  // A description with other programs' names is intended for such tensors.
   const bool knows_strangers = model.family_from == FamilyFrom::kSpec && !model.family->schemes.empty();
   if ((!fits && !knows_strangers) || model.by_config_plan) refuse_strangers(tensors, model, where);
   if (model.by_config_plan) validate_layers(model, where);

@@ -15,10 +15,10 @@
 namespace reshard {
 namespace {
 
-constexpr std::uint64_t kMaxPackedTensors = std::uint64_t{1} << 18;   // in all packed entries
-constexpr std::uint64_t kMaxUnpackedPieces = std::uint64_t{1} << 24;  // the same; each tensor has a piece, or a few
+constexpr std::uint64_t kMaxPackedTensors = std::uint64_t{1} << 18;   // in all packed entries together
+constexpr std::uint64_t kMaxUnpackedPieces = std::uint64_t{1} << 24;  // likewise; a tensor has one piece or a few
 
-/// \param left  how many tensors there may be, which is reduced.
+/// \param left  Limit of tensors; reduced by the number returned.
 std::vector<std::string> tensors_in(const PackedEntry& packed, std::uint64_t& left) {
   const Dims numbers = numbers_of(*packed.names->rule, packed.shape);
   const auto count = checked_mul(num_elems(numbers).value_or(UINT64_MAX), packed.names->parameters.size());
@@ -29,7 +29,7 @@ std::vector<std::string> tensors_in(const PackedEntry& packed, std::uint64_t& le
   return packed.names->tensors(numbers);
 }
 
-/// Whether an entry of shape `array` has room for the model's, of shape `packed`.
+/// Whether an entry of shape `array` can contain the model's entry of shape `packed`.
 bool has_room(const Scheme::Entry& rule, const Dims& packed, const Dims& array) {
   for (std::size_t d = 0; d < packed.size(); ++d) {
     const std::vector<std::string>& axes = rule.entry_dims[d];
@@ -39,8 +39,8 @@ bool has_room(const Scheme::Entry& rule, const Dims& packed, const Dims& array) 
   return true;
 }
 
-/// The shapes of parameters that have as many rows each of an entry of shape `array`; std::nullopt if the scheme has other
-/// sizes.
+/// Returns the shapes of parameters that share the rows of an entry of shape `array` equally; std::nullopt if the
+/// scheme splits it otherwise.
 std::optional<std::vector<Dims>> even_parts(const Scheme::Entry& rule, const Dims& array) {
   if (!rule.sizes.empty() || rule.is_padded) return std::nullopt;
   Dims part;
@@ -55,7 +55,7 @@ std::optional<std::vector<Dims>> even_parts(const Scheme::Entry& rule, const Dim
   return std::vector<Dims>(rule.parameters.size(), part);
 }
 
-/// Plans all of it before it changes the map.
+/// Plans all changes before it modifies the map.
 class MapUnpacker {
  public:
   MapUnpacker(SourceMap& map, const PackedEntries& packed, const Model* model, std::vector<TrainingState>* states)
@@ -83,12 +83,12 @@ class MapUnpacker {
   }
 
  private:
-  /// A logical tensor that is taken apart.
+  /// A logical tensor to unpack.
   struct Array {
     std::uint32_t logical;
-    std::uint32_t first;  // of its tensors in `made_`
+    std::uint32_t first;  // index of its first tensor in `made_`
     std::uint32_t count;
-    Packing packing;  // plain if each of the tensors is all of it
+    Packing packing;  // plain if each tensor is a copy of the whole entry
   };
 
   void add(std::uint32_t from) {
@@ -121,7 +121,7 @@ class MapUnpacker {
     const auto first = static_cast<std::uint32_t>(made_.size()), count = static_cast<std::uint32_t>(names.size());
     for (std::uint32_t i = 0; i < count; ++i) {
       add(l);
-      std::size_t begin = 0, size = std::string::npos;  // of the parameter in the name
+      std::size_t begin = 0, size = std::string::npos;  // the parameter's range in the name
       if (states_ != nullptr) {
         begin = made_states_.back().parameter_begin;
         size = std::exchange(made_states_.back().parameter_size, static_cast<std::uint16_t>(names[i].size()));
@@ -132,8 +132,8 @@ class MapUnpacker {
     arrays_.push_back({l, first, count, std::move(array->packing)});
   }
 
-  /// Returns std::nullopt if that depends on a model that is not known.
-  /// \param names  of the tensors in it.
+  /// Returns how an entry is packed; std::nullopt if this depends on an unknown model.
+  /// \param names  Names of the tensors in the entry.
   std::optional<PackedArray> array_of(const PackedEntry& packed, const std::vector<std::string>& names,
                                       TensorRole role) {
     const Scheme::Entry& rule = *packed.names->rule;
@@ -144,7 +144,7 @@ class MapUnpacker {
       if (array || model_ == nullptr) return array;
       const bool are_all_missing =
           std::none_of(names.begin(), names.end(), [&](const std::string& name) { return shapes_.count(name) > 0; });
-      if (are_all_missing)  // another layer, say, which config.json does not count
+      if (are_all_missing)  // such as an extra layer beyond num_hidden_layers
         if (auto parts = even_parts(rule, packed.shape))
           return pack(rule, *std::move(parts), numbers_of(rule, packed.shape), *model_);
       throw Error(ErrorKind::kBadInput, fmt::format("contains {}, which the model does not have", printable(*missing)))
@@ -163,7 +163,7 @@ class MapUnpacker {
     return array;
   }
 
-  /// A region of a piece's box as a view of the stored tensor.
+  /// Returns a region of a piece's box as a view of the stored tensor.
   PlacedView view_in(const Piece& piece, Region region) const {
     for (std::size_t d = 0; d < region.begin.size(); ++d) region.begin[d] += piece.stored_begin[d];
     return view_of(region, map_.stored[piece.stored].strides());
@@ -201,7 +201,7 @@ class MapUnpacker {
       for (const Piece& piece : map_.pieces[l]) add_parts(*array, piece, pieces);
       next += array++->count;
     }
-    // In rows, so that what is open of a tensor while it is put together stays one box or a few.
+    // Sort by row, so that a partially assembled tensor consists of few boxes.
     for (const Array& one : arrays_)
       for (std::uint32_t i = one.first; i < one.first + one.count; ++i)
         std::stable_sort(pieces[i].begin(), pieces[i].end(),
@@ -212,7 +212,7 @@ class MapUnpacker {
     if (!arrays_.empty()) map_.keep_stored(used);
   }
 
-  /// Adds the parts of `piece` to the pieces of the tensors that they belong to.
+  /// Splits `piece` and adds its parts to the pieces of the unpacked tensors.
   void add_parts(const Array& array, const Piece& piece, std::vector<std::vector<Piece>>& pieces) {
     const auto add_part = [&](std::uint32_t tensor, Box box, PlacedView placed) {
       const std::uint32_t part = map_.add_stored(map_.stored[piece.stored].part(placed.offset, std::move(placed.view)));
@@ -234,10 +234,10 @@ class MapUnpacker {
   const PackedEntries& packed_;
   const Model* model_;
   std::vector<TrainingState>* states_;
-  std::unordered_map<std::string_view, const Dims*> shapes_;  // of the model
+  std::unordered_map<std::string_view, const Dims*> shapes_;  // shapes of the model's parameters
   std::uint64_t tensors_left_ = kMaxPackedTensors, pieces_left_ = kMaxUnpackedPieces;
   std::vector<LogicalTensor> made_;
-  std::vector<std::uint32_t> from_;  // which of the logical tensors each is made of
+  std::vector<std::uint32_t> from_;  // index of the logical tensor that each comes from
   std::vector<TrainingState> made_states_;
   std::vector<Array> arrays_;
   Unpacked unpacked_;

@@ -24,13 +24,13 @@ constexpr std::string_view kItemsEnding = ".distcp";
 
 constexpr NumberedName kRankMetadataName("__{rank}.metadata", UINT64_MAX);
 
-/// Adds what a rank's metadata says to that of the ranks before it. Entries that are no tensors are each rank's own.
-/// \param by_path, by_name  the files and tensors of `read` so far.
+/// Merges a rank's metadata into that of the previous ranks. Keeps entries other than tensors separate per rank.
+/// \param by_path, by_name  Indices of the files and tensors in `read`.
 void add_metadata(DcpMetadata other, const fs::path& where, DcpDirectory& read,
                   std::unordered_map<std::string, std::uint32_t>& by_path,
                   std::unordered_map<std::string, std::size_t>& by_name) {
   DcpMetadata& all = read.all;
-  std::vector<std::uint32_t> file_of;  // by the numbers of `other`: ranks may share a file
+  std::vector<std::uint32_t> file_of;  // file number in `other` → number in `all`; ranks may share a file
   for (std::string& file : other.files) {
     const auto [known, is_new] = by_path.emplace(file, static_cast<std::uint32_t>(all.files.size()));
     file_of.push_back(known->second);
@@ -67,8 +67,8 @@ void add_metadata(DcpMetadata other, const fs::path& where, DcpDirectory& read,
   }
 }
 
-/// The ranks whose metadata `directory` has: how many of the last ones are missing, nothing says.
-/// \throws Error kBadInput if that of a rank before them is missing.
+/// Returns the number of ranks with metadata in `directory`. Cannot detect missing metadata of the last ranks.
+/// \throws Error kBadInput if the metadata of any earlier rank is missing.
 std::uint64_t count_ranks(Files& files, const fs::path& directory) {
   std::set<std::uint64_t> ranks;
   for (const DirectoryEntry& entry : files.list(directory))
@@ -85,7 +85,7 @@ std::uint64_t count_ranks(Files& files, const fs::path& directory) {
   return expected;
 }
 
-/// Hidden files are what copies lose.
+/// Returns the error for items without metadata, a hidden file that copies often omit.
 Error lost_metadata(Files& files, const fs::path& directory) {
   std::vector<std::string> items;
   for (const DirectoryEntry& entry : files.list(directory))

@@ -25,7 +25,7 @@
 namespace reshard {
 namespace {
 
-/// Part `index` of `parts` of a dim: [first, second).
+/// Returns part `index` of `parts` of a dim as [first, second).
 std::pair<std::uint64_t, std::uint64_t> part_of_dim(std::uint64_t size, std::uint32_t parts, std::uint32_t index) {
   const std::uint64_t each = (size + parts - 1) / parts;
   return {std::min(size, each * index), std::min(size, each * (index + std::uint64_t{1}))};
@@ -37,7 +37,7 @@ void cut_dim(Box& box, std::size_t dim, std::uint32_t parts, std::uint32_t index
   box.size[dim] = end - begin;
 }
 
-/// What a rank writes of an entry. Thousands of ranks have hundreds of thousands of these: all are in one list.
+/// The part of an entry that a rank writes. One list contains all chunks, which may be hundreds of thousands.
 struct RankChunk {
   std::uint32_t rank;
   std::uint32_t number;  // in the order of entries
@@ -61,7 +61,7 @@ class Cutter {
               "`names`");
     if (!cut.names.empty()) names_.emplace(*model, cut.names);
     if (model == nullptr) return;
-    // A family that was changed after the tensors of this checkpoint, or made of them, is none that a reader has.
+    // A reader does not know a family that was derived from the tensors of this checkpoint.
     if (model->renamed) builtin_ = builtin_family(model->family->model_type);
     if (!model->by_config_plan) known_ = {model->renamed ? builtin_.get() : model->family.get(), model->is_part};
     model_ = model;
@@ -96,18 +96,18 @@ class Cutter {
     return std::move(map_);
   }
 
-  /// Whether the model's names will be read with the prefix, since its family is not known.
+  /// Whether readers will keep the prefix in the model's names because the family is unknown.
   bool keeps_prefix() const { return keeps_prefix_; }
 
  private:
-  /// What a parameter is called, and where it is in an entry that is packed. Without a name of another program, its own.
+  /// Returns the entry and place of a parameter; its own name if no other program's names are written.
   DcpEntryPlace place_of(const std::string& parameter) const {
     DcpEntryPlace place = program_place_of(parameter);
     place.name.insert(0, cut_.prefix);
     return place;
   }
 
-  /// The same without the prefix.
+  /// Returns the same without the prefix.
   DcpEntryPlace program_place_of(const std::string& parameter) const {
     if (!names_ || parameter.empty()) return {parameter, {}};
     const WrittenNames::Place place = names_->of(parameter);
@@ -121,7 +121,7 @@ class Cutter {
     return {place.entry->name, place};
   }
 
-  /// \param path  of what is written at `place`.
+  /// \param path  Path of the entry at `place`.
   void add_entry(const LogicalTensor& tensor, const DcpEntryPlace& place, DcpPath path,
                  std::optional<std::size_t> tp_dim) {
     const auto t = static_cast<std::uint32_t>(map_.logical.size());
@@ -152,7 +152,7 @@ class Cutter {
     return dim && *dim < shape.size() ? std::optional<std::size_t>(*dim) : std::nullopt;
   }
 
-  /// A state has the name, order and cut of its parameter, where it has the same shape.
+  /// Names, orders and splits each state like its parameter if their shapes are equal.
   void add_states() {
     std::unordered_map<std::string_view, const Dims*> shapes;
     for (const LogicalTensor& tensor : logical_) shapes.emplace(tensor.name, &tensor.shape);
@@ -179,11 +179,11 @@ class Cutter {
     if (names_) validate_no_lists();
   }
 
-  /// What each tensor of a packed entry has, and the entry once, such as the count of steps.
+  /// A state that the entry stores once for all of its tensors, such as the step count.
   struct OfEntry {
     const LogicalTensor* first = nullptr;
     const WrittenNames::Entry* packed = nullptr;
-    std::vector<bool> tensors;  // that have it
+    std::vector<bool> tensors;  // whether each tensor has the state
   };
 
   /// Notes what `tensor` is of its entry. Those after the first are to be the same.
@@ -208,7 +208,7 @@ class Cutter {
     return false;
   }
 
-  /// \throws Error kUnsupported if some tensors of an entry have it, and others have not.
+  /// \throws Error kUnsupported if only some tensors of an entry have the state.
   static void validate_of_all(const std::string& entry, const OfEntry& of) {
     const auto missing = std::find(of.tensors.begin(), of.tensors.end(), false);
     if (missing == of.tensors.end()) return;
@@ -267,7 +267,7 @@ class Cutter {
         .hint("leave out `names` or `with-optimizer`");
   }
 
-  /// Where the name of a state of a parameter begins in that of the tensor or object.
+  /// Returns the offset of the state's name in the name of a tensor or object.
   std::size_t state_begin(std::size_t i) const {
     return std::min(states_->map.logical[i].name.size(),
                     std::size_t{states_->of[i].parameter_begin} + states_->of[i].parameter_size + 1);
@@ -275,13 +275,14 @@ class Cutter {
 
   bool is_state_first() const { return names_ && !names_->before_state().empty(); }
 
-  /// Makes the name of an entry the name of its state, with the state first. \returns the path of that.
+  /// Changes the name of a parameter's entry to that of its state, with the state first.
+  /// \returns the path of the state's entry.
   DcpPath put_behind(std::string_view state, DcpEntryPlace& place) const {
     place.name = fmt::format("{}{}.{}", names_->before_state(), state, place.name);
     return {place.name};
   }
 
-  /// Of groups that were read as values.
+  /// Adds the groups that were read as values.
   void add_groups() {
     objects_ = dcp_group_objects(
         states_->groups, [&](const std::string& parameter) { return program_place_of(parameter).name; },
@@ -297,7 +298,7 @@ class Cutter {
     return {path.front(), std::move(rest)};
   }
 
-  /// \throws Error kUnsupported for a state of several elements whose order is not that of its parameter any more.
+  /// \throws Error kUnsupported for a state of several elements that would have to be reordered with its parameter.
   static void validate_needs_no_order(const LogicalTensor& tensor, const DcpEntryPlace& place) {
     const bool is_ordered = tensor.role == TensorRole::kState && num_elems(tensor.shape) != 1u;
     if (!is_ordered || place.packed.entry == nullptr) return;
@@ -308,7 +309,7 @@ class Cutter {
         .hint("leave out `names` or `with-optimizer`");
   }
 
-  /// \throws Error kUnsupported for an object that lists the parameters by other names than they get.
+  /// \throws Error kUnsupported for an object that lists parameters by names that change.
   void validate_no_lists() const {
     for (std::size_t i = 0; i < states_->of.size(); ++i) {
       const LogicalTensor& tensor = states_->map.logical[i];
@@ -319,10 +320,10 @@ class Cutter {
     }
   }
 
-  /// Maps the entries' names by the rule of the reader, who knows the model by its config.json.
-  /// \param of_model  how many of the entries are the model's: the first ones.
-  /// \throws Error kUsage if one of these would not get its name back. Names of an unknown family may keep the prefix,
-  /// which may be a part of them.
+  /// Validates that a reader with the model's config.json maps the entries back to their tensors. Names of an unknown
+  /// family may keep the prefix.
+  /// \param of_model  Number of the model's entries, which come first.
+  /// \throws Error kUsage if one of these would be read under another name.
   void validate_read_back(std::size_t of_model) {
     std::vector<std::string> tensors, objects;
     for (const DcpEntry& entry : entries_) (entry.is_object ? objects : tensors).push_back(entry.name);
@@ -336,7 +337,7 @@ class Cutter {
         validate_read_back(entries_[e], found.names[e], found.packed[e].get());
   }
 
-  /// \param read  the name that a reader gives the entry, and `packed` how it takes it apart, as in StateNames.
+  /// \param read, packed  The entry's name and packing for a reader, as in StateNames.
   void validate_read_back(const DcpEntry& entry, const std::string& read, const PackedNames* packed) const {
     std::string name = read;
     if (packed != nullptr)
@@ -367,14 +368,14 @@ class Cutter {
         Box box = all;
         if (cuts_tp) cut_dim(box, tp_dim, cut_.tp, j);
         if (is_cut) cut_dim(box, 0, cut_.fsdp, i);
-        if (is_cut && volume(box) == 0) continue;  // of ranks that have none
+        if (is_cut && volume(box) == 0) continue;  // the rank owns no elements
         const std::size_t first = is_cut ? std::size_t{i} * cut_.tp : 0;
         add_chunk(e, std::move(box), cuts_tp ? first + j : least_filled(first, is_cut ? cut_.tp : rank_bytes_.size()));
       }
     }
   }
 
-  /// Of ranks that have the same, the one that has the fewest bytes so far.
+  /// Returns the rank with the fewest bytes so far among ranks with the same chunk.
   std::size_t least_filled(std::size_t first, std::size_t count) const {
     const auto begin = rank_bytes_.begin() + static_cast<std::ptrdiff_t>(first);
     return static_cast<std::size_t>(std::min_element(begin, begin + static_cast<std::ptrdiff_t>(count)) -
@@ -398,10 +399,10 @@ class Cutter {
       add_file(std::span(chunks_).subspan(begin, end - begin));
       begin = end;
     }
-    std::vector<RankChunk>().swap(chunks_);  // before there is a text of them all
+    std::vector<RankChunk>().swap(chunks_);  // frees memory before the metadata is serialized
   }
 
-  /// The file of a rank.
+  /// Adds the file of a rank.
   void add_file(std::span<RankChunk> chunks) {
     TargetContainer container;
     container.format = Format::kPytorch;
@@ -435,7 +436,7 @@ class Cutter {
     }
   }
 
-  /// Where the groups' objects lie, which are behind the tensors of the first file.
+  /// Adds the places of the groups' objects, which follow the tensors in the first file.
   void add_group_places(std::span<const DcpPlace> places, std::uint32_t file_index) {
     for (std::size_t i = 0; i < places.size(); ++i) {
       DcpPlace place = places[i];
@@ -445,7 +446,7 @@ class Cutter {
     }
   }
 
-  /// In the metadata, objects are entries of their own.
+  /// Moves objects from the tensors to the separate entries of the metadata.
   void set_objects_apart() {
     if (states_ == nullptr) return;
     std::vector<DcpTensor> tensors;
@@ -460,8 +461,8 @@ class Cutter {
     for (DcpBytes& object : group_bytes_) metadata_.bytes.push_back(std::move(object));
   }
 
-  /// A model in training has both names of a tied parameter, and torch wants both: the second is another name for the
-  /// same items.
+  /// Adds the second name of each tied parameter, for the same items. A model in training has both names, and torch
+  /// requires both.
   void add_tied() {
     std::unordered_set<std::string_view> held;
     for (const LogicalTensor& tensor : logical_) held.insert(tensor.name);
@@ -482,8 +483,8 @@ class Cutter {
     }
   }
 
-  /// \throws Error kUnsupported if parameter `name`, which is tied to what `source` contains, would be packed in another
-  /// way.
+  /// \throws Error kUnsupported if parameter `name`, which is tied to the contents of `source`, would be packed
+  /// differently.
   void validate_same_order(const std::string& name, const DcpEntryPlace& place, const DcpEntry& source) const {
     const LogicalTensor& tensor = map_.logical[source.first];
     const DcpEntry own = dcp_entry({name, tensor.dtype, tensor.shape, {}}, source.first, place, model_);
@@ -494,7 +495,7 @@ class Cutter {
         .hint("keep the model's own names");
   }
 
-  /// A dictionary for each part of the prefix, and in the last one the names of the model.
+  /// Returns the path of a model's entry: one dictionary per part of the prefix, then the name.
   DcpPath path_of(const std::string& name) const {
     DcpPath path;
     if (!cut_.prefix.empty())
@@ -505,20 +506,20 @@ class Cutter {
   }
 
   std::span<const LogicalTensor> logical_;
-  const TrainingStates* states_;  // or null
+  const TrainingStates* states_;  // may be null
   const DcpCut& cut_;
-  std::optional<WrittenNames> names_;  // of another program
-  bool keeps_prefix_ = false;          // when the checkpoint is read
+  std::optional<WrittenNames> names_;  // names of another program
+  bool keeps_prefix_ = false;          // set if readers will keep the prefix
   std::shared_ptr<const Family> builtin_;
-  KnownModel known_{nullptr};  // as a reader of the checkpoint knows it
+  KnownModel known_{nullptr};  // as known to a reader of the checkpoint
   const Model* model_ = nullptr;
   std::unordered_map<std::string_view, const ModelParameter*> parameters_;
   std::vector<DcpEntry> entries_;
-  std::map<std::string, OfEntry> of_entries_;                // by entry
-  std::unordered_map<std::string, std::uint32_t> entry_of_;  // index into entries_, by name
-  std::map<std::string, const StateNumber*> numbers_;        // by entry; of a packed one, that of its first tensor
+  std::map<std::string, OfEntry> of_entries_;                // keyed by entry name
+  std::unordered_map<std::string, std::uint32_t> entry_of_;  // indices into entries_, keyed by name
+  std::map<std::string, const StateNumber*> numbers_;  // keyed by entry name; for packed entries, the first tensor's
   std::vector<DcpGroupObject> objects_;
-  std::vector<DcpBytes> group_bytes_;  // where these lie
+  std::vector<DcpBytes> group_bytes_;  // places of these objects
   std::vector<std::uint64_t> rank_bytes_;
   std::vector<RankChunk> chunks_;
   TargetMap map_;

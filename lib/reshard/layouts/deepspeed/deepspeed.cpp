@@ -1,5 +1,5 @@
-// What DeepSpeed's ZeRO saves while it trains: a tag folder global_stepN with the module's state and the optimizer's
-// partitions, and universal checkpoints. Read only; which elements lie where is in zero_checkpoint.h.
+// Training checkpoints of DeepSpeed's ZeRO: a tag folder global_stepN with the module's state and the optimizer's
+// partitions, and universal checkpoints. Read-only. zero_checkpoint.h locates the elements.
 
 #include <fmt/format.h>
 
@@ -35,9 +35,9 @@ constexpr LayoutTraits kDeepspeedTraits{
     .formats = {},
     .axes = {MeshAxis::kData}};
 constexpr std::uint64_t kMaxLatestBytes = 4096;
-constexpr std::string_view kStepFolder = "global_step";  // what DeepSpeed calls tags unless it is told another name
+constexpr std::string_view kStepFolder = "global_step";  // DeepSpeed's default prefix of tags
 
-/// The folder that the text file `name` in `directory` names; nothing where it does not say one.
+/// Returns the folder that the text file `name` in `directory` names; std::nullopt if it names none.
 std::optional<fs::path> named_folder(Files& files, const fs::path& directory, const char* name) {
   if (!files.is_file(directory / name)) return std::nullopt;
   try {
@@ -48,11 +48,12 @@ std::optional<fs::path> named_folder(Files& files, const fs::path& directory, co
     return directory / text;
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kIo) throw;
-    return std::nullopt;  // whoever reads the file says why
+    return std::nullopt;  // reported when the file is read
   }
 }
 
-/// The directory that a tag folder is in, if that is a checkpoint's: else config.json may be anywhere near the folder.
+/// Returns the directory of config.json near a tag folder; without config.json, the folder's parent if it is a run's
+/// directory, or else the folder.
 fs::path directory_of(Files& files, const fs::path& folder) {
   const fs::path trained = trained_directory(files, folder);
   const fs::path above = directory_above(files, folder);
@@ -78,7 +79,8 @@ void add_tensor(SourceMap& map, const ZeroTensor& tensor) {
     }
 }
 
-/// The map of a checkpoint. Parameters that are `shared`, others under a second name, are left out, with notes.
+/// Returns the map of a checkpoint. Leaves out `shared` parameters, which duplicate others under a second name, with
+/// notes.
 SourceMap map_of(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& shared,
                  std::vector<std::string>& notes) {
   SourceMap map;
@@ -96,7 +98,7 @@ SourceMap map_of(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& s
   return map;
 }
 
-/// The parameters that may be tied and that the trainer, too, has as one tensor: there is nothing to compare.
+/// Returns the parameters that the model may tie and the trainer shares as one tensor, so that no comparison is needed.
 std::vector<TiedParameter> shared_in(const ZeroCheckpoint& zero, const std::optional<Model>& model) {
   std::vector<TiedParameter> shared = tied_parameters(model);
   std::erase_if(shared, [&](const TiedParameter& one) {
@@ -108,7 +110,7 @@ std::vector<TiedParameter> shared_in(const ZeroCheckpoint& zero, const std::opti
   return shared;
 }
 
-/// The tensors as one container, in the dtypes that the model has them in.
+/// Returns the tensors as one container, in the model's dtypes.
 Container container_of(const ZeroCheckpoint& zero) {
   Container container;
   for (const ZeroTensor& tensor : zero.tensors)
@@ -126,7 +128,7 @@ void note_left_out(const ZeroCheckpoint& zero, std::vector<std::string>& notes) 
   note(zero.state, "the optimizer's state");
 }
 
-/// What `latest` names is read, though there are others.
+/// Notes which tag folder is read, if a text file selected it among others.
 void note_choice(Files& files, const FoundLayout& found, std::vector<std::string>& notes) {
   if (files.is_same(found.path, found.directory)) return;
   for (const char* latest : {kZeroLatestFile, kUniversalLatestFile}) {
@@ -138,7 +140,7 @@ void note_choice(Files& files, const FoundLayout& found, std::vector<std::string
   }
 }
 
-/// Gives the tensors the model's names, and takes out those that are not the model's.
+/// Renames the tensors to the model's names, and removes tensors that are not the model's.
 void rename(ZeroCheckpoint& zero, const std::vector<std::string>& names) {
   std::unordered_map<std::string, std::string> new_names;
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -171,7 +173,7 @@ class DeepSpeedLayout final : public Layout {
   Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override;
 
   TargetPlan plan(const TargetRequest& request, const TargetContext&) const override {
-    validate_request(request);  // which is refused: the layout is only read
+    validate_request(request);  // fails, since the layout is read-only
     return {};
   }
 

@@ -24,12 +24,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The parameters' folders of a universal checkpoint.
+/// The parameters in the folders of a universal checkpoint.
 struct UniversalMasters {
-  std::vector<ContainerFile> files;  // of fp32.pt; those of ZeroMasters::runs
+  std::vector<ContainerFile> files;  // fp32.pt of each parameter, referred to by ZeroMasters::runs
   ZeroMasters masters;
-  TensorCount unread;  // masters, where they are not wanted
-  TensorCount state;   // moments, by the files that hold them
+  TensorCount unread;  // master weights, if they are not read
+  TensorCount state;   // moments, one file each
 };
 
 constexpr const char* kMasterFile = "fp32.pt";
@@ -41,7 +41,7 @@ void count_file(Files& files, const fs::path& path, TensorCount& count) {
   count.bytes += files.size_bytes(path);
 }
 
-/// Every folder is a parameter's.
+/// Validates that every folder belongs to a parameter.
 void validate_folders(Files& files, const fs::path& zero, const ZeroModelStates& model) {
   std::set<std::string_view> names;
   for (const auto& group : model.groups)
@@ -55,12 +55,13 @@ void validate_folders(Files& files, const fs::path& zero, const ZeroModelStates&
           .hint("files of two checkpoints are mixed in one folder");
 }
 
-/// Finds the master weights in `folder`/zero/PARAMETER/fp32.pt: of the parameter's shape, or, as they are made of
-/// ZeRO 3, of one dim. Where they are not `wanted`, no file is opened: they and the moments are counted.
-/// \param model       says which parameters there are, with their shapes.
-/// \param first_file  the number of the first of `files` in runs.
-/// \throws Error kBadInput, naming the parameter or its file, if one has no folder, a folder is of none, or a tensor is
-/// not of the parameter's shape; as read_zero_parameter.
+/// Finds the master weights in `folder`/zero/PARAMETER/fp32.pt. They have the parameter's shape, or one dim if
+/// converted from ZeRO 3. Counts the moments.
+/// \param model       Declares the parameters and their shapes.
+/// \param wanted      If false, opens no files and only counts the master weights.
+/// \param first_file  FlatRun::file of the first file.
+/// \throws Error kBadInput, naming the parameter or its file, if a parameter has no folder, a folder has no parameter,
+/// or a tensor does not have the parameter's shape; as read_zero_parameter.
 UniversalMasters read_universal_masters(Files& files, const fs::path& folder, const ZeroModelStates& model, bool wanted,
                                         std::uint32_t first_file) {
   const fs::path zero = folder / kUniversalFolder;
@@ -118,7 +119,7 @@ Error bad(const fs::path& file, std::string message) {
   return Error(ErrorKind::kBadInput, std::move(message)).in(file);
 }
 
-/// Of stage 3 the state of the module is in a file per rank, all of which say the same but for fragments.
+/// Validates that the model states of two ranks in stage 3 are equal, except for their fragments.
 void validate_same(const ZeroModelStates& first, const ZeroModelStates& other) {
   const auto refuse = [&](const char* key) {
     throw bad(other.file.path,
@@ -129,7 +130,7 @@ void validate_same(const ZeroModelStates& first, const ZeroModelStates& other) {
   if (other.frozen != first.frozen) refuse("frozen_param_shapes");
 }
 
-/// Puts a checkpoint together from the files of a tag folder.
+/// Assembles a checkpoint from the files of a tag folder.
 class Builder {
  public:
   Builder(Files& files, const fs::path& folder, ZeroWeights weights)
@@ -160,7 +161,7 @@ class Builder {
     result_.tensors.push_back(std::move(tensor));
     return result_.tensors.back();
   }
-  /// A tensor that lies whole in a file.
+  /// Returns a tensor that is stored whole in a file.
   static ZeroTensor whole_tensor(const TensorEntry& entry, std::uint32_t file) {
     return {
         entry.name,    entry.dtype, entry.shape, {{file, entry.offset_bytes, 0, num_elems(entry.shape).value_or(0)}},
@@ -175,13 +176,13 @@ class Builder {
   ZeroFolder folder_;
   ZeroWeights weights_;
   ZeroCheckpoint result_;
-  std::vector<ZeroModelStates> models_;  // one, or of stage 3 one a rank; of those after the first, fragments alone
+  std::vector<ZeroModelStates> models_;  // one, or one per rank in stage 3; after the first, fragments only
   std::uint32_t first_model_file_ = 0;
   bool module_is_whole_ = true;
   ZeroMasters masters_;
   std::unordered_map<std::string, const ZeroParameter*> trained_, frozen_;
   std::unordered_set<std::string> shared_;
-  std::vector<std::unordered_map<std::string, const TensorEntry*>> fragments_;  // of each of models_
+  std::vector<std::unordered_map<std::string, const TensorEntry*>> fragments_;  // per element of models_
   std::unordered_map<std::string, std::size_t> by_name_;
 };
 
@@ -288,7 +289,8 @@ ZeroTensor Builder::trained(const ZeroParameter& parameter, std::optional<DType>
   return tensor;
 }
 
-/// Whole in the one file, or of stage 3 in equal parts, the last of which are padded.
+/// Returns a frozen parameter, which is stored whole in one file, or in stage 3 as equal parts, the last of them
+/// padded.
 ZeroTensor Builder::frozen(const ZeroParameter& parameter) const {
   const std::uint64_t elems = *num_elems(parameter.shape);
   const bool split = !folder_.model_states;
@@ -321,7 +323,7 @@ ZeroTensor Builder::frozen(const ZeroParameter& parameter) const {
   return tensor;
 }
 
-/// The tensors of the state dict, in its order.
+/// Adds the tensors of the state dict, in its order.
 void Builder::take_module() {
   const ZeroModelStates& first = models_.front();
   std::unordered_set<std::string_view> buffers(first.buffer_names.begin(), first.buffer_names.end());
@@ -347,7 +349,7 @@ void Builder::take_module() {
   }
 }
 
-/// What the state dict does not name.
+/// Adds parameters that the state dict does not contain.
 void Builder::take_others() {
   const ZeroModelStates& first = models_.front();
   for (const auto& group : first.groups)
@@ -364,7 +366,7 @@ void Builder::take_others() {
   }
 }
 
-/// Second names of one tensor.
+/// Adds the second names of shared tensors.
 void Builder::take_shared() {
   const ZeroModelStates& first = models_.front();
   for (const auto& [name, target] : first.shared) {

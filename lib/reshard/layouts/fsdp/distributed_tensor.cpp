@@ -21,16 +21,16 @@ namespace fs = std::filesystem;
 constexpr std::string_view kDistributed = "torch.distributed.";
 constexpr std::size_t kMostMeshDims = 8;
 constexpr std::size_t kMostRanks = std::size_t{1} << 20;
-constexpr std::size_t kMaxAttributes = 256;  // of an object: those of a million tensors are searched for each field
+constexpr std::size_t kMaxAttributes = 256;  // per object; many tensors may search one object for each field
 
-/// What the tensors of one file have in common: a row of ranks, or a list of parts, may be that of a million tensors.
+/// State shared by the tensors of one file. A million tensors may refer to the same list of ranks or shards.
 struct SharedParts {
-  std::uint64_t rank;                                   // in the file's name
-  std::unordered_map<PickleRef, std::uint64_t> places;  // of `rank` in rows of ranks
-  std::size_t parts = 0;                                // of all tensors
+  std::uint64_t rank;                                   // the rank in the file's name
+  std::unordered_map<PickleRef, std::uint64_t> places;  // index of `rank` in each list of ranks
+  std::size_t parts = 0;                                // number of shards of all tensors
 };
 
-/// One tensor of a rank's file.
+/// Reads one tensor of a rank's file.
 class TensorParts {
  public:
   TensorParts(const TorchFile& file, const std::string& name, SharedParts& shared)
@@ -65,7 +65,7 @@ class TensorParts {
     return Error(ErrorKind::kUnsupported, std::move(message)).in(file_.path()).tensor(name_);
   }
 
-  /// The class DTensor or ShardedTensor that `node` is an object of; kNoNode for another tensor.
+  /// Returns the class of `node` if it is a DTensor or ShardedTensor; kNoNode for another tensor.
   PickleRef distributed(PickleRef node) const {
     const PickleGlobal callee = pickle_.global(pickle_.callee(node));
     if (callee.module != "torch._tensor" || callee.name != "_rebuild_from_type_v2") return kNoNode;
@@ -83,7 +83,8 @@ class TensorParts {
     return node != kNoNode && pickle_.kind(node) == PickleKind::kObject && is_class(pickle_.callee(node), name);
   }
 
-  /// A value that an object's state has under `key`; of classes with slots it is a pair of dicts. kNoNode for none.
+  /// Returns the value of `key` in an object's state, which is a pair of dicts for classes with slots; kNoNode if
+  /// absent.
   PickleRef field(PickleRef state, std::string_view key) const {
     if (state == kNoNode) return kNoNode;
     std::vector<PickleRef> dicts{state};
@@ -137,8 +138,9 @@ DistributedTensor TensorParts::dtensor(PickleRef state) const {
   return tensor;
 }
 
-/// Until 2.9 a mesh has a tensor of the ranks, whose shape is the mesh's, their numbers once more as a tuple, and the
-/// coordinate of the rank that saved it. After that it has a row of ranks, and the shape and strides of the mesh in it.
+/// Reads the mesh and the rank's coordinate. Until torch 2.9, a mesh stores a tensor of ranks with the mesh's shape,
+/// the same ranks as a tuple, and the coordinate of the saving rank. Later versions store a flat list of ranks, and the
+/// shape and strides of the mesh in this list.
 void TensorParts::read_mesh(PickleRef node, DistributedTensor& tensor) const {
   if (!is_object(node, "DeviceMesh")) throw bad("has " + pickle_.describe(node) + " instead of a mesh");
   const PickleRef state = pickle_.state(node);
@@ -175,7 +177,7 @@ void TensorParts::read_mesh(PickleRef node, DistributedTensor& tensor) const {
   tensor.coordinate = coordinate;
 }
 
-/// Where the row `ranks` has the rank that the file is named after.
+/// Returns the index in the list `ranks` of the rank in the file's name.
 std::uint64_t TensorParts::place_in(PickleRef ranks) const {
   if (const auto known = shared_.places.find(ranks); known != shared_.places.end()) return known->second;
   const auto items = pickle_.items(ranks);
@@ -217,7 +219,7 @@ MeshPlacement TensorParts::placement(PickleRef node) const {
   return placement;
 }
 
-/// (local shards, metadata, process group, spec, …), each shard with its tensor, offsets and sizes.
+/// The state is (local shards, metadata, process group, spec, …). Each shard has its tensor, offsets and sizes.
 DistributedTensor TensorParts::sharded(PickleRef state) const {
   DistributedTensor tensor{name_, DistributedTensor::Kind::kSharded, DType::kF32, {}, {}, {}, {}, {}, {}};
   const auto parts = pickle_.items(state);

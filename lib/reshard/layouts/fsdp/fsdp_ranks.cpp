@@ -1,6 +1,6 @@
-// One file of torch.save per rank, of what FSDP leaves the rank: DTensors, or ShardedTensors of the older FSDP. verl
-// writes model_world_size_N_rank_R.pt (verl/utils/checkpoint/fsdp_checkpoint_manager.py), accelerate
-// pytorch_model_fsdp_I_rankR.bin (src/accelerate/utils/fsdp_utils.py). Read only; each tensor says which part it is.
+// FSDP checkpoints with one torch.save file per rank, which contains the rank's DTensors, or ShardedTensors of older
+// FSDP. verl writes model_world_size_N_rank_R.pt (verl/utils/checkpoint/fsdp_checkpoint_manager.py), accelerate
+// pytorch_model_fsdp_I_rankR.bin (src/accelerate/utils/fsdp_utils.py). Read-only. Each tensor records its place.
 
 #include <fmt/format.h>
 
@@ -28,13 +28,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A box of a tensor that a rank has, and where it begins in the rank's part.
+/// A box of a logical tensor, and its first element in the rank's part.
 struct LocalBox {
   Box box;
   Dims begin;
 };
 
-/// Of one rank's part of a tensor; tensor-parallel ranks times ranks, where both cut one dim, at most.
+/// Limit per rank and tensor. If FSDP and tensor parallelism split the same dim, it has up to one box per pair of
+/// ranks.
 constexpr std::size_t kMostBoxes = 4096;
 
 /// A run of indices of one dim.
@@ -50,7 +51,7 @@ std::uint64_t size_of(const Ranges& ranges) {
   return size;
 }
 
-/// Adds positions [begin, begin + size) of `ranges` to `taken`; neighbours become one.
+/// Appends positions [begin, begin + size) of `ranges` to `taken`. Merges adjacent ranges.
 void take(const Ranges& ranges, std::uint64_t begin, std::uint64_t size, Ranges& taken) {
   for (const Range& range : ranges) {
     if (size == 0) return;
@@ -68,7 +69,7 @@ void take(const Ranges& ranges, std::uint64_t begin, std::uint64_t size, Ranges&
   }
 }
 
-/// The share of `ranges` at `place` of `count`.
+/// Returns shard `place` of `count` of `ranges`.
 Ranges shard(const Ranges& ranges, std::uint64_t place, std::uint64_t count) {
   const std::uint64_t size = size_of(ranges);
   const std::uint64_t each = size / count + (size % count != 0);
@@ -78,7 +79,7 @@ Ranges shard(const Ranges& ranges, std::uint64_t place, std::uint64_t count) {
   return taken;
 }
 
-/// The same of each of `split_factor` parts, one after another.
+/// Returns shard `place` of `count` of each of `split_factor` parts, concatenated.
 Ranges strided_shard(const Ranges& ranges, std::uint64_t place, std::uint64_t count, std::uint64_t split_factor,
                      const std::string& name) {
   const std::uint64_t size = size_of(ranges);
@@ -94,8 +95,8 @@ Ranges strided_shard(const Ranges& ranges, std::uint64_t place, std::uint64_t co
   return taken;
 }
 
-/// What the placements of a DTensor leave its rank: each dim of the mesh takes its share of what those before it left
-/// (torch/distributed/tensor/placement_types.py: _split_tensor). Empty where nothing is left.
+/// Returns the boxes that the placements of a DTensor assign to its rank. Each dim of the mesh shards the result of the
+/// previous dims (torch/distributed/tensor/placement_types.py: _split_tensor). Empty if the rank owns no elements.
 /// \throws Error kUnsupported for a strided shard that does not divide evenly, which versions of torch cut differently.
 std::vector<LocalBox> boxes_of_placements(const DistributedTensor& tensor) {
   std::vector<Ranges> dims;
@@ -142,8 +143,8 @@ constexpr const char* kFsdpConfig = "fsdp_config.json";
 constexpr NumberedName kVerlName("model_world_size_{world}_rank_{rank}.pt");
 constexpr NumberedName kAccelerateName("pytorch_model_fsdp[_{model}]_rank{rank}.bin");  // no model in LOCAL_STATE_DICT
 
-/// The numbers in a name: the rank, and the number of ranks (verl) or the model (accelerate, of several that are trained
-/// together).
+/// Returns the numbers in a file name: the rank, and the number of ranks (verl) or the number of the model (accelerate,
+/// when it trains several models together).
 std::optional<NameNumbers> rank_name_of(std::string_view name) {
   if (auto numbers = kVerlName.parse(name)) return numbers;
   auto numbers = kAccelerateName.parse(name);
@@ -151,7 +152,7 @@ std::optional<NameNumbers> rank_name_of(std::string_view name) {
   return numbers;
 }
 
-/// Whether it belongs to the same save, beside the weights.
+/// Whether the file contains other training state of the same save.
 bool is_other_file(std::string_view name) {
   return std::any_of(std::begin(kSettingsFiles), std::end(kSettingsFiles),
                      [&](std::string_view start) { return name.starts_with(start) && name.ends_with(".pt"); });
@@ -165,7 +166,7 @@ bool is_rank_folder(Files& files, const fs::path& folder) {
   });
 }
 
-/// The files of a folder.
+/// The rank files and other files of a folder.
 struct RankListing {
   std::map<std::uint64_t, fs::path> ranks;
   std::size_t others = 0;
@@ -236,7 +237,7 @@ std::vector<LocalBox> boxes_in(const DistributedTensor& tensor) {
       .tensor(tensor.name);
 }
 
-/// The boxes of a rank's part number `number`.
+/// Returns the boxes of part `number` of a rank's tensor.
 std::vector<LocalBox> boxes_of(const DistributedTensor& tensor, std::size_t number) {
   const Dims zeros(tensor.shape.size());
   switch (tensor.kind) {
@@ -271,7 +272,7 @@ SourceMap map_of(const std::vector<RankTensors>& ranks, const std::unordered_map
           throw error.in(path);
         }
         const TensorEntry& entry = tensor.local[i];
-        if (entry.size_bytes == 0 && num_elems(tensor.shape) != 0u) continue;  // a share without elements
+        if (entry.size_bytes == 0 && num_elems(tensor.shape) != 0u) continue;  // the rank owns no elements
         const std::uint32_t stored = map.add_stored(entry, rank);
         for (LocalBox& box : boxes) map.pieces[logical].push_back({stored, std::move(box.box), std::move(box.begin)});
       }
@@ -279,7 +280,7 @@ SourceMap map_of(const std::vector<RankTensors>& ranks, const std::unordered_map
   return map;
 }
 
-/// FSDP's own flat parameters do not say which tensors they are made of.
+/// Refuses FSDP's flat parameters, which do not record the tensors that they contain.
 void refuse_flat_parameters(const RankTensors& rank) {
   for (const DistributedTensor& tensor : rank.tensors)
     if (tensor.name.ends_with("_flat_param") || tensor.name.ends_with(".flat_param"))

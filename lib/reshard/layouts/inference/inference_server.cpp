@@ -23,10 +23,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr NumberedName kServedName("tp{tp}_sharded_checkpoint.safetensors", kMaxParallelDegree - 1);
-constexpr const char* kExportFolder = "checkpoint";  // of optimum-neuron, which has weights/ in it
+constexpr const char* kExportFolder = "checkpoint";  // optimum-neuron's folder, which contains weights/
 constexpr const char* kServedFolders[] = {kServedFolder, "checkpoint/weights"};
 
-/// The ranks that are to be written.
+/// Returns the ranks to write.
 RankTarget ranks_to_write(const Layout& layout, const TargetRequest& request, std::uint32_t tp) {
   RankTarget target{&layout, format_of(request)};
   target.stores_tied = false;
@@ -41,7 +41,7 @@ RankTarget ranks_to_write(const Layout& layout, const TargetRequest& request, st
   return target;
 }
 
-/// Says what was padded, a name for each kind of tensor: layers are alike.
+/// Notes which tensors are padded, one name for all layers.
 void note_padding(TargetPlan& plan) {
   std::vector<std::string> names;
   for (std::size_t l = 0; l < plan.map.logical.size(); ++l) {
@@ -68,7 +68,7 @@ RankFormat served_ranks(decltype(RankFormat::explain) explain, decltype(RankForm
 
 std::vector<FoundLayout> ServedLayout::recognise(Files& files, const fs::path& path) const {
   std::vector<FoundLayout> found = recognise_ranks(files, *this, path);
-  for (FoundLayout& one : found) {  // config.json and neuron_config.json are above the folder of an export
+  for (FoundLayout& one : found) {  // an export's config.json and neuron_config.json are in its parent directory
     if (own_name(files, one.directory) != kExportFolder || find_model_config(files, one.directory)) continue;
     const fs::path above = directory_above(files, one.directory);
     if (find_model_config(files, above) || files.exists(above / kNeuronConfigFile)) one.directory = above;

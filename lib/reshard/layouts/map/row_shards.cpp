@@ -7,14 +7,14 @@
 namespace reshard {
 namespace {
 
-/// A shard in rows of the local tensor's view.
+/// The rows of a shard in the local tensor's view.
 struct ShardRows {
   std::uint32_t stored;
   std::uint64_t begin;
-  std::uint64_t end;  // of the shard, with its padding
+  std::uint64_t end;  // end of the shard, including padding
 };
 
-/// Marks a shard as `local` is.
+/// Copies the label and flags of `local` to a shard.
 void mark_as(TensorMap& map, std::uint32_t index, const StoredTensor& local) {
   StoredTensor& shard = map.stored[index];
   shard.label = local.label;
@@ -48,7 +48,7 @@ void add_padding(TensorMap& map, const StoredTensor& local, const std::vector<Sh
   }
 }
 
-/// Calls `add(stored, box of the logical tensor, where it begins in the shard)` for what each shard has of `piece`.
+/// Calls `add(stored, box of the logical tensor, its begin in the shard)` for each shard's share of `piece`.
 template <typename Add>
 void cut(const Piece& piece, const std::vector<ShardRows>& shards, Add&& add) {
   if (piece.box.size.empty()) {
@@ -97,7 +97,7 @@ void add_row_shards(TensorMap& map, const TensorMap& local, std::span<const std:
   }
   for (std::size_t l = 0; l < local.logical.size(); ++l) {
     const LogicalTensor& logical = local.logical[l];
-    std::optional<std::uint32_t> index;  // made with its first piece
+    std::optional<std::uint32_t> index;  // created with its first piece
     for (const Piece& piece : local.pieces[l])
       cut(piece, rows[piece.stored], [&](std::uint32_t stored, Box box, Dims stored_begin) {
         if (const Constant* constant = logical.constant())

@@ -15,7 +15,7 @@
 namespace reshard {
 namespace {
 
-/// A stored tensor's piece seen from the stored side.
+/// A piece, seen from the stored tensor.
 struct Tile {
   Box box;
   std::uint32_t logical;
@@ -27,9 +27,10 @@ Error tiling_error(const TensorMap& map, std::uint32_t stored, const std::string
   return Error(ErrorKind::kBadInput, message).in(map.file_of(tensor).path).tensor(tensor.name);
 }
 
-/// No two tiles overlap. They are sorted by where they begin, so that only neighbours along one dim need comparing.
+/// Validates that no two tiles overlap. Sorts the tiles by their begin, so that only neighbors along one dim are
+/// compared.
 void validate_disjoint(const TensorMap& map, std::uint32_t stored, std::vector<Tile>& tiles) {
-  std::size_t dim = 0;  // along which they lie one after the other
+  std::size_t dim = 0;  // the first dim along which their begins differ
   while (!tiles.empty() && dim + 1 < tiles.front().box.begin.size() &&
          std::all_of(tiles.begin(), tiles.end(),
                      [&](const Tile& tile) { return tile.box.begin[dim] == tiles.front().box.begin[dim]; }))
@@ -48,14 +49,14 @@ void validate_disjoint(const TensorMap& map, std::uint32_t stored, std::vector<T
   }
 }
 
-constexpr std::size_t kFewTiles = 256;  // that are compared with each other
+constexpr std::size_t kFewTiles = 256;  // compared with each other
 constexpr std::size_t kMostSplitDims = 6;
 
-/// Whether boxes inside a tensor fill it, each element once; nothing where that takes too long to know. The function
-/// that counts the boxes over each element is known by its differences along all dims, which are the boxes' corners
-/// with a sign: they cancel each other, but for those of the tensor. O(n log n).
+/// Whether boxes inside a tensor fill it, each element once; std::nullopt if this would take too long to compute. The
+/// number of boxes over each element is determined by its differences along all dims. These are the boxes' corners with
+/// a sign, and they must cancel except for the corners of the tensor. O(n log n).
 std::optional<bool> fill_exactly(const std::vector<Tile>& tiles, const Dims& shape) {
-  std::vector<std::size_t> dims;  // that are split
+  std::vector<std::size_t> dims;  // split dims
   for (std::size_t d = 0; d < shape.size(); ++d)
     if (std::any_of(tiles.begin(), tiles.end(), [&](const Tile& tile) { return tile.box.size[d] != shape[d]; }))
       dims.push_back(d);
@@ -102,7 +103,7 @@ void validate_whole_bytes(const TensorMap& map, const StoredTensor& tensor, cons
       .hint("choose a smaller TP degree");
 }
 
-/// The piece seen from the stored side, which lies inside both tensors.
+/// Returns the piece as seen from the stored tensor, after validating that it is inside both tensors.
 Tile fitting_tile(const TensorMap& map, std::uint32_t logical_index, std::uint32_t piece_index) {
   const Piece& piece = map.pieces[logical_index][piece_index];
   const LogicalTensor& logical = map.logical[logical_index];
@@ -115,7 +116,7 @@ Tile fitting_tile(const TensorMap& map, std::uint32_t logical_index, std::uint32
   return tile;
 }
 
-/// Pieces that lie inside the stored tensor have as many elements together as it has.
+/// Validates that the pieces, which are inside the stored tensor, have as many elements as the tensor.
 void validate_filled(const TensorMap& map, std::uint32_t stored, std::uint64_t filled) {
   const std::uint64_t elems = num_elems(map.stored[stored].shape).value_or(0);
   if (filled < elems)
@@ -123,7 +124,7 @@ void validate_filled(const TensorMap& map, std::uint32_t stored, std::uint64_t f
   if (filled > elems) throw tiling_error(map, stored, "its pieces overlap");
 }
 
-/// ", of which a rank has 25", where the rule says it by itself.
+/// Returns ", of which it makes 25 for a rank" if the rule alone determines the size.
 std::string expected_size(const PartitionRule& rule, std::uint32_t rank) {
   const auto size = stated_size(rule, rank);
   return size ? fmt::format("; the rule expects {} per rank", *size) : std::string();
@@ -419,7 +420,7 @@ const SourceFile& SourceMap::file_of(const StoredTensor& tensor) const {
 
 void SourceMap::order_logical(const std::vector<std::string>& names) {
   std::vector<std::size_t> key(logical.size(), names.size());
-  for (std::size_t i = names.size(); i-- > 0;)  // the first of equal names counts
+  for (std::size_t i = names.size(); i-- > 0;)  // the first of equal names has precedence
     if (const auto found = find_logical(names[i])) key[*found] = i;
   if (std::is_sorted(key.begin(), key.end())) return;
   std::vector<std::uint32_t> order(logical.size());
@@ -459,11 +460,11 @@ void validate_tiling(const TensorMap& map) {
     std::uint32_t piece;
     auto operator<=>(const Place&) const = default;
   };
-  std::vector<std::uint32_t> counts(map.stored.size());  // how many pieces it has
+  std::vector<std::uint32_t> counts(map.stored.size());  // number of pieces of each
   for (const auto& pieces : map.pieces)
     for (const Piece& piece : pieces) ++counts[piece.stored];
 
-  // There may be millions of pieces, nearly all of which are all of a stored tensor: these are taken as they come.
+  // There may be millions of pieces, and nearly all are whole stored tensors. These are validated immediately.
   std::vector<Place> others;
   for (std::uint32_t l = 0; l < map.logical.size(); ++l) {
     for (std::uint32_t p = 0; p < map.pieces[l].size(); ++p) {
@@ -478,7 +479,7 @@ void validate_tiling(const TensorMap& map) {
     if (counts[s] == 0) validate_filled(map, s, 0);
 
   std::sort(others.begin(), others.end());
-  std::vector<Tile> tiles;  // of one stored tensor
+  std::vector<Tile> tiles;  // tiles of one stored tensor
   for (auto begin = others.begin(); begin != others.end();) {
     const std::uint32_t stored = begin->stored;
     const auto end = begin + counts[stored];

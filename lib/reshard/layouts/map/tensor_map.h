@@ -207,7 +207,7 @@ class TensorMap {
   TensorMap& operator=(const TensorMap&) = default;
   TensorMap& operator=(TensorMap&&) = default;
 
-  /// Adds all of another map but its files, the first of which is number `first_file` here.
+  /// Adds the contents of another map except its files. Its first file has the number `first_file` here.
   void append_tensors(TensorMap& other, std::uint32_t first_file, const std::string& logical_prefix);
   /// Finds the logical tensors by their names of now.
   void index_logical();

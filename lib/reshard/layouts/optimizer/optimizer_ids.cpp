@@ -19,7 +19,7 @@ namespace {
 constexpr const char* kSayRule =
     "set `from-optimizer-groups` to the rule by which parameters were grouped, if there is one";
 
-/// A part of a logical tensor in a local one: where it is of, and where it lies.
+/// A box of a logical tensor, and its position in a local one.
 struct IdPart {
   std::string logical;
   std::vector<std::uint64_t> begin, size, at;
@@ -31,8 +31,7 @@ std::vector<std::uint64_t> as_vector(const Dims& dims) {
   return {dims.begin(), dims.end()};
 }
 
-/// The tensors of all ranks, but for second names, and of what they are made: by pipeline and tensor-parallel rank and
-/// name.
+/// The pieces of each rank's tensors, without aliases, by pipeline rank, tensor-parallel rank and name.
 using Content = std::map<std::tuple<std::uint32_t, std::uint32_t, std::string>, std::vector<IdPart>>;
 
 Content content_of(const TensorMap& map) {
@@ -58,7 +57,7 @@ Content content_of(const TensorMap& map) {
   return content;
 }
 
-/// Ids are enough for such an optimizer.
+/// Validates that ids are sufficient for this optimizer.
 void validate_kind(const OptimizerFiles& files) {
   const auto fail = [&](const std::string& message, const std::string& hint) {
     throw Error(ErrorKind::kUnsupported, message).in(files.folder).hint(hint);
@@ -74,7 +73,7 @@ void validate_kind(const OptimizerFiles& files) {
          kSayRule);
 }
 
-/// The file has no more ids of a shape than the model's file has parameters.
+/// Validates that the file has no more ids of a shape than the model's file has parameters.
 void validate_shapes(const OptimizerStage& file, const std::vector<LocalParameter>& parameters, std::uint32_t pp_rank) {
   std::map<std::vector<std::uint64_t>, std::size_t> in_model, in_optimizer;
   for (const LocalParameter& parameter : parameters) ++in_model[as_vector(parameter.shape)];

@@ -40,7 +40,8 @@ class LocalTensors {
       const StoredTensor& stored = model.stored[s];
       const SourceFile& file = model.files[stored.file];
       auto& found = by_name_[place(file.pp_rank, file.ep_rank, file.tp_rank)][stored.name.text()];
-      // One that stands for several originals is there for each; what other data-parallel ranks saved comes later.
+      // A replica of several logical tensors is listed for each of them. Tensors that other data-parallel ranks saved
+      // come later.
       if (found.empty() || model.stored[found.front()].file == stored.file) found.push_back(s);
     }
     logical_.resize(model.stored.size());
@@ -50,7 +51,7 @@ class LocalTensors {
     }
   }
 
-  /// Those of a name on a rank; none where it has no such tensor.
+  /// Returns the stored tensors of a name on a rank; empty if the rank has no such tensor.
   const std::vector<std::uint32_t>& find(std::uint32_t pp_rank, std::uint32_t ep_rank, std::uint32_t tp_rank,
                                          const std::string& name) const {
     static const std::vector<std::uint32_t> kNone;
@@ -59,7 +60,7 @@ class LocalTensors {
     return found == of_rank.end() ? kNone : found->second;
   }
 
-  /// The logical tensors that a stored tensor has parts of, in its order.
+  /// Returns the logical tensors that a stored tensor has pieces of, in its order.
   std::vector<std::uint32_t> logical_of(std::uint32_t stored) const {
     std::vector<std::uint32_t> all;
     for (const auto& [begin, logical] : logical_[stored])
@@ -88,27 +89,28 @@ class LocalTensors {
   std::vector<std::set<std::pair<Dims, std::uint32_t>, ByPlace>> logical_;
 };
 
-/// The expert-parallel rank whose parameters an entry is of, in the file of a data-parallel rank: of ZeRO-1, experts
-/// alone are (NxD's optimizer/zero_redundancy_optimizer.py); else each such rank has a file of all that it holds.
+/// Returns the expert-parallel rank whose parameters an entry belongs to, in the file of a data-parallel rank. With
+/// ZeRO-1, only experts have one (NxD's optimizer/zero_redundancy_optimizer.py). Otherwise each such rank has a file of
+/// all its parameters.
 std::uint32_t ep_rank_of(const OptimizerFiles& files, const OptimizerStage& stage, std::uint32_t entry,
                          std::uint32_t dp_rank) {
   return stage.is_expert(entry) || files.form() == OptimizerStage::Form::kWhole ? dp_rank % files.ep : 0;
 }
 
-/// Collects the shards of a state of all ranks: of that which `state_of` finds in an entry.
+/// Collects all ranks' shards of the state that `state_of` finds in an entry.
 class StateParts {
  public:
   StateParts(const ShardedOptimizer& optimizer, const LocalTensors& locals) : optimizer_(optimizer), locals_(locals) {}
 
-  /// \param where  What stands before an entry's number in the file, as errors name it.
+  /// \param where  prefix of an entry's number in the file, for errors.
   template <typename StateOf>
   std::vector<StatePart> collect(const std::string& where, const std::string& state, StateOf&& state_of) const {
     const OptimizerFiles& files = optimizer_.files;
     std::vector<StatePart> parts;
-    std::map<std::pair<std::string, std::uint32_t>, SharedName> names;  // by the entry's name, or its id
+    std::map<std::pair<std::string, std::uint32_t>, SharedName> names;  // by the entry's name or id
     for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank) {
       const OptimizerStage& stage = files.stages[pp_rank];
-      std::vector<std::pair<const OptimizerState*, SharedName>> of_entry;  // of each; null without the state
+      std::vector<std::pair<const OptimizerState*, SharedName>> of_entry;  // by entry; null without the state
       for (std::uint32_t e = 0; e < stage.entries.size(); ++e) {
         const std::string& own = stage.entries[e].name;
         const std::pair of_name(own, own.empty() ? e : 0);
@@ -157,8 +159,8 @@ class StateParts {
     return rows_per_shard((*entry.shape)[0], share.count) * share.number;
   }
 
-  /// A state has the shape that its parameter has in the model's file, or the rows of it that a rank has. One that is no
-  /// moment and no master weights may be a number.
+  /// Validates that a state has its parameter's shape in the model's file, or a rank's rows of it. A state that is
+  /// neither a moment nor master weights may be a scalar.
   void validate_shape(const TensorEntry& tensor, std::uint32_t pp_rank, std::uint32_t rank, std::uint32_t entry,
                       std::uint32_t local, const ShareOfRows& share) const {
     const StoredTensor& stored = locals_.model().stored[local];
@@ -167,7 +169,7 @@ class StateParts {
     const OptimizerEntry& own = stage.entries[entry];
     const bool is_master = &tensor == own.master.of_rank(rank);
     if (tensor.shape.empty() && (in_model.empty() || !(is_master || is_moment(tensor.name)))) return;
-    const bool is_named = !own.name.empty();  // whose shards are not padded
+    const bool is_named = !own.name.empty();  // shards of named entries are not padded
     if (!in_model.empty() && (!is_named || !own.shape || *own.shape == in_model) &&
         tensor.shape == (is_named ? without_padding(in_model, share) : row_shard_shape(in_model, share.count)))
       return;
@@ -190,7 +192,7 @@ std::uint32_t add_part(SourceMap& map, const StatePart& part) {
   return index;
 }
 
-/// Adds tensors that are shared by rows to `map`, as what `state` makes of the model's logical tensors.
+/// Adds tensors that are shared by rows to `map`. `state` converts the model's logical tensors to those of the state.
 void add_shared(SourceMap& map, const SourceMap& model, const std::vector<StatePart>& parts, const fs::path& folder,
                 const std::function<LogicalTensor(const LogicalTensor&, DType)>& state,
                 TensorRole role = TensorRole::kState) {
@@ -216,7 +218,7 @@ void add_shared(SourceMap& map, const SourceMap& model, const std::vector<StateP
   }
 }
 
-/// The names of states that are tensors, in the order in which the files have them first.
+/// Returns the names of states that are tensors, in the order of first occurrence in the files.
 std::vector<std::string> state_names(const OptimizerFiles& files) {
   std::vector<std::string> names;
   std::unordered_set<std::string> seen;
@@ -240,7 +242,7 @@ void refuse_incomplete(const OptimizerFiles& files) {
       .hint(files.incomplete_hint);
 }
 
-/// Of what is trained all master weights are there, or none.
+/// Validates that either all trained parameters have master weights, or none.
 void refuse_partial_masters(const OptimizerFiles& files) {
   for (const OptimizerStage& stage : files.stages)
     for (std::uint32_t e = 0; e < stage.entries.size(); ++e) {
@@ -253,10 +255,10 @@ void refuse_partial_masters(const OptimizerFiles& files) {
     }
 }
 
-/// What parameters of one group have no state of, and others of it have: as a note.
+/// Adds a note on states that some parameters of a group have and others do not.
 void note_missing_states(const OptimizerFiles& files, std::vector<std::string>& notes) {
-  if (files.has_names()) return;  // parameters without states are in none of the groups
-  std::set<std::string> missing;  // states
+  if (files.has_names()) return;  // parameters without states are in no group
+  std::set<std::string> missing;  // names of states
   std::vector<std::string> ids;
   for (const OptimizerStage& file : files.stages)
     for (const OptimizerFileGroup& group : file.groups) {
@@ -280,7 +282,7 @@ void note_missing_states(const OptimizerFiles& files, std::vector<std::string>& 
                               list_names(std::vector(missing.begin(), missing.end())), list_names(ids)));
 }
 
-/// Makes states of an optimizer.
+/// Converts an optimizer's states to tensors of the model's parameters.
 class StatesMaker {
  public:
   StatesMaker(const ShardedOptimizer& optimizer, const SourceMap& model)
@@ -320,7 +322,7 @@ class StatesMaker {
     return optimizer_state_name(parameter, state);
   }
 
-  /// A tensor without dims: of a fused parameter it is that of each.
+  /// Adds a tensor without dims. If the parameter is fused, each of its parts gets the tensor.
   void add_number_tensor(const std::string& state, const StatePart& part) {
     for (const std::uint32_t logical : locals_.logical_of(part.local)) {
       const std::uint32_t stored = add_part(states_.map, part);
@@ -332,7 +334,7 @@ class StatesMaker {
     }
   }
 
-  /// The names of an entry's parameters, as the model has them.
+  /// Returns the model's names of an entry's parameters.
   std::vector<std::string> parameters_of(std::uint32_t pp_rank, std::uint32_t entry) const {
     std::vector<std::string> names;
     const std::uint32_t tp = optimizer_.files.tp;
@@ -396,7 +398,7 @@ class StatesMaker {
   TrainingStates states_;
 };
 
-/// Whether a stage before `pp_rank` holds the parameter.
+/// Whether a stage before `pp_rank` has the parameter.
 bool is_of_earlier_stage(const SourceMap& model, const std::string& name, std::uint32_t pp_rank) {
   return std::any_of(model.stored.begin(), model.stored.end(), [&](const StoredTensor& tensor) {
     return model.files[tensor.file].pp_rank < pp_rank && tensor.name.text() == name;
@@ -413,8 +415,8 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
     std::unordered_map<std::string, const StoredTensor*> own;
     for (const StoredTensor& tensor : checkpoint.map.stored)
       if (checkpoint.map.files[tensor.file].pp_rank == pp_rank) own.emplace(tensor.name.text(), &tensor);
-    // A second name of a parameter in the same file is no parameter of the optimizer; one alone in its stage is, and so
-    // is one that stands beside a copy of an earlier stage's parameter.
+    // An alias of a parameter in the same file is no parameter of the optimizer. An alias is one if it is alone in its
+    // stage or next to a replica of an earlier stage's parameter.
     std::vector<TiedParameter> ties = tied_parameters(checkpoint.model);
     for (const TiedParameter& one : ties) {
       const auto second = own.find(one.name);
@@ -426,7 +428,7 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
       std::vector<LocalParameter>& of_rank = parameters.emplace_back();
       for (const TensorEntry& tensor : shards.files[pp_rank][std::size_t{ep_rank} * shards.tp].tensors) {
         const auto found = own.find(tensor.name);
-        const bool is_buffer = tensor.name.ends_with(".inv_freq");  // of rotary embeddings: none is trained
+        const bool is_buffer = tensor.name.ends_with(".inv_freq");  // of rotary embeddings, never trained
         if (found == own.end() || is_buffer || tied.count(tensor.name)) continue;
         of_rank.push_back({tensor.name, tensor.shape, found->second->expert_parallel});
       }
@@ -496,7 +498,7 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, SourceMap& mo
   for (StatePart& part : parts) part.name = local.stored[part.local].name;
   std::vector<bool> used(model.stored.size(), true);
   for (const StatePart& part : parts) {
-    used[part.local] = false;  // even if it holds padding alone
+    used[part.local] = false;  // even if it has only padding
     for (const std::uint32_t l : locals.logical_of(part.local)) {
       LogicalTensor& tensor = model.logical[l];
       if (!model.pieces[l].empty()) {

@@ -24,15 +24,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A tensor of a rank's file, and what it is of.
+/// A tensor of a rank's file and the state that it contains.
 struct Slot {
   StoredTensor tensor;  // its name, dtype and shape
   std::string state;
-  const NumberedState* scalar = nullptr;  // of one element, which all ranks have; else rows of `local`
-  std::uint32_t local = 0;                // stored tensor of the model's map
+  const NumberedState* scalar = nullptr;  // a scalar, which all ranks have; otherwise rows of `local`
+  std::uint32_t local = 0;                // index of the stored tensor in the model's map
 };
 
-/// What one rank's file holds. Data-parallel ranks have files alike.
+/// The contents of one rank's file, which are equal on all data-parallel ranks.
 struct RankContent {
   std::shared_ptr<const SavedValue> structure;
   std::vector<Slot> slots;  // in the order of the structure
@@ -56,7 +56,7 @@ class OptimizerWriter {
 
   void run(const std::vector<StagePlan>& stages) {
     parameters_.validate_groups(stages);
-    std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint32_t>> ranks;  // stored, by (pp, tp)
+    std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint32_t>> ranks;  // stored tensors by (pp, tp)
     for (std::uint32_t s = 0; s < local_->stored.size(); ++s) {
       const MapFile& file = local_->file_of(local_->stored[s]);
       ranks[{file.pp_rank, file.tp_rank}].push_back(s);
@@ -106,7 +106,7 @@ class OptimizerWriter {
     shards[slot.local].push_back({stored, rows * dp_rank});
   }
 
-  /// What every data-parallel rank's file of a rank holds; its model's tensors are `stored`.
+  /// Returns the contents of every data-parallel rank's file of a rank, whose model's tensors are `stored`.
   RankContent content_of(const std::vector<NumberedParameter>& parameters,
                          const std::vector<std::uint32_t>& stored) const {
     std::unordered_map<std::string_view, std::uint32_t> by_name;
@@ -140,7 +140,7 @@ class OptimizerWriter {
       shape_info.push_back({id, plain_list(local_->stored[s].file_shape())});
     }
     for (const NumberedParameter& parameter : parameters) {
-      if (!states_.has_names() && !parameter.has_master) continue;  // nobody knows of which weights to make them
+      if (!states_.has_names() && !parameter.has_master) continue;  // the weights to make them from are unknown
       master.push_back({std::int64_t{parameter.id}, add(parameter, by_name.at(parameter.stored_name),
                                                         fmt::format("{}.{}", kMastersKey, parameter.id), kMasterState,
                                                         parameter.master_dtype, nullptr)});
@@ -168,7 +168,7 @@ class OptimizerWriter {
     return groups;
   }
 
-  /// Of parameters that are fused into one, which has one step.
+  /// Records that parameters that are fused into one must have the same scalar states, such as their step.
   void note_same(const std::vector<NumberedParameter>& parameters) {
     for (const NumberedParameter& parameter : parameters)
       for (const NumberedState& state : parameter.states)
@@ -186,7 +186,7 @@ class OptimizerWriter {
     for (const auto& [state, shards] : shards_)
       add_row_shards(plan_.map, *local_, shards, [&, name = state](const LogicalTensor& parameter) {
         if (const auto known = parameters_.state_of(parameter.name, name)) return states_.map.logical[*known];
-        LogicalTensor master = parameter;  // of the weights themselves
+        LogicalTensor master = parameter;  // made from the weights
         master.name = parameters_.master_name(parameter.name);
         master.dtype = parameters_.master_dtype(parameter.name);
         master.role = TensorRole::kState;
@@ -213,7 +213,7 @@ class OptimizerWriter {
   }
 
   TargetPlan& plan_;
-  const std::shared_ptr<const TensorMap> local_;  // the model's, or that of what ids are
+  const std::shared_ptr<const TensorMap> local_;  // the model's map, or that of the ids' local tensors
   const TrainingStates& states_;
   const OptimizerTarget& target_;
   NumberedParameters parameters_;

@@ -1,5 +1,5 @@
-// From the metadata of ranks to a description: tensors are grouped by name over the largest stack of layers, and a group
-// of equal shape and partition becomes a module.
+// Builds a description from the metadata of ranks. Tensors are grouped by name over the largest stack of layers, and
+// each group of equal shape and partition becomes a module.
 
 #include "reshard/layouts/ranks/metadata_family.h"
 
@@ -24,11 +24,11 @@ namespace {
 
 using Layers = std::set<std::uint64_t>;
 
-constexpr const char* kEmbeddingModule = "model.embed_tokens";  // tied to the head if no family says otherwise
+constexpr const char* kEmbeddingModule = "model.embed_tokens";  // tied to the head if no family defines it otherwise
 
 /// How a logical tensor is split.
 struct Split {
-  std::optional<std::uint32_t> dim;  // none: every rank has all of it
+  std::optional<std::uint32_t> dim;  // std::nullopt: every rank has all of it
   std::uint32_t stride = 1;
   std::vector<PackedPart> packed;
 
@@ -47,12 +47,12 @@ struct Tensor {
 
 /// A module of the description: tensors of the same name, shape and split in some layers.
 struct Group {
-  std::string module;  // with a star for the layer's number
+  std::string module;  // with a star instead of the layer's number
   std::string leaf;
   Dims shape;
   Split split;
-  Layers layers;       // none outside the stack
-  Layers bias_layers;  // subset of `layers` with a bias that is split as the outputs are
+  Layers layers;       // empty outside the stack
+  Layers bias_layers;  // subset of `layers` with a bias that is split like the outputs
   bool has_bias = false;
   std::set<std::uint32_t> stages;
 };
@@ -63,7 +63,7 @@ Error cannot_describe(const std::string& name, const std::string& what) {
       .hint("describe the model in a file and give it with `spec`");
 }
 
-/// `layers` of `count` as a condition.
+/// Returns a condition that is true for `layers` out of `count` layers.
 std::string condition(const Layers& layers, std::uint64_t count) {
   std::vector<std::string> ranges;
   for (auto layer = layers.begin(); layer != layers.end();) {
@@ -111,10 +111,10 @@ class Describer {
  private:
   struct Place {
     std::uint64_t layer;
-    std::string pattern;  // the name with a star for the layer's number
+    std::string pattern;  // the name with a star instead of the layer's number
   };
 
-  /// How each logical tensor is split, as entries and specs say.
+  /// Reads the split of each logical tensor from entries and specs.
   void read_splits() {
     for (std::uint32_t stage = 0; stage < stages_.size(); ++stage) {
       const std::vector<PartitionRule> rules = partition_rules(stages_[stage], tp_);
@@ -137,7 +137,7 @@ class Describer {
     }
   }
 
-  /// In the order of the files, and of the linears in a fused one.
+  /// Reads tensors in the order of the files, and of the linears in a fused one.
   void read_tensors(const SourceMap& map) {
     std::vector<std::size_t> order;
     for (std::size_t i = 0; i < map.logical.size(); ++i)
@@ -159,7 +159,7 @@ class Describer {
     }
     for (const StoredTensor& stored : map.stored)
       if (stored.tied) tied_ = true;
-    // A file sorted by name does not show the order of the model.
+    // If a file is sorted by name, it does not show the model's order.
     const auto by_name = [&](const StoredTensor& a, const StoredTensor& b) {
       return map.files[a.file].tp_rank == map.files[b.file].tp_rank &&
              map.files[a.file].pp_rank == map.files[b.file].pp_rank &&
@@ -168,7 +168,7 @@ class Describer {
     is_sorted_ = std::is_sorted(map.stored.begin(), map.stored.end(), by_name);
   }
 
-  /// The prefix under which most tensors have a number: "model.layers".
+  /// Finds the prefix under which most tensors have a number: "model.layers".
   void choose_stack() {
     std::map<std::string, std::size_t> counts;
     for (const Tensor& tensor : tensors_)
@@ -188,7 +188,7 @@ class Describer {
       if (const auto place = place_of(tensor.name)) layer_count_ = std::max(layer_count_, place->layer + 1);
   }
 
-  /// Nothing outside the stack.
+  /// Returns std::nullopt outside the stack.
   std::optional<Place> place_of(const std::string& name) const {
     if (stack_.empty() || !name.starts_with(stack_ + ".")) return std::nullopt;
     const std::size_t begin = stack_.size() + 1;
@@ -199,7 +199,7 @@ class Describer {
     return Place{*layer, stack_ + ".*" + name.substr(end)};
   }
 
-  /// Whether the weight has a bias that is split as `"bias": true` in a description means it.
+  /// Whether the weight has a bias that is split as `"bias": true` in a description requires.
   bool has_plain_bias(const Tensor& weight) const {
     const auto found = by_name_.find(weight.module() + ".bias");
     if (weight.leaf() != "weight" || weight.shape.empty() || found == by_name_.end()) return false;
@@ -233,7 +233,7 @@ class Describer {
     if (has_bias) group->bias_layers.insert(place->layer);
   }
 
-  /// The heads of a projection, where config.json has numbers and no spec does.
+  /// Returns the number of heads of a projection, if config.json contains it and no spec does.
   std::optional<std::uint64_t> heads_of(const Group& group) const {
     const std::string linear = group.module.substr(group.module.rfind('.') + 1);
     const bool is_query = linear == "q_proj";
@@ -276,7 +276,7 @@ class Describer {
     return module;
   }
 
-  /// The modules before the layers, in the layers, and after them.
+  /// Returns the modules before the layers, in the layers, and after them.
   OrderedJson modules_json() {
     OrderedJson before = OrderedJson::array(), inside = before, behind = before;
     const auto last = static_cast<std::uint32_t>(stages_.size() - 1);
@@ -305,7 +305,7 @@ class Describer {
     return before;
   }
 
-  /// The head whose only tensor is the embedding's under a second name (tied_parameters).
+  /// Adds the head if its only tensor is an alias of the embedding's (tied_parameters).
   void add_tied_head(OrderedJson& modules) {
     const auto embedding = std::find_if(groups_.begin(), groups_.end(), [](const Group& group) {
       return group.module == kEmbeddingModule && group.leaf == "weight";
@@ -319,7 +319,7 @@ class Describer {
     define_["tie_word_embeddings"] = true;
   }
 
-  /// \param wanted  calls with each spec of this kind, its module's name, and the pattern of that.
+  /// \param wanted  called with each spec of this kind, its module's name, and the pattern of this name.
   template <typename Spec, typename Action>
   void for_each_spec(Action&& wanted) const {
     for (const StageMetadata& stage : stages_)
@@ -332,7 +332,7 @@ class Describer {
           }
   }
 
-  /// That a spec is there in each layer that has the linear it is about: `named` are the modules that have it.
+  /// Validates that a spec exists in each layer that has its linear. `named` are the modules that have the spec.
   void validate_everywhere(const std::string& pattern, const std::string& linear,
                            const std::set<std::string>& named) const {
     for (const Tensor& tensor : tensors_) {
@@ -378,7 +378,7 @@ class Describer {
 
   OrderedJson fused_json() const {
     OrderedJson fused = OrderedJson::array();
-    std::map<std::string, std::set<std::string>> named;  // by the JSON of each
+    std::map<std::string, std::set<std::string>> named;  // by the JSON of each spec
     for_each_spec<FusedLinearsSpec>([&](const FusedLinearsSpec& spec, const std::string& name,
                                         const std::string& pattern) {
       const OrderedJson one = {{"module", pattern}, {"name", spec.fused_linear_name}, {"linears", spec.linear_names}};
@@ -416,7 +416,7 @@ class Describer {
   std::map<std::string, std::size_t> by_name_;
   bool tied_ = false;
   bool is_sorted_ = false;  // by name
-  std::string stack_;       // empty: none
+  std::string stack_;       // empty: there is no stack
   std::uint64_t layer_count_ = 0;
   std::vector<Group> groups_;
   std::map<std::pair<std::string, std::string>, std::vector<std::size_t>> groups_by_name_;  // by module and leaf

@@ -42,8 +42,8 @@ constexpr const char* kByMetadata =
     "the metadata defines how its tensors are split in these files, and the plan in config.json (base_model_tp_plan) "
     "how they are split elsewhere";
 
-/// The originals of the tensors that an expert-parallel rank of a stage has, as its metadata has them; its other
-/// tensor-parallel ranks' files are alike. Tensors that it does not list, or whose sizes do not come out, are told of
+/// Adds the logical tensors of an expert-parallel rank of a stage, according to its metadata; the files of its other
+/// tensor-parallel ranks are equivalent. Tensors that are not listed or whose sizes are not divisible are reported
 /// later.
 void add_wholes(const ShardedCheckpoint& shards, std::uint32_t pp_rank, std::uint32_t ep_rank,
                 std::vector<WholeTensor>& tensors) {
@@ -61,9 +61,9 @@ void add_wholes(const ShardedCheckpoint& shards, std::uint32_t pp_rank, std::uin
   }
 }
 
-/// The model of shards that nobody describes but the plan in config.json. Metadata says what the whole tensors are; where
-/// there is none, the plan does.
-/// \param notes Gets what the user should know, in whole sentences.
+/// Returns the model of shards that only the plan in config.json describes. The whole tensors are known from metadata,
+/// or from the plan if there is no metadata.
+/// \param notes receives information for the user, in whole sentences.
 /// \throws as ConfigPlan.
 Model planned_model(const ModelConfig& config, const ShardedCheckpoint& shards, std::vector<std::string>& notes) {
   std::vector<WholeTensor> tensors;
@@ -85,8 +85,8 @@ Model planned_model(const ModelConfig& config, const ShardedCheckpoint& shards, 
   return plan.model(std::move(tensors));
 }
 
-/// The attention specs of the metadata are about the heads that config.json says. Their sizes alone would not show it:
-/// twice the heads of half the size fit the same files in another order.
+/// Validates that the metadata's attention specs have the numbers of heads in config.json. Sizes alone would not show a
+/// difference: twice the heads of half the size fit the same files in another order.
 void validate_heads(const ShardedCheckpoint& checkpoint, const Model& model) {
   if (checkpoint.metadata.empty()) return;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
@@ -111,8 +111,8 @@ std::string describe_split(const ParallelParameter& parameter) {
                                               : fmt::format("as {} packed matrices", parameter.packed.size()));
 }
 
-/// Entries of the metadata have the stride and the packed matrices of the family's plan: sizes alone would not show that
-/// the elements are in another order. The dim may differ, as the sizes show that.
+/// Validates that the metadata's entries have the strides and packed matrices of the family's plan. Sizes alone would
+/// not show another order of elements. The dim may differ, as sizes show that.
 void validate_strides(const ShardedCheckpoint& checkpoint, const Model& model) {
   if (checkpoint.described_in.empty() || checkpoint.tp == 1 || model.by_config_plan) return;
   std::unordered_map<std::string_view, const ModelParameter*> planned;
@@ -144,7 +144,8 @@ void note_left_out(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
                                          list_names(shards.not_saved)));
 }
 
-/// Metadata that torch saved states no number of ranks: config.json shows whether the last ones are missing.
+/// Metadata that torch saved does not contain the number of ranks. Uses config.json to detect that the last ones are
+/// missing.
 void validate_all_ranks_are_there(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   const bool known_family = checkpoint.model && !checkpoint.model->by_config_plan;
   if (!shards.has_old_metadata || shards.record || known_family) return;
@@ -161,7 +162,8 @@ constexpr std::string_view kTiedHint =
     "ranks do not divide: such ranks contain different heads and cannot be consolidated; otherwise the ranks come from "
     "different checkpoints (`replicas` first has no effect)";
 
-/// Metadata that torch saved may call matrices the same on every rank that are not. Norms may drift; matrices must agree.
+/// Metadata that torch saved may list matrices as equal on every rank although they are not. Norms may drift, but
+/// matrices must agree.
 void distrust_replicated_matrices(SourceMap& map) {
   for (std::size_t i = 0; i < map.logical.size(); ++i) {
     if (map.logical[i].shape.size() < 2 || map.pieces[i].empty()) continue;
@@ -177,8 +179,8 @@ bool is_listed(const ShardedCheckpoint& shards, const std::string& name) {
   });
 }
 
-/// Ties what the files contain and the metadata does not list, as nothing else is a parameter's second name, whatever
-/// config.json says. Bytes that differ refute it.
+/// Ties the tensors that the files contain but the metadata does not list, regardless of config.json: they can only be
+/// aliases of parameters. The tie is refuted if their bytes differ.
 void tie_unlisted(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   for (const TiedParameter& one : possible_ties(checkpoint.model))
     if (!is_listed(shards, one.name) && checkpoint.map.find_logical(one.name))
@@ -186,13 +188,13 @@ void tie_unlisted(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
         if (parameter.name == one.name) parameter.tied_to = one.source;
 }
 
-/// Makes the model's map of the shards, whose partition is known.
+/// Builds the model's map of the shards, whose partition is known.
 void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& context, Checkpoint& checkpoint) {
   shards.other_stages += remove_other_stages(shards, tied_parameters(checkpoint.model));
   std::vector<TiedParameter> tied = possible_ties(checkpoint.model);
   const std::vector<TiedParameter> unlisted =
       list_omitted_tensors(files, shards, checkpoint.model ? tied : std::vector<TiedParameter>{});
-  // Without a model, ties are a guess: metadata that lists the tensor and bytes that differ both refute it.
+  // Without a model, ties are a guess. It is refuted if the metadata lists the tensor or if the bytes differ.
   if (!checkpoint.model) std::erase_if(tied, [&](const TiedParameter& one) { return is_listed(shards, one.name); });
   if (const auto note = other_stages_note(shards)) checkpoint.notes.push_back(*note);
   checkpoint.map = sharded_source_map(shards, tied, unlisted);
@@ -205,7 +207,7 @@ void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& contex
   if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
     validate_heads(shards, *checkpoint.model);
     validate_strides(shards, *checkpoint.model);
-    // Metadata says how tensors of any name are partitioned.
+    // Metadata defines the partition of tensors of any name.
     const bool may_be_other = context.use == ConfigUse::kRenamed && !shards.metadata.empty();
     if (shards.allows_extra && !may_be_other)
       validate_trained_against_model(checkpoint.map, *checkpoint.model, shards.folder.path);
@@ -247,7 +249,7 @@ constexpr std::string_view kExtraHint =
     "config.json does not explain it, so each rank's tensor was assumed to be a replica; it is split, or the ranks "
     "come from different checkpoints (`replicas` first has no effect)";
 
-/// Marks the tensors that a request keeps although nothing says that every rank has all of them.
+/// Marks the tensors that a request keeps although they are not known to be whole on every rank.
 void distrust_extra_tensors(Checkpoint& checkpoint) {
   std::unordered_set<std::string_view> known;
   for (const ModelParameter& parameter : checkpoint.model->parameters) known.insert(parameter.name);
@@ -255,7 +257,8 @@ void distrust_extra_tensors(Checkpoint& checkpoint) {
     if (known.count(tensor.name) == 0) tensor.unconfirmed_hint = kExtraHint;
 }
 
-/// Notes that swapped files of ranks cannot be found, if the files record their ranks neither in metadata nor in a tensor.
+/// Notes that swapped rank files cannot be detected if the files record their ranks neither in metadata nor in a
+/// tensor.
 void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   const auto is_rank_number = [](const PartitionRule& rule) { return rule.constant && rule.constant->is_rank_number; };
   if (shards.record || shards.tp == 1 || std::any_of(shards.rules.begin(), shards.rules.end(), is_rank_number)) return;
@@ -263,7 +266,7 @@ void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoi
       "rank files carry no rank number: files that were swapped between ranks cannot be detected");
 }
 
-/// Of the layouts whose files have these names, the one that `shards` are of.
+/// Returns the layout that `shards` belong to, among those that use these file names.
 const Layout& fitting_layout(Files& files, const ShardedCheckpoint& shards) {
   const auto fits = [&](const RankFormat& ranks) { return ranks.fits == nullptr || ranks.fits(shards); };
   const auto is_other = [&](const Layout* layout) {
@@ -345,7 +348,7 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
     format.optimizer->read(files, *format.optimizer_in(shards.folder.path), shards, context, checkpoint);
   if (planned)
     validate_pieces_differ(files, checkpoint.map);
-  else if (inferred && !context.options.has(kKvSizeMultiplier.name))  // nobody says what is replicated
+  else if (inferred && !context.options.has(kKvSizeMultiplier.name))  // the replicated tensors are not declared
     validate_heads_differ(files, checkpoint.map, *checkpoint.model);
   order_tensors(checkpoint);
   note_left_out(shards, checkpoint);

@@ -17,7 +17,7 @@
 namespace reshard {
 namespace {
 
-/// The parameter's name and what comes after it; empty for a state of no parameter, and for padding.
+/// Returns the parameter's name and the rest of the state's name; empty for padding and for states of no parameter.
 std::string key_of(const TrainingStates& states, std::size_t index) {
   const TrainingState& state = states.of[index];
   if (state.parameter_size == 0 || states.map.logical[index].constant()) return {};
@@ -26,7 +26,7 @@ std::string key_of(const TrainingStates& states, std::size_t index) {
 
 using Numbers = std::map<std::pair<std::string, std::string>, const PlainValue*>;
 
-/// By parameter and state.
+/// Returns the numbers by parameter and state.
 Numbers numbers_of(const TrainingStates& states) {
   Numbers found;
   for (const StateNumber& number : states.numbers)
@@ -43,7 +43,7 @@ GroupOf groups_by_parameter(const TrainingStates& states) {
   return found;
 }
 
-/// Whether they are the same number, or the same value of another kind.
+/// Whether the values are equal as numbers, even if their types differ.
 bool is_same(const PlainValue& a, const PlainValue& b) {
   if (a.value.index() == b.value.index()) return a == b;
   const auto real_a = real_of(a), real_b = real_of(b);
@@ -67,7 +67,7 @@ void compare_numbers(const TrainingStates& a, const TrainingStates& b, std::vect
     if (!of_a.contains({number.parameter, number.state})) add(number, "nothing", to_string(number.value));
 }
 
-/// Compares the hyperparameters of parameters that groups of both have; each pair of values is told once.
+/// Compares the hyperparameters of parameters that are in groups of both sides. Reports each pair of values once.
 class GroupComparison {
  public:
   GroupComparison(const TrainingStates& a, const TrainingStates& b, std::vector<std::string>& lines)
@@ -108,13 +108,13 @@ class GroupComparison {
   std::set<std::pair<std::string, std::string>> told_;
 };
 
-/// Whether `number` is what a tensor of `dtype` has for `value`: float32 has no 0.1.
+/// Whether `number` is `value` rounded to `dtype`: float32 cannot represent 0.1.
 bool is_rounded(const PlainValue& number, DType dtype, const PlainValue& value) {
   const auto* const real = std::get_if<double>(&value.value);
   return real != nullptr && dtype == DType::kF32 && real_of(number) == static_cast<double>(static_cast<float>(*real));
 }
 
-/// Takes out the states that `out` has, with the stored tensors that they are made of.
+/// Removes the states for which `out` is true, with the stored tensors that contain them.
 void take_out(TrainingStates& states, const std::vector<bool>& out) {
   SourceMap& map = states.map;
   std::vector<bool> used(map.stored.size(), true);
@@ -143,7 +143,7 @@ std::vector<bool> masters_of(const TrainingStates& states) {
 }  // namespace
 
 std::vector<ValueDifference> different_hyperparameters(const PlainValue::Dict& a, const PlainValue::Dict& b) {
-  std::unordered_map<std::string_view, const PlainValue*> only_b;  // once those of `a` are erased
+  std::unordered_map<std::string_view, const PlainValue*> only_b;  // after the keys of `a` are erased
   for (const auto& [key, value] : b) only_b.emplace(key, &value);
   std::vector<ValueDifference> found;
   for (const auto& [key, value] : a) {

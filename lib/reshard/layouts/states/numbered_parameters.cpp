@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kNoGroups = "leave out `with-optimizer`: the model is complete without it";
 
-/// The parameters that a stage holds for others that are tied to them, by the others' names: those of another stage.
+/// Returns the parameters that a stage has because they are tied to another stage's.
 std::vector<TiedParameter> tied_to_other_stage(std::span<const StagePlan> stages, std::uint32_t pp_rank) {
   std::vector<TiedParameter> found;
   for (const TiedParameter& tied : stages[pp_rank].tied)
@@ -159,7 +159,7 @@ void NumberedParameters::take_states(NumberedParameter& parameter, const Parts& 
       if (one.name != kMasterState) {
         if (find(first.name, one.name) == nullptr) {
           NumberedState state{one.name};
-          add_part(state, parameter.stored_name, first.name, first.shape);  // says what is missing
+          add_part(state, parameter.stored_name, first.name, first.shape);  // throws the error for the missing state
         }
         continue;
       }
@@ -193,7 +193,7 @@ void NumberedParameters::take_states(NumberedParameter& parameter, const Parts& 
 std::vector<NumberedParameter> NumberedParameters::of_stage(std::span<const std::uint32_t> stored,
                                                             std::span<const StagePlan> stages, std::uint32_t pp_rank) {
   std::unordered_map<std::string_view, std::size_t> position;
-  std::vector<std::pair<std::string, Parts>> all;  // of all tensor-parallel ranks: one may have padding alone
+  std::vector<std::pair<std::string, Parts>> all;  // over all tensor-parallel ranks, as one may have only padding
   for (const std::uint32_t s : stored) {
     if (local_.stored[s].tied) continue;
     const std::string& name = local_.stored[s].name.text();
@@ -202,7 +202,7 @@ std::vector<NumberedParameter> NumberedParameters::of_stage(std::span<const std:
     Parts& parts = all[found->second].second;
     parts.insert(parts.end(), parts_[s].begin(), parts_[s].end());
   }
-  // Named as this stage has it, and last, as the head of the model is.
+  // A parameter that is tied to another stage's has this stage's name and comes last, like the model's head.
   std::unordered_map<std::string, std::string> second_names;
   for (const TiedParameter& tied : tied_to_other_stage(stages, pp_rank)) second_names.emplace(tied.source, tied.name);
   std::stable_partition(all.begin(), all.end(), [&](const auto& one) { return second_names.count(one.first) == 0; });

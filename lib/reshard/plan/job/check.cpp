@@ -15,9 +15,9 @@ CheckReason reason_of(const StoredTensor& stored, const LogicalTensor& tensor) {
   return stored.tied ? CheckReason::kTied : CheckReason::kReplica;
 }
 
-/// Whether a stored tensor is a parameter that every rank trains a replica of. Replicated heads are none: their
-/// gradients are summed before the step, which keeps them equal. Nor is what another data-parallel rank has saved of
-/// the same one.
+/// Whether a stored tensor is a replica of a parameter that each rank trains independently. Replicated heads are not:
+/// their gradients are summed before the step, which keeps them equal. Nor are copies saved by other data-parallel
+/// ranks.
 bool is_trained_replica(const SourceMap& map, const StoredTensor& stored, const LogicalTensor& tensor,
                         const std::vector<Piece>& reads) {
   if (!stored.replicated || !can_drift(tensor.dtype) || reads.empty()) return false;
@@ -26,7 +26,7 @@ bool is_trained_replica(const SourceMap& map, const StoredTensor& stored, const 
   return first.tp_rank != other.tp_rank || first.ep_rank != other.ep_rank;
 }
 
-/// " in FILE": where the element was read that others are compared with.
+/// Returns " in FILE" for the file of the reference element.
 std::string first_file(const SourceMap& map, const std::vector<Piece>& reads, const Dims& index) {
   const Box element{index, Dims(index.size(), 1)};
   for (const Piece& piece : reads)
@@ -54,13 +54,14 @@ std::pair<std::string, std::string> words_of(const Constant& constant, TensorRol
   return {};
 }
 
-/// Whether it counts what ranks do together: the step of an optimizer.
+/// Whether it is a counter that all ranks share, such as an optimizer's step.
 bool is_count(const LogicalTensor& tensor) {
   return tensor.role == TensorRole::kState && tensor.shape.empty();
 }
 
-/// Whether a caller may keep the first of two replicas that differ. Equal replicas confirm an inferred partition, but not
-/// those of a parameter that every rank is known to have whole. Ranks at different steps are of two saves.
+/// Whether a caller may keep the first of two replicas that differ. Equal replicas confirm an inferred partition, but
+/// those of a parameter known to be replicated on every rank are not needed for it. Ranks with different step counts
+/// come from two saves.
 bool may_differ(const SourceMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
   if (is_count(tensor) || !tensor.unconfirmed_hint.empty()) return false;
   return map.inferred_partition_hint.empty() || (stored.replicated && stored.label == PartitionLabel::kReplicated);

@@ -26,8 +26,8 @@ struct Check {
 
   std::uint32_t stored = 0;  // index into TensorMap::stored
   CheckReason reason = CheckReason::kReplica;
-  bool may_drift = false;   // each rank trains a replica of its own, which may move away from the others
-  bool may_differ = false;  // a caller may choose to keep the first; not where equal replicas are the only evidence
+  bool may_drift = false;   // each rank trains its own replica, which may drift
+  bool may_differ = false;  // the caller may choose to keep the first; false if equal replicas are the only evidence
   Box box;                  // of the logical tensor
   Dims stored_begin;
 
@@ -36,15 +36,15 @@ struct Check {
 
 static_assert(sizeof(Check) == sizeof(Piece));
 
-/// The check of `piece`, a box of `map.logical[logical]`. `reads` are the pieces that it is compared with, in order.
+/// Makes the check of `piece`, a box of `map.logical[logical]`. `reads` are the pieces to compare with, in order.
 Check make_check(const SourceMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Piece& piece);
 
-/// The error for a check that found other bytes.
+/// Returns the error for a check that found different bytes.
 /// \param logical  index of the tensor that was read.
-/// \param reads    as of make_check.
+/// \param reads    as in make_check.
 /// \param index    of the first element that differs.
-/// \param detail   what else is known of the difference, after a semicolon; may be empty.
-/// \returns kBadInput with the file and stored tensor of `check`, and a hint at what may be the reason.
+/// \param detail   further information on the difference, appended after a semicolon; may be empty.
+/// \returns kBadInput with the file and stored tensor of `check`, and a hint at the possible cause.
 Error failed_check(const SourceMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Check& check,
                    const Dims& index, std::string_view detail = {});
 

@@ -16,8 +16,8 @@
 namespace reshard {
 namespace {
 
-/// Hashes values one after the other. A list begins with its length and a value that may be missing with whether it is
-/// there, so that no two sequences of different values are the same bytes.
+/// Hashes a sequence of values. A list begins with its length, and an optional value with whether it exists, so that
+/// different sequences never have the same bytes.
 class Hasher {
  public:
   Hasher() : state_(XXH3_createState(), XXH3_freeState) {
@@ -26,7 +26,7 @@ class Hasher {
 
   void number(std::uint64_t value) {
     if (used_ + sizeof value > buffer_.size()) empty_buffer();
-    for (unsigned byte = 0; byte < sizeof value; ++byte)  // little-endian everywhere
+    for (unsigned byte = 0; byte < sizeof value; ++byte)  // little-endian on all machines
       buffer_[used_++] = static_cast<unsigned char>(value >> (8 * byte));
   }
   template <typename Enum>
@@ -38,7 +38,7 @@ class Hasher {
     empty_buffer();
     XXH3_128bits_update(state_.get(), value.data(), value.size());
   }
-  /// Of the path as it is written.
+  /// Hashes the path in generic notation.
   void path(const std::filesystem::path& value) { text(value.generic_string()); }
   void maybe(const std::optional<std::uint64_t>& value) {
     number(value ? 1 : 0);
@@ -67,7 +67,7 @@ class Hasher {
   }
 
   std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_;
-  std::array<unsigned char, 4096> buffer_;  // calls of the library take their time
+  std::array<unsigned char, 4096> buffer_;  // each call of the library has overhead
   std::size_t used_ = 0;
 };
 
@@ -160,7 +160,7 @@ void add(Hasher& hasher, const std::vector<TargetFile>& files) {
   hasher.list(files, [&](const TargetFile& file) { add_file(hasher, file, file.path, file, {}); });
 }
 
-/// All of a map but its files.
+/// Hashes a map except its files.
 void add_tensors(Hasher& hasher, const TensorMap& map) {
   add(hasher, map.stored);
   add(hasher, map.logical);

@@ -11,28 +11,28 @@
 namespace reshard {
 namespace {
 
-/// Of a Piece or a Check.
+/// For a Piece or a Check.
 template <typename Part>
 std::uint64_t bytes_of(const Part& piece, DType dtype) {
   return volume(piece.box) * bits(dtype) / 8;
 }
 
-/// The part of `piece` that is `box`, which lies inside it.
+/// Returns the part of `piece` in `box`, which is inside it.
 Piece restrict(const Piece& piece, const Box& box) {
   Piece part{piece.stored, box, piece.stored_begin};
   for (std::size_t d = 0; d < box.begin.size(); ++d) part.stored_begin[d] += box.begin[d] - piece.box.begin[d];
   return part;
 }
 
-/// Takes the elements of `hole` out of boxes that do not overlap.
+/// Subtracts `hole` from boxes that do not overlap.
 void take_out(std::vector<Box>& boxes, const Box& hole) {
-  if (boxes.size() == 1 && boxes.front() == hole) return boxes.clear();  // a piece that is all
+  if (boxes.size() == 1 && boxes.front() == hole) return boxes.clear();  // the piece is all of it
   std::vector<Box> rest;
   for (const Box& box : boxes) subtract(box, hole, rest);
   boxes.swap(rest);
 }
 
-/// Takes from `open` what `piece` has. \returns what it has besides, which other pieces have filled already.
+/// Takes the boxes of `piece` out of `open`. \returns the other boxes of the piece, which earlier pieces have filled.
 std::vector<Box> take(const Piece& piece, std::vector<Box>& open, std::vector<Piece>& reads) {
   std::vector<Box> besides{piece.box};
   for (const Box& box : open) {
@@ -116,7 +116,7 @@ Reading read_logical(const SourceMap& map, std::uint32_t index, unsigned depth) 
   return reading;
 }
 
-/// Most pieces are in order as they are, and there may be millions: only others are copied.
+/// Most pieces are already in order, and there may be millions: only others are copied.
 void regroup_writes(Transfer& transfer, const std::vector<Piece>& pieces) {
   if (std::is_sorted(pieces.begin(), pieces.end(), stored_before)) return;
   transfer.regrouped_writes = pieces;
@@ -216,7 +216,7 @@ class ProgramMaker {
     push(std::move(transfer));
   }
 
-  /// Padding is made; anything else must have come from the source.
+  /// Padding is generated; everything else must come from the source.
   void add_target_only(std::uint32_t index) {
     const LogicalTensor& tensor = target_.logical[index];
     if (!tensor.constant()) {
@@ -238,7 +238,7 @@ class ProgramMaker {
     regroup_writes(transfer, target_.pieces[wanted]);
   }
 
-  /// No part of the tensor is without a place.
+  /// Validates that every part of the tensor has a place.
   void validate_covered(std::uint32_t wanted) const {
     const LogicalTensor& tensor = target_.logical[wanted];
     std::vector<Box> open{whole(tensor.shape)};
@@ -259,7 +259,7 @@ class ProgramMaker {
     program_.transfers.push_back(std::move(transfer));
   }
 
-  /// Rows before the first that is written, and after the last, are not read.
+  /// Rows before the first written row and after the last one are not read.
   void leave_uncounted(const Transfer& transfer) {
     const LogicalTensor& tensor = transfer.tensor(maps_);
     if (tensor.shape.empty()) return;
@@ -287,11 +287,11 @@ class ProgramMaker {
   const ProgramMaps maps_{&source_, &target_};
   const ProgramOptions& options_;
   std::unordered_set<std::string> dropped_;
-  std::unordered_set<std::string> inputs_;  // of tensors that are computed, and their copies
+  std::unordered_set<std::string> inputs_;  // inputs of computed tensors, and their copies
   Program program_;
 };
 
-/// Whether blocks of the tensor may be in any order.
+/// Whether the tensor's blocks may have any order.
 bool is_elementwise(const SourceMap& map, const Reading& reading) {
   const auto& computed = map.logical[reading.logical].computed;
   return (!computed || computed->recipe->is_elementwise()) &&

@@ -1,5 +1,5 @@
-// plan/: from what is asked for to what will be done: map × map → program, with the checks that it is complete,
-// and the jobs that programs come from. Reads headers only; moves nothing.
+// plan/: turns requests into jobs with programs: map × map → program, validated as complete. Reads only headers and
+// moves no data.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,8 @@ void sort_by_path(std::vector<Manifest::File>& files) {
   std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.path < b.path; });
 }
 
-/// Relative to the source's directory, so that it does not matter where that lies. The name of a file that is the source.
+/// Returns the path relative to the source's directory, so that its location does not matter. A source that is a file
+/// has its name.
 std::string source_path(const Job& job, const fs::path& file) {
   const fs::path relative = file.lexically_relative(job.source_directory);
   const bool is_below = !relative.empty() && relative != "." && *relative.begin() != "..";
@@ -30,7 +31,7 @@ std::optional<Sha256Digest> digest_of(const Job& job, const fs::path& file) {
   return found == job.source_digests.end() ? std::nullopt : std::optional(found->second);
 }
 
-/// Adds the states that others of the target stand for: whoever reads it finds all of them.
+/// Adds the states that other target tensors represent, since a reader finds all of them.
 void add_same(const TargetMap& target, std::vector<Manifest::Tensor>& tensors) {
   if (target.same.empty()) return;
   std::unordered_map<std::string_view, std::vector<std::string_view>> names;
@@ -46,7 +47,7 @@ void add_same(const TargetMap& target, std::vector<Manifest::Tensor>& tensors) {
   }
 }
 
-/// What shaped the output beside the mesh.
+/// Returns the options besides the mesh that shaped the output.
 std::map<std::string, Manifest::OptionValue> options_of(const Job& job) {
   std::map<std::string, Manifest::OptionValue> options;
   if (job.format) options["format"] = std::string(name(*job.format));

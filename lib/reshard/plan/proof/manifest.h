@@ -75,10 +75,10 @@ struct Manifest {
   std::string command;  // "shard"
   std::string layout;
   std::uint32_t tp = 1, pp = 1, ep = 1;
-  std::map<std::string, OptionValue> options;  // that shaped the output, by the parameter's name
-  std::string fingerprint;                     // of the job
+  std::map<std::string, OptionValue> options;  // options that shaped the output, by parameter name
+  std::string fingerprint;                     // fingerprint of the job
   std::vector<File> sources;
-  std::vector<File> files;      // without this one and SHA256SUMS
+  std::vector<File> files;      // without the manifest itself and SHA256SUMS
   std::vector<Tensor> tensors;  // sorted by name
 
   friend bool operator==(const Manifest&, const Manifest&) = default;
@@ -86,10 +86,10 @@ struct Manifest {
 inline constexpr const char* kManifestFile = "reshard.manifest.json";
 inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{256} << 20;
 
-/// JSON, a tensor a line.
+/// Returns JSON with one tensor per line.
 std::string manifest_text(const Manifest& manifest);
-/// \throws Error kBadInput for what is not a manifest, for a tensor given twice or whose leaves do not make its digest,
-/// and for a path that leads out of the directory; kUnsupported for one of a version not known here.
+/// \throws Error kBadInput for text that is not a manifest, for a duplicate tensor or one whose leaves do not match its
+/// digest, and for a path that leads out of the directory; kUnsupported for an unknown version.
 Manifest parse_manifest(std::string_view text, const std::filesystem::path& path);
 
 }  // namespace reshard

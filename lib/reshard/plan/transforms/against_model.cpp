@@ -22,7 +22,7 @@ std::string counted(std::size_t tensors) {
   return tensors == 1 ? "1 tensor" : fmt::format("{} tensors", tensors);
 }
 
-/// \throws Error kBadInput for tensors of other shapes than config.json says, unless the source is not held against it.
+/// \throws Error kBadInput for tensors with other shapes than in config.json, unless such tensors are only noted.
 void validate_shapes(Draft& draft, const Misfits& misfits) {
   if (misfits.shapes.empty()) return;
   const auto& [tensor, expected] = misfits.shapes.front();
@@ -38,7 +38,7 @@ void validate_shapes(Draft& draft, const Misfits& misfits) {
                          printable(tensor->name), what));
 }
 
-/// Of tensors that config.json asks for and that are not wanted, those that no name rule explains; notes the others.
+/// Returns the tensors in config.json that are not wanted and that no name rule explains; notes the others.
 std::vector<std::string> missing_tensors(Draft& draft, const Misfits& misfits, const NameRules& rules) {
   const std::unordered_set<std::string_view> dropped(draft.dropped.begin(), draft.dropped.end());
   std::unordered_set<std::string_view> renamed_away;
@@ -61,7 +61,7 @@ std::vector<std::string> missing_tensors(Draft& draft, const Misfits& misfits, c
   return missing;
 }
 
-/// The model under the names that its tensors have now.
+/// Returns the model with the current names of its tensors.
 Model renamed_model(const Draft& draft, const NameRules& rules, std::span<const LogicalTensor> tensors) {
   if (rules.renames.empty() || !draft.source.language_model.family) return *draft.source.model;
   std::unordered_set<std::string_view> names;
@@ -69,7 +69,8 @@ Model renamed_model(const Draft& draft, const NameRules& rules, std::span<const 
   return instantiate(draft.source.language_model, names);
 }
 
-/// Where tensors are not split, or files say how, tensors may be missing, and others may be there.
+/// Validates tensors that are not split, or whose split is recorded in files: some may be missing, and others may be
+/// added.
 void validate_complete(Draft& draft, const Request& request) {
   const auto note_idle = [&](const char* why) {
     if (request.allow_missing) draft.note(fmt::format("`allow-missing` has no effect: {}", why));
@@ -80,7 +81,7 @@ void validate_complete(Draft& draft, const Request& request) {
   const Model model = renamed_model(draft, request.names, source.map.logical);
   const Misfits misfits = find_misfits(draft.wanted, model);
   validate_shapes(draft, misfits);
-  // Where training checkpoints are read, it is noted unless names change.
+  // When training checkpoints are read, this was noted already, unless names change.
   if (!misfits.unlisted.empty() && request.source.extra == ExtraTensors::kRefuse &&
       (!source.beside_model || !request.names.empty())) {
     std::vector<std::string> unlisted;
@@ -107,7 +108,7 @@ void validate_complete(Draft& draft, const Request& request) {
           "tensors");
 }
 
-/// The tensors are those of the model, and nothing else.
+/// Validates that the tensors are exactly the model's.
 void validate_explained(Draft& draft, const Request& request) {
   const Checkpoint& source = draft.source;
   if (!source.model)

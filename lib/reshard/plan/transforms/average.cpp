@@ -9,7 +9,7 @@
 namespace reshard {
 namespace {
 
-/// Whether two tensors of a map are the same bytes of the same files.
+/// Whether two tensors of a map are stored in the same bytes of the same files.
 bool is_same_place(const SourceMap& map, std::uint32_t a, std::uint32_t b) {
   return std::ranges::equal(map.pieces[a], map.pieces[b], [&](const Piece& x, const Piece& y) {
     const StoredTensor &in_x = map.stored[x.stored], &in_y = map.stored[y.stored];

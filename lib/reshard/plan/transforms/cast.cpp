@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Whether bitsandbytes has it in float32 beside a weight of 4 or 8 bits: the largest values, and a table.
+/// Whether bitsandbytes stores the tensor in float32 next to a weight of 4 or 8 bits: the largest values, and a table.
 bool is_of_bitsandbytes(std::string_view name) {
   constexpr std::string_view kEndings[] = {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".SCB"};
   return std::any_of(std::begin(kEndings), std::end(kEndings), [&](auto ending) { return name.ends_with(ending); });
@@ -41,8 +41,8 @@ bool is_scale(const std::string& name) {
   return name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with(".scales");
 }
 
-/// The name of the scales beside a quantised weight, as fp8, compressed-tensors, GPTQ and AWQ call them; empty if there
-/// are none.
+/// Returns the name of the scales next to a quantised weight, as fp8, compressed-tensors, GPTQ and AWQ name them; empty
+/// if it has no scales.
 std::string scales_of(const SourceMap& source, const std::string& weight) {
   const std::string module = weight.substr(0, weight.rfind('.') + 1);
   for (const std::string& name : {weight + "_scale", weight + "_scale_inv", module + "scale", module + "scales"})
@@ -50,7 +50,7 @@ std::string scales_of(const SourceMap& source, const std::string& weight) {
   return {};
 }
 
-/// Refuses to cast a quantised weight: without its scales its numbers mean another model.
+/// Rejects casts of a quantised weight, which has no meaning without its scales.
 void validate_not_quantized(const SourceMap& source, const std::string& weight, DType from, DType to,
                             const OrderedJson& config) {
   const DTypeRow& row = describe(from);
@@ -71,8 +71,8 @@ bool is_float8(DType dtype) {
   return describe(dtype).kind == DTypeClass::kFloat && bits(dtype) == 8;
 }
 
-/// Refuses to make a model float8 by a plain cast: loaders expect scales, and wider norms and embeddings. Notes the cast
-/// of other tensors.
+/// Rejects plain casts of a model to float8: loaders expect scales, and wider norms and embeddings. Notes casts of
+/// other tensors.
 /// \param cast  names of the tensors that become float8.
 void validate_float8(Draft& draft, const std::vector<std::string>& cast, const Request& request,
                      const OrderedJson& config) {
@@ -92,7 +92,7 @@ void validate_float8(Draft& draft, const std::vector<std::string>& cast, const R
                   cast.size(), cast.size() == 1 ? " is" : "s are", dtype));
 }
 
-/// Casts to the dtype that is asked for.
+/// Casts to the requested dtype.
 void cast_to_request(Draft& draft, const Request& request, const OrderedJson& config) {
   bool scaled = false, kept = false;
   std::vector<std::string> to_float8;
@@ -112,8 +112,9 @@ void cast_to_request(Draft& draft, const Request& request, const OrderedJson& co
         "are");
 }
 
-/// The dtype that config.json names; std::nullopt if it names none, or "auto". Of both keys Transformers takes `dtype`.
-/// \throws Error kBadInput, naming the key, if the value is no floating-point dtype.
+/// Returns the dtype in config.json; std::nullopt if it has none, or "auto". If both keys exist, `dtype` takes
+/// precedence, as in Transformers.
+/// \throws Error kBadInput, naming the key, if the value is not a floating-point dtype.
 std::optional<DType> config_dtype(const ModelConfig& config) {
   const JsonObject object(*config.json, config.path);
   for (const char* key : {"dtype", "torch_dtype"}) {
@@ -142,8 +143,8 @@ void cast_to_model(Draft& draft) {
                                       : fmt::format("to {}, which the model was trained in", name(how.first))));
 }
 
-/// Casts the floating tensors of 16 and 32 bits to the dtype that config.json says, where the target's layout asks for it,
-/// and notes it.
+/// Casts floating-point tensors of 16 and 32 bits to the dtype in config.json, if the target's layout requires it, and
+/// notes it.
 void cast_to_config(Files& files, Draft& draft, const Layout& target) {
   if (!target.traits().casts_to_config_dtype || draft.source.config.empty()) return;
   const std::optional<DType> wanted = config_dtype(read_config(files, draft.source));
@@ -206,7 +207,7 @@ void cast(Files& files, Draft& draft, const Request& request) {
     cast_to_model(draft);
     cast_to_config(files, draft, *request.target.layout);
     const LayoutTraits& target = request.target.layout->traits();
-    const bool goes_on = target.has_ranks() && draft.source.beside_model;  // in training, where float32 is meant
+    const bool goes_on = target.has_ranks() && draft.source.beside_model;  // for training, where float32 is intended
     if (!target.casts_to_config_dtype && !goes_on) note_config_dtype(files, draft);
   }
   std::map<DType, std::size_t> counts;

@@ -26,12 +26,12 @@ void note_useless_rules(Draft& draft, const NameRules& rules) {
   for (const NamePattern& pattern : rules.keep) check("`keep`", pattern);
 }
 
-/// A dropped tensor gets out of the way of one that takes its name.
+/// A dropped tensor yields its name to a renamed one.
 void rename(Draft& draft, const NameRules& rules, const std::vector<bool>& dropped) {
   if (rules.renames.empty()) return;
   SourceMap& map = draft.source.map;
   std::vector<bool> matched(rules.renames.size());
-  std::unordered_map<std::string, std::string> old_names;  // of new names
+  std::unordered_map<std::string, std::string> old_names;  // keyed by new name
   std::vector<std::string> new_names = draft.old_names;
   for (std::size_t i = 0; i < new_names.size(); ++i) {
     if (map.logical[i].constant()) continue;

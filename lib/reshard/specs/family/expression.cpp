@@ -29,7 +29,7 @@ namespace {
 using Node = Expression::Node;
 using Kind = Node::Kind;
 
-constexpr std::uint64_t kMaxSize = std::uint64_t{1} << 40;  // no size of a model comes near
+constexpr std::uint64_t kMaxSize = std::uint64_t{1} << 40;  // far more than any size of a model
 constexpr std::size_t kMaxText = 4096;
 constexpr int kMaxDepth = 64;
 
@@ -41,7 +41,7 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-/// Cuts the text into words and builds the tree, an operator that binds tighter further down.
+/// Splits the text into words and builds the tree; operators that bind tighter are further down.
 class Parser {
  public:
   explicit Parser(std::string_view text) : text_(text) {
@@ -92,7 +92,7 @@ class Parser {
     return true;
   }
 
-  /// The operators, the loosest first.
+  /// The operators, loosest first.
   static constexpr std::array<std::array<std::string_view, 8>, 5> kLevels = {{
       {"or"},
       {"and"},
@@ -101,7 +101,7 @@ class Parser {
       {"*", "/", "%"},
   }};
 
-  /// The operator of this level that stands here, if there is one.
+  /// Returns the operator of this level at the current word, or an empty text.
   std::string_view operator_at(std::size_t level) {
     if (level == 2 && word_ == "not") {
       advance();
@@ -127,7 +127,7 @@ class Parser {
       node.operands.push_back(std::move(left));
       node.operands.push_back(binary(level + 1));
       left = std::move(node);
-      if (level == 2) return left;  // comparisons have no chains
+      if (level == 2) return left;  // comparisons cannot be chained
     }
   }
 
@@ -200,7 +200,7 @@ class Parser {
     return field;
   }
 
-  /// Brackets in brackets are bounded, as the text may be a stranger's.
+  /// Limits the nesting of brackets, because the text may be untrusted.
   struct Depth {
     explicit Depth(Parser& parser) : parser_(parser) {
       if (++parser_.depth_ > kMaxDepth) parser_.fail("its brackets are nested too deeply");
@@ -213,12 +213,12 @@ class Parser {
 
   std::string_view text_;
   std::size_t at_ = 0;
-  std::size_t begin_ = 0;  // of word_
+  std::size_t begin_ = 0;  // start of word_
   std::string_view word_;
   int depth_ = 0;
 };
 
-/// Any value as JSON; to compare and to print.
+/// Converts any value to JSON, to compare and print it.
 Json as_json(const ConfigValue& value) {
   if (const bool* flag = std::get_if<bool>(&value)) return *flag;
   if (const std::uint64_t* number = std::get_if<std::uint64_t>(&value)) return *number;
@@ -234,7 +234,7 @@ Error not_a_size(const std::string& what, const ConfigValue& value) {
 
 class Evaluator {
  public:
-  /// For a size, keys are held to what sizes can be.
+  /// When a size is evaluated, keys must have valid values for sizes.
   Evaluator(const std::string& text, const Expression::Lookup& lookup, bool of_size)
       : text_(text), lookup_(lookup), of_size_(of_size) {}
 
@@ -261,7 +261,7 @@ class Evaluator {
   }
 
  private:
-  /// \param form The part of the expression with its numbers.
+  /// \param form  the part of the expression, with its numbers.
   [[noreturn]] void fail(const std::string& form, const char* problem) const {
     throw Error(ErrorKind::kBadInput, fmt::format("\"{}\" cannot be computed: {} {}", text_, form, problem));
   }
@@ -284,7 +284,7 @@ class Evaluator {
     fail_kind(node, of_node, "a whole number");
   }
 
-  /// An item of a list, or a character of a text; null where there is none. A number is the item of all layers.
+  /// Returns an item of a list, or a character of a string; null if absent. A number applies to all layers.
   ConfigValue item(const Node& node) {
     const ConfigValue of_list = lookup_(node.operands[0].word);
     const std::uint64_t index = number(node.operands[1]);
@@ -313,7 +313,7 @@ class Evaluator {
     return &value;
   }
 
-  /// An operand of ceil and floor: a whole number or a decimal one.
+  /// An operand of ceil or floor: a whole or a decimal number.
   using Decimal = std::variant<std::uint64_t, double>;
 
   static double real(const Decimal& number) {

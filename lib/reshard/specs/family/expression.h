@@ -14,50 +14,50 @@ namespace reshard {
 
 class JsonObject;
 
-/// What an expression is worth: null, a switch, a whole number, or some other value of config.json (borrowed).
+/// Value of an expression: null, a boolean, a whole number, or another value of config.json (borrowed).
 using ConfigValue = std::variant<std::monostate, bool, std::uint64_t, const Json*>;
 
-/// The value of `key` in `config`, "a.b" for a key of an object in it. Returns nullptr if the key is absent.
+/// Returns the value of `key` in `config`; "a.b" is a key of a nested object. Returns nullptr if the key is absent.
 const Json* find_key(const Json& config, const std::string& key);
 
-/// A size or a condition over the keys of config.json, as families are written in: "num_attention_heads * head_dim",
-/// "layer % decoder_sparse_step == 0 and layer not in mlp_only_layers". Numbers are whole and not negative.
+/// A size or a condition over the keys of config.json, as used in families: "num_attention_heads * head_dim", "layer %
+/// decoder_sparse_step == 0 and layer not in mlp_only_layers". Numbers are whole and not negative.
 ///
-///   or, and, not          of conditions
-///   == != < <= > >=       of numbers; == and != of any two values
-///   in, not in            a list of config.json
-///   + - * / %             a division has to divide evenly, a difference is not negative
-///   ceil(a / b), floor(a / b)   the same division, rounded up or down; decimal numbers may be in it
-///   name, a.b             a key of config.json, of an object in it; `layer` is the layer's number
-///   name[i]               an item of a list, or a character of a text, counted from 0; null where there is none. Of a
-///                         number, which all layers share, the number
-///   name[i].a.b           a key of an item that is an object; null if it is absent
-///   length(name)          how many items a list has
+///   or, and, not          for conditions
+///   == != < <= > >=       for numbers; == and != for any two values
+///   in, not in            for a list of config.json
+///   + - * / %             divisions must be exact, and differences not negative
+///   ceil(a / b), floor(a / b)   division rounded up or down; operands may be decimal numbers
+///   name, a.b             a key of config.json, or of a nested object; `layer` is the number of the layer
+///   name[i]               an item of a list, or a character of a string, counted from 0; null if absent. A number,
+///                         which all layers share, is returned unchanged
+///   name[i].a.b           a key of an item that is an object; null if absent
+///   length(name)          the number of items in a list
 ///   "text" true false null
 class Expression {
  public:
-  /// Nothing at all; not to be evaluated.
+  /// An empty expression; must not be evaluated.
   Expression() = default;
 
-  /// \throws Error kBadInput, with the place in the text. It knows no file.
+  /// \throws Error kBadInput, with the position in the text but without a file.
   static Expression parse(std::string_view text);
 
   explicit operator bool() const { return root_ != nullptr; }
   const std::string& text() const { return text_; }
-  /// The keys it names, in the order of the text, some perhaps twice.
+  /// Returns the keys in the expression, in the order of the text, possibly with duplicates.
   std::vector<std::string> keys() const;
 
   using Lookup = std::function<ConfigValue(const std::string& key)>;
 
-  /// A size: positive and at most 2^40. Keys in it are whole numbers.
-  /// \throws Error kBadInput where a value is not of the kind that is needed, or the result is no such number; and what
-  /// `lookup` throws. It knows no file.
+  /// Evaluates a size: positive and at most 2^40. Its keys must be whole numbers.
+  /// \throws Error kBadInput, without a file, if a value has the wrong type or the result is not a size; and errors of
+  ///         `lookup`.
   std::uint64_t size(const Lookup& lookup) const;
-  /// A condition.
-  /// \throws as size.
+  /// Evaluates a condition.
+  /// \throws like size.
   bool holds(const Lookup& lookup) const;
-  /// Either of them, or null.
-  /// \throws as size.
+  /// Evaluates a size or a condition, which may be null.
+  /// \throws like size.
   ConfigValue value(const Lookup& lookup) const;
 
   struct Node;

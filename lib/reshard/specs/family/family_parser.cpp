@@ -1,4 +1,4 @@
-// From a family's JSON to the type, with every mistake in it reported when it is read.
+// Parser from a family's JSON to the type. Reports every error in the description when it is read.
 
 #include "reshard/specs/family/family_parser.h"
 
@@ -123,7 +123,7 @@ Family::Module parse_module(const JsonObject& object) {
   return module;
 }
 
-/// The keys that a default refers to, in all its forms.
+/// Returns the keys that a default refers to, in all its forms.
 std::vector<std::string> keys_of_default(const Json& value) {
   std::vector<std::string> keys;
   const auto add = [&](const Json& form) {
@@ -139,7 +139,7 @@ std::vector<std::string> keys_of_default(const Json& value) {
   return keys;
 }
 
-/// No default or definition needs itself, by whatever way, or others in a long row.
+/// Rejects defaults and definitions that depend on themselves, directly or indirectly, or on a long chain of others.
 class DefaultCheck {
  public:
   DefaultCheck(const JsonObject& defaults, const JsonObject& definitions)
@@ -229,7 +229,7 @@ std::vector<std::shared_ptr<const Scheme>> schemes_at(const JsonObject& object, 
   return schemes;
 }
 
-/// The axis of fused linears: that along which the first is split.
+/// Returns the axis of fused linears: the axis along which the first one is split.
 std::uint32_t fuse_axis_of(const Family& family, const Family::Fused& fused) {
   if (fused.linears.empty()) return 0;
   for (const Family::Module& module : family.modules)
@@ -238,20 +238,20 @@ std::uint32_t fuse_axis_of(const Family& family, const Family::Fused& fused) {
   return 0;
 }
 
-/// A module for people: its name, or which one it is.
+/// Describes a module in messages: by its name, or its index.
 std::string module_text(const Json& module, std::size_t index) {
   const auto name = module.is_object() ? module.find("name") : module.end();
   if (name == module.end() || !name->is_string()) return fmt::format("modules[{}]", index);
   return printable(name->get_ref<const std::string&>());
 }
 
-/// Where in a family that says "like" stands what pointers into the resolved one name.
+/// Maps pointers into a resolved family to pointers into the family with "like" that it was derived from.
 class DerivedPointers {
  public:
   DerivedPointers(const Json& resolved, const Json& derived) : derived_(derived) {
     if (!derived.contains("modules")) return;
-    std::map<std::string, std::vector<std::size_t>> given;  // modules of one name, in their order
-    std::map<std::string, std::size_t> seen;                // how many of that name came before
+    std::map<std::string, std::vector<std::size_t>> given;  // indices of the modules of each name, in order
+    std::map<std::string, std::size_t> seen;                // number of modules of that name so far
     const Json& modules = derived.at("modules");
     for (std::size_t i = 0; i < modules.size(); ++i) given[name_of(modules[i])].push_back(i);
     for (const Json& module : resolved.at("modules")) {
@@ -263,7 +263,7 @@ class DerivedPointers {
     }
   }
 
-  /// "/like" for what is the other family's.
+  /// Returns "/like" for values of the other family.
   std::string operator()(const std::string& pointer) const {
     const std::vector<std::string> parts = split(pointer, '/');
     if (parts.size() < 2 || !derived_.contains(parts[1])) return "/like";
@@ -279,7 +279,7 @@ class DerivedPointers {
   }
 
   const Json& derived_;
-  std::vector<std::optional<std::size_t>> modules_;  // [i]: index in the derived family of the resolved one's module i
+  std::vector<std::optional<std::size_t>> modules_;  // index in the derived family of resolved module i
 };
 
 void read_modules(const JsonObject& object, Family& family) {

@@ -5,8 +5,8 @@
 
 namespace reshard {
 
-/// The modules of a description fit each other: names that others mention exist, none is there twice, and fused linears
-/// are split alike.
+/// Validates that the modules of a description are consistent: referenced modules exist, modules are unique, and fused
+/// linears are split along the same dim.
 /// \throws Error kBadInput, naming the file and the line.
 void validate_family(const Family& family, const JsonFile& file);
 

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 constexpr const char* kLike = "like";
 constexpr const char* kDefaultParameter = "weight";
 
-/// Where `part` stands in `name` between dots or at its ends, from `from` on; npos where it does not.
+/// Returns the position of `part` in `name`, from `from` on, delimited by dots or the ends of the name; npos if absent.
 std::size_t find_part(std::string_view name, std::string_view part, std::size_t from = 0) {
   for (std::size_t at = name.find(part, from); at != name.npos; at = name.find(part, at + 1)) {
     const std::size_t end = at + part.size();
@@ -28,7 +28,7 @@ std::size_t find_part(std::string_view name, std::string_view part, std::size_t 
   return std::string_view::npos;
 }
 
-/// Other names for parts of names. Each part of a name is replaced once.
+/// Renames parts of names. Replaces each part of a name once.
 class Renames {
  public:
   Renames(const OrderedJson& derived, const JsonFile& file) : file_(file) {
@@ -41,7 +41,7 @@ class Renames {
         throw file.error("/rename/" + pointer_part(from), "\"rename\": \"" + printable(from) + "\" has no new name");
       renames_.emplace_back(from, to.get<std::string>());
     }
-    // The longest first: "self_attn.o_proj" before "self_attn".
+    // Longest first: "self_attn.o_proj" before "self_attn".
     std::stable_sort(renames_.begin(), renames_.end(),
                      [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
   }
@@ -82,12 +82,12 @@ std::string text_at(const OrderedJson& object, const char* key) {
   return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-/// A linear's name, from that of its module and its own.
+/// Joins the names of a module and of a linear.
 std::string joined(const std::string& module, const std::string& linear) {
   return module + "." + linear;
 }
 
-/// `module` and the linears under `keys` of `object`, renamed together.
+/// Renames `module` and the linears under `keys` of `object` consistently.
 void rename_linears(OrderedJson& object, const std::vector<std::string>& keys, Renames& rename) {
   const std::string module = text_at(object, "module");
   std::string renamed_module = rename(module);
@@ -137,7 +137,7 @@ void remove_modules(OrderedJson& family, const OrderedJson& derived, const JsonF
   }
 }
 
-/// Drops what speaks of modules that are gone.
+/// Removes references to modules that no longer exist.
 void drop_dangling(OrderedJson& family) {
   std::set<std::string> names;
   for (const OrderedJson& module : family["modules"]) names.insert(text_at(module, "name"));
@@ -167,14 +167,14 @@ std::string parameter_of(const OrderedJson& module) {
   return module.contains("parameter") ? text_at(module, "parameter") : kDefaultParameter;
 }
 
-/// As Family::Module::is_layered.
+/// See Family::Module::is_layered.
 bool is_layered(const OrderedJson& module) {
   const std::string name = text_at(module, "name");
   const bool is_list = module.contains("items") || module.contains("experts");
   return std::count(name.begin(), name.end(), '*') > (is_list ? 1 : 0);
 }
 
-/// Puts new modules behind those of their kind: of the first stage, of the layers, of the last.
+/// Inserts new modules after those of their kind: first stage, layers, or last stage.
 void insert_modules(OrderedJson& modules, const std::vector<const OrderedJson*>& added) {
   constexpr std::size_t kFirst = 0, kLayer = 1, kLast = 2, kKinds = 3;
   const auto is_last = [](const OrderedJson& module) { return text_at(module, "stage") == "last"; };
@@ -182,7 +182,7 @@ void insert_modules(OrderedJson& modules, const std::vector<const OrderedJson*>&
   for (const OrderedJson* module : added)
     of_kind[is_last(*module) ? kLast : is_layered(*module) ? kLayer : kFirst].push_back(module);
   OrderedJson all = OrderedJson::array();
-  std::size_t next = kFirst;  // kinds before it have been added
+  std::size_t next = kFirst;  // kinds before this one were added
   const auto add_before = [&](std::size_t kind) {
     for (; next < kind; ++next)
       for (const OrderedJson* module : of_kind[next]) all.push_back(*module);
@@ -195,13 +195,13 @@ void insert_modules(OrderedJson& modules, const std::vector<const OrderedJson*>&
   modules = std::move(all);
 }
 
-/// Whether `module` says all that a new one must; else it was meant to change one that is there.
+/// Whether `module` is complete as a new module; otherwise it was meant to change an existing one.
 bool is_whole(const OrderedJson& module) {
   const auto optional = module.find("optional");
   return module.contains("plan") && (module.contains("shape") || (optional != module.end() && *optional == true));
 }
 
-/// That a family has no module to be changed as `change`, at `pointer`, says.
+/// Returns the error that a family has no module to which `change`, at `pointer`, applies.
 Error no_such_module(const OrderedJson& change, const OrderedJson& modules, const std::string& like,
                      const JsonFile& file, const std::string& pointer) {
   const std::string name = text_at(change, "name");
@@ -260,7 +260,7 @@ void merge_keys(OrderedJson& family, const OrderedJson& derived, const std::stri
   for (const auto& [name, value] : given->items()) family[key][name] = value;
 }
 
-/// JSON on one line, with a blank behind each comma and colon.
+/// Writes JSON on one line, with a space after each comma and colon.
 void write_line(const OrderedJson& value, std::string& text) {
   const char* separator = "";
   if (value.is_object()) {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kArrow = " -> ";
 
-/// The dim that an axis belongs to; as many as there are if it is not there.
+/// Returns the dim that contains an axis; the number of dims if there is no such dim.
 std::size_t dim_with(const DimAxes& dims, const std::string& axis) {
   const auto dim = std::find_if(dims.begin(), dims.end(), [&](const std::vector<std::string>& axes) {
     return std::find(axes.begin(), axes.end(), axis) != axes.end();
@@ -30,20 +30,20 @@ bool has_axis(const DimAxes& dims, const std::string& axis) {
   return dim_with(dims, axis) < dims.size();
 }
 
-/// Any parts of a name, the same in all names of an entry, where it begins with this.
+/// Prefix of names that matches any parts, the same in all names of an entry.
 constexpr std::string_view kAnyParts = "**";
 
 bool begins_with_any(const std::string& name) {
   return name.starts_with(kAnyParts);
 }
 
-/// The stars of a name, behind those of kAnyParts.
+/// Returns the number of stars in a name, except those of kAnyParts.
 std::size_t stars(const std::string& name) {
   const auto begin = name.begin() + static_cast<std::ptrdiff_t>(begins_with_any(name) ? kAnyParts.size() : 0);
   return static_cast<std::size_t>(std::count(begin, name.end(), '*'));
 }
 
-/// An entry whose names begin with kAnyParts, for these parts.
+/// Replaces kAnyParts in the names of an entry by `parts`.
 Scheme::Entry with_parts(Scheme::Entry entry, const std::string& parts) {
   for (auto* names : {&entry.names, &entry.parameters})
     for (std::string& name : *names)
@@ -51,7 +51,7 @@ Scheme::Entry with_parts(Scheme::Entry entry, const std::string& parts) {
   return entry;
 }
 
-/// Reads the entries of one scheme.
+/// Reads the entries of a scheme.
 class EntryReader {
  public:
   EntryReader(const JsonObject& object, const std::vector<std::string>& versions)
@@ -141,7 +141,7 @@ class EntryReader {
       }
   }
 
-  /// At most one axis of a dim may have an unknown size.
+  /// Validates that at most one axis per dim has an unknown size.
   void validate_sizes() const {
     for (const std::vector<std::string>& axes : entry_.parameter_dims) {
       const auto unknown = std::count_if(axes.begin(), axes.end(),
@@ -151,7 +151,7 @@ class EntryReader {
     }
   }
 
-  /// \param marks  whether an axis may be marked by "+", as the one along which parameters follow each other.
+  /// \param marks  whether "+" may mark the axis along which the parameters are concatenated.
   DimAxes axes_of(const std::string& text, bool marks) {
     DimAxes dims;
     std::set<std::string> seen;
@@ -201,7 +201,8 @@ class EntryReader {
     }
   }
 
-  /// A number in the name of a parameter is in the name of the entry too, or is an index along one of its dims.
+  /// Validates that each number in a parameter's name is also in the entry's name, or is an index along one of its
+  /// dims.
   void validate_stars() const {
     const std::size_t numbers = entry_.numbered_dims().size();
     const auto are_parts = [](const std::string& name) {
@@ -270,7 +271,7 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
     for (const std::string& parameter : parameters) {
       if (!parameter.ends_with(end)) continue;
       Scheme::Entry instance = with_parts(entry, parameter.substr(0, parameter.size() - end.size()));
-      // The first rule for a parameter counts.
+      // The first rule for a parameter takes precedence.
       const bool is_first = std::none_of(own.entries.begin(), own.entries.end(), [&](const Scheme::Entry& other) {
         return std::find(other.parameters.begin(), other.parameters.end(), parameter) != other.parameters.end();
       });

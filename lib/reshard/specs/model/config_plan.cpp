@@ -14,7 +14,7 @@
 namespace reshard {
 namespace {
 
-constexpr std::uint64_t kMaxWidth = std::uint64_t{1} << 32;  // of a hidden state, or a head
+constexpr std::uint64_t kMaxWidth = std::uint64_t{1} << 32;  // maximum width of a hidden state or a head
 
 constexpr const char* kPlanKey = "base_model_tp_plan";
 constexpr const char* kHeadPlanKey = "_tp_plan";
@@ -35,7 +35,7 @@ std::string_view last_part(std::string_view name) {
   return name.substr(name.rfind('.') + 1);  // npos + 1 is 0
 }
 
-/// The names in one list of a stage: of what a module takes, or gives.
+/// Returns the names in a list of a stage: the inputs or outputs of a module.
 std::vector<std::string> names_in(const Json& list) {
   std::vector<std::string> names;
   if (!list.is_array()) return names;
@@ -44,7 +44,7 @@ std::vector<std::string> names_in(const Json& list) {
   return names;
 }
 
-/// First what lies before the layers, then those, then the rest; by name among each other.
+/// Order of parameters: before the layers, in the layers, after the layers; each sorted by name.
 bool comes_before(const ModelParameter& a, const ModelParameter& b) {
   const auto place = [](const ModelParameter& p) { return p.layer ? 1 : p.on_last_stage ? 2 : 0; };
   return place(a) != place(b) ? place(a) < place(b) : natural_less(a.name, b.name);
@@ -115,9 +115,9 @@ void ConfigPlan::read_stages() {
   }
 }
 
-/// Of all prefixes under which there are layers, the one under which the plan names most.
+/// Sets the prefix under which the plan names most layers.
 void ConfigPlan::find_layers(const std::vector<std::string>& names) {
-  constexpr int kMaxTried = 8;  // a name with more layers in one another is made up to take time
+  constexpr int kMaxTried = 8;  // names with more nested layers are made up to waste time
   std::map<std::string, std::uint64_t> planned;
   for (const std::string& name : names) {
     int tried = 0;
@@ -143,7 +143,8 @@ void ConfigPlan::find_layers(const std::vector<std::string>& names) {
                  })->first;
 }
 
-/// For a model without a stack of layers: the prefix under which the plan names most tensors, the shortest of several.
+/// For a model without a stack of layers: sets the prefix under which the plan names most tensors, the shortest if
+/// several do.
 void ConfigPlan::find_base(const std::vector<std::string>& names) {
   layers_.clear();
   constexpr int kMaxTried = 8;
@@ -208,8 +209,8 @@ std::optional<std::uint64_t> ConfigPlan::layer_of(std::string_view name) const {
   return parse_unsigned(name.substr(0, name.find('.')), kMaxLayers - 1);
 }
 
-/// Sets the stage of a tensor outside the layers. Heads are outside the base model, and lie on the last one; so do those
-/// of its own modules of which the config says so, and else a norm.
+/// Sets the stage of a tensor outside the layers. The last stage contains heads, which are outside the base model,
+/// modules that the config places there, and otherwise norms.
 void ConfigPlan::place(ModelParameter& parameter) const {
   std::string_view name = parameter.name;
   parameter.on_last_stage = true;
@@ -235,14 +236,14 @@ std::optional<std::uint64_t> ConfigPlan::number(const char* key, std::uint64_t m
   return value;
 }
 
-/// The size of one of `query` heads, as far as config.json says it.
+/// Returns the size of one of `query` heads, if config.json determines it.
 std::optional<std::uint64_t> ConfigPlan::head_dim_of(std::optional<std::uint64_t> query) const {
   if (const auto head_dim = number("head_dim", kMaxWidth)) return head_dim;
   const auto hidden = number("hidden_size", kMaxWidth);
   return hidden && query && *hidden % *query == 0 ? std::optional(*hidden / *query) : std::nullopt;
 }
 
-/// The heads along the dim that is split, where config.json says how many there are.
+/// Returns the number of heads along the split dim, if config.json determines it.
 std::uint64_t ConfigPlan::heads_of(const ModelParameter& parameter) const {
   const std::string_view module = last_part(parameter.module);
   if (!parameter.split_dim || parameter.plan != TensorParallelPlan::kColwise) return 0;
@@ -254,7 +255,7 @@ std::uint64_t ConfigPlan::heads_of(const ModelParameter& parameter) const {
     if (const auto said = number("num_key_value_heads", kMaxHeads))
       heads = *said;
     else if (const auto head_dim = head_dim_of(query); heads != 0 && head_dim && size % *head_dim == 0)
-      heads = size / *head_dim;  // as where they differ from layer to layer
+      heads = size / *head_dim;  // if they differ between layers
   }
   if (heads != 0 && size % heads != 0)
     throw Error(ErrorKind::kBadInput,
@@ -289,8 +290,7 @@ ModelParameter ConfigPlan::parameter(WholeTensor tensor) const {
   return parameter;
 }
 
-/// The head shares the embedding's matrix and is split as that is, if config.json says so and both have the names that
-/// they have in most models.
+/// Ties the head to the embedding, with the same split, if config.json declares it and both have their usual names.
 void ConfigPlan::tie(std::vector<ModelParameter>& parameters) const {
   const auto tied = config_.json->find("tie_word_embeddings");
   if (tied == config_.json->end() || *tied != true) return;

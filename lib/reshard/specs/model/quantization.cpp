@@ -15,7 +15,7 @@
 namespace reshard {
 
 struct QuantizationScheme {
-  /// Which dim belongs to the outputs of the linear, or to its inputs, and how many of them make up one element.
+  /// The dim that belongs to the outputs or inputs of the linear, and how many of them one element covers.
   struct Along {
     int dim = -1;  // -1: none
     Expression per;
@@ -54,7 +54,7 @@ struct Method {
   std::map<std::string, Json> keys;
   std::shared_ptr<const Json> defaults;
   std::vector<std::shared_ptr<const QuantizationScheme>> schemes;
-  std::string only_family;  // whose description says it all; schemes do not
+  std::string only_family;  // family whose description covers this method; it has no schemes
 };
 
 Expression expression_at(const Json& object, const char* key) {
@@ -97,7 +97,7 @@ QuantizationScheme parse_scheme(const Json& json) {
   return scheme;
 }
 
-/// The methods, by their names.
+/// The methods, keyed by name.
 const std::map<std::string, Method>& methods() {
   static const std::map<std::string, Method> kKnown = [] {
     std::map<std::string, Method> all;
@@ -126,11 +126,11 @@ bool is_block(const Json& value) {
   return value.is_number_unsigned() && value != 0 && value.get<std::uint64_t>() <= kMaxBlock;
 }
 
-/// The quantization_config, and one of its config_groups.
+/// The quantization_config, with one of its config_groups.
 struct Values {
   std::filesystem::path path;
   std::shared_ptr<const Json> config;
-  const Json* group = nullptr;  // in `config`: its keys count before those of the whole
+  const Json* group = nullptr;  // in `config`; its keys take precedence over those of `config`
   const Json* defaults = nullptr;
 
   const Json* find(std::string_view key) const {
@@ -141,7 +141,7 @@ struct Values {
     return value_at(*defaults, key);
   }
 
-  /// Null where it is not there, or is -1.
+  /// Returns null if the key is absent or -1.
   ConfigValue operator()(const std::string& key) const {
     const Json* value = find(key);
     if (value == nullptr || value->is_null() || *value == -1) return {};
@@ -150,7 +150,7 @@ struct Values {
     return value;
   }
 
-  /// \throws Error kBadInput for a value that is none of those that `wanted` says.
+  /// \throws Error kBadInput if the value is not among those that `wanted` describes.
   void validate(const std::string& key, const Json& wanted) const {
     const Json* value = find(key);
     const std::string name = key.starts_with(kWeights) ? key.substr(kWeights.size()) : key;
@@ -187,8 +187,8 @@ struct Values {
   }
 };
 
-/// The config_groups that say how weights are quantised, those that say the same once; null for the whole
-/// configuration, where it has no groups.
+/// Returns the config_groups that describe the quantisation of weights, without duplicates; null for the whole
+/// configuration if it has no groups.
 /// \throws Error kBadInput, naming config.json and the key.
 std::vector<const Json*> groups_of(const Json& config, const std::filesystem::path& path) {
   const JsonObject object(config, path, "quantization_config");
@@ -211,19 +211,19 @@ std::vector<const Json*> groups_of(const Json& config, const std::filesystem::pa
   return groups;
 }
 
-/// How config.json says that the model is quantised.
+/// Quantisation of the model, as config.json declares it.
 struct Reading {
-  std::string method;                         // "unknown" where it has no name; empty: not quantised
-  std::optional<QuantizationProblem> damage;  // of the configuration
+  std::string method;                         // "unknown" if it has no name; empty: not quantised
+  std::optional<QuantizationProblem> damage;  // problem in the configuration
   const Method* known = nullptr;
   std::shared_ptr<const Json> config;
-  std::vector<std::pair<std::shared_ptr<const QuantizationScheme>, Values>> schemes;  // that apply
-  std::string refused;                                                                // why none applies
+  std::vector<std::pair<std::shared_ptr<const QuantizationScheme>, Values>> schemes;  // applicable schemes
+  std::string refused;                                                                // why no scheme applies
 };
 
 bool is_mlx(const Json& quantization) {
   const auto has = [&](const char* key) { return quantization.contains(key); };
-  // Older files of AutoGPTQ and AutoAWQ have the first two keys as well, and no quant_method.
+  // Older files of AutoGPTQ and AutoAWQ also have the first two keys, and no quant_method.
   return quantization.is_object() && has("bits") && has("group_size") && !has("quant_method") && !has("desc_act") &&
          !has("sym") && !has("zero_point");
 }
@@ -235,7 +235,8 @@ const Json* quantization_in(const Json& config) {
   return found != config.end() && is_mlx(*found) ? &*found : nullptr;
 }
 
-/// The method whose tensors AutoRound has written, by its packing_format ("auto_round:auto_gptq"); else its own name.
+/// Returns the method whose format AutoRound wrote, from its packing_format ("auto_round:auto_gptq"); otherwise
+/// `method`.
 std::string packed_by(const Json& quantization, const std::string& method) {
   const Json packing = quantization.value("packing_format", Json());
   if (!method.ends_with("auto-round") || !packing.is_string()) return method;
@@ -244,8 +245,8 @@ std::string packed_by(const Json& quantization, const std::string& method) {
   return method;
 }
 
-/// The quant_method of a quantization_config. ModelOpt may have written its own name as the producer instead, mlx-lm
-/// writes none. Null if nothing says which.
+/// Returns the quant_method of a quantization_config. ModelOpt may declare its name as the producer instead, and mlx-lm
+/// declares none. Null if unknown.
 Json method_name(const Json& quantization) {
   if (const auto name = quantization.find("quant_method"); name != quantization.end())
     return name->is_string() ? Json(packed_by(quantization, *name)) : *name;
@@ -298,9 +299,9 @@ Reading read_quantization(const ModelConfig& config) {
   return reading;
 }
 
-/// A tensor of `weight`'s module that is split as the linear is.
-/// \param dim That belongs to what is split of the linear, its outputs or its inputs; -1: none.
-/// \param per How many of them make up one element.
+/// Returns a tensor of the module of `weight` that is split like the linear.
+/// \param dim  the dim that belongs to the split outputs or inputs of the linear; -1: none.
+/// \param per  number of these per element.
 ModelParameter part_of(const ModelParameter& weight, const char* leaf, const Dims& shape, int dim, std::uint64_t per) {
   ModelParameter part = weight;
   part.name = weight.module + "." + leaf;
@@ -426,7 +427,7 @@ void Quantization::add_stacked(const ModelParameter& weight, const HoldsName& ho
     if (suffix.empty()) continue;
     parameters[index].plain = !holds(weight.name + suffix);
     if (parameters[index].plain) continue;
-    // A family does not say which dim has the inputs: of square blocks it does not matter.
+    // A family does not declare which dim is the inputs; for square blocks this does not matter.
     const std::vector<Part>& parts = parts_of(applied, weight.shape[1], weight.shape[2]);
     const auto scale = std::find_if(parts.begin(), parts.end(), [&](const Part& part) {
       return part.leaf == applied.scheme->marker && part.shape.size() == 2;
@@ -459,7 +460,7 @@ std::vector<std::string> Quantization::markers() const {
 
 namespace {
 
-/// The methods of which something can be partitioned, sorted.
+/// Returns the methods that can be partitioned, sorted.
 std::vector<std::string> known_methods() {
   std::vector<std::string> names;
   for (const auto& [name, method] : methods()) {
@@ -472,7 +473,7 @@ std::vector<std::string> known_methods() {
   return names;
 }
 
-/// What the configuration says under the keys by which the method's schemes are told apart.
+/// Returns the values of the keys that distinguish the schemes of the method.
 std::string deciding_values(const Reading& reading) {
   std::set<std::string> keys;
   for (const auto& scheme : reading.known->schemes)

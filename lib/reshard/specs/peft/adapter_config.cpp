@@ -66,8 +66,8 @@ FusedLayer fused_layer(const ModuleSpecs& module, const TransformationSpec& spec
   return layer;
 }
 
-/// Whether `module` is what a key without operators names: itself, or the last of its parts. A dot stands for any
-/// character, as in every regular expression.
+/// Whether a key without operators matches `module`: the whole name, or its last parts. A dot matches any character, as
+/// in a regular expression.
 bool plain_matches(std::string_view key, std::string_view module) {
   if (key.size() > module.size()) return false;
   const std::size_t begin = module.size() - key.size();

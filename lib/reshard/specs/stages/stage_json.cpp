@@ -50,7 +50,7 @@ Json peft_type_json(const std::string& peft_type) {
   return peft_type.empty() ? Json(nullptr) : Json(peft_type);
 }
 
-/// Our own key: the matrices in a parameter that are split each on its own.
+/// Reads a key that reshard adds: matrices in a parameter that are split separately.
 std::vector<PackedPart> read_packed(const JsonObject& object, std::uint32_t tp, const fs::path& path) {
   std::vector<PackedPart> packed;
   for (const Json& item : object.array_at("packed")) {
@@ -261,7 +261,7 @@ StageMetadata read_metadata(Files& files, const fs::path& path) {
 }
 
 std::string metadata_text(const StageMetadata& metadata) {
-  // One line a parameter and one a module: the order is the state dict's, which a sorted document would lose.
+  // One line per parameter and per module, in state-dict order, which a sorted document would lose.
   std::string text = "{\n  \"parameters\": {";
   const char* separator = "\n";
   for (const ParallelParameter& parameter : metadata.parameters) {
