@@ -192,7 +192,7 @@ TEST_CASE("A storage that is mostly unused is warned of") {
   const auto warnings = [](const View& view) { return read_content(archive_of(dict({{"w", tensor(view)}}))).warnings; };
   CHECK(warnings({.shape = {6}, .strides = {1}}).empty());
   REQUIRE(warnings({.shape = {5}, .strides = {1}}).size() == 1);
-  CHECK_THAT(warnings({.shape = {5}, .strides = {1}})[0], Says("holds 28 B that no tensor uses"));
+  CHECK_THAT(warnings({.shape = {5}, .strides = {1}})[0], Says("contains 28 B that no tensor uses"));
   CHECK(warnings({.shape = {2, 2}, .strides = {9, 1}}).empty());
   const std::string halves = dict({{"a", tensor({.shape = {6}, .strides = {1}})},
                                    {"b", tensor({.offset = 6, .shape = {6}, .strides = {1}})},

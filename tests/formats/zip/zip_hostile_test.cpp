@@ -99,8 +99,8 @@ TEST_CASE("End records that contradict the file are refused") {
        {"the whole file as directory", u32_at(end + kEndOffset, 0) + u32_at(end + kEndSize, end), 0,
         "other data instead of an entry"},
        {"zip64 without its record", u32_at(end + kEndOffset, UINT32_MAX), end, "zip64 record"},
-       {"another disk", u16_at(end + 4, 1), end, "several", ErrorKind::kUnsupported},
-       {"entries on other disks", u16_at(end + kEndEntries, 9), end, "several", ErrorKind::kUnsupported}});
+       {"another disk", u16_at(end + 4, 1), end, "multi-volume", ErrorKind::kUnsupported},
+       {"entries on other disks", u16_at(end + kEndEntries, 9), end, "multi-volume", ErrorKind::kUnsupported}});
 }
 
 TEST_CASE("Zip64 records that contradict the file are refused") {
@@ -111,11 +111,11 @@ TEST_CASE("Zip64 records that contradict the file are refused") {
       kZip64,
       {{"a locator to the end of numbers", u64_at(at + 8, UINT64_MAX), at, "does not fit"},
        {"a locator that wraps", u64_at(at + 8, UINT64_MAX - 55), at, "does not fit"},
-       {"a locator into nothing", u64_at(at + 8, record - 1), record - 1, "is not one"},
-       {"a locator of two disks", u32_at(at + 16, 2), at, "several", ErrorKind::kUnsupported},
+       {"a locator into nothing", u64_at(at + 8, record - 1), record - 1, "its zip64 record is invalid"},
+       {"a locator of two disks", u32_at(at + 16, 2), at, "multi-volume", ErrorKind::kUnsupported},
        {"a record of another length", u64_at(record + kEnd64Length, 45), record, "length"},
        {"a record of a wrapping length", u64_at(record + kEnd64Length, UINT64_MAX - 11), record, "length"},
-       {"a record of another disk", u32_at(record + kEnd64Disk, 1), record, "several", ErrorKind::kUnsupported},
+       {"a record of another disk", u32_at(record + kEnd64Disk, 1), record, "multi-volume", ErrorKind::kUnsupported},
        {"a directory at 2^64 - 1", u64_at(record + kEnd64Offset, UINT64_MAX), record, "but must end at"},
        {"a directory that wraps to the right end",
         u64_at(record + kEnd64Offset, record + 1) + u64_at(record + kEnd64Size, UINT64_MAX), record, "but must end at"},

@@ -406,7 +406,7 @@ DcpMetadata read_dcp_metadata(const Source& source, const std::filesystem::path&
   source.read_at(0, std::as_writable_bytes(std::span(stream)));
   Pickle pickle = read_pickle({stream.data(), stream.size()}, path, 0, stream.size() / kBytesPerNode);
   if (pickle.size_bytes() != stream.size())
-    throw Error(ErrorKind::kBadInput, "has something after its pickle").in(path).at_byte(pickle.size_bytes());
+    throw Error(ErrorKind::kBadInput, "has trailing data after its pickle").in(path).at_byte(pickle.size_bytes());
   pickle.take_texts();  // with many chunks the texts are a small part of the file, which is no longer needed
   std::vector<char>().swap(stream);
   return MetadataReader(pickle, path).read(paths);

@@ -155,7 +155,7 @@ PickleRef Finder::wrapped(const Pairs& top) {
     if (&other == found) continue;
     // Loaders disagree on which of two values of a key to use.
     if (label(other.first) == wrapper.key)
-      throw Error(ErrorKind::kBadInput, fmt::format("holds \"{}\" twice", wrapper.key)).in(file_.path());
+      throw Error(ErrorKind::kBadInput, fmt::format("contains \"{}\" twice", wrapper.key)).in(file_.path());
     // A counter or the state of a generator may be next to it; a dotted name belongs to a parameter.
     if (is_value_(other.second) &&
         label(other.first).substr(0, kMaxTensorNameBytes).find('.') != std::string_view::npos)
