@@ -2,7 +2,7 @@
 // nothing and returns a Job; execute runs the Job. Other headers are installed only if these include them; they are
 // internal and may change with any version.
 //
-// What is read comes through a Files (io/files.h), such as all_files().
+// All input is read through a Files (io/files.h), such as all_files().
 //
 //   Request request;
 //   request.source.path = "Qwen3-8B";
@@ -17,9 +17,9 @@
 #include "reshard/engine/check/verify_manifest.h"  // verify_manifest(map, manifest, …), verify_files
 #include "reshard/engine/execute.h"                // execute(job, options)
 #include "reshard/io/open_store.h"                 // all_files(): the local file system, and other stores
-#include "reshard/layouts/core/checkpoint.h"       // read_checkpoint(files, path, context): what stands there
+#include "reshard/layouts/core/checkpoint.h"       // read_checkpoint(files, path, context): all headers
 #include "reshard/layouts/core/layout.h"           // Layout, layouts(), TargetRequest
-#include "reshard/layouts/map/metadata_rules.h"    // partition_rules(metadata, …): what each rank has of a tensor
+#include "reshard/layouts/map/metadata_rules.h"    // partition_rules(metadata, …): each rank's part of a tensor
 #include "reshard/plan/job/job.h"                  // Request; plan_shard, plan_consolidate, plan_convert
 #include "reshard/plan/source/tags.h"              // find_checkpoint: finds the checkpoint of a training run
 #include "reshard/specs/family/family.h"           // Family: a model's parameters as data

@@ -245,7 +245,7 @@ TEST_CASE("A mistake in what a description joins is told with its line") {
           {"line", "q_proj needs the plan colwise"});
   refused("o_proj\", \"plan\": \"rowwise\"", "o_proj\", \"plan\": \"colwise\"",
           {"line", "o_proj needs the plan rowwise"});
-  refused("\"name\": \"model.norm\"", "\"name\": \"lm_head\"", {"line", "lm_head is there twice"});
+  refused("\"name\": \"model.norm\"", "\"name\": \"lm_head\"", {"line", "lm_head is listed twice"});
   refused("\"tied_to\": \"model.embed_tokens\"", "\"tied_to\": \"lm_head\"", {"line", "names itself"});
   refused("gate_proj\", \"plan\": \"colwise\", \"shape\": [\"intermediate_size\", \"hidden_size\"]",
           "gate_proj\", \"plan\": \"colwise\", \"shape\": [\"intermediate_size\", \"2 * hidden_size\"]", {"gate_proj"});
@@ -291,9 +291,9 @@ TEST_CASE("A mistake in a description is told with its line and key") {
   refused(R"("plan": "rowwise")", R"("plan": "rowwise", "packed": ["dim"])", {"line 9", "packed_colwise"});
   refused("blocks.*.down", "blocks.*.*.down", {"line 9", "2 stars"});
   refused(R"("when": "layer % 2)", R"("items": 2, "when": "layer % 2)", {"line 10", "one star", "need a second"});
-  refused(modules, R"("nxd_inference": {}, )" + modules, {"line 6", "\"attention\" beside it"});
+  refused(modules, R"("nxd_inference": {}, )" + modules, {"line 6", "\"attention\" next to it"});
   const std::pair<std::string, const char*> entries[] = {
-      {R"j("entry": "y", "parameters": "x.weight")j", "names the parameter x.weight, which is not there"},
+      {R"j("entry": "y", "parameters": "x.weight")j", "names the parameter x.weight, which does not exist"},
       {R"j("entry": [], "parameters": "head.weight")j", "one name, or one for each of \"versions\""},
       {R"j("entry": ["a", "b"], "parameters": "head.weight")j", "one name, or one for each of \"versions\""},
       {R"j("entry": {"1": "a"}, "parameters": "head.weight")j", "the key \"1\" is not known"},

@@ -63,7 +63,7 @@ TEST_CASE("Numbers where zeros should be, and a rank's file under another's name
        {Row{"layers.0.self_attn.qkv_proj.q_proj.weight",
             2 * 48 * 8 + 5,
             1,
-            {"holds other values than zeros in its padding", "[8, 2]"}},
+            {"contains values other than zeros in its padding", "[8, 2]"}},
         Row{"rank_util.rank", 0, 3, {"is not the number of 3"}},
         Row{"layers.1.self_attn.qkv_proj.k_proj.weight", 3, 1, {"is a replica of"}}}) {
     CAPTURE(row.tensor);

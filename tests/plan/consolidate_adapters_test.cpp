@@ -329,12 +329,12 @@ TEST_CASE("An adapter whose adapter_config.json is missing or damaged is refused
     write_file(config, R"({"peft_type": "LORA", "r": "many"})");
     check_unplanned(temp, request, {.path = config, .says = "\"r\" is \"many\""});
     fs::remove(config);
-    check_unplanned(temp, request, {.path = adapter, .says = "holds no adapter_config.json", .hint = "PEFT"});
+    check_unplanned(temp, request, {.path = adapter, .says = "contains no adapter_config.json", .hint = "PEFT"});
   }
   write_file(config, R"({"peft_type": "IA3"})");  // which the files may be, for all that is known
   const auto job = plan_consolidate(consolidate_request(temp / "in", temp / "out"));
   REQUIRE(job->notes.size() == 1);
-  CHECK_THAT(job->notes[0], Says("only LORA is known"));
+  CHECK_THAT(job->notes[0], Says("only LORA is supported"));
 }
 
 TEST_CASE("Adapters are cast as models are, and the tensors of a single one chosen and renamed") {
@@ -368,7 +368,7 @@ TEST_CASE("A rank file of an adapter that is a link to outside of the checkpoint
   fs::create_symlink(temp / "elsewhere.pt", rank);
   for (const char* source : {"in", "in/adapter_x"})
     check_unplanned(temp, consolidate_request(temp / source, temp / "out"),
-                    {.path = rank, .says = "is a link to outside of the checkpoint"});
+                    {.path = rank, .says = "is a link out of the checkpoint"});
 }
 
 TEST_CASE("A tensor that another adapter's would be taken for is refused") {

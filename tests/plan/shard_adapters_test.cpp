@@ -188,14 +188,14 @@ TEST_CASE("An adapter that does not fit the model or its own config is refused b
            {down + "lora_A.weight", {2, 4}, kBad, "make it [1, 4]"},
            {down + "lora_B.weight", {5, 1}, kBad, "make it [4, 1]"},
            {down + "lora_magnitude_vector", {5}, kBad, "make it [4]"},
-           {down + "lora_A.mine.weight", {1, 4}, kNo, "has an adapter's name in it"},
+           {down + "lora_A.mine.weight", {1, 4}, kNo, "contains the name of an adapter"},
            {down + "lora_C.weight", {1, 4}, kBad, "is neither"},
-           {model + "model.embed_tokens.token_adapter.trainable_tokens_delta", {2, 4}, kNo, "is of trainable tokens"},
-           {model + "score.weight", {2, 4}, kNo, "is of a head that the adapter adds"},
+           {model + "model.embed_tokens.token_adapter.trainable_tokens_delta", {2, 4}, kNo, "to trainable tokens"},
+           {model + "score.weight", {2, 4}, kNo, "belongs to a head that the adapter adds"},
            {model + "model.language_model.layers.0.mlp.down_proj.lora_A.weight",
             {1, 4},
             kNo,
-            "adapts a part of a model of several parts"},
+            "adapts part of a multimodal model"},
            {kLayer + "mlp.sideways.lora_A.weight", {1, 4}, kBad, "the model does not have"},
            {model + "model.layers.1.mlp.down_proj.lora_A.weight", {1, 4}, kBad, "the model does not have"},
            {"model.norm.weight", {4}, kBad, "does not begin with base_model.model."},
@@ -230,7 +230,7 @@ TEST_CASE("A lora_B or lora_A that is missing is one error, which names it, whet
       REQUIRE(c.tensors.erase(name) == 1);
       check_error(c.error(), {.path = c.temp / "peft/adapter_model.safetensors",
                               .tensor = name,
-                              .says = "is missing, though the " + std::string(left) + " of the module is there"});
+                              .says = "is missing, although the module has a " + std::string(left)});
     }
 }
 
@@ -255,7 +255,7 @@ TEST_CASE("Directories that hold no adapter, no model or two adapters of one nam
   };
   Request request = c.request();
   request.adapters = {c.temp / "model"};
-  refused(request, ErrorKind::kBadInput, "holds no adapter");
+  refused(request, ErrorKind::kBadInput, "contains no adapter");
   request.adapters = {c.temp / "nowhere"};
   refused(request, ErrorKind::kBadInput, "no such directory");
   request = c.request();
@@ -272,7 +272,7 @@ TEST_CASE("Directories that hold no adapter, no model or two adapters of one nam
   refused(request, ErrorKind::kBadInput, "neither adapter_model.safetensors nor adapter_model.bin");
   fs::remove_all(c.temp / "peft/other");
   c.config["peft_type"] = "IA3";
-  refused(c.request(), ErrorKind::kUnsupported, "only LORA is known");
+  refused(c.request(), ErrorKind::kUnsupported, "only LORA is supported");
 }
 
 TEST_CASE("Further adapters are called as their folders are, and config.json itself may be given") {

@@ -122,7 +122,7 @@ support.add_tests(OldMetadata, {
     "tied_embeddings": dict(model=Model(tied=True), fuse_qkv=True),
     "xser": dict(fuse_qkv=True, xser=True),
     "without_a_config_the_metadata_is_enough_and_a_note_says_what_it_leaves_open":
-        dict(fuse_qkv=True, config=False, says="missing last ranks would go unnoticed", unsaid="tied"),
+        dict(fuse_qkv=True, config=False, says="missing last ranks cannot be detected", unsaid="tied"),
     "tied_embeddings_without_a_config":
         dict(model=Model(tied=True), fuse_qkv=True, config=False, says="lm_head.weight is tied"),
     "a_missing_last_rank_that_heads_show_without_a_config":

@@ -199,19 +199,19 @@ LocatedJson parse_located_json(std::string_view text, const std::filesystem::pat
 /// Escapes `key` as a component of a JSON pointer (RFC 6901).
 std::string pointer_part(const std::string& key);
 
-/// A file of JSON, for errors.
+/// A JSON file, for errors.
 struct JsonFile {
   std::filesystem::path path;
-  /// The line of what a JSON pointer names; none for JSON whose lines nobody needs.
+  /// Returns the line of the value at a JSON pointer; null if lines are not needed.
   std::function<std::uint64_t(const std::string& pointer)> line_of = {};
 
-  /// 0 where lines are not known.
+  /// Returns 0 if lines are unknown.
   std::uint64_t line(const std::string& pointer) const { return line_of ? line_of(pointer) : 0; }
-  /// An error about what a JSON pointer names.
+  /// Returns an error about the value at a JSON pointer.
   Error error(const std::string& pointer, const std::string& message) const;
 };
 
-/// Typed access to one object of a JSON file, with errors that name the file, the key and, where it is known, the line.
+/// Typed access to one object of a JSON file, with errors that name the file, the key and, if known, the line.
 class JsonObject {
  public:
   /// `object` is borrowed. `where` names the object for people ("specs[0]"), and is empty for the whole file.
@@ -233,7 +233,7 @@ class JsonObject {
   /// \throws Error kBadInput for any other key.
   void validate_keys(const std::vector<std::string>& known) const;
   bool has(const std::string& key) const { return object_.contains(key); }
-  /// Each \throws Error kBadInput if the key is missing, or its value is of another type.
+  /// Each \throws Error kBadInput if the key is missing, or its value has another type.
   const Json& at(const std::string& key) const;
   std::uint64_t unsigned_at(const std::string& key) const;  // whole, not negative
   bool bool_at(const std::string& key) const;

@@ -89,7 +89,7 @@ void JobRun::prepare(std::uint32_t ranks) {
       throw;
     }
     staging_.emplace(job_, options_.stores);
-    if (options_.resume) note("no run was there to go on with: all of it is written anew");  // nor one that lives
+    if (options_.resume) note("nothing to resume: starting from scratch");
     prepared_.root = staging_->root();
     create_files();
   }

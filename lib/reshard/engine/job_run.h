@@ -22,41 +22,41 @@ namespace reshard {
 
 struct RunResult {
   std::uint64_t files = 0;            // written
-  std::uint64_t read_bytes = 0;       // of tensors, compared ones counted; not what an earlier run had read
-  std::vector<Divergence> divergent;  // replicas that differ where that is allowed, in the order of their texts
-  std::vector<std::string> notes;     // what else the user should know: whole sentences
-  /// Tensors of the target that are the mean of tensors that differ, in the program's order.
+  std::uint64_t read_bytes = 0;       // of tensors, including compared ones; without an earlier run's reads
+  std::vector<Divergence> divergent;  // replicas with allowed differences, sorted by their texts
+  std::vector<std::string> notes;     // further notes for the user, whole sentences
+  /// Target tensors that are the mean of differing tensors, in the program's order.
   std::vector<std::string> inexact;
-  std::uint64_t written_bytes = 0;  // of all files
-  std::uint64_t resumed_bytes = 0;  // of these, what an earlier run had written
+  std::uint64_t written_bytes = 0;  // over all files
+  std::uint64_t resumed_bytes = 0;  // the part of written_bytes that an earlier run wrote
   double seconds = 0;               // from prepare to the end of publish
-  double hashing_seconds = 0;       // of threads that hashed tensors while they were moved; those of a manifest
-  double rereading_seconds = 0;     // from the end of writing to the end of hashing files, which are read again
+  double hashing_seconds = 0;       // thread time for hashing a manifest's tensors while they are moved
+  double rereading_seconds = 0;     // from the end of writing to the end of rereading and hashing files
 };
 
-/// What the leader of a run tells the other processes.
+/// A prepared run, as the leader describes it to the other processes.
 struct PreparedRun {
   std::filesystem::path root;  // the staging directory
-  std::vector<std::uint32_t>
-      done_units;             // of the program, by an earlier run, ascending; their number is that of a journal
-  bool has_lock = true;       // the staging directory's, so that a later run knows when this one is dead
-  std::uint64_t attempt = 0;  // counts runs that went on in the staging directory
+  /// Units that an earlier run has completed, ascending; numbered as in its journals.
+  std::vector<std::uint32_t> done_units;
+  bool has_lock = true;       // whether the staging directory is locked, which shows that its run is alive
+  std::uint64_t attempt = 0;  // number of this attempt in the staging directory, from 0
 
   static auto fields(auto& self) { return std::tie(self.root, self.has_lock, self.attempt, self.done_units); }
 };
 
-/// One run of a job in steps, which several processes can take together. The leader prepares and publishes; each share
-/// is run by any process that has planned the same job and sees the same files. All of them need a JobRun of their own:
+/// Runs a job in steps, in one or several processes. The leader prepares and publishes. Any process that has planned
+/// the same job and sees the same files can run a share. Each process needs its own JobRun:
 ///
-///   leader   prepare(), then tells the others what it made: prepared()
+///   leader   prepare(), then sends prepared() to the others
 ///   others   attach(prepared)
 ///   all      report = run(share), finish(report)
-///   leader   merge() of all reports, once all of them have finished: publish(report)
+///   leader   merge() of all reports, once all processes have finished: publish(report)
 ///
-/// Steps of one object are taken one after another; other objects may take theirs at the same time. Threads, memory and
-/// ways of reading may differ from process to process. Every step throws Error of any kind, and then nothing is
-/// published: the leader's destructor removes what was written. Whether processes planned the same job, and when all
-/// have finished, is theirs to find out.
+/// The steps of one object run one after another; different objects may run theirs concurrently. Threads, memory and
+/// I/O methods may differ between processes. Every step may throw an Error of any kind. Nothing is published then, and
+/// the leader's destructor removes the staging directory. Callers ensure that all processes planned the same job, and
+/// that all of them have finished before publish.
 class JobRun {
  public:
   /// The job is borrowed.
@@ -65,42 +65,42 @@ class JobRun {
   JobRun& operator=(const JobRun&) = delete;
   ~JobRun();
 
-  /// Validates that the outputs may be written and fit, makes a staging directory and in it the target's files at their
-  /// full size, and copies the model's other files. With RunOptions::resume, goes on with the directory that a run of
-  /// the same job has left, if there is one with a journal.
-  /// \param ranks  that will take shares.
+  /// Validates that the outputs may be written and fit, creates the target's files at their full size in a new staging
+  /// directory, and copies the model's other files. With RunOptions::resume, continues in the staging directory of an
+  /// earlier run of the same job, if it has a journal.
+  /// \param ranks  number of ranks that will run shares.
   void prepare(std::uint32_t ranks = 1);
-  /// What others need to take part.
+  /// Returns the state that attach needs in other processes.
   const PreparedRun& prepared() const { return prepared_; }
   /// Joins a run that another process has prepared.
-  /// \throws Error kIo if this process does not see its directory.
+  /// \throws Error kIo if the staging directory is not visible here, or is locked by another run.
   void attach(PreparedRun prepared);
-  /// Removes what was written, as the destructor does; that one then removes what others have added meanwhile. No other
-  /// step may follow.
+  /// Removes the staging directory. The destructor removes it again, with anything that other processes have added
+  /// since. No other step may follow.
   void abandon();
-  /// Whether prepare found an earlier run to go on with.
+  /// Whether prepare found an earlier run to continue.
   bool resumes() const { return !prepared_.done_units.empty(); }
-  /// Leaves what was written for a later run with `resume`, if that can go on from it after an error of this kind.
-  /// \returns whether it does.
+  /// Keeps the staging directory for a later run with `resume`, if that run can continue after an error of this kind.
+  /// \returns whether the directory is kept.
   bool keep(ErrorKind why) noexcept;
 
-  /// What is not done yet, dealt out to ranks.
+  /// Remaining units, distributed over ranks.
   struct Dealt {
     Shares shares;
-    SharedPages pages;  // where these meet
+    SharedPages pages;  // pages to which several of these shares write
   };
-  /// Deals it out. Needs prepare or attach; all processes of a run deal alike.
-  /// \param with_lots  else there are none.
+  /// Distributes the remaining units. Needs prepare or attach. All processes of a run compute the same distribution.
+  /// \param with_lots  whether to divide part of each share into lots.
   Dealt deal(std::uint32_t count, bool with_lots) const;
-  /// Moves the bytes of one share: the whole by default. Needs prepare or attach.
-  /// \param lots  of the rank that the share is of: it hands over parts of shares meanwhile. Null for all shares of a
-  ///              run, or for none.
+  /// Moves the bytes of one share, by default the whole program. Needs prepare or attach.
+  /// \param lots  exchanges lots with other ranks during the run; may be null. Must be null for all shares of a run or
+  ///              for none.
   ShareReport run(const Share& share = {}, Lots* lots = nullptr);
-  /// Brings what run wrote for this report to stable storage (if RunOptions::sync), but for files that this process
-  /// writes to once more when it publishes.
+  /// Flushes the files that run wrote for this report to stable storage (if RunOptions::sync), except files that this
+  /// process writes to again in publish.
   void finish(const ShareReport& report);
-  /// Writes what depends on the tensors' CRCs, and small text files, flushes what is left and gives everything its
-  /// final name. Needs prepare. Either all of the job's files stand under their names afterwards, or none.
+  /// Writes data that depends on the tensors' CRCs, and small text files, flushes the remaining files and moves all of
+  /// them to their final paths. Needs prepare. Publishes either all of the job's files or none.
   /// \param report  merged from all shares.
   /// \throws Error kInternal if the shares did not write the whole program.
   RunResult publish(ShareReport report);
@@ -121,12 +121,12 @@ class JobRun {
   RunOptions options_;
   std::chrono::steady_clock::time_point start_;
   PreparedRun prepared_;
-  std::optional<Staging> staging_;   // the leader's
-  std::unique_ptr<FileLock> lock_;   // of other processes
+  std::optional<Staging> staging_;   // leader only
+  std::unique_ptr<FileLock> lock_;   // processes other than the leader
   std::uint64_t resumed_bytes_ = 0;  // bytes written
   std::uint64_t resumed_read_bytes_ = 0;
   std::vector<std::string> notes_;
-  std::vector<UnitReport> earlier_;           // reports of the earlier run; of the leader
+  std::vector<UnitReport> earlier_;           // reports of the earlier run; leader only
   std::set<std::uint32_t> ran_;               // shares run so far
   std::unique_ptr<PageFragments> fragments_;  // the last share's
   std::unique_ptr<JournalWriter> journal_;

@@ -117,7 +117,7 @@ void note_adapters_left(Files& files, Checkpoint& model) {
     folders.push_back(adapter.shards.directory.filename().string());
   if (!folders.empty())
     model.notes.push_back(
-        fmt::format("the model is consolidated, the adapters beside it are not: {}; give {} to consolidate one",
+        fmt::format("only the model is consolidated, not the adapters next to it: {}; give {} to consolidate one",
                     list_names(folders), (model.directory / folders.front()).string()));
 }
 

@@ -63,7 +63,7 @@ TEST_CASE("torchtitan's names are not taken for the model's own where no config.
                            .unwritten = temp / "out"});
   };
   refused([&] { consolidated(source, temp / "out"); }, "set `config` to the model's config.json");
-  refused([&] { convert(source, temp / "out"); }, "say with `config`");
+  refused([&] { convert(source, temp / "out"); }, "set `config`");
   write_file(temp / "unknown/config.json", R"({"model_type": "nobodys"})");
   refused([&] { convert(source, temp / "out", {.config = temp / "unknown"}); },
           "has the unknown model_type \"nobodys\"");

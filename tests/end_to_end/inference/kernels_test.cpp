@@ -64,12 +64,12 @@ TEST_CASE("What the metadata says of square matrices is not overruled") {
   const auto refused = [&](const std::vector<std::string>& options, const char* says) {
     check_refused([&] { consolidated(input.path(), input / "whole", {.source_options = options}); },
                   {.path = input.rank_file(0),
-                   .says = std::string("its metadata says that it was written with `kernels` mlp, but ") + says,
-                   .hint = "give `from-kernels` mlp"});
+                   .says = std::string("its metadata records `kernels` mlp, but ") + says,
+                   .hint = "set `from-kernels` mlp"});
   };
-  refused({"kernels=none"}, "neuron_config.json or `from-kernels` says none");
+  refused({"kernels=none"}, "neuron_config.json or `from-kernels` has none");
   write_file(input.path() / "neuron_config.json", R"({"neuron_config": {"tp_degree": 2}})");
-  refused({}, "neuron_config.json or `from-kernels` says none");
+  refused({}, "neuron_config.json or `from-kernels` has none");
   CHECK((consolidated(input.path(), input / "whole", {.source_options = {"kernels=mlp"}}) == input.tensors));
 }
 
@@ -79,9 +79,9 @@ TEST_CASE("Ranks that become others of the same layout without their form are to
     return joined_notes(
         *plan_convert(convert_request(input.path(), input / "again", {.layout = "nxdi", .tp = 1, .options = options})));
   };
-  CHECK_THAT(notes({}), Says("the source was written with `fuse-qkv` and `kernels` mlp,qkv, and the output is written "
-                             "without: give the same options to keep its form"));
-  CHECK_THAT(notes({"fuse-qkv"}), Says("the source was written with `kernels` mlp,qkv, and"));
+  CHECK_THAT(notes({}), Says("the source was written with `fuse-qkv` and `kernels` mlp,qkv, but the output is written "
+                             "without: use the same options to keep its format"));
+  CHECK_THAT(notes({"fuse-qkv"}), Says("the source was written with `kernels` mlp,qkv, but"));
   CHECK_THAT(notes({"fuse-qkv", "kernels=none"}), !Says("the source was written"));
 }
 
@@ -103,8 +103,11 @@ TEST_CASE("Kernels that contradict the shapes, the compiled model or the options
   refused("mlp,attention", {.kind = ErrorKind::kUsage,
                             .says = "`from-kernels`: \"attention\" is not an NxD Inference kernel",
                             .hint = "write none, or a comma-separated list of qkv, out-proj, mlp"});
-  refused("out_proj", {.kind = ErrorKind::kUsage, .says = "\"out_proj\" is none", .hint = "did you mean out-proj?"});
-  refused("qkv,MLP", {.kind = ErrorKind::kUsage, .says = "\"MLP\" is none", .hint = "did you mean mlp?"});
+  refused("out_proj", {.kind = ErrorKind::kUsage,
+                       .says = "\"out_proj\" is not an NxD Inference kernel",
+                       .hint = "did you mean out-proj?"});
+  refused("qkv,MLP",
+          {.kind = ErrorKind::kUsage, .says = "\"MLP\" is not an NxD Inference kernel", .hint = "did you mean mlp?"});
 
   fs::create_directories(temp / "traced");
   fs::copy_file(golden_case / "neuron_config.json", temp / "traced/neuron_config.json");

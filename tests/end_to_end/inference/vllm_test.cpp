@@ -69,7 +69,7 @@ TEST_CASE("Parts that were swapped between ranks, or come from another program, 
   SECTION("saved again without the rank's record") {
     write_safetensors(b, read_tensors(b));
     check_refused([&] { consolidated(temp / "vllm", temp / "whole"); },
-                  {.path = b, .says = "does not say which rank it is of"});
+                  {.path = b, .says = "does not record its rank"});
   }
 }
 
@@ -102,7 +102,7 @@ TEST_CASE("Another value of a scale, of padding and of a map of experts is found
   for (const auto& [name, tensor, byte, says] :
        {std::tuple("llama-tp2", "model.layers.1.self_attn.attn._k_scale", 0,
                    "differs from the value that the layout has there"),
-        {"llama-vocab200-tp2", "lm_head.weight", 127 * 64, "other values than zeros in its padding"},
+        {"llama-vocab200-tp2", "lm_head.weight", 127 * 64, "values other than zeros in its padding"},
         {"v0.23.0-qwen3_moe-ep-tp2", "model.layers.1.mlp.experts._expert_map", 0,
          "differs from the value that the layout has there, first at [0]"}}) {
     const ShardedByVllm run(name);

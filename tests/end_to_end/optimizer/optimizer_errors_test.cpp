@@ -211,7 +211,7 @@ TEST_CASE("The optimizer of another model is refused or named though nobody asks
   fs::rename(trained.temp / "optim", other.temp / "out/optim");
   check_refused([&] { replan(other); }, {.path = other.temp / "out" / kFile,
                                          .says = "of its ids have, but the model's files of pp rank 0 have",
-                                         .hint = "the optimizer is of another model"});
+                                         .hint = "the optimizer belongs to another model"});
 }
 
 }  // namespace

@@ -237,7 +237,7 @@ TEST_CASE("An adapter's conversion that needs the model, has no place or no effe
           to_peft(request);
           request.target.options.set("max-shard-size", "5GB");
         },
-        {.says = "`max-shard-size` is about models"}},
+        {.says = "`max-shard-size` applies only to models"}},
        {"a config.json that is not needed",
         [&](Request& request) {
           to_peft(request);

@@ -139,11 +139,11 @@ TEST_CASE("Files that another program has written again say nothing: all of them
   const Case c({"optimum", Format::kPytorch});
   write_torch(c.rank_file(1, 1), read_torch_tensors(c.rank_file(1, 1)));
   check_error(c.refusal(), {.path = c.rank_file(1, 1),
-                            .says = "does not say which rank it is of, but " + c.rank_file(0).string() + " does"});
+                            .says = "does not record its rank, but " + c.rank_file(0).string() + " does"});
   for (std::uint32_t pp_rank : {0u, 1u})
     write_torch(c.rank_file(0, pp_rank), read_torch_tensors(c.rank_file(0, pp_rank)));
   check_error(c.refusal(), {.path = c.rank_file(1),
-                            .says = "says which rank it is of, but " + c.rank_file(0).string() + " does not",
+                            .says = "records its rank, but " + c.rank_file(0).string() + " does not",
                             .hint = "another program"});
   write_torch(c.rank_file(1), read_torch_tensors(c.rank_file(1)));
   CHECK_THAT(joined_notes(*plan_consolidate(consolidate_request(c.path(), c / "whole"))),

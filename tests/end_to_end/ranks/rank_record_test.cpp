@@ -166,9 +166,9 @@ TEST_CASE("Ranks that say other things of the originals do not belong together, 
   check_error(input.refusal(), {.path = input.rank_file(3),
                                 .says = "its metadata has other shapes of the original tensors than " + first});
   set_metadata(input.rank_file(3), {});
-  CHECK_THAT(input.refusal().what(), Says("does not say which rank it is of, but " + first + " does"));
+  CHECK_THAT(input.refusal().what(), Says("does not record its rank, but " + first + " does"));
   set_metadata(input.rank_file(0), {});
-  CHECK_THAT(input.refusal().what(), Says("says which rank it is of, but " + first + " does not"));
+  CHECK_THAT(input.refusal().what(), Says("records its rank, but " + first + " does not"));
   for (std::uint32_t rank = 0; rank < 5; ++rank) set_metadata(input.rank_file(rank), {});
   CHECK((input.whole() == input.tensors));
 }

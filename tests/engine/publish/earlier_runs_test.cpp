@@ -74,7 +74,7 @@ TEST_CASE("Files of others in what a killed run has left are not deleted, at any
        {"tensor_parallel_shards/mine/thesis.txt", "tensor_parallel_shards/mine"}}));
   write_file(stopped.root / file, "mine");
   const auto before = snapshot(stopped.root);
-  CHECK(cleaned(*stopped.job) == std::vector<std::string>{stopped.root.string() + ": left alone, since it holds " +
+  CHECK(cleaned(*stopped.job) == std::vector<std::string>{stopped.root.string() + ": left alone, since it contains " +
                                                           culprit + ", which no run created"});
   CHECK((snapshot(stopped.root) == before));
 }

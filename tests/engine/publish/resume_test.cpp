@@ -298,7 +298,7 @@ TEST_CASE("A journal that is torn is as good as none, and one of another version
   CHECK_FALSE(fs::exists(stopped.root));  // nothing can go on from it
   notes.insert(notes.end(), result.notes.begin(), result.notes.end());
   REQUIRE(notes.size() == 2);
-  CHECK(notes[0] == "no run was there to go on with: all of it is written anew");
+  CHECK(notes[0] == "nothing to resume: starting from scratch");
   CHECK_THAT(notes[1], Says(stopped.root.string() + ": deleted"));
   CHECK(result.notes.size() == (options.on_note ? 1 : 2));  // that is told when it is done
 

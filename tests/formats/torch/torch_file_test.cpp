@@ -162,8 +162,8 @@ TEST_CASE("Two state dicts of one model are refused") {
 TEST_CASE("Where there is no one state dict, none is guessed") {
   const std::string inner = dict({{"w", tensor()}});
   unsupported(archive_of(tensor()), "contains one tensor, not a state dict");
-  unsupported(archive_of(list({tensor()})), "holds a list, not a state dict");
-  unsupported(archive_of(object("pkg", "Module", inner)), "holds an object of pkg.Module");
+  unsupported(archive_of(list({tensor()})), "contains a list, not a state dict");
+  unsupported(archive_of(object("pkg", "Module", inner)), "contains an object of pkg.Module");
   unsupported(archive_of(dict({{"a.w", tensor()}, {"model", inner}})), "which one is the state dict?");
   unsupported(archive_of(dict({{"encoder", inner}, {"n", number(1)}, {"decoder", inner}})),
               "at a deeper level, under encoder, decoder, instead");

@@ -91,9 +91,9 @@ TEST_CASE("The info file may be missing, or lack a tensor") {
 TEST_CASE("An info file that says something else is refused") {
   const Files files;
   files.write_info(info("bfloat16", {3, 4}, kTrue));
-  refused(files, "c.info.pt", "b", "is of torch.bfloat16 here, but its file holds torch.float32");
+  refused(files, "c.info.pt", "b", "has torch.bfloat16 here, but its file contains torch.float32");
   files.write_info(info("float32", {4, 3}, kTrue));
-  refused(files, "c.info.pt", "b", "another shape here, but its file holds the shape [3, 4]");
+  refused(files, "c.info.pt", "b", "another shape here, but its file contains the shape [3, 4]");
   files.write_info(info("float32", {3}, kTrue));
   refused(files, "c.info.pt", "b", "another shape");
   files.write("c.info.pt", tensor());

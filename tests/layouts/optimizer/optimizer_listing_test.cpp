@@ -135,9 +135,9 @@ TEST_CASE("Files of an optimizer that contradict themselves are refused with the
   const std::string many = numbers(std::vector<std::int64_t>(60'000, 7)) + "q\x01";
   refused(with("param_groups", list({dict({{"a", many}, {"b", "h\x01"}, {"c", "h\x01"}, {"params", numbers({0})}}),
                                      group(number(0), {1})})),
-          "holds the same values many times over");
+          "contains the same values repeatedly");
   write_file(optimizer.file(1), torch_zip(stream(number(1)), {}));
-  optimizer.refused(optimizer.file(1), "holds an int, not a dict");
+  optimizer.refused(optimizer.file(1), "contains an int, not a dict");
 }
 
 TEST_CASE("Ranks of an optimizer that are not of one checkpoint are refused with what differs") {
@@ -167,7 +167,8 @@ TEST_CASE("Ranks of an optimizer that are not of one checkpoint are refused with
   refused(with("param_groups", list({group(number(1), {}), group(number(0), {0, 1})})),
           "its parameter group 0 has 0 parameters");
   refused(with("base_state", by_id({{0, dict({{"step", number(3)}, {"exp_avg", rows(2)}})}, {1, state}})),
-          "exp_avg of id 0 has the shape [2, 2], but by shape_info [5, 2] over 2 data-parallel ranks it has [3, 2]");
+          "exp_avg of id 0 has the shape [2, 2], but according to shape_info [5, 2] over 2 data-parallel ranks it has "
+          "[3, 2]");
   Items whole = with("base_state", "");
   for (auto& [key, value] : whole)
     if (key == "state") value = by_id({{0, state}});
@@ -196,7 +197,7 @@ TEST_CASE("Groups, hyperparameters and names of states without end are refused, 
   refused(many_groups(10'001), {.says = "its \"param_groups\" has 10001 groups, but at most 10000 are supported"});
   refused(many_groups(10'000), {.says = "\"base_state\" has id 0, but the groups have 0 parameters"});
   refused(with("param_groups", list({dict(values)})),
-          {.says = "group 0 has 1001 hyperparameters, of at most 1000", .hint = " "});
+          {.says = "group 0 has 1001 hyperparameters, but at most 1000 are supported", .hint = " "});
   refused(many_names(33), {.tensor = "b32", .says = "one of more than 64"});
   optimizer.write(optimizer.file(0), many_names(32));
   CHECK(optimizer.read().stages[0].entries[1].tensors.size() == 32);

@@ -62,12 +62,13 @@ TEST_CASE("What a check that fails says depends on the reason for it") {
   const std::pair<SourceMap, Refusal> rows[] = {
       {tied(DType::kF32), {.hint = "tie_word_embeddings"}},
       {two_ranks(DType::kF32, 0),
-       {.says = "holds other values than zeros in its padding, first at [2]",
+       {.says = "contains values other than zeros in its padding, first at [2]",
         .hint = "config.json belongs to another model"}},
       {two_ranks(DType::kF32, 7), {.says = "the lowest of its dtype"}},
       {two_ranks(DType::kI32, 3, Kind::kRankNumber), {.says = "is not the number of 3", .hint = "renamed or swapped"}},
       {two_ranks(DType::kF32, 3, Kind::kRequired),
-       {.says = "differs from the value that the layout has there, first at [2]", .hint = "of another layout"}}};
+       {.says = "differs from the value that the layout has there, first at [2]",
+        .hint = "belongs to another layout"}}};
   for (const auto& [map, refusal] : rows) check_error(failure_of(map), refusal);
 }
 
@@ -101,7 +102,7 @@ TEST_CASE("A replica that nothing declares whole may neither differ nor drift, a
 TEST_CASE("The hint for a state that differs is about its files, not about the model's") {
   SourceMap state = two_ranks(DType::kF32), padding = two_ranks(DType::kF32, 0);
   for (SourceMap* map : {&state, &padding}) map->logical[0].role = TensorRole::kState;
-  const std::string of_files = "the files come from two saves, or files of ranks were swapped";
+  const std::string of_files = "the files come from two saves, or rank files were swapped";
   check_error(failure_of(state), {.hint = {of_files, "`replicas` first takes"}});
   check_error(failure_of(padding), {.hint = of_files});
   state.inferred_partition_hint = "try another number of heads";

@@ -128,7 +128,7 @@ TEST_CASE("A module that is there twice is not changed, as nobody knows which is
   };
   const OrderedJson derived = OrderedJson::parse(
       R"({"model_type": "c", "like": "parent", "modules": [{"name": "model.layers.*.mlp.gate", "plan": "replicate"}]})");
-  CHECK_THAT(error_of([&] { resolve_family(derived, find, {"child.json"}); }).what(), Says("is there 2 times"));
+  CHECK_THAT(error_of([&] { resolve_family(derived, find, {"child.json"}); }).what(), Says("is listed 2 times"));
 }
 
 TEST_CASE("The text of a family is the same family") {

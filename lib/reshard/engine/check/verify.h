@@ -25,7 +25,7 @@ struct TensorDifference {
 /// Result of comparing two checkpoints. Names are in the order of the checkpoint that contains them.
 struct Verification {
   std::uint64_t compared_tensors = 0;
-  std::uint64_t compared_bytes = 0;  // of one side
+  std::uint64_t compared_bytes = 0;  // bytes of one of the two checkpoints
   std::vector<std::string> only_a;
   std::vector<std::string> only_b;
   std::vector<std::string> other_form;  // "NAME: BF16 [2, 3] and F32 [2, 3]"
@@ -34,18 +34,18 @@ struct Verification {
   bool same() const { return only_a.empty() && only_b.empty() && other_form.empty() && different.empty(); }
 };
 
-/// How two checkpoints are held against each other.
+/// Options for comparing two checkpoints.
 struct VerifyOptions {
-  /// Values are compared, and a tensor may have another dtype; without it bytes are, and dtypes have to be the same, or
-  /// the one that the model has it in (LogicalTensor::model_dtype), which it is cast to.
+  /// If set, compares values, and dtypes may differ. Otherwise compares bytes, and a tensor's dtypes must be equal, or
+  /// one must be the model's dtype (LogicalTensor::model_dtype), to which the other is cast.
   std::optional<Tolerance> tolerance;
 };
 
 /// Compares the logical tensors of two maps: names, shapes, dtypes and values.
-/// Reads each byte of what can be compared once; replicas inside each are compared as in any other run.
+/// Reads each byte of comparable tensors once. Checks replicas within each checkpoint as any other run does.
 /// \throws Error as run_program does.
 Verification verify(const SourceMap& a, const SourceMap& b, const VerifyOptions& how, const RunOptions& options);
-/// The same by several ranks, each of which reads some of the tensors and knows all differences afterwards.
+/// The same, distributed over ranks: each rank reads some of the tensors, and all ranks get all differences.
 /// \throws as read_together.
 Verification verify(const SourceMap& a, const SourceMap& b, const VerifyOptions& how, const RunOptions& options,
                     Together& together);

@@ -64,12 +64,12 @@ class Mover {
       targets = groups_of(*maps.target, transfer.writes(maps), maps.target->logical[*transfer.target], item.at);
     std::uint64_t done = 0;
     if (targets.empty() && transfer.target && !shared_.visitor) {
-      // Only of ranks that are left out.
+      // The block belongs only to ranks that are not written.
     } else if (move(item, targets)) {
       for (const Group& target : targets) done += target.total_bytes;
     } else {
       const auto written_to_bytes = writer_.place_written_to(targets);
-      static const Reading kNone;  // of a constant of the target
+      static const Reading kNone;  // for a constant that only the target has
       std::span<const std::byte> block =
           evaluator_.evaluate(*maps.source, shared_.sources, transfer.source ? *transfer.source : kNone,
                               transfer.tensor(maps), item.at, buffers_.block, written_to_bytes);

@@ -26,88 +26,88 @@ namespace reshard {
 class Lots;
 class PageFragments;
 
-/// How far a run is.
+/// The phase of a run.
 enum class RunPhase : std::uint8_t {
   kMoving,
   kFlushing,    // all bytes are written, but not yet confirmed by the disk
-  kPublishing,  // outputs get their final names: a signal comes too late
+  kPublishing,  // outputs are moved to their final paths; a signal no longer stops the run
 };
 
 /// Progress of a run for other threads, and their way to stop it. Thread-safe.
 struct Progress {
-  std::atomic<std::uint64_t> done_bytes{0};     // of Program::write_bytes, or read_bytes where nothing is written
-  std::atomic<std::uint64_t> others_bytes{0};   // likewise, of the other ranks of the run
-  std::atomic<std::uint64_t> resumed_bytes{0};  // of Program::write_bytes, what an earlier run has written
+  std::atomic<std::uint64_t> done_bytes{0};     // of Program::write_bytes, or of read_bytes if nothing is written
+  std::atomic<std::uint64_t> others_bytes{0};   // likewise, for the other ranks of the run
+  std::atomic<std::uint64_t> resumed_bytes{0};  // part of Program::write_bytes that an earlier run wrote
   std::atomic<RunPhase> phase{RunPhase::kMoving};
-  std::atomic<bool> stop{false};  // set it to end the run with kInterrupted
+  std::atomic<bool> stop{false};  // set to end the run with kInterrupted
 };
 
-/// What pays, as measured (tests/bench). Outputs do not depend on it; tests let small tensors go every way.
+/// Performance parameters, measured with tests/bench. Outputs do not depend on them; tests use small values.
 struct Tuning {
-  /// Shorter runs are put together here; longer ones by the kernel, which saves a copy but takes its time for each.
+  /// Runs shorter than this are gathered in a buffer. The kernel gathers longer ones: no copy, but a cost per run.
   std::uint64_t least_part_bytes = 1024;
-  /// Bytes moved for a unit, of which a journal tells whether it is done: at least, where there are not too many.
+  /// Minimum bytes moved per unit, the granularity of journals. Units are larger if there would be too many of them.
   std::uint64_t unit_bytes = std::uint64_t{128} << 20;
-  /// In which no two ranks write.
+  /// Page size; no two ranks write to the same page.
   std::uint64_t page_bytes = kLargestPageBytes;
-  /// Of a rank's share, the bytes of pages that may go through rank 0 so that ranks can hand over lots: with more, there
-  /// are fewer lots, or none.
+  /// Maximum size of all shared pages, which go through rank 0, as a fraction of the bytes of one share. If the lots
+  /// would exceed it, there are fewer lots, or none.
   double max_shared_part = 1.0 / 32;
 };
 
-/// What becomes of replicas that differ. A difference that a check finds for another reason is an error always.
+/// How to handle replicas that differ. A difference that any other check finds is always an error.
 enum class Replicas : std::uint8_t {
-  kDrift,  // those that drifted apart (Check::may_drift, ReplicaDistance) are the first rank's; others are an error
-  kExact,  // they are an error
-  kFirst,  // all are the first rank's, where that may be chosen (Check::may_differ)
+  kDrift,  // takes the first rank's if they drifted apart (Check::may_drift, ReplicaDistance); otherwise an error
+  kExact,  // every difference is an error
+  kFirst,  // like kDrift, but also takes the first rank's if Check::may_differ
 };
 
 struct RunOptions {
-  unsigned threads = 0;                                       // 0: as many as there are processors, at most 16
+  unsigned threads = 0;                                       // 0: the number of processors, at most 16
   std::uint64_t max_memory_bytes = std::uint64_t{256} << 20;  // buffers, over all threads
   Overflow overflow = Overflow::kSaturate;                    // of casts
   Progress* progress = nullptr;                               // borrowed; may be null
   Stores stores;
-  bool sync = true;  // bring what is written to stable storage
-  bool journal =
-      true;  // with `sync`: a run of more than journal_interval leaves, if it is killed, what resume goes on from
-  bool resume = false;  // go on where a run of the same job stopped; what fails leaves its outputs for the next one
-  bool clean = false;   // remove first what dead runs of the same outputs have left
+  bool sync = true;  // flush outputs to stable storage
+  /// With `sync`: journals completed units every journal_interval, so that a killed run can be resumed.
+  bool journal = true;
+  bool resume = false;  // continue an interrupted run of the same job; if this run fails, the next one can continue it
+  bool clean = false;   // first delete stale staging directories of the same outputs
   std::chrono::milliseconds journal_interval{10000};
-  bool digests = false;  // hash what is written: ShareReport::digests
+  bool digests = false;  // hash the written tensors: ShareReport::digests
   Replicas replicas = Replicas::kDrift;
-  /// Called once for each replica that differs where that is allowed; one call at a time.
+  /// Called once per replica with an allowed difference; one call at a time.
   std::function<void(Divergence)> on_divergence;
-  /// Called with what the user should know before any tensor is read: whole sentences. Where there is none, they are in
-  /// RunResult::notes.
+  /// Called with each note for the user that is known before any tensor is read: a whole sentence. If null, these notes
+  /// are added to RunResult::notes.
   std::function<void(const std::string&)> on_note;
-  /// Called with each unit of the program when all of its bytes are written, which says nothing of the disk; from
-  /// several threads at once.
+  /// Called with each unit of the program when all of its bytes are written, but not necessarily flushed; from several
+  /// threads at once.
   std::function<void(UnitReport)> on_unit;
   /// Called when a thread of the run fails, before the others are stopped; not for kInterrupted.
   std::function<void()> on_failure;
-  Lots* lots = nullptr;                // borrowed: where more to do comes from; may be null
-  PageFragments* fragments = nullptr;  // borrowed: where to put what goes to pages that others write to; may be null
+  Lots* lots = nullptr;                // borrowed: source of further work; may be null
+  PageFragments* fragments = nullptr;  // borrowed: receives the bytes of shared pages; may be null
   Tuning tuning;
 };
 
-/// The number of threads that options ask for.
+/// Returns the number of threads to use.
 unsigned thread_count(const RunOptions& options);
 
 /// The message of kInterrupted.
 inline constexpr const char* kStoppedMessage = "stopped by a signal; nothing was written under a final name";
 
-/// Throws if the run is to stop.
+/// Throws if Progress::stop is set.
 /// \throws Error kInterrupted.
 void throw_if_stopped(const RunOptions& options);
 
-/// The least memory a run can work in.
+/// The minimum memory for a run.
 inline constexpr std::uint64_t kMinMemoryBytes = std::uint64_t{4} << 20;
 
-/// Sees the bytes of one block of a logical tensor, C-ordered, whole. Called from several threads, each block once.
-/// `transfer` is the index into Program::transfers, `block` counts the blocks of that tensor; `against` is the same
-/// block as ProgramMaps::against has it, in that map's dtype; empty where there is none. Blocks are ranges of C order:
-/// `first_elem` says where this one begins.
+/// A block of a logical tensor: a range of its elements in C order that begins with `first_elem`. `transfer` is the
+/// index into Program::transfers, and `block` counts the blocks of that tensor. `against` contains the same block of
+/// ProgramMaps::against, in that map's dtype; empty if the transfer compares nothing. A BlockVisitor is called once per
+/// block, from several threads.
 struct VisitedBlock {
   std::size_t transfer = 0;
   std::uint64_t block = 0;
@@ -118,13 +118,13 @@ struct VisitedBlock {
 using BlockVisitor = std::function<void(const VisitedBlock& block)>;
 
 /// Moves the bytes of `program` into files under `target_root`, which exist at their full size. Output bytes depend
-/// only on the program, not on threads or memory. `maps` are the program's. A visitor's blocks have `visit_block_bytes`
-/// bytes whatever the memory.
+/// only on the program, not on threads or memory. `maps` belong to the program. A visitor's blocks have
+/// `visit_block_bytes` bytes, whatever the memory.
 /// \returns the CRC-32 of each stored tensor of the target whose file needs it, in the order of TensorMap::stored;
 /// empty if no file needs it.
 /// \throws Error kBadInput if a check finds different bytes (naming both tensors and the first element that differs);
-/// kIo, kNoSpace; kInterrupted; kUsage if max_memory_bytes is less than kMinMemoryBytes, or too little for the inputs
-/// of a computed tensor.
+/// kIo, kNoSpace; kInterrupted; kUsage if max_memory_bytes is less than kMinMemoryBytes, or too small for a computed
+/// tensor's inputs.
 std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& program,
                                        const std::filesystem::path& target_root, const RunOptions& options,
                                        const BlockVisitor& visitor = {}, std::uint64_t visit_block_bytes = 0);

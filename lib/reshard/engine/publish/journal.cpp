@@ -76,11 +76,11 @@ std::optional<Journal> parse_journal(std::string_view text) {
   if (!whole || !whole->starts_with(kFamily)) return std::nullopt;
   if (!whole->starts_with(kJournalLine))
     throw Error(ErrorKind::kUnsupported, "is the journal of another version of reshard")
-        .hint("go on with that version, or remove what it left with `clean`");
+        .hint("continue with that version, or delete the staging directory with `clean`");
   auto journal = WireReader(whole->substr(kJournalLine.size())).read<Journal>();
   for (const std::string& file : journal.fragment_files)
     if (!is_fragments_file(file) || file.find('/') != std::string::npos)
-      throw Error(ErrorKind::kBadInput, "names a file that is none of fragments");
+      throw Error(ErrorKind::kBadInput, "names a file that is not a fragment file");
   for (const UnitReport& unit : journal.units)
     if (unit.unit >= journal.header.units) throw Error(ErrorKind::kBadInput, "names a unit that does not exist");
   return journal;

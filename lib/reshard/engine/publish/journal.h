@@ -39,7 +39,7 @@ struct JournalHeader {
     static auto fields(auto& self) { return std::tie(self.name, self.size_bytes, self.state); }
     friend bool operator==(const Source&, const Source&) = default;
   };
-  std::string fingerprint;                                   // of the run
+  std::string fingerprint;                                   // fingerprint of the run
   std::uint32_t units = 0;                                   // number of units in the program
   std::vector<std::pair<std::string, std::string>> options;  // for the user: {"tp", "8"}
   std::vector<Source> sources;
@@ -55,30 +55,30 @@ struct JournalHeader {
   }
 };
 
-/// Of a run of `job` that cuts it into so many units.
+/// Returns the header for a run of `job` that is divided into `units` units.
 JournalHeader journal_header(const Job& job, const RunOptions& options, std::uint32_t units);
 
 struct Journal {
   JournalHeader header;
-  std::vector<std::string> fragment_files;  // that hold some of what these units wrote (page_fragments.h)
+  std::vector<std::string> fragment_files;  // files with fragments of these units (page_fragments.h)
   std::vector<UnitReport> units;
 
   static auto fields(auto& self) { return std::tie(self.header, self.fragment_files, self.units); }
 };
 std::string journal_text(const Journal& journal);
-/// \returns nothing for what is torn, or no journal.
-/// \throws Error kUnsupported for a journal of another version.
+/// Returns std::nullopt if `text` is torn or not a journal.
+/// \throws Error kUnsupported for a journal of another version; kBadInput for one with invalid contents.
 std::optional<Journal> parse_journal(std::string_view text);
 
-/// The same of a file.
+/// Reads a journal file.
 /// \throws as parse_journal; kIo.
 std::optional<Journal> read_journal(Files& files, const std::filesystem::path& path);
 enum class JournalFound : std::uint8_t {
-  kNone,        // or torn ones alone
-  kUnreadable,  // of another version, or damaged
-  kWhole,       // one that has a unit
+  kNone,        // no journal, or only torn, empty or non-matching ones
+  kUnreadable,  // a journal of another version, or a damaged one
+  kWhole,       // a journal with at least one unit
 };
-/// The best that lies in a staging directory: of a run with this header, if one is given.
+/// Returns the state of the best journal in a staging directory; only journals with `header` match, if it is given.
 JournalFound find_journal(Files& files, const std::filesystem::path& root,
                           const JournalHeader* header = nullptr) noexcept;
 inline bool has_journal(Files& files, const std::filesystem::path& root,

@@ -23,49 +23,49 @@ bool is_left_alone(const Stores& stores, const Job& job, const std::filesystem::
 /// Whether an output is, or is in, one of the folders that are replaced as a whole.
 bool in_whole_folder(const Job& job, const std::filesystem::path& relative);
 
-/// Lists the entries of a directory of old outputs that nothing shows to be this program's: neither a name in `replaced`,
-/// nor a record (unproven_entries), nor the directory's manifest.
-/// \param folder  in it; the directory itself if it is empty.
+/// Lists the entries of a directory of old outputs that are not proven to be this program's by a name in `replaced`, a
+/// record (unproven_entries), or the directory's manifest.
+/// \param folder  a folder in the directory; empty for the directory itself.
 /// \param replaced  relative to `folder`.
 /// \throws Error kIo.
 std::vector<std::string> unproven_outputs(Files& files, const std::filesystem::path& old_outputs,
                                           const std::filesystem::path& folder,
                                           const std::set<std::filesystem::path>& replaced);
 
-/// Validates that replacing `folder`, one of the job's whole folders, loses no file that others wrote (unproven_outputs).
-/// \param old_outputs  the directory that now contains the folder and the manifest of earlier outputs.
-/// \throws Error kBadInput that names the entries; kIo.
+/// Validates that replacing `folder`, one of the job's whole folders, deletes none of its unproven_outputs.
+/// \param old_outputs  the directory that contains the folder and the manifest of earlier outputs.
+/// \throws Error kBadInput naming the entries; kIo.
 void validate_only_ours(Files& files, const Job& job, const std::filesystem::path& folder,
                         const std::filesystem::path& old_outputs);
 
-/// Whether a directory of outputs contains, at any depth, only what the job replaces. Its whole folders may contain more
-/// (validate_only_ours).
-/// \param except  An entry that is not looked at.
+/// Whether a directory of outputs contains, at any depth, only entries that the job replaces. Does not check the job's
+/// whole folders (validate_only_ours).
+/// \param except  an entry to ignore.
 /// \throws Error kIo.
 bool is_all_replaced(Files& files, const Job& job, const std::filesystem::path& outputs,
                      const std::filesystem::path& except = {});
 
-/// Room for a job's outputs, as far as the file system says.
+/// Disk space for a job's outputs, as reported by the file system.
 struct OutputSpace {
   std::uint64_t needed_bytes = 0;
   std::uint64_t free_bytes = 0;
-  std::filesystem::path file_system;  // the existing directory that was asked
+  std::filesystem::path file_system;  // an existing directory on the file system
 };
 
 /// Name of a staging directory next to the output directory, without its last six characters; the names of those in it
 /// begin with kStagingPrefix. Names of the output directory that are too long are cut and end with their CRC.
 std::string staging_prefix(const std::filesystem::path& output_directory);
 
-/// Hidden directories next to the output, or in it, whose names say that a run made them: one that was killed, or that
-/// still goes on. No links.
+/// Returns hidden directories in the output directory or next to it that have the name of a staging directory. Their
+/// runs may have been killed or still be running. Skips links.
 std::vector<std::filesystem::path> stale_stagings(Files& files, const Job& job);
 
-/// Validates that the outputs may be written: no output is an input, nothing that exists is replaced without `force`, a
-/// folder that is replaced as a whole holds nothing that this program does not write. Writes nothing.
+/// Validates that the outputs may be written: no output is an input, nothing is replaced without `force`, and folders
+/// that are replaced as a whole contain only files that this program writes. Writes nothing.
 /// \throws Error kUsage, kBadInput or kIo.
 void validate_output(const Stores& stores, const Job& job);
 
-/// Asks the file system.
+/// Returns the space that the job needs and the file system has.
 /// \throws Error kIo.
 OutputSpace output_space(Storage& storage, const Job& job);
 

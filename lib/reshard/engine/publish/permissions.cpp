@@ -54,12 +54,12 @@ Permissions::Permissions(const Job& job, const Stores& stores)
   weights_.kept = umask_left_ | 0600;
 }
 
-/// The model's directory, and those of all inputs that come from elsewhere than their outputs' place in it.
+/// Limits directories by the model's directory, and by those of inputs from elsewhere than their outputs' place in it.
 void Permissions::look_at_directories(const Job& job) {
   const auto resolved = [&](const fs::path& path) { return stores_.sources().resolve(path.empty() ? "." : path); };
   std::set<fs::path> parents;
   for (const SourceFile& file : job.source.files) parents.insert(file.path.parent_path());
-  std::set<std::pair<fs::path, fs::path>> moves;  // of other files, from one directory to another
+  std::set<std::pair<fs::path, fs::path>> moves;  // source and output directories of other files
   for (const CopiedFile& file : job.copied_files) moves.emplace(file.source.parent_path(), file.path.parent_path());
   for (const TextFile& file : job.text_files)
     if (!file.source.empty()) moves.emplace(file.source.parent_path(), file.path.parent_path());
@@ -83,8 +83,8 @@ void Permissions::look_at_folders(const Job& job) {
   }
 }
 
-/// A new output directory hides what the input's hides. One that is there keeps its permissions, so that files have to
-/// hide themselves.
+/// A new output directory is as private as the input's. An existing one keeps its permissions, so private files need
+/// restrictive permissions of their own.
 void Permissions::look_at_output(const Job& job) {
   const auto output = stores_.target().directories().access(job.output_directory);
   if (!output || !stores_.target().is_directory(job.output_directory)) return;

@@ -14,34 +14,34 @@ namespace reshard {
 /// file's group is often another one, of the user or of the directory.
 struct AllowedMode {
   std::uint32_t bits = 0777;
-  std::set<std::uint32_t> groups;  // of the inputs whose group may do more than others
+  std::set<std::uint32_t> groups;  // groups of the inputs whose group may do more than others
   std::uint32_t kept = 0777;       // applies to the result, as a umask does
 
   AllowedMode& operator&=(const AllowedMode& other);
-  /// For a file or directory of this group.
+  /// Returns the mode for a file or directory of this group.
   std::uint32_t for_group(std::uint32_t group) const;
-  /// For one whose group is not known: its group may do what others may.
+  /// Returns the mode if the group is unknown: the group may not do more than others.
   std::uint32_t for_any_group() const;
 };
 
-/// The permissions that a job's outputs get: what is private stays private. No output lets a group or others do more
-/// than its inputs do, or than the umask leaves; the owner may read and write whatever the run makes. Special bits are
-/// not taken over.
+/// Permissions of a job's outputs, which keep private data private. No output lets a group or others do more than its
+/// inputs and the umask allow. The owner may read and write everything that the run creates. Special bits are not
+/// copied.
 class Permissions {
  public:
-  /// Asks the file system for the modes of the inputs, and of the output directory if it exists. Inputs that cannot be
-  /// asked for count as private. The stores are borrowed.
+  /// Reads the modes of the inputs, and of the output directory if it exists. Inputs whose mode is unknown count as
+  /// private. The stores are borrowed.
   Permissions(const Job& job, const Stores& stores);
 
-  /// For a directory that the run makes; `relative` to the output directory, which is "". Limited by the directories
-  /// that the inputs come from, and by the model's own folder of that name.
+  /// Returns the mode of a directory that the run creates; `relative` to the output directory, which is "". Limited by
+  /// the directories of the inputs, and by the model's own folder of that name.
   AllowedMode directory(const std::filesystem::path& relative = {}) const;
-  /// For a file of weights: limited by all files of the input's weights.
+  /// Returns the mode of a weights file, limited by all weights files of the input.
   const AllowedMode& weights() const { return weights_; }
-  /// For a text that the run makes: the same, and limited by the file it is made from; where it names none, by the
-  /// model's file of the same name, if there is one.
+  /// Returns the mode of a text file that the run creates: that of a weights file, also limited by the file that it was
+  /// created from. If it names no such file, limited by the model's file of the same name, if that exists.
   AllowedMode text(const TextFile& file) const;
-  /// For a copy: its own mode, with the owner's bits as they are.
+  /// Returns the mode of a copied file: the original's, with the owner's bits unchanged.
   AllowedMode copy(const CopiedFile& file) const;
 
  private:

@@ -37,7 +37,7 @@ TensorDigest digest_of(DType dtype, const Dims& shape, std::span<const std::byte
   return leaves.digest();
 }
 
-/// What the target makes, of no tensor of the source, and a reader finds as a state: objects and numbers.
+/// Adds the objects and numbers that the target creates without a source tensor and that readers find as states.
 void add_made(const TargetMap& target, std::vector<Manifest::Tensor>& tensors) {
   for (const auto& [name, bytes] : target.made_objects) {
     const Dims shape{bytes.size()};

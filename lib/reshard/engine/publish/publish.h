@@ -14,59 +14,59 @@
 
 namespace reshard {
 
-/// What else than outputs may lie in a staging directory while they get their names.
-inline constexpr const char* kWholeFolder = ".whole";        // a whole output directory
+/// Folders that a staging directory may contain while its outputs are published.
+inline constexpr const char* kWholeFolder = ".whole";        // the whole output directory
 inline constexpr const char* kReplacedFolder = ".replaced";  // old outputs, which new ones replace one by one
-inline constexpr const char* kUnusedFolder = ".unused";      // journals of what is no longer as they say
+inline constexpr const char* kUnusedFolder = ".unused";      // journals that no longer match the staged outputs
 
-/// Renames to a name that nothing has; what appeared there meanwhile is not replaced where the file system can tell.
-/// \throws Error kBadInput if something has; kIo.
+/// Renames to a path that does not exist. If the file system supports it, does not replace one that appears meanwhile.
+/// \throws Error kBadInput if `to` exists; kIo.
 void rename_new(Directories& directories, const std::filesystem::path& from, const std::filesystem::path& to);
 
-/// Makes the folders above `relative` in kReplacedFolder of a staging directory.
+/// Creates the folders above `relative` in kReplacedFolder of a staging directory.
 /// \returns the path of `relative` there.
 /// \throws Error kIo.
 std::filesystem::path make_replaced(Directories& directories, const std::filesystem::path& root,
                                     const std::filesystem::path& relative);
 
-/// Puts back what was gathered in kWholeFolder by a run that did not get as far as its name.
+/// Moves outputs in kWholeFolder back to `root`, if a run gathered them there but did not publish them.
 /// \throws Error kIo.
 void take_apart(Storage& storage, const std::filesystem::path& root);
 
-/// Has the disk confirm the names of all that lies below `root`.
+/// Flushes the names of all entries below `root` to stable storage.
 /// \throws Error kIo.
 void flush_tree(Storage& storage, const std::filesystem::path& root);
 
-/// The place where a job's outputs grow before they get their names: a hidden directory on the same file system,
-/// removed with all it holds unless published. Not thread-safe.
+/// The staging directory of a job: a hidden directory on the file system of the outputs, in which they are written. It
+/// is removed with its contents unless they are published. Not thread-safe.
 class Staging {
  public:
-  /// Makes the directory, and those above it that are missing, and locks it. The job and the stores are borrowed.
+  /// Creates the directory and its missing parents, and locks it. The job and the stores are borrowed.
   Staging(const Job& job, const Stores& stores);
-  /// Takes over the directory of a run that is dead, with its lock.
+  /// Takes over the directory of a dead run, with its lock.
   Staging(const Job& job, const Stores& stores, std::filesystem::path root, std::unique_ptr<FileLock> lock);
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
-  /// Removes what was not published, and the directories it made if they are empty.
+  /// Removes unpublished outputs, and the directories that it created if they are empty.
   ~Staging();
 
-  /// Whether others can find out that this process is gone.
+  /// Whether the directory is locked, so that other processes can detect that this one has died.
   bool is_locked() const { return lock_ != nullptr; }
-  /// Nobody but the owner may look into it.
+  /// Path of the directory, which only its owner can access.
   const std::filesystem::path& root() const { return root_; }
-  /// Those that the files in it shall have.
+  /// Permissions for the files in the directory.
   const Permissions& permissions() const { return permissions_; }
 
-  /// Leaves it all where it is, for a later run.
+  /// Keeps the directory for a later run.
   void keep();
 
-  /// Gives everything in root() its final name, so that no reader finds old outputs among new ones. By one rename if the
-  /// output directory is new, or contains nothing that is not replaced and can be swapped as a whole. Else one by one,
-  /// with kSwapFile in root() meanwhile: all old outputs leave, the last first, then the new ones come: weights, whole
-  /// folders, other files, and last those that say that all else is there. All of it is undone if one step fails. What
-  /// was replaced goes away with the staging. With `sync`, once this returns, all of it outlives a crash of the machine.
-  /// \returns notes, whole sentences: that the disk did not confirm the names, though it could before. Mostly none.
-  /// \throws Error kIo, kBadInput; then nothing has its final name.
+  /// Moves all outputs to their final paths, so that no reader finds old outputs among new ones. Uses one rename if the
+  /// output directory is new, or if it can be swapped as a whole because every entry in it is replaced. Otherwise moves
+  /// entries one by one, with kSwapFile in root() meanwhile: removes all old outputs, the last first, then adds the new
+  /// ones: weights, whole folders, other files, and finally the files that mark the checkpoint as complete. Rolls back
+  /// all steps if one fails. Replaced outputs are deleted with the staging directory. With `sync`, flushes everything.
+  /// \returns notes, whole sentences, if the new names could not be flushed although flushing worked before.
+  /// \throws Error kIo, kBadInput; then nothing is published.
   std::vector<std::string> publish(bool sync = true);
 
  private:

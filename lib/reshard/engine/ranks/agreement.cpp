@@ -19,7 +19,7 @@ void add_files(RunIdentity& identity, const SourceMap& map) {
     identity.files.push_back({file.path, file.path.filename().generic_string(), file.size_bytes});
 }
 
-/// What the states of the files are: the same on all ranks if these see the same files.
+/// Returns a digest of the files' stamps, which is the same on all ranks that see the same files.
 std::string stamps_of(const RunIdentity& identity, Files& files) {
   WireWriter wire;
   for (const RunIdentity::File& file : identity.files) wire.add(files.lasting_stamp(file.path).text());
@@ -27,7 +27,7 @@ std::string stamps_of(const RunIdentity& identity, Files& files) {
   return to_hex(digest);
 }
 
-/// The digest of some blocks of a file: enough to tell checkpoints from each other, which differ everywhere.
+/// Returns the digest of some blocks of a file: enough to distinguish checkpoints, which differ everywhere.
 Sha256Digest sample(Files& files, const std::filesystem::path& path) {
   constexpr std::uint64_t kBlocks = 4, kBlockBytes = 4096;
   const auto source = files.open(path);
@@ -129,7 +129,7 @@ void validate_same_run(const RunIdentity& mine, const RunOptions& options, Toget
         std::move(Error(ErrorKind::kBadInput,
                         fmt::format("{} reads other files than {}: {}", together.process(rank), together.process(0),
                                     difference(files_of(files.front()), files_of(files[rank]))))
-                      .hint("give a path that all ranks share, to files that nobody writes to")));
+                      .hint("use a path that all ranks share, to files that no process is writing to")));
   const bool same_program = next_is_same() && ours.read<std::uint64_t>() == theirs.read<std::uint64_t>();
   if (same_command && same_program)
     throw AgreedError(

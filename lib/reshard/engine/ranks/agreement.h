@@ -12,7 +12,7 @@
 
 namespace reshard {
 
-/// What tells a run from another one: all of it, and the parts of which one may be the reason.
+/// Identifies a run by the fingerprint of all of it, and by parts that can explain a difference.
 struct RunIdentity {
   struct File {
     std::filesystem::path path;  // on this rank
@@ -21,24 +21,24 @@ struct RunIdentity {
 
     static auto fields(auto& self) { return std::tie(self.name, self.size_bytes); }  // what ranks compare
   };
-  std::string command;        // what the ranks do: "shard"
-  std::string sources;        // fingerprints of what is read
-  std::string all;            // the fingerprint of what becomes of it
-  std::uint64_t options = 0;  // of the run, that are in neither
-  std::string output;         // the directory that is written; empty if none is
-  std::vector<File> files;    // of the sources
+  std::string command;        // "shard"
+  std::string sources;        // fingerprints of the sources
+  std::string all;            // fingerprint of the run; empty if nothing is written
+  std::uint64_t options = 0;  // options that the fingerprints do not contain
+  std::string output;         // the output directory; empty if nothing is written
+  std::vector<File> files;    // source files
 };
 
-/// Of a run that writes.
+/// Returns the identity of a run that writes.
 RunIdentity run_identity(const Job& job, const RunOptions& options);
-/// Of one that only reads these maps.
-/// \param what  what else it depends on: the command and its options.
+/// Returns the identity of a run that only reads these maps.
+/// \param what  the command and its options.
 RunIdentity run_identity(const std::vector<const SourceMap*>& maps, const std::string& what);
 
-/// All ranks mean the same run, as far as rank 0 is concerned. They are told by their identities, not by their command
-/// lines: threads, memory and the spelling of paths may differ. Sources that are not the same files by their stamps, as
-/// copies on the disks of several machines, are compared by some blocks of each.
-/// \throws AgreedError kUsage, of different options or versions; kBadInput, naming the first file, of different
+/// Validates that all ranks take part in the same run as rank 0. Compares identities, not command lines: threads,
+/// memory and the spelling of paths may differ. If the stamps of the source files differ, as for copies on the disks of
+/// several machines, compares some blocks of each file.
+/// \throws AgreedError kUsage for different options or versions; kBadInput, naming the first file, for different
 /// sources; kIo; RankLost.
 void validate_same_run(const RunIdentity& mine, const RunOptions& options, Together& together);
 

@@ -12,22 +12,22 @@
 
 namespace reshard {
 
-/// Transfers [first, last) of a program, those that one rank has visited.
+/// Transfers [first, last) of a program that one rank has visited.
 struct VisitedRange {
   std::size_t first = 0;
   std::size_t last = 0;
 };
 
-/// Runs a program that writes nothing, as run_program does, by all ranks: each visits whole tensors, about as many
-/// bytes as the others. RunOptions::on_divergence of each rank is told what any of them has found.
-/// \param what  the command, with what it depends on beside the maps, to find ranks that were told something else.
+/// Runs a program that writes nothing on all ranks, as run_program does: each rank visits whole tensors, with about the
+/// same number of bytes. RunOptions::on_divergence of each rank is called with the divergences of all ranks.
+/// \param what  the command and the options that it depends on, which must be equal on all ranks.
 /// \throws as run_program and Together::step; AgreedError if the ranks do not read the same.
 VisitedRange read_together(const ProgramMaps& maps, const Program& program, const RunOptions& options,
                            const BlockVisitor& visitor, std::uint64_t visit_block_bytes, std::string_view what,
                            Together& together);
 
-/// Has all ranks know what each found of the transfers that it visited.
-/// \param findings  of each transfer.
+/// Sends each rank's findings to all ranks.
+/// \param findings  one per transfer; set for the visited ones, and afterwards for all.
 template <typename Finding>
 void share_findings(const VisitedRange& visited, Together& together, std::vector<Finding>& findings) {
   if (together.size() == 1) return;

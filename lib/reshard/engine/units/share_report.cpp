@@ -13,7 +13,7 @@
 namespace reshard {
 namespace {
 
-/// A report without the checksums that are zero and the leaves that are not known.
+/// A report without checksums that are zero and without unknown leaves.
 struct Sparse {
   ShareReport report;
   std::uint64_t stored = 0;  // tensors in the target, or 0

@@ -12,14 +12,14 @@
 
 namespace reshard {
 
-/// A replica that differs from the first rank's, which was taken.
+/// A replica that differs from the first rank's, which is used instead.
 struct Divergence {
-  std::string tensor;  // the logical one
+  std::string tensor;  // name of the logical tensor
   std::string text;    // a whole sentence that names file, tensor and element
   bool is_drift = false;
-  double max_abs = 0;        // of drift: as of ReplicaDistance
+  double max_abs = 0;        // only for drift, see ReplicaDistance
   double relative = 0;       // likewise
-  std::uint32_t stored = 0;  // index of the replica's stored tensor, and of the logical one, in its map
+  std::uint32_t stored = 0;  // index of the replica's stored tensor in its map, and below, of the logical one
   std::uint32_t logical = 0;
 
   static auto fields(auto& self) {
@@ -27,32 +27,32 @@ struct Divergence {
   }
 };
 
-/// What a share of a program did, or, merged, what several did. Nothing in it depends on the order of the shares.
+/// Result of a share of a program, or the merged results of several. Does not depend on the order of the shares.
 struct ShareReport {
-  /// What the share adds to the CRC-32 of each stored tensor of the target whose file has need of it, as
-  /// TensorMap::stored counts them: the exclusive or over all shares is the CRC. Empty where no file has need.
+  /// The share's contribution to the CRC-32 of each stored tensor of the target whose file needs it, indexed like
+  /// TensorMap::stored. The exclusive or over all shares is the CRC. Empty if no file needs CRCs.
   std::vector<std::uint32_t> crcs;
   std::vector<std::uint32_t> written_files;  // indices into TargetMap::files, ascending
-  std::uint64_t written_bytes = 0;           // over all shares Program::write_bytes
+  std::uint64_t written_bytes = 0;           // sums to Program::write_bytes over all shares
   std::vector<Divergence> divergent;         // each replica once
-  /// Of each logical tensor of the target, as TensorMap::logical counts them, what the share has of it, but for padding;
-  /// empty unless RunOptions::digests.
+  /// The share's leaves of each logical tensor of the target, indexed like TensorMap::logical; none for padding. Empty
+  /// unless RunOptions::digests.
   std::vector<LeafDigests> digests;
-  double hashing_seconds = 0;        // of all threads together
+  double hashing_seconds = 0;        // total over all threads
   std::vector<std::size_t> inexact;  // transfers with Findings::inexact, ascending
-  /// In the staging directory, what is not in the target's files yet (page_fragments.h).
+  /// Files in the staging directory with bytes that the target's files lack so far (page_fragments.h).
   std::vector<std::string> fragment_files;
 };
 
-/// Adds what another share of the same program reports.
-/// \throws Error kInternal for a report whose checksums are of another number of tensors.
+/// Adds the report of another share of the same program.
+/// \throws Error kInternal if the reports have checksums for different numbers of tensors.
 void merge(ShareReport& into, ShareReport one);
 
-/// Puts a report into bytes for another process. What is in them is in proportion to what the share did, not to the
+/// Serialises a report for another process. The size is proportional to the work of the share, not to the size of the
 /// program.
 std::string report_bytes(const ShareReport& report);
-/// Reads report_bytes. `target` is that of the program.
-/// \throws Error kBadInput if these are no such bytes, or of another target.
+/// Parses report_bytes. `target` is that of the program.
+/// \throws Error kBadInput if the bytes are not a report, or belong to another target.
 ShareReport read_report(std::string_view bytes, const TargetMap& target);
 
 }  // namespace reshard

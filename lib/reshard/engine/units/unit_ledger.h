@@ -33,7 +33,7 @@ struct UnitReport {
   };
   std::uint32_t unit = 0;
   std::uint64_t written_bytes = 0;
-  std::vector<Crc> crcs;             // a tensor may be there several times
+  std::vector<Crc> crcs;             // may list a tensor several times
   std::vector<std::uint32_t> files;  // written to, ascending
   std::vector<Leaf> leaves;
   std::vector<std::size_t> inexact;  // transfers with Findings::inexact
@@ -44,20 +44,20 @@ struct UnitReport {
   }
 };
 
-/// Adds what a unit did to a report that has room for all tensors of `target`.
-/// \throws Error kBadInput if it is of another target.
+/// Adds the result of a unit to a report that has room for all tensors of `target`.
+/// \throws Error kBadInput if the unit belongs to another target.
 void merge(ShareReport& into, const UnitReport& unit, const TargetMap& target);
 
-/// Finds out when all blocks of a unit are done. Thread-safe.
+/// Detects when all blocks of a unit are done. Thread-safe.
 class UnitLedger {
  public:
-  /// \param done  called with each unit when it is complete, by the thread that did its last block.
+  /// \param done  called with each completed unit, by the thread that processed its last block.
   UnitLedger(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
              std::function<void(UnitReport)> done);
-  /// Adds parts: units that are not known yet.
+  /// Adds parts of units that are not known yet.
   void expect(const std::vector<Part>& parts);
 
-  /// Adds what a block did, in `of_block`, whose unit is that of the block.
+  /// Adds the result of a block; `of_block.unit` is the block's unit.
   /// \param block_bytes  of the tensor as it is read.
   void add(const UnitReport& of_block, std::uint64_t block_bytes);
 

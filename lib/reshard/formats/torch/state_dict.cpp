@@ -103,7 +103,7 @@ Pairs Finder::top_mapping() const {
   const PickleRef root = pickle_.root();
   if (is_value_(root)) throw unsupported("contains one tensor, not a state dict");
   if (is_mapping(pickle_, root)) return mapping_items(pickle_, root);
-  throw unsupported("holds " + pickle_.describe(root) + ", not a state dict");
+  throw unsupported("contains " + pickle_.describe(root) + ", not a state dict");
 }
 
 const PicklePair* Finder::pair_of(const Pairs& pairs, std::string_view key) const {

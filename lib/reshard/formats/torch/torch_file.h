@@ -46,8 +46,8 @@ class TorchFile {
   /// Whether Python would create a tensor from `node`, of a supported kind or not.
   bool is_tensor(PickleRef node) const;
 
-  /// The tensor that `node` stands for.
-  /// \throws Error kBadInput if it contradicts itself or does not lie inside its storage; kUnsupported if it is sparse,
+  /// Returns the tensor that `node` represents.
+  /// \throws Error kBadInput if it is inconsistent or extends beyond its storage; kUnsupported if it is sparse,
   ///         quantised, of a dtype that safetensors lacks, a conjugate view or a subclass with a format of its own.
   TorchTensor tensor(PickleRef node, const std::string& name) const;
 

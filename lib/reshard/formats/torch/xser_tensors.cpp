@@ -36,7 +36,7 @@ class XserInfo {
     file_.emplace(read_torch_file(*files.open(path), path));
     const Pickle& pickle = file_->pickle();
     if (pickle.kind(pickle.root()) != PickleKind::kDict)
-      throw Error(ErrorKind::kBadInput, "holds " + pickle.describe(pickle.root()) + ", not a dict").in(path);
+      throw Error(ErrorKind::kBadInput, "contains " + pickle.describe(pickle.root()) + ", not a dict").in(path);
     for (const auto& [key, value] : pickle.pairs(pickle.root()))
       if (pickle.kind(key) == PickleKind::kInt) by_tid_.emplace(pickle.integer(key), value);
   }
@@ -78,7 +78,7 @@ class XserInfo {
 
  private:
   Error contradiction(const std::string& name, const std::string& said, const std::string& held) const {
-    return Error(ErrorKind::kBadInput, "is of " + said + " here, but its file holds " + held)
+    return Error(ErrorKind::kBadInput, "has " + said + " here, but its file contains " + held)
         .in(file_->path())
         .tensor(name)
         .hint("the files are of two different saves; fetch or save them again");
@@ -163,7 +163,7 @@ TensorEntry XserTensors::open(std::uint64_t tid, const std::string& name) {
         .in(path)
         .tensor(name)
         .hint("folders of ranks were swapped or mixed: " + xser_tensors_folder(file_.path()).filename().string() +
-              " belongs to the file beside it");
+              " belongs to the file next to it");
   TorchTensor tensor = file.tensor(file.pickle().root(), name);
   storage_->use.add(tensor);
   storage_->use.finish(file);

@@ -10,7 +10,7 @@
 namespace reshard {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "numbers are written as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "numbers are written in native byte order");
 
 constexpr std::uint64_t kAlignment = 64;
 constexpr std::uint32_t kFull32 = 0xFFFFFFFF;  // "see the zip64 record"

@@ -23,7 +23,7 @@
 
 namespace reshard {
 
-/// What a training checkpoint holds beside the model, and what is never read of it.
+/// Contents of a training checkpoint other than the model, including files that are never read.
 struct BesideModel {
   TensorCount optimizer;  // states, and master weights that are left out
   /// States among `optimizer` with a known dtype, if no optimizer file is opened; otherwise they are in `summary`.
@@ -65,65 +65,65 @@ struct Checkpoint {
   std::vector<StageMetadata> metadata;  // [pp_rank], read from the ranks; empty if they have none
   std::filesystem::path
       model_elsewhere;  // folder of the model if only its optimizer was given; empty if this folder is unknown
-  std::optional<BesideModel> beside_model;                         // of layouts that training programs write
-  std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
-  std::string index_metadata;                                      // as of HfIndex
-  std::filesystem::path index_metadata_file;                       // where it stands; empty if it is empty
-  std::vector<Adapter> adapters;   // that it consists of; empty for a model, and for a file given by itself
+  std::optional<BesideModel> beside_model;                         // set by layouts that training programs write
+  std::vector<std::pair<std::string, std::string>> file_metadata;  // metadata of a single file
+  std::string index_metadata;                                      // HfIndex::metadata
+  std::filesystem::path index_metadata_file;                       // file that contains this metadata; may be empty
+  std::vector<Adapter> adapters;   // adapters that it consists of; empty for a model or a single file
   std::vector<std::string> notes;  // what the user should know, whole sentences
 
   bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks(); }
-  /// Whether its ranks are those of a mesh, which a target may take over.
+  /// Whether its ranks form a mesh, which a target may adopt.
   bool has_mesh() const { return has_ranks() && !layout->traits().needs_no_mesh(); }
   const TrainingStates* states_or_null() const { return states.empty() ? nullptr : &states; }
   FoundLayout found() const { return {layout, path, directory}; }
 };
 
-/// Looks at `path`, reads all headers and metadata and validates them; the logical tensors come in the model's order
-/// where the model is known. The model's family is that of the context, else the built-in one of its model_type, else
-/// what the plan in config.json says (ConfigPlan).
+/// Reads and validates all headers and metadata of the checkpoint at `path`. Logical tensors are in the model's order
+/// if the model is known. The model's family is that of `context`, else the built-in family of its model_type, else the
+/// plan in config.json (ConfigPlan).
 /// \throws Error kBadInput, kUnsupported or kIo.
 Checkpoint read_checkpoint(Files& files, const std::filesystem::path& path, const ReadContext& context);
-/// The same for a path that must be a sharded checkpoint, of a model or of adapters, or a single file with a whole model.
+/// The same for a path that must be a sharded checkpoint of a model or adapters, or a single file with a whole model.
 Checkpoint read_sharded(Files& files, const std::filesystem::path& path, const ReadContext& context);
 /// The same for a path that must be a directory of whole tensors, or of shards that are read as such, or a single file
 /// with a whole model.
 Checkpoint read_whole(Files& files, const std::filesystem::path& directory, const ReadContext& context);
 
-/// The layout that `path` is in for read_checkpoint, by names alone: those of trainers that read the same files are told
-/// apart by what is in them. Null for a file, and where nothing is found.
+/// Returns the layout as which read_checkpoint would read `path`. Reads only names of files, which do not distinguish
+/// some trainers. Returns nullptr for a file, and if nothing is found.
 /// \throws Error kBadInput as find_shards.
 const Layout* layout_at(Files& files, const std::filesystem::path& path);
 
-// What layouts read a checkpoint with.
+// Functions with which layouts read a checkpoint.
 
 /// Sets the config.json of `checkpoint`, whose directory is known.
-/// \throws Error kBadInput if the chosen one is not there.
+/// \throws Error kBadInput if the chosen file does not exist.
 void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choice);
 
 /// Returns the content of the config.json of `checkpoint`, or of the one in its directory. Reads the file once.
 /// \throws Error as read_model_config and read_model_config_file do.
 const ModelConfig& read_config(Files& files, Checkpoint& checkpoint);
 
-/// The model of a checkpoint whose config.json says by itself how it is split. What to know of it joins `notes`.
+/// Creates the model of a checkpoint whose config.json itself declares the partition. Adds to `notes`.
 using PlannedModel = std::function<Model(const ModelConfig& config, std::vector<std::string>& notes)>;
 
-/// Reads the model of its config.json, if there is one and its family is known, or `planned` can make it.
-/// `names` are those of the weights' tensors; none where the layout has names of its own.
+/// Reads the model from config.json, if its family is known or it has a plan for `planned`; without config.json, from
+/// the family of `context`. `names` are those of the weights' tensors; empty if the layout uses other names.
 void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
                 const std::unordered_set<std::string_view>& names, const PlannedModel& planned);
 
-/// Puts the logical tensors into the model's order, or those of ranks without a model into a natural one.
+/// Sorts the logical tensors in the model's order; sorts tensors of ranks without a model in natural order.
 void order_tensors(Checkpoint& checkpoint);
 
-/// A checkpoint of whole tensors, in these containers.
+/// Reads a checkpoint of whole tensors from `containers`.
 Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
                             const ReadContext& context);
 
-/// What to try where shards are not those of the model of config.json.
+/// Hint if shards do not match the model in config.json.
 inline constexpr const char* kSameFamily = "if the shards were made with `family` or `spec`, give the same here";
 
-/// What to try where there is no model to read shards by.
+/// Returns the hint if shards need a model to be read, but have none.
 std::string hint_for_model(const Checkpoint& checkpoint);
 
 }  // namespace reshard

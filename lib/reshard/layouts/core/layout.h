@@ -186,38 +186,38 @@ struct ReadContext {
   bool reads_states() const { return beside >= Beside::kRead; }
 };
 
-/// What a checkpoint is to become.
+/// The requested form of a target.
 struct TargetRequest {
   const Layout* layout = nullptr;
   std::optional<Format> format;     // default: the layout's first
   std::optional<std::uint32_t> tp;  // default: the source's ranks
-  std::optional<std::uint32_t> pp;  // default: the source's, or what the cuts make
+  std::optional<std::uint32_t> pp;  // default: the source's, or the number that the cuts imply
   std::uint32_t vpp = 1;
   std::optional<std::uint32_t> ep;         // default: the source's
-  std::vector<std::string> pipeline_cuts;  // empty: dealt evenly
-  OptionValues options;                    // of the layout
-  /// What becomes of the lora_A of fused linears when an adapter is sharded for a model; the default is the mean.
+  std::vector<std::string> pipeline_cuts;  // empty: layers are distributed evenly
+  OptionValues options;                    // options of `layout`
+  /// How to fuse the lora_A of fused linears when an adapter is sharded for a model; the default is the mean.
   std::optional<LoraFuse> lora_fuse{};
 };
 
-/// What a target is made of.
+/// Input for planning a target.
 struct TargetContext {
   const Model* model = nullptr;  // borrowed; never null for a layout of ranks
   std::span<const LogicalTensor> logical;
-  std::string index_metadata;                 // as of HfIndex, of the source
-  std::filesystem::path index_metadata_file;  // where it stands; empty if it is empty
-  const TrainingStates* states = nullptr;    // borrowed; null where there are none, as for all that does not write them
-  std::optional<std::uint32_t> source_dp{};  // data-parallel ranks that the source's states are spread over
-  /// How the source's ranks are partitioned; the defaults if it has whole tensors. Layouts of training keep it as far as
-  /// their trainers can load it and no option says otherwise.
+  std::string index_metadata;                 // HfIndex::metadata of the source
+  std::filesystem::path index_metadata_file;  // file that contains this metadata; may be empty
+  const TrainingStates* states = nullptr;     // borrowed; null if the source has none or the layout does not write them
+  std::optional<std::uint32_t> source_dp{};   // number of data-parallel ranks that share the source's states
+  /// How the source's ranks are partitioned; the defaults if it has whole tensors. Training layouts keep this unless
+  /// their trainers cannot load it or an option overrides it.
   PartitionOptions source_partition{};
-  std::span<const Adapter> adapters{};  // that `logical` are of; `model` is then their base model
+  std::span<const Adapter> adapters{};  // adapters whose tensors are `logical`; `model` is then their base model
 };
 
 /// A tensor that is the mean of others.
 struct Average {
   std::string name;
-  std::vector<std::string> terms;  // names; the first one's dtype, shape and role are the mean's
+  std::vector<std::string> terms;  // names; the mean has the dtype, shape and role of the first
 };
 
 /// A checkpoint to be written.
@@ -238,9 +238,9 @@ struct TargetPlan {
   bool has_first_rank = true;
   std::vector<std::string> without_place;            // tensors of the model that checkpoints of this layout do not have
   std::vector<std::string> notes;                    // what the user should know, whole sentences
-  std::vector<std::filesystem::path> whole_folders;  // that are replaced as a whole, beside that of the traits
-  std::vector<Copy> copies;                          // tensors of the source that it is to hold under another name, too
-  std::vector<Average> means;                        // tensors of it that no source has
+  std::vector<std::filesystem::path> whole_folders;  // folders replaced as a whole, in addition to the traits' folder
+  std::vector<Copy> copies;                          // source tensors that it also contains under another name
+  std::vector<Average> means;                        // tensors that the source does not have
 };
 
 /// A kind of checkpoint directory.

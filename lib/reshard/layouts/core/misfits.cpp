@@ -236,7 +236,7 @@ Misfits find_misfits(std::span<const LogicalTensor> tensors, const Model& model)
       misfits.missing.push_back(missing_scale(*found->second, model));
     expected.erase(found);
   }
-  // Of tied parameters, one is enough.
+  // One of two tied parameters suffices.
   for (const ModelParameter& parameter : model.parameters)
     if (!parameter.tied_to.empty() && expected.erase(parameter.name) == 0) expected.erase(parameter.tied_to);
   for (const ModelParameter& parameter : model.parameters)

@@ -214,13 +214,13 @@ RankListing list_ranks(Files& files, const fs::path& folder) {
   return listing;
 }
 
-/// Of plain tensors, where no family says their shapes.
+/// Hint for plain tensors whose shapes no family defines.
 constexpr std::string_view kPlainHint =
     "a plain tensor does not record its position in the logical tensor, and nothing else confirms that each rank has "
     "the whole tensor (`replicas` first has no effect): describe the model with `family` or `spec`, or use the ranks "
     "of one save";
 
-/// The boxes of a DTensor's part, which has as many elements as they.
+/// Returns the boxes of a DTensor's local part, which has as many elements as the boxes.
 std::vector<LocalBox> boxes_in(const DistributedTensor& tensor) {
   std::vector<LocalBox> boxes = boxes_of_placements(tensor);
   Dims expected(tensor.shape.size());

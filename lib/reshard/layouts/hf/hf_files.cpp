@@ -357,7 +357,7 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
         std::any_of(containers.begin(), containers.end(), [&](const Container& c) { return c.path == single_path; });
     if (single && !listed)
       throw Error(ErrorKind::kBadInput,
-                  "holds " + single_path.filename().string() + " and an index that names other files")
+                  "contains " + single_path.filename().string() + " and an index that names other files")
           .in(directory)
           .hint(
               "these are two checkpoints in one directory, and loaders disagree about which to use: move one of them "

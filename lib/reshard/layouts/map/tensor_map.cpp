@@ -124,7 +124,7 @@ void validate_filled(const TensorMap& map, std::uint32_t stored, std::uint64_t f
   if (filled > elems) throw tiling_error(map, stored, "its pieces overlap");
 }
 
-/// Returns ", of which it makes 25 for a rank" if the rule alone determines the size.
+/// Returns "; the rule expects 25 per rank" if the rule alone determines the size; otherwise an empty string.
 std::string expected_size(const PartitionRule& rule, std::uint32_t rank) {
   const auto size = stated_size(rule, rank);
   return size ? fmt::format("; the rule expects {} per rank", *size) : std::string();

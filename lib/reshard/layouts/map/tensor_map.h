@@ -24,14 +24,14 @@
 
 namespace reshard {
 
-/// How a logical tensor is computed: from others of its map, which need no place in a target, or a constant from none.
+/// How a logical tensor is computed: from others of its map, which a target may lack, or, for a constant, from none.
 struct Computed {
   std::shared_ptr<const Recipe> recipe;  // not null
   std::vector<std::string> inputs;       // names of logical tensors
-  std::vector<std::string> copies{};     // of logical tensors that are the same bytes of a file as an input
+  std::vector<std::string> copies{};     // names of logical tensors with the same bytes of a file as an input
 };
 
-/// An entry of the original state dict, or a constant that files contain in addition to it.
+/// An entry of the model's state dict, or a constant that files contain in addition to it.
 struct LogicalTensor {
   std::string name;
   DType dtype;
@@ -42,8 +42,8 @@ struct LogicalTensor {
   // In a source map:
   /// The model's dtype if the files have another. The tensor is cast to it unless the request names a dtype.
   std::optional<DType> model_dtype{};
-  /// What to try if replicas differ. Set if each rank's tensor is assumed to be the whole one, which only equal replicas
-  /// confirm; otherwise empty. A literal.
+  /// Hint if replicas differ. Set if each rank's tensor is assumed to be whole, which only equal replicas confirm;
+  /// otherwise empty. A literal.
   std::string_view unconfirmed_hint{};
 
   /// Null for tensors of the state dict.
@@ -113,8 +113,8 @@ class SharedName {
 struct StoredTensor {
   SharedName name;
   DType dtype;
-  Dims shape;              // of the view
-  std::uint32_t file = 0;  // the number of a file of the map
+  Dims shape;              // the view's shape
+  std::uint32_t file = 0;  // index of a file of the map
   std::uint64_t offset_bytes = 0;
   PartitionLabel label = PartitionLabel::kWhole;
   bool replicated = false;       // every rank has the whole parameter, and trains it
@@ -124,7 +124,7 @@ struct StoredTensor {
   /// The tensor in the file, if it is not the view's shape in C order.
   struct InFile {
     Dims shape;    // in the file
-    Dims strides;  // of the view, in elements
+    Dims strides;  // the view's strides, in elements
 
     friend bool operator==(const InFile&, const InFile&) = default;
   };
@@ -140,8 +140,8 @@ struct StoredTensor {
   bool is_c_order() const { return !in_file || in_file->strides == c_strides(shape); }
   /// Replaces the view with another one of the same elements.
   void set_view(View view);
-  /// The elements of `view`, which begins `offset` elements behind the first, as a tensor of its own. They begin at a whole
-  /// byte.
+  /// Returns the elements of `view`, which begins `offset` elements after the first, as a separate tensor. Its first
+  /// element must begin at a whole byte.
   StoredTensor part(std::uint64_t offset, View view) const;
 };
 
@@ -154,8 +154,8 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
-/// The tensors in the files of a checkpoint, and how these map to the original tensors: what a source and a target have in
-/// common. `pieces[i]` are those of `logical[i]`.
+/// The stored tensors of a checkpoint and how they map to logical tensors: the common base of sources and targets.
+/// `pieces[i]` belong to `logical[i]`.
 class TensorMap {
  public:
   virtual ~TensorMap() = default;
@@ -164,24 +164,24 @@ class TensorMap {
   std::vector<LogicalTensor> logical;
   std::vector<std::vector<Piece>> pieces;
 
-  /// The file that a stored tensor is in.
+  /// Returns the file that contains a stored tensor.
   virtual const MapFile& file_of(const StoredTensor& tensor) const = 0;
 
   /// Reserves memory for `count` logical tensors.
   void reserve_logical(std::size_t count);
-  /// The index of the logical tensor, which is added if it is new.
+  /// Adds a logical tensor if it is new. Returns its index.
   /// \param where  the file that contains it, for errors.
   /// \throws Error kBadInput if it exists with another dtype or shape.
   std::uint32_t add_logical(const LogicalTensor& tensor, const std::filesystem::path& where);
-  /// The index of the logical tensor of this name; std::nullopt if there is none. Constants are not found.
+  /// Returns the index of the logical tensor of this name; std::nullopt if it does not exist or is a constant.
   std::optional<std::uint32_t> find_logical(const std::string& name) const;
 
-  /// The number of parameters and buffers of the model. Constants, the rest of a training run, and tensors that are computed
-  /// from others do not count.
+  /// Returns the number of parameters and buffers of the model. Does not count constants, training state, and tensors
+  /// that are computed from others.
   std::size_t tensor_count() const;
   /// Whether any stored tensor has padding.
   bool is_padded() const;
-  /// All that is in files.
+  /// Returns the logical tensors that are not computed from others.
   std::vector<LogicalTensor> state_dict() const;
 
   std::uint32_t add_stored(StoredTensor tensor);
@@ -192,7 +192,7 @@ class TensorMap {
   /// Adds the pieces of stored tensor `stored`, which `rule` defines for `rank`.
   /// \throws Error kBadInput if its shape does not fit.
   void add_pieces(std::uint32_t stored, const PartitionRule& rule, std::uint32_t rank);
-  /// Does the same for a rule that is known to fit, whose part i belongs to `logical[i]`, a tensor of shape `shapes[i]`.
+  /// The same for a rule that is known to fit, and whose part i belongs to `logical[i]`, a tensor of shape `shapes[i]`.
   void add_pieces(std::uint32_t stored, const PartitionRule& rule, std::uint32_t rank,
                   std::span<const std::uint32_t> logical, const std::vector<Dims>& shapes);
 
@@ -209,7 +209,7 @@ class TensorMap {
 
   /// Adds the contents of another map except its files. Its first file has the number `first_file` here.
   void append_tensors(TensorMap& other, std::uint32_t first_file, const std::string& logical_prefix);
-  /// Finds the logical tensors by their names of now.
+  /// Rebuilds the index of logical tensors by name.
   void index_logical();
 
  private:
@@ -219,15 +219,15 @@ class TensorMap {
   std::unordered_map<std::string, std::uint32_t> constant_by_name_;  // a tensor may have the name of a constant
 };
 
-/// A checkpoint that is read.
+/// A checkpoint to read.
 class SourceMap : public TensorMap {
  public:
   std::vector<SourceFile> files;
-  /// What to try if replicas differ. Set if the partition was inferred without metadata, which only equal replicas confirm;
+  /// Hint if replicas differ. Set if the partition was inferred without metadata, which only equal replicas confirm;
   /// otherwise empty.
   std::string inferred_partition_hint;
 
-  /// One without a path for a map whose tensors are in the files of another, as those of a training run's states are.
+  /// Returns a file without a path if the map's tensors are in the files of another map, as those of training states.
   const SourceFile& file_of(const StoredTensor& tensor) const override;
 
   /// Adds a file. \returns its index.
@@ -249,7 +249,7 @@ class SourceMap : public TensorMap {
   /// tensors get new indices.
   void tie_logical(std::uint32_t tied, std::uint32_t source);
 
-  /// Replaces all logical tensors and their pieces. What is known of the one with the number `from[i]` is true of tensor i.
+  /// Replaces all logical tensors and their pieces. Tensor i inherits the properties of the old tensor `from[i]`.
   void set_logical(std::vector<LogicalTensor> tensors, std::vector<std::vector<Piece>> of_tensors,
                    const std::vector<std::uint32_t>& from);
 
@@ -267,11 +267,11 @@ class SourceMap : public TensorMap {
   void order_logical(const std::vector<std::string>& names);
 
  private:
-  /// Keeps those with the numbers `order`, in this order.
+  /// Keeps the logical tensors with the indices `order`, in this order.
   void keep_logical(const std::vector<std::uint32_t>& order);
 };
 
-/// A checkpoint that is to be written.
+/// A checkpoint to write.
 class TargetMap : public TensorMap {
  public:
   std::vector<TargetFile> files;
@@ -279,11 +279,11 @@ class TargetMap : public TensorMap {
   std::vector<std::pair<std::string, std::string>> same;
   /// Objects that are not made from tensors: the name that a reader gives them, and their bytes.
   std::vector<std::pair<std::string, std::string>> made_objects;
-  std::vector<TextFile> text_files;  // without tensors, that belong to the containers
+  std::vector<TextFile> text_files;  // files without tensors that belong to the containers
 
   const TargetFile& file_of(const StoredTensor& tensor) const override { return files[tensor.file]; }
 
-  /// Adds another one, with `logical_prefix` in front of the names of its logical tensors.
+  /// Adds another checkpoint, with `logical_prefix` in front of the names of its logical tensors.
   /// \throws Error kBadInput as add_logical does.
   void append(TargetMap other, const std::string& logical_prefix);
 };

@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kBaseLayer = ".base_layer";
 
-/// What adapters contain besides matrices for the model's linears.
+/// Contents of adapters other than matrices for the model's linears.
 struct Other {
   const char* pattern;  // found in the name of a tensor
   const char* what;
@@ -36,19 +36,19 @@ struct Other {
 };
 constexpr Other kOthers[] = {
     {R"(\.lora_(A|B)\.[^.]+\.weight$|\.lora_embedding_[AB]\.[^.]+$|\.modules_to_save\.)",
-     "has an adapter's name in it, as in the memory of PEFT", "save the adapter with save_pretrained"},
-    {R"(\.token_adapter\.|\.trainable_tokens)", "is of trainable tokens, which are not sharded",
+     "contains the name of an adapter, as in a PEFT model's state dict", "save the adapter with save_pretrained"},
+    {R"(\.token_adapter\.|\.trainable_tokens)", "belongs to trainable tokens, which are not sharded",
      "merge the adapter into the model (merge_and_unload) and shard that"},
     {R"(^(score|classifier|classification_head|qa_outputs|v_head|summary)\.)",
-     "is of a head that the adapter adds to the model, which is not sharded",
+     "belongs to a head that the adapter adds to the model, which is not sharded",
      "save the adapter without the head, or merge it into the model (merge_and_unload) and shard that"},
     {R"((^|\.)(language_model|text_model|vision_tower|vision_model|visual|multi_modal_projector|connector|thinker)\.)",
-     "adapts a part of a model of several parts, whose names are not those of its language model",
+     "adapts part of a multimodal model, whose names differ from those of its language model",
      "merge the adapter into the model (merge_and_unload) and shard that"},
 };
 
-/// Validates the shapes of an adapter's tensors by the model and the config's ranks, and sorts the tensors by the module
-/// that they belong to in the ranks, where `fused` linears are one. All linears of a fused one are adapted alike, or none.
+/// Validates the shapes of an adapter's tensors against the model and the config's ranks, and groups the tensors by
+/// module of the ranks, in which `fused` linears are one module. Either all or none of these linears must be adapted.
 /// \throws Error kBadInput or kUnsupported, naming the tensor or the module.
 class Sorter {
  public:
@@ -71,7 +71,7 @@ class Sorter {
     return Error(kind, message).in(adapter_.path).tensor(tensor.name);
   }
 
-  /// The error for a tensor of no module of the model; `message` where nothing else explains it.
+  /// Returns the error for a tensor that belongs to no module of the model: `message`, unless a better one is known.
   Error unknown(const LogicalTensor& tensor, const std::string& name, const char* message) const {
     if (!adapter_.config.target_parameters.empty() && name.find(".experts.") != name.npos)
       return error(tensor, ErrorKind::kUnsupported,
@@ -122,7 +122,7 @@ class Sorter {
                                              {"lora_magnitude_vector", {out}}};
     const auto expected = shapes.find(kind);
     if (expected == shapes.end())
-      throw unknown(tensor, tensor.name.substr(kPeftPrefix.size()), "is of a kind of adapter that is not known");
+      throw unknown(tensor, tensor.name.substr(kPeftPrefix.size()), "belongs to an unknown adapter type");
     validate_shape(tensor, expected->second);
     own_[name.module].insert(kind);
     const auto layer = fused_.find(name.module);
@@ -136,24 +136,24 @@ class Sorter {
       throw error(tensor, ErrorKind::kBadInput,
                   fmt::format("is {}, but the model and the adapter's config make it {}", to_string(tensor.shape),
                               to_string(expected)))
-          .hint("config.json belongs to another model, or adapter_config.json says another rank");
+          .hint("config.json belongs to another model, or adapter_config.json declares another rank");
   }
 
-  /// lora_A and lora_B come in pairs.
+  /// Validates that lora_A and lora_B form pairs.
   void validate_pairs(const std::string& module, const std::set<std::string>& tensors) const {
     for (const auto& [a, b] : {std::pair("lora_A.weight", "lora_B.weight"), {"lora_embedding_A", "lora_embedding_B"}}) {
       if (tensors.count(a) == tensors.count(b)) continue;
       const std::string lost = tensors.count(a) ? b : a;
       const std::string left = tensors.count(a) ? a : b;
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("is missing, though the {} of the module is there", left.substr(0, left.find('.'))))
+                  fmt::format("is missing, although the module has a {}", left.substr(0, left.find('.'))))
           .in(adapter_.path)
           .tensor(fmt::format("{}{}.{}", kPeftPrefix, module, lost))
           .hint("save the adapter again, or fetch the file again");
     }
   }
 
-  /// What is fused is adapted as a whole, and all alike.
+  /// Validates that all linears of a fused one are adapted, and in the same way.
   void validate_fused(const std::string& module, const std::set<std::string>& tensors) const {
     const auto layer = fused_.find(module);
     if (layer == fused_.end()) return;
@@ -171,7 +171,7 @@ class Sorter {
       throw Error(ErrorKind::kUnsupported, fmt::format("adapts {}, but not {}, with which it becomes the one linear {}",
                                                        module, list_names(missing), layer->second->module))
           .in(adapter_.path)
-          .hint("an adapter must take all of them or none");
+          .hint("an adapter must adapt all of them or none");
   }
 
   const Adapter& adapter_;
@@ -181,7 +181,7 @@ class Sorter {
   AdapterContent content_;
 };
 
-/// The tensors of each adapter, under the names that its own files have.
+/// Returns the tensors of each adapter, under the names in its own files.
 std::vector<std::vector<LogicalTensor>> tensors_by_adapter(const TargetContext& context) {
   std::map<std::string_view, std::size_t> adapters;  // by prefix
   for (std::size_t i = 0; i < context.adapters.size(); ++i) adapters.emplace(context.adapters[i].prefix, i);
@@ -195,7 +195,7 @@ std::vector<std::vector<LogicalTensor>> tensors_by_adapter(const TargetContext& 
   return tensors;
 }
 
-/// PEFT's directories: each adapter in one file.
+/// Plans PEFT's directories, with one file per adapter.
 TargetPlan plan_peft_directories(const TargetRequest& request, const TargetContext& context) {
   TargetPlan plan;
   const Format format = format_of(request);
@@ -214,10 +214,10 @@ TargetPlan plan_peft_directories(const TargetRequest& request, const TargetConte
   return plan;
 }
 
-/// What one adapter's files hold on each pipeline rank.
+/// Contents of one adapter's files on each pipeline rank.
 using AdapterStages = std::vector<StageMetadata>;
 
-/// The tensors of the ranks that are each shared by several linears, because these are fused.
+/// Returns the tensors of the ranks that several linears share because they are fused.
 std::vector<Average> shared_tensors(const AdapterStages& stages, std::uint32_t tp) {
   std::vector<Average> means;
   for (const StageMetadata& stage : stages)
@@ -229,7 +229,7 @@ std::vector<Average> shared_tensors(const AdapterStages& stages, std::uint32_t t
   return means;
 }
 
-/// Replaces the terms of each mean by the mean.
+/// Replaces the terms of each mean with the mean.
 std::vector<LogicalTensor> with_means(const std::vector<LogicalTensor>& tensors, const std::vector<Average>& means) {
   std::unordered_map<std::string_view, const Average*> in_mean;
   for (const Average& mean : means)
@@ -245,14 +245,14 @@ std::vector<LogicalTensor> with_means(const std::vector<LogicalTensor>& tensors,
   return made;
 }
 
-/// A model that PEFT has wrapped in several adapters, in ranks.
+/// The ranks of a model that PEFT has wrapped in adapters.
 struct WrappedModel {
-  std::vector<AdapterStages> own;     // of each adapter
-  std::vector<std::string> metadata;  // of everything, the text of each pipeline rank's file
+  std::vector<AdapterStages> own;     // by adapter
+  std::vector<std::string> metadata;  // text of each pipeline rank's metadata file, for the whole model
 };
 
-/// Splits the adapters as their base model is split. Sets the mesh of the plan, and adds the config of each adapter whose
-/// linears are fused, unless it says what these need already.
+/// Splits the adapters in the same way as their base model. Sets the mesh of the plan. Adds a config for each adapter
+/// with fused linears, unless its own already has what they need.
 WrappedModel wrap_model(const TargetRequest& request, const TargetContext& context,
                         const std::vector<std::vector<LogicalTensor>>& tensors, TargetPlan& plan) {
   const LoraFuse fuse = request.lora_fuse.value_or(LoraFuse::kMean);
@@ -293,12 +293,12 @@ void validate_folder_name(const Adapter& adapter) {
   const std::string& name = adapter.name;
   if (!name.empty() && name.find('/') == std::string::npos && !has_control(name)) return;
   throw Error(ErrorKind::kBadInput,
-              fmt::format("its adapter is called \"{}\", which no folder can be called", printable(name)))
+              fmt::format("its adapter is named \"{}\", which is not a valid folder name", printable(name)))
       .in(adapter.path);
 }
 
-/// The files of one adapter's ranks, with metadata and markers, in its folder.
-/// \param metadata  the text of each pipeline rank's file; empty if the caller puts the files there.
+/// Plans the rank files of one adapter, with metadata and markers, in its folder.
+/// \param metadata  text of each pipeline rank's metadata file; empty if the caller adds these files.
 TargetMap adapter_map(const fs::path& folder, const AdapterStages& stages, const std::vector<std::string>& metadata,
                       std::uint32_t tp, std::span<const LogicalTensor> logical, Format format) {
   std::vector<StagePlan> plans;
@@ -320,7 +320,7 @@ TargetMap adapter_map(const fs::path& folder, const AdapterStages& stages, const
   return map;
 }
 
-/// The ranks of a base model, or else the same as before.
+/// Plans ranks like those of the base model or, without one, like the adapters' own.
 TargetPlan plan_adapter_ranks(const TargetRequest& request, const TargetContext& context) {
   validate_adapter_request(request);
   TargetPlan plan;
@@ -362,7 +362,7 @@ void validate_adapter_request(const TargetRequest& request) {
         .hint("choose pytorch or xser");
   mesh_of(request);
   if (request.ep.value_or(1) != 1)
-    throw Error(ErrorKind::kUsage, "`ep`: adapters are not spread over expert-parallel ranks");
+    throw Error(ErrorKind::kUsage, "`ep`: adapters are not distributed over expert-parallel ranks");
   validate_request(request);
 }
 
@@ -379,7 +379,7 @@ void validate_beside_adapters(Files& files, const TargetPlan& plan, const fs::pa
                            (name == kAdapterPytorchFile ? kAdapterSafetensorsFile : kAdapterPytorchFile);
     if (files.exists(other))
       throw Error(ErrorKind::kBadInput,
-                  "is of another adapter, would not be replaced, and loaders would mix it up with the new file")
+                  "belongs to another adapter, would not be replaced, and could be loaded instead of the new file")
           .in(other)
           .hint("move it away or choose another output directory");
   }

@@ -1,4 +1,4 @@
-// PEFT's directories as a checkpoint of adapters.
+// Reads PEFT's directories as a checkpoint of adapters.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,10 +18,11 @@ bool is_peft_directory(Files& files, const fs::path& directory) {
   return files.is_directory(directory) && files.exists(directory / kAdapterConfigFile);
 }
 
-/// Safetensors where both are there, as PEFT has it.
+/// Reads safetensors if files of both formats exist, as PEFT does.
 Checkpoint read_peft_adapter(Files& files, const std::string& name, const fs::path& directory) {
   if (has_control(name))
-    throw Error(ErrorKind::kBadInput, "holds a control character, which the name of an adapter cannot").in(directory);
+    throw Error(ErrorKind::kBadInput, "contains a control character, which the name of an adapter must not")
+        .in(directory);
   Checkpoint checkpoint;
   for (const auto& [file, format] :
        {std::pair(kAdapterSafetensorsFile, Format::kSafetensors), {kAdapterPytorchFile, Format::kPytorch}}) {
@@ -34,12 +35,13 @@ Checkpoint read_peft_adapter(Files& files, const std::string& name, const fs::pa
     describe_peft_adapter(checkpoint, name, directory);
     return checkpoint;
   }
-  throw Error(ErrorKind::kBadInput, fmt::format("holds an adapter_config.json, but neither {} nor {}",
+  throw Error(ErrorKind::kBadInput, fmt::format("contains an adapter_config.json, but neither {} nor {}",
                                                 kAdapterSafetensorsFile, kAdapterPytorchFile))
       .in(directory);
 }
 
-/// The directories of all adapters in `directory`, by name: its own, called `own_name`, and its folders without shards.
+/// Returns the name and directory of each adapter in `directory`: its own, named `own_name`, and those in its folders
+/// without shards.
 std::vector<std::pair<std::string, fs::path>> peft_directories(Files& files, const fs::path& directory,
                                                                const std::string& own_name) {
   std::vector<std::pair<std::string, fs::path>> found;
@@ -51,10 +53,10 @@ std::vector<std::pair<std::string, fs::path>> peft_directories(Files& files, con
         found.emplace_back(entry.name, directory / entry.name);
   if (found.empty())
     throw Error(ErrorKind::kBadInput, files.exists(directory)
-                                          ? "holds no adapter: no adapter_config.json, nor folders with one"
+                                          ? "contains no adapter: neither adapter_config.json nor folders with one"
                                           : "no such directory")
         .in(directory)
-        .hint("give a directory that PEFT has saved an adapter in");
+        .hint("give a directory in which PEFT saved an adapter");
   return found;
 }
 

@@ -1,4 +1,4 @@
-// Shards of a LoRA adapter as a checkpoint like any other.
+// Reads the shards of a LoRA adapter as a checkpoint.
 #include "reshard/layouts/peft/sharded_adapter.h"
 
 #include <fmt/format.h>
@@ -30,9 +30,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Whether the files of an adapter still are what LoraFuse::kExact made of it: lora_A with the rows that the metadata of
-/// `stacked` says, and lora_B with zeros everywhere but on the diagonal. Training ends the zeros. Reads the lora_B of fused
-/// linears, in parts.
+/// Whether an adapter still has the form that LoraFuse::kExact gave it: a lora_A with the rows in the metadata of
+/// `stacked`, and a block-diagonal lora_B, whose other elements are zero until the adapter is trained. Reads the lora_B
+/// of fused linears, in parts.
 /// \throws Error kIo.
 bool holds_stacked(Files& files, const ShardedCheckpoint& stacked) {
   SourceMap map;
@@ -63,13 +63,13 @@ std::unordered_set<std::string> names_in(const Container& file) {
   return names;
 }
 
-/// Validates that whatever the files of an adapter hold of a fused linear is something that its spec explains.
+/// Validates that the spec of each fused linear explains all of its tensors in the files of an adapter.
 /// \throws Error kUnsupported, naming the tensor.
 void validate_adapter_explained(const ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     const Container& file = checkpoint.files[pp_rank].front();
     const auto held = names_in(file);
-    std::vector<std::string> prefixes;  // of the fused linears
+    std::vector<std::string> prefixes;  // one per fused linear
     for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
       for (const TransformationSpec& spec : module.specs) {
         const auto* fused = std::get_if<FusedLinearsSpec>(&spec);
@@ -91,8 +91,8 @@ void validate_adapter_explained(const ShardedCheckpoint& checkpoint) {
   }
 }
 
-/// Validates that the tensors of one module fit each other. A bias or magnitude that is split, though its metadata does
-/// not say so, would show here. `where` is for errors.
+/// Validates that the tensors of one module fit each other. This detects a bias or magnitude that is split although its
+/// metadata does not declare it. `where` is for errors.
 /// \throws Error kBadInput, naming the tensor.
 void validate_adapter_sizes(const SourceMap& map, const fs::path& where) {
   const auto shape_of = [&](const std::string& name) -> const Dims* {
@@ -115,7 +115,7 @@ void validate_adapter_sizes(const SourceMap& map, const fs::path& where) {
   }
 }
 
-/// The name that the metadata knows the adapter by: that of its folder, or the only one there is.
+/// Returns the adapter's name in the metadata: that of its folder, or the only one.
 std::string name_in_metadata(Files& files, const AdapterFolder& adapter) {
   std::set<std::string> names;
   for (const DirectoryEntry& entry : files.list(adapter.shards.path)) {
@@ -141,7 +141,7 @@ std::string name_in_metadata(Files& files, const AdapterFolder& adapter) {
       .hint("rename the folder to adapter_NAME, as it was saved");
 }
 
-/// The fused linears that the files hold adapters of.
+/// Returns the fused linears for which the files contain adapters.
 std::vector<FusedLayer> held_layers(const ShardedCheckpoint& shards) {
   std::vector<FusedLayer> layers;
   for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
@@ -152,30 +152,30 @@ std::vector<FusedLayer> held_layers(const ShardedCheckpoint& shards) {
   return layers;
 }
 
-/// How the linears of an adapter were fused when `unfused` became the adapter_config.json that is there now; nothing
-/// if it did not.
+/// Returns how the linears of an adapter were fused when its current adapter_config.json was created from `unfused`;
+/// std::nullopt if it was not.
 std::optional<LoraFuse> fuse_between(Files& files, const AdapterConfig& unfused, const fs::path& config,
                                      const std::vector<FusedLayer>& layers) {
   const Json there = read_json_file(files, config, kMaxConfigBytes, JsonDialect::kPython);
   for (const LoraFuse fuse : {LoraFuse::kExact, LoraFuse::kMean}) {
     try {
       const Json fused = parse_json(fused_config_text(unfused, layers, fuse), config, JsonDialect::kPython);
-      if (fused == there || json_text(fused) == json_text(there)) return fuse;  // a NaN is the same as text alone
+      if (fused == there || json_text(fused) == json_text(there)) return fuse;  // NaNs are equal only as text
     } catch (const Error&) {  // these ranks cannot be fused in this way
     }
   }
   return std::nullopt;
 }
 
-/// The adapter_config.json that is about the separate linears. Where fused linears had been given entries in it, it is
-/// the one from before; where their lora_A are stacked, the metadata comes to say so. After training the entries count.
+/// Returns the path of the adapter_config.json for the separate linears. If fusing added entries to it, this is the
+/// original file, and `shards` records stacked lora_A. If training has changed stacked weights, it is the current file.
 fs::path config_of(Files& files, const AdapterFolder& adapter, ShardedCheckpoint& shards,
                    const std::vector<FusedLayer>& fused, std::vector<std::string>& notes) {
   const fs::path config = adapter.shards.directory / kAdapterConfigFile;
   const fs::path before = adapter.shards.directory / kUnfusedConfigFile;
   if (!files.exists(config) || !files.exists(before)) return config;
   const AdapterConfig unfused = read_adapter_config(files, before);
-  if (read_adapter_config(files, config).text == unfused.text) return config;  // fused anew, without entries
+  if (read_adapter_config(files, config).text == unfused.text) return config;  // fused again, without entries
   const auto fuse = fuse_between(files, unfused, config, fused);
   if (!fuse) {
     notes.push_back(before.string() + " does not match the adapter_config.json next to it; ignored");
@@ -195,7 +195,7 @@ fs::path config_of(Files& files, const AdapterFolder& adapter, ShardedCheckpoint
   return before;
 }
 
-/// The modules that the adapter has. `fused` are the linears that its config gives ranks and scales of.
+/// Returns the modules of the adapter. `fused` are the fused linears for which its config has ranks and scales.
 std::vector<AdaptedModule> adapted_modules(const SourceMap& map, const std::vector<FusedLayer>& fused) {
   std::unordered_map<std::string_view, const std::string*> fused_of;
   for (const FusedLayer& layer : fused)
@@ -215,7 +215,7 @@ std::vector<AdaptedModule> adapted_modules(const SourceMap& map, const std::vect
   return modules;
 }
 
-/// What the metadata says of tensors that are in the files, in the order of these.
+/// Returns the metadata without tensors that the files lack, in the order of the files.
 std::vector<StageMetadata> held_metadata(const ShardedCheckpoint& shards) {
   std::vector<StageMetadata> stages = shards.metadata;
   for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
@@ -232,7 +232,7 @@ std::vector<StageMetadata> held_metadata(const ShardedCheckpoint& shards) {
 void add_notes(const ShardedCheckpoint& shards, std::vector<std::string>& notes) {
   for (const std::string& warning : shards.warnings) notes.push_back(warning);
   if (const auto note = other_stages_note(shards)) notes.push_back(*note);
-  std::vector<std::string> lost = shards.not_saved;  // most are the base model's, which are never there
+  std::vector<std::string> lost = shards.not_saved;  // mostly names of the base model, which is never saved
   std::erase_if(lost, [](const std::string& name) { return !lora_name(name); });
   if (!lost.empty())
     notes.push_back(fmt::format("{} that the metadata lists for the adapter {} not in the files and left out: {}",
@@ -247,7 +247,7 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
   checkpoint.layout = folder.shards.layout;
   checkpoint.path = folder.shards.path;
   checkpoint.directory = folder.shards.directory;
-  // The base model's, which says nothing about the shards: whoever converts them to other ranks needs it.
+  // The base model's config.json does not describe the shards, but is needed to convert them to other ranks.
   if (!context.config.path.empty() && !context.config.where_missing) find_config(files, checkpoint, context.config);
   if (checkpoint.config_given && context.use == ConfigUse::kLenient)
     checkpoint.notes.push_back(checkpoint.config.string() +

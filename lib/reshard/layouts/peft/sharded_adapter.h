@@ -9,25 +9,25 @@
 
 namespace reshard {
 
-/// Reads the shards of one adapter, headers and metadata: its logical tensors are PEFT's, those of separate linears.
-/// The only tensor data that is read is lora_B of fused linears, and only where a config says that LoraFuse::kExact
-/// made them (holds_stacked): shapes alone do not tell whether the adapter was trained since.
+/// Reads headers and metadata of one adapter's shards. The logical tensors are those of PEFT, for separate linears.
+/// Reads no tensor data except lora_B of fused linears whose config records LoraFuse::kExact (holds_stacked), because
+/// shapes alone do not show whether the adapter was trained afterwards.
 /// \throws Error kBadInput, kUnsupported or kIo.
 Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const ReadContext& context);
 
-/// Describes the adapter in PEFT's one file, which `checkpoint` is about, in `directory`.
+/// Adds the description of the adapter in `directory` to `checkpoint`, which was read from PEFT's single file.
 void describe_peft_adapter(Checkpoint& checkpoint, const std::string& name, const std::filesystem::path& directory);
 
-/// Reads the adapters that PEFT saved in `directories`, headers alone: the first directory's own is called "default",
-/// those of the others as their directories are, and those of folders in them as these are.
-/// \throws Error kBadInput for a directory without an adapter; kUsage for two of one name.
+/// Reads the headers of the adapters that PEFT saved in `directories`. The first directory's own adapter is named
+/// "default", the others are named after their directories, and adapters in folders after these folders.
+/// \throws Error kBadInput for a directory without an adapter; kUsage for two adapters of the same name.
 Checkpoint read_peft_adapters(Files& files, const std::vector<std::filesystem::path>& directories);
 
-/// Makes one checkpoint of several that each have one adapter; there is at least one. The names of tensors get the
-/// prefix of their adapter, which only the default adapter does not have.
+/// Joins checkpoints of one adapter each, at least one. Tensor names get the prefix of their adapter; only the default
+/// adapter has none.
 Checkpoint join_adapters(const std::filesystem::path& path, std::vector<Checkpoint> checkpoints);
 
-/// \throws Error kUsage that lists `adapters` of `path` and says to give one of them.
+/// \throws Error kUsage that lists `adapters` of `path` and asks for one of them.
 [[noreturn]] void refuse_several_adapters(const std::filesystem::path& path,
                                           const std::vector<AdapterFolder>& adapters);
 

@@ -226,7 +226,7 @@ void refuse_strangers_in(const ShardedCheckpoint& shards, const std::optional<Mo
   }
 }
 
-/// Of tensors that are whole only because the plan does not name them.
+/// Hint for tensors that count as whole only because the plan does not name them.
 constexpr std::string_view kUnplannedHint =
     "the plan in config.json does not name it, so each rank's tensor was assumed to be a replica; if it is split, name "
     "its module in base_model_tp_plan (_tp_plan for a head), as \"colwise\" or \"rowwise\"; otherwise the ranks come "

@@ -53,7 +53,7 @@ std::string rank_text(const RankRecord& record) {
 void validate_same_checkpoint(const Container& file, const std::optional<RankRecord>& record, const Container& first,
                               const std::optional<RankRecord>& of_first) {
   if (record.has_value() != of_first.has_value())
-    throw Error(ErrorKind::kBadInput, fmt::format("{} which rank it is of, but {} {}", record ? "says" : "does not say",
+    throw Error(ErrorKind::kBadInput, fmt::format("{} its rank, but {} {}", record ? "records" : "does not record",
                                                   first.path.string(), record ? "does not" : "does"))
         .in(file.path)
         .hint(kMixed);

@@ -34,21 +34,21 @@ std::string first_file(const SourceMap& map, const std::vector<Piece>& reads, co
   return {};
 }
 
-/// What is said of a place that does not contain its constant, and the hint.
+/// Returns the message and the hint for a box that does not contain its constant.
 std::pair<std::string, std::string> words_of(const Constant& constant, TensorRole role, const Dims& index) {
   switch (constant.kind()) {
     case Constant::Kind::kRankNumber:
       return {fmt::format("is not the number of {}, the rank in the name of its file", constant.element_bits()),
-              "files of ranks were renamed or swapped"};
+              "rank files were renamed or swapped"};
     case Constant::Kind::kRequired:
       return {fmt::format("differs from the value that the layout has there, first at {}", to_string(index)),
-              "the file is of another layout, or of another version of its reader"};
+              "the file belongs to another layout, or to another version of its reader"};
     case Constant::Kind::kPadding:
       return {
-          fmt::format("holds other values than {} in its padding, first at {}",
+          fmt::format("contains values other than {} in its padding, first at {}",
                       constant.element_bits() == 0 ? "zeros" : "the lowest of its dtype", to_string(index)),
           role == TensorRole::kState
-              ? "the files come from two saves, or files of ranks were swapped, or the optimizer is of another model"
+              ? "the files come from two saves, or rank files were swapped, or the optimizer belongs to another model"
               : "config.json belongs to another model, or the weights were changed after they were padded"};
   }
   return {};
@@ -70,14 +70,14 @@ bool may_differ(const SourceMap& map, const StoredTensor& stored, const LogicalT
 std::string hint_of(const SourceMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
   const bool is_state = tensor.role == TensorRole::kState;
   if (stored.tied) return "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false";
-  if (is_count(tensor)) return "the files come from two saves, or files of ranks were swapped";
+  if (is_count(tensor)) return "the files come from two saves, or rank files were swapped";
   if (!tensor.unconfirmed_hint.empty()) return std::string(tensor.unconfirmed_hint);
   if (!may_differ(map, stored, tensor))
-    return is_state ? "the files come from two saves, or files of ranks were swapped, or the partition that was "
-                      "inferred without metadata is another: `replicas` first has no effect"
+    return is_state ? "the files come from two saves, or rank files were swapped, or the partition that was "
+                      "inferred without metadata is wrong: `replicas` first has no effect"
                     : map.inferred_partition_hint;
   return fmt::format("{}, or training let them diverge; `replicas` first takes the first rank's values",
-                     is_state ? "the files come from two saves, or files of ranks were swapped"
+                     is_state ? "the files come from two saves, or rank files were swapped"
                               : "the ranks are mixed up, or come from different checkpoints");
 }
 

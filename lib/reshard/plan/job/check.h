@@ -9,16 +9,16 @@
 
 namespace reshard {
 
-/// Why two places have to hold the same bytes: what the planner knows and whoever runs the program need not. Decides
-/// what a difference is called and what may be the reason for it.
+/// Why two boxes must contain the same bytes. Determines how an error describes a difference and its possible cause;
+/// running the program does not depend on it.
 enum class CheckReason : std::uint8_t {
-  kReplica,   // another rank holds the same part of the tensor
+  kReplica,   // the same box of the tensor on another rank
   kTied,      // another parameter shares this one's values
-  kConstant,  // LogicalTensor::constant: padding, or a number that the layout has there
+  kConstant,  // LogicalTensor::constant: padding, or a value that the layout requires
 };
 
-/// A box of a stored tensor that is compared with the one that was read. It is a Piece and the reason for the check, in
-/// an order in which it takes no more room: a large program has millions.
+/// A box of a stored tensor that is compared with the box that was read. Consists of a Piece and the reason for the
+/// check, ordered so that it is as small as a Piece: a large program has millions.
 struct Check {
   Check() = default;
   Check(const Piece& piece, CheckReason why)
@@ -28,7 +28,7 @@ struct Check {
   CheckReason reason = CheckReason::kReplica;
   bool may_drift = false;   // each rank trains its own replica, which may drift
   bool may_differ = false;  // the caller may choose to keep the first; false if equal replicas are the only evidence
-  Box box;                  // of the logical tensor
+  Box box;                  // in the logical tensor
   Dims stored_begin;
 
   friend bool operator==(const Check&, const Check&) = default;
@@ -36,7 +36,7 @@ struct Check {
 
 static_assert(sizeof(Check) == sizeof(Piece));
 
-/// Makes the check of `piece`, a box of `map.logical[logical]`. `reads` are the pieces to compare with, in order.
+/// Returns the check of `piece`, a box of `map.logical[logical]`. `reads` are the pieces to compare with, in order.
 Check make_check(const SourceMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Piece& piece);
 
 /// Returns the error for a check that found different bytes.

@@ -121,8 +121,8 @@ void add(Hasher& hasher, const LogicalTensor& tensor) {
   hasher.list(tensor.computed->inputs, [&](const std::string& input) { hasher.text(input); });
 }
 
-/// \param path  as it counts.
-/// \param as_target  one without tensors for a source's.
+/// \param path       The path to hash for the file.
+/// \param as_target  The file, if it belongs to a target; otherwise an empty TargetFile.
 void add_file(Hasher& hasher, const MapFile& file, const std::filesystem::path& path, const TargetFile& as_target,
               const std::optional<ZstdFrame>& frame) {
   hasher.path(path);

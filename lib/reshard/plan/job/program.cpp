@@ -26,13 +26,13 @@ Piece restrict(const Piece& piece, const Box& box) {
 
 /// Subtracts `hole` from boxes that do not overlap.
 void take_out(std::vector<Box>& boxes, const Box& hole) {
-  if (boxes.size() == 1 && boxes.front() == hole) return boxes.clear();  // the piece is all of it
+  if (boxes.size() == 1 && boxes.front() == hole) return boxes.clear();  // the piece is the whole box
   std::vector<Box> rest;
   for (const Box& box : boxes) subtract(box, hole, rest);
   boxes.swap(rest);
 }
 
-/// Takes the boxes of `piece` out of `open`. \returns the other boxes of the piece, which earlier pieces have filled.
+/// Removes the boxes of `piece` from `open`. \returns the other boxes of the piece, which earlier pieces have filled.
 std::vector<Box> take(const Piece& piece, std::vector<Box>& open, std::vector<Piece>& reads) {
   std::vector<Box> besides{piece.box};
   for (const Box& box : open) {
@@ -55,14 +55,14 @@ void sort_by_stored(std::vector<Piece>& pieces) {
 
 Reading read_logical(const SourceMap& map, std::uint32_t index, unsigned depth = 0);
 
-/// The inputs of a tensor that is computed.
-/// \param depth  of computed tensors that need it.
+/// Returns how the inputs of a computed tensor are read.
+/// \param depth  number of computed tensors between it and the one that needs it.
 std::vector<Reading> read_inputs(const SourceMap& map, const LogicalTensor& tensor, unsigned depth) {
   constexpr unsigned kMaxDepth = 16;
   if (depth == kMaxDepth) throw Error(ErrorKind::kInternal, "is computed from itself").tensor(tensor.name);
   std::vector<Reading> inputs;
   std::vector<Operand> operands;
-  std::filesystem::path path;  // of the input at fault, or else the last
+  std::filesystem::path path;  // file of the invalid input, or else of the last one
   const auto open_at = [&](const Reading& input) {
     if (!input.reads.empty()) path = map.file_of(map.stored[input.reads.front().stored]).path;
   };
@@ -87,14 +87,14 @@ std::vector<Reading> read_inputs(const SourceMap& map, const LogicalTensor& tens
   return inputs;
 }
 
-/// Fills the tensor from its pieces, each element from the first piece that has it and goes by the tensor's own name;
-/// all that other pieces hold of it is compared.
+/// Fills each element of the tensor from the first piece that contains it under the tensor's own name. The elements of
+/// other pieces are compared.
 Reading read_logical(const SourceMap& map, std::uint32_t index, unsigned depth) {
   const LogicalTensor& tensor = map.logical[index];
   Reading reading;
   reading.logical = index;
   std::vector<Piece> checks;
-  std::vector<Box> open{whole(tensor.shape)};  // what no piece has filled yet
+  std::vector<Box> open{whole(tensor.shape)};  // boxes that no piece has filled yet
   if (tensor.computed) reading.inputs = read_inputs(map, tensor, depth);
   if (tensor.computed || volume(open.front()) == 0) open.clear();
   for (const Piece& piece : map.pieces[index]) {
@@ -116,7 +116,7 @@ Reading read_logical(const SourceMap& map, std::uint32_t index, unsigned depth) 
   return reading;
 }
 
-/// Most pieces are already in order, and there may be millions: only others are copied.
+/// Copies only pieces that are not in order yet: most are, and there may be millions.
 void regroup_writes(Transfer& transfer, const std::vector<Piece>& pieces) {
   if (std::is_sorted(pieces.begin(), pieces.end(), stored_before)) return;
   transfer.regrouped_writes = pieces;
@@ -144,12 +144,12 @@ void count(Program& program, const ProgramMaps& maps, const Transfer& transfer) 
     program.write_bytes += bytes_of_all(transfer.writes(maps), maps.target->logical[*transfer.target].dtype);
 }
 
-/// Whether nothing but equal replicas shows that the tensor is what it was taken for.
+/// Whether equal replicas are the only evidence for how the tensor was interpreted.
 bool needs_replicas(const SourceMap& source, std::uint32_t logical) {
   return !source.inferred_partition_hint.empty() || !source.logical[logical].unconfirmed_hint.empty();
 }
 
-/// Takes replicas out of the reading, but for tied parameters and those that are evidence.
+/// Removes replicas from the reading, except tied parameters and replicas that are evidence.
 void skip_replicas(Program& program, const SourceMap& source, Reading& reading) {
   for (Reading& input : reading.inputs) skip_replicas(program, source, input);
   if (needs_replicas(source, reading.logical)) return;
@@ -172,7 +172,7 @@ void validate_fits(const LogicalTensor& source, const LogicalTensor& target) {
         .tensor(source.name);
 }
 
-/// Makes the program that moves one map into another.
+/// Creates the program that converts one map to another.
 class ProgramMaker {
  public:
   ProgramMaker(const SourceMap& source, const TargetMap& target, const ProgramOptions& options)
@@ -208,7 +208,7 @@ class ProgramMaker {
     Transfer transfer;
     transfer.source = read(index);
     if (!tensor.constant()) {
-      if (wanted && target_.pieces[*wanted].empty() && options_.partial_target) return;  // of ranks left out alone
+      if (wanted && target_.pieces[*wanted].empty() && options_.partial_target) return;  // only on omitted ranks
       if (!wanted || target_.pieces[*wanted].empty())
         throw Error(ErrorKind::kBadInput, "is in the source, but the target has no place for it").tensor(tensor.name);
       write(transfer, *wanted);

@@ -13,81 +13,81 @@
 
 namespace reshard {
 
-/// How one logical tensor is read from one map: `reads` fill it without gap or overlap, `checks` are boxes that must
-/// hold the same bytes. `stored` is of that map; each list is grouped by it. A tensor that is computed has no reads.
+/// How one logical tensor is read from one map: `reads` cover it without gaps or overlap, and `checks` are boxes that
+/// must contain the same bytes. `stored` indexes the map, and each list is grouped by it. Computed tensors lack reads.
 struct Reading {
   std::uint32_t logical = 0;  // index into the map
   std::vector<Piece> reads;
   std::vector<Check> checks;
-  std::vector<Reading> inputs;  // of a tensor that is computed: of the same map, in the order of Computed::inputs
+  std::vector<Reading> inputs;  // inputs of a computed tensor, in the same map, in the order of Computed::inputs
 
   friend bool operator==(const Reading&, const Reading&) = default;
 };
 
-/// The maps whose tensors and pieces a program's indices mean: borrowed, and the very maps that it was made from, or
-/// equal ones. Kept apart from the program so that both can be copied, moved and sent to another process.
+/// The maps to which a program's indices refer: borrowed; the maps from which it was created, or equal ones. Separate
+/// from the program, so that both can be copied, moved and sent to another process.
 struct ProgramMaps {
   const SourceMap* source = nullptr;
   const TargetMap* target = nullptr;   // null for a program that only reads
-  const SourceMap* against = nullptr;  // a second source, to compare with
+  const SourceMap* against = nullptr;  // a second source, to compare with; may be null
 };
 
-/// All that happens to one logical tensor: a value, whose indices mean tensors of the program's maps.
+/// Everything that happens to one logical tensor: a value type whose indices refer to the program's maps.
 struct Transfer {
-  std::optional<Reading> source;  // none: a constant that only the target, or the map compared with, has
+  std::optional<Reading> source;  // std::nullopt for a constant that only the target or `against` has
   std::optional<Reading> against;
-  std::optional<std::uint32_t> target;  // index of the logical tensor that is written; none if nothing is
-  std::vector<Piece> regrouped_writes;  // the target's pieces, grouped by `stored`; empty where they are already
+  std::optional<std::uint32_t> target;  // index of the logical tensor to write; std::nullopt if nothing is written
+  std::vector<Piece> regrouped_writes;  // the target's pieces, grouped by `stored`; empty if the map's already are
 
-  /// The logical tensor as it is read. \p maps are the program's.
+  /// Returns the logical tensor as it is read. `maps` are those of the program.
   const LogicalTensor& tensor(const ProgramMaps& maps) const;
-  /// As it is written, or as ProgramMaps::against has it; null if neither.
+  /// Returns the tensor as it is written, or as ProgramMaps::against has it; nullptr if neither.
   const LogicalTensor* result(const ProgramMaps& maps) const;
-  /// Its places in the target, grouped by `stored`; borrowed from `maps` or from this. Empty if nothing is written.
+  /// Returns its pieces in the target, grouped by `stored`, borrowed from `maps` or from this; empty if it has none.
   std::span<const Piece> writes(const ProgramMaps& maps) const;
-  /// The dims from the outermost to the innermost in the target's file, the first if it is written to several; empty for
-  /// C order, if nothing is written, and if it is computed by a recipe that wants C order.
+  /// Returns the dims from the outermost to the innermost in the target's file, or in the first of several files. Empty
+  /// for C order, if nothing is written, and if the tensor is computed by a recipe that requires C order.
   Dims order(const ProgramMaps& maps) const;
-  /// Bytes that are read, compared and written for it: what it costs.
+  /// Returns the number of bytes that are read, compared and written: the cost.
   std::uint64_t moved_bytes(const ProgramMaps& maps) const;
 
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
-/// What is to be moved from one map to another, or compared, validated whole. It holds indices and boxes and no
-/// address, so that it can be copied, compared, and planned anew by each process of a run.
+/// The transfers from one map to another, or for comparing maps, validated to be complete. Contains indices and boxes,
+/// but no addresses, so that programs can be copied and compared, and each process of a run can plan its own.
 struct Program {
   std::vector<Transfer> transfers;
 
-  std::uint64_t read_bytes = 0;     // source bytes that are read to be placed; an estimate where only some ranks are
-  std::uint64_t check_bytes = 0;    // source bytes that are read to be compared with those
+  std::uint64_t read_bytes = 0;     // source bytes to read and place; an estimate if only some ranks are written
+  std::uint64_t check_bytes = 0;    // source bytes to read and compare with those
   std::uint64_t skipped_bytes = 0;  // replicas that are not read
-  std::uint64_t dropped_bytes = 0;  // of tensors that the request leaves out
-  std::uint64_t write_bytes = 0;    // target bytes, headers not counted
+  std::uint64_t dropped_bytes = 0;  // bytes of tensors that the request leaves out
+  std::uint64_t write_bytes = 0;    // target bytes, without headers
 
   friend bool operator==(const Program&, const Program&) = default;
 };
 
 struct ProgramOptions {
-  bool check_replicas = true;        // else replicas are not read, unless they are the only evidence for the map
-  std::vector<std::string> dropped;  // logical tensors of the source that need no place
-  bool partial_target = false;       // it has only some of the ranks, and so not every part of each tensor
+  bool check_replicas = true;        // if false, reads replicas only if they are the only evidence for the map
+  std::vector<std::string> dropped;  // logical tensors of the source that the target may lack
+  bool partial_target = false;       // the target has only some of the ranks, so not every piece of each tensor
 };
 
-/// The program that makes `target` out of `source`. Validates that both maps are tiled (validate_tiling), that every
-/// logical tensor of each side is on the other with the same shape and a dtype that it can be cast to, and that the
-/// source covers each of them whole. Every source byte is read once: placed, or, where it is a replica or a tied
-/// parameter, compared with the one that is placed. A tensor that others are computed from needs no place in the target.
-/// \throws Error kBadInput naming the tensor and the box that is missing, or the input that a recipe cannot take;
-/// kUnsupported for a cast that cannot be.
+/// Creates the program that converts `source` to `target`. Validates that both maps are tiled (validate_tiling), that
+/// every logical tensor of either map is in the other with the same shape and a dtype that it can be cast to, and that
+/// the source covers it completely. Every source byte is read once: placed, or, if it belongs to a replica or a tied
+/// parameter, compared with the placed byte. The target may lack tensors that others are computed from.
+/// \throws Error kBadInput naming the tensor and the missing box, or the input that a recipe cannot use; kUnsupported
+/// for an unsupported cast.
 Program make_program(const SourceMap& source, const TargetMap& target, const ProgramOptions& options = {});
 
-/// The program that reads every logical tensor of `source` once, and writes nothing. Replicas are read, and compared,
-/// only where they are the evidence for the map, or if all are to be.
+/// Creates the program that reads every logical tensor of `source` once and writes nothing. Replicas are read and
+/// compared only if they are evidence for the map, or with `check_replicas`.
 Program make_reading_program(const SourceMap& source, bool check_replicas = false);
 
-/// The program that reads the tensors that both maps hold, in the order of `a`, and compares them. Replicas on either
-/// side are compared with the first, and constants with what they should be: a transfer of a constant has one side alone.
+/// Creates the program that compares the tensors that both maps contain, in the order of `a`. Replicas in either map
+/// are compared with the first, and constants with their expected values: a transfer of a constant has only one side.
 Program make_comparing_program(const SourceMap& a, const SourceMap& b);
 
 }  // namespace reshard

@@ -12,7 +12,7 @@
 
 namespace reshard {
 
-/// Which checkpoints a request takes.
+/// Which checkpoints a request accepts.
 enum class SourceKind : std::uint8_t {
   kAny,
   kShards,  // only shards of a model or of adapters, or a file with a whole model
@@ -21,31 +21,31 @@ enum class SourceKind : std::uint8_t {
 
 /// A checkpoint to be read.
 struct SourceRequest {
-  std::filesystem::path path;      // what read_checkpoint takes, or a directory of tags
-  std::optional<std::string> tag;  // as of find_checkpoint
-  std::filesystem::path config;    // as of ConfigChoice
-  FamilySpec family;               // of a model that somebody describes; else its model_type says it
-  OptionValues options;            // that say how it was made, as of ReadContext
-  bool with_optimizer = false;     // as of ReadContext; the target must have a place for it
+  std::filesystem::path path;      // a checkpoint for read_checkpoint, or a directory of tags
+  std::optional<std::string> tag;  // for find_checkpoint
+  std::filesystem::path config;    // ConfigChoice::path
+  FamilySpec family;               // null: determined by the model_type
+  OptionValues options;            // ReadContext::options
+  bool with_optimizer = false;     // read the training state; the target must support it
   ExtraTensors extra = ExtraTensors::kRefuse;
   SourceKind kind = SourceKind::kAny;
 };
 
-/// One checkpoint into another, whatever their containers and layouts. What a request leaves open, a preset decides:
-/// plan_shard, plan_consolidate, plan_convert.
+/// Converts one checkpoint to another, whatever their containers and layouts. Unset fields get the defaults of a
+/// preset: plan_shard, plan_consolidate, plan_convert.
 struct Request {
   std::string command;  // "shard"
   SourceRequest source;
-  /// Default: the folder beside which the layout has its shards.
+  /// Default: Layout::default_output.
   std::optional<std::filesystem::path> output_directory;
-  /// Ranks default to the source's. Where `layout` is null: the source's, if ranks are asked for, else whole_layout().
+  /// Ranks default to the source's. If `layout` is null: the source's, if ranks are requested, else whole_layout().
   TargetRequest target;
-  std::optional<DType> dtype;  // cast tensors of floating dtypes to it
-  bool cast_all = false;       // integers and booleans too
+  std::optional<DType> dtype;  // dtype to cast floating-point tensors to
+  bool cast_all = false;       // casts integers and booleans, too
   NameRules names;
-  bool allow_missing = false;  // whole tensors may lack some that config.json asks for, which a note lists
-  /// LoRA adapters, as PEFT saves them; where there are any, they alone are sharded, and the model's directory (or its
-  /// config.json) only says for which model.
+  bool allow_missing = false;  // whole tensors may lack some that config.json requires; a note lists them
+  /// LoRA adapters saved by PEFT. If there are any, only these are sharded, and the model's directory (or its
+  /// config.json) only describes their base model.
   std::vector<std::filesystem::path> adapters;
   bool check_replicas = true;
   bool force = false;

@@ -18,45 +18,45 @@
 
 namespace reshard {
 
-/// The lines of a SHA256SUMS file, as `sha256sum` of coreutils writes and checks them.
+/// A line of a SHA256SUMS file, as `sha256sum` of coreutils writes and checks it.
 struct FileDigest {
   std::string path;  // relative, with '/'
   Sha256Digest digest;
 };
 inline constexpr const char* kSha256SumsFile = "SHA256SUMS";
 std::string sha256sums_text(const std::vector<FileDigest>& files);
-/// Also lines as BSD and OpenSSL write them; empty lines and comments ("# …") are skipped.
-/// \throws Error kBadInput, with the line, for anything that is no such line, for a path given twice, and for one that
-/// is absolute or leads out of the directory.
+/// Also accepts lines as BSD and OpenSSL write them; skips empty lines and comments ("# …").
+/// \throws Error kBadInput, with the line, for any other line, for a path given twice, and for a path that is absolute
+/// or leads out of the directory.
 std::vector<FileDigest> parse_sha256sums(std::string_view text, const std::filesystem::path& path);
 
-/// What a list says of files wherever they are, for who looks some of them up.
+/// The digests in a SHA256SUMS file, for looking up files in any directory.
 struct SumsList {
-  /// By absolute path, as text; nothing for one that is listed twice, with two digests.
+  /// Keyed by absolute path, as text; std::nullopt for a path that is listed with two different digests.
   std::map<std::string, std::optional<Sha256Digest>> digests;
-  std::vector<std::uint64_t> other_lines;  // that are none, which sha256sum skips, too
+  std::vector<std::uint64_t> other_lines;  // line numbers without a digest, which sha256sum skips, too
 };
-/// \param directory  absolute, of the list: what its paths are relative to.
+/// \param directory  absolute path of the directory that contains the list and to which its paths are relative.
 SumsList read_sha256sums(std::string_view text, const std::filesystem::path& directory);
 
-/// The digest of a tensor's elements; what it is of, engine/check/digests.h says.
+/// The digest of a tensor's elements, as engine/units/leaf_digests.h defines it.
 struct TensorDigest {
   Sha256Digest digest{};
-  std::vector<Sha256Digest> leaves;  // of several; empty where there is one or none
+  std::vector<Sha256Digest> leaves;  // empty if there are fewer than two
 
   static auto fields(auto& self) { return std::tie(self.digest, self.leaves); }
   friend bool operator==(const TensorDigest&, const TensorDigest&) = default;
 };
 
-/// The most bytes that one leaf of a tensor's digest is of.
+/// Maximum bytes per leaf of a tensor's digest.
 inline constexpr std::uint64_t kLeafBytes = std::uint64_t{4} << 20;
 
-/// What a run has published: reshard.manifest.json. Two runs of the same job make the same one.
+/// The contents of reshard.manifest.json, which lists published files. Runs of the same job write the same manifest.
 struct Manifest {
   struct File {
     std::string path;  // relative to the source's directory, or to the output's
     std::uint64_t size_bytes = 0;
-    std::optional<Sha256Digest> digest;  // of a source it may be unknown
+    std::optional<Sha256Digest> digest;  // may be unknown for a source
 
     friend bool operator==(const File&, const File&) = default;
   };
@@ -71,7 +71,7 @@ struct Manifest {
   };
   using OptionValue = std::variant<bool, std::uint64_t, std::string>;
 
-  std::string version;  // of the program: "0.1.0"
+  std::string version;  // version of reshard: "0.1.0"
   std::string command;  // "shard"
   std::string layout;
   std::uint32_t tp = 1, pp = 1, ep = 1;

@@ -1,4 +1,4 @@
-// The base model of adapters, and what their adapter_config.json says.
+// The base model of adapters, and the contents of their adapter_config.json.
 #include <fmt/format.h>
 
 #include "reshard/base/error.h"
@@ -23,7 +23,7 @@ ModelConfig base_config(Files& files, const fs::path& given) {
       .hint("give the base model's directory, or its config.json");
 }
 
-/// Reads the base model's weights, next to config.json, only if a plan in config.json describes it: a plan has no shapes.
+/// Reads the base model's weights next to config.json, but only if config.json has a plan, since plans lack shapes.
 Model base_model(Files& files, const ModelConfig& config, const FamilySpec& family, std::vector<std::string>& notes) {
   const LanguageModel model = find_language_model(config, family);
   if (model.family) return instantiate(model.family, model.config);
@@ -36,15 +36,15 @@ void read_separate_config(Files& files, Adapter& adapter, std::vector<std::strin
   const fs::path path = adapter.config.path;
   adapter.config = read_adapter_config(files, path);
   const SeparateConfig separate = separate_config(adapter.config, adapter.modules);
-  // The lora_A of packed experts has the rank of each, one below the other.
+  // The lora_A of packed experts contains the rows of all experts.
   if (!separate.unexplained.empty() && adapter.config.target_parameters.empty())
     notes.push_back(
-        fmt::format("adapter_config.json gives another rank than lora_A has: {}. It is not the one that the adapter "
-                    "was trained with, so the scale is unknown, and PEFT does not load the adapter: set "
-                    "\"rank_pattern\" and \"alpha_pattern\"",
+        fmt::format("adapter_config.json declares another rank than lora_A has: {}. The adapter was trained with "
+                    "another file, so the scale is unknown, and PEFT cannot load the adapter: set \"rank_pattern\" "
+                    "and \"alpha_pattern\"",
                     list_names(separate.unexplained)));
   if (separate.text == adapter.config.text) return;
-  notes.push_back("adapter_config.json names the separate linears where it named the fused ones, with the same scales");
+  notes.push_back("adapter_config.json now names the separate linears instead of the fused ones, with the same scales");
   adapter.separate_text = separate.text;
   adapter.config = parse_adapter_config(separate.text, path);
 }
@@ -66,12 +66,12 @@ void read_adapter_configs(Files& files, const Request& request, Checkpoint& sour
   }
   for (Adapter& adapter : source.adapters) {
     if (!files.exists(adapter.config.path))
-      throw Error(ErrorKind::kBadInput, "holds no adapter_config.json, which says the ranks of its linears")
+      throw Error(ErrorKind::kBadInput, "contains no adapter_config.json, which declares the ranks of its linears")
           .in(adapter.config.path.parent_path())
-          .hint("put the one of the training run there: without it PEFT does not load the adapter");
+          .hint("copy it from the training run: PEFT cannot load the adapter without it");
     try {
       read_separate_config(files, adapter, source.notes);
-    } catch (const Error& error) {  // a whole adapter may be of any kind
+    } catch (const Error& error) {  // a whole adapter may have any type
       if (has_model || error.kind() != ErrorKind::kUnsupported) throw;
       source.notes.emplace_back(error.what());
     }

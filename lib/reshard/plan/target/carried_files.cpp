@@ -193,7 +193,7 @@ CarriedFiles carry_adapter_files(Files& files, const Draft& draft, const Layout&
         whole && files.resolve(config.parent_path() / kAdapterConfigFile) == files.resolve(output_directory / own);
     if (in_place && (!adapter.separate_text.empty() || config.filename() != kAdapterConfigFile))
       throw Error(ErrorKind::kUsage,
-                  "says how the shards beside it are to be read, and that of the separate linears would replace it")
+                  "describes how to read the shards next to it, and would be replaced by that of the separate linears")
           .in(output_directory / own)
           .hint("choose another output directory");
     if (!adapter.separate_text.empty())

@@ -26,11 +26,11 @@ void validate_kept_ranks(const Request& request, const Checkpoint& source) {
   if (!same)
     throw Error(ErrorKind::kBadInput, "is an adapter, which does not say how its model is split over ranks")
         .in(source.path)
-        .hint("say with `config` where the base model's config.json is");
+        .hint("set `config` to the base model's config.json");
   if (!request.names.empty())
     throw Error(ErrorKind::kUsage, "shards of an adapter that keep their partition keep all of its tensors and names")
         .in(source.path)
-        .hint("say with `config` where the base model's config.json is, to partition what is left anew");
+        .hint("set `config` to the base model's config.json to partition the remaining tensors again");
 }
 
 }  // namespace
@@ -134,7 +134,7 @@ void validate_shards_adapters(const Request& request) {
                   fmt::format("`{}` has no effect with `adapter`: only adapters are written", option))
           .hint("leave out one of the two");
   if (!request.source.config.empty())
-    throw Error(ErrorKind::kUsage, "`config` has no effect: adapters are sharded by the config.json beside the model")
+    throw Error(ErrorKind::kUsage, "`config` has no effect: adapters are sharded by the config.json next to the model")
         .in(request.source.path);
   validate_adapter_request(request.target);
 }
@@ -143,9 +143,10 @@ void validate_adapters(const Request& request, Checkpoint& source) {
   const Layout& layout = *request.target.layout;
   const bool has_model = has_base_model(request, source);
   if (request.target.lora_fuse && !has_model)
-    throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: no linears are fused anew").in(source.path);
+    throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: it applies only to linears that are newly fused")
+        .in(source.path);
   if (!request.names.empty() && (source.adapters.size() > 1 || !source.adapters.front().prefix.empty()))
-    throw Error(ErrorKind::kUsage, "`rename`, `drop` and `keep` are about the tensors of one adapter")
+    throw Error(ErrorKind::kUsage, "`rename`, `drop` and `keep` apply only to a single adapter")
         .in(source.path)
         .hint("give the directory of one adapter");
   if (&layout == &whole_layout()) {
@@ -154,7 +155,8 @@ void validate_adapters(const Request& request, Checkpoint& source) {
           .in(source.path)
           .hint("leave out `config`");
     for (const std::string& option : request.target.options.names())
-      throw Error(ErrorKind::kUsage, "`" + option + "` is about models: adapters have one file each").in(source.path);
+      throw Error(ErrorKind::kUsage, "`" + option + "` applies only to models: adapters have one file each")
+          .in(source.path);
   } else if (&layout != &adapter_layout()) {
     throw Error(ErrorKind::kUsage, fmt::format("layout {} has no place for adapters", layout.traits().name))
         .in(source.path)

@@ -77,7 +77,7 @@ void validate_complete(Draft& draft, const Request& request) {
   };
   const Checkpoint& source = draft.source;
   if (!source.adapters.empty() || !source.model || source.model->quantization_problem)
-    return note_idle("it is not known which tensors there should be");
+    return note_idle("the tensors of the model are unknown");
   const Model model = renamed_model(draft, request.names, source.map.logical);
   const Misfits misfits = find_misfits(draft.wanted, model);
   validate_shapes(draft, misfits);
@@ -123,7 +123,7 @@ void validate_explained(Draft& draft, const Request& request) {
   } catch (Error& error) {
     if (!request.names.renames.empty() || !draft.dropped.empty())
       throw error.hint("with `rename`, `drop` and `keep`, the remaining tensors must be the model of config.json");
-    // All that config.json asks for was there when it was read, so that this is more.
+    // Reading the source found all tensors of config.json, so these are additional ones.
     if (source.layout != nullptr && source.layout->traits().needs_no_mesh())
       error.hint(error.hint() + "; to leave out a trainer's other tensors, such as buffers, use `drop`");
     throw;

@@ -7,8 +7,8 @@
 
 namespace reshard {
 
-/// Adds the means, as the last tensors. Terms stay, but need no place in a target; those that are the same bytes of a file
-/// count once in the mean.
+/// Appends the means to the tensors. Terms stay, but a target may lack them; terms with the same bytes of a file count
+/// once in the mean.
 /// \throws Error kInternal if `source` has no such term.
 SourceMap average(SourceMap source, const std::vector<Average>& means);
 

@@ -163,8 +163,8 @@ void cast_to_config(Files& files, Draft& draft, const Layout& target) {
                            name(*wanted)));
 }
 
-/// Notes that tensors are float32 though config.json says another dtype, and how to cast them. Of a checkpoint that no
-/// training program saved, only if all its floats are. Notes also what config.json says if that is no such dtype.
+/// Notes that tensors are float32 although config.json declares another dtype, and how to cast them. If no training
+/// program saved the checkpoint, only if all floats are. Also notes an invalid dtype in config.json.
 void note_config_dtype(Files& files, Draft& draft) {
   Checkpoint& source = draft.source;
   if (source.config.empty() || !source.adapters.empty()) return;

@@ -71,16 +71,16 @@ Family::Module parse_module(const JsonObject& object) {
   if (object.has("experts")) module.experts = expression_at(object, "experts");
   if (object.has("stacked_experts")) {
     if (module.experts) object.fail("stacked_experts", "no \"experts\" next to it");
-    if (module.shape.empty()) object.fail("stacked_experts", "a \"shape\" beside it, whose dim 0 has the experts");
+    if (module.shape.empty()) object.fail("stacked_experts", "a \"shape\" next to it, whose dim 0 is the experts");
     module.experts = expression_at(object, "stacked_experts");
     module.stacked = true;
   }
   if (object.has("first_expert")) {
-    if (!module.experts || module.stacked) object.fail("first_expert", "\"experts\" beside it");
+    if (!module.experts || module.stacked) object.fail("first_expert", "\"experts\" next to it");
     module.first_expert = expression_at(object, "first_expert");
   }
   if (object.has("items")) {
-    if (module.experts) object.fail("items", "nothing beside \"experts\"");
+    if (module.experts) object.fail("items", "no \"experts\" next to it");
     module.items = expression_at(object, "items");
   }
   if (object.has("variant")) module.variant = object.string_at("variant");
@@ -190,7 +190,7 @@ void validate_defaults(const JsonObject& defaults) {
 
 /// Other names of whole modules in the one of attention.
 std::map<std::string, std::string> inference_names_at(const JsonObject& object, const Family& family) {
-  if (!family.attention) object.fail("nxd_inference", "an \"attention\" beside it, whose heads it places");
+  if (!family.attention) object.fail("nxd_inference", "an \"attention\" next to it, whose heads it places");
   const JsonObject renamed = object.child(object.at("nxd_inference"), "nxd_inference", "nxd_inference");
   std::map<std::string, std::string> names;
   for (const auto& item : renamed.items()) {
@@ -223,7 +223,7 @@ std::vector<std::shared_ptr<const Scheme>> schemes_at(const JsonObject& object, 
         if (!parameter.starts_with("**") && parameters.count(parameter) == 0)
           throw object.file().error(
               fmt::format("{}/entries/{}/parameters", described.pointer(), e),
-              fmt::format("\"other_names\" names the parameter {}, which is not there", printable(parameter)));
+              fmt::format("\"other_names\" names the parameter {}, which does not exist", printable(parameter)));
     schemes.push_back(std::make_shared<const Scheme>(scheme_for(scheme, family.model_type, parameters)));
   }
   return schemes;

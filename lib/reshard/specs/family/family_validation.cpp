@@ -63,17 +63,17 @@ void validate_names(const Family& family, const JsonFile& file) {
     validate_module(attention.module + "." + linear, "/attention", "\"attention\"");
 }
 
-/// Whether no module is there twice. Modules of which `when` chooses, and parts of one, may share a name.
+/// Validates that no module is listed twice. Modules with `when`, and different parameters of one, may share a name.
 void validate_unique(const Family& family, const JsonFile& file) {
   std::set<std::pair<std::string, std::string>> always;
   for (std::size_t i = 0; i < family.modules.size(); ++i) {
     const Family::Module& module = family.modules[i];
     if (!module.when && !always.emplace(module.name, module.parameter).second)
-      throw file.error(fmt::format("/modules/{}/name", i), "\"name\" " + printable(module.name) + " is there twice");
+      throw file.error(fmt::format("/modules/{}/name", i), "\"name\" " + printable(module.name) + " is listed twice");
   }
 }
 
-/// What training layouts fuse are linears that are split along the same dim, under a name that nothing else has.
+/// Validates that fused linears are split along the same dim, and that their fused names are unique.
 void validate_fused(const Family& family, const JsonFile& file) {
   const auto validate_plan = [&](const std::string& name, TensorParallelPlan plan, const std::string& pointer,
                                  const std::string& what) {

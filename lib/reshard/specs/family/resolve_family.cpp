@@ -239,8 +239,8 @@ void change_modules(OrderedJson& family, const OrderedJson& derived, const JsonF
       if (joined(text_at(module, "name"), parameter_of(module)) == name) same.push_back(&module);
     if (same.size() > 1)
       throw file.error(pointer,
-                       "\"modules\": " + printable(name) + " is there " + std::to_string(same.size()) +
-                           " times in the family that this one is like: delete it with \"remove\" and add it again");
+                       "\"modules\": " + printable(name) + " is listed " + std::to_string(same.size()) +
+                           " times in the family that this one extends: delete it with \"remove\" and add it again");
     for (const auto& [key, value] : change.items()) {
       if (value.is_null())
         same.front()->erase(key);

@@ -11,40 +11,40 @@
 
 namespace reshard {
 
-/// What a family that says "like" does with a key.
+/// How a family with "like" inherits a key of the other family.
 enum class Inherit : std::uint8_t {
-  kNever,    // it has its own, or none
-  kReplace,  // its own takes the place of the other family's
-  kMerge,    // is added key by key
-  kModules,  // is changed module by module
+  kNever,    // not inherited
+  kReplace,  // inherited unless the family has its own
+  kMerge,    // merged key by key
+  kModules,  // changed module by module
 };
 struct FamilyKey {
   const char* name;
   Inherit inherit;
-  bool may_be_null = false;  // null takes the other family's away
+  bool may_be_null = false;  // null removes the inherited value
 };
-/// The keys of a description that has modules, beside "$schema".
+/// Returns the keys of a description that has modules, except "$schema".
 const std::vector<FamilyKey>& family_keys();
 
-/// The resolved description of the family of a name; nothing for a name that is not known.
+/// Returns the resolved description of a family; std::nullopt if its name is unknown.
 using FindResolved = std::function<std::optional<OrderedJson>(const std::string& model_type)>;
 
-/// A family that says "like" as the whole description it stands for. `derived` has beside "like", each of them optional:
+/// Expands a family with "like" to a complete description. In addition to "like", `derived` may have:
 ///
-///   rename      {"self_attn.o_proj": "self_attn.dense"}: names, or parts of names between dots, that are other ones
-///   remove      ["gate_proj"]: modules whose name ends with one of these, or has it between dots
-///   modules     one that is there already, by its name and "parameter", gets the keys that are given here (null takes
-///               one away); others are new
-///   all other keys   as family_keys() says
+///   rename      {"self_attn.o_proj": "self_attn.dense"}: new names for modules, or for parts of names between dots
+///   remove      ["gate_proj"]: removes modules whose names have one of these between dots or at an end
+///   modules     changes the keys of modules that exist under the same name and "parameter" (null removes a key), and
+///               adds the others
+///   all other keys   inherited as family_keys() declares
 ///
-/// A description without "like" is returned as it is.
-/// \throws Error kBadInput, naming `file`, for a family that `find` does not know, and for names that are not there.
+/// Returns a description without "like" unchanged.
+/// \throws Error kBadInput, naming `file`, for a family that `find` does not know, and for names that do not exist.
 OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find, const JsonFile& file);
 
-/// The built-in families, resolved.
+/// Returns the resolved description of a built-in family; std::nullopt if its name is unknown.
 std::optional<OrderedJson> builtin_description(const std::string& model_type);
 
-/// A description as text, as people write it: one module a line.
+/// Formats a description for people, with one module per line.
 std::string family_text(const OrderedJson& family);
 
 }  // namespace reshard

@@ -119,7 +119,8 @@ AdapterConfig parse_adapter_config(std::string text, const fs::path& path) {
   const OrderedJson ordered = parse_ordered_json(config.text, path, JsonDialect::kPython);
   const Json peft_type = object.has("peft_type") ? object.at("peft_type") : Json("LORA");
   if (peft_type != "LORA" && peft_type != "lora")
-    throw Error(ErrorKind::kUnsupported, "is of a " + brief(peft_type) + " adapter; only LORA is known").in(path);
+    throw Error(ErrorKind::kUnsupported, "belongs to a " + brief(peft_type) + " adapter; only LORA is supported")
+        .in(path);
   if (object.has("r")) config.r = rank_at(object, "r");
   if (object.has("lora_alpha")) config.lora_alpha = alpha_at(object, "lora_alpha");
   if (object.has("use_rslora")) config.use_rslora = object.bool_at("use_rslora");

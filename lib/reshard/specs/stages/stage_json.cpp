@@ -36,12 +36,12 @@ std::uint32_t tp_size_at(const JsonObject& object) {
   return bounded_at(object, "tp_size", 1, kMaxParallelDegree);
 }
 
-/// Empty where there are no adapters. Old files do not speak of them at all.
+/// Returns an empty string if there are no adapters. Old files lack the key.
 std::string peft_type_at(const JsonObject& object) {
   if (!object.has("peft_type") || object.at("peft_type").is_null()) return {};
   if (object.at("peft_type") != kLoraPeftType)
-    throw Error(ErrorKind::kUnsupported, "describes adapters (peft_type " + brief(object.at("peft_type")) +
-                                             "), of which only those of \"lora\" are known")
+    throw Error(ErrorKind::kUnsupported,
+                "describes adapters (peft_type " + brief(object.at("peft_type")) + "), but only \"lora\" is supported")
         .in(object.file().path);
   return kLoraPeftType;
 }

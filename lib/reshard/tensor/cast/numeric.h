@@ -11,12 +11,12 @@
 
 namespace reshard {
 
-/// What the values of a tensor, or of part of one, come to.
+/// Statistics of the values of a tensor, or of part of one.
 struct ValueSummary {
-  std::uint64_t count = 0;  // values, all of them
+  std::uint64_t count = 0;  // all values
   std::uint64_t nan_count = 0;
   std::uint64_t inf_count = 0;
-  double min = std::numeric_limits<double>::infinity();  // of the values that are numbers; infinities count
+  double min = std::numeric_limits<double>::infinity();  // ignores NaNs, but not infinities
   double max = -std::numeric_limits<double>::infinity();
   double finite_sum = 0;  // the sum of finite values below kHugeValue in magnitude
   double huge_sum = 0;    // the sum of the others times kHugeScale, so that it never overflows
