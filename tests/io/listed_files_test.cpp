@@ -2,9 +2,11 @@
 
 #include "reshard/io/listed_files.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -23,8 +25,14 @@ namespace fs = std::filesystem;
 class CountedFiles final : public Files {
  public:
   std::map<fs::path, int> lists, looks, opens;
+  std::function<void()> after_open = [] {};
 
-  std::unique_ptr<Source> open(const fs::path& path) override { return ++opens[path], local_storage().open(path); }
+  std::unique_ptr<Source> open(const fs::path& path) override {
+    ++opens[path];
+    auto source = local_storage().open(path);
+    after_open();
+    return source;
+  }
   std::vector<DirectoryEntry> list(const fs::path& path) override { return ++lists[path], local_storage().list(path); }
   FileKind kind_of(const fs::path& path) override { return ++looks[path], local_storage().kind_of(path); }
   FileStamp stamp(const fs::path& path) override { return local_storage().stamp(path); }
@@ -125,6 +133,50 @@ TEST_CASE("A file that is opened again stays as it was opened first, until it is
   }
   CHECK(text() == "newer");
   CHECK(counted.opens[dir / "f"] == 3);  // others have taken its place
+}
+
+TEST_CASE("A file that is replaced and stamped under another name, or while it is opened, is read anew") {
+  const TempDir dir;
+  write_file(dir / "f", "1");
+  CountedFiles counted;
+  ListedFiles files(counted);
+  const auto text = [&] {
+    const auto source = files.open(dir / "f");
+    std::string bytes(source->size_bytes(), '\0');
+    source->read_at(0, std::as_writable_bytes(std::span(bytes)));
+    return bytes;
+  };
+  const auto replace = [&](const char* bytes) {
+    write_file(dir / "g", bytes);
+    fs::rename(dir / "g", dir / "f");
+    files.stamp(dir / "./f");
+  };
+  CHECK(text() == "1");
+  replace("2");
+  counted.after_open = [&] { replace("3"); };
+  CHECK(text() == "2");
+  counted.after_open = [] {};
+  CHECK(text() == "3");
+  CHECK(counted.opens[dir / "f"] == 3);
+}
+
+TEST_CASE("Files that stay open make room if the process may open no more") {
+  const TempDir dir;
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit low = before;
+  low.rlim_cur = static_cast<rlim_t>(local_storage().open("/dev/null")->descriptor()) + 8;
+  for (int i = 0; i < 40; ++i) write_file(dir / std::to_string(i), "");
+  ListedFiles files(local_storage());
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &low) == 0);
+  std::string failure;
+  try {
+    for (int i = 0; i < 40; ++i) files.open(dir / std::to_string(i));
+  } catch (const Error& error) {
+    failure = error.what();
+  }
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK(failure.empty());
 }
 
 TEST_CASE("A file that vanishes after its directory was listed cannot be opened") {

@@ -35,10 +35,12 @@ TEST_CASE("A path with the scheme of a store that cannot be reached is refused, 
     const char* path;
     const char* hint;
   };
-  for (const Case& one : {Case{"s3://bucket/model", "aws s3 sync"}, Case{"gs://bucket/model", "gcloud storage rsync"},
-                          Case{"az://account/model", "azcopy"}, Case{"https://example.org/x", "local copy"},
-                          Case{"mem://model", "local copy"}, Case{"hf://Qwen/Qwen3-8B", "hf download Qwen/Qwen3-8B"},
-                          Case{"https://huggingface.co/Qwen/Qwen3-8B/tree/main", "hf download Qwen/Qwen3-8B"}}) {
+  for (const Case& one :
+       {Case{"s3://bucket/model", "aws s3 sync"}, Case{"gs://bucket/model", "gcloud storage rsync"},
+        Case{"az://account/model", "azcopy"}, Case{"https://example.org/x", "local copy"},
+        Case{"mem://model", "local copy"}, Case{"run:/model", "a local path of this name is ./run:/model"},
+        Case{"hf://Qwen/Qwen3-8B", "hf download Qwen/Qwen3-8B"},
+        Case{"https://huggingface.co/Qwen/Qwen3-8B/tree/main", "hf download Qwen/Qwen3-8B"}}) {
     INFO(one.path);
     ListedFiles listed(all_files());
     const std::vector<std::function<void()>> calls = {

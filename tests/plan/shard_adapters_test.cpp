@@ -361,5 +361,17 @@ TEST_CASE("A config with other ranks than the files is left as it is, and the sc
   CHECK(plan_consolidate(back)->notes.empty());
 }
 
+TEST_CASE("A plan lists means before casts, and exact fusions as none") {
+  using enum Applied::Transform;
+  Case test;
+  test.adapt_mlp();
+  Request request = test.request();
+  CHECK(plan_shard(request)->transforms == std::vector<Applied>{{kAverage, 1}});
+  request.dtype = DType::kBF16;
+  CHECK(plan_shard(request)->transforms == std::vector<Applied>{{kAverage, 1}, {kCast, 4, DType::kBF16}});
+  request = test.request(2, LoraFuse::kExact);
+  CHECK(plan_shard(request)->transforms.empty());
+}
+
 }  // namespace
 }  // namespace reshard::test

@@ -56,21 +56,43 @@ class SharedSource final : public Source {
 
 std::unique_ptr<Source> ListedFiles::open(const fs::path& path) {
   constexpr std::size_t kMaxOpen = 64;
+  if (names_directory(path)) return files_.open(path);
   std::unique_lock lock(mutex_);
-  if (const auto found = opened_.find(path.native()); found != opened_.end())
-    return std::make_unique<SharedSource>(found->second);
+  Opened& file = opened_[key_of(path)];
+  if (file.source) return std::make_unique<SharedSource>(file.source);
+  const std::uint64_t stamps = file.stamps;
   lock.unlock();
-  std::shared_ptr<const Source> source = files_.open(path);
+  std::shared_ptr<const Source> source;
+  try {
+    source = files_.open(path);
+  } catch (const Error& error) {
+    if (error.code() != std::errc::too_many_files_open) throw;
+    lock.lock();
+    close_all();
+    lock.unlock();
+    source = files_.open(path);
+  }
   lock.lock();
-  if (opened_.size() >= kMaxOpen) opened_.clear();
-  opened_[path.native()] = source;
+  if (open_ >= kMaxOpen) close_all();
+  if (!file.source && file.stamps == stamps) {
+    file.source = source;
+    ++open_;
+  }
   return std::make_unique<SharedSource>(std::move(source));
+}
+
+void ListedFiles::close_all() {
+  for (auto& [key, file] : opened_) file.source.reset();
+  open_ = 0;
 }
 
 FileStamp ListedFiles::stamp(const fs::path& path) {
   FileStamp stamp = files_.stamp(path);
   const std::lock_guard lock(mutex_);
-  opened_.erase(path.native());
+  Opened& file = opened_[key_of(path)];
+  ++file.stamps;
+  if (file.source) --open_;
+  file.source.reset();
   return stamp;
 }
 

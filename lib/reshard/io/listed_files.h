@@ -17,8 +17,7 @@ namespace reshard {
 /// directory. Paths outside listed directories, such as the parents of the first directory, are looked up one at a
 /// time.
 ///
-/// Some files stay open, and are not opened again unless they are stamped in between: so a stamp is never newer than what
-/// is read after it.
+/// Keeps some files open until they are stamped, so that a stamp is never newer than what is read after it.
 ///
 /// For planning only. It must not outlive the request or see what the request writes: names that appear or vanish later
 /// go unnoticed until they are opened.
@@ -47,7 +46,13 @@ class ListedFiles final : public Files {
     std::optional<bool> searchable;  // whether entries can be looked up; unknown until one is
   };
 
+  struct Opened {
+    std::shared_ptr<const Source> source;  // null if it is not kept open
+    std::uint64_t stamps = 0;              // how often the file was stamped
+  };
+
   // Keys are absolute paths without "." and double slashes. Callers of these functions lock mutex_.
+  void close_all();
   std::string key_of(const std::filesystem::path& path);
   Listing& listing_of(const std::string& key);
   bool is_searchable(const std::string& key, Listing& listing);
@@ -62,7 +67,8 @@ class ListedFiles final : public Files {
   std::map<std::string, Listing> listings_;
   std::map<std::string, FileKind> kinds_;  // results of single lookups
   std::map<std::string, std::filesystem::path> resolved_;
-  std::map<std::string, std::shared_ptr<const Source>> opened_;  // by path as it was given
+  std::map<std::string, Opened> opened_;
+  std::size_t open_ = 0;  // number of sources in opened_
 };
 
 }  // namespace reshard

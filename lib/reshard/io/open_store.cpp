@@ -22,6 +22,7 @@ Error no_store(std::string_view scheme, const std::filesystem::path& path) {
   std::string hint = "read from a local copy, or write to a local directory and copy that";
   for (const auto& [name, copier] : kCopiers)
     if (name == scheme) hint += fmt::format(": {}", copier);
+  if (path.string().find("://") == std::string::npos) hint = "a local path of this name is ./" + path.string();
   return std::move(error.in(path).hint(std::move(hint)));
 }
 

@@ -153,6 +153,17 @@ void add_copies(Draft& draft, const std::vector<TargetPlan::Copy>& copies) {
                            count == 1 ? "" : "s", name(dtype)));
 }
 
+/// Means are computed in the dtype of the files, before casts.
+void note_averages(Draft& draft) {
+  const std::vector<LogicalTensor>& tensors = draft.source.map.logical;
+  const auto count = std::count_if(tensors.begin(), tensors.end(), [](const LogicalTensor& tensor) {
+    return tensor.computed && tensor.computed->inputs.size() > 1;
+  });
+  const auto cast = std::find_if(draft.transforms.begin(), draft.transforms.end(),
+                                 [](const Applied& one) { return one.transform == Applied::Transform::kCast; });
+  if (count > 0) draft.transforms.insert(cast, {Applied::Transform::kAverage, static_cast<std::size_t>(count)});
+}
+
 }  // namespace
 
 TargetRequest completed(TargetRequest request, const Checkpoint& source) {
@@ -213,7 +224,7 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
   for (const std::string& note : plan.notes) draft.note(note);
   add_copies(draft, plan.copies);
   draft.source.map = average(std::move(draft.source.map), plan.means);
-  if (!plan.means.empty()) draft.transforms.push_back({Applied::Transform::kAverage, plan.means.size()});
+  note_averages(draft);
   draft.dropped.insert(draft.dropped.end(), plan.without_place.begin(), plan.without_place.end());
   note_tied(draft, *request.layout);
   if (is_model) note_whole_weights(files, draft, *request.layout, output_directory);
