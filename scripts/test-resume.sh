@@ -145,7 +145,7 @@ for ((i = 0; i < kills || (refused == 0 && i < 40); ++i)); do
   elif "$reshard" verify "$work/out-dir" "$work/small-2" --quiet >"$work/out" 2>"$work/err"; then
     new=$((new + 1))
   else
-    grep -q "run was killed while it moved its outputs into place" "$work/err" || fail "old and new outputs are mixed"
+    grep -q "run was killed while it published its outputs here" "$work/err" || fail "old and new outputs are mixed"
     refused=$((refused + 1))
     "$reshard" convert "$work/small-2" "$work/out-dir" --max-shard-size 30000 --quiet 2>"$work/err" &&
       fail "outputs were replaced without --force"

@@ -127,8 +127,8 @@ std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArgum
       notes.push_back(what + ", in use by a running reshard");
     else if (run.state == EarlierRun::State::kSwaps)
       notes.push_back(what +
-                      ", left by a run that was killed while it moved its outputs into place: the next run into "
-                      "this directory moves the rest");
+                      ", left by a run that was killed while it published its outputs: the next run into this "
+                      "directory moves the rest");
     else if (arguments.clean || (arguments.resume && run.journal == JournalFound::kNone))
       continue;  // another note will describe it
     else if (run.state == EarlierRun::State::kUnknown)

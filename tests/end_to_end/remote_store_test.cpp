@@ -66,8 +66,10 @@ TEST_CASE("A source in another store that is written to while it is read is an e
   store.write(changed, std::move(bytes));
   RunOptions options = unsynced();
   options.stores = {files, local_storage()};
-  check_refused([&] { execute(*job, options); },
-                {.kind = ErrorKind::kIo, .path = changed, .says = "written to", .unwritten = output / "out"});
+  check_refused([&] { execute(*job, options); }, {.kind = ErrorKind::kIo,
+                                                  .path = changed,
+                                                  .says = "was replaced or modified after its header was read",
+                                                  .unwritten = output / "out"});
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ TEST_CASE("Parameters that a list names are neither dropped nor renamed") {
                {.says = "and `drop` or `keep` leaves some out",
                 .hint = "leave out `drop` and `keep`, or leave out `with-optimizer`"});
   kept.names.keep.emplace_back("keep", "^a");
-  check_listed(kept, temp / "in", {.says = "`keep` leaves out"});
+  check_listed(kept, temp / "in", {.says = "and `drop` or `keep` leaves some out"});
   renamed.names.renames.push_back(parse_rename("rename", "^a\\.=first."));
   check_listed(renamed, temp / "in",
                {.says = "and `rename` changes names", .hint = "leave out `rename`, or leave out `with-optimizer`"});

@@ -224,10 +224,11 @@ TEST_CASE("States of an optimizer under names that no scheme explains are refuse
   Request back = run_request(temp / "run", temp / "out", 2);
   back.source.config = temp / "model";
   back.source.family = family;
-  check_refused([&] { convert(back); }, {.kind = ErrorKind::kUnsupported,
-                                         .says = {"belong to no parameter", "replaced the names of mytrainer"},
-                                         .hint = "`with-optimizer`",
-                                         .unwritten = temp / "out"});
+  check_refused([&] { convert(back); },
+                {.kind = ErrorKind::kUnsupported,
+                 .says = {"belong to no parameter", "but the names of mytrainer are replaced by the model's own"},
+                 .hint = "`with-optimizer`",
+                 .unwritten = temp / "out"});
   RequestFields fields{.config = temp / "model", .family = family};
   CHECK((converted(temp / "run", temp / "whole", fields) == model));
 }

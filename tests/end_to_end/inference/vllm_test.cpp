@@ -64,7 +64,8 @@ TEST_CASE("Parts that were swapped between ranks, or come from another program, 
     swap_files(a, b);
     check_refused(
         [&] { consolidated(temp / "vllm", temp / "whole"); },
-        {.path = a, .says = {"its metadata records rank tp 1/2", "model-rank-0-part-0.safetensors says tp 0/2"}});
+        {.path = a,
+         .says = {"its metadata records rank tp 1/2", "but that of model-rank-0-part-0.safetensors records tp 0/2"}});
   }
   SECTION("saved again without the rank's record") {
     write_safetensors(b, read_tensors(b));

@@ -306,7 +306,8 @@ TEST_CASE("A quantization_config that is another model's, or gone, is named") {
     check_refused([&] { plan(input); }, {.says = says, .hint = hint});
   };
   merge_json(input / "model/config.json", {{"quantization_config", {{"group_size", 32}}}});
-  refused("but config.json asks for", "bits, groups and blocks in quantization_config");
+  refused("has the shape [4, 8], but config.json, with defaults of its model_type, asks for [2, 8]",
+          "bits, groups and blocks in quantization_config");
   merge_json(input / "model/config.json", {{"quantization_config", nullptr}});
   refused("not explained by config.json", "config.json has no quantization_config");
   merge_json(input / "out/config.json", {{"quantization_config", nullptr}});

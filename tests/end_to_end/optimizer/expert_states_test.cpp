@@ -148,7 +148,8 @@ TEST_CASE("States of experts are refused where data-parallel ranks are missing")
                 {.path = optim, .says = "3 data-parallel ranks cannot share 2 expert-parallel ranks"});
   fs::remove(optim / "dp_rank_02_tp_rank_00_pp_rank_00.pt");
   check_refused([&] { plan_convert(to_layout(temp)); },
-                {.path = optim / "dp_rank_00_tp_rank_00_pp_rank_00.pt", .hint = "of 4 data-parallel ranks"});
+                {.path = optim / "dp_rank_00_tp_rank_00_pp_rank_00.pt",
+                 .hint = "the shards belong to 4 data-parallel ranks: copy the files of all of them"});
 }
 
 TEST_CASE("States of experts are not written for expert-parallel ranks") {

@@ -196,7 +196,7 @@ TEST_CASE("A clone without its files has pointers that say what their SHA-256 is
   write_file(model.sums, std::string(64, 'a') + "  model.safetensors\n");  // the clone comes first
   CHECK(check().size() == 1);
   write_pointer(std::string(64, 'b'));
-  check_refused(check, {.path = model.file, .says = "as " + pointer.string() + " says"});
+  check_refused(check, {.path = model.file, .says = "expected " + std::string(64, 'b') + " from " + pointer.string()});
   write_pointer("12");
   check_refused(check, {.path = pointer});
   fs::remove(model.sums);

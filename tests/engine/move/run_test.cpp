@@ -259,9 +259,11 @@ TEST_CASE("A source that is replaced or written to after its header was read is 
     write_file(written, read_file(changed));
     fs::rename(written, changed);
   };
-  check_refused(
-      [&] { execute(*job, {.threads = 1, .stores = storage, .sync = false}); },
-      {.kind = ErrorKind::kIo, .path = changed, .says = "was replaced or written to", .unwritten = temp / "whole"});
+  check_refused([&] { execute(*job, {.threads = 1, .stores = storage, .sync = false}); },
+                {.kind = ErrorKind::kIo,
+                 .path = changed,
+                 .says = "was replaced or modified after its header was read",
+                 .unwritten = temp / "whole"});
   CHECK(done);
 }
 

@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 using Content = std::optional<std::pair<TensorMap, std::string>>;
 
 void validate_refusal(const Error& error) {
-  check_error(error, {.says = "was killed while it moved its outputs into place",
+  check_error(error, {.says = "was killed while it published its outputs here",
                       .hint = {"run its command again", ".reshard-"}});
 }
 

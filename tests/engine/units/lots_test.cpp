@@ -257,7 +257,7 @@ TEST_CASE("Handing over what does not exist is an error, and changes nothing") {
   std::vector<std::string> told{many.tell(100), other.tell(100)};
   CHECK(many.hear(told));  // whose lots `few` does not have
   told = {many.tell(101), other.tell(101)};
-  check_refused([&] { few.hear(told); }, {.says = "does not exist"});
+  check_refused([&] { few.hear(told); }, {.says = "hands over units that do not exist"});
   CHECK(few.take() == nullptr);
   other.hear(told);
   CHECK(other.take() != nullptr);

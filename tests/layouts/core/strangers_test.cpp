@@ -179,7 +179,8 @@ TEST_CASE("Whole tensors of another system are read by their names, with a note"
               safetensors_bytes({{"decoder.layers.mlp.linear_fc1.weight", {DType::kU8, {2}, "ab"}}}));
   const Checkpoint checkpoint = read_checkpoint(files, "model", {});
   REQUIRE(checkpoint.notes.size() == 1);
-  CHECK_THAT(checkpoint.notes.front(), Says("belongs to a checkpoint of Megatron-LM") && Says("stay as they are"));
+  CHECK_THAT(checkpoint.notes.front(),
+             Says("belongs to a checkpoint of Megatron-LM") && Says("names and shapes are kept"));
 }
 
 }  // namespace

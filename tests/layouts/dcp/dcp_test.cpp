@@ -103,7 +103,8 @@ TEST_CASE("A note says that the last ranks may be missing where each has metadat
   write_file(temp / "dcp/__01.metadata", "no rank's");
   const Checkpoint checkpoint = read(temp / "dcp");
   REQUIRE(checkpoint.notes.size() > 0);
-  CHECK_THAT(checkpoint.notes[0], Says("the metadata of 2 ranks is read; if that of later ranks"));
+  CHECK_THAT(checkpoint.notes[0],
+             Says("the metadata of 2 ranks is read; if that of later ranks is missing, this shows"));
 }
 
 /// Sets when a file was written, in seconds after `start`.

@@ -307,7 +307,7 @@ TEST_CASE("A universal checkpoint is found by latest_universal, and its paramete
   CHECK(find_shards(temp.path())->path == folder);
   const Checkpoint found = read(temp.path());
   CHECK(found.file_metadata[0].second == "universal");
-  CHECK_THAT(nlohmann::json(found.notes).dump(), Says("3 tensors of the optimizer's state"));
+  CHECK_THAT(nlohmann::json(found.notes).dump(), Says("3 tensors of optimizer state"));
   CHECK(found.map.logical[*found.map.find_logical("a")].model_dtype == DType::kBF16);
 
   write_file(temp / "latest_universal", "other");

@@ -121,7 +121,7 @@ TEST_CASE("Files and indexes that contradict each other are refused, with the fi
        {.says = kFirst + " (2 tensors), which is missing", .hint = " "}},
       {"a tensor in a file without it",
        entry("d", kSecond),
-       {.tensor = "d", .says = "into " + kSecond + ", which does not contain it"}},
+       {.tensor = "d", .says = "the index assigns it to " + kSecond + ", which does not contain it"}},
       {"a tensor in the wrong file", entry("b", kSecond), {.path = Directory() / kFirst, .tensor = "b"}},
       {"a tensor that is not listed",
        [](const Directory&, Json& index) { index["weight_map"].erase("b"); },

@@ -222,7 +222,7 @@ TEST_CASE("Missing ranks of an optimizer are named, and the number of ranks that
   const std::string state = dict({{"step", number(3)}, {"exp_avg", rows(2)}});
   for (const int dp_rank : {0, 1}) optimizer.write(optimizer.file(dp_rank), with("base_state", by_id({{0, state}})));
   optimizer.refused(optimizer.file(0), "over 2 data-parallel ranks it has [3, 2]");
-  CHECK_THAT(error_of([&] { optimizer.read(); }).hint(), Says("those of 3 data-parallel ranks"));
+  CHECK_THAT(error_of([&] { optimizer.read(); }).hint(), Says("the shards belong to 3 data-parallel ranks"));
   const auto hint = [&](const std::string& moment) {
     const std::string other = dict({{"step", number(3)}, {"exp_avg", moment}});
     for (const int dp_rank : {0, 1}) optimizer.write(optimizer.file(dp_rank), with("base_state", by_id({{0, other}})));

@@ -161,7 +161,7 @@ Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalH
       std::mismatch(theirs.sources.begin(), theirs.sources.end(), ours.sources.begin(), ours.sources.end());
   const bool has_a = a != theirs.sources.end(), has_b = b != ours.sources.end();
   if (has_a && has_b && a->name == b->name)
-    return refuse(ErrorKind::kBadInput, fmt::format("read another {}: it was replaced or written to since", a->name));
+    return refuse(ErrorKind::kBadInput, fmt::format("read another {}: it was replaced or modified since", a->name));
   // Options may change which files are read, so they are compared before missing files are reported.
   if (const std::string text = other_request(theirs, ours); !text.empty()) return refuse(ErrorKind::kUsage, text);
   if (has_a || has_b)

@@ -148,7 +148,7 @@ DcpDirectory read_dcp_directory(Files& files, const fs::path& directory, DcpPath
   for (std::size_t i = 0; i < of_ranks.size(); ++i)
     add_metadata(reads[i].get(), of_ranks[i], metadata, by_path, by_name);
   notes.push_back(fmt::format(
-      "there is no {}: the metadata of {} rank{} is read; that of ranks behind these, if it is missing, shows only by "
+      "there is no {}: the metadata of {} rank{} is read; if that of later ranks is missing, this shows only in "
       "what the model lacks",
       kDcpMetadataFile, ranks, ranks == 1 ? "" : "s"));
   return metadata;

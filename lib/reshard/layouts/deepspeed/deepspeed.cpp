@@ -125,7 +125,7 @@ void note_left_out(const ZeroCheckpoint& zero, std::vector<std::string>& notes) 
                                 what, format_bytes(count.bytes), count.tensors == 1 ? "is" : "are"));
   };
   note(zero.unread_masters, "the optimizer's master weights");
-  note(zero.state, "the optimizer's state");
+  note(zero.state, "optimizer state");
 }
 
 /// Notes which tag folder is read, if a text file selected it among others.

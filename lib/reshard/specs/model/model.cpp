@@ -62,7 +62,7 @@ class ConfigValues {
       return size(Expression::parse(key));
     } catch (Error& error) {
       if (const auto [value, is_default] = find(key); is_default && value->is_string())
-        error.hint(fmt::format("config.json has no {}, for which family {} takes {}", key, family_.model_type,
+        error.hint(fmt::format("config.json has no {}, for which family {} uses {}", key, family_.model_type,
                                value->get_ref<const std::string&>()));
       throw;
     }
