@@ -165,8 +165,8 @@ TEST_CASE("Files that stay open make room if the process may open no more") {
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
   rlimit low = before;
-  low.rlim_cur = static_cast<rlim_t>(local_storage().open("/dev/null")->descriptor()) + 8;
   for (int i = 0; i < 40; ++i) write_file(dir / std::to_string(i), "");
+  low.rlim_cur = static_cast<rlim_t>(local_storage().open(dir / "0")->descriptor()) + 8;
   ListedFiles files(local_storage());
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &low) == 0);
   std::string failure;

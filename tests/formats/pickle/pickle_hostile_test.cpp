@@ -91,7 +91,7 @@ TEST_CASE("Streams that no pickler writes are refused at the opcode") {
       {"STRING of half an escape", "S'\\x4'\n.", 0, "quotes or escapes"},
       {"UNICODE of half an escape", "V\\u00f\n.", 0, "quotes or escapes"},
       {"UNICODE beyond its end", "V\\U00110000\n.", 0, "quotes or escapes"},
-      {"STACK_GLOBAL of an int", raw("K\1K\2\x93."), 4, "no string"},
+      {"STACK_GLOBAL of an int", raw("K\1K\2\x93."), 4, "not a string"},
       {"a global of a long name", "c" + std::string(257, 'a') + "\nB\n.", 0, "a name of 257 bytes"},
       {"REDUCE of a string", raw("X\1\0\0\0a)R."), 7, "calls a string"},
       {"REDUCE of what a call made", raw("cpkg\nA\n)R)R."), 10, "calls an object of pkg.A"},

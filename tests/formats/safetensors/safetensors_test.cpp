@@ -151,25 +151,26 @@ TEST_CASE("Shapes that do not fit the offsets, or 64 bits, are refused") {
   for (int i = 0; i < 8; ++i, end += kEach)
     many += (i ? ",\"" : "\"") + std::to_string(i) + R"(":{"dtype":"U8","shape":[)" + std::to_string(kEach) +
             R"(],"data_offsets":[)" + std::to_string(end) + "," + std::to_string(end + kEach) + "]}";
-  check_refusals<Header>(
-      read_header, {.path = "d/m"},
-      {{"another size",
-        {patched("[2,3]", "[2,4]")},
-        {.tensor = "a", .says = "shape [2, 4] of F32 takes 32 bytes, but data_offsets contain 24"}},
-       {"another dtype",
-        {patched("F32", "F64")},
-        {.tensor = "a", .says = "shape [2, 3] of F64 takes 48 bytes, but data_offsets contain 24"}},
-       {"an end of 2^64 - 1", {patched("[24,29]", "[24,18446744073709551615]")}, {.says = "hold 18446744073709551591"}},
-       {"an overflow, multiplied from the left",
-        {empty("U8", "[9223372036854775808,4,0]"), 0},
-        {.tensor = "a", .says = "[9223372036854775808, 4, 0] of U8 overflows 64 bits"}},
-       {"2^61 elements of 8 bits, which wrap to 0",
-        {empty("U8", "[2305843009213693952]"), 0},
-        {.tensor = "a", .says = "overflows 64 bits"}},
-       {"2^58 elements of 64 bits",
-        {empty("I64", "[288230376151711744]"), 0},
-        {.says = "[288230376151711744] of I64 overflows 64 bits"}},
-       {"tensors that together end past 2^64", {many + "}", 0}, {.says = "more than 2^64"}}});
+  check_refusals<Header>(read_header, {.path = "d/m"},
+                         {{"another size",
+                           {patched("[2,3]", "[2,4]")},
+                           {.tensor = "a", .says = "shape [2, 4] of F32 takes 32 bytes, but data_offsets contain 24"}},
+                          {"another dtype",
+                           {patched("F32", "F64")},
+                           {.tensor = "a", .says = "shape [2, 3] of F64 takes 48 bytes, but data_offsets contain 24"}},
+                          {"an end of 2^64 - 1",
+                           {patched("[24,29]", "[24,18446744073709551615]")},
+                           {.says = "contain 18446744073709551591"}},
+                          {"an overflow, multiplied from the left",
+                           {empty("U8", "[9223372036854775808,4,0]"), 0},
+                           {.tensor = "a", .says = "[9223372036854775808, 4, 0] of U8 overflows 64 bits"}},
+                          {"2^61 elements of 8 bits, which wrap to 0",
+                           {empty("U8", "[2305843009213693952]"), 0},
+                           {.tensor = "a", .says = "overflows 64 bits"}},
+                          {"2^58 elements of 64 bits",
+                           {empty("I64", "[288230376151711744]"), 0},
+                           {.says = "[288230376151711744] of I64 overflows 64 bits"}},
+                          {"tensors that together end past 2^64", {many + "}", 0}, {.says = "more than 2^64"}}});
   const Container zero_first = read_header({empty("U8", "[0,9223372036854775808,4]"), 0});
   REQUIRE(zero_first.tensors.size() == 1);
   CHECK(zero_first.tensors[0].size_bytes == 0);

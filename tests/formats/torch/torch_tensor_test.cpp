@@ -176,7 +176,7 @@ TEST_CASE("What wraps a tensor is taken off it") {
                {"quantised", call("torch._utils", "_rebuild_qtensor", {kNone}), "is quantised"}});
   check_cases(ErrorKind::kBadInput,
               {{"a parameter of no tensor", call("torch._utils", "_rebuild_parameter", {kNone, kTrue, ordered_dict()}),
-                "no tensor"}});
+                "not a tensor"}});
 }
 
 TEST_CASE("A view that is conjugated or negated when it is loaded is refused") {

@@ -13,7 +13,7 @@ namespace reshard {
 
 inline constexpr LayoutOption kPad{.name = "pad",
                                    .type = LayoutOption::Type::kFlag,
-                                   .help = "Pad sizes that the ranks do not divide; always on in layout nxdi",
+                                   .help = "Pad sizes that the ranks do not divide; NxD Inference always pads",
                                    .why_idle = why_padding_idle};
 
 inline constexpr LayoutOption kStartRank{"start-rank", LayoutOption::Type::kRank, "First rank to write (default: 0)"};

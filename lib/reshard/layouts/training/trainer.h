@@ -27,7 +27,7 @@ inline constexpr LayoutOption kFuseLinears{
 inline constexpr LayoutOption kPadHeads{
     .name = "pad-attn-heads",
     .type = LayoutOption::Type::kFlag,
-    .help = "Pad attention heads with zeros to a multiple of the ranks; always on in layout nxdi"};
+    .help = "Pad attention heads with zeros to a multiple of the ranks; NxD Inference always pads"};
 
 inline constexpr LayoutOption kDataParallel{
     .name = "dp",
