@@ -1,6 +1,6 @@
 // A model of one's own, laid out over 4 tensor-parallel ranks with the library's types: the metadata that stands beside
 // the ranks' files, from which reshard consolidate reads them, and the shapes that a rank has.
-#include <reshard/io/local_storage.h>
+#include <reshard/io/open_store.h>
 #include <reshard/layouts/map/metadata_rules.h>
 #include <reshard/specs/stages/parallel_layers.h>
 #include <reshard/specs/stages/stage_json.h>
@@ -42,7 +42,7 @@ int main() {
   if (::mkdtemp(directory.data()) == nullptr) return 1;
   const std::filesystem::path file = std::filesystem::path(directory) / metadata_file_name(0);
   std::ofstream(file) << metadata_text(stage);
-  const StageMetadata read = read_metadata(local_storage(), file);
+  const StageMetadata read = read_metadata(all_files(), file);
   std::filesystem::remove_all(directory);
 
   const std::map<std::string, Dims> wholes = {{"model.embed_tokens.weight", {256, 64}},
