@@ -57,7 +57,7 @@ endfunction()
 function(reshard_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
                                            -Wno-missing-field-initializers)
-  # GCC 12 warns of an overlap in "text" + std::string where there is none (its bug 105651).
+  # GCC 12 wrongly warns of an overlap in "text" + std::string (its bug 105651).
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     target_compile_options(${target} PRIVATE -Wno-restrict)
   endif()

@@ -52,7 +52,7 @@ class GroupReader {
         continue;
       }
       if (object.role != TensorRole::kObject)
-        throw fail(i, ErrorKind::kUnsupported, "is a hyperparameter stored as a tensor, expected a plain value");
+        throw fail(i, ErrorKind::kUnsupported, "is a hyperparameter stored as a tensor instead of a plain value");
       if (states_.of[i].parameter_size > 0)
         add_of_parameter(i);
       else
