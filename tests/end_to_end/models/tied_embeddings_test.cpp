@@ -92,7 +92,7 @@ TEST_CASE("A tied head that equals the embedding is stored once, in every layout
   }
 }
 
-TEST_CASE("A config.json of one stored weight says at all levels that head and embedding are tied") {
+TEST_CASE("A config.json of an embedding alone says at all levels that it is tied, and that of a head must") {
   const TempDir temp;
   Architecture of = architecture("qwen3_vl_own_head");
   of.facts["config"]["tie_word_embeddings"] = false;
@@ -102,12 +102,17 @@ TEST_CASE("A config.json of one stored weight says at all levels that head and e
     return tensor.first.ends_with("language_model.embed_tokens.weight");
   });
   REQUIRE(embedding != tensors.end());
-  for (const bool has_head : {true, false}) {
+  for (const bool has_head : {false, true}) {
     CAPTURE(has_head);
     TensorMap stored = tensors;
     stored.erase(has_head ? embedding->first : kOutput);
     write_safetensors(temp / "model/model.safetensors", stored);
     const fs::path output = temp / (has_head ? "head" : "embedding");
+    if (has_head) {
+      check_refused([&] { convert(temp / "model", output, {.layout = "hf"}); },
+                    {.says = "is missing: " + embedding->first, .unwritten = output});
+      merge_json(temp / "model/config.json", {{"text_config", {{"tie_word_embeddings", true}}}});
+    }
     convert(temp / "model", output, {.layout = "hf"});
     const json config = config_of(output);
     CHECK(config["tie_word_embeddings"] == true);

@@ -59,6 +59,7 @@ bool are_tied(const SaidTies& said, HeldWeights held, const std::string& head, c
   switch (held) {
     case HeldWeights::kNeither: return said.tied;
     case HeldWeights::kHead:
+      if (!said.says(true)) return false;
       notes.push_back(fmt::format("{} is stored as {}, which is tied to it{}", embedding, head,
                                   said.tied ? "" : ", though " + said.text()));
       return true;
