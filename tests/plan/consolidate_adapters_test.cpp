@@ -133,16 +133,15 @@ TEST_CASE("What stands beside lora_A and lora_B is consolidated where the metada
   hand.parameters[fused + "lora_B.default.bias"] = cut(0, 2);
   hand.parameters[fused + "lora_magnitude_vector.default.weight"] = cut(0, 2);
   hand.parameters["embed.lora_embedding_A.default"] = whole();
+  hand.parameters["embed.lora_embedding_B.default"] = whole();
   hand.parameters["embed.base_layer.weight"] = cut(0);
   hand.parameters["head.modules_to_save.default.weight"] = cut(0);
   hand.parameters["frozen.lora_A.default.weight"] = whole();
-  TensorMap rank{{fused + "lora_A.weight", bytes({1, 2}, "ab")},
-                 {fused + "lora_B.weight", bytes({6, 1}, "001111")},
-                 {fused + "lora_B.bias", bytes({6}, "223333")},
-                 {fused + "lora_magnitude_vector", bytes({6}, "445555")},
-                 {"embed.lora_embedding_A", bytes({1, 3}, "xyz")},
-                 {"embed.base_layer.weight", bytes({1, 1}, "e")},
-                 {"head.weight", bytes({1, 2}, "hi")}};
+  TensorMap rank{
+      {fused + "lora_A.weight", bytes({1, 2}, "ab")},   {fused + "lora_B.weight", bytes({6, 1}, "001111")},
+      {fused + "lora_B.bias", bytes({6}, "223333")},    {fused + "lora_magnitude_vector", bytes({6}, "445555")},
+      {"embed.lora_embedding_A", bytes({1, 3}, "xyz")}, {"embed.lora_embedding_B", bytes({2, 1}, "vw")},
+      {"embed.base_layer.weight", bytes({1, 1}, "e")},  {"head.weight", bytes({1, 2}, "hi")}};
   TensorMap other = rank;
   other[fused + "lora_B.weight"].bytes = "667777";
   const TempDir temp;
@@ -160,6 +159,7 @@ TEST_CASE("What stands beside lora_A and lora_B is consolidated where the metada
                                 {mlp + "gate_proj.lora_magnitude_vector", bytes({4}, "4444")},
                                 {mlp + "up_proj.lora_magnitude_vector", bytes({8}, "55555555")},
                                 {"embed.lora_embedding_A", bytes({1, 3}, "xyz")},
+                                {"embed.lora_embedding_B", bytes({2, 1}, "vw")},
                                 {"embed.base_layer.weight", bytes({2, 1}, "ee")},
                                 {"head.weight", bytes({2, 2}, "hihi")}});
 }
@@ -340,24 +340,28 @@ TEST_CASE("An adapter whose adapter_config.json is missing or damaged is refused
 TEST_CASE("Adapters are cast as models are, and the tensors of a single one chosen and renamed") {
   const TempDir temp;
   HandMade hand;
-  hand.parameters["m.lora_A.x.weight"] = whole();
-  hand.parameters["m.lora_B.x.weight"] = whole();
+  for (const char* name : {"m.lora_A.x.weight", "m.lora_B.x.weight", "o.lora_A.x.weight", "o.lora_B.x.weight"})
+    hand.parameters[name] = whole();
   const TensorData one{DType::kF32, {1, 1}, std::string("\0\0\x80\x3f", 4)};
-  const TensorMap rank{{"m.lora_A.weight", one}, {"m.lora_B.weight", one}};
+  const TensorMap rank{
+      {"m.lora_A.weight", one}, {"m.lora_B.weight", one}, {"o.lora_A.weight", one}, {"o.lora_B.weight", one}};
   hand.write(temp / "in", "x", {rank, rank});
   Request request = consolidate_request(temp / "in", temp / "out");
   request.dtype = DType::kBF16;
   consolidate(request);
   const TensorData half{DType::kBF16, {1, 1}, "\x80\x3f"};
-  CHECK(read_tensors(temp / "out/x/adapter_model.safetensors") ==
-        TensorMap{{"m.lora_A.weight", half}, {"m.lora_B.weight", half}});
-  request.names.drop.emplace_back("drop", "lora_B");
+  CHECK(read_tensors(temp / "out/x/adapter_model.safetensors") == TensorMap{{"m.lora_A.weight", half},
+                                                                            {"m.lora_B.weight", half},
+                                                                            {"o.lora_A.weight", half},
+                                                                            {"o.lora_B.weight", half}});
+  request.names.drop.emplace_back("drop", "^o");
   request.names.renames.push_back(parse_rename("rename", "^m=n"));
   request.output_directory = temp / "out2";
   check_unplanned(temp, request, {.kind = ErrorKind::kUsage, .hint = "the directory of one adapter"});
   request.source.path = temp / "in/adapter_x";
   consolidate(request);
-  CHECK(read_tensors(temp / "out2/adapter_model.safetensors") == TensorMap{{"n.lora_A.weight", half}});
+  CHECK(read_tensors(temp / "out2/adapter_model.safetensors") ==
+        TensorMap{{"n.lora_A.weight", half}, {"n.lora_B.weight", half}});
 }
 
 TEST_CASE("A rank file of an adapter that is a link to outside of the checkpoint is refused, as a model's is") {
@@ -376,10 +380,11 @@ TEST_CASE("A tensor that another adapter's would be taken for is refused") {
   write_small(temp / "in", "x", "x");
   HandMade hand;
   hand.parameters["x/m.lora_A.default.weight"] = whole();
-  const TensorMap rank{{"x/m.lora_A.weight", bytes({1, 1}, "0")}};
+  hand.parameters["x/m.lora_B.default.weight"] = whole();
+  const TensorMap rank{{"x/m.lora_A.weight", bytes({1, 1}, "0")}, {"x/m.lora_B.weight", bytes({1, 1}, "1")}};
   hand.write(temp / "in", "default", {rank, rank});
   check_unplanned(temp, consolidate_request(temp / "in", temp / "out"), {.tensor = "x/m.lora_A.weight"});
-  CHECK(plan_consolidate(consolidate_request(temp / "in/adapter_default", temp / "out"))->source.logical.size() == 1);
+  CHECK(plan_consolidate(consolidate_request(temp / "in/adapter_default", temp / "out"))->source.logical.size() == 2);
 }
 
 TEST_CASE("An adapter that could leave the output directory by its name is refused") {

@@ -47,6 +47,26 @@ constexpr Other kOthers[] = {
      "merge the adapter into the model (merge_and_unload) and shard that"},
 };
 
+/// Validates that lora_A and lora_B form pairs: PEFT initialises a missing one without a word.
+void validate_pairs(const Adapter& adapter, const std::vector<LogicalTensor>& tensors) {
+  std::set<std::string_view> names;
+  for (const LogicalTensor& tensor : tensors) names.insert(tensor.name);
+  for (const LogicalTensor& tensor : tensors) {
+    const auto name = lora_name(tensor.name);
+    if (!name || (name->rest != "weight" && !name->rest.empty())) continue;
+    for (const auto& [a, b] : {std::pair("lora_A", "lora_B"), {"lora_embedding_A", "lora_embedding_B"}}) {
+      if (name->component != a && name->component != b) continue;
+      const std::string lost = fmt::format("{}.{}{}", name->module, name->component == a ? b : a,
+                                           tensor.name.substr(name->module.size() + 1 + name->component.size()));
+      if (names.count(lost) > 0) continue;
+      throw Error(ErrorKind::kBadInput, fmt::format("is missing, although the module has a {}", name->component))
+          .in(adapter.path)
+          .tensor(lost)
+          .hint("save the adapter again, or fetch the file again; `drop` and `keep` must treat both alike");
+    }
+  }
+}
+
 /// Validates the shapes of an adapter's tensors against the model and the config's ranks, and groups the tensors by
 /// module of the ranks, in which `fused` linears are one module. Either all or none of these linears must be adapted.
 /// \throws Error kBadInput or kUnsupported, naming the tensor or the module.
@@ -61,7 +81,7 @@ class Sorter {
 
   AdapterContent run(const std::vector<LogicalTensor>& held) {
     for (const LogicalTensor& tensor : held) sort(tensor);
-    for (const auto& [module, tensors] : own_) validate_pairs(module, tensors);
+    validate_pairs(adapter_, held);
     for (const auto& [module, tensors] : own_) validate_fused(module, tensors);
     return std::move(content_);
   }
@@ -139,20 +159,6 @@ class Sorter {
           .hint("config.json belongs to another model, or adapter_config.json declares another rank");
   }
 
-  /// Validates that lora_A and lora_B form pairs.
-  void validate_pairs(const std::string& module, const std::set<std::string>& tensors) const {
-    for (const auto& [a, b] : {std::pair("lora_A.weight", "lora_B.weight"), {"lora_embedding_A", "lora_embedding_B"}}) {
-      if (tensors.count(a) == tensors.count(b)) continue;
-      const std::string lost = tensors.count(a) ? b : a;
-      const std::string left = tensors.count(a) ? a : b;
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("is missing, although the module has a {}", left.substr(0, left.find('.'))))
-          .in(adapter_.path)
-          .tensor(fmt::format("{}{}.{}", kPeftPrefix, module, lost))
-          .hint("save the adapter again, or fetch the file again");
-    }
-  }
-
   /// Validates that all linears of a fused one are adapted, and in the same way.
   void validate_fused(const std::string& module, const std::set<std::string>& tensors) const {
     const auto layer = fused_.find(module);
@@ -201,6 +207,7 @@ TargetPlan plan_peft_directories(const TargetRequest& request, const TargetConte
   const Format format = format_of(request);
   const auto tensors = tensors_by_adapter(context);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
+    validate_pairs(context.adapters[i], tensors[i]);
     const std::string& prefix = context.adapters[i].prefix;
     TargetContainer container{
         format, fs::path(prefix) / (format == Format::kPytorch ? kAdapterPytorchFile : kAdapterSafetensorsFile)};
@@ -329,7 +336,10 @@ TargetPlan plan_adapter_ranks(const TargetRequest& request, const TargetContext&
   if (context.model != nullptr) {
     model = wrap_model(request, context, tensors, plan);
   } else {
-    for (const Adapter& adapter : context.adapters) model.own.push_back(adapter.stages);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      validate_pairs(context.adapters[i], tensors[i]);
+      model.own.push_back(context.adapters[i].stages);
+    }
     plan.mesh = {*request.tp, static_cast<std::uint32_t>(model.own.front().size())};
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
