@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/engine/check/verify.h"
+#include "reshard/engine/check/verify_manifest.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
 #include "support/checkpoints.h"
 #include "support/golden.h"
@@ -123,17 +124,20 @@ TEST_CASE("Golden adapters are read from any part of their folder, and become PE
   }
 }
 
-TEST_CASE("A directory with one adapter means it, one with several has to say which, and one with a model means that") {
+TEST_CASE("A directory of adapters means all of them, and one with a model means that") {
   const Sharded s;
   CHECK(read(s.temp / "shards").adapters.front().name == "default");
   fs::copy(s.temp / "shards/adapter_default", s.temp / "shards/adapter_x", fs::copy_options::recursive);
-  const Refusal refusal{.kind = ErrorKind::kUsage,
-                        .path = s.temp / "shards",
-                        .says = "contains 2 adapters: adapter_default, adapter_x",
-                        .hint = (s.temp / "shards/adapter_default").string(),
-                        .unwritten = s.temp / "out"};
-  check_refused([&] { read(s.temp / "shards"); }, refusal);
-  check_refused([&] { convert(s.temp / "shards", s.temp / "out"); }, refusal);
+  convert(s.temp / "shards", s.temp / "whole", {.layout = "hf"});
+  for (const char* directory : {"shards", "whole"}) {
+    CAPTURE(directory);
+    const Checkpoint both = read(s.temp / directory);
+    REQUIRE(both.adapters.size() == 2);
+    CHECK(both.map.find_logical(kLayer + "mlp.down_proj.lora_A.weight"));
+    CHECK(both.map.find_logical("x/" + kLayer + "mlp.down_proj.lora_A.weight"));
+  }
+  CHECK(compared(s.temp / "shards", s.temp / "whole").same());
+  CHECK_FALSE(compared(s.temp / "shards", s.temp / "whole/x").same());
   Random random(1);
   write_model(s.temp / "shards", s.model, random_tensors(s.model, random));
   CHECK(read(s.temp / "shards").adapters.empty());
@@ -269,6 +273,48 @@ TEST_CASE("Spoiled shards of an adapter are refused by whoever reads them") {
       {.path = shards, .says = "1 of the 2 ranks (tp 2 × pp 1) is missing: dp_rank_00_tp_rank_01_pp_rank_00"});
   fs::remove(shards / "mp_metadata_pp_rank_0.json");
   check_refused([&] { read(shards); }, {.says = "no metadata for adapters"});
+}
+
+TEST_CASE("An adapter that has lost its lora_A, or is told to drop its lora_B, is refused wherever it goes") {
+  const Sharded sharded;
+  const std::string a = kLayer + "mlp.down_proj.lora_A.weight", b = kLayer + "mlp.down_proj.lora_B.weight";
+  Request to_shards = shard_request(sharded.temp / "model", sharded.temp / "none", {.layout = "optimum", .tp = 2});
+  to_shards.adapters = {sharded.temp / "peft"};
+  for (Request request : {to_shards, convert_request(sharded.temp / "shards", sharded.temp / "none", {.layout = "hf"}),
+                          convert_request(sharded.temp / "peft", sharded.temp / "none", {.layout = "hf"})}) {
+    request.names.drop.emplace_back("drop", "down_proj.lora_B");
+    check_refused([&] { request.adapters.empty() ? plan_convert(request) : plan_shard(request); },
+                  {.tensor = b, .says = "is missing, although the module has a lora_A", .hint = "`drop`"});
+  }
+  for (int rank : {0, 1}) {
+    TensorMap tensors = read_torch_tensors(sharded.rank(rank));
+    for (auto it = tensors.begin(); it != tensors.end();) it = it->first == a ? tensors.erase(it) : std::next(it);
+    write_torch(sharded.rank(rank), tensors);
+  }
+  check_refused(
+      [&] { plan_convert(convert_request(sharded.temp / "shards", sharded.temp / "none", {.layout = "hf"})); },
+      {.tensor = a, .says = "is missing"});
+}
+
+TEST_CASE("Adapters fit the manifests that are written with them, whatever the ranks have instead of a linear's own") {
+  for (const LoraFuse fuse : {LoraFuse::kMean, LoraFuse::kExact}) {
+    const Sharded s(fuse);
+    fs::copy(s.temp / "peft", s.temp / "both", fs::copy_options::recursive);
+    fs::copy(s.temp / "peft", s.temp / "both/x", fs::copy_options::recursive);
+    Request request = shard_request(s.temp / "model", s.temp / "ranks", {.layout = "optimum", .tp = 2});
+    request.adapters = {s.temp / "both"};
+    request.target.lora_fuse = fuse;
+    const Request back = convert_request(s.temp / "ranks", s.temp / "back", {.layout = "hf"});
+    for (const bool is_back : {false, true}) {
+      CAPTURE(static_cast<int>(fuse), is_back);
+      const auto job = is_back ? plan_convert(back) : plan_shard(request);
+      job->manifest = true;
+      execute(*job, unsynced());
+      const fs::path output = s.temp / (is_back ? "back" : "ranks");
+      const fs::path file = output / kManifestFile;
+      CHECK(verify_manifest(read(output).map, parse_manifest(read_file(file), file), file, unsynced()).same());
+    }
+  }
 }
 
 }  // namespace

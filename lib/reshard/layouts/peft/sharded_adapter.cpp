@@ -299,12 +299,4 @@ Checkpoint join_adapters(const fs::path& path, std::vector<Checkpoint> checkpoin
   return joint;
 }
 
-void refuse_several_adapters(const fs::path& path, const std::vector<AdapterFolder>& adapters) {
-  std::vector<std::string> folders;
-  for (const AdapterFolder& adapter : adapters) folders.push_back(adapter.shards.directory.filename().string());
-  throw Error(ErrorKind::kUsage, fmt::format("contains {} adapters: {}", folders.size(), list_names(folders)))
-      .in(path)
-      .hint("give the folder of one, such as " + (path / folders.front()).string());
-}
-
 }  // namespace reshard

@@ -27,8 +27,4 @@ Checkpoint read_peft_adapters(Files& files, const std::vector<std::filesystem::p
 /// adapter has none.
 Checkpoint join_adapters(const std::filesystem::path& path, std::vector<Checkpoint> checkpoints);
 
-/// \throws Error kUsage that lists `adapters` of `path` and asks for one of them.
-[[noreturn]] void refuse_several_adapters(const std::filesystem::path& path,
-                                          const std::vector<AdapterFolder>& adapters);
-
 }  // namespace reshard

@@ -8,6 +8,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/layouts/core/layout.h"
+#include "reshard/tensor/recipes/mean.h"
 
 namespace reshard {
 namespace {
@@ -45,6 +46,16 @@ void add_same(const TargetMap& target, std::vector<Manifest::Tensor>& tensors) {
       tensors.push_back(std::move(other));
     }
   }
+}
+
+/// Returns the names that a reader gives a target tensor: a mean is read as each of its terms.
+std::vector<std::string> names_when_read(const SourceMap& source, const std::string& name) {
+  const auto index = source.find_logical(name);
+  const Computed* const computed = index ? source.logical[*index].computed.get() : nullptr;
+  if (computed == nullptr || computed->recipe->key() != kMeanKey) return {name};
+  std::vector<std::string> names = computed->inputs;
+  names.insert(names.end(), computed->copies.begin(), computed->copies.end());
+  return names;
 }
 
 /// Returns the options besides the mesh that shaped the output.
@@ -118,8 +129,9 @@ Manifest manifest_of(const Job& job, std::string fingerprint, const std::vector<
   sort_by_path(manifest.files);
   for (std::size_t t = 0; t < digests.size(); ++t) {
     const LogicalTensor& tensor = job.target.logical[t];
-    if (!tensor.constant())
-      manifest.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, digests[t], tensor.role});
+    if (tensor.constant()) continue;
+    for (std::string& name : names_when_read(job.source, tensor.name))
+      manifest.tensors.push_back({std::move(name), tensor.dtype, tensor.shape, digests[t], tensor.role});
   }
   add_same(job.target, manifest.tensors);
   std::sort(manifest.tensors.begin(), manifest.tensors.end(),
