@@ -159,5 +159,17 @@ TEST_CASE("A checkpoint of other names is sharded once they are renamed to the f
   CHECK((read_shards(temp / "out") == expected_ranks(model, originals, {.tp = 2})));
 }
 
+TEST_CASE("What loads the files is said on the condition that its model has the names that were given") {
+  const Input input;
+  for (const char* layout : {"optimum", "nxd", "vllm"}) {
+    CAPTURE(layout);
+    Request request = convert_request(input / "model", input / "none", {.layout = layout, .tp = 2});
+    CHECK_THAT(joined_notes(*plan_convert(request)), !Says("`rename`"));
+    if (layout == std::string_view("vllm")) continue;  // knows no other names
+    add_rename(request, "^=x.");
+    CHECK_THAT(joined_notes(*plan_convert(request)), Says("must have the names that `rename` gave"));
+  }
+}
+
 }  // namespace
 }  // namespace reshard::test

@@ -98,7 +98,7 @@ TargetPlan ServedLayout::plan(const TargetRequest& request, const TargetContext&
   plan.cut_names.clear();
   note_padding(plan);
   for (std::string& note : partition_notes(*context.model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
-  plan.notes.emplace_back(server_.loaded_by);
+  plan.loaded_by = server_.loaded_by;
   return plan;
 }
 

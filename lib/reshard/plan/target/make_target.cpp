@@ -17,6 +17,7 @@
 #include "reshard/layouts/peft/adapter_target.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/plan/transforms/average.h"
+#include "reshard/tensor/recipes/mean.h"
 
 namespace reshard {
 namespace {
@@ -157,7 +158,7 @@ void add_copies(Draft& draft, const std::vector<TargetPlan::Copy>& copies) {
 void note_averages(Draft& draft) {
   const std::vector<LogicalTensor>& tensors = draft.source.map.logical;
   const auto count = std::count_if(tensors.begin(), tensors.end(), [](const LogicalTensor& tensor) {
-    return tensor.computed && tensor.computed->inputs.size() > 1;
+    return tensor.computed && tensor.computed->recipe->key() == kMeanKey && tensor.computed->inputs.size() > 1;
   });
   const auto cast = std::find_if(draft.transforms.begin(), draft.transforms.end(),
                                  [](const Applied& one) { return one.transform == Applied::Transform::kCast; });
@@ -219,9 +220,13 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
     plan.text_files.push_back(
         {kKeptIndexMetadataFile, kept_index_metadata_text(source.index_metadata), source.index_metadata_file});
   if (traits.whole_folder && is_model) plan.whole_folders.insert(plan.whole_folders.begin(), traits.folder);
-  if (draft.model && is_model)  // the last note of a plan names the programs that load the files
+  if (draft.model && is_model)
     for (std::string& note : idle_option_notes(request, *draft.model, plan)) draft.note(std::move(note));
   for (const std::string& note : plan.notes) draft.note(note);
+  if (!plan.loaded_by.empty())
+    draft.note(plan.loaded_by + (draft.was(Applied::Transform::kRename)
+                                     ? "; the model that loads them must have the names that `rename` gave"
+                                     : ""));
   add_copies(draft, plan.copies);
   draft.source.map = average(std::move(draft.source.map), plan.means);
   note_averages(draft);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,15 +13,21 @@ namespace reshard {
 
 /// A checkpoint being transformed for a target.
 struct Draft {
-  Checkpoint source;                   // its tensors have their new names
-  std::vector<std::string> old_names;  // [i]: original name of source.map.logical[i]
-  std::vector<LogicalTensor> wanted;   // the target's tensors, with their target dtypes
-  std::vector<std::string> dropped;    // names of tensors that the target omits
-  std::optional<Model> model;          // the target's model: source.model, with the tensors' new names
-  std::optional<DType> config_dtype;   // dtype to write to config.json
-  std::vector<Applied> transforms;     // in order of application
+  Checkpoint source;  // its tensors have their new names
+  std::vector<std::string>
+      old_names;                      // [i]: original name of source.map.logical[i]; not of tensors that transforms add
+  std::vector<LogicalTensor> wanted;  // the target's tensors, with their target dtypes
+  std::vector<std::string> dropped;   // names of tensors that the target omits
+  std::optional<Model> model;         // the target's model: source.model, with the tensors' new names
+  std::optional<DType> config_dtype;  // dtype to write to config.json
+  std::vector<Applied> transforms;    // in order of application
 
   void note(std::string sentence) { source.notes.push_back(std::move(sentence)); }
+  /// Whether a transform has been applied to any tensor.
+  bool was(Applied::Transform transform) const {
+    return std::any_of(transforms.begin(), transforms.end(),
+                       [&](const Applied& one) { return one.transform == transform; });
+  }
   const Model* model_or_null() const { return model ? &*model : nullptr; }
 };
 
