@@ -2,13 +2,16 @@
 // itself.
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "reshard/base/strings.h"
 #include "reshard/io/local_storage.h"
 #include "support/checkpoints.h"
+#include "support/families.h"
 #include "support/fault_storage.h"
 #include "support/golden.h"
 #include "support/input.h"
+#include "support/optimizer_oracle.h"
 #include "support/refusals.h"
 
 namespace reshard::test {
@@ -248,6 +251,33 @@ TEST_CASE("with-optimizer is refused where there is none, and where it has no pl
   refused(temp / "hf/model.safetensors", to_dcp, {.says = "a file of tensors"});
   refused(dcp_case("llama-plain") / "sharded", to_dcp, {.kind = ErrorKind::kBadInput, .says = "but no optimizer"});
   check_refused([&] { consolidated(temp / "in", temp / "out", {.with_optimizer = true}); }, common);
+}
+
+TEST_CASE("A mask that the model has beside its parameters is none of the optimizer's, whatever its groups") {
+  const std::vector<FamilyCase> cases = family_cases();
+  const auto masked =
+      std::find_if(cases.begin(), cases.end(), [](const auto& c) { return c.name == "gpt_neox_masks"; });
+  REQUIRE(masked != cases.end());
+  Random random(5);
+  const TempDir temp;
+  const TensorMap tensors = write_case(*masked, temp / "run");
+  fs::remove(temp / "run/model.safetensors");
+  write_dcp(temp / "run", one_step(random, tensors), random, false);
+  const auto moments = [](const fs::path& run) {
+    std::multiset<std::string> bytes;
+    for (const auto& [name, tensor] : dcp::read(run).tensors)
+      if (name.ends_with(".exp_avg")) bytes.insert(tensor.bytes);
+    return bytes;
+  };
+  for (const char* rule : {"one", "norms"})
+    for (const char* layout : {"optimum", "nxd"}) {
+      CAPTURE(rule, layout);
+      const fs::path ranks = temp / layout / rule, back = temp / "back" / layout / rule;
+      const std::string groups = std::string("optimizer-groups=") + rule;
+      convert(temp / "run", ranks, {.layout = layout, .tp = 2, .pp = 2, .options = {groups}, .with_optimizer = true});
+      convert(ranks, back, {.layout = "dcp", .source_options = {groups}, .with_optimizer = true});
+      CHECK(moments(back) == moments(temp / "run"));
+    }
 }
 
 }  // namespace

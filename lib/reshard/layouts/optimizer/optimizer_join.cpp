@@ -428,7 +428,8 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
       std::vector<LocalParameter>& of_rank = parameters.emplace_back();
       for (const TensorEntry& tensor : shards.files[pp_rank][std::size_t{ep_rank} * shards.tp].tensors) {
         const auto found = own.find(tensor.name);
-        const bool is_buffer = tensor.name.ends_with(".inv_freq");  // of rotary embeddings, never trained
+        // Never trained: buffers of rotary embeddings, and masks.
+        const bool is_buffer = tensor.name.ends_with(".inv_freq") || describe(tensor.dtype).kind != DTypeClass::kFloat;
         if (found == own.end() || is_buffer || tied.count(tensor.name)) continue;
         of_rank.push_back({tensor.name, tensor.shape, found->second->expert_parallel});
       }
