@@ -78,23 +78,44 @@ TEST_CASE("What is removed takes the fused linears and the attention with it tha
   CHECK(scale.at("modules").size() == parent().at("modules").size() - 1);
 }
 
-TEST_CASE("Modules that are there are changed key by key, others are added behind those of their kind") {
+TEST_CASE("Modules that are there are changed key by key, others are added behind those near them") {
   const OrderedJson family = resolved(
       R"({"model_type": "child", "like": "parent", "modules": [
           {"name": "model.layers.*.attn.q", "bias": null, "heads": "4"},
           {"name": "model.layers.*.mlp", "parameter": "scale", "shape": ["2 * size"]},
           {"name": "model.wpe", "plan": "replicate", "shape": ["size"], "stage": "first"},
+          {"name": "model.layers.*.attn.norm", "plan": "replicate", "shape": ["size"]},
           {"name": "model.layers.*.extra", "plan": "replicate", "shape": ["size"]},
           {"name": "model.last", "plan": "replicate", "shape": ["size"], "stage": "last"}]})");
   CHECK(family.at("modules")[2] ==
         OrderedJson::parse(
             R"({"name": "model.layers.*.attn.q", "plan": "colwise", "shape": ["size", "size"], "heads": "4"})"));
-  CHECK(names_of(family) == std::vector<std::string>{"model.embed", "model.wpe", "model.layers.*.attn.q",
-                                                     "model.layers.*.attn.k", "model.layers.*.attn.v",
-                                                     "model.layers.*.attn.o", "model.layers.*.mlp.up",
-                                                     "model.layers.*.mlp.gate", "model.layers.*.mlp",
-                                                     "model.layers.*.extra", "model.norm", "head", "model.last"});
-  CHECK(family.at("modules")[8].at("shape") == OrderedJson({"2 * size"}));
+  CHECK(names_of(family) ==
+        std::vector<std::string>{"model.embed", "model.wpe", "model.layers.*.attn.q", "model.layers.*.attn.k",
+                                 "model.layers.*.attn.v", "model.layers.*.attn.o", "model.layers.*.attn.norm",
+                                 "model.layers.*.mlp.up", "model.layers.*.mlp.gate", "model.layers.*.mlp",
+                                 "model.layers.*.extra", "model.norm", "head", "model.last"});
+  CHECK(family.at("modules")[9].at("shape") == OrderedJson({"2 * size"}));
+}
+
+TEST_CASE("New modules of a layer take the place of those that are removed below the same parent, in their own order") {
+  const auto order = [](const std::string& remove, const std::string& a, const std::string& b) {
+    std::string text = R"({"model_type": "child", "like": "parent", "remove": )" + remove + R"(, "modules": [)";
+    for (const std::string& name : {a, b})
+      text += std::string(name == b ? ", " : "") + R"({"name": "model.layers.*.)" + name +
+              R"(", "plan": "replicate", "shape": ["size"]})";
+    std::vector<std::string> names;
+    for (const std::string& name : names_of(resolved(text + "]}")))
+      if (name.starts_with("model.layers.*.")) names.push_back(name.substr(15));
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  CHECK(order(R"(["q", "k", "v"])", "attn.qkv", "attn.norm") ==
+        Names{"attn.qkv", "attn.norm", "attn.o", "mlp.up", "mlp.gate", "mlp"});
+  CHECK(order(R"(["attn"])", "attention.qkv", "attention.o") ==
+        Names{"attention.qkv", "attention.o", "mlp.up", "mlp.gate", "mlp"});
+  CHECK(order(R"(["gate"])", "mlp.experts.a", "other") ==
+        Names{"attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "mlp.experts.a", "mlp", "other"});
 }
 
 TEST_CASE("Defaults and definitions are added to, attention can be taken away") {

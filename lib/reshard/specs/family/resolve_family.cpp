@@ -1,6 +1,9 @@
 #include "reshard/specs/family/resolve_family.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -18,6 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kLike = "like";
 constexpr const char* kDefaultParameter = "weight";
+constexpr const char* kRemoved = "(removed)";  // key of modules that are kept until the new ones have their positions
 
 /// Returns the position of `part` in `name`, from `from` on, delimited by dots or the ends of the name; npos if absent.
 std::size_t find_part(std::string_view name, std::string_view part, std::size_t from = 0) {
@@ -117,6 +121,10 @@ void rename_all(OrderedJson& family, Renames& rename) {
   }
 }
 
+bool is_removed(const OrderedJson& module) {
+  return module.contains(kRemoved);
+}
+
 void remove_modules(OrderedJson& family, const OrderedJson& derived, const JsonFile& file) {
   const auto removed = derived.find("remove");
   if (removed == derived.end()) return;
@@ -125,15 +133,16 @@ void remove_modules(OrderedJson& family, const OrderedJson& derived, const JsonF
     if (!part.is_string() || part.get_ref<const std::string&>().empty())
       throw file.error("/remove", "\"remove\" is not an array of names");
     const auto& name = part.get_ref<const std::string&>();
-    OrderedJson left = OrderedJson::array();
-    for (const OrderedJson& module : family["modules"]) {
+    bool is_used = false;
+    for (OrderedJson& module : family["modules"]) {
+      if (is_removed(module)) continue;
       const std::string parameter = module.contains("parameter") ? text_at(module, "parameter") : std::string();
       const std::string full = parameter.empty() ? text_at(module, "name") : joined(text_at(module, "name"), parameter);
-      if (find_part(full, name) == std::string::npos) left.push_back(module);
+      if (find_part(full, name) == std::string::npos) continue;
+      module[kRemoved] = true;
+      is_used = true;
     }
-    if (left.size() == family["modules"].size())
-      throw file.error("/remove", "\"remove\": no module has \"" + printable(name) + "\" in its name");
-    family["modules"] = std::move(left);
+    if (!is_used) throw file.error("/remove", "\"remove\": no module has \"" + printable(name) + "\" in its name");
   }
 }
 
@@ -174,24 +183,57 @@ bool is_layered(const OrderedJson& module) {
   return std::count(name.begin(), name.end(), '*') > (is_list ? 1 : 0);
 }
 
-/// Inserts new modules after those of their kind: first stage, layers, or last stage.
+/// Returns the parents of a module, "", "model.", "model.layers." and so on, up to a depth that no family has.
+std::vector<std::string_view> parents_of(std::string_view name) {
+  constexpr std::size_t kMost = 12;
+  std::vector<std::string_view> parents = {""};
+  for (std::size_t dot = name.find('.'); dot != name.npos && parents.size() < kMost; dot = name.find('.', dot + 1))
+    parents.push_back(name.substr(0, dot + 1));
+  return parents;
+}
+
+/// Inserts new modules. In layers, the order is that of the state dict: new modules follow the last one below the same
+/// parent, or take the place of the first one that was removed there; the nearest parent with modules counts. Those
+/// directly in the layer, such as norms, follow its last one. New modules of the first and last stage follow theirs.
 void insert_modules(OrderedJson& modules, const std::vector<const OrderedJson*>& added) {
-  constexpr std::size_t kFirst = 0, kLayer = 1, kLast = 2, kKinds = 3;
   const auto is_last = [](const OrderedJson& module) { return text_at(module, "stage") == "last"; };
-  std::vector<const OrderedJson*> of_kind[kKinds];
-  for (const OrderedJson* module : added)
-    of_kind[is_last(*module) ? kLast : is_layered(*module) ? kLayer : kFirst].push_back(module);
-  OrderedJson all = OrderedJson::array();
-  std::size_t next = kFirst;  // kinds before this one were added
-  const auto add_before = [&](std::size_t kind) {
-    for (; next < kind; ++next)
-      for (const OrderedJson* module : of_kind[next]) all.push_back(*module);
+  struct Place {
+    std::size_t removed = SIZE_MAX, after_last = 0;
   };
-  for (OrderedJson& module : modules) {
-    add_before(is_layered(module) ? kLayer : is_last(module) ? kLast : kFirst);
-    all.push_back(std::move(module));
+  std::map<std::string, Place, std::less<>> places;  // keyed by parent
+  std::size_t first_stage = modules.size();
+  for (std::size_t i = modules.size(); i > 0; --i) {
+    const OrderedJson& module = modules[i - 1];
+    if (is_layered(module) || is_last(module)) first_stage = i - 1;
+    if (!is_layered(module)) continue;
+    const std::string name = text_at(module, "name");
+    for (const std::string_view parent : parents_of(name)) {
+      Place& place = places[std::string(parent)];
+      place.after_last = std::max(place.after_last, i);
+      if (is_removed(module)) place.removed = i - 1;
+    }
   }
-  add_before(kKinds);
+  std::vector<std::vector<const OrderedJson*>> before(modules.size() + 1);
+  for (const OrderedJson* module : added) {
+    if (!is_layered(*module)) {
+      before[is_last(*module) ? modules.size() : first_stage].push_back(module);
+      continue;
+    }
+    const std::string name = text_at(*module, "name");
+    const std::vector<std::string_view> parents = parents_of(name);
+    Place place{SIZE_MAX, first_stage};
+    for (const std::string_view parent : parents)
+      if (const auto found = places.find(parent); found != places.end()) place = found->second;
+    const bool is_in_layer = parents.back().ends_with("*.");
+    const std::size_t at = is_in_layer || place.removed == SIZE_MAX ? place.after_last : place.removed;
+    before[at].push_back(module);
+    for (const std::string_view parent : parents) places.try_emplace(std::string(parent), Place{SIZE_MAX, at});
+  }
+  OrderedJson all = OrderedJson::array();
+  for (std::size_t i = 0; i <= modules.size(); ++i) {
+    for (const OrderedJson* module : before[i]) all.push_back(*module);
+    if (i < modules.size() && !is_removed(modules[i])) all.push_back(std::move(modules[i]));
+  }
   modules = std::move(all);
 }
 
@@ -209,20 +251,22 @@ Error no_such_module(const OrderedJson& change, const OrderedJson& modules, cons
                                         (change.contains("parameter") ? " with that \"parameter\"" : "") +
                                         " to change, and a new one needs \"plan\" and \"shape\"");
   std::vector<std::string> names;
-  for (const OrderedJson& module : modules) names.push_back(text_at(module, "name"));
+  for (const OrderedJson& module : modules)
+    if (!is_removed(module)) names.push_back(text_at(module, "name"));
   const std::string guess = nearest(name, names);
   return error.hint(guess.empty() || guess == name ? std::string() : "did you mean " + guess + "?");
 }
 
 void change_modules(OrderedJson& family, const OrderedJson& derived, const JsonFile& file) {
-  const auto changes = derived.find("modules");
-  if (changes == derived.end()) return;
+  const OrderedJson none = OrderedJson::array();
+  const OrderedJson* const changes = derived.contains("modules") ? &derived.at("modules") : &none;
   if (!changes->is_array())
     throw file.error("/modules", "\"modules\" is " + brief(Json(*changes)) + ", expected an array");
   OrderedJson& modules = family["modules"];
   std::vector<const OrderedJson*> added;
   std::set<std::string> before;
-  for (const OrderedJson& module : modules) before.insert(joined(text_at(module, "name"), parameter_of(module)));
+  for (const OrderedJson& module : modules)
+    if (!is_removed(module)) before.insert(joined(text_at(module, "name"), parameter_of(module)));
   for (std::size_t i = 0; i < changes->size(); ++i) {
     const OrderedJson& change = changes->at(i);
     const std::string pointer = "/modules/" + std::to_string(i);
@@ -236,7 +280,7 @@ void change_modules(OrderedJson& family, const OrderedJson& derived, const JsonF
     }
     std::vector<OrderedJson*> same;
     for (OrderedJson& module : modules)
-      if (joined(text_at(module, "name"), parameter_of(module)) == name) same.push_back(&module);
+      if (!is_removed(module) && joined(text_at(module, "name"), parameter_of(module)) == name) same.push_back(&module);
     if (same.size() > 1)
       throw file.error(pointer,
                        "\"modules\": " + printable(name) + " is listed " + std::to_string(same.size()) +
