@@ -320,7 +320,7 @@ TEST_CASE("Golden: every case of the reference systems is read and written as it
 }
 
 TEST_CASE("Golden: no case is without expectations") {
-  CHECK(all_runs().size() == 115);
+  CHECK(all_runs().size() >= 115);
   for (const auto& [golden_case, runs] : all_runs()) {
     CAPTURE(golden_case);
     CHECK_FALSE(runs.empty());

@@ -49,7 +49,7 @@ TEST_CASE("Every built-in family has a checkpoint here") {
   for (const auto& [name, target] : targets)
     if (seen.count(name) > 0) seen.insert(target);
   for (const std::string& name : known_model_types()) {
-    INFO(name);
+    INFO(name << ": add testdata/architectures/" << name << ".json");
     CHECK((seen.count(name) == 1 || (targets.count(name) == 1 && seen.count(targets.at(name)) == 1)));
   }
 }

@@ -75,7 +75,7 @@ TEST_CASE(
       ++folders;
     }
   }
-  CHECK(folders == 14);
+  CHECK(folders >= 14);
 }
 
 /// A tensor of 4 × 2 floats in two chunks.

@@ -28,7 +28,7 @@ TEST_CASE("Layouts read the rank that the names of their files say") {
         CHECK(name.starts_with(ranks->name_of(rank)));
       }
   }
-  CHECK(layouts_with_ranks == 6);
+  CHECK(layouts_with_ranks >= 6);
 }
 
 TEST_CASE("Layouts read ranks' names of any width and order, and no others") {
