@@ -81,7 +81,8 @@ struct Checkpoint {
 
 /// Reads and validates all headers and metadata of the checkpoint at `path`. Logical tensors are in the model's order
 /// if the model is known. The model's family is that of `context`, else the built-in family of its model_type, else the
-/// plan in config.json (ConfigPlan).
+/// plan in config.json (ConfigPlan). `files` must outlive the model, which reads them to explain misfits. Some files are
+/// opened several times: a ListedFiles opens them once.
 /// \throws Error kBadInput, kUnsupported or kIo.
 Checkpoint read_checkpoint(Files& files, const std::filesystem::path& path, const ReadContext& context);
 /// The same for a path that must be a sharded checkpoint of a model or adapters, or a single file with a whole model.
