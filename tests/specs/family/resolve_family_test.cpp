@@ -85,17 +85,18 @@ TEST_CASE("Modules that are there are changed key by key, others are added behin
           {"name": "model.layers.*.mlp", "parameter": "scale", "shape": ["2 * size"]},
           {"name": "model.wpe", "plan": "replicate", "shape": ["size"], "stage": "first"},
           {"name": "model.layers.*.attn.norm", "plan": "replicate", "shape": ["size"]},
+          {"name": "model.layers.*.attn", "parameter": "sinks", "plan": "replicate", "shape": ["size"]},
           {"name": "model.layers.*.extra", "plan": "replicate", "shape": ["size"]},
           {"name": "model.last", "plan": "replicate", "shape": ["size"], "stage": "last"}]})");
-  CHECK(family.at("modules")[2] ==
+  CHECK(family.at("modules")[3] ==
         OrderedJson::parse(
             R"({"name": "model.layers.*.attn.q", "plan": "colwise", "shape": ["size", "size"], "heads": "4"})"));
   CHECK(names_of(family) ==
-        std::vector<std::string>{"model.embed", "model.wpe", "model.layers.*.attn.q", "model.layers.*.attn.k",
-                                 "model.layers.*.attn.v", "model.layers.*.attn.o", "model.layers.*.attn.norm",
-                                 "model.layers.*.mlp.up", "model.layers.*.mlp.gate", "model.layers.*.mlp",
-                                 "model.layers.*.extra", "model.norm", "head", "model.last"});
-  CHECK(family.at("modules")[9].at("shape") == OrderedJson({"2 * size"}));
+        std::vector<std::string>{"model.embed", "model.wpe", "model.layers.*.attn", "model.layers.*.attn.q",
+                                 "model.layers.*.attn.k", "model.layers.*.attn.v", "model.layers.*.attn.o",
+                                 "model.layers.*.attn.norm", "model.layers.*.mlp.up", "model.layers.*.mlp.gate",
+                                 "model.layers.*.mlp", "model.layers.*.extra", "model.norm", "head", "model.last"});
+  CHECK(family.at("modules")[10].at("shape") == OrderedJson({"2 * size"}));
 }
 
 TEST_CASE("New modules of a layer take the place of those that are removed below the same parent, in their own order") {
@@ -114,6 +115,8 @@ TEST_CASE("New modules of a layer take the place of those that are removed below
         Names{"attn.qkv", "attn.norm", "attn.o", "mlp.up", "mlp.gate", "mlp"});
   CHECK(order(R"(["attn"])", "attention.qkv", "attention.o") ==
         Names{"attention.qkv", "attention.o", "mlp.up", "mlp.gate", "mlp"});
+  CHECK(order(R"(["k", "v"])", "attn.kv", "moe.router") ==
+        Names{"attn.q", "attn.kv", "attn.o", "mlp.up", "mlp.gate", "mlp", "moe.router"});
   CHECK(order(R"(["gate"])", "mlp.experts.a", "other") ==
         Names{"attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "mlp.experts.a", "mlp", "other"});
 }

@@ -21,7 +21,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kLike = "like";
 constexpr const char* kDefaultParameter = "weight";
-constexpr const char* kRemoved = "(removed)";  // key of modules that are kept until the new ones have their positions
 
 /// Returns the position of `part` in `name`, from `from` on, delimited by dots or the ends of the name; npos if absent.
 std::size_t find_part(std::string_view name, std::string_view part, std::size_t from = 0) {
@@ -121,8 +120,24 @@ void rename_all(OrderedJson& family, Renames& rename) {
   }
 }
 
+/// Whether an item of "modules" is only the name of a layer's module that was removed, which insert_modules needs.
 bool is_removed(const OrderedJson& module) {
-  return module.contains(kRemoved);
+  return module.is_string();
+}
+
+/// Returns the name of a module or removed module, with its parameter if it is not the module's weight and bias.
+std::string full_name(const OrderedJson& module) {
+  if (is_removed(module)) return module.get<std::string>();
+  return module.contains("parameter") ? joined(text_at(module, "name"), text_at(module, "parameter"))
+                                      : text_at(module, "name");
+}
+
+/// See Family::Module::is_layered.
+bool is_layered(const OrderedJson& module) {
+  if (is_removed(module)) return true;
+  const std::string name = text_at(module, "name");
+  const bool is_list = module.contains("items") || module.contains("experts");
+  return std::count(name.begin(), name.end(), '*') > (is_list ? 1 : 0);
 }
 
 void remove_modules(OrderedJson& family, const OrderedJson& derived, const JsonFile& file) {
@@ -134,15 +149,17 @@ void remove_modules(OrderedJson& family, const OrderedJson& derived, const JsonF
       throw file.error("/remove", "\"remove\" is not an array of names");
     const auto& name = part.get_ref<const std::string&>();
     bool is_used = false;
+    OrderedJson left = OrderedJson::array();
     for (OrderedJson& module : family["modules"]) {
-      if (is_removed(module)) continue;
-      const std::string parameter = module.contains("parameter") ? text_at(module, "parameter") : std::string();
-      const std::string full = parameter.empty() ? text_at(module, "name") : joined(text_at(module, "name"), parameter);
-      if (find_part(full, name) == std::string::npos) continue;
-      module[kRemoved] = true;
+      if (is_removed(module) || find_part(full_name(module), name) == std::string::npos) {
+        left.push_back(std::move(module));
+        continue;
+      }
       is_used = true;
+      if (is_layered(module)) left.push_back(full_name(module));
     }
     if (!is_used) throw file.error("/remove", "\"remove\": no module has \"" + printable(name) + "\" in its name");
+    family["modules"] = std::move(left);
   }
 }
 
@@ -176,13 +193,6 @@ std::string parameter_of(const OrderedJson& module) {
   return module.contains("parameter") ? text_at(module, "parameter") : kDefaultParameter;
 }
 
-/// See Family::Module::is_layered.
-bool is_layered(const OrderedJson& module) {
-  const std::string name = text_at(module, "name");
-  const bool is_list = module.contains("items") || module.contains("experts");
-  return std::count(name.begin(), name.end(), '*') > (is_list ? 1 : 0);
-}
-
 /// Returns the parents of a module, "", "model.", "model.layers." and so on, up to a depth that no family has.
 std::vector<std::string_view> parents_of(std::string_view name) {
   constexpr std::size_t kMost = 12;
@@ -192,26 +202,38 @@ std::vector<std::string_view> parents_of(std::string_view name) {
   return parents;
 }
 
-/// Inserts new modules. In layers, the order is that of the state dict: new modules follow the last one below the same
-/// parent, or take the place of the first one that was removed there; the nearest parent with modules counts. Those
-/// directly in the layer, such as norms, follow its last one. New modules of the first and last stage follow theirs.
+/// Inserts new modules. In layers, the order is that of the state dict: a new module follows the last one below the same
+/// parent, or takes the place of what was removed there altogether; the nearest parent with modules counts. A parameter
+/// of a module precedes the modules in it; modules directly in the layer, such as norms, follow its last one. New
+/// modules of the first and last stage follow theirs.
 void insert_modules(OrderedJson& modules, const std::vector<const OrderedJson*>& added) {
   const auto is_last = [](const OrderedJson& module) { return text_at(module, "stage") == "last"; };
   struct Place {
-    std::size_t removed = SIZE_MAX, after_last = 0;
+    std::size_t first = 0, removed = SIZE_MAX, after_last = 0;
   };
+  std::set<std::string, std::less<>> left;  // modules and their parents
+  for (const OrderedJson& module : modules) {
+    if (is_removed(module) || !is_layered(module)) continue;
+    const std::string name = full_name(module);
+    for (const std::string_view parent : parents_of(name)) left.emplace(parent);
+    left.insert(name);
+  }
   std::map<std::string, Place, std::less<>> places;  // keyed by parent
   std::size_t first_stage = modules.size();
   for (std::size_t i = modules.size(); i > 0; --i) {
     const OrderedJson& module = modules[i - 1];
     if (is_layered(module) || is_last(module)) first_stage = i - 1;
     if (!is_layered(module)) continue;
-    const std::string name = text_at(module, "name");
-    for (const std::string_view parent : parents_of(name)) {
-      Place& place = places[std::string(parent)];
+    const std::string name = full_name(module);
+    const std::vector<std::string_view> parents = parents_of(name);
+    for (std::size_t p = 0; p < parents.size(); ++p) {
+      Place& place = places[std::string(parents[p])];
+      place.first = i - 1;
       place.after_last = std::max(place.after_last, i);
-      if (is_removed(module)) place.removed = i - 1;
+      const std::string_view child = p + 1 < parents.size() ? parents[p + 1] : name;
+      if (is_removed(module) && left.find(child) == left.end()) place.removed = i - 1;
     }
+    if (!is_removed(module)) places.try_emplace(name + ".", Place{i, SIZE_MAX, i});
   }
   std::vector<std::vector<const OrderedJson*>> before(modules.size() + 1);
   for (const OrderedJson* module : added) {
@@ -219,15 +241,24 @@ void insert_modules(OrderedJson& modules, const std::vector<const OrderedJson*>&
       before[is_last(*module) ? modules.size() : first_stage].push_back(module);
       continue;
     }
-    const std::string name = text_at(*module, "name");
+    const std::string name = full_name(*module);
     const std::vector<std::string_view> parents = parents_of(name);
-    Place place{SIZE_MAX, first_stage};
+    Place place{first_stage, SIZE_MAX, first_stage};
+    bool is_in_it = false;  // the module whose parameter it is has a place
     for (const std::string_view parent : parents)
-      if (const auto found = places.find(parent); found != places.end()) place = found->second;
-    const bool is_in_layer = parents.back().ends_with("*.");
-    const std::size_t at = is_in_layer || place.removed == SIZE_MAX ? place.after_last : place.removed;
+      if (const auto found = places.find(parent); found != places.end()) {
+        place = found->second;
+        is_in_it = parent == parents.back();
+      }
+    std::size_t at = place.after_last;
+    if (parents.back().ends_with("*."))
+      at = place.after_last;
+    else if (place.removed != SIZE_MAX)
+      at = place.removed;
+    else if (is_in_it && module->contains("parameter"))
+      at = place.first;
     before[at].push_back(module);
-    for (const std::string_view parent : parents) places.try_emplace(std::string(parent), Place{SIZE_MAX, at});
+    for (const std::string_view parent : parents) places.try_emplace(std::string(parent), Place{at, SIZE_MAX, at});
   }
   OrderedJson all = OrderedJson::array();
   for (std::size_t i = 0; i <= modules.size(); ++i) {
