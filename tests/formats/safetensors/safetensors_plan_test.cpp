@@ -136,7 +136,7 @@ TEST_CASE("A random planned header is read back with the same tensors") {
   }
 }
 
-TEST_CASE("Tensors that have no size in whole bytes, or no name in UTF-8, are not written") {
+TEST_CASE("Tensors that have no size in whole bytes, or no name that a header can have, are not written") {
   check_refusals<TensorEntry>(
       [](const TensorEntry& tensor) {
         plan_safetensors({{"fine", DType::kU64, {1}}, tensor});
@@ -146,6 +146,9 @@ TEST_CASE("Tensors that have no size in whole bytes, or no name in UTF-8, are no
        {"six bits", {"scalar", DType::kF6E2M3, {}}, {.tensor = "scalar"}},
        {"an overflow before a 0", {"huge", DType::kU8, {std::uint64_t{1} << 63, 4, 0}}, {.tensor = "huge"}},
        {"an overflow together with the other", {"wide", DType::kU64, {std::uint64_t{1} << 58}}, {.tensor = "wide"}},
+       {"the name of the metadata",
+        {"__metadata__", DType::kU8, {1}},
+        {.kind = ErrorKind::kBadInput, .tensor = "__metadata__", .hint = "`rename`"}},
        {"a name in Latin-1", {"a\xff", DType::kU8, {1}}, {.kind = ErrorKind::kUnsupported, .tensor = "a\xff"}}});
 }
 

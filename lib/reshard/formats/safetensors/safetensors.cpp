@@ -155,9 +155,13 @@ ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors,
   for (const auto& [key, value] : metadata) json += fmt::format(",{}:{}", json_name(key), json_name(value));
   json += '}';
   std::uint64_t end = 0;
-  std::unordered_set<std::string_view> names{"__metadata__"};
+  std::unordered_set<std::string_view> names;
   for (TensorEntry& tensor : tensors) {
     validate_name_length(tensor.name);
+    if (tensor.name == "__metadata__")
+      throw Error(ErrorKind::kBadInput, "has the name that safetensors reserves for the metadata of the file")
+          .tensor(tensor.name)
+          .hint("give it another name (`rename`), or choose another `format`");
     if (!names.insert(tensor.name).second)
       throw Error(ErrorKind::kInternal, "a file cannot contain two entries with this name").tensor(tensor.name);
     const auto size = num_bytes(tensor.dtype, tensor.shape);
