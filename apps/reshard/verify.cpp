@@ -26,6 +26,7 @@
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/expert_stacks.h"
 #include "reshard/layouts/core/weights_option.h"
+#include "reshard/layouts/peft/sharded_adapter.h"
 #include "reshard/layouts/states/compare_states.h"
 #include "reshard/plan/proof/manifest.h"
 #include "reshard/plan/source/tags.h"
@@ -332,6 +333,14 @@ bool is_own_output(const VerifyArguments& arguments) {
   return all_files().is_directory(arguments.a) && all_files().is_same(arguments.a, beside);
 }
 
+/// Whether the output was PEFT's directories of several adapters, one in another.
+bool has_several_adapters(const Manifest& manifest) {
+  return std::count_if(manifest.files.begin(), manifest.files.end(), [](const Manifest::File& file) {
+           const std::string name = fs::path(file.path).filename().string();
+           return name == kAdapterSafetensorsFile || name == kAdapterPytorchFile;
+         }) > 1;
+}
+
 /// Compares the tensors of A with a manifest.
 int run_verify_tensors(const Command& command, const VerifyArguments& arguments, const std::string& text,
                        RunOptions options, Together& together) {
@@ -343,7 +352,8 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
   Checkpoint a;
   together.step("plan", *options.progress, [&] {
     ListedFiles files(all_files());
-    a = read_side(files, arguments.a, arguments, false, used);
+    a = has_several_adapters(manifest) ? read_peft_adapters(files, {arguments.a})
+                                       : read_side(files, arguments.a, arguments, false, used);
     add_states(a.map, std::move(a.states.map));
     validate_used(arguments, used, {&a});
     for (std::string& note : idle_replica_options(command, {&a.map})) a.notes.push_back(std::move(note));

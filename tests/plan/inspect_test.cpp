@@ -90,16 +90,13 @@ TEST_CASE("A config.json that cannot be used is noted and does not keep one from
   CHECK_THAT(inspection.notes[0], Says("config.json"));
 }
 
-TEST_CASE("A directory of PEFT is inspected with the adapters in it, and shards of an adapter as a checkpoint") {
+TEST_CASE("A directory of PEFT is inspected as its one file, and shards of an adapter as a sharded checkpoint") {
   const TempDir temp;
   const fs::path golden = testdata("golden/lora/llama-tp2-two-adapters");
   const Checkpoint adapter = read_checkpoint(golden / "original", {ConfigUse::kLenient});
   CHECK(adapter.layout == nullptr);
-  CHECK(adapter.path == golden / "original");
-  CHECK(adapter.map.logical.size() == 112);
-  const Checkpoint alone = read_checkpoint(golden / "original/test", {ConfigUse::kLenient});
-  CHECK(alone.path == golden / "original/test/adapter_model.safetensors");
-  CHECK(alone.map.logical.size() == 56);
+  CHECK(adapter.path == golden / "original/adapter_model.safetensors");
+  CHECK(adapter.map.logical.size() == 56);
   const auto* path = GENERATE("sharded/adapter_test", "sharded/adapter_test/adapter_shards");
   const Checkpoint sharded = read_checkpoint(golden / path, {ConfigUse::kLenient});
   CHECK(sharded.layout == layout("optimum"));

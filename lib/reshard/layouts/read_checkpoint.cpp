@@ -190,22 +190,19 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
   }
 }
 
-/// Reads an adapter of PEFT, and those that PEFT saves in folders next to the first.
+/// Reads an adapter of PEFT, and notes other adapters, which PEFT saves in folders next to the first.
 Checkpoint read_adapter_file(Files& files, const fs::path& directory, const fs::path& file,
                              const ReadContext& context) {
-  const auto entries = files.list(directory);
-  const bool has_others = std::any_of(entries.begin(), entries.end(), [&](const DirectoryEntry& entry) {
-    return entry.kind == FileKind::kDirectory && (files.exists(directory / entry.name / kAdapterSafetensorsFile) ||
-                                                  files.exists(directory / entry.name / kAdapterPytorchFile));
-  });
-  Checkpoint checkpoint;
-  if (has_others) {
-    checkpoint = read_peft_adapters(files, {directory});
-    find_config(files, checkpoint, context.config);
-  } else {
-    checkpoint = read_any_file(files, file, context);
-    describe_peft_adapter(checkpoint, kDefaultAdapter, directory);
-  }
+  Checkpoint checkpoint = read_any_file(files, file, context);
+  std::vector<std::string> others;
+  for (const DirectoryEntry& entry : files.list(directory))
+    for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
+      if (entry.kind == FileKind::kDirectory && files.exists(directory / entry.name / name))
+        others.push_back(entry.name);
+  if (!others.empty())
+    checkpoint.notes.push_back("this is about " + file.string() +
+                               " alone; the adapters in its folders are not looked at: " + list_names(others));
+  describe_peft_adapter(checkpoint, kDefaultAdapter, directory);
   note_idle_options(checkpoint, context.options);
   return checkpoint;
 }

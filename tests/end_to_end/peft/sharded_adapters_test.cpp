@@ -124,20 +124,35 @@ TEST_CASE("Golden adapters are read from any part of their folder, and become PE
   }
 }
 
-TEST_CASE("A directory of adapters means all of them, and one with a model means that") {
+TEST_CASE("A directory of sharded adapters means all of them, and one with a model means that") {
   const Sharded s;
   CHECK(read(s.temp / "shards").adapters.front().name == "default");
   fs::copy(s.temp / "shards/adapter_default", s.temp / "shards/adapter_x", fs::copy_options::recursive);
+  const Checkpoint both = read(s.temp / "shards");
+  REQUIRE(both.adapters.size() == 2);
+  CHECK(both.map.find_logical(kLayer + "mlp.down_proj.lora_A.weight"));
+  CHECK(both.map.find_logical("x/" + kLayer + "mlp.down_proj.lora_A.weight"));
   convert(s.temp / "shards", s.temp / "whole", {.layout = "hf"});
-  for (const char* directory : {"shards", "whole"}) {
-    CAPTURE(directory);
-    const Checkpoint both = read(s.temp / directory);
-    REQUIRE(both.adapters.size() == 2);
-    CHECK(both.map.find_logical(kLayer + "mlp.down_proj.lora_A.weight"));
-    CHECK(both.map.find_logical("x/" + kLayer + "mlp.down_proj.lora_A.weight"));
-  }
-  CHECK(compared(s.temp / "shards", s.temp / "whole").same());
-  CHECK_FALSE(compared(s.temp / "shards", s.temp / "whole/x").same());
+  CHECK(compared(s.temp / "shards/adapter_x", s.temp / "whole/x").same());
+  convert(s.temp / "shards", s.temp / "copy", {.layout = "optimum"});
+  for (const char* adapter : {"default", "x"})
+    for (const char* name : {"adapter_config.json", "adapter_config.unfused.json"}) {
+      const fs::path file = fs::path("adapter_" + std::string(adapter)) / name;
+      CHECK(fs::exists(s.temp / "copy" / file) == fs::exists(s.temp / "shards" / file));
+      if (fs::exists(s.temp / "shards" / file))
+        CHECK(read_file(s.temp / "copy" / file) == read_file(s.temp / "shards" / file));
+    }
+  convert(s.temp / "shards", s.temp / "four", {.layout = "optimum", .tp = 4, .config = s.temp / "model"});
+  CHECK(read(s.temp / "four").adapters.size() == 2);
+  CHECK(read(s.temp / "four").mesh.tp == 4);
+  fs::remove_all(s.temp / "shards/adapter_x");
+  fs::copy(s.temp / "four/adapter_x", s.temp / "shards/adapter_x", fs::copy_options::recursive);
+  check_refused([&] { convert(s.temp / "shards", s.temp / "mixed", {.layout = "optimum"}); },
+                {.kind = ErrorKind::kUnsupported,
+                 .path = s.temp / "shards/adapter_x/adapter_shards",
+                 .says = "has tp 4 × pp 1 ranks, but the adapter default has tp 2 × pp 1",
+                 .unwritten = s.temp / "mixed"});
+  fs::remove_all(s.temp / "shards/adapter_x");
   Random random(1);
   write_model(s.temp / "shards", s.model, random_tensors(s.model, random));
   CHECK(read(s.temp / "shards").adapters.empty());
@@ -312,7 +327,8 @@ TEST_CASE("Adapters fit the manifests that are written with them, whatever the r
       execute(*job, unsynced());
       const fs::path output = s.temp / (is_back ? "back" : "ranks");
       const fs::path file = output / kManifestFile;
-      CHECK(verify_manifest(read(output).map, parse_manifest(read_file(file), file), file, unsynced()).same());
+      const Checkpoint found = is_back ? read_peft_adapters(local_storage(), {output}) : read(output);
+      CHECK(verify_manifest(found.map, parse_manifest(read_file(file), file), file, unsynced()).same());
     }
   }
 }

@@ -236,9 +236,9 @@ struct TargetPlan {
   std::optional<AttentionReport> attention;
   bool is_partial = false;  // plans only some of the ranks; other runs write the rest to the same directory
   bool has_first_rank = true;
-  std::vector<std::string> without_place;            // tensors of the model that checkpoints of this layout do not have
-  std::vector<std::string> notes;                    // what the user should know, whole sentences
-  std::string loaded_by;                             // the last note: which programs load the files; may be empty
+  std::vector<std::string> without_place;  // tensors of the model that checkpoints of this layout do not have
+  std::vector<std::string> notes;          // what the user should know, whole sentences
+  std::string loaded_by;                   // which programs load the files, a note after the others; may be empty
   std::vector<std::filesystem::path> whole_folders;  // folders replaced as a whole, in addition to the traits' folder
   std::vector<Copy> copies;                          // source tensors that it also contains under another name
   std::vector<Average> means;                        // tensors that the source does not have

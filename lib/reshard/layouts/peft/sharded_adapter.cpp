@@ -256,11 +256,11 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
   ShardedCheckpoint shards = read_sharded_checkpoint(files, folder.shards, name);
   validate_adapter_explained(shards);
   const std::vector<FusedLayer> fused = held_layers(shards);
-  Adapter adapter{folder.name.empty() ? name : folder.name, {}, checkpoint.path, {}, {}, {}, {}};
+  Adapter adapter{folder.name.empty() ? name : folder.name, {}, checkpoint.path, {}, {}, {}, {}, {}};
   adapter.config.path = config_of(files, folder, shards, fused, checkpoint.notes);
   adapter.stages = held_metadata(shards);
   checkpoint.format = shards.format;
-  checkpoint.mesh = {shards.tp, shards.pp, 1, shards.ep};
+  checkpoint.mesh = adapter.mesh = {shards.tp, shards.pp, 1, shards.ep};
   checkpoint.map = sharded_source_map(shards, {});
   validate_adapter_sizes(checkpoint.map, checkpoint.path);
   add_notes(shards, checkpoint.notes);
@@ -271,7 +271,7 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
 }
 
 void describe_peft_adapter(Checkpoint& checkpoint, const std::string& name, const fs::path& directory) {
-  Adapter& adapter = checkpoint.adapters.emplace_back(Adapter{name, {}, checkpoint.path, {}, {}, {}, {}});
+  Adapter& adapter = checkpoint.adapters.emplace_back(Adapter{name, {}, checkpoint.path, {}, {}, {}, {}, {}});
   adapter.config.path = directory / kAdapterConfigFile;
   adapter.modules = adapted_modules(checkpoint.map, {});
 }
@@ -281,6 +281,7 @@ Checkpoint join_adapters(const fs::path& path, std::vector<Checkpoint> checkpoin
   joint.layout = checkpoints.front().layout;
   joint.format = checkpoints.front().format;
   joint.mesh = checkpoints.front().mesh;
+  joint.config = checkpoints.front().config;
   joint.config_given = checkpoints.front().config_given;
   joint.path = joint.directory = path;
   std::set<std::string> names;

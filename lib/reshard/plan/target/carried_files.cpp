@@ -182,7 +182,7 @@ CarriedFiles carry_adapter_files(Files& files, const Draft& draft, const Layout&
       std::sort(names.begin(), names.end());
       for (const std::string& name : names) copy(adapter.path / name, folder / kAdapterShardsFolder / name);
       for (const char* name : {kAdapterConfigFile, kUnfusedConfigFile})
-        if (files.exists(draft.source.directory / name)) copy(draft.source.directory / name, folder / name);
+        if (files.exists(config.parent_path() / name)) copy(config.parent_path() / name, folder / name);
       continue;
     }
     fs::path own = (folder / kAdapterConfigFile).lexically_normal();

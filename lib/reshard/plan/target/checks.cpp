@@ -27,6 +27,13 @@ void validate_kept_ranks(const Request& request, const Checkpoint& source) {
     throw Error(ErrorKind::kBadInput, "is an adapter, which does not say how its model is split over ranks")
         .in(source.path)
         .hint("set `config` to the base model's config.json");
+  for (const Adapter& adapter : source.adapters)
+    if (adapter.mesh.tp != source.mesh.tp || adapter.mesh.pp != source.mesh.pp)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("has tp {} × pp {} ranks, but the adapter {} has tp {} × pp {}", adapter.mesh.tp,
+                              adapter.mesh.pp, source.adapters.front().name, source.mesh.tp, source.mesh.pp))
+          .in(adapter.path)
+          .hint("convert each adapter by itself, or set `config` to the base model's config.json");
   if (!request.names.empty())
     throw Error(ErrorKind::kUsage, "shards of an adapter that keep their partition keep all of its tensors and names")
         .in(source.path)

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/specs/parallel/mesh.h"
 #include "reshard/specs/peft/adapter_config.h"
 #include "reshard/specs/peft/fused_adapter_config.h"
 
@@ -18,6 +19,7 @@ struct Adapter {
   std::string separate_text;   // replaces the text of the file `config.path`, which describes fused linears
   std::vector<AdaptedModule> modules;  // adapted modules, with their names in `config`
   std::vector<StageMetadata> stages;   // if it has shards: contents of each pipeline rank's files
+  Mesh mesh;                           // if it has shards
 };
 
 }  // namespace reshard
