@@ -188,14 +188,13 @@ std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergen
 
 std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
   std::vector<std::string> tensors;
-  if (result != nullptr) {
-    tensors = result->inexact;
-  } else {
-    for (const LogicalTensor& tensor : job.source.logical)
-      if (const auto& computed = tensor.computed;
-          computed && computed->recipe->key() == kMeanKey && computed->inputs.size() > 1)
-        tensors.push_back(tensor.name);
-  }
+  const auto is_mean = [](const LogicalTensor& tensor) {
+    return tensor.computed && tensor.computed->recipe->key() == kMeanKey && tensor.computed->inputs.size() > 1;
+  };
+  std::set<std::string_view> inexact;
+  if (result != nullptr) inexact.insert(result->inexact.begin(), result->inexact.end());
+  for (const LogicalTensor& tensor : job.source.logical)
+    if (is_mean(tensor) && (result == nullptr || inexact.count(tensor.name) > 0)) tensors.push_back(tensor.name);
   if (tensors.empty()) return {};
   std::vector<std::string> linears;
   for (const std::string& tensor : tensors) {

@@ -25,8 +25,7 @@ TEST_CASE("Ties are set at each level of a nested configuration, and nowhere els
                        "audio_config": {"tie_word_embeddings": false}, "tie_word_embeddings": true}})"));
 }
 
-TEST_CASE(
-    "An embedding alone is tied, a head alone if config.json says so anywhere, and both if it says so everywhere") {
+TEST_CASE("An embedding alone is tied, a head alone if anything says so, and both if every level says so") {
   struct Row {
     SaidTies said;
     HeldWeights held;

@@ -28,7 +28,7 @@ struct InputBox {
 
 /// Observations of a recipe about the values of a box.
 struct Findings {
-  bool inexact = false;  // inputs that should be equal differ, so that a mean of them stands for none
+  bool inexact = false;  // the inputs cannot be recovered from the result; reported for means
 };
 
 /// Computes boxes of one tensor from boxes of others. Stateless and thread-safe. Results depend only on the inputs, not
