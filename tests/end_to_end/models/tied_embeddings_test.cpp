@@ -10,6 +10,7 @@
 #include "support/local_files.h"
 #include "support/refusals.h"
 #include "support/spoilers.h"
+#include "support/torch_files.h"
 
 namespace reshard::test {
 namespace {
@@ -144,6 +145,22 @@ TEST_CASE("An embedding that is stored under the tied head's name only is the em
     convert(input / "model", input / name, to);
     CHECK((whole_of(input / name) == input.tensors));
   }
+}
+
+TEST_CASE("A head that the ranks have lost, though their metadata lists it, is not the embedding") {
+  const Input input({.model_type = "qwen3"}, {.layout = "optimum", .format = Format::kPytorch, .tp = 2}, 5);
+  for (const char* rank : {"dp_rank_00_tp_rank_00_pp_rank_00.pt", "dp_rank_00_tp_rank_01_pp_rank_00.pt"}) {
+    const fs::path file = input.path() / "shards/model" / rank;
+    TensorMap tensors = read_torch_tensors(file);
+    REQUIRE(tensors.erase(kOutput) == 1);
+    write_torch(file, tensors);
+  }
+  check_refused([&] { whole_of(input.path()); }, {.tensor = kOutput,
+                                                  .says = "is in no file, although the metadata lists it",
+                                                  .hint = "the checkpoint is incomplete",
+                                                  .unwritten = input.path().string() + "-whole"});
+  merge_json(input.path() / "config.json", {{"tie_word_embeddings", true}});
+  CHECK(whole_of(input.path()).count(kOutput) == 0);
 }
 
 TEST_CASE("An embedding of a layer of multi-token prediction is not taken for the model's") {

@@ -136,6 +136,20 @@ void validate_strides(const ShardedCheckpoint& checkpoint, const Model& model) {
     }
 }
 
+/// \throws Error kBadInput for a head that the metadata lists and the files lack, unless config.json ties it.
+void validate_head_saved(const ShardedCheckpoint& shards, const Checkpoint& checkpoint) {
+  if (!checkpoint.model || !checkpoint.model->tied_by_files.value_or(false)) return;
+  for (const TiedParameter& one : tied_parameters(checkpoint.model))
+    if (std::find(shards.not_saved.begin(), shards.not_saved.end(), one.name) != shards.not_saved.end())
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is in no file, although the metadata lists it and config.json does not tie it to {}",
+                              one.source))
+          .in(shards.folder.path)
+          .tensor(one.name)
+          .hint(
+              "the checkpoint is incomplete; if the two are tied, config.json must say \"tie_word_embeddings\": true");
+}
+
 void note_left_out(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   if (shards.not_saved.empty()) return;
   const bool one = shards.not_saved.size() == 1;
@@ -351,6 +365,7 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
   else if (inferred && !context.options.has(kKvSizeMultiplier.name))  // the replicated tensors are not declared
     validate_heads_differ(files, checkpoint.map, *checkpoint.model);
   order_tensors(checkpoint);
+  if (context.use != ConfigUse::kLenient) validate_head_saved(shards, checkpoint);
   note_left_out(shards, checkpoint);
   if (!inferred) checkpoint.metadata = std::move(shards.metadata);
   return checkpoint;
