@@ -311,6 +311,14 @@ TEST_CASE("An adapter that has lost its lora_A, or is told to drop its lora_B, i
       {.tensor = a, .says = "is missing"});
 }
 
+TEST_CASE("Shards of an adapter are not taken for a directory of PEFT") {
+  const Sharded s;
+  Request request = shard_request(s.temp / "model", s.temp / "none", {.layout = "optimum", .tp = 2});
+  request.adapters = {s.temp / "shards"};
+  check_refused([&] { plan_shard(request); },
+                {.kind = ErrorKind::kUsage, .path = s.temp / "shards", .says = "sharded adapters", .hint = "convert"});
+}
+
 TEST_CASE("Adapters fit the manifests that are written with them, whatever the ranks have instead of a linear's own") {
   for (const LoraFuse fuse : {LoraFuse::kMean, LoraFuse::kExact}) {
     const Sharded s(fuse);

@@ -135,7 +135,7 @@ void note_choice(Files& files, const FoundLayout& found, std::vector<std::string
     const auto folder = named_folder(files, found.directory, latest);
     if (!folder || !files.is_same(*folder, found.path)) continue;
     notes.push_back(fmt::format("{}: using {}, which the file \"{}\" names; choose another with `tag`",
-                                found.directory.string(), printable(found.path.filename().string()), latest));
+                                found.directory.string(), printable(own_name(files, found.path)), latest));
     return;
   }
 }

@@ -51,6 +51,10 @@ std::vector<std::pair<std::string, fs::path>> peft_directories(Files& files, con
       if (!entry.name.starts_with(".") && is_peft_directory(files, directory / entry.name) &&
           !files.is_directory(directory / entry.name / kAdapterShardsFolder))
         found.emplace_back(entry.name, directory / entry.name);
+  if (found.empty() && files.is_directory(directory) && !find_adapter_folders(files, directory).empty())
+    throw Error(ErrorKind::kUsage, "contains sharded adapters, and not those that PEFT saved")
+        .in(directory)
+        .hint("to split them over other ranks, use convert and set `config` to the base model's config.json");
   if (found.empty())
     throw Error(ErrorKind::kBadInput, files.exists(directory)
                                           ? "contains no adapter: neither adapter_config.json nor folders with one"
