@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes anew what the program prints: tests/apps/golden/*.txt and the ```console blocks of README.md and docs/. Look at
+# Rewrites what the program prints: tests/apps/golden/*.txt and the ```console blocks of README.md and docs/. Look at
 # the difference before it is committed. Wants a build, and builds what it needs in it.
 #
 #   scripts/renew-golden.sh [BUILD]    BUILD is build/dev unless given, or build/ci without that

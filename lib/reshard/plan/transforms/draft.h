@@ -13,14 +13,13 @@ namespace reshard {
 
 /// A checkpoint being transformed for a target.
 struct Draft {
-  Checkpoint source;  // its tensors have their new names
-  std::vector<std::string>
-      old_names;                      // [i]: original name of source.map.logical[i]; not of tensors that transforms add
-  std::vector<LogicalTensor> wanted;  // the target's tensors, with their target dtypes
-  std::vector<std::string> dropped;   // names of tensors that the target omits
-  std::optional<Model> model;         // the target's model: source.model, with the tensors' new names
-  std::optional<DType> config_dtype;  // dtype to write to config.json
-  std::vector<Applied> transforms;    // in order of application
+  Checkpoint source;                   // its tensors have their new names
+  std::vector<std::string> old_names;  // original names of source.map.logical, up to those that transforms add
+  std::vector<LogicalTensor> wanted;   // the target's tensors, with their target dtypes
+  std::vector<std::string> dropped;    // names of tensors that the target omits
+  std::optional<Model> model;          // the target's model: source.model, with the tensors' new names
+  std::optional<DType> config_dtype;   // dtype to write to config.json
+  std::vector<Applied> transforms;     // in order of application
 
   void note(std::string sentence) { source.notes.push_back(std::move(sentence)); }
   /// Whether a transform has been applied to any tensor.

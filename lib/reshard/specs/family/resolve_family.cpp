@@ -203,9 +203,9 @@ std::vector<std::string_view> parents_of(std::string_view name) {
 }
 
 /// Inserts new modules. In layers, the order is that of the state dict: a new module follows the last one below the same
-/// parent, or takes the place of what was removed there altogether; the nearest parent with modules counts. A parameter
-/// of a module precedes the modules in it; modules directly in the layer, such as norms, follow its last one. New
-/// modules of the first and last stage follow theirs.
+/// parent, or takes the place of what was removed there altogether; the nearest parent with modules counts. A
+/// module's own parameters precede the modules in it. Modules directly in the layer, such as norms, follow its last
+/// one. New modules of the first and last stage follow theirs.
 void insert_modules(OrderedJson& modules, const std::vector<const OrderedJson*>& added) {
   const auto is_last = [](const OrderedJson& module) { return text_at(module, "stage") == "last"; };
   struct Place {
