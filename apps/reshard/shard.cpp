@@ -15,6 +15,7 @@ struct ShardArguments : CommonArguments {
   std::string output_directory;
   TargetArguments target;
   SourceArguments source;
+  std::string compiled;
   std::vector<std::string> adapters;
   std::string lora_fuse = "mean";
   bool lora_fuse_given = false;
@@ -53,11 +54,15 @@ Request request_of(const ShardArguments& arguments, bool layout_given) {
     target.layout = only;
   }
   request.target = target_request(target, "--layout", is_of_ranks);
+  std::optional<DType> compiled_dtype;
+  if (!arguments.compiled.empty())
+    compiled_dtype = complete_for(all_files(), arguments.compiled, request.target, layout_given);
   if (arguments.lora_fuse_given) request.target.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
   if (!request.target.tp && !request.target.layout->traits().needs_no_mesh())
     throw Error(ErrorKind::kUsage, "--tp is required: the number of tensor-parallel ranks");
   validate_cast(arguments.cast, request.target.layout->traits().casts_to_config_dtype);
   request.dtype = dtype_of(arguments.cast);
+  if (!request.dtype) request.dtype = compiled_dtype;
   request.cast_all = arguments.cast.all;
   request.names = name_rules(arguments.selection);
   request.allow_missing = arguments.selection.allow_missing;
@@ -86,6 +91,10 @@ void add_shard(Command app, Together& together) {
   command.add_option("--layout", arguments->target.layout, "Layout of the shards: " + layout_names(is_of_ranks))
       .type_name("NAME")
       .capture_default_str();
+  command
+      .add_option("--for", arguments->compiled,
+                  "Directory of a compiled model (neuron_config.json): take its ranks, dtype and layout options")
+      .type_name("DIR");
   add_format(command, arguments->target, is_of_ranks);
   add_layout_options(command, arguments->target.options, is_of_ranks);
   add_cast(command, arguments->cast);

@@ -291,7 +291,7 @@ TEST_CASE("A mistake in a description is told with its line and key") {
   refused(R"("plan": "rowwise")", R"("plan": "rowwise", "packed": ["dim"])", {"line 9", "packed_colwise"});
   refused("blocks.*.down", "blocks.*.*.down", {"line 9", "2 stars"});
   refused(R"("when": "layer % 2)", R"("items": 2, "when": "layer % 2)", {"line 10", "one star", "need a second"});
-  refused(modules, R"("nxd_inference": {}, )" + modules, {"line 6", "\"attention\" next to it"});
+  refused(modules, R"("nxd_inference": {"q_norm": "x"}, )" + modules, {"line 6", "the key \"q_norm\" is not known"});
   const std::pair<std::string, const char*> entries[] = {
       {R"j("entry": "y", "parameters": "x.weight")j", "names the parameter x.weight, which does not exist"},
       {R"j("entry": [], "parameters": "head.weight")j", "one name, or one for each of \"versions\""},
@@ -320,9 +320,8 @@ TEST_CASE("A mistake in a description is told with its line and key") {
        "r, which is no axis"},
       {R"j("entry": "o", "parameters": "head.weight", "dims": "r i -> i r", "sizes": {"r": "dim"})j",
        "num_attention_heads"},
-      {R"j("entry": "o", "parameters": "head.weight", "values": [{"entry": "v", "value": "two"}])j", "\"expert_map\""},
-      {R"j("entry": "o", "parameters": "head.weight", "values": [{"entry": "v", "value": "one"}])j",
-       "\"values\" is [{"},
+      {R"j("entry": "o", "parameters": "head.weight", "values": [])j", "the key \"values\" is not known"},
+      {R"j("entry": "o", "parameters": "head.weight", "heads": "query")j", "the key \"heads\" is not known"},
       {R"j("entry": "o.0", "parameters": "head.weight")j", "\"*\" 0 times"},
       {R"j("entry": "", "parameters": "")j", "\"*\" for each number"},
       {R"j("entry": "o", "rotary": "interleaved")j", "the key \"rotary\" is not known"},
@@ -332,6 +331,15 @@ TEST_CASE("A mistake in a description is told with its line and key") {
        "o is in another entry already"}};
   for (const auto& [entry, says] : entries)
     refused(modules, R"("other_names": [{"program": "t", "entries": [{)" + entry + "}]}], " + modules,
+            {"line 6", says});
+  const std::pair<std::string, const char*> of_ranks[] = {
+      {R"j("values": [{"entry": "v", "value": "two"}])j", "\"expert_map\""},
+      {R"j("heads": "all")j", "\"query\", \"key\", \"value\""},
+      {R"j("copies": [{"dims": "row in -> row"}])j", "the axis in in the entry as well"},
+      {R"j("when": "fused_qkv and")j", "fused_qkv and"}};
+  for (const auto& [keys, says] : of_ranks)
+    refused(modules,
+            R"("nxd_inference": {"entries": [{"entry": "o", "parameters": "head.weight", )" + keys + "}]}, " + modules,
             {"line 6", says});
   const std::pair<std::string, const char*> schemes[] = {
       {R"({"t": {}})", "expected an array"},

@@ -109,6 +109,7 @@ class GoldenRun {
     request.source = source_request();
     request.output_directory = output;
     request.target = target;
+    request.dtype = dtype_;
     if (const json* dtype = run_.find("dtype")) request.dtype = dtype_from_name(dtype->get<std::string>()).value();
     return request;
   }
@@ -136,7 +137,8 @@ class GoldenRun {
   void check_job(const std::string& command, Fields& expect) {
     const fs::path output = work_ / run_.get<std::string>("into", source_.filename().string() + "-out");
     Fields to(run_.all("to"), "to");
-    const TargetRequest target = target_of(to);
+    TargetRequest target = target_of(to);
+    if (const json* compiled = to.find("for")) dtype_ = complete_for(all_files(), at(*compiled), target, false);
     to.validate();
     RunOptions options = unsynced();
     if (run_.get("first_replicas", false)) options.replicas = Replicas::kFirst;
@@ -289,6 +291,7 @@ class GoldenRun {
   Fields run_;
   fs::path work_;
   fs::path source_;
+  std::optional<DType> dtype_;  // of the compiled model
   json golden_ = golden_of(case_);
   json tensors_;
 };

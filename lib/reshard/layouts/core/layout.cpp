@@ -192,6 +192,45 @@ std::optional<FoundLayout> find_whole(Files& files, const fs::path& path) {
   return found.front();
 }
 
+void validate_written(const CompiledModel& compiled) {
+  if (compiled.unwritten.empty()) return;
+  throw Error(ErrorKind::kUnsupported, fmt::format("has {}, which are not written", compiled.unwritten))
+      .in(compiled.file)
+      .hint(
+          "let NxD Inference shard these weights (save_sharded_checkpoint), or compile the model without the setting");
+}
+
+std::optional<DType> complete_for(Files& files, const std::filesystem::path& directory, TargetRequest& request,
+                                  bool layout_given) {
+  for (const Layout* layout : layouts()) {
+    const auto compiled = layout->compiled_model(files, directory);
+    if (!compiled) continue;
+    validate_written(*compiled);
+    const auto refuse = [&](const std::string& name, const std::string& asked, const std::string& found) {
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("`{}` {} contradicts the compiled model, which has {}", name, asked, found))
+          .in(compiled->file)
+          .hint(fmt::format("leave out `{}`", name));
+    };
+    if (layout_given && request.layout != layout)
+      refuse("layout", request.layout->traits().name, layout->traits().name);
+    request.layout = layout;
+    if (request.tp && compiled->tp && *request.tp != *compiled->tp)
+      refuse("tp", std::to_string(*request.tp), std::to_string(*compiled->tp));
+    if (!request.tp) request.tp = compiled->tp;
+    for (const std::string& name : request.options.names()) {
+      const auto needed = compiled->options.all().find(name);
+      const std::string& asked = request.options.all().at(name);
+      if (needed != compiled->options.all().end() && needed->second != asked) refuse(name, asked, needed->second);
+    }
+    for (const auto& [name, value] : compiled->options.all()) request.options.set(name, value);
+    return compiled->dtype;
+  }
+  throw Error(ErrorKind::kBadInput, "contains no compiled model that reshard knows")
+      .in(directory)
+      .hint("give the folder that contains neuron_config.json");
+}
+
 Format format_of(const TargetRequest& request) {
   const LayoutTraits& traits = request.layout->traits();
   if (!traits.is_written())

@@ -237,11 +237,22 @@ struct TargetPlan {
   bool is_partial = false;  // plans only some of the ranks; other runs write the rest to the same directory
   bool has_first_rank = true;
   std::vector<std::string> without_place;  // tensors of the model that checkpoints of this layout do not have
+  OptionValues form;                       // values of the layout's options
+  std::set<std::string> idle;              // options, or words of a list, with which the files would be the same
   std::vector<std::string> notes;          // what the user should know, whole sentences
   std::string loaded_by;                   // which programs load the files, a note after the others; may be empty
   std::vector<std::filesystem::path> whole_folders;  // folders replaced as a whole, in addition to the traits' folder
   std::vector<Copy> copies;                          // source tensors that it also contains under another name
   std::vector<Average> means;                        // tensors that the source does not have
+};
+
+/// A compiled model, which loads weights in one form only.
+struct CompiledModel {
+  std::filesystem::path file;  // describes the model
+  std::optional<std::uint32_t> tp;
+  OptionValues options;        // of the layout
+  std::optional<DType> dtype;  // of floating tensors
+  std::string unwritten;  // what the model loads and the layout does not write, as "setting: weights"; may be empty
 };
 
 /// A kind of checkpoint directory.
@@ -266,6 +277,12 @@ class Layout {
   /// \throws Error kUsage, with alternatives, if the model cannot be sharded as requested.
   virtual TargetPlan plan(const TargetRequest& request, const TargetContext& context) const = 0;
 
+  /// Returns the compiled model in `directory`; std::nullopt if there is none that loads this layout.
+  /// \throws Error kBadInput, kUnsupported.
+  virtual std::optional<CompiledModel> compiled_model(Files& /*files*/,
+                                                      const std::filesystem::path& /*directory*/) const {
+    return std::nullopt;
+  }
   /// Validates that other files in the output directory do not conflict with `plan`.
   /// \throws Error kBadInput.
   virtual void validate_beside(Files& files, const TargetPlan& plan,
@@ -317,6 +334,15 @@ std::optional<FoundLayout> find_whole(Files& files, const std::filesystem::path&
 /// \throws Error kBadInput.
 void validate_no_leftovers(Files& files, const TargetPlan& plan, const std::filesystem::path& directory,
                            const std::function<bool(const std::string& name)>& is_ours, const std::string& what);
+
+/// Completes `request` with what the compiled model in `directory` needs, and returns the dtype of its weights.
+/// \param layout_given  whether the request names its layout.
+/// \throws Error kBadInput if there is no compiled model; kUsage if `request` contradicts it.
+std::optional<DType> complete_for(Files& files, const std::filesystem::path& directory, TargetRequest& request,
+                                  bool layout_given);
+
+/// \throws Error kUnsupported if the layout does not write all weights that the model loads.
+void validate_written(const CompiledModel& compiled);
 
 /// Returns the requested format, or the layout's default.
 /// \throws Error kUsage if the layout does not support the format, or is read-only.

@@ -49,31 +49,6 @@ std::string flags_of(std::string_view kernel) {
   return list_names(flags);
 }
 
-/// Refuses weights that NxD Inference has multiplied by the weights of the preceding norm and rounded, which cannot be
-/// undone.
-void validate_plain_values(const Json& settings, const fs::path& path) {
-  const auto has = [&](std::string_view flag) { return neuron_flag(settings, flag, path); };
-  if (!has("fused_rmsnorm_skip_gamma") || has("sequence_parallel_enabled")) return;
-  if (!has("mlp_kernel_enabled") && !has("mlp_tkg_nki_kernel_enabled") && !has("qkv_kernel_enabled")) return;
-  throw Error(
-      ErrorKind::kUnsupported,
-      "has fused_rmsnorm_skip_gamma: the weights were multiplied by norm weights and rounded, which cannot be undone")
-      .in(path)
-      .hint("compile the model without fused_rmsnorm_skip_gamma, or use the model that it was compiled from");
-}
-
-/// Refuses degrees above 1, with which NxD Inference stores two sets of matrices, for prompts and for tokens.
-void validate_degrees(const Json& settings, const fs::path& path) {
-  for (const char* name : {"cp_degree", "mlp_cp_degree", "attention_dp_degree"})
-    if (settings.contains(name) && settings.at(name).is_number_unsigned() && settings.at(name) > 1u)
-      throw Error(ErrorKind::kUnsupported, fmt::format("has {} {}: such a model has two sets of matrices", name,
-                                                       settings.at(name).get<std::uint64_t>()))
-          .in(path)
-          .hint(
-              "two sets are not supported yet: compile the model without it, or use the model that it was compiled "
-              "from");
-}
-
 Dims swapped(Dims dims) {
   std::swap(dims[0], dims[1]);
   return dims;
@@ -96,7 +71,7 @@ class ShapeReader {
   ByShape read(const std::vector<PartitionRule>& rules, std::string_view kernel) const {
     ByShape found;
     for (const PartitionRule& rule : rules) {
-      if (kernel_of(rule.stored_name, rule.label) != kernel) continue;
+      if (rule.kernel != kernel) continue;
       const auto tensor = stored_.find(rule.stored_name);
       const auto plain = plain_shape(rule);
       if (tensor == stored_.end() || !plain || plain->size() != 2) continue;
@@ -144,9 +119,8 @@ std::optional<Kernels> recorded_kernels(const ShardedCheckpoint& shards, const s
   if (!shards.record) return std::nullopt;
   Kernels kernels;
   for (const PartitionRule& rule : rules)
-    if (shards.record->transposed.count(with_stars(rule.stored_name)))
-      kernels.insert(kernel_of(rule.stored_name, rule.label));
-  kernels.erase("");
+    if (!rule.kernel.empty() && shards.record->transposed.count(with_stars(rule.stored_name)))
+      kernels.insert(rule.kernel);
   return kernels;
 }
 
@@ -163,7 +137,7 @@ std::optional<Kernels> kernels_of(const OptionValues& values, const std::string&
       throw Error(ErrorKind::kUsage,
                   fmt::format("`{}{}`: \"{}\" is not an NxD Inference kernel", prefix, kKernels.name, printable(word)))
           .hint(hint_for_kernel(word));
-    kernels.insert(*known);
+    kernels.insert(word);
   }
   return kernels;
 }
@@ -172,35 +146,23 @@ std::string kernels_text(const Kernels& kernels) {
   return kernels.empty() ? kNone : fmt::format("{}", fmt::join(kernels, ","));
 }
 
-std::optional<CompiledForm> read_compiled_form(Files& files, const fs::path& directory) {
-  const fs::path path = directory / kNeuronConfigFile;
-  if (!files.exists(path)) return std::nullopt;
-  const Json json = read_json_file(files, path, kMaxConfigBytes, JsonDialect::kPython);
-  const Json& settings = neuron_settings(json);
-  validate_plain_values(settings, path);
-  validate_degrees(settings, path);
-  CompiledForm form{
-      path, {}, neuron_flag(settings, "fused_qkv", path), neuron_flag(settings, "vocab_parallel", path), {}};
+Kernels enabled_kernels(const Json& settings, const fs::path& path) {
+  Kernels kernels;
   for (const KernelFlag& row : kFlags)
-    if (neuron_flag(settings, row.flag, path)) form.kernels.insert(row.kernel);
-  if (!form.fuse_qkv) form.kernels.erase(kQkv);
-  if (settings.contains("tp_degree") && settings.at("tp_degree").is_number_unsigned())
-    form.tp = settings.at("tp_degree").get<std::uint64_t>();
-  return form;
+    if (neuron_flag(settings, row.flag, path)) kernels.emplace(row.kernel);
+  if (!neuron_flag(settings, "fused_qkv", path)) kernels.erase(std::string(kQkv));
+  return kernels;
 }
 
-std::string_view kernel_of(std::string_view stored_name, PartitionLabel label) {
-  if (!stored_name.ends_with(".weight")) return {};
-  if (stored_name.find(kFusedQkvName) != std::string_view::npos) return kQkv;
-  if (stored_name.find(".qkv_proj.") != std::string_view::npos) return {};
-  if (label == PartitionLabel::kGroupedQuery) return kOutProj;
-  const bool is_split = label == PartitionLabel::kColumn || label == PartitionLabel::kRow;
-  return is_split && stored_name.starts_with("layers.") ? kMlp : std::string_view();
+Kernels idle_kernels(const std::vector<PartitionRule>& rules) {
+  Kernels kernels(std::begin(kAll), std::end(kAll));
+  for (const PartitionRule& rule : rules) kernels.erase(rule.kernel);
+  return kernels;
 }
 
 void transpose_rules(std::vector<PartitionRule>& rules, const Kernels& kernels) {
   for (PartitionRule& rule : rules)
-    if (kernels.count(kernel_of(rule.stored_name, rule.label))) rule.file_dims = {1, 0};  // for matrices
+    if (kernels.count(rule.kernel)) rule.file_dims = {1, 0};  // for matrices
 }
 
 Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<PartitionRule>& rules, const Model& model,
@@ -240,7 +202,7 @@ Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<Part
           .hint(
               "copy neuron_config.json of the compiled model next to the folder with the weights, or set "
               "`from-kernels` to its kernels: none, or a list of qkv, out-proj, mlp");
-    if (by_shape.transposed.value_or(is_declared)) kernels.insert(kernel);
+    if (by_shape.transposed.value_or(is_declared)) kernels.emplace(kernel);
   }
   return kernels;
 }

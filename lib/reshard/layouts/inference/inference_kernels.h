@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/base/json_fwd.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
@@ -15,9 +16,7 @@
 namespace reshard {
 
 /// The kernels of NxD Inference for which the model's matrices are stored transposed: "qkv", "out-proj", "mlp".
-using Kernels = std::set<std::string_view>;
-
-inline constexpr const char* kFusedQkvName = "qkv_proj.Wqkv";
+using Kernels = std::set<std::string, std::less<>>;
 
 inline constexpr LayoutOption kKernels{
     "kernels",
@@ -34,25 +33,15 @@ inline constexpr LayoutOption kKernels{
 /// \throws Error kUsage for a kernel that does not exist.
 std::optional<Kernels> kernels_of(const OptionValues& values, const std::string& prefix = "");
 
-/// Form of the stored weights according to neuron_config.json.
-struct CompiledForm {
-  std::filesystem::path file;
-  std::optional<std::uint64_t> tp;  // std::nullopt if not declared
-  bool fuse_qkv = false;
-  bool vocab_parallel = false;
-  Kernels kernels;
-};
-
 /// Returns the value of kKernels for these kernels, such as "mlp,out-proj" or "none".
 std::string kernels_text(const Kernels& kernels);
 
-/// Reads the neuron_config.json in `directory`; std::nullopt if the file does not exist.
-/// \throws Error kBadInput for an invalid file; kUnsupported for settings that change the weights' values or store them
-/// twice.
-std::optional<CompiledForm> read_compiled_form(Files& files, const std::filesystem::path& directory);
+/// Returns the kernels that the settings of a neuron_config.json enable. `path` is the file.
+/// \throws Error kBadInput for an invalid setting.
+Kernels enabled_kernels(const Json& settings, const std::filesystem::path& path);
 
-/// Returns the kernel that uses a stored matrix; empty if the matrix is never transposed.
-std::string_view kernel_of(std::string_view stored_name, PartitionLabel label);
+/// Returns the kernels that use no tensor of `rules`.
+Kernels idle_kernels(const std::vector<PartitionRule>& rules);
 
 /// Changes the rules of these kernels' matrices to store them transposed.
 void transpose_rules(std::vector<PartitionRule>& rules, const Kernels& kernels);

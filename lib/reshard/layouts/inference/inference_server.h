@@ -41,6 +41,8 @@ struct InferenceServer {
   /// Fills plan.map with the ranks that `target` selects.
   void (*plan_ranks)(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
                      const TargetContext& context);
+  /// Layout::compiled_model; may be null.
+  std::optional<CompiledModel> (*compiled_model)(Files& files, const std::filesystem::path& directory) = nullptr;
   /// Layout::validate_beside, called after the validation of ServedLayout; may be null.
   void (*validate_beside)(Files& files, const TargetPlan& plan, const std::filesystem::path& directory) = nullptr;
 };
@@ -55,6 +57,9 @@ class ServedLayout final : public Layout {
   std::vector<FoundLayout> recognise(Files& files, const std::filesystem::path& path) const override;
   Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override;
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override;
+  std::optional<CompiledModel> compiled_model(Files& files, const std::filesystem::path& directory) const override {
+    return server_.compiled_model == nullptr ? std::nullopt : server_.compiled_model(files, directory);
+  }
   /// Validates that remaining rank files belong to the same checkpoint as the new files: the number of ranks and the
   /// original shapes must be equal.
   void validate_beside(Files& files, const TargetPlan& plan, const std::filesystem::path& directory) const override;

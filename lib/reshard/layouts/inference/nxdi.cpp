@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <string_view>
+#include <unordered_map>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -11,6 +13,8 @@
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/inference/inference_kernels.h"
 #include "reshard/layouts/inference/inference_server.h"
+#include "reshard/layouts/inference/nxdi_settings.h"
+#include "reshard/layouts/ranks/rank_rules.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/layouts/training/trainer.h"
 #include "reshard/specs/parallel/head_slots.h"
@@ -20,17 +24,7 @@ namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
-using Table = std::shared_ptr<const Placement>;
-
-constexpr std::string_view kBasePrefix = "model.";
-constexpr std::string_view kLayers = "layers.";  // other checkpoints have a prefix before it
-constexpr const char* kRankName = "rank_util.rank";
-constexpr const char* kVocabularyRankName = "embed_tokens.rank_util.rank";
-
 constexpr Format kNxdiFormats[] = {Format::kSafetensors};
-constexpr LayoutOption kVocabParallel{"vocab-parallel", LayoutOption::Type::kFlag,
-                                      "Split the embedding along the vocabulary instead of its columns"};
-
 std::string always_pads(const TargetPlan&, const Model&) {
   return "layout nxdi always pads";
 }
@@ -39,6 +33,23 @@ constexpr LayoutOption kOwnPad{
     .name = kPad.name, .type = LayoutOption::Type::kFlag, .help = kPad.help, .why_idle = always_pads};
 constexpr LayoutOption kOwnPadHeads{
     .name = kPadHeads.name, .type = LayoutOption::Type::kFlag, .help = kPadHeads.help, .why_idle = always_pads};
+
+constexpr const char* kModels[] = {"target", "draft"};
+constexpr LayoutOption kFusedModel{.name = "fused-model",
+                                   .type = LayoutOption::Type::kChoice,
+                                   .help = "",
+                                   .choices = kModels,
+                                   .default_value = "target",
+                                   .of_source = true,
+                                   .source_help = "Which of the models of a fused speculation to read",
+                                   .only_of_source = true};
+
+std::vector<const LayoutOption*> nxdi_options() {
+  std::vector<const LayoutOption*> options = {&kStartRank, &kEndRank};
+  for (const NxdiSetting& setting : nxdi_settings()) options.push_back(setting.option);
+  options.insert(options.end(), {&kKernels, &kFusedModel, &kOwnPad, &kOwnPadHeads});
+  return options;
+}
 
 LayoutTraits nxdi_traits() {
   LayoutTraits traits{"nxdi", "nxdi", "NxD Inference", kServedFolder, kNxdiFormats};
@@ -50,56 +61,13 @@ LayoutTraits nxdi_traits() {
 /// Returns the built-in families that declare NxD Inference's names.
 std::vector<std::string> inference_families() {
   std::vector<std::string> names = known_model_types();
-  std::erase_if(names, [](const std::string& name) { return !builtin_family(name)->inference_names; });
+  std::erase_if(names, [](const std::string& name) { return !builtin_family(name)->inference_entries; });
   return names;
-}
-
-/// Options that are visible in the tensors' names.
-struct NxdiForm {
-  bool fuse_qkv = false;        // one projection for q, k and v
-  bool vocab_parallel = false;  // the embedding is split along the vocabulary, else along its columns
-
-  void add(std::string_view name) {
-    if (name.find(kFusedQkvName) != std::string_view::npos) fuse_qkv = true;
-    if (name == kVocabularyRankName) vocab_parallel = true;
-  }
-};
-
-std::string with_or_without(bool with, const LayoutOption& option) {
-  return fmt::format("{} `{}`", with ? "with" : "without", option.name);
-}
-
-/// Returns the form of tensors with NxD Inference's names; std::nullopt for other names.
-std::optional<NxdiForm> form_of(const std::vector<TensorEntry>& tensors) {
-  NxdiForm form;
-  bool own = false;
-  for (const TensorEntry& tensor : tensors) {
-    const std::string& name = tensor.name;
-    if (name == kRankName || (name.starts_with(kLayers) && name.find(".qkv_proj.") != std::string::npos)) own = true;
-    form.add(name);
-  }
-  if (!own) return std::nullopt;
-  return form;
-}
-
-/// Refuses two sets of matrices, which NxD Inference stores for prompts and for tokens with context parallelism or
-/// attention data parallelism.
-void validate_one_set(const Container& file) {
-  for (const TensorEntry& tensor : file.tensors) {
-    const std::string& name = tensor.name;
-    if (name.find(".cte_") == std::string::npos && name.find(".tkg_") == std::string::npos) continue;
-    const bool is_mlp = name.find("_mlp.") != std::string::npos;
-    throw Error(ErrorKind::kUnsupported, fmt::format("is one of two sets of matrices that a model compiled with {} has",
-                                                     is_mlp ? "mlp_cp_degree" : "cp_degree or attention_dp_degree"))
-        .in(file.path)
-        .tensor(name)
-        .hint("two sets are not supported yet: use the model that it was compiled from");
-  }
 }
 
 /// Validates that NxD Inference's names for the model are known.
 void validate_named(const Model& model) {
-  if (!model.family->inference_names || model.heads == 0 || model.kv_heads == 0)
+  if (!model.family->inference_entries)
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("NxD Inference's names for {} are unknown", model.family->model_type))
         .hint(fmt::format("supported are {}; describe others with `spec` and \"nxd_inference\" in it, or choose a "
@@ -115,167 +83,352 @@ void validate_named(const Model& model) {
         .hint("choose an inference layout that keeps the checkpoint's names");
 }
 
-/// Creates the rules of one model.
-class NxdiRules {
- public:
-  NxdiRules(const Model& model, std::uint32_t tp, const NxdiForm& form)
-      : model_(model), tp_(tp), fuse_qkv_(form.fuse_qkv), vocab_parallel_(form.vocab_parallel), rules_(tp) {
-    validate_named(model);
-    const auto heads = static_cast<std::uint32_t>(model.heads);
-    const auto kv_heads = static_cast<std::uint32_t>(model.kv_heads);
-    const HeadSlots slots = inference_head_slots(heads, kv_heads, tp);
-    query_ = placement_of(slots.query, heads, model.head_dim, tp);
-    key_value_ = placement_of(slots.key_value, kv_heads, model.head_dim, tp);
-  }
+Scheme scheme_of(const Model& model, const OptionValues& form) {
+  return inference_scheme(*model.family,
+                          [&](const std::string& key) { return setting_in(form, key, model.config.get()); });
+}
 
-  std::vector<PartitionRule> run(const HoldsName& holds) && {
-    rules_.add_rank_number(kRankName);
-    if (vocab_parallel_) rules_.add_rank_number(kVocabularyRankName);
-    for (std::uint64_t layer = 0; layer < model_.layers; ++layer)
-      rules_.add_rank_number(inference_name(attention_module(layer)) + "." + kRankName);
-    for (const ModelParameter& parameter : model_.parameters) {
-      if (parameter.optional && !holds(parameter.name) && !holds(inference_name(parameter.name))) continue;
-      if (parameter.any_shape) continue;  // a buffer, which is computed
-      if (!add_attention(parameter)) add(parameter);
+/// Returns the entries of a scheme, with stars for numbers.
+std::set<std::string> entry_names(const Scheme& scheme) {
+  std::set<std::string> names;
+  const auto add = [&](const Scheme::Entry& entry) {
+    names.insert(entry.names.front());
+    for (const Scheme::Constant& constant : entry.constants) names.insert(constant.names.front());
+  };
+  for (const Scheme::Entry& entry : scheme.entries) {
+    add(entry);
+    for (const Scheme::Entry& copy : entry.copies) add(copy);
+  }
+  return names;
+}
+
+/// Returns `form` with a setting turned on.
+OptionValues with_setting(OptionValues form, const LayoutOption& option, std::uint64_t degree) {
+  if (option.type == LayoutOption::Type::kFlag)
+    form.set_flag(option.name, true);
+  else
+    form.set_number(option.name, degree);
+  return form;
+}
+
+/// Returns the names of entries that checkpoints have only with this setting.
+std::set<std::string> names_with(const Model& model, const OptionValues& form, const LayoutOption& option) {
+  OptionValues off = form;
+  off.erase(option.name);
+  std::set<std::string> names = entry_names(scheme_of(model, with_setting(off, option, 2)));
+  for (const std::string& name : entry_names(scheme_of(model, off))) names.erase(name);
+  return names;
+}
+
+/// Whether files differ with a setting.
+bool has_effect(const Model& model, const OptionValues& form, const LayoutOption& option) {
+  if (&option != &kShardOnIntermediate && &option != &kMoeTensorDegree) return !names_with(model, form, option).empty();
+  return std::any_of(model.parameters.begin(), model.parameters.end(),
+                     [](const ModelParameter& parameter) { return parameter.experts != 0; });
+}
+
+/// Returns the parts of the ranks when the ranks of a coarser division have the same key/value heads: in turn, each rank
+/// takes the lowest free part whose head it has there.
+/// Source: NxD Inference, modules/attention/utils.py.
+std::vector<std::uint32_t> parts_beside(std::uint32_t tp, std::uint32_t coarse, std::uint32_t kv_heads) {
+  std::vector<std::uint32_t> parts;
+  std::vector<bool> is_taken(tp);
+  for (std::uint32_t rank = 0; rank < tp; ++rank) {
+    const std::uint32_t own = rank % coarse;
+    for (std::uint32_t part = 0; part < tp; ++part) {
+      const std::uint32_t head = part / (tp / kv_heads);
+      const bool has_head = coarse >= kv_heads
+                                ? own / (coarse / kv_heads) == head
+                                : head >= own * (kv_heads / coarse) && head < (own + 1) * (kv_heads / coarse);
+      if (is_taken[part] || !has_head) continue;
+      is_taken[part] = true;
+      parts.push_back(part);
+      break;
     }
-    return std::move(rules_).take();
   }
+  return parts;
+}
 
- private:
-  std::string attention_module(std::uint64_t layer) const {
-    return expand_layer(model_.family->attention->module, layer);
-  }
+[[noreturn]] void fail_degree(const std::string& problem, const std::string& hint) {
+  throw Error(ErrorKind::kUsage, problem).hint(hint);
+}
 
-  static std::string inference_name(const std::string& name) {
-    return name.starts_with(kBasePrefix) ? name.substr(kBasePrefix.size()) : name;
-  }
+/// Returns a degree, which must divide the ranks.
+std::uint32_t dividing_degree(const OptionValues& form, const LayoutOption& option, std::uint32_t tp) {
+  const std::uint32_t degree = degree_in(form, option);
+  if (tp % degree != 0)
+    fail_degree(fmt::format("`{}` {} does not divide {} ranks", option.name, degree, tp),
+                fmt::format("choose a `{}` that divides the ranks", option.name));
+  return degree;
+}
 
-  void add(const ModelParameter& parameter) {
-    const bool embedding =
-        parameter.plan == TensorParallelPlan::kEmbeddingRowwise && !parameter.is_bias && parameter.shape.size() == 2;
-    const auto dim = embedding && !vocab_parallel_ ? std::optional<std::uint32_t>(1) : parameter.split_dim;
-    const bool is_split_as_planned = dim && dim == parameter.split_dim;
-    rules_.add(parameter, inference_name(parameter.name), dim,
-               is_split_as_planned ? padded_size(model_, parameter, tp_) : 0);
-  }
+/// Returns how `tp` ranks share the parameters of a model with `heads` heads and `experts` experts.
+RankShares shares_of(const Model& model, const OptionValues& form, std::uint32_t tp, HeadCounts heads) {
+  RankShares shares;
+  const auto share = [&](std::uint32_t parts, std::vector<std::uint32_t> of_rank) {
+    RankShare one{parts, std::move(of_rank), {}};
+    if (heads.query != 0) one.slots = inference_head_slots(heads.query, heads.key_value, parts);
+    return one;
+  };
+  const auto repeated = [&](std::uint32_t parts) {
+    std::vector<std::uint32_t> of_rank(tp);
+    for (std::uint32_t rank = 0; rank < tp; ++rank) of_rank[rank] = rank % parts;
+    return share(parts, std::move(of_rank));
+  };
+  shares.usual[""] = repeated(tp);
+  const std::uint32_t context = dividing_degree(form, kContextDegree, tp);
+  const std::uint32_t data = dividing_degree(form, kAttentionDataDegree, tp);
+  if (context > 1 && data > 1) fail_degree("`cp-degree` and `attention-dp-degree` are both above 1", "use one of them");
+  if (context * data > 1 && (heads.key_value == 0 || tp % heads.key_value != 0))
+    fail_degree(
+        fmt::format("{} key/value heads do not divide {} ranks, as two sets of matrices require", heads.key_value, tp),
+        "choose a `tp` that the key/value heads divide");
+  const std::uint32_t coarse = tp / (context * data);
+  shares.usual["cte_attention"] =
+      context > 1 || data == 1 ? repeated(coarse) : share(tp, parts_beside(tp, coarse, heads.key_value));
+  shares.usual["tkg_attention"] =
+      data > 1 || context == 1 ? repeated(coarse) : share(tp, parts_beside(tp, coarse, heads.key_value));
+  shares.usual["cte_mlp"] = repeated(tp / dividing_degree(form, kMlpContextDegree, tp));
+  shares.usual["tkg_mlp"] = repeated(tp);
+  const auto experts = [&](const LayoutOption& option) {
+    const std::uint32_t groups = dividing_degree(form, option, tp);
+    for (const ModelParameter& parameter : model.parameters)
+      if (parameter.experts % groups != 0)
+        fail_degree(fmt::format("{} experts do not divide over `{}` {}", parameter.experts, option.name, groups),
+                    fmt::format("choose a `{}` that divides the experts", option.name));
+    return ExpertShare{tp / groups, groups};
+  };
+  shares.experts = {{"", experts(kMoeExpertDegree)},
+                    {"all", {tp, 1}},
+                    {"experts_of_256", experts(kMoeExpertDegree)},
+                    {"cte_experts", experts(kPromptExpertDegree)},
+                    {"tkg_experts", experts(kTokenExpertDegree)}};
+  if (form.flag(kShardOnIntermediate.name))
+    shares.experts["experts_of_256"].multiple = std::uint64_t{256} * degree_in(form, kMoeTensorDegree);
+  shares.padded = [&model](const ModelParameter& parameter, std::uint32_t parts) {
+    return padded_size(model, parameter, parts);
+  };
+  return shares;
+}
 
-  /// Adds a parameter of attention: a projection, or a module that NxD Inference renames.
-  /// \returns false for other parameters.
-  bool add_attention(const ModelParameter& parameter) {
-    if (!parameter.layer) return false;
-    const Family::Attention& names = *model_.family->attention;
-    const std::string module = attention_module(*parameter.layer);
-    if (!parameter.module.starts_with(module + ".")) return false;
-    const std::string linear = parameter.module.substr(module.size() + 1);
-    const std::string prefix = inference_name(module) + ".";
-    const std::string leaf = parameter.name.substr(parameter.module.size());
-    const bool is_query = linear == names.query;
-    if (is_query || linear == names.key || linear == names.value) {
-      if (!fuse_qkv_)
-        rules_.add_placed(prefix + "qkv_proj." + linear + leaf, PartitionLabel::kGroupedQuery, 0,
-                          {{parameter.name, {{0, is_query ? query_ : key_value_}}}});
-      else if (is_query)
-        rules_.add_placed(prefix + kFusedQkvName + leaf, PartitionLabel::kGroupedQuery, 0,
-                          {{parameter.name, {{0, query_}}},
-                           {module + "." + names.key + leaf, {{0, key_value_}}},
-                           {module + "." + names.value + leaf, {{0, key_value_}}}});
-    } else if (linear == names.output) {
-      const std::string name = prefix + linear + "." + linear + leaf;
-      if (parameter.is_bias)
-        rules_.add_whole(name, parameter.name);
-      else
-        rules_.add_placed(name, PartitionLabel::kGroupedQuery, 1, {{parameter.name, {{1, query_}}}});
-    } else if (const auto other = model_.family->inference_names->find(linear);
-               other != model_.family->inference_names->end()) {
-      rules_.add_whole(prefix + other->second + leaf, parameter.name);
-    } else {
-      return false;
-    }
-    return true;
-  }
-
-  const Model& model_;
-  std::uint32_t tp_;
-  bool fuse_qkv_;
-  bool vocab_parallel_;
-  Table query_;
-  Table key_value_;
-  PlacedRules rules_;
-};
+/// Returns the rules of a model's tensors, without transposed ones.
+std::vector<PartitionRule> nxdi_rules(const Model& model, std::uint32_t tp, const OptionValues& form,
+                                      const HoldsName& holds) {
+  validate_named(model);
+  const WrittenNames names(model, std::make_shared<const Scheme>(scheme_of(model, form)), 0);
+  const RankShares shares = shares_of(model, form, tp, head_counts(model, names));
+  return RankRules(model, names, shares, tp).run(holds);
+}
 
 void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& values, const TargetContext& context) {
   const Model& model = *context.model;
   const std::uint32_t tp = plan.mesh.tp;
-  const NxdiForm form{values.flag(kFuseQkv.name), values.flag(kVocabParallel.name)};
   const HoldsName holds = names_in(context.logical);
   for (const ModelParameter& parameter : model.parameters)
     if (parameter.any_shape && holds(parameter.name)) plan.without_place.push_back(parameter.name);
   if (!plan.without_place.empty())
     plan.notes.push_back("left out, because NxD Inference computes them: " + list_names(plan.without_place));
+  std::vector<PartitionRule> rules = nxdi_rules(model, tp, values, holds);
   const Kernels kernels = kernels_of(values).value_or(Kernels{});
-  if (kernels.count("qkv") && !form.fuse_qkv)
+  for (const std::string& kernel : idle_kernels(rules)) plan.idle.insert(kernel);
+  if (kernels.count("qkv") && plan.idle.count("qkv"))
     throw Error(ErrorKind::kUsage, fmt::format("`{}` qkv applies only to the fused projection", kKernels.name))
         .hint(fmt::format("add `{}`, or leave out qkv: NxD Inference stores the others unchanged", kFuseQkv.name));
-  std::vector<PartitionRule> rules = NxdiRules(model, tp, form).run(holds);
   transpose_rules(rules, kernels);
+  plan.form = values;
+  for (const NxdiSetting& setting : nxdi_settings())
+    if (!has_effect(model, values, *setting.option)) plan.idle.insert(setting.option->name);
   plan.map = sharded_target_map(rules, tp, context.logical, target);
-  plan.attention = inference_report(model, tp, form.fuse_qkv);
+  if (model.heads != 0) plan.attention = inference_report(model, tp, values.flag(kFuseQkv.name));
 }
 
-/// Returns `given`, or else the kernels that neuron_config.json declares. The file is in the weights' directory or its
+/// Returns `given`, or else the form that neuron_config.json declares. The file is in the weights' directory or its
 /// parent; for optimum-neuron, it is next to config.json, two levels up.
 OptionValues declared_options(Files& files, const Checkpoint& checkpoint, OptionValues given) {
-  if (given.has(kKernels.name)) return given;
   const fs::path above = directory_above(files, checkpoint.path);
   for (const fs::path& directory : {checkpoint.path, above, checkpoint.directory})
-    if (const auto form = read_compiled_form(files, directory)) {
-      given.set(kKernels.name, kernels_text(form->kernels));
+    if (const auto compiled = read_compiled_model(files, directory)) {
+      for (const auto& [name, value] : compiled->options.all())
+        if (!given.has(name)) given.set(name, value);
       break;
     }
   return given;
 }
 
+/// Whether the tensors of the first rank have the shapes that `form` results in.
+bool fits_form(const ShardedCheckpoint& shards, const Model& model, const OptionValues& form, const HoldsName& holds) {
+  std::unordered_map<std::string_view, const Dims*> shapes;
+  for (const ModelParameter& parameter : model.parameters) shapes.emplace(parameter.name, &parameter.shape);
+  std::unordered_map<std::string, const TensorEntry*> stored;
+  for (const TensorEntry& tensor : shards.files.front().front().tensors) stored.emplace(tensor.name, &tensor);
+  for (const PartitionRule& rule : nxdi_rules(model, shards.tp, form, holds)) {
+    std::vector<Dims> parts;
+    for (const PartitionRule::Part& part : rule.parts) parts.push_back(*shapes.at(part.logical_name));
+    const auto shape = stored_shape(rule, 0, parts);
+    const auto tensor = stored.find(rule.stored_name);
+    if (!shape || tensor == stored.end()) return false;
+    if (num_elems(file_shape(rule, 0, *shape)) != num_elems(tensor->second->shape)) return false;
+  }
+  return true;
+}
+
+/// Sets the degrees from index `first` on that `degrees` lists without a value, so that the shapes fit.
+bool find_degrees(const ShardedCheckpoint& shards, const Model& model, OptionValues& form, const HoldsName& holds,
+                  std::span<const LayoutOption* const> degrees) {
+  if (degrees.empty()) return fits_form(shards, model, form, holds);
+  for (std::uint32_t degree = 2; degree <= shards.tp; ++degree) {
+    if (shards.tp % degree != 0) continue;
+    form.set_number(degrees.front()->name, degree);
+    if (find_degrees(shards, model, form, holds, degrees.subspan(1))) return true;
+  }
+  return false;
+}
+
+/// Returns the form of the files: what their names show, with degrees that are declared, or else shown by the shapes.
+OptionValues form_of(const ShardedCheckpoint& shards, const Model& model, const OptionValues& declared,
+                     const HoldsName& holds) {
+  std::set<std::string> held;
+  for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(with_stars(tensor.name));
+  const auto is_held = [&](const OptionValues& form, const LayoutOption& option) {
+    const std::set<std::string> own = names_with(model, form, option);
+    return std::any_of(own.begin(), own.end(), [&](const std::string& name) { return held.count(name) > 0; });
+  };
+  OptionValues form;
+  constexpr std::uint64_t kAnyDegree = 2;
+  for (int round = 0; round < 2; ++round)  // the names of one setting may depend on another
+    for (const NxdiSetting& setting : nxdi_settings())
+      if (is_held(form, *setting.option)) form = with_setting(form, *setting.option, kAnyDegree);
+  std::vector<const LayoutOption*> unknown;
+  for (const NxdiSetting& setting : nxdi_settings()) {
+    const LayoutOption& option = *setting.option;
+    const bool has_names = form.has(option.name);
+    if (has_names && !is_held(form, option)) form.erase(option.name);
+    const bool is_shown = form.has(option.name);
+    const bool is_declared = declared.has(option.name);
+    if (!is_shown && is_declared && names_with(model, form, option).empty())
+      form.set(option.name, declared.all().at(option.name));
+    if (!is_shown || option.type == LayoutOption::Type::kFlag) continue;
+    if (is_declared)
+      form.set(option.name, declared.all().at(option.name));
+    else
+      unknown.push_back(&option);
+  }
+  find_degrees(shards, model, form, holds, unknown);  // if none fits, the error names a tensor
+  return form;
+}
+
+/// Restricts the files to the tensors of one model, under its own names: files may contain the target and the draft of a
+/// speculation, adapters next to their base, and Medusa's heads.
+void select_model(const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  const Scheme& scheme = inference_scheme();
+  const std::string chosen = options.choice(kFusedModel);
+  const std::string& prefix = scheme.models.at(chosen);
+  std::set<std::string> others, left_out;
+  bool is_fused = false;
+  const auto other_model_of = [&](const std::string& name) {
+    for (const auto& [model, start] : scheme.models)
+      if (name.starts_with(start)) return model;
+    return std::string();
+  };
+  for (std::vector<Container>& of_stage : shards.files)
+    for (Container& file : of_stage) {
+      std::vector<TensorEntry> kept;
+      for (TensorEntry& tensor : file.tensors) {
+        const std::string model = other_model_of(tensor.name);
+        is_fused = is_fused || !model.empty();
+        if (!model.empty() && model != chosen) {
+          others.insert(model);
+          continue;
+        }
+        if (!model.empty()) tensor.name.erase(0, prefix.size());
+        const auto is_in = [&](const std::string& part) { return tensor.name.find(part) != std::string::npos; };
+        if (std::any_of(scheme.left_out.begin(), scheme.left_out.end(), is_in)) {
+          left_out.insert(with_stars(tensor.name));
+          continue;
+        }
+        if (const auto at = tensor.name.find(scheme.wrapper + "."); at != std::string::npos)
+          tensor.name.erase(at, scheme.wrapper.size());
+        kept.push_back(std::move(tensor));
+      }
+      file.tensors = std::move(kept);
+      if (!file.tensors.empty()) continue;
+      throw Error(ErrorKind::kBadInput, fmt::format("contains no {} model", chosen))
+          .in(file.path)
+          .hint(fmt::format("`{}` applies to files of a fused speculation", kFusedModel.name));
+    }
+  if (chosen != kFusedModel.default_value && !is_fused)
+    throw Error(ErrorKind::kUsage, fmt::format("`{}` {}: the files contain one model", kFusedModel.name, chosen))
+        .in(checkpoint.path)
+        .hint(fmt::format("leave out `{}`", kFusedModel.name));
+  for (const std::string& model : others)
+    checkpoint.notes.push_back(fmt::format("only the {} model is read; `{}` {}, with its `config`, reads the other one",
+                                           chosen, kFusedModel.name, model));
+  if (!left_out.empty())
+    checkpoint.notes.push_back(
+        "left out: adapters, whose scales and ranks the files do not contain, and Medusa's heads, which are in "
+        "medusa_heads.pt of the original model: " +
+        list_names(std::vector<std::string>(left_out.begin(), left_out.end())));
+}
+
 void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  const Model& model = *checkpoint.model;
+  validate_named(model);
+  select_model(options, shards, checkpoint);
   const OptionValues declared = declared_options(files, checkpoint, options);
-  validate_one_set(shards.files.front().front());
   validate_padded_split(shards, checkpoint);
-  const std::vector<TensorEntry>& tensors = shards.files.front().front().tensors;
   std::set<std::string_view> held;
-  for (const TensorEntry& tensor : tensors) held.insert(tensor.name);
-  const NxdiForm form = form_of(tensors).value_or(NxdiForm{});
-  shards.rules =
-      NxdiRules(*checkpoint.model, shards.tp, form).run([&](const std::string& name) { return held.count(name) > 0; });
+  for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);
+  const auto holds = [&](const std::string& name) { return held.count(name) > 0; };
+  const OptionValues form = form_of(shards, model, declared, holds);
+  shards.rules = nxdi_rules(model, shards.tp, form, holds);
   const std::optional<Kernels> given = kernels_of(declared, "from-");
-  const Kernels kernels = kernels_in_files(shards, shards.rules, *checkpoint.model, given);
+  const Kernels kernels = kernels_in_files(shards, shards.rules, model, given);
   if (!kernels.empty() && !given && !shards.record)
     checkpoint.notes.push_back(
         "the weights are transposed for NxD Inference's kernels; without neuron_config.json it is unknown whether "
         "fused_rmsnorm_skip_gamma changed their values");
   transpose_rules(shards.rules, kernels);
-  checkpoint.form.set_flag(kFuseQkv.name, form.fuse_qkv);
-  checkpoint.form.set_flag(kVocabParallel.name, form.vocab_parallel);
+  checkpoint.form = form;
   if (!kernels.empty()) checkpoint.form.set(kKernels.name, kernels_text(kernels));
+}
+
+/// Whether tensors have NxD Inference's names.
+bool is_nxdi(const std::vector<TensorEntry>& tensors) {
+  constexpr const char* kRankName = "rank_util.rank";
+  constexpr std::string_view kLayers = "layers.";  // other checkpoints have a prefix before it
+  return std::any_of(tensors.begin(), tensors.end(), [&](const TensorEntry& tensor) {
+    std::string name = tensor.name;
+    for (const auto& [model, prefix] : inference_scheme().models)
+      if (name.starts_with(prefix)) name.erase(0, prefix.size());
+    return name == kRankName || (name.starts_with(kLayers) && name.find("qkv_proj.") != std::string::npos);
+  });
 }
 
 /// Validates that the compiled model in the output directory loads weights in the planned form.
 void validate_compiled_form(Files& files, const TargetPlan& plan, const fs::path& output_directory) {
-  const auto compiled = read_compiled_form(files, output_directory);
+  const auto compiled = read_compiled_model(files, output_directory);
   if (!compiled) return;
-  Kernels kernels;
-  NxdiForm form;
-  for (const StoredTensor& stored : plan.map.stored) {
-    if (!stored.is_c_order()) kernels.insert(kernel_of(stored.name.text(), stored.label));
-    form.add(stored.name.text());
-  }
+  validate_written(*compiled);
   std::vector<std::string> needed;
   if (compiled->tp && *compiled->tp != plan.mesh.tp) needed.push_back(fmt::format("with `tp` {}", *compiled->tp));
-  if (compiled->fuse_qkv != form.fuse_qkv) needed.push_back(with_or_without(compiled->fuse_qkv, kFuseQkv));
-  if (compiled->vocab_parallel != form.vocab_parallel)
-    needed.push_back(with_or_without(compiled->vocab_parallel, kVocabParallel));
-  if (compiled->kernels != kernels)
-    needed.push_back(compiled->kernels.empty()
-                         ? with_or_without(false, kKernels)
-                         : fmt::format("with `{}` {}", kKernels.name, fmt::join(compiled->kernels, ",")));
+  for (const NxdiSetting& setting : nxdi_settings()) {
+    const char* option = setting.option->name;
+    const auto value_in = [&](const OptionValues& form) { return form.has(option) ? form.all().at(option) : ""; };
+    if (plan.idle.count(option) || value_in(compiled->options) == value_in(plan.form)) continue;
+    const std::string value = value_in(compiled->options);
+    needed.push_back(value.empty()     ? fmt::format("without `{}`", option)
+                     : value == "true" ? fmt::format("with `{}`", option)
+                                       : fmt::format("with `{}` {}", option, value));
+  }
+  const auto used = [&](const OptionValues& form) {
+    Kernels kernels = kernels_of(form).value_or(Kernels{});
+    std::erase_if(kernels, [&](const std::string& kernel) { return plan.idle.count(kernel) > 0; });
+    return kernels;
+  };
+  const Kernels kernels = used(compiled->options);
+  if (kernels != used(plan.form))
+    needed.push_back(kernels.empty() ? fmt::format("without `{}`", kKernels.name)
+                                     : fmt::format("with `{}` {}", kKernels.name, kernels_text(kernels)));
   if (needed.empty()) return;
   throw Error(ErrorKind::kBadInput, "belongs to a model that was compiled for weights in another format")
       .in(compiled->file)
@@ -287,14 +440,14 @@ void validate_compiled_form(Files& files, const TargetPlan& plan, const fs::path
 const Layout& nxdi_layout() {
   static const ServedLayout kLayout(
       {.traits = nxdi_traits(),
-       .options = {&kStartRank, &kEndRank, &kFuseQkv, &kVocabParallel, &kKernels, &kOwnPad, &kOwnPadHeads},
+       .options = nxdi_options(),
        .ranks = served_ranks(
-           explain_nxdi,
-           [](const ShardedCheckpoint& shards) { return form_of(shards.files.front().front().tensors).has_value(); },
+           explain_nxdi, [](const ShardedCheckpoint& shards) { return is_nxdi(shards.files.front().front().tensors); },
            false),
        .loaded_by = "NxD Inference loads these files for a model that is compiled with save_sharded_checkpoint=True",
        .validate_model = validate_named,
        .plan_ranks = plan_nxdi,
+       .compiled_model = read_compiled_model,
        .validate_beside = validate_compiled_form});
   return kLayout;
 }

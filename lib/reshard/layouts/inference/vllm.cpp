@@ -374,6 +374,9 @@ class Rules {
       case Scheme::Constant::Value::kOne: rules_.add_constant(entry.name, DType::kF32, {}, {{kOneF32}}); break;
       case Scheme::Constant::Value::kExpertMap:
         if (form_.expert_parallel) add_expert_map(entry.name);
+        break;
+      case Scheme::Constant::Value::kRank:
+      case Scheme::Constant::Value::kLocalExperts: break;  // not in vLLM's scheme
     }
   }
 

@@ -66,8 +66,9 @@ struct PartitionRule {
     std::string logical_name;
     std::vector<PlacedDim> placed = {};  // sorted by dim; a rank has the product of these, and all of every other dim
     bool lowest = false;                 // padding is the lowest finite number of the dtype instead of zero
-    /// Index of the slice that contains the part. The tensor in the file then has an additional dim, that of slices,
-    /// before `stack_dim`. Set for all parts or for none. Parts are sorted by slice, and slices have equal sizes.
+    /// Index of the slice that contains the part. Slices follow each other along `slice_dim`, and the parts of a slice
+    /// along `stack_dim`. The tensor in the file has an additional dim, that of slices, before `slice_dim`. Set for all
+    /// parts or for none. Parts are sorted by slice, and slices have equal shapes.
     std::optional<std::uint32_t> slice = std::nullopt;
   };
   /// A tensor that contains no logical tensor.
@@ -85,6 +86,7 @@ struct PartitionRule {
   /// A kReplicated tensor is expected to have equal replicas, which may drift in training.
   PartitionLabel label = PartitionLabel::kReplicated;
   std::uint32_t stack_dim = 0;  // the dim along which the parts are concatenated
+  std::uint32_t slice_dim = 0;  // see Part::slice
   std::vector<Part> parts;
   bool one_of_parts = false;         // the stored tensor is a replica of each part, not their concatenation
   std::optional<Constant> constant;  // if set, there are no parts
@@ -95,6 +97,7 @@ struct PartitionRule {
   std::optional<std::uint32_t> expert_rank;  // the only expert-parallel rank that has it
   bool expert_parallel = false;              // belongs to experts that are distributed over ranks
   bool tied = false;       // has the parts' values under a second name: compared with them, never read
+  std::string kernel;      // choice of the layout with which files have the last two dims swapped; empty: none
   bool from_spec = false;  // defined by a transformation spec, not by the parameter's own entry
 
   /// Whether the expert-parallel rank has the tensor.

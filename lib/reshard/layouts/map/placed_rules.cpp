@@ -48,18 +48,18 @@ PartitionRule& PlacedRules::add_placed(std::string name, PartitionLabel label, s
   return rule;
 }
 
-void PlacedRules::add_whole(std::string name, const std::string& logical_name) {
-  add_placed(std::move(name), PartitionLabel::kReplicated, 0, {{logical_name}});
+PartitionRule& PlacedRules::add_whole(std::string name, const std::string& logical_name) {
+  return add_placed(std::move(name), PartitionLabel::kReplicated, 0, {{logical_name}});
 }
 
-void PlacedRules::add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim,
+PartitionRule& PlacedRules::add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim,
                       std::uint64_t padded) {
   const std::string& original = parameter.tied_to.empty() ? parameter.name : parameter.tied_to;
   if (!dim) return add_whole(std::move(name), original);
   if (!parameter.packed.empty()) {
     PartitionRule& rule = rules_.emplace_back(partition_rule(own_parameter(parameter, tp_), tp_));
     rule.stored_name = std::move(name);
-    return;
+    return rule;
   }
   const PartitionLabel label = !parameter.tied_to.empty() ? PartitionLabel::kTied
                                : *dim == 0                ? PartitionLabel::kColumn
@@ -67,6 +67,7 @@ void PlacedRules::add(const ModelParameter& parameter, std::string name, std::op
   if (padded == 0) padded = (parameter.shape[*dim] + tp_ - 1) / tp_ * tp_;
   add_placed(std::move(name), label, *dim, {{original, {{*dim, evenly(parameter, *dim, padded)}}, parameter.is_bias}});
   rules_.back().tied = !parameter.tied_to.empty();
+  return rules_.back();
 }
 
 std::shared_ptr<const Placement> PlacedRules::evenly(const ModelParameter& parameter, std::uint32_t dim,

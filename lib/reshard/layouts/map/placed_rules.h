@@ -32,11 +32,12 @@ class PlacedRules {
   PartitionRule& add_placed(std::string name, PartitionLabel label, std::uint32_t dim,
                             std::vector<PartitionRule::Part> parts);
   /// Adds a tensor that every rank has whole.
-  void add_whole(std::string name, const std::string& logical_name);
+  PartitionRule& add_whole(std::string name, const std::string& logical_name);
   /// Adds a parameter that is split evenly along `dim`, or whole if it is unset.
   /// \param padded See `evenly`; 0: the next multiple of `tp`.
+  /// \returns the rule, like add_placed.
   /// \throws Error kBadInput if the table would have more than kMaxChunks chunks.
-  void add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim,
+  PartitionRule& add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim,
            std::uint64_t padded = 0);
 
   /// Distributes `padded` elements along `dim` evenly over the ranks, whose number divides `padded`. Elements beyond

@@ -272,7 +272,7 @@ void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule
   }
 }
 
-/// A box for each run of equal elements. One of several numbers has one dim.
+/// A box for each run of equal elements. Of several numbers, only the last dim has more than one element.
 void TensorMap::add_numbers(std::uint32_t stored_index, const PartitionRule::Constant& constant, std::uint32_t rank) {
   const auto kind = constant.is_rank_number ? Constant::Kind::kRankNumber : Constant::Kind::kRequired;
   const std::vector<std::uint64_t>& values = constant.of(rank);
@@ -280,7 +280,10 @@ void TensorMap::add_numbers(std::uint32_t stored_index, const PartitionRule::Con
   for (std::size_t begin = 0; begin < values.size();) {
     std::size_t end = begin + 1;
     while (end < values.size() && values[end] == values[begin]) ++end;
-    add_constant(stored_index, {{begin}, {end - begin}}, kind, values[begin]);
+    Box run = whole(constant.shape);
+    run.begin.back() = begin;
+    run.size.back() = end - begin;
+    add_constant(stored_index, run, kind, values[begin]);
     begin = end;
   }
 }

@@ -61,33 +61,43 @@ WrittenNames::WrittenNames(const Model& model, std::shared_ptr<const Scheme> sch
 }
 
 void WrittenNames::add_entries(const Model& model) {
-  std::unordered_map<std::string_view, std::pair<const Scheme::Entry*, std::size_t>> rules;  // and parameter
-  for (const Scheme::Entry& rule : scheme_->entries)
+  struct Rule {
+    const Scheme::Entry* entry;
+    std::size_t part;  // index into its parameters
+  };
+  std::unordered_map<std::string_view, std::vector<Rule>> rules;  // by parameter
+  const auto add = [&](const Scheme::Entry& rule) {
     for (std::size_t p = 0; p < rule.parameters.size() && !rule.name(version_).empty(); ++p)
-      rules.emplace(rule.parameters[p], std::pair(&rule, p));
+      rules[rule.parameters[p]].push_back({&rule, p});
+  };
+  for (const Scheme::Entry& rule : scheme_->entries) {
+    add(rule);
+    for (const Scheme::Entry& copy : rule.copies) add(copy);
+  }
   std::unordered_map<std::string, std::size_t> by_name;
   std::vector<std::vector<Numbered>> members;  // by entry
   for (const ModelParameter& parameter : model.parameters) {
     const auto found = rules.find(with_stars(parameter.name));
     if (found == rules.end()) continue;
-    const auto& [rule, part] = found->second;
-    std::vector<std::string> numbers;  // numbers in the entry's name
-    Dims along;                        // indices along its numbered dims
-    const std::vector<std::string> all = numbers_in(parameter.name);
-    for (std::size_t s = 0; s < all.size(); ++s)
-      if (rule->is_numbered(s, all.size()))
-        along.push_back(parse_unsigned(all[s]).value_or(0));
-      else
-        numbers.push_back(all[s]);
-    const auto [entry, is_new] = by_name.emplace(with_numbers(rule->name(version_), numbers), entries_.size());
-    if (is_new) {
-      entries_.push_back({rule, nullptr, entry->first, Dims(rule->numbered_dims().size()), {}, {}});
-      for (const Scheme::Constant& constant : rule->constants)
-        if (const std::string& name = Scheme::name_of(constant.names, version_); !name.empty())
-          entries_.push_back({rule, &constant, with_numbers(name, numbers), {}, {}, {}});
-      members.resize(entries_.size());
+    for (const auto& [rule, part] : found->second) {
+      std::vector<std::string> numbers;  // numbers in the entry's name
+      Dims along;                        // indices along its numbered dims
+      const std::vector<std::string> all = numbers_in(parameter.name);
+      for (std::size_t s = 0; s < all.size(); ++s)
+        if (rule->is_numbered(s, all.size()))
+          along.push_back(parse_unsigned(all[s]).value_or(0));
+        else
+          numbers.push_back(all[s]);
+      const auto [entry, is_new] = by_name.emplace(with_numbers(rule->name(version_), numbers), entries_.size());
+      if (is_new) {
+        entries_.push_back({rule, nullptr, entry->first, Dims(rule->numbered_dims().size()), {}, {}});
+        for (const Scheme::Constant& constant : rule->constants)
+          if (const std::string& name = Scheme::name_of(constant.names, version_); !name.empty())
+            entries_.push_back({rule, &constant, with_numbers(name, numbers), {}, {}, {}});
+        members.resize(entries_.size());
+      }
+      members[entry->second].push_back({&parameter, part, std::move(along)});
     }
-    members[entry->second].push_back({&parameter, part, std::move(along)});
   }
   for (std::size_t e = 0; e < entries_.size(); ++e)
     if (!members[e].empty()) place(e, members[e]);
@@ -99,6 +109,7 @@ void WrittenNames::place(std::size_t index, const std::vector<Numbered>& members
   const std::size_t parts = entry.rule->parameters.size();
   entry.parts.resize(parts);
   std::set<std::size_t> tensors;  // tensors of the entry that the model has
+  std::vector<std::pair<const ModelParameter*, std::size_t>> own;  // with the index of each
   for (const Numbered& one : members) {
     entry.parts[one.part] = one.parameter->shape;
     for (std::size_t n = 0; n < one.numbers.size(); ++n)
@@ -109,6 +120,7 @@ void WrittenNames::place(std::size_t index, const std::vector<Numbered>& members
     for (std::size_t n = 0; n < one.numbers.size(); ++n) tensor = tensor * entry.numbers[n] + one.numbers[n];
     tensor = tensor * parts + one.part;
     tensors.insert(tensor);
+    own.emplace_back(one.parameter, tensor);
     places_.emplace(one.parameter->name, std::pair(index, tensor));
   }
   const auto count = checked_mul(num_elems(entry.numbers).value_or(UINT64_MAX), parts);
@@ -120,7 +132,7 @@ void WrittenNames::place(std::size_t index, const std::vector<Numbered>& members
         .tensor(members.front().parameter->name)
         .hint("keep the model's own names");
   entry.tensors.resize(tensors.size());
-  for (const Numbered& one : members) entry.tensors[places_.at(one.parameter->name).second] = one.parameter->name;
+  for (const auto& [parameter, tensor] : own) entry.tensors[tensor] = parameter->name;
 }
 
 WrittenNames::Place WrittenNames::find(std::string_view parameter) const {

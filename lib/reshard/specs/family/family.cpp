@@ -55,6 +55,18 @@ std::shared_ptr<const Scheme> builtin_scheme(std::string_view program, const Fam
   return nullptr;
 }
 
+const Scheme& inference_scheme() {
+  constexpr std::string_view kProgram = "nxd_inference";
+  const auto& all = builtin_schemes();
+  return **std::find_if(all.begin(), all.end(), [&](const auto& one) { return one->program == kProgram; });
+}
+
+Scheme inference_scheme(const Family& family, const Expression::Lookup& settings) {
+  Scheme scheme = inference_scheme();
+  scheme.entries.insert(scheme.entries.begin(), family.inference_entries->begin(), family.inference_entries->end());
+  return scheme_for(scheme, family.model_type, parameter_names(family), settings);
+}
+
 std::optional<TensorParallelPlan> plan_of_word(std::string_view word) {
   for (const PlanWord& row : kPlanWords)
     if (word == row.word) return row.plan;

@@ -151,9 +151,8 @@ struct Family {
   /// Modules outside the layers ("mtp") that checkpoints may have, with any tensors. Every rank of the last stage has
   /// all of them.
   std::vector<std::string> whole;
-  /// NxD Inference's names for modules of `attention`, by their name here; modules that are not listed have the same
-  /// name. std::nullopt if its names are unknown.
-  std::optional<std::map<std::string, std::string>> inference_names;
+  /// NxD Inference's entries that differ from those of its built-in scheme; std::nullopt if it does not know the family.
+  std::optional<std::vector<Scheme::Entry>> inference_entries;
   /// Other programs' names for the parameters in checkpoints of logical tensors; only entries whose parameters the
   /// family has.
   std::vector<std::shared_ptr<const Scheme>> schemes;
@@ -177,6 +176,11 @@ std::vector<std::shared_ptr<const Scheme>> builtin_schemes_for(const Family& fam
 
 /// Returns a built-in scheme restricted to `family`; null if it does not support the family.
 std::shared_ptr<const Scheme> builtin_scheme(std::string_view program, const Family& family);
+
+/// Returns the built-in scheme of NxD Inference.
+const Scheme& inference_scheme();
+/// Returns NxD Inference's entries for a family that has Family::inference_entries, with these settings.
+Scheme inference_scheme(const Family& family, const Expression::Lookup& settings);
 
 /// Returns the model_types of the built-in families, sorted.
 std::vector<std::string> known_model_types();

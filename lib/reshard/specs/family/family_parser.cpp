@@ -188,23 +188,12 @@ void validate_defaults(const JsonObject& defaults) {
   }
 }
 
-/// Other names of whole modules in the one of attention.
-std::map<std::string, std::string> inference_names_at(const JsonObject& object, const Family& family) {
-  if (!family.attention) object.fail("nxd_inference", "an \"attention\" next to it, whose heads it places");
-  const JsonObject renamed = object.child(object.at("nxd_inference"), "nxd_inference", "nxd_inference");
-  std::map<std::string, std::string> names;
-  for (const auto& item : renamed.items()) {
-    const std::string name = family.attention->module + "." + item.key();
-    const auto is_it = [&](const Family::Module& module) {
-      return module.name == name && module.plan == TensorParallelPlan::kReplicate;
-    };
-    if (std::none_of(family.modules.begin(), family.modules.end(), is_it))
-      throw object.file().error(
-          renamed.pointer_to(item.key()),
-          "\"nxd_inference\" names the module " + printable(name) + ", which does not exist, or is not replicated");
-    names.emplace(item.key(), renamed.string_at(item.key()));
-  }
-  return names;
+/// Returns the entries of NxD Inference that a family lists.
+std::vector<Scheme::Entry> inference_entries_at(const JsonObject& object) {
+  const JsonObject names = object.object_at("nxd_inference");
+  names.validate_keys({"entries"});
+  if (!names.has("entries")) return {};
+  return parse_rank_entries(names, "entries");
 }
 
 /// What other programs call the parameters of `family`.
@@ -363,7 +352,7 @@ Family parse(const Json& json, const JsonFile& file) {
   if (object.has("attention")) family.attention = attention_at(object);
   if (object.has("fused")) read_fused(object, family);
   if (object.has("whole")) family.whole = object.strings_at("whole");
-  if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
+  if (object.has("nxd_inference")) family.inference_entries = inference_entries_at(object);
   validate_family(family, file);
   if (object.has("other_names")) family.schemes = schemes_at(object, family);
   return family;

@@ -45,18 +45,75 @@ std::size_t stars(const std::string& name) {
 
 /// Replaces kAnyParts in the names of an entry by `parts`.
 Scheme::Entry with_parts(Scheme::Entry entry, const std::string& parts) {
-  for (auto* names : {&entry.names, &entry.parameters})
-    for (std::string& name : *names)
-      if (begins_with_any(name)) name.replace(0, kAnyParts.size(), parts);
+  const auto expand = [&](std::string& name) {
+    if (begins_with_any(name)) name.replace(0, kAnyParts.size(), parts);
+  };
+  for (auto* names : {&entry.names, &entry.parameters}) std::for_each(names->begin(), names->end(), expand);
+  for (Scheme::Constant& constant : entry.constants)
+    std::for_each(constant.names.begin(), constant.names.end(), expand);
+  for (Scheme::Entry& copy : entry.copies) copy = with_parts(std::move(copy), parts);
   return entry;
+}
+
+/// Removes `prefix` from the names of an entry.
+void remove_prefix(Scheme::Entry& entry, const std::string& prefix) {
+  const auto remove = [&](std::vector<std::string>& names) {
+    for (std::string& name : names)
+      if (name.starts_with(prefix)) name.erase(0, prefix.size());
+  };
+  remove(entry.names);
+  for (Scheme::Constant& constant : entry.constants) remove(constant.names);
+  for (Scheme::Entry& copy : entry.copies) remove_prefix(copy, prefix);
+}
+
+/// Returns the entry without what `settings` rule out; std::nullopt if they rule out the entry.
+std::optional<Scheme::Entry> with_settings(Scheme::Entry entry, const Expression::Lookup& settings) {
+  const auto is_off = [&](const auto& one) { return one.when && !one.when.holds(settings); };
+  if (is_off(entry)) return std::nullopt;
+  std::erase_if(entry.constants, is_off);
+  std::erase_if(entry.copies, is_off);
+  for (Scheme::Entry& copy : entry.copies) std::erase_if(copy.constants, is_off);
+  return entry;
+}
+
+/// A word of a description and its meaning.
+template <typename Value>
+struct SchemeWord {
+  const char* word;
+  Value value;
+};
+constexpr SchemeWord<Scheme::Constant::Value> kValueWords[] = {
+    {"one", Scheme::Constant::Value::kOne},
+    {"expert_map", Scheme::Constant::Value::kExpertMap},
+    {"rank", Scheme::Constant::Value::kRank},
+    {"local_experts", Scheme::Constant::Value::kLocalExperts},
+};
+constexpr SchemeWord<Scheme::Heads> kHeadWords[] = {
+    {"query", Scheme::Heads::kQuery},
+    {"key", Scheme::Heads::kKey},
+    {"value", Scheme::Heads::kValue},
+};
+
+template <typename Value, std::size_t count>
+Value meaning_of(const SchemeWord<Value> (&words)[count], const std::string& word, const JsonObject& object,
+                 const std::string& key) {
+  std::vector<std::string> known;
+  for (const auto& one : words) {
+    if (word == one.word) return one.value;
+    known.push_back(fmt::format("\"{}\"", one.word));
+  }
+  object.fail(key, join(known, ", "));
 }
 
 /// Reads the entries of a scheme.
 class EntryReader {
  public:
-  EntryReader(const JsonObject& object, const std::vector<std::string>& versions)
-      : object_(object), versions_(versions) {
-    object.validate_keys({"entry", "parameters", "dims", "sizes", "padded", "families", "values"});
+  /// \param for_ranks  whether the scheme is one for ranks.
+  EntryReader(const JsonObject& object, const std::vector<std::string>& versions, bool for_ranks)
+      : object_(object), versions_(versions), for_ranks_(for_ranks) {
+    std::vector<std::string> keys = {"entry", "parameters", "dims", "sizes", "padded", "families"};
+    if (for_ranks) keys.insert(keys.end(), {"values", "heads", "split", "share", "kernel", "when", "copies"});
+    object.validate_keys(keys);
   }
 
   Scheme::Entry read() && {
@@ -67,6 +124,7 @@ class EntryReader {
       object_.fail(object_.has("parameters") ? "parameters" : "dims", "the name of a parameter, or no such key");
     if (object_.has("families")) entry_.families = object_.strings_at("families");
     if (object_.has("values")) read_constants();
+    if (for_ranks_) read_shares();
     if (object_.has("dims")) read_dims();
     if (object_.has("padded")) entry_.is_padded = object_.bool_at("padded");
     if (entry_.is_padded && entry_.joined.empty()) object_.fail("padded", "\"dims\" with an axis marked by \"+\"");
@@ -105,16 +163,34 @@ class EntryReader {
   }
 
   void read_constants() {
-    using Value = Scheme::Constant::Value;
-    const std::pair<const char*, Value> kWords[] = {{"one", Value::kOne}, {"expert_map", Value::kExpertMap}};
     for (const Json& item : object_.array_at("values")) {
       const JsonObject constant = object_.child(item, "values", fmt::format("values/{}", entry_.constants.size()));
-      constant.validate_keys({"entry", "value"});
-      const std::string& word = constant.string_at("value");
-      const auto* const known =
-          std::find_if(std::begin(kWords), std::end(kWords), [&](const auto& one) { return word == one.first; });
-      if (known == std::end(kWords)) constant.fail("value", "\"one\" or \"expert_map\"");
-      entry_.constants.push_back({names_at(constant), known->second});
+      constant.validate_keys({"entry", "value", "when"});
+      entry_.constants.push_back({names_at(constant),
+                                  meaning_of(kValueWords, constant.string_at("value"), constant, "value"),
+                                  constant.has("when") ? expression_at(constant, "when") : Expression()});
+    }
+  }
+
+  /// How ranks share the entry.
+  void read_shares() {
+    if (object_.has("heads"))
+      for (const std::string& word : texts_at(object_, "heads"))
+        entry_.heads.push_back(meaning_of(kHeadWords, word, object_, "heads"));
+    if (entry_.heads.size() > 1 && entry_.parameters.size() > 1 && entry_.heads.size() != entry_.parameters.size())
+      object_.fail("heads", "one word for each of \"parameters\"");
+    if (object_.has("split")) entry_.split = static_cast<std::uint32_t>(object_.unsigned_at("split"));
+    if (object_.has("share")) entry_.share = object_.string_at("share");
+    if (object_.has("kernel")) entry_.kernel = object_.string_at("kernel");
+    if (object_.has("when")) entry_.when = expression_at(object_, "when");
+    if (!object_.has("copies")) return;
+    for (const Json& item : object_.array_at("copies")) {  // each has what this entry has, but for the keys it gives
+      const std::string pointer = fmt::format("copies/{}", entry_.copies.size());
+      Json copy = Json::object();
+      for (const auto& own : object_.items())
+        if (own.key() != "copies" && own.key() != "values") copy[own.key()] = own.value();
+      for (const auto& own : object_.child(item, "copies", pointer).items()) copy[own.key()] = own.value();
+      entry_.copies.push_back(EntryReader(object_.child(copy, "copies", pointer), versions_, true).read());
     }
   }
 
@@ -144,8 +220,10 @@ class EntryReader {
   /// Validates that at most one axis per dim has an unknown size.
   void validate_sizes() const {
     for (const std::vector<std::string>& axes : entry_.parameter_dims) {
-      const auto unknown = std::count_if(axes.begin(), axes.end(),
-                                         [&](const std::string& axis) { return entry_.sizes.count(axis) == 0; });
+      const auto unknown = std::count_if(axes.begin(), axes.end(), [&](const std::string& axis) {
+        const bool is_experts = for_ranks_ && axis == kNumberAxes.back();  // of which the model has the number
+        return entry_.sizes.count(axis) == 0 && !is_experts;
+      });
       if (unknown > 1)
         object_.fail("dims", fmt::format("\"sizes\" for all axes of ({}) but one", fmt::join(axes, " ")));
     }
@@ -231,6 +309,7 @@ class EntryReader {
 
   const JsonObject& object_;
   const std::vector<std::string>& versions_;
+  bool for_ranks_;
   Scheme::Entry entry_;
 };
 
@@ -253,7 +332,7 @@ bool Scheme::Entry::is_numbered(std::size_t star, std::size_t stars) const {
 }
 
 Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
-                  const std::set<std::string, std::less<>>& parameters) {
+                  const std::set<std::string, std::less<>>& parameters, const Expression::Lookup& settings) {
   const auto is_for_family = [&](const Scheme::Entry& entry) {
     const bool is_for_type = entry.families.empty() || std::find(entry.families.begin(), entry.families.end(),
                                                                  model_type) != entry.families.end();
@@ -263,19 +342,23 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
   Scheme own = scheme;
   own.entries.clear();
   std::map<std::string, const Scheme::Entry*, std::less<>> by_name, by_parameter;
-  for (const Scheme::Entry& entry : scheme.entries) {
-    const bool is_rule = !entry.parameters.empty() && begins_with_any(entry.parameters.front());
-    if (!is_rule && is_for_family(entry)) own.entries.push_back(entry);
+  const auto is_taken = [&](const std::string& parameter) {
+    return std::any_of(own.entries.begin(), own.entries.end(), [&](const Scheme::Entry& other) {
+      return std::find(other.parameters.begin(), other.parameters.end(), parameter) != other.parameters.end();
+    });
+  };
+  for (const Scheme::Entry& listed : scheme.entries) {
+    const auto entry = with_settings(listed, settings);
+    if (!entry) continue;
+    const bool is_rule = !entry->parameters.empty() && begins_with_any(entry->parameters.front());
+    if (!is_rule && is_for_family(*entry)) own.entries.push_back(*entry);
     if (!is_rule) continue;
-    const std::string_view end = std::string_view(entry.parameters.front()).substr(kAnyParts.size());
+    const std::string_view end = std::string_view(entry->parameters.front()).substr(kAnyParts.size());
     for (const std::string& parameter : parameters) {
-      if (!parameter.ends_with(end)) continue;
-      Scheme::Entry instance = with_parts(entry, parameter.substr(0, parameter.size() - end.size()));
-      // The first rule for a parameter takes precedence.
-      const bool is_first = std::none_of(own.entries.begin(), own.entries.end(), [&](const Scheme::Entry& other) {
-        return std::find(other.parameters.begin(), other.parameters.end(), parameter) != other.parameters.end();
-      });
-      if (is_first && is_for_family(instance)) own.entries.push_back(std::move(instance));
+      if (!parameter.ends_with(end) || is_taken(parameter)) continue;  // the first rule takes precedence
+      std::string parts = parameter.substr(0, parameter.size() - end.size());
+      Scheme::Entry instance = with_parts(*entry, parts);
+      if (is_for_family(instance)) own.entries.push_back(std::move(instance));
     }
   }
   const auto add = [](auto& entries, const std::string& name, const Scheme::Entry& entry) {
@@ -289,19 +372,20 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
     for (const std::string& name : entry.names)
       if (!name.empty()) add(by_name, name, entry);
   }
-  if (!scheme.keeps_others) return own;
   std::set<std::string> others;
   for (const std::string& parameter : parameters)
-    if (by_parameter.count(parameter) == 0) others.insert(with_stars(parameter));
+    if (scheme.keeps_others && by_parameter.count(parameter) == 0) others.insert(with_stars(parameter));
   for (const std::string& parameter : others) {
     Scheme::Entry& entry = own.entries.emplace_back();
     entry.names = entry.parameters = {parameter};
   }
+  for (Scheme::Entry& entry : own.entries) remove_prefix(entry, scheme.prefix);
   return own;
 }
 
 Scheme parse_scheme(const JsonObject& object) {
-  object.validate_keys({"program", "versions", "families", "of_ranks", "keeps_others", "states", "entries"});
+  object.validate_keys({"program", "versions", "families", "of_ranks", "keeps_others", "prefix", "models", "wrapper",
+                        "left_out", "states", "entries"});
   Scheme scheme;
   scheme.program = object.string_at("program");
   if (scheme.program.empty()) object.fail("program", "a name");
@@ -311,6 +395,13 @@ Scheme parse_scheme(const JsonObject& object) {
   if (object.has("families")) scheme.families = object.strings_at("families");
   scheme.is_of_ranks = object.has("of_ranks") && object.bool_at("of_ranks");
   scheme.keeps_others = object.has("keeps_others") && object.bool_at("keeps_others");
+  if (object.has("prefix")) scheme.prefix = object.string_at("prefix");
+  if (object.has("models")) {
+    const JsonObject models = object.object_at("models");
+    for (const auto& item : models.items()) scheme.models.emplace(item.key(), models.string_at(item.key()));
+  }
+  if (object.has("wrapper")) scheme.wrapper = object.string_at("wrapper");
+  if (object.has("left_out")) scheme.left_out = object.strings_at("left_out");
   if (object.has("states")) {
     constexpr std::string_view kEnd = "{state}.{entry}";
     const std::string& form = object.string_at("states");
@@ -321,11 +412,15 @@ Scheme parse_scheme(const JsonObject& object) {
       object.fail("states", "words and behind them {state}.{entry}, such as \"optimizer.state.{state}.{entry}\"");
     scheme.before_state = words;
   }
-  for (const JsonObject& entry : object.objects_at("entries")) {
-    scheme.entries.push_back(EntryReader(entry, scheme.versions).read());
-    if (!scheme.is_of_ranks && !scheme.entries.back().constants.empty()) entry.fail("values", "no such key");
-  }
+  for (const JsonObject& entry : object.objects_at("entries"))
+    scheme.entries.push_back(EntryReader(entry, scheme.versions, scheme.is_of_ranks).read());
   return scheme;
+}
+
+std::vector<Scheme::Entry> parse_rank_entries(const JsonObject& object, const std::string& key) {
+  std::vector<Scheme::Entry> entries;
+  for (const JsonObject& entry : object.objects_at(key)) entries.push_back(EntryReader(entry, {}, true).read());
+  return entries;
 }
 
 const std::vector<std::shared_ptr<const Scheme>>& builtin_schemes() {

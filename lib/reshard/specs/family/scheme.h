@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -23,12 +24,18 @@ struct Scheme {
   /// An entry whose value does not come from a parameter.
   struct Constant {
     enum class Value : std::uint8_t {
-      kOne,        // 1.0 in float32
-      kExpertMap,  // index of each expert on the rank
+      kOne,           // 1.0 in float32
+      kExpertMap,     // index of each expert on the rank
+      kRank,          // number of the rank
+      kLocalExperts,  // numbers of the experts on the rank
     };
     std::vector<std::string> names;  // like Entry::names
     Value value = Value::kOne;
+    Expression when;  // like Entry::when
   };
+
+  /// Which heads a dim consists of.
+  enum class Heads : std::uint8_t { kQuery, kKey, kValue };
 
   /// An entry of a checkpoint. Stars in its names represent numbers of layers or experts. Names that begin with "**"
   /// are a rule for every parameter whose name ends like the first of `parameters`.
@@ -45,7 +52,15 @@ struct Scheme {
     std::map<std::string, Expression, std::less<>> sizes;  // sizes of axes; their keys are kModelNumbers
     std::vector<std::string> families;  // model_types that have this entry; empty: all of the scheme's
     std::vector<Constant> constants;    // constants that follow each entry of these names
-    std::string where;                  // file and line of the entry, for errors
+    // Of schemes for ranks:
+    /// Heads that the split dim consists of, for each parameter; or several for one parameter that packs them.
+    std::vector<Heads> heads;
+    std::optional<std::uint32_t> split;  // dim of the parameter that ranks split, unless it is that of its plan
+    std::string share;                   // which of the layout's ways to share parameters; empty: the usual one
+    std::string kernel;                  // choice of the layout with which the last two dims are swapped; empty: none
+    Expression when;                     // settings of the program with which it has the entry; absent: all
+    std::vector<Entry> copies;           // further entries with the same parameters
+    std::string where;                   // file and line of the entry, for errors
 
     bool is_plain() const { return entry_dims.empty(); }
     const std::string& name(std::size_t version) const { return name_of(names, version); }
@@ -61,6 +76,11 @@ struct Scheme {
   std::vector<Entry> entries;
   bool is_of_ranks = false;   // entries are in rank files, with the rank's slices of the parameters
   bool keeps_others = false;  // parameters without an entry keep their names
+  std::map<std::string, std::string>
+      models;                         // prefixes of the names of several models in one file, by what they are called
+  std::string wrapper;                // part of names of wrapped modules: ".base_layer"
+  std::vector<std::string> left_out;  // parts of names of entries that are not read
+  std::string prefix;                 // prefix of parameters that their entries lack: "model."; only if others are kept
   /// Prefix of the names of optimizer states if the state precedes the entry: "optimizer.state." for
   /// "optimizer.state.exp_avg.ENTRY". Empty if the entry precedes the state, as in torch.
   std::string before_state;
@@ -79,10 +99,10 @@ inline constexpr std::array<std::string_view, 3> kModelNumbers = {"num_attention
                                                                   "head_dim"};
 
 /// Returns the entries of `scheme` for a family with these `parameters`, with rules expanded. The first rule for a
-/// parameter takes precedence.
+/// parameter takes precedence. `settings` are those of the program (Entry::when); copies follow their entries.
 /// \throws Error kBadInput, with the lines, if two entries have the same name or contain the same parameter.
 Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
-                  const std::set<std::string, std::less<>>& parameters);
+                  const std::set<std::string, std::less<>>& parameters, const Expression::Lookup& settings = {});
 
 /// Returns all built-in schemes, in alphabetical order.
 const std::vector<std::shared_ptr<const Scheme>>& builtin_schemes();

@@ -1,0 +1,145 @@
+#include "reshard/layouts/inference/nxdi_settings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/torch/torch_storage.h"
+#include "reshard/io/text_file.h"
+#include "reshard/layouts/inference/inference_kernels.h"
+#include "reshard/layouts/inference/inference_server.h"
+#include "reshard/layouts/training/trainer.h"
+#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/config/neuron_config.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr NxdiSetting kSettings[] = {
+    {&kFuseQkv, "fused_qkv", 0},
+    {&kVocabParallel, "vocab_parallel", 0},
+    {&kFusedMoe, "moe_fused_nki_kernel_enabled", 0},
+    {&kShardOnIntermediate, "blockwise_matmul_config.use_shard_on_intermediate_dynamic_while", 0},
+    {&kContextDegree, "cp_degree", 1},
+    {&kMlpContextDegree, "mlp_cp_degree", 1},
+    {&kAttentionDataDegree, "attention_dp_degree", 1},
+    {&kMoeExpertDegree, "moe_ep_degree", 1},
+    {&kMoeTensorDegree, "moe_tp_degree", 1},
+    {&kPromptExpertDegree, "hybrid_sharding_config.moe_cte_ep_degree", 0},
+    {&kTokenExpertDegree, "hybrid_sharding_config.moe_tkg_ep_degree", 0},
+};
+
+/// Refuses weights that NxD Inference has multiplied by the weights of the preceding norm and rounded, which cannot be
+/// undone.
+void validate_plain_values(const Json& settings, const fs::path& path) {
+  const auto has = [&](std::string_view flag) { return neuron_flag(settings, flag, path); };
+  if (!has("fused_rmsnorm_skip_gamma") || has("sequence_parallel_enabled")) return;
+  if (!has("mlp_kernel_enabled") && !has("mlp_tkg_nki_kernel_enabled") && !has("qkv_kernel_enabled")) return;
+  throw Error(
+      ErrorKind::kUnsupported,
+      "has fused_rmsnorm_skip_gamma: the weights were multiplied by norm weights and rounded, which cannot be undone")
+      .in(path)
+      .hint("compile the model without fused_rmsnorm_skip_gamma, or use the model that it was compiled from");
+}
+
+/// A setting with which NxD Inference needs tensors that are read, if at all, but not written.
+struct Unwritten {
+  const char* key;
+  const char* meaning;
+};
+constexpr Unwritten kUnwritten[] = {
+    {"quantized", "quantised weights"},
+    {"quantized_mlp_kernel_enabled", "quantised weights"},
+    {"is_mxfp4_compute", "experts in MXFP4"},
+    {"enable_fused_speculation", "the weights of a target and a draft"},
+    {"enable_eagle_speculation", "the weights of a target and a draft"},
+    {"is_eagle_draft", "the weights of an EAGLE draft"},
+    {"is_medusa", "Medusa's heads"},
+    {"lora_config", "the adapters of multi-LoRA serving"},
+    {"padded_hidden_size", "a padded hidden size"},
+    {"padded_intermediate_size", "a padded intermediate size"},
+};
+
+/// Returns what `settings` need that is not written; empty if nothing.
+std::string unwritten(const Json& settings) {
+  for (const Unwritten& one : kUnwritten) {
+    const Json* value = find_key(settings, one.key);
+    if (value != nullptr && !value->is_null() && *value != false) return fmt::format("{}: {}", one.key, one.meaning);
+  }
+  const Json* cast = find_key(settings, "cast_type");
+  return cast != nullptr && *cast == "as-declared" ? "cast_type as-declared: dtypes that differ among the tensors" : "";
+}
+
+std::string last_key(const NxdiSetting& setting) {
+  const std::string key = setting.key;
+  return key.substr(key.rfind('.') + 1);
+}
+
+}  // namespace
+
+std::span<const NxdiSetting> nxdi_settings() {
+  return kSettings;
+}
+
+ConfigValue setting_in(const OptionValues& form, const std::string& key, const Json* config) {
+  for (const NxdiSetting& setting : kSettings) {
+    if (key != last_key(setting)) continue;
+    if (setting.option->type == LayoutOption::Type::kFlag) return form.flag(setting.option->name);
+    return form.number(*setting.option).value_or(setting.absent);
+  }
+  const Json* value = config == nullptr ? nullptr : find_key(*config, key);
+  if (value != nullptr && value->is_number_unsigned()) return value->get<std::uint64_t>();
+  if (value != nullptr && value->is_boolean()) return value->get<bool>();
+  std::vector<std::string> known;
+  for (const NxdiSetting& setting : kSettings) known.push_back(last_key(setting));
+  throw Error(
+      ErrorKind::kBadInput,
+      fmt::format("\"when\" reads {}, which is neither a setting of NxD Inference nor in config.json", printable(key)))
+      .hint("settings are " + join(known, ", "));
+}
+
+std::uint32_t degree_in(const OptionValues& form, const LayoutOption& option) {
+  return static_cast<std::uint32_t>(form.number(option).value_or(1));
+}
+
+std::optional<CompiledModel> read_compiled_model(Files& files, const fs::path& directory) {
+  const fs::path path = directory / kNeuronConfigFile;
+  if (!files.exists(path)) return std::nullopt;
+  const Json json = read_json_file(files, path, kMaxConfigBytes, JsonDialect::kPython);
+  const Json& settings = neuron_settings(json);
+  validate_plain_values(settings, path);
+  CompiledModel compiled{path, {}, {}, {}, unwritten(settings)};
+  const auto number = [&](const char* key) -> std::optional<std::uint64_t> {
+    const Json* value = find_key(settings, key);
+    if (value == nullptr || !value->is_number_unsigned()) return std::nullopt;
+    return value->get<std::uint64_t>();
+  };
+  for (const NxdiSetting& setting : kSettings) {
+    if (setting.option->type == LayoutOption::Type::kFlag) {
+      const Json* value = find_key(settings, setting.key);
+      compiled.options.set_flag(setting.option->name, value != nullptr && *value == true);
+    } else if (const auto degree = number(setting.key); degree && *degree > setting.absent) {
+      compiled.options.set_number(setting.option->name, *degree);
+    }
+  }
+  compiled.options.set(kKernels.name, kernels_text(enabled_kernels(settings, path)));
+  if (const auto tp = number("tp_degree"))
+    compiled.tp = static_cast<std::uint32_t>(std::min<std::uint64_t>(*tp, UINT32_MAX));
+  const std::uint64_t first = number("start_rank_id").value_or(0);
+  const auto count = number("local_ranks_size");
+  if (compiled.tp && count && *count > 0 && *count < *compiled.tp && first + *count <= *compiled.tp) {
+    compiled.options.set_number(kStartRank.name, first);
+    compiled.options.set_number(kEndRank.name, first + *count - 1);
+  }
+  if (const Json* dtype = find_key(settings, "torch_dtype"); dtype != nullptr && dtype->is_string())
+    compiled.dtype = dtype_from_torch_name(dtype->get<std::string>());
+  return compiled;
+}
+
+}  // namespace reshard

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "reshard/layouts/core/layout.h"
+#include "reshard/specs/family/expression.h"
+
+namespace reshard {
+
+/// A setting of NxD Inference with which weights have another form.
+struct NxdiSetting {
+  const LayoutOption* option;
+  const char* key;  // in the settings of neuron_config.json; the key of Scheme::Entry::when is the part after a dot
+  std::uint64_t absent;  // a number without a value
+};
+
+/// Returns the settings that choose names and how ranks share parameters.
+std::span<const NxdiSetting> nxdi_settings();
+
+/// Returns the value of a setting according to `form`, or of a key of the model's config.json, for Scheme::Entry::when.
+/// \param config  may be null.
+/// \throws Error kBadInput if there is neither.
+ConfigValue setting_in(const OptionValues& form, const std::string& key, const Json* config);
+/// Returns the value of a setting that is a number.
+std::uint32_t degree_in(const OptionValues& form, const LayoutOption& option);
+
+/// Reads the neuron_config.json in `directory`; std::nullopt if the file does not exist. The options have a value of
+/// kKernels.
+/// \throws Error kBadInput for an invalid file; kUnsupported for settings that change the weights' values.
+std::optional<CompiledModel> read_compiled_model(Files& files, const std::filesystem::path& directory);
+
+inline constexpr LayoutOption kVocabParallel{"vocab-parallel", LayoutOption::Type::kFlag,
+                                             "Split the embedding along the vocabulary instead of its columns"};
+inline constexpr LayoutOption kContextDegree{
+    .name = "cp-degree",
+    .type = LayoutOption::Type::kCount,
+    .help = "Context-parallel degree: store attention a second time, for prompts, on TP / N ranks each",
+    .of_source = true,
+    .source_help = "Context-parallel degree (default: from neuron_config.json or the shapes)"};
+inline constexpr LayoutOption kMlpContextDegree{
+    .name = "mlp-cp-degree",
+    .type = LayoutOption::Type::kCount,
+    .help = "Context-parallel degree of the MLP, which is stored a second time, for prompts",
+    .of_source = true,
+    .source_help = "Context-parallel degree of the MLP (default: from neuron_config.json or the shapes)"};
+inline constexpr LayoutOption kAttentionDataDegree{
+    .name = "attention-dp-degree",
+    .type = LayoutOption::Type::kCount,
+    .help = "Data-parallel degree of attention, which is stored a second time, for tokens",
+    .of_source = true,
+    .source_help = "Data-parallel degree of attention (default: from neuron_config.json or the shapes)"};
+inline constexpr LayoutOption kMoeExpertDegree{
+    .name = "moe-ep-degree",
+    .type = LayoutOption::Type::kCount,
+    .help = "Expert-parallel degree: each rank has 1 / N of the experts",
+    .of_source = true,
+    .source_help = "Expert-parallel degree (default: from neuron_config.json or the shapes)"};
+inline constexpr LayoutOption kMoeTensorDegree{
+    .name = "moe-tp-degree",
+    .type = LayoutOption::Type::kCount,
+    .help =
+        "NxD Inference's moe_tp_degree, on which padding of the experts depends (default: 1, or TP / moe-ep-degree)"};
+inline constexpr LayoutOption kPromptExpertDegree{
+    .name = "moe-cte-ep-degree",
+    .type = LayoutOption::Type::kCount,
+    .help = "Expert-parallel degree for prompts in NxD Inference's hybrid sharding, which stores experts twice",
+    .of_source = true,
+    .source_help = "Expert-parallel degree for prompts (default: from neuron_config.json or the shapes)"};
+inline constexpr LayoutOption kTokenExpertDegree{
+    .name = "moe-tkg-ep-degree",
+    .type = LayoutOption::Type::kCount,
+    .help = "Expert-parallel degree for tokens in NxD Inference's hybrid sharding, which stores experts twice",
+    .of_source = true,
+    .source_help = "Expert-parallel degree for tokens (default: from neuron_config.json or the shapes)"};
+inline constexpr LayoutOption kShardOnIntermediate{
+    "shard-on-intermediate", LayoutOption::Type::kFlag,
+    "Pad experts for NxD Inference's use_shard_on_intermediate_dynamic_while"};
+inline constexpr LayoutOption kFusedMoe{
+    "moe-fused-nki", LayoutOption::Type::kFlag,
+    "Store the router a second time, transposed, for NxD Inference's moe_fused_nki_kernel_enabled"};
+
+}  // namespace reshard

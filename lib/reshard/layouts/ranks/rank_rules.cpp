@@ -1,0 +1,387 @@
+#include "reshard/layouts/ranks/rank_rules.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+
+namespace reshard {
+namespace {
+
+using Heads = Scheme::Heads;
+
+constexpr const char* kExpertAxis = "expert";
+constexpr std::uint64_t kOneF32 = 0x3F80'0000;
+
+std::uint64_t rounded_up(std::uint64_t number, std::uint64_t step) {
+  return (number + step - 1) / step * step;
+}
+
+bool has_experts(const Scheme::Entry& rule) {
+  return std::any_of(rule.entry_dims.begin(), rule.entry_dims.end(),
+                     [](const auto& axes) { return axes.front() == kExpertAxis; });
+}
+
+/// Returns the roles of parameter number `part` of an entry.
+std::vector<Heads> roles_of(const Scheme::Entry& rule, std::size_t part) {
+  if (rule.parameters.size() == 1) return rule.heads;
+  return {rule.heads.size() == 1 ? rule.heads.front() : rule.heads.at(part)};
+}
+
+/// Returns the dim in `dims` that each dim of an entry is; empty if the order is the same.
+Dims order_of(const DimAxes& entry_dims, const std::vector<std::string>& dims) {
+  Dims order;
+  for (const std::vector<std::string>& axes : entry_dims)
+    order.push_back(static_cast<std::uint64_t>(std::find(dims.begin(), dims.end(), axes.back()) - dims.begin()));
+  return std::is_sorted(order.begin(), order.end()) ? Dims() : order;
+}
+
+/// Returns the share of an entry.
+/// \throws Error kBadInput if the layout has no such share.
+template <typename Share>
+const Share& found_share(const std::map<std::string, Share, std::less<>>& shares, const Scheme::Entry& entry) {
+  const auto found = shares.find(entry.share);
+  if (found != shares.end()) return found->second;
+  std::vector<std::string> known;
+  for (const auto& [name, share] : shares)
+    if (!name.empty()) known.push_back(name);
+  throw Error(ErrorKind::kBadInput, fmt::format("\"share\" is \"{}\", which the layout does not have ({})",
+                                                printable(entry.share), entry.where))
+      .hint("ways to share such an entry are " + join(known, ", "));
+}
+
+void validate_divides(const ModelParameter& parameter, std::uint64_t size, std::uint32_t parts) {
+  if (size % parts == 0) return;
+  throw Error(ErrorKind::kUsage, fmt::format("an expert has a size of {}, which {} ranks do not divide", size, parts))
+      .tensor(parameter.name)
+      .hint("choose a number of ranks that divides it");
+}
+
+PartitionLabel label_of(std::uint32_t dim) {
+  return dim == 0 ? PartitionLabel::kColumn : PartitionLabel::kRow;
+}
+
+}  // namespace
+
+HeadCounts head_counts(const Model& model, const WrittenNames& names) {
+  HeadCounts counts{static_cast<std::uint32_t>(model.heads), static_cast<std::uint32_t>(model.kv_heads)};
+  if (counts.query != 0) return counts;
+  std::unordered_map<std::string_view, const ModelParameter*> by_name;
+  for (const ModelParameter& parameter : model.parameters) by_name.emplace(parameter.name, &parameter);
+  std::uint64_t head_dim = 0, query_rows = 0;
+  for (const WrittenNames::Entry& entry : names.entries())
+    for (std::size_t t = 0; t < entry.tensors.size() && entry.constant == nullptr; ++t) {
+      if (entry.rule->heads.empty()) continue;
+      const ModelParameter& parameter = *by_name.at(entry.tensors[t]);
+      const std::vector<Heads> roles = roles_of(*entry.rule, t % entry.rule->parameters.size());
+      if (parameter.heads == 0 || parameter.split_dim != 0u || parameter.shape.size() != 2) continue;
+      for (std::size_t r = 0; r < roles.size(); ++r) {
+        const std::uint64_t rows = parameter.packed.empty() ? parameter.shape[0] : parameter.packed.at(r).size;
+        if (roles[r] == Heads::kQuery) query_rows = rows;
+        if (roles[r] != Heads::kKey) continue;
+        counts.key_value = static_cast<std::uint32_t>(parameter.heads);
+        head_dim = rows / parameter.heads;
+      }
+    }
+  if (head_dim != 0) counts.query = static_cast<std::uint32_t>(query_rows / head_dim);
+  return counts;
+}
+
+RankRules::RankRules(const Model& model, const WrittenNames& names, const RankShares& shares, std::uint32_t ranks)
+    : names_(names), shares_(shares), ranks_(ranks), heads_(head_counts(model, names)), rules_(ranks) {
+  for (const ModelParameter& one : model.parameters) by_name_.emplace(one.name, &one);
+}
+
+std::vector<PartitionRule> RankRules::run(const HoldsName& holds) && {
+  bool is_added = false;
+  for (const WrittenNames::Entry& entry : names_.entries()) {
+    if (entry.constant == nullptr) {
+      is_added = is_held(entry, holds);
+      if (is_added) add(entry);
+    } else if (is_added) {
+      add_constant(entry);
+    }
+  }
+  return std::move(rules_).take();
+}
+
+bool RankRules::is_held(const WrittenNames::Entry& entry, const HoldsName& holds) const {
+  return std::any_of(entry.tensors.begin(), entry.tensors.end(), [&](const std::string& name) {
+    const ModelParameter& one = parameter(name);
+    return !one.any_shape && (!one.optional || holds(name) || holds(entry.name));
+  });
+}
+
+const RankShare& RankRules::share_of(const WrittenNames::Entry& entry) const {
+  return found_share(shares_.usual, *entry.rule);
+}
+
+void RankRules::add(const WrittenNames::Entry& entry) {
+  const Scheme::Entry& rule = *entry.rule;
+  if (has_experts(rule)) return add_experts(entry);
+  if (!rule.heads.empty()) return add_heads(entry);
+  const ModelParameter& first = parameter(entry.tensors.front());
+  const auto dim = rule.split ? rule.split : first.split_dim;
+  if (entry.tensors.size() == 1 && rule.share.empty()) {
+    const bool is_as_planned = dim && dim == first.split_dim;
+    return finish(entry, rules_.add(first, entry.name, dim, is_as_planned ? shares_.padded(first, ranks_) : 0));
+  }
+  const RankShare& share = share_of(entry);
+  Parts parts;
+  for (const std::string& name : entry.tensors) {
+    const ModelParameter& one = parameter(name);
+    parts.push_back({name, {}, one.is_bias});
+    if (!dim) continue;
+    const std::uint64_t padded =
+        dim == one.split_dim ? shares_.padded(one, share.parts) : rounded_up(one.shape[*dim], share.parts);
+    parts.back().placed = {{*dim, even_table(one.shape[*dim], padded, share)}};
+  }
+  const PartitionLabel label = parts.size() > 1 ? PartitionLabel::kFused
+                               : dim            ? label_of(*dim)
+                                                : PartitionLabel::kReplicated;
+  finish(entry, rules_.add_placed(entry.name, label, dim.value_or(0), std::move(parts)));
+}
+
+void RankRules::finish(const WrittenNames::Entry& entry, PartitionRule& rule) const {
+  rule.kernel = entry.rule->kernel;
+  std::vector<std::string> dims;
+  for (const std::vector<std::string>& axes : entry.rule->parameter_dims) dims.push_back(axes.back());
+  rule.file_dims = order_of(entry.rule->entry_dims, dims);
+}
+
+RankRules::Table RankRules::even_table(std::uint64_t size, std::uint64_t padded, const RankShare& share) {
+  Table& table = tables_[{size, padded, 0, &share}];
+  if (table) return table;
+  const std::uint64_t each = padded / share.parts;
+  const std::uint64_t unit = std::max<std::uint64_t>(std::gcd(size, each), 1);
+  Placement placement{size / unit, unit, {}};
+  for (const std::uint32_t part : share.of_rank) {
+    std::vector<std::uint32_t>& taken = placement.taken.emplace_back(each / unit);
+    std::iota(taken.begin(), taken.end(), static_cast<std::uint32_t>(part * (each / unit)));
+    if (part >= share.parts) std::fill(taken.begin(), taken.end(), static_cast<std::uint32_t>(placement.units));
+  }
+  table = std::make_shared<const Placement>(std::move(placement));
+  return table;
+}
+
+RankRules::Table RankRules::heads_table(const ModelParameter& parameter, const std::vector<Heads>& roles,
+                                        std::uint32_t dim, const RankShare& share) {
+  std::uint64_t units = 0;
+  std::vector<std::uint64_t> begins;
+  const auto count_of = [&](Heads role) { return role == Heads::kQuery ? heads_.query : heads_.key_value; };
+  for (const Heads role : roles) {
+    begins.push_back(units);
+    units += count_of(role);
+  }
+  // One role of a parameter that packs all three is a part of it.
+  const bool is_one_of_packed = roles.size() == 1 && parameter.packed.size() == 3;
+  if (is_one_of_packed) {
+    units = heads_.query + std::uint64_t{2} * heads_.key_value;
+    begins = {roles.front() == Heads::kQuery ? 0
+              : roles.front() == Heads::kKey ? heads_.query
+                                             : heads_.query + heads_.key_value};
+  }
+  if (units == 0 || parameter.shape[dim] % units != 0)
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("dim {} has {} elements, which are not {} heads", dim, parameter.shape[dim], units))
+        .tensor(parameter.name)
+        .hint("choose a layout that keeps the checkpoint's names");
+  Placement placement{units, parameter.shape[dim] / units, {}};
+  for (const std::uint32_t part : share.of_rank) {
+    std::vector<std::uint32_t>& taken = placement.taken.emplace_back();
+    for (std::size_t r = 0; r < roles.size(); ++r) {
+      const auto& slots = roles[r] == Heads::kQuery ? share.slots.query : share.slots.key_value;
+      const std::size_t each = slots.size() / share.parts;
+      for (std::size_t i = part * each; i < (part + 1) * each; ++i)
+        taken.push_back(static_cast<std::uint32_t>(slots[i] >= count_of(roles[r]) ? units : begins[r] + slots[i]));
+    }
+  }
+  return std::make_shared<const Placement>(std::move(placement));
+}
+
+void RankRules::add_heads(const WrittenNames::Entry& entry) {
+  const RankShare& share = share_of(entry);
+  Parts parts;
+  std::uint32_t stack_dim = 0;
+  for (std::size_t t = 0; t < entry.tensors.size(); ++t) {
+    const ModelParameter& one = parameter(entry.tensors[t]);
+    const auto dim = entry.rule->split ? entry.rule->split : one.split_dim;
+    parts.push_back({one.name});
+    if (!dim) continue;
+    stack_dim = *dim;
+    Table& table = tables_[{*dim, one.shape[*dim], t, entry.rule}];
+    if (!table) table = heads_table(one, roles_of(*entry.rule, t), *dim, share);
+    parts.back().placed = {{*dim, table}};
+  }
+  if (parts.size() == 1 && parts.front().placed.empty()) {
+    rules_.add_whole(entry.name, parts.front().logical_name);
+    return;
+  }
+  finish(entry, rules_.add_placed(entry.name, PartitionLabel::kGroupedQuery, stack_dim, std::move(parts)));
+}
+
+/// Whether a rank has a part of an expert. Groups of ranks have consecutive experts; the first ones have one more if
+/// necessary.
+bool RankRules::is_on(std::uint64_t expert, std::uint32_t rank, const ExpertShare& share) const {
+  const std::uint64_t each = experts_ / share.groups, more = experts_ % share.groups;
+  const std::uint64_t group = expert < more * (each + 1) ? expert / (each + 1) : (expert - more) / each;
+  return group == rank / share.parts % share.groups;
+}
+
+/// A dim of which each rank has an equal part, or all.
+struct RankRules::ExpertPart {
+  const ModelParameter& parameter;
+  std::uint64_t size = 0;               // of one expert
+  std::optional<std::uint64_t> expert;  // whose ranks have it; std::nullopt: all
+  std::uint64_t begin = 0, count = 1;   // experts that the dim contains, and the number of the one that is meant
+  bool is_whole = false;                // ranks that have it have all
+};
+
+RankRules::Table RankRules::part_table(const ExpertPart& part, const ExpertShare& share) const {
+  const std::uint64_t padded = part.is_whole ? part.size : rounded_up(part.size, share.multiple);
+  const std::uint32_t parts = part.is_whole ? 1 : share.parts;
+  validate_divides(part.parameter, padded, parts);
+  const std::uint64_t each = padded / parts, stored = part.is_whole ? each : rounded_up(each, share.rounding);
+  const std::uint64_t unit = std::gcd(std::gcd(part.size, each), stored), size = part.size / unit;
+  Placement placement{part.count * size, unit, {}};
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    std::vector<std::uint32_t>& taken = placement.taken.emplace_back();
+    if (part.expert && !is_on(*part.expert, rank, share)) continue;
+    for (std::uint64_t i = 0; i < stored / unit; ++i) {
+      const std::uint64_t own = rank % parts * (each / unit) + i;
+      const bool is_padding = i >= each / unit || own >= size;
+      taken.push_back(static_cast<std::uint32_t>(is_padding ? placement.units : part.begin * size + own));
+    }
+  }
+  return std::make_shared<const Placement>(std::move(placement));
+}
+
+/// Returns the experts of each rank along a dim of experts.
+RankRules::Table RankRules::group_table(const ExpertShare& share) const {
+  Placement placement{experts_, 1, {}};
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    std::vector<std::uint32_t>& taken = placement.taken.emplace_back();
+    for (std::uint64_t expert = 0; expert < experts_; ++expert)
+      if (is_on(expert, rank, share)) taken.push_back(static_cast<std::uint32_t>(expert));
+  }
+  return std::make_shared<const Placement>(std::move(placement));
+}
+
+/// Returns the part of each of several matrices in a dim, one after another.
+RankRules::Table RankRules::packed_table(const ModelParameter& parameter, const ExpertShare& share) const {
+  std::uint64_t unit = 0, size = 0;
+  for (const PackedPart& part : parameter.packed) {
+    validate_divides(parameter, part.size, share.parts);
+    unit = std::gcd(unit, part.size / share.parts);
+    size += part.size;
+  }
+  Placement placement{size / unit, unit, {}};
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    std::vector<std::uint32_t>& taken = placement.taken.emplace_back();
+    std::uint64_t begin = 0;
+    for (const PackedPart& part : parameter.packed) {
+      const std::uint64_t each = part.size / share.parts / unit;
+      for (std::uint64_t i = 0; i < each; ++i)
+        taken.push_back(static_cast<std::uint32_t>(begin + rank % share.parts * each + i));
+      begin += part.size / unit;
+    }
+  }
+  return std::make_shared<const Placement>(std::move(placement));
+}
+
+void RankRules::add_experts(const WrittenNames::Entry& entry) {
+  const Scheme::Entry& rule = *entry.rule;
+  const ExpertShare& share = found_share(shares_.experts, rule);
+  const ModelParameter& first = parameter(entry.tensors.front());
+  const std::size_t each = rule.parameters.size();
+  experts_ = first.experts;
+  // The dims of the rule: those of a parameter, and that of experts before the dim along which they follow each other.
+  std::vector<std::string> dims;
+  std::uint32_t stack_dim = 0;
+  bool is_dim = false;  // experts are a dim of the parameter
+  for (const std::vector<std::string>& axes : rule.parameter_dims) {
+    is_dim = is_dim || (axes.front() == kExpertAxis && axes.size() == 1);
+    if (axes.back() == rule.joined || (axes.front() == kExpertAxis && axes.size() > 1))
+      stack_dim = static_cast<std::uint32_t>(dims.size());
+    dims.push_back(axes.back());
+  }
+  // Experts follow each other along the dim that is behind theirs in the file.
+  std::uint32_t slice_dim = 0;
+  for (std::size_t d = 0; d + 1 < rule.entry_dims.size() && !is_dim; ++d)
+    if (rule.entry_dims[d].front() == kExpertAxis)
+      slice_dim =
+          static_cast<std::uint32_t>(std::find(dims.begin(), dims.end(), rule.entry_dims[d + 1].back()) - dims.begin());
+  if (!is_dim) dims.insert(dims.begin() + slice_dim, kExpertAxis);
+  const bool is_named = !rule.numbered_dims().empty();
+  // Equal parameters share a table: named experts of one group, or equal numbers of experts that are packed.
+  const auto table_of = [&](const ModelParameter& one, std::uint32_t dim, bool is_whole, std::uint64_t expert) {
+    const std::uint64_t size = one.shape[dim] / (is_named || is_dim ? 1 : experts_);
+    std::uint64_t group = 0;
+    while (!is_on(expert, static_cast<std::uint32_t>(group * share.parts), share)) ++group;
+    Table& table = tables_[{size, is_named ? group : expert, is_named ? 1 : 2 + is_dim,
+                            is_whole ? nullptr : static_cast<const void*>(&share)}];
+    if (table) return table;
+    ExpertPart part{one, size, expert, 0, 1, is_whole};
+    if (is_dim) part.expert.reset();
+    if (!is_named && !is_dim) {
+      part.begin = expert;
+      part.count = experts_;
+    }
+    table = part_table(part, share);
+    return table;
+  };
+  Parts parts;
+  for (std::uint64_t expert = 0; expert < (is_dim ? 1 : experts_); ++expert)
+    for (std::size_t p = 0; p < each; ++p) {
+      const ModelParameter& one = parameter(entry.tensors[is_named ? expert * each + p : p]);
+      PartitionRule::Part& part = parts.emplace_back(PartitionRule::Part{one.name});
+      const auto dim = rule.split ? rule.split : one.split_dim;
+      if (!is_dim) part.slice = static_cast<std::uint32_t>(expert);
+      if (is_dim && share.groups > 1) part.placed.push_back({0, group_table(share)});
+      if (is_dim && dim && !one.packed.empty())
+        part.placed.push_back({*dim, packed_table(one, share)});
+      else if (dim || !is_dim)
+        part.placed.push_back({dim.value_or(stack_dim), table_of(one, dim.value_or(stack_dim), !dim, expert)});
+    }
+  const std::uint32_t dim = first.split_dim.value_or(0);
+  PartitionRule& made = rules_.add_placed(entry.name, each > 1 ? PartitionLabel::kFused : label_of(dim),
+                                          is_dim ? dim : stack_dim, std::move(parts));
+  made.slice_dim = slice_dim;
+  made.kernel = rule.kernel;
+  made.file_dims = order_of(rule.entry_dims, dims);
+}
+
+void RankRules::add_constant(const WrittenNames::Entry& entry) {
+  const auto by_rank = [&](auto&& values) {
+    std::vector<std::vector<std::uint64_t>> all;
+    for (std::uint32_t rank = 0; rank < ranks_; ++rank) all.push_back(values(rank));
+    return all;
+  };
+  using Value = Scheme::Constant::Value;
+  const Value value = entry.constant->value;
+  if (value == Value::kOne) return rules_.add_constant(entry.name, DType::kF32, {}, {{kOneF32}});
+  if (value == Value::kRank) return rules_.add_rank_number(entry.name);
+  const ExpertShare& share = found_share(shares_.experts, *entry.rule);
+  if (share.groups == 1) return;
+  const auto local = [&](std::uint32_t rank) {
+    std::vector<std::uint64_t> own;
+    for (std::uint64_t expert = 0; expert < experts_; ++expert)
+      if (is_on(expert, rank, share)) own.push_back(expert);
+    return own;
+  };
+  if (value == Value::kLocalExperts)
+    return rules_.add_constant(entry.name, DType::kI32, {1, experts_ / share.groups}, by_rank(local));
+  rules_.add_constant(entry.name, DType::kI32, {experts_}, by_rank([&](std::uint32_t rank) {
+                        constexpr std::uint64_t kElsewhere = 0xFFFF'FFFF;
+                        std::vector<std::uint64_t> places(experts_, kElsewhere);
+                        std::uint64_t count = 0;
+                        for (const std::uint64_t expert : local(rank)) places[expert] = count++;
+                        return places;
+                      }));
+}
+
+}  // namespace reshard

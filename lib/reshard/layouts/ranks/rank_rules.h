@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "reshard/layouts/map/placed_rules.h"
+#include "reshard/layouts/names/written_names.h"
+#include "reshard/specs/parallel/head_slots.h"
+
+namespace reshard {
+
+/// How ranks share a dim that is divided into equal parts.
+struct RankShare {
+  std::uint32_t parts = 1;
+  std::vector<std::uint32_t> of_rank;  // the part of each rank; a number >= `parts` is a part of zeros
+  HeadSlots slots;                     // heads over all parts, if the dim consists of heads
+};
+
+/// How ranks share experts: rank r has part r % parts of each expert of group r / parts.
+struct ExpertShare {
+  std::uint32_t parts = 1;
+  std::uint32_t groups = 1;
+  std::uint64_t multiple = 1;  // the size of an expert is padded with zeros to a multiple of this and of `parts`
+  std::uint64_t rounding = 1;  // the size of a part is then padded with zeros to a multiple of this
+};
+
+/// The ways in which a layout shares parameters, by Scheme::Entry::share.
+struct RankShares {
+  std::map<std::string, RankShare, std::less<>> usual;
+  std::map<std::string, ExpertShare, std::less<>> experts;
+  /// Returns the size that a parameter is padded to along its split dim.
+  std::function<std::uint64_t(const ModelParameter& parameter, std::uint32_t parts)> padded;
+};
+
+/// Numbers of heads.
+struct HeadCounts {
+  std::uint32_t query = 0;  // 0: unknown
+  std::uint32_t key_value = 0;
+};
+
+/// Returns the numbers of heads of a model: those that the model declares, or else those that follow from the shapes of
+/// the entries with Scheme::Entry::heads.
+HeadCounts head_counts(const Model& model, const WrittenNames& names);
+
+/// Creates the rules of a model's tensors on ranks from the entries of a scheme for ranks.
+class RankRules {
+ public:
+  /// \param model, names, shares  borrowed. `shares` has every word of the scheme.
+  RankRules(const Model& model, const WrittenNames& names, const RankShares& shares, std::uint32_t ranks);
+
+  /// Returns the rules of the entries. An entry whose parameters are all optional needs one that `holds` has, as the
+  /// parameter or as the entry. Buffers of any shape have none.
+  /// \throws Error kUsage if experts cannot be shared; kBadInput like PlacedRules.
+  std::vector<PartitionRule> run(const HoldsName& holds) &&;
+
+ private:
+  using Table = std::shared_ptr<const Placement>;
+  using Parts = std::vector<PartitionRule::Part>;
+
+  bool is_held(const WrittenNames::Entry& entry, const HoldsName& holds) const;
+  void add(const WrittenNames::Entry& entry);
+  void add_heads(const WrittenNames::Entry& entry);
+  void add_experts(const WrittenNames::Entry& entry);
+  void add_constant(const WrittenNames::Entry& entry);
+  void finish(const WrittenNames::Entry& entry, PartitionRule& rule) const;
+  const ModelParameter& parameter(const std::string& name) const { return *by_name_.at(name); }
+  const RankShare& share_of(const WrittenNames::Entry& entry) const;
+  Table heads_table(const ModelParameter& parameter, const std::vector<Scheme::Heads>& roles, std::uint32_t dim,
+                    const RankShare& share);
+  Table even_table(std::uint64_t size, std::uint64_t padded, const RankShare& share);
+  struct ExpertPart;
+  Table part_table(const ExpertPart& part, const ExpertShare& share) const;
+  Table group_table(const ExpertShare& share) const;
+  Table packed_table(const ModelParameter& parameter, const ExpertShare& share) const;
+  bool is_on(std::uint64_t expert, std::uint32_t rank, const ExpertShare& share) const;
+
+  const WrittenNames& names_;
+  const RankShares& shares_;
+  std::uint32_t ranks_;
+  HeadCounts heads_;
+  PlacedRules rules_;
+  std::unordered_map<std::string_view, const ModelParameter*> by_name_;
+  std::map<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, const void*>, Table> tables_;
+  std::uint64_t experts_ = 0;  // number of experts in the last entry with any
+};
+
+}  // namespace reshard
