@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "reshard/plan/source/tags.h"
 #include "support/checkpoints.h"
 #include "support/input.h"
 #include "support/local_files.h"
@@ -120,6 +121,16 @@ TEST_CASE("Fused projections with heads of zeros are told by the output projecti
     const Input input(model, to_nxd(row.tp, row.options));
     CHECK((consolidated(input.path(), input / "whole", {.source_options = row.said}) == input.tensors));
   }
+}
+
+TEST_CASE("The output is a tag that NxD takes for complete, without an optimizer too") {
+  const Input input;
+  const auto job = plan_shard(shard_request(input / "model", input / "run/step_7", {.layout = "nxd", .tp = 2}));
+  CHECK(job->text_files.back().path == "done");
+  CHECK(job->text_files.back().is_last);
+  execute(*job, unsynced());
+  for (const char* marker : {"checkpoint", "done"}) CHECK(read_file(input / "run/step_7" / marker) == "1");
+  CHECK(find_checkpoint(input / "run", {}).path == input / "run/step_7");
 }
 
 TEST_CASE("Heads of zeros stand after those of each key/value head") {

@@ -130,6 +130,8 @@ constexpr Trainer kNxdTrainer{
     .padding = &kPadHeads,
     .validate_model = validate_nxd_model,
     .attention_settings = nxd_settings,
+    .text_files = [](const TargetRequest&, const TargetPlan&,
+                     const std::vector<StagePlan>&) { return marker_files({}); },
     .loaded_by = [](const TargetRequest&, const TargetPlan&, const std::vector<StagePlan>&) -> std::string {
       return "NxD 0.6.0 and later loads these files: trainer.load_checkpoint, with the output directory as tag";
     }};

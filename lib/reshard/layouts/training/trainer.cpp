@@ -102,9 +102,13 @@ std::vector<TextFile> metadata_files(const std::filesystem::path& folder, const 
   return files;
 }
 
+std::vector<TextFile> marker_files(const std::filesystem::path& folder) {
+  return {{folder / kCheckpointMarker, "1"}, {folder / kDoneMarker, "1", {}, true}};
+}
+
 std::vector<TextFile> marked_metadata_files(const std::filesystem::path& folder, const std::vector<StagePlan>& plans) {
   std::vector<TextFile> files = metadata_files(folder, plans);
-  for (const char* marker : {kCheckpointMarker, kDoneMarker}) files.push_back({folder / marker, "1"});
+  for (TextFile& marker : marker_files(folder)) files.push_back(std::move(marker));
   return files;
 }
 
@@ -180,13 +184,10 @@ void add_optimizer(const Layout& layout, TargetPlan& plan, const TargetRequest& 
         "weights that the model has at that time");
   add_optimizer_files(plan, *context.states, stages, {folder, format_of(request), *plan.mesh.dp, groups});
   if (!lies_inside(folder, layout.traits().folder)) plan.whole_folders.push_back(folder);
-  for (const char* marker : {kCheckpointMarker, kDoneMarker}) {
-    const std::filesystem::path path = folder.parent_path() / marker;
-    auto file = std::find_if(plan.text_files.begin(), plan.text_files.end(),
-                             [&](const TextFile& text) { return text.path == path; });
-    if (file == plan.text_files.end()) file = plan.text_files.insert(file, {path, "1"});
-    file->is_last = marker == std::string_view(kDoneMarker);  // a trainer takes a save without it for incomplete
-  }
+  for (TextFile& marker : marker_files(folder.parent_path()))
+    if (std::none_of(plan.text_files.begin(), plan.text_files.end(),
+                     [&](const TextFile& text) { return text.path == marker.path; }))
+      plan.text_files.push_back(std::move(marker));
 }
 
 /// Applies the attention options in the model's description unless the request overrides them.

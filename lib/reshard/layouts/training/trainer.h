@@ -89,7 +89,9 @@ HoldsName names_in(std::span<const LogicalTensor> logical);
 
 /// Returns the metadata files of all stages in `folder`.
 std::vector<TextFile> metadata_files(const std::filesystem::path& folder, const std::vector<StagePlan>& plans);
-/// Returns these files and the markers of a complete save.
+/// Returns the markers of a complete save in `folder`. A trainer takes a save without the last one for incomplete.
+std::vector<TextFile> marker_files(const std::filesystem::path& folder);
+/// Returns both.
 std::vector<TextFile> marked_metadata_files(const std::filesystem::path& folder, const std::vector<StagePlan>& plans);
 
 }  // namespace reshard
