@@ -89,8 +89,6 @@ TEST_CASE("Files that only one system writes name the system") {
            {"model_optim_rng.pt", "Megatron-LM"},
            {"latest_checkpointed_iteration.txt", "Megatron-LM"},
            {"tp_rank_00_pp_rank_000/model_optim_rng.ckpt", "neuronx-nemo-megatron"},
-           {"pytorch_model.bin/key_to_filename.json", "transformers-neuronx"},
-           {"key_to_filename.json", "transformers-neuronx"},
            {"consolidated.00.pth", "Meta's tensor names"},
            {"consolidated.safetensors", "Mistral's tensor names"},
            {"consolidated-00001-of-00002.safetensors", "Mistral's tensor names"},

@@ -83,6 +83,23 @@ bool is_plain_file_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\\\0", 3)) == name.npos;
 }
 
+/// Returns the file of each tensor in `names`, an object of the file `path`.
+TensorFiles tensor_files(const JsonObject& names, const fs::path& path) {
+  TensorFiles files;
+  for (const auto& [name, file] : names.items()) {
+    if (!file.is_string()) names.fail(name, "a file name");
+    const auto& file_name = file.get_ref<const std::string&>();
+    if (!is_plain_file_name(file_name))
+      throw Error(ErrorKind::kBadInput,
+                  "the index names the file \"" + printable(file_name) + "\", which is not a plain file name")
+          .in(path)
+          .tensor(name);
+    files.emplace_back(name, file_name);
+  }
+  if (files.empty()) throw Error(ErrorKind::kBadInput, "the index lists no tensors").in(path);
+  return files;
+}
+
 }  // namespace
 
 HfIndex read_hf_index(Files& files, const fs::path& path) {
@@ -96,18 +113,13 @@ HfIndex read_hf_index(Files& files, const fs::path& path) {
     if (whole) index.total_size_bytes = total->get<std::uint64_t>();
     if (metadata->size() > (whole ? 1 : 0)) index.metadata = json_text(*metadata);
   }
-  for (const auto& [name, file] : weight_map.items()) {
-    if (!file.is_string()) weight_map.fail(name, "a file name");
-    const auto& file_name = file.get_ref<const std::string&>();
-    if (!is_plain_file_name(file_name))
-      throw Error(ErrorKind::kBadInput,
-                  "the index names the file \"" + printable(file_name) + "\", which is not a plain file name")
-          .in(path)
-          .tensor(name);
-    index.weight_map.emplace_back(name, file_name);
-  }
-  if (index.weight_map.empty()) throw Error(ErrorKind::kBadInput, "the index lists no tensors").in(path);
+  index.weight_map = tensor_files(weight_map, path);
   return index;
+}
+
+TensorFiles read_split_index(Files& files, const fs::path& path) {
+  const Json json = read_json_file(files, path, kMaxIndexBytes, JsonDialect::kPython);
+  return tensor_files(JsonObject(json, path), path);
 }
 
 std::string hf_index_text(const HfIndex& index) {

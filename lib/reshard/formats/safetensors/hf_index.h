@@ -25,15 +25,22 @@ inline constexpr const char* kIndexEnding = ".index.json";
 /// Written by reshard next to shards: the metadata of the source model's index, except for total_size.
 inline constexpr const char* kKeptIndexMetadataFile = "reshard_index_metadata.json";
 
+/// Name of each tensor and of the file in the same directory that contains it.
+using TensorFiles = std::vector<std::pair<std::string, std::string>>;
+
 /// `model.safetensors.index.json` or `pytorch_model.bin.index.json` (huggingface_hub/serialization/_base.py).
 struct HfIndex {
-  std::uint64_t total_size_bytes = 0;                           // 0 if the file does not record it
-  std::vector<std::pair<std::string, std::string>> weight_map;  // tensor name → file name
+  std::uint64_t total_size_bytes = 0;  // 0 if the file does not record it
+  TensorFiles weight_map;
   std::string metadata;  // JSON of its "metadata"; empty if that contains only total_size
 };
 
 /// \throws Error kBadInput if it is not a valid index, or names a file outside its directory.
 HfIndex read_hf_index(Files& files, const std::filesystem::path& path);
+
+/// Reads the index of a folder that contains one file per tensor: an object that maps names to files.
+/// \throws Error like read_hf_index.
+TensorFiles read_split_index(Files& files, const std::filesystem::path& path);
 
 /// Returns the text of an index file as transformers writes it: indented by two spaces, sorted keys, ASCII only, with a
 /// final newline. total_size_bytes replaces total_size in `metadata`, unless they are equal.

@@ -61,8 +61,6 @@ constexpr Stranger kStrangeFiles[] = {
      "export the model from Megatron-LM with Hugging Face's names, for instance with Megatron Bridge"},
     {R"(^(tp_rank_\d+_pp_rank_\d+/)?model_optim_rng\.ckpt$)", "a checkpoint of neuronx-nemo-megatron",
      "export the model with the converters of the program that trained it"},
-    {R"(^(pytorch_model\.bin/)?key_to_filename\.json$)",
-     "a checkpoint that transformers-neuronx split (save_pretrained_split)", kTakeOriginal},
     {R"(^consolidated(\.\d+)?\.pth$)", "a checkpoint with Meta's tensor names",
      "use the model in Hugging Face's format, or convert it with Transformers' script for this family"},
     {R"(^consolidated.*\.safetensors(\.index\.json)?$)", "a checkpoint with Mistral's tensor names",

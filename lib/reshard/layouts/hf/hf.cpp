@@ -16,6 +16,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/common/container.h"
 #include "reshard/formats/read_container.h"
+#include "reshard/formats/torch/split_folder.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/core/misfits.h"
@@ -210,6 +211,13 @@ class HfLayout final : public Layout {
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
     validate_no_leftovers(files, plan, output_directory, is_hf_weights_name, "weights of another checkpoint");
   }
+  std::optional<Error> explain_missing(Files& files, const fs::path& path) const override {
+    if (!files.is_file(path / kSplitIndexFile)) return std::nullopt;
+    return Error(ErrorKind::kBadInput, "contains one file per tensor, but not the model's config.json")
+        .in(path)
+        .hint("give the directory above, which contains both: " + directory_above(files, path).string());
+  }
+
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
+#include "reshard/formats/torch/split_folder.h"
 #include "reshard/layouts/names/state_names.h"
 
 namespace reshard {
@@ -363,7 +364,9 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
               "these are two checkpoints in one directory, and loaders disagree about which to use: move one of them "
               "away");
   } else if (single) {
-    containers.push_back(read_container(files, single_path, names->format));
+    containers.push_back(files.exists(single_path / kSplitIndexFile)
+                             ? read_split_folder(files, single_path)
+                             : read_container(files, single_path, names->format));
   } else {
     containers = read_numbered(files, directory, *names, filled.notes);
   }
