@@ -53,6 +53,23 @@ TEST_CASE("A single file is a model that is sharded, converted and consolidated"
   }
 }
 
+TEST_CASE("The only weights file next to a config.json is the model, whatever its name") {
+  const Input input;
+  convert(input / "model", input / "one", {.layout = "hf", .format = Format::kPytorch});
+  fs::rename(input / "one/pytorch_model.bin", input / "one/checkpoint.pt");
+  write_file(input / "one/tokenizer.json", "{}");
+  write_file(input / "one/rng_state.pth", "x");
+  shard(input / "one", input / "out", {.layout = "nxd", .tp = 2});
+  CHECK(fs::exists(input / "out/tokenizer.json"));
+  CHECK((consolidated(input / "out", input / "whole") == input.tensors));
+  CHECK((converted(input / "one", input / "again") == input.tensors));
+  CHECK_THAT(joined_notes(*plan_convert(convert_request(input / "one", input / "none", {}))),
+             Says("reading checkpoint.pt, the only weights file"));
+
+  fs::copy(input / "one/checkpoint.pt", input / "one/other.pt");
+  check_refused([&] { read_checkpoint(input / "one", {}); }, {.says = "contains neither model.safetensors"});
+}
+
 TEST_CASE("Where a model is wanted, the directory of an adapter is named as one") {
   const Input input;
   fs::create_directories(input / "adapter");

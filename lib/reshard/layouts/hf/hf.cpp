@@ -27,6 +27,7 @@
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/model/config_plan.h"
 #include "reshard/specs/model/language_model.h"
+#include "reshard/specs/peft/adapter_config.h"
 
 namespace reshard {
 namespace {
@@ -169,13 +170,16 @@ class HfLayout final : public Layout {
     if (context.use == ConfigUse::kNeeded)
       validate_known(files, checkpoint, context);  // reported before missing weights
     const auto names = hf_names_in(files, found.path);
-    const auto lone = names || !describes_model(context.family) ? std::nullopt : only_weights_file(files, found.path);
+    const bool is_described = !checkpoint.config.empty() || describes_model(context.family);
+    const bool is_adapter = files.exists(found.path / kAdapterConfigFile);
+    const auto lone = names || is_adapter || !is_described ? std::nullopt : only_weights_file(files, found.path);
     checkpoint.format = lone ? format_of_file(files, found.path / *lone) : names ? names->format : Format::kSafetensors;
     HfIndexReport report;
     std::vector<Container> containers;
     if (lone) {
       containers.push_back(read_container(files, found.path / *lone, checkpoint.format));
       take_out_wrappers(containers, report.notes);
+      report.notes.push_back(fmt::format("reading {}, the only weights file", printable(*lone)));
     } else {
       containers = read_hf_checkpoint(files, found.path, &report);
     }
@@ -207,10 +211,6 @@ class HfLayout final : public Layout {
     return plan;
   }
 
-  /// Refuses weight files that would not be replaced, since loaders would mix them with the new files.
-  void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
-    validate_no_leftovers(files, plan, output_directory, is_hf_weights_name, "weights of another checkpoint");
-  }
   std::optional<Error> explain_missing(Files& files, const fs::path& path) const override {
     if (!files.is_file(path / kSplitIndexFile)) return std::nullopt;
     return Error(ErrorKind::kBadInput, "contains one file per tensor, but not the model's config.json")
@@ -218,6 +218,10 @@ class HfLayout final : public Layout {
         .hint("give the directory above, which contains both: " + directory_above(files, path).string());
   }
 
+  /// Refuses weight files that would not be replaced, since loaders would mix them with the new files.
+  void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
+    validate_no_leftovers(files, plan, output_directory, is_hf_weights_name, "weights of another checkpoint");
+  }
 };
 
 }  // namespace

@@ -381,7 +381,8 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
 
 namespace {
 
-constexpr std::string_view kNotWeights[] = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt"};
+constexpr std::string_view kNotWeights[] = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt",
+                                            "rng_state.pth"};
 
 /// Whether a file with this name may contain a whole model.
 bool is_weights_name(std::string_view name) {
