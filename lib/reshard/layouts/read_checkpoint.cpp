@@ -58,8 +58,8 @@ std::vector<std::string> hub_snapshots(Files& files, const fs::path& directory) 
   return all;
 }
 
-/// Returns a hint if a shards folder contains files, but none with the name of a rank; empty otherwise.
-std::string hint_for_misnamed_ranks(Files& files, const fs::path& directory) {
+/// Returns a hint if a shards folder contains files, but no rank files, or not in their own folder; empty otherwise.
+std::string hint_for_misplaced_ranks(Files& files, const fs::path& directory) {
   for (const Layout* layout : layouts()) {
     const std::string folder = layout->traits().folder;
     if (layout->ranks() == nullptr || folder.empty() || !files.is_directory(directory / folder)) continue;
@@ -67,8 +67,11 @@ std::string hint_for_misnamed_ranks(Files& files, const fs::path& directory) {
       if (entry.kind == FileKind::kFile && !entry.name.starts_with('.') &&
           std::any_of(std::begin(kContainerEndings), std::end(kContainerEndings),
                       [&](std::string_view ending) { return entry.name.ends_with(ending); }))
-        return fmt::format("no file in {}/ has the name of a rank, which begins like {}; one of them is {}", folder,
-                           layout->ranks()->name.print(numbers_of({})), printable(entry.name));
+        return layout->ranks()->numbers(entry.name)
+                   ? fmt::format("{0}/ contains rank files, such as {1}, which belong in {0}/{2}/: move them there",
+                                 folder, printable(entry.name), layout->ranks()->weights_folder)
+                   : fmt::format("no file in {}/ has the name of a rank, which begins like {}; one of them is {}",
+                                 folder, layout->ranks()->name.print(numbers_of({})), printable(entry.name));
   }
   return {};
 }
@@ -93,7 +96,7 @@ std::string hint_for_contents(Files& files, const fs::path& directory) {
   if (weights && (*weights == kAdapterSafetensorsFile || *weights == kAdapterPytorchFile))
     return "it contains a LoRA adapter: to shard it, give the directory of its model, and this one as `adapter`";
   if (weights) return fmt::format("{} in it is a weights file: give that file", printable(*weights));
-  return hint_for_misnamed_ranks(files, directory);
+  return hint_for_misplaced_ranks(files, directory);
 }
 
 /// Returns a hint that names the directory of all ranks, for the path of one rank.
@@ -342,7 +345,7 @@ Checkpoint sharded_at(Files& files, const fs::path& path, const ReadContext& con
     validate_no_rank(files, read(files, {&whole_layout(), path, path}, {.use = ConfigUse::kLenient}), context.use);
     throw Error(ErrorKind::kBadInput, "contains whole tensors, but no ranks to consolidate")
         .in(path)
-        .hint("it is already a Hugging Face checkpoint");
+        .hint("it is already a Hugging Face checkpoint; to change its files or dtype, use convert");
   }
   refuse_part(files, path);
   const std::string nearby = hint_for_contents(files, path);

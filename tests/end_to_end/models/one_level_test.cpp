@@ -143,6 +143,14 @@ TEST_CASE("Ranks of NxD's older form are found in shards/, and other folders wit
   fs::rename(input / "out/tensor_parallel_shards", input / "out/shards");
   CHECK((input.whole() == input.tensors));
 
+  const Input misplaced({}, {.layout = "nxd", .tp = 2});
+  fs::rename(misplaced / "out/model", misplaced / "out/shards");
+  CHECK_THAT(folder_refusal(misplaced, misplaced / "out").hint(), Says("belong in shards/model/: move them there"));
+  fs::create_directories(misplaced / "out/moved");
+  fs::rename(misplaced / "out/shards", misplaced / "out/moved/model");
+  fs::rename(misplaced / "out/moved", misplaced / "out/shards");
+  CHECK((misplaced.whole() == misplaced.tensors));
+
   shard(input / "model", input / "traced/text_model", {.layout = "nxdi", .tp = 2});
   const Error one = folder_refusal(input, input / "traced");
   CHECK_THAT(one.hint(), Says("text_model/ in it contains a checkpoint"));
