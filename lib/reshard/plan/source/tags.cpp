@@ -301,11 +301,45 @@ bool is_checkpoint(Files& files, const fs::path& directory, SourceKind kind) {
 
 namespace {
 
-/// Returns the checkpoint in the run's checkpoints folder, if `directory` has one; otherwise `directory` itself.
-FoundCheckpoint find_in_checkpoints(Files& files, const fs::path& directory, SourceKind kind) {
+constexpr int kRunLevels = 2;             // NAME/DATE above the checkpoints folder of an NxD Training run
+constexpr std::size_t kMostFolders = 64;  // limit of folders to search, since the directory may be a home directory
+
+bool has_checkpoints_folder(Files& files, const fs::path& directory) {
   const fs::path folder = directory / kCheckpointsFolder;
-  if (!files.is_directory(folder) || list_tags(files, folder).empty()) return {directory, {}};
-  return find_checkpoint(files, folder, {}, kind);
+  return files.is_directory(folder) && !list_tags(files, folder).empty();
+}
+
+/// Appends the directories of training runs in `directory / relative` to `runs`, relative to `directory`.
+void find_runs(Files& files, const fs::path& directory, const fs::path& relative, int levels,
+               std::vector<std::string>& runs) {
+  std::size_t seen = 0;
+  for (const DirectoryEntry& entry : files.list(directory / relative)) {
+    if (entry.kind != FileKind::kDirectory || entry.name.starts_with('.') || ++seen > kMostFolders) continue;
+    const fs::path run = relative / entry.name;
+    try {
+      if (has_checkpoints_folder(files, directory / run))
+        runs.push_back(printable(run.string()));
+      else if (levels > 1)
+        find_runs(files, directory, run, levels - 1, runs);
+    } catch (const Error& error) {
+      if (!is_denied(error)) throw;
+    }
+  }
+}
+
+/// Returns the checkpoint in the run's checkpoints folder, if `directory` has one; otherwise `directory` itself.
+/// \throws Error kBadInput if `directory` contains only the directories of training runs.
+FoundCheckpoint find_in_checkpoints(Files& files, const fs::path& directory, SourceKind kind) {
+  if (has_checkpoints_folder(files, directory)) return find_checkpoint(files, directory / kCheckpointsFolder, {}, kind);
+  std::vector<std::string> runs;
+  if (is_only_model(files, directory, {})) find_runs(files, directory, {}, kRunLevels, runs);
+  if (runs.empty()) return {directory, {}};
+  const bool is_one = runs.size() == 1;
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("contains no checkpoint, but {}",
+                          is_one ? "the directory of a training run" : "the directories of training runs"))
+      .in(directory)
+      .hint(fmt::format("give {}: {}", is_one ? "that directory" : "one of them", list_names(runs)));
 }
 
 }  // namespace
