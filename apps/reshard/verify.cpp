@@ -31,6 +31,7 @@
 #include "reshard/plan/proof/manifest.h"
 #include "reshard/plan/source/tags.h"
 #include "reshard/plan/target/trainer_files.h"
+#include "reshard/specs/config/model_config.h"
 #include "run_job.h"
 
 namespace reshard::cli {
@@ -142,13 +143,13 @@ struct UsedOptions {
 };
 
 /// Reads the checkpoint at `path`; in a training run's directory, the one named by --tag or the newest. `with_groups`
-/// reads an optimizer's groups as values if they are plain values.
-Checkpoint read_side(Files& files, const std::string& path, const VerifyArguments& arguments, bool with_groups,
-                     UsedOptions& used) {
+/// reads an optimizer's groups as values if they are plain values. `config` is for a side without a config.json.
+Checkpoint read_side(Files& files, const std::string& path, const fs::path& config_path,
+                     const VerifyArguments& arguments, bool with_groups, UsedOptions& used) {
   const bool has_tags = files.is_directory(path) && !is_checkpoint(files, path);
   const FoundCheckpoint found = find_checkpoint(files, path, has_tags ? arguments.source.tag : std::nullopt);
   used.tag = used.tag || has_tags;
-  const ConfigChoice config{config_of(arguments.source), true};
+  const ConfigChoice config{config_path, true};
   const Beside read = with_groups ? Beside::kReadPlainGroups : Beside::kRead;
   Checkpoint side = read_checkpoint(files, found.path,
                                     {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, config,
@@ -156,6 +157,18 @@ Checkpoint read_side(Files& files, const std::string& path, const VerifyArgument
   used.with_optimizer = used.with_optimizer || !side.states.empty();
   side.notes.insert(side.notes.begin(), found.notes.begin(), found.notes.end());
   return side;
+}
+
+/// Reads the checkpoint at `path`. If it cannot be read without a config.json, reads it with that of `other`.
+Checkpoint read_beside(Files& files, const std::string& path, const std::string& other,
+                       const VerifyArguments& arguments, UsedOptions& used) {
+  const fs::path given = config_of(arguments.source);
+  try {
+    return read_side(files, path, given, arguments, true, used);
+  } catch (const Error& error) {
+    if (!given.empty() || error.kind() != ErrorKind::kBadInput || !find_model_config(files, other)) throw;
+    return read_side(files, path, other, arguments, true, used);
+  }
 }
 
 /// Validates that options had an effect, and that there is something to compare.
@@ -352,8 +365,9 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
   Checkpoint a;
   together.step("plan", *options.progress, [&] {
     ListedFiles files(all_files());
-    a = has_several_adapters(manifest) ? read_peft_adapters(files, {arguments.a})
-                                       : read_side(files, arguments.a, arguments, false, used);
+    a = has_several_adapters(manifest)
+            ? read_peft_adapters(files, {arguments.a})
+            : read_side(files, arguments.a, config_of(arguments.source), arguments, false, used);
     add_states(a.map, std::move(a.states.map));
     validate_used(arguments, used, {&a});
     for (std::string& note : idle_replica_options(command, {&a.map})) a.notes.push_back(std::move(note));
@@ -462,8 +476,8 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
   Progress progress;
   together.step("plan", progress, [&] {
     ListedFiles files(all_files());
-    a = read_side(files, arguments.a, arguments, true, used);
-    b = read_side(files, arguments.b, arguments, true, used);
+    a = read_beside(files, arguments.a, arguments.b, arguments, used);
+    b = read_beside(files, arguments.b, arguments.a, arguments, used);
     align_experts(a, b);
     note_unknown_model(a, b);
     note_unknown_model(b, a);

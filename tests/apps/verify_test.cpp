@@ -88,6 +88,16 @@ TEST_CASE("verify notes which side's config.json is not known, where names diffe
   CHECK_THAT(given.err, !Says("is unknown"));
 }
 
+TEST_CASE("verify reads ranks without a config.json with that of the other side") {
+  const TempDir dir;
+  run_well({"shard", kModel, (dir / "out").string(), "--layout", "nxd", "--tp", "2", "--quiet"});
+  fs::remove(dir / "out/config.json");
+  const std::string ranks = (dir / "out").string();
+  for (const Arguments& sides : {Arguments{ranks, kModel}, Arguments{kModel, ranks}})
+    CHECK_THAT(run_well(joined({"verify"}, sides)).out, Says("same: "));
+  CHECK_THAT(run_reshard({"verify", ranks, ranks}).err, Says("--config"));
+}
+
 TEST_CASE("verify compares values where a tolerance is given, also one of 0, and bytes without") {
   const TempDir dir;
   const float nan = std::numeric_limits<float>::quiet_NaN();
