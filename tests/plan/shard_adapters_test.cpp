@@ -271,6 +271,15 @@ TEST_CASE("Directories that hold no adapter, no model or two adapters of one nam
   fs::rename(c.temp / "peft/default", c.temp / "peft/other");
   refused(request, ErrorKind::kBadInput, "neither adapter_model.safetensors nor adapter_model.bin");
   fs::remove_all(c.temp / "peft/other");
+  for (const char* incomplete : {"peft", "peft/other"}) {  // next to a complete adapter
+    request = c.request();
+    fs::create_directories(c.temp / "peft/other");
+    for (const char* file : {"adapter_config.json", "adapter_model.safetensors"})
+      fs::copy(c.temp / "peft" / file, c.temp / "peft/other" / file);
+    fs::remove(c.temp / incomplete / "adapter_config.json");
+    refused(request, ErrorKind::kBadInput, "contains adapter_model.safetensors, but no adapter_config.json");
+    fs::remove_all(c.temp / "peft/other");
+  }
   c.config["peft_type"] = "IA3";
   refused(c.request(), ErrorKind::kUnsupported, "only LORA is supported");
 }

@@ -14,8 +14,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// \throws Error kBadInput if the directory contains an adapter's weights, but not its config.
 bool is_peft_directory(Files& files, const fs::path& directory) {
-  return files.is_directory(directory) && files.exists(directory / kAdapterConfigFile);
+  if (!files.is_directory(directory)) return false;
+  if (files.exists(directory / kAdapterConfigFile)) return true;
+  for (const char* weights : {kAdapterSafetensorsFile, kAdapterPytorchFile})
+    if (files.exists(directory / weights))
+      throw Error(ErrorKind::kBadInput, fmt::format("contains {}, but no {}", weights, kAdapterConfigFile))
+          .in(directory)
+          .hint("copy the adapter's config here, or give the directories of the other adapters one by one");
+  return false;
 }
 
 /// Reads safetensors if files of both formats exist, as PEFT does.
