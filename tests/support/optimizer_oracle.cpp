@@ -173,7 +173,8 @@ TensorData step_of(const TrainingRun& run, const std::string& parameter) {
 int group_of(const TrainingRun& run, const std::string& parameter) {
   const auto weight = run.weights.find(parameter);
   if (weight != run.weights.end() && weight->second.dtype == DType::kU8) return -1;
-  if (parameter.find("inv_freq") != parameter.npos) return -1;
+  for (const char* buffer : {".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias"})
+    if (parameter.ends_with(buffer)) return -1;
   const bool second = parameter.find("norm") != parameter.npos || parameter.find("bias") != parameter.npos;
   return run.has_two_groups && second ? 1 : 0;
 }

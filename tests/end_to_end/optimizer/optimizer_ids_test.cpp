@@ -7,7 +7,9 @@
 #include <functional>
 #include <set>
 
+#include "reshard/layouts/core/checkpoint.h"
 #include "support/checkpoints.h"
+#include "support/families.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/optimizer_oracle.h"
@@ -195,6 +197,31 @@ TEST_CASE("Another order of heads, which names and shapes do not show, is not wh
                                               .unwritten = temp / "out"});
   to_nxd("tiled");
   CHECK(fs::exists(temp / "out/optim/dp_rank_03_tp_rank_03_pp_rank_00.pt"));
+}
+
+TEST_CASE("Buffers that a family says are not trained have no number, though they are floats") {
+  for (const char* name : {"gpt_neox_masks", "gpt2_hub"}) {
+    DYNAMIC_SECTION(name) {
+      const TempDir temp;
+      Random random(4);
+      const TensorMap weights = write_case(family_case(name), temp / "model");
+      const TrainingRun run = one_step(random, weights);
+      REQUIRE(run.states.at("exp_avg").size() < weights.size());
+      write_dcp(temp / "dcp", run, random, false);
+      fs::copy(temp / "model/config.json", temp / "dcp/config.json");
+      const RequestFields nxd{.layout = "nxd", .tp = 1, .with_optimizer = true};
+      convert(temp / "dcp", temp / "nxd", nxd);
+      convert(temp / "nxd", temp / "back", {.layout = "dcp", .with_optimizer = true});
+      const auto trained = [](const fs::path& directory) {
+        const TrainingStates states = read_checkpoint(directory, {.beside = Beside::kRead}).states;
+        std::set<std::string> parameters;
+        for (std::size_t i = 0; i < states.of.size(); ++i) parameters.emplace(states.parameter(i));
+        return parameters;
+      };
+      CHECK(trained(temp / "back") == trained(temp / "dcp"));
+      CHECK(trained(temp / "nxd").size() == run.states.at("exp_avg").size());
+    }
+  }
 }
 
 }  // namespace

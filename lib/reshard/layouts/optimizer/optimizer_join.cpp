@@ -410,6 +410,10 @@ bool is_of_earlier_stage(const SourceMap& model, const std::string& name, std::u
 std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, const ShardedCheckpoint& shards,
                                                    const Checkpoint& checkpoint, const OptionValues& options) {
   std::vector<std::vector<LocalParameter>> parameters;
+  std::unordered_set<std::string_view> untrained;
+  if (checkpoint.model)
+    for (const ModelParameter& parameter : checkpoint.model->parameters)
+      if (!parameter.trained) untrained.insert(parameter.name);
   for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
     std::unordered_set<std::string> tied;
     std::unordered_map<std::string, const StoredTensor*> own;
@@ -428,8 +432,9 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
       std::vector<LocalParameter>& of_rank = parameters.emplace_back();
       for (const TensorEntry& tensor : shards.files[pp_rank][std::size_t{ep_rank} * shards.tp].tensors) {
         const auto found = own.find(tensor.name);
-        // Never trained: buffers of rotary embeddings, and masks.
-        const bool is_buffer = tensor.name.ends_with(".inv_freq") || describe(tensor.dtype).kind != DTypeClass::kFloat;
+        // Plans, and checkpoints without a model, do not say which tensors are buffers.
+        const bool is_buffer = untrained.count(tensor.name) > 0 || tensor.name.ends_with(".inv_freq") ||
+                               describe(tensor.dtype).kind != DTypeClass::kFloat;
         if (found == own.end() || is_buffer || tied.count(tensor.name)) continue;
         of_rank.push_back({tensor.name, tensor.shape, found->second->expert_parallel});
       }

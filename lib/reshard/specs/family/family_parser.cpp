@@ -51,7 +51,8 @@ std::vector<Family::Packed> packed_at(const JsonObject& module) {
 
 Family::Module parse_module(const JsonObject& object) {
   object.validate_keys({"name", "parameter", "plan", "shape", "bias", "when", "packed", "stride", "heads", "experts",
-                        "stacked_experts", "first_expert", "items", "variant", "optional", "stage", "tied_to", "dim"});
+                        "stacked_experts", "first_expert", "items", "variant", "optional", "trained", "stage",
+                        "tied_to", "dim"});
   Family::Module module;
   module.name = object.string_at("name");
   module.parameter = object.has("parameter") ? object.string_at("parameter") : "weight";
@@ -85,6 +86,7 @@ Family::Module parse_module(const JsonObject& object) {
   }
   if (object.has("variant")) module.variant = object.string_at("variant");
   if (object.has("optional")) module.optional = object.bool_at("optional");
+  if (object.has("trained")) module.trained = object.bool_at("trained");
   if (object.has("stage")) {
     const std::string& stage = object.string_at("stage");
     if (stage != "first" && stage != "last") object.fail("stage", "\"first\" or \"last\"");

@@ -215,6 +215,7 @@ void add_unlisted(Model& model, const std::unordered_set<std::string_view>& name
     parameter.optional = true;
     parameter.scalar = is_cache_scale(name);
     parameter.any_shape = !parameter.scalar;
+    parameter.trained = !is_buffer(name) && !parameter.scalar;
     const bool in_layers = name.starts_with(layers);
     std::vector<ModelParameter>* list = nullptr;
     if (is_buffer(name) || (model.quantized && in_layers && is_cache_scale(name))) {

@@ -280,6 +280,7 @@ class ModelBuilder {
     if (module.stride) weight.packed = at("stride", [&] { return strided_parts(module, weight, values_); });
     if (module.heads) weight.heads = size_of("heads", module.heads);
     weight.optional = module.optional;
+    weight.trained = module.trained;
     weight.layer = layer_;
     weight.on_last_stage = module.on_last_stage;
     weight.stage_assumed = module.stage_assumed;
