@@ -157,6 +157,16 @@ TEST_CASE("Ranks of NxD's older form are found in shards/, and other folders wit
   CHECK(error_of([&] { read_checkpoint(input / "traced", {}); }).hint() == one.hint());
   write_model(input / "traced/vision_model", input.model, input.tensors);
   CHECK_THAT(folder_refusal(input, input / "traced").hint(), Says("give one of them: text_model/, vision_model/"));
+
+  // The config.json of both parts does not describe the text model's files, but its text_config does.
+  fs::rename(input / "traced/text_model/config.json", input / "text.json");
+  write_file(
+      input / "both.json",
+      json({{"model_type", "llava"}, {"text_config", input.model.config()}, {"vision_config", json::object()}}).dump());
+  const fs::path text = input / "traced/text_model";
+  CHECK_THAT(error_of([&] { consolidated(text, input / "none", {.config = input / "both.json"}); }).hint(),
+             Says("a config.json with the contents of text_config"));
+  CHECK((consolidated(text, input / "text", {.config = input / "text.json"}) == input.tensors));
 }
 
 TEST_CASE("A model of diffusers is read by the names of its files, and not sharded") {

@@ -77,7 +77,9 @@ void validate_named(const Model& model) {
     throw Error(ErrorKind::kUnsupported,
                 "NxD Inference's names for models of several parts, with another prefix or head, "
                 "are unknown")
-        .hint("choose a layout that keeps the checkpoint's names");
+        .hint(
+            "to read the rank files of the text model, set `config` to a config.json with the contents of "
+            "text_config; to write, choose a layout that keeps the checkpoint's names");
   if (model.quantized)
     throw Error(ErrorKind::kUnsupported, "layout nxdi has no place for the scales of quantised linears")
         .hint("choose an inference layout that keeps the checkpoint's names");
