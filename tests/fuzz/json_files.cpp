@@ -25,6 +25,10 @@ void reshard::test::fuzz(std::string_view input) {
       files.write("f", std::move(text));
       read_hf_index(files, "f");
       return;
+    case 'k':
+      files.write("f", std::move(text));
+      read_split_index(files, "f");
+      return;
     default: return;
   }
 }
