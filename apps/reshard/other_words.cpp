@@ -28,6 +28,7 @@ constexpr OtherWord kSameOptions[] = {
     {"--pipeline-parallel-degree", "--pp"},
     {"--pp-size", "--pp"},
     {"--pp-degree", "--pp"},
+    {"--virtual-pp-size", "--vpp"},
     {"--virtual-pipeline-size", "--vpp"},
     {"--virtual-pipeline-parallel-size", "--vpp"},
     {"--virtual-pipeline-model-parallel-size", "--vpp"},
@@ -36,6 +37,7 @@ constexpr OtherWord kSameOptions[] = {
     {"--ep-size", "--ep"},
     {"--ep-degree", "--ep"},
     {"--kv-replicator", "--kv-size-multiplier"},
+    {"--num-parallel-processes", "--threads"},
     {"--fused-qkv", "--fuse-qkv"},
     {"--torch-dtype", "--dtype"},
     {"--start-rank-id", "--start-rank"},
@@ -79,21 +81,71 @@ constexpr Advice kAdvice[] = {
     {"--checkpoint-dir", "", kFirstArgument},
     {"--model-path", "", kFirstArgument},
     {"--model", "", kFirstArgument},
+    {"-m", "", kFirstArgument},
+    {"--nnm-ckpt-path", "", kFirstArgument},
+    {"--pretrained-weight", "", kFirstArgument},
+    {"--quantized-checkpoints-path", "", kFirstArgument},
     {"--hf-model-name", "", "give the path of the model without an option, as the first argument"},
     {"--output-dir", "--force", kSecondArgument},
     {"--output", "--force", kSecondArgument},
     {"--compiled-model-path", "--force", kSecondArgument},
+    {"--nxdt-ckpt-path", "--force", kSecondArgument},
+    {"--quantized", "", "leave it out: a quantised model is given as the first argument, and reshard quantises none"},
+    {"--nxdt-yaml-config", "--config", "--config, which takes the model's config.json"},
+    {"--load-step", "--tag", "--tag, which takes the name of the step's folder"},
+    {"--lora-ckpt-path", "--adapter", "--adapter, which takes the adapter's directory"},
+    {"--lora-model-ids", "--adapter", "--adapter, which takes the adapter's directory"},
+    {"--skip-sharding", "",
+     "compile with it, then run reshard shard into the compiled model's directory"},
     {"--convert-from-full-state", "", "reshard shard reads whole models; its --layout says for which program"},
     {"--convert-to-full-state", "", "reshard consolidate writes whole models"},
     {"--model-style", "", "leave it out: whole models have Hugging Face's names"},
     {"--model-key", "", "leave it out: the state dict in a file is found without it"},
     {"--n-layers", "", "leave it out: config.json says how many layers there are"},
     {"--num-cores", "--tp", "--tp"},
+    {"--world-size", "--tp", "--tp"},
+    {"--enable-parallel-processing", "", "leave it out: --threads says how many threads to use"},
     {"--auto-cast-type", "--dtype", "--dtype"},
     {"--bf16", "--dtype", "--dtype bfloat16"},
     {"--fp16", "--dtype", "--dtype float16"},
     {"--local-ranks-size", "--end-rank", "--end-rank, which is the last rank and not a count"},
     {"--save-sharded-checkpoint", "", "leave it out: reshard shard and reshard convert write shards"},
+};
+
+/// Options of NxD Inference's inference_demo and of optimum-cli that do not change the weights.
+constexpr std::string_view kRuntimeOptions[] = {
+    "--attn-kernel-enabled",
+    "--auto-cast",
+    "--batch-size",
+    "--cache-dir",
+    "--compile-only",
+    "--compiler-workdir",
+    "--ctx-batch-size",
+    "--disable-neuron-cache",
+    "--disable-validation",
+    "--dynamic-batch-size",
+    "--enable-bucketing",
+    "--flash-decoding-enabled",
+    "--instance-type",
+    "--kv-cache-quant",
+    "--logical-nc-config",
+    "--logical-neuron-cores",
+    "--max-batch-size",
+    "--max-context-length",
+    "--max-new-tokens",
+    "--model-type",
+    "--n-positions",
+    "--on-device-sampling",
+    "--prompt",
+    "--seq-len",
+    "--sequence-length",
+    "--skip-compile",
+    "--skip-warmup",
+    "--sequence-parallel-enabled",
+    "--task",
+    "--task-type",
+    "--tkg-batch-size",
+    "--trust-remote-code",
 };
 
 std::string with_hyphens(std::string name) {
@@ -153,6 +205,8 @@ std::optional<std::string> advice_on(const Command& command, const std::string& 
   const auto has = [](const Command& program, const Advice& row) {
     return row.needed.empty() || program.find_option(std::string(row.needed));
   };
+  if (std::find(std::begin(kRuntimeOptions), std::end(kRuntimeOptions), word) != std::end(kRuntimeOptions))
+    return "leave it out: it does not change the weights";
   const Advice* of_others = nullptr;
   for (const Advice& row : kAdvice) {
     if (row.word != word) continue;

@@ -195,7 +195,7 @@ bool has_anchor(const fs::path& document, const std::string& anchor) {
 
 TEST_CASE("The program prints what the documents show", "[docs][renewed]") {
   check_transcripts(kRepository / GENERATE(as<fs::path>(), "README.md", "docs/command-line.md", "docs/families.md",
-                                           "docs/migrating.md", "docs/troubleshooting.md"));
+                                           "docs/migrating.md", "docs/neuron.md", "docs/troubleshooting.md"));
 }
 
 TEST_CASE("The C++ and JSON in the documents are those of files that tests read", "[docs][renewed]") {
@@ -323,6 +323,11 @@ TEST_CASE("The commands in README's table work, and those for the programs that 
   const std::vector<std::string> commands = matches_in(read_file(kRepository / "docs/layouts.md"), kLayoutRow);
   CHECK(commands.size() >= 8);
   for (const std::string& command : commands) check_command(command, {"optimum/llama-tp2-pp2/sharded"});
+  static const std::regex kInText(R"(`reshard ([a-z]+ [A-Z]+ [^`\n]+)`)");
+  const std::vector<std::string> in_text = matches_in(read_file(kRepository / "docs/neuron.md"), kInText);
+  CHECK(in_text.size() >= 5);
+  for (const std::string& command : in_text)
+    check_command(command, {"zero1/nxd-llama-dp2-tp2/checkpoint", "zero1/nxd-llama-dp2-tp2/original"});
 }
 
 TEST_CASE("README is short", "[docs]") {

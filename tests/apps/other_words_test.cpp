@@ -51,6 +51,7 @@ TEST_CASE("options of other programs that mean the same are taken") {
   CHECK(planned(joined(nxd, {"--qkv-linear=True"})) == planned(joined(nxd, {"--qkv-linear", "on"})));
   CHECK(planned(joined(nxd, {"--qkv_linear=False"})) == planned(joined(nxd, {"--qkv-linear", "off"})));
   CHECK(planned(joined(nxd, {"--qkv_linear", "on"})) == planned(joined(nxd, {"--qkv-linear", "on"})));
+  CHECK(planned({"--tp", "1", "--pp", "2", "--virtual_pp_size", "1"}) == planned({"--tp", "1", "--pp", "2"}));
   CHECK(planned({"--tp", "1", "--pp", "2", "--virtual_pipeline_size", "1"}) == planned({"--tp", "1", "--pp", "2"}));
 }
 
@@ -71,6 +72,12 @@ TEST_CASE("for options of other programs that mean something else a hint names o
            {{"--bf16"}, "try: --dtype bfloat16"},
            {{"--num_cores", "2"}, "try: --tp"},
            {{"--local_ranks_size", "2"}, "try: --end-rank"},
+           {{"-m", "x"}, "as the first argument"},
+           {{"--nxdt_yaml_config", "x.yaml"}, "try: --config, which takes the model's config.json"},
+           {{"--skip-sharding"}, "then run reshard shard into"},
+           {{"--quantized"}, "reshard quantises none"},
+           {{"--batch_size", "1"}, "try: leave it out: it does not change the weights"},
+           {{"--seq-len", "64"}, "try: leave it out: it does not change the weights"},
        }) {
     INFO(each.options.front());
     CHECK_THAT(refused(joined({"shard", kModel, "o", "--tp", "2"}, each.options)), Says(each.hint));
