@@ -47,6 +47,13 @@ TEST_CASE("a tuple is read as the list that it becomes on a device's way to the 
   CHECK(read_value(pickles::numbers({1, 2})) == read_value(pickles::list({pickles::number(1), "K\x02"})));
 }
 
+TEST_CASE("a set is read as a list, from protocol 4 and, where Python calls its class, from protocol 2") {
+  const PlainValue list = read_value(pickles::list({"K\x01", "K\x02"}));
+  CHECK(read_value("(K\x01K\x02\x91") == list);
+  CHECK(read_value("c__builtin__\nset\n(K\x01K\x02l\x85R") == list);
+  CHECK(read_value("cbuiltins\nset\n)R") == PlainValue{PlainValue::List{}});
+}
+
 TEST_CASE("an object in the place of a plain value is refused by its class and place") {
   check_refused(
       [] { read_value(pickles::list({pickles::object("a", "B", "}")})); },

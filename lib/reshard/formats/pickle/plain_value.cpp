@@ -31,14 +31,15 @@ class PlainReader {
       case PickleKind::kFloat: return {pickle_.real(node)};
       case PickleKind::kString: return {std::string(pickle_.text(node))};
       case PickleKind::kTuple:
+      case PickleKind::kSet:
       case PickleKind::kList: return {list(pickle_.items(node), depth)};
       case PickleKind::kDict:
       case PickleKind::kObject:
+        if (pickle_.is_object_of(node, "builtins", "set")) return {set(node, depth)};
         if (is_mapping(pickle_, node)) return {dict(mapping_items(pickle_, node), depth)};
         break;
       case PickleKind::kBigInt:
       case PickleKind::kBytes:
-      case PickleKind::kSet:
       case PickleKind::kGlobal:
       case PickleKind::kPersistentId: break;
     }
@@ -50,6 +51,12 @@ class PlainReader {
     PlainValue::List values;
     for (const PickleRef item : items) values.push_back(read(item, depth + 1));
     return values;
+  }
+
+  /// Reads a set in protocol 2: a call of `set` with a list.
+  PlainValue::List set(PickleRef node, int depth) {
+    const auto arguments = pickle_.items(pickle_.args(node));
+    return arguments.empty() ? PlainValue::List() : list(pickle_.items(arguments.front()), depth);
   }
 
   PlainValue::Dict dict(const std::vector<PicklePair>& items, int depth) {

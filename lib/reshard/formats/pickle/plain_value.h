@@ -13,7 +13,7 @@
 namespace reshard {
 
 /// A Python value that needs no class: None, bool, int, float, str, or a list or dict of such values. Optimizers save
-/// hyperparameters in this form. Tuples are read as lists, as NxD does when it moves data to the host.
+/// hyperparameters in this form. Tuples are read as lists, as NxD does when it moves data to the host, and so are sets.
 struct PlainValue {
   using List = std::vector<PlainValue>;
   using Dict = std::vector<std::pair<std::string, PlainValue>>;  // in insertion order; keys are unique

@@ -59,6 +59,8 @@ class Finder {
     for (const auto& [key, value] : pairs) {
       if (is_value_(value))
         result_.values.emplace_back(tensor_name(pickle_, key, file_.path()), value);
+      else if (label(key) == kLoraConfigKey)
+        result_.descriptions.emplace_back(kLoraConfigKey, "");
       else
         aside_.add(label(key));
     }

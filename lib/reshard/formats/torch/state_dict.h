@@ -16,6 +16,9 @@ namespace reshard {
 /// lists each of them in Container::metadata, with an empty value; specs/stages/stage_pt.h reads them.
 inline constexpr std::string_view kShardedMetadataKey = "sharded_metadata";
 inline constexpr std::string_view kGqaQkvMetadataKey = "gqa_qkv_metadata";
+/// Key in a state dict of the settings of a LoRA adapter (NxD's modules/lora), listed like these keys;
+/// specs/peft/lora_config.h reads it.
+inline constexpr std::string_view kLoraConfigKey = "lora_config";
 
 /// The named values of a state dict, in its order. Invariant: names are unique, UTF-8, and free of control characters.
 struct StateDict {
