@@ -564,7 +564,10 @@ Overflow overflow_of(const CastArguments& arguments) {
 }
 
 void add_lora_fuse(Command command, std::string& how) {
-  command.add_option("--lora-fuse", how, "lora_A of fused linears: mean (as optimum-neuron does), or exact (stacked)")
+  command
+      .add_option("--lora-fuse", how,
+                  "lora_A of fused linears: mean (as optimum-neuron does), exact (stacked), or same, which "
+                  "accepts only equal ones (as NxD needs)")
       .type_name("HOW")
       .capture_default_str();
 }
@@ -572,7 +575,8 @@ void add_lora_fuse(Command command, std::string& how) {
 LoraFuse parse_lora_fuse(const std::string& text) {
   if (text == "mean") return LoraFuse::kMean;
   if (text == "exact") return LoraFuse::kExact;
-  throw Error(ErrorKind::kUsage, "--lora-fuse: \"" + printable(text) + "\" is not one of mean, exact");
+  if (text == "same") return LoraFuse::kSame;
+  throw Error(ErrorKind::kUsage, "--lora-fuse: \"" + printable(text) + "\" is not one of mean, exact, same");
 }
 
 Format parse_format(const std::string& option, const std::string& text, const LayoutFilter& wanted) {

@@ -47,11 +47,12 @@ Request request_of(const ShardArguments& arguments, bool layout_given) {
   add_adapters(arguments, request);
   TargetArguments target = arguments.target;
   if (!request.adapters.empty()) {
-    const std::string only = adapter_layout().traits().name;
-    if (layout_given && target.layout != only)
+    const auto has_adapters = [](const Layout& layout) { return layout.traits().holds_adapters(); };
+    const Layout* const given = layout_named(target.layout);
+    if (layout_given && given != nullptr && !has_adapters(*given))
       throw Error(ErrorKind::kUsage, "--layout " + printable(target.layout) + " has no place for adapters")
-          .hint("--adapter writes layout " + only);
-    target.layout = only;
+          .hint("--adapter writes layouts " + layout_names(has_adapters));
+    if (!layout_given) target.layout = adapter_layout().traits().name;
   }
   request.target = target_request(target, "--layout", is_of_ranks);
   std::optional<DType> compiled_dtype;
@@ -108,7 +109,8 @@ void add_shard(Command app, Together& together) {
           "--adapter", arguments->adapters,
           std::string(
               "Directory of a LoRA adapter saved by PEFT, or of several. Only adapters are written, in layout ") +
-              adapter_layout().traits().name + "; MODEL_DIR needs only config.json")
+              layout_names([](const Layout& layout) { return layout.traits().holds_adapters(); }) +
+              " (default: the first); MODEL_DIR needs only config.json")
       .type_name("DIR")
       .one_value_per_use();
   add_lora_fuse(command, arguments->lora_fuse);

@@ -1,6 +1,9 @@
 #include <nlohmann/json.hpp>
 
+#include "reshard/io/local_storage.h"
 #include "reshard/specs/peft/adapter_config.h"
+#include "reshard/specs/peft/lora_config.h"
+#include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/refusals.h"
 #include "support/requests.h"
@@ -45,6 +48,12 @@ struct Case {
     request.adapters = {temp / "peft"};
     request.target.lora_fuse = fuse;
     return request;
+  }
+  Request nxd_request() const {
+    Request nxd = request();
+    nxd.target.layout = layout("nxd");
+    nxd.target.lora_fuse.reset();
+    return nxd;
   }
   Error error(std::uint32_t tp = 2, LoraFuse fuse = LoraFuse::kMean) const {
     return error_of([&] { plan_shard(request(tp, fuse)); });
@@ -124,6 +133,58 @@ TEST_CASE("Tensors of an adapter are cast, and left out, before it is sharded") 
   CHECK(rank.size() == 2);
   CHECK(rank.at(kLayer + "mlp.gate_up_proj.lora_A.weight").dtype == DType::kBF16);
   CHECK(rank.at(kLayer + "mlp.gate_up_proj.lora_B.weight").dtype == DType::kBF16);
+}
+
+TEST_CASE("NxD's shards of an adapter contain its settings, and the lora_A that fused linears have in common") {
+  Case c;
+  c.adapt("mlp.gate_proj", 4, 4);
+  c.adapt("mlp.up_proj", 4, 4);
+  c.config["lora_dropout"] = 0.5;
+  c.config["target_modules"] = {"gate_proj", "up_proj"};
+  shard(c.nxd_request());
+  const fs::path file = c.temp / "out/lora_adapter/lora/model/dp_rank_00_tp_rank_01_pp_rank_00.pt";
+  const TensorMap tensors = read_torch_tensors(file);
+  CHECK(tensors.size() == 2);
+  CHECK(tensors.at("model.layers.0.mlp.gate_up_proj.lora_A.weight") == Case::counting({1, 4}));
+  CHECK(tensors.at("model.layers.0.mlp.gate_up_proj.lora_B.weight") == TensorData{DType::kF8E4M3, {4, 1}, "cdcd"});
+  CHECK(json::parse(saved_lora_config(local_storage(), file).value()) == json{{"lora_rank", 1},
+                                                                              {"target_modules", {"gate_up_proj"}},
+                                                                              {"lora_alpha", 4},
+                                                                              {"lora_dropout", 0.5},
+                                                                              {"bias", "none"},
+                                                                              {"use_rslora", false},
+                                                                              {"init_lora_weights", "default"},
+                                                                              {"modules_to_save", nullptr},
+                                                                              {"merge_lora", false},
+                                                                              {"save_lora_base", false},
+                                                                              {"save_lora_config_adapter", true}});
+}
+
+TEST_CASE("NxD's shards of an adapter whose fused linears differ are refused, unless their mean is asked for") {
+  Case c;
+  c.adapt_mlp();
+  const Error error = error_of([&] { shard(c.nxd_request()); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.tensor() == kLayer + "mlp.gate_up_proj.lora_A.weight");
+  CHECK_THAT(error.hint(), Says("`lora-fuse`"));
+  CHECK_FALSE(fs::exists(c.temp / "out"));
+  Request mean = c.nxd_request();
+  mean.target.lora_fuse = LoraFuse::kMean;
+  CHECK(shard(mean).inexact == std::vector{kLayer + "mlp.gate_up_proj.lora_A.weight"});
+}
+
+TEST_CASE("Adapters that NxD has no settings or places for are refused") {
+  Case ranks;
+  ranks.adapt("mlp.down_proj", 4, 4, 2);
+  ranks.adapt("self_attn.o_proj", 4, 8);
+  ranks.config["rank_pattern"] = {{"down_proj", 2}};
+  const Error error = error_of([&] { plan_shard(ranks.nxd_request()); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(error.what(), Says("NxD has one of each for all modules"));
+  Case magnitude;
+  magnitude.adapt("mlp.down_proj", 4, 4);
+  magnitude.tensors[kLayer + "mlp.down_proj.lora_magnitude_vector"] = Case::counting({4});
+  CHECK_THAT(error_of([&] { plan_shard(magnitude.nxd_request()); }).what(), Says("has no place in NxD's LoRA"));
 }
 
 TEST_CASE("Options that shards of adapters have no room for are refused") {

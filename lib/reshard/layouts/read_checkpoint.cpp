@@ -182,7 +182,7 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
     };
     const LayoutOption* own = checkpoint.layout == nullptr ? nullptr : find(*checkpoint.layout);
     std::string why;
-    if (!checkpoint.adapters.empty())
+    if (!checkpoint.adapters.empty() && !checkpoint.model)
       why = " on adapters";
     else if (own == nullptr)
       why = fmt::format(" on {}: it is for sources in layout {}", checkpoint.path.string(),
@@ -221,7 +221,7 @@ void note_shards_beside(Checkpoint& checkpoint, const FoundLayout& shards) {
 
 /// Notes problems that are errors in other commands: tensors of the model that are missing or have other shapes.
 void note_misfits(Checkpoint& checkpoint) {
-  if (!checkpoint.model) return;
+  if (!checkpoint.model || !checkpoint.adapters.empty()) return;
   const std::string config = checkpoint.config_given ? checkpoint.config.string() : kConfigFile;
   try {
     const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);

@@ -199,7 +199,9 @@ std::unique_ptr<Job> plan(Files& store, const Request& request) {
 std::unique_ptr<Job> plan_shard(Files& files, Request request) {
   request.command = "shard";
   request.source.kind = SourceKind::kWhole;
-  if (!request.adapters.empty()) request.target.layout = &adapter_layout();
+  const Layout* const wanted = request.target.layout;
+  if (!request.adapters.empty() && (wanted == nullptr || !wanted->traits().holds_adapters()))
+    request.target.layout = &adapter_layout();
   if (request.target.layout == nullptr) request.target.layout = &default_rank_layout();
   return plan(files, request);
 }

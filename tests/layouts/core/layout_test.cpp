@@ -33,7 +33,7 @@ TEST_CASE("Every layout of the table has a name of its own, and is found by it")
     whole += !traits.has_ranks();
   }
   CHECK(layout_named("Ranks") == nullptr);
-  CHECK(adapters == 1);
+  CHECK(adapters >= 1);
   CHECK(whole == 1);
   CHECK(default_rank_layout().traits().has_ranks());
 }

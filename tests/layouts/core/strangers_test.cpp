@@ -112,7 +112,6 @@ TEST_CASE("Golden: checkpoints that are not read say what they are, with a confi
            {"megatron-mha-tp2", "checkpoint/megatron_llama--step=5-consumed_samples=160.0.ckpt", "megatron style"},
            {"mixtral-tp2", "checkpoint/step_3", "mixtures of experts"},
            {"mixtral-tp2-ep2", "checkpoint/step_3", "belongs to an expert-parallel rank of NxD (ep_rank)"},
-           {"lora-adapter-tp2", "lora_adapter/lora", "LoRA adapter that is not merged"},
            {"spec-fused-llama-tp2", "weights", "fused speculation"},
            {"quant-int8-per_channel-llama-tp2", "weights", "NxD's own quantisation"},
            {"llama-legacy-tp2-pp2", "checkpoint/iter_0000005", "Megatron-LM"}}) {

@@ -30,6 +30,11 @@ TEST_CASE("A mean comes last and reads each term once, and what files contain is
   CHECK(map.state_dict().size() == 3);
 }
 
+TEST_CASE("What terms have in common is no mean") {
+  const SourceMap map = average(map_of({{"x", 'a'}, {"y", 'b'}}), {{"one", {"x", "y"}, LoraFuse::kSame}});
+  CHECK(map.logical.back().computed->recipe->key() == "same");
+}
+
 TEST_CASE("Terms that are the same bytes of a file count once, and none of them needs a place in the target") {
   const SourceMap map = average(map_of({{"x", 'a'}, {"y", 'a'}, {"z", 'b'}}), {{"mean", {"x", "y"}}});
   CHECK(map.tensor_count() == 3);

@@ -217,7 +217,11 @@ std::span<const std::byte> Evaluator::compute(const SourceMap& map, FilePool<Sou
                  : evaluate(map, files, input, from, Block(boxes.back(), at.order), buffers_.inputs[used_++])});
   }
   const auto result = buffer.make_room(*num_bytes(tensor.dtype, at.box.size), {{}, written_to_bytes});
-  recipe.apply(inputs, at.box, result, findings_);
+  try {
+    recipe.apply(inputs, at.box, result, findings_);
+  } catch (Error& error) {
+    throw error.tensor(tensor.name);
+  }
   used_ = used;
   return result;
 }

@@ -214,10 +214,11 @@ struct TargetContext {
   std::span<const Adapter> adapters{};  // adapters whose tensors are `logical`; `model` is then their base model
 };
 
-/// A tensor that is the mean of others.
+/// A tensor that is the mean of others, or what they have in common.
 struct Average {
   std::string name;
   std::vector<std::string> terms;  // names; the mean has the dtype, shape and role of the first
+  LoraFuse how = LoraFuse::kMean;  // kSame: the terms must be equal
 };
 
 /// A checkpoint to be written.
@@ -310,7 +311,7 @@ const Layout* layout_named(std::string_view name);
 const Layout& whole_layout();
 /// Returns the default layout of rank files: the first.
 const Layout& default_rank_layout();
-/// Returns the layout of sharded adapters.
+/// Returns the default layout of sharded adapters: the first that has any.
 const Layout& adapter_layout();
 
 /// Returns the names of the layouts for which `wanted` is true, separated by commas.

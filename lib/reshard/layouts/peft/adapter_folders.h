@@ -13,9 +13,6 @@ namespace reshard {
 inline constexpr const char* kAdapterSafetensorsFile = "adapter_model.safetensors";
 inline constexpr const char* kAdapterPytorchFile = "adapter_model.bin";
 
-/// Name of the adapter that PEFT saves in a directory itself instead of in a folder with the adapter's name.
-inline constexpr const char* kDefaultAdapter = "default";
-
 /// Folders of adapters' shards in a checkpoint's directory: adapter_NAME/adapter_shards (optimum-neuron).
 inline constexpr std::string_view kAdapterFolderPrefix = "adapter_";
 inline constexpr const char* kAdapterShardsFolder = "adapter_shards";

@@ -18,7 +18,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/contents/stored_rows.h"
-#include "reshard/layouts/ranks/other_stages.h"
+#include "reshard/layouts/ranks/adapter_ranks.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/specs/config/model_config.h"
@@ -57,64 +57,6 @@ bool holds_stacked(Files& files, const ShardedCheckpoint& stacked) {
   return true;
 }
 
-std::unordered_set<std::string> names_in(const Container& file) {
-  std::unordered_set<std::string> names;
-  for (const TensorEntry& tensor : file.tensors) names.insert(tensor.name);
-  return names;
-}
-
-/// Validates that the spec of each fused linear explains all of its tensors in the files of an adapter.
-/// \throws Error kUnsupported, naming the tensor.
-void validate_adapter_explained(const ShardedCheckpoint& checkpoint) {
-  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
-    const Container& file = checkpoint.files[pp_rank].front();
-    const auto held = names_in(file);
-    std::vector<std::string> prefixes;  // one per fused linear
-    for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
-      for (const TransformationSpec& spec : module.specs) {
-        const auto* fused = std::get_if<FusedLinearsSpec>(&spec);
-        prefixes.push_back(module.module_fully_qualified_name + "." +
-                           (fused ? fused->fused_linear_name
-                                  : std::get<GQAQKVColumnParallelLinearSpec>(spec).gqa_qkv_projection_name) +
-                           ".");
-      }
-    std::sort(prefixes.begin(), prefixes.end());
-    for (const PartitionRule& rule : rules_of_stage(checkpoint, pp_rank)) {
-      if (rule.from_spec || !held.count(rule.stored_name)) continue;
-      const auto after = std::upper_bound(prefixes.begin(), prefixes.end(), rule.stored_name);
-      if (after != prefixes.begin() && rule.stored_name.starts_with(*std::prev(after)))
-        throw Error(ErrorKind::kUnsupported,
-                    "belongs to a fused linear, and the division of its rows among the original linears is unknown")
-            .in(file.path)
-            .tensor(rule.stored_name);
-    }
-  }
-}
-
-/// Validates that the tensors of one module fit each other. This detects a bias or magnitude that is split although its
-/// metadata does not declare it. `where` is for errors.
-/// \throws Error kBadInput, naming the tensor.
-void validate_adapter_sizes(const SourceMap& map, const fs::path& where) {
-  const auto shape_of = [&](const std::string& name) -> const Dims* {
-    const auto found = map.find_logical(name);
-    return found ? &map.logical[*found].shape : nullptr;
-  };
-  for (const LogicalTensor& tensor : map.logical) {
-    const auto name = lora_name(tensor.name);
-    if (!name || tensor.constant() || tensor.shape.empty()) continue;
-    const Dims* b = shape_of(name->module + ".lora_B.weight");
-    if (b == nullptr || b->size() != 2) continue;
-    const bool per_output = name->component == "lora_magnitude_vector" || tensor.name.ends_with(".lora_B.bias");
-    const bool a = tensor.name.ends_with(".lora_A.weight");
-    if ((per_output && tensor.shape[0] != (*b)[0]) || (a && tensor.shape[0] != (*b)[1]))
-      throw Error(ErrorKind::kBadInput, fmt::format("would be {}, which does not fit its lora_B of {}",
-                                                    to_string(tensor.shape), to_string(*b)))
-          .in(where)
-          .tensor(tensor.name)
-          .hint("the metadata may not record how it is split");
-  }
-}
-
 /// Returns the adapter's name in the metadata: that of its folder, or the only one.
 std::string name_in_metadata(Files& files, const AdapterFolder& adapter) {
   std::set<std::string> names;
@@ -139,17 +81,6 @@ std::string name_in_metadata(Files& files, const AdapterFolder& adapter) {
                           printable(adapter.name), list_names(std::vector(names.begin(), names.end()))))
       .in(adapter.shards.path)
       .hint("rename the folder to adapter_NAME, as it was saved");
-}
-
-/// Returns the fused linears for which the files contain adapters.
-std::vector<FusedLayer> held_layers(const ShardedCheckpoint& shards) {
-  std::vector<FusedLayer> layers;
-  for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
-    const auto held = names_in(shards.files[pp_rank].front());
-    for (FusedLayer& layer : fused_layers(shards.metadata[pp_rank]))
-      if (held.count(std::string(kPeftPrefix) + layer.module + ".lora_A.weight")) layers.push_back(std::move(layer));
-  }
-  return layers;
 }
 
 /// Returns how the linears of an adapter were fused when its current adapter_config.json was created from `unfused`;
@@ -195,51 +126,6 @@ fs::path config_of(Files& files, const AdapterFolder& adapter, ShardedCheckpoint
   return before;
 }
 
-/// Returns the modules of the adapter. `fused` are the fused linears for which its config has ranks and scales.
-std::vector<AdaptedModule> adapted_modules(const SourceMap& map, const std::vector<FusedLayer>& fused) {
-  std::unordered_map<std::string_view, const std::string*> fused_of;
-  for (const FusedLayer& layer : fused)
-    for (const std::string& linear : layer.linears) fused_of.emplace(linear, &layer.module);
-  std::vector<AdaptedModule> modules;
-  for (const LogicalTensor& tensor : map.logical) {
-    const auto name = lora_name(tensor.name);
-    if (!name || tensor.constant() || tensor.shape.empty()) continue;
-    if (!(name->component == "lora_A" && name->rest == "weight") && name->component != "lora_embedding_A") continue;
-    AdaptedModule module;
-    module.name = name->module.substr(name->module.starts_with(kPeftPrefix) ? kPeftPrefix.size() : 0);
-    const auto found = fused_of.find(module.name);
-    module.trained_as = found == fused_of.end() ? module.name : *found->second;
-    module.r = tensor.shape[0];
-    modules.push_back(std::move(module));
-  }
-  return modules;
-}
-
-/// Returns the metadata without tensors that the files lack, in the order of the files.
-std::vector<StageMetadata> held_metadata(const ShardedCheckpoint& shards) {
-  std::vector<StageMetadata> stages = shards.metadata;
-  for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
-    std::unordered_map<std::string, std::size_t> place;
-    for (const TensorEntry& tensor : shards.files[pp_rank].front().tensors) place.emplace(tensor.name, place.size());
-    auto& parameters = stages[pp_rank].parameters;
-    std::erase_if(parameters, [&](const auto& parameter) { return place.count(parameter.name) == 0; });
-    std::sort(parameters.begin(), parameters.end(),
-              [&](const auto& a, const auto& b) { return place.at(a.name) < place.at(b.name); });
-  }
-  return stages;
-}
-
-void add_notes(const ShardedCheckpoint& shards, std::vector<std::string>& notes) {
-  for (const std::string& warning : shards.warnings) notes.push_back(warning);
-  if (const auto note = other_stages_note(shards)) notes.push_back(*note);
-  std::vector<std::string> lost = shards.not_saved;  // mostly names of the base model, which is never saved
-  std::erase_if(lost, [](const std::string& name) { return !lora_name(name); });
-  if (!lost.empty())
-    notes.push_back(fmt::format("{} that the metadata lists for the adapter {} not in the files and left out: {}",
-                                lost.size() == 1 ? "a parameter" : "parameters", lost.size() == 1 ? "is" : "are",
-                                list_names(lost)));
-}
-
 }  // namespace
 
 Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const ReadContext& context) {
@@ -254,19 +140,12 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
                                " is ignored: the metadata of an adapter defines its partition");
   const std::string name = name_in_metadata(files, folder);
   ShardedCheckpoint shards = read_sharded_checkpoint(files, folder.shards, name);
-  validate_adapter_explained(shards);
-  const std::vector<FusedLayer> fused = held_layers(shards);
+  const std::vector<FusedLayer> fused = adapted_layers(shards);
   Adapter adapter{folder.name.empty() ? name : folder.name, {}, checkpoint.path, {}, {}, {}, {}, {}};
   adapter.config.path = config_of(files, folder, shards, fused, checkpoint.notes);
-  adapter.stages = held_metadata(shards);
-  checkpoint.format = shards.format;
-  checkpoint.mesh = adapter.mesh = {shards.tp, shards.pp, 1, shards.ep};
-  checkpoint.map = sharded_source_map(shards, {});
-  validate_adapter_sizes(checkpoint.map, checkpoint.path);
-  add_notes(shards, checkpoint.notes);
+  checkpoint.notes.insert(checkpoint.notes.end(), shards.warnings.begin(), shards.warnings.end());
   const bool trained_fused = adapter.config.path.filename() == kAdapterConfigFile;
-  adapter.modules = adapted_modules(checkpoint.map, trained_fused ? fused : std::vector<FusedLayer>());
-  checkpoint.adapters.push_back(std::move(adapter));
+  add_adapter(checkpoint, shards, std::move(adapter), trained_fused ? fused : std::vector<FusedLayer>());
   return checkpoint;
 }
 

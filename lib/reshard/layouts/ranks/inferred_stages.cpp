@@ -14,9 +14,13 @@
 #include "reshard/layouts/map/metadata_rules.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/specs/model/quantization.h"
+#include "reshard/specs/peft/adapter_metadata.h"
 
 namespace reshard {
 namespace {
+
+constexpr const char* kLoraA = "lora_A";
+constexpr const char* kOutputPlace = ".lora_B";  // the matrix of an adapter with its module's outputs
 
 /// Infers the metadata of one stage's state dict, name by name.
 class Derivation {
@@ -31,10 +35,13 @@ class Derivation {
 
   StageMetadata run() {
     for (const TensorEntry& tensor : file_.tensors) {
-      const auto whole = by_name_.find(tensor.name);
-      if (whole != by_name_.end())
+      const std::string name = without_base_layer(tensor.name);
+      const auto whole = by_name_.find(name);
+      if (const auto lora = lora_name(tensor.name))
+        add_lora(tensor, *lora);
+      else if (whole != by_name_.end())
         add_own(tensor, *whole->second);
-      else if (const auto fused = fused_.find(tensor.name); fused != fused_.end())
+      else if (const auto fused = fused_.find(name); fused != fused_.end())
         add_fused(tensor, fused->second);
       else if (allows_extra_)
         metadata_.parameters.push_back({tensor.name, false, 0, 1, 1, {}});
@@ -53,6 +60,37 @@ class Derivation {
     }
     for (auto& [name, specs] : modules_) metadata_.modules.push_back({name, std::move(specs)});
     return std::move(metadata_);
+  }
+
+  /// Returns the matrices of an adapter that were gathered over the ranks, and the dim along which ranks split each.
+  /// \throws Error kUnsupported if gathering lost some rows.
+  std::unordered_map<std::string, std::uint32_t> gathered() const {
+    std::unordered_map<std::string, std::uint32_t> whole;
+    std::vector<const TensorEntry*> lost;
+    bool is_gathered = false;
+    for (const TensorEntry& tensor : file_.tensors) {
+      const auto split = tp_ > 1 ? lora_split(tensor) : std::nullopt;
+      if (!split) continue;
+      const std::uint64_t size = tensor.shape[split->dim];
+      if (size == split->size) {
+        whole.emplace(tensor.name, split->dim);
+        is_gathered =
+            is_gathered || split->query > 0 || split->key_value == 0;  // one rank may have all key/value heads
+      } else if (split->query > 0) {
+        lost.push_back(&tensor);
+        is_gathered = is_gathered || is_first_replica(size, *split);
+      }
+    }
+    if (!is_gathered) return {};
+    if (!lost.empty())
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("has {} rows: the adapter was gathered (merge_sharded_lora) with replicated key/value "
+                              "heads, which keeps the rows of one replica and loses the other query heads",
+                              lost.front()->shape[0]))
+          .in(file_.path)
+          .tensor(lost.front()->name)
+          .hint("save the adapter again with merge_sharded_lora=False");
+    return whole;
   }
 
  private:
@@ -111,6 +149,50 @@ class Derivation {
               "config.json belongs to another model, or the parameter was split in a way that needs metadata");
   }
 
+  /// How ranks split a matrix of an adapter.
+  struct LoraSplit {
+    std::uint32_t dim = 0;
+    std::uint64_t size = 0;       // size of the whole matrix along that dim
+    std::uint64_t query = 0;      // its rows for query heads, if it is one of grouped-query attention
+    std::uint64_t key_value = 0;  // its rows for key/value heads, likewise
+  };
+
+  /// Returns std::nullopt for other tensors, and for matrices that every rank has.
+  std::optional<LoraSplit> lora_split(const TensorEntry& tensor) const {
+    const auto name = lora_name(tensor.name);
+    if (!name || tensor.shape.size() != 2) return std::nullopt;
+    const std::uint32_t dim = name->component == kLoraA ? 1 : 0;
+    const auto found = fused_.find(name->module + "." + name->rest);
+    if (found == fused_.end()) {
+      const auto own = by_name_.find(name->module + ".weight");
+      if (own == by_name_.end() || own->second->split_dim != dim) return std::nullopt;
+      return LoraSplit{dim, own->second->shape[dim]};
+    }
+    const Fused& fused = found->second;
+    if (fused.axis != dim) return std::nullopt;
+    LoraSplit split{dim};
+    if (fused.letter.empty()) {
+      for (const std::string& part : fused.parts) split.size += size_of(fused.module, part, dim);
+      return split;
+    }
+    const Family::Attention& attention = *model_.family->attention;
+    if (fused.letter[0] == 'q') split.query = size_of(fused.module, attention.query, dim);
+    const std::uint64_t heads = size_of(fused.module, attention.key, dim);
+    if (fused.letter != "q") split.key_value = fused.letter == "qkv" ? 2 * heads : heads;
+    split.size = split.query + split.key_value;
+    return split;
+  }
+
+  /// Whether a matrix has the rows of one replica of the key/value heads, and cannot be a rank's part.
+  bool is_first_replica(std::uint64_t rows, const LoraSplit& split) const {
+    bool is_replica = false;
+    for (const std::uint64_t multiplier : legal_multipliers(model_.heads, model_.kv_heads, tp_)) {
+      if (rows * tp_ == split.query + split.key_value * multiplier) return false;
+      is_replica = is_replica || (multiplier > 1 && rows == split.query / multiplier + split.key_value);
+    }
+    return is_replica;
+  }
+
   /// Returns the dim along which the tensor is one of tp_ parts; std::nullopt if it is whole.
   std::optional<std::uint32_t> split_dim(const TensorEntry& tensor, const Dims& whole) const {
     if (tensor.shape == whole) return std::nullopt;
@@ -138,8 +220,60 @@ class Derivation {
     const Family::Attention& a = *model_.family->attention;
     const auto module = module_in(a.module, parameter.layer);
     if (!module) return false;
-    const std::string fused = *module + "." + a.fused + ".weight_q";
-    return parameter.module == *module + "." + a.output && (held_.count(fused) > 0 || held_.count(fused + "kv") > 0);
+    const auto holds_fused = [&](const std::string& place) {
+      const std::string fused = *module + "." + a.fused + place + ".weight_q";
+      return held_.count(fused) > 0 || held_.count(fused + "kv") > 0;
+    };
+    return parameter.module == *module + "." + a.output && (holds_fused("") || holds_fused(kOutputPlace));
+  }
+
+  /// Adds the spec of attention whose output projection alone is adapted, if the order of its heads follows from it.
+  void add_grouped_output(const ModelParameter& parameter) {
+    const std::uint64_t multiplier = heads_.kv_size_multiplier.value_or(usual_multiplier(model_.kv_heads, tp_));
+    if (!model_.family->attention || multiplier == 1) return;
+    const Family::Attention& a = *model_.family->attention;
+    const auto module = module_in(a.module, parameter.layer);
+    if (!module || parameter.module != *module + "." + a.output) return;
+    if (!multiplier_problem(model_.heads, model_.kv_heads, tp_, multiplier, heads_.pad_heads).empty())
+      throw Error(ErrorKind::kBadInput, fmt::format("{} ranks do not place {} key/value heads in {} replicas", tp_,
+                                                    model_.kv_heads, multiplier))
+          .in(file_.path)
+          .hint("set `from-kv-size-multiplier`, the trainer's kv_replicator");
+    PartitionOptions options = heads_;
+    options.attention = attention_form_of(true, false);
+    options.kv_size_multiplier = multiplier;
+    modules_[*module].emplace_back(gqa_spec(model_, tp_, options));
+  }
+
+  /// Adds a matrix of an adapter: lora_B has the outputs of its module's weight, lora_A the inputs.
+  void add_lora(const TensorEntry& tensor, const LoraName& name) {
+    const bool has_inputs = name.component == kLoraA;
+    const auto refuse = [&](ErrorKind kind, const char* message, const char* hint) {
+      throw Error(kind, message).in(file_.path).tensor(tensor.name).hint(hint);
+    };
+    const auto whole = [&](const ModelParameter& weight) {
+      return has_inputs ? Dims{tensor.shape[0], weight.shape[1]} : Dims{weight.shape[0], tensor.shape[1]};
+    };
+    if ((!has_inputs && name.component != "lora_B") || tensor.shape.size() != 2)
+      refuse(ErrorKind::kUnsupported, "belongs to an unknown adapter type", "");
+    if (const auto fused = fused_.find(name.module + "." + name.rest); fused != fused_.end()) {
+      if (!has_inputs) return add_fused(tensor, fused->second, kOutputPlace);
+      const Dims all = whole(*by_name_.at(fused->second.module + "." + fused->second.parts.front() + ".weight"));
+      if (tensor.shape != all) fail_shape(tensor, all);
+      metadata_.parameters.push_back({tensor.name, false, 0, 1, 1, {}});
+      return;
+    }
+    const auto own = by_name_.find(name.module + ".weight");
+    if (own == by_name_.end() || own->second->shape.size() != 2)
+      refuse(ErrorKind::kBadInput, "adapts a module that the model does not have",
+             "config.json belongs to another model than the adapter");
+    if (!own->second->packed.empty() || is_transposed(*own->second))
+      refuse(ErrorKind::kUnsupported, "adapts a linear whose matrix NxD does not store like this family",
+             "save the adapter merged into the weights (merge_lora)");
+    const bool is_grouped = has_inputs && is_grouped_output(*own->second);
+    const auto dim = is_grouped ? 1u : split_dim(tensor, whole(*own->second));
+    if (has_inputs && dim && !is_grouped) add_grouped_output(*own->second);
+    metadata_.parameters.push_back({tensor.name, dim.has_value(), dim.value_or(0), 1, dim ? tp_ : 1, {}});
   }
 
   void add_own(const TensorEntry& tensor, const ModelParameter& parameter) {
@@ -156,6 +290,7 @@ class Derivation {
     }
     if (const auto own = own_split(tensor, parameter)) {
       metadata_.parameters.push_back(*own);
+      metadata_.parameters.back().name = tensor.name;
       return;
     }
     const auto dim = split_dim(tensor, parameter.shape);
@@ -170,7 +305,8 @@ class Derivation {
     return found->second->shape[axis];
   }
 
-  void add_fused(const TensorEntry& tensor, const Fused& fused) {
+  /// \param place  precedes "weight" in the names of an adapter's matrices.
+  void add_fused(const TensorEntry& tensor, const Fused& fused, const std::string& place = {}) {
     if (fused.letter.empty()) {
       FusedLinearsSpec spec{fused.name, fused.parts, fused.bias, fused.axis, {}, tp_};
       for (const std::string& part : fused.parts) spec.original_dims.push_back(size_of(fused.module, part, fused.axis));
@@ -181,7 +317,7 @@ class Derivation {
     }
     metadata_.parameters.push_back({tensor.name, fused.letter != "qkv", 0, 1, tp_, {}});
     if (!fused.bias && (fused.letter == "q" || fused.letter == "qkv"))
-      modules_[fused.module].emplace_back(attention_spec(tensor, fused));
+      modules_[fused.module].emplace_back(attention_spec(tensor, fused, place));
   }
 
   /// The number of rows of a tensor on a rank; 0 if the rank does not have it.
@@ -198,11 +334,13 @@ class Derivation {
   }
 
   /// Infers the replication of key/value heads and the existence of padding heads from a rank's number of rows.
-  GQAQKVColumnParallelLinearSpec attention_spec(const TensorEntry& tensor, const Fused& fused) const {
+  GQAQKVColumnParallelLinearSpec attention_spec(const TensorEntry& tensor, const Fused& fused,
+                                                const std::string& place) const {
     const bool one_weight = fused.letter == "qkv";
-    const std::string prefix = fused.module + "." + fused.name + ".weight_";
+    const std::string prefix = fused.module + "." + fused.name + place + ".weight_";
     const std::uint64_t rows = tensor.shape.empty() ? 0 : tensor.shape.front();
-    const auto columns = columns_held(fused.module + "." + model_.family->attention->output + ".weight");
+    const auto columns = columns_held(fused.module + "." + model_.family->attention->output +
+                                      (place.empty() ? "" : ".lora_A") + ".weight");
     const auto fits = [&](const GQAQKVColumnParallelLinearSpec& spec) {
       const std::uint64_t q = spec.q_output_size_per_partition;
       const std::uint64_t kv = spec.kv_output_size_per_partition;
@@ -253,9 +391,36 @@ class Derivation {
   StageMetadata metadata_;
 };
 
+/// Replaces a matrix by the rows or columns of one rank.
+void cut(TensorEntry& tensor, std::uint32_t dim, std::uint32_t tp_rank, std::uint32_t tp) {
+  if (tensor.strides.empty()) tensor.strides = c_strides(tensor.shape);
+  tensor.shape[dim] /= tp;
+  tensor.size_bytes /= tp;
+  tensor.offset_bytes += tp_rank * tensor.shape[dim] * tensor.strides[dim] * (bits(tensor.dtype) / 8);
+}
+
+/// Cuts the matrices of adapters that were gathered over the ranks before they were saved, and are the same in each
+/// file, to those of the rank.
+void cut_gathered(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads) {
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
+    const auto gathered = Derivation(model, checkpoint, heads, checkpoint.files[pp_rank].front()).gathered();
+    const auto cut_in = [&](Container& file, std::uint32_t tp_rank) {
+      for (TensorEntry& tensor : file.tensors)
+        if (const auto found = gathered.find(tensor.name); found != gathered.end())
+          cut(tensor, found->second, tp_rank, checkpoint.tp);
+    };
+    if (gathered.empty()) continue;
+    for (std::uint32_t i = 0; i < checkpoint.files[pp_rank].size(); ++i)
+      cut_in(checkpoint.files[pp_rank][i], i % checkpoint.tp);
+    for (ShardedCheckpoint::Copy& copy : checkpoint.copies)
+      if (copy.rank.pp_rank == pp_rank) cut_in(copy.file, copy.rank.tp_rank);
+  }
+}
+
 }  // namespace
 
 void infer_stages(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads) {
+  cut_gathered(checkpoint, model, heads);
   checkpoint.metadata.clear();
   for (const auto& files : checkpoint.files)
     checkpoint.metadata.push_back(Derivation(model, checkpoint, heads, files.front()).run());

@@ -21,6 +21,7 @@
 #include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/core/tied_tensors.h"
 #include "reshard/layouts/map/whole_map.h"
+#include "reshard/layouts/ranks/adapter_ranks.h"
 #include "reshard/layouts/ranks/inferred_stages.h"
 #include "reshard/layouts/ranks/other_stages.h"
 #include "reshard/layouts/ranks/rank_format.h"
@@ -292,6 +293,22 @@ const Layout& fitting_layout(Files& files, const ShardedCheckpoint& shards) {
   return other == layouts().end() ? *shards.folder.layout : **other;
 }
 
+/// Reads the adapter in `shards`, whose partition follows from the base model's.
+void read_lora(Files& files, ShardedCheckpoint& shards, const ReadContext& context, Checkpoint& checkpoint) {
+  if (checkpoint.model->by_config_plan)
+    throw Error(ErrorKind::kUnsupported,
+                "is a LoRA adapter of a model whose family is unknown, so the trainer's fused linears are unknown")
+        .in(checkpoint.path)
+        .hint("describe the family, and give the description as `spec`");
+  const RankFormat& format = *checkpoint.layout->ranks();
+  shards.allows_extra = false;
+  format.explain(files, context.options, shards, checkpoint);
+  note_unrecorded_ranks(shards, checkpoint);
+  checkpoint.partition = chosen_partition(checkpoint, shards.metadata, true);
+  finish_lora(files, shards, checkpoint);
+  checkpoint.map.inferred_partition_hint = format.hint_for_replicas;
+}
+
 }  // namespace
 
 PartitionOptions chosen_partition(const Checkpoint& checkpoint, const std::vector<StageMetadata>& stages,
@@ -326,17 +343,20 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
   checkpoint.index_metadata = read_kept_index_metadata(files, checkpoint.directory);
   if (!checkpoint.index_metadata.empty())
     checkpoint.index_metadata_file = checkpoint.directory / kKeptIndexMetadataFile;
+  const bool inferred = shards.metadata.empty();
+  if (inferred && checkpoint.layout->traits().holds_adapters())
+    choose_lora_part(files, context.options, shards, checkpoint);
+  const bool is_adapter = !checkpoint.adapters.empty();
   std::unordered_set<std::string_view> names;
   for (const auto& ranks : shards.files)
-    for (std::size_t i = 0; i < ranks.size() && format.keeps_names; i += shards.tp)
+    for (std::size_t i = 0; i < ranks.size() && format.keeps_names && !is_adapter; i += shards.tp)
       for (const TensorEntry& tensor : ranks[i].tensors) names.insert(tensor.name);
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, shards, notes);
   });
-  const bool inferred = shards.metadata.empty();
   const bool planned = inferred && checkpoint.model && checkpoint.model->by_config_plan;
   shards.allows_extra = context.extra != ExtraTensors::kRefuse;
-  if (inferred && (!checkpoint.model || checkpoint.model->by_config_plan || shards.allows_extra))
+  if (inferred && !is_adapter && (!checkpoint.model || checkpoint.model->by_config_plan || shards.allows_extra))
     refuse_strangers_in(shards, checkpoint.model);
   if (inferred && !checkpoint.model)
     throw Error(ErrorKind::kBadInput,
@@ -344,6 +364,10 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
                 "partition is unknown")
         .in(checkpoint.path)
         .hint(hint_for_model(checkpoint));
+  if (is_adapter) {
+    read_lora(files, shards, context, checkpoint);
+    return checkpoint;
+  }
   try {
     if (inferred) format.explain(files, context.options, shards, checkpoint);
     note_unrecorded_ranks(shards, checkpoint);

@@ -242,7 +242,13 @@ void add_stage(TargetMap& map, const std::vector<PartitionRule>& rules, const st
     }
     const RankFormat& ranks = *target.layout->ranks();
     like.has_info = ranks.has_xser_info;
-    if (target.metadata != nullptr && ranks.saved_form != nullptr) {
+    if (!target.values.empty()) {
+      SavedValue::Dict state_dict;
+      for (const NamedRule& rule : stored_rules)
+        state_dict.push_back({rule.stored_name, {SavedValue::Tensor{static_cast<std::uint32_t>(state_dict.size())}}});
+      state_dict.insert(state_dict.end(), target.values.begin(), target.values.end());
+      like.structure = std::make_shared<const SavedValue>(SavedValue{std::move(state_dict)});
+    } else if (target.metadata != nullptr && ranks.saved_form != nullptr) {
       std::vector<std::string> names;
       for (const NamedRule& rule : stored_rules) names.push_back(rule.stored_name);
       like.structure = ranks.saved_form(target.format, *target.metadata, names, like.aliases);

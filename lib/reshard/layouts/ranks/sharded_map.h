@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "reshard/formats/pickle/saved_value.h"
 #include "reshard/layouts/map/partition.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
@@ -20,6 +21,7 @@ struct RankTarget {
   std::uint64_t max_part_bytes = UINT64_MAX;  // of tensors per file, if the layout has several files per rank
   const StageMetadata* metadata = nullptr;    // metadata of the stage; nullptr for rules without metadata
   bool stores_tied = true;                    // otherwise the program that loads the files ties parameters itself
+  SavedValue::Dict values{};                  // plain values in each state dict, after the tensors; not in safetensors
 };
 
 /// Returns the map of the checkpoint that `plans` describe (one per pipeline rank), over `tp` tensor-parallel and `ep`

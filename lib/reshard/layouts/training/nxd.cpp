@@ -10,9 +10,12 @@
 #include "reshard/layouts/optimizer/optimizer_beside.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/optimizer/optimizer_listing.h"
+#include "reshard/layouts/ranks/adapter_ranks.h"
 #include "reshard/layouts/ranks/inferred_stages.h"
 #include "reshard/layouts/ranks/master_weights.h"
 #include "reshard/layouts/training/trainer.h"
+#include "reshard/specs/peft/adapter_metadata.h"
+#include "reshard/specs/peft/lora_config.h"
 
 namespace reshard {
 namespace {
@@ -66,7 +69,7 @@ constexpr LayoutOption kPadSourceHeads{
 constexpr LayoutTraits kNxdTraits = [] {
   LayoutTraits traits{"nxd", "nxd", "NxD's training checkpoints", kModelFolder, kNxdFormats};
   traits.axes = {MeshAxis::kTensor, MeshAxis::kPipeline};
-  traits.reads = traits.writes = {Contents::kStates, Contents::kGroups};
+  traits.reads = traits.writes = {Contents::kStates, Contents::kGroups, Contents::kAdapters};
   traits.whole_folder = true;
   return traits;
 }();
@@ -125,9 +128,25 @@ void explain_nxd(Files&, const OptionValues& options, ShardedCheckpoint& shards,
   infer_stages(shards, *checkpoint.model, nxd_options(options, {}));
 }
 
+constexpr const char* kAdaptersFolder = "lora_adapter";  // the default of LoraConfig.lora_save_dir
+constexpr const char* kAdapterTag = "lora";              // in NxD's own scripts
+
+constexpr AdapterForm kNxdAdapters{
+    .folder =
+        [](const std::string& adapter) {
+          return fs::path(kAdaptersFolder) / (adapter == kDefaultAdapter ? kAdapterTag : adapter);
+        },
+    .omitted = kPeftPrefix,
+    .fuse = LoraFuse::kSame,
+    .settings = lora_config_value,
+    .loaded_by =
+        "NxD loads these files with load_lora_from_ckpt, with the folder lora_adapter as lora_save_dir and "
+        "the folder in it as lora_load_tag"};
+
 constexpr Trainer kNxdTrainer{
     .options_of = nxd_options,
     .padding = &kPadHeads,
+    .adapters = &kNxdAdapters,
     .validate_model = validate_nxd_model,
     .attention_settings = nxd_settings,
     .text_files = [](const TargetRequest&, const TargetPlan&,
@@ -157,8 +176,8 @@ class NxdLayout final : public Layout {
   const LayoutTraits& traits() const override { return kNxdTraits; }
   const RankFormat* ranks() const override { return &kNxdRanks; }
   std::vector<const LayoutOption*> options() const override {
-    return {&kFuseQkv,      &kQkvLinear, &kMultiplier,      &kKvReplication,        &kPadSourceHeads,
-            &kDataParallel, &kWeights,   &kOptimizerGroups, &kSourceOptimizerGroups};
+    return {&kFuseQkv,  &kQkvLinear,    &kMultiplier, &kKvReplication,   &kPadSourceHeads,
+            &kLoraPart, &kDataParallel, &kWeights,    &kOptimizerGroups, &kSourceOptimizerGroups};
   }
   std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
     return recognise_ranks(files, *this, path);

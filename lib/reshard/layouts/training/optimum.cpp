@@ -5,6 +5,7 @@
 #include "reshard/layouts/core/weights_option.h"
 #include "reshard/layouts/optimizer/optimizer_beside.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
+#include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/ranks/master_weights.h"
 #include "reshard/layouts/training/trainer.h"
 
@@ -54,8 +55,12 @@ std::vector<TextFile> optimum_files(const TargetRequest& request, const TargetPl
   return files;
 }
 
+constexpr AdapterForm kOptimumAdapters{
+    .folder = [](const std::string& adapter) { return adapter_folder(adapter) / kAdapterShardsFolder; }};
+
 constexpr Trainer kOptimumTrainer{
     .options_of = optimum_options,
+    .adapters = &kOptimumAdapters,
     .text_files = optimum_files,
     .loaded_by = [](const TargetRequest&, const TargetPlan&, const std::vector<StagePlan>&) -> std::string {
       return "optimum-neuron 0.2.0 and later reads these files";

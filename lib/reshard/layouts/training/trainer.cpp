@@ -14,6 +14,7 @@
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/optimizer/optimizer_target.h"
 #include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/layouts/training/adapter_target.h"
 #include "reshard/layouts/training/training_notes.h"
 #include "reshard/specs/stages/stage_json.h"
 
@@ -125,7 +126,8 @@ std::string projection_names(const Family::Attention& names, AttentionForm form)
   return {};
 }
 
-/// Adds a note on how attention is stored if the trainer requires settings for it.
+}  // namespace
+
 void note_attention(const Model& model, const PartitionOptions& options, const std::string& settings,
                     TargetPlan& plan) {
   const AttentionReport& attention = *plan.attention;
@@ -139,6 +141,8 @@ void note_attention(const Model& model, const PartitionOptions& options, const s
     plan.notes.push_back(fmt::format("attention is stored as {}: the trainer loads it with {}",
                                      projection_names(*model.family->attention, attention.form), settings));
 }
+
+namespace {
 
 /// Returns the optimizer's groups: the source's, or those of the requested rule.
 std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const TargetContext& context, TargetPlan& plan) {
@@ -235,6 +239,7 @@ std::string usual_settings(const AttentionReport& attention, std::uint32_t tp) {
 
 TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const TargetRequest& request,
                          const TargetContext& context) {
+  if (!context.adapters.empty()) return plan_adapter_ranks(layout, trainer, request, context);
   validate_request(request);
   const Model& model = *context.model;
   TargetPlan plan;

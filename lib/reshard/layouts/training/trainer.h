@@ -4,8 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "reshard/formats/pickle/plain_value.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/ranks/read_ranks.h"
+#include "reshard/specs/peft/adapter_config.h"
 #include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
@@ -44,6 +46,18 @@ PartitionOptions optimum_options(const OptionValues& values, const PartitionOpti
 /// required.
 std::string usual_settings(const AttentionReport& attention, std::uint32_t tp);
 
+/// How a trainer stores LoRA adapters.
+struct AdapterForm {
+  /// Returns the folder of an adapter's shards.
+  std::filesystem::path (*folder)(const std::string& adapter);
+  std::string_view omitted = "";    // prefix of PEFT's names that the files omit
+  LoraFuse fuse = LoraFuse::kMean;  // how fused linears share a lora_A, by default
+  /// Returns the settings of an adapter, which each file contains after its tensors. Null if they are in
+  /// adapter_config.json instead. `modules` are the adapted ones. \throws Error kUnsupported.
+  PlainValue::Dict (*settings)(const AdapterConfig& config, const std::vector<std::string>& modules) = nullptr;
+  const char* loaded_by = "";  // how the trainer loads the files, a sentence
+};
+
 /// How a trainer stores ranks. Its modules are fused like NeuronX Distributed's model classes.
 struct Trainer {
   /// Returns the partition of parameters: requested by `values`, or else that of the source's ranks (the defaults if
@@ -54,6 +68,7 @@ struct Trainer {
   bool (*fuses_linears)(const TargetRequest& request, const PartitionOptions& source) = nullptr;
   /// The option that pads heads; null if the trainer has none.
   const LayoutOption* padding = nullptr;
+  const AdapterForm* adapters = nullptr;  // null if the trainer has none
   /// Refuses models for which the trainer has other names, and unsupported options; may be null.
   void (*validate_model)(const Model& model, std::uint32_t tp, const OptionValues& values) = nullptr;
   std::string (*attention_settings)(const AttentionReport& attention, std::uint32_t tp) = usual_settings;
@@ -63,6 +78,9 @@ struct Trainer {
   /// Returns the programs that load the output of `plan`, as a sentence.
   std::string (*loaded_by)(const TargetRequest& request, const TargetPlan& plan, const std::vector<StagePlan>& stages);
 };
+
+/// Adds a note on how attention is stored if the trainer requires `settings` for it.
+void note_attention(const Model& model, const PartitionOptions& options, const std::string& settings, TargetPlan& plan);
 
 /// Implements Layout::plan.
 TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const TargetRequest& request,

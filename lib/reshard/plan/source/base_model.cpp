@@ -34,7 +34,7 @@ Model base_model(Files& files, const ModelConfig& config, const FamilySpec& fami
 /// Reads adapter_config.json, with the ranks and scales of separate linears. Notes any ranks that it does not explain.
 void read_separate_config(Files& files, Adapter& adapter, std::vector<std::string>& notes) {
   const fs::path path = adapter.config.path;
-  adapter.config = read_adapter_config(files, path);
+  if (adapter.config.text.empty()) adapter.config = read_adapter_config(files, path);
   const SeparateConfig separate = separate_config(adapter.config, adapter.modules);
   // The lora_A of packed experts contains the rows of all experts.
   if (!separate.unexplained.empty() && adapter.config.target_parameters.empty())
@@ -52,7 +52,8 @@ void read_separate_config(Files& files, Adapter& adapter, std::vector<std::strin
 }  // namespace
 
 bool has_base_model(const Request& request, const Checkpoint& source) {
-  return request.target.layout == &adapter_layout() && (!request.adapters.empty() || source.config_given);
+  return request.target.layout->traits().holds_adapters() &&
+         (!request.adapters.empty() || source.config_given || source.model);
 }
 
 void read_adapter_configs(Files& files, const Request& request, Checkpoint& source) {
@@ -61,7 +62,7 @@ void read_adapter_configs(Files& files, const Request& request, Checkpoint& sour
     const ModelConfig config = base_config(files, request.adapters.empty() ? source.config : request.source.path);
     source.model_type = config.model_type;
     source.model = base_model(files, config, request.source.family, source.notes);
-  } else if (request.target.layout == &adapter_layout()) {
+  } else if (request.target.layout->traits().holds_adapters()) {
     return;
   }
   for (Adapter& adapter : source.adapters) {

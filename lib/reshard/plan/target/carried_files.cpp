@@ -8,6 +8,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
+#include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
@@ -185,6 +186,9 @@ CarriedFiles carry_adapter_files(Files& files, const Draft& draft, const Layout&
         if (files.exists(config.parent_path() / name)) copy(config.parent_path() / name, folder / name);
       continue;
     }
+    const bool is_beside = std::any_of(target.whole_folders.begin(), target.whole_folders.end(),
+                                       [&](const fs::path& shards) { return lies_inside(shards, folder); });
+    if (!whole && !is_beside) continue;  // the files contain it
     fs::path own = (folder / kAdapterConfigFile).lexically_normal();
     const bool is_fused = std::any_of(target.text_files.begin(), target.text_files.end(),
                                       [&](const TextFile& file) { return file.path == own; });

@@ -8,7 +8,7 @@
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/files.h"
-#include "reshard/layouts/peft/adapter_target.h"
+#include "reshard/layouts/training/adapter_target.h"
 #include "reshard/plan/source/metadata_model.h"
 #include "reshard/specs/family/family_parser.h"
 
@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 /// Refuses requests that shards with the partition of the source cannot fulfil.
 void validate_kept_ranks(const Request& request, const Checkpoint& source) {
   const TargetRequest& target = request.target;
-  const bool same = source.has_ranks() && target.tp.value_or(source.mesh.tp) == source.mesh.tp &&
+  const bool same = source.layout == target.layout && target.tp.value_or(source.mesh.tp) == source.mesh.tp &&
                     target.pp.value_or(source.mesh.pp) == source.mesh.pp && target.vpp == 1 &&
                     target.pipeline_cuts.empty() && target.options.empty();
   if (!same)
@@ -157,18 +157,18 @@ void validate_adapters(const Request& request, Checkpoint& source) {
         .in(source.path)
         .hint("give the directory of one adapter");
   if (&layout == &whole_layout()) {
-    if (source.config_given)
+    if (source.config_given && !source.model)
       throw Error(ErrorKind::kUsage, "`config` has no effect: a whole adapter does not depend on its base model")
           .in(source.path)
           .hint("leave out `config`");
     for (const std::string& option : request.target.options.names())
       throw Error(ErrorKind::kUsage, "`" + option + "` applies only to models: adapters have one file each")
           .in(source.path);
-  } else if (&layout != &adapter_layout()) {
+  } else if (!layout.traits().holds_adapters()) {
     throw Error(ErrorKind::kUsage, fmt::format("layout {} has no place for adapters", layout.traits().name))
         .in(source.path)
-        .hint(
-            fmt::format("layouts for adapters: {}, {}", whole_layout().traits().name, adapter_layout().traits().name));
+        .hint("layouts for adapters: " +
+              layout_names([](const Layout& one) { return &one == &whole_layout() || one.traits().holds_adapters(); }));
   } else if (!has_model) {
     validate_kept_ranks(request, source);
   }

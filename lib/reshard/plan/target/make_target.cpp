@@ -14,8 +14,8 @@
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/optimizer/optimizer_ids.h"
-#include "reshard/layouts/peft/adapter_target.h"
 #include "reshard/layouts/ranks/rank_format.h"
+#include "reshard/layouts/training/adapter_target.h"
 #include "reshard/plan/transforms/average.h"
 #include "reshard/tensor/recipes/mean.h"
 

@@ -5,6 +5,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/tensor/recipes/mean.h"
+#include "reshard/tensor/recipes/same.h"
 
 namespace reshard {
 namespace {
@@ -22,7 +23,7 @@ bool is_same_place(const SourceMap& map, std::uint32_t a, std::uint32_t b) {
 
 SourceMap average(SourceMap source, const std::vector<Average>& means) {
   for (const Average& mean : means) {
-    Computed computed{mean_recipe(), {}};
+    Computed computed{mean.how == LoraFuse::kSame ? same_recipe() : mean_recipe(), {}};
     std::vector<std::uint32_t> distinct;
     for (const std::string& name : mean.terms) {
       const auto term = source.find_logical(name);

@@ -10,6 +10,9 @@
 
 namespace reshard {
 
+/// Name of the adapter that PEFT saves in a directory itself instead of in a folder with the adapter's name.
+inline constexpr const char* kDefaultAdapter = "default";
+
 /// A LoRA adapter in a checkpoint, besides its tensors.
 struct Adapter {
   std::string name;            // name of its folder, or its name in the metadata

@@ -29,6 +29,7 @@ bool pattern_matches(const std::string& key, const std::string& module, const st
 enum class LoraFuse : std::uint8_t {
   kMean,   // their mean, like the reference
   kExact,  // stacked; each lora_B is applied only to its own rows
+  kSame,   // the one that all of them have; others cannot be fused
 };
 
 /// The parts of a PEFT adapter's adapter_config.json that determine its ranks and scales (peft/tuners/lora/config.py).

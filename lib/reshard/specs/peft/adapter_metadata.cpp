@@ -44,6 +44,11 @@ std::optional<std::string> saved_name(const std::string& name, std::size_t at, c
 
 }  // namespace
 
+std::string without_base_layer(std::string name) {
+  const std::size_t at = name.find(std::string(kBaseLayer) + ".");
+  return at == std::string::npos ? name : name.erase(at, kBaseLayer.size());
+}
+
 std::optional<LoraName> lora_name(std::string_view name) {
   for (std::size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1)) {
     const std::size_t end = std::min(name.find('.', dot + 1), name.size());

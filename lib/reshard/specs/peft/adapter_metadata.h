@@ -12,6 +12,11 @@ namespace reshard {
 /// PEFT's prefix of every name in the wrapped model.
 inline constexpr std::string_view kPeftPrefix = "base_model.model.";
 
+/// Follows the name of a module that is adapted, in names of its own tensors.
+inline constexpr std::string_view kBaseLayer = ".base_layer";
+/// Returns the name that a tensor of the base model has without adapters.
+std::string without_base_layer(std::string name);
+
 /// The components of an adapter tensor's name: "base_model.model.m.lora_A.weight" is the lora_A of
 /// "base_model.model.m".
 struct LoraName {

@@ -62,11 +62,11 @@ RankAndAlpha fused_rank(const AdapterConfig& config, const FusedLayer& layer, Lo
   std::uint64_t sum = 0;
   for (const std::string& linear : layer.linears) {
     const std::uint64_t r = config.rank_of(linear);
-    if (fuse == LoraFuse::kMean && r != first.r) refuse(linear, "rank");
+    if (fuse != LoraFuse::kExact && r != first.r) refuse(linear, "rank");
     sum += r;
   }
   if (const std::string* other = other_scale(config, layer)) refuse(*other, "scale");
-  if (fuse == LoraFuse::kMean) return first;
+  if (fuse != LoraFuse::kExact) return first;
   const double growth = static_cast<double>(sum) / static_cast<double>(first.r);
   return {sum, first.alpha * (config.use_rslora ? std::sqrt(growth) : growth)};
 }

@@ -1,4 +1,4 @@
-#include "reshard/layouts/peft/adapter_target.h"
+#include "reshard/layouts/training/adapter_target.h"
 
 #include <fmt/format.h>
 
@@ -12,11 +12,11 @@
 #include "reshard/base/error.h"
 #include "reshard/base/pattern.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/torch/state_dict.h"
 #include "reshard/layouts/map/metadata_rules.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/ranks/sharded_map.h"
-#include "reshard/layouts/training/trainer.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 #include "reshard/specs/peft/peft_stages.h"
 #include "reshard/specs/stages/stage_json.h"
@@ -25,8 +25,6 @@ namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::string_view kBaseLayer = ".base_layer";
 
 /// Contents of adapters other than matrices for the model's linears.
 struct Other {
@@ -225,12 +223,12 @@ TargetPlan plan_peft_directories(const TargetRequest& request, const TargetConte
 using AdapterStages = std::vector<StageMetadata>;
 
 /// Returns the tensors of the ranks that several linears share because they are fused.
-std::vector<Average> shared_tensors(const AdapterStages& stages, std::uint32_t tp) {
+std::vector<Average> shared_tensors(const AdapterStages& stages, std::uint32_t tp, LoraFuse fuse) {
   std::vector<Average> means;
   for (const StageMetadata& stage : stages)
     for (const PartitionRule& rule : partition_rules(stage, tp)) {
       if (!rule.one_of_parts) continue;
-      Average& mean = means.emplace_back(Average{rule.stored_name, {}});
+      Average& mean = means.emplace_back(Average{rule.stored_name, {}, fuse});
       for (const PartitionRule::Part& part : rule.parts) mean.terms.push_back(part.logical_name);
     }
   return means;
@@ -254,19 +252,56 @@ std::vector<LogicalTensor> with_means(const std::vector<LogicalTensor>& tensors,
 
 /// The ranks of a model that PEFT has wrapped in adapters.
 struct WrappedModel {
-  std::vector<AdapterStages> own;     // by adapter
-  std::vector<std::string> metadata;  // text of each pipeline rank's metadata file, for the whole model
+  std::vector<AdapterStages> own;          // by adapter
+  std::vector<SavedValue::Dict> settings;  // by adapter, in each of its files
+  std::vector<std::string> metadata;       // text of each pipeline rank's metadata file, for the whole model
 };
+
+/// Validates that the adapter consists of matrices, since a trainer that stores settings has no other ones.
+void validate_matrices(const Adapter& adapter, const AdapterContent& content) {
+  for (const auto& [module, tensors] : content.lora)
+    for (const std::string& tensor : tensors)
+      if (tensor != "lora_A.weight" && tensor != "lora_B.weight")
+        throw Error(ErrorKind::kUnsupported, "has no place in NxD's LoRA, which has one lora_A and lora_B per linear")
+            .in(adapter.path)
+            .tensor(fmt::format("{}{}.{}", kPeftPrefix, module, tensor))
+            .hint("merge the adapter into the model (merge_and_unload) and shard that");
+}
+
+/// Removes a prefix that all names have.
+void omit_prefix(std::string_view prefix, AdapterStages& stages) {
+  for (StageMetadata& stage : stages) {
+    for (ParallelParameter& parameter : stage.parameters) parameter.name.erase(0, prefix.size());
+    for (ModuleSpecs& module : stage.modules) module.module_fully_qualified_name.erase(0, prefix.size());
+  }
+}
+
+/// Returns what the files contain besides the tensors of an adapter.
+SavedValue::Dict settings_of(const AdapterForm& form, const AdapterContent& content, std::string config,
+                             const fs::path& path) {
+  std::vector<std::string> modules;
+  for (const auto& [module, tensors] : content.lora) modules.push_back(module);
+  if (form.settings == nullptr || modules.empty()) return {};
+  return {{std::string(kLoraConfigKey),
+           {PlainValue{form.settings(parse_adapter_config(std::move(config), path), modules)}}}};
+}
 
 /// Splits the adapters in the same way as their base model. Sets the mesh of the plan. Adds a config for each adapter
 /// with fused linears, unless its own already has what they need.
-WrappedModel wrap_model(const TargetRequest& request, const TargetContext& context,
-                        const std::vector<std::vector<LogicalTensor>>& tensors, TargetPlan& plan) {
-  const LoraFuse fuse = request.lora_fuse.value_or(LoraFuse::kMean);
+WrappedModel wrap_model(const Trainer& trainer, LoraFuse fuse, const TargetRequest& request,
+                        const TargetContext& context, const std::vector<std::vector<LogicalTensor>>& tensors,
+                        TargetPlan& plan) {
+  const AdapterForm& form = *trainer.adapters;
   plan_mesh(plan, request, *context.model);
+  if (trainer.validate_model != nullptr) trainer.validate_model(*context.model, plan.mesh.tp, request.options);
+  const PartitionOptions options = trainer.options_of(request.options, context.source_partition);
   const std::vector<StagePlan> base =
-      plan_stages(*context.model, plan.mesh.tp, *plan.partition, optimum_options(request.options, {}),
-                  [](const auto&) { return false; });
+      plan_stages(*context.model, plan.mesh.tp, *plan.partition, options, [](const auto&) { return false; });
+  if (form.settings != nullptr && context.model->family->attention) {
+    plan.attention = attention_report(*context.model, plan.mesh.tp, options);
+    if (chooses_attention(*context.model))
+      note_attention(*context.model, options, trainer.attention_settings(*plan.attention, plan.mesh.tp), plan);
+  }
   std::vector<FusedLayer> fused;
   for (const StagePlan& stage : base)
     for (FusedLayer& layer : fused_layers(stage.metadata)) fused.push_back(std::move(layer));
@@ -275,13 +310,17 @@ WrappedModel wrap_model(const TargetRequest& request, const TargetContext& conte
     contents.push_back(Sorter(context.adapters[i], *context.model, fused).run(tensors[i]));
   const std::vector<PeftStage> stages = peft_stages(base, contents);
   WrappedModel wrapped;
-  for (const PeftStage& stage : stages) wrapped.metadata.push_back(metadata_text(stage.metadata));
+  if (form.settings == nullptr)
+    for (const PeftStage& stage : stages) wrapped.metadata.push_back(metadata_text(stage.metadata));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto& [name, config] = std::tie(context.adapters[i].name, context.adapters[i].config);
     std::vector<FusedLayer> layers = fused;
     std::erase_if(layers, [&](const FusedLayer& layer) { return contents[i].lora.count(layer.module) == 0; });
     std::string text = fused_config_text(config, layers, fuse);
-    if (text != config.text)
+    wrapped.settings.push_back(settings_of(form, contents[i], text, config.path));
+    if (form.settings != nullptr)
+      validate_matrices(context.adapters[i], contents[i]);
+    else if (text != config.text)
       plan.text_files.push_back({adapter_folder(name) / kAdapterConfigFile, std::move(text), config.path});
     AdapterStages& own_stages = wrapped.own.emplace_back();
     for (const PeftStage& stage : stages) {
@@ -292,6 +331,7 @@ WrappedModel wrap_model(const TargetRequest& request, const TargetContext& conte
       });
       if (fuse == LoraFuse::kExact) stack_ranks(own, config);
     }
+    omit_prefix(form.omitted, own_stages);
   }
   return wrapped;
 }
@@ -305,16 +345,16 @@ void validate_folder_name(const Adapter& adapter) {
 }
 
 /// Plans the rank files of one adapter, with metadata and markers, in its folder.
-/// \param metadata  text of each pipeline rank's metadata file; empty if the caller adds these files.
+/// \param metadata  text of each pipeline rank's metadata file; empty if the plan has no such files.
 TargetMap adapter_map(const fs::path& folder, const AdapterStages& stages, const std::vector<std::string>& metadata,
-                      std::uint32_t tp, std::span<const LogicalTensor> logical, Format format) {
+                      std::uint32_t tp, std::span<const LogicalTensor> logical, const RankTarget& target) {
   std::vector<StagePlan> plans;
   for (const StageMetadata& stage : stages) plans.push_back({stage, {}});
-  TargetMap map = sharded_target_map(plans, tp, logical, {&adapter_layout(), format});
+  TargetMap map = sharded_target_map(plans, tp, logical, target);
   for (std::size_t i = 0; i < map.logical.size(); ++i)
     if (map.pieces[i].empty())
       throw Error(ErrorKind::kUnsupported, "has no place in the ranks of this model").tensor(map.logical[i].name);
-  const char* const shards = adapter_layout().traits().folder;
+  const fs::path shards = rank_path(*target.layout, target.format, {}).parent_path().parent_path();
   const auto move = [&](fs::path& path) { path = folder / path.lexically_relative(shards); };
   for (TargetFile& file : map.files) move(file.path);
   for (TextFile& file : marked_metadata_files(shards, plans)) {
@@ -327,41 +367,10 @@ TargetMap adapter_map(const fs::path& folder, const AdapterStages& stages, const
   return map;
 }
 
-/// Plans ranks like those of the base model or, without one, like the adapters' own.
-TargetPlan plan_adapter_ranks(const TargetRequest& request, const TargetContext& context) {
-  validate_adapter_request(request);
-  TargetPlan plan;
-  const auto tensors = tensors_by_adapter(context);
-  WrappedModel model;
-  if (context.model != nullptr) {
-    model = wrap_model(request, context, tensors, plan);
-  } else {
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      validate_pairs(context.adapters[i], tensors[i]);
-      model.own.push_back(context.adapters[i].stages);
-    }
-    plan.mesh = {*request.tp, static_cast<std::uint32_t>(model.own.front().size())};
-  }
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const Adapter& adapter = context.adapters[i];
-    validate_folder_name(adapter);
-    const fs::path& folder = plan.whole_folders.emplace_back(adapter_folder(adapter.name) / kAdapterShardsFolder);
-    std::vector<Average> means = shared_tensors(model.own[i], plan.mesh.tp);
-    try {
-      plan.map.append(adapter_map(folder, model.own[i], model.metadata, plan.mesh.tp, with_means(tensors[i], means),
-                                  format_of(request)),
-                      adapter.prefix);
-    } catch (Error& error) {
-      if (error.path().empty()) error.in(adapter.path);
-      throw;
-    }
-    for (Average& mean : means) {
-      mean.name.insert(0, adapter.prefix);
-      for (std::string& name : mean.terms) name.insert(0, adapter.prefix);
-      plan.means.push_back(std::move(mean));
-    }
-  }
-  return plan;
+/// Removes the prefix that files omit from the names of an adapter's tensors.
+std::vector<LogicalTensor> without_prefix(std::vector<LogicalTensor> tensors, std::string_view omitted) {
+  for (LogicalTensor& tensor : tensors) tensor.name.erase(0, omitted.size());
+  return tensors;
 }
 
 }  // namespace
@@ -377,8 +386,57 @@ void validate_adapter_request(const TargetRequest& request) {
 }
 
 TargetPlan plan_adapters(const TargetRequest& request, const TargetContext& context) {
-  return request.layout == &adapter_layout() ? plan_adapter_ranks(request, context)
-                                             : plan_peft_directories(request, context);
+  return request.layout == &whole_layout() ? plan_peft_directories(request, context)
+                                           : request.layout->plan(request, context);
+}
+
+TargetPlan plan_adapter_ranks(const Layout& layout, const Trainer& trainer, const TargetRequest& request,
+                              const TargetContext& context) {
+  validate_adapter_request(request);
+  const AdapterForm& form = *trainer.adapters;
+  const LoraFuse fuse = request.lora_fuse.value_or(form.fuse);
+  TargetPlan plan;
+  const auto tensors = tensors_by_adapter(context);
+  WrappedModel model;
+  if (context.model != nullptr) {
+    model = wrap_model(trainer, fuse, request, context, tensors, plan);
+  } else {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      validate_pairs(context.adapters[i], tensors[i]);
+      model.own.push_back(context.adapters[i].stages);
+    }
+    model.settings.resize(tensors.size());
+    plan.mesh = {*request.tp, static_cast<std::uint32_t>(model.own.front().size())};
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Adapter& adapter = context.adapters[i];
+    validate_folder_name(adapter);
+    const fs::path folder = form.folder(adapter.name);
+    if (std::find(plan.whole_folders.begin(), plan.whole_folders.end(), folder) != plan.whole_folders.end())
+      throw Error(ErrorKind::kBadInput, fmt::format("would be in {}, like another adapter", folder.string()))
+          .in(adapter.path)
+          .hint("rename its directory");
+    plan.whole_folders.push_back(folder);
+    std::vector<Average> means = shared_tensors(model.own[i], plan.mesh.tp, fuse);
+    RankTarget target{&layout, format_of(request)};
+    target.values = model.settings[i];
+    const std::string prefix = adapter.prefix + std::string(form.omitted);
+    try {
+      plan.map.append(adapter_map(folder, model.own[i], model.metadata, plan.mesh.tp,
+                                  with_means(without_prefix(tensors[i], form.omitted), means), target),
+                      prefix);
+    } catch (Error& error) {
+      if (error.path().empty()) error.in(adapter.path);
+      throw;
+    }
+    for (Average& mean : means) {
+      mean.name.insert(0, prefix);
+      for (std::string& name : mean.terms) name.insert(0, prefix);
+      plan.means.push_back(std::move(mean));
+    }
+  }
+  plan.loaded_by = form.loaded_by;
+  return plan;
 }
 
 void validate_beside_adapters(Files& files, const TargetPlan& plan, const fs::path& output_directory) {
