@@ -22,8 +22,8 @@ fs::path beside(const fs::path& path, std::string_view suffix) {
   return result;
 }
 
-/// Whether to read tensor files, or only their descriptions.
-enum class Reading : std::uint8_t { kFiles, kDescriptions };
+/// Whether to read all tensor files, those of a rank that shares tensors with another, or only their descriptions.
+enum class Reading : std::uint8_t { kFiles, kOwnFiles, kDescriptions };
 
 Container read_container_of(Files& files, const fs::path& path, Reading reading) {
   const FileStamp stamp = files.stamp(path);
@@ -42,7 +42,9 @@ Container read_container_of(Files& files, const fs::path& path, Reading reading)
       container.tensors.push_back(file.tensor(node, name));
       continue;
     }
-    container.tensors.push_back(reading == Reading::kFiles ? tensors.read(node, name) : tensors.described(node, name));
+    if (reading == Reading::kOwnFiles && tensors.is_elsewhere(node, name)) continue;
+    container.tensors.push_back(reading == Reading::kDescriptions ? tensors.described(node, name)
+                                                                  : tensors.read(node, name));
     if (tensors.is_expert_parallel(node, name)) container.metadata.emplace_back(kXserExpertParallel, name);
   }
   tensors.warn(container.warnings);
@@ -78,6 +80,10 @@ bool is_xser(Files& files, const fs::path& path) {
 
 Container read_xser(Files& files, const fs::path& path) {
   return read_container_of(files, path, Reading::kFiles);
+}
+
+Container read_own_xser(Files& files, const fs::path& path) {
+  return read_container_of(files, path, Reading::kOwnFiles);
 }
 
 Container describe_xser(Files& files, const fs::path& path) {

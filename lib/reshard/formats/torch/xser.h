@@ -31,6 +31,9 @@ bool is_xser(Files& files, const std::filesystem::path& path);
 /// before it was read. Opens one file at a time.
 /// \throws Error like read_torch, and kBadInput if a tensor file is missing or contains something else.
 Container read_xser(Files& files, const std::filesystem::path& path);
+/// Same as read_xser, for a rank that shares tensors with another: leaves out tensors whose files are missing, if
+/// PATH.info.pt lists them as not split over expert-parallel ranks.
+Container read_own_xser(Files& files, const std::filesystem::path& path);
 /// Same as read_xser, but the tensor files may be missing: dtypes and shapes come from PATH.info.pt, and referenced
 /// tensors have no bytes.
 /// \throws Error like read_xser; kBadInput if the info file lacks them.

@@ -148,6 +148,11 @@ bool XserTensors::is_expert_parallel(PickleRef reference, const std::string& nam
   return info_->is_expert_parallel(tid_of(reference, name));
 }
 
+bool XserTensors::is_elsewhere(PickleRef reference, const std::string& name) const {
+  const std::uint64_t tid = tid_of(reference, name);
+  return info_->entry(tid) && !info_->is_expert_parallel(tid) && !files_.exists(xser_tensor_path(file_.path(), tid));
+}
+
 TensorEntry XserTensors::open(std::uint64_t tid, const std::string& name) {
   const fs::path path = xser_tensor_path(file_.path(), tid);
   if (!files_.exists(path))

@@ -35,6 +35,9 @@ class XserTensors {
   /// \throws Error kBadInput if PATH.info.pt lacks them.
   TensorEntry described(PickleRef reference, const std::string& name) const;
   bool is_expert_parallel(PickleRef reference, const std::string& name) const;
+  /// Whether the tensor's file is missing although PATH.info.pt lists the tensor, as not split over expert-parallel
+  /// ranks.
+  bool is_elsewhere(PickleRef reference, const std::string& name) const;
 
   /// Files that were read, in the order of the calls, each with a stamp from before it was read.
   const std::vector<ContainerFile>& files() const { return opened_; }

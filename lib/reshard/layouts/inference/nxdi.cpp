@@ -382,14 +382,14 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
   for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);
   const auto holds = [&](const std::string& name) { return held.count(name) > 0; };
   const OptionValues form = form_of(shards, model, declared, holds);
-  shards.rules = nxdi_rules(model, shards.tp, form, holds);
+  std::vector<PartitionRule>& rules = shards.rules.emplace_back(nxdi_rules(model, shards.tp, form, holds));
   const std::optional<Kernels> given = kernels_of(declared, "from-");
-  const Kernels kernels = kernels_in_files(shards, shards.rules, model, given);
+  const Kernels kernels = kernels_in_files(shards, rules, model, given);
   if (!kernels.empty() && !given && !shards.record)
     checkpoint.notes.push_back(
         "the weights are transposed for NxD Inference's kernels; without neuron_config.json it is unknown whether "
         "fused_rmsnorm_skip_gamma changed their values");
-  transpose_rules(shards.rules, kernels);
+  transpose_rules(rules, kernels);
   checkpoint.form = form;
   if (!kernels.empty()) checkpoint.form.set(kKernels.name, kernels_text(kernels));
 }

@@ -59,7 +59,7 @@ void explain_presharded(Files&, const OptionValues&, ShardedCheckpoint& shards, 
     validate_padded_split(shards, checkpoint);
     std::set<std::string_view> held;
     for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);
-    shards.rules = padded_rules(model, shards.tp, [&](const std::string& name) { return held.count(name) > 0; });
+    shards.rules = {padded_rules(model, shards.tp, [&](const std::string& name) { return held.count(name) > 0; })};
     return;
   }
   if (model.by_config_plan && !shards.record)

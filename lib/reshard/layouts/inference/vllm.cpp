@@ -530,7 +530,7 @@ void explain_vllm(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkp
     if (const std::string problem = sizes.problem(shards.tp, form.expert_parallel); !problem.empty())
       throw Error(ErrorKind::kBadInput, "according to config.json, " + problem)
           .hint("the last ranks are missing, or config.json belongs to another model");
-    shards.rules = rules_by_names(model, sizes, shards, form);
+    shards.rules = {rules_by_names(model, sizes, shards, form)};
     checkpoint.form.set_flag(kExpertParallel.name, form.expert_parallel);
   } catch (Error& error) {
     throw error.path().empty() ? error.in(checkpoint.path) : error;

@@ -66,7 +66,8 @@ std::vector<std::uint32_t> add_file(TargetMap& map, TargetFile file, std::span<P
   return indices;
 }
 
-/// Adds one file per tensor, numbered in order. An alias has the number of its source.
+/// Adds one file per tensor, numbered in order. An alias has the number of its source. With an info file, which tells
+/// experts apart, files of other tensors are left out on all expert-parallel ranks but the first, as in NxD.
 std::vector<std::uint32_t> add_xser(TargetMap& map, TargetContainer& container, const TargetFile& file) {
   std::vector<std::uint32_t> indices;
   std::vector<std::pair<std::string, std::uint64_t>> names;
@@ -79,7 +80,8 @@ std::vector<std::uint32_t> add_xser(TargetMap& map, TargetContainer& container, 
     numbers.emplace(tensor.stored.name, names.size());
     names.emplace_back(tensor.stored.name, names.size());
     entries.push_back(entry_of(tensor.stored));
-    indices.push_back(add_file(map, std::move(tensor_file), {&tensor, 1}).front());
+    const bool is_elsewhere = container.has_info && container.ep_rank > 0 && !tensor.stored.expert_parallel;
+    indices.push_back(is_elsewhere ? kStoredElsewhere : add_file(map, std::move(tensor_file), {&tensor, 1}).front());
   }
   for (const TensorAlias& alias : container.aliases) names.emplace_back(alias.name, numbers.at(alias.source));
   const std::filesystem::path info_path = xser_info_path(container.path);

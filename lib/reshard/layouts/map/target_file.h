@@ -42,9 +42,12 @@ struct TargetContainer {
   bool as_items = false;             // with kPytorch: saves each tensor separately, like torch.distributed.checkpoint
 };
 
+inline constexpr std::uint32_t kStoredElsewhere = UINT32_MAX;
+
 /// Adds the container's files and the pieces of its tensors to a target. There is one file; xser has one per tensor,
 /// and its reference and info files are added to `text_files`. \returns the index of each tensor in
-/// `TensorMap::stored`, in the order of `container.tensors`.
+/// `TensorMap::stored`, in the order of `container.tensors`; kStoredElsewhere for tensors that expert-parallel ranks
+/// share, which NxD stores for the first of them only.
 /// \throws Error kUnsupported if the format cannot contain a tensor.
 std::vector<std::uint32_t> add_target_container(TargetMap& map, TargetContainer container);
 

@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <map>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "reshard/base/error.h"
 #include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/map/metadata_rules.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/specs/model/quantization.h"
@@ -33,8 +35,12 @@ class Derivation {
     for (const TensorEntry& tensor : file.tensors) held_.emplace(tensor.name, &tensor);
   }
 
-  StageMetadata run() {
+  /// \param rules  rules of tensors to leave out.
+  StageMetadata run(const std::vector<PartitionRule>& rules) {
+    std::unordered_set<std::string_view> explained;
+    for (const PartitionRule& rule : rules) explained.insert(rule.stored_name);
     for (const TensorEntry& tensor : file_.tensors) {
+      if (explained.count(tensor.name) > 0) continue;
       const std::string name = without_base_layer(tensor.name);
       const auto whole = by_name_.find(name);
       if (const auto lora = lora_name(tensor.name))
@@ -420,10 +426,21 @@ void cut_gathered(ShardedCheckpoint& checkpoint, const Model& model, const Parti
 }  // namespace
 
 void infer_stages(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads) {
+  if (checkpoint.ep > 1 && checkpoint.rules.empty())
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("belongs to an expert-parallel rank of NxD (ep_rank), without metadata about the "
+                            "distribution of its experts, and NxD's names for those of {} are unknown",
+                            model.family->model_type))
+        .in(checkpoint.files.front().back().path)
+        .hint(kHintForExperts);
   cut_gathered(checkpoint, model, heads);
   checkpoint.metadata.clear();
-  for (const auto& files : checkpoint.files)
-    checkpoint.metadata.push_back(Derivation(model, checkpoint, heads, files.front()).run());
+  checkpoint.rules.resize(checkpoint.pp);
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
+    checkpoint.metadata.push_back(
+        Derivation(model, checkpoint, heads, checkpoint.files[pp_rank].front()).run(checkpoint.rules[pp_rank]));
+  if (std::all_of(checkpoint.rules.begin(), checkpoint.rules.end(), [](const auto& stage) { return stage.empty(); }))
+    checkpoint.rules.clear();
 }
 
 }  // namespace reshard

@@ -81,8 +81,11 @@ struct RankFormat {
   std::span<const char* const> files_in_folder;  // by Format, for a rank that is a folder; empty if all ranks are files
   std::optional<RankOptimizer> optimizer;
 
-  bool has_xser_info = true;           // xser's rank files have PATH.info.pt next to them
-  bool keeps_names = true;             // tensors that are not fused have the checkpoint's own names
+  bool has_xser_info = true;  // xser's rank files have PATH.info.pt next to them
+  bool keeps_names = true;    // tensors that are not fused have the checkpoint's own names
+  /// Whether a tensor of this name belongs to a module with names of its own, which do not have the model's prefix;
+  /// null if there are none.
+  bool (*has_own_name)(std::string_view tensor) = nullptr;
   bool ranks_are_alike = true;         // all tensor-parallel ranks of a stage store the same shapes
   bool chooses_fused_linears = false;  // torch files may have fused linears; a conversion keeps the choice
 

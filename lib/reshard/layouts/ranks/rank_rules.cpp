@@ -80,7 +80,8 @@ HeadCounts head_counts(const Model& model, const WrittenNames& names) {
       const std::vector<Heads> roles = roles_of(*entry.rule, t % entry.rule->parameters.size());
       if (parameter.heads == 0 || parameter.split_dim != 0u || parameter.shape.size() != 2) continue;
       for (std::size_t r = 0; r < roles.size(); ++r) {
-        const std::uint64_t rows = parameter.packed.empty() ? parameter.shape[0] : parameter.packed.at(r).size;
+        const std::size_t matrix = roles.size() == 1 ? static_cast<std::size_t>(roles[r]) : r;
+        const std::uint64_t rows = parameter.packed.empty() ? parameter.shape[0] : parameter.packed.at(matrix).size;
         if (roles[r] == Heads::kQuery) query_rows = rows;
         if (roles[r] != Heads::kKey) continue;
         counts.key_value = static_cast<std::uint32_t>(parameter.heads);
@@ -126,7 +127,7 @@ void RankRules::add(const WrittenNames::Entry& entry) {
   if (!rule.heads.empty()) return add_heads(entry);
   const ModelParameter& first = parameter(entry.tensors.front());
   const auto dim = rule.split ? rule.split : first.split_dim;
-  if (entry.tensors.size() == 1 && rule.share.empty()) {
+  if (entry.tensors.size() == 1 && rule.share.empty() && share_of(entry).parts == ranks_) {
     const bool is_as_planned = dim && dim == first.split_dim;
     return finish(entry, rules_.add(first, entry.name, dim, is_as_planned ? shares_.padded(first, ranks_) : 0));
   }
@@ -203,7 +204,39 @@ RankRules::Table RankRules::heads_table(const ModelParameter& parameter, const s
   return std::make_shared<const Placement>(std::move(placement));
 }
 
+/// Adds an entry in which the parameters' heads alternate: the first head of each, then the second of each.
+void RankRules::add_alternating(const WrittenNames::Entry& entry) {
+  const RankShare& share = share_of(entry);
+  const std::uint32_t dim = parameter(entry.tensors.front()).split_dim.value_or(0);
+  const auto slots_of = [&](std::size_t t) -> const std::vector<std::uint32_t>& {
+    return roles_of(*entry.rule, t).front() == Heads::kQuery ? share.slots.query : share.slots.key_value;
+  };
+  const std::size_t slots = slots_of(0).size();
+  Parts parts;
+  for (std::size_t slot = 0; slot < slots; ++slot)
+    for (std::size_t t = 0; t < entry.tensors.size(); ++t) {
+      const ModelParameter& one = parameter(entry.tensors[t]);
+      const std::uint32_t head = slots_of(t).at(slot);
+      const std::uint64_t heads = roles_of(*entry.rule, t).front() == Heads::kQuery ? heads_.query : heads_.key_value;
+      Table& table = tables_[{slot, one.shape[dim], t, entry.rule}];
+      if (!table) {
+        Placement placement{heads, one.shape[dim] / heads, {}};
+        for (const std::uint32_t part : share.of_rank) {
+          const bool is_own = part == slot / (slots / share.parts);
+          placement.taken.push_back(is_own ? std::vector<std::uint32_t>{head} : std::vector<std::uint32_t>{});
+        }
+        table = std::make_shared<const Placement>(std::move(placement));
+      }
+      parts.push_back({one.name, {{dim, table}}});
+    }
+  finish(entry, rules_.add_placed(entry.name, PartitionLabel::kGroupedQuery, dim, std::move(parts)));
+}
+
 void RankRules::add_heads(const WrittenNames::Entry& entry) {
+  const bool alternates =
+      std::any_of(entry.rule->entry_dims.begin(), entry.rule->entry_dims.end(),
+                  [&](const auto& dim) { return dim.size() > 1 && dim.back() == entry.rule->joined; });
+  if (alternates) return add_alternating(entry);
   const RankShare& share = share_of(entry);
   Parts parts;
   std::uint32_t stack_dim = 0;
@@ -351,6 +384,7 @@ void RankRules::add_experts(const WrittenNames::Entry& entry) {
   PartitionRule& made = rules_.add_placed(entry.name, each > 1 ? PartitionLabel::kFused : label_of(dim),
                                           is_dim ? dim : stack_dim, std::move(parts));
   made.slice_dim = slice_dim;
+  made.expert_parallel = share.groups > 1;
   made.kernel = rule.kernel;
   made.file_dims = order_of(rule.entry_dims, dims);
 }

@@ -66,6 +66,7 @@ class RankRules {
   bool is_held(const WrittenNames::Entry& entry, const HoldsName& holds) const;
   void add(const WrittenNames::Entry& entry);
   void add_heads(const WrittenNames::Entry& entry);
+  void add_alternating(const WrittenNames::Entry& entry);
   void add_experts(const WrittenNames::Entry& entry);
   void add_constant(const WrittenNames::Entry& entry);
   void finish(const WrittenNames::Entry& entry, PartitionRule& rule) const;

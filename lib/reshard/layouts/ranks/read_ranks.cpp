@@ -234,9 +234,13 @@ void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& contex
 
 /// \throws Error kUnsupported if a name in the files shows that another system wrote them.
 void refuse_strangers_in(const ShardedCheckpoint& shards, const std::optional<Model>& model) {
+  std::unordered_set<std::string_view> known;
+  for (const std::vector<PartitionRule>& stage : shards.rules)
+    for (const PartitionRule& rule : stage) known.insert(rule.stored_name);
   for (const auto& of_stage : shards.files) {
     std::vector<std::string_view> names;
-    for (const TensorEntry& tensor : of_stage.front().tensors) names.push_back(tensor.name);
+    for (const TensorEntry& tensor : of_stage.front().tensors)
+      if (known.count(tensor.name) == 0) names.push_back(tensor.name);
     if (auto stranger = stranger_among(names, model ? &*model : nullptr)) throw stranger->in(of_stage.front().path);
   }
 }
@@ -275,8 +279,10 @@ void distrust_extra_tensors(Checkpoint& checkpoint) {
 /// Notes that swapped rank files cannot be detected if the files record their ranks neither in metadata nor in a
 /// tensor.
 void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
-  const auto is_rank_number = [](const PartitionRule& rule) { return rule.constant && rule.constant->is_rank_number; };
-  if (shards.record || shards.tp == 1 || std::any_of(shards.rules.begin(), shards.rules.end(), is_rank_number)) return;
+  if (shards.record || shards.tp == 1) return;
+  for (const std::vector<PartitionRule>& stage : shards.rules)
+    for (const PartitionRule& rule : stage)
+      if (rule.constant && rule.constant->is_rank_number) return;
   checkpoint.notes.push_back(
       "rank files carry no rank number: files that were swapped between ranks cannot be detected");
 }
@@ -350,7 +356,8 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
   std::unordered_set<std::string_view> names;
   for (const auto& ranks : shards.files)
     for (std::size_t i = 0; i < ranks.size() && format.keeps_names && !is_adapter; i += shards.tp)
-      for (const TensorEntry& tensor : ranks[i].tensors) names.insert(tensor.name);
+      for (const TensorEntry& tensor : ranks[i].tensors)
+        if (format.has_own_name == nullptr || !format.has_own_name(tensor.name)) names.insert(tensor.name);
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, shards, notes);
   });
@@ -382,6 +389,12 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
   }
   if (checkpoint.model) checkpoint.partition = chosen_partition(checkpoint, shards.metadata, inferred);
   if (inferred) checkpoint.map.inferred_partition_hint = format.hint_for_replicas;
+  const bool has_own_modules = inferred && !shards.rules.empty();
+  if (format.optimizer && has_own_modules && context.reads_states())
+    throw Error(ErrorKind::kUnsupported,
+                "states of the optimizer are not read for modules with names of their own, such as experts")
+        .in(checkpoint.path)
+        .hint("leave out `with-optimizer`");
   if (format.optimizer)
     format.optimizer->read(files, *format.optimizer_in(shards.folder.path), shards, context, checkpoint);
   if (planned)

@@ -144,9 +144,9 @@ void note_not_saved(const StageMetadata& metadata, const ShardedCheckpoint& chec
     if (!held.count(parameter.name)) not_saved.push_back(parameter.name);
 }
 
-/// Validates that metadata distributes experts over the existing number of expert-parallel ranks.
+/// Validates that metadata, if any, distributes experts over the existing number of expert-parallel ranks.
 void validate_experts(const ShardedCheckpoint& checkpoint, const Listing& listing) {
-  bool said = false;
+  bool said = checkpoint.metadata.empty();
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank)
     for (const ParallelParameter& parameter : checkpoint.metadata[pp_rank].parameters) {
       if (!parameter.expert_model_parallel()) continue;
@@ -224,10 +224,10 @@ void note_warnings(const std::vector<std::vector<Container>>& ranks, std::vector
         noted.warning));
 }
 
-/// Refuses tensors that xser metadata marks as split over expert-parallel ranks, even if file names do not include
-/// these ranks.
-void refuse_experts(const Container& file, RankId rank) {
-  if (rank.has_ep) return;  // covered by the metadata
+/// Refuses tensors that xser metadata marks as split over expert-parallel ranks, if neither file names nor the metadata
+/// of stages do.
+void refuse_experts(const Container& file, RankId rank, const ShardedCheckpoint& checkpoint) {
+  if (rank.has_ep || checkpoint.metadata.empty()) return;
   for (const auto& [key, tensor] : file.metadata)
     if (key == kXserExpertParallel)
       throw expert_parallel(file.path, "is split over expert-parallel ranks").tensor(tensor);
@@ -236,6 +236,8 @@ void refuse_experts(const Container& file, RankId rank) {
 /// Reads a rank's file. Adds a hint to errors if the weights may be the master weights of a missing optimizer.
 Container read_rank_file(Files& files, const RankFile& rank, const FoundLayout& folder) {
   try {
+    // NxD writes the tensors that expert-parallel ranks share for the first of them only.
+    if (rank.rank.ep_rank > 0 && rank.format == Format::kXser) return read_own_xser(files, rank.path);
     return read_container(files, rank.path, rank.format);
   } catch (Error& error) {
     const auto optimizer = ranks_of(folder).optimizer_in(folder.path);
@@ -311,7 +313,7 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
     for (std::uint32_t i = 0; i < checkpoint.ep * checkpoint.tp; ++i) {
       const RankId rank = ranks[static_cast<std::size_t>(next - reads.begin())]->rank;
       of_stage.push_back((next++)->get());
-      refuse_experts(of_stage.back(), rank);
+      refuse_experts(of_stage.back(), rank, checkpoint);
       validate_record(of_stage.back(), rank, checkpoint);
       if (i % checkpoint.tp > 0)
         validate_ranks_agree(of_stage[i / checkpoint.tp * checkpoint.tp], of_stage.back(), alike);

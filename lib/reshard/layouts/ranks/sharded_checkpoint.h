@@ -30,7 +30,7 @@ struct ShardedCheckpoint {
   std::uint32_t ep = 1;
   std::vector<StageMetadata> metadata;              // [pp_rank]; empty if the folder has none
   std::vector<std::filesystem::path> described_in;  // [pp_rank], files with the metadata; empty if it is inferred
-  std::vector<PartitionRule> rules;                 // rules of its one stage, if set instead of metadata
+  std::vector<std::vector<PartitionRule>> rules;    // [pp_rank], of tensors that `metadata` does not list; may be empty
   std::optional<RankRecord> record;                 // record of its first file, if any
   std::vector<std::vector<Container>> files;  // [pp_rank][ep_rank × tp + tp_rank], of the first data-parallel rank
   std::vector<Copy> copies;                   // the same weights, saved by other data-parallel ranks

@@ -192,7 +192,8 @@ RankInMap add_rank(TargetMap& map, const std::vector<NamedRule>& rules, TargetCo
 /// Adds the pieces of one rank's tensors.
 void add_rank_pieces(TargetMap& map, const std::vector<NamedRule>& rules, const RankInMap& in_map, std::uint32_t rank) {
   for (std::size_t i = 0; i < rules.size(); ++i)
-    map.add_pieces(in_map.stored[i], *rules[i].rule, rank, in_map.originals[i].logical, in_map.originals[i].shapes);
+    if (in_map.stored[i] != kStoredElsewhere)
+      map.add_pieces(in_map.stored[i], *rules[i].rule, rank, in_map.originals[i].logical, in_map.originals[i].shapes);
 }
 
 /// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `record`. `record` is written to
@@ -220,20 +221,20 @@ void add_tensor_parallel_ranks(TargetMap& map, const std::vector<NamedRule>& rul
 
 /// Adds the files of one stage's ranks. A tied parameter is stored as an alias if the format has aliases, otherwise as
 /// a replica.
-void add_stage(TargetMap& map, const std::vector<PartitionRule>& rules, const std::vector<TiedParameter>& tied,
-               const Mesh& mesh, std::uint32_t pp_rank, const RankTarget& target) {
+void add_stage(TargetMap& map, const StageRules& stage, const Mesh& mesh, std::uint32_t pp_rank,
+               const RankTarget& target) {
   RankRecord record;
   record.tp_degree = mesh.tp;
   record.pp_rank = pp_rank;
   record.pp_degree = mesh.pp;
   record.ep_degree = mesh.ep;
-  record.originals = std::make_shared<const OriginalShapes>(enlarged_originals(rules, map));
-  record.transposed = transposed_names(rules);
+  record.originals = std::make_shared<const OriginalShapes>(enlarged_originals(stage.rules, map));
+  record.transposed = transposed_names(stage.rules);
   for (std::uint32_t ep_rank = 0; ep_rank < mesh.ep; ++ep_rank) {
     record.ep_rank = ep_rank;
     std::vector<NamedRule> stored_rules;
     TargetContainer like;
-    for (NamedRule& rule : named_rules(rules, tied)) {
+    for (NamedRule& rule : named_rules(stage.rules, stage.tied)) {
       if (!rule.rule->is_on(ep_rank)) continue;
       if (rule.tied_to.empty() || (target.stores_tied && target.format == Format::kSafetensors))
         stored_rules.push_back(std::move(rule));
@@ -248,10 +249,10 @@ void add_stage(TargetMap& map, const std::vector<PartitionRule>& rules, const st
         state_dict.push_back({rule.stored_name, {SavedValue::Tensor{static_cast<std::uint32_t>(state_dict.size())}}});
       state_dict.insert(state_dict.end(), target.values.begin(), target.values.end());
       like.structure = std::make_shared<const SavedValue>(SavedValue{std::move(state_dict)});
-    } else if (target.metadata != nullptr && ranks.saved_form != nullptr) {
+    } else if (stage.metadata != nullptr && ranks.saved_form != nullptr) {
       std::vector<std::string> names;
       for (const NamedRule& rule : stored_rules) names.push_back(rule.stored_name);
-      like.structure = ranks.saved_form(target.format, *target.metadata, names, like.aliases);
+      like.structure = ranks.saved_form(target.format, *stage.metadata, names, like.aliases);
     }
     add_tensor_parallel_ranks(map, stored_rules, like, record, target);
   }
@@ -259,31 +260,37 @@ void add_stage(TargetMap& map, const std::vector<PartitionRule>& rules, const st
 
 }  // namespace
 
-TargetMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t tp,
+std::vector<StageRules> stage_rules(const std::vector<StagePlan>& plans, std::uint32_t tp, std::uint32_t ep) {
+  std::vector<StageRules> stages;
+  for (const StagePlan& plan : plans) {
+    StageRules& stage =
+        stages.emplace_back(StageRules{partition_rules(plan.metadata, tp, ep), plan.tied, &plan.metadata});
+    // A matrix that several linears share becomes a logical tensor of its own, which is computed from theirs.
+    for (PartitionRule& rule : stage.rules)
+      if (rule.one_of_parts) rule.parts = {{rule.stored_name}};
+  }
+  return stages;
+}
+
+TargetMap sharded_target_map(const std::vector<StageRules>& stages, std::uint32_t tp,
                              std::span<const LogicalTensor> logical, const RankTarget& target, std::uint32_t ep) {
   TargetMap map;
   map.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
-  const Mesh mesh{tp, static_cast<std::uint32_t>(plans.size()), 1, ep};
-  for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank) {
-    std::vector<PartitionRule> rules = partition_rules(plans[pp_rank].metadata, tp, ep);
-    // A matrix that several linears share becomes a logical tensor of its own, which is computed from theirs.
-    for (PartitionRule& rule : rules)
-      if (rule.one_of_parts) rule.parts = {{rule.stored_name}};
-    RankTarget of_stage = target;
-    of_stage.metadata = &plans[pp_rank].metadata;
-    add_stage(map, rules, plans[pp_rank].tied, mesh, pp_rank, of_stage);
-  }
+  const Mesh mesh{tp, static_cast<std::uint32_t>(stages.size()), 1, ep};
+  for (std::uint32_t pp_rank = 0; pp_rank < stages.size(); ++pp_rank)
+    add_stage(map, stages[pp_rank], mesh, pp_rank, target);
   return map;
+}
+
+TargetMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t tp,
+                             std::span<const LogicalTensor> logical, const RankTarget& target, std::uint32_t ep) {
+  return sharded_target_map(stage_rules(plans, tp, ep), tp, logical, target, ep);
 }
 
 TargetMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint32_t tp,
                              std::span<const LogicalTensor> logical, const RankTarget& target) {
-  TargetMap map;
-  map.reserve_logical(logical.size());
-  for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
-  add_stage(map, rules, {}, {tp, 1, 1, 1}, 0, target);
-  return map;
+  return sharded_target_map({StageRules{rules}}, tp, logical, target, 1);
 }
 
 namespace {
@@ -379,12 +386,16 @@ void validate_originals(const ShardedCheckpoint& checkpoint, const OriginalShape
 }  // namespace
 
 std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, std::uint32_t pp_rank) {
-  if (!checkpoint.rules.empty()) return checkpoint.rules;
+  std::vector<PartitionRule> rules;
   try {
-    return partition_rules(checkpoint.metadata[pp_rank], checkpoint.tp, checkpoint.ep);
+    if (!checkpoint.metadata.empty())
+      rules = partition_rules(checkpoint.metadata[pp_rank], checkpoint.tp, checkpoint.ep);
   } catch (Error& error) {
     throw error.in(metadata_path(checkpoint, pp_rank));
   }
+  if (!checkpoint.rules.empty())
+    rules.insert(rules.end(), checkpoint.rules[pp_rank].begin(), checkpoint.rules[pp_rank].end());
+  return rules;
 }
 
 namespace {
@@ -435,7 +446,9 @@ SourceMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vec
     for (const ShardedCheckpoint::Copy& copy : checkpoint.copies)
       if (copy.rank.pp_rank == pp_rank) add_source_rank(map, copy.file, copy.rank, checkpoint, by_name);
   }
-  if (checkpoint.record) validate_originals(checkpoint, enlarged_originals(checkpoint.rules, map));
+  OriginalShapes enlarged;
+  for (const std::vector<PartitionRule>& stage : checkpoint.rules) enlarged.merge(enlarged_originals(stage, map));
+  if (checkpoint.record) validate_originals(checkpoint, enlarged);
   return map;
 }
 

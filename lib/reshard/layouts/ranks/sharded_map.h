@@ -19,7 +19,6 @@ struct RankTarget {
   std::uint32_t first_rank = 0;  // first tensor-parallel rank
   std::uint32_t last_rank = UINT32_MAX;
   std::uint64_t max_part_bytes = UINT64_MAX;  // of tensors per file, if the layout has several files per rank
-  const StageMetadata* metadata = nullptr;    // metadata of the stage; nullptr for rules without metadata
   bool stores_tied = true;                    // otherwise the program that loads the files ties parameters itself
   SavedValue::Dict values{};                  // plain values in each state dict, after the tensors; not in safetensors
 };
@@ -34,7 +33,21 @@ TargetMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t 
 TargetMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint32_t tp,
                              std::span<const LogicalTensor> logical, const RankTarget& target);
 
-/// Returns the rules of a pipeline rank of a checkpoint with metadata, or `checkpoint.rules` if set.
+/// The tensors of one pipeline rank.
+struct StageRules {
+  std::vector<PartitionRule> rules;
+  std::vector<TiedParameter> tied;
+  const StageMetadata* metadata = nullptr;  // borrowed; nullptr if there is none
+};
+
+/// Returns the rules of every pipeline rank of `plans`, which are borrowed.
+std::vector<StageRules> stage_rules(const std::vector<StagePlan>& plans, std::uint32_t tp, std::uint32_t ep);
+
+/// Like the overloads above, for stages with rules.
+TargetMap sharded_target_map(const std::vector<StageRules>& stages, std::uint32_t tp,
+                             std::span<const LogicalTensor> logical, const RankTarget& target, std::uint32_t ep);
+
+/// Returns the rules of a pipeline rank: those of its metadata, then those of `checkpoint.rules`.
 /// \throws Error kBadInput, naming the metadata file, if it splits tensors into more chunks than any model has.
 std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, std::uint32_t pp_rank);
 
