@@ -17,8 +17,9 @@ struct GoldenOutput {
 
   /// Every file of weights has the tensors that golden.json's `files` lists under the same path.
   void check_files() const;
-  /// Every rank has the tensors that `files` lists for it, in one file or several, whatever their names.
-  void check_ranks() const;
+  /// Every rank has the tensors that `files` lists for it, in one file or several, whatever their names. Listed names
+  /// that match `without`, unless it is empty, are not expected.
+  void check_ranks(const std::string& without = {}) const;
   /// The directory has the reference's entries. Files are equal: JSON by content, except config.json; files of
   /// torch.save by the order and sharing of tensors and by the archive's entries, those of xser by their dicts and
   /// tensors; all others by their bytes.

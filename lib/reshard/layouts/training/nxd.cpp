@@ -68,14 +68,16 @@ constexpr LayoutOption kPadSourceHeads{
 
 constexpr LayoutTraits kNxdTraits = [] {
   LayoutTraits traits{"nxd", "nxd", "NxD's training checkpoints", kModelFolder, kNxdFormats};
-  traits.axes = {MeshAxis::kTensor, MeshAxis::kPipeline};
+  traits.axes = {MeshAxis::kTensor, MeshAxis::kPipeline, MeshAxis::kExpert};
   traits.reads = traits.writes = {Contents::kStates, Contents::kGroups, Contents::kAdapters};
   traits.whole_folder = true;
   return traits;
 }();
 
 /// NxD has its own modules for experts, whose names and shapes differ from Hugging Face's.
-void validate_no_experts(const Model& model) {
+void validate_experts_known(const Model& model, const OptionValues& values, std::uint32_t tp) {
+  const ModuleForm form = requested_form(values, model, tp);
+  if (module_scheme(model, form)) return;
   const auto expert = std::find_if(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& p) {
     // A plan in config.json does not contain the number of experts, but names their module like Hugging Face.
     return p.experts != 0 || (model.by_config_plan && p.name.find(".experts.") != std::string::npos);
@@ -84,12 +86,19 @@ void validate_no_experts(const Model& model) {
   throw Error(ErrorKind::kUnsupported,
               fmt::format("NxD's names and shapes for the experts of {} are unknown", model.family->model_type))
       .tensor(expert->name)
-      .hint("supported are models without experts; layouts that keep the names of the checkpoint: " +
-            layout_names([](const Layout& layout) { return layout.traits().has_experts(); }));
+      .hint("known are those of " + families_with_modules(form) +
+            "; layouts that keep the names of the checkpoint: " + layout_names([](const Layout& layout) {
+              return layout.traits().has_experts() && layout.traits().name != std::string_view(kNxdTraits.name);
+            }));
 }
 
 void validate_nxd_model(const Model& model, std::uint32_t tp, const OptionValues& values) {
-  validate_no_experts(model);
+  validate_experts_known(model, values, tp);
+  const ModuleForm form = requested_form(values, model, tp);
+  if (values.choice(kModelSource) != kModelSources[0] && !module_scheme(model, form))
+    throw Error(ErrorKind::kUnsupported, fmt::format("NxD Training's names for {} with `model-source` {} are unknown",
+                                                     model.family->model_type, values.choice(kModelSource)))
+        .hint("leave out `model-source`; known are those of " + families_with_modules(form));
   if (values.choice(kQkvLinear) == "off" && model.family->attention && needs_gqa_qkv(model.kv_heads, tp))
     throw Error(
         ErrorKind::kUsage,
@@ -122,6 +131,9 @@ PartitionOptions nxd_options(const OptionValues& values, const PartitionOptions&
 }
 
 void explain_nxd(Files&, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  explain_modules(
+      shards, checkpoint,
+      options.has(kRowOrder.name) ? std::optional(options.choice(kRowOrder, "from-") == kRowOrders[0]) : std::nullopt);
   if (checkpoint.path.filename() == kSavedFolder)  // NxD has no metadata files, but optimum-neuron saves them
     checkpoint.notes.push_back(
         "there are no metadata files, so the partition of the parameters is inferred from config.json");
@@ -146,6 +158,7 @@ constexpr AdapterForm kNxdAdapters{
 constexpr Trainer kNxdTrainer{
     .options_of = nxd_options,
     .padding = &kPadHeads,
+    .modules = requested_form,
     .adapters = &kNxdAdapters,
     .validate_model = validate_nxd_model,
     .attention_settings = nxd_settings,
@@ -164,6 +177,7 @@ constexpr RankFormat kNxdRanks{
     .shards_folders = kNxdFolders,
     .weights_folder = kModelFolder,
     .optimizer = optimizer_in(kOptimizerFolder),
+    .has_own_name = has_module_name,
     .fits = [](const ShardedCheckpoint& shards) { return shards.metadata.empty(); },
     .explain = explain_nxd,
     .hint_for_replicas =
@@ -176,8 +190,9 @@ class NxdLayout final : public Layout {
   const LayoutTraits& traits() const override { return kNxdTraits; }
   const RankFormat* ranks() const override { return &kNxdRanks; }
   std::vector<const LayoutOption*> options() const override {
-    return {&kFuseQkv,  &kQkvLinear,    &kMultiplier, &kKvReplication,   &kPadSourceHeads,
-            &kLoraPart, &kDataParallel, &kWeights,    &kOptimizerGroups, &kSourceOptimizerGroups};
+    return {&kFuseQkv,      &kQkvLinear, &kMultiplier,         &kKvReplication,        &kPadSourceHeads,
+            &kModelSource,  &kRowOrder,  &kVocabularyMultiple, &kRoundFactor,          &kLoraPart,
+            &kDataParallel, &kWeights,   &kOptimizerGroups,    &kSourceOptimizerGroups};
   }
   std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
     return recognise_ranks(files, *this, path);

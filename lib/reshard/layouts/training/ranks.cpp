@@ -87,6 +87,12 @@ constexpr Trainer kRanksTrainer{
 constexpr const char* kRanksFolders[] = {kRanksFolder, "shards"};  // NxD's documentation also uses shards/
 constexpr const char* kFilesInRanks[] = {kSafetensorsFile, kRankCheckpointFile};
 
+/// NxD's Lightning strategy saves experts in such folders, too.
+void explain_ranks(Files& files, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  explain_modules(shards, checkpoint);
+  explain_by_config(files, options, shards, checkpoint);
+}
+
 constexpr RankFormat kRanksFormat{
     .name = NumberedName("[ep_rank_{ep:2}_]tp_rank_{tp:2}_pp_rank_{pp:2}"),
     .ending = NumberedName(""),
@@ -96,8 +102,10 @@ constexpr RankFormat kRanksFormat{
     .files_in_folder = kFilesInRanks,
     .optimizer = optimizer_in(""),
     .has_xser_info = false,  // optimum-neuron reads every file called tp_rank_… as a rank's
+    .has_own_name = has_module_name,
     .chooses_fused_linears = true,
-    .saved_form = saved_ranks};
+    .saved_form = saved_ranks,
+    .explain = explain_ranks};
 
 class RanksLayout final : public Layout {
  public:

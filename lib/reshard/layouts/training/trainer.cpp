@@ -245,23 +245,40 @@ TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const Tar
   TargetPlan plan;
   plan_mesh(plan, request, model);
   if (trainer.validate_model != nullptr) trainer.validate_model(model, plan.mesh.tp, request.options);
-  PartitionOptions options = trainer.options_of(request.options, context.source_partition);
+  OptionValues values = request.options;
+  std::optional<ModuleRules> modules;
+  if (trainer.modules != nullptr) {
+    const ModuleForm form = trainer.modules(values, model, plan.mesh.tp);
+    if (auto scheme = module_scheme(model, form)) {
+      for (const std::string& option : scheme->options) values.set(option);
+      modules.emplace(model, std::move(scheme), form);
+    }
+  }
+  PartitionOptions options = trainer.options_of(values, context.source_partition);
   if (!request.options.has(kKvSizeMultiplier.name) && options.kv_size_multiplier &&
       !multiplier_problem(model.heads, model.kv_heads, plan.mesh.tp, *options.kv_size_multiplier, options.pad_heads)
            .empty())
     options.kv_size_multiplier.reset();  // the source's multiplier, which requires its padding heads
   options.fuse_linears = trainer.fuses_linears == nullptr || trainer.fuses_linears(request, context.source_partition);
   options = described_options(model, options);
+  const bool names_attention = modules && modules->has_attention();
+  if (names_attention) options = PartitionOptions{.fuse_linears = false};
   PartitionOptions padded = options;
   padded.pad_heads = options.pad_heads || trainer.padding != nullptr;
   validate_split(model, plan.mesh.tp, options, padded, trainer.padding, context.logical);
   const auto stages =
       plan_stages(model, plan.mesh.tp, *plan.partition, options, names_in(context.logical), plan.mesh.ep);
-  plan.map = sharded_target_map(stages, plan.mesh.tp, context.logical, {&layout, format_of(request)}, plan.mesh.ep);
+  std::vector<StageRules> rules = stage_rules(stages, plan.mesh.tp, plan.mesh.ep);
+  if (modules) modules->replace_in(rules, plan.mesh);
+  plan.map = sharded_target_map(rules, plan.mesh.tp, context.logical, {&layout, format_of(request)}, plan.mesh.ep);
   if (model.family->attention) plan.attention = attention_report(model, plan.mesh.tp, options);
   if (trainer.text_files != nullptr) plan.text_files = trainer.text_files(request, plan, stages);
+  if (context.states != nullptr && modules)
+    throw Error(ErrorKind::kUnsupported,
+                "states of the optimizer are not written for modules with names of their own, such as experts")
+        .hint("leave out `with-optimizer`");
   if (context.states != nullptr) add_optimizer(layout, plan, request, context, stages);
-  if (chooses_attention(model))
+  if (chooses_attention(model) && !names_attention)
     note_attention(model, options, trainer.attention_settings(*plan.attention, plan.mesh.tp), plan);
   for (std::string& note : partition_notes(model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
   for (std::string& note : assumed_stage_notes(model, plan.mesh.pp)) plan.notes.push_back(std::move(note));

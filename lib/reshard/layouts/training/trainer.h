@@ -7,6 +7,7 @@
 #include "reshard/formats/pickle/plain_value.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/ranks/read_ranks.h"
+#include "reshard/layouts/training/module_rules.h"
 #include "reshard/specs/peft/adapter_config.h"
 #include "reshard/specs/stages/stage_plan.h"
 
@@ -68,6 +69,8 @@ struct Trainer {
   bool (*fuses_linears)(const TargetRequest& request, const PartitionOptions& source) = nullptr;
   /// The option that pads heads; null if the trainer has none.
   const LayoutOption* padding = nullptr;
+  /// Returns how the trainer stores modules that have names of their own; null if it has the family's names for all.
+  ModuleForm (*modules)(const OptionValues& values, const Model& model, std::uint32_t tp) = nullptr;
   const AdapterForm* adapters = nullptr;  // null if the trainer has none
   /// Refuses models for which the trainer has other names, and unsupported options; may be null.
   void (*validate_model)(const Model& model, std::uint32_t tp, const OptionValues& values) = nullptr;

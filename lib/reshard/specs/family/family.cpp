@@ -48,10 +48,11 @@ std::vector<std::shared_ptr<const Scheme>> builtin_schemes_for(const Family& fam
   return schemes;
 }
 
-std::shared_ptr<const Scheme> builtin_scheme(std::string_view program, const Family& family) {
+std::shared_ptr<const Scheme> builtin_scheme(std::string_view program, const Family& family,
+                                             const Expression::Lookup& settings) {
   for (const auto& scheme : builtin_schemes())
     if (scheme->program == program && is_one_of(family.model_type, scheme->families))
-      return std::make_shared<const Scheme>(scheme_for(*scheme, family.model_type, parameter_names(family)));
+      return std::make_shared<const Scheme>(scheme_for(*scheme, family.model_type, parameter_names(family), settings));
   return nullptr;
 }
 

@@ -175,8 +175,10 @@ std::shared_ptr<const Family> builtin_family(std::string_view model_type);
 /// Returns the built-in schemes for checkpoints of logical tensors, restricted to `family`.
 std::vector<std::shared_ptr<const Scheme>> builtin_schemes_for(const Family& family);
 
-/// Returns a built-in scheme restricted to `family`; null if it does not support the family.
-std::shared_ptr<const Scheme> builtin_scheme(std::string_view program, const Family& family);
+/// Returns a built-in scheme restricted to `family`; null if it does not support the family. `settings` are those of
+/// the program (Scheme::Entry::when).
+std::shared_ptr<const Scheme> builtin_scheme(std::string_view program, const Family& family,
+                                             const Expression::Lookup& settings = {});
 
 /// Returns the built-in scheme of NxD Inference.
 const Scheme& inference_scheme();

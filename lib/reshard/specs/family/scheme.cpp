@@ -127,7 +127,8 @@ class EntryReader {
     if (for_ranks_) read_shares();
     if (object_.has("dims")) read_dims();
     if (object_.has("padded")) entry_.is_padded = object_.bool_at("padded");
-    if (entry_.is_padded && entry_.joined.empty()) object_.fail("padded", "\"dims\" with an axis marked by \"+\"");
+    if (entry_.is_padded && entry_.joined.empty() && !for_ranks_)
+      object_.fail("padded", "\"dims\" with an axis marked by \"+\"");
     if (entry_.parameters.size() > 1 && entry_.joined.empty())
       object_.fail("parameters",
                    "one name, or \"dims\" with an axis marked by \"+\", along which they follow each other");
@@ -384,8 +385,8 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
 }
 
 Scheme parse_scheme(const JsonObject& object) {
-  object.validate_keys({"program", "versions", "families", "of_ranks", "keeps_others", "prefix", "models", "wrapper",
-                        "left_out", "states", "entries"});
+  object.validate_keys({"program", "versions", "families", "of_ranks", "keeps_others", "prefix", "options", "models",
+                        "wrapper", "left_out", "states", "entries"});
   Scheme scheme;
   scheme.program = object.string_at("program");
   if (scheme.program.empty()) object.fail("program", "a name");
@@ -393,6 +394,7 @@ Scheme parse_scheme(const JsonObject& object) {
   if (std::set<std::string>(scheme.versions.begin(), scheme.versions.end()).size() != scheme.versions.size())
     object.fail("versions", "labels that differ");
   if (object.has("families")) scheme.families = object.strings_at("families");
+  if (object.has("options")) scheme.options = object.strings_at("options");
   scheme.is_of_ranks = object.has("of_ranks") && object.bool_at("of_ranks");
   scheme.keeps_others = object.has("keeps_others") && object.bool_at("keeps_others");
   if (object.has("prefix")) scheme.prefix = object.string_at("prefix");

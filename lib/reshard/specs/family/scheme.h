@@ -48,7 +48,7 @@ struct Scheme {
     /// that the parameters lack is a number in their names that the entry's names lack: kNumberAxes.
     DimAxes parameter_dims, entry_dims;
     std::string joined;      // axis along which the parameters are concatenated; empty: there is one parameter
-    bool is_padded = false;  // the entry may be longer than the parameters along `joined`
+    bool is_padded = false;  // the entry may be longer than the parameters: along `joined`, or where ranks split it
     std::map<std::string, Expression, std::less<>> sizes;  // sizes of axes; their keys are kModelNumbers
     std::vector<std::string> families;  // model_types that have this entry; empty: all of the scheme's
     std::vector<Constant> constants;    // constants that follow each entry of these names
@@ -74,6 +74,7 @@ struct Scheme {
   std::vector<std::string> versions;  // labels of versions whose names differ, newest first; may be empty
   std::vector<std::string> families;  // model_types of built-in families; empty if the scheme is in a family's own file
   std::vector<Entry> entries;
+  std::vector<std::string> options;   // flags of the layout that the program's modules imply
   bool is_of_ranks = false;   // entries are in rank files, with the rank's slices of the parameters
   bool keeps_others = false;  // parameters without an entry keep their names
   std::map<std::string, std::string>

@@ -1,0 +1,457 @@
+#include "reshard/layouts/training/module_rules.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/ranks/rank_format.h"
+#include "reshard/layouts/ranks/rank_rules.h"
+#include "reshard/specs/stages/stage_plan.h"
+
+namespace reshard {
+namespace {
+
+/// Programs in Scheme::program, by the index of their choice in kModelSources.
+constexpr const char* kModulePrograms[] = {"nxd-training", "nxdt-megatron"};
+constexpr std::uint64_t kUsualVocabularyMultiple = 128;  // NxD Training's make_vocab_size_divisible_by
+
+bool is_of_vocabulary(const ModelParameter& parameter) {
+  return !parameter.layer && parameter.split_dim == 0u && parameter.shape.size() == 2;
+}
+
+bool stacks_experts(const WrittenNames::Entry& entry) {
+  return !entry.rule->numbered_dims().empty() ||
+         (!entry.rule->is_plain() && entry.rule->entry_dims.size() > entry.rule->parameter_dims.size());
+}
+
+/// The setting of a program that Scheme::Entry::when may refer to, or a number of the model.
+Expression::Lookup settings_of(const Model& model, const ModuleForm& form) {
+  return [&model, &form](const std::string& key) -> ConfigValue {
+    if (key == "rows_by_head") return form.rows_by_head;
+    if (key == "num_attention_heads") return model.heads;
+    if (key == "num_key_value_heads") return model.kv_heads;
+    throw Error(ErrorKind::kInternal, fmt::format("a built-in scheme refers to an unknown setting, {}", key));
+  };
+}
+
+}  // namespace
+
+std::shared_ptr<const Scheme> module_scheme(const Model& model, const ModuleForm& form) {
+  return builtin_scheme(form.program, *model.family, settings_of(model, form));
+}
+
+std::string families_with_modules(const ModuleForm& form) {
+  std::vector<std::string> families;
+  for (const auto& scheme : builtin_schemes())
+    if (scheme->program == form.program) families = scheme->families;
+  return join(families, ", ");
+}
+
+bool has_module_name(std::string_view tensor) {
+  static const std::unordered_set<std::string> kNames = [] {
+    std::unordered_set<std::string> names;
+    for (const auto& scheme : builtin_schemes())
+      for (const char* program : kModulePrograms)
+        for (const Scheme::Entry& entry : scheme->program == program ? scheme->entries : std::vector<Scheme::Entry>())
+          names.insert(entry.names.begin(), entry.names.end());
+    return names;
+  }();
+  return kNames.count(with_stars(std::string(tensor))) > 0;
+}
+
+ModuleRules::ModuleRules(const Model& model, std::shared_ptr<const Scheme> scheme, const ModuleForm& form)
+    : model_(model), form_(form), names_(model, std::move(scheme), form.version) {}
+
+bool ModuleRules::has_attention() const {
+  return model_.family->attention &&
+         std::any_of(model_.parameters.begin(), model_.parameters.end(), [&](const ModelParameter& parameter) {
+           const auto module = module_in(model_.family->attention->module, parameter.layer);
+           return module && parameter.module == *module + "." + model_.family->attention->query && has(parameter.name);
+         });
+}
+
+std::vector<PartitionRule> ModuleRules::rules(const Mesh& mesh) const {
+  const HeadCounts heads = head_counts(model_, names_);
+  for (const ModelParameter& parameter : model_.parameters) {
+    const WrittenNames::Entry* entry = names_.find(parameter.name).entry;
+    if (entry == nullptr || (entry->rule->is_padded && is_of_vocabulary(parameter))) continue;
+    const bool has_heads = !entry->rule->heads.empty();
+    auto problem = split_problem(parameter, mesh.tp);
+    if (!problem && has_heads && heads.key_value % mesh.tp != 0)
+      problem = fmt::format("{} key/value heads, which are not replicated, do not divide over {} ranks",
+                            heads.key_value, mesh.tp);
+    if (problem) throw Error(ErrorKind::kUsage, *problem).tensor(parameter.name);
+  }
+  const std::uint32_t ranks = mesh.tp * mesh.ep;
+  RankShare usual{mesh.tp, {}, {}};
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) usual.of_rank.push_back(rank % mesh.tp);
+  usual.slots.query.resize(heads.query);
+  usual.slots.key_value.resize(heads.key_value);
+  for (auto* slots : {&usual.slots.query, &usual.slots.key_value}) std::iota(slots->begin(), slots->end(), 0u);
+  RankShares shares;
+  shares.usual.emplace("", std::move(usual));
+  const bool pads_experts =
+      std::any_of(names_.entries().begin(), names_.entries().end(),
+                  [](const WrittenNames::Entry& entry) { return entry.rule->is_padded && stacks_experts(entry); });
+  shares.experts.emplace("", ExpertShare{mesh.tp, mesh.ep, 1, pads_experts ? form_.rounding : 1});
+  shares.padded = [&](const ModelParameter& parameter, std::uint32_t) {
+    if (form_.vocabulary != 0 && is_of_vocabulary(parameter)) return form_.vocabulary;
+    return (parameter.shape[parameter.split_dim.value_or(0)] + mesh.tp - 1) / mesh.tp * mesh.tp;
+  };
+  std::vector<PartitionRule> rules =
+      RankRules(model_, names_, shares, ranks).run([](const std::string&) { return true; });
+  for (PartitionRule& rule : rules) rule.records_originals = false;  // a stage does not know those of the others
+  return rules;
+}
+
+void ModuleRules::replace_in(std::vector<StageRules>& stages, const Mesh& mesh) const {
+  std::vector<PartitionRule> all = rules(mesh);
+  std::unordered_multimap<std::string, std::size_t> by_parameter;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    std::set<std::string_view> parameters;
+    for (const PartitionRule::Part& part : all[i].parts) parameters.insert(part.logical_name);
+    for (const std::string_view parameter : parameters) by_parameter.emplace(parameter, i);
+  }
+  for (StageRules& stage : stages) {
+    for (const TiedParameter& tied : stage.tied)
+      if (has(tied.name))
+        throw Error(ErrorKind::kUnsupported,
+                    fmt::format("is tied to {}: how {} stores it is unknown", tied.source, form_.program))
+            .tensor(tied.name);
+    std::vector<PartitionRule> rules;
+    std::set<std::size_t> added;
+    for (PartitionRule& rule : stage.rules) {
+      std::set<std::size_t> replacements;
+      for (const PartitionRule::Part& part : rule.parts) {
+        const auto [first, last] = by_parameter.equal_range(part.logical_name);
+        for (auto found = first; found != last; ++found) replacements.insert(found->second);
+      }
+      if (replacements.empty()) rules.push_back(std::move(rule));
+      for (const std::size_t i : replacements)
+        if (added.insert(i).second) rules.push_back(all[i]);
+    }
+    stage.rules = std::move(rules);
+  }
+}
+
+namespace {
+
+/// The tensors of all stages, as the first rank with them has them.
+class HeldTensors {
+ public:
+  explicit HeldTensors(const ShardedCheckpoint& shards) {
+    for (const std::vector<Container>& stage : shards.files)
+      for (const Container& file : stage)
+        for (const TensorEntry& tensor : file.tensors) by_name_.emplace(tensor.name, Place{&tensor, &file});
+  }
+
+  const TensorEntry* find(const std::string& name) const {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : found->second.tensor;
+  }
+  Error error(ErrorKind kind, const std::string& name, const std::string& message) const {
+    return Error(kind, message).in(by_name_.at(name).file->path).tensor(name);
+  }
+
+ private:
+  struct Place {
+    const TensorEntry* tensor;
+    const Container* file;
+  };
+  std::unordered_map<std::string_view, Place> by_name_;
+};
+
+/// Returns the form whose names most of the tensors have; std::nullopt if none has such a name.
+std::optional<ModuleForm> form_in_files(const Model& model, const HeldTensors& held) {
+  std::optional<ModuleForm> best;
+  std::size_t most = 0;
+  for (const char* program : kModulePrograms) {
+    ModuleForm form{program};
+    const auto scheme = module_scheme(model, form);
+    for (; scheme && form.version < std::max<std::size_t>(1, scheme->versions.size()); ++form.version) {
+      const ModuleRules rules(model, scheme, form);
+      const auto& entries = rules.names().entries();
+      const auto count = static_cast<std::size_t>(std::count_if(
+          entries.begin(), entries.end(), [&](const auto& entry) { return held.find(entry.name) != nullptr; }));
+      if (count > most) best = form;
+      most = std::max(most, count);
+    }
+  }
+  return best;
+}
+
+/// Removes tensors that no parameter of the model has.
+/// \returns the dtype of one of them; std::nullopt if there are none.
+std::optional<DType> remove_buffers(ShardedCheckpoint& shards, const WrittenNames& names, Checkpoint& checkpoint) {
+  const std::vector<std::string> unused = names.unused();
+  std::optional<DType> dtype;
+  std::set<std::string> removed;
+  const auto is_buffer = [&](const TensorEntry& tensor) {
+    const std::string pattern = with_stars(tensor.name);
+    if (std::find(unused.begin(), unused.end(), pattern) == unused.end()) return false;
+    dtype = tensor.dtype;
+    removed.insert(pattern);
+    return true;
+  };
+  for (std::vector<Container>& stage : shards.files)
+    for (Container& file : stage) std::erase_if(file.tensors, is_buffer);
+  for (ShardedCheckpoint::Copy& copy : shards.copies) std::erase_if(copy.file.tensors, is_buffer);
+  if (!removed.empty())
+    checkpoint.notes.push_back("left out, because the model computes it: " +
+                               list_names(std::vector<std::string>(removed.begin(), removed.end())));
+  return dtype;
+}
+
+/// Infers the order of rows in fused projections of attention.
+bool has_rows_by_head(const Model& model, const ModuleForm& form, const HeldTensors& held, std::uint32_t tp,
+                      std::optional<DType> buffers) {
+  ModuleForm other = form;
+  other.rows_by_head = !form.rows_by_head;
+  const ModuleRules rules(model, module_scheme(model, form), form), others(model, module_scheme(model, other), other);
+  if (model.kv_heads <= tp) return form.rows_by_head;  // a rank has one head, and both orders are the same
+  for (const WrittenNames::Entry& entry : rules.names().entries()) {
+    const TensorEntry* tensor = held.find(entry.name);
+    const WrittenNames::Entry* in_other = others.names().find(entry.tensors.front()).entry;
+    if (tensor == nullptr || in_other == nullptr || in_other->rule->entry_dims == entry.rule->entry_dims) continue;
+    if (buffers == tensor->dtype) return true;  // training saves its buffers, in the dtype of the model
+    throw held
+        .error(ErrorKind::kBadInput, entry.name,
+               buffers
+                   ? fmt::format("the order of its rows is unknown: training saves them by head, with buffers of {}, "
+                                 "but the buffers here are {}",
+                                 reshard::name(tensor->dtype), reshard::name(*buffers))
+                   : "the order of its rows is unknown: without buffers such as inv_freq, the files may come from "
+                     "NxD Training's converter or be cut down from a training run")
+        .hint(
+            "set `from-qkv-rows` to by-projection for the output of NxD Training's converter (all query, then all key, "
+            "then all value rows of a rank), or to by-head for what training in megatron style saved");
+  }
+  return form.rows_by_head;
+}
+
+std::uint32_t dp_rank_of(const Container& file) {
+  for (const std::filesystem::path& path : {file.path, file.path.parent_path()})
+    if (const auto rank = rank_of_name(path.filename().string())) return rank->dp_rank;
+  return 0;
+}
+
+/// Assigns the files of data-parallel ranks to `ep` expert-parallel ranks, which neighbours alternate between.
+void spread_over_experts(ShardedCheckpoint& shards, std::uint32_t ep) {
+  std::vector<ShardedCheckpoint::Copy> all;
+  for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank)
+    for (std::uint32_t tp_rank = 0; tp_rank < shards.tp; ++tp_rank) {
+      Container& file = shards.files[pp_rank][tp_rank];
+      const RankId rank{tp_rank, pp_rank, dp_rank_of(file)};
+      all.push_back({rank, std::move(file)});
+    }
+  std::move(shards.copies.begin(), shards.copies.end(), std::back_inserter(all));
+  shards.copies.clear();
+  shards.ep = ep;
+  std::vector<std::vector<bool>> is_there(shards.pp, std::vector<bool>(std::size_t{ep} * shards.tp));
+  for (std::vector<Container>& stage : shards.files) {
+    stage.clear();
+    stage.resize(std::size_t{ep} * shards.tp);
+  }
+  for (ShardedCheckpoint::Copy& one : all) {
+    one.rank.ep_rank = one.rank.dp_rank % ep;
+    const std::size_t place = one.rank.ep_rank * shards.tp + one.rank.tp_rank;
+    if (is_there[one.rank.pp_rank][place]) {
+      shards.copies.push_back(std::move(one));
+      continue;
+    }
+    shards.files[one.rank.pp_rank][place] = std::move(one.file);
+    is_there[one.rank.pp_rank][place] = true;
+  }
+  for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank)
+    for (std::size_t place = 0; place < is_there[pp_rank].size(); ++place)
+      if (!is_there[pp_rank][place])
+        throw Error(
+            ErrorKind::kBadInput,
+            fmt::format("lacks tp rank {}, pp rank {} of expert-parallel rank {}: a file of one of the "
+                        "data-parallel ranks {}, {}, …",
+                        place % shards.tp, pp_rank, place / shards.tp, place / shards.tp, place / shards.tp + ep))
+            .in(shards.folder.path)
+            .hint("copy the files of all data-parallel ranks here");
+}
+
+/// Determines the number of expert-parallel ranks from the number of experts in a file.
+void find_expert_ranks(ShardedCheckpoint& shards, const ModuleRules& rules, const Model& model,
+                       const HeldTensors& held) {
+  std::unordered_map<std::string_view, std::uint64_t> experts_of;
+  for (const ModelParameter& parameter : model.parameters) experts_of.emplace(parameter.name, parameter.experts);
+  for (const WrittenNames::Entry& entry : rules.names().entries()) {
+    const TensorEntry* tensor = stacks_experts(entry) ? held.find(entry.name) : nullptr;
+    if (tensor == nullptr || tensor->shape.empty()) continue;
+    const std::uint64_t experts = experts_of.at(entry.tensors.front()), own = tensor->shape.front();
+    if (own == 0 || experts % own != 0 || own * shards.ep == experts) return;  // another check reports the shape
+    const std::uint64_t ep = experts / own;
+    if (shards.ep == 1 && !shards.copies.empty() && ep <= kMaxParallelDegree)
+      return spread_over_experts(shards, static_cast<std::uint32_t>(ep));
+    throw held
+        .error(ErrorKind::kBadInput, entry.name,
+               fmt::format("contains {} of {} experts, so it belongs to one of {} expert-parallel ranks, but there {}",
+                           own, experts, ep,
+                           shards.ep == 1 ? "are no files of the others" : fmt::format("are {}", shards.ep)))
+        .hint(
+            "copy the files of all ranks here; NxD's Lightning strategy without ZeRO-1 saves data-parallel rank 0 "
+            "only, "
+            "and then the other experts were not saved");
+  }
+}
+
+/// Returns the shape in the file that the rule defines on a rank.
+std::optional<Dims> shape_by_rule(const PartitionRule& rule, const Model& model, std::uint32_t rank) {
+  std::vector<Dims> shapes;
+  for (const PartitionRule::Part& part : rule.parts)
+    for (const ModelParameter& parameter : model.parameters)
+      if (parameter.name == part.logical_name) shapes.push_back(parameter.shape);
+  const auto stored = stored_shape(rule, rank, shapes);
+  return stored ? std::optional(file_shape(rule, rank, *stored)) : std::nullopt;
+}
+
+/// Infers the padding in files from the shape of the first tensor of each kind that has a padded entry.
+/// \throws Error kUnsupported for experts that are not transposed.
+void find_padding(ModuleForm& form, const ShardedCheckpoint& shards, const ModuleRules& rules, const Model& model,
+                  const HeldTensors& held) {
+  std::unordered_map<std::string_view, const ModelParameter*> by_name;
+  for (const ModelParameter& parameter : model.parameters) by_name.emplace(parameter.name, &parameter);
+  std::unordered_map<std::string, const WrittenNames::Entry*> entries;
+  for (const WrittenNames::Entry& entry : rules.names().entries()) entries.emplace(entry.name, &entry);
+  std::set<std::string> seen;
+  for (const PartitionRule& rule : rules.rules({shards.tp, shards.pp, 1, shards.ep})) {
+    const TensorEntry* tensor = held.find(rule.stored_name);
+    if (tensor == nullptr || !seen.insert(with_stars(rule.stored_name)).second) continue;
+    const WrittenNames::Entry& entry = *entries.at(rule.stored_name);
+    const auto expected = shape_by_rule(rule, model, 0);
+    const Dims& shape = tensor->shape;
+    if (!expected || *expected == shape || expected->size() != shape.size()) continue;
+    const std::uint64_t matrices = entry.rule->parameters.size();
+    std::vector<std::size_t> others;
+    for (std::size_t dim = 0; dim < shape.size(); ++dim)
+      if ((*expected)[dim] != shape[dim]) others.push_back(dim);
+    const std::size_t dim = others.front();
+    const bool is_longer = others.size() == 1 && shape[dim] > (*expected)[dim] && shape[dim] % matrices == 0;
+    if (is_longer && entry.rule->is_padded && stacks_experts(entry)) form.rounding = shape[dim] / matrices;
+    if (is_longer && entry.rule->is_padded && is_of_vocabulary(*by_name.at(entry.tensors.front())))
+      form.vocabulary = shape[dim] * shards.tp;
+    if (!stacks_experts(entry) || others.size() != 2) continue;
+    for (const auto& [split, other] : {std::pair(others[0], others[1]), std::pair(others[1], others[0])}) {
+      const std::uint64_t of_expert = (*expected)[split] / matrices * shards.tp;
+      if (shape[other] == of_expert && shape[split] * shards.tp == (*expected)[other] * matrices)
+        throw held
+            .error(ErrorKind::kUnsupported, rule.stored_name,
+                   fmt::format("has the shape {} instead of {}: the experts are not transposed. NxD's "
+                               "convert_checkpoints.py for Mixtral writes such files, which its modules refuse",
+                               to_string(shape), to_string(*expected)))
+            .hint("use the Hugging Face model that the files were converted from");
+    }
+  }
+}
+
+/// Cuts the padding off the vocabulary's rows: training may have changed it. \param rule  of a padded tensor.
+void cut_padding(ShardedCheckpoint& shards, PartitionRule& rule) {
+  PartitionRule::PlacedDim& rows = rule.parts.front().placed.front();
+  auto cut = std::make_shared<Placement>(*rows.placement);
+  for (std::vector<std::uint32_t>& taken : cut->taken)
+    std::erase_if(taken, [&](std::uint32_t chunk) { return chunk >= cut->units; });
+  const auto cut_file = [&](Container& file, std::uint32_t rank) {
+    for (TensorEntry& tensor : file.tensors)
+      if (tensor.name == rule.stored_name && !tensor.shape.empty())
+        tensor.shape[0] = std::min(tensor.shape[0], cut->of(rank).size() * cut->unit_elems.value_or(1));
+  };
+  for (std::vector<Container>& stage : shards.files)
+    for (std::uint32_t rank = 0; rank < stage.size(); ++rank) cut_file(stage[rank], rank);
+  for (ShardedCheckpoint::Copy& copy : shards.copies)
+    cut_file(copy.file, copy.rank.ep_rank * shards.tp + copy.rank.tp_rank);
+  rows.placement = std::move(cut);
+}
+
+/// Records the options with which the files were written.
+void note_form(const ModuleForm& form, const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  const std::vector<const LayoutOption*> options = checkpoint.layout->options();
+  const auto has = [&](const LayoutOption& option) {
+    return std::any_of(options.begin(), options.end(),
+                       [&](const LayoutOption* one) { return one->name == option.name; });
+  };
+  if (!has(kModelSource)) return;
+  const bool is_usual = form.program == kModulePrograms[0];
+  if (!is_usual) checkpoint.form.set(kModelSource.name, kModelSources[1]);
+  if (!form.rows_by_head) checkpoint.form.set(kRowOrder.name, kRowOrders[1]);
+  if (form.rounding > 1) checkpoint.form.set_number(kRoundFactor.name, form.rounding);
+  if (!is_usual) {
+    std::uint64_t rows = form.vocabulary;
+    for (const ModelParameter& parameter : checkpoint.model->parameters)
+      if (rows == 0 && is_of_vocabulary(parameter)) rows = parameter.shape[0];
+    checkpoint.form.set_number(kVocabularyMultiple.name, rows / shards.tp);
+  }
+}
+
+}  // namespace
+
+namespace {
+
+void fill_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint, RowsByHead rows_by_head) {
+  const Model& model = *checkpoint.model;
+  const HeldTensors held(shards);
+  std::optional<ModuleForm> form = form_in_files(model, held);
+  if (!form) return;
+  const ModuleRules found(model, module_scheme(model, *form), *form);
+  find_expert_ranks(shards, found, model, held);
+  checkpoint.mesh.ep = shards.ep;
+  const std::optional<DType> buffers = remove_buffers(shards, found.names(), checkpoint);
+  const HeldTensors kept(shards);
+  form->rows_by_head = rows_by_head ? *rows_by_head : has_rows_by_head(model, *form, kept, shards.tp, buffers);
+  find_padding(*form, shards, found, model, kept);
+  const ModuleRules modules(model, module_scheme(model, *form), *form);
+  std::vector<PartitionRule> all = modules.rules({shards.tp, shards.pp, 1, shards.ep});
+  std::unordered_set<std::string_view> vocabularies;
+  for (const ModelParameter& parameter : model.parameters)
+    if (form->vocabulary != 0 && is_of_vocabulary(parameter)) vocabularies.insert(parameter.name);
+  for (PartitionRule& rule : all)
+    if (!rule.parts.empty() && vocabularies.count(rule.parts.front().logical_name) > 0) cut_padding(shards, rule);
+  for (const std::vector<Container>& stage : shards.files) {
+    std::unordered_set<std::string_view> names;
+    for (const Container& file : stage)
+      for (const TensorEntry& tensor : file.tensors) names.insert(tensor.name);
+    std::vector<PartitionRule>& rules = shards.rules.emplace_back();
+    for (const PartitionRule& rule : all)
+      if (names.count(rule.stored_name) > 0) rules.push_back(rule);
+  }
+  note_form(*form, shards, checkpoint);
+}
+
+}  // namespace
+
+void explain_modules(ShardedCheckpoint& shards, Checkpoint& checkpoint, RowsByHead rows_by_head) {
+  try {
+    fill_rules(shards, checkpoint, rows_by_head);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUsage) throw;
+    throw Error(ErrorKind::kBadInput, "according to config.json, " + error.message())
+        .in(shards.folder.path)
+        .tensor(error.tensor())
+        .hint("the last ranks are missing, or config.json belongs to another model");
+  }
+}
+
+ModuleForm requested_form(const OptionValues& values, const Model& model, std::uint32_t tp) {
+  const bool is_megatron = values.choice(kModelSource) == kModelSources[1];
+  ModuleForm form{kModulePrograms[is_megatron ? 1 : 0]};
+  form.rows_by_head = values.choice(kRowOrder) == kRowOrders[0];
+  form.rounding = values.number(kRoundFactor).value_or(1);
+  if (!is_megatron) return form;
+  const std::uint64_t multiple = values.number(kVocabularyMultiple).value_or(kUsualVocabularyMultiple) * tp;
+  for (const ModelParameter& parameter : model.parameters)
+    if (is_of_vocabulary(parameter)) form.vocabulary = (parameter.shape[0] + multiple - 1) / multiple * multiple;
+  return form;
+}
+
+}  // namespace reshard

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/map/partition.h"
+#include "reshard/layouts/names/written_names.h"
+#include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/specs/parallel/mesh.h"
+
+namespace reshard {
+
+/// How NxD's trainers store the modules that have names of their own, such as experts, by a scheme for ranks. Such a
+/// module is not described by metadata.
+struct ModuleForm {
+  std::string program;           // Scheme::program
+  std::size_t version = 0;       // index into Scheme::versions
+  bool rows_by_head = true;      // query, key and value rows of a fused projection alternate from head to head
+  std::uint64_t rounding = 1;    // a rank's rows of an expert are padded with zeros to a multiple of this
+  std::uint64_t vocabulary = 0;  // padded rows of the vocabulary; 0: not padded
+};
+
+/// The modules of one model that a scheme describes. Borrows the model.
+class ModuleRules {
+ public:
+  /// \throws Error kUnsupported if the model has only some of the tensors of an entry.
+  ModuleRules(const Model& model, std::shared_ptr<const Scheme> scheme, const ModuleForm& form);
+
+  const WrittenNames& names() const { return names_; }
+  /// Whether an entry stores a parameter of this name.
+  bool has(const std::string& parameter) const { return names_.find(parameter).entry != nullptr; }
+  /// Whether entries store the projections of the family's attention.
+  bool has_attention() const;
+  /// Returns the rules of all entries, over the ranks of `mesh`.
+  /// \throws Error kUsage if the ranks cannot share a parameter.
+  std::vector<PartitionRule> rules(const Mesh& mesh) const;
+  /// Replaces the rules of these parameters by those of the entries that store them, over the ranks of `mesh`.
+  /// \throws Error like `rules`, and kUnsupported for tied parameters.
+  void replace_in(std::vector<StageRules>& stages, const Mesh& mesh) const;
+
+ private:
+  const Model& model_;
+  ModuleForm form_;
+  WrittenNames names_;
+};
+
+/// Returns the scheme of the program for the model's family and `form`; null if the program does not have the family.
+std::shared_ptr<const Scheme> module_scheme(const Model& model, const ModuleForm& form);
+
+/// Returns the families that the program has, separated by commas.
+std::string families_with_modules(const ModuleForm& form);
+
+/// Whether a tensor of this name belongs to such a module.
+bool has_module_name(std::string_view tensor);
+
+/// Order of the rows of fused query, key and value projections in files. If std::nullopt, it is inferred.
+using RowsByHead = std::optional<bool>;
+
+/// Explains the tensors of modules that have names of their own in `shards`, which have no metadata: fills
+/// `shards.rules`, and distributes files of data-parallel ranks over the expert-parallel ranks that wrote them. Removes
+/// buffers that are not weights. Adds to the notes and the form of `checkpoint`. No-op if there are no such names.
+/// \throws Error kBadInput or kUnsupported if the tensors do not match the model.
+void explain_modules(ShardedCheckpoint& shards, Checkpoint& checkpoint, RowsByHead rows_by_head = {});
+
+/// Options with which these modules are written.
+inline constexpr const char* kModelSources[] = {"hf", "megatron"};
+inline constexpr LayoutOption kModelSource{"model-source", LayoutOption::Type::kChoice,
+                                           "NxD Training's model_source, whose names to write: hf or megatron",
+                                           kModelSources, "hf"};
+inline constexpr const char* kRowOrders[] = {"by-head", "by-projection"};
+inline constexpr LayoutOption kRowOrder{
+    .name = "qkv-rows",
+    .type = LayoutOption::Type::kChoice,
+    .help =
+        "Rows of fused query, key and value heads in megatron style: by-head (NxD Training's module) or "
+        "by-projection (its converter)",
+    .choices = kRowOrders,
+    .default_value = "by-head",
+    .of_source = true,
+    .source_help =
+        "Rows of fused query, key and value heads in megatron style: by-head (saved by training) or "
+        "by-projection (written by NxD Training's converter)"};
+inline constexpr LayoutOption kRoundFactor{
+    .name = "i-tp-round-factor",
+    .type = LayoutOption::Type::kCount,
+    .help = "Pad each rank's part of an expert to a multiple of this, as DBRX's trainer with the same setting",
+    .why_idle = why_padding_idle};
+inline constexpr LayoutOption kVocabularyMultiple{
+    .name = "make-vocab-size-divisible-by",
+    .type = LayoutOption::Type::kCount,
+    .help = "In megatron style, pad each rank's vocabulary to a multiple of this (default: 128, as NxD Training)",
+    .why_idle = why_padding_idle};
+
+/// Returns the form that `values` request for a model over `tp` ranks.
+ModuleForm requested_form(const OptionValues& values, const Model& model, std::uint32_t tp);
+
+}  // namespace reshard
