@@ -35,10 +35,6 @@ constexpr Stranger kStrangers[] = {
      "use the Hugging Face model and the adapters that the files were converted from"},
     {R"(\.lora_(embedding_)?[AB]\.|\.base_layer\.)", "a LoRA adapter that is not merged into the weights",
      "save the merged model: in NxD with save_lora_base and merge_lora, in PEFT with merge_and_unload"},
-    {R"(\.(cte|tkg)_(qkv_proj|o_proj|mlp)\.)",
-     "NxD Inference's separate weights for context encoding and token generation (cp_degree, attention_dp_degree, "
-     "mlp_cp_degree)",
-     "use the Hugging Face model that the files were converted from"},
     {R"(\.self_attention\.linear_(qkv|proj|q_|kv_)|^decoder\.layers\.(\d+\.)?mlp\.linear_fc[12]\.)",
      "a checkpoint of Megatron-LM",
      "export the model from Megatron-LM with Hugging Face's names, for instance with Megatron Bridge"},
