@@ -41,8 +41,8 @@ TEST_CASE("A tensor's name that only one system has names the system and what to
        {"layers.0.q_proj.base_layer.weight"}},
       {"model.layers.0.mlp.down_proj.base_layer.weight", unmerged, "merge_lora"},
       {"model.layers.0.self_attn.qkv_proj.lora_B.weight_q", unmerged, "merge_and_unload"},
-      {"layers.0.self_attn.tkg_o_proj.o_proj.weight", "context encoding", "Hugging Face model"},
       {"layers.0.cte_mlp.up_proj.weight", "mlp_cp_degree", "Hugging Face model"},
+      {"layers.0.self_attn.tkg_o_proj.o_proj.weight", "context encoding", "Hugging Face model"},
       {"transformer.blocks.0.ffn.expert_mlps.mlp_op.down_proj.weight", experts, "Hugging Face model"},
       {"model.layers.0.mlp.router.linear_router.weight", experts, "Hugging Face's names"},
       {"decoder.layers.self_attention.linear_qkv.weight", "Megatron-LM", "export"},
@@ -109,7 +109,6 @@ TEST_CASE("Files that only one system writes name the system") {
 
 TEST_CASE("Golden: checkpoints that are not read say what they are, with a config.json and without") {
   for (const auto& [name, folder, system] : std::vector<std::tuple<std::string, const char*, const char*>>{
-           {"spec-fused-llama-tp2", "weights", "fused speculation"},
            {"quant-int8-per_channel-llama-tp2", "weights", "NxD's own quantisation"},
            {"llama-legacy-tp2-pp2", "checkpoint/iter_0000005", "Megatron-LM"}}) {
     INFO(name);

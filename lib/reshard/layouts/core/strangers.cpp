@@ -28,6 +28,9 @@ constexpr const char* kTakeOriginal = "use the Hugging Face model that it was co
 
 /// The first row that matches any name is used, so specific rows come before general ones.
 constexpr Stranger kStrangers[] = {
+    {R"((^|\.)language_model\.(encoder|embedding|output_layer)\.)",
+     "a checkpoint in NxD Training's megatron style (model_source: megatron)",
+     "checkpoints of runs with model_source: hf are supported"},
     {R"(^(target|draft)_model\.)", "fused speculation in NxD Inference: a target and a draft model in one file",
      "use the two Hugging Face models that the files were converted from"},
     {R"((^|\.)medusa_heads?[_.])", "Medusa heads", "use the Hugging Face model without them"},
@@ -35,6 +38,11 @@ constexpr Stranger kStrangers[] = {
      "use the Hugging Face model and the adapters that the files were converted from"},
     {R"(\.lora_(embedding_)?[AB]\.|\.base_layer\.)", "a LoRA adapter that is not merged into the weights",
      "save the merged model: in NxD with save_lora_base and merge_lora, in PEFT with merge_and_unload"},
+    {R"(\.(cte|tkg)_(qkv_proj|o_proj|mlp)\.)",
+     "NxD Inference's separate weights for context encoding and token generation (cp_degree, attention_dp_degree, "
+     "mlp_cp_degree)",
+     "use the Hugging Face model that the files were converted from"},
+    {R"(\.expert_mlps\.|\.router\.linear_router\.)", "NxD's modules for mixtures of experts", kHintForExperts},
     {R"(\.self_attention\.linear_(qkv|proj|q_|kv_)|^decoder\.layers\.(\d+\.)?mlp\.linear_fc[12]\.)",
      "a checkpoint of Megatron-LM",
      "export the model from Megatron-LM with Hugging Face's names, for instance with Megatron Bridge"},
@@ -86,10 +94,10 @@ bool is_of_peft(std::string_view name) {
   return name.find(".base_layer.") != name.npos;
 }
 
-std::optional<Error> stranger_among(const std::vector<std::string_view>& names, const Model* model) {
+std::optional<Error> stranger_among(const std::vector<std::string_view>& names, const Model* model,
+                                    std::unordered_set<std::string_view> explained) {
   const std::unordered_set<std::string_view> all(names.begin(), names.end());
   const bool is_plan = model != nullptr && model->by_config_plan;  // its parameters include every tensor
-  std::unordered_set<std::string_view> explained;
   if (model != nullptr && !is_plan)
     for (const ModelParameter& parameter : model->parameters) explained.insert(parameter.name);
   for (const Stranger& row : kStrangers) {

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <optional>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "reshard/base/error.h"
@@ -14,9 +15,11 @@ namespace reshard {
 /// Detects a checkpoint of an unsupported system by names that only this system uses.
 /// \param names  Names of all tensors, or of one rank's tensors.
 /// \param model  Names of its parameters are ignored; null if the model is unknown.
+/// \param explained  Further names to ignore.
 /// \returns an Error kUnsupported that reports a tensor, the system and a remedy, without a path; std::nullopt if no
 /// name identifies such a system.
-std::optional<Error> stranger_among(const std::vector<std::string_view>& names, const Model* model);
+std::optional<Error> stranger_among(const std::vector<std::string_view>& names, const Model* model,
+                                    std::unordered_set<std::string_view> explained = {});
 
 /// Detects a checkpoint of an unsupported system by the file names in `directory` and its folders. The Error contains a
 /// path. Lists each folder once.

@@ -241,7 +241,11 @@ void refuse_strangers_in(const ShardedCheckpoint& shards, const std::optional<Mo
     std::vector<std::string_view> names;
     for (const TensorEntry& tensor : of_stage.front().tensors)
       if (known.count(tensor.name) == 0) names.push_back(tensor.name);
-    if (auto stranger = stranger_among(names, model ? &*model : nullptr)) throw stranger->in(of_stage.front().path);
+    std::unordered_set<std::string_view> explained;
+    for (const std::vector<PartitionRule>& rules : shards.rules)
+      for (const PartitionRule& rule : rules) explained.insert(rule.stored_name);
+    if (auto stranger = stranger_among(names, model ? &*model : nullptr, std::move(explained)))
+      throw stranger->in(of_stage.front().path);
   }
 }
 
