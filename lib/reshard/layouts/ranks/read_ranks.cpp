@@ -188,6 +188,9 @@ void distrust_replicated_matrices(SourceMap& map) {
 }
 
 bool is_listed(const ShardedCheckpoint& shards, const std::string& name) {
+  for (const std::vector<PartitionRule>& stage : shards.rules)
+    for (const PartitionRule& rule : stage)
+      if (!rule.parts.empty() && rule.parts.front().logical_name == name) return true;
   return std::any_of(shards.metadata.begin(), shards.metadata.end(), [&](const StageMetadata& stage) {
     return std::any_of(stage.parameters.begin(), stage.parameters.end(),
                        [&](const ParallelParameter& parameter) { return parameter.name == name; });
@@ -234,13 +237,9 @@ void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& contex
 
 /// \throws Error kUnsupported if a name in the files shows that another system wrote them.
 void refuse_strangers_in(const ShardedCheckpoint& shards, const std::optional<Model>& model) {
-  std::unordered_set<std::string_view> known;
-  for (const std::vector<PartitionRule>& stage : shards.rules)
-    for (const PartitionRule& rule : stage) known.insert(rule.stored_name);
   for (const auto& of_stage : shards.files) {
     std::vector<std::string_view> names;
-    for (const TensorEntry& tensor : of_stage.front().tensors)
-      if (known.count(tensor.name) == 0) names.push_back(tensor.name);
+    for (const TensorEntry& tensor : of_stage.front().tensors) names.push_back(tensor.name);
     std::unordered_set<std::string_view> explained;
     for (const std::vector<PartitionRule>& rules : shards.rules)
       for (const PartitionRule& rule : rules) explained.insert(rule.stored_name);
