@@ -209,6 +209,7 @@ Placement random_placement(Random& random, const Sample& sample) {
     const std::string name = option->name;
     const bool is_idle = option->of_states && (!sample.run || *request.ep > 1 || random() % 2);
     if (option->only_of_source || is_idle) continue;
+    if (name == "model-source") continue;  // known for few families
     if (option->type == LayoutOption::Type::kFlag) request.options.set_flag(name, random() % 4 == 0);
     if (option->type == LayoutOption::Type::kChoice)
       request.options.set(name, option->choices[pick(random, 0, option->choices.size() - 1)]);

@@ -157,7 +157,8 @@ TEST_CASE("The names of every architecture come back from every layout of ranks"
     request.target.layout = to;
     if (to->traits().has_ranks()) request.target.tp = std::min<std::uint32_t>(2, largest_tp(trial.of));
     const std::string refused = read_back(files, request);
-    if (to == layout("nxd") && has_experts(trial.of))
+    const bool has_nxd_names = !has_experts(trial.of) || model == "mixtral" || model == "dbrx";
+    if (to == layout("nxd") && !has_nxd_names)
       CHECK_THAT(refused, Says("NxD's names and shapes for the experts of "));
     else if (is_served || !to->traits().casts_to_config_dtype)  // servers know few models
       CHECK(refused == "");

@@ -37,7 +37,8 @@ std::vector<ShardsOf> targets_of(std::size_t architecture) {
 
 /// Whether NxD's names for the experts of an architecture are known, if it has any.
 bool has_nxd_names(const Architecture& of) {
-  return !has_experts(of) || of.config.at("model_type") == "mixtral" || of.config.at("model_type") == "dbrx";
+  const std::string type = of.facts.at("config").value("model_type", "");
+  return !has_experts(of) || type == "mixtral" || type == "dbrx";
 }
 
 TEST_CASE(

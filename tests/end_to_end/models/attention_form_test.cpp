@@ -99,8 +99,9 @@ TEST_CASE("Replicas and the order of heads are kept with the ranks") {
 }
 
 TEST_CASE("A conversion of ranks with experts to NxD's training layout is refused") {
-  for (const char* family : kExpertFamilies) {
+  for (const std::string family : kExpertFamilies) {
     CAPTURE(family);
+    if (family == "mixtral" || family == "dbrx") continue;  // NxD's names are known
     const Input input({.layout = "ranks", .tp = 1},
                       [&](const fs::path& at) { return write_case(family_case(family), at); });
     const Error error =

@@ -5,6 +5,7 @@
 
 #include "support/checkpoints.h"
 #include "support/input.h"
+#include "support/local_files.h"
 #include "support/refusals.h"
 #include "support/requests.h"
 #include "support/spoilers.h"

@@ -89,7 +89,7 @@ TEST_CASE("What a layout does not have is refused before anything is read, with 
   const Row rows[] = {
       {"hf", [](TargetRequest& r) { r.tp = 2; }, {.says = "layout hf has no ranks (`tp`)"}},
       {"nxdi", [](TargetRequest& r) { r.vpp = 2; }, {.says = "layout nxdi has no pipeline stages"}},
-      {"nxd", [](TargetRequest& r) { r.ep = 2; }, {.says = "has no expert-parallel ranks"}},
+      {"vllm", [](TargetRequest& r) { r.ep = 2; }, {.says = "has no expert-parallel ranks"}},
       {"optimum",
        [](TargetRequest& r) { r.format = Format::kSafetensors; },
        {.says = "layout optimum does not support `format` safetensors", .hint = "pytorch, xser"}},
