@@ -80,7 +80,7 @@ std::vector<std::uint32_t> add_xser(TargetMap& map, TargetContainer& container, 
     numbers.emplace(tensor.stored.name, names.size());
     names.emplace_back(tensor.stored.name, names.size());
     entries.push_back(entry_of(tensor.stored));
-    const bool is_elsewhere = container.has_info && container.ep_rank > 0 && !tensor.stored.expert_parallel;
+    const bool is_elsewhere = container.shares_tensors && container.ep_rank > 0 && !tensor.stored.expert_parallel;
     indices.push_back(is_elsewhere ? kStoredElsewhere : add_file(map, std::move(tensor_file), {&tensor, 1}).front());
   }
   for (const TensorAlias& alias : container.aliases) names.emplace_back(alias.name, numbers.at(alias.source));

@@ -39,6 +39,7 @@ struct TargetContainer {
   std::shared_ptr<const SavedValue> structure;
   std::vector<std::string> objects;  // with as_items: the objects after the tensors, as torch.save writes them
   bool has_info = true;              // with kXser: PATH.info.pt is written
+  bool shares_tensors = false;       // with kXser: what expert-parallel ranks share is in files of the first alone
   bool as_items = false;             // with kPytorch: saves each tensor separately, like torch.distributed.checkpoint
 };
 

@@ -243,6 +243,7 @@ void add_stage(TargetMap& map, const StageRules& stage, const Mesh& mesh, std::u
     }
     const RankFormat& ranks = *target.layout->ranks();
     like.has_info = ranks.has_xser_info;
+    like.shares_tensors = ranks.has_xser_info && ranks.has_own_name != nullptr;  // NxD's own loader
     if (!target.values.empty()) {
       SavedValue::Dict state_dict;
       for (const NamedRule& rule : stored_rules)
