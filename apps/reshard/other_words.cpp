@@ -98,7 +98,7 @@ constexpr Advice kAdvice[] = {
     {"--skip-sharding", "", "compile with it, then run reshard shard into the compiled model's directory"},
     {"--convert-from-full-state", "", "reshard shard reads whole models; its --layout says for which program"},
     {"--convert-to-full-state", "", "reshard consolidate writes whole models"},
-    {"--model-style", "", "leave it out: whole models have Hugging Face's names"},
+    {"--model-style", "--model-source", "--model-source megatron for that style of NxD Training's ranks"},
     {"--model-key", "", "leave it out: the state dict in a file is found without it"},
     {"--n-layers", "", "leave it out: config.json says how many layers there are"},
     {"--num-cores", "--tp", "--tp"},

@@ -148,11 +148,12 @@ std::set<std::string> known_keys(const char* pointer) {
     "modules": [{"name": "l.*.a", "plan": "packed_colwise", "shape": [8], "packed": [{"size": 4}]}],
     "attention": {"module": "l.*", "query": "a", "key": "a", "value": "a", "output": "a", "fused": "f"},
     "fused": [{"module": "l.*", "name": "f", "linears": []}],
-    "other_names": [{"program": "p", "entries": [{"entry": "e"}]}]})");
+    "other_names": [{"program": "p", "entries": [{"entry": "e"}]}],
+    "nxd_inference": {"entries": [{"entry": "e"}]}})");
   // What comes after the object is not read, and could be refused first.
   const bool is_top = *pointer == '\0';
   const std::string top = is_top ? std::string() : split(pointer, '/').at(1);
-  for (const char* key : {"attention", "fused", "other_names"})
+  for (const char* key : {"attention", "fused", "other_names", "nxd_inference"})
     if (key != top) family.erase(key);
   if (is_top) family["like"] = "llama";
   family[Json::json_pointer(pointer)]["############"] = 1;
@@ -184,7 +185,10 @@ TEST_CASE("The published schema has the plans and the keys that are read") {
   CHECK(known_keys("/attention") == keys_of(top.at("attention").at("properties")));
   CHECK(known_keys("/fused/0") == keys_of(top.at("fused").at("items").at("properties")));
   CHECK(known_keys("/other_names/0") == keys_of(scheme));
-  CHECK(known_keys("/other_names/0/entries/0") == keys_of(scheme.at("entries").at("items").at("properties")));
+  const std::set<std::string> of_ranks = keys_of(schema.at("$defs").at("entry_of_ranks").at("properties"));
+  const std::set<std::string> of_tensors = known_keys("/other_names/0/entries/0");
+  CHECK(known_keys("/nxd_inference/entries/0") == of_ranks);
+  CHECK(std::includes(of_ranks.begin(), of_ranks.end(), of_tensors.begin(), of_tensors.end()));
   std::vector<std::string> words;
   for (const PlanWord& row : kPlanWords) words.emplace_back(row.word);
   auto published = module.at("plan").at("enum").get<std::vector<std::string>>();

@@ -28,9 +28,6 @@ constexpr const char* kTakeOriginal = "use the Hugging Face model that it was co
 
 /// The first row that matches any name is used, so specific rows come before general ones.
 constexpr Stranger kStrangers[] = {
-    {R"((^|\.)language_model\.(encoder|embedding|output_layer)\.)",
-     "a checkpoint in NxD Training's megatron style (model_source: megatron)",
-     "checkpoints of runs with model_source: hf are supported"},
     {R"(^(target|draft)_model\.)", "fused speculation in NxD Inference: a target and a draft model in one file",
      "use the two Hugging Face models that the files were converted from"},
     {R"((^|\.)medusa_heads?[_.])", "Medusa heads", "use the Hugging Face model without them"},
@@ -42,7 +39,6 @@ constexpr Stranger kStrangers[] = {
      "NxD Inference's separate weights for context encoding and token generation (cp_degree, attention_dp_degree, "
      "mlp_cp_degree)",
      "use the Hugging Face model that the files were converted from"},
-    {R"(\.expert_mlps\.|\.router\.linear_router\.)", "NxD's modules for mixtures of experts", kHintForExperts},
     {R"(\.self_attention\.linear_(qkv|proj|q_|kv_)|^decoder\.layers\.(\d+\.)?mlp\.linear_fc[12]\.)",
      "a checkpoint of Megatron-LM",
      "export the model from Megatron-LM with Hugging Face's names, for instance with Megatron Bridge"},

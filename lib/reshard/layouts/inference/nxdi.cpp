@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -14,7 +15,7 @@
 #include "reshard/layouts/inference/inference_kernels.h"
 #include "reshard/layouts/inference/inference_server.h"
 #include "reshard/layouts/inference/nxdi_settings.h"
-#include "reshard/layouts/ranks/rank_rules.h"
+#include "reshard/layouts/map/rank_rules.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/layouts/training/trainer.h"
 #include "reshard/specs/parallel/head_slots.h"
@@ -213,13 +214,23 @@ RankShares shares_of(const Model& model, const OptionValues& form, std::uint32_t
   return shares;
 }
 
+/// Returns the number of layers that NxD Inference has: none for multi-token prediction, which follow the others.
+std::uint64_t served_layers(const Model& model) {
+  const Json* own = model.config == nullptr ? nullptr : find_key(*model.config, "num_hidden_layers");
+  return own != nullptr && own->is_number_unsigned() ? std::min(model.layers, own->get<std::uint64_t>()) : model.layers;
+}
+
 /// Returns the rules of a model's tensors, without transposed ones.
 std::vector<PartitionRule> nxdi_rules(const Model& model, std::uint32_t tp, const OptionValues& form,
                                       const HoldsName& holds) {
   validate_named(model);
-  const WrittenNames names(model, std::make_shared<const Scheme>(scheme_of(model, form)), 0);
-  const RankShares shares = shares_of(model, form, tp, head_counts(model, names));
-  return RankRules(model, names, shares, tp).run(holds);
+  Model served = model;
+  std::erase_if(served.parameters, [layers = served_layers(model)](const ModelParameter& parameter) {
+    return parameter.layer.value_or(0) >= std::max<std::uint64_t>(layers, 1);
+  });
+  const WrittenNames names(served, std::make_shared<const Scheme>(scheme_of(served, form)), 0);
+  const RankShares shares = shares_of(served, form, tp, head_counts(served, names));
+  return RankRules(served, names, shares, tp).run(holds);
 }
 
 void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& values, const TargetContext& context) {
@@ -230,6 +241,14 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& v
     if (parameter.any_shape && holds(parameter.name)) plan.without_place.push_back(parameter.name);
   if (!plan.without_place.empty())
     plan.notes.push_back("left out, because NxD Inference computes them: " + list_names(plan.without_place));
+  std::vector<std::string> beyond;
+  for (const ModelParameter& parameter : model.parameters)
+    if (parameter.layer && *parameter.layer >= served_layers(model) && holds(parameter.name))
+      beyond.push_back(parameter.name);
+  if (!beyond.empty())
+    plan.notes.push_back("left out, because NxD Inference has no layers for multi-token prediction: " +
+                         list_names(beyond));
+  plan.without_place.insert(plan.without_place.end(), beyond.begin(), beyond.end());
   std::vector<PartitionRule> rules = nxdi_rules(model, tp, values, holds);
   const Kernels kernels = kernels_of(values).value_or(Kernels{});
   for (const std::string& kernel : idle_kernels(rules)) plan.idle.insert(kernel);
@@ -240,6 +259,12 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& v
   plan.form = values;
   for (const NxdiSetting& setting : nxdi_settings())
     if (!has_effect(model, values, *setting.option)) plan.idle.insert(setting.option->name);
+  std::vector<std::string> idle = values.names();
+  idle.insert(idle.end(), kernels.begin(), kernels.end());
+  std::erase_if(idle, [&](const std::string& name) { return plan.idle.count(name) == 0; });
+  if (!idle.empty())
+    plan.notes.push_back(fmt::format("without effect, as NxD Inference stores models of {} in one way: {}",
+                                     model.family->model_type, list_names(idle)));
   plan.map = sharded_target_map(rules, tp, context.logical, target);
   if (model.heads != 0) plan.attention = inference_report(model, tp, values.flag(kFuseQkv.name));
 }
@@ -295,26 +320,33 @@ OptionValues form_of(const ShardedCheckpoint& shards, const Model& model, const 
     const std::set<std::string> own = names_with(model, form, option);
     return std::any_of(own.begin(), own.end(), [&](const std::string& name) { return held.count(name) > 0; });
   };
+  std::vector<const LayoutOption*> options;
+  for (const NxdiSetting& setting : nxdi_settings()) options.push_back(setting.option);
+  std::stable_partition(options.begin(), options.end(),
+                        [&](const LayoutOption* option) { return declared.has(option->name); });
   OptionValues form;
   constexpr std::uint64_t kAnyDegree = 2;
   for (int round = 0; round < 2; ++round)  // the names of one setting may depend on another
-    for (const NxdiSetting& setting : nxdi_settings())
-      if (is_held(form, *setting.option)) form = with_setting(form, *setting.option, kAnyDegree);
-  std::vector<const LayoutOption*> unknown;
-  for (const NxdiSetting& setting : nxdi_settings()) {
-    const LayoutOption& option = *setting.option;
-    const bool has_names = form.has(option.name);
-    if (has_names && !is_held(form, option)) form.erase(option.name);
-    const bool is_shown = form.has(option.name);
-    const bool is_declared = declared.has(option.name);
-    if (!is_shown && is_declared && names_with(model, form, option).empty())
-      form.set(option.name, declared.all().at(option.name));
-    if (!is_shown || option.type == LayoutOption::Type::kFlag) continue;
-    if (is_declared)
-      form.set(option.name, declared.all().at(option.name));
-    else
-      unknown.push_back(&option);
+    for (const LayoutOption* option : options)
+      if (is_held(form, *option)) form = with_setting(form, *option, kAnyDegree);
+  std::vector<const LayoutOption*> unknown;  // degrees
+  for (const LayoutOption* option : options) {
+    if (form.has(option->name) && !is_held(form, *option)) form.erase(option->name);
+    const bool is_shown = form.has(option->name), is_declared = declared.has(option->name);
+    const bool is_degree = option->type != LayoutOption::Type::kFlag;
+    const bool has_no_names = !is_shown && names_with(model, form, *option).empty();
+    if (is_declared && (has_no_names || (is_shown && is_degree)))
+      form.set(option->name, declared.all().at(option->name));
+    else if (is_shown && is_degree)
+      unknown.push_back(option);
   }
+  if (find_degrees(shards, model, form, holds, unknown)) return form;
+  // Both degrees of attention result in the same names.
+  for (const LayoutOption*& option : unknown)
+    if (option == &kContextDegree) {
+      form.erase(option->name);
+      option = &kAttentionDataDegree;
+    }
   find_degrees(shards, model, form, holds, unknown);  // if none fits, the error names a tensor
   return form;
 }

@@ -53,7 +53,7 @@ PartitionRule& PlacedRules::add_whole(std::string name, const std::string& logic
 }
 
 PartitionRule& PlacedRules::add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim,
-                      std::uint64_t padded) {
+                                std::uint64_t padded) {
   const std::string& original = parameter.tied_to.empty() ? parameter.name : parameter.tied_to;
   if (!dim) return add_whole(std::move(name), original);
   if (!parameter.packed.empty()) {

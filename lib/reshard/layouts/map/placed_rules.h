@@ -38,7 +38,7 @@ class PlacedRules {
   /// \returns the rule, like add_placed.
   /// \throws Error kBadInput if the table would have more than kMaxChunks chunks.
   PartitionRule& add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim,
-           std::uint64_t padded = 0);
+                     std::uint64_t padded = 0);
 
   /// Distributes `padded` elements along `dim` evenly over the ranks, whose number divides `padded`. Elements beyond
   /// the parameter's own size are padding. Parameters with equal sizes share a table.

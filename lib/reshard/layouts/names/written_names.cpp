@@ -108,7 +108,7 @@ void WrittenNames::place(std::size_t index, const std::vector<Numbered>& members
   Entry& entry = entries_[index];
   const std::size_t parts = entry.rule->parameters.size();
   entry.parts.resize(parts);
-  std::set<std::size_t> tensors;  // tensors of the entry that the model has
+  std::set<std::size_t> tensors;                                   // tensors of the entry that the model has
   std::vector<std::pair<const ModelParameter*, std::size_t>> own;  // with the index of each
   for (const Numbered& one : members) {
     entry.parts[one.part] = one.parameter->shape;

@@ -13,7 +13,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "reshard/layouts/map/row_shards.h"
+#include "reshard/layouts/optimizer/row_shards.h"
 #include "reshard/layouts/map/whole_map.h"
 #include "reshard/layouts/names/optimizer_entries.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"

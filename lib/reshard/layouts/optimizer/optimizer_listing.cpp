@@ -11,7 +11,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/io/read_each.h"
 #include "reshard/layouts/dcp/dcp_directory.h"
-#include "reshard/layouts/map/row_shards.h"
+#include "reshard/layouts/optimizer/row_shards.h"
 #include "reshard/layouts/names/optimizer_entries.h"
 #include "reshard/layouts/optimizer/older_optimizer.h"
 #include "reshard/layouts/optimizer/optimizer_dcp.h"

@@ -12,8 +12,8 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/map/rank_rules.h"
 #include "reshard/layouts/ranks/rank_format.h"
-#include "reshard/layouts/ranks/rank_rules.h"
 #include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {

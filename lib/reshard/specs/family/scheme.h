@@ -74,9 +74,9 @@ struct Scheme {
   std::vector<std::string> versions;  // labels of versions whose names differ, newest first; may be empty
   std::vector<std::string> families;  // model_types of built-in families; empty if the scheme is in a family's own file
   std::vector<Entry> entries;
-  std::vector<std::string> options;   // flags of the layout that the program's modules imply
-  bool is_of_ranks = false;   // entries are in rank files, with the rank's slices of the parameters
-  bool keeps_others = false;  // parameters without an entry keep their names
+  std::vector<std::string> options;  // flags of the layout that the program's modules imply
+  bool is_of_ranks = false;          // entries are in rank files, with the rank's slices of the parameters
+  bool keeps_others = false;         // parameters without an entry keep their names
   std::map<std::string, std::string>
       models;                         // prefixes of the names of several models in one file, by what they are called
   std::string wrapper;                // part of names of wrapped modules: ".base_layer"

@@ -1,4 +1,4 @@
-#include "reshard/layouts/map/row_shards.h"
+#include "reshard/layouts/optimizer/row_shards.h"
 
 #include <algorithm>
 #include <string>

@@ -1,4 +1,4 @@
-#include "reshard/layouts/ranks/rank_rules.h"
+#include "reshard/layouts/map/rank_rules.h"
 
 #include <fmt/format.h>
 
@@ -265,7 +265,7 @@ bool RankRules::is_on(std::uint64_t expert, std::uint32_t rank, const ExpertShar
   return group == rank / share.parts % share.groups;
 }
 
-/// A dim of which each rank has an equal part, or all.
+/// A dim that ranks share equally, or have whole.
 struct RankRules::ExpertPart {
   const ModelParameter& parameter;
   std::uint64_t size = 0;               // of one expert
