@@ -11,10 +11,10 @@
 #include "reshard/base/strings.h"
 #include "reshard/io/read_each.h"
 #include "reshard/layouts/dcp/dcp_directory.h"
-#include "reshard/layouts/optimizer/row_shards.h"
 #include "reshard/layouts/names/optimizer_entries.h"
 #include "reshard/layouts/optimizer/older_optimizer.h"
 #include "reshard/layouts/optimizer/optimizer_dcp.h"
+#include "reshard/layouts/optimizer/row_shards.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/layouts/states/compare_states.h"
 

@@ -13,8 +13,8 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/optimizer/row_shards.h"
 #include "reshard/layouts/map/target_file.h"
+#include "reshard/layouts/optimizer/row_shards.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/states/numbered_parameters.h"
 #include "reshard/layouts/states/optimizer_keys.h"
