@@ -63,6 +63,10 @@ Request request_of(const ShardArguments& arguments, bool layout_given) {
     throw Error(ErrorKind::kUsage, "--tp is required: the number of tensor-parallel ranks");
   validate_cast(arguments.cast, request.target.layout->traits().casts_to_config_dtype);
   request.dtype = dtype_of(arguments.cast);
+  if (request.dtype && compiled_dtype && *request.dtype != *compiled_dtype)
+    throw Error(ErrorKind::kUsage, std::string("--dtype contradicts the compiled model, which has ") +
+                                       describe(*compiled_dtype).torch_name)
+        .hint("leave out --dtype");
   if (!request.dtype) request.dtype = compiled_dtype;
   request.cast_all = arguments.cast.all;
   request.names = name_rules(arguments.selection);

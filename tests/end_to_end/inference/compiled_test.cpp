@@ -54,6 +54,31 @@ TEST_CASE("Degrees that do not divide ranks or experts, and two sets for one pur
   };
   refused({"moe-ep-degree=3"}, {.kind = ErrorKind::kUsage, .says = "`moe-ep-degree` 3 does not divide 4 ranks"});
   refused({"cp-degree=2", "attention-dp-degree=2"}, {.kind = ErrorKind::kUsage, .says = "are both above 1"});
+  refused({"moe-cte-ep-degree=2"}, {.kind = ErrorKind::kUsage, .says = "only one of `moe-cte-ep-degree`"});
+  refused({"moe-cte-ep-degree=2", "moe-tkg-ep-degree=2", "moe-ep-degree=2"},
+          {.kind = ErrorKind::kUsage, .says = "`moe-ep-degree` does not apply to hybrid sharding"});
+  refused({"moe-ep-degree=2", "moe-tp-degree=4"}, {.kind = ErrorKind::kUsage, .says = "is not `tp` 4"});
+  refused({"shard-on-intermediate", "moe-fused-nki"}, {.kind = ErrorKind::kUnsupported, .says = "is not supported"});
+}
+
+TEST_CASE("A second set of matrices is refused where its names are unknown") {
+  const TempDir temp;
+  check_refused(
+      [&] {
+        plan_shard(shard_request(compiled_case("moe-dbrx-tp2") / "original", temp / "out",
+                                 {.layout = "nxdi", .tp = 4, .options = {"cp-degree=2"}}));
+      },
+      {.kind = ErrorKind::kUnsupported, .says = "second set of matrices for dbrx", .hint = "leave out `cp-degree`"});
+}
+
+TEST_CASE("A draft is read with a configuration of its own alone") {
+  const TempDir temp;
+  const fs::path golden_case = compiled_case("spec-fused-llama-tp2");
+  fs::create_directories(temp / "both");
+  fs::copy(golden_case / "weights", temp / "both/weights");
+  fs::copy(golden_case / "neuron_config.json", temp / "both/neuron_config.json");
+  check_refused([&] { consolidated(temp / "both", temp / "whole", {.source_options = {"fused-model=draft"}}); },
+                {.kind = ErrorKind::kUsage, .says = "the draft has a configuration of its own", .hint = "`config`"});
 }
 
 TEST_CASE("A compiled model's settings are completed, and must not be contradicted") {
@@ -76,6 +101,9 @@ TEST_CASE("A compiled model's settings are completed, and must not be contradict
   other.tp.reset();
   other.options.set("moe-ep-degree", "4");
   refused(other, false, "`moe-ep-degree` 4 contradicts the compiled model, which has 2");
+  other.options.erase("moe-ep-degree");
+  other.options.set("cp-degree", "2");
+  refused(other, false, "`cp-degree` 2 contradicts the compiled model, which has no such setting");
   const TempDir temp;
   check_refused([&] { complete_for(all_files(), temp.path(), other, false); },
                 {.kind = ErrorKind::kBadInput, .path = temp.path(), .hint = "neuron_config.json"});

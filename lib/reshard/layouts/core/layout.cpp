@@ -222,6 +222,12 @@ std::optional<DType> complete_for(Files& files, const std::filesystem::path& dir
       const auto needed = compiled->options.all().find(name);
       const std::string& asked = request.options.all().at(name);
       if (needed != compiled->options.all().end() && needed->second != asked) refuse(name, asked, needed->second);
+      const auto options = layout->options();
+      const bool is_of_ranks = std::any_of(options.begin(), options.end(), [&](const LayoutOption* option) {
+        return name == option->name && option->type == LayoutOption::Type::kRank;
+      });
+      if (needed == compiled->options.all().end() && !is_of_ranks)
+        refuse(name, asked == "true" ? "(given)" : asked, "no such setting");
     }
     for (const auto& [name, value] : compiled->options.all()) request.options.set(name, value);
     return compiled->dtype;

@@ -125,7 +125,15 @@ std::set<std::string> names_with(const Model& model, const OptionValues& form, c
 
 /// Whether files differ with a setting.
 bool has_effect(const Model& model, const OptionValues& form, const LayoutOption& option) {
-  if (&option != &kShardOnIntermediate && &option != &kMoeTensorDegree) return !names_with(model, form, option).empty();
+  OptionValues off = form;
+  off.erase(option.name);
+  const auto split_dims = [&](const OptionValues& of) {
+    std::multiset<std::pair<std::string, std::optional<std::uint32_t>>> dims;
+    for (const Scheme::Entry& entry : scheme_of(model, of).entries) dims.emplace(entry.names.front(), entry.split);
+    return dims;
+  };
+  if (&option != &kShardOnIntermediate && &option != &kMoeTensorDegree)
+    return !names_with(model, form, option).empty() || split_dims(off) != split_dims(with_setting(off, option, 2));
   return std::any_of(model.parameters.begin(), model.parameters.end(),
                      [](const ModelParameter& parameter) { return parameter.experts != 0; });
 }
@@ -206,8 +214,11 @@ RankShares shares_of(const Model& model, const OptionValues& form, std::uint32_t
                     {"experts_of_256", experts(kMoeExpertDegree)},
                     {"cte_experts", experts(kPromptExpertDegree)},
                     {"tkg_experts", experts(kTokenExpertDegree)}};
-  if (form.flag(kShardOnIntermediate.name))
-    shares.experts["experts_of_256"].multiple = std::uint64_t{256} * degree_in(form, kMoeTensorDegree);
+  if (form.flag(kShardOnIntermediate.name)) {
+    const std::uint32_t groups = degree_in(form, kMoeExpertDegree);
+    const std::uint32_t parts = groups > 1 ? tp / groups : degree_in(form, kMoeTensorDegree);
+    shares.experts["experts_of_256"].multiple = std::uint64_t{256} * parts;
+  }
   shares.padded = [&model](const ModelParameter& parameter, std::uint32_t parts) {
     return padded_size(model, parameter, parts);
   };
@@ -233,6 +244,33 @@ std::vector<PartitionRule> nxdi_rules(const Model& model, std::uint32_t tp, cons
   return RankRules(served, names, shares, tp).run(holds);
 }
 
+/// Validates combinations of settings that NxD Inference does not have, or whose weights are unknown.
+void validate_settings(const OptionValues& values, const Model& model, std::uint32_t tp) {
+  const auto given = [&](const LayoutOption& option) { return values.has(option.name); };
+  const bool is_hybrid = given(kPromptExpertDegree) || given(kTokenExpertDegree);
+  if (is_hybrid && !(given(kPromptExpertDegree) && given(kTokenExpertDegree)))
+    fail_degree(fmt::format("only one of `{}` and `{}` is set", kPromptExpertDegree.name, kTokenExpertDegree.name),
+                "set both: hybrid sharding stores the experts for prompts and for tokens");
+  if (is_hybrid && degree_in(values, kMoeExpertDegree) > 1)
+    fail_degree(fmt::format("`{}` does not apply to hybrid sharding", kMoeExpertDegree.name),
+                fmt::format("leave out `{}`", kMoeExpertDegree.name));
+  if (given(kShardOnIntermediate) && (is_hybrid || given(kFusedMoe)))
+    throw Error(ErrorKind::kUnsupported, fmt::format("`{}` together with `{}` or hybrid sharding is not supported",
+                                                     kShardOnIntermediate.name, kFusedMoe.name))
+        .hint("let NxD Inference shard these weights (save_sharded_checkpoint)");
+  const std::uint32_t groups = degree_in(values, kMoeExpertDegree);
+  if (groups > 1 && given(kMoeTensorDegree) && degree_in(values, kMoeTensorDegree) * groups != tp)
+    fail_degree(fmt::format("`{}` {} times `{}` {} is not `tp` {}", kMoeTensorDegree.name,
+                            degree_in(values, kMoeTensorDegree), kMoeExpertDegree.name, groups, tp),
+                fmt::format("leave out `{}`", kMoeTensorDegree.name));
+  const bool has_both = degree_in(values, kContextDegree) > 1 && degree_in(values, kAttentionDataDegree) > 1;
+  for (const LayoutOption* option : {&kContextDegree, &kAttentionDataDegree})
+    if (!has_both && degree_in(values, *option) > 1 && !has_effect(model, values, *option))
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("NxD Inference's second set of matrices for {} is unknown", model.family->model_type))
+          .hint(fmt::format("leave out `{}`", option->name));
+}
+
 void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& values, const TargetContext& context) {
   const Model& model = *context.model;
   const std::uint32_t tp = plan.mesh.tp;
@@ -249,6 +287,7 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& v
     plan.notes.push_back("left out, because NxD Inference has no layers for multi-token prediction: " +
                          list_names(beyond));
   plan.without_place.insert(plan.without_place.end(), beyond.begin(), beyond.end());
+  validate_settings(values, model, tp);
   std::vector<PartitionRule> rules = nxdi_rules(model, tp, values, holds);
   const Kernels kernels = kernels_of(values).value_or(Kernels{});
   for (const std::string& kernel : idle_kernels(rules)) plan.idle.insert(kernel);
@@ -408,7 +447,14 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
   const Model& model = *checkpoint.model;
   validate_named(model);
   select_model(options, shards, checkpoint);
-  const OptionValues declared = declared_options(files, checkpoint, options);
+  // The settings of a draft are not those of its target.
+  const bool is_draft = options.choice(kFusedModel) != kFusedModel.default_value;
+  if (is_draft && !checkpoint.config_given)
+    throw Error(ErrorKind::kUsage, fmt::format("`{}` {}: the draft has a configuration of its own", kFusedModel.name,
+                                               options.choice(kFusedModel)))
+        .in(checkpoint.path)
+        .hint("set `config` to the directory of the draft, or to its config.json");
+  const OptionValues declared = is_draft ? options : declared_options(files, checkpoint, options);
   validate_padded_split(shards, checkpoint);
   std::set<std::string_view> held;
   for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);

@@ -32,8 +32,12 @@ std::uint32_t degree_in(const OptionValues& form, const LayoutOption& option);
 /// \throws Error kBadInput for an invalid file; kUnsupported for settings that change the weights' values.
 std::optional<CompiledModel> read_compiled_model(Files& files, const std::filesystem::path& directory);
 
-inline constexpr LayoutOption kVocabParallel{"vocab-parallel", LayoutOption::Type::kFlag,
-                                             "Split the embedding along the vocabulary instead of its columns"};
+inline constexpr LayoutOption kVocabParallel{
+    .name = "vocab-parallel",
+    .type = LayoutOption::Type::kFlag,
+    .help = "Split the embedding along the vocabulary instead of its columns",
+    .of_source = true,
+    .source_help = "The embedding is split along the vocabulary (default: from neuron_config.json or the names)"};
 inline constexpr LayoutOption kContextDegree{
     .name = "cp-degree",
     .type = LayoutOption::Type::kCount,
@@ -58,11 +62,11 @@ inline constexpr LayoutOption kMoeExpertDegree{
     .help = "Expert-parallel degree: each rank has 1 / N of the experts",
     .of_source = true,
     .source_help = "Expert-parallel degree (default: from neuron_config.json or the shapes)"};
-inline constexpr LayoutOption kMoeTensorDegree{
-    .name = "moe-tp-degree",
-    .type = LayoutOption::Type::kCount,
-    .help =
-        "NxD Inference's moe_tp_degree, on which padding of the experts depends (default: 1, or TP / moe-ep-degree)"};
+inline constexpr LayoutOption kMoeTensorDegree{.name = "moe-tp-degree",
+                                               .type = LayoutOption::Type::kCount,
+                                               .help =
+                                                   "NxD Inference's moe_tp_degree, on which padding of the experts "
+                                                   "depends (default: 1; with moe-ep-degree, TP / moe-ep-degree)"};
 inline constexpr LayoutOption kPromptExpertDegree{
     .name = "moe-cte-ep-degree",
     .type = LayoutOption::Type::kCount,

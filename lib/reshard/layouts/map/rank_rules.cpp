@@ -127,6 +127,10 @@ void RankRules::add(const WrittenNames::Entry& entry) {
   if (!rule.heads.empty()) return add_heads(entry);
   const ModelParameter& first = parameter(entry.tensors.front());
   const auto dim = rule.split ? rule.split : first.split_dim;
+  if (dim && *dim >= first.shape.size())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("has {} dims, and \"split\" is {} ({})", first.shape.size(), *dim, rule.where))
+        .tensor(first.name);
   if (entry.tensors.size() == 1 && rule.share.empty() && share_of(entry).parts == ranks_) {
     const bool is_as_planned = dim && dim == first.split_dim;
     return finish(entry, rules_.add(first, entry.name, dim, is_as_planned ? shares_.padded(first, ranks_) : 0));
@@ -355,8 +359,7 @@ void RankRules::add_experts(const WrittenNames::Entry& entry) {
     const std::uint64_t size = one.shape[dim] / (is_named || is_dim ? 1 : experts_);
     std::uint64_t group = 0;
     while (!is_on(expert, static_cast<std::uint32_t>(group * share.parts), share)) ++group;
-    Table& table = tables_[{size, is_named ? group : expert, is_named ? 1 : 2 + is_dim,
-                            is_whole ? nullptr : static_cast<const void*>(&share)}];
+    Table& table = tables_[{size, is_named ? group : expert, (is_named ? 1 : 2 + is_dim) + (is_whole ? 4 : 0), &share}];
     if (table) return table;
     ExpertPart part{one, size, expert, 0, 1, is_whole};
     if (is_dim) part.expert.reset();

@@ -120,6 +120,10 @@ void ModuleRules::replace_in(std::vector<StageRules>& stages, const Mesh& mesh) 
     for (const PartitionRule::Part& part : all[i].parts) parameters.insert(part.logical_name);
     for (const std::string_view parameter : parameters) by_parameter.emplace(parameter, i);
   }
+  // A program with its own name for the embedding has own names for all parameters.
+  const bool names_all =
+      std::any_of(model_.parameters.begin(), model_.parameters.end(),
+                  [&](const ModelParameter& parameter) { return is_of_vocabulary(parameter) && has(parameter.name); });
   for (StageRules& stage : stages) {
     for (const TiedParameter& tied : stage.tied)
       if (has(tied.name))
@@ -134,6 +138,10 @@ void ModuleRules::replace_in(std::vector<StageRules>& stages, const Mesh& mesh) 
         const auto [first, last] = by_parameter.equal_range(part.logical_name);
         for (auto found = first; found != last; ++found) replacements.insert(found->second);
       }
+      if (replacements.empty() && names_all)
+        throw Error(ErrorKind::kUnsupported, fmt::format("has no name in {}", form_.program))
+            .tensor(rule.parts.empty() ? rule.stored_name : rule.parts.front().logical_name)
+            .hint("leave out `model-source`, for the names of NxD Training's models of Hugging Face");
       if (replacements.empty()) rules.push_back(std::move(rule));
       for (const std::size_t i : replacements)
         if (added.insert(i).second) rules.push_back(all[i]);
