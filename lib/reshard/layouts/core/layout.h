@@ -278,7 +278,7 @@ class Layout {
   /// \throws Error kUsage, with alternatives, if the model cannot be sharded as requested.
   virtual TargetPlan plan(const TargetRequest& request, const TargetContext& context) const = 0;
 
-  /// Returns the compiled model in `directory`; std::nullopt if there is none that loads this layout.
+  /// Returns the compiled model in `directory`; std::nullopt if none loads this layout.
   /// \throws Error kBadInput, kUnsupported.
   virtual std::optional<CompiledModel> compiled_model(Files& /*files*/,
                                                       const std::filesystem::path& /*directory*/) const {

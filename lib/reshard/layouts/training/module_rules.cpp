@@ -197,7 +197,7 @@ std::optional<ModuleForm> form_in_files(const Model& model, const HeldTensors& h
 }
 
 /// Removes tensors that no parameter of the model has.
-/// \returns the dtype of one of them; std::nullopt if there are none.
+/// \returns the dtype of one of them; std::nullopt if it removes none.
 std::optional<DType> remove_buffers(ShardedCheckpoint& shards, const WrittenNames& names, Checkpoint& checkpoint) {
   const std::vector<std::string> unused = names.unused();
   std::optional<DType> dtype;

@@ -110,7 +110,7 @@ struct Family {
     Expression items;                  // number of items in a list other than experts, for the last "*" in the name
     std::string variant;               // variant of a layer that has this module; empty: all
     bool optional = false;             // checkpoints may lack it
-    bool trained = true;               // false: a buffer, of which optimizers have no state
+    bool trained = true;               // false: a buffer; optimizers have no state for it
     bool on_last_stage = false;        // for modules outside the layers
     bool stage_assumed = false;        // after the layers, but not known to be on the last stage
     std::string tied_to;               // module whose weight this module shares if it is tied (are_tied)

@@ -222,7 +222,7 @@ class EntryReader {
   void validate_sizes() const {
     for (const std::vector<std::string>& axes : entry_.parameter_dims) {
       const auto unknown = std::count_if(axes.begin(), axes.end(), [&](const std::string& axis) {
-        const bool is_experts = for_ranks_ && axis == kNumberAxes.back();  // of which the model has the number
+        const bool is_experts = for_ranks_ && axis == kNumberAxes.back();  // the model has their number
         return entry_.sizes.count(axis) == 0 && !is_experts;
       });
       if (unknown > 1)

@@ -31,7 +31,7 @@ struct ModelParameter {
   bool partial_block = false;  // scales whose last block is partial, so that they can only be padded
   bool is_bias = false;
   bool optional = false;
-  bool trained = true;  // false: a buffer, of which optimizers have no state
+  bool trained = true;  // false: a buffer; optimizers have no state for it
   bool on_last_stage = false;
   bool stage_assumed = false;              // outside the layers and of unknown stage; assumed to be on the first
   std::optional<std::uint32_t> split_dim;  // std::nullopt: replicated
