@@ -187,6 +187,53 @@ TEST_CASE("Adapters that NxD has no settings or places for are refused") {
   CHECK_THAT(error_of([&] { plan_shard(magnitude.nxd_request()); }).what(), Says("has no place in NxD's LoRA"));
 }
 
+TEST_CASE("NxD's adapters of models with experts have the projections of attention as the model has them") {
+  Case c;
+  c.adapt("self_attn.q_proj", 8, 4);
+  c.adapt("self_attn.k_proj", 8, 4);
+  c.adapt("self_attn.v_proj", 8, 4);
+  Request request = c.nxd_request();
+  json config = c.model.config();
+  config["model_type"] = "mixtral";
+  config["num_local_experts"] = 2;
+  write_file(c.temp / "model/config.json", config.dump());
+  request.target.options.set("qkv-linear", "on");
+  shard(request);
+  const fs::path file = c.temp / "out/lora_adapter/lora/model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
+  CHECK(read_torch_tensors(file).count("model.layers.0.self_attn.qkv_proj.lora_B.weight_qkv") == 1);
+  c.adapt("block_sparse_moe.gate", 2, 4);
+  Request router = c.nxd_request();
+  write_file(c.temp / "model/config.json", config.dump());
+  check_refused([&] { plan_shard(router); },
+                {.kind = ErrorKind::kUnsupported, .says = "block_sparse_moe.gate, for which the trainer has names"});
+  Case llama;
+  llama.adapt("mlp.down_proj", 4, 4);
+  Request megatron = llama.nxd_request();
+  megatron.target.options.set("model-source", "megatron");
+  check_refused([&] { plan_shard(megatron); }, {.kind = ErrorKind::kUnsupported, .hint = "merge_and_unload"});
+}
+
+TEST_CASE("The order of heads of an output projection that alone is adapted is asked for") {
+  Case c;
+  c.model.kv_heads = 2;
+  c.adapt("self_attn.o_proj", 4, 8);
+  Request request = c.nxd_request();
+  request.target.tp = 4;
+  request.target.options.set("kv-replication", "adjacent");
+  shard(request);
+  const auto read = [&](const std::vector<std::string>& options) {
+    return consolidate_request(c.temp / "out/lora_adapter/lora", c.temp / "back",
+                               {.config = c.temp / "model", .source_options = options});
+  };
+  for (const auto& options : {std::vector<std::string>{}, {"kv-replication=adjacent"}, {"kv-size-multiplier=2"}})
+    check_refused([&] { plan_consolidate(read(options)); }, {.kind = ErrorKind::kBadInput,
+                                                             .tensor = "model.layers.0.self_attn.o_proj.lora_A.weight",
+                                                             .says = "the order of its heads is unknown",
+                                                             .hint = "`from-kv-replication`"});
+  execute(*plan_consolidate(read({"kv-replication=adjacent", "kv-size-multiplier=2"})), unsynced());
+  CHECK((read_tensors(c.temp / "back/adapter_model.safetensors") == c.tensors));
+}
+
 TEST_CASE("Options that shards of adapters have no room for are refused") {
   Case c;
   c.adapt("self_attn.o_proj", 4, 8);

@@ -113,5 +113,51 @@ TEST_CASE("Models that megatron style cannot have are refused") {
       {.kind = ErrorKind::kUnsupported, .tensor = "lm_head.weight", .says = "is tied to", .unwritten = temp / "out"});
 }
 
+TEST_CASE("More ranks than DBRX has key/value heads replicate them in either order") {
+  const TempDir temp;
+  const fs::path golden = testdata("golden/neuron/dbrx-tp2/original");
+  const auto form = [](const std::string& order) {
+    return std::vector<std::string>{"kv-replication=" + order, "kv-size-multiplier=2"};
+  };
+  for (const std::string order : {"tiled", "adjacent"}) {
+    CAPTURE(order);
+    const fs::path out = temp / order;
+    shard(golden, out, {.layout = "nxd", .tp = 4, .options = form(order)});
+    RequestFields fields = with_config(golden);
+    fields.source_options = {"kv-replication=" + order};
+    CHECK((consolidated(out, temp / (order + "_whole"), fields) == read_whole(golden)));
+    fields.source_options = {std::string("kv-replication=") + (order == "tiled" ? "adjacent" : "tiled")};
+    check_refused([&] { consolidated(out, temp / "wrong", fields); },
+                  {.kind = ErrorKind::kBadInput, .hint = "`from-kv-replication`"});
+  }
+  CHECK((read_shards(temp / "tiled") != read_shards(temp / "adjacent")));
+  check_refused([&] { shard(golden, temp / "three", {.layout = "nxd", .tp = 4, .options = {"kv-size-multiplier=4"}}); },
+                {.kind = ErrorKind::kUsage, .unwritten = temp / "three"});
+}
+
+TEST_CASE("Stages of models in megatron style have equally many layers") {
+  const TempDir temp;
+  const Input input({.layers = 3, .heads = 4, .kv_heads = 4});
+  RequestFields megatron{.layout = "nxd", .tp = 2, .pp = 2, .options = {"model-source=megatron"}};
+  check_refused([&] { plan_shard(shard_request(input / "model", temp / "out", megatron)); },
+                {.kind = ErrorKind::kUsage, .says = "3 layers over 2 stages", .hint = "a `pp` that divides"});
+  megatron.pp = 3;
+  CHECK_NOTHROW(plan_shard(shard_request(input / "model", temp / "out", megatron)));
+  megatron.pp.reset();
+  megatron.cuts = {"model.layers.0", "model.layers.1"};
+  check_refused([&] { plan_shard(shard_request(input / "model", temp / "out", megatron)); },
+                {.kind = ErrorKind::kUsage, .hint = "without `pipeline-cuts`"});
+}
+
+TEST_CASE("Options of megatron style have no effect on models of Hugging Face") {
+  const TempDir temp;
+  const Input input({.heads = 4, .kv_heads = 4});
+  const auto job = plan_shard(shard_request(
+      input / "model", temp / "out",
+      {.layout = "nxd", .tp = 2, .options = {"qkv-rows=by-projection", "make-vocab-size-divisible-by=64"}}));
+  CHECK_THAT(joined_notes(*job), Says("`qkv-rows` has no effect: it applies to `model-source` megatron"));
+  CHECK_THAT(joined_notes(*job), Says("`make-vocab-size-divisible-by` has no effect"));
+}
+
 }  // namespace
 }  // namespace reshard::test

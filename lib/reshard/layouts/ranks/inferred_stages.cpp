@@ -233,13 +233,25 @@ class Derivation {
     return parameter.module == *module + "." + a.output && (holds_fused("") || holds_fused(kOutputPlace));
   }
 
-  /// Adds the spec of attention whose output projection alone is adapted, if the order of its heads follows from it.
-  void add_grouped_output(const ModelParameter& parameter) {
+  /// Adds the spec of attention whose output projection alone is adapted, and whose heads may have another order. The
+  /// shapes do not show it.
+  void add_grouped_output(const TensorEntry& tensor, const ModelParameter& parameter) {
     const std::uint64_t multiplier = heads_.kv_size_multiplier.value_or(usual_multiplier(model_.kv_heads, tp_));
     if (!model_.family->attention || multiplier == 1) return;
     const Family::Attention& a = *model_.family->attention;
     const auto module = module_in(a.module, parameter.layer);
     if (!module || parameter.module != *module + "." + a.output) return;
+    if (!heads_.kv_size_multiplier || !heads_.replication)
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format("the order of its heads is unknown: {} ranks replicate {} key/value heads, and the adapter "
+                      "lacks the query projections, which would show how",
+                      tp_, model_.kv_heads))
+          .in(file_.path)
+          .tensor(tensor.name)
+          .hint(
+              "set `from-kv-size-multiplier` to the trainer's kv_replicator, and `from-kv-replication` to tiled for "
+              "trn1 or adjacent for trn2");
     if (!multiplier_problem(model_.heads, model_.kv_heads, tp_, multiplier, heads_.pad_heads).empty())
       throw Error(ErrorKind::kBadInput, fmt::format("{} ranks do not place {} key/value heads in {} replicas", tp_,
                                                     model_.kv_heads, multiplier))
@@ -278,7 +290,7 @@ class Derivation {
              "save the adapter merged into the weights (merge_lora)");
     const bool is_grouped = has_inputs && is_grouped_output(*own->second);
     const auto dim = is_grouped ? 1u : split_dim(tensor, whole(*own->second));
-    if (has_inputs && dim && !is_grouped) add_grouped_output(*own->second);
+    if (has_inputs && dim && !is_grouped) add_grouped_output(tensor, *own->second);
     metadata_.parameters.push_back({tensor.name, dim.has_value(), dim.value_or(0), 1, dim ? tp_ : 1, {}});
   }
 

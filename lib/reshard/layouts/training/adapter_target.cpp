@@ -294,7 +294,8 @@ WrappedModel wrap_model(const Trainer& trainer, LoraFuse fuse, const TargetReque
   const AdapterForm& form = *trainer.adapters;
   plan_mesh(plan, request, *context.model);
   if (trainer.validate_model != nullptr) trainer.validate_model(*context.model, plan.mesh.tp, request.options);
-  const PartitionOptions options = trainer.options_of(request.options, context.source_partition);
+  const auto [values, modules] = requested_modules(trainer, request.options, *context.model, plan.mesh.tp);
+  const PartitionOptions options = trainer.options_of(values, context.source_partition);
   const std::vector<StagePlan> base =
       plan_stages(*context.model, plan.mesh.tp, *plan.partition, options, [](const auto&) { return false; });
   if (form.settings != nullptr && context.model->family->attention) {
@@ -306,8 +307,17 @@ WrappedModel wrap_model(const Trainer& trainer, LoraFuse fuse, const TargetReque
   for (const StagePlan& stage : base)
     for (FusedLayer& layer : fused_layers(stage.metadata)) fused.push_back(std::move(layer));
   std::vector<AdapterContent> contents;
-  for (std::size_t i = 0; i < tensors.size(); ++i)
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
     contents.push_back(Sorter(context.adapters[i], *context.model, fused).run(tensors[i]));
+    for (const auto& [module, adapted] : contents.back().lora)
+      if (modules && modules->has(module + ".weight"))
+        throw Error(ErrorKind::kUnsupported,
+                    fmt::format("adapts {}, for which the trainer has names of its own; how it stores adapters of "
+                                "such a module is unknown",
+                                module))
+            .in(context.adapters[i].path)
+            .hint("merge the adapter into the model (merge_and_unload) and shard that");
+  }
   const std::vector<PeftStage> stages = peft_stages(base, contents);
   WrappedModel wrapped;
   if (form.settings == nullptr)

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -12,7 +11,6 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/map/rank_rules.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/specs/stages/stage_plan.h"
 
@@ -78,24 +76,57 @@ bool ModuleRules::has_attention() const {
          });
 }
 
+bool ModuleRules::names_all() const {
+  return std::any_of(model_.parameters.begin(), model_.parameters.end(), [&](const ModelParameter& parameter) {
+    return is_of_vocabulary(parameter) && has(parameter.name);
+  });
+}
+
+Model ModuleRules::without_own_splits() const {
+  Model model = model_;
+  for (ModelParameter& parameter : model.parameters) {
+    if (!has(parameter.name)) continue;
+    parameter.split_dim.reset();
+    parameter.packed.clear();
+  }
+  return model;
+}
+
+HeadSlots ModuleRules::head_slots(const HeadCounts& heads, std::uint32_t tp) const {
+  HeadSlots slots;
+  if (heads.query == 0) return slots;
+  GQAQKVColumnParallelLinearSpec spec;
+  spec.num_attention_heads = heads.query;
+  spec.num_key_value_heads = heads.key_value;
+  spec.kv_size_multiplier =
+      static_cast<std::uint32_t>(form_.multiplier.value_or(usual_multiplier(heads.key_value, tp)));
+  spec.tp_size = tp;
+  spec.replication = form_.replication;
+  for (const WrittenNames::Entry& entry : names_.entries()) {
+    if (entry.rule->heads.empty()) continue;
+    const std::string problem = multiplier_problem(heads.query, heads.key_value, tp, spec.kv_size_multiplier);
+    if (!problem.empty()) throw Error(ErrorKind::kUsage, problem).tensor(entry.tensors.front());
+    break;
+  }
+  for (std::uint32_t rank = 0; rank < tp; ++rank) {
+    const auto query = spec.query_heads(rank), key_value = spec.key_value_heads(rank);
+    slots.query.insert(slots.query.end(), query.begin(), query.end());
+    slots.key_value.insert(slots.key_value.end(), key_value.begin(), key_value.end());
+  }
+  return slots;
+}
+
 std::vector<PartitionRule> ModuleRules::rules(const Mesh& mesh) const {
-  const HeadCounts heads = head_counts(model_, names_);
   for (const ModelParameter& parameter : model_.parameters) {
     const WrittenNames::Entry* entry = names_.find(parameter.name).entry;
-    if (entry == nullptr || (entry->rule->is_padded && is_of_vocabulary(parameter))) continue;
-    const bool has_heads = !entry->rule->heads.empty();
-    auto problem = split_problem(parameter, mesh.tp);
-    if (!problem && has_heads && heads.key_value % mesh.tp != 0)
-      problem = fmt::format("{} key/value heads, which are not replicated, do not divide over {} ranks",
-                            heads.key_value, mesh.tp);
-    if (problem) throw Error(ErrorKind::kUsage, *problem).tensor(parameter.name);
+    if (entry == nullptr || (entry->rule->is_padded && is_of_vocabulary(parameter)) || !entry->rule->heads.empty())
+      continue;
+    if (const auto problem = split_problem(parameter, mesh.tp))
+      throw Error(ErrorKind::kUsage, *problem).tensor(parameter.name);
   }
   const std::uint32_t ranks = mesh.tp * mesh.ep;
-  RankShare usual{mesh.tp, {}, {}};
+  RankShare usual{mesh.tp, {}, head_slots(head_counts(model_, names_), mesh.tp)};
   for (std::uint32_t rank = 0; rank < ranks; ++rank) usual.of_rank.push_back(rank % mesh.tp);
-  usual.slots.query.resize(heads.query);
-  usual.slots.key_value.resize(heads.key_value);
-  for (auto* slots : {&usual.slots.query, &usual.slots.key_value}) std::iota(slots->begin(), slots->end(), 0u);
   RankShares shares;
   shares.usual.emplace("", std::move(usual));
   const bool pads_experts =
@@ -120,10 +151,6 @@ void ModuleRules::replace_in(std::vector<StageRules>& stages, const Mesh& mesh) 
     for (const PartitionRule::Part& part : all[i].parts) parameters.insert(part.logical_name);
     for (const std::string_view parameter : parameters) by_parameter.emplace(parameter, i);
   }
-  // A program with its own name for the embedding has own names for all parameters.
-  const bool names_all =
-      std::any_of(model_.parameters.begin(), model_.parameters.end(),
-                  [&](const ModelParameter& parameter) { return is_of_vocabulary(parameter) && has(parameter.name); });
   for (StageRules& stage : stages) {
     for (const TiedParameter& tied : stage.tied)
       if (has(tied.name))
@@ -138,7 +165,7 @@ void ModuleRules::replace_in(std::vector<StageRules>& stages, const Mesh& mesh) 
         const auto [first, last] = by_parameter.equal_range(part.logical_name);
         for (auto found = first; found != last; ++found) replacements.insert(found->second);
       }
-      if (replacements.empty() && names_all)
+      if (replacements.empty() && names_all())
         throw Error(ErrorKind::kUnsupported, fmt::format("has no name in {}", form_.program))
             .tensor(rule.parts.empty() ? rule.stored_name : rule.parts.front().logical_name)
             .hint("leave out `model-source`, for the names of NxD Training's models of Hugging Face");
@@ -325,6 +352,29 @@ std::optional<Dims> shape_by_rule(const PartitionRule& rule, const Model& model,
   return stored ? std::optional(file_shape(rule, rank, *stored)) : std::nullopt;
 }
 
+/// Infers the number of replicas of key/value heads from the shapes of the first rank, unless the form has it.
+void find_multiplier(ModuleForm& form, const ShardedCheckpoint& shards, const Model& model, const HeldTensors& held) {
+  const auto scheme = module_scheme(model, form);
+  const HeadCounts heads = head_counts(model, ModuleRules(model, scheme, form).names());
+  if (form.multiplier || heads.query == 0) return;
+  for (const std::uint64_t multiplier : legal_multipliers(heads.query, heads.key_value, shards.tp)) {
+    ModuleForm tried = form;
+    tried.multiplier = multiplier;
+    const ModuleRules modules(model, scheme, tried);
+    const std::vector<PartitionRule> rules = modules.rules({shards.tp, shards.pp, 1, shards.ep});
+    const bool fits = std::all_of(rules.begin(), rules.end(), [&](const PartitionRule& rule) {
+      const TensorEntry* tensor = held.find(rule.stored_name);
+      const WrittenNames::Entry* entry =
+          rule.parts.empty() ? nullptr : modules.names().find(rule.parts.front().logical_name).entry;
+      if (tensor == nullptr || entry == nullptr || entry->rule->heads.empty()) return true;
+      return shape_by_rule(rule, model, 0) == tensor->shape;
+    });
+    if (!fits) continue;
+    form.multiplier = multiplier;
+    return;
+  }
+}
+
 /// Infers the padding in files from the shape of the first tensor of each kind that has a padded entry.
 /// \throws Error kUnsupported for experts that are not transposed.
 void find_padding(ModuleForm& form, const ShardedCheckpoint& shards, const ModuleRules& rules, const Model& model,
@@ -406,17 +456,21 @@ void note_form(const ModuleForm& form, const ShardedCheckpoint& shards, Checkpoi
 
 namespace {
 
-void fill_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint, RowsByHead rows_by_head) {
+void fill_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const KnownForm& known) {
   const Model& model = *checkpoint.model;
   const HeldTensors held(shards);
   std::optional<ModuleForm> form = form_in_files(model, held);
   if (!form) return;
+  form->multiplier = known.multiplier;
+  form->replication = known.replication;
+  find_multiplier(*form, shards, model, held);
   const ModuleRules found(model, module_scheme(model, *form), *form);
   find_expert_ranks(shards, found, model, held);
   checkpoint.mesh.ep = shards.ep;
   const std::optional<DType> buffers = remove_buffers(shards, found.names(), checkpoint);
   const HeldTensors kept(shards);
-  form->rows_by_head = rows_by_head ? *rows_by_head : has_rows_by_head(model, *form, kept, shards.tp, buffers);
+  form->rows_by_head =
+      known.rows_by_head ? *known.rows_by_head : has_rows_by_head(model, *form, kept, shards.tp, buffers);
   find_padding(*form, shards, found, model, kept);
   const ModuleRules modules(model, module_scheme(model, *form), *form);
   std::vector<PartitionRule> all = modules.rules({shards.tp, shards.pp, 1, shards.ep});
@@ -438,9 +492,9 @@ void fill_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint, RowsByHead ro
 
 }  // namespace
 
-void explain_modules(ShardedCheckpoint& shards, Checkpoint& checkpoint, RowsByHead rows_by_head) {
+void explain_modules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const KnownForm& known) {
   try {
-    fill_rules(shards, checkpoint, rows_by_head);
+    fill_rules(shards, checkpoint, known);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kUsage) throw;
     throw Error(ErrorKind::kBadInput, "according to config.json, " + error.message())
@@ -450,12 +504,19 @@ void explain_modules(ShardedCheckpoint& shards, Checkpoint& checkpoint, RowsByHe
   }
 }
 
+std::string why_megatron_idle(const TargetPlan& plan, const Model&) {
+  return plan.form.choice(kModelSource) == kModelSources[1]
+             ? ""
+             : fmt::format("it applies to `{}` {}", kModelSource.name, kModelSources[1]);
+}
+
 ModuleForm requested_form(const OptionValues& values, const Model& model, std::uint32_t tp) {
   const bool is_megatron = values.choice(kModelSource) == kModelSources[1];
   ModuleForm form{kModulePrograms[is_megatron ? 1 : 0]};
   form.rows_by_head = values.choice(kRowOrder) == kRowOrders[0];
   form.rounding = values.number(kRoundFactor).value_or(1);
   if (!is_megatron) return form;
+  form.multiplier = 1;  // megatron style has no replicas
   const std::uint64_t multiple = values.number(kVocabularyMultiple).value_or(kUsualVocabularyMultiple) * tp;
   for (const ModelParameter& parameter : model.parameters)
     if (is_of_vocabulary(parameter)) form.vocabulary = (parameter.shape[0] + multiple - 1) / multiple * multiple;

@@ -9,10 +9,11 @@
 
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
-#include "reshard/layouts/map/partition.h"
+#include "reshard/layouts/map/rank_rules.h"
 #include "reshard/layouts/names/written_names.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/specs/parallel/mesh.h"
+#include "reshard/specs/parallel/transformation_specs.h"
 
 namespace reshard {
 
@@ -24,6 +25,9 @@ struct ModuleForm {
   bool rows_by_head = true;      // query, key and value rows of a fused projection alternate from head to head
   std::uint64_t rounding = 1;    // a rank's rows of an expert are padded with zeros to a multiple of this
   std::uint64_t vocabulary = 0;  // padded rows of the vocabulary; 0: not padded
+  /// Replicas of each key/value head where entries are heads; std::nullopt: the usual number.
+  std::optional<std::uint64_t> multiplier;
+  KvReplication replication = KvReplication::kTiled;
 };
 
 /// The modules of one model that a scheme describes. Borrows the model.
@@ -37,6 +41,10 @@ class ModuleRules {
   bool has(const std::string& parameter) const { return names_.find(parameter).entry != nullptr; }
   /// Whether entries store the projections of the family's attention.
   bool has_attention() const;
+  /// Whether the program has its own names for all parameters.
+  bool names_all() const;
+  /// Returns the model with these parameters unsplit, since entries define how they are split.
+  Model without_own_splits() const;
   /// Returns the rules of all entries, over the ranks of `mesh`.
   /// \throws Error kUsage if the ranks cannot share a parameter.
   std::vector<PartitionRule> rules(const Mesh& mesh) const;
@@ -45,6 +53,10 @@ class ModuleRules {
   void replace_in(std::vector<StageRules>& stages, const Mesh& mesh) const;
 
  private:
+  /// Returns the heads of all ranks.
+  /// \throws Error kUsage if the ranks cannot share them.
+  HeadSlots head_slots(const HeadCounts& heads, std::uint32_t tp) const;
+
   const Model& model_;
   ModuleForm form_;
   WrittenNames names_;
@@ -59,20 +71,26 @@ std::string families_with_modules(const ModuleForm& form);
 /// Whether a tensor of this name belongs to such a module.
 bool has_module_name(std::string_view tensor);
 
-/// Order of the rows of fused query, key and value projections in files. If std::nullopt, it is inferred.
-using RowsByHead = std::optional<bool>;
+/// What is known of a form that files do not show.
+struct KnownForm {
+  std::optional<bool> rows_by_head;         // see ModuleForm; std::nullopt: inferred
+  std::optional<std::uint64_t> multiplier;  // std::nullopt: inferred
+  KvReplication replication = KvReplication::kTiled;
+};
 
 /// Explains the tensors of modules that have names of their own in `shards`, which have no metadata: fills
 /// `shards.rules`, and distributes files of data-parallel ranks over the expert-parallel ranks that wrote them. Removes
 /// buffers that are not weights. Adds to the notes and the form of `checkpoint`. No-op if there are no such names.
 /// \throws Error kBadInput or kUnsupported if the tensors do not match the model.
-void explain_modules(ShardedCheckpoint& shards, Checkpoint& checkpoint, RowsByHead rows_by_head = {});
+void explain_modules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const KnownForm& known = {});
 
 /// Options with which these modules are written.
 inline constexpr const char* kModelSources[] = {"hf", "megatron"};
 inline constexpr LayoutOption kModelSource{"model-source", LayoutOption::Type::kChoice,
                                            "NxD Training's model_source, whose names to write: hf or megatron",
                                            kModelSources, "hf"};
+/// LayoutOption::why_idle for options of megatron style.
+std::string why_megatron_idle(const TargetPlan& plan, const Model& model);
 inline constexpr const char* kRowOrders[] = {"by-head", "by-projection"};
 inline constexpr LayoutOption kRowOrder{
     .name = "qkv-rows",
@@ -85,7 +103,8 @@ inline constexpr LayoutOption kRowOrder{
     .of_source = true,
     .source_help =
         "Rows of fused query, key and value heads in megatron style: by-head (saved by training) or "
-        "by-projection (written by NxD Training's converter)"};
+        "by-projection (written by NxD Training's converter)",
+    .why_idle = why_megatron_idle};
 inline constexpr LayoutOption kRoundFactor{
     .name = "i-tp-round-factor",
     .type = LayoutOption::Type::kCount,
@@ -95,7 +114,7 @@ inline constexpr LayoutOption kVocabularyMultiple{
     .name = "make-vocab-size-divisible-by",
     .type = LayoutOption::Type::kCount,
     .help = "In megatron style, pad each rank's vocabulary to a multiple of this (default: 128, as NxD Training)",
-    .why_idle = why_padding_idle};
+    .why_idle = why_megatron_idle};
 
 /// Returns the form that `values` request for a model over `tp` ranks.
 ModuleForm requested_form(const OptionValues& values, const Model& model, std::uint32_t tp);

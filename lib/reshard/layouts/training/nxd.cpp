@@ -74,6 +74,30 @@ constexpr LayoutTraits kNxdTraits = [] {
   return traits;
 }();
 
+PartitionOptions nxd_options(const OptionValues& values, const PartitionOptions& source) {
+  PartitionOptions kept = source;
+  const std::string qkv_linear = values.choice(kQkvLinear);
+  const bool is_auto = qkv_linear == kQkvLinears[0];
+  if (!is_auto) kept.attention = AttentionForm::kSeparate;
+  PartitionOptions options = given_or_kept(values, kept);
+  const bool grouped = is_auto ? is_grouped_query(kept.attention) || values.has(kMultiplier.name) : qkv_linear == "on";
+  options.attention = attention_form_of(grouped, is_fused(options.attention));
+  options.replication = kept.replication;
+  if (values.has(kKvReplication.name))
+    options.replication =
+        values.choice(kKvReplication) == "adjacent" ? KvReplication::kAdjacent : KvReplication::kTiled;
+  options.pad_heads = values.flag(kPadHeads.name) || kept.pad_heads;
+  return options;
+}
+
+ModuleForm nxd_modules(const OptionValues& values, const Model& model, std::uint32_t tp) {
+  ModuleForm form = requested_form(values, model, tp);
+  const PartitionOptions heads = nxd_options(values, {});
+  if (!form.multiplier) form.multiplier = heads.kv_size_multiplier;
+  form.replication = heads.replication.value_or(KvReplication::kTiled);
+  return form;
+}
+
 /// NxD has its own modules for experts, whose names and shapes differ from Hugging Face's.
 void validate_experts_known(const Model& model, const OptionValues& values, std::uint32_t tp) {
   const ModuleForm form = requested_form(values, model, tp);
@@ -114,30 +138,15 @@ std::string nxd_settings(const AttentionReport& attention, std::uint32_t) {
   return fmt::format("qkv_linear=0, fuse_qkv={:d}", is_fused(attention.form));
 }
 
-PartitionOptions nxd_options(const OptionValues& values, const PartitionOptions& source) {
-  PartitionOptions kept = source;
-  const std::string qkv_linear = values.choice(kQkvLinear);
-  const bool is_auto = qkv_linear == kQkvLinears[0];
-  if (!is_auto) kept.attention = AttentionForm::kSeparate;
-  PartitionOptions options = given_or_kept(values, kept);
-  const bool grouped = is_auto ? is_grouped_query(kept.attention) || values.has(kMultiplier.name) : qkv_linear == "on";
-  options.attention = attention_form_of(grouped, is_fused(options.attention));
-  options.replication = kept.replication;
-  if (values.has(kKvReplication.name))
-    options.replication =
-        values.choice(kKvReplication) == "adjacent" ? KvReplication::kAdjacent : KvReplication::kTiled;
-  options.pad_heads = values.flag(kPadHeads.name) || kept.pad_heads;
-  return options;
-}
-
 void explain_nxd(Files&, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
-  explain_modules(
-      shards, checkpoint,
-      options.has(kRowOrder.name) ? std::optional(options.choice(kRowOrder, "from-") == kRowOrders[0]) : std::nullopt);
+  const PartitionOptions heads = nxd_options(options, {});
+  KnownForm known{{}, heads.kv_size_multiplier, heads.replication.value_or(KvReplication::kTiled)};
+  if (options.has(kRowOrder.name)) known.rows_by_head = options.choice(kRowOrder, "from-") == kRowOrders[0];
+  explain_modules(shards, checkpoint, known);
   if (checkpoint.path.filename() == kSavedFolder)  // NxD has no metadata files, but optimum-neuron saves them
     checkpoint.notes.push_back(
         "there are no metadata files, so the partition of the parameters is inferred from config.json");
-  infer_stages(shards, *checkpoint.model, nxd_options(options, {}));
+  infer_stages(shards, *checkpoint.model, heads);
 }
 
 constexpr const char* kAdaptersFolder = "lora_adapter";  // the default of LoraConfig.lora_save_dir
@@ -158,7 +167,7 @@ constexpr AdapterForm kNxdAdapters{
 constexpr Trainer kNxdTrainer{
     .options_of = nxd_options,
     .padding = &kPadHeads,
-    .modules = requested_form,
+    .modules = nxd_modules,
     .adapters = &kNxdAdapters,
     .validate_model = validate_nxd_model,
     .attention_settings = nxd_settings,

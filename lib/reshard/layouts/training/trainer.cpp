@@ -237,6 +237,18 @@ std::string usual_settings(const AttentionReport& attention, std::uint32_t tp) {
   return join(settings, ", ");
 }
 
+RequestedModules requested_modules(const Trainer& trainer, const OptionValues& values, const Model& model,
+                                   std::uint32_t tp) {
+  RequestedModules requested{values, {}};
+  if (trainer.modules == nullptr) return requested;
+  const ModuleForm form = trainer.modules(values, model, tp);
+  if (auto scheme = module_scheme(model, form)) {
+    for (const std::string& option : scheme->options) requested.values.set(option);
+    requested.rules.emplace(model, std::move(scheme), form);
+  }
+  return requested;
+}
+
 TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const TargetRequest& request,
                          const TargetContext& context) {
   if (!context.adapters.empty()) return plan_adapter_ranks(layout, trainer, request, context);
@@ -245,15 +257,14 @@ TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const Tar
   TargetPlan plan;
   plan_mesh(plan, request, model);
   if (trainer.validate_model != nullptr) trainer.validate_model(model, plan.mesh.tp, request.options);
-  OptionValues values = request.options;
-  std::optional<ModuleRules> modules;
-  if (trainer.modules != nullptr) {
-    const ModuleForm form = trainer.modules(values, model, plan.mesh.tp);
-    if (auto scheme = module_scheme(model, form)) {
-      for (const std::string& option : scheme->options) values.set(option);
-      modules.emplace(model, std::move(scheme), form);
-    }
-  }
+  plan.form = request.options;
+  const auto [values, modules] = requested_modules(trainer, request.options, model, plan.mesh.tp);
+  if (modules && modules->names_all() &&
+      (model.layers % plan.partition->stages() != 0 || !request.pipeline_cuts.empty()))
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{} layers over {} stages: with these names, the trainer has as many layers on each stage",
+                            model.layers, plan.partition->stages()))
+        .hint("choose a `pp` that divides the layers, without `pipeline-cuts`");
   PartitionOptions options = trainer.options_of(values, context.source_partition);
   if (!request.options.has(kKvSizeMultiplier.name) && options.kv_size_multiplier &&
       !multiplier_problem(model.heads, model.kv_heads, plan.mesh.tp, *options.kv_size_multiplier, options.pad_heads)
@@ -265,9 +276,10 @@ TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const Tar
   if (names_attention) options = PartitionOptions{.fuse_linears = false};
   PartitionOptions padded = options;
   padded.pad_heads = options.pad_heads || trainer.padding != nullptr;
-  validate_split(model, plan.mesh.tp, options, padded, trainer.padding, context.logical);
+  const Model& split = modules ? modules->without_own_splits() : model;
+  validate_split(split, plan.mesh.tp, options, padded, trainer.padding, context.logical);
   const auto stages =
-      plan_stages(model, plan.mesh.tp, *plan.partition, options, names_in(context.logical), plan.mesh.ep);
+      plan_stages(split, plan.mesh.tp, *plan.partition, options, names_in(context.logical), plan.mesh.ep);
   std::vector<StageRules> rules = stage_rules(stages, plan.mesh.tp, plan.mesh.ep);
   if (modules) modules->replace_in(rules, plan.mesh);
   plan.map = sharded_target_map(rules, plan.mesh.tp, context.logical, {&layout, format_of(request)}, plan.mesh.ep);

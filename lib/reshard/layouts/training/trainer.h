@@ -85,6 +85,14 @@ struct Trainer {
 /// Adds a note on how attention is stored if the trainer requires `settings` for it.
 void note_attention(const Model& model, const PartitionOptions& options, const std::string& settings, TargetPlan& plan);
 
+/// The modules of a model that have names of their own in a trainer, and the options with what these imply.
+struct RequestedModules {
+  OptionValues values;
+  std::optional<ModuleRules> rules;  // std::nullopt: there are no such modules
+};
+RequestedModules requested_modules(const Trainer& trainer, const OptionValues& values, const Model& model,
+                                   std::uint32_t tp);
+
 /// Implements Layout::plan.
 TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const TargetRequest& request,
                          const TargetContext& context);

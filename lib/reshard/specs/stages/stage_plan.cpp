@@ -367,7 +367,7 @@ GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, co
   spec.q_output_size_per_partition = std::uint64_t{spec.slots_per_rank()} * spec.heads_per_slot() * model.head_dim;
   spec.kv_output_size_per_partition = spec.slots_per_rank() * model.head_dim;
   spec.fuse_qkv = is_fused(options.attention);
-  spec.replication = options.replication;
+  spec.replication = options.replication.value_or(KvReplication::kTiled);
   return spec;
 }
 

@@ -40,8 +40,8 @@ struct PartitionOptions {
   std::optional<bool> fuse_linears;                    // whether to fuse Family::fused; default: true
   bool separate = false;  // for inference: fuses nothing, and neither replicates heads nor keeps them whole
   bool pad = false;       // with `separate`: pads sizes that do not divide evenly over the ranks, if possible
-  KvReplication replication = KvReplication::kTiled;
-  bool pad_heads = false;  // see GQAQKVColumnParallelLinearSpec
+  std::optional<KvReplication> replication;  // default: kTiled
+  bool pad_heads = false;                    // see GQAQKVColumnParallelLinearSpec
 };
 
 /// A stored parameter without bytes of its own: a second name for `source`.
