@@ -9,6 +9,7 @@
 #   scripts/bench.sh --ranks 2 --size 8     two ranks of one thread, by mpirun, beside one process of two threads
 #   scripts/bench.sh --journal --size 5     a journal every second beside none
 #   scripts/bench.sh --dcp --size 5         torch.distributed.checkpoint with Adam's states; --torch PYTHON for its tool
+#   scripts/bench.sh --nxdi --size 5        pre-sharding for NxD Inference; --numpy PYTHON for a script with numpy beside it
 #   scripts/bench.sh --zero1 --size 5       NxD's training checkpoints with ZeRO-1's states, to other ranks
 #   scripts/bench.sh --help                 all options
 #

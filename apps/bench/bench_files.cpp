@@ -50,6 +50,8 @@ void add_options(CLI::App& app, Options& options) {
       "--zero1", options.zero1,
       "NxD's training checkpoints with ZeRO-1's states, instead; --size is that of the whole checkpoint, and four "
       "times that is the space it takes");
+  app.add_flag("--nxdi", options.nxdi, "pre-sharding for NxD Inference, experts and transposed weights, instead");
+  app.add_option("--numpy", options.numpy, "with --nxdi: a Python with numpy, to shard experts by a script as well");
   app.add_option("--torch", options.torch,
                  "with --dcp: a Python with torch 2.2 or newer, whose own tool is measured as well");
   app.add_flag("--json", options.json, "one JSON document with every run");
@@ -97,10 +99,10 @@ void run(const Options& options) {
     report.machine = machine_facts(work.path());
     if (options.planning) {
       report.planning = measure_planning(options, work, log);
-    } else if (options.dcp) {
-      DcpMoves moves = measure_dcp(options, work, log);
+    } else if (options.dcp || options.nxdi) {
+      MovesBeside moves = options.dcp ? measure_dcp(options, work, log) : measure_nxdi(options, work, log);
       report.tables.push_back(std::move(moves.table));
-      beside = std::move(moves.beside_torch);
+      beside = std::move(moves.beside);
     } else if (options.zero1) {
       report.tables.push_back(measure_zero1(options, work, log));
     } else {

@@ -61,6 +61,20 @@ void make_model(double size_gb, double file_bytes, const fs::path& out_dir, cons
   run_program(command, errors);
 }
 
+/// Makes a model with the proportions of Qwen3-30B-A3B, but a smaller vocabulary and as many layers as needed. Small
+/// sizes have fewer experts.
+void make_experts(double size_gb, double file_bytes, const fs::path& out_dir, const fs::path& errors) {
+  constexpr double kHidden = 2048, kExpertSize = 768, kElementBytes = 2;
+  const double experts = size_gb < 1.4 ? 16 : 128;
+  const double layer_bytes = kElementBytes * 3 * experts * kHidden * kExpertSize;
+  const double layers = std::max(1.0, std::round(size_gb * 1e9 / layer_bytes));
+  run_program({BENCH_MAKE_MODEL, out_dir, "--family=qwen3_moe", fmt::format("--hidden={}", kHidden), "--vocab=32000",
+               "--heads=32", "--kv-heads=4", "--head-dim=128", fmt::format("--layers={}", layers),
+               fmt::format("--set=num_experts={}", experts), fmt::format("--set=moe_intermediate_size={}", kExpertSize),
+               fmt::format("--max-file-size={:.0f}", file_bytes)},
+              errors);
+}
+
 class Moves {
  public:
   Moves(const Options& options, const WorkDir& work, std::function<void(const std::string&)> log)
@@ -108,7 +122,7 @@ class Moves {
     return rows;
   }
 
-  DcpMoves dcp() {
+  MovesBeside dcp() {
     validate_space(kDcpSpace);
     model_ = work_ / "model";
     settings_.log("makes the model, and a training checkpoint of it");
@@ -120,11 +134,11 @@ class Moves {
                 work_ / "errors.txt");
     work_.retire(training);
     fs::copy(model_ / "config.json", shards_);
-    DcpMoves moves{{"torch.distributed.checkpoint in fp32, by two ranks of FSDP: read (with Adam's states in the "
-                    "files) and written",
-                    false,
-                    {}},
-                   {}};
+    MovesBeside moves{{"torch.distributed.checkpoint in fp32, by two ranks of FSDP: read (with Adam's states in the "
+                       "files) and written",
+                       false,
+                       {}},
+                      {}};
     const Arguments consolidate{options_.reshard, "consolidate",      shards_.string(),
                                 "--quiet",        "--max-shard-size", fmt::format("{:.0f}", file_bytes_)};
     Contest reading = contest("consolidate dcp", model_, consolidate, Disk::kNotAwaited, options_.threads);
@@ -135,8 +149,36 @@ class Moves {
     if (options_.torch.empty()) return moves;
     run_program({options_.reshard, "shard", model_, weights, "--layout", "dcp", "--fsdp", "2", "--quiet"},
                 work_ / "errors.txt");
-    moves.beside_torch.push_back(beside_torch("consolidate, the weights alone", weights, consolidate));
-    moves.beside_torch.push_back(beside_torch("consolidate, with Adam's states in the files", shards_, consolidate));
+    moves.beside.push_back(beside_torch("consolidate, the weights alone", weights, consolidate));
+    moves.beside.push_back(beside_torch("consolidate, with Adam's states in the files", shards_, consolidate));
+    return moves;
+  }
+
+  /// Shards for NxD Inference, compared with copies and, for experts, with a plain script.
+  MovesBeside nxdi() {
+    validate_space();
+    settings_.log("makes a model with experts, and one without");
+    model_ = work_ / "experts";
+    make_experts(options_.size_gb, file_bytes_, model_, work_ / "errors.txt");
+    MovesBeside moves{
+        {"Pre-sharding for NxD Inference: experts stacked and transposed, kernels' weights transposed", false, {}}, {}};
+    const auto command = [&](const fs::path& model, const Arguments& others) {
+      Arguments shard{options_.reshard, "shard", model.string(), "--layout", "nxdi", "--tp", "8", "--quiet"};
+      shard.insert(shard.end(), others.begin(), others.end());
+      return shard;
+    };
+    const Arguments experts = command(model_, {"--moe-ep-degree", "2"});
+    const auto add = [&](const char* name, const fs::path& model, const Arguments& shard) {
+      Contest moving = contest(name, model, shard, Disk::kNotAwaited, options_.threads);
+      if (wanted(options_, moving.name)) run(moves.table, moving);
+    };
+    add("shard qwen3_moe tp8 ep2", model_, experts);
+    if (!options_.numpy.empty()) moves.beside.push_back(beside_numpy(experts));
+    work_.retire(model_);
+    model_ = work_ / "model";
+    make_model(options_.size_gb, file_bytes_, model_, work_ / "errors.txt");
+    add("shard llama tp8", model_, command(model_, {"--fuse-qkv"}));
+    add("shard llama tp8 transposed", model_, command(model_, {"--fuse-qkv", "--kernels", "qkv,out-proj,mlp"}));
     return moves;
   }
 
@@ -203,6 +245,25 @@ class Moves {
   }
 
  private:
+  /// Compares sharding a model with experts with a script that uses numpy.
+  Beside beside_numpy(Arguments shard) {
+    const std::string threads = std::to_string(options_.threads.back());
+    shard.insert(shard.begin() + 3, {output_.string(), "--no-sync", "--threads", threads});
+    Row row{"shard qwen3_moe tp8 ep2",
+            options_.threads.back(),
+            0,
+            std::move(shard),
+            {options_.numpy, BENCH_PRESHARD, model_, output_, "8", "2"},
+            {BENCH_COPY_FILES, model_, output_, threads},
+            {},
+            {},
+            {},
+            "a script with numpy"};
+    Contest contest{row.name, model_, {std::move(row)}};
+    measure(contest, output_, work_, settings_);
+    return {std::move(contest.rows.front())};
+  }
+
   /// Compares converting the checkpoint to a Hugging Face directory with torch's own tool, which writes one file for
   /// torch.load.
   Beside beside_torch(const std::string& name, const fs::path& checkpoint, Arguments consolidate) {
@@ -343,8 +404,14 @@ std::vector<Beside> measure_ranks(const Options& options, const WorkDir& work,
   return Moves(options, work, log).ranks();
 }
 
-DcpMoves measure_dcp(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log) {
+MovesBeside measure_dcp(const Options& options, const WorkDir& work,
+                        const std::function<void(const std::string&)>& log) {
   return Moves(options, work, log).dcp();
+}
+
+MovesBeside measure_nxdi(const Options& options, const WorkDir& work,
+                         const std::function<void(const std::string&)>& log) {
+  return Moves(options, work, log).nxdi();
 }
 
 Table measure_zero1(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log) {

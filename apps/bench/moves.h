@@ -34,11 +34,16 @@ std::vector<Beside> measure_ranks(const Options& options, const WorkDir& work,
 
 /// Benchmarks of torch.distributed.checkpoint. The checkpoints that are read contain Adam's states, twice the model's
 /// bytes, which are not needed: reading is compared with copying the same weights as a Hugging Face directory.
-struct DcpMoves {
+struct MovesBeside {
   Table table;
-  std::vector<Beside> beside_torch;  // empty without Options::torch
+  std::vector<Beside> beside;  // with other programs; empty without Options::torch or Options::numpy
 };
-DcpMoves measure_dcp(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log);
+MovesBeside measure_dcp(const Options& options, const WorkDir& work,
+                        const std::function<void(const std::string&)>& log);
+
+/// Shards models for NxD Inference: one with experts, and one with and without transposed weights.
+MovesBeside measure_nxdi(const Options& options, const WorkDir& work,
+                         const std::function<void(const std::string&)>& log);
 
 /// Converts NxD training checkpoints with ZeRO-1 states to other ranks and to torch.distributed.checkpoint.
 Table measure_zero1(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log);

@@ -20,8 +20,10 @@ struct Options {
   unsigned ranks = 0;  // number of ranks to compare with one process; 0: none
   bool journal = false;
   bool dcp = false;
+  bool nxdi = false;
   bool zero1 = false;
   std::string torch;  // a Python with torch 2.2 or later, whose own tool is measured too; empty: none
+  std::string numpy;  // a Python with numpy, for a script that shards experts; empty: none
   bool json = false;
   std::string reshard;  // the program
   std::string with;     // further options for the measured runs
