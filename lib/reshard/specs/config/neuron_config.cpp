@@ -14,8 +14,24 @@ constexpr const char* kSettings = "neuron_config";
 constexpr const char* kOwnKeys[] = {kSettings,       "fused_spec_config",   "metadata",
                                     "attribute_map", "num_cores_per_group", "moe_fused_nki_kernel_enabled"};
 constexpr const char* kPaddedSizes[] = {"hidden_size", "intermediate_size"};  // "original_…" is the size before padding
+constexpr const char* kDenseSize = "dense_intermediate_size";
 constexpr const char* kExpertsSize = "moe_intermediate_size";
 constexpr const char* kExpertsPadding = "moe_intermediate_pad_size";
+
+/// Removes what NxD Inference's modules for experts add: copies of sizes under the names that all families share.
+void remove_copies(Json& config) {
+  const auto has = [&](const char* key) { return config.contains(key) && !config.at(key).is_null(); };
+  if (has("n_shared_experts") && config.at("n_shared_experts") == 0) config.erase("n_shared_experts");
+  if (!has("num_local_experts") || !(has("num_experts") || has("n_routed_experts"))) return;
+  config.erase("num_local_experts");
+  config.erase("intermediate_size");  // a copy of the experts' size; layers without experts have another
+  if (!has(kDenseSize)) return;
+  config["intermediate_size"] = config.at(kDenseSize);
+  config.erase(kDenseSize);
+  if (!has("kv_lora_rank")) return;  // attention on the compressed keys and values has one head
+  config["num_key_value_heads"] = config.at("num_attention_heads");
+  if (has("qk_rope_head_dim")) config["head_dim"] = config.at("qk_rope_head_dim");
+}
 
 /// Restores the original sizes, which some families store under another key.
 void restore_sizes(Json& config) {
@@ -54,6 +70,7 @@ Json model_config_of(const Json& json) {
   for (Json& part : config)  // text_config has its own settings
     if (part.is_object()) part.erase(kSettings);
   restore_sizes(config);
+  remove_copies(config);
   const Json& settings = neuron_settings(json);
   if (!config.contains("torch_dtype") && !config.contains("dtype") && settings.contains("torch_dtype"))
     config["torch_dtype"] = settings.at("torch_dtype");
