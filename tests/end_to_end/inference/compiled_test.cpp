@@ -2,6 +2,7 @@
 // contradict. testdata/golden/nxdi_compiled is what its own classes have made.
 
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "reshard/base/strings.h"
 #include "reshard/layouts/core/checkpoint.h"
@@ -107,6 +108,83 @@ TEST_CASE("A compiled model's settings are completed, and must not be contradict
   const TempDir temp;
   check_refused([&] { complete_for(all_files(), temp.path(), other, false); },
                 {.kind = ErrorKind::kBadInput, .path = temp.path(), .hint = "neuron_config.json"});
+}
+
+TEST_CASE("Models that NxD Inference cannot load are refused") {
+  const TempDir temp;
+  const auto refused = [&](const char* type, const json& changes, std::vector<std::string> options, std::uint32_t tp,
+                           const char* reason) {
+    CAPTURE(type, changes.dump());
+    fs::remove_all(temp / "model");
+    json config = architecture(type).facts["config"];
+    config.update(changes);
+    Random random(1);
+    write_configured(config, temp / "model", random);
+    check_refused(
+        [&] {
+          plan_shard(shard_request(temp / "model", temp / "out", {.layout = "nxdi", .tp = tp, .options = options}));
+        },
+        {.kind = ErrorKind::kUnsupported, .says = {"NxD Inference cannot load", reason}});
+  };
+  refused("llama", {{"attention_bias", true}}, {"fuse-qkv"}, 2, "biases of attention and fused_qkv");
+  refused("llama", {{"mlp_bias", true}, {"intermediate_size", 126}}, {}, 4, "biases of the MLP");
+  refused("mistral", json::object(), {"fuse-qkv"}, 2, "mistral models with fused_qkv");
+  refused("mixtral", json::object(), {"fuse-qkv"}, 2, "mixtral models with fused_qkv");
+  refused("mistral", {{"head_dim", 6}}, {}, 2, "head_dim other than");
+  refused("mixtral", {{"vocab_size", 126}}, {}, 4, "a vocab_size that the ranks do not divide");
+  refused("mixtral", {{"tie_word_embeddings", true}}, {}, 2, "a head that is tied");
+  refused("qwen3_moe", {{"vocab_size", 126}}, {}, 4, "a vocab_size");
+}
+
+TEST_CASE("A compiled model of other sizes or of another dtype is no place for a model's weights") {
+  const fs::path compiled = compiled_case("moe-qwen3_moe-ep2-tp4");
+  const TempDir temp;
+  fs::create_directories(temp / "model");
+  for (const auto& file : fs::directory_iterator(compiled / "original"))
+    fs::copy(file.path(), temp / "model" / file.path().filename());
+  const auto planned = [&](const fs::path& out, std::optional<DType> dtype) {
+    Request request =
+        shard_request(temp / "model", out, {.layout = "nxdi", .tp = 4, .options = {"moe-ep-degree=2"}, .dtype = dtype});
+    if (out == temp / "elsewhere") request.target.compiled = compiled;
+    return plan_shard(request);
+  };
+  fs::create_directories(temp / "compiled");
+  fs::copy(compiled / "neuron_config.json", temp / "compiled/neuron_config.json");
+  CHECK_NOTHROW(planned(temp / "compiled", {}));
+  check_refused(
+      [&] { planned(temp / "compiled", DType::kF32); },
+      {.kind = ErrorKind::kBadInput, .path = temp / "compiled/neuron_config.json", .hint = "with `dtype` bfloat16"});
+  const std::string settings = read_file(compiled / "neuron_config.json");
+  write_file(temp / "compiled/neuron_config.json",
+             std::regex_replace(settings, std::regex(R"("num_experts": 4)"), "\"num_experts\": 8"));
+  check_refused([&] { planned(temp / "compiled", {}); }, {.kind = ErrorKind::kBadInput,
+                                                          .path = temp / "compiled/neuron_config.json",
+                                                          .says = "num_experts is 8 there, and 4 in config.json"});
+  CHECK_NOTHROW(planned(temp / "elsewhere", {}));
+  Request elsewhere =
+      shard_request(temp / "model", temp / "elsewhere", {.layout = "nxdi", .tp = 4, .options = {"moe-ep-degree=2"}});
+  elsewhere.target.compiled = temp / "compiled";
+  check_refused([&] { plan_shard(elsewhere); }, {.path = temp / "compiled/neuron_config.json"});
+}
+
+TEST_CASE("The config.json of a compiled model has the sizes and keys of Hugging Face") {
+  const TempDir temp;
+  const auto config_of = [&](const std::string& name) {
+    fs::create_directories(temp / name);
+    fs::copy(compiled_case(name) / "weights", temp / name / "weights");
+    fs::copy(compiled_case(name) / "neuron_config.json", temp / name / "neuron_config.json");
+    consolidated(temp / name, temp / (name + "_whole"), RequestFields());
+    return json::parse(read_file(temp / (name + "_whole") / "config.json"));
+  };
+  const json qwen = config_of("moe-qwen3_moe-ep2-tp4");
+  for (const char* key : {"num_local_experts", "n_shared_experts", "neuron_config", "intermediate_size"})
+    CHECK_FALSE(qwen.contains(key));
+  CHECK(qwen["moe_intermediate_size"] == 12);
+  const json deepseek = config_of("moe-deepseek_v3-tp2");
+  const json original = json::parse(read_file(compiled_case("moe-deepseek_v3-tp2") / "original/config.json"));
+  for (const char* key : {"intermediate_size", "num_key_value_heads", "head_dim", "n_shared_experts"})
+    CHECK(deepseek[key] == original[key]);
+  CHECK_FALSE(deepseek.contains("dense_intermediate_size"));
 }
 
 TEST_CASE("A description's entries for NxD Inference name what the layout does not have") {

@@ -215,6 +215,7 @@ std::optional<DType> complete_for(Files& files, const std::filesystem::path& dir
     if (layout_given && request.layout != layout)
       refuse("layout", request.layout->traits().name, layout->traits().name);
     request.layout = layout;
+    request.compiled = directory;
     if (request.tp && compiled->tp && *request.tp != *compiled->tp)
       refuse("tp", std::to_string(*request.tp), std::to_string(*compiled->tp));
     if (!request.tp) request.tp = compiled->tp;

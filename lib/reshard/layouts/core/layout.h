@@ -195,6 +195,7 @@ struct TargetRequest {
   std::uint32_t vpp = 1;
   std::optional<std::uint32_t> ep;         // default: the source's
   std::vector<std::string> pipeline_cuts;  // empty: layers are distributed evenly
+  std::filesystem::path compiled;          // directory of the compiled model that loads the files; may be empty
   OptionValues options;                    // options of `layout`
   /// How to fuse the lora_A of fused linears when an adapter is sharded for a model; the default is the mean.
   std::optional<LoraFuse> lora_fuse{};
@@ -288,6 +289,10 @@ class Layout {
   /// \throws Error kBadInput.
   virtual void validate_beside(Files& files, const TargetPlan& plan,
                                const std::filesystem::path& output_directory) const;
+  /// Validates that the compiled model in `directory`, if there is one, loads `model` as `plan` stores it.
+  /// \throws Error kBadInput.
+  virtual void validate_compiled(Files& /*files*/, const TargetPlan& /*plan*/, const Model& /*model*/,
+                                 const std::filesystem::path& /*directory*/) const {}
   /// Returns the default output directory for consolidating `found`; std::nullopt if OUT_DIR is required.
   virtual std::optional<std::filesystem::path> default_output(Files& files, const FoundLayout& found) const;
 

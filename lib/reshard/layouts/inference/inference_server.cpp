@@ -129,7 +129,6 @@ void ServedLayout::validate_beside(Files& files, const TargetPlan& plan, const f
   };
   refuse(fmt::format("contains files of ranks that do not exist with `tp` {}", plan.mesh.tp), leftover);
   refuse("contains ranks of another checkpoint, or of another partition", others);
-  if (server_.validate_beside != nullptr) server_.validate_beside(files, plan, directory);
 }
 
 bool ServedLayout::owns(Files&, const fs::path&, const std::string& name) const {

@@ -43,8 +43,9 @@ struct InferenceServer {
                      const TargetContext& context);
   /// Layout::compiled_model; may be null.
   std::optional<CompiledModel> (*compiled_model)(Files& files, const std::filesystem::path& directory) = nullptr;
-  /// Layout::validate_beside, called after the validation of ServedLayout; may be null.
-  void (*validate_beside)(Files& files, const TargetPlan& plan, const std::filesystem::path& directory) = nullptr;
+  /// Layout::validate_compiled; may be null.
+  void (*validate_compiled)(Files& files, const TargetPlan& plan, const Model& model,
+                            const std::filesystem::path& directory) = nullptr;
 };
 
 /// A layout of rank files for an inference server. Several runs may each write some of the ranks.
@@ -57,6 +58,10 @@ class ServedLayout final : public Layout {
   std::vector<FoundLayout> recognise(Files& files, const std::filesystem::path& path) const override;
   Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override;
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override;
+  void validate_compiled(Files& files, const TargetPlan& plan, const Model& model,
+                         const std::filesystem::path& directory) const override {
+    if (server_.validate_compiled != nullptr) server_.validate_compiled(files, plan, model, directory);
+  }
   std::optional<CompiledModel> compiled_model(Files& files, const std::filesystem::path& directory) const override {
     return server_.compiled_model == nullptr ? std::nullopt : server_.compiled_model(files, directory);
   }

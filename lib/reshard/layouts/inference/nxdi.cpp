@@ -114,11 +114,16 @@ OptionValues with_setting(OptionValues form, const LayoutOption& option, std::ui
   return form;
 }
 
+/// Returns the degree to try a setting with: its own, or 2.
+std::uint64_t tried_degree(const OptionValues& form, const LayoutOption& option) {
+  return option.type == LayoutOption::Type::kFlag ? 0 : std::max(degree_in(form, option), 2u);
+}
+
 /// Returns the names of entries that checkpoints have only with this setting.
 std::set<std::string> names_with(const Model& model, const OptionValues& form, const LayoutOption& option) {
   OptionValues off = form;
   off.erase(option.name);
-  std::set<std::string> names = entry_names(scheme_of(model, with_setting(off, option, 2)));
+  std::set<std::string> names = entry_names(scheme_of(model, with_setting(off, option, tried_degree(form, option))));
   for (const std::string& name : entry_names(scheme_of(model, off))) names.erase(name);
   return names;
 }
@@ -132,8 +137,12 @@ bool has_effect(const Model& model, const OptionValues& form, const LayoutOption
     for (const Scheme::Entry& entry : scheme_of(model, of).entries) dims.emplace(entry.names.front(), entry.split);
     return dims;
   };
-  if (&option != &kShardOnIntermediate && &option != &kMoeTensorDegree)
-    return !names_with(model, form, option).empty() || split_dims(off) != split_dims(with_setting(off, option, 2));
+  const bool is_padding =
+      &option == &kShardOnIntermediate ||
+      (&option == &kMoeTensorDegree && form.flag(kShardOnIntermediate.name) && degree_in(form, kMoeExpertDegree) == 1);
+  if (!is_padding)
+    return !names_with(model, form, option).empty() ||
+           split_dims(off) != split_dims(with_setting(off, option, tried_degree(form, option)));
   return std::any_of(model.parameters.begin(), model.parameters.end(),
                      [](const ModelParameter& parameter) { return parameter.experts != 0; });
 }
@@ -271,6 +280,29 @@ void validate_settings(const OptionValues& values, const Model& model, std::uint
           .hint(fmt::format("leave out `{}`", option->name));
 }
 
+/// Validates that NxD Inference can load the model in this form.
+void validate_loadable(const Model& model, const OptionValues& form, std::uint32_t tp, const HoldsName& holds) {
+  const Scheme scheme = scheme_of(model, form);
+  for (const ModelParameter& parameter : model.parameters) {
+    const std::string pattern = with_stars(parameter.name);
+    const auto value_of = [&](const std::string& key) -> ConfigValue {
+      if (key == "tp_degree") return std::uint64_t{tp};
+      if (key == "rows") return parameter.shape.front();
+      if (key == "columns") return parameter.shape.back();
+      if (key == "is_tied") return !parameter.tied_to.empty();
+      return setting_in(form, key, model.config.get());
+    };
+    for (const Scheme::Refusal& refusal : scheme.refusals) {
+      if (!names_match(refusal.parameter, pattern) || parameter.shape.empty()) continue;
+      if (parameter.tied_to.empty() && !holds(parameter.name)) continue;
+      if (refusal.when && !refusal.when.holds(value_of)) continue;
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("NxD Inference cannot load {} models with {}", model.family->model_type, refusal.reason))
+          .tensor(parameter.name);
+    }
+  }
+}
+
 void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& values, const TargetContext& context) {
   const Model& model = *context.model;
   const std::uint32_t tp = plan.mesh.tp;
@@ -288,6 +320,7 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& v
                          list_names(beyond));
   plan.without_place.insert(plan.without_place.end(), beyond.begin(), beyond.end());
   validate_settings(values, model, tp);
+  validate_loadable(model, values, tp, holds);
   std::vector<PartitionRule> rules = nxdi_rules(model, tp, values, holds);
   const Kernels kernels = kernels_of(values).value_or(Kernels{});
   for (const std::string& kernel : idle_kernels(rules)) plan.idle.insert(kernel);
@@ -484,11 +517,12 @@ bool is_nxdi(const std::vector<TensorEntry>& tensors) {
   });
 }
 
-/// Validates that the compiled model in the output directory loads weights in the planned form.
-void validate_compiled_form(Files& files, const TargetPlan& plan, const fs::path& output_directory) {
-  const auto compiled = read_compiled_model(files, output_directory);
+/// Validates that the compiled model in `directory` loads this model, in the planned form.
+void validate_compiled_form(Files& files, const TargetPlan& plan, const Model& model, const fs::path& directory) {
+  const auto compiled = read_compiled_model(files, directory);
   if (!compiled) return;
   validate_written(*compiled);
+  validate_same_model(files, *compiled, model);
   std::vector<std::string> needed;
   if (compiled->tp && *compiled->tp != plan.mesh.tp) needed.push_back(fmt::format("with `tp` {}", *compiled->tp));
   for (const NxdiSetting& setting : nxdi_settings()) {
@@ -509,6 +543,12 @@ void validate_compiled_form(Files& files, const TargetPlan& plan, const fs::path
   if (kernels != used(plan.form))
     needed.push_back(kernels.empty() ? fmt::format("without `{}`", kKernels.name)
                                      : fmt::format("with `{}` {}", kKernels.name, kernels_text(kernels)));
+  const auto& tensors = plan.map.logical;
+  const auto other = std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
+    const DTypeRow& row = describe(tensor.dtype);
+    return compiled->dtype && row.kind == DTypeClass::kFloat && row.bits >= 16 && tensor.dtype != *compiled->dtype;
+  });
+  if (other != tensors.end()) needed.push_back(fmt::format("with `dtype` {}", describe(*compiled->dtype).torch_name));
   if (needed.empty()) return;
   throw Error(ErrorKind::kBadInput, "belongs to a model that was compiled for weights in another format")
       .in(compiled->file)
@@ -528,7 +568,7 @@ const Layout& nxdi_layout() {
        .validate_model = validate_named,
        .plan_ranks = plan_nxdi,
        .compiled_model = read_compiled_model,
-       .validate_beside = validate_compiled_form});
+       .validate_compiled = validate_compiled_form});
   return kLayout;
 }
 

@@ -72,9 +72,26 @@ std::string unwritten(const Json& settings) {
     const Json* value = find_key(settings, one.key);
     if (value != nullptr && !value->is_null() && *value != false) return fmt::format("{}: {}", one.key, one.meaning);
   }
+  const Json* stages = find_key(settings, "pp_degree");
+  if (stages != nullptr && stages->is_number_unsigned() && *stages > 1)
+    return fmt::format("pp_degree {}: the weights of pipeline-parallel ranks", stages->get<std::uint64_t>());
   const Json* cast = find_key(settings, "cast_type");
   return cast != nullptr && *cast == "as-declared" ? "cast_type as-declared: dtypes that differ among the tensors" : "";
 }
+
+/// Keys of config.json on which the compiled program depends, in the words of several families.
+constexpr const char* kComparedKeys[] = {"model_type",
+                                         "hidden_size",
+                                         "d_model",
+                                         "num_hidden_layers",
+                                         "n_layers",
+                                         "num_attention_heads",
+                                         "n_heads",
+                                         "num_key_value_heads",
+                                         "intermediate_size",
+                                         "num_experts",
+                                         "moe_intermediate_size",
+                                         "vocab_size"};
 
 std::string last_key(const NxdiSetting& setting) {
   const std::string key = setting.key;
@@ -140,6 +157,22 @@ std::optional<CompiledModel> read_compiled_model(Files& files, const fs::path& d
   if (const Json* dtype = find_key(settings, "torch_dtype"); dtype != nullptr && dtype->is_string())
     compiled.dtype = dtype_from_torch_name(dtype->get<std::string>());
   return compiled;
+}
+
+void validate_same_model(Files& files, const CompiledModel& compiled, const Model& model) {
+  const Json json = read_json_file(files, compiled.file, kMaxConfigBytes, JsonDialect::kPython);
+  if (!has_model_config(json) || model.config == nullptr) return;
+  const Json other = model_config_of(json);
+  for (const char* key : kComparedKeys) {
+    const Json* own = find_key(*model.config, key);
+    const Json* needed = find_key(other, key);
+    if (own == nullptr || needed == nullptr || own->is_null() || needed->is_null() || *own == *needed) continue;
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("was compiled for another model: {} is {} there, and {} in config.json", key,
+                            json_text(*needed), json_text(*own)))
+        .in(compiled.file)
+        .hint("give the model that it was compiled from, or one that was fine-tuned from it");
+  }
 }
 
 }  // namespace reshard

@@ -32,6 +32,10 @@ std::uint32_t degree_in(const OptionValues& form, const LayoutOption& option);
 /// \throws Error kBadInput for an invalid file; kUnsupported for settings that change the weights' values.
 std::optional<CompiledModel> read_compiled_model(Files& files, const std::filesystem::path& directory);
 
+/// Validates that `compiled` was compiled from a model with the sizes of `model`.
+/// \throws Error kBadInput.
+void validate_same_model(Files& files, const CompiledModel& compiled, const Model& model);
+
 inline constexpr LayoutOption kVocabParallel{
     .name = "vocab-parallel",
     .type = LayoutOption::Type::kFlag,

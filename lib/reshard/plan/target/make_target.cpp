@@ -210,6 +210,9 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
   if (is_model) {
     validate_alone(files, *request.layout, plan, output_directory);
     request.layout->validate_beside(files, plan, output_directory);
+    if (draft.model)
+      for (const fs::path& directory : {request.compiled, output_directory})
+        if (!directory.empty()) request.layout->validate_compiled(files, plan, *draft.model, directory);
   } else {
     validate_beside_adapters(files, plan, output_directory);
   }

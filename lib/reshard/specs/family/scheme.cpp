@@ -332,16 +332,25 @@ bool Scheme::Entry::is_numbered(std::size_t star, std::size_t stars) const {
   return has_axis(entry_dims, axis) && !has_axis(parameter_dims, axis);
 }
 
+bool names_match(const std::string& in_scheme, const std::string& name) {
+  if (!begins_with_any(in_scheme)) return in_scheme == name;
+  return name.ends_with(std::string_view(in_scheme).substr(kAnyParts.size()));
+}
+
 Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
                   const std::set<std::string, std::less<>>& parameters, const Expression::Lookup& settings) {
+  const auto is_for_type = [&](const auto& one) {
+    return one.families.empty() ||
+           std::find(one.families.begin(), one.families.end(), model_type) != one.families.end();
+  };
   const auto is_for_family = [&](const Scheme::Entry& entry) {
-    const bool is_for_type = entry.families.empty() || std::find(entry.families.begin(), entry.families.end(),
-                                                                 model_type) != entry.families.end();
-    return is_for_type && std::all_of(entry.parameters.begin(), entry.parameters.end(),
-                                      [&](const std::string& parameter) { return parameters.count(parameter) > 0; });
+    return is_for_type(entry) &&
+           std::all_of(entry.parameters.begin(), entry.parameters.end(),
+                       [&](const std::string& parameter) { return parameters.count(parameter) > 0; });
   };
   Scheme own = scheme;
   own.entries.clear();
+  std::erase_if(own.refusals, [&](const Scheme::Refusal& refusal) { return !is_for_type(refusal); });
   std::map<std::string, const Scheme::Entry*, std::less<>> by_name, by_parameter;
   const auto is_taken = [&](const std::string& parameter) {
     return std::any_of(own.entries.begin(), own.entries.end(), [&](const Scheme::Entry& other) {
@@ -386,7 +395,7 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
 
 Scheme parse_scheme(const JsonObject& object) {
   object.validate_keys({"program", "versions", "families", "of_ranks", "keeps_others", "prefix", "options", "models",
-                        "wrapper", "left_out", "states", "entries"});
+                        "wrapper", "left_out", "states", "entries", "refusals"});
   Scheme scheme;
   scheme.program = object.string_at("program");
   if (scheme.program.empty()) object.fail("program", "a name");
@@ -416,6 +425,14 @@ Scheme parse_scheme(const JsonObject& object) {
   }
   for (const JsonObject& entry : object.objects_at("entries"))
     scheme.entries.push_back(EntryReader(entry, scheme.versions, scheme.is_of_ranks).read());
+  if (!object.has("refusals")) return scheme;
+  for (const JsonObject& refusal : object.objects_at("refusals")) {
+    refusal.validate_keys({"parameter", "families", "when", "reason"});
+    scheme.refusals.push_back({refusal.string_at("parameter"),
+                               refusal.has("families") ? refusal.strings_at("families") : std::vector<std::string>(),
+                               refusal.has("when") ? expression_at(refusal, "when") : Expression(),
+                               refusal.string_at("reason")});
+  }
   return scheme;
 }
 

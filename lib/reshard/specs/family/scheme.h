@@ -70,10 +70,21 @@ struct Scheme {
     bool is_numbered(std::size_t star, std::size_t stars) const;
   };
 
+  /// What the program cannot load, although checkpoints of its form can have it.
+  struct Refusal {
+    std::string parameter;              // like Entry::parameters; models without it are not concerned
+    std::vector<std::string> families;  // like Entry::families
+    /// Condition over the program's settings, tp_degree (the number of ranks), and properties of the parameter: rows and
+    /// columns (its first and last dim) and is_tied. Absent: always.
+    Expression when;
+    std::string reason;  // completes "cannot load models with"
+  };
+
   std::string program;                // "torchtitan"
   std::vector<std::string> versions;  // labels of versions whose names differ, newest first; may be empty
   std::vector<std::string> families;  // model_types of built-in families; empty if the scheme is in a family's own file
   std::vector<Entry> entries;
+  std::vector<Refusal> refusals;
   std::vector<std::string> options;  // flags of the layout that the program's modules imply
   bool is_of_ranks = false;          // entries are in rank files, with the rank's slices of the parameters
   bool keeps_others = false;         // parameters without an entry keep their names
@@ -104,6 +115,9 @@ inline constexpr std::array<std::string_view, 3> kModelNumbers = {"num_attention
 /// \throws Error kBadInput, with the lines, if two entries have the same name or contain the same parameter.
 Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
                   const std::set<std::string, std::less<>>& parameters, const Expression::Lookup& settings = {});
+
+/// Whether a name in a scheme, with stars and perhaps "**" in front, stands for a name with stars.
+bool names_match(const std::string& in_scheme, const std::string& name);
 
 /// Returns all built-in schemes, in alphabetical order.
 const std::vector<std::shared_ptr<const Scheme>>& builtin_schemes();
