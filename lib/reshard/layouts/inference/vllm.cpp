@@ -14,7 +14,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/hf/hf.h"
-#include "reshard/layouts/map/placed_rules.h"
+#include "reshard/layouts/map/rank_rules.h"
 #include "reshard/layouts/names/written_names.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/ranks/read_ranks.h"
@@ -26,13 +26,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using Table = std::shared_ptr<const Placement>;
-using Part = PartitionRule::Part;
-
 constexpr std::string_view kProgram = "vllm";
 constexpr std::string_view kSglang = "sglang-";    // prefix of SGLang's versions
 constexpr std::uint64_t kVocabularyMultiple = 64;  // vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
-constexpr std::uint64_t kOneF32 = 0x3F80'0000;
 
 /// Returns the versions whose names are known, newest first.
 std::span<const char* const> versions() {
@@ -211,185 +207,48 @@ WrittenNames names_of(const Model& model, std::size_t version) {
   return {model, builtin_scheme(kProgram, *model.family), version};
 }
 
-/// Creates the rules of one model from the entries of its scheme.
-class Rules {
- public:
-  Rules(const Model& model, const Sizes& sizes, std::uint32_t tp, const Form& form)
-      : model_(model), architecture_(architecture_of(model)), sizes_(sizes), tp_(tp), form_(form), rules_(tp) {
-    query_ = table(sizes.heads, sizes.head_dim, [&](std::uint32_t rank) { return equal_share(sizes.heads, rank); });
-    key_value_ = table(sizes.kv_heads, sizes.head_dim, [&](std::uint32_t rank) { return kv_heads_of(rank); });
-    for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
-  }
+/// Returns the parameters that vLLM stores: without rotary tables, which it computes, and one of two tied ones.
+Model served_model(const Model& model) {
+  std::set<std::string> tied_to;
+  for (const ModelParameter& parameter : model.parameters) tied_to.insert(parameter.tied_to);
+  const bool has_head = architecture_of(model).has_head;
+  Model served = model;
+  std::erase_if(served.parameters, [&](const ModelParameter& parameter) {
+    return parameter.optional || (has_head ? tied_to.count(parameter.name) > 0 : !parameter.tied_to.empty());
+  });
+  return served;
+}
 
-  std::vector<PartitionRule> run() && {
-    const WrittenNames names = names_of(model_, form_.version);
-    for (const WrittenNames::Entry& entry : names.entries())
-      if (entry.constant != nullptr)
-        add_constant(entry);
-      else if (const ModelParameter& first = *by_name_.at(entry.tensors.front()); !first.optional)
-        add(entry, first);  // optional parameters are rotary tables, which vLLM computes
-    return std::move(rules_).take();
-  }
+/// Returns how `tp` ranks share a model: equally, or all on the first of ranks that are summed. If there are fewer
+/// key/value heads than ranks, neighbouring ranks have the same
+/// head.
+RankShares shares_of(const Sizes& sizes, std::uint32_t tp, const Form& form) {
+  RankShare usual{tp, std::vector<std::uint32_t>(tp), {}}, first{1, std::vector<std::uint32_t>(tp, 1), {}};
+  std::iota(usual.of_rank.begin(), usual.of_rank.end(), 0u);
+  first.of_rank[0] = 0;
+  usual.slots.query.resize(sizes.heads);
+  std::iota(usual.slots.query.begin(), usual.slots.query.end(), 0u);
+  const std::uint64_t slots = std::max<std::uint64_t>(sizes.kv_heads, tp);
+  for (std::uint64_t slot = 0; slot < slots; ++slot)
+    usual.slots.key_value.push_back(static_cast<std::uint32_t>(slot / (slots / sizes.kv_heads)));
+  RankShares shares;
+  shares.usual = {{"", std::move(usual)}, {"first", std::move(first)}};
+  shares.experts = {{"", form.expert_parallel ? ExpertShare{1, tp} : ExpertShare{tp, 1}}};
+  shares.padded = [](const ModelParameter& parameter, std::uint32_t) {
+    const std::uint64_t size = parameter.shape[parameter.split_dim.value_or(0)];
+    return is_vocabulary(parameter) ? padded_vocabulary(size) : size;
+  };
+  return shares;
+}
 
- private:
-  void add(const WrittenNames::Entry& entry, const ModelParameter& first) {
-    if (!first.tied_to.empty()) {
-      if (architecture_.has_head) add_vocabulary(*by_name_.at(first.tied_to), entry.name);
-    } else if (is_vocabulary(first)) {
-      const bool is_stored_as_head = architecture_.has_head && is_source_of_tied(first.name);
-      if (!is_stored_as_head) add_vocabulary(first, entry.name);  // of two tied names, only the first is stored
-    } else if (first.expert) {
-      add_experts(entry, first);
-    } else if (first.experts != 0) {
-      add_stacked_experts(entry, first);
-    } else if (is_attention(first)) {
-      add_attention(entry, first);
-    } else if (entry.tensors.size() > 1) {
-      const Table rows = even(first, 0);
-      std::vector<Part> parts;
-      for (const std::string& tensor : entry.tensors) parts.push_back({tensor, {{0, rows}}});
-      rules_.add_placed(entry.name, PartitionLabel::kFused, 0, std::move(parts));
-    } else {
-      rules_.add(first, entry.name, first.split_dim);
-    }
-  }
-
-  bool is_source_of_tied(const std::string& name) const {
-    return std::any_of(model_.parameters.begin(), model_.parameters.end(),
-                       [&](const ModelParameter& parameter) { return parameter.tied_to == name; });
-  }
-
-  template <typename Taken>
-  Table table(std::uint64_t units, std::uint64_t unit_elems, Taken&& taken) const {
-    Placement placement{units, unit_elems, {}};
-    for (std::uint32_t rank = 0; rank < tp_; ++rank) placement.taken.push_back(taken(rank));
-    return std::make_shared<const Placement>(std::move(placement));
-  }
-
-  static std::vector<std::uint32_t> range(std::uint64_t begin, std::uint64_t count) {
-    std::vector<std::uint32_t> numbers(count);
-    std::iota(numbers.begin(), numbers.end(), static_cast<std::uint32_t>(begin));
-    return numbers;
-  }
-
-  std::vector<std::uint32_t> equal_share(std::uint64_t heads, std::uint32_t rank) const {
-    return range(heads / tp_ * rank, heads / tp_);
-  }
-
-  /// Returns the key/value heads of a rank. If there are fewer heads than ranks, neighbouring ranks have the same head.
-  std::vector<std::uint32_t> kv_heads_of(std::uint32_t rank) const {
-    if (sizes_.kv_heads >= tp_) return equal_share(sizes_.kv_heads, rank);
-    return {static_cast<std::uint32_t>(rank / (tp_ / sizes_.kv_heads))};
-  }
-
-  /// Assigns one of `tp_` equal parts to each rank.
-  Table even(const ModelParameter& parameter, std::uint32_t dim) {
-    return rules_.evenly(parameter, dim, parameter.shape[dim]);
-  }
-
-  /// Assigns the whole tensor to one rank.
-  Table all_on(std::uint32_t owner, std::uint64_t size) const {
-    return table(1, size, [&](std::uint32_t rank) {
-      return rank == owner ? std::vector<std::uint32_t>{0} : std::vector<std::uint32_t>{};
-    });
-  }
-
-  /// Returns the rank that owns an expert. Ranks own consecutive experts; the first ranks own one more if necessary.
-  std::uint32_t rank_of_expert(std::uint64_t expert) const {
-    const std::uint64_t each = sizes_.experts / tp_, more = sizes_.experts % tp_;
-    const std::uint64_t rank = expert < more * (each + 1) ? expert / (each + 1) : (expert - more) / each;
-    return static_cast<std::uint32_t>(rank);
-  }
-
-  void add_vocabulary(const ModelParameter& parameter, const std::string& name) {
-    const Table rows = rules_.evenly(parameter, 0, padded_vocabulary(parameter.shape[0]));
-    rules_.add_placed(name, PartitionLabel::kColumn, 0, {{parameter.name, {{0, rows}}}});
-  }
-
-  void add_attention(const WrittenNames::Entry& entry, const ModelParameter& first) {
-    if (entry.tensors.size() > 1) {
-      std::vector<Part> parts;
-      for (const std::string& tensor : entry.tensors)
-        parts.push_back({tensor, {{0, parts.empty() ? query_ : key_value_}}});
-      rules_.add_placed(entry.name, PartitionLabel::kGroupedQuery, 0, std::move(parts));
-    } else if (!first.packed.empty()) {
-      const std::uint64_t n = sizes_.heads, k = sizes_.kv_heads;
-      const Table packed = table(n + 2 * k, sizes_.head_dim, [&](std::uint32_t rank) {
-        std::vector<std::uint32_t> taken = equal_share(n, rank);
-        for (const std::uint64_t begin : {n, n + k})
-          for (const std::uint32_t head : kv_heads_of(rank)) taken.push_back(static_cast<std::uint32_t>(begin + head));
-        return taken;
-      });
-      rules_.add_placed(entry.name, PartitionLabel::kGroupedQuery, 0, {{first.name, {{0, packed}}}});
-    } else {
-      rules_.add(first, entry.name, first.split_dim);
-    }
-  }
-
-  /// Adds an entry that stacks the matrices of separate experts.
-  void add_experts(const WrittenNames::Entry& entry, const ModelParameter& first) {
-    const std::uint32_t dim = form_.expert_parallel ? 0 : *first.split_dim;
-    const auto per_expert = static_cast<std::uint32_t>(entry.rule->parameters.size());
-    std::vector<Part> parts;
-    for (const std::string& tensor : entry.tensors) {
-      const ModelParameter& parameter = *by_name_.at(tensor);
-      Table table =
-          form_.expert_parallel ? all_on(rank_of_expert(*parameter.expert), parameter.shape[0]) : even(parameter, dim);
-      const auto slice = static_cast<std::uint32_t>(parts.size()) / per_expert;
-      parts.push_back({tensor, {{dim, std::move(table)}}, false, slice});
-    }
-    rules_.add_placed(entry.name, per_expert > 1 ? PartitionLabel::kFused : PartitionLabel::kRow, dim, std::move(parts))
-        .stack_dim = 0;
-  }
-
-  /// Adds the index of each expert on the rank; -1 if another rank owns the expert.
-  void add_expert_map(const std::string& name) {
-    constexpr std::uint64_t kElsewhere = 0xFFFF'FFFF;
-    std::vector<std::vector<std::uint64_t>> places(tp_, std::vector<std::uint64_t>(sizes_.experts, kElsewhere));
-    std::vector<std::uint64_t> count(tp_);
-    for (std::uint64_t expert = 0; expert < sizes_.experts; ++expert) {
-      const std::uint32_t rank = rank_of_expert(expert);
-      places[rank][expert] = count[rank]++;
-    }
-    rules_.add_constant(name, DType::kI32, {sizes_.experts}, std::move(places));
-  }
-
-  /// Adds a tensor that contains all experts of a layer.
-  void add_stacked_experts(const WrittenNames::Entry& entry, const ModelParameter& parameter) {
-    if (!parameter.split_dim) {  // zeros on all ranks but the first, since ranks are summed
-      const Table first = table(1, parameter.shape[0],
-                                [](std::uint32_t rank) { return std::vector<std::uint32_t>{rank == 0 ? 0u : 1u}; });
-      rules_.add_placed(entry.name, PartitionLabel::kRow, 0, {{parameter.name, {{0, first}}}});
-      return;
-    }
-    const std::uint32_t dim = *parameter.split_dim;
-    const bool is_last = dim + 1 == parameter.shape.size();  // the outputs in (experts, inputs, outputs)
-    PartitionRule& rule = rules_.add_placed(entry.name, is_last ? PartitionLabel::kColumn : PartitionLabel::kRow, dim,
-                                            {{parameter.name, {{dim, even(parameter, dim)}}}});
-    if (!entry.rule->is_plain()) rule.file_dims = {0, 2, 1};
-  }
-
-  void add_constant(const WrittenNames::Entry& entry) {
-    switch (entry.constant->value) {
-      case Scheme::Constant::Value::kOne: rules_.add_constant(entry.name, DType::kF32, {}, {{kOneF32}}); break;
-      case Scheme::Constant::Value::kExpertMap:
-        if (form_.expert_parallel) add_expert_map(entry.name);
-        break;
-      case Scheme::Constant::Value::kRank:
-      case Scheme::Constant::Value::kLocalExperts: break;  // not in vLLM's scheme
-    }
-  }
-
-  const Model& model_;
-  const Architecture& architecture_;
-  const Sizes& sizes_;
-  std::uint32_t tp_;
-  Form form_;
-  PlacedRules rules_;
-  Table query_;
-  Table key_value_;
-  std::unordered_map<std::string_view, const ModelParameter*> by_name_;
-};
+std::vector<PartitionRule> rules_of(const Model& model, const Sizes& sizes, std::uint32_t tp, const Form& form) {
+  const Model served = served_model(model);
+  const WrittenNames names = names_of(served, form.version);
+  const RankShares shares = shares_of(sizes, tp, form);
+  std::vector<PartitionRule> rules = RankRules(served, names, shares, tp).run([](const std::string&) { return false; });
+  for (PartitionRule& rule : rules) rule.tied = false;  // the other name is not stored
+  return rules;
+}
 
 constexpr Format kVllmFormats[] = {Format::kSafetensors};
 constexpr LayoutTraits kVllmTraits{.name = "vllm",
@@ -497,13 +356,13 @@ std::vector<PartitionRule> rules_by_names(const Model& model, const Sizes& sizes
   const auto is_strange = [&](const PartitionRule& rule) { return held.count(rule.stored_name) == 0; };
   for (form.version = 0; form.version < versions().size(); ++form.version) {
     if (is_sglang(form.version)) continue;  // an older vLLM has the same names
-    std::vector<PartitionRule> rules = Rules(model, sizes, shards.tp, form).run();
+    std::vector<PartitionRule> rules = rules_of(model, sizes, shards.tp, form);
     if (rules.size() == held.size() && std::none_of(rules.begin(), rules.end(), is_strange)) return rules;
   }
   form.version = 0;
   std::unordered_set<std::string> known;
   std::string missing;
-  for (const PartitionRule& rule : Rules(model, sizes, shards.tp, form).run()) {
+  for (const PartitionRule& rule : rules_of(model, sizes, shards.tp, form)) {
     known.insert(rule.stored_name);
     if (missing.empty() && is_strange(rule)) missing = rule.stored_name;
   }
@@ -577,7 +436,7 @@ class VllmLayout final : public Layout {
     validate_served_dtypes(model, context.logical);
     RankTarget target{this, format_of(request)};
     target.max_part_bytes = request.options.number(kMaxShardSize).value();
-    const std::vector<PartitionRule> rules = Rules(model, sizes, plan.mesh.tp, form).run();
+    const std::vector<PartitionRule> rules = rules_of(model, sizes, plan.mesh.tp, form);
     plan.without_place = names_without_place(model, names_in(context.logical));
     plan.map = sharded_target_map(rules, plan.mesh.tp, context.logical, target);
     note_served(plan, sizes, form);
