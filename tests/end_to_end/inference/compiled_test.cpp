@@ -105,7 +105,12 @@ TEST_CASE("A compiled model's settings are completed, and must not be contradict
   other.options.erase("moe-ep-degree");
   other.options.set("cp-degree", "2");
   refused(other, false, "`cp-degree` 2 contradicts the compiled model, which has no such setting");
+  TargetRequest by_file;
+  complete_for(all_files(), compiled / "neuron_config.json", by_file, false);
+  CHECK(by_file.tp == 4u);
   const TempDir temp;
+  check_refused([&] { complete_for(all_files(), temp / "none", other, false); },
+                {.kind = ErrorKind::kBadInput, .path = temp / "none", .says = "does not exist"});
   check_refused([&] { complete_for(all_files(), temp.path(), other, false); },
                 {.kind = ErrorKind::kBadInput, .path = temp.path(), .hint = "neuron_config.json"});
 }
@@ -199,6 +204,7 @@ TEST_CASE("A description's entries for NxD Inference name what the layout does n
     check_refused([&] { plan_shard(shard_request(model, temp / "out", described)); }, refusal);
   };
   refused("share", "elsewhere", {.says = "\"share\" is \"elsewhere\"", .hint = "cte_attention"});
+  refused("kernel", "moe", {.says = "\"kernel\" is \"moe\"", .hint = "qkv"});
   refused("when", "no_such_setting", {.says = "\"when\" reads no_such_setting", .hint = "fused_qkv"});
 }
 

@@ -200,8 +200,10 @@ void validate_written(const CompiledModel& compiled) {
           "let NxD Inference shard these weights (save_sharded_checkpoint), or compile the model without the setting");
 }
 
-std::optional<DType> complete_for(Files& files, const std::filesystem::path& directory, TargetRequest& request,
+std::optional<DType> complete_for(Files& files, const std::filesystem::path& path, TargetRequest& request,
                                   bool layout_given) {
+  if (!files.exists(path)) throw Error(ErrorKind::kBadInput, "does not exist").in(path);
+  const fs::path directory = files.is_directory(path) ? path : path.parent_path();
   for (const Layout* layout : layouts()) {
     const auto compiled = layout->compiled_model(files, directory);
     if (!compiled) continue;

@@ -341,10 +341,11 @@ std::optional<FoundLayout> find_whole(Files& files, const std::filesystem::path&
 void validate_no_leftovers(Files& files, const TargetPlan& plan, const std::filesystem::path& directory,
                            const std::function<bool(const std::string& name)>& is_ours, const std::string& what);
 
-/// Completes `request` with what the compiled model in `directory` needs, and returns the dtype of its weights.
+/// Completes `request` with what the compiled model at `path`, a directory or a file in it, needs, and returns the dtype
+/// of its weights.
 /// \param layout_given  whether the request names its layout.
 /// \throws Error kBadInput if there is no compiled model; kUsage if `request` contradicts it.
-std::optional<DType> complete_for(Files& files, const std::filesystem::path& directory, TargetRequest& request,
+std::optional<DType> complete_for(Files& files, const std::filesystem::path& path, TargetRequest& request,
                                   bool layout_given);
 
 /// \throws Error kUnsupported if the layout does not write all weights that the model loads.

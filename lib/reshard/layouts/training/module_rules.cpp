@@ -155,7 +155,7 @@ void ModuleRules::replace_in(std::vector<StageRules>& stages, const Mesh& mesh) 
     for (const TiedParameter& tied : stage.tied)
       if (has(tied.name))
         throw Error(ErrorKind::kUnsupported,
-                    fmt::format("is tied to {}: how {} stores it is unknown", tied.source, form_.program))
+                    fmt::format("is tied to {}: how the trainer stores it in this style is unknown", tied.source))
             .tensor(tied.name);
     std::vector<PartitionRule> rules;
     std::set<std::size_t> added;
@@ -166,7 +166,7 @@ void ModuleRules::replace_in(std::vector<StageRules>& stages, const Mesh& mesh) 
         for (auto found = first; found != last; ++found) replacements.insert(found->second);
       }
       if (replacements.empty() && names_all())
-        throw Error(ErrorKind::kUnsupported, fmt::format("has no name in {}", form_.program))
+        throw Error(ErrorKind::kUnsupported, "has no name in megatron style")
             .tensor(rule.parts.empty() ? rule.stored_name : rule.parts.front().logical_name)
             .hint("leave out `model-source`, for the names of NxD Training's models of Hugging Face");
       if (replacements.empty()) rules.push_back(std::move(rule));

@@ -357,8 +357,12 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
       return std::find(other.parameters.begin(), other.parameters.end(), parameter) != other.parameters.end();
     });
   };
+  const Expression::Lookup defined = [&](const std::string& key) {
+    const auto definition = scheme.definitions.find(key);
+    return definition == scheme.definitions.end() ? settings(key) : definition->second.value(settings);
+  };
   for (const Scheme::Entry& listed : scheme.entries) {
-    const auto entry = with_settings(listed, settings);
+    const auto entry = with_settings(listed, defined);
     if (!entry) continue;
     const bool is_rule = !entry->parameters.empty() && begins_with_any(entry->parameters.front());
     if (!is_rule && is_for_family(*entry)) own.entries.push_back(*entry);
@@ -395,7 +399,7 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
 
 Scheme parse_scheme(const JsonObject& object) {
   object.validate_keys({"program", "versions", "families", "of_ranks", "keeps_others", "prefix", "options", "models",
-                        "wrapper", "left_out", "states", "entries", "refusals"});
+                        "wrapper", "left_out", "states", "entries", "refusals", "define"});
   Scheme scheme;
   scheme.program = object.string_at("program");
   if (scheme.program.empty()) object.fail("program", "a name");
@@ -425,6 +429,11 @@ Scheme parse_scheme(const JsonObject& object) {
   }
   for (const JsonObject& entry : object.objects_at("entries"))
     scheme.entries.push_back(EntryReader(entry, scheme.versions, scheme.is_of_ranks).read());
+  if (object.has("define")) {
+    const JsonObject definitions = object.object_at("define");
+    for (const auto& item : definitions.items())
+      scheme.definitions.emplace(item.key(), expression_at(definitions, item.key()));
+  }
   if (!object.has("refusals")) return scheme;
   for (const JsonObject& refusal : object.objects_at("refusals")) {
     refusal.validate_keys({"parameter", "families", "when", "reason"});

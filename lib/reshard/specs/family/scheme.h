@@ -85,6 +85,7 @@ struct Scheme {
   std::vector<std::string> families;  // model_types of built-in families; empty if the scheme is in a family's own file
   std::vector<Entry> entries;
   std::vector<Refusal> refusals;
+  std::map<std::string, Expression, std::less<>> definitions;  // names for conditions on settings
   std::vector<std::string> options;  // flags of the layout that the program's modules imply
   bool is_of_ranks = false;          // entries are in rank files, with the rank's slices of the parameters
   bool keeps_others = false;         // parameters without an entry keep their names
