@@ -1,10 +1,15 @@
 // What the tests of kernels share.
 #pragma once
 
+#include <cstddef>
+#include <vector>
+
 #include "reshard/tensor/values/simd.h"
 #include "support/catch.h"
 
 namespace reshard::test {
+
+using Bytes = std::vector<std::byte>;
 
 /// Goes back to the best instruction set when a test ends.
 struct BestSimdTarget {

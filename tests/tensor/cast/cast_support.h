@@ -10,7 +10,6 @@
 
 namespace reshard::test {
 
-using Bytes = std::vector<std::byte>;
 using Codes = std::vector<std::uint64_t>;
 
 inline constexpr DType kCastTargets[] = {DType::kF64,  DType::kF32,    DType::kF16,

@@ -4,11 +4,10 @@
 
 #include "reshard/tensor/copy/runs.h"
 #include "support/catch.h"
+#include "tensor/simd_support.h"
 
 namespace reshard::test {
 namespace {
-
-using Bytes = std::vector<std::byte>;
 
 /// Cuts a block of rows into parts of these widths, all at once, and puts them together again.
 void check_cut(const Dims& widths, std::uint64_t rows, const Dims& row_counts) {

@@ -10,8 +10,6 @@
 namespace reshard::test {
 namespace {
 
-using Bytes = std::vector<std::byte>;
-
 constexpr std::byte kGuard{0xEE};
 
 /// A grid in buffers that end with it, so that sanitizers see any byte that is touched beyond.

@@ -4,11 +4,11 @@
 #include <random>
 
 #include "support/catch.h"
+#include "support/random.h"
 
 namespace reshard::test {
 namespace {
 
-using Random = std::mt19937_64;
 using Bits = std::vector<std::pair<std::uint64_t, std::uint64_t>>;  // bit of a, bit of b
 
 std::uint64_t between(Random& random, std::uint64_t least, std::uint64_t most) {

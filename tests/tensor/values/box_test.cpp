@@ -4,11 +4,10 @@
 #include <set>
 
 #include "support/catch.h"
+#include "support/random.h"
 
 namespace reshard::test {
 namespace {
-
-using Random = std::mt19937_64;
 
 std::uint64_t up_to(Random& random, std::uint64_t most) {
   return std::uniform_int_distribution<std::uint64_t>(0, most)(random);
