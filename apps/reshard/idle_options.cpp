@@ -49,7 +49,11 @@ bool has_dtype_already(const Job& job) {
                                          [](const TextFile& file) { return file.path == kConfigFile; });
   const bool has_model_dtypes = std::any_of(job.source.logical.begin(), job.source.logical.end(),
                                             [](const LogicalTensor& tensor) { return tensor.model_dtype; });
-  return !has_model_dtypes && !writes_config && !job.layout->traits().casts_to_config_dtype && !casts_any(job);
+  const bool is_dequantized = std::any_of(job.transforms.begin(), job.transforms.end(), [](const Applied& one) {
+    return one.transform == Applied::Transform::kDequantize;
+  });
+  return !is_dequantized && !has_model_dtypes && !writes_config && !job.layout->traits().casts_to_config_dtype &&
+         !casts_any(job);
 }
 
 struct Row {

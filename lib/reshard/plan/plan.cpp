@@ -20,6 +20,7 @@
 #include "reshard/plan/target/outside_links.h"
 #include "reshard/plan/transforms/against_model.h"
 #include "reshard/plan/transforms/cast.h"
+#include "reshard/plan/transforms/dequantize.h"
 #include "reshard/plan/transforms/extra_tensors.h"
 #include "reshard/plan/transforms/select.h"
 
@@ -126,6 +127,7 @@ Draft transform(Files& files, const Request& request, Checkpoint source) {
   Draft draft{std::move(source)};
   select(draft, request.names);
   hold_against_model(draft, request);
+  dequantize(draft, request);
   if (draft.source.adapters.empty()) apply_extra_tensors(draft, request.source.extra, request.target);
   cast(files, draft, request);
   return draft;

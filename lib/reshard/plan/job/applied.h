@@ -10,7 +10,7 @@ namespace reshard {
 
 /// A transform and the number of tensors that it was applied to.
 struct Applied {
-  enum class Transform { kRename, kDrop, kCast, kAverage };
+  enum class Transform { kRename, kDrop, kCast, kAverage, kDequantize };
   Transform transform;
   std::size_t tensors;
   std::optional<DType> dtype = std::nullopt;  // target dtype of a cast
@@ -18,9 +18,9 @@ struct Applied {
   bool operator==(const Applied&) const = default;
 };
 
-/// \returns "rename", "drop", "cast" or "average".
+/// \returns "rename", "drop", "cast", "average" or "dequantize".
 constexpr const char* name(Applied::Transform transform) {
-  constexpr const char* kNames[] = {"rename", "drop", "cast", "average"};
+  constexpr const char* kNames[] = {"rename", "drop", "cast", "average", "dequantize"};
   return kNames[static_cast<std::size_t>(transform)];
 }
 

@@ -13,6 +13,7 @@
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/peft/adapter_folders.h"
+#include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/plan/target/companions.h"
 #include "reshard/plan/target/trainer_files.h"
 #include "reshard/plan/transforms/config_dtype.h"
@@ -149,8 +150,14 @@ void carry_config(Carrier& carrier) {
   OrderedJson config = read_compiled_config(files, source.config);
   bool is_new = !config.is_null();
   const bool sets_ties = source.model && source.model->tied_by_files;
-  if (!is_new && (draft.config_dtype || sets_ties)) config = read_ordered_config(files, source.config);
+  const RankFormat* const ranks = source.layout == nullptr ? nullptr : source.layout->ranks();
+  const std::shared_ptr<const Json>& read = source.language_model.config.json;
+  const bool is_plain =
+      draft.was(Applied::Transform::kDequantize) ||
+      (ranks != nullptr && !ranks->keeps_names && read != nullptr && !read->contains("quantization_config"));
+  if (!is_new && (draft.config_dtype || sets_ties || is_plain)) config = read_ordered_config(files, source.config);
   if (draft.config_dtype) is_new = set_config_dtype(config, *draft.config_dtype) || is_new;
+  if (is_plain) is_new = erase_quantization(config) || is_new;
   if (sets_ties && config.is_object()) {
     set_ties(config, *source.model->tied_by_files);
     is_new = true;

@@ -53,6 +53,15 @@ bool set_part_dtype(OrderedJson& part, DType dtype) {
   return changed;
 }
 
+template <typename AnyJson>
+bool erase_quantization_in(AnyJson& config) {
+  if (!config.is_object()) return false;
+  bool changed = false;
+  for (const char* key : kQuantizationKeys) changed = config.erase(key) > 0 || changed;
+  for (auto& part : config) changed = erase_quantization_in(part) || changed;
+  return changed;
+}
+
 }  // namespace
 
 OrderedJson read_compiled_config(Files& files, const std::filesystem::path& file) {
@@ -79,6 +88,14 @@ bool set_config_dtype(OrderedJson& config, DType dtype) {
   for (const char* key : kDTypeKeys)  // whatever the value
     if (config.contains(key)) changed = set_dtype(config[key], dtype) || changed;
   return changed;
+}
+
+bool erase_quantization(OrderedJson& config) {
+  return erase_quantization_in(config);
+}
+
+bool erase_quantization(Json& config) {
+  return erase_quantization_in(config);
 }
 
 bool is_quantized_config(const OrderedJson& config) {

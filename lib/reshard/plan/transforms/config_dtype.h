@@ -20,6 +20,10 @@ OrderedJson read_ordered_config(Files& files, const std::filesystem::path& file)
 /// \returns whether a value changed.
 bool set_config_dtype(OrderedJson& config, DType dtype);
 
+/// Removes the keys that describe quantised weights, at every level. \returns whether `config` changed.
+bool erase_quantization(OrderedJson& config);
+bool erase_quantization(Json& config);
+
 /// Whether a configuration or one of its parts declares quantised weights.
 bool is_quantized_config(const OrderedJson& config);
 

@@ -263,7 +263,7 @@ class ModelBuilder {
     const auto size_of = [&](const char* key, const Expression& expression) {
       return at(key, [&] { return values_.size(expression); });
     };
-    if (module.when && !at("when", [&] { return values_.holds(module.when); })) return std::nullopt;
+    if (!(is_variant_shown_ && !module.variant.empty()) && !is_in_layer(module)) return std::nullopt;
     Filled filled{&module, {}};
     ModelParameter& weight = filled.weight;
     try {
@@ -298,18 +298,27 @@ class ModelBuilder {
     return filled;
   }
 
+  /// Whether the layer has the module according to the description.
+  bool is_in_layer(const Family::Module& module) const {
+    return !module.when ||
+           values_.in_description(module.name, "when", module.line, [&] { return values_.holds(module.when); });
+  }
+
   bool is_of_variant(const Family::Module& module) const {
     return module.variant.empty() || module.variant == variant_;
   }
 
-  /// Chooses the variant of the modules: the first one with a tensor in the checkpoint, or else the first one.
+  /// Chooses the variant of the modules: the first one with a tensor in the checkpoint, or else the first one whose
+  /// condition holds.
   void choose_variant(std::span<const Family::Module> modules) {
     variant_ = {};
+    is_variant_shown_ = false;
     for (const Family::Module& module : modules) {
       if (module.variant.empty()) continue;
-      if (variant_.empty()) variant_ = module.variant;
+      if (variant_.empty() && is_in_layer(module)) variant_ = module.variant;
       if (!holds_module(module)) continue;
       variant_ = module.variant;
+      is_variant_shown_ = true;  // the tensors decide, not the condition
       return;
     }
   }
@@ -395,6 +404,7 @@ class ModelBuilder {
   std::uint64_t matrices_ = 0;
   std::optional<std::uint64_t> layer_;
   std::string_view variant_;
+  bool is_variant_shown_ = false;
 };
 
 /// Returns the declarations of config.json about modules that may share a weight.
