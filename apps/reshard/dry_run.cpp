@@ -21,7 +21,8 @@ constexpr std::uint32_t kShownRanks = 16;  // in the head placement; --json list
 
 /// \param indent of the lines after the first.
 std::string line(const std::string& label, const std::string& text, std::size_t indent = kLabel) {
-  return wrap(fmt::format("{:<{}}{}", label, kLabel, text), indent) + "\n";
+  const std::string padded = fmt::format("{:<{}}", label, kLabel);
+  return wrap((label.size() < kLabel ? padded : label + " ") + text, indent) + "\n";
 }
 
 std::uint64_t parameter_count(const TensorMap& map) {
@@ -34,8 +35,9 @@ std::uint64_t parameter_count(const TensorMap& map) {
 /// Number of training state entries that are written with a model.
 std::size_t state_count(const TensorMap& map) {
   return static_cast<std::size_t>(
-      std::count_if(map.logical.begin(), map.logical.end(),
-                    [](const LogicalTensor& tensor) { return tensor.role != TensorRole::kParameter; }));
+      std::count_if(map.logical.begin(), map.logical.end(), [](const LogicalTensor& tensor) {
+        return tensor.role != TensorRole::kParameter && tensor.role != TensorRole::kPart;
+      }));
 }
 
 std::uint64_t file_bytes(const SourceMap& map) {

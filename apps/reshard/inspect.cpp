@@ -43,7 +43,9 @@ struct InspectArguments : MovingArguments {
 std::vector<std::uint32_t> matching_tensors(const SourceMap& map, const std::string& filter) {
   std::vector<std::uint32_t> wanted(map.logical.size());
   std::iota(wanted.begin(), wanted.end(), 0u);
-  std::erase_if(wanted, [&](std::uint32_t index) { return static_cast<bool>(map.logical[index].constant()); });
+  std::erase_if(wanted, [&](std::uint32_t index) {
+    return map.logical[index].constant() != nullptr || map.logical[index].role == TensorRole::kPart;
+  });
   if (filter.empty()) return wanted;
   const NamePattern pattern("--filter", filter);
   std::erase_if(wanted, [&](std::uint32_t index) { return !pattern.matches(map.logical[index].name); });

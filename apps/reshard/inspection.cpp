@@ -81,7 +81,7 @@ Totals totals_of(const SourceMap& map, const std::vector<TensorRow>& rows) {
 Totals totals_of(const SourceMap& map) {
   Totals totals;
   for (const LogicalTensor& tensor : map.logical)
-    if (!tensor.constant()) totals.add(tensor);
+    if (!tensor.constant() && tensor.role != TensorRole::kPart) totals.add(tensor);
   return totals;
 }
 
@@ -114,7 +114,9 @@ std::vector<TensorRow> tensor_rows(const Checkpoint& checkpoint, const std::vect
     row.logical = index;
     pp_ranks.clear();
     bool first = true;
-    for (const Piece& piece : map.pieces[index]) {
+    const auto& computed = map.logical[index].computed;
+    const std::uint32_t held = computed ? map.find_logical(computed->inputs.front()).value_or(index) : index;
+    for (const Piece& piece : map.pieces[held]) {
       const StoredTensor& stored = map.stored[piece.stored];
       pp_ranks.push_back(map.files[stored.file].pp_rank);
       if (!std::exchange(first, false)) continue;

@@ -170,7 +170,7 @@ TEST_CASE("A description of somebody's own can be like a built-in family, or a l
   const Family family = parse_family_text(R"({"model_type": "mine", "like": "llava", "remove": ["gate_proj"]})", "m");
   CHECK(family.model_type == "mine");
   CHECK(family.fused.empty());
-  CHECK_FALSE(family.inference_entries);
+  CHECK_FALSE(family.inference);
   CHECK(family.modules.size() + 1 == builtin_family("llama")->modules.size());
 }
 

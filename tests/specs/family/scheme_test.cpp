@@ -7,6 +7,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/specs/family/family.h"
 #include "support/catch.h"
+#include "support/errors.h"
 #include "support/schemes.h"
 
 namespace reshard::test {
@@ -93,6 +94,22 @@ TEST_CASE("A version that is not listed has the name of the next newer one, and 
   CHECK(entry.names == std::vector<std::string>{"new", "new", "old"});
   CHECK(entry.constants.front().names == std::vector<std::string>{"", "map", "map"});
   CHECK(entry.constants.front().value == Scheme::Constant::Value::kExpertMap);
+}
+
+TEST_CASE("Changes say how an entry follows from its parameters") {
+  const auto read = [](const std::string& changes) {
+    return scheme_of(R"({"program": "p", "of_ranks": true, "entries": [{"entry": "e", "parameters": ["w", "w"],
+        "dims": "row -> +row", "multiple": "8 * size", "changes": )" +
+                     changes + "}]}");
+  };
+  const Scheme scheme = scheme_for(read(R"(["[0::2]", "[1::2] + 1 / parts"])"), "mine", {"w"},
+                                   [](const std::string&) { return std::uint64_t{3}; });
+  const Scheme::Entry& entry = scheme.entries.front();
+  CHECK(entry.changes == std::vector<ValueChange>{{0, 2, 0, 1}, {1, 2, 1, 0}});
+  CHECK(entry.multiple == 24);
+  for (const std::string changes : {R"(["[2::2]", "+ 1"])", R"(["[0::2]"])", R"(["+ 0", "+ 1"])", R"(["/ 2", "+ 1"])",
+                                    R"(["1 + 1", "+ 1"])", R"(["+ 1 [0::2]", "+ 1"])"})
+    CHECK_THAT(error_of([&] { read(changes); }).what(), Says("\"changes\""));
 }
 
 TEST_CASE("Dims of an entry are read as einops writes them") {

@@ -91,6 +91,7 @@ void compare_forms(const SourceMap& a, const SourceMap& b, const Comparison& com
   for (const LogicalTensor& tensor : a.logical) {
     if (tensor.constant()) continue;
     const auto other = b.find_logical(tensor.name);
+    if (!other && tensor.role == TensorRole::kPart) continue;
     if (!other) {
       result.only_a.push_back(tensor.name);
       continue;
@@ -100,7 +101,8 @@ void compare_forms(const SourceMap& a, const SourceMap& b, const Comparison& com
       result.other_form.push_back(fmt::format("{}: {} and {}", tensor.name, form(tensor), form(match)));
   }
   for (const LogicalTensor& tensor : b.logical)
-    if (!tensor.constant() && !a.find_logical(tensor.name)) result.only_b.push_back(tensor.name);
+    if (!tensor.constant() && tensor.role != TensorRole::kPart && !a.find_logical(tensor.name))
+      result.only_b.push_back(tensor.name);
 }
 
 }  // namespace

@@ -83,6 +83,7 @@ ManifestVerification verify_manifest(const SourceMap& map, const Manifest& manif
     const LogicalTensor& tensor = map.logical[index];
     if (tensor.constant()) continue;
     const auto found = expected.find(tensor.name);
+    if (found == expected.end() && (tensor.role == TensorRole::kPart || tensor.computed)) continue;
     if (found == expected.end()) {
       result.only_checkpoint.push_back(tensor.name);
       continue;
@@ -105,7 +106,7 @@ ManifestVerification verify_manifest(const SourceMap& map, const Manifest& manif
     against.push_back(&other);
   }
   const bool has_states = std::any_of(map.logical.begin(), map.logical.end(), [](const LogicalTensor& tensor) {
-    return tensor.role != TensorRole::kParameter;
+    return tensor.role != TensorRole::kParameter && tensor.role != TensorRole::kPart;
   });
   for (const auto& [name, tensor] : expected) {
     if (tensor->role != TensorRole::kParameter && !has_states)

@@ -224,7 +224,7 @@ Misfits find_misfits(std::span<const LogicalTensor> tensors, const Model& model)
   for (const ModelParameter& parameter : model.parameters) expected.emplace(parameter.name, &parameter);
   Misfits misfits;
   for (const LogicalTensor& tensor : tensors) {
-    if (tensor.constant()) continue;
+    if (tensor.constant() || tensor.role == TensorRole::kPart) continue;
     const auto found = expected.find(tensor.name);
     if (found == expected.end()) {
       misfits.unlisted.push_back(&tensor);

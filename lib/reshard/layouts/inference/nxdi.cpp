@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 
 #include "reshard/base/error.h"
@@ -15,9 +16,11 @@
 #include "reshard/layouts/inference/inference_kernels.h"
 #include "reshard/layouts/inference/inference_server.h"
 #include "reshard/layouts/inference/nxdi_settings.h"
+#include "reshard/layouts/inference/nxdi_shares.h"
 #include "reshard/layouts/map/rank_rules.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/layouts/training/trainer.h"
+#include "reshard/specs/model/language_model.h"
 #include "reshard/specs/parallel/head_slots.h"
 #include "reshard/specs/stages/stage_plan.h"
 
@@ -62,19 +65,29 @@ LayoutTraits nxdi_traits() {
 /// Returns the built-in families that declare NxD Inference's names.
 std::vector<std::string> inference_families() {
   std::vector<std::string> names = known_model_types();
-  std::erase_if(names, [](const std::string& name) { return !builtin_family(name)->inference_entries; });
+  std::erase_if(names, [](const std::string& name) { return !builtin_family(name)->inference; });
   return names;
+}
+
+/// Returns the prefix of the names of a model that is the language model of a larger one; otherwise empty.
+std::string prefix_of(const Model& model) {
+  return model.renamed && model.family->inference ? model.family->inference->prefix : std::string();
+}
+
+bool has_known_prefix(const Model& model) {
+  const std::string& prefix = model.family->inference->prefix;
+  return !prefix.empty() && (!model.renamed || model.family->layers.starts_with(prefix));
 }
 
 /// Validates that NxD Inference's names for the model are known.
 void validate_named(const Model& model) {
-  if (!model.family->inference_entries)
+  if (!model.family->inference)
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("NxD Inference's names for {} are unknown", model.family->model_type))
         .hint(fmt::format("supported are {}; describe others with `spec` and \"nxd_inference\" in it, or choose a "
                           "layout that keeps the checkpoint's names",
                           fmt::join(inference_families(), ", ")));
-  if (model.is_part || model.renamed)
+  if ((model.is_part || model.renamed) && !has_known_prefix(model))
     throw Error(ErrorKind::kUnsupported,
                 "NxD Inference's names for models of several parts, with another prefix or head, "
                 "are unknown")
@@ -87,8 +100,9 @@ void validate_named(const Model& model) {
 }
 
 Scheme scheme_of(const Model& model, const OptionValues& form) {
-  return inference_scheme(*model.family,
-                          [&](const std::string& key) { return setting_in(form, key, model.config.get()); });
+  const auto own = prefix_of(model).empty() ? nullptr : builtin_family(model.family->model_type);
+  return inference_scheme(own ? *own : *model.family,
+                          [&](const std::string& key) { return setting_in(form, key, model); });
 }
 
 /// Returns the entries of a scheme, with stars for numbers.
@@ -132,106 +146,26 @@ std::set<std::string> names_with(const Model& model, const OptionValues& form, c
 bool has_effect(const Model& model, const OptionValues& form, const LayoutOption& option) {
   OptionValues off = form;
   off.erase(option.name);
-  const auto split_dims = [&](const OptionValues& of) {
-    std::multiset<std::pair<std::string, std::optional<std::uint32_t>>> dims;
-    for (const Scheme::Entry& entry : scheme_of(model, of).entries) dims.emplace(entry.names.front(), entry.split);
-    return dims;
+  const auto forms = [&](const OptionValues& of) {
+    using Values = std::set<std::pair<std::string, Scheme::Constant::Value>>;
+    std::multiset<std::tuple<std::string, std::optional<std::uint32_t>, std::uint64_t, Values>> all;
+    for (const Scheme::Entry& entry : scheme_of(model, of).entries) {
+      Values values;
+      for (const Scheme::Constant& constant : entry.constants) values.emplace(constant.names.front(), constant.value);
+      all.emplace(entry.names.front(), entry.split, entry.multiple, std::move(values));
+    }
+    return all;
   };
+  for (const auto& [key, setting] : model.family->inference->padded_sizes)
+    if (nxdi_option(setting) == &option) return true;
   const bool is_padding =
       &option == &kShardOnIntermediate ||
       (&option == &kMoeTensorDegree && form.flag(kShardOnIntermediate.name) && degree_in(form, kMoeExpertDegree) == 1);
   if (!is_padding)
     return !names_with(model, form, option).empty() ||
-           split_dims(off) != split_dims(with_setting(off, option, tried_degree(form, option)));
+           forms(off) != forms(with_setting(off, option, tried_degree(form, option)));
   return std::any_of(model.parameters.begin(), model.parameters.end(),
                      [](const ModelParameter& parameter) { return parameter.experts != 0; });
-}
-
-/// Returns the parts of the ranks when the ranks of a coarser division have the same key/value heads: in turn, each rank
-/// takes the lowest free part whose head it has there.
-/// Source: NxD Inference, modules/attention/utils.py.
-std::vector<std::uint32_t> parts_beside(std::uint32_t tp, std::uint32_t coarse, std::uint32_t kv_heads) {
-  std::vector<std::uint32_t> parts;
-  std::vector<bool> is_taken(tp);
-  for (std::uint32_t rank = 0; rank < tp; ++rank) {
-    const std::uint32_t own = rank % coarse;
-    for (std::uint32_t part = 0; part < tp; ++part) {
-      const std::uint32_t head = part / (tp / kv_heads);
-      const bool has_head = coarse >= kv_heads
-                                ? own / (coarse / kv_heads) == head
-                                : head >= own * (kv_heads / coarse) && head < (own + 1) * (kv_heads / coarse);
-      if (is_taken[part] || !has_head) continue;
-      is_taken[part] = true;
-      parts.push_back(part);
-      break;
-    }
-  }
-  return parts;
-}
-
-[[noreturn]] void fail_degree(const std::string& problem, const std::string& hint) {
-  throw Error(ErrorKind::kUsage, problem).hint(hint);
-}
-
-/// Returns a degree, which must divide the ranks.
-std::uint32_t dividing_degree(const OptionValues& form, const LayoutOption& option, std::uint32_t tp) {
-  const std::uint32_t degree = degree_in(form, option);
-  if (tp % degree != 0)
-    fail_degree(fmt::format("`{}` {} does not divide {} ranks", option.name, degree, tp),
-                fmt::format("choose a `{}` that divides the ranks", option.name));
-  return degree;
-}
-
-/// Returns how `tp` ranks share the parameters of a model with `heads` heads and `experts` experts.
-RankShares shares_of(const Model& model, const OptionValues& form, std::uint32_t tp, HeadCounts heads) {
-  RankShares shares;
-  const auto share = [&](std::uint32_t parts, std::vector<std::uint32_t> of_rank) {
-    RankShare one{parts, std::move(of_rank), {}};
-    if (heads.query != 0) one.slots = inference_head_slots(heads.query, heads.key_value, parts);
-    return one;
-  };
-  const auto repeated = [&](std::uint32_t parts) {
-    std::vector<std::uint32_t> of_rank(tp);
-    for (std::uint32_t rank = 0; rank < tp; ++rank) of_rank[rank] = rank % parts;
-    return share(parts, std::move(of_rank));
-  };
-  shares.usual[""] = repeated(tp);
-  const std::uint32_t context = dividing_degree(form, kContextDegree, tp);
-  const std::uint32_t data = dividing_degree(form, kAttentionDataDegree, tp);
-  if (context > 1 && data > 1) fail_degree("`cp-degree` and `attention-dp-degree` are both above 1", "use one of them");
-  if (context * data > 1 && (heads.key_value == 0 || tp % heads.key_value != 0))
-    fail_degree(
-        fmt::format("{} key/value heads do not divide {} ranks, as two sets of matrices require", heads.key_value, tp),
-        "choose a `tp` that the key/value heads divide");
-  const std::uint32_t coarse = tp / (context * data);
-  shares.usual["cte_attention"] =
-      context > 1 || data == 1 ? repeated(coarse) : share(tp, parts_beside(tp, coarse, heads.key_value));
-  shares.usual["tkg_attention"] =
-      data > 1 || context == 1 ? repeated(coarse) : share(tp, parts_beside(tp, coarse, heads.key_value));
-  shares.usual["cte_mlp"] = repeated(tp / dividing_degree(form, kMlpContextDegree, tp));
-  shares.usual["tkg_mlp"] = repeated(tp);
-  const auto experts = [&](const LayoutOption& option) {
-    const std::uint32_t groups = dividing_degree(form, option, tp);
-    for (const ModelParameter& parameter : model.parameters)
-      if (parameter.experts % groups != 0)
-        fail_degree(fmt::format("{} experts do not divide over `{}` {}", parameter.experts, option.name, groups),
-                    fmt::format("choose a `{}` that divides the experts", option.name));
-    return ExpertShare{tp / groups, groups};
-  };
-  shares.experts = {{"", experts(kMoeExpertDegree)},
-                    {"all", {tp, 1}},
-                    {"experts_of_256", experts(kMoeExpertDegree)},
-                    {"cte_experts", experts(kPromptExpertDegree)},
-                    {"tkg_experts", experts(kTokenExpertDegree)}};
-  if (form.flag(kShardOnIntermediate.name)) {
-    const std::uint32_t groups = degree_in(form, kMoeExpertDegree);
-    const std::uint32_t parts = groups > 1 ? tp / groups : degree_in(form, kMoeTensorDegree);
-    shares.experts["experts_of_256"].multiple = std::uint64_t{256} * parts;
-  }
-  shares.padded = [&model](const ModelParameter& parameter, std::uint32_t parts) {
-    return padded_size(model, parameter, parts);
-  };
-  return shares;
 }
 
 /// Returns the number of layers that NxD Inference has: none for multi-token prediction, which follow the others.
@@ -240,17 +174,43 @@ std::uint64_t served_layers(const Model& model) {
   return own != nullptr && own->is_number_unsigned() ? std::min(model.layers, own->get<std::uint64_t>()) : model.layers;
 }
 
-/// Returns the rules of a model's tensors, without transposed ones.
+/// Returns the rules of a model's tensors, without transposed ones. `dtype` is that of floating tensors.
 std::vector<PartitionRule> nxdi_rules(const Model& model, std::uint32_t tp, const OptionValues& form,
-                                      const HoldsName& holds) {
+                                      const HoldsName& holds, DType dtype) {
   validate_named(model);
   Model served = model;
+  const std::string prefix = prefix_of(model);
+  if (!prefix.empty()) {
+    served.family = builtin_family(model.family->model_type);
+    for (ModelParameter& parameter : served.parameters)
+      for (std::string* name : {&parameter.name, &parameter.module, &parameter.tied_to})
+        if (name->starts_with(prefix)) name->erase(0, prefix.size());
+  }
   std::erase_if(served.parameters, [layers = served_layers(model)](const ModelParameter& parameter) {
     return parameter.layer.value_or(0) >= std::max<std::uint64_t>(layers, 1);
   });
   const WrittenNames names(served, std::make_shared<const Scheme>(scheme_of(served, form)), 0);
-  const RankShares shares = shares_of(served, form, tp, head_counts(served, names));
-  return RankRules(served, names, shares, tp).run(holds);
+  RankShares shares = nxdi_shares(served, form, tp, head_counts(served, names));
+  shares.dtype = dtype;
+  const HoldsName holds_own = [&](const std::string& name) { return holds(name) || holds(prefix + name); };
+  std::vector<PartitionRule> rules = RankRules(served, names, shares, tp).run(prefix.empty() ? holds : holds_own);
+  for (PartitionRule& rule : rules)
+    for (PartitionRule::Part& part : rule.parts) {
+      if (prefix.empty()) continue;
+      part.logical_name = prefix + part.logical_name;
+      if (part.changed)
+        part.changed = std::make_shared<const PartitionRule::Changed>(
+            PartitionRule::Changed{prefix + part.changed->parameter, part.changed->change});
+    }
+  return rules;
+}
+
+/// Returns the dtype of the first floating tensor.
+template <typename Tensors>
+DType float_dtype(const Tensors& tensors) {
+  const auto found = std::find_if(tensors.begin(), tensors.end(),
+                                  [](const auto& tensor) { return describe(tensor.dtype).kind == DTypeClass::kFloat; });
+  return found == tensors.end() ? DType::kBF16 : found->dtype;
 }
 
 /// Validates combinations of settings that NxD Inference does not have, or whose weights are unknown.
@@ -273,6 +233,13 @@ void validate_settings(const OptionValues& values, const Model& model, std::uint
                             degree_in(values, kMoeTensorDegree), kMoeExpertDegree.name, groups, tp),
                 fmt::format("leave out `{}`", kMoeTensorDegree.name));
   const bool has_both = degree_in(values, kContextDegree) > 1 && degree_in(values, kAttentionDataDegree) > 1;
+  for (const auto& [option, what] : {std::pair(&kPaddedHidden, "a padded hidden size"),
+                                     std::pair(&kPaddedIntermediate, "a padded intermediate size"),
+                                     std::pair(&kPromptExpertDegree, "hybrid sharding")})
+    if (given(*option) && !has_effect(model, values, *option))
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("NxD Inference's form of {} with {} is unknown", model.family->model_type, what))
+          .hint(fmt::format("leave out `{}`", option->name));
   for (const LayoutOption* option : {&kContextDegree, &kAttentionDataDegree})
     if (!has_both && degree_in(values, *option) > 1 && !has_effect(model, values, *option))
       throw Error(ErrorKind::kUnsupported,
@@ -290,7 +257,7 @@ void validate_loadable(const Model& model, const OptionValues& form, std::uint32
       if (key == "rows") return parameter.shape.front();
       if (key == "columns") return parameter.shape.back();
       if (key == "is_tied") return !parameter.tied_to.empty();
-      return setting_in(form, key, model.config.get());
+      return setting_in(form, key, model);
     };
     for (const Scheme::Refusal& refusal : scheme.refusals) {
       if (!names_match(refusal.parameter, pattern) || parameter.shape.empty()) continue;
@@ -303,14 +270,34 @@ void validate_loadable(const Model& model, const OptionValues& form, std::uint32
   }
 }
 
+/// Validates that NxD Inference has a place for each tensor of the model.
+void validate_places(const OptionValues& values, const Model& model, const HoldsName& holds) {
+  std::set<std::string> without_name;
+  for (const Scheme::Entry& entry : scheme_of(model, values).entries)
+    if (entry.names.front().empty()) without_name.insert(prefix_of(model) + entry.parameters.front());
+  for (const ModelParameter& parameter : model.parameters)
+    if (without_name.count(with_stars(parameter.name)) && parameter.tied_to.empty() && holds(parameter.name))
+      throw Error(ErrorKind::kUnsupported, "its place in the files of NxD Inference is unknown")
+          .tensor(parameter.name)
+          .hint(
+              "`dtype` bfloat16 dequantises MXFP4; let NxD Inference shard other forms of the weights "
+              "(save_sharded_checkpoint)");
+}
+
 void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& values, const TargetContext& context) {
   const Model& model = *context.model;
   const std::uint32_t tp = plan.mesh.tp;
   const HoldsName holds = names_in(context.logical);
+  std::vector<std::string> computed, parts;
   for (const ModelParameter& parameter : model.parameters)
-    if (parameter.any_shape && holds(parameter.name)) plan.without_place.push_back(parameter.name);
-  if (!plan.without_place.empty())
-    plan.notes.push_back("left out, because NxD Inference computes them: " + list_names(plan.without_place));
+    if (parameter.any_shape && holds(parameter.name))
+      (parameter.trained && model.is_part ? parts : computed).push_back(parameter.name);
+  if (!computed.empty()) plan.notes.push_back("left out, because NxD Inference computes them: " + list_names(computed));
+  if (!parts.empty())
+    plan.notes.push_back("left out, because NxD Inference has the files of other parts elsewhere: " +
+                         list_names(parts));
+  plan.without_place.insert(plan.without_place.end(), computed.begin(), computed.end());
+  plan.without_place.insert(plan.without_place.end(), parts.begin(), parts.end());
   std::vector<std::string> beyond;
   for (const ModelParameter& parameter : model.parameters)
     if (parameter.layer && *parameter.layer >= served_layers(model) && holds(parameter.name))
@@ -319,9 +306,10 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& v
     plan.notes.push_back("left out, because NxD Inference has no layers for multi-token prediction: " +
                          list_names(beyond));
   plan.without_place.insert(plan.without_place.end(), beyond.begin(), beyond.end());
+  validate_places(values, model, holds);
   validate_settings(values, model, tp);
   validate_loadable(model, values, tp, holds);
-  std::vector<PartitionRule> rules = nxdi_rules(model, tp, values, holds);
+  std::vector<PartitionRule> rules = nxdi_rules(model, tp, values, holds, float_dtype(context.logical));
   const Kernels kernels = kernels_of(values).value_or(Kernels{});
   for (const std::string& kernel : idle_kernels(rules)) plan.idle.insert(kernel);
   if (kernels.count("qkv") && plan.idle.count("qkv"))
@@ -354,15 +342,23 @@ OptionValues declared_options(Files& files, const Checkpoint& checkpoint, Option
   return given;
 }
 
+/// Returns the rules of files that are read.
+std::vector<PartitionRule> read_rules(const ShardedCheckpoint& shards, const Model& model, const OptionValues& form,
+                                      const HoldsName& holds) {
+  return nxdi_rules(model, shards.tp, form, holds, float_dtype(shards.files.front().front().tensors));
+}
+
 /// Whether the tensors of the first rank have the shapes that `form` results in.
 bool fits_form(const ShardedCheckpoint& shards, const Model& model, const OptionValues& form, const HoldsName& holds) {
   std::unordered_map<std::string_view, const Dims*> shapes;
   for (const ModelParameter& parameter : model.parameters) shapes.emplace(parameter.name, &parameter.shape);
   std::unordered_map<std::string, const TensorEntry*> stored;
   for (const TensorEntry& tensor : shards.files.front().front().tensors) stored.emplace(tensor.name, &tensor);
-  for (const PartitionRule& rule : nxdi_rules(model, shards.tp, form, holds)) {
+  for (const PartitionRule& rule : read_rules(shards, model, form, holds)) {
     std::vector<Dims> parts;
-    for (const PartitionRule::Part& part : rule.parts) parts.push_back(*shapes.at(part.logical_name));
+    for (const PartitionRule::Part& part : rule.parts)
+      parts.push_back(part.changed ? part.changed->change.shape_of(*shapes.at(part.changed->parameter))
+                                   : *shapes.at(part.logical_name));
     const auto shape = stored_shape(rule, 0, parts);
     const auto tensor = stored.find(rule.stored_name);
     if (!shape || tensor == stored.end()) return false;
@@ -407,7 +403,7 @@ OptionValues form_of(const ShardedCheckpoint& shards, const Model& model, const 
     const bool is_shown = form.has(option->name), is_declared = declared.has(option->name);
     const bool is_degree = option->type != LayoutOption::Type::kFlag;
     const bool has_no_names = !is_shown && names_with(model, form, *option).empty();
-    if (is_declared && (has_no_names || (is_shown && is_degree)))
+    if (is_declared && ((has_no_names && has_effect(model, form, *option)) || (is_shown && is_degree)))
       form.set(option->name, declared.all().at(option->name));
     else if (is_shown && is_degree)
       unknown.push_back(option);
@@ -476,7 +472,39 @@ void select_model(const OptionValues& options, ShardedCheckpoint& shards, Checkp
         list_names(std::vector<std::string>(left_out.begin(), left_out.end())));
 }
 
+/// Notes the parameters that the files contain as results of rounded operations.
+void note_rounded(const std::vector<PartitionRule>& rules, Checkpoint& checkpoint) {
+  std::set<std::string> names;
+  for (const PartitionRule& rule : rules)
+    for (const PartitionRule::Part& part : rule.parts)
+      if (part.changed && part.changed->change.rounds()) names.insert(with_stars(part.logical_name));
+  if (!names.empty())
+    checkpoint.notes.push_back(
+        "the files contain sums and quotients that NxD Inference rounded, so that parameters have lost digits that "
+        "cannot be recovered: " +
+        list_names(std::vector<std::string>(names.begin(), names.end())));
+}
+
+/// Sets the model that the files contain: one without quantisation, which NxD Inference has reversed, under the names of
+/// the larger model that config.json describes.
+void set_served_model(Checkpoint& checkpoint) {
+  Model& model = *checkpoint.model;
+  LanguageModel& found = checkpoint.language_model;
+  if (!model.family->inference || !found.family || !found.config.json) return;
+  Json config = *found.config.json;
+  const bool was_quantized = config.erase("quantization_config") > 0;
+  if (!was_quantized && (!model.is_part || model.family->inference->prefix.empty())) return;
+  found.config.json = std::make_shared<const Json>(std::move(config));
+  Model served = instantiate(with_inference_prefix(found).family, found.config);
+  served.renamed = served.family->layers != found.family->layers;
+  served.is_part = model.is_part;
+  served.family_from = model.family_from;
+  served.find_other_families = model.find_other_families;
+  model = std::move(served);
+}
+
 void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  set_served_model(checkpoint);
   const Model& model = *checkpoint.model;
   validate_named(model);
   select_model(options, shards, checkpoint);
@@ -493,7 +521,8 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
   for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);
   const auto holds = [&](const std::string& name) { return held.count(name) > 0; };
   const OptionValues form = form_of(shards, model, declared, holds);
-  std::vector<PartitionRule>& rules = shards.rules.emplace_back(nxdi_rules(model, shards.tp, form, holds));
+  std::vector<PartitionRule>& rules = shards.rules.emplace_back(read_rules(shards, model, form, holds));
+  note_rounded(rules, checkpoint);
   const std::optional<Kernels> given = kernels_of(declared, "from-");
   const Kernels kernels = kernels_in_files(shards, rules, model, given);
   if (!kernels.empty() && !given && !shards.record)

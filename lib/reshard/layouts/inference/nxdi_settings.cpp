@@ -33,12 +33,20 @@ constexpr NxdiSetting kSettings[] = {
     {&kMoeTensorDegree, "moe_tp_degree", 1},
     {&kPromptExpertDegree, "hybrid_sharding_config.moe_cte_ep_degree", 0},
     {&kTokenExpertDegree, "hybrid_sharding_config.moe_tkg_ep_degree", 0},
+    {&kPaddedHidden, "padded_hidden_size", 0},
+    {&kPaddedIntermediate, "padded_intermediate_size", 0},
+    {&kHeadMultiple, "lm_head_multiple", 0},
+    {&kSplitHeadBias, "on_device_sampling_config", 0},
 };
 
-/// Refuses weights that NxD Inference has multiplied by the weights of the preceding norm and rounded, which cannot be
-/// undone.
+/// Refuses experts in tiles of MXFP4, and weights that NxD Inference has multiplied by the weights of the preceding norm
+/// and rounded, which cannot be undone.
 void validate_plain_values(const Json& settings, const fs::path& path) {
   const auto has = [&](std::string_view flag) { return neuron_flag(settings, flag, path); };
+  if (has("is_mxfp4_compute"))
+    throw Error(ErrorKind::kUnsupported, "has is_mxfp4_compute: the experts are in tiles of MXFP4 for the hardware")
+        .in(path)
+        .hint("compile the model without is_mxfp4_compute, or use the model that it was compiled from");
   if (!has("fused_rmsnorm_skip_gamma") || has("sequence_parallel_enabled")) return;
   if (!has("mlp_kernel_enabled") && !has("mlp_tkg_nki_kernel_enabled") && !has("qkv_kernel_enabled")) return;
   throw Error(
@@ -56,14 +64,11 @@ struct Unwritten {
 constexpr Unwritten kUnwritten[] = {
     {"quantized", "quantised weights"},
     {"quantized_mlp_kernel_enabled", "quantised weights"},
-    {"is_mxfp4_compute", "experts in MXFP4"},
     {"enable_fused_speculation", "the weights of a target and a draft"},
     {"enable_eagle_speculation", "the weights of a target and a draft"},
     {"is_eagle_draft", "the weights of an EAGLE draft"},
     {"is_medusa", "Medusa's heads"},
     {"lora_config", "the adapters of multi-LoRA serving"},
-    {"padded_hidden_size", "a padded hidden size"},
-    {"padded_intermediate_size", "a padded intermediate size"},
 };
 
 /// Returns what `settings` need that is not written; empty if nothing.
@@ -104,13 +109,20 @@ std::span<const NxdiSetting> nxdi_settings() {
   return kSettings;
 }
 
-ConfigValue setting_in(const OptionValues& form, const std::string& key, const Json* config) {
+const LayoutOption* nxdi_option(const std::string& setting) {
+  for (const NxdiSetting& one : kSettings)
+    if (one.key == setting) return one.option;
+  return nullptr;
+}
+
+ConfigValue setting_in(const OptionValues& form, const std::string& key, const Model& model) {
   for (const NxdiSetting& setting : kSettings) {
     if (key != last_key(setting)) continue;
     if (setting.option->type == LayoutOption::Type::kFlag) return form.flag(setting.option->name);
     return form.number(*setting.option).value_or(setting.absent);
   }
-  const Json* value = config == nullptr ? nullptr : find_key(*config, key);
+  const Json* value = model.config == nullptr ? nullptr : find_key(*model.config, key);
+  if (value == nullptr || value->is_null()) value = find_key(*model.family->defaults, key);
   if (value != nullptr && value->is_number_unsigned()) return value->get<std::uint64_t>();
   if (value != nullptr && value->is_boolean()) return value->get<bool>();
   std::vector<std::string> known;
@@ -140,11 +152,19 @@ std::optional<CompiledModel> read_compiled_model(Files& files, const fs::path& d
   for (const NxdiSetting& setting : kSettings) {
     if (setting.option->type == LayoutOption::Type::kFlag) {
       const Json* value = find_key(settings, setting.key);
-      compiled.options.set_flag(setting.option->name, value != nullptr && *value == true);
+      compiled.options.set_flag(setting.option->name, value != nullptr && (*value == true || value->is_object()));
     } else if (const auto degree = number(setting.key); degree && *degree > setting.absent) {
       compiled.options.set_number(setting.option->name, *degree);
     }
   }
+  // lm_head_pad is not a number, and nothing else depends on where sampling runs.
+  const Json* head = find_key(settings, "lm_head_pad");
+  if (head != nullptr && *head == true)
+    compiled.options.set_number(kHeadMultiple.name, number("tp_degree").value_or(1) *
+                                                        number("logical_nc_config").value_or(1) *
+                                                        number("lm_head_pad_alignment_size").value_or(1));
+  else
+    compiled.options.erase(kSplitHeadBias.name);
   compiled.options.set(kKernels.name, kernels_text(enabled_kernels(settings, path)));
   if (const auto tp = number("tp_degree"))
     compiled.tp = static_cast<std::uint32_t>(std::min<std::uint64_t>(*tp, UINT32_MAX));

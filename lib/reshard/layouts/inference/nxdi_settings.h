@@ -7,6 +7,7 @@
 
 #include "reshard/layouts/core/layout.h"
 #include "reshard/specs/family/expression.h"
+#include "reshard/specs/model/model.h"
 
 namespace reshard {
 
@@ -20,10 +21,13 @@ struct NxdiSetting {
 /// Returns the settings that choose names and how ranks share parameters.
 std::span<const NxdiSetting> nxdi_settings();
 
-/// Returns the value of a setting according to `form`, or of a key of the model's config.json, for Scheme::Entry::when.
-/// \param config  may be null.
-/// \throws Error kBadInput if there is neither.
-ConfigValue setting_in(const OptionValues& form, const std::string& key, const Json* config);
+/// Returns the option of a setting by its key; nullptr if it does not exist.
+const LayoutOption* nxdi_option(const std::string& setting);
+
+/// Returns the value of a setting according to `form`, or of a key of the model's config.json or of the defaults of its
+/// family, for Scheme::Entry::when.
+/// \throws Error kBadInput if there is none.
+ConfigValue setting_in(const OptionValues& form, const std::string& key, const Model& model);
 /// Returns the value of a setting that is a number.
 std::uint32_t degree_in(const OptionValues& form, const LayoutOption& option);
 
@@ -86,6 +90,32 @@ inline constexpr LayoutOption kTokenExpertDegree{
 inline constexpr LayoutOption kShardOnIntermediate{
     "shard-on-intermediate", LayoutOption::Type::kFlag,
     "Pad experts for NxD Inference's use_shard_on_intermediate_dynamic_while"};
+inline constexpr LayoutOption kPaddedHidden{
+    .name = "padded-hidden-size",
+    .type = LayoutOption::Type::kCount,
+    .help = "Pad the hidden size with zeros, for NxD Inference's padded_hidden_size",
+    .of_source = true,
+    .source_help = "Padded hidden size (default: from neuron_config.json)"};
+inline constexpr LayoutOption kPaddedIntermediate{
+    .name = "padded-intermediate-size",
+    .type = LayoutOption::Type::kCount,
+    .help = "Pad the intermediate size with zeros, for NxD Inference's padded_intermediate_size",
+    .of_source = true,
+    .source_help = "Padded intermediate size (default: from neuron_config.json)"};
+inline constexpr LayoutOption kHeadMultiple{
+    .name = "lm-head-multiple",
+    .type = LayoutOption::Type::kCount,
+    .help =
+        "Pad the output head to a multiple of N, with a bias that rules out the padding, for NxD Inference's "
+        "lm_head_pad: N is TP x lm_head_pad_alignment_size x logical_nc_config",
+    .of_source = true,
+    .source_help = "Multiple that the output head is padded to (default: from neuron_config.json)"};
+inline constexpr LayoutOption kSplitHeadBias{
+    .name = "split-lm-head-bias",
+    .type = LayoutOption::Type::kFlag,
+    .help = "Split the bias of lm-head-multiple over the ranks, for NxD Inference's on_device_sampling_config",
+    .of_source = true,
+    .source_help = "The bias of the output head is split over the ranks (default: from neuron_config.json)"};
 inline constexpr LayoutOption kFusedMoe{
     "moe-fused-nki", LayoutOption::Type::kFlag,
     "Store the router a second time, transposed, for NxD Inference's moe_fused_nki_kernel_enabled"};

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/tensor/recipes/change.h"
 #include "reshard/tensor/values/box.h"
 #include "reshard/tensor/values/dtype.h"
 #include "reshard/tensor/values/shape.h"
@@ -62,6 +63,11 @@ struct PartitionRule {
     std::uint32_t dim = 0;
     std::shared_ptr<const Placement> placement;
   };
+  /// A logical tensor that follows from a parameter.
+  struct Changed {
+    std::string parameter;
+    ValueChange change;
+  };
   struct Part {
     std::string logical_name;
     std::vector<PlacedDim> placed = {};  // sorted by dim; a rank has the product of these, and all of every other dim
@@ -70,6 +76,7 @@ struct PartitionRule {
     /// along `stack_dim`. The tensor in the file has an additional dim, that of slices, before `slice_dim`. Set for all
     /// parts or for none. Parts are sorted by slice, and slices have equal shapes.
     std::optional<std::uint32_t> slice = std::nullopt;
+    std::shared_ptr<const Changed> changed = nullptr;  // null: the logical tensor is a parameter
   };
   /// A tensor that contains no logical tensor.
   struct Constant {

@@ -8,6 +8,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/tensor/cast/numeric.h"
 
 namespace reshard {
 namespace {
@@ -107,7 +108,80 @@ std::vector<PartitionRule> RankRules::run(const HoldsName& holds) && {
       add_constant(entry);
     }
   }
-  return std::move(rules_).take();
+  std::vector<PartitionRule> rules = std::move(rules_).take();
+  for (PartitionRule& rule : rules)
+    for (PartitionRule::Part& part : rule.parts)
+      if (const auto change = changes_.find(part.logical_name); change != changes_.end()) part.changed = change->second;
+  return rules;
+}
+
+/// Returns tensor `index` of an entry: a parameter, or the tensor that follows from it (Scheme::Entry::changes).
+const ModelParameter& RankRules::tensor(const WrittenNames::Entry& entry, std::size_t index) {
+  const ModelParameter& own = parameter(entry.tensors[index]);
+  const Scheme::Entry& rule = *entry.rule;
+  if (rule.changes.empty()) return own;
+  ValueChange change = rule.changes[index % rule.changes.size()];
+  if (change.divisor == 0)
+    change.divisor = has_experts(rule) ? found_share(shares_.experts, rule).parts : share_of(entry).parts;
+  const std::string name = change.name_of(own.name);
+  if (const auto known = by_name_.find(name); known != by_name_.end()) return *known->second;
+  if (own.shape.empty() || own.shape.back() % change.step != 0)
+    throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, which has no {} ({})", to_string(own.shape),
+                                                  change.name_of(""), rule.where))
+        .tensor(own.name);
+  ModelParameter& made = changed_.emplace_back(own);
+  made.name = name;
+  made.shape = change.shape_of(own.shape);
+  made.packed.clear();
+  made.heads = 0;
+  changes_.emplace(name, std::make_shared<const PartitionRule::Changed>(PartitionRule::Changed{own.name, change}));
+  by_name_.emplace(made.name, &made);
+  return made;
+}
+
+const PaddedShapes& RankRules::padded_shapes(const Scheme::Entry& rule) const {
+  return has_experts(rule) ? found_share(shares_.experts, rule).padded_shapes
+                           : found_share(shares_.usual, rule).padded_shapes;
+}
+
+Dims RankRules::padded_shape(const ModelParameter& tensor, const PaddedShapes& shapes) const {
+  if (shapes == nullptr) return tensor.shape;
+  const auto change = changes_.find(tensor.name);
+  const auto found = shapes->find(change == changes_.end() ? tensor.name : change->second->parameter);
+  if (found == shapes->end()) return tensor.shape;
+  return change == changes_.end() ? found->second : change->second->change.shape_of(found->second);
+}
+
+/// Returns the size to which a dim that ranks split is padded.
+std::uint64_t RankRules::padded_size(const Scheme::Entry& rule, const ModelParameter& tensor, std::uint32_t dim) const {
+  const RankShare& share = found_share(shares_.usual, rule);
+  ModelParameter sized = tensor;
+  sized.shape = padded_shape(tensor, share.padded_shapes);
+  const std::uint64_t size =
+      dim == tensor.split_dim ? shares_.padded(sized, share.parts) : rounded_up(sized.shape[dim], share.parts);
+  return rule.multiple == 1 ? size : rounded_up(size, std::lcm(rule.multiple, std::uint64_t{share.parts}));
+}
+
+/// Pads the dims that ranks have whole.
+void RankRules::pad(const Scheme::Entry& rule, PartitionRule& made) {
+  const PaddedShapes& shapes = padded_shapes(rule);
+  if (shapes == nullptr) return;
+  for (PartitionRule::Part& part : made.parts) {
+    const Dims &shape = parameter(part.logical_name).shape, padded = padded_shape(parameter(part.logical_name), shapes);
+    for (std::uint32_t dim = 0; dim < shape.size(); ++dim) {
+      const auto at = std::find_if(part.placed.begin(), part.placed.end(),
+                                   [&](const PartitionRule::PlacedDim& placed) { return placed.dim >= dim; });
+      if (padded[dim] == shape[dim] || (at != part.placed.end() && at->dim == dim)) continue;
+      Table& table = tables_[{shape[dim], padded[dim], 0, nullptr}];
+      if (!table) {
+        const std::uint64_t unit = std::gcd(shape[dim], padded[dim]);
+        Placement placement{shape[dim] / unit, unit, {std::vector<std::uint32_t>(padded[dim] / unit)}};
+        std::iota(placement.taken.front().begin(), placement.taken.front().end(), 0U);
+        table = std::make_shared<const Placement>(std::move(placement));
+      }
+      part.placed.insert(at, {dim, table});
+    }
+  }
 }
 
 bool RankRules::is_held(const WrittenNames::Entry& entry, const HoldsName& holds) const {
@@ -125,25 +199,24 @@ void RankRules::add(const WrittenNames::Entry& entry) {
   const Scheme::Entry& rule = *entry.rule;
   if (has_experts(rule)) return add_experts(entry);
   if (!rule.heads.empty()) return add_heads(entry);
-  const ModelParameter& first = parameter(entry.tensors.front());
+  const ModelParameter& first = tensor(entry, 0);
   const auto dim = rule.split ? rule.split : first.split_dim;
   if (dim && *dim >= first.shape.size())
     throw Error(ErrorKind::kBadInput,
                 fmt::format("has {} dims, and \"split\" is {} ({})", first.shape.size(), *dim, rule.where))
         .tensor(first.name);
-  if (entry.tensors.size() == 1 && rule.share.empty() && share_of(entry).parts == ranks_) {
-    const bool is_as_planned = dim && dim == first.split_dim;
-    return finish(entry, rules_.add(first, entry.name, dim, is_as_planned ? shares_.padded(first, ranks_) : 0));
+  if (dim) {
+    size_ = first.shape[*dim];
+    padded_ = padded_size(rule, first, *dim);
   }
+  if (entry.tensors.size() == 1 && rule.share.empty() && share_of(entry).parts == ranks_)
+    return finish(entry, rules_.add(first, entry.name, dim, dim ? padded_ : 0));
   const RankShare& share = share_of(entry);
   Parts parts;
-  for (const std::string& name : entry.tensors) {
-    const ModelParameter& one = parameter(name);
-    parts.push_back({name, {}, one.is_bias});
-    if (!dim) continue;
-    const std::uint64_t padded =
-        dim == one.split_dim ? shares_.padded(one, share.parts) : rounded_up(one.shape[*dim], share.parts);
-    parts.back().placed = {{*dim, even_table(one.shape[*dim], padded, share)}};
+  for (std::size_t t = 0; t < entry.tensors.size(); ++t) {
+    const ModelParameter& one = tensor(entry, t);
+    parts.push_back({one.name, {}, one.is_bias});
+    if (dim) parts.back().placed = {{*dim, even_table(one.shape[*dim], padded_size(rule, one, *dim), share)}};
   }
   const PartitionLabel label = parts.size() > 1 ? PartitionLabel::kFused
                                : dim            ? label_of(*dim)
@@ -151,7 +224,8 @@ void RankRules::add(const WrittenNames::Entry& entry) {
   finish(entry, rules_.add_placed(entry.name, label, dim.value_or(0), std::move(parts)));
 }
 
-void RankRules::finish(const WrittenNames::Entry& entry, PartitionRule& rule) const {
+void RankRules::finish(const WrittenNames::Entry& entry, PartitionRule& rule) {
+  pad(*entry.rule, rule);
   rule.kernel = entry.rule->kernel;
   std::vector<std::string> dims;
   for (const std::vector<std::string>& axes : entry.rule->parameter_dims) dims.push_back(axes.back());
@@ -255,7 +329,7 @@ void RankRules::add_heads(const WrittenNames::Entry& entry) {
     parts.back().placed = {{*dim, table}};
   }
   if (parts.size() == 1 && parts.front().placed.empty()) {
-    rules_.add_whole(entry.name, parts.front().logical_name);
+    pad(*entry.rule, rules_.add_whole(entry.name, parts.front().logical_name));
     return;
   }
   finish(entry, rules_.add_placed(entry.name, PartitionLabel::kGroupedQuery, stack_dim, std::move(parts)));
@@ -273,13 +347,14 @@ bool RankRules::is_on(std::uint64_t expert, std::uint32_t rank, const ExpertShar
 struct RankRules::ExpertPart {
   const ModelParameter& parameter;
   std::uint64_t size = 0;               // of one expert
+  std::uint64_t padded = 0;             // before ranks share it
   std::optional<std::uint64_t> expert;  // whose ranks have it; std::nullopt: all
   std::uint64_t begin = 0, count = 1;   // experts that the dim contains, and the number of the one that is meant
   bool is_whole = false;                // ranks that have it have all
 };
 
 RankRules::Table RankRules::part_table(const ExpertPart& part, const ExpertShare& share) const {
-  const std::uint64_t padded = part.is_whole ? part.size : rounded_up(part.size, share.multiple);
+  const std::uint64_t padded = part.is_whole ? part.size : rounded_up(part.padded, share.multiple);
   const std::uint32_t parts = part.is_whole ? 1 : share.parts;
   validate_divides(part.parameter, padded, parts);
   const std::uint64_t each = padded / parts, stored = part.is_whole ? each : rounded_up(each, share.rounding);
@@ -359,9 +434,11 @@ void RankRules::add_experts(const WrittenNames::Entry& entry) {
     const std::uint64_t size = one.shape[dim] / (is_named || is_dim ? 1 : experts_);
     std::uint64_t group = 0;
     while (!is_on(expert, static_cast<std::uint32_t>(group * share.parts), share)) ++group;
-    Table& table = tables_[{size, is_named ? group : expert, (is_named ? 1 : 2 + is_dim) + (is_whole ? 4 : 0), &share}];
+    const std::uint64_t padded = is_named || is_dim ? padded_shape(one, share.padded_shapes)[dim] : size;
+    const std::uint64_t kind = (is_named ? 1 : 2 + is_dim) + (is_whole ? 4 : 0);
+    Table& table = tables_[{size, is_named ? group : expert, kind + 8 * padded, &share}];
     if (table) return table;
-    ExpertPart part{one, size, expert, 0, 1, is_whole};
+    ExpertPart part{one, size, padded, expert, 0, 1, is_whole};
     if (is_dim) part.expert.reset();
     if (!is_named && !is_dim) {
       part.begin = expert;
@@ -373,7 +450,7 @@ void RankRules::add_experts(const WrittenNames::Entry& entry) {
   Parts parts;
   for (std::uint64_t expert = 0; expert < (is_dim ? 1 : experts_); ++expert)
     for (std::size_t p = 0; p < each; ++p) {
-      const ModelParameter& one = parameter(entry.tensors[is_named ? expert * each + p : p]);
+      const ModelParameter& one = tensor(entry, is_named ? expert * each + p : p);
       PartitionRule::Part& part = parts.emplace_back(PartitionRule::Part{one.name});
       const auto dim = rule.split ? rule.split : one.split_dim;
       if (!is_dim) part.slice = static_cast<std::uint32_t>(expert);
@@ -384,12 +461,25 @@ void RankRules::add_experts(const WrittenNames::Entry& entry) {
         part.placed.push_back({dim.value_or(stack_dim), table_of(one, dim.value_or(stack_dim), !dim, expert)});
     }
   const std::uint32_t dim = first.split_dim.value_or(0);
-  PartitionRule& made = rules_.add_placed(entry.name, each > 1 ? PartitionLabel::kFused : label_of(dim),
-                                          is_dim ? dim : stack_dim, std::move(parts));
+  const PartitionLabel label = each > 1                     ? PartitionLabel::kFused
+                               : first.split_dim || !is_dim ? label_of(dim)
+                                                            : PartitionLabel::kReplicated;
+  PartitionRule& made = rules_.add_placed(entry.name, label, is_dim ? dim : stack_dim, std::move(parts));
+  pad(rule, made);
   made.slice_dim = slice_dim;
   made.expert_parallel = share.groups > 1;
   made.kernel = rule.kernel;
   made.file_dims = order_of(rule.entry_dims, dims);
+}
+
+void RankRules::add_mask(const WrittenNames::Entry& entry) {
+  const std::uint64_t parts = entry.constant->value == Scheme::Constant::Value::kMaskPart ? ranks_ : 1;
+  std::vector<std::vector<std::uint64_t>> values;
+  for (std::uint64_t i = 0; i < padded_; ++i) {
+    if (i % (padded_ / parts) == 0) values.emplace_back();
+    values.back().push_back(i < size_ ? 0 : lowest_bits(shares_.dtype));
+  }
+  rules_.add_constant(entry.name, shares_.dtype, {padded_ / parts}, std::move(values));
 }
 
 void RankRules::add_constant(const WrittenNames::Entry& entry) {
@@ -402,6 +492,7 @@ void RankRules::add_constant(const WrittenNames::Entry& entry) {
   const Value value = entry.constant->value;
   if (value == Value::kOne) return rules_.add_constant(entry.name, DType::kF32, {}, {{kOneF32}});
   if (value == Value::kRank) return rules_.add_rank_number(entry.name);
+  if (value == Value::kMask || value == Value::kMaskPart) return add_mask(entry);
   const ExpertShare& share = found_share(shares_.experts, *entry.rule);
   if (share.groups == 1) return;
   const auto local = [&](std::uint32_t rank) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
@@ -15,11 +16,15 @@
 
 namespace reshard {
 
+/// Shapes to which parameters are padded with zeros before ranks share them, by name; others keep their shape.
+using PaddedShapes = std::shared_ptr<const std::unordered_map<std::string, Dims>>;
+
 /// How ranks share a dim that is divided into equal parts.
 struct RankShare {
   std::uint32_t parts = 1;
   std::vector<std::uint32_t> of_rank;  // the part of each rank; a number >= `parts` is a part of zeros
   HeadSlots slots;                     // heads over all parts, if the dim consists of heads
+  PaddedShapes padded_shapes;          // null: all keep their shape
 };
 
 /// How ranks share experts: rank r has part r % parts of each expert of group r / parts.
@@ -28,6 +33,7 @@ struct ExpertShare {
   std::uint32_t groups = 1;
   std::uint64_t multiple = 1;  // the size of an expert is padded with zeros to a multiple of this and of `parts`
   std::uint64_t rounding = 1;  // the size of a part is then padded with zeros to a multiple of this
+  PaddedShapes padded_shapes;  // null: all keep their shape
 };
 
 /// The ways in which a layout shares parameters, by Scheme::Entry::share.
@@ -36,6 +42,7 @@ struct RankShares {
   std::map<std::string, ExpertShare, std::less<>> experts;
   /// Returns the size that a parameter is padded to along its split dim.
   std::function<std::uint64_t(const ModelParameter& parameter, std::uint32_t parts)> padded;
+  DType dtype = DType::kBF16;  // of Scheme::Constant::Value::kMask
 };
 
 /// Numbers of heads.
@@ -69,8 +76,14 @@ class RankRules {
   void add_alternating(const WrittenNames::Entry& entry);
   void add_experts(const WrittenNames::Entry& entry);
   void add_constant(const WrittenNames::Entry& entry);
-  void finish(const WrittenNames::Entry& entry, PartitionRule& rule) const;
+  void finish(const WrittenNames::Entry& entry, PartitionRule& rule);
+  const PaddedShapes& padded_shapes(const Scheme::Entry& rule) const;
+  Dims padded_shape(const ModelParameter& tensor, const PaddedShapes& shapes) const;
+  std::uint64_t padded_size(const Scheme::Entry& rule, const ModelParameter& tensor, std::uint32_t dim) const;
+  void pad(const Scheme::Entry& rule, PartitionRule& made);
+  void add_mask(const WrittenNames::Entry& entry);
   const ModelParameter& parameter(const std::string& name) const { return *by_name_.at(name); }
+  const ModelParameter& tensor(const WrittenNames::Entry& entry, std::size_t index);
   const RankShare& share_of(const WrittenNames::Entry& entry) const;
   Table heads_table(const ModelParameter& parameter, const std::vector<Scheme::Heads>& roles, std::uint32_t dim,
                     const RankShare& share);
@@ -88,7 +101,10 @@ class RankRules {
   PlacedRules rules_;
   std::unordered_map<std::string_view, const ModelParameter*> by_name_;
   std::map<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, const void*>, Table> tables_;
-  std::uint64_t experts_ = 0;  // number of experts in the last entry with any
+  std::uint64_t experts_ = 0;           // number of experts in the last entry with any
+  std::deque<ModelParameter> changed_;  // tensors that follow from parameters
+  std::unordered_map<std::string, std::shared_ptr<const PartitionRule::Changed>> changes_;  // by their names
+  std::uint64_t size_ = 0, padded_ = 0;  // split dim of the last entry, without and with padding
 };
 
 }  // namespace reshard

@@ -190,8 +190,8 @@ std::optional<std::uint32_t> TensorMap::find_logical(const std::string& name) co
 }
 
 std::size_t TensorMap::tensor_count() const {
-  return static_cast<std::size_t>(std::count_if(logical.begin(), logical.end(), [](const LogicalTensor& tensor) {
-    return !tensor.computed && tensor.role == TensorRole::kParameter;
+  return static_cast<std::size_t>(std::count_if(logical.begin(), logical.end(), [&](const LogicalTensor& tensor) {
+    return is_entry(tensor) && tensor.role == TensorRole::kParameter;
   }));
 }
 
@@ -202,8 +202,16 @@ bool TensorMap::is_padded() const {
 std::vector<LogicalTensor> TensorMap::state_dict() const {
   std::vector<LogicalTensor> tensors;
   std::copy_if(logical.begin(), logical.end(), std::back_inserter(tensors),
-               [](const LogicalTensor& tensor) { return !tensor.computed; });
+               [&](const LogicalTensor& tensor) { return is_entry(tensor); });
   return tensors;
+}
+
+/// Whether the tensor is in the state dict.
+bool TensorMap::is_entry(const LogicalTensor& tensor) const {
+  if (tensor.role == TensorRole::kPart || tensor.constant()) return false;
+  if (!tensor.computed) return true;
+  const auto input = find_logical(tensor.computed->inputs.front());
+  return input && logical[*input].role == TensorRole::kPart;
 }
 
 std::uint32_t TensorMap::add_stored(StoredTensor tensor) {

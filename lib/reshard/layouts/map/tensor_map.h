@@ -177,11 +177,12 @@ class TensorMap {
   std::optional<std::uint32_t> find_logical(const std::string& name) const;
 
   /// Returns the number of parameters and buffers of the model. Does not count constants, training state, and tensors
-  /// that are computed from others.
+  /// that are computed from others, unless from tensors with TensorRole::kPart.
   std::size_t tensor_count() const;
   /// Whether any stored tensor has padding.
   bool is_padded() const;
-  /// Returns the logical tensors that are not computed from others.
+  /// Returns the logical tensors that are not computed from others, but those that are from tensors with
+  /// TensorRole::kPart instead of these.
   std::vector<LogicalTensor> state_dict() const;
 
   std::uint32_t add_stored(StoredTensor tensor);
@@ -213,6 +214,7 @@ class TensorMap {
   void index_logical();
 
  private:
+  bool is_entry(const LogicalTensor& tensor) const;
   void add_numbers(std::uint32_t stored, const PartitionRule::Constant& constant, std::uint32_t rank);
 
   std::unordered_map<std::string, std::uint32_t> logical_by_name_;

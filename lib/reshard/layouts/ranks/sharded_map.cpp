@@ -259,6 +259,30 @@ void add_stage(TargetMap& map, const StageRules& stage, const Mesh& mesh, std::u
   }
 }
 
+/// Adds the tensors that `stages` have in place of parameters, computed from these. \returns the parameters.
+std::set<std::string> add_changed(TargetMap& map, const std::vector<StageRules>& stages,
+                                  std::span<const LogicalTensor> logical) {
+  std::unordered_map<std::string_view, const PartitionRule::Part*> parts;  // by parameter and by name
+  std::unordered_map<std::string_view, std::vector<const PartitionRule::Part*>> by_parameter;
+  for (const StageRules& stage : stages)
+    for (const PartitionRule& rule : stage.rules)
+      for (const PartitionRule::Part& part : rule.parts)
+        if (part.changed && parts.emplace(part.logical_name, &part).second)
+          by_parameter[part.changed->parameter].push_back(&part);
+  std::set<std::string> changed;
+  for (const LogicalTensor& parameter : logical)
+    for (const PartitionRule::Part* part : by_parameter[parameter.name]) {
+      LogicalTensor tensor = parameter;
+      tensor.name = part->logical_name;
+      tensor.shape = part->changed->change.shape_of(parameter.shape);
+      tensor.computed = std::make_shared<const Computed>(
+          Computed{change_recipe(part->changed->change, parameter.dtype), {parameter.name}});
+      map.add_logical(tensor, {});
+      changed.insert(parameter.name);
+    }
+  return changed;
+}
+
 }  // namespace
 
 std::vector<StageRules> stage_rules(const std::vector<StagePlan>& plans, std::uint32_t tp, std::uint32_t ep) {
@@ -277,7 +301,9 @@ TargetMap sharded_target_map(const std::vector<StageRules>& stages, std::uint32_
                              std::span<const LogicalTensor> logical, const RankTarget& target, std::uint32_t ep) {
   TargetMap map;
   map.reserve_logical(logical.size());
-  for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
+  const std::set<std::string> changed = add_changed(map, stages, logical);
+  for (const LogicalTensor& tensor : logical)
+    if (changed.count(tensor.name) == 0) map.add_logical(tensor, {});
   const Mesh mesh{tp, static_cast<std::uint32_t>(stages.size()), 1, ep};
   for (std::uint32_t pp_rank = 0; pp_rank < stages.size(); ++pp_rank)
     add_stage(map, stages[pp_rank], mesh, pp_rank, target);
@@ -424,6 +450,34 @@ void add_tied_rules(std::vector<std::vector<PartitionRule>>& rules, const std::v
   }
 }
 
+/// Adds the parameters that the files contain as tensors that follow from them.
+void add_restored(SourceMap& map, const std::vector<std::vector<PartitionRule>>& rules) {
+  struct Inputs {
+    std::vector<std::string> names;
+    std::vector<ValueChange> changes;
+  };
+  std::map<std::string, Inputs> parameters;
+  for (const std::vector<PartitionRule>& stage : rules)
+    for (const PartitionRule& rule : stage)
+      for (const PartitionRule::Part& part : rule.parts) {
+        if (!part.changed || !map.find_logical(part.logical_name)) continue;
+        auto& [names, changes] = parameters[part.changed->parameter];
+        const auto is_same = [&](const ValueChange& other) { return other.first == part.changed->change.first; };
+        if (std::any_of(changes.begin(), changes.end(), is_same)) continue;
+        names.push_back(part.logical_name);
+        changes.push_back(part.changed->change);
+      }
+  for (auto& [name, inputs] : parameters) {
+    for (const std::string& input : inputs.names) map.logical[*map.find_logical(input)].role = TensorRole::kPart;
+    LogicalTensor tensor = map.logical[*map.find_logical(inputs.names.front())];
+    tensor.name = name;
+    tensor.role = TensorRole::kParameter;
+    tensor.shape.back() *= inputs.changes.front().step;
+    tensor.computed = std::make_shared<const Computed>(Computed{restore_recipe(inputs.changes), inputs.names});
+    map.add_logical(tensor, {});
+  }
+}
+
 }  // namespace
 
 SourceMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied,
@@ -450,6 +504,7 @@ SourceMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vec
   OriginalShapes enlarged;
   for (const std::vector<PartitionRule>& stage : checkpoint.rules) enlarged.merge(enlarged_originals(stage, map));
   if (checkpoint.record) validate_originals(checkpoint, enlarged);
+  add_restored(map, rules);
   return map;
 }
 

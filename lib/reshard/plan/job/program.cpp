@@ -204,7 +204,7 @@ class ProgramMaker {
       return;
     }
     const auto wanted = target_.find_logical(tensor.name);
-    if (!wanted && inputs_.count(tensor.name)) return;
+    if (!wanted && (inputs_.count(tensor.name) || is_in_parts(tensor))) return;
     Transfer transfer;
     transfer.source = read(index);
     if (!tensor.constant()) {
@@ -214,6 +214,13 @@ class ProgramMaker {
       write(transfer, *wanted);
     }
     push(std::move(transfer));
+  }
+
+  /// Whether the target has the tensors that this one is computed from in its place.
+  bool is_in_parts(const LogicalTensor& tensor) const {
+    return tensor.computed && !tensor.constant() &&
+           std::all_of(tensor.computed->inputs.begin(), tensor.computed->inputs.end(),
+                       [&](const std::string& input) { return target_.find_logical(input).has_value(); });
   }
 
   /// Padding is generated; everything else must come from the source.

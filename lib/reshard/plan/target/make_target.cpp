@@ -233,6 +233,7 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
   add_copies(draft, plan.copies);
   draft.source.map = average(std::move(draft.source.map), plan.means);
   note_averages(draft);
+  add_computed(draft.source.map, plan.map);
   draft.dropped.insert(draft.dropped.end(), plan.without_place.begin(), plan.without_place.end());
   note_tied(draft, *request.layout);
   if (is_model) note_whole_weights(files, draft, *request.layout, output_directory);

@@ -41,4 +41,13 @@ SourceMap average(SourceMap source, const std::vector<Average>& means) {
   return source;
 }
 
+void add_computed(SourceMap& source, const TargetMap& target) {
+  for (const LogicalTensor& tensor : target.logical) {
+    if (!tensor.computed || tensor.constant() || source.find_logical(tensor.name)) continue;
+    LogicalTensor part = tensor;
+    part.role = TensorRole::kPart;
+    source.add_logical(part, {});
+  }
+}
+
 }  // namespace reshard

@@ -12,4 +12,7 @@ namespace reshard {
 /// \throws Error kInternal if `source` has no such term.
 SourceMap average(SourceMap source, const std::vector<Average>& means);
 
+/// Adds to `source` the tensors that `target` computes from its tensors, unless the source contains them already.
+void add_computed(SourceMap& source, const TargetMap& target);
+
 }  // namespace reshard

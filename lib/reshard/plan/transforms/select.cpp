@@ -34,7 +34,7 @@ void rename(Draft& draft, const NameRules& rules, const std::vector<bool>& dropp
   std::unordered_map<std::string, std::string> old_names;  // keyed by new name
   std::vector<std::string> new_names = draft.old_names;
   for (std::size_t i = 0; i < new_names.size(); ++i) {
-    if (map.logical[i].constant()) continue;
+    if (map.logical[i].constant() || map.logical[i].role == TensorRole::kPart) continue;
     const std::string& old = draft.old_names[i];
     std::string& name = new_names[i];
     for (std::size_t r = 0; r < rules.renames.size(); ++r) {
@@ -64,7 +64,7 @@ void rename(Draft& draft, const NameRules& rules, const std::vector<bool>& dropp
 std::uint64_t elems_of(const std::vector<LogicalTensor>& tensors) {
   std::uint64_t elems = 0;
   for (const LogicalTensor& tensor : tensors)
-    if (!tensor.constant()) elems += num_elems(tensor.shape).value_or(0);
+    if (!tensor.constant() && tensor.role != TensorRole::kPart) elems += num_elems(tensor.shape).value_or(0);
   return elems;
 }
 
@@ -102,11 +102,11 @@ void select(Draft& draft, const NameRules& rules) {
   std::size_t renamed = 0;
   for (std::size_t i = 0; i < map.logical.size(); ++i) {
     const LogicalTensor& tensor = map.logical[i];
-    if (tensor.constant()) continue;
+    if (tensor.constant() || tensor.role == TensorRole::kPart) continue;
     if (dropped[i])
       draft.dropped.push_back(tensor.name);
     else
-      draft.wanted.push_back(tensor);
+      draft.wanted.emplace_back(tensor).computed = nullptr;
     if (!dropped[i] && tensor.name != draft.old_names[i]) ++renamed;
   }
   if (draft.wanted.empty()) throw Error(ErrorKind::kUsage, "`drop` and `keep` leave no tensor");

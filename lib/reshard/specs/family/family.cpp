@@ -64,7 +64,7 @@ const Scheme& inference_scheme() {
 
 Scheme inference_scheme(const Family& family, const Expression::Lookup& settings) {
   Scheme scheme = inference_scheme();
-  scheme.entries.insert(scheme.entries.begin(), family.inference_entries->begin(), family.inference_entries->end());
+  scheme.entries.insert(scheme.entries.begin(), family.inference->entries.begin(), family.inference->entries.end());
   return scheme_for(scheme, family.model_type, parameter_names(family), settings);
 }
 

@@ -152,8 +152,15 @@ struct Family {
   /// Modules outside the layers ("mtp") that checkpoints may have, with any tensors. Every rank of the last stage has
   /// all of them.
   std::vector<std::string> whole;
-  /// NxD Inference's entries that differ from those of its built-in scheme; std::nullopt if it does not know the family.
-  std::optional<std::vector<Scheme::Entry>> inference_entries;
+  /// How NxD Inference stores the family.
+  struct Inference {
+    std::vector<Scheme::Entry> entries;  // those that differ from its built-in scheme's
+    /// Keys of config.json whose sizes it pads, and the setting with each padded size.
+    std::map<std::string, std::string> padded_sizes;
+    /// Prefix of the names in the larger model whose language model it loads; empty: it loads none.
+    std::string prefix;
+  };
+  std::optional<Inference> inference;  // std::nullopt if NxD Inference does not know the family
   /// Other programs' names for the parameters in checkpoints of logical tensors; only entries whose parameters the
   /// family has.
   std::vector<std::shared_ptr<const Scheme>> schemes;
@@ -182,7 +189,7 @@ std::shared_ptr<const Scheme> builtin_scheme(std::string_view program, const Fam
 
 /// Returns the built-in scheme of NxD Inference.
 const Scheme& inference_scheme();
-/// Returns NxD Inference's entries for a family that has Family::inference_entries, with these settings.
+/// Returns NxD Inference's entries for a family that has Family::inference, with these settings.
 Scheme inference_scheme(const Family& family, const Expression::Lookup& settings);
 
 /// Returns the model_types of the built-in families, sorted.

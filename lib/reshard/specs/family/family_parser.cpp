@@ -190,12 +190,16 @@ void validate_defaults(const JsonObject& defaults) {
   }
 }
 
-/// Returns the entries of NxD Inference that a family lists.
-std::vector<Scheme::Entry> inference_entries_at(const JsonObject& object) {
-  const JsonObject names = object.object_at("nxd_inference");
-  names.validate_keys({"entries"});
-  if (!names.has("entries")) return {};
-  return parse_rank_entries(names, "entries");
+Family::Inference inference_at(const JsonObject& object) {
+  const JsonObject described = object.object_at("nxd_inference");
+  described.validate_keys({"entries", "padded_sizes", "prefix"});
+  Family::Inference inference;
+  if (described.has("entries")) inference.entries = parse_rank_entries(described, "entries");
+  if (described.has("prefix")) inference.prefix = described.string_at("prefix");
+  if (!described.has("padded_sizes")) return inference;
+  const JsonObject sizes = described.object_at("padded_sizes");
+  for (const auto& size : sizes.items()) inference.padded_sizes.emplace(size.key(), sizes.string_at(size.key()));
+  return inference;
 }
 
 /// What other programs call the parameters of `family`.
@@ -354,7 +358,7 @@ Family parse(const Json& json, const JsonFile& file) {
   if (object.has("attention")) family.attention = attention_at(object);
   if (object.has("fused")) read_fused(object, family);
   if (object.has("whole")) family.whole = object.strings_at("whole");
-  if (object.has("nxd_inference")) family.inference_entries = inference_entries_at(object);
+  if (object.has("nxd_inference")) family.inference = inference_at(object);
   validate_family(family, file);
   if (object.has("other_names")) family.schemes = schemes_at(object, family);
   return family;

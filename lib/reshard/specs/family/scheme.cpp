@@ -70,6 +70,7 @@ void remove_prefix(Scheme::Entry& entry, const std::string& prefix) {
 std::optional<Scheme::Entry> with_settings(Scheme::Entry entry, const Expression::Lookup& settings) {
   const auto is_off = [&](const auto& one) { return one.when && !one.when.holds(settings); };
   if (is_off(entry)) return std::nullopt;
+  if (entry.multiple_of) entry.multiple = entry.multiple_of.size(settings);
   std::erase_if(entry.constants, is_off);
   std::erase_if(entry.copies, is_off);
   for (Scheme::Entry& copy : entry.copies) std::erase_if(copy.constants, is_off);
@@ -83,10 +84,9 @@ struct SchemeWord {
   Value value;
 };
 constexpr SchemeWord<Scheme::Constant::Value> kValueWords[] = {
-    {"one", Scheme::Constant::Value::kOne},
-    {"expert_map", Scheme::Constant::Value::kExpertMap},
-    {"rank", Scheme::Constant::Value::kRank},
-    {"local_experts", Scheme::Constant::Value::kLocalExperts},
+    {"one", Scheme::Constant::Value::kOne},   {"expert_map", Scheme::Constant::Value::kExpertMap},
+    {"rank", Scheme::Constant::Value::kRank}, {"local_experts", Scheme::Constant::Value::kLocalExperts},
+    {"mask", Scheme::Constant::Value::kMask}, {"mask_part", Scheme::Constant::Value::kMaskPart},
 };
 constexpr SchemeWord<Scheme::Heads> kHeadWords[] = {
     {"query", Scheme::Heads::kQuery},
@@ -105,6 +105,35 @@ Value meaning_of(const SchemeWord<Value> (&words)[count], const std::string& wor
   object.fail(key, join(known, ", "));
 }
 
+/// Parses "[FIRST::STEP] + NUMBER / parts", in which each of the three may be missing.
+std::optional<ValueChange> parse_change(const std::string& text) {
+  ValueChange change;
+  const std::vector<std::string> words = split(text, ' ');
+  std::size_t at = 0;
+  const auto word = [&] { return at < words.size() ? std::string_view(words[at]) : std::string_view(); };
+  const auto number = [](std::string_view digits) { return parse_unsigned(digits, UINT16_MAX).value_or(0); };
+  if (const std::size_t middle = word().find("::");
+      middle != std::string_view::npos && word().starts_with('[') && word().ends_with(']')) {
+    change.first = parse_unsigned(word().substr(1, middle - 1)).value_or(UINT64_MAX);
+    change.step = number(word().substr(middle + 2, word().size() - middle - 3));
+    if (change.first >= change.step) return std::nullopt;
+    ++at;
+  }
+  if (word() == "+") {
+    ++at;
+    change.plus = number(word());
+    if (change.plus == 0) return std::nullopt;
+    ++at;
+  }
+  if (word() == "/") {
+    ++at;
+    if (word() != "parts") return std::nullopt;
+    change.divisor = 0;
+    ++at;
+  }
+  return at == words.size() ? std::optional(change) : std::nullopt;
+}
+
 /// Reads the entries of a scheme.
 class EntryReader {
  public:
@@ -112,7 +141,8 @@ class EntryReader {
   EntryReader(const JsonObject& object, const std::vector<std::string>& versions, bool for_ranks)
       : object_(object), versions_(versions), for_ranks_(for_ranks) {
     std::vector<std::string> keys = {"entry", "parameters", "dims", "sizes", "padded", "families"};
-    if (for_ranks) keys.insert(keys.end(), {"values", "heads", "split", "share", "kernel", "when", "copies"});
+    if (for_ranks)
+      keys.insert(keys.end(), {"values", "heads", "split", "share", "changes", "multiple", "kernel", "when", "copies"});
     object.validate_keys(keys);
   }
 
@@ -182,6 +212,8 @@ class EntryReader {
       object_.fail("heads", "one word for each of \"parameters\"");
     if (object_.has("split")) entry_.split = static_cast<std::uint32_t>(object_.unsigned_at("split"));
     if (object_.has("share")) entry_.share = object_.string_at("share");
+    if (object_.has("changes")) read_changes();
+    if (object_.has("multiple")) entry_.multiple_of = expression_at(object_, "multiple");
     if (object_.has("kernel")) entry_.kernel = object_.string_at("kernel");
     if (object_.has("when")) entry_.when = expression_at(object_, "when");
     if (!object_.has("copies")) return;
@@ -193,6 +225,18 @@ class EntryReader {
       for (const auto& own : object_.child(item, "copies", pointer).items()) copy[own.key()] = own.value();
       entry_.copies.push_back(EntryReader(object_.child(copy, "copies", pointer), versions_, true).read());
     }
+  }
+
+  /// One text per parameter: "[1::2] + 1", "/ parts".
+  void read_changes() {
+    for (const std::string& text : texts_at(object_, "changes")) {
+      const auto change = parse_change(text);
+      if (!change || object_.has("heads"))
+        object_.fail("changes", "texts such as \"[1::2] + 1\" or \"/ parts\", and no \"heads\"");
+      entry_.changes.push_back(*change);
+    }
+    if (entry_.changes.size() != entry_.parameters.size())
+      object_.fail("changes", "one text for each of \"parameters\"");
   }
 
   /// "(head half pair) in -> (head pair half) in"

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "reshard/specs/family/expression.h"
+#include "reshard/tensor/recipes/change.h"
 
 namespace reshard {
 
@@ -28,6 +29,8 @@ struct Scheme {
       kExpertMap,     // index of each expert on the rank
       kRank,          // number of the rank
       kLocalExperts,  // numbers of the experts on the rank
+      kMask,          // for each element of the preceding entry's padded dim: 0, or the lowest number for padding
+      kMaskPart,      // the rank's part of kMask
     };
     std::vector<std::string> names;  // like Entry::names
     Value value = Value::kOne;
@@ -57,10 +60,15 @@ struct Scheme {
     std::vector<Heads> heads;
     std::optional<std::uint32_t> split;  // dim of the parameter that ranks split, unless it is that of its plan
     std::string share;                   // which of the layout's ways to share parameters; empty: the usual one
-    std::string kernel;                  // choice of the layout with which the last two dims are swapped; empty: none
-    Expression when;                     // settings of the program with which it has the entry; absent: all
-    std::vector<Entry> copies;           // further entries with the same parameters
-    std::string where;                   // file and line of the entry, for errors
+    /// How the entry's values follow from each parameter; empty: they are the parameters'. A divisor of 0 is the number of
+    /// parts that the parameter is shared in.
+    std::vector<ValueChange> changes;
+    Expression multiple_of;      // over settings, the value of `multiple`; may be absent
+    std::uint64_t multiple = 1;  // the split dim is padded to a multiple of this
+    std::string kernel;          // choice of the layout with which the last two dims are swapped; empty: none
+    Expression when;             // settings of the program with which it has the entry; absent: all
+    std::vector<Entry> copies;   // further entries with the same parameters
+    std::string where;           // file and line of the entry, for errors
 
     bool is_plain() const { return entry_dims.empty(); }
     const std::string& name(std::size_t version) const { return name_of(names, version); }

@@ -120,6 +120,32 @@ std::string prefix_of_head(const std::string& base) {
   return base.substr(0, base.size() - kBaseModel.size());
 }
 
+/// Returns the family with the prefix `own` instead of `base`, and `head` before the names of modules without it.
+std::shared_ptr<const Family> with_prefixes(const Family& family, const std::string& base, const std::string& own,
+                                            const std::string& head) {
+  Family renamed = family;
+  const bool is_base_alone = !base.empty() && !own.starts_with(base) && !("." + own).ends_with("." + base);
+  const auto rename = [&](std::string& name) {
+    if (name.empty()) return;
+    if (name.starts_with(base))
+      name.replace(0, base.size(), own);
+    else
+      name.insert(0, head);
+  };
+  rename(renamed.layers);
+  for (Family::Module& module : renamed.modules) {
+    // A base model saved alone has no head.
+    if (is_base_alone && !module.name.starts_with(base)) module.optional = true;
+    rename(module.name);
+    rename(module.tied_to);
+  }
+  if (renamed.attention) rename(renamed.attention->module);
+  for (Family::Fused& fused : renamed.fused) rename(fused.module);
+  for (std::string& module : renamed.whole) rename(module);
+  if (renamed.file.empty()) renamed.schemes = builtin_schemes_for(renamed);
+  return std::make_shared<const Family>(std::move(renamed));
+}
+
 /// Heads that models have instead of the language model's head, or in addition to it: those of Transformers' classes
 /// for classification and question answering, and of reward models.
 constexpr std::string_view kOtherHeads[] = {"score", "classifier", "qa_outputs", "v_head", "value_head", "reward_head"};
@@ -351,33 +377,12 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
   if (found.empty()) found = prefix_of_layers(*family, base, names);
   if (found.size() != 1) return family;
   const std::string& own = found.front();
-
-  Family renamed = *family;
   std::string head = prefix_of_head(own);
-  for (const Family::Module& module : renamed.modules)
+  for (const Family::Module& module : family->modules)
     if (!module.tied_to.empty() && !module.name.starts_with(base))
       if (const auto heads = prefixes_before(module.name + "." + module.parameter, names); heads.size() == 1)
         head = heads.front();
-  const bool is_base_alone = !base.empty() && !own.starts_with(base) && !("." + own).ends_with("." + base);
-  const auto rename = [&](std::string& name) {
-    if (name.empty()) return;
-    if (name.starts_with(base))
-      name.replace(0, base.size(), own);
-    else
-      name.insert(0, head);
-  };
-  rename(renamed.layers);
-  for (Family::Module& module : renamed.modules) {
-    // A base model saved alone has no head.
-    if (is_base_alone && !module.name.starts_with(base)) module.optional = true;
-    rename(module.name);
-    rename(module.tied_to);
-  }
-  if (renamed.attention) rename(renamed.attention->module);
-  for (Family::Fused& fused : renamed.fused) rename(fused.module);
-  for (std::string& module : renamed.whole) rename(module);
-  if (renamed.file.empty()) renamed.schemes = builtin_schemes_for(renamed);
-  return std::make_shared<const Family>(std::move(renamed));
+  return with_prefixes(*family, base, own, head);
 }
 
 Model instantiate(const ModelConfig& config, const HoldsName& holds) {
@@ -398,6 +403,13 @@ Model instantiate(const LanguageModel& found, const std::unordered_set<std::stri
   model.renamed = family != found.family;
   add_unlisted(model, names, found.is_part);
   return model;
+}
+
+LanguageModel with_inference_prefix(LanguageModel found) {
+  const std::string base = base_of(*found.family);
+  const std::string& prefix = found.family->inference->prefix;
+  if (found.is_part && !prefix.empty()) found.family = with_prefixes(*found.family, base, prefix + base, prefix);
+  return found;
 }
 
 }  // namespace reshard

@@ -44,6 +44,10 @@ Error unknown_model_type(const ModelConfig& config, const std::vector<std::strin
 std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> family,
                                                const std::unordered_set<std::string_view>& names);
 
+/// Returns the language model under the names that it has in the larger model that NxD Inference loads it from, if any.
+/// The family has Family::inference.
+LanguageModel with_inference_prefix(LanguageModel found);
+
 /// Returns the model of a config.json whose model_type is known.
 /// \throws also unknown_model_type.
 Model instantiate(const ModelConfig& config, const HoldsName& holds = {});
