@@ -42,6 +42,10 @@ constexpr OtherWord kSameOptions[] = {
     {"--torch-dtype", "--dtype"},
     {"--start-rank-id", "--start-rank"},
     {"--config-path", "--config"},
+    {"--draft-model-path", "--draft"},
+    {"--speculative-model", "--draft"},
+    {"--speculative-draft-model-path", "--draft"},
+    {"--draft-model-tp-degree", "--draft-tp"},
     {"--layout", "--to"},
     {"--to", "--layout"},
 };

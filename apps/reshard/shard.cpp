@@ -5,6 +5,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/open_store.h"
+#include "reshard/plan/target/joined_models.h"
 #include "run_job.h"
 
 namespace reshard::cli {
@@ -17,6 +18,9 @@ struct ShardArguments : CommonArguments {
   SourceArguments source;
   std::string compiled;
   std::vector<std::string> adapters;
+  std::optional<std::string> draft;
+  std::optional<std::string> draft_family;
+  std::optional<std::string> medusa_heads;
   std::string lora_fuse = "mean";
   bool lora_fuse_given = false;
   CastArguments cast;
@@ -32,6 +36,31 @@ void add_adapters(const ShardArguments& arguments, Request& request) {
   }
 }
 
+/// \throws Error kUsage for an empty value: an unset variable of a script must not mean the default.
+void validate_not_empty(const char* option, const std::optional<std::string>& value) {
+  if (value && value->empty()) throw Error(ErrorKind::kUsage, std::string(option) + " is empty");
+}
+
+/// Adds a further model, or further weights, to the files of the model.
+void add_joined(const ShardArguments& arguments, Request& request) {
+  validate_not_empty("--draft", arguments.draft);
+  validate_not_empty("--draft-family", arguments.draft_family);
+  validate_not_empty("--medusa-heads", arguments.medusa_heads);
+  if (!arguments.draft && arguments.draft_family)
+    throw Error(ErrorKind::kUsage, "--draft-family needs --draft: without it no draft is sharded");
+  if (!request.adapters.empty() + arguments.draft.has_value() + arguments.medusa_heads.has_value() > 1)
+    throw Error(ErrorKind::kUsage, "--adapter, --draft and --medusa-heads do not apply to the same files")
+        .hint("leave out all but one of them");
+  if (arguments.draft) {
+    SourceRequest& source = request.joined.emplace_back(JoinedModel{"draft", {}}).source;
+    source.path = *arguments.draft;
+    source.kind = SourceKind::kWhole;
+    if (arguments.draft_family) source.family = named_family("--draft-family", *arguments.draft_family);
+  }
+  if (arguments.medusa_heads)
+    request.joined.emplace_back(JoinedModel{"medusa-heads", {}}).source.path = *arguments.medusa_heads;
+}
+
 Request request_of(const ShardArguments& arguments, bool layout_given) {
   if (arguments.model_directory.empty()) throw Error(ErrorKind::kUsage, "MODEL_DIR is empty");
   if (arguments.output_directory.empty()) throw Error(ErrorKind::kUsage, "OUT_DIR is empty");
@@ -45,9 +74,12 @@ Request request_of(const ShardArguments& arguments, bool layout_given) {
   request.source.extra = extra_tensors_of(arguments.source);
   request.output_directory = arguments.output_directory;
   add_adapters(arguments, request);
+  add_joined(arguments, request);
   TargetArguments target = arguments.target;
-  if (!request.adapters.empty()) {
-    const auto has_adapters = [](const Layout& layout) { return layout.traits().holds_adapters(); };
+  if (!request.adapters.empty() && arguments.compiled.empty()) {
+    const auto has_adapters = [](const Layout& layout) {
+      return layout.traits().holds_adapters() || layout.joined_roles().count(kJoinedAdapter) > 0;
+    };
     const Layout* const given = layout_named(target.layout);
     if (layout_given && given != nullptr && !has_adapters(*given))
       throw Error(ErrorKind::kUsage, "--layout " + printable(target.layout) + " has no place for adapters")
@@ -56,8 +88,12 @@ Request request_of(const ShardArguments& arguments, bool layout_given) {
   }
   request.target = target_request(target, "--layout", is_of_ranks);
   std::optional<DType> compiled_dtype;
-  if (!arguments.compiled.empty())
-    compiled_dtype = complete_for(all_files(), arguments.compiled, request.target, layout_given);
+  if (!arguments.compiled.empty()) {
+    const CompiledModel compiled = complete_for(all_files(), arguments.compiled, request.target, layout_given);
+    if (!request.adapters.empty()) request.joined.push_back({kJoinedAdapter, {}, std::exchange(request.adapters, {})});
+    complete_joined(request, compiled);
+    compiled_dtype = compiled.dtype;
+  }
   if (arguments.lora_fuse_given) request.target.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
   if (!request.target.tp && !request.target.layout->traits().needs_no_mesh())
     throw Error(ErrorKind::kUsage, "--tp is required: the number of tensor-parallel ranks");
@@ -114,10 +150,25 @@ void add_shard(Command app, Together& together) {
           std::string(
               "Directory of a LoRA adapter saved by PEFT, or of several. Only adapters are written, in layout ") +
               layout_names([](const Layout& layout) { return layout.traits().holds_adapters(); }) +
-              " (default: the first); MODEL_DIR needs only config.json")
+              " (default: the first); MODEL_DIR needs only config.json. Layout " +
+              layout_names([](const Layout& layout) { return layout.joined_roles().count(kJoinedAdapter) > 0; }) +
+              " contains them with their model")
       .type_name("DIR")
       .one_value_per_use();
   add_lora_fuse(command, arguments->lora_fuse);
+  command
+      .add_option("--draft", arguments->draft,
+                  "Directory of the draft model of a speculation, for files that contain both: layout " +
+                      layout_names([](const Layout& layout) { return layout.joined_roles().count("draft") > 0; }))
+      .type_name("DIR");
+  command
+      .add_option("--draft-family", arguments->draft_family,
+                  "Built-in family of the draft, such as llama_eagle (default: from --for, else from its config.json)")
+      .type_name("NAME");
+  command
+      .add_option("--medusa-heads", arguments->medusa_heads,
+                  "File with Medusa's heads (medusa_heads.pt), for a model that was compiled with them")
+      .type_name("FILE");
   add_common(command, *arguments);
   command.callback([arguments, command, &together] {
     arguments->lora_fuse_given = command.count("--lora-fuse") > 0;

@@ -11,6 +11,7 @@
 #include "end_to_end/golden_checks.h"
 #include "reshard/engine/check/verify.h"
 #include "reshard/layouts/core/checkpoint.h"
+#include "reshard/plan/target/joined_models.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
@@ -101,6 +102,7 @@ class GoldenRun {
     if (const json* config = run_.find("config")) source.config = at(*config);
     source.options = options_of(run_.all("from"));
     source.with_optimizer = run_.get("with_optimizer", false);
+    if (const json* family = run_.find("family")) source.family = builtin_family(family->get<std::string>());
     return source;
   }
 
@@ -121,6 +123,15 @@ class GoldenRun {
       auto request = request_to<Request>(output, target);
       for (const std::string adapter : run_.all("adapters")) request.adapters.push_back(at(adapter));
       if (run_.get("exact_adapters", false)) request.target.lora_fuse = LoraFuse::kExact;
+      for (const auto& [role, place] : run_.all("joined").items()) {
+        JoinedModel& model = request.joined.emplace_back(JoinedModel{role, {}});
+        if (place.is_array())
+          for (const std::string adapter : place) model.adapters.push_back(at(adapter));
+        else
+          model.source.path = at(place);
+        if (fs::is_directory(model.source.path)) model.source.kind = SourceKind::kWhole;
+      }
+      if (compiled_) complete_joined(request, *compiled_);
       return plan_shard(request);
     }
     if (command == "consolidate") {
@@ -139,7 +150,10 @@ class GoldenRun {
     const fs::path output = work_ / run_.get<std::string>("into", source_.filename().string() + "-out");
     Fields to(run_.all("to"), "to");
     TargetRequest target = target_of(to);
-    if (const json* compiled = to.find("for")) dtype_ = complete_for(all_files(), at(*compiled), target, false);
+    if (const json* compiled = to.find("for")) {
+      compiled_ = complete_for(all_files(), at(*compiled), target, false);
+      dtype_ = compiled_->dtype;
+    }
     to.validate();
     RunOptions options = unsynced();
     if (run_.get("first_replicas", false)) options.replicas = Replicas::kFirst;
@@ -292,6 +306,7 @@ class GoldenRun {
   Fields run_;
   fs::path work_;
   fs::path source_;
+  std::optional<CompiledModel> compiled_;
   std::optional<DType> dtype_;  // of the compiled model
   json golden_ = golden_of(case_);
   json tensors_;

@@ -16,6 +16,7 @@
 #include "reshard/plan/source/tags.h"
 #include "reshard/plan/target/checks.h"
 #include "reshard/plan/target/companions.h"
+#include "reshard/plan/target/joined_models.h"
 #include "reshard/plan/target/make_target.h"
 #include "reshard/plan/target/outside_links.h"
 #include "reshard/plan/transforms/against_model.h"
@@ -43,9 +44,11 @@ const Layout& layout_of_target(const Request& request, const Checkpoint& source)
             }));
 }
 
+/// Sets the role of the request's model.
 /// \throws Error kUsage if the request is invalid, whatever the source.
-void validate(Files& files, const Request& request) {
+void validate(Files& files, Request& request) {
   if (!request.adapters.empty()) return validate_shards_adapters(request);
+  take_roles(request);
   validate_request(request.target);
   validate_takes_states(request.source, *request.target.layout);
   if (request.source.with_optimizer && request.source.extra == ExtraTensors::kDrop)
@@ -133,6 +136,23 @@ Draft transform(Files& files, const Request& request, Checkpoint source) {
   return draft;
 }
 
+/// Reads a model that is joined to `base`, or further weights of that model, and transforms its tensors.
+Draft joined_draft(Files& files, Request& request, const Checkpoint& base) {
+  Checkpoint source = read_source(files, request);
+  take_metadata_model(source, request.target);
+  validate_source(files, request, source);
+  request.target = completed(std::move(request.target), source);
+  if (!source.adapters.empty()) read_adapter_configs(files, request, source);
+  if (request.source.kind != SourceKind::kWhole) {
+    Draft draft{std::move(source)};
+    select(draft, request.names);
+    draft.model = base.model;
+    cast(files, draft, request);
+    return draft;
+  }
+  return transform(files, request, std::move(source));
+}
+
 std::unique_ptr<Job> make_job(const Request& request, Draft draft, TargetPlan target, CarriedFiles carried) {
   auto job = std::make_unique<Job>();
   job->command = request.command;
@@ -179,8 +199,16 @@ std::unique_ptr<Job> plan_any(Files& files, Request request) {
   if (is_model && request.source.kind == SourceKind::kShards) note_adapters_left(files, source);
   request.target = completed(std::move(request.target), source);
   if (!is_model) read_adapter_configs(files, request, source);
+  std::vector<TargetPlan> joined;
+  std::vector<Draft> drafts;
+  for (const JoinedModel& model : request.joined) {
+    Request own = request_for(request, model);
+    drafts.push_back(joined_draft(files, own, source));
+    joined.push_back(make_target(files, drafts.back(), own.target, *request.output_directory));
+  }
   Draft draft = transform(files, request, std::move(source));
-  TargetPlan target = make_target(files, draft, request.target, *request.output_directory);
+  TargetPlan target = make_target(files, draft, request.target, *request.output_directory, std::move(joined));
+  for (std::size_t i = 0; i < drafts.size(); ++i) join_draft(draft, std::move(drafts[i]), request.joined[i].role);
   CarriedFiles carried = carry_files(files, draft, *request.target.layout, target, *request.output_directory);
   add_states(draft.source.map, std::move(draft.source.states.map), target.map.same);
   const ProgramOptions options{request.check_replicas, draft.dropped, target.is_partial};
@@ -194,7 +222,12 @@ std::unique_ptr<Job> plan_any(Files& files, Request request) {
 std::unique_ptr<Job> plan(Files& store, const Request& request) {
   ListedFiles files(store);
   std::unique_ptr<Job> job = plan_any(files, request);
-  leave_out_outside_links(files, *job, request.source, request.adapters);
+  std::vector<fs::path> given = request.adapters;
+  for (const JoinedModel& model : request.joined) {
+    if (!model.source.path.empty()) given.push_back(model.source.path);
+    given.insert(given.end(), model.adapters.begin(), model.adapters.end());
+  }
+  leave_out_outside_links(files, *job, request.source, given);
   return job;
 }
 
@@ -202,6 +235,8 @@ std::unique_ptr<Job> plan_shard(Files& files, Request request) {
   request.command = "shard";
   request.source.kind = SourceKind::kWhole;
   const Layout* const wanted = request.target.layout;
+  if (!request.adapters.empty() && wanted != nullptr && wanted->joined_roles().count(kJoinedAdapter) > 0)
+    request.joined.push_back({kJoinedAdapter, {}, std::exchange(request.adapters, {})});
   if (!request.adapters.empty() && (wanted == nullptr || !wanted->traits().holds_adapters()))
     request.target.layout = &adapter_layout();
   if (request.target.layout == nullptr) request.target.layout = &default_rank_layout();

@@ -114,7 +114,7 @@ TEST_CASE("A compiled model's settings are completed, and must not be contradict
   const fs::path compiled = compiled_case("moe-qwen3_moe-ep2-tp4");
   TargetRequest request;
   request.layout = layout("ranks");
-  CHECK(complete_for(all_files(), compiled, request, false) == DType::kBF16);
+  CHECK(complete_for(all_files(), compiled, request, false).dtype == DType::kBF16);
   CHECK(request.layout == layout("nxdi"));
   CHECK(request.tp == 4u);
   CHECK(request.options.all().at("moe-ep-degree") == "2");

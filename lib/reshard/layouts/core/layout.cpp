@@ -193,6 +193,7 @@ std::optional<FoundLayout> find_whole(Files& files, const fs::path& path) {
 }
 
 void validate_written(const CompiledModel& compiled) {
+  for (const CompiledModel& one : compiled.joined) validate_written(one);
   if (compiled.unwritten.empty()) return;
   throw Error(ErrorKind::kUnsupported, fmt::format("has {}, which are not written", compiled.unwritten))
       .in(compiled.file)
@@ -200,8 +201,7 @@ void validate_written(const CompiledModel& compiled) {
           "let NxD Inference shard these weights (save_sharded_checkpoint), or compile the model without the setting");
 }
 
-std::optional<DType> complete_for(Files& files, const std::filesystem::path& path, TargetRequest& request,
-                                  bool layout_given) {
+CompiledModel complete_for(Files& files, const std::filesystem::path& path, TargetRequest& request, bool layout_given) {
   if (!files.exists(path)) throw Error(ErrorKind::kBadInput, "does not exist").in(path);
   const fs::path directory = files.is_directory(path) ? path : path.parent_path();
   for (const Layout* layout : layouts()) {
@@ -233,7 +233,7 @@ std::optional<DType> complete_for(Files& files, const std::filesystem::path& pat
         refuse(name, asked == "true" ? "(given)" : asked, "no such setting");
     }
     for (const auto& [name, value] : compiled->options.all()) request.options.set(name, value);
-    return compiled->dtype;
+    return *compiled;
   }
   throw Error(ErrorKind::kBadInput, "contains no compiled model that reshard knows")
       .in(directory)

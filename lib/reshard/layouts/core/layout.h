@@ -199,6 +199,8 @@ struct TargetRequest {
   OptionValues options;                    // options of `layout`
   /// How to fuse the lora_A of fused linears when an adapter is sharded for a model; the default is the mean.
   std::optional<LoraFuse> lora_fuse{};
+  /// Role of the model among those in the same files (Layout::joined_roles); may be empty.
+  std::string role{};
 };
 
 /// Input for planning a target.
@@ -246,6 +248,9 @@ struct TargetPlan {
   std::vector<std::filesystem::path> whole_folders;  // folders replaced as a whole, in addition to the traits' folder
   std::vector<Copy> copies;                          // source tensors that it also contains under another name
   std::vector<Average> means;                        // tensors that the source does not have
+  std::vector<LogicalTensor> computed{};             // the same, with their recipes; `dtype` is that of their input
+  std::string role{};                                // TargetRequest::role
+  std::vector<TargetPlan> joined{};                  // of further models in the files; `map` contains their maps
 };
 
 /// A compiled model, which loads weights in one form only.
@@ -255,6 +260,9 @@ struct CompiledModel {
   OptionValues options;        // of the layout
   std::optional<DType> dtype;  // of floating tensors
   std::string unwritten;  // what the model loads and the layout does not write, as "setting: weights"; may be empty
+  std::string role{};     // for a model that another one loads: Layout::joined_roles
+  FamilySpec family{};    // of its weights, if it is not that of the model_type in config.json
+  std::vector<CompiledModel> joined{};  // further models that it loads
 };
 
 /// A kind of checkpoint directory.
@@ -279,6 +287,9 @@ class Layout {
   /// \throws Error kUsage, with alternatives, if the model cannot be sharded as requested.
   virtual TargetPlan plan(const TargetRequest& request, const TargetContext& context) const = 0;
 
+  /// Returns the roles of further models whose tensors the files may contain, such as "draft", and for each the role
+  /// that the model itself then has.
+  virtual std::map<std::string, std::string> joined_roles() const { return {}; }
   /// Returns the compiled model in `directory`; std::nullopt if none loads this layout.
   /// \throws Error kBadInput, kUnsupported.
   virtual std::optional<CompiledModel> compiled_model(Files& /*files*/,
@@ -341,12 +352,11 @@ std::optional<FoundLayout> find_whole(Files& files, const std::filesystem::path&
 void validate_no_leftovers(Files& files, const TargetPlan& plan, const std::filesystem::path& directory,
                            const std::function<bool(const std::string& name)>& is_ours, const std::string& what);
 
-/// Completes `request` with what the compiled model at `path`, a directory or a file in it, needs, and returns the dtype
-/// of its weights.
+/// Completes `request` with what the compiled model at `path`, a directory or a file in it, needs, and returns that
+/// model.
 /// \param layout_given  whether the request names its layout.
 /// \throws Error kBadInput if there is no compiled model; kUsage if `request` contradicts it.
-std::optional<DType> complete_for(Files& files, const std::filesystem::path& path, TargetRequest& request,
-                                  bool layout_given);
+CompiledModel complete_for(Files& files, const std::filesystem::path& path, TargetRequest& request, bool layout_given);
 
 /// \throws Error kUnsupported if the layout does not write all weights that the model loads.
 void validate_written(const CompiledModel& compiled);

@@ -43,8 +43,10 @@ constexpr Stranger kStrangers[] = {
      "a checkpoint of Megatron-LM",
      "export the model from Megatron-LM with Hugging Face's names, for instance with Megatron Bridge"},
     {R"((^|\.)(fc|hidden_norm)\.weight$|(^|\.)midlayer\.)", "a draft model of EAGLE",
-     "it is not a complete model: NxD Inference loads the draft's Hugging Face folder unchanged", nullptr,
-     R"((^|\.)layers\.[1-9])", R"((^|\.)(layers\.0|midlayer)\.)"},
+     "shard it with its target for NxD Inference: `draft`, with `draft-family` llama_eagle or llama_eagle3 unless "
+     "`for` is "
+     "given; its layer must be called layers.0, not midlayer",
+     nullptr, R"((^|\.)layers\.[1-9])", R"((^|\.)(layers\.0|midlayer)\.)"},
     {R"(\.scale$)", "NxD's own quantisation, which stores scales next to the weights as .scale",
      "use the model from before it was quantised, or quantise it with a program that writes quantization_config",
      ".weight"},

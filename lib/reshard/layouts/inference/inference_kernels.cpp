@@ -163,8 +163,8 @@ Kernels idle_kernels(const std::vector<PartitionRule>& rules) {
 void transpose_rules(std::vector<PartitionRule>& rules, const Kernels& kernels) {
   for (PartitionRule& rule : rules) {
     if (!rule.kernel.empty() && std::find(std::begin(kAll), std::end(kAll), rule.kernel) == std::end(kAll))
-      throw Error(ErrorKind::kBadInput, fmt::format("\"kernel\" is \"{}\", which NxD Inference does not have",
-                                                    printable(rule.kernel)))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("\"kernel\" is \"{}\", which NxD Inference does not have", printable(rule.kernel)))
           .tensor(rule.stored_name)
           .hint("kernels are " + kernels_text({std::begin(kAll), std::end(kAll)}));
     if (kernels.count(rule.kernel)) rule.file_dims = {1, 0};  // for matrices

@@ -85,6 +85,7 @@ TargetPlan ServedLayout::plan(const TargetRequest& request, const TargetContext&
   const Model& model = *context.model;
   if (server_.validate_model != nullptr) server_.validate_model(model);
   TargetPlan plan;
+  plan.role = request.role;
   plan_mesh(plan, request, model);
   const RankTarget target = ranks_to_write(*this, request, plan.mesh.tp);
   PartitionOptions options, padded;
@@ -96,7 +97,7 @@ TargetPlan ServedLayout::plan(const TargetRequest& request, const TargetContext&
   plan.has_first_rank = target.first_rank == 0;
   plan.partition.reset();  // there are no stages
   plan.cut_names.clear();
-  note_padding(plan);
+  if (context.adapters.empty()) note_padding(plan);
   for (std::string& note : partition_notes(*context.model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
   plan.loaded_by = server_.loaded_by;
   return plan;

@@ -41,6 +41,7 @@ struct InferenceServer {
   /// Fills plan.map with the ranks that `target` selects.
   void (*plan_ranks)(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
                      const TargetContext& context);
+  std::map<std::string, std::string> joined_roles{};  // Layout::joined_roles
   /// Layout::compiled_model; may be null.
   std::optional<CompiledModel> (*compiled_model)(Files& files, const std::filesystem::path& directory) = nullptr;
   /// Layout::validate_compiled; may be null.
@@ -55,6 +56,7 @@ class ServedLayout final : public Layout {
   const LayoutTraits& traits() const override { return server_.traits; }
   const RankFormat* ranks() const override { return &server_.ranks; }
   std::vector<const LayoutOption*> options() const override { return server_.options; }
+  std::map<std::string, std::string> joined_roles() const override { return server_.joined_roles; }
   std::vector<FoundLayout> recognise(Files& files, const std::filesystem::path& path) const override;
   Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override;
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override;

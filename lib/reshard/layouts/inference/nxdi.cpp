@@ -15,8 +15,10 @@
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/inference/inference_kernels.h"
 #include "reshard/layouts/inference/inference_server.h"
+#include "reshard/layouts/inference/medusa_heads.h"
 #include "reshard/layouts/inference/nxdi_settings.h"
 #include "reshard/layouts/inference/nxdi_shares.h"
+#include "reshard/layouts/inference/served_adapters.h"
 #include "reshard/layouts/map/rank_rules.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/layouts/training/trainer.h"
@@ -38,7 +40,6 @@ constexpr LayoutOption kOwnPad{
 constexpr LayoutOption kOwnPadHeads{
     .name = kPadHeads.name, .type = LayoutOption::Type::kFlag, .help = kPadHeads.help, .why_idle = always_pads};
 
-constexpr const char* kModels[] = {"target", "draft"};
 constexpr LayoutOption kFusedModel{.name = "fused-model",
                                    .type = LayoutOption::Type::kChoice,
                                    .help = "",
@@ -51,7 +52,8 @@ constexpr LayoutOption kFusedModel{.name = "fused-model",
 std::vector<const LayoutOption*> nxdi_options() {
   std::vector<const LayoutOption*> options = {&kStartRank, &kEndRank};
   for (const NxdiSetting& setting : nxdi_settings()) options.push_back(setting.option);
-  options.insert(options.end(), {&kKernels, &kFusedModel, &kOwnPad, &kOwnPadHeads});
+  options.insert(options.end(),
+                 {&kKernels, &kDraftDegree, &kLoraConfig, &kMedusaCount, &kFusedModel, &kOwnPad, &kOwnPadHeads});
   return options;
 }
 
@@ -117,6 +119,14 @@ std::set<std::string> entry_names(const Scheme& scheme) {
     for (const Scheme::Entry& copy : entry.copies) add(copy);
   }
   return names;
+}
+
+/// Returns the parameters that files with this form lack, with stars for numbers.
+std::set<std::string> unstored_parameters(const Model& model, const OptionValues& form) {
+  std::set<std::string> parameters;
+  for (const Scheme::Entry& entry : scheme_of(model, form).entries)
+    if (entry.names.front().empty()) parameters.insert(entry.parameters.begin(), entry.parameters.end());
+  return parameters;
 }
 
 /// Returns `form` with a setting turned on.
@@ -213,6 +223,19 @@ DType float_dtype(const Tensors& tensors) {
   return found == tensors.end() ? DType::kBF16 : found->dtype;
 }
 
+/// Validates that the model has a tensor for each setting that adds a tensor of its own.
+void validate_held(const OptionValues& values, const Model& model, const std::vector<PartitionRule>& rules) {
+  if (!values.flag(kEagleInputNorm.name)) return;
+  const std::set<std::string> names = names_with(model, values, kEagleInputNorm);
+  const bool is_held = std::any_of(rules.begin(), rules.end(), [&](const PartitionRule& rule) {
+    return names.count(with_stars(rule.stored_name)) > 0;
+  });
+  if (!is_held && !names.empty())
+    throw Error(ErrorKind::kBadInput, "is missing, but the draft was compiled with enable_eagle_draft_input_norm")
+        .tensor(*names.begin())
+        .hint("give the draft that the model was compiled with");
+}
+
 /// Validates combinations of settings that NxD Inference does not have, or whose weights are unknown.
 void validate_settings(const OptionValues& values, const Model& model, std::uint32_t tp) {
   const auto given = [&](const LayoutOption& option) { return values.has(option.name); };
@@ -284,8 +307,32 @@ void validate_places(const OptionValues& values, const Model& model, const Holds
               "(save_sharded_checkpoint)");
 }
 
-void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& values, const TargetContext& context) {
+void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& given, const TargetContext& context) {
   const Model& model = *context.model;
+  OptionValues values = given;
+  if (plan.role.empty() && values.has(kDraftDegree.name))
+    throw Error(ErrorKind::kUsage, fmt::format("`{}` applies only to a draft", kDraftDegree.name))
+        .hint("leave it out, or set `draft` to the directory of the draft");
+  if (plan.role != kModels[1]) values.erase(kDraftDegree.name);
+  const bool with_adapters = plan.role == kAdapterRoles[0] || plan.role == kAdapterRoles[1];
+  const auto served = served_adapters(values);
+  if (served.has_value() != with_adapters)
+    throw Error(ErrorKind::kUsage,
+                with_adapters
+                    ? fmt::format("`adapter` needs `{}`: the form of the files depends on it", kLoraConfig.name)
+                    : fmt::format("`{}` needs `adapter`: the files contain the adapters", kLoraConfig.name))
+        .hint(with_adapters ? "set `for` to the directory of the compiled model, whose neuron_config.json has it"
+                            : "set `adapter` to the directory of each adapter, in the order of lora_ckpt_paths");
+  plan.form = values;
+  if (plan.role == kMedusaRoles[1])
+    return plan_medusa_heads(plan, target, values, context, inference_scheme().left_out.back());
+  values.erase(kMedusaCount.name);
+  if (plan.role == kAdapterRoles[1])
+    return plan_served_adapters(
+        plan, target, *served,
+        nxdi_rules(
+            model, plan.mesh.tp, values, [](const auto&) { return false; }, float_dtype(context.logical)),
+        context);
   const std::uint32_t tp = plan.mesh.tp;
   const HoldsName holds = names_in(context.logical);
   std::vector<std::string> computed, parts;
@@ -306,17 +353,26 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& v
     plan.notes.push_back("left out, because NxD Inference has no layers for multi-token prediction: " +
                          list_names(beyond));
   plan.without_place.insert(plan.without_place.end(), beyond.begin(), beyond.end());
+  std::vector<std::string> unstored;
+  const std::set<std::string> without_entry = unstored_parameters(model, values);
+  for (const ModelParameter& parameter : model.parameters)
+    if (holds(parameter.name) && without_entry.count(with_stars(parameter.name)) > 0)
+      unstored.push_back(parameter.name);
+  if (!unstored.empty())
+    plan.notes.push_back("left out, because the compiled model has none with these settings: " + list_names(unstored));
+  plan.without_place.insert(plan.without_place.end(), unstored.begin(), unstored.end());
   validate_places(values, model, holds);
   validate_settings(values, model, tp);
   validate_loadable(model, values, tp, holds);
   std::vector<PartitionRule> rules = nxdi_rules(model, tp, values, holds, float_dtype(context.logical));
+  validate_held(values, model, rules);
   const Kernels kernels = kernels_of(values).value_or(Kernels{});
   for (const std::string& kernel : idle_kernels(rules)) plan.idle.insert(kernel);
   if (kernels.count("qkv") && plan.idle.count("qkv"))
     throw Error(ErrorKind::kUsage, fmt::format("`{}` qkv applies only to the fused projection", kKernels.name))
         .hint(fmt::format("add `{}`, or leave out qkv: NxD Inference stores the others unchanged", kFuseQkv.name));
   transpose_rules(rules, kernels);
-  plan.form = values;
+  plan.form = values;  // without options of other roles
   for (const NxdiSetting& setting : nxdi_settings())
     if (!has_effect(model, values, *setting.option)) plan.idle.insert(setting.option->name);
   std::vector<std::string> idle = values.names();
@@ -325,17 +381,23 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& v
   if (!idle.empty())
     plan.notes.push_back(fmt::format("without effect, as NxD Inference stores models of {} in one way: {}",
                                      model.family->model_type, list_names(idle)));
+  const Scheme& scheme = inference_scheme();
+  if (served) wrap_rules(rules, *served, scheme.wrapper);
+  if (const auto prefix = scheme.models.find(plan.role); prefix != scheme.models.end())
+    for (PartitionRule& rule : rules) rule.stored_name.insert(0, prefix->second);
   plan.map = sharded_target_map(rules, tp, context.logical, target);
   if (model.heads != 0) plan.attention = inference_report(model, tp, values.flag(kFuseQkv.name));
 }
 
-/// Returns `given`, or else the form that neuron_config.json declares. The file is in the weights' directory or its
-/// parent; for optimum-neuron, it is next to config.json, two levels up.
-OptionValues declared_options(Files& files, const Checkpoint& checkpoint, OptionValues given) {
+/// Returns `given`, or else the form that neuron_config.json declares for the model with this role. The file is in the
+/// weights' directory or its parent; for optimum-neuron, it is next to config.json, two levels up.
+OptionValues declared_options(Files& files, const Checkpoint& checkpoint, const std::string& role, OptionValues given) {
   const fs::path above = directory_above(files, checkpoint.path);
   for (const fs::path& directory : {checkpoint.path, above, checkpoint.directory})
     if (const auto compiled = read_compiled_model(files, directory)) {
-      for (const auto& [name, value] : compiled->options.all())
+      const CompiledModel* model = role == kModels[0] ? &*compiled : joined_model(*compiled, role);
+      if (model == nullptr) break;
+      for (const auto& [name, value] : model->options.all())
         if (!given.has(name)) given.set(name, value);
       break;
     }
@@ -408,6 +470,7 @@ OptionValues form_of(const ShardedCheckpoint& shards, const Model& model, const 
     else if (is_shown && is_degree)
       unknown.push_back(option);
   }
+  if (declared.has(kDraftDegree.name)) form.set(kDraftDegree.name, declared.all().at(kDraftDegree.name));
   if (find_degrees(shards, model, form, holds, unknown)) return form;
   // Both degrees of attention result in the same names.
   for (const LayoutOption*& option : unknown)
@@ -417,6 +480,25 @@ OptionValues form_of(const ShardedCheckpoint& shards, const Model& model, const 
     }
   find_degrees(shards, model, form, holds, unknown);  // if none fits, the error names a tensor
   return form;
+}
+
+/// Removes `wrapper` from the name of a tensor in a wrapped module.
+std::string unwrapped(std::string name, const std::string& wrapper) {
+  if (const auto at = name.find(wrapper + "."); at != std::string::npos) name.erase(at, wrapper.size());
+  return name;
+}
+
+/// Returns the shapes that files record for one of their models.
+OriginalShapes originals_of(const OriginalShapes& shapes, const std::string& chosen) {
+  OriginalShapes own;
+  for (const auto& [name, shape] : shapes) {
+    const auto role = std::find_if(std::begin(kModels), std::end(kModels), [&, &name = name](const std::string& model) {
+      return name.starts_with(model + ".");
+    });
+    if ((role == std::end(kModels) ? kModels[0] : *role) != chosen) continue;
+    own.emplace(role == std::end(kModels) ? name : name.substr(chosen.size() + 1), shape);
+  }
+  return own;
 }
 
 /// Restricts the files to the tensors of one model, under its own names: files may contain the target and the draft of a
@@ -448,8 +530,7 @@ void select_model(const OptionValues& options, ShardedCheckpoint& shards, Checkp
           left_out.insert(with_stars(tensor.name));
           continue;
         }
-        if (const auto at = tensor.name.find(scheme.wrapper + "."); at != std::string::npos)
-          tensor.name.erase(at, scheme.wrapper.size());
+        tensor.name = unwrapped(std::move(tensor.name), scheme.wrapper);
         kept.push_back(std::move(tensor));
       }
       file.tensors = std::move(kept);
@@ -465,6 +546,15 @@ void select_model(const OptionValues& options, ShardedCheckpoint& shards, Checkp
   for (const std::string& model : others)
     checkpoint.notes.push_back(fmt::format("only the {} model is read; `{}` {}, with its `config`, reads the other one",
                                            chosen, kFusedModel.name, model));
+  if (shards.record) {
+    RankRecord& record = *shards.record;
+    std::set<std::string> transposed;
+    for (const std::string& name : record.transposed)
+      if (const std::string model = other_model_of(name); model.empty() || model == chosen)
+        transposed.insert(unwrapped(name.substr(model.empty() ? 0 : prefix.size()), scheme.wrapper));
+    record.transposed = std::move(transposed);
+    record.originals = std::make_shared<const OriginalShapes>(originals_of(*record.originals, chosen));
+  }
   if (!left_out.empty())
     checkpoint.notes.push_back(
         "left out: adapters, whose scales and ranks the files do not contain, and Medusa's heads, which are in "
@@ -515,7 +605,7 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
                                                options.choice(kFusedModel)))
         .in(checkpoint.path)
         .hint("set `config` to the directory of the draft, or to its config.json");
-  const OptionValues declared = is_draft ? options : declared_options(files, checkpoint, options);
+  const OptionValues declared = declared_options(files, checkpoint, options.choice(kFusedModel), options);
   validate_padded_split(shards, checkpoint);
   std::set<std::string_view> held;
   for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);
@@ -546,44 +636,6 @@ bool is_nxdi(const std::vector<TensorEntry>& tensors) {
   });
 }
 
-/// Validates that the compiled model in `directory` loads this model, in the planned form.
-void validate_compiled_form(Files& files, const TargetPlan& plan, const Model& model, const fs::path& directory) {
-  const auto compiled = read_compiled_model(files, directory);
-  if (!compiled) return;
-  validate_written(*compiled);
-  validate_same_model(files, *compiled, model);
-  std::vector<std::string> needed;
-  if (compiled->tp && *compiled->tp != plan.mesh.tp) needed.push_back(fmt::format("with `tp` {}", *compiled->tp));
-  for (const NxdiSetting& setting : nxdi_settings()) {
-    const char* option = setting.option->name;
-    const auto value_in = [&](const OptionValues& form) { return form.has(option) ? form.all().at(option) : ""; };
-    if (plan.idle.count(option) || value_in(compiled->options) == value_in(plan.form)) continue;
-    const std::string value = value_in(compiled->options);
-    needed.push_back(value.empty()     ? fmt::format("without `{}`", option)
-                     : value == "true" ? fmt::format("with `{}`", option)
-                                       : fmt::format("with `{}` {}", option, value));
-  }
-  const auto used = [&](const OptionValues& form) {
-    Kernels kernels = kernels_of(form).value_or(Kernels{});
-    std::erase_if(kernels, [&](const std::string& kernel) { return plan.idle.count(kernel) > 0; });
-    return kernels;
-  };
-  const Kernels kernels = used(compiled->options);
-  if (kernels != used(plan.form))
-    needed.push_back(kernels.empty() ? fmt::format("without `{}`", kKernels.name)
-                                     : fmt::format("with `{}` {}", kKernels.name, kernels_text(kernels)));
-  const auto& tensors = plan.map.logical;
-  const auto other = std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
-    const DTypeRow& row = describe(tensor.dtype);
-    return compiled->dtype && row.kind == DTypeClass::kFloat && row.bits >= 16 && tensor.dtype != *compiled->dtype;
-  });
-  if (other != tensors.end()) needed.push_back(fmt::format("with `dtype` {}", describe(*compiled->dtype).torch_name));
-  if (needed.empty()) return;
-  throw Error(ErrorKind::kBadInput, "belongs to a model that was compiled for weights in another format")
-      .in(compiled->file)
-      .hint(fmt::format("write them {}, or choose another output directory", join(needed, " and ")));
-}
-
 }  // namespace
 
 const Layout& nxdi_layout() {
@@ -596,6 +648,9 @@ const Layout& nxdi_layout() {
        .loaded_by = "NxD Inference loads these files for a model that is compiled with save_sharded_checkpoint=True",
        .validate_model = validate_named,
        .plan_ranks = plan_nxdi,
+       .joined_roles = {{kModels[1], kModels[0]},
+                        {kAdapterRoles[1], kAdapterRoles[0]},
+                        {kMedusaRoles[1], kMedusaRoles[0]}},
        .compiled_model = read_compiled_model,
        .validate_compiled = validate_compiled_form});
   return kLayout;

@@ -12,6 +12,8 @@
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/inference/inference_kernels.h"
 #include "reshard/layouts/inference/inference_server.h"
+#include "reshard/layouts/inference/medusa_heads.h"
+#include "reshard/layouts/inference/served_adapters.h"
 #include "reshard/layouts/training/trainer.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/config/neuron_config.h"
@@ -37,6 +39,7 @@ constexpr NxdiSetting kSettings[] = {
     {&kPaddedIntermediate, "padded_intermediate_size", 0},
     {&kHeadMultiple, "lm_head_multiple", 0},
     {&kSplitHeadBias, "on_device_sampling_config", 0},
+    {&kEagleInputNorm, "enable_eagle_draft_input_norm", 0},
 };
 
 /// Refuses experts in tiles of MXFP4, and weights that NxD Inference has multiplied by the weights of the preceding norm
@@ -64,12 +67,16 @@ struct Unwritten {
 constexpr Unwritten kUnwritten[] = {
     {"quantized", "quantised weights"},
     {"quantized_mlp_kernel_enabled", "quantised weights"},
-    {"enable_fused_speculation", "the weights of a target and a draft"},
-    {"enable_eagle_speculation", "the weights of a target and a draft"},
-    {"is_eagle_draft", "the weights of an EAGLE draft"},
-    {"is_medusa", "Medusa's heads"},
-    {"lora_config", "the adapters of multi-LoRA serving"},
 };
+
+constexpr const char* kDraftConfig = "fused_spec_config.draft_config";
+
+/// Settings of EAGLE's drafts, and what their families are called after the model_type of the draft.
+struct EagleVariant {
+  const char* flag;
+  const char* family;
+};
+constexpr EagleVariant kEagleVariants[] = {{"is_eagle3", "_eagle3"}, {"is_eagle_draft", "_eagle"}};
 
 /// Returns what `settings` need that is not written; empty if nothing.
 std::string unwritten(const Json& settings) {
@@ -80,6 +87,10 @@ std::string unwritten(const Json& settings) {
   const Json* stages = find_key(settings, "pp_degree");
   if (stages != nullptr && stages->is_number_unsigned() && *stages > 1)
     return fmt::format("pp_degree {}: the weights of pipeline-parallel ranks", stages->get<std::uint64_t>());
+  if (const Json* lora = find_key(settings, "lora_config"); lora != nullptr && lora->is_object() &&
+                                                            lora->contains("base_model_quantized") &&
+                                                            lora->at("base_model_quantized") == true)
+    return "lora_config with base_model_quantized: adapters of a quantised model";
   const Json* cast = find_key(settings, "cast_type");
   return cast != nullptr && *cast == "as-declared" ? "cast_type as-declared: dtypes that differ among the tensors" : "";
 }
@@ -137,11 +148,9 @@ std::uint32_t degree_in(const OptionValues& form, const LayoutOption& option) {
   return static_cast<std::uint32_t>(form.number(option).value_or(1));
 }
 
-std::optional<CompiledModel> read_compiled_model(Files& files, const fs::path& directory) {
-  const fs::path path = directory / kNeuronConfigFile;
-  if (!files.exists(path)) return std::nullopt;
-  const Json json = read_json_file(files, path, kMaxConfigBytes, JsonDialect::kPython);
-  const Json& settings = neuron_settings(json);
+namespace {
+
+CompiledModel compiled_of(const Json& settings, const fs::path& path) {
   validate_plain_values(settings, path);
   CompiledModel compiled{path, {}, {}, {}, unwritten(settings)};
   const auto number = [&](const char* key) -> std::optional<std::uint64_t> {
@@ -179,10 +188,101 @@ std::optional<CompiledModel> read_compiled_model(Files& files, const fs::path& d
   return compiled;
 }
 
-void validate_same_model(Files& files, const CompiledModel& compiled, const Model& model) {
-  const Json json = read_json_file(files, compiled.file, kMaxConfigBytes, JsonDialect::kPython);
-  if (!has_model_config(json) || model.config == nullptr) return;
-  const Json other = model_config_of(json);
+/// Returns the draft that a target loads. `config` is its configuration.
+CompiledModel draft_of(const Json& config, const CompiledModel& target) {
+  CompiledModel draft = compiled_of(neuron_settings(config), target.file);
+  draft.role = kModels[1];
+  for (const LayoutOption* option : {&kStartRank, &kEndRank}) draft.options.erase(option->name);
+  if (draft.tp && target.tp && *draft.tp < *target.tp) draft.options.set_number(kDraftDegree.name, *draft.tp);
+  const Json& settings = neuron_settings(config);
+  const Json* type = find_key(config, "model_type");
+  const std::string model_type = type != nullptr && type->is_string() ? type->get<std::string>() : "";
+  for (const EagleVariant& variant : kEagleVariants) {
+    if (!neuron_flag(settings, variant.flag, target.file)) continue;
+    if (const auto family = builtin_family(model_type + variant.family))
+      draft.family = family;
+    else
+      draft.unwritten = fmt::format("{}: drafts of {}", variant.flag, printable(model_type));
+    break;
+  }
+  return draft;
+}
+
+}  // namespace
+
+std::optional<CompiledModel> read_compiled_model(Files& files, const fs::path& directory) {
+  const fs::path path = directory / kNeuronConfigFile;
+  if (!files.exists(path)) return std::nullopt;
+  const Json json = read_json_file(files, path, kMaxConfigBytes, JsonDialect::kPython);
+  CompiledModel compiled = compiled_of(neuron_settings(json), path);
+  if (const Json* lora = find_key(neuron_settings(json), "lora_config"); lora != nullptr && lora->is_object()) {
+    compiled.options.set(kLoraConfig.name, lora_config_text(*lora));
+    CompiledModel adapters = compiled;
+    adapters.role = kAdapterRoles[1];
+    compiled.joined.push_back(std::move(adapters));
+  }
+  if (neuron_flag(neuron_settings(json), "is_medusa", path)) {
+    CompiledModel heads = compiled_of(neuron_settings(json), path);
+    heads.role = kMedusaRoles[1];
+    const Json* count = find_key(neuron_settings(json), "num_medusa_heads");
+    if (count != nullptr && count->is_number_unsigned())
+      heads.options.set_number(kMedusaCount.name, count->get<std::uint64_t>());
+    compiled.joined.push_back(std::move(heads));
+  }
+  const bool has_draft = neuron_flag(neuron_settings(json), "enable_fused_speculation", path) ||
+                         neuron_flag(neuron_settings(json), "enable_eagle_speculation", path);
+  if (!has_draft) return compiled;
+  const Json* config = find_key(json, kDraftConfig);
+  if (config != nullptr && config->is_object())
+    compiled.joined.push_back(draft_of(*config, compiled));
+  else
+    compiled.unwritten = "enable_fused_speculation: a draft that it does not describe (fused_spec_config)";
+  return compiled;
+}
+
+const CompiledModel* joined_model(const CompiledModel& compiled, const std::string& role) {
+  const auto found = std::find_if(compiled.joined.begin(), compiled.joined.end(),
+                                  [&](const CompiledModel& one) { return one.role == role; });
+  return found == compiled.joined.end() ? nullptr : &*found;
+}
+
+namespace {
+
+/// Returns the options with which the weights of `plan` would have the form that `compiled` loads.
+std::vector<std::string> missing_options(const CompiledModel& compiled, const TargetPlan& plan) {
+  std::vector<std::string> needed;
+  std::vector<const LayoutOption*> options = {&kDraftDegree, &kLoraConfig};
+  for (const NxdiSetting& setting : nxdi_settings()) options.push_back(setting.option);
+  for (const LayoutOption* one : options) {
+    const char* option = one->name;
+    const auto value_in = [&](const OptionValues& form) { return form.has(option) ? form.all().at(option) : ""; };
+    if (plan.idle.count(option) || value_in(compiled.options) == value_in(plan.form)) continue;
+    const std::string value = value_in(compiled.options);
+    needed.push_back(value.empty()     ? fmt::format("without `{}`", option)
+                     : value == "true" ? fmt::format("with `{}`", option)
+                                       : fmt::format("with `{}` {}", option, value));
+  }
+  const auto used = [&](const OptionValues& form) {
+    Kernels kernels = kernels_of(form).value_or(Kernels{});
+    std::erase_if(kernels, [&](const std::string& kernel) { return plan.idle.count(kernel) > 0; });
+    return kernels;
+  };
+  const Kernels kernels = used(compiled.options);
+  if (kernels != used(plan.form))
+    needed.push_back(kernels.empty() ? fmt::format("without `{}`", kKernels.name)
+                                     : fmt::format("with `{}` {}", kKernels.name, kernels_text(kernels)));
+  return needed;
+}
+
+}  // namespace
+
+namespace {
+
+/// Validates that a compiled model is one of a model with the sizes of `model`. `compiled` is its configuration in
+/// `path`.
+void validate_same_model(const Json& compiled, const fs::path& path, const Model& model) {
+  if (!has_model_config(compiled) || model.config == nullptr) return;
+  const Json other = model_config_of(compiled);
   for (const char* key : kComparedKeys) {
     const Json* own = find_key(*model.config, key);
     const Json* needed = find_key(other, key);
@@ -190,9 +290,58 @@ void validate_same_model(Files& files, const CompiledModel& compiled, const Mode
     throw Error(ErrorKind::kBadInput,
                 fmt::format("was compiled for another model: {} is {} there, and {} in config.json", key,
                             json_text(*needed), json_text(*own)))
-        .in(compiled.file)
+        .in(path)
         .hint("give the model that it was compiled from, or one that was fine-tuned from it");
   }
+}
+
+/// Returns the option that casts the weights of `plan` to the dtype that `compiled` loads; empty if they have it.
+std::string missing_cast(const CompiledModel& compiled, const TargetPlan& plan) {
+  const auto& tensors = plan.map.logical;
+  const bool is_other = std::any_of(tensors.begin(), tensors.end(), [&](const auto& tensor) {
+    const DTypeRow& row = describe(tensor.dtype);
+    return compiled.dtype && row.kind == DTypeClass::kFloat && row.bits >= 16 && tensor.dtype != *compiled.dtype;
+  });
+  return is_other ? fmt::format("with `dtype` {}", describe(*compiled.dtype).torch_name) : "";
+}
+
+}  // namespace
+
+void validate_compiled_form(Files& files, const TargetPlan& plan, const Model& model, const fs::path& directory) {
+  const auto compiled = read_compiled_model(files, directory);
+  if (!compiled) return;
+  validate_written(*compiled);
+  const Json json = read_json_file(files, compiled->file, kMaxConfigBytes, JsonDialect::kPython);
+  if (plan.role == kModels[1]) {
+    if (const Json* draft = find_key(json, kDraftConfig)) validate_same_model(*draft, compiled->file, model);
+    return;
+  }
+  if (joined_model(*compiled, plan.role) != nullptr) return;
+  validate_same_model(json, compiled->file, model);
+  const auto refuse = [&](const std::string& problem, const std::string& hint) {
+    throw Error(ErrorKind::kBadInput, "belongs to a model that was compiled for " + problem)
+        .in(compiled->file)
+        .hint(hint + ", or choose another output directory");
+  };
+  const std::string other_format = "weights in another format";
+  std::vector<std::string> needed;
+  if (compiled->tp && *compiled->tp != plan.mesh.tp) needed.push_back(fmt::format("with `tp` {}", *compiled->tp));
+  for (std::string& option : missing_options(*compiled, plan)) needed.push_back(std::move(option));
+  if (std::string cast = missing_cast(*compiled, plan); !cast.empty()) needed.push_back(std::move(cast));
+  if (!needed.empty()) refuse(other_format, "write them " + join(needed, " and "));
+  for (const CompiledModel& model : compiled->joined) {
+    const auto own = std::find_if(plan.joined.begin(), plan.joined.end(),
+                                  [&](const TargetPlan& one) { return one.role == model.role; });
+    if (own == plan.joined.end())
+      refuse(fmt::format("weights of `{}` in the same files", model.role),
+             fmt::format("set `{}` to their directory", model.role));
+    if (const auto lacks = missing_options(model, *own); !lacks.empty())
+      refuse(fmt::format("{} of `{}`", other_format, model.role),
+             fmt::format("write these {} (`for` takes the settings of each model)", join(lacks, " and ")));
+  }
+  for (const TargetPlan& own : plan.joined)
+    if (joined_model(*compiled, own.role) == nullptr)
+      refuse("one model alone", fmt::format("leave out `{}`", own.role));
 }
 
 }  // namespace reshard

@@ -31,14 +31,22 @@ ConfigValue setting_in(const OptionValues& form, const std::string& key, const M
 /// Returns the value of a setting that is a number.
 std::uint32_t degree_in(const OptionValues& form, const LayoutOption& option);
 
+inline constexpr const char* kModels[] = {"target", "draft"};        // roles in a fused speculation
+inline constexpr const char* kAdapterRoles[] = {"base", "adapter"};  // roles in multi-LoRA serving
+inline constexpr const char* kMedusaRoles[] = {"main", "medusa-heads"};
+
 /// Reads the neuron_config.json in `directory`; std::nullopt if the file does not exist. The options have a value of
 /// kKernels.
 /// \throws Error kBadInput for an invalid file; kUnsupported for settings that change the weights' values.
 std::optional<CompiledModel> read_compiled_model(Files& files, const std::filesystem::path& directory);
 
-/// Validates that `compiled` was compiled from a model with the sizes of `model`.
-/// \throws Error kBadInput.
-void validate_same_model(Files& files, const CompiledModel& compiled, const Model& model);
+/// Returns the model with this role that `compiled` loads; nullptr if it has none.
+const CompiledModel* joined_model(const CompiledModel& compiled, const std::string& role);
+
+/// Validates that the compiled model in `directory`, if there is one, loads `model`, in the planned form.
+/// \throws Error kBadInput, with the options that would write this form.
+void validate_compiled_form(Files& files, const TargetPlan& plan, const Model& model,
+                            const std::filesystem::path& directory);
 
 inline constexpr LayoutOption kVocabParallel{
     .name = "vocab-parallel",
@@ -87,6 +95,14 @@ inline constexpr LayoutOption kTokenExpertDegree{
     .help = "Expert-parallel degree for tokens in NxD Inference's hybrid sharding, which stores experts twice",
     .of_source = true,
     .source_help = "Expert-parallel degree for tokens (default: from neuron_config.json or the shapes)"};
+inline constexpr LayoutOption kDraftDegree{
+    .name = "draft-tp",
+    .type = LayoutOption::Type::kCount,
+    .help = "TP degree of the draft, if it was compiled with fewer ranks: for its embedding and head",
+    .of_source = true,
+    .source_help = "TP degree of the draft, if it was compiled with fewer ranks (default: from neuron_config.json)"};
+inline constexpr LayoutOption kEagleInputNorm{"eagle-input-norm", LayoutOption::Type::kFlag,
+                                              "Store the first norm of an EAGLE draft (enable_eagle_draft_input_norm)"};
 inline constexpr LayoutOption kShardOnIntermediate{
     "shard-on-intermediate", LayoutOption::Type::kFlag,
     "Pad experts for NxD Inference's use_shard_on_intermediate_dynamic_while"};

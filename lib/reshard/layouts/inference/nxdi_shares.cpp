@@ -100,6 +100,7 @@ RankShares nxdi_shares(const Model& model, const OptionValues& form, std::uint32
   };
   shares.usual[""] = shares.usual["unpadded"] = repeated(tp);
   shares.usual["unpadded"].padded_shapes = nullptr;
+  if (form.has(kDraftDegree.name)) shares.usual[kOutsideLayers] = repeated(dividing_degree(form, kDraftDegree, tp));
   const std::uint32_t context = dividing_degree(form, kContextDegree, tp);
   const std::uint32_t data = dividing_degree(form, kAttentionDataDegree, tp);
   if (context > 1 && data > 1) fail_degree("`cp-degree` and `attention-dp-degree` are both above 1", "use one of them");

@@ -192,6 +192,9 @@ bool RankRules::is_held(const WrittenNames::Entry& entry, const HoldsName& holds
 }
 
 const RankShare& RankRules::share_of(const WrittenNames::Entry& entry) const {
+  if (const auto outside = shares_.usual.find(kOutsideLayers);
+      outside != shares_.usual.end() && entry.rule->share.empty() && !parameter(entry.tensors.front()).layer)
+    return outside->second;
   return found_share(shares_.usual, *entry.rule);
 }
 
@@ -491,7 +494,13 @@ void RankRules::add_constant(const WrittenNames::Entry& entry) {
   using Value = Scheme::Constant::Value;
   const Value value = entry.constant->value;
   if (value == Value::kOne) return rules_.add_constant(entry.name, DType::kF32, {}, {{kOneF32}});
-  if (value == Value::kRank) return rules_.add_rank_number(entry.name);
+  if (value == Value::kRank) {
+    const auto outside = shares_.usual.find(kOutsideLayers);
+    if (outside == shares_.usual.end()) return rules_.add_rank_number(entry.name);
+    return rules_.add_constant(entry.name, DType::kI32, {1}, by_rank([&](std::uint32_t rank) {
+                                 return std::vector<std::uint64_t>{rank % outside->second.parts};
+                               }));
+  }
   if (value == Value::kMask || value == Value::kMaskPart) return add_mask(entry);
   const ExpertShare& share = found_share(shares_.experts, *entry.rule);
   if (share.groups == 1) return;

@@ -45,6 +45,10 @@ struct RankShares {
   DType dtype = DType::kBF16;  // of Scheme::Constant::Value::kMask
 };
 
+/// A word of RankShares::usual: how ranks share parameters outside the layers, and count themselves, if that is not the
+/// usual way.
+inline constexpr const char* kOutsideLayers = "outside_layers";
+
 /// Numbers of heads.
 struct HeadCounts {
   std::uint32_t query = 0;  // 0: unknown

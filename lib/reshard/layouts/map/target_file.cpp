@@ -1,7 +1,9 @@
 #include "reshard/layouts/map/target_file.h"
 
+#include <map>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "reshard/formats/dcp/dcp_plan.h"
 #include "reshard/formats/safetensors/safetensors.h"
@@ -114,6 +116,46 @@ std::vector<std::uint32_t> add_target_container(TargetMap& map, TargetContainer 
       break;
   }
   return add_file(map, std::move(file), container.tensors);
+}
+
+void merge_files(TargetMap& map) {
+  const std::vector<StoredTensor> stored = std::exchange(map.stored, {});
+  const std::vector<TargetFile> files = std::exchange(map.files, {});
+  std::vector<std::vector<const TargetFile*>> groups;
+  std::map<std::filesystem::path, std::size_t> group_of;
+  for (const TargetFile& file : files) {
+    const auto [group, is_new] = group_of.emplace(file.path, groups.size());
+    if (is_new) groups.emplace_back();
+    groups[group->second].push_back(&file);
+  }
+  std::map<std::vector<const OriginalShapes*>, std::shared_ptr<const OriginalShapes>> merged;  // shared by the ranks
+  std::vector<std::uint32_t> index(stored.size());
+  for (const std::vector<const TargetFile*>& group : groups) {
+    TargetFile file = *group.front();
+    std::vector<PlacedTensor> tensors;
+    std::vector<std::uint32_t> from;
+    std::vector<const OriginalShapes*> shapes;
+    for (const TargetFile* one : group) {
+      for (std::uint32_t s = one->first_stored; s < one->first_stored + one->stored_count; ++s) {
+        tensors.push_back({stored[s], {}});
+        from.push_back(s);
+      }
+      if (!one->record) continue;
+      shapes.push_back(one->record->originals.get());
+      file.record->transposed.insert(one->record->transposed.begin(), one->record->transposed.end());
+    }
+    std::shared_ptr<const OriginalShapes>& originals = merged[shapes];
+    if (!originals) {
+      OriginalShapes all;
+      for (const OriginalShapes* one : shapes) all.insert(one->begin(), one->end());
+      originals = std::make_shared<const OriginalShapes>(std::move(all));
+    }
+    if (file.record) file.record->originals = originals;
+    const std::vector<std::uint32_t> indices = add_file(map, std::move(file), tensors);
+    for (std::size_t i = 0; i < from.size(); ++i) index[from[i]] = indices[i];
+  }
+  for (std::vector<Piece>& of_tensor : map.pieces)
+    for (Piece& piece : of_tensor) piece.stored = index[piece.stored];
 }
 
 bool needs_crcs(const TargetFile& file) {

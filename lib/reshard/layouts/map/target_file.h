@@ -52,6 +52,9 @@ inline constexpr std::uint32_t kStoredElsewhere = UINT32_MAX;
 /// \throws Error kUnsupported if the format cannot contain a tensor.
 std::vector<std::uint32_t> add_target_container(TargetMap& map, TargetContainer container);
 
+/// Merges safetensors files that have the same path. The names of their tensors must differ.
+void merge_files(TargetMap& map);
+
 /// Returns the bytes of a target's file that are not tensor data. They are rebuilt on each call: for ten thousand
 /// layers on a hundred ranks, keeping them would take most of the memory. `crcs` are the CRCs of all tensors of the
 /// map, in the order of TensorMap::stored; without them, parts that contain a CRC are not final.

@@ -31,6 +31,18 @@ struct SourceRequest {
   SourceKind kind = SourceKind::kAny;
 };
 
+/// Role of adapters that are written next to their base model (Layout::joined_roles).
+inline constexpr const char* kJoinedAdapter = "adapter";
+
+/// A further model whose tensors are written to the same files, such as the draft of a speculation.
+struct JoinedModel {
+  std::string role;  // one of Layout::joined_roles
+  SourceRequest source;
+  std::vector<std::filesystem::path> adapters{};  // LoRA adapters for `source` to be read instead of it
+  std::optional<OptionValues> options{};          // of the layout; default: those of the target
+  std::optional<DType> dtype{};                   // default: that of the request
+};
+
 /// Converts one checkpoint to another, whatever their containers and layouts. Unset fields get the defaults of a
 /// preset: plan_shard, plan_consolidate, plan_convert.
 struct Request {
@@ -47,6 +59,7 @@ struct Request {
   /// LoRA adapters saved by PEFT. If there are any, only these are sharded, and the model's directory (or its
   /// config.json) only describes their base model.
   std::vector<std::filesystem::path> adapters;
+  std::vector<JoinedModel> joined;  // the layout must have their roles
   bool check_replicas = true;
   bool force = false;
 };

@@ -52,7 +52,7 @@ void read_separate_config(Files& files, Adapter& adapter, std::vector<std::strin
 }  // namespace
 
 bool has_base_model(const Request& request, const Checkpoint& source) {
-  return request.target.layout->traits().holds_adapters() &&
+  return (request.target.layout->traits().holds_adapters() || !request.target.role.empty()) &&
          (!request.adapters.empty() || source.config_given || source.model);
 }
 

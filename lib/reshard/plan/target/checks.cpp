@@ -164,12 +164,12 @@ void validate_adapters(const Request& request, Checkpoint& source) {
     for (const std::string& option : request.target.options.names())
       throw Error(ErrorKind::kUsage, "`" + option + "` applies only to models: adapters have one file each")
           .in(source.path);
-  } else if (!layout.traits().holds_adapters()) {
+  } else if (!layout.traits().holds_adapters() && request.target.role.empty()) {
     throw Error(ErrorKind::kUsage, fmt::format("layout {} has no place for adapters", layout.traits().name))
         .in(source.path)
         .hint("layouts for adapters: " +
               layout_names([](const Layout& one) { return &one == &whole_layout() || one.traits().holds_adapters(); }));
-  } else if (!has_model) {
+  } else if (!has_model && request.target.role.empty()) {
     validate_kept_ranks(request, source);
   }
   const FamilySpec& family = request.source.family;

@@ -16,6 +16,7 @@
 #include "reshard/layouts/optimizer/optimizer_ids.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/training/adapter_target.h"
+#include "reshard/plan/target/joined_models.h"
 #include "reshard/plan/transforms/average.h"
 #include "reshard/tensor/recipes/mean.h"
 
@@ -181,7 +182,8 @@ TargetRequest completed(TargetRequest request, const Checkpoint& source) {
   return request;
 }
 
-TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request, const fs::path& output_directory) {
+TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request, const fs::path& output_directory,
+                       std::vector<TargetPlan> joined) {
   const Checkpoint& source = draft.source;
   const LayoutTraits& traits = request.layout->traits();
   const TrainingStates* const states = source.states_or_null();
@@ -202,19 +204,22 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
   } catch (Error& error) {  // a layout knows the tensor, but not where it is
     const bool is_of_source =
         error.kind() == ErrorKind::kBadInput || (error.kind() == ErrorKind::kUnsupported && !error.tensor().empty());
-    if (is_of_source && error.path().empty()) error.in(source.directory);
+    if (is_of_source && error.path().empty()) error.in(source.layout == nullptr ? source.path : source.directory);
     throw;
   }
   plan.format = format_of(request);
+  plan.role = request.role;
+  join_plans(plan, std::move(joined));
+  const bool is_first = request.layout->joined_roles().count(request.role) == 0;
   if (has_ids) validate_same_ranks(source.map, plan.map);
-  if (is_model) {
+  if (!is_model) validate_beside_adapters(files, plan, output_directory);
+  if (is_model && is_first) {
     validate_alone(files, *request.layout, plan, output_directory);
     request.layout->validate_beside(files, plan, output_directory);
-    if (draft.model)
-      for (const fs::path& directory : {request.compiled, output_directory})
-        if (!directory.empty()) request.layout->validate_compiled(files, plan, *draft.model, directory);
-  } else {
-    validate_beside_adapters(files, plan, output_directory);
+  }
+  if (is_model && draft.model) {
+    for (const fs::path& directory : {request.compiled, output_directory})
+      if (!directory.empty()) request.layout->validate_compiled(files, plan, *draft.model, directory);
   }
   plan.text_files.insert(plan.text_files.begin(), std::move_iterator(plan.map.text_files.begin()),
                          std::move_iterator(plan.map.text_files.end()));
@@ -232,11 +237,16 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
                                      : ""));
   add_copies(draft, plan.copies);
   draft.source.map = average(std::move(draft.source.map), plan.means);
+  for (LogicalTensor& tensor : plan.computed) {
+    const std::string& input = tensor.computed->inputs.front();
+    tensor.dtype = draft.source.map.logical[draft.source.map.find_logical(input).value()].dtype;
+    draft.source.map.add_logical(tensor, {});
+  }
   note_averages(draft);
   add_computed(draft.source.map, plan.map);
   draft.dropped.insert(draft.dropped.end(), plan.without_place.begin(), plan.without_place.end());
   note_tied(draft, *request.layout);
-  if (is_model) note_whole_weights(files, draft, *request.layout, output_directory);
+  if (is_model && is_first) note_whole_weights(files, draft, *request.layout, output_directory);
   return plan;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <vector>
 
 #include "reshard/io/files.h"
 #include "reshard/plan/transforms/draft.h"
@@ -13,8 +14,9 @@ TargetRequest completed(TargetRequest request, const Checkpoint& source);
 
 /// Plans the requested checkpoint of the draft's tensors and training state. Adds notes to the draft, tensors that the
 /// target has no place for to its dropped tensors, and copies that the target needs under another name to its map.
+/// \param joined  plans of further models in the same files (TargetRequest::role).
 /// \throws Error kUsage, with what would work; kBadInput if the output directory contains conflicting weights.
 TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
-                       const std::filesystem::path& output_directory);
+                       const std::filesystem::path& output_directory, std::vector<TargetPlan> joined = {});
 
 }  // namespace reshard

@@ -1,0 +1,57 @@
+#include "reshard/layouts/inference/medusa_heads.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/layouts/map/placed_rules.h"
+
+namespace reshard {
+
+void plan_medusa_heads(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
+                       const TargetContext& context, const std::string& marker) {
+  const std::vector<ModelParameter>& parameters = context.model->parameters;
+  const auto head = std::find_if(parameters.begin(), parameters.end(), [](const ModelParameter& one) {
+    return !one.layer && one.split_dim == 0u && one.shape.size() == 2;
+  });
+  if (head == parameters.end())
+    throw Error(ErrorKind::kUnsupported, "has no head of the language model, which Medusa's heads are split like")
+        .hint("give a model for text generation");
+  const std::uint64_t vocabulary = head->shape[0], hidden = head->shape[1];
+  const auto fail = [&](const LogicalTensor& tensor, ErrorKind kind, const std::string& problem,
+                        const std::string& hint) { throw Error(kind, problem).tensor(tensor.name).hint(hint); };
+  PlacedRules rules(plan.mesh.tp);
+  std::uint64_t count = 0;
+  for (const LogicalTensor& tensor : context.logical) {
+    const bool is_last = tensor.shape == Dims{vocabulary, hidden};
+    if (tensor.name.find(marker) == std::string::npos)
+      fail(tensor, ErrorKind::kBadInput, fmt::format("is no tensor of Medusa's heads, whose names have {}", marker),
+           "set `medusa-heads` to the file medusa_heads.pt of the model");
+    if (!is_last && tensor.shape != Dims{hidden, hidden} && tensor.shape != Dims{hidden})
+      fail(tensor, ErrorKind::kBadInput,
+           fmt::format("has the shape {}, but the model has a hidden size of {} and a vocabulary of {}",
+                       to_string(tensor.shape), hidden, vocabulary),
+           "give the heads that were trained for this model");
+    if (is_last && vocabulary == hidden)
+      fail(tensor, ErrorKind::kUnsupported, "is square, so that it is unknown whether ranks split it",
+           "let NxD Inference shard these weights (save_sharded_checkpoint)");
+    if (is_last && vocabulary % plan.mesh.tp != 0)
+      fail(tensor, ErrorKind::kUsage,
+           fmt::format("has {} rows, which {} ranks do not divide: NxD Inference does not pad Medusa's heads",
+                       vocabulary, plan.mesh.tp),
+           "choose a `tp` that divides the vocabulary");
+    ModelParameter parameter;
+    parameter.name = tensor.name;
+    parameter.shape = tensor.shape;
+    rules.add(parameter, tensor.name, is_last ? std::optional<std::uint32_t>(0) : std::nullopt);
+    count += is_last ? 1 : 0;
+  }
+  if (const auto needed = values.number(kMedusaCount); needed && *needed != count)
+    throw Error(ErrorKind::kBadInput, fmt::format("contains {} heads, expected {}", count, *needed))
+        .hint("give the file that contains as many heads as the model was compiled with (num_medusa_heads)");
+  plan.map = sharded_target_map(std::move(rules).take(), plan.mesh.tp, context.logical, target);
+}
+
+}  // namespace reshard

@@ -1,0 +1,409 @@
+// LoRA adapters that NxD Inference serves together with their base model.
+#include "reshard/layouts/inference/served_adapters.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <unordered_map>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/map/placed_rules.h"
+#include "reshard/specs/peft/adapter_metadata.h"
+#include "reshard/tensor/recipes/scaled.h"
+
+namespace reshard {
+namespace {
+
+using Table = std::shared_ptr<const Placement>;
+
+/// Keys of lora_config on which the files depend.
+constexpr const char* kLoraKeys[] = {"target_modules",         "max_loras",
+                                     "max_lora_rank",          "batch_size",
+                                     "lora_memory_transpose",  "lora_shard_linear_layer",
+                                     "enable_base_model_only", "dynamic_multi_lora",
+                                     "max_cpu_loras",          "lora_ckpt_paths",
+                                     "lora_ckpt_paths_cpu"};
+constexpr const char* kPathKeys[] = {"lora_ckpt_paths", "lora_ckpt_paths_cpu"};
+
+/// Returns the module of a tensor: its name without the last part.
+std::string module_of(const std::string& name) {
+  return name.substr(0, name.rfind('.'));
+}
+
+bool is_wrapped(const std::string& name, const ServedAdapters& served) {
+  const std::string module = module_of(name);
+  return served.modules.count(module.substr(module.rfind('.') + 1)) > 0;
+}
+
+/// Returns `each` elements per rank, in order; all of them if that is the size.
+Table even_shares(std::uint64_t size, std::uint64_t each, std::uint32_t ranks) {
+  if (each == size) return std::make_shared<const Placement>(Placement{1, size, {{0}}});
+  const std::uint64_t unit = std::max<std::uint64_t>(std::gcd(size, each), 1);
+  Placement placement{size / unit, unit, {}};
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    std::vector<std::uint32_t>& taken = placement.taken.emplace_back(each / unit);
+    std::iota(taken.begin(), taken.end(), static_cast<std::uint32_t>(rank * (each / unit)));
+  }
+  return std::make_shared<const Placement>(std::move(placement));
+}
+
+/// Returns `used` of `size` elements, padded to `slots`.
+Table padded_rank(std::uint64_t size, std::uint64_t used, std::uint64_t slots) {
+  Placement placement{size, 1, {std::vector<std::uint32_t>(slots, static_cast<std::uint32_t>(size))}};
+  std::iota(placement.taken.front().begin(), placement.taken.front().begin() + static_cast<std::ptrdiff_t>(used), 0u);
+  return std::make_shared<const Placement>(std::move(placement));
+}
+
+/// Whether several ranks have the same elements.
+bool repeats(const Placement& placement) {
+  std::set<std::uint32_t> seen;
+  for (const std::vector<std::uint32_t>& taken : placement.taken)
+    for (const std::uint32_t unit : taken)
+      if (unit < placement.units && !seen.insert(unit).second) return true;
+  return false;
+}
+
+/// A linear of the base model that is wrapped.
+struct WrappedLinear {
+  std::string stored;  // module in the files
+  std::string module;  // module of the model
+  std::uint64_t in = 0, out = 0;
+  std::optional<std::uint32_t> dim;  // that ranks share: 0 for rows
+  std::uint64_t each = 0;            // elements of it on each rank, with padding
+  Table shares;                      // of `dim`
+};
+
+/// One matrix of each adapter for a linear, by adapter; nullptr if an adapter lacks it.
+using Matrices = std::vector<const LogicalTensor*>;
+
+/// The adapter in each slot; std::nullopt for an empty slot.
+using Slots = std::vector<std::optional<std::size_t>>;
+
+class AdapterStacks {
+ public:
+  AdapterStacks(const ServedAdapters& served, std::uint32_t ranks, const TargetContext& context, Slots slots)
+      : served_(served), ranks_(ranks), context_(context), slots_(std::move(slots)), rules_(ranks) {
+    for (const ModelParameter& parameter : context.model->parameters) parameters_.emplace(parameter.name, &parameter);
+    sort();
+  }
+
+  /// \param with_active  also adds the matrices in use, which are zeros.
+  void add(const PartitionRule& rule, bool with_active) {
+    if (rule.constant || !rule.stored_name.ends_with(".weight") || !is_wrapped(rule.stored_name, served_)) return;
+    const WrappedLinear linear = linear_of(rule);
+    const auto found = tensors_.find(linear.module);
+    std::pair<Matrices, Matrices> none{Matrices(context_.adapters.size()), Matrices(context_.adapters.size())};
+    const auto& [a, b] = found == tensors_.end() ? none : found->second;
+    validate_shapes(linear, a, b);
+    const bool by_rows = linear.dim == 0u;
+    const std::uint64_t out_each = by_rows ? linear.each : shared(linear, linear.out);
+    const std::uint64_t in_each = by_rows ? shared(linear, linear.in) : linear.each;
+    const Table rows = by_rows && repeats(*linear.shares) ? linear.shares : even_shares(linear.out, out_each, ranks_);
+    add_stack(linear.stored + ".lora_A", a, 1, in_each, even_shares(linear.in, in_each, ranks_),
+              with_active ? (by_rows ? linear.in : in_each) : 0);
+    add_stack(linear.stored + ".lora_B", b, 0, out_each, rows, with_active ? (by_rows ? out_each : linear.out) : 0);
+    if (found != tensors_.end()) placed_.insert(linear.module);
+  }
+
+  void finish(TargetPlan& plan, const RankTarget& target) && {
+    for (const auto& [module, matrices] : tensors_) {
+      if (placed_.count(module) > 0) continue;  // the model has it in another form
+      for (const Matrices* of : {&matrices.first, &matrices.second})
+        for (const LogicalTensor* tensor : *of)
+          if (tensor != nullptr) plan.without_place.push_back(tensor->name);
+    }
+    plan.computed = std::move(computed_);
+    plan.map = sharded_target_map(std::move(rules_).take(), ranks_, logical_, target);
+  }
+
+ private:
+  const Adapter& adapter_of(const LogicalTensor& tensor, std::size_t& number) const {
+    number = 0;
+    for (std::size_t i = 0; i < context_.adapters.size(); ++i)
+      if (!context_.adapters[i].prefix.empty() && tensor.name.starts_with(context_.adapters[i].prefix)) number = i;
+    return context_.adapters[number];
+  }
+
+  /// Sorts the adapters' tensors by module of the model.
+  void sort() {
+    for (const LogicalTensor& tensor : context_.logical) {
+      std::size_t number = 0;
+      const Adapter& adapter = adapter_of(tensor, number);
+      const auto fail = [&](ErrorKind kind, const std::string& message, const std::string& hint) {
+        throw Error(kind, message).in(adapter.path).tensor(tensor.name).hint(hint);
+      };
+      const std::string name = tensor.name.substr(adapter.prefix.size());
+      const auto lora = lora_name(name);
+      const bool is_a = lora && lora->component == "lora_A", is_b = lora && lora->component == "lora_B";
+      if (!name.starts_with(kPeftPrefix) || !(is_a || is_b) || lora->rest != "weight")
+        fail(ErrorKind::kUnsupported, "is no lora_A.weight or lora_B.weight, which alone NxD Inference serves",
+             "merge the adapter into the model (merge_and_unload) and shard that");
+      const std::string module = lora->module.substr(lora->module.starts_with(kPeftPrefix) ? kPeftPrefix.size() : 0);
+      if (parameters_.count(module + ".weight") == 0)
+        fail(ErrorKind::kBadInput, "adapts a module that the model does not have",
+             "config.json belongs to another model than the adapter");
+      if (!is_wrapped(module + ".weight", served_))
+        fail(ErrorKind::kBadInput, "adapts a module that is not in target_modules of lora_config",
+             "compile the model with all modules of its adapters (target_modules)");
+      if (tensor.shape.size() != 2) fail(ErrorKind::kUnsupported, "is no matrix", "leave out this adapter");
+      auto& [a, b] = tensors_[module];
+      a.resize(context_.adapters.size());
+      b.resize(context_.adapters.size());
+      (is_a ? a : b)[number] = &tensor;
+    }
+  }
+
+  WrappedLinear linear_of(const PartitionRule& rule) const {
+    const auto refuse = [&](const std::string& problem) {
+      throw Error(ErrorKind::kUnsupported, problem)
+          .tensor(rule.stored_name)
+          .hint("leave it out of target_modules, or let NxD Inference shard these weights (save_sharded_checkpoint)");
+    };
+    if (rule.parts.size() != 1 || rule.parts.front().slice || rule.parts.front().placed.size() > 1)
+      refuse("is made of several parameters, so that adapters for it are not supported");
+    const PartitionRule::Part& part = rule.parts.front();
+    const Dims& shape = parameters_.at(part.logical_name)->shape;
+    WrappedLinear linear{module_of(rule.stored_name), module_of(part.logical_name), shape[1], shape[0]};
+    if (part.placed.empty()) refuse("is whole on each rank, so that adapters for it are not supported");
+    linear.dim = part.placed.front().dim;
+    linear.shares = part.placed.front().placement;
+    const Placement& shares = *linear.shares;
+    linear.each = shares.of(0).size() * shares.unit_elems.value_or(shape[*linear.dim] / shares.units);
+    return linear;
+  }
+
+  /// Returns how many of `size` elements each rank has along the dim that ranks do not share in the base.
+  std::uint64_t shared(const WrappedLinear& linear, std::uint64_t size) const {
+    if (!served_.splits_unsplit) return size;
+    if (size % ranks_ != 0)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("its adapters have a size of {}, which {} ranks do not divide", size, ranks_))
+          .tensor(linear.stored + ".weight")
+          .hint("choose a `tp` that divides it");
+    return size / ranks_;
+  }
+
+  void validate_shapes(const WrappedLinear& linear, const Matrices& a, const Matrices& b) const {
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      if (a[i] == nullptr && b[i] == nullptr) continue;
+      const LogicalTensor& one = a[i] != nullptr ? *a[i] : *b[i];
+      const auto fail = [&](const std::string& message, const std::string& hint) {
+        throw Error(ErrorKind::kBadInput, message).in(context_.adapters[i].path).tensor(one.name).hint(hint);
+      };
+      if (a[i] == nullptr || b[i] == nullptr)
+        fail("is alone: lora_A and lora_B form a pair", "save the adapter again, or fetch the file again");
+      const std::uint64_t rank = a[i]->shape[0];
+      if (a[i]->shape != Dims{rank, linear.in} || b[i]->shape != Dims{linear.out, rank})
+        fail(fmt::format("lora_A and lora_B have the shapes {} and {}, but the module is {} x {}",
+                         to_string(a[i]->shape), to_string(b[i]->shape), linear.out, linear.in),
+             "config.json belongs to another model than the adapter");
+      if (rank > served_.rank)
+        fail(fmt::format("has the rank {}, but max_lora_rank is {}", rank, served_.rank),
+             "compile the model with a larger max_lora_rank");
+    }
+  }
+
+  /// Returns the name of lora_A, multiplied by the scale of its adapter.
+  std::string scaled(const LogicalTensor& tensor, std::size_t adapter) {
+    const AdapterConfig& config = context_.adapters[adapter].config;
+    const double rank = static_cast<double>(config.r);
+    const double factor = config.lora_alpha / (config.use_rslora ? std::sqrt(rank) : rank);
+    LogicalTensor result = tensor;
+    result.name += ".scaled";
+    result.computed = std::make_shared<const Computed>(Computed{scaled_recipe(factor), {tensor.name}});
+    computed_.push_back(result);
+    result.computed = nullptr;
+    logical_.push_back(result);
+    return result.name;
+  }
+
+  /// \param dim     the dim of the matrices that is not the adapter's rank; each rank has `each` elements of it.
+  /// \param active  elements along it of the matrices in use; 0: none.
+  void add_stack(const std::string& stored, const Matrices& matrices, std::uint32_t dim, std::uint64_t each,
+                 const Table& shares, std::uint64_t active) {
+    const DType dtype = context_.logical.front().dtype;
+    const auto shape_of = [&](std::uint64_t count, std::uint64_t elems) {
+      Dims shape{count, elems, served_.rank};
+      if ((dim == 0) == served_.transposes) std::swap(shape[1], shape[2]);
+      return shape;
+    };
+    const auto has_matrix = [&](const auto& adapter) { return adapter && matrices[*adapter] != nullptr; };
+    const auto first = std::find_if(slots_.begin(), slots_.end(), has_matrix);
+    if (first == slots_.end()) {
+      rules_.add_constant(stored + ".weight", dtype, shape_of(slots_.size(), each), {{0}});
+    } else {
+      std::vector<std::string> names(slots_.size());
+      std::vector<std::uint64_t> ranks(slots_.size(), 0);  // 0: an empty slot
+      for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+        if (!has_matrix(slots_[slot])) continue;
+        const LogicalTensor& matrix = *matrices[*slots_[slot]];
+        names[slot] = dim == 1 ? scaled(matrix, *slots_[slot]) : matrix.name;
+        if (dim == 0) logical_.push_back(matrix);
+        ranks[slot] = matrix.shape[1 - dim];
+      }
+      const auto filled = static_cast<std::size_t>(first - slots_.begin());
+      std::vector<PartitionRule::Part> parts;
+      for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
+        const std::size_t of = ranks[slot] == 0 ? filled : slot;  // whose elements an empty slot has none of
+        std::vector<PartitionRule::PlacedDim> placed = {{dim, shares},
+                                                        {1 - dim, padded_rank(ranks[of], ranks[slot], served_.rank)}};
+        if (dim == 1) std::swap(placed.front(), placed.back());
+        parts.push_back({names[of], std::move(placed), false, slot});
+      }
+      PartitionRule& rule =
+          rules_.add_placed(stored + ".weight", dim == 0 ? PartitionLabel::kColumn : PartitionLabel::kRow, dim, parts);
+      rule.records_originals = false;
+      if (served_.transposes) {  // slots follow each other along the dim behind theirs
+        rule.slice_dim = 1;
+        rule.file_dims = {1, 2, 0};
+      }
+    }
+    if (active != 0) rules_.add_constant(stored + ".weight_active", dtype, shape_of(served_.batch, active), {{0}});
+  }
+
+  const ServedAdapters& served_;
+  std::uint32_t ranks_;
+  const TargetContext& context_;
+  Slots slots_;
+  PlacedRules rules_;
+  std::unordered_map<std::string, const ModelParameter*> parameters_;
+  std::map<std::string, std::pair<Matrices, Matrices>> tensors_;  // by module of the model
+  std::set<std::string> placed_;                                  // modules in `rules_`
+  std::vector<LogicalTensor> logical_, computed_;
+};
+
+std::string name_of(const Adapter& adapter) {
+  return adapter.path.parent_path().filename().string();  // of PEFT's directory
+}
+
+/// Validates the adapters' settings and names.
+void validate_configs(const ServedAdapters& served, std::span<const Adapter> adapters) {
+  std::set<std::string> given;
+  for (const Adapter& adapter : adapters) {
+    given.insert(name_of(adapter));
+    if (!adapter.config.rank_pattern.empty() || !adapter.config.alpha_pattern.empty())
+      throw Error(ErrorKind::kUnsupported,
+                  "has rank_pattern or alpha_pattern, but NxD Inference has one scale per adapter")
+          .in(adapter.config.path)
+          .hint("merge the adapter into the model (merge_and_unload) and shard that");
+  }
+  const bool is_other = served.host_slots != 0 ? given != served.on_host
+                                               : !served.names.empty() && adapters.size() != served.names.size();
+  const std::set<std::string>& needed = served.host_slots != 0 ? served.on_host : served.names;
+  if (is_other)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("the compiled model serves {} adapters ({}), but {} are given ({})", needed.size(),
+                            fmt::join(needed, ", "), adapters.size(), fmt::join(given, ", ")))
+        .in(adapters.front().path)
+        .hint("set `adapter` to the directory of each, called like the adapter");
+}
+
+/// Returns the adapters of a stack with `count` slots, in which `first` and those after it are filled with `order`.
+Slots slots_with(std::uint32_t count, std::uint32_t first, const std::vector<std::size_t>& order) {
+  if (first + order.size() > count)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{} adapters, but the compiled model has {} slots for them", order.size(), count - first))
+        .hint("give fewer adapters, or compile the model with a larger max_loras (max_cpu_loras)");
+  Slots slots(count);
+  for (std::size_t i = 0; i < order.size(); ++i) slots[first + i] = order[i];
+  return slots;
+}
+
+}  // namespace
+
+std::string lora_config_text(const Json& lora_config) {
+  Json own = Json::object();
+  for (const char* key : kLoraKeys)
+    if (const auto found = lora_config.find(key); found != lora_config.end() && !found->is_null()) own[key] = *found;
+  for (const char* key : kPathKeys) {
+    if (!own.contains(key) || !own[key].is_object()) continue;
+    Json names = Json::array();
+    for (const auto& item : own[key].items()) names.push_back(item.key());
+    own[key] = std::move(names);
+  }
+  return own.dump();
+}
+
+std::optional<ServedAdapters> served_adapters(const OptionValues& values) {
+  if (!values.has(kLoraConfig.name)) return std::nullopt;
+  try {
+    const std::filesystem::path place = "`lora-config`";
+    const Json json = parse_json(values.text(kLoraConfig), place);
+    const JsonObject object(json, place);
+    object.validate_keys({std::begin(kLoraKeys), std::end(kLoraKeys)});
+    const auto number = [&](const char* key, std::uint64_t least) {
+      const std::uint64_t value = object.unsigned_at(key);
+      if (value < least || value > kMaxParallelDegree) object.fail(key, "a number from 1");
+      return static_cast<std::uint32_t>(value);
+    };
+    ServedAdapters served;
+    for (std::string& module : object.strings_at("target_modules")) served.modules.insert(std::move(module));
+    served.slots = number("max_loras", 1);
+    served.rank = number("max_lora_rank", 1);
+    if (object.has("batch_size")) served.batch = number("batch_size", 1);
+    if (object.has("lora_memory_transpose")) served.transposes = object.bool_at("lora_memory_transpose");
+    if (object.has("lora_shard_linear_layer")) served.splits_unsplit = object.bool_at("lora_shard_linear_layer");
+    if (object.has("enable_base_model_only") && object.bool_at("enable_base_model_only")) served.first_slot = 1;
+    const auto names = [&](const char* key, std::set<std::string>& of) {
+      if (object.has(key))
+        for (std::string& name : object.strings_at(key)) of.insert(std::move(name));
+    };
+    names(kPathKeys[0], served.names);
+    if (object.has("dynamic_multi_lora") && object.bool_at("dynamic_multi_lora")) {
+      names(kPathKeys[1], served.on_host);
+      served.host_slots = number("max_cpu_loras", 1);
+    }
+    return served;
+  } catch (const Error& error) {
+    throw Error(ErrorKind::kUsage, fmt::format("`{}`: {}", kLoraConfig.name, error.what()))
+        .hint("give JSON such as {\"target_modules\": [\"q_proj\"], \"max_loras\": 2, \"max_lora_rank\": 16}");
+  }
+}
+
+void wrap_rules(std::vector<PartitionRule>& rules, const ServedAdapters& served, const std::string& wrapper) {
+  for (PartitionRule& rule : rules)
+    if (!rule.constant && is_wrapped(rule.stored_name, served))
+      rule.stored_name.insert(rule.stored_name.rfind('.'), wrapper);
+}
+
+void plan_served_adapters(TargetPlan& plan, const RankTarget& target, const ServedAdapters& served,
+                          const std::vector<PartitionRule>& base, const TargetContext& context) {
+  validate_configs(served, context.adapters);
+  const bool is_dynamic = served.host_slots != 0;
+  std::vector<std::size_t> on_device, on_host;
+  for (std::size_t i = 0; i < context.adapters.size(); ++i)
+    (is_dynamic && served.names.count(name_of(context.adapters[i])) == 0 ? on_host : on_device).push_back(i);
+  AdapterStacks stacks(served, plan.mesh.tp, context, slots_with(served.slots, served.first_slot, on_device));
+  for (const PartitionRule& rule : base) stacks.add(rule, true);
+  std::move(stacks).finish(plan, target);
+  if (!plan.without_place.empty())
+    plan.notes.push_back(
+        "left out, because the files have no module of this name (NxD Inference has no adapters for a fused "
+        "projection): " +
+        list_names(plan.without_place));
+  if (!is_dynamic) return;
+  on_host.insert(on_host.end(), on_device.begin(), on_device.end());
+  for (const std::string& name : served.on_host) {  // the same stacks for each
+    AdapterStacks all(served, plan.mesh.tp, context, slots_with(served.host_slots, served.first_slot, on_host));
+    for (const PartitionRule& rule : base) all.add(rule, false);
+    TargetPlan own;
+    std::move(all).finish(own, target);
+    for (TargetFile& file : own.map.files)
+      file.path =
+          file.path.parent_path() / fmt::format("{}_tp{}_sharded_lora_cpu_checkpoint.safetensors", name, file.tp_rank);
+    plan.map.append(std::move(own.map), "");
+    for (LogicalTensor& tensor : own.computed)
+      if (std::none_of(plan.computed.begin(), plan.computed.end(),
+                       [&](const LogicalTensor& other) { return other.name == tensor.name; }))
+        plan.computed.push_back(std::move(tensor));
+  }
+}
+
+}  // namespace reshard
