@@ -37,5 +37,34 @@ TEST_CASE("Values of a quantization_config that make no sense are refused with t
     CHECK(read("gptq", R"(, "bits": 4, "group_size": )" + std::string(size)));
 }
 
+TEST_CASE("A quantisation that no config.json declares is recognised by weights with their scales") {
+  struct Tensor {
+    const char* name;
+    DType dtype;
+    Dims shape;
+  };
+  const auto config_of = [](const std::vector<Tensor>& tensors) {
+    QuantizationEvidence evidence;
+    for (const auto& [name, dtype, shape] : tensors) evidence.add(name, dtype, shape);
+    const auto config = evidence.config();
+    return config == nullptr ? std::string()
+                             : config->value("quantization_type", "") + ":" + config->value("quantization_dtype", "");
+  };
+  const Tensor int8{"up.weight", DType::kI8, {8, 4}}, fp8{"down.weight", DType::kF8E4M3, {4, 8}};
+  CHECK(config_of({int8, {"up.scale", DType::kF32, {8, 1}}}) == "per_channel_symmetric:int8");
+  CHECK(config_of({fp8, {"down.scale", DType::kF32, {4, 1}}}) == "per_channel_symmetric:f8e4m3");
+  CHECK(config_of({int8, {"up.scale", DType::kF32, {1}}}) == "per_tensor_symmetric:int8");
+  CHECK(config_of({int8, {"up.scale", DType::kF32, {}}}) == "per_tensor_symmetric:int8");
+  CHECK(config_of({int8, {"up.scale", DType::kF32, {4, 2}}}).empty());
+  CHECK(config_of({int8, {"down.scale", DType::kF32, {4, 1}}}).empty());
+  CHECK(config_of({{"up.weight", DType::kBF16, {8, 4}}, {"up.scale", DType::kF32, {8, 1}}}).empty());
+  CHECK(config_of({{"up.weight", DType::kU8, {8, 4}}, {"up.scale", DType::kF32, {8, 1}}}).empty());
+  check_refused(
+      [&] {
+        config_of({int8, {"up.scale", DType::kF32, {8, 1}}, fp8, {"down.scale", DType::kF32, {4, 1}}});
+      },
+      {.kind = ErrorKind::kUnsupported, .tensor = "up.weight", .says = "another way", .hint = "same way"});
+}
+
 }  // namespace
 }  // namespace reshard::test

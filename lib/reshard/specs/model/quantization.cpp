@@ -38,6 +38,7 @@ struct QuantizationScheme {
   std::map<std::string, Expression, std::less<>> definitions;
   std::map<std::string, Json> keys;
   std::vector<Parameter> parameters;
+  Json undeclared;  // values in a quantization_config; null if the method's checkpoints always have one
 };
 
 namespace {
@@ -55,6 +56,8 @@ struct Method {
   std::shared_ptr<const Json> defaults;
   std::vector<std::shared_ptr<const QuantizationScheme>> schemes;
   std::string only_family;  // family whose description covers this method; it has no schemes
+  bool dtype_of_others = false;
+  Json undeclared;  // key of quantization_config → dtype of weights → value
 };
 
 Expression expression_at(const Json& object, const char* key) {
@@ -78,6 +81,7 @@ QuantizationScheme parse_scheme(const Json& json) {
   scheme.note = json.value("note", "");
   scheme.note_when = expression_at(json, "note_when");
   if (json.contains("keys")) scheme.keys = json.at("keys").get<std::map<std::string, Json>>();
+  scheme.undeclared = json.value("undeclared", Json());
   if (json.contains("define"))
     for (const auto& [name, text] : json.at("define").items())
       scheme.definitions.emplace(name, Expression::parse(text.get_ref<const std::string&>()));
@@ -106,6 +110,8 @@ const std::map<std::string, Method>& methods() {
       if (json.contains("keys")) method.keys = json.at("keys").get<std::map<std::string, Json>>();
       method.defaults = std::make_shared<const Json>(json.value("defaults", Json::object()));
       method.only_family = json.value("only_family", "");
+      method.dtype_of_others = json.value("dtype_of_others", false);
+      method.undeclared = json.value("undeclared", Json::object());
       for (const Json& scheme : json.at("schemes"))
         method.schemes.push_back(std::make_shared<const QuantizationScheme>(parse_scheme(scheme)));
       all.emplace(json.at("quant_method").get<std::string>(), std::move(method));
@@ -512,6 +518,66 @@ bool is_quantized_tensor(std::string_view name) {
     for (const auto& scheme : known.schemes)
       if (scheme->marker.size() > std::string_view("scale").size() && leaf == scheme->marker) return true;
   return false;
+}
+
+void QuantizationEvidence::add(std::string_view name, DType dtype, const Dims& shape) {
+  static const std::set<std::string, std::less<>> kMarkers = [] {
+    std::set<std::string, std::less<>> markers;
+    for (const auto& [method, known] : methods())
+      for (const auto& scheme : known.schemes)
+        if (!scheme->undeclared.is_null()) markers.insert(scheme->marker);
+    return markers;
+  }();
+  const std::size_t dot = name.rfind('.');
+  if (dot == name.npos) return;
+  if (name.substr(dot + 1) == "weight" && bits(dtype) <= 8 && shape.size() == 2)
+    weights_.emplace(name.substr(0, dot), std::pair(dtype, shape));
+  else if (kMarkers.find(name.substr(dot + 1)) != kMarkers.end())
+    scales_.emplace(name, shape);
+}
+
+std::shared_ptr<const Json> QuantizationEvidence::config() const {
+  std::shared_ptr<Json> found;
+  const auto declare = [&](const std::string& module, const Json& config) {
+    if (found != nullptr && *found != config)
+      throw Error(
+          ErrorKind::kUnsupported,
+          fmt::format("is quantised in another way than other linears: {}, and they {}", config.dump(), found->dump()))
+          .tensor(module + ".weight")
+          .hint("quantise all linears in the same way");
+    found = std::make_shared<Json>(config);
+  };
+  for (const auto& [module, weight] : weights_)
+    for (const auto& [name, method] : methods())
+      for (const auto& scheme : method.schemes) {
+        if (scheme->undeclared.is_null()) continue;
+        const auto scale = scales_.find(module + "." + scheme->marker);
+        if (scale == scales_.end()) continue;
+        const auto parameter = std::find_if(scheme->parameters.begin(), scheme->parameters.end(),
+                                            [&](const auto& one) { return one.name == scheme->marker; });
+        Dims expected;
+        for (const Expression& size : parameter->shape)
+          expected.push_back(size.size([&shape = weight.second](const std::string& key) -> ConfigValue {
+            return shape[key == "outputs" ? 0 : 1];
+          }));
+        const bool is_scalar = scale->second.size() < 2 && num_elems(scale->second) == 1u;
+        if (parameter->scalar ? !is_scalar : scale->second != expected) continue;
+        Json config = scheme->undeclared;
+        config["quant_method"] = name;
+        bool is_known = true;
+        for (const auto& [key, values] : method.undeclared.items()) {
+          const auto value = values.find(reshard::name(weight.first));
+          is_known = is_known && value != values.end();
+          if (is_known) config[key] = *value;
+        }
+        if (is_known) declare(module, config);
+      }
+  return found;
+}
+
+bool casts_only_others(const std::string& quant_method) {
+  const auto method = methods().find(quant_method);
+  return method != methods().end() && method->second.dtype_of_others;
 }
 
 std::string quant_method(const ModelConfig& config) {

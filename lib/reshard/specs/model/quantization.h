@@ -14,6 +14,7 @@
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/family/expression.h"
 #include "reshard/specs/model/model.h"
+#include "reshard/tensor/values/dtype.h"
 #include "reshard/tensor/values/shape.h"
 
 namespace reshard {
@@ -35,6 +36,9 @@ struct QuantizationScheme;
 ///                   outputs and inputs, and how many of these one stored element covers. A "scalar" has one element,
 ///                   with any number of dims. Without "shape" it is the weight itself, or has any shape.
 ///   … "refused"     instead of all that: why this scheme cannot be partitioned
+///   dtype_of_others   true: a requested dtype applies to the tensors that are not quantised, and to no scales
+///   undeclared      the program that quantises writes no quantization_config. Which key of it follows from the dtype of
+///                   the quantised weights, with its values; in a scheme, its other keys
 ///   … "stacked_suffix"   suffix of the scale of stacked experts, after the name of their weight
 ///   … "note"        note to the user if "note_when" is true
 ///
@@ -94,6 +98,23 @@ class Quantization {
   std::map<std::uint64_t, std::uint64_t> pad_units_;
   std::filesystem::path path_;
 };
+
+/// Recognises the quantisation of a checkpoint by its tensors, if the program that quantised it writes no
+/// quantization_config.
+class QuantizationEvidence {
+ public:
+  void add(std::string_view name, DType dtype, const Dims& shape);
+  /// Returns the quantization_config that the tensors show; null if they show none.
+  /// \throws Error kUnsupported, naming a tensor, if linears are quantised in different ways.
+  std::shared_ptr<const Json> config() const;
+
+ private:
+  std::map<std::string, std::pair<DType, Dims>, std::less<>> weights_;  // of few bits, by module
+  std::map<std::string, Dims, std::less<>> scales_;                     // by name
+};
+
+/// Whether a requested dtype applies only to the tensors that are not quantised, with this method.
+bool casts_only_others(const std::string& quant_method);
 
 /// Whether a tensor name implies that its linear is quantised by one of the methods. Excludes "scale", which other
 /// modules have, too.
