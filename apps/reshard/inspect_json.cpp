@@ -133,6 +133,8 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
   if (!inspection.adapters.empty()) json["adapter"] = inspection.adapters.front().name;
   json["format"] = name(inspection.format);
   json["model_type"] = inspection.model_type.empty() ? Document(nullptr) : Document(inspection.model_type);
+  if (inspection.model && !inspection.model->quant_method.empty())
+    json["quant_method"] = inspection.model->quant_method;
   json["tensor_count"] = totals.tensors;
   json["parameters"] = totals.elems;
   json["bytes"] = totals.bytes;

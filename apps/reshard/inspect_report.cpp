@@ -35,8 +35,10 @@ std::string what_text(const Checkpoint& inspection) {
   for (const SourceFile& file : inspection.map.files) paths.insert(file.path.string());
   const std::size_t files = paths.size();
   const std::string_view format = name(inspection.format);
-  const std::string model =
+  std::string model =
       inspection.model_type.empty() ? "" : fmt::format(" of a {} model", printable(inspection.model_type));
+  if (inspection.model && !inspection.model->quant_method.empty())
+    model += fmt::format(" quantised by {}", printable(inspection.model->quant_method));
   for (const SourceFile& file : inspection.map.files)
     if (file.record && !inspection.has_ranks())
       return fmt::format("{} of a sharded checkpoint{}, {} {} file{}", describe_rank(*file.record), model, files,

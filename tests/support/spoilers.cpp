@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "reshard/base/json.h"
+
 namespace reshard::test {
 
 namespace fs = std::filesystem;
@@ -23,7 +25,7 @@ void swap_files(const fs::path& a, const fs::path& b) {
 }
 
 void merge_json(const fs::path& path, const nlohmann::json& fields) {
-  nlohmann::json content = nlohmann::json::parse(read_file(path));
+  nlohmann::json content = parse_json(read_file(path), path, JsonDialect::kPython);
   content.merge_patch(fields);
   rewrite_in_place(path, content.dump());
 }

@@ -160,6 +160,7 @@ Checkpoint read_file(Files& files, const fs::path& path, const ReadContext& cont
   checkpoint.format = format_of_file(files, path);
   std::vector<Container> containers{read_lone_file(files, path, checkpoint.format)};
   if (!read_record(containers.front())) take_out_wrappers(containers, checkpoint.notes);
+  recognise_quantization(files, checkpoint, containers, context);
   return read_whole_files(files, std::move(checkpoint), containers, context);
 }
 

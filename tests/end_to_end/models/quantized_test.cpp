@@ -458,7 +458,7 @@ TEST_CASE("A layout without a place for scales refuses quantised models before i
   for (const std::uint32_t tp : {1, 16}) {
     const Error error =
         check_refused([&] { shard(input / "model", input / "out", {.layout = "nxdi", .tp = tp}); },
-                      {.kind = ErrorKind::kUnsupported, .says = "has no place for the scales of quantised linears"});
+                      {.kind = ErrorKind::kUnsupported, .says = "has no place for the scales of linears"});
     CHECK_THAT(error.hint(), !Says("TP degrees"));
   }
 }

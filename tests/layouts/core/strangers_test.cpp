@@ -72,6 +72,7 @@ TEST_CASE("Names that a model has are no stranger's") {
   // What other models may be called, too, gives nobody away.
   for (const Names& others : std::vector<Names>{{"fc.weight", "layers.0.up.weight", "layers.1.up.weight"},
                                                 {"norm.scale"},
+                                                {"rank_util.rank", "up.scale", "up.weight"},
                                                 {"visual.blocks.0.mlp.linear_fc1.weight"},
                                                 {"language_model.model.layers.0.mlp.up_proj.weight"}})
     CHECK_FALSE(stranger_among(others, nullptr));
@@ -105,7 +106,6 @@ TEST_CASE("Files that only one system writes name the system") {
 
 TEST_CASE("Golden: checkpoints that are not read say what they are, with a config.json and without") {
   for (const auto& [name, folder, system] : std::vector<std::tuple<std::string, const char*, const char*>>{
-           {"quant-int8-per_channel-llama-tp2", "weights", "NxD's own quantisation"},
            {"llama-legacy-tp2-pp2", "checkpoint/iter_0000005", "Megatron-LM"}}) {
     INFO(name);
     const fs::path golden = testdata("golden/strangers") / name, checkpoint = golden / folder;

@@ -8,16 +8,19 @@
 #include <unordered_set>
 
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/config_model.h"
 #include "reshard/layouts/core/expert_stacks.h"
 #include "reshard/layouts/core/misfits.h"
+#include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/core/tied_tensors.h"
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/layouts/map/whole_map.h"
 #include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/quantization.h"
 
 namespace reshard {
 namespace {
@@ -154,6 +157,41 @@ std::string hint_for_model(const Checkpoint& checkpoint) {
         "{} has no \"model_type\": choose a built-in family with `family`, or give a description with `spec`",
         checkpoint.config.string());
   return "copy the model's config.json into " + checkpoint.directory.string() + ", or set `config` to its path";
+}
+
+void recognise_quantization(Files& files, Checkpoint& checkpoint, std::vector<Container>& containers,
+                            const ReadContext& context) {
+  constexpr const char* kKey = "quantization_config";
+  QuantizationEvidence evidence;
+  for (const Container& file : containers)
+    for (const TensorEntry& tensor : file.tensors) evidence.add(tensor.name, tensor.dtype, tensor.shape);
+  std::shared_ptr<const Json> quantization;
+  try {
+    quantization = evidence.config();
+  } catch (Error& error) {
+    throw error.in(checkpoint.path);
+  }
+  if (quantization == nullptr || checkpoint.config.empty()) return;
+  const LanguageModel model = trained_language_model(files, checkpoint, context);
+  if (!model.family) return;
+  const Json* declared = find_key(*model.config.json, kKey);
+  if (declared == nullptr || declared->is_null()) {
+    Json json = *checkpoint.config_read->json;
+    json[kKey] = *quantization;
+    checkpoint.config_read->json = std::make_shared<const Json>(std::move(json));
+    checkpoint.quantization = quantization;
+  } else if (quant_method(model.config) != quantization->at("quant_method")) {
+    return;
+  }
+  std::unordered_set<std::string> modules;
+  for (const Family::Module& module : model.family->modules) modules.insert(module.name);
+  const auto is_known = [&](const std::string& name) {
+    return modules.count(with_stars(name.substr(0, name.rfind('.')))) > 0;
+  };
+  const std::string& prefix = inference_scheme().prefix;
+  for (Container& file : containers)
+    for (TensorEntry& tensor : file.tensors)
+      if (!is_known(tensor.name) && is_known(prefix + tensor.name)) tensor.name.insert(0, prefix);
 }
 
 Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,

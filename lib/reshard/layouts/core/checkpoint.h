@@ -50,9 +50,12 @@ struct Checkpoint {
   std::filesystem::path config;            // the config.json that was read; empty if not found
   bool config_given = false;               // `config` comes from ConfigChoice
   std::optional<ModelConfig> config_read;  // set by read_config
-  std::string model_type;                  // empty if unknown
-  std::optional<Model> model;              // from a known family, or from the plan in config.json
-  LanguageModel language_model;            // source of `model`; has no family if none is known
+  /// The quantization_config that the tensors show instead of the one in config.json; null JSON if they are not
+  /// quantised, a null pointer if config.json is right.
+  std::shared_ptr<const Json> quantization;
+  std::string model_type;        // empty if unknown
+  std::optional<Model> model;    // from a known family, or from the plan in config.json
+  LanguageModel language_model;  // source of `model`; has no family if none is known
   SourceMap map;
   TrainingStates states;       // only if ReadContext::reads_states
   bool leaves_states = false;  // has states that were not read
@@ -116,6 +119,11 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
 
 /// Sorts the logical tensors in the model's order; sorts tensors of ranks without a model in natural order.
 void order_tensors(Checkpoint& checkpoint);
+
+/// Recognises the quantisation of whole tensors whose config.json declares none, before the model is read. Programs that
+/// quantise without writing a config.json may also leave out the base model's prefix, which their tensors get here.
+void recognise_quantization(Files& files, Checkpoint& checkpoint, std::vector<Container>& containers,
+                            const ReadContext& context);
 
 /// Reads a checkpoint of whole tensors from `containers`.
 Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,

@@ -49,7 +49,7 @@ constexpr Stranger kStrangers[] = {
      nullptr, R"((^|\.)layers\.[1-9])", R"((^|\.)(layers\.0|midlayer)\.)"},
     {R"(\.scale$)", "NxD's own quantisation, which stores scales next to the weights as .scale",
      "use the model from before it was quantised, or quantise it with a program that writes quantization_config",
-     ".weight"},
+     ".weight", R"((^|\.)rank_util\.rank$)"},
 };
 
 /// Patterns of files that one system writes: NAME or FOLDER/NAME.

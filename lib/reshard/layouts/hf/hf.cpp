@@ -190,6 +190,7 @@ class HfLayout final : public Layout {
       checkpoint.notes.push_back(
           fmt::format("left out, as {} does not name them: {}", names->index, list_names(report.unlisted)));
     if (!checkpoint.index_metadata.empty()) checkpoint.index_metadata_file = found.path / names->index;
+    recognise_quantization(files, checkpoint, containers, context);
     return read_of_family(files, std::move(checkpoint), containers, context);
   }
 

@@ -16,6 +16,7 @@
 #include "reshard/layouts/inference/inference_kernels.h"
 #include "reshard/layouts/inference/inference_server.h"
 #include "reshard/layouts/inference/medusa_heads.h"
+#include "reshard/layouts/inference/nxdi_quantization.h"
 #include "reshard/layouts/inference/nxdi_settings.h"
 #include "reshard/layouts/inference/nxdi_shares.h"
 #include "reshard/layouts/inference/served_adapters.h"
@@ -52,8 +53,8 @@ constexpr LayoutOption kFusedModel{.name = "fused-model",
 std::vector<const LayoutOption*> nxdi_options() {
   std::vector<const LayoutOption*> options = {&kStartRank, &kEndRank};
   for (const NxdiSetting& setting : nxdi_settings()) options.push_back(setting.option);
-  options.insert(options.end(),
-                 {&kKernels, &kDraftDegree, &kLoraConfig, &kMedusaCount, &kFusedModel, &kOwnPad, &kOwnPadHeads});
+  options.insert(options.end(), {&kKernels, &kQuantization, &kDraftDegree, &kLoraConfig, &kMedusaCount, &kFusedModel,
+                                 &kOwnPad, &kOwnPadHeads});
   return options;
 }
 
@@ -96,15 +97,19 @@ void validate_named(const Model& model) {
         .hint(
             "to read the rank files of the text model, set `config` to a config.json with the contents of "
             "text_config; to write, choose a layout that keeps the checkpoint's names");
-  if (model.quantized)
-    throw Error(ErrorKind::kUnsupported, "layout nxdi has no place for the scales of quantised linears")
-        .hint("choose an inference layout that keeps the checkpoint's names");
+  if (model.quantized && model.quant_method != inference_scheme().program)
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("layout nxdi has no place for the scales of linears that are quantised by {}",
+                            printable(model.quant_method)))
+        .hint("dequantise the model first, or choose an inference layout that keeps the checkpoint's names");
 }
 
 Scheme scheme_of(const Model& model, const OptionValues& form) {
   const auto own = prefix_of(model).empty() ? nullptr : builtin_family(model.family->model_type);
-  return inference_scheme(own ? *own : *model.family,
-                          [&](const std::string& key) { return setting_in(form, key, model); });
+  Scheme scheme = inference_scheme(own ? *own : *model.family,
+                                   [&](const std::string& key) { return setting_in(form, key, model); });
+  if (!model.quantization_marker.empty()) add_scale_entries(scheme, model.quantization_marker);
+  return scheme;
 }
 
 /// Returns the entries of a scheme, with stars for numbers.
@@ -184,6 +189,10 @@ std::uint64_t served_layers(const Model& model) {
   return own != nullptr && own->is_number_unsigned() ? std::min(model.layers, own->get<std::uint64_t>()) : model.layers;
 }
 
+WrittenNames written_names(const Model& model, const OptionValues& form) {
+  return {model, std::make_shared<const Scheme>(scheme_of(model, form)), 0};
+}
+
 /// Returns the rules of a model's tensors, without transposed ones. `dtype` is that of floating tensors.
 std::vector<PartitionRule> nxdi_rules(const Model& model, std::uint32_t tp, const OptionValues& form,
                                       const HoldsName& holds, DType dtype) {
@@ -199,11 +208,13 @@ std::vector<PartitionRule> nxdi_rules(const Model& model, std::uint32_t tp, cons
   std::erase_if(served.parameters, [layers = served_layers(model)](const ModelParameter& parameter) {
     return parameter.layer.value_or(0) >= std::max<std::uint64_t>(layers, 1);
   });
-  const WrittenNames names(served, std::make_shared<const Scheme>(scheme_of(served, form)), 0);
+  const WrittenNames names = written_names(served, form);
   RankShares shares = nxdi_shares(served, form, tp, head_counts(served, names));
   shares.dtype = dtype;
   const HoldsName holds_own = [&](const std::string& name) { return holds(name) || holds(prefix + name); };
   std::vector<PartitionRule> rules = RankRules(served, names, shares, tp).run(prefix.empty() ? holds : holds_own);
+  validate_quantized_rules(served, rules);
+  keep_quantized_order(rules, served);
   for (PartitionRule& rule : rules)
     for (PartitionRule::Part& part : rule.parts) {
       if (prefix.empty()) continue;
@@ -215,11 +226,12 @@ std::vector<PartitionRule> nxdi_rules(const Model& model, std::uint32_t tp, cons
   return rules;
 }
 
-/// Returns the dtype of the first floating tensor.
+/// Returns the dtype of the first floating tensor that is not quantised.
 template <typename Tensors>
 DType float_dtype(const Tensors& tensors) {
-  const auto found = std::find_if(tensors.begin(), tensors.end(),
-                                  [](const auto& tensor) { return describe(tensor.dtype).kind == DTypeClass::kFloat; });
+  const auto found = std::find_if(tensors.begin(), tensors.end(), [](const auto& tensor) {
+    return describe(tensor.dtype).kind == DTypeClass::kFloat && bits(tensor.dtype) >= 16;
+  });
   return found == tensors.end() ? DType::kBF16 : found->dtype;
 }
 
@@ -307,6 +319,24 @@ void validate_places(const OptionValues& values, const Model& model, const Holds
               "(save_sharded_checkpoint)");
 }
 
+/// Returns the value of kQuantization for the weights.
+/// \throws Error kBadInput if `values` have another.
+std::string settle_quantization(const Model& model, std::span<const LogicalTensor> tensors,
+                                const OptionValues& values) {
+  QuantizationEvidence evidence;
+  for (const LogicalTensor& tensor : tensors) evidence.add(tensor.name, tensor.dtype, tensor.shape);
+  const std::string own = quantization_of(model, evidence);
+  if (!values.has(kQuantization.name)) return own;
+  std::string wanted = values.text(kQuantization);
+  if (const std::string misfit = quantization_misfit(model, own, wanted); !misfit.empty())
+    throw Error(ErrorKind::kBadInput, misfit)
+        .hint(
+            "give the weights that the model was compiled for: if it is quantised, the directory of its "
+            "quantized_checkpoints_path (NxD Inference's save_quantized_state_dict writes it), with `config` for the "
+            "model's config.json; otherwise the model itself");
+  return wanted;
+}
+
 void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& given, const TargetContext& context) {
   const Model& model = *context.model;
   OptionValues values = given;
@@ -368,11 +398,16 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& g
   validate_held(values, model, rules);
   const Kernels kernels = kernels_of(values).value_or(Kernels{});
   for (const std::string& kernel : idle_kernels(rules)) plan.idle.insert(kernel);
+  if (kernels.count("qkv") && plan.idle.count("qkv") && values.flag(kFuseQkv.name))
+    throw Error(ErrorKind::kUsage,
+                fmt::format("`{}` qkv: the fused projection of every layer is quantised", kKernels.name))
+        .hint("NxD Inference needs the attention of each layer in modules_to_not_convert for this kernel");
   if (kernels.count("qkv") && plan.idle.count("qkv"))
     throw Error(ErrorKind::kUsage, fmt::format("`{}` qkv applies only to the fused projection", kKernels.name))
         .hint(fmt::format("add `{}`, or leave out qkv: NxD Inference stores the others unchanged", kFuseQkv.name));
   transpose_rules(rules, kernels);
   plan.form = values;  // without options of other roles
+  plan.form.set(kQuantization.name, settle_quantization(model, context.logical, values));
   for (const NxdiSetting& setting : nxdi_settings())
     if (!has_effect(model, values, *setting.option)) plan.idle.insert(setting.option->name);
   std::vector<std::string> idle = values.names();
@@ -595,9 +630,10 @@ void set_served_model(Checkpoint& checkpoint) {
 
 void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   set_served_model(checkpoint);
+  select_model(options, shards, checkpoint);
+  recognise_rank_quantization(shards, checkpoint);
   const Model& model = *checkpoint.model;
   validate_named(model);
-  select_model(options, shards, checkpoint);
   // The settings of a draft are not those of its target.
   const bool is_draft = options.choice(kFusedModel) != kFusedModel.default_value;
   if (is_draft && !checkpoint.config_given)
@@ -607,11 +643,13 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
         .hint("set `config` to the directory of the draft, or to its config.json");
   const OptionValues declared = declared_options(files, checkpoint, options.choice(kFusedModel), options);
   validate_padded_split(shards, checkpoint);
-  std::set<std::string_view> held;
+  std::set<std::string> held;
   for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);
   const auto holds = [&](const std::string& name) { return held.count(name) > 0; };
   const OptionValues form = form_of(shards, model, declared, holds);
+  const std::set<std::string> left_out = add_scales_in_files(shards, checkpoint, written_names(model, form), declared);
   std::vector<PartitionRule>& rules = shards.rules.emplace_back(read_rules(shards, model, form, holds));
+  std::erase_if(rules, [&](const PartitionRule& rule) { return left_out.count(rule.stored_name) > 0; });
   note_rounded(rules, checkpoint);
   const std::optional<Kernels> given = kernels_of(declared, "from-");
   const Kernels kernels = kernels_in_files(shards, rules, model, given);

@@ -13,6 +13,7 @@
 #include "reshard/layouts/inference/inference_kernels.h"
 #include "reshard/layouts/inference/inference_server.h"
 #include "reshard/layouts/inference/medusa_heads.h"
+#include "reshard/layouts/inference/nxdi_quantization.h"
 #include "reshard/layouts/inference/served_adapters.h"
 #include "reshard/layouts/training/trainer.h"
 #include "reshard/specs/config/model_config.h"
@@ -50,6 +51,14 @@ void validate_plain_values(const Json& settings, const fs::path& path) {
     throw Error(ErrorKind::kUnsupported, "has is_mxfp4_compute: the experts are in tiles of MXFP4 for the hardware")
         .in(path)
         .hint("compile the model without is_mxfp4_compute, or use the model that it was compiled from");
+  if (has("quantized_mlp_kernel_enabled"))
+    throw Error(ErrorKind::kUnsupported,
+                "has quantized_mlp_kernel_enabled: the quantised weights of MLPs are transposed, and padded to a "
+                "multiple of 128 on each rank, which is not supported")
+        .in(path)
+        .hint(
+            "compile the model without quantized_mlp_kernel_enabled, or use the directory of "
+            "quantized_checkpoints_path");
   if (!has("fused_rmsnorm_skip_gamma") || has("sequence_parallel_enabled")) return;
   if (!has("mlp_kernel_enabled") && !has("mlp_tkg_nki_kernel_enabled") && !has("qkv_kernel_enabled")) return;
   throw Error(
@@ -58,16 +67,6 @@ void validate_plain_values(const Json& settings, const fs::path& path) {
       .in(path)
       .hint("compile the model without fused_rmsnorm_skip_gamma, or use the model that it was compiled from");
 }
-
-/// A setting with which NxD Inference needs tensors that are read, if at all, but not written.
-struct Unwritten {
-  const char* key;
-  const char* meaning;
-};
-constexpr Unwritten kUnwritten[] = {
-    {"quantized", "quantised weights"},
-    {"quantized_mlp_kernel_enabled", "quantised weights"},
-};
 
 constexpr const char* kDraftConfig = "fused_spec_config.draft_config";
 
@@ -80,10 +79,6 @@ constexpr EagleVariant kEagleVariants[] = {{"is_eagle3", "_eagle3"}, {"is_eagle_
 
 /// Returns what `settings` need that is not written; empty if nothing.
 std::string unwritten(const Json& settings) {
-  for (const Unwritten& one : kUnwritten) {
-    const Json* value = find_key(settings, one.key);
-    if (value != nullptr && !value->is_null() && *value != false) return fmt::format("{}: {}", one.key, one.meaning);
-  }
   const Json* stages = find_key(settings, "pp_degree");
   if (stages != nullptr && stages->is_number_unsigned() && *stages > 1)
     return fmt::format("pp_degree {}: the weights of pipeline-parallel ranks", stages->get<std::uint64_t>());
@@ -174,6 +169,8 @@ CompiledModel compiled_of(const Json& settings, const fs::path& path) {
                                                         number("lm_head_pad_alignment_size").value_or(1));
   else
     compiled.options.erase(kSplitHeadBias.name);
+  if (auto quantization = declared_quantization(settings))
+    compiled.options.set(kQuantization.name, std::move(*quantization));
   compiled.options.set(kKernels.name, kernels_text(enabled_kernels(settings, path)));
   if (const auto tp = number("tp_degree"))
     compiled.tp = static_cast<std::uint32_t>(std::min<std::uint64_t>(*tp, UINT32_MAX));
@@ -271,6 +268,9 @@ std::vector<std::string> missing_options(const CompiledModel& compiled, const Ta
   if (kernels != used(plan.form))
     needed.push_back(kernels.empty() ? fmt::format("without `{}`", kKernels.name)
                                      : fmt::format("with `{}` {}", kKernels.name, kernels_text(kernels)));
+  const auto wanted = compiled.options.all().find(kQuantization.name), own = plan.form.all().find(kQuantization.name);
+  if (wanted != compiled.options.all().end() && own != plan.form.all().end() && wanted->second != own->second)
+    needed.push_back(fmt::format("with `{}` {}", kQuantization.name, wanted->second));
   return needed;
 }
 
@@ -297,6 +297,8 @@ void validate_same_model(const Json& compiled, const fs::path& path, const Model
 
 /// Returns the option that casts the weights of `plan` to the dtype that `compiled` loads; empty if they have it.
 std::string missing_cast(const CompiledModel& compiled, const TargetPlan& plan) {
+  const auto quantization = compiled.options.all().find(kQuantization.name);
+  if (quantization != compiled.options.all().end() && quantization->second != "none") return "";  // scales are float32
   const auto& tensors = plan.map.logical;
   const bool is_other = std::any_of(tensors.begin(), tensors.end(), [&](const auto& tensor) {
     const DTypeRow& row = describe(tensor.dtype);

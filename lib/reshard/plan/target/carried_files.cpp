@@ -155,13 +155,22 @@ void carry_config(Carrier& carrier) {
   const bool is_plain =
       draft.was(Applied::Transform::kDequantize) ||
       (ranks != nullptr && !ranks->keeps_names && read != nullptr && !read->contains("quantization_config"));
-  if (!is_new && (draft.config_dtype || sets_ties || is_plain)) config = read_ordered_config(files, source.config);
+  if (!is_new && (draft.config_dtype || sets_ties || is_plain || source.quantization))
+    config = read_ordered_config(files, source.config);
   if (draft.config_dtype) is_new = set_config_dtype(config, *draft.config_dtype) || is_new;
   if (is_plain) is_new = erase_quantization(config) || is_new;
   if (sets_ties && config.is_object()) {
     set_ties(config, *source.model->tied_by_files);
     is_new = true;
     draft.note(fmt::format("the config.json that is written says \"{}\": {}", kTiedKey, *source.model->tied_by_files));
+  }
+  if (source.quantization && config.is_object()) {
+    constexpr const char* kQuantization = "quantization_config";
+    config.erase(kQuantization);
+    if (!source.quantization->is_null()) config[kQuantization] = OrderedJson(*source.quantization);
+    is_new = true;
+    draft.note(fmt::format("the config.json that is written says how the weights are quantised: {}",
+                           source.quantization->is_null() ? "not at all" : source.quantization->dump()));
   }
   if (!is_new && !source.config_given) return;
   std::erase_if(carried.copied_files, [](const CopiedFile& file) { return file.path == kConfigFile; });

@@ -13,6 +13,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/plan/transforms/config_dtype.h"
 #include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/quantization.h"
 #include "reshard/tensor/cast/cast.h"
 
 namespace reshard {
@@ -27,7 +28,6 @@ bool is_of_bitsandbytes(std::string_view name) {
 }
 
 DType dtype_after(const LogicalTensor& tensor, const Request& request) {
-  if (is_of_bitsandbytes(tensor.name)) return tensor.dtype;
   const Integers integers = request.cast_all ? Integers::kAllow : Integers::kRefuse;
   if (can_cast(tensor.dtype, *request.dtype, integers)) return *request.dtype;
   if (!request.cast_all && can_cast(tensor.dtype, *request.dtype, Integers::kAllow)) return tensor.dtype;
@@ -35,6 +35,14 @@ DType dtype_after(const LogicalTensor& tensor, const Request& request) {
               fmt::format("is {}, which cannot be cast to {}", name(tensor.dtype), name(*request.dtype)))
       .tensor(tensor.name)
       .hint("leave it out with `drop`, or leave out `dtype`");
+}
+
+/// Whether the tensor belongs to a quantised linear of a model whose `dtype` is that of the others.
+bool keeps_dtype(const Checkpoint& source, const std::string& name) {
+  if (is_of_bitsandbytes(name)) return true;
+  if (!source.model || !source.model->quantized || !casts_only_others(source.model->quant_method)) return false;
+  const std::string scale = name.substr(0, name.rfind('.') + 1) + source.model->quantization_marker;
+  return source.map.find_logical(scale).has_value() && (name == scale || name.ends_with(".weight"));
 }
 
 bool is_scale(const std::string& name) {
@@ -97,9 +105,12 @@ void cast_to_request(Draft& draft, const Request& request, const OrderedJson& co
   bool scaled = false, kept = false;
   std::vector<std::string> to_float8;
   for (LogicalTensor& tensor : draft.wanted) {
+    if (keeps_dtype(draft.source, tensor.name)) {
+      kept = true;
+      continue;
+    }
     const DType dtype = dtype_after(tensor, request);
     validate_not_quantized(draft.source.map, tensor.name, tensor.dtype, dtype, config);
-    kept = kept || is_of_bitsandbytes(tensor.name);
     scaled = scaled || (dtype != tensor.dtype && is_scale(tensor.name));
     if (dtype != tensor.dtype && is_float8(dtype)) to_float8.push_back(tensor.name);
     tensor.dtype = dtype;
@@ -155,6 +166,7 @@ void cast_to_config(Files& files, Draft& draft, const Layout& target) {
   std::size_t count = 0;
   for (LogicalTensor& tensor : draft.wanted) {
     if (!is_plain(*wanted) || !is_plain(tensor.dtype) || tensor.dtype == *wanted) continue;
+    if (keeps_dtype(draft.source, tensor.name)) continue;
     tensor.dtype = *wanted;
     ++count;
   }

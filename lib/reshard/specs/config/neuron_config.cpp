@@ -13,6 +13,8 @@ constexpr const char* kSettings = "neuron_config";
 /// Keys of NxD Inference's InferenceConfig and its subclasses that no config of transformers contains.
 constexpr const char* kOwnKeys[] = {kSettings,       "fused_spec_config",   "metadata",
                                     "attribute_map", "num_cores_per_group", "moe_fused_nki_kernel_enabled"};
+/// Describes the model that was compiled: NxD Inference dequantises its weights, or uses weights that it has quantised.
+constexpr const char* kModelQuantization = "quantization_config";
 constexpr const char* kPaddedSizes[] = {"hidden_size", "intermediate_size"};  // "original_…" is the size before padding
 constexpr const char* kDenseSize = "dense_intermediate_size";
 constexpr const char* kExpertsSize = "moe_intermediate_size";
@@ -67,8 +69,10 @@ bool neuron_flag(const Json& settings, std::string_view name, const std::filesys
 Json model_config_of(const Json& json) {
   Json config = json;
   for (const char* key : kOwnKeys) config.erase(key);
+  config.erase(kModelQuantization);
   for (Json& part : config)  // text_config has its own settings
-    if (part.is_object()) part.erase(kSettings);
+    if (part.is_object())
+      for (const char* key : {kSettings, kModelQuantization}) part.erase(key);
   restore_sizes(config);
   remove_copies(config);
   const Json& settings = neuron_settings(json);

@@ -322,6 +322,7 @@ std::optional<std::string> heads_problem(const Model& model, const ModelParamete
   if (padded_size(model, parameter, tp) == size) return std::nullopt;
   const std::uint64_t of_linear = parameter.linear_size ? parameter.linear_size : size;
   const std::uint64_t unit = pad_unit(model, of_linear);
+  if (unit == 1) return std::nullopt;  // there are no blocks
   return fmt::format(
       "{} elements of the linear are split, {} blocks of {} in this model, which {} ranks do not divide; padding to "
       "whole blocks would part query heads from their key/value heads",
