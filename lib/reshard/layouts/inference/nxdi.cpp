@@ -238,14 +238,12 @@ DType float_dtype(const Tensors& tensors) {
 /// Validates that the model has a tensor for each setting that adds a tensor of its own.
 void validate_held(const OptionValues& values, const Model& model, const std::vector<PartitionRule>& rules) {
   if (!values.flag(kEagleInputNorm.name)) return;
-  const std::set<std::string> names = names_with(model, values, kEagleInputNorm);
-  const bool is_held = std::any_of(rules.begin(), rules.end(), [&](const PartitionRule& rule) {
-    return names.count(with_stars(rule.stored_name)) > 0;
-  });
-  if (!is_held && !names.empty())
-    throw Error(ErrorKind::kBadInput, "is missing, but the draft was compiled with enable_eagle_draft_input_norm")
-        .tensor(*names.begin())
-        .hint("give the draft that the model was compiled with");
+  std::set<std::string> lacking = names_with(model, values, kEagleInputNorm);
+  for (const PartitionRule& rule : rules) lacking.erase(with_stars(rule.stored_name));
+  if (lacking.empty()) return;
+  throw Error(ErrorKind::kBadInput, "is missing, but the draft was compiled with enable_eagle_draft_input_norm")
+      .tensor(*lacking.begin())
+      .hint("give the draft that the model was compiled with");
 }
 
 /// Validates combinations of settings that NxD Inference does not have, or whose weights are unknown.
@@ -507,6 +505,13 @@ OptionValues form_of(const ShardedCheckpoint& shards, const Model& model, const 
   }
   if (declared.has(kDraftDegree.name)) form.set(kDraftDegree.name, declared.all().at(kDraftDegree.name));
   if (find_degrees(shards, model, form, holds, unknown)) return form;
+  const bool may_have_own_degree =
+      declared.choice(kFusedModel) != kFusedModel.default_value && !declared.has(kDraftDegree.name);
+  for (std::uint32_t degree = shards.tp / 2; may_have_own_degree && degree > 0; --degree) {
+    OptionValues own = form;
+    own.set_number(kDraftDegree.name, degree);
+    if (shards.tp % degree == 0 && find_degrees(shards, model, own, holds, unknown)) return own;
+  }
   // Both degrees of attention result in the same names.
   for (const LayoutOption*& option : unknown)
     if (option == &kContextDegree) {

@@ -100,7 +100,9 @@ inline constexpr LayoutOption kDraftDegree{
     .type = LayoutOption::Type::kCount,
     .help = "TP degree of the draft, if it was compiled with fewer ranks: for its embedding and head",
     .of_source = true,
-    .source_help = "TP degree of the draft, if it was compiled with fewer ranks (default: from neuron_config.json)"};
+    .source_help =
+        "TP degree of the draft, if it was compiled with fewer ranks (default: from neuron_config.json or the "
+        "shapes)"};
 inline constexpr LayoutOption kEagleInputNorm{"eagle-input-norm", LayoutOption::Type::kFlag,
                                               "Store the first norm of an EAGLE draft (enable_eagle_draft_input_norm)"};
 inline constexpr LayoutOption kShardOnIntermediate{
