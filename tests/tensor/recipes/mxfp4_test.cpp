@@ -84,7 +84,7 @@ TEST_CASE("MXFP4 blocks need scales of their shape") {
   const std::vector<Operand> inputs{{"w_blocks", DType::kU8, {2, 3, 2, 16}}, {"w_scales", DType::kU8, {2, 3, 1}}};
   const Error error = error_of([&] { mxfp4_recipe()->validate(inputs, output); });
   CHECK(error.tensor() == "w_scales");
-  CHECK(error.message() == "is U8 [2, 3, 1], which does not fit MXFP4 scales for w BF16 [2, 64, 3]");
+  CHECK(error.message() == "is U8 [2, 3, 1], which does not fit MXFP4 scales for w [2, 64, 3]");
 }
 
 }  // namespace
