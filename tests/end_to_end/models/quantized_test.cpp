@@ -463,6 +463,19 @@ TEST_CASE("A layout without a place for scales refuses quantised models before i
   }
 }
 
+TEST_CASE("NxD Inference's scale next to a weight that is not quantised is refused") {
+  const fs::path golden = testdata("golden/nxdi_compiled/quant-int8-per_channel-llama-tp2");
+  const TempDir temp;
+  TensorMap tensors = read_model(golden / "quantized");
+  Random random(1);
+  tensors.at("layers.0.mlp.up_proj.weight") = random_tensor(random, DType::kF32, {24, 40});
+  fs::create_directories(temp / "model");
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  fs::copy_file(golden / "original/config.json", temp / "model/config.json");
+  check_refused([&] { shard(temp / "model", temp / "out", {.layout = "nxdi", .tp = 2}); },
+                {.kind = ErrorKind::kBadInput, .tensor = "model.layers.0.mlp.up_proj.weight", .says = "has a scale"});
+}
+
 /// What bitsandbytes stores, in 4 bits or in 8.
 TensorMap write_bitsandbytes(bool four, const fs::path& directory) {
   Method method = method_of("fp8 blocks");

@@ -323,6 +323,7 @@ std::string settle_quantization(const Model& model, std::span<const LogicalTenso
                                 const OptionValues& values) {
   QuantizationEvidence evidence;
   for (const LogicalTensor& tensor : tensors) evidence.add(tensor.name, tensor.dtype, tensor.shape);
+  validate_quantized_weights(model, evidence);
   const std::string own = quantization_of(model, evidence);
   if (!values.has(kQuantization.name)) return own;
   std::string wanted = values.text(kQuantization);

@@ -134,6 +134,14 @@ std::string quantization_of(const Model& model, const QuantizationEvidence& evid
   return words_text(config->at(kType).get<std::string>() + ":" + config->at(kDType).get<std::string>(), float_modules);
 }
 
+void validate_quantized_weights(const Model& model, const QuantizationEvidence& evidence) {
+  for (const std::string& module : quantized_modules(model))
+    if (!evidence.has_small_weight(module))
+      throw Error(ErrorKind::kBadInput, "has a scale, but its values are not quantised")
+          .tensor(module + std::string(kWeight))
+          .hint("the checkpoint is damaged: quantise the model again");
+}
+
 std::string quantization_misfit(const Model& model, const std::string& own, const std::string& wanted) {
   const QuantizationWords found = parse_words(own), expected = parse_words(wanted);
   if (found.how == kUnquantized)

@@ -32,6 +32,11 @@ std::optional<std::string> declared_quantization(const Json& settings);
 /// \throws Error as QuantizationEvidence::config.
 std::string quantization_of(const Model& model, const QuantizationEvidence& evidence);
 
+/// Validates that the weights next to scales are quantised.
+/// \param evidence  of tensors under the model's names.
+/// \throws Error kBadInput, naming the weight.
+void validate_quantized_weights(const Model& model, const QuantizationEvidence& evidence);
+
 /// Returns why weights do not have the quantisation `wanted`, a value of kQuantization; empty if they have.
 /// \param own  quantization_of the same model.
 std::string quantization_misfit(const Model& model, const std::string& own, const std::string& wanted);

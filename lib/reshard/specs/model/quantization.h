@@ -107,6 +107,8 @@ class QuantizationEvidence {
   /// Returns the quantization_config that the tensors show; null if they show none.
   /// \throws Error kUnsupported, naming a tensor, if linears are quantised in different ways.
   std::shared_ptr<const Json> config() const;
+  /// Whether a weight of this module has at most 8 bits.
+  bool has_small_weight(std::string_view module) const { return weights_.find(module) != weights_.end(); }
 
  private:
   std::map<std::string, std::pair<DType, Dims>, std::less<>> weights_;  // of few bits, by module
