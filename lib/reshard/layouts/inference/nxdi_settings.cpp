@@ -331,14 +331,14 @@ void validate_compiled_form(Files& files, const TargetPlan& plan, const Model& m
   for (std::string& option : missing_options(*compiled, plan)) needed.push_back(std::move(option));
   if (std::string cast = missing_cast(*compiled, plan); !cast.empty()) needed.push_back(std::move(cast));
   if (!needed.empty()) refuse(other_format, "write them " + join(needed, " and "));
-  for (const CompiledModel& model : compiled->joined) {
+  for (const CompiledModel& other : compiled->joined) {
     const auto own = std::find_if(plan.joined.begin(), plan.joined.end(),
-                                  [&](const TargetPlan& one) { return one.role == model.role; });
+                                  [&](const TargetPlan& one) { return one.role == other.role; });
     if (own == plan.joined.end())
-      refuse(fmt::format("weights of `{}` in the same files", model.role),
-             fmt::format("set `{}` to their directory", model.role));
-    if (const auto lacks = missing_options(model, *own); !lacks.empty())
-      refuse(fmt::format("{} of `{}`", other_format, model.role),
+      refuse(fmt::format("weights of `{}` in the same files", other.role),
+             fmt::format("set `{}` to their directory", other.role));
+    if (const auto lacks = missing_options(other, *own); !lacks.empty())
+      refuse(fmt::format("{} of `{}`", other_format, other.role),
              fmt::format("write these {} (`for` takes the settings of each model)", join(lacks, " and ")));
   }
   for (const TargetPlan& own : plan.joined)
