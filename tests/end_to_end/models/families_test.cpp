@@ -31,7 +31,8 @@ bool is_joined(const FamilyCase& c, const std::string& name) {
 }
 
 TEST_CASE("Every built-in family has a checkpoint here") {
-  std::set<std::string> seen = {"llama", "mistral", "granite", "qwen2", "qwen3"};  // in the golden cases
+  std::set<std::string> seen = {"llama", "mistral",     "granite",     "qwen2",
+                                "qwen3", "llama_eagle", "llama_eagle3"};  // in the golden cases
   for (const FamilyCase& c : family_cases()) seen.insert(c.model_type());
   for (const auto& entry : fs::directory_iterator(testdata("architectures"))) {
     const nlohmann::json config = nlohmann::json::parse(read_file(entry.path())).at("config");

@@ -43,8 +43,8 @@ TEST_CASE("A tensor's name that only one system has names the system and what to
       {"layers.0.self_attn.tkg_o_proj.o_proj.weight", "context encoding", "Hugging Face model"},
       {"decoder.layers.self_attention.linear_qkv.weight", "Megatron-LM", "export"},
       {"decoder.layers.3.mlp.linear_fc1.weight", "Megatron-LM", "export", {"embedding.weight"}},
-      {"fc.weight", eagle, "not a complete model", {"layers.0.mlp.up_proj.weight"}},
-      {"layers.0.hidden_norm.weight", eagle, "not a complete model", {"layers.0.mlp.up_proj.weight"}},
+      {"fc.weight", eagle, "shard it with its target", {"layers.0.mlp.up_proj.weight"}},
+      {"layers.0.hidden_norm.weight", eagle, "shard it with its target", {"layers.0.mlp.up_proj.weight"}},
       {"layers.0.mlp.up_proj.scale", "NxD's own quantisation", "quantization_config", {"layers.0.mlp.up_proj.weight"}}};
   for (const Case& each : cases) {
     INFO(each.tensor);
