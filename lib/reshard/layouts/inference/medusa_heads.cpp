@@ -3,12 +3,40 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/strings.h"
 #include "reshard/layouts/map/placed_rules.h"
 
 namespace reshard {
+
+namespace {
+
+/// Validates that the heads are numbered from 0 and have the same tensors.
+/// \param marker  the part of the names before the number of a head.
+void validate_complete(std::span<const LogicalTensor> tensors, const std::string& marker) {
+  std::map<std::uint64_t, std::set<std::string>> heads;
+  for (const LogicalTensor& tensor : tensors) {
+    const std::size_t begin = tensor.name.find(marker) + marker.size(), end = tensor.name.find('.', begin);
+    const auto number = parse_unsigned(std::string_view(tensor.name).substr(begin, end - begin));
+    if (end == tensor.name.npos || !number)
+      throw Error(ErrorKind::kBadInput, "has no number of a head").tensor(tensor.name).hint("give medusa_heads.pt");
+    heads[*number].insert(tensor.name.substr(end));
+  }
+  std::set<std::string> all;
+  for (const auto& [number, names] : heads) all.insert(names.begin(), names.end());
+  for (std::uint64_t head = 0; head < heads.size(); ++head)
+    for (const std::string& name : all)
+      if (heads.count(head) == 0 || heads.at(head).count(name) == 0)
+        throw Error(ErrorKind::kBadInput, "is missing, although another head has it")
+            .tensor(fmt::format("{}{}{}", marker, head, name))
+            .hint("give a file with complete heads, numbered from 0");
+}
+
+}  // namespace
 
 void plan_medusa_heads(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
                        const TargetContext& context, const std::string& marker) {
@@ -48,6 +76,7 @@ void plan_medusa_heads(TargetPlan& plan, const RankTarget& target, const OptionV
     rules.add(parameter, tensor.name, is_last ? std::optional<std::uint32_t>(0) : std::nullopt);
     count += is_last ? 1 : 0;
   }
+  validate_complete(context.logical, marker);
   if (const auto needed = values.number(kMedusaCount); needed && *needed != count)
     throw Error(ErrorKind::kBadInput, fmt::format("contains {} heads, expected {}", count, *needed))
         .hint("give the file that contains as many heads as the model was compiled with (num_medusa_heads)");

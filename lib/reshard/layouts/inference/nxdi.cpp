@@ -97,6 +97,10 @@ void validate_named(const Model& model) {
         .hint(
             "to read the rank files of the text model, set `config` to a config.json with the contents of "
             "text_config; to write, choose a layout that keeps the checkpoint's names");
+  const auto built_in = prefix_of(model).empty() ? nullptr : builtin_family(model.family->model_type);
+  if (!prefix_of(model).empty() && (built_in == nullptr || built_in->json_text != model.family->json_text))
+    throw Error(ErrorKind::kUnsupported, "a description with `spec` does not apply to the names of a larger model")
+        .hint("leave out `spec`, or give the language model alone");
   if (model.quantized && model.quant_method != inference_scheme().program)
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("layout nxdi has no place for the scales of linears that are quantised by {}",
@@ -157,6 +161,8 @@ std::set<std::string> names_with(const Model& model, const OptionValues& form, c
   return names;
 }
 
+constexpr const char* kPaddedExperts = "experts_of_256";  // in Scheme::Entry::share
+
 /// Whether files differ with a setting.
 bool has_effect(const Model& model, const OptionValues& form, const LayoutOption& option) {
   OptionValues off = form;
@@ -179,8 +185,9 @@ bool has_effect(const Model& model, const OptionValues& form, const LayoutOption
   if (!is_padding)
     return !names_with(model, form, option).empty() ||
            forms(off) != forms(with_setting(off, option, tried_degree(form, option)));
-  return std::any_of(model.parameters.begin(), model.parameters.end(),
-                     [](const ModelParameter& parameter) { return parameter.experts != 0; });
+  const Scheme scheme = scheme_of(model, form);
+  return std::any_of(scheme.entries.begin(), scheme.entries.end(),
+                     [](const Scheme::Entry& entry) { return entry.share == kPaddedExperts; });
 }
 
 /// Returns the number of layers that NxD Inference has: none for multi-token prediction, which follow the others.
@@ -292,29 +299,21 @@ void validate_loadable(const Model& model, const OptionValues& form, std::uint32
       if (key == "is_tied") return !parameter.tied_to.empty();
       return setting_in(form, key, model);
     };
+    const auto defined = [&](const std::string& key) {
+      const auto definition = scheme.definitions.find(key);
+      return definition == scheme.definitions.end() ? value_of(key) : definition->second.value(value_of);
+    };
     for (const Scheme::Refusal& refusal : scheme.refusals) {
       if (!names_match(refusal.parameter, pattern) || parameter.shape.empty()) continue;
       if (parameter.tied_to.empty() && !holds(parameter.name)) continue;
-      if (refusal.when && !refusal.when.holds(value_of)) continue;
+      if (refusal.when && !refusal.when.holds(defined)) continue;
       throw Error(ErrorKind::kUnsupported,
                   fmt::format("NxD Inference cannot load {} models with {}", model.family->model_type, refusal.reason))
-          .tensor(parameter.name);
+          .tensor(parameter.name)
+          .hint(refusal.hint.empty() ? "it refuses such a model or fails; choose other ranks, options or weights"
+                                     : refusal.hint);
     }
   }
-}
-
-/// Validates that NxD Inference has a place for each tensor of the model.
-void validate_places(const OptionValues& values, const Model& model, const HoldsName& holds) {
-  std::set<std::string> without_name;
-  for (const Scheme::Entry& entry : scheme_of(model, values).entries)
-    if (entry.names.front().empty()) without_name.insert(prefix_of(model) + entry.parameters.front());
-  for (const ModelParameter& parameter : model.parameters)
-    if (without_name.count(with_stars(parameter.name)) && parameter.tied_to.empty() && holds(parameter.name))
-      throw Error(ErrorKind::kUnsupported, "its place in the files of NxD Inference is unknown")
-          .tensor(parameter.name)
-          .hint(
-              "`dtype` bfloat16 dequantises MXFP4; let NxD Inference shard other forms of the weights "
-              "(save_sharded_checkpoint)");
 }
 
 /// Returns the value of kQuantization for the weights.
@@ -382,6 +381,8 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& g
     plan.notes.push_back("left out, because NxD Inference has no layers for multi-token prediction: " +
                          list_names(beyond));
   plan.without_place.insert(plan.without_place.end(), beyond.begin(), beyond.end());
+  validate_settings(values, model, tp);
+  validate_loadable(model, values, tp, holds);
   std::vector<std::string> unstored;
   const std::set<std::string> without_entry = unstored_parameters(model, values);
   for (const ModelParameter& parameter : model.parameters)
@@ -390,9 +391,6 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& g
   if (!unstored.empty())
     plan.notes.push_back("left out, because the compiled model has none with these settings: " + list_names(unstored));
   plan.without_place.insert(plan.without_place.end(), unstored.begin(), unstored.end());
-  validate_places(values, model, holds);
-  validate_settings(values, model, tp);
-  validate_loadable(model, values, tp, holds);
   std::vector<PartitionRule> rules = nxdi_rules(model, tp, values, holds, float_dtype(context.logical));
   validate_held(values, model, rules);
   const Kernels kernels = kernels_of(values).value_or(Kernels{});
@@ -431,8 +429,14 @@ OptionValues declared_options(Files& files, const Checkpoint& checkpoint, const 
     if (const auto compiled = read_compiled_model(files, directory)) {
       const CompiledModel* model = role == kModels[0] ? &*compiled : joined_model(*compiled, role);
       if (model == nullptr) break;
-      for (const auto& [name, value] : model->options.all())
-        if (!given.has(name)) given.set(name, value);
+      for (const auto& [name, value] : model->options.all()) {
+        if (given.has(name) && given.all().at(name) != value)
+          throw Error(ErrorKind::kUsage, fmt::format("`from-{}` {} contradicts the compiled model, which has {}", name,
+                                                     given.all().at(name), value))
+              .in(model->file)
+              .hint(fmt::format("leave out `from-{}`", name));
+        given.set(name, value);
+      }
       break;
     }
   return given;
@@ -616,16 +620,12 @@ void note_rounded(const std::vector<PartitionRule>& rules, Checkpoint& checkpoin
         list_names(std::vector<std::string>(names.begin(), names.end())));
 }
 
-/// Sets the model that the files contain: one without quantisation, which NxD Inference has reversed, under the names of
-/// the larger model that config.json describes.
-void set_served_model(Checkpoint& checkpoint) {
+/// Sets the model that the files contain, under the names of the larger model that config.json describes.
+void set_prefixed_model(Checkpoint& checkpoint) {
   Model& model = *checkpoint.model;
-  LanguageModel& found = checkpoint.language_model;
+  const LanguageModel& found = checkpoint.language_model;
   if (!model.family->inference || !found.family || !found.config.json) return;
-  Json config = *found.config.json;
-  const bool was_quantized = config.erase("quantization_config") > 0;
-  if (!was_quantized && (!model.is_part || model.family->inference->prefix.empty())) return;
-  found.config.json = std::make_shared<const Json>(std::move(config));
+  if (!model.is_part || model.family->inference->prefix.empty()) return;
   Model served = instantiate(with_inference_prefix(found).family, found.config);
   served.renamed = served.family->layers != found.family->layers;
   served.is_part = model.is_part;
@@ -635,9 +635,9 @@ void set_served_model(Checkpoint& checkpoint) {
 }
 
 void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
-  set_served_model(checkpoint);
   select_model(options, shards, checkpoint);
   recognise_rank_quantization(shards, checkpoint);
+  set_prefixed_model(checkpoint);
   const Model& model = *checkpoint.model;
   validate_named(model);
   // The settings of a draft are not those of its target.

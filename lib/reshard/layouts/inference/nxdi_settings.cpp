@@ -68,6 +68,8 @@ void validate_plain_values(const Json& settings, const fs::path& path) {
       .hint("compile the model without fused_rmsnorm_skip_gamma, or use the model that it was compiled from");
 }
 
+constexpr std::string_view kScale = ".scale";  // of quantised weights
+constexpr const char* kTextConfig = "text_config";
 constexpr const char* kDraftConfig = "fused_spec_config.draft_config";
 
 /// Settings of EAGLE's drafts, and what their families are called after the model_type of the draft.
@@ -102,7 +104,24 @@ constexpr const char* kComparedKeys[] = {"model_type",
                                          "intermediate_size",
                                          "num_experts",
                                          "moe_intermediate_size",
-                                         "vocab_size"};
+                                         "vocab_size",
+                                         "head_dim",
+                                         "num_local_experts",
+                                         "n_routed_experts",
+                                         "intermediate_size_mlp",
+                                         "attention_bias",
+                                         "mlp_bias",
+                                         "ffn_config.moe_num_experts",
+                                         "ffn_config.ffn_hidden_size",
+                                         "attn_config.kv_n_heads"};
+
+/// Returns the dtype of a setting: "bfloat16" or "torch.bfloat16".
+DType torch_dtype(std::string name, const fs::path& path) {
+  constexpr std::string_view kModule = "torch.";
+  if (name.starts_with(kModule)) name.erase(0, kModule.size());
+  if (const auto dtype = dtype_from_torch_name(name)) return *dtype;
+  throw Error(ErrorKind::kBadInput, fmt::format("has the torch_dtype {}, which is unknown", printable(name))).in(path);
+}
 
 std::string last_key(const NxdiSetting& setting) {
   const std::string key = setting.key;
@@ -181,7 +200,7 @@ CompiledModel compiled_of(const Json& settings, const fs::path& path) {
     compiled.options.set_number(kEndRank.name, first + *count - 1);
   }
   if (const Json* dtype = find_key(settings, "torch_dtype"); dtype != nullptr && dtype->is_string())
-    compiled.dtype = dtype_from_torch_name(dtype->get<std::string>());
+    compiled.dtype = torch_dtype(dtype->get<std::string>(), path);
   return compiled;
 }
 
@@ -282,7 +301,9 @@ namespace {
 /// `path`.
 void validate_same_model(const Json& compiled, const fs::path& path, const Model& model) {
   if (!has_model_config(compiled) || model.config == nullptr) return;
-  const Json other = model_config_of(compiled);
+  const Json whole = model_config_of(compiled);
+  const Json* part = model.config->contains(kTextConfig) ? nullptr : find_key(whole, kTextConfig);
+  const Json& other = part == nullptr ? whole : *part;
   for (const char* key : kComparedKeys) {
     const Json* own = find_key(*model.config, key);
     const Json* needed = find_key(other, key);
@@ -297,14 +318,18 @@ void validate_same_model(const Json& compiled, const fs::path& path, const Model
 
 /// Returns the option that casts the weights of `plan` to the dtype that `compiled` loads; empty if they have it.
 std::string missing_cast(const CompiledModel& compiled, const TargetPlan& plan) {
-  const auto quantization = compiled.options.all().find(kQuantization.name);
-  if (quantization != compiled.options.all().end() && quantization->second != "none") return "";  // scales are float32
+  const auto is_of_joined = [&](const std::string& name) {
+    return std::any_of(plan.joined.begin(), plan.joined.end(),
+                       [&](const TargetPlan& one) { return name.starts_with(one.role + "."); });
+  };
   const auto& tensors = plan.map.logical;
-  const bool is_other = std::any_of(tensors.begin(), tensors.end(), [&](const auto& tensor) {
+  const auto other = std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
     const DTypeRow& row = describe(tensor.dtype);
-    return compiled.dtype && row.kind == DTypeClass::kFloat && row.bits >= 16 && tensor.dtype != *compiled.dtype;
+    const bool is_scale = tensor.dtype == DType::kF32 && tensor.name.find(kScale) != std::string::npos;
+    return compiled.dtype && row.kind == DTypeClass::kFloat && row.bits >= 16 && tensor.dtype != *compiled.dtype &&
+           !is_scale && !is_of_joined(tensor.name);
   });
-  return is_other ? fmt::format("with `dtype` {}", describe(*compiled.dtype).torch_name) : "";
+  return other == tensors.end() ? "" : fmt::format("with `dtype` {}", describe(*compiled.dtype).torch_name);
 }
 
 }  // namespace
@@ -336,7 +361,7 @@ void validate_compiled_form(Files& files, const TargetPlan& plan, const Model& m
                                   [&](const TargetPlan& one) { return one.role == other.role; });
     if (own == plan.joined.end())
       refuse(fmt::format("weights of `{}` in the same files", other.role),
-             fmt::format("set `{}` to their directory", other.role));
+             fmt::format("set `{}` to their path", other.role));
     if (const auto lacks = missing_options(other, *own); !lacks.empty())
       refuse(fmt::format("{} of `{}`", other_format, other.role),
              fmt::format("write these {} (`for` takes the settings of each model)", join(lacks, " and ")));

@@ -204,6 +204,10 @@ class AdapterStacks {
         fail(fmt::format("lora_A and lora_B have the shapes {} and {}, but the module is {} x {}",
                          to_string(a[i]->shape), to_string(b[i]->shape), linear.out, linear.in),
              "config.json belongs to another model than the adapter");
+      if (rank != context_.adapters[i].config.r)
+        fail(fmt::format("has the rank {}, but r is {} in adapter_config.json, so that its scale is unknown", rank,
+                         context_.adapters[i].config.r),
+             "give the adapter_config.json that belongs to these weights");
       if (rank > served_.rank)
         fail(fmt::format("has the rank {}, but max_lora_rank is {}", rank, served_.rank),
              "compile the model with a larger max_lora_rank");
@@ -287,6 +291,11 @@ std::string name_of(const Adapter& adapter) {
 void validate_configs(const ServedAdapters& served, std::span<const Adapter> adapters) {
   std::set<std::string> given;
   for (const Adapter& adapter : adapters) {
+    const auto same = std::find_if(adapters.begin(), adapters.end(), [&](const Adapter& one) {
+      return one.path.lexically_normal() == adapter.path.lexically_normal();
+    });
+    if (&*same != &adapter)
+      throw Error(ErrorKind::kUsage, "is given twice").in(adapter.path).hint("set `adapter` once for each adapter");
     given.insert(name_of(adapter));
     if (!adapter.config.rank_pattern.empty() || !adapter.config.alpha_pattern.empty())
       throw Error(ErrorKind::kUnsupported,

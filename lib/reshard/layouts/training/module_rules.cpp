@@ -272,6 +272,17 @@ bool has_rows_by_head(const Model& model, const ModuleForm& form, const HeldTens
   return form.rows_by_head;
 }
 
+/// Whether buffers show that training saved the files: they have the dtype of the model.
+bool are_of_training(std::optional<DType> buffers, const ModuleForm& form, const Model& model,
+                     const HeldTensors& held) {
+  const ModuleRules rules(model, module_scheme(model, form), form);
+  const auto& entries = rules.names().entries();
+  return std::any_of(entries.begin(), entries.end(), [&](const WrittenNames::Entry& entry) {
+    const TensorEntry* tensor = entry.rule->heads.empty() ? nullptr : held.find(entry.name);
+    return tensor != nullptr && buffers == tensor->dtype;
+  });
+}
+
 std::uint32_t dp_rank_of(const Container& file) {
   for (const std::filesystem::path& path : {file.path, file.path.parent_path()})
     if (const auto rank = rank_of_name(path.filename().string())) return rank->dp_rank;
@@ -471,6 +482,10 @@ void fill_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const KnownFo
   const HeldTensors kept(shards);
   form->rows_by_head =
       known.rows_by_head ? *known.rows_by_head : has_rows_by_head(model, *form, kept, shards.tp, buffers);
+  if (known.rows_by_head == false && are_of_training(buffers, *form, model, kept))
+    throw Error(ErrorKind::kUsage, "`from-qkv-rows` by-projection contradicts the files: training saved them, by head")
+        .in(shards.folder.path)
+        .hint("leave out `from-qkv-rows`");
   find_padding(*form, shards, found, model, kept);
   const ModuleRules modules(model, module_scheme(model, *form), *form);
   std::vector<PartitionRule> all = modules.rules({shards.tp, shards.pp, 1, shards.ep});

@@ -150,11 +150,7 @@ void carry_config(Carrier& carrier) {
   OrderedJson config = read_compiled_config(files, source.config);
   bool is_new = !config.is_null();
   const bool sets_ties = source.model && source.model->tied_by_files;
-  const RankFormat* const ranks = source.layout == nullptr ? nullptr : source.layout->ranks();
-  const std::shared_ptr<const Json>& read = source.language_model.config.json;
-  const bool is_plain =
-      draft.was(Applied::Transform::kDequantize) ||
-      (ranks != nullptr && !ranks->keeps_names && read != nullptr && !read->contains("quantization_config"));
+  const bool is_plain = draft.was(Applied::Transform::kDequantize);
   if (!is_new && (draft.config_dtype || sets_ties || is_plain || source.quantization))
     config = read_ordered_config(files, source.config);
   if (draft.config_dtype) is_new = set_config_dtype(config, *draft.config_dtype) || is_new;

@@ -33,7 +33,7 @@ void complete_joined(Request& request, const CompiledModel& compiled) {
     if (model == request.joined.end())
       throw Error(ErrorKind::kUsage, fmt::format("the compiled model also loads weights of `{}`", needed.role))
           .in(compiled.file)
-          .hint(fmt::format("set `{}` to their directory", needed.role));
+          .hint(fmt::format("set `{}` to their path", needed.role));
     if (!model->source.family) model->source.family = needed.family;
     model->options = needed.options;
     for (const LayoutOption* option : request.target.layout->options())  // both have the ranks of the request

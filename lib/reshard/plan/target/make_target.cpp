@@ -218,7 +218,7 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
     request.layout->validate_beside(files, plan, output_directory);
   }
   if (is_model && draft.model) {
-    for (const fs::path& directory : {request.compiled, output_directory})
+    for (const fs::path& directory : {request.compiled, output_directory, directory_above(files, output_directory)})
       if (!directory.empty()) request.layout->validate_compiled(files, plan, *draft.model, directory);
   }
   plan.text_files.insert(plan.text_files.begin(), std::move_iterator(plan.map.text_files.begin()),

@@ -480,11 +480,12 @@ Scheme parse_scheme(const JsonObject& object) {
   }
   if (!object.has("refusals")) return scheme;
   for (const JsonObject& refusal : object.objects_at("refusals")) {
-    refusal.validate_keys({"parameter", "families", "when", "reason"});
+    refusal.validate_keys({"parameter", "families", "when", "reason", "hint"});
     scheme.refusals.push_back({refusal.string_at("parameter"),
                                refusal.has("families") ? refusal.strings_at("families") : std::vector<std::string>(),
                                refusal.has("when") ? expression_at(refusal, "when") : Expression(),
-                               refusal.string_at("reason")});
+                               refusal.string_at("reason"),
+                               refusal.has("hint") ? refusal.string_at("hint") : std::string()});
   }
   return scheme;
 }

@@ -86,6 +86,7 @@ struct Scheme {
     /// columns (its first and last dim) and is_tied. Absent: always.
     Expression when;
     std::string reason;  // completes "cannot load models with"
+    std::string hint;    // what to try; may be empty
   };
 
   std::string program;                // "torchtitan"
