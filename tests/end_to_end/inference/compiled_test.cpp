@@ -14,6 +14,7 @@
 #include "support/local_files.h"
 #include "support/refusals.h"
 #include "support/requests.h"
+#include "support/torch_files.h"
 
 namespace reshard::test {
 namespace {
@@ -218,6 +219,55 @@ TEST_CASE("The config.json of a compiled model has the sizes and keys of Hugging
   for (const char* key : {"intermediate_size", "num_key_value_heads", "head_dim", "n_shared_experts"})
     CHECK(deepseek[key] == original[key]);
   CHECK_FALSE(deepseek.contains("dense_intermediate_size"));
+}
+
+TEST_CASE("Medusa's heads are complete") {
+  const fs::path golden = compiled_case("spec-medusa-llama-tp2") / "original";
+  const TempDir temp;
+  const TensorMap heads = read_torch_tensors(golden / "medusa_heads.pt");
+  for (const std::string name : {"medusa_head_1.0.linear.bias", "medusa_head_0.0.linear.weight"}) {
+    CAPTURE(name);
+    TensorMap incomplete = heads;
+    REQUIRE(incomplete.erase(name) == 1);
+    write_torch(temp / "heads.pt", incomplete);
+    Request request = shard_request(golden, temp / "out", {.layout = "nxdi", .tp = 2});
+    request.joined.emplace_back(JoinedModel{"medusa-heads", {}}).source.path = temp / "heads.pt";
+    check_refused([&] { plan_shard(request); },
+                  {.kind = ErrorKind::kBadInput, .tensor = name, .says = "another head has it"});
+  }
+}
+
+TEST_CASE("A draft of EAGLE without a head of its own is refused") {
+  const fs::path golden = compiled_case("spec-eagle-llama-tp2");
+  const TempDir temp;
+  fs::create_directories(temp / "draft");
+  fs::copy(golden / "draft/config.json", temp / "draft/config.json");
+  TensorMap tensors = read_whole(golden / "draft");
+  REQUIRE(tensors.erase("lm_head.weight") == 1);
+  write_safetensors(temp / "draft/model.safetensors", tensors);
+  Request request = shard_request(golden / "original", temp / "out", {.layout = "nxdi", .tp = 2});
+  JoinedModel& draft = request.joined.emplace_back(JoinedModel{"draft", {}});
+  draft.source.path = temp / "draft";
+  draft.source.kind = SourceKind::kWhole;
+  draft.source.family = builtin_family("llama_eagle");
+  check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUnsupported, .tensor = "lm_head.weight"});
+}
+
+TEST_CASE("Options that describe files must agree with neuron_config.json, whose dtype must be known") {
+  const fs::path golden = compiled_case("moe-qwen3_moe-ep2-tp4");
+  const TempDir temp;
+  fs::create_directories(temp / "files");
+  fs::copy(golden / "weights", temp / "files/weights");
+  fs::copy(golden / "neuron_config.json", temp / "files/neuron_config.json");
+  check_refused(
+      [&] { consolidated(temp / "files", temp / "whole", {.source_options = {"kernels=mlp"}}); },
+      {.kind = ErrorKind::kUsage, .path = temp / "files/neuron_config.json", .says = "`from-kernels` mlp contradicts"});
+  const std::string settings = read_file(golden / "neuron_config.json");
+  write_file(temp / "files/neuron_config.json",
+             std::regex_replace(settings, std::regex(R"("torch_dtype": "bfloat16")"), "\"torch_dtype\": \"half16\""));
+  TargetRequest request;
+  check_refused([&] { complete_for(all_files(), temp / "files", request, false); },
+                {.kind = ErrorKind::kBadInput, .says = "half16"});
 }
 
 TEST_CASE("A description's entries for NxD Inference name what the layout does not have") {

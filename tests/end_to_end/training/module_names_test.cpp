@@ -101,6 +101,15 @@ TEST_CASE("Buffers of another dtype than the weights do not show that training s
   CHECK((consolidated(copy, temp / "whole", fields) == read_whole(golden / "original")));
 }
 
+TEST_CASE("An order of rows that contradicts the buffers of training is refused") {
+  const TempDir temp;
+  const fs::path golden = testdata("golden/neuron/megatron-mha-tp2");
+  RequestFields fields = with_config(golden / "original");
+  fields.source_options = {"qkv-rows=by-projection"};
+  check_refused([&] { consolidated(golden / kMegatronTag, temp / "whole", fields); },
+                {.says = "contradicts the files", .hint = "leave out `from-qkv-rows`", .unwritten = temp / "whole"});
+}
+
 TEST_CASE("Models that megatron style cannot have are refused") {
   const TempDir temp;
   const RequestFields megatron{.layout = "nxd", .tp = 4, .options = {"model-source=megatron"}};

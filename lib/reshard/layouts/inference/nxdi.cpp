@@ -423,19 +423,21 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& g
 
 /// Returns `given`, or else the form that neuron_config.json declares for the model with this role. The file is in the
 /// weights' directory or its parent; for optimum-neuron, it is next to config.json, two levels up.
-OptionValues declared_options(Files& files, const Checkpoint& checkpoint, const std::string& role, OptionValues given) {
+OptionValues declared_options(Files& files, const Checkpoint& checkpoint, const std::string& role, bool has_record,
+                              OptionValues given) {
   const fs::path above = directory_above(files, checkpoint.path);
   for (const fs::path& directory : {checkpoint.path, above, checkpoint.directory})
     if (const auto compiled = read_compiled_model(files, directory)) {
       const CompiledModel* model = role == kModels[0] ? &*compiled : joined_model(*compiled, role);
       if (model == nullptr) break;
       for (const auto& [name, value] : model->options.all()) {
-        if (given.has(name) && given.all().at(name) != value)
+        const bool is_recorded = has_record && name == kKernels.name;
+        if (given.has(name) && given.all().at(name) != value && !is_recorded)
           throw Error(ErrorKind::kUsage, fmt::format("`from-{}` {} contradicts the compiled model, which has {}", name,
                                                      given.all().at(name), value))
               .in(model->file)
               .hint(fmt::format("leave out `from-{}`", name));
-        given.set(name, value);
+        if (!given.has(name)) given.set(name, value);
       }
       break;
     }
@@ -647,7 +649,8 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
                                                options.choice(kFusedModel)))
         .in(checkpoint.path)
         .hint("set `config` to the directory of the draft, or to its config.json");
-  const OptionValues declared = declared_options(files, checkpoint, options.choice(kFusedModel), options);
+  const OptionValues declared =
+      declared_options(files, checkpoint, options.choice(kFusedModel), shards.record.has_value(), options);
   validate_padded_split(shards, checkpoint);
   std::set<std::string> held;
   for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);

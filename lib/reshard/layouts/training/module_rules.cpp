@@ -483,7 +483,8 @@ void fill_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const KnownFo
   form->rows_by_head =
       known.rows_by_head ? *known.rows_by_head : has_rows_by_head(model, *form, kept, shards.tp, buffers);
   if (known.rows_by_head == false && are_of_training(buffers, *form, model, kept))
-    throw Error(ErrorKind::kUsage, "`from-qkv-rows` by-projection contradicts the files: training saved them, by head")
+    throw Error(ErrorKind::kBadInput,
+                "`from-qkv-rows` by-projection contradicts the files: training saved them, by head")
         .in(shards.folder.path)
         .hint("leave out `from-qkv-rows`");
   find_padding(*form, shards, found, model, kept);

@@ -95,9 +95,9 @@ struct Scheme {
   std::vector<Entry> entries;
   std::vector<Refusal> refusals;
   std::map<std::string, Expression, std::less<>> definitions;  // names for conditions on settings
-  std::vector<std::string> options;  // flags of the layout that the program's modules imply
-  bool is_of_ranks = false;          // entries are in rank files, with the rank's slices of the parameters
-  bool keeps_others = false;         // parameters without an entry keep their names
+  std::vector<std::string> options;                            // flags of the layout that the program's modules imply
+  bool is_of_ranks = false;   // entries are in rank files, with the rank's slices of the parameters
+  bool keeps_others = false;  // parameters without an entry keep their names
   std::map<std::string, std::string>
       models;                         // prefixes of the names of several models in one file, by what they are called
   std::string wrapper;                // part of names of wrapped modules: ".base_layer"
