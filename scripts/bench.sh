@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Measures shard and consolidate beside cp -r and a parallel copy of the same bytes, and what planning costs.
+# Measures shard and consolidate next to cp -r and a parallel copy of the same bytes, and what planning costs.
 #
 #   scripts/bench.sh                        a model of 2 GB, all cases: tables of medians, for half an hour
 #   scripts/bench.sh --size 8 --json        a larger one; one JSON document with every run
 #   scripts/bench.sh --only 'shard tp8 s'   only the cases whose name this regular expression matches
 #   scripts/bench.sh --cold                 from an empty page cache, as root
 #   scripts/bench.sh --planning             dry runs of models of 405 and 671 billion parameters, headers alone
-#   scripts/bench.sh --ranks 2 --size 8     two ranks of one thread, by mpirun, beside one process of two threads
-#   scripts/bench.sh --journal --size 5     a journal every second beside none
+#   scripts/bench.sh --ranks 2 --size 8     two ranks of one thread, by mpirun, next to one process of two threads
+#   scripts/bench.sh --journal --size 5     a journal every second next to none
 #   scripts/bench.sh --dcp --size 5         torch.distributed.checkpoint with Adam's states; --torch PYTHON for its tool
-#   scripts/bench.sh --nxdi --size 5        pre-sharding for NxD Inference; --numpy PYTHON for a script with numpy beside it
+#   scripts/bench.sh --nxdi --size 5        pre-sharding for NxD Inference; --numpy PYTHON for a script with numpy next to it
 #   scripts/bench.sh --zero1 --size 5       NxD's training checkpoints with ZeRO-1's states, to other ranks
 #   scripts/bench.sh --help                 all options
 #

@@ -26,7 +26,7 @@ const LayoutOption* nxdi_option(const std::string& setting);
 
 /// Returns the value of a setting according to `form`, or of a key of the model's config.json or of the defaults of its
 /// family, for Scheme::Entry::when.
-/// \throws Error kBadInput if there is none.
+/// \throws Error kBadInput for an unknown key.
 ConfigValue setting_in(const OptionValues& form, const std::string& key, const Model& model);
 /// Returns the value of a setting that is a number.
 std::uint32_t degree_in(const OptionValues& form, const LayoutOption& option);

@@ -220,8 +220,7 @@ Model served_model(const Model& model) {
 }
 
 /// Returns how `tp` ranks share a model: equally, or all on the first of ranks that are summed. If there are fewer
-/// key/value heads than ranks, neighbouring ranks have the same
-/// head.
+/// key/value heads than ranks, neighbouring ranks have the same head.
 RankShares shares_of(const Sizes& sizes, std::uint32_t tp, const Form& form) {
   RankShare usual{tp, std::vector<std::uint32_t>(tp), {}}, first{1, std::vector<std::uint32_t>(tp, 1), {}};
   std::iota(usual.of_rank.begin(), usual.of_rank.end(), 0u);

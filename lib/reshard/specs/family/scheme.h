@@ -126,7 +126,7 @@ inline constexpr std::array<std::string_view, 3> kModelNumbers = {"num_attention
 Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
                   const std::set<std::string, std::less<>>& parameters, const Expression::Lookup& settings = {});
 
-/// Whether a name in a scheme, with stars and perhaps "**" in front, stands for a name with stars.
+/// Whether a name in a scheme, with stars and perhaps "**" in front, matches a name with stars.
 bool names_match(const std::string& in_scheme, const std::string& name);
 
 /// Returns all built-in schemes, in alphabetical order.
