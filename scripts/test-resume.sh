@@ -36,11 +36,15 @@ export RESHARD_JOURNAL_INTERVAL=0.05
 sums() {
   (cd "$1" && find . -type f -print0 | sort -z | xargs -0 sha256sum)
 }
+# Waits until the process has written a journal, or ended.
+until_journal() {
+  while kill -0 "$1" 2>/dev/null && ! compgen -G "$work/.out-dir.reshard-*/.journal-*" >/dev/null; do sleep 0.01; done
+}
 commands=("shard $work/model OUT --tp 4" "shard $work/model OUT --tp 2 --pp 2 --format xser --manifest"
   "consolidate $work/shards OUT --manifest")
 "$reshard" shard "$work/model" "$work/shards" --tp 4 --quiet
 killed=0 late=0 went_on=0 resumed=0
-# A journal takes a moment to begin: of a few kills, all may come before.
+# Of a few kills, all may come before the first journal, or after the last byte.
 for ((i = 0; killed < kills || (kills > 0 && went_on == 0 && killed < kills + 30); ++i)); do
   command=${commands[i % ${#commands[@]}]}
   whole=$work/whole-$((i % ${#commands[@]}))
@@ -57,7 +61,13 @@ for ((i = 0; killed < kills || (kills > 0 && went_on == 0 && killed < kills + 30
     "$reshard" ${command/OUT/$out} --resume --json >"$work/json" 2>"$work/err" &
     pid=$!
     if ((attempt < 3)); then
-      sleep "0.$(printf '%03d' $((RANDOM % 900)))"
+      # Half of the kills wait for a journal, which a slow disk confirms seconds after the run has begun.
+      if ((RANDOM % 2)); then
+        until_journal "$pid"
+        sleep "0.$(printf '%03d' $((RANDOM % 200)))"
+      else
+        sleep "0.$(printf '%03d' $((RANDOM % 900)))"
+      fi
       kill -9 "$pid" 2>/dev/null || true
     fi
     if wait "$pid" 2>/dev/null; then break; fi
