@@ -62,7 +62,8 @@ struct Jobs {
       });
     planners.emplace_back(kTransposed, [this](const std::filesystem::path& directory) {
       Request request = deployed_request(layout("nxdi"), temp / "model", directory, 2);
-      request.target.options.set("kernels", "mlp,out-proj");
+      request.target.options.set("kernels", "qkv,mlp,out-proj");
+      request.target.options.set_flag("fuse-qkv", true);
       return plan_shard(request);
     });
     REQUIRE(planners.size() == kCount);

@@ -97,12 +97,13 @@ TEST_CASE("Each element of a program is in one share, and in one block of it, wh
     const std::uint64_t block_bytes = pick(random, 1, 60);
     const auto workers = static_cast<unsigned>(pick(random, 1, 3));
     BlockQueue queue(maps, tensors.program, parts_of(units, index), {block_bytes, block_bytes}, workers, whole_leaves);
-    BlockQueue::Item item;
+    std::vector<BlockQueue::Item> items;
     for (unsigned worker = 0; worker < workers; ++worker)
-      while (queue.next(worker, item)) {
-        REQUIRE(contains(tensors.tensor(item.transfer).shape, item.at.box));
-        count_elements(counts[item.transfer], tensors.tensor(item.transfer).shape, item.at.box);
-      }
+      while (queue.next(worker, items))
+        for (const BlockQueue::Item& item : items) {
+          REQUIRE(contains(tensors.tensor(item.transfer).shape, item.at.box));
+          count_elements(counts[item.transfer], tensors.tensor(item.transfer).shape, item.at.box);
+        }
   }
   for (const auto& of_tensor : counts)
     CHECK(std::all_of(of_tensor.begin(), of_tensor.end(), [](unsigned times) { return times == 1; }));

@@ -28,6 +28,12 @@ bool is_strided(const SourceMap& map, const Reading& reading, const Dims& order)
                      [&](const Reading& input) { return is_strided(map, input, order); });
 }
 
+std::uint64_t bytes_of_blocks(const std::vector<BlockGrid>& grids) {
+  std::uint64_t bytes = 0;
+  for (const BlockGrid& grid : grids) bytes += grid.block_bytes();
+  return bytes;
+}
+
 }  // namespace
 
 std::uint64_t input_bytes(const SourceMap& map, const Reading& reading, const Box& box) {
@@ -70,6 +76,7 @@ BlockQueue::BlockQueue(const ProgramMaps& maps, const Program& program, const st
 }
 
 void BlockQueue::append(const std::vector<Part>& parts) {
+  const std::size_t before = parts_.size();
   parts_.reserve(parts_.size() + parts.size());
   bytes_before_.reserve(parts_.size() + parts.size() + 1);
   for (const Part& part : parts) {
@@ -78,6 +85,44 @@ void BlockQueue::append(const std::vector<Part>& parts) {
     const DType dtype = transfer_of(last).tensor(maps_).dtype;
     bytes_before_.push_back(bytes_before_.back() + num_bytes(dtype, box_of(last).size).value_or(0));
   }
+  is_joined_.resize(parts_.size());
+  if (sizes_.joined_bytes == 0) return;
+  for (std::size_t first = before, end = first; first < parts_.size(); first = end) {
+    for (end = first + 1; end < parts_.size() && may_join(end); ++end) continue;
+    if (end > first + 1) join(first, end);
+  }
+}
+
+/// Whether blocks of a part may be written together with those of the part before it.
+bool BlockQueue::may_join(std::size_t part) const {
+  const auto is_moved = [&](const Transfer& transfer) {
+    return transfer.target && !transfer.against && (!transfer.source || transfer.source->inputs.empty());
+  };
+  const Transfer& before = transfer_of(part - 1);
+  const Transfer& transfer = transfer_of(part);
+  return parts_[part].unit == parts_[part - 1].unit && is_moved(before) && is_moved(transfer) &&
+         interleave(maps_, before, transfer) && order_of(before) == order_of(transfer);
+}
+
+/// Joins parts if they have the same number of blocks, which fit together.
+void BlockQueue::join(std::size_t first, std::size_t end) {
+  constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 38;  // so that products with a limit do not overflow
+  if (bytes_before_[end] - bytes_before_[first] > kMostBytes) return;
+  const std::vector<BlockGrid> grids = grids_of(first, end);
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < grids.size(); ++i) {
+    if (grids[i].count() != grids.front().count()) return;
+    const Transfer& transfer = transfer_of(first + i);
+    bytes += grids[i].block_bytes() * bits(transfer.result(maps_)->dtype) / bits(transfer.tensor(maps_).dtype);
+  }
+  if (bytes <= sizes_.joined_bytes) std::fill_n(&is_joined_[first + 1], end - first - 1, char{true});
+}
+
+/// Returns the part after `part` and those joined to it.
+std::size_t BlockQueue::end_of(std::size_t part) const {
+  do ++part;
+  while (part < parts_.size() && is_joined_[part]);
+  return part;
 }
 
 void BlockQueue::add(unsigned worker, const std::vector<Part>& parts) {
@@ -89,9 +134,10 @@ void BlockQueue::add(unsigned worker, const std::vector<Part>& parts) {
 
 std::uint64_t BlockQueue::block_bytes_of(const Transfer& transfer) const {
   const Dims order = order_of(transfer);
-  const bool strided =
+  const bool is_read_strided =
       (has_views_ || !order.empty()) && ((transfer.source && is_strided(*maps_.source, *transfer.source, order)) ||
                                          (transfer.against && is_strided(*maps_.against, *transfer.against, order)));
+  const bool strided = is_read_strided || transfer.whole_rows(maps_) > 0;
   std::uint64_t bytes = strided ? sizes_.strided_bytes : sizes_.bytes;
   // The block must also fit after a cast.
   const DType dtype = transfer.tensor(maps_).dtype;
@@ -108,25 +154,41 @@ Box BlockQueue::box_of(std::size_t part) const {
   return parts_[part].box(transfer_of(part).tensor(maps_));
 }
 
-BlockGrid BlockQueue::grid_of(std::size_t part) const {
-  const Transfer& transfer = transfer_of(part);
-  return {transfer.tensor(maps_).dtype, permuted(box_of(part).size, order_of(transfer)), block_bytes_of(transfer)};
+/// Returns the grids of one part, or of several that have a block's size together.
+std::vector<BlockGrid> BlockQueue::grids_of(std::size_t first, std::size_t end) const {
+  std::uint64_t most = sizes_.joined_bytes;
+  for (std::size_t part = first; part < end; ++part) most = std::min(most, block_bytes_of(transfer_of(part)));
+  const std::uint64_t all = bytes_before_[end] - bytes_before_[first];
+  std::vector<BlockGrid> grids;
+  for (std::size_t part = first; part < end; ++part) {
+    const Transfer& transfer = transfer_of(part);
+    const bool is_divided = end - first > 1 && !leaves_ && all > 0;
+    grids.emplace_back(
+        transfer.tensor(maps_).dtype, permuted(box_of(part).size, order_of(transfer)),
+        is_divided ? most * (bytes_before_[part + 1] - bytes_before_[part]) / all : block_bytes_of(transfer),
+        leaves_ ? 1 : transfer.whole_rows(maps_));
+  }
+  return grids;
 }
 
 /// Returns the position before which there are about `bytes`.
 BlockQueue::Place BlockQueue::place_at(std::uint64_t bytes) const {
   const auto after = std::upper_bound(bytes_before_.begin(), bytes_before_.end() - 1, bytes);
   if (after == bytes_before_.begin()) return {0, 0};
-  const auto part = static_cast<std::size_t>(after - bytes_before_.begin()) - 1;
-  const BlockGrid grid = grid_of(part);
-  const std::uint64_t block = grid.block_bytes() == 0 ? 0 : (bytes - bytes_before_[part]) / grid.block_bytes();
-  return block < grid.count() ? Place{part, block} : Place{part + 1, 0};
+  auto part = static_cast<std::size_t>(after - bytes_before_.begin()) - 1;
+  while (is_joined_[part]) --part;
+  const std::size_t end = end_of(part);
+  const std::vector<BlockGrid> grids = grids_of(part, end);
+  const std::uint64_t of_blocks = bytes_of_blocks(grids);
+  const std::uint64_t block = of_blocks == 0 ? 0 : (bytes - bytes_before_[part]) / of_blocks;
+  return block < grids.front().count() ? Place{part, block} : Place{end, 0};
 }
 
 std::uint64_t BlockQueue::bytes_before(const Place& place) const {
   if (place.block == 0) return bytes_before_[place.part];
-  return std::min(bytes_before_[place.part] + place.block * grid_of(place.part).block_bytes(),
-                  bytes_before_[place.part + 1]);
+  const std::size_t end = end_of(place.part);
+  return std::min(bytes_before_[place.part] + place.block * bytes_of_blocks(grids_of(place.part, end)),
+                  bytes_before_[end]);
 }
 
 /// Takes the second half of the largest remaining stretch.
@@ -152,33 +214,39 @@ bool BlockQueue::steal(Stretch& stretch) {
   return true;
 }
 
-bool BlockQueue::next(unsigned worker, Item& item) {
+void BlockQueue::validate_size(std::size_t part, const BlockGrid& grid) const {
+  const Transfer& transfer = transfer_of(part);
+  if (grid.block_bytes() <= std::max(block_bytes_of(transfer), kBlockBytes)) return;
+  throw Error(ErrorKind::kUnsupported,
+              fmt::format("its rows are not whole bytes, and eight rows take {}, too much to keep in memory at once",
+                          format_bytes(grid.block_bytes())))
+      .tensor(transfer.tensor(maps_).name);
+}
+
+bool BlockQueue::next(unsigned worker, std::vector<Item>& items) {
   const std::lock_guard lock(mutex_);
   Stretch& stretch = stretches_[worker];
+  items.clear();
   while (stretch.begin != stretch.end || steal(stretch)) {
-    const std::size_t part = stretch.begin.part;
-    const Transfer& transfer = transfer_of(part);
-    if (stretch.grid_of != part) {
-      stretch.grid = std::make_unique<BlockGrid>(grid_of(part));
-      stretch.grid_of = part;
-      stretch.grid_begin = box_of(part).begin;
-      const std::uint64_t most = std::max(block_bytes_of(transfer), kBlockBytes);
-      if (stretch.grid->block_bytes() > most)
-        throw Error(
-            ErrorKind::kUnsupported,
-            fmt::format("its rows are not whole bytes, and eight rows take {}, too much to keep in memory at once",
-                        format_bytes(stretch.grid->block_bytes())))
-            .tensor(transfer.tensor(maps_).name);
+    const std::size_t first = stretch.begin.part;
+    const std::size_t end = end_of(first);
+    if (stretch.grids_of != first) {
+      stretch.grids = grids_of(first, end);
+      stretch.grids_of = first;
+      validate_size(first, stretch.grids.front());
     }
     const std::uint64_t block = stretch.begin.block;
-    const bool is_last = block + 1 >= stretch.grid->count();
-    stretch.begin = is_last ? Place{part + 1, 0} : Place{part, block + 1};
-    if (stretch.grid->count() == 0) continue;  // no elements
-    Dims order = order_of(transfer);
-    Box box = stretch.grid->block(block);
-    box = {unpermuted(std::move(box.begin), order), unpermuted(std::move(box.size), order)};
-    for (std::size_t d = 0; d < stretch.grid_begin.size(); ++d) box.begin[d] += stretch.grid_begin[d];
-    item = {parts_[part].transfer, block, Block(std::move(box), std::move(order)), parts_[part].unit};
+    const std::uint64_t count = stretch.grids.front().count();
+    stretch.begin = block + 1 >= count ? Place{end, 0} : Place{first, block + 1};
+    if (count == 0) continue;  // no elements
+    for (std::size_t part = first; part < end; ++part) {
+      Dims order = order_of(transfer_of(part));
+      Box box = stretch.grids[part - first].block(block);
+      box = {unpermuted(std::move(box.begin), order), unpermuted(std::move(box.size), order)};
+      const Dims begin = box_of(part).begin;
+      for (std::size_t d = 0; d < begin.size(); ++d) box.begin[d] += begin[d];
+      items.push_back({parts_[part].transfer, block, Block(std::move(box), std::move(order)), parts_[part].unit});
+    }
     return true;
   }
   return false;

@@ -24,6 +24,8 @@ struct BlockSizes {
   std::uint64_t strided_bytes = kStridedBlockBytes;  // if a tensor is stored in another dim order
   /// Limit for kPlainBuffers blocks of a computed tensor plus the blocks of its inputs.
   std::uint64_t computed_bytes = UINT64_MAX;
+  /// Limit for the sum of blocks that are written together.
+  std::uint64_t joined_bytes = kStridedBlockBytes;
 };
 
 /// Number of buffers per thread: the block, up to two for staging, one for a replica or the result of a cast.
@@ -55,14 +57,17 @@ class BlockQueue {
   BlockQueue(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts, const BlockSizes& sizes,
              unsigned workers, bool leaves = false);
 
+  /// Replaces `items` by the next block, or by the next block of each of several transfers that interleave, which have
+  /// the same unit.
   /// \returns false if no blocks are left.
   /// \throws Error kUnsupported if even the smallest block of whole bytes of a tensor is too large.
-  bool next(unsigned worker, Item& item);
+  bool next(unsigned worker, std::vector<Item>& items);
   /// Adds parts for a worker that has no blocks left.
   void add(unsigned worker, const std::vector<Part>& parts);
 
  private:
-  /// A position: a block of a part. The end of a part is represented as block 0 of the next one.
+  /// A position: a block of a part, and of those joined to it. The end of a part is represented as block 0 of the next
+  /// one that is not joined.
   struct Place {
     std::size_t part = 0;
     std::uint64_t block = 0;
@@ -71,16 +76,19 @@ class BlockQueue {
   struct Stretch {
     Place begin;
     Place end;
-    std::unique_ptr<BlockGrid> grid;  // of begin.part
-    std::size_t grid_of = SIZE_MAX;
-    Dims grid_begin;  // index in the tensor
+    std::vector<BlockGrid> grids;  // of begin.part and those joined to it
+    std::size_t grids_of = SIZE_MAX;
   };
 
   std::uint64_t block_bytes_of(const Transfer& transfer) const;
   const Transfer& transfer_of(std::size_t part) const { return program_.transfers[parts_[part].transfer]; }
   Box box_of(std::size_t part) const;
   Dims order_of(const Transfer& transfer) const { return leaves_ ? Dims() : transfer.order(maps_); }
-  BlockGrid grid_of(std::size_t part) const;
+  bool may_join(std::size_t part) const;
+  void join(std::size_t first, std::size_t end);
+  std::size_t end_of(std::size_t part) const;
+  std::vector<BlockGrid> grids_of(std::size_t first, std::size_t end) const;
+  void validate_size(std::size_t part, const BlockGrid& grid) const;
   Place place_at(std::uint64_t bytes) const;
   std::uint64_t bytes_before(const Place& place) const;
   void append(const std::vector<Part>& parts);
@@ -92,6 +100,7 @@ class BlockQueue {
   bool leaves_;
   bool has_views_;  // whether a source has tensors in another shape or order than the file
   std::vector<Part> parts_;
+  std::vector<char> is_joined_;              // by part: whether its blocks are given with those of the part before it
   std::vector<std::uint64_t> bytes_before_;  // total size before each part; then the total
   std::mutex mutex_;
   std::vector<Stretch> stretches_;  // of each worker

@@ -1,5 +1,7 @@
 #include "reshard/engine/move/block_writer.h"
 
+#include <algorithm>
+
 #include "reshard/engine/move/page_fragments.h"
 
 namespace reshard {
@@ -55,7 +57,10 @@ bool BlockWriter::is_staged(const Group& group) const {
   if (group.is_one_run()) return false;
   const Runs& first = group.runs.front();
   if (!group.dense()) return gather(first).reads.run_bytes > first.run_bytes;
-  return group.runs.size() > 1 || first.run_bytes < shared_.options.tuning.least_part_bytes;
+  const bool is_in_order =
+      std::is_sorted(first.loops.begin(), first.loops.end(),
+                     [](const Runs::Loop& a, const Runs::Loop& b) { return a.a_stride_bytes > b.a_stride_bytes; });
+  return group.runs.size() > 1 || !is_in_order || first.run_bytes < shared_.options.tuning.least_part_bytes;
 }
 
 std::optional<std::uint64_t> BlockWriter::place_written_to(std::span<const Group> groups) const {
@@ -68,6 +73,13 @@ std::optional<std::uint64_t> BlockWriter::place_written_to(std::span<const Group
 
 std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const std::byte> block) {
   std::uint64_t stored_bytes = 0;
+  std::vector<Group> apart;
+  if (is_joining()) {
+    apart = collect(groups, block);
+    for (const Group& group : groups) stored_bytes += group.total_bytes;
+    for (const Group& group : apart) stored_bytes -= group.total_bytes;
+    groups = apart;
+  }
   while (!groups.empty()) {
     // Stage a few groups at a time: staging copies for many ranks at once would take too much memory.
     std::uint64_t staged_bytes = 0;
@@ -85,12 +97,57 @@ std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const 
   return stored_bytes;
 }
 
+void BlockWriter::join(std::span<const std::vector<Group>> blocks) {
+  joined_.clear();
+  for (const std::vector<Group>& groups : blocks)
+    for (const Group& group : groups) {
+      Group& range = joined_.try_emplace(group.stored, Joined{{group.stored, {}, UINT64_MAX}}).first->second.range;
+      range.begin_bytes = std::min(range.begin_bytes, group.begin_bytes);
+      range.end_bytes = std::max(range.end_bytes, group.end_bytes);
+      range.total_bytes += group.total_bytes;
+    }
+  std::erase_if(joined_, [](const auto& joined) { return !joined.second.range.dense(); });
+  std::uint64_t bytes = 0;
+  for (const auto& [stored, joined] : joined_) bytes += joined.range.total_bytes + kLineBytes;
+  buffers_.joined.make_room(bytes);
+  std::byte* next = buffers_.joined.data();
+  for (auto& [stored, joined] : joined_) {
+    joined.bytes = next + bytes_to_line_up(next, place_of(joined.range));
+    next = joined.bytes + joined.range.total_bytes;
+  }
+}
+
+/// Copies the bytes of joined ranges. \returns the other groups.
+std::vector<Group> BlockWriter::collect(std::span<const Group> groups, std::span<const std::byte> block) {
+  std::vector<Group> others;
+  swapped_.clear();
+  copies_.clear();
+  for (const Group& group : groups) {
+    const auto joined = joined_.find(group.stored);
+    if (joined == joined_.end())
+      others.push_back(group);
+    else
+      for (const Runs& runs : group.runs) add_copy(runs, block, joined->second.bytes, joined->second.range.begin_bytes);
+  }
+  copy_runs_together(copies_);
+  return others;
+}
+
+void BlockWriter::write_joined() {
+  for (const auto& [stored, joined] : joined_)
+    write(joined.range, joined.range.begin_bytes, {joined.bytes, joined.range.total_bytes});
+  joined_.clear();
+}
+
+/// Adds a copy of the runs to copies_. `to` is byte `to_origin_bytes` of the stored tensor.
+void BlockWriter::add_copy(const Runs& runs, std::span<const std::byte> block, std::byte* to,
+                           std::uint64_t to_origin_bytes) {
+  copies_.push_back({&swapped_.emplace_back(swapped(runs)), block.data(), 0, to, to_origin_bytes});
+}
+
 /// Writes groups. The staging buffer has room for those that are staged.
 void BlockWriter::write_together(std::span<const Group> groups, std::span<const std::byte> block) {
   swapped_.clear();
-  for (const Group& group : groups)
-    if (is_staged(group))
-      for (const Runs& runs : group.runs) swapped_.push_back(swapped(group.dense() ? runs : gather(runs).scatter));
   copies_.clear();
   std::byte* staged = buffers_.staging.data();
   for (const Group& group : groups) {
@@ -98,8 +155,12 @@ void BlockWriter::write_together(std::span<const Group> groups, std::span<const 
     staged += bytes_to_line_up(staged, place_of(group));
     std::byte* to = staged;
     for (const Runs& runs : group.runs) {
-      copies_.push_back({&swapped_[copies_.size()], block.data(), 0, to, group.dense() ? group.begin_bytes : 0});
-      if (!group.dense()) to += runs.total_bytes();
+      if (group.dense()) {
+        add_copy(runs, block, to, group.begin_bytes);
+      } else {
+        add_copy(gather(runs).scatter, block, to, 0);
+        to += runs.total_bytes();
+      }
     }
     staged += group.total_bytes;
   }

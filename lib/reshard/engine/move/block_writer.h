@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <utility>
@@ -24,6 +26,15 @@ class BlockWriter {
   /// \throws Error kNoSpace or kIo.
   std::uint64_t store(std::span<const Group> groups, std::span<const std::byte> block);
 
+  /// Begins to join blocks whose bytes interleave in the files: until write_joined, `store` collects the bytes of stored
+  /// tensors in which the blocks together form one range.
+  /// \param blocks  the groups of each block.
+  void join(std::span<const std::vector<Group>> blocks);
+  bool is_joining() const { return !joined_.empty(); }
+  /// Writes what was collected.
+  /// \throws Error kNoSpace or kIo.
+  void write_joined();
+
   /// Returns what was written since the last call, for a UnitLedger.
   UnitReport take_noted() { return std::exchange(noted_, {}); }
 
@@ -36,6 +47,14 @@ class BlockWriter {
   bool is_staged(const Group& group) const;
   std::uint64_t place_of(const Group& group) const;
   void note_written(std::uint32_t stored, std::uint32_t crc);
+  /// A range of a stored tensor, and its bytes in Buffers::joined.
+  struct Joined {
+    Group range;
+    std::byte* bytes = nullptr;
+  };
+
+  std::vector<Group> collect(std::span<const Group> groups, std::span<const std::byte> block);
+  void add_copy(const Runs& runs, std::span<const std::byte> block, std::byte* to, std::uint64_t to_origin_bytes);
   void write_together(std::span<const Group> groups, std::span<const std::byte> block);
   void write(const Group& group, std::uint64_t begin_bytes, std::span<const std::byte> bytes);
   void write_apart(const Group& group, const std::byte* staged);
@@ -44,7 +63,8 @@ class BlockWriter {
   RunState& shared_;
   Buffers& buffers_;
   std::vector<std::span<const std::byte>> gathered_;
-  std::vector<Runs> swapped_;
+  std::map<std::uint32_t, Joined> joined_;  // by stored tensor
+  std::deque<Runs> swapped_;                // of copies_
   std::vector<RunsCopy> copies_;
   UnitReport noted_;
 };

@@ -43,29 +43,45 @@ class Mover {
       : shared_(shared), number_(number), evaluator_(shared, buffers_), writer_(shared, buffers_) {}
 
   void run() {
-    BlockQueue::Item item;
+    std::vector<BlockQueue::Item> items;
     while (!shared_.failed) {
-      if (!shared_.queue.next(number_, item)) {
+      if (!shared_.queue.next(number_, items)) {
         if (!shared_.add_lot(number_)) break;
         continue;
       }
       throw_if_stopped(shared_.options);
-      process(item);
+      process(items);
     }
   }
 
  private:
-  void process(const BlockQueue::Item& item) {
+  void process(const std::vector<BlockQueue::Item>& items) {
+    std::vector<std::vector<Group>> targets;
+    for (const BlockQueue::Item& item : items) targets.push_back(targets_of(item));
+    if (items.size() > 1) writer_.join(targets);
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      const std::uint64_t done = process(items[i], targets[i]);
+      if (i + 1 == items.size()) writer_.write_joined();
+      note(items[i], done);
+    }
+  }
+
+  std::vector<Group> targets_of(const BlockQueue::Item& item) const {
+    const Transfer& transfer = shared_.program.transfers[item.transfer];
+    const ProgramMaps& maps = shared_.maps;
+    if (!transfer.target) return {};
+    return groups_of(*maps.target, transfer.writes(maps), maps.target->logical[*transfer.target], item.at);
+  }
+
+  /// \returns the bytes written, or visited.
+  std::uint64_t process(const BlockQueue::Item& item, std::span<const Group> targets) {
     const Transfer& transfer = shared_.program.transfers[item.transfer];
     const ProgramMaps& maps = shared_.maps;
     if (std::exchange(transfer_, &transfer) != &transfer) evaluator_.begin_tensor();
-    std::vector<Group> targets;
-    if (transfer.target)
-      targets = groups_of(*maps.target, transfer.writes(maps), maps.target->logical[*transfer.target], item.at);
     std::uint64_t done = 0;
     if (targets.empty() && transfer.target && !shared_.visitor) {
       // The block belongs only to ranks that are not written.
-    } else if (move(item, targets)) {
+    } else if (!writer_.is_joining() && move(item, targets)) {
       for (const Group& target : targets) done += target.total_bytes;
     } else {
       const auto written_to_bytes = writer_.place_written_to(targets);
@@ -88,9 +104,14 @@ class Mover {
         done = block.size() + against.size();
       }
     }
+    return done;
+  }
+
+  /// Counts and reports a block.
+  void note(const BlockQueue::Item& item, std::uint64_t done) {
     shared_.done_bytes += done;
     if (shared_.options.progress) shared_.options.progress->done_bytes += done;
-    const LogicalTensor& tensor = transfer.tensor(maps);
+    const LogicalTensor& tensor = shared_.program.transfers[item.transfer].tensor(shared_.maps);
     const std::uint64_t block_bytes = num_bytes(tensor.dtype, item.at.box.size).value_or(0);
     const bool is_inexact = evaluator_.take_findings().inexact;
     if (is_inexact) {
@@ -249,8 +270,12 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
       thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));
   const std::uint64_t per_thread = options.max_memory_bytes / threads - kReadAheadBytes - kept;
   const std::uint64_t most = per_thread / plain_buffers;
-  BlockSizes blocks{std::min(kBlockBytes, most), std::min(kStridedBlockBytes, most), per_thread};
-  if (visit_block_bytes) blocks = {visit_block_bytes, visit_block_bytes};
+  // Blocks that are joined are also in Buffers::joined: four fifths of `most`, so that the largest fits next to it.
+  BlockSizes blocks{std::min(kBlockBytes, most), std::min(kStridedBlockBytes, most), per_thread,
+                    std::min(kStridedBlockBytes, most / 5 * 4)};
+  if (visit_block_bytes)
+    blocks = {visit_block_bytes, visit_block_bytes, UINT64_MAX,
+              visitor ? 0 : per_thread + kept - std::min(per_thread + kept, visited_bytes)};
   RunState shared(maps, program, parts, target_root, options, visitor, threads, blocks);
   // If fewer threads are available, one runs several workers in turn; the later ones find their work done.
   for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i)); });

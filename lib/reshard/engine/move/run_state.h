@@ -115,10 +115,12 @@ struct RunState {
 /// Bytes read at once for single elements that are close to each other in a file.
 inline constexpr std::uint64_t kReadAheadBytes = std::uint64_t{256} << 10;
 
-/// One thread's memory. Each buffer is at most one block; `staging` at most two.
+/// One thread's memory. Each buffer is at most one block; `staging` at most two. `joined` has the bytes of several
+/// blocks, which together are as large as one (BlockSizes::joined_bytes).
 struct Buffers {
   Buffer block;
   Buffer staging;
+  Buffer joined;
   Buffer other;
   Buffer against;
   std::deque<Buffer> inputs;      // inputs of a computed tensor

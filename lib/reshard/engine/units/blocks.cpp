@@ -4,7 +4,8 @@
 
 namespace reshard {
 
-BlockGrid::BlockGrid(DType dtype, const Dims& shape, std::uint64_t max_bytes) : shape_(shape) {
+BlockGrid::BlockGrid(DType dtype, const Dims& shape, std::uint64_t max_bytes, std::uint64_t whole_rows)
+    : shape_(shape) {
   const std::uint64_t elems = num_elems(shape).value_or(0);
   if (elems == 0) return;
   if (shape.empty()) {
@@ -20,6 +21,7 @@ BlockGrid::BlockGrid(DType dtype, const Dims& shape, std::uint64_t max_bytes) : 
   }
   rows_ = std::max<std::uint64_t>(1, max_bits / row_bits);
   if (bits(dtype) % 8 != 0) rows_ = std::max<std::uint64_t>(8, rows_ / 8 * 8);  // whole bytes, whatever a row has
+  if (dim_ == 0 && whole_rows > 0 && rows_ >= whole_rows) rows_ = rows_ / whole_rows * whole_rows;
   rows_ = std::min(rows_, shape[dim_]);
   block_bytes_ = rows_ * row_bits / 8;
   per_dim_ = (shape[dim_] + rows_ - 1) / rows_;

@@ -11,8 +11,8 @@ namespace reshard {
 class BlockGrid {
  public:
   /// Blocks of at most `max_bytes`, or of the smallest whole number of bytes: one element, or eight rows of a sub-byte
-  /// dtype.
-  BlockGrid(DType dtype, const Dims& shape, std::uint64_t max_bytes);
+  /// dtype. Blocks of at least `whole_rows` rows of the first dim have a multiple of it.
+  BlockGrid(DType dtype, const Dims& shape, std::uint64_t max_bytes, std::uint64_t whole_rows = 1);
 
   std::uint64_t count() const { return count_; }
   /// Size of the largest block. Exceeds `max_bytes` only if rows of a sub-byte dtype are not whole bytes.

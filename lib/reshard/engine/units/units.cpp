@@ -36,12 +36,14 @@ std::vector<std::uint64_t> costs_before(const ProgramMaps& maps, const Program& 
 /// Returns the last row of `part`, the whole tensor, before which the cost is at most `cost` of `all`. For a sub-byte
 /// dtype, a multiple of eight rows, which are whole bytes.
 /// \param leaves  the dtype of leaves that must stay whole; std::nullopt if they may be divided.
+/// \param whole_rows  rows that are best moved together (Transfer::whole_rows).
 std::uint64_t row_at(const LogicalTensor& tensor, const Part& part, std::uint64_t cost, std::uint64_t all,
-                     std::optional<DType> leaves) {
+                     std::optional<DType> leaves, std::uint64_t whole_rows) {
   const std::uint64_t rows = part.end_row;
   const std::uint64_t per_row = std::max<std::uint64_t>(1, all / std::max<std::uint64_t>(1, rows));
   std::uint64_t row = std::min(cost / per_row, rows);
   if (bits(tensor.dtype) % 8 != 0 && row < rows) row = row / 8 * 8;
+  if (whole_rows > 0 && part.dim == 0 && row < rows) row = row / whole_rows * whole_rows;
   if (leaves && !tensor.shape.empty() && row < rows) {
     const std::uint64_t between = BlockGrid(*leaves, tensor.shape, kLeafBytes).rows_between(part.dim);
     row = row / between * between;
@@ -92,6 +94,18 @@ std::optional<std::size_t> near_file_end(const std::vector<std::uint64_t>& befor
   return nearest;
 }
 
+/// Whether a transfer interleaves with the one after it.
+bool is_followed(const ProgramMaps& maps, const Program& program, std::size_t transfer) {
+  return transfer + 1 < program.transfers.size() &&
+         interleave(maps, program.transfers[transfer], program.transfers[transfer + 1]);
+}
+
+/// The first of the transfers that interleave up to `transfer`. They are moved together, so units do not divide them.
+std::size_t first_interleaving(const ProgramMaps& maps, const Program& program, std::size_t transfer) {
+  while (transfer > 0 && is_followed(maps, program, transfer - 1)) --transfer;
+  return transfer;
+}
+
 }  // namespace
 
 Box Part::box(const LogicalTensor& tensor) const {
@@ -132,14 +146,19 @@ Units::Units(const ProgramMaps& maps, const Program& program, std::uint32_t coun
     const auto after = std::upper_bound(before.begin(), before.end(), cost);
     if (after == before.end()) return {whole_.size(), 0, before.back(), true};
     const auto transfer = static_cast<std::size_t>(after - before.begin()) - 1;
+    if (const std::size_t first = first_interleaving(maps, program, transfer);
+        first < transfer || is_followed(maps, program, first))
+      return {first, 0, before[first], static_cast<bool>(ends[first])};
     const LogicalTensor& tensor = program.transfers[transfer].tensor(maps);
     const LogicalTensor* result = program.transfers[transfer].result(maps);
     const std::uint64_t all = before[transfer + 1] - before[transfer];
-    const bool is_cut = !whole_leaves || program.transfers[transfer].order(maps).empty();  // leaves are in C order
+    const std::uint64_t whole_rows = program.transfers[transfer].whole_rows(maps);
+    // Leaves are in C order. Parts of them in another order would lie all over the file.
+    const bool is_cut = !whole_leaves || (whole_rows == 0 && program.transfers[transfer].order(maps).empty());
     const std::uint64_t row =
         !is_cut ? 0
                 : row_at(tensor, whole_[transfer], cost - before[transfer], all,
-                         whole_leaves ? std::optional((result ? result : &tensor)->dtype) : std::nullopt);
+                         whole_leaves ? std::optional((result ? result : &tensor)->dtype) : std::nullopt, whole_rows);
     if (row >= whole_[transfer].end_row)
       return {transfer + 1, 0, before[transfer + 1], static_cast<bool>(ends[transfer + 1])};
     return {transfer, row, before[transfer] + all / whole_[transfer].end_row * row, row == 0 && ends[transfer]};

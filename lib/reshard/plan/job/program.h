@@ -45,14 +45,22 @@ struct Transfer {
   const LogicalTensor* result(const ProgramMaps& maps) const;
   /// Returns its pieces in the target, grouped by `stored`, borrowed from `maps` or from this; empty if it has none.
   std::span<const Piece> writes(const ProgramMaps& maps) const;
-  /// Returns the dims from the outermost to the innermost in the target's file, or in the first of several files. Empty
-  /// for C order, if nothing is written, and if the tensor is computed by a recipe that requires C order.
+  /// Returns the dims from the outermost to the innermost in the order in which blocks are moved: that of the target's
+  /// file, or of the first of several files. Empty for C order, if nothing is written, with whole_rows, and if the
+  /// tensor is computed by a recipe that requires C order.
   Dims order(const ProgramMaps& maps) const;
+  /// Returns how many rows of the first dim form a piece that is best moved whole: it consists of rows, but is stored in
+  /// another order, and is small enough to keep in memory. 0 if there are none.
+  std::uint64_t whole_rows(const ProgramMaps& maps) const;
   /// Returns the number of bytes that are read, compared and written: the cost.
   std::uint64_t moved_bytes(const ProgramMaps& maps) const;
 
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
+
+/// Whether both write short runs to the same stored tensor, between each other: written together, they form longer
+/// runs. Looks at the first piece of each.
+bool interleave(const ProgramMaps& maps, const Transfer& a, const Transfer& b);
 
 /// The transfers from one map to another, or for comparing maps, validated to be complete. Contains indices and boxes,
 /// but no addresses, so that programs can be copied and compared, and each process of a run can plan its own.
@@ -79,7 +87,7 @@ struct ProgramOptions {
 /// the source covers it completely. Every source byte is read once: placed, or, if it belongs to a replica or a tied
 /// parameter, compared with the placed byte. The target may lack tensors that others are computed from.
 /// \throws Error kBadInput naming the tensor and the missing box, or the input that a recipe cannot use; kUnsupported
-/// for an unsupported cast.
+/// for an unsupported cast. Transfers that interleave follow each other; otherwise they have the source's order.
 Program make_program(const SourceMap& source, const TargetMap& target, const ProgramOptions& options = {});
 
 /// Creates the program that reads every logical tensor of `source` once and writes nothing. Replicas are read and
