@@ -255,6 +255,51 @@ TEST_CASE("A draft of EAGLE without a head of its own is refused") {
   check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUnsupported, .tensor = "lm_head.weight"});
 }
 
+/// Writes an adapter of the module, of rank 2, in the dtype.
+void write_adapter(const fs::path& directory, const std::string& module, const Dims& shape, DType dtype) {
+  Random random(1);
+  const std::string name = "base_model.model." + module;
+  fs::create_directories(directory);
+  write_safetensors(directory / "adapter_model.safetensors",
+                    {{name + ".lora_A.weight", random_tensor(random, dtype, {2, shape[1]})},
+                     {name + ".lora_B.weight", random_tensor(random, dtype, {shape[0], 2})}});
+  write_file(directory / "adapter_config.json",
+             json({{"peft_type", "LORA"}, {"r", 2}, {"lora_alpha", 4}, {"target_modules", {"q_proj"}}}).dump());
+}
+
+/// A request that serves the adapter in `adapter` on `modules`.
+Request served_request(const fs::path& model, const fs::path& output, const fs::path& adapter, const json& modules) {
+  const json lora = {{"target_modules", modules}, {"max_loras", 1}, {"max_lora_rank", 2}};
+  Request request =
+      shard_request(model, output, {.layout = "nxdi", .tp = 2, .options = {"lora-config=" + lora.dump()}});
+  request.joined.push_back({"adapter", {}, {adapter}});
+  return request;
+}
+
+TEST_CASE("Adapters are served on the matrices of attention and of dense MLPs alone") {
+  const TempDir temp;
+  const auto refused = [&](const std::string& name, const json& modules, const Refusal& refusal) {
+    CAPTURE(name, modules.dump());
+    write_adapter(temp / "adapter", "model.layers.0.self_attn.q_proj",
+                  name.find("lora") != name.npos ? Dims{32, 40} : Dims{32, 32}, DType::kBF16);
+    Request request = served_request(compiled_case(name) / "original", temp / "out", temp / "adapter", modules);
+    if (name.find("gpt_oss") != name.npos) request.dtype = DType::kBF16;
+    check_refused([&] { plan_shard(request); }, refusal);
+  };
+  const auto unknown = [&](const std::string& name, const char* module, const std::string& tensor) {
+    refused(name, {"q_proj", module},
+            {.kind = ErrorKind::kUnsupported, .tensor = tensor, .hint = {module, "target_modules"}});
+  };
+  unknown("moe-gpt_oss-tp2", "down_proj", "layers.0.feed_forward.moe.expert_mlps.mlp_op.down_proj.weight");
+  unknown("moe-gpt_oss-tp2", "gate_up_proj", "layers.0.feed_forward.moe.expert_mlps.mlp_op.gate_up_proj.weight");
+  unknown("moe-llama4-tp2", "gate_up_proj", "layers.1.feed_forward.moe.expert_mlps.mlp_op.gate_up_proj.weight");
+  unknown("moe-llama4-tp2", "gate_proj", "layers.1.feed_forward.moe.shared_experts.gate_proj.weight");
+  unknown("lora-all-llama-tp2", "embed_tokens", "embed_tokens.weight");
+  unknown("lora-all-llama-tp2", "lm_head", "lm_head.weight");
+  unknown("lora-all-llama-tp2", "input_layernorm", "layers.0.input_layernorm.weight");
+  refused("lora-all-llama-tp2", {"self_attn.q_proj"}, {.kind = ErrorKind::kUsage, .says = "names without dots"});
+}
+
 TEST_CASE("Options that describe files must agree with neuron_config.json, whose dtype must be known") {
   const fs::path golden = compiled_case("moe-qwen3_moe-ep2-tp4");
   const TempDir temp;

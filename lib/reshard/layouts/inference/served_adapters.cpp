@@ -37,9 +37,23 @@ std::string module_of(const std::string& name) {
   return name.substr(0, name.rfind('.'));
 }
 
+std::string last_module(const std::string& module) {
+  return module.substr(module.rfind('.') + 1);
+}
+
 bool is_wrapped(const std::string& name, const ServedAdapters& served) {
   const std::string module = module_of(name);
-  return served.modules.count(module.substr(module.rfind('.') + 1)) > 0;
+  return served.modules.count(last_module(module)) > 0;
+}
+
+/// Returns the parts of a module's name by which NxD Inference finds its adapters: the layer, the module in it, and the
+/// last part. Empty if the module is not in a layer.
+std::string adapter_key(const std::string& module) {
+  constexpr std::string_view kLayers = "layers.";
+  const std::size_t at = module.find(kLayers);
+  if (at == module.npos) return {};
+  const std::vector<std::string> parts = split(module.substr(at + kLayers.size()), '.');
+  return parts.size() < 3 ? std::string() : fmt::format("{}.{}.{}", parts[0], parts[1], parts.back());
 }
 
 /// Returns `each` elements per rank, in order; all of them if that is the size.
@@ -96,7 +110,7 @@ class AdapterStacks {
 
   /// \param with_active  also adds the matrices in use, which are zeros.
   void add(const PartitionRule& rule, bool with_active) {
-    if (rule.constant || !rule.stored_name.ends_with(".weight") || !is_wrapped(rule.stored_name, served_)) return;
+    if (rule.constant || rule.stored_name.ends_with(".bias") || !is_wrapped(rule.stored_name, served_)) return;
     const WrappedLinear linear = linear_of(rule);
     const auto found = tensors_.find(linear.module);
     std::pair<Matrices, Matrices> none{Matrices(context_.adapters.size()), Matrices(context_.adapters.size())};
@@ -113,6 +127,10 @@ class AdapterStacks {
   }
 
   void finish(TargetPlan& plan, const RankTarget& target) && {
+    if (wrapped_.empty())
+      throw Error(ErrorKind::kUsage, fmt::format("target_modules ({}) of `{}` names no module of the compiled model",
+                                                 fmt::join(served_.modules, ", "), kLoraConfig.name))
+          .hint("NxD Inference has no adapters for a fused projection");
     for (const auto& [module, matrices] : tensors_) {
       if (placed_.count(module) > 0) continue;  // the model has it in another form
       for (const Matrices* of : {&matrices.first, &matrices.second})
@@ -160,18 +178,30 @@ class AdapterStacks {
     }
   }
 
-  WrappedLinear linear_of(const PartitionRule& rule) const {
+  /// \throws Error kUnsupported for tensors whose adapters have an unknown form: all but the matrices of attention and
+  /// of dense MLPs.
+  WrappedLinear linear_of(const PartitionRule& rule) {
     const auto refuse = [&](const std::string& problem) {
-      throw Error(ErrorKind::kUnsupported, problem)
+      throw Error(ErrorKind::kUnsupported, problem + ", so that adapters for it are not supported")
           .tensor(rule.stored_name)
-          .hint("leave it out of target_modules, or let NxD Inference shard these weights (save_sharded_checkpoint)");
+          .hint(fmt::format("leave {} out of target_modules, or let NxD Inference shard these weights "
+                            "(save_sharded_checkpoint)",
+                            printable(last_module(module_of(rule.stored_name)))));
     };
     if (rule.parts.size() != 1 || rule.parts.front().slice || rule.parts.front().placed.size() > 1)
-      refuse("is made of several parameters, so that adapters for it are not supported");
+      refuse("is made of several parameters");
     const PartitionRule::Part& part = rule.parts.front();
-    const Dims& shape = parameters_.at(part.logical_name)->shape;
+    const auto parameter = parameters_.find(part.logical_name);
+    if (parameter == parameters_.end() || parameter->second->shape.size() != 2 || !rule.file_dims.empty() ||
+        !rule.stored_name.ends_with(".weight"))
+      refuse("is no plain matrix");
+    if (part.placed.empty()) refuse("is whole on each rank");
+    const Dims& shape = parameter->second->shape;
     WrappedLinear linear{module_of(rule.stored_name), module_of(part.logical_name), shape[1], shape[0]};
-    if (part.placed.empty()) refuse("is whole on each rank, so that adapters for it are not supported");
+    const std::string key = adapter_key(linear.module);
+    if (key.empty() || key != adapter_key(linear.stored) || !linear.module.ends_with("layers." + key))
+      refuse("is no matrix of attention or of a dense MLP");
+    if (!wrapped_.insert(linear.module).second) refuse("is stored twice");
     linear.dim = part.placed.front().dim;
     linear.shares = part.placed.front().placement;
     const Placement& shares = *linear.shares;
@@ -279,7 +309,8 @@ class AdapterStacks {
   PlacedRules rules_;
   std::unordered_map<std::string, const ModelParameter*> parameters_;
   std::map<std::string, std::pair<Matrices, Matrices>> tensors_;  // by module of the model
-  std::set<std::string> placed_;                                  // modules in `rules_`
+  std::set<std::string> wrapped_;                                 // modules with stacks, of the model
+  std::set<std::string> placed_;                                  // those that adapters have matrices for
   std::vector<LogicalTensor> logical_, computed_;
 };
 
@@ -353,7 +384,10 @@ std::optional<ServedAdapters> served_adapters(const OptionValues& values) {
       return static_cast<std::uint32_t>(value);
     };
     ServedAdapters served;
-    for (std::string& module : object.strings_at("target_modules")) served.modules.insert(std::move(module));
+    for (std::string& module : object.strings_at("target_modules")) {
+      if (module.find('.') != module.npos) object.fail("target_modules", "names without dots");
+      served.modules.insert(std::move(module));
+    }
     served.slots = number("max_loras", 1);
     served.rank = number("max_lora_rank", 1);
     if (object.has("batch_size")) served.batch = number("batch_size", 1);
