@@ -300,6 +300,29 @@ TEST_CASE("Adapters are served on the matrices of attention and of dense MLPs al
   refused("lora-all-llama-tp2", {"self_attn.q_proj"}, {.kind = ErrorKind::kUsage, .says = "names without dots"});
 }
 
+TEST_CASE("A compiled model that loads no rank files, or other ranks, is refused") {
+  const fs::path golden = compiled_case("moe-qwen3_moe-ep2-tp4");
+  const TempDir temp;
+  const auto refused = [&](const json& settings, const char* says) {
+    CAPTURE(settings.dump());
+    json compiled =
+        json::parse(std::regex_replace(read_file(golden / "neuron_config.json"), std::regex("Infinity"), "0"));
+    compiled["neuron_config"].update(settings);
+    write_file(temp / "compiled/neuron_config.json", compiled.dump());
+    const Refusal refusal{.kind = ErrorKind::kUnsupported, .path = temp / "compiled/neuron_config.json", .says = says};
+    TargetRequest request;
+    check_refused([&] { complete_for(all_files(), temp / "compiled", request, false); }, refusal);
+    const RequestFields fields{.layout = "nxdi", .tp = 4, .options = {"moe-ep-degree=2"}};
+    check_refused([&] { plan_shard(shard_request(golden / "original", temp / "compiled", fields)); }, refusal);
+  };
+  fs::create_directories(temp / "compiled");
+  refused({{"save_sharded_checkpoint", false}}, "has save_sharded_checkpoint false");
+  refused({{"start_rank_id", 2}}, "start_rank_id 2, local_ranks_size 4 and world_size 4");
+  refused({{"start_rank_id", -1}}, "start_rank_id -1");
+  refused({{"local_ranks_size", 0}}, "local_ranks_size 0");
+  refused({{"local_ranks_size", 8}, {"world_size", 8}}, "ranks that do not exist with tp_degree 4");
+}
+
 TEST_CASE("Options that describe files must agree with neuron_config.json, whose dtype must be known") {
   const fs::path golden = compiled_case("moe-qwen3_moe-ep2-tp4");
   const TempDir temp;

@@ -197,8 +197,7 @@ void validate_written(const CompiledModel& compiled) {
   if (compiled.unwritten.empty()) return;
   throw Error(ErrorKind::kUnsupported, fmt::format("has {}, which are not written", compiled.unwritten))
       .in(compiled.file)
-      .hint(
-          "let NxD Inference shard these weights (save_sharded_checkpoint), or compile the model without the setting");
+      .hint("let NxD Inference shard these weights, or compile the model with another value of the setting");
 }
 
 CompiledModel complete_for(Files& files, const std::filesystem::path& path, TargetRequest& request, bool layout_given) {

@@ -92,6 +92,30 @@ std::string unwritten(const Json& settings) {
   return cast != nullptr && *cast == "as-declared" ? "cast_type as-declared: dtypes that differ among the tensors" : "";
 }
 
+/// Returns what a compiled model with these settings loads instead of rank files from 0 to tp_degree; empty if nothing.
+std::string other_ranks(const Json& settings) {
+  const Json* loads_ranks = find_key(settings, "save_sharded_checkpoint");
+  if (loads_ranks != nullptr && *loads_ranks == false)
+    return "save_sharded_checkpoint false: weights that it shards when it loads the model";
+  const auto number = [&](const char* key, std::uint64_t absent) {
+    const Json* value = find_key(settings, key);
+    if (value == nullptr || value->is_null()) return absent;
+    return value->is_number_unsigned() ? value->get<std::uint64_t>() : UINT64_MAX;
+  };
+  const std::uint64_t tp = number("tp_degree", 0);
+  if (tp == 0) return {};
+  const std::uint64_t first = number("start_rank_id", 0), count = number("local_ranks_size", tp),
+                      all = number("world_size", tp);
+  if (all <= tp && count > 0 && count <= tp && first <= tp - count) return {};
+  const auto text = [&](const char* key) {
+    const Json* value = find_key(settings, key);
+    return value == nullptr ? "null" : json_text(*value);
+  };
+  return fmt::format(
+      "start_rank_id {}, local_ranks_size {} and world_size {}: ranks that do not exist with tp_degree {}",
+      text("start_rank_id"), text("local_ranks_size"), text("world_size"), tp);
+}
+
 /// Keys of config.json on which the compiled program depends, in the words of several families.
 constexpr const char* kComparedKeys[] = {"model_type",
                                          "hidden_size",
@@ -231,6 +255,7 @@ std::optional<CompiledModel> read_compiled_model(Files& files, const fs::path& d
   if (!files.exists(path)) return std::nullopt;
   const Json json = read_json_file(files, path, kMaxConfigBytes, JsonDialect::kPython);
   CompiledModel compiled = compiled_of(neuron_settings(json), path);
+  if (compiled.unwritten.empty()) compiled.unwritten = other_ranks(neuron_settings(json));
   if (const Json* lora = find_key(neuron_settings(json), "lora_config"); lora != nullptr && lora->is_object()) {
     compiled.options.set(kLoraConfig.name, lora_config_text(*lora));
     CompiledModel adapters = compiled;
