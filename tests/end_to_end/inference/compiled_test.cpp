@@ -323,6 +323,28 @@ TEST_CASE("A compiled model that loads no rank files, or other ranks, is refused
   refused({{"local_ranks_size", 8}, {"world_size", 8}}, "ranks that do not exist with tp_degree 4");
 }
 
+TEST_CASE("Models that NxD Inference has quantised are written for it alone, and compiled models have one layout") {
+  const fs::path golden = compiled_case("quant-int8-per_channel-llama-tp2");
+  const TempDir temp;
+  for (const std::string layout : {"nxd", "ranks", "optimum", "presharded"})
+    check_refused(
+        [&] {
+          plan_shard(shard_request(golden / "quantized", temp / "out",
+                                   {.layout = layout, .tp = 2, .config = golden / "original"}));
+        },
+        {.kind = ErrorKind::kUnsupported,
+         .says = "layout " + layout + " has no place for the scales",
+         .hint = "NxD Inference"});
+  fs::create_directories(temp / "compiled/checkpoint");
+  fs::copy(golden / "neuron_config.json", temp / "compiled/neuron_config.json");
+  for (const fs::path& out : {temp / "compiled", temp / "compiled/checkpoint"})
+    check_refused([&] { plan_shard(shard_request(golden / "original", out, {.layout = "presharded", .tp = 2})); },
+                  {.kind = ErrorKind::kBadInput,
+                   .path = temp / "compiled/neuron_config.json",
+                   .says = "does not load layout presharded",
+                   .hint = "nxdi"});
+}
+
 TEST_CASE("Options that describe files must agree with neuron_config.json, whose dtype must be known") {
   const fs::path golden = compiled_case("moe-qwen3_moe-ep2-tp4");
   const TempDir temp;

@@ -1,7 +1,10 @@
 // Checkpoints of NxD's shard_checkpoint for inference: weights/tpR_sharded_checkpoint.safetensors with the checkpoint's
 // own names. Every parameter is split separately.
+#include <fmt/format.h>
+
 #include <algorithm>
 
+#include "reshard/base/error.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/inference/inference_server.h"
 #include "reshard/layouts/ranks/inferred_stages.h"
@@ -13,10 +16,13 @@
 namespace reshard {
 namespace {
 
+namespace fs = std::filesystem;
+
+constexpr const char* kPresharded = "presharded";
 constexpr Format kPreshardedFormats[] = {Format::kSafetensors};
 
 LayoutTraits presharded_traits() {
-  LayoutTraits traits{"presharded", "presharded", "NxD's shard_checkpoint, for inference", kServedFolder,
+  LayoutTraits traits{kPresharded, kPresharded, "NxD's shard_checkpoint, for inference", kServedFolder,
                       kPreshardedFormats};
   traits.axes = {MeshAxis::kTensor};
   return traits;
@@ -68,6 +74,16 @@ void explain_presharded(Files&, const OptionValues&, ShardedCheckpoint& shards, 
   infer_stages(shards, model);
 }
 
+/// Refuses the directory of a compiled model, which loads another layout.
+void refuse_compiled(Files& files, const TargetPlan&, const Model&, const fs::path& directory) {
+  for (const Layout* layout : layouts())
+    if (const auto compiled = layout->compiled_model(files, directory))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("belongs to a compiled model, which does not load layout {}", kPresharded))
+          .in(compiled->file)
+          .hint(fmt::format("choose layout {}, or another output directory", layout->traits().name));
+}
+
 }  // namespace
 
 const Layout& presharded_layout() {
@@ -77,7 +93,9 @@ const Layout& presharded_layout() {
        .ranks = served_ranks(explain_presharded, nullptr, true),
        .padding = &kPad,
        .loaded_by = "NxD 0.9.0 and later loads these files like those of its shard_checkpoint",
-       .plan_ranks = plan_presharded});
+       .validate_model = [](const Model& model) { validate_no_inference_scales(model, kPresharded); },
+       .plan_ranks = plan_presharded,
+       .validate_compiled = refuse_compiled});
   return kLayout;
 }
 

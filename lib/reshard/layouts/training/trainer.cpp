@@ -249,11 +249,20 @@ RequestedModules requested_modules(const Trainer& trainer, const OptionValues& v
   return requested;
 }
 
+void validate_no_inference_scales(const Model& model, const char* layout) {
+  if (model.quant_method != inference_scheme().program) return;
+  throw Error(ErrorKind::kUnsupported, fmt::format("layout {} has no place for the scales of linears that are "
+                                                   "quantised by {}",
+                                                   layout, model.quant_method))
+      .hint("give the model that was quantised, or choose the layout of NxD Inference");
+}
+
 TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const TargetRequest& request,
                          const TargetContext& context) {
   if (!context.adapters.empty()) return plan_adapter_ranks(layout, trainer, request, context);
   validate_request(request);
   const Model& model = *context.model;
+  validate_no_inference_scales(model, layout.traits().name);
   TargetPlan plan;
   plan_mesh(plan, request, model);
   if (trainer.validate_model != nullptr) trainer.validate_model(model, plan.mesh.tp, request.options);

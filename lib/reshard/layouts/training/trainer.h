@@ -93,6 +93,9 @@ struct RequestedModules {
 RequestedModules requested_modules(const Trainer& trainer, const OptionValues& values, const Model& model,
                                    std::uint32_t tp);
 
+/// \throws Error kUnsupported if NxD Inference has quantised the model: `layout` has no place for the scales.
+void validate_no_inference_scales(const Model& model, const char* layout);
+
 /// Implements Layout::plan.
 TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const TargetRequest& request,
                          const TargetContext& context);
