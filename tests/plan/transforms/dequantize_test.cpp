@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "reshard/tensor/recipes/mxfp4.h"
+#include "support/refusals.h"
 
 namespace reshard::test {
 
@@ -11,24 +12,49 @@ TEST_CASE("A dtype replaces MXFP4 blocks and their scales by values, and nothing
   for (const LogicalTensor& tensor : std::vector<LogicalTensor>{{"norm", DType::kBF16, {64}, {}},
                                                                 {"w_blocks", DType::kU8, {2, 3, 2, 16}, {}},
                                                                 {"w_scales", DType::kU8, {2, 3, 2}, {}},
-                                                                {"x_blocks", DType::kU8, {2, 3, 2, 16}, {}},
-                                                                {"y_scales", DType::kU8, {2, 3}, {}}}) {
+                                                                {"x", DType::kU8, {2, 3, 2, 16}, {}}}) {
     draft.source.map.add_logical(tensor, {});
     draft.wanted.push_back(tensor);
   }
   Request request;
   dequantize(draft, request);
-  CHECK(draft.wanted.size() == 5);
+  CHECK(draft.wanted.size() == 4);
   request.dtype = DType::kF32;
   dequantize(draft, request);
   std::vector<std::string> names;
   for (const LogicalTensor& tensor : draft.wanted) names.push_back(tensor.name);
-  CHECK(names == std::vector<std::string>{"norm", "w", "x_blocks", "y_scales"});
+  CHECK(names == std::vector<std::string>{"norm", "w", "x"});
   CHECK(draft.wanted[1].dtype == DType::kBF16);
   CHECK(draft.wanted[1].shape == Dims{2, 64, 3});
   CHECK(draft.transforms == std::vector<Applied>{{Applied::Transform::kDequantize, 1}});
   const LogicalTensor& values = draft.source.map.logical[*draft.source.map.find_logical("w")];
   CHECK((values.computed->inputs == std::vector<std::string>{"w_blocks", "w_scales"}));
+}
+
+TEST_CASE("A dtype refuses blocks and scales in MXFP4 that it does not find under the same name") {
+  const auto refused = [](const std::vector<std::pair<const char*, const char*>>& names, const char* tensor) {
+    CAPTURE(tensor);
+    Draft draft;
+    for (const auto& [old_name, name] : names) {
+      const bool is_block = std::string(old_name).ends_with("_blocks");
+      draft.old_names.push_back(old_name);
+      draft.wanted.push_back({name, DType::kU8, is_block ? Dims{2, 3, 2, 16} : Dims{2, 3, 2}, {}});
+      draft.source.map.add_logical(draft.wanted.back(), {});
+    }
+    Request request;
+    request.dtype = DType::kBF16;
+    check_refused([&] { dequantize(draft, request); }, {.kind = ErrorKind::kUnsupported, .tensor = tensor});
+  };
+  using Pairs = std::vector<std::pair<const char*, const char*>>;
+  const Pairs whole = {{"w_blocks", "w_blocks"}, {"w_scales", "w_scales"}};
+  const auto with = [&](Pairs more) {
+    more.insert(more.begin(), whole.begin(), whole.end());
+    return more;
+  };
+  refused(with({{"x_blocks", "x_blocks"}}), "x_blocks");
+  refused(with({{"x_scales", "x_scales"}}), "x_scales");
+  refused(with({{"x_blocks", "renamed"}, {"x_scales", "x_scales"}}), "renamed");
+  refused({{"w_blocks", "renamed"}, {"w_scales", "w_scales"}}, "renamed");
 }
 
 }  // namespace reshard::test
