@@ -126,18 +126,19 @@ void note_adapters_left(Files& files, Checkpoint& model) {
 }
 
 /// Transforms the tensors. Names come first, since config.json, extra tensors and dtypes are matched by the new ones.
-Draft transform(Files& files, const Request& request, Checkpoint source) {
+/// \param base_dtype  see cast.
+Draft transform(Files& files, const Request& request, Checkpoint source, std::optional<DType> base_dtype = {}) {
   Draft draft{std::move(source)};
   select(draft, request.names);
   hold_against_model(draft, request);
   dequantize(draft, request);
   if (draft.source.adapters.empty()) apply_extra_tensors(draft, request.source.extra, request.target);
-  cast(files, draft, request);
+  cast(files, draft, request, base_dtype);
   return draft;
 }
 
 /// Reads a model that is joined to `base`, or further weights of that model, and transforms its tensors.
-Draft joined_draft(Files& files, Request& request, const Checkpoint& base) {
+Draft joined_draft(Files& files, Request& request, const Draft& base) {
   Checkpoint source = read_source(files, request);
   take_metadata_model(source, request.target);
   validate_source(files, request, source);
@@ -146,11 +147,11 @@ Draft joined_draft(Files& files, Request& request, const Checkpoint& base) {
   if (request.source.kind != SourceKind::kWhole) {
     Draft draft{std::move(source)};
     select(draft, request.names);
-    draft.model = base.model;
-    cast(files, draft, request);
+    draft.model = base.source.model;
+    cast(files, draft, request, plain_dtype(base));
     return draft;
   }
-  return transform(files, request, std::move(source));
+  return transform(files, request, std::move(source), plain_dtype(base));
 }
 
 std::unique_ptr<Job> make_job(const Request& request, Draft draft, TargetPlan target, CarriedFiles carried) {
@@ -199,14 +200,14 @@ std::unique_ptr<Job> plan_any(Files& files, Request request) {
   if (is_model && request.source.kind == SourceKind::kShards) note_adapters_left(files, source);
   request.target = completed(std::move(request.target), source);
   if (!is_model) read_adapter_configs(files, request, source);
+  Draft draft = transform(files, request, std::move(source));
   std::vector<TargetPlan> joined;
   std::vector<Draft> drafts;
   for (const JoinedModel& model : request.joined) {
     Request own = request_for(request, model);
-    drafts.push_back(joined_draft(files, own, source));
+    drafts.push_back(joined_draft(files, own, draft));
     joined.push_back(make_target(files, drafts.back(), own.target, *request.output_directory));
   }
-  Draft draft = transform(files, request, std::move(source));
   TargetPlan target = make_target(files, draft, request.target, *request.output_directory, std::move(joined));
   for (std::size_t i = 0; i < drafts.size(); ++i) join_draft(draft, std::move(drafts[i]), request.joined[i].role);
   CarriedFiles carried = carry_files(files, draft, *request.target.layout, target, *request.output_directory);

@@ -300,6 +300,30 @@ TEST_CASE("Adapters are served on the matrices of attention and of dense MLPs al
   refused("lora-all-llama-tp2", {"self_attn.q_proj"}, {.kind = ErrorKind::kUsage, .says = "names without dots"});
 }
 
+TEST_CASE("Adapters and Medusa's heads have the dtype of the model that loads them") {
+  const TempDir temp;
+  const fs::path served = compiled_case("lora-all-llama-tp2") / "original";
+  const auto dtypes_of = [&](const Request& request) {
+    fs::remove_all(temp / "out");
+    shard(request);
+    std::set<DType> dtypes;
+    for (const auto& [file, tensors] : read_weights(temp / "out"))
+      for (const auto& [name, tensor] : tensors) dtypes.insert(tensor.dtype);
+    return dtypes;
+  };
+  write_adapter(temp / "adapter", "model.layers.0.self_attn.q_proj", {32, 40}, DType::kF32);
+  CHECK(dtypes_of(served_request(served, temp / "out", temp / "adapter", {"q_proj"})) ==
+        std::set{DType::kBF16, DType::kI32});
+  const fs::path golden = compiled_case("spec-medusa-llama-tp2") / "original";
+  TensorMap heads = read_torch_tensors(golden / "medusa_heads.pt");
+  Random random(1);
+  for (auto& [name, head] : heads) head = random_tensor(random, DType::kF32, head.shape);
+  write_torch(temp / "heads.pt", heads);
+  Request request = shard_request(golden, temp / "out", {.layout = "nxdi", .tp = 2});
+  request.joined.emplace_back(JoinedModel{"medusa-heads", {}}).source.path = temp / "heads.pt";
+  CHECK(dtypes_of(request) == std::set{DType::kBF16, DType::kI32});
+}
+
 TEST_CASE("A compiled model that loads no rank files, or other ranks, is refused") {
   const fs::path golden = compiled_case("moe-qwen3_moe-ep2-tp4");
   const TempDir temp;

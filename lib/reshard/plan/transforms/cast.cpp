@@ -154,15 +154,16 @@ void cast_to_model(Draft& draft) {
                                       : fmt::format("to {}, which the model was trained in", name(how.first))));
 }
 
-/// Casts floating-point tensors of 16 and 32 bits to the dtype in config.json, if the target's layout requires it, and
-/// notes it.
-void cast_to_config(Files& files, Draft& draft, const Layout& target) {
-  if (!target.traits().casts_to_config_dtype || draft.source.config.empty()) return;
-  const std::optional<DType> wanted = config_dtype(read_config(files, draft.source));
+bool is_plain(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+/// Casts floating-point tensors of 16 and 32 bits to the dtype of the model that they are written next to, or else in
+/// config.json, if the target's layout requires it, and notes it.
+void cast_to_config(Files& files, Draft& draft, const Layout& target, std::optional<DType> base_dtype) {
+  if (!target.traits().casts_to_config_dtype || (draft.source.config.empty() && !base_dtype)) return;
+  const std::optional<DType> wanted = base_dtype ? base_dtype : config_dtype(read_config(files, draft.source));
   if (!wanted) return;
-  const auto is_plain = [](DType dtype) {
-    return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-  };
   std::size_t count = 0;
   for (LogicalTensor& tensor : draft.wanted) {
     if (!is_plain(*wanted) || !is_plain(tensor.dtype) || tensor.dtype == *wanted) continue;
@@ -171,8 +172,8 @@ void cast_to_config(Files& files, Draft& draft, const Layout& target) {
     ++count;
   }
   if (count != 0)
-    draft.note(fmt::format("{} of the tensors {} cast to {}, as in config.json", count, count == 1 ? "is" : "are",
-                           name(*wanted)));
+    draft.note(fmt::format("{} of the tensors {} cast to {}{}", count, count == 1 ? "is" : "are", name(*wanted),
+                           base_dtype ? ", like the model that loads them" : ", as in config.json"));
 }
 
 /// Notes that tensors are float32 although config.json declares another dtype, and how to cast them. If no training
@@ -209,7 +210,14 @@ void note_config_dtype(Files& files, Draft& draft) {
 
 }  // namespace
 
-void cast(Files& files, Draft& draft, const Request& request) {
+std::optional<DType> plain_dtype(const Draft& draft) {
+  const auto found = std::find_if(draft.wanted.begin(), draft.wanted.end(), [&](const LogicalTensor& tensor) {
+    return is_plain(tensor.dtype) && !keeps_dtype(draft.source, tensor.name);
+  });
+  return found == draft.wanted.end() ? std::nullopt : std::optional(found->dtype);
+}
+
+void cast(Files& files, Draft& draft, const Request& request, std::optional<DType> base_dtype) {
   std::vector<DType> before;
   for (const LogicalTensor& tensor : draft.wanted) before.push_back(tensor.dtype);
   draft.config_dtype = request.dtype;
@@ -217,7 +225,7 @@ void cast(Files& files, Draft& draft, const Request& request) {
     cast_to_request(draft, request, read_ordered_config(files, draft.source.config));
   } else {
     cast_to_model(draft);
-    cast_to_config(files, draft, *request.target.layout);
+    cast_to_config(files, draft, *request.target.layout, base_dtype);
     const LayoutTraits& target = request.target.layout->traits();
     const bool goes_on = target.has_ranks() && draft.source.beside_model;  // for training, where float32 is intended
     if (!target.casts_to_config_dtype && !goes_on) note_config_dtype(files, draft);
