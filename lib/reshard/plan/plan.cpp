@@ -206,6 +206,7 @@ std::unique_ptr<Job> plan_any(Files& files, Request request) {
   for (const JoinedModel& model : request.joined) {
     Request own = request_for(request, model);
     drafts.push_back(joined_draft(files, own, draft));
+    validate_same_sizes(model, drafts.back(), draft);
     joined.push_back(make_target(files, drafts.back(), own.target, *request.output_directory));
   }
   TargetPlan target = make_target(files, draft, request.target, *request.output_directory, std::move(joined));

@@ -324,6 +324,26 @@ TEST_CASE("Adapters and Medusa's heads have the dtype of the model that loads th
   CHECK(dtypes_of(request) == std::set{DType::kBF16, DType::kI32});
 }
 
+TEST_CASE("A draft has the vocabulary of its target, and one of EAGLE the hidden size") {
+  const TempDir temp;
+  const auto refused = [&](const std::string& name, const json& changes, Texts sizes) {
+    fs::remove_all(temp / "draft");
+    json config = json::parse(read_file(compiled_case(name) / "draft/config.json"));
+    config.update(changes);
+    Random random(1);
+    write_configured(config, temp / "draft", random);
+    Request request = shard_request(compiled_case(name) / "original", temp / "out", {.layout = "nxdi", .tp = 2});
+    SourceRequest& draft = request.joined.emplace_back(JoinedModel{"draft", {}}).source;
+    draft.path = temp / "draft";
+    draft.kind = SourceKind::kWhole;
+    check_refused([&] { plan_shard(request); },
+                  {.kind = ErrorKind::kBadInput, .path = temp / "draft", .says = sizes, .hint = "`for`"});
+  };
+  refused("spec-fused-llama-tp2", {{"vocab_size", 64}}, {"vocab_size is 64", "is 48"});
+  refused("spec-eagle-llama-tp2", {{"model_type", "llama_eagle"}, {"hidden_size", 32}},
+          {"target_hidden_size is 32", "is 40"});
+}
+
 TEST_CASE("A compiled model that loads no rank files, or other ranks, is refused") {
   const fs::path golden = compiled_case("moe-qwen3_moe-ep2-tp4");
   const TempDir temp;

@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/map/target_file.h"
+#include "reshard/specs/family/expression.h"
 
 namespace reshard {
 namespace {
@@ -77,6 +79,28 @@ Request request_for(const Request& request, const JoinedModel& model) {
   if (model.dtype) one.dtype = model.dtype;
   one.names = {};
   return one;
+}
+
+void validate_same_sizes(const JoinedModel& model, const Draft& joined, const Draft& base) {
+  if (model.options || !joined.model || !base.model) return;
+  if (joined.model->config == nullptr || base.model->config == nullptr) return;
+  const auto size_in = [](const Model& of, const char* key) -> std::optional<std::uint64_t> {
+    const Json* value = find_key(*of.config, key);
+    if (value == nullptr) value = find_key(*of.family->defaults, key);
+    if (value != nullptr && value->is_string()) value = find_key(*of.config, value->get<std::string>());
+    return value != nullptr && value->is_number_unsigned() ? std::optional(value->get<std::uint64_t>()) : std::nullopt;
+  };
+  constexpr const char* kTargetHidden = "target_hidden_size";  // its default is another key
+  for (const auto& [own_key, key] : {std::pair("vocab_size", "vocab_size"), std::pair(kTargetHidden, "hidden_size")}) {
+    const auto own = size_in(*joined.model, own_key), needed = size_in(*base.model, key);
+    if (!own || !needed || *own == *needed) continue;
+    throw Error(ErrorKind::kBadInput, fmt::format("belongs to another model: its {} is {}, but the {} of {} is {}",
+                                                  own_key, *own, key, base.source.directory.string(), *needed))
+        .in(joined.source.directory)
+        .hint(fmt::format("give the {0} that belongs to the model; if both were compiled together, set `for` to the "
+                          "directory of the compiled model",
+                          model.role));
+  }
 }
 
 void join_plans(TargetPlan& plan, std::vector<TargetPlan> joined) {

@@ -19,6 +19,11 @@ void take_roles(Request& request);
 /// Returns the request for one of the models that `request` joins.
 Request request_for(const Request& request, const JoinedModel& model);
 
+/// Validates that `joined` has the vocabulary of `base`, and reads hidden states of its size (target_hidden_size), unless
+/// both were compiled together.
+/// \throws Error kBadInput, with both sizes.
+void validate_same_sizes(const JoinedModel& model, const Draft& joined, const Draft& base);
+
 /// Adds the tensors of further models to the files of `plan`. The names of their logical tensors get their role as
 /// prefix.
 void join_plans(TargetPlan& plan, std::vector<TargetPlan> joined);
