@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "reshard/engine/move/run.h"
+#include "reshard/plan/job/interleave.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/fault_storage.h"

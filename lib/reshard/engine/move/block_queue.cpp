@@ -6,6 +6,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/plan/job/interleave.h"
 #include "reshard/plan/proof/manifest.h"
 
 namespace reshard {

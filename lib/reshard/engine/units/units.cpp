@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "reshard/engine/units/blocks.h"
+#include "reshard/plan/job/interleave.h"
 #include "reshard/plan/proof/manifest.h"
 
 namespace reshard {

@@ -58,10 +58,6 @@ struct Transfer {
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
-/// Whether both write short runs to the same stored tensor, between each other: written together, they form longer
-/// runs. Looks at the first piece of each.
-bool interleave(const ProgramMaps& maps, const Transfer& a, const Transfer& b);
-
 /// The transfers from one map to another, or for comparing maps, validated to be complete. Contains indices and boxes,
 /// but no addresses, so that programs can be copied and compared, and each process of a run can plan its own.
 struct Program {
