@@ -80,7 +80,7 @@ void watch(pid_t pid, Run& run) {
   ::close(descriptor);
 }
 
-double seconds_of(const timeval& time) {
+double seconds_in(const timeval& time) {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
 }
 
@@ -118,8 +118,8 @@ Run run_program(const std::vector<std::string>& argv, const fs::path& stderr_pat
   if (std::find(good_exits.begin(), good_exits.end(), run.exit_code) == good_exits.end())
     throw std::runtime_error(
         fmt::format("exit code {}: {}\n{}", run.exit_code, command_line(argv), text_of(stderr_path)));
-  run.user_seconds = seconds_of(usage.ru_utime);
-  run.system_seconds = seconds_of(usage.ru_stime);
+  run.user_seconds = seconds_in(usage.ru_utime);
+  run.system_seconds = seconds_in(usage.ru_stime);
   run.device_read_bytes = static_cast<std::uint64_t>(usage.ru_inblock) * 512;
   return run;
 }
