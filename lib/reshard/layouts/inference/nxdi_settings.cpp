@@ -84,10 +84,6 @@ std::string unwritten(const Json& settings) {
   const Json* stages = find_key(settings, "pp_degree");
   if (stages != nullptr && stages->is_number_unsigned() && *stages > 1)
     return fmt::format("pp_degree {}: the weights of pipeline-parallel ranks", stages->get<std::uint64_t>());
-  if (const Json* lora = find_key(settings, "lora_config"); lora != nullptr && lora->is_object() &&
-                                                            lora->contains("base_model_quantized") &&
-                                                            lora->at("base_model_quantized") == true)
-    return "lora_config with base_model_quantized: adapters of a quantised model";
   const Json* cast = find_key(settings, "cast_type");
   return cast != nullptr && *cast == "as-declared" ? "cast_type as-declared: dtypes that differ among the tensors" : "";
 }

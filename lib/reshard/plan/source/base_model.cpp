@@ -59,7 +59,9 @@ bool has_base_model(const Request& request, const Checkpoint& source) {
 void read_adapter_configs(Files& files, const Request& request, Checkpoint& source) {
   const bool has_model = has_base_model(request, source);
   if (has_model) {
-    const ModelConfig config = base_config(files, request.adapters.empty() ? source.config : request.source.path);
+    const SourceRequest& base = request.source;
+    const fs::path& of_base = base.config.empty() ? base.path : base.config;
+    const ModelConfig config = base_config(files, request.adapters.empty() ? source.config : of_base);
     source.model_type = config.model_type;
     source.model = base_model(files, config, request.source.family, source.notes);
   } else if (request.target.layout->traits().holds_adapters()) {
