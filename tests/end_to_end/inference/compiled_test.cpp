@@ -1,6 +1,8 @@
 // Rank files for models that NxD Inference has compiled: every family that it is known to load, and what its settings
 // contradict. testdata/golden/nxdi_compiled is what its own classes have made.
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 #include <regex>
 
@@ -144,6 +146,22 @@ TEST_CASE("A compiled model's settings are completed, and must not be contradict
                 {.kind = ErrorKind::kBadInput, .path = temp / "none", .says = "does not exist"});
   check_refused([&] { complete_for(all_files(), temp.path(), other, false); },
                 {.kind = ErrorKind::kBadInput, .path = temp.path(), .hint = "neuron_config.json"});
+}
+
+TEST_CASE("An option of a model that another one loads must not contradict the compiled model") {
+  const auto refused = [&](const std::string& name, const char* option, const char* value, const char* has) {
+    const fs::path compiled = compiled_case(name);
+    TargetRequest request;
+    request.options.set(option, value);
+    check_refused(
+        [&] { complete_for(all_files(), compiled, request, false); },
+        {.kind = ErrorKind::kUsage,
+         .path = compiled / "neuron_config.json",
+         .says = {fmt::format("`{}`", option), fmt::format("contradicts the compiled model, which has {}", has)}});
+  };
+  refused("spec-fused-draft_tp2-kernels-llama-tp4", "draft-tp", "1", "2");
+  refused("spec-medusa-llama-tp2", "num-medusa-heads", "3", "2");
+  refused("spec-fused-llama-tp2", "eagle-input-norm", "true", "no such setting");
 }
 
 TEST_CASE("Models that NxD Inference cannot load are refused") {

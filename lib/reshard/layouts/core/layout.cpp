@@ -220,18 +220,25 @@ CompiledModel complete_for(Files& files, const std::filesystem::path& path, Targ
     if (request.tp && compiled->tp && *request.tp != *compiled->tp)
       refuse("tp", std::to_string(*request.tp), std::to_string(*compiled->tp));
     if (!request.tp) request.tp = compiled->tp;
+    std::map<std::string, std::string> settings = compiled->options.all();
+    for (const CompiledModel& one : compiled->joined)
+      settings.insert(one.options.all().begin(), one.options.all().end());
+    const auto options = layout->options();
     for (const std::string& name : request.options.names()) {
-      const auto needed = compiled->options.all().find(name);
-      const std::string& asked = request.options.all().at(name);
-      if (needed != compiled->options.all().end() && needed->second != asked) refuse(name, asked, needed->second);
-      const auto options = layout->options();
-      const bool is_of_ranks = std::any_of(options.begin(), options.end(), [&](const LayoutOption* option) {
-        return name == option->name && option->type == LayoutOption::Type::kRank;
-      });
-      if (needed == compiled->options.all().end() && !is_of_ranks)
+      const auto has_type = [&](LayoutOption::Type type) {
+        return std::any_of(options.begin(), options.end(),
+                           [&](const LayoutOption* option) { return name == option->name && option->type == type; });
+      };
+      const auto needed = settings.find(name);
+      const std::string asked = request.options.all().at(name);
+      if (needed == settings.end() && !has_type(LayoutOption::Type::kRank))
         refuse(name, asked == "true" ? "(given)" : asked, "no such setting");
+      if (has_type(LayoutOption::Type::kText) || needed == settings.end()) continue;  // one text in several spellings
+      if (needed->second != asked) refuse(name, asked, needed->second);
+      request.options.erase(name);  // may be of a further model alone
     }
-    for (const auto& [name, value] : compiled->options.all()) request.options.set(name, value);
+    for (const auto& [name, value] : compiled->options.all())
+      if (!request.options.has(name)) request.options.set(name, value);
     return *compiled;
   }
   throw Error(ErrorKind::kBadInput, "contains no compiled model that reshard knows")

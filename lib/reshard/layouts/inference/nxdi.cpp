@@ -342,6 +342,7 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& g
     throw Error(ErrorKind::kUsage, fmt::format("`{}` applies only to a draft", kDraftDegree.name))
         .hint("leave it out, or set `draft` to the directory of the draft");
   if (plan.role != kModels[1]) values.erase(kDraftDegree.name);
+  erase_usual_degree(values, plan.mesh.tp);
   const bool with_adapters = plan.role == kAdapterRoles[0] || plan.role == kAdapterRoles[1];
   const auto served = served_adapters(values);
   if (served.has_value() != with_adapters)
@@ -649,8 +650,9 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
                                                options.choice(kFusedModel)))
         .in(checkpoint.path)
         .hint("set `config` to the directory of the draft, or to its config.json");
-  const OptionValues declared =
+  OptionValues declared =
       declared_options(files, checkpoint, options.choice(kFusedModel), shards.record.has_value(), options);
+  erase_usual_degree(declared, shards.tp);
   validate_padded_split(shards, checkpoint);
   std::set<std::string> held;
   for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);

@@ -182,6 +182,10 @@ std::uint32_t degree_in(const OptionValues& form, const LayoutOption& option) {
   return static_cast<std::uint32_t>(form.number(option).value_or(1));
 }
 
+void erase_usual_degree(OptionValues& form, std::uint32_t tp) {
+  if (form.number(kDraftDegree) == tp) form.erase(kDraftDegree.name);
+}
+
 namespace {
 
 CompiledModel compiled_of(const Json& settings, const fs::path& path) {
@@ -229,7 +233,7 @@ CompiledModel draft_of(const Json& config, const CompiledModel& target) {
   CompiledModel draft = compiled_of(neuron_settings(config), target.file);
   draft.role = kModels[1];
   for (const LayoutOption* option : {&kStartRank, &kEndRank}) draft.options.erase(option->name);
-  if (draft.tp && target.tp && *draft.tp < *target.tp) draft.options.set_number(kDraftDegree.name, *draft.tp);
+  if (draft.tp && target.tp && *draft.tp <= *target.tp) draft.options.set_number(kDraftDegree.name, *draft.tp);
   const Json& settings = neuron_settings(config);
   const Json* type = find_key(config, "model_type");
   const std::string model_type = type != nullptr && type->is_string() ? type->get<std::string>() : "";
@@ -286,8 +290,9 @@ const CompiledModel* joined_model(const CompiledModel& compiled, const std::stri
 namespace {
 
 /// Returns the options with which the weights of `plan` would have the form that `compiled` loads.
-std::vector<std::string> missing_options(const CompiledModel& compiled, const TargetPlan& plan) {
+std::vector<std::string> missing_options(CompiledModel compiled, const TargetPlan& plan) {
   std::vector<std::string> needed;
+  erase_usual_degree(compiled.options, plan.mesh.tp);
   std::vector<const LayoutOption*> options = {&kDraftDegree, &kLoraConfig};
   for (const NxdiSetting& setting : nxdi_settings()) options.push_back(setting.option);
   for (const LayoutOption* one : options) {
@@ -369,7 +374,7 @@ void validate_compiled_form(Files& files, const TargetPlan& plan, const Model& m
   const auto refuse = [&](const std::string& problem, const std::string& hint) {
     throw Error(ErrorKind::kBadInput, "belongs to a model that was compiled for " + problem)
         .in(compiled->file)
-        .hint(hint + ", or choose another output directory");
+        .hint(hint + ", or choose another directory");
   };
   const std::string other_format = "weights in another format";
   std::vector<std::string> needed;

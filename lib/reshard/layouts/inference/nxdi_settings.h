@@ -30,6 +30,8 @@ const LayoutOption* nxdi_option(const std::string& setting);
 ConfigValue setting_in(const OptionValues& form, const std::string& key, const Model& model);
 /// Returns the value of a setting that is a number.
 std::uint32_t degree_in(const OptionValues& form, const LayoutOption& option);
+/// Removes a kDraftDegree that is the number of ranks.
+void erase_usual_degree(OptionValues& form, std::uint32_t tp);
 
 inline constexpr const char* kModels[] = {"target", "draft"};        // roles in a fused speculation
 inline constexpr const char* kAdapterRoles[] = {"base", "adapter"};  // roles in multi-LoRA serving
