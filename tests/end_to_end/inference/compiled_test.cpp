@@ -8,6 +8,7 @@
 
 #include "reshard/base/strings.h"
 #include "reshard/layouts/core/checkpoint.h"
+#include "reshard/plan/target/joined_models.h"
 #include "reshard/specs/family/family_parser.h"
 #include "support/architectures.h"
 #include "support/checkpoints.h"
@@ -162,6 +163,50 @@ TEST_CASE("An option of a model that another one loads must not contradict the c
   refused("spec-fused-draft_tp2-kernels-llama-tp4", "draft-tp", "1", "2");
   refused("spec-medusa-llama-tp2", "num-medusa-heads", "3", "2");
   refused("spec-fused-llama-tp2", "eagle-input-norm", "true", "no such setting");
+}
+
+TEST_CASE("Adapters are described by neuron_config.json, its lora_config, or the part that files depend on") {
+  const fs::path golden = compiled_case("lora-all-llama-tp2");
+  const std::string whole = read_file(golden / "neuron_config.json");
+  const json lora = json::parse(std::regex_replace(whole, std::regex("Infinity"), "1"))["neuron_config"]["lora_config"];
+  json part = lora;
+  for (const char* key : {"lora_ckpt_paths", "lora_ckpt_paths_cpu", "eviction_policy", "batch_size"}) part.erase(key);
+  const TempDir temp;
+  const auto planned = [&](const std::string& text, bool with_compiled) {
+    Request request = shard_request(golden / "original", temp / "out", {.layout = "nxdi", .tp = 2});
+    request.target.options.set("lora-config", text);
+    request.adapters = {golden / "adapters/lora0", golden / "adapters/lora1"};
+    if (with_compiled) {
+      const CompiledModel compiled = complete_for(all_files(), golden, request.target, true);
+      request.joined.push_back({kJoinedAdapter, {}, std::exchange(request.adapters, {})});
+      complete_joined(request, compiled);
+    }
+    return plan_shard(request);
+  };
+  for (const std::string& text : {whole, lora.dump(2), part.dump()}) {
+    CAPTURE(text);
+    CHECK_NOTHROW(planned(text, false));
+    CHECK_NOTHROW(planned(text, true));
+  }
+  const auto refused = [&](const std::string& text, bool with_compiled, const Refusal& refusal) {
+    check_refused([&] { planned(text, with_compiled); }, refusal);
+  };
+  json other = part;
+  other["max_loras"] = 7;
+  refused(other.dump(), true,
+          {.kind = ErrorKind::kBadInput,
+           .path = golden / "neuron_config.json",
+           .says = "weights in another format",
+           .hint = "with `lora-config`"});
+  refused(R"({"neuron_config": {"lora_config": null}})", false,
+          {.kind = ErrorKind::kUsage, .says = "compiled without adapters"});
+  try {
+    planned(R"({"max_lora": 1})", false);
+    FAIL();
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    CHECK(text.find("lora-config") == text.rfind("lora-config"));
+  }
 }
 
 TEST_CASE("Models that NxD Inference cannot load are refused") {

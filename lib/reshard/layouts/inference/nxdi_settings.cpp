@@ -293,7 +293,8 @@ namespace {
 std::vector<std::string> missing_options(CompiledModel compiled, const TargetPlan& plan) {
   std::vector<std::string> needed;
   erase_usual_degree(compiled.options, plan.mesh.tp);
-  std::vector<const LayoutOption*> options = {&kDraftDegree, &kLoraConfig};
+  std::vector<const LayoutOption*> options = {&kDraftDegree};
+  if (!has_same_adapters(compiled.options, plan.form)) options.push_back(&kLoraConfig);
   for (const NxdiSetting& setting : nxdi_settings()) options.push_back(setting.option);
   for (const LayoutOption* one : options) {
     const char* option = one->name;

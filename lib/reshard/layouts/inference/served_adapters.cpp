@@ -15,6 +15,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/map/placed_rules.h"
+#include "reshard/specs/config/neuron_config.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 #include "reshard/tensor/recipes/scaled.h"
 
@@ -31,6 +32,9 @@ constexpr const char* kLoraKeys[] = {"target_modules",         "max_loras",
                                      "max_cpu_loras",          "lora_ckpt_paths",
                                      "lora_ckpt_paths_cpu"};
 constexpr const char* kPathKeys[] = {"lora_ckpt_paths", "lora_ckpt_paths_cpu"};
+/// Its other keys in a neuron_config.json.
+constexpr const char* kIdleLoraKeys[] = {"base_model_quantized", "eviction_policy", "is_context_encoding",
+                                         "lfu_decay_period",     "lora_bias",       "lora_ckpt_json"};
 
 /// Returns the module of a tensor: its name without the last part.
 std::string module_of(const std::string& name) {
@@ -356,9 +360,8 @@ Slots slots_with(std::uint32_t count, std::uint32_t first, const std::vector<std
   return slots;
 }
 
-}  // namespace
-
-std::string lora_config_text(const Json& lora_config) {
+/// Returns the keys of a lora_config on which the files depend, with the names of adapters instead of their paths.
+Json plain_config(const Json& lora_config) {
   Json own = Json::object();
   for (const char* key : kLoraKeys)
     if (const auto found = lora_config.find(key); found != lora_config.end() && !found->is_null()) own[key] = *found;
@@ -368,16 +371,35 @@ std::string lora_config_text(const Json& lora_config) {
     for (const auto& item : own[key].items()) names.push_back(item.key());
     own[key] = std::move(names);
   }
-  return own.dump();
+  return own;
+}
+
+/// Returns the plain_config of a value of kLoraConfig.
+Json parse_lora_config(const std::string& text, const std::filesystem::path& place) {
+  const Json json = parse_json(text, place, JsonDialect::kPython);
+  const Json* lora = find_key(neuron_settings(json), "lora_config");
+  if (lora != nullptr && lora->is_object()) return plain_config(*lora);
+  const JsonObject object(json, place);
+  if (lora != nullptr)
+    throw Error(ErrorKind::kUsage, "has no object lora_config: the model was compiled without adapters").in(place);
+  std::vector<std::string> known(std::begin(kLoraKeys), std::end(kLoraKeys));
+  known.insert(known.end(), std::begin(kIdleLoraKeys), std::end(kIdleLoraKeys));
+  object.validate_keys(known);
+  return plain_config(json);
+}
+
+}  // namespace
+
+std::string lora_config_text(const Json& lora_config) {
+  return plain_config(lora_config).dump();
 }
 
 std::optional<ServedAdapters> served_adapters(const OptionValues& values) {
   if (!values.has(kLoraConfig.name)) return std::nullopt;
   try {
     const std::filesystem::path place = "`lora-config`";
-    const Json json = parse_json(values.text(kLoraConfig), place);
+    const Json json = parse_lora_config(values.text(kLoraConfig), place);
     const JsonObject object(json, place);
-    object.validate_keys({std::begin(kLoraKeys), std::end(kLoraKeys)});
     const auto number = [&](const char* key, std::uint64_t least) {
       const std::uint64_t value = object.unsigned_at(key);
       if (value < least || value > kMaxParallelDegree) object.fail(key, "a number from 1");
@@ -405,9 +427,17 @@ std::optional<ServedAdapters> served_adapters(const OptionValues& values) {
     }
     return served;
   } catch (const Error& error) {
-    throw Error(ErrorKind::kUsage, fmt::format("`{}`: {}", kLoraConfig.name, error.what()))
-        .hint("give JSON such as {\"target_modules\": [\"q_proj\"], \"max_loras\": 2, \"max_lora_rank\": 16}");
+    throw Error(ErrorKind::kUsage, error.what())
+        .hint(
+            "give JSON such as {\"target_modules\": [\"q_proj\"], \"max_loras\": 2, \"max_lora_rank\": 16}, or the "
+            "contents of neuron_config.json");
   }
+}
+
+bool has_same_adapters(const OptionValues& a, const OptionValues& b) {
+  auto one = served_adapters(a), other = served_adapters(b);
+  if (one && other && (one->names.empty() || other->names.empty())) one->names = other->names = {};
+  return one == other;
 }
 
 void wrap_rules(std::vector<PartitionRule>& rules, const ServedAdapters& served, const std::string& wrapper) {

@@ -14,9 +14,9 @@
 namespace reshard {
 
 inline constexpr LayoutOption kLoraConfig{"lora-config", LayoutOption::Type::kText,
-                                          "Adapters that the model serves, as JSON: lora_config of neuron_config.json, "
-                                          "with at least target_modules, max_loras "
-                                          "and max_lora_rank"};
+                                          "Adapters that the model serves, as JSON: the contents of "
+                                          "neuron_config.json, or of its lora_config, with at least target_modules, "
+                                          "max_loras and max_lora_rank"};
 
 /// How NxD Inference stores the adapters that it serves next to their base: stacked, with one slot per adapter.
 struct ServedAdapters {
@@ -31,6 +31,8 @@ struct ServedAdapters {
   /// With dynamic_multi_lora: adapters that also have files of their own, each with the stacks of all of them.
   std::set<std::string> on_host;
   std::uint32_t host_slots = 0;
+
+  bool operator==(const ServedAdapters&) const = default;
 };
 
 /// Returns the value of kLoraConfig for the lora_config of a neuron_config.json.
@@ -39,6 +41,10 @@ std::string lora_config_text(const Json& lora_config);
 /// Returns the adapters that the options describe; std::nullopt without kLoraConfig.
 /// \throws Error kUsage if the value is not valid.
 std::optional<ServedAdapters> served_adapters(const OptionValues& values);
+
+/// Whether both describe the same adapters, or none. Names count only if both have them.
+/// \throws Error as served_adapters.
+bool has_same_adapters(const OptionValues& a, const OptionValues& b);
 
 /// Renames the tensors of wrapped linears. `wrapper` is added to their module.
 void wrap_rules(std::vector<PartitionRule>& rules, const ServedAdapters& served, const std::string& wrapper);
