@@ -149,6 +149,23 @@ TEST_CASE("A compiled model's settings are completed, and must not be contradict
                 {.kind = ErrorKind::kBadInput, .path = temp.path(), .hint = "neuron_config.json"});
 }
 
+TEST_CASE("A note names the options that do not change the files") {
+  const TempDir temp;
+  const auto notes = [&](const fs::path& model, RequestFields fields) {
+    fields.layout = "nxdi";
+    fields.tp = 2;
+    return joined_notes(*plan_shard(shard_request(model, temp / "out", fields)));
+  };
+  CHECK_THAT(notes(compiled_case("moe-gpt_oss-tp2") / "original", {.options = {"fuse-qkv"}, .dtype = DType::kBF16}),
+             !Says("effect"));
+  const std::string dbrx = notes(compiled_case("moe-dbrx-tp2") / "original", {.options = {"fuse-qkv"}});
+  CHECK_THAT(dbrx, Says("without effect on the files of this dbrx model: fuse-qkv"));
+  CHECK(dbrx.find("effect") == dbrx.rfind("effect"));
+  const fs::path quantized = compiled_case("quant-int8-per_channel-llama-tp2");
+  CHECK_THAT(notes(quantized / "quantized", {.options = {"kernels=mlp"}, .config = quantized / "original"}),
+             Says("without effect on the files of this quantised llama model: mlp"));
+}
+
 TEST_CASE("An option of a model that another one loads must not contradict the compiled model") {
   const auto refused = [&](const std::string& name, const char* option, const char* value, const char* has) {
     const fs::path compiled = compiled_case(name);

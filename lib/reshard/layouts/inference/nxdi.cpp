@@ -343,6 +343,7 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& g
         .hint("leave it out, or set `draft` to the directory of the draft");
   if (plan.role != kModels[1]) values.erase(kDraftDegree.name);
   erase_usual_degree(values, plan.mesh.tp);
+  if (plan.role == kModels[0]) values.erase(kEagleInputNorm.name);
   const bool with_adapters = plan.role == kAdapterRoles[0] || plan.role == kAdapterRoles[1];
   const auto served = served_adapters(values);
   if (served.has_value() != with_adapters)
@@ -412,8 +413,8 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& g
   idle.insert(idle.end(), kernels.begin(), kernels.end());
   std::erase_if(idle, [&](const std::string& name) { return plan.idle.count(name) == 0; });
   if (!idle.empty())
-    plan.notes.push_back(fmt::format("without effect, as NxD Inference stores models of {} in one way: {}",
-                                     model.family->model_type, list_names(idle)));
+    plan.notes.push_back(fmt::format("without effect on the files of this {}{} model: {}",
+                                     model.quantized ? "quantised " : "", model.family->model_type, list_names(idle)));
   const Scheme& scheme = inference_scheme();
   if (served) wrap_rules(rules, *served, scheme.wrapper);
   if (const auto prefix = scheme.models.find(plan.role); prefix != scheme.models.end())

@@ -24,8 +24,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Has an effect on other models than in layouts of training.
+constexpr LayoutOption kOwnFuseQkv{.name = kFuseQkv.name, .type = LayoutOption::Type::kFlag, .help = kFuseQkv.help};
+
 constexpr NxdiSetting kSettings[] = {
-    {&kFuseQkv, "fused_qkv", 0},
+    {&kOwnFuseQkv, "fused_qkv", 0},
     {&kVocabParallel, "vocab_parallel", 0},
     {&kFusedMoe, "moe_fused_nki_kernel_enabled", 0},
     {&kShardOnIntermediate, "blockwise_matmul_config.use_shard_on_intermediate_dynamic_while", 0},
