@@ -144,6 +144,24 @@ TEST_CASE("More ranks than DBRX has key/value heads replicate them in either ord
                 {.kind = ErrorKind::kUsage, .unwritten = temp / "three"});
 }
 
+TEST_CASE("Notes and hints for DBRX follow from the projections that NxD stores") {
+  const TempDir temp;
+  const fs::path golden = testdata("golden/neuron/dbrx-tp2/original");
+  const auto notes = [&](std::uint32_t tp, const std::vector<std::string>& options) {
+    return joined_notes(
+        *plan_shard(shard_request(golden, temp / "out", {.layout = "nxd", .tp = tp, .options = options})));
+  };
+  CHECK_THAT(notes(2, {"kv-size-multiplier=2"}), !Says("has no effect"));
+  CHECK_THAT(notes(4, {"kv-replication=adjacent"}), !Says("has no effect"));
+  CHECK_THAT(notes(2, {"kv-replication=adjacent"}), Says("`kv-replication` has no effect"));
+  CHECK_THAT(notes(2, {"fuse-qkv"}), Says("`fuse-qkv` has no effect: models of dbrx have one form"));
+  for (const std::uint32_t tp : {3, 8}) {
+    CAPTURE(tp);
+    check_refused([&] { plan_shard(shard_request(golden, temp / "out", {.layout = "nxd", .tp = tp})); },
+                  {.kind = ErrorKind::kUsage, .hint = "TP degrees that work for this model: 1, 2, 4"});
+  }
+}
+
 TEST_CASE("Stages of models in megatron style have equally many layers") {
   const TempDir temp;
   const Input input({.layers = 3, .heads = 4, .kv_heads = 4});

@@ -5,13 +5,12 @@
 #include <algorithm>
 
 #include "reshard/layouts/core/layout.h"
-#include "reshard/specs/parallel/head_slots.h"
 
 namespace reshard {
 namespace {
 
 std::string keeps_projections(const Model& model) {
-  return fmt::format("models of {} keep their projections unchanged", model.family->model_type);
+  return fmt::format("models of {} have one form of projections", model.family->model_type);
 }
 
 }  // namespace
@@ -31,7 +30,10 @@ AttentionReport inference_report(const Model& model, std::uint32_t tp, bool fuse
       inference_head_slots(static_cast<std::uint32_t>(model.heads), static_cast<std::uint32_t>(model.kv_heads), tp);
   const bool as_they_are = slots.query.size() == model.heads && slots.key_value.size() == model.kv_heads;
   AttentionReport report{attention_form_of(!as_they_are, fused), model.heads, model.kv_heads, model.head_dim, 1, {}};
-  if (as_they_are) return report;
+  return as_they_are ? report : with_slots(std::move(report), slots, tp);
+}
+
+AttentionReport with_slots(AttentionReport report, const HeadSlots& slots, std::uint32_t tp) {
   report.copies = static_cast<std::uint64_t>(std::count(slots.key_value.begin(), slots.key_value.end(), 0u));
   const auto part = [&](const std::vector<std::uint32_t>& all, std::size_t rank) {
     const auto each = static_cast<std::ptrdiff_t>(all.size() / tp);
@@ -56,8 +58,8 @@ std::string why_fusion_idle(const TargetPlan& plan, const Model& model) {
 }
 
 std::string why_multiplier_idle(const TargetPlan& plan, const Model& model) {
+  if (plan.attention && is_grouped_query(plan.attention->form)) return {};
   if (!chooses_attention(model)) return keeps_projections(model);
-  if (is_grouped_query(plan.attention->form)) return {};
   return fmt::format("{} key/value heads divide over {} ranks without replication", model.kv_heads, plan.mesh.tp);
 }
 

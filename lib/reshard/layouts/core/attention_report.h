@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "reshard/specs/model/model.h"
+#include "reshard/specs/parallel/head_slots.h"
 #include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
@@ -33,6 +34,9 @@ AttentionReport attention_report(const Model& model, std::uint32_t tp, const Par
 /// Returns the report for NxD Inference (inference_head_slots).
 /// \param fused  Whether q, k and v are one projection.
 AttentionReport inference_report(const Model& model, std::uint32_t tp, bool fused);
+
+/// Adds to a report the heads of each rank, which are even parts of `slots`.
+AttentionReport with_slots(AttentionReport report, const HeadSlots& slots, std::uint32_t tp);
 
 /// Whether the model's query, key and value projections can be stored in several forms; else they are never changed.
 bool chooses_attention(const Model& model);

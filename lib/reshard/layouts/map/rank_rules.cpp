@@ -69,11 +69,12 @@ PartitionLabel label_of(std::uint32_t dim) {
 }  // namespace
 
 HeadCounts head_counts(const Model& model, const WrittenNames& names) {
-  HeadCounts counts{static_cast<std::uint32_t>(model.heads), static_cast<std::uint32_t>(model.kv_heads)};
+  HeadCounts counts{static_cast<std::uint32_t>(model.heads), static_cast<std::uint32_t>(model.kv_heads),
+                    model.head_dim};
   if (counts.query != 0) return counts;
   std::unordered_map<std::string_view, const ModelParameter*> by_name;
   for (const ModelParameter& parameter : model.parameters) by_name.emplace(parameter.name, &parameter);
-  std::uint64_t head_dim = 0, query_rows = 0;
+  std::uint64_t query_rows = 0;
   for (const WrittenNames::Entry& entry : names.entries())
     for (std::size_t t = 0; t < entry.tensors.size() && entry.constant == nullptr; ++t) {
       if (entry.rule->heads.empty()) continue;
@@ -86,10 +87,10 @@ HeadCounts head_counts(const Model& model, const WrittenNames& names) {
         if (roles[r] == Heads::kQuery) query_rows = rows;
         if (roles[r] != Heads::kKey) continue;
         counts.key_value = static_cast<std::uint32_t>(parameter.heads);
-        head_dim = rows / parameter.heads;
+        counts.dim = rows / parameter.heads;
       }
     }
-  if (head_dim != 0) counts.query = static_cast<std::uint32_t>(query_rows / head_dim);
+  if (counts.dim != 0) counts.query = static_cast<std::uint32_t>(query_rows / counts.dim);
   return counts;
 }
 

@@ -53,6 +53,7 @@ inline constexpr const char* kOutsideLayers = "outside_layers";
 struct HeadCounts {
   std::uint32_t query = 0;  // 0: unknown
   std::uint32_t key_value = 0;
+  std::uint64_t dim = 0;
 };
 
 /// Returns the numbers of heads of a model: those that the model declares, or else those that follow from the shapes of

@@ -116,6 +116,13 @@ HeadSlots ModuleRules::head_slots(const HeadCounts& heads, std::uint32_t tp) con
   return slots;
 }
 
+std::optional<AttentionReport> ModuleRules::attention(std::uint32_t tp) const {
+  const HeadCounts heads = head_counts(model_, names_);
+  if (heads.query == 0) return std::nullopt;
+  AttentionReport report{AttentionForm::kGroupedQuery, heads.query, heads.key_value, heads.dim, 1, {}};
+  return with_slots(std::move(report), head_slots(heads, tp), tp);
+}
+
 std::vector<PartitionRule> ModuleRules::rules(const Mesh& mesh) const {
   for (const ModelParameter& parameter : model_.parameters) {
     const WrittenNames::Entry* entry = names_.find(parameter.name).entry;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/layouts/core/attention_report.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/map/rank_rules.h"
@@ -41,6 +42,8 @@ class ModuleRules {
   bool has(const std::string& parameter) const { return names_.find(parameter).entry != nullptr; }
   /// Whether entries store the projections of the family's attention.
   bool has_attention() const;
+  /// Returns how `tp` ranks share the heads of entries; std::nullopt if their number is unknown.
+  std::optional<AttentionReport> attention(std::uint32_t tp) const;
   /// Whether the program has its own names for all parameters.
   bool names_all() const;
   /// Returns the model with these parameters unsplit, since entries define how they are split.

@@ -77,10 +77,14 @@ DegreeProblem shared_byte_problem(const Model& model, std::span<const LogicalTen
 }  // namespace
 
 void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options,
-                    const PartitionOptions& padded, const LayoutOption* padding,
-                    std::span<const LogicalTensor> logical) {
+                    const PartitionOptions& padded, const LayoutOption* padding, std::span<const LogicalTensor> logical,
+                    const DegreeProblem& own) {
+  const DegreeProblem shared_byte = shared_byte_problem(model, logical);
   try {
-    validate_split(model, tp, options, shared_byte_problem(model, logical));
+    validate_split(model, tp, options, [&](std::uint64_t degree) {
+      auto problem = shared_byte ? shared_byte(degree) : std::nullopt;
+      return problem || !own ? problem : own(degree);
+    });
   } catch (Error& error) {
     if (padding != nullptr && tensor_parallel_problem(model, tp, options) &&
         !tensor_parallel_problem(model, tp, padded))
@@ -286,13 +290,28 @@ TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const Tar
   PartitionOptions padded = options;
   padded.pad_heads = options.pad_heads || trainer.padding != nullptr;
   const Model& split = modules ? modules->without_own_splits() : model;
-  validate_split(split, plan.mesh.tp, options, padded, trainer.padding, context.logical);
+  const DegreeProblem of_modules = [&](std::uint64_t tp) -> std::optional<Error> {
+    Mesh mesh = plan.mesh;
+    mesh.tp = static_cast<std::uint32_t>(tp);
+    try {
+      const auto own = requested_modules(trainer, request.options, model, mesh.tp).rules;
+      if (own) own->rules(mesh);
+    } catch (const Error& error) {
+      return error;
+    }
+    return std::nullopt;
+  };
+  validate_split(split, plan.mesh.tp, options, padded, trainer.padding, context.logical,
+                 modules ? of_modules : nullptr);
   const auto stages =
       plan_stages(split, plan.mesh.tp, *plan.partition, options, names_in(context.logical), plan.mesh.ep);
   std::vector<StageRules> rules = stage_rules(stages, plan.mesh.tp, plan.mesh.ep);
   if (modules) modules->replace_in(rules, plan.mesh);
   plan.map = sharded_target_map(rules, plan.mesh.tp, context.logical, {&layout, format_of(request)}, plan.mesh.ep);
-  if (model.family->attention) plan.attention = attention_report(model, plan.mesh.tp, options);
+  if (model.family->attention)
+    plan.attention = attention_report(model, plan.mesh.tp, options);
+  else if (modules)
+    plan.attention = modules->attention(plan.mesh.tp);
   if (trainer.text_files != nullptr) plan.text_files = trainer.text_files(request, plan, stages);
   if (context.states != nullptr && modules)
     throw Error(ErrorKind::kUnsupported,

@@ -110,11 +110,11 @@ Mesh mesh_of(const TargetRequest& request);
 
 /// Validates that the model, whose tensors are `logical`, can be split by `options` without ranks that share a byte of
 /// packed elements. `padded` are the options under which sizes are padded, and `padding` is the layout's option for
-/// padding, if any.
+/// padding, if any. `own` is a further check of the layout; may be null.
 /// \throws Error kUsage, with a hint at valid choices.
 void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options,
-                    const PartitionOptions& padded, const LayoutOption* padding,
-                    std::span<const LogicalTensor> logical);
+                    const PartitionOptions& padded, const LayoutOption* padding, std::span<const LogicalTensor> logical,
+                    const DegreeProblem& own = nullptr);
 
 /// Returns a function that tests whether `logical` has a tensor of a given name. Borrows `logical`.
 HoldsName names_in(std::span<const LogicalTensor> logical);
