@@ -154,6 +154,21 @@ Draft joined_draft(Files& files, Request& request, const Draft& base) {
   return transform(files, request, std::move(source), plain_dtype(base));
 }
 
+/// Plans a model that is joined to `base`. Errors name its files.
+std::pair<Draft, TargetPlan> plan_joined(Files& files, const Request& request, const JoinedModel& model,
+                                         const Draft& base) {
+  Request own = request_for(request, model);
+  try {
+    Draft draft = joined_draft(files, own, base);
+    validate_same_sizes(model, draft, base);
+    TargetPlan plan = make_target(files, draft, own.target, *request.output_directory);
+    return {std::move(draft), std::move(plan)};
+  } catch (Error& error) {
+    if (error.path().empty()) error.in(model.adapters.empty() ? model.source.path : model.adapters.front());
+    throw;
+  }
+}
+
 std::unique_ptr<Job> make_job(const Request& request, Draft draft, TargetPlan target, CarriedFiles carried) {
   auto job = std::make_unique<Job>();
   job->command = request.command;
@@ -204,10 +219,9 @@ std::unique_ptr<Job> plan_any(Files& files, Request request) {
   std::vector<TargetPlan> joined;
   std::vector<Draft> drafts;
   for (const JoinedModel& model : request.joined) {
-    Request own = request_for(request, model);
-    drafts.push_back(joined_draft(files, own, draft));
-    validate_same_sizes(model, drafts.back(), draft);
-    joined.push_back(make_target(files, drafts.back(), own.target, *request.output_directory));
+    auto [own, plan] = plan_joined(files, request, model, draft);
+    drafts.push_back(std::move(own));
+    joined.push_back(std::move(plan));
   }
   TargetPlan target = make_target(files, draft, request.target, *request.output_directory, std::move(joined));
   for (std::size_t i = 0; i < drafts.size(); ++i) join_draft(draft, std::move(drafts[i]), request.joined[i].role);

@@ -166,6 +166,23 @@ TEST_CASE("A note names the options that do not change the files") {
              Says("without effect on the files of this quantised llama model: mlp"));
 }
 
+TEST_CASE("Errors about a draft say so") {
+  const TempDir temp;
+  const fs::path golden = compiled_case("spec-fused-llama-tp2");
+  const auto refused = [&](const fs::path& draft, const char* option, const Refusal& refusal) {
+    Request request =
+        shard_request(golden / "original", temp / "out", {.layout = "nxdi", .tp = 2, .options = {option}});
+    request.target.compiled = golden;
+    JoinedModel& joined = request.joined.emplace_back(JoinedModel{"draft", {}});
+    joined.source.path = draft;
+    joined.source.kind = SourceKind::kWhole;
+    check_refused([&] { plan_shard(request); }, refusal);
+  };
+  refused(golden / "draft", "draft-tp=3", {.kind = ErrorKind::kUsage, .path = golden / "draft"});
+  refused(golden / "original", "draft-tp=2",
+          {.path = golden / "neuron_config.json", .says = "another draft: hidden_size is", .hint = "give the draft"});
+}
+
 TEST_CASE("An option of a model that another one loads must not contradict the compiled model") {
   const auto refused = [&](const std::string& name, const char* option, const char* value, const char* has) {
     const fs::path compiled = compiled_case(name);

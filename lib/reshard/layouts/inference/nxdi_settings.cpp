@@ -328,8 +328,8 @@ std::vector<std::string> missing_options(CompiledModel compiled, const TargetPla
 namespace {
 
 /// Validates that a compiled model is one of a model with the sizes of `model`. `compiled` is its configuration in
-/// `path`.
-void validate_same_model(const Json& compiled, const fs::path& path, const Model& model) {
+/// `path`, and `what` is "model" or "draft".
+void validate_same_model(const Json& compiled, const fs::path& path, const Model& model, const std::string& what) {
   if (!has_model_config(compiled) || model.config == nullptr) return;
   const Json whole = model_config_of(compiled);
   const Json* part = model.config->contains(kTextConfig) ? nullptr : find_key(whole, kTextConfig);
@@ -338,11 +338,10 @@ void validate_same_model(const Json& compiled, const fs::path& path, const Model
     const Json* own = find_key(*model.config, key);
     const Json* needed = find_key(other, key);
     if (own == nullptr || needed == nullptr || own->is_null() || needed->is_null() || *own == *needed) continue;
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("was compiled for another model: {} is {} there, and {} in config.json", key,
-                            json_text(*needed), json_text(*own)))
+    throw Error(ErrorKind::kBadInput, fmt::format("was compiled for another {}: {} is {} there, and {} in config.json",
+                                                  what, key, json_text(*needed), json_text(*own)))
         .in(path)
-        .hint("give the model that it was compiled from, or one that was fine-tuned from it");
+        .hint(fmt::format("give the {} that it was compiled from, or one that was fine-tuned from it", what));
   }
 }
 
@@ -370,11 +369,11 @@ void validate_compiled_form(Files& files, const TargetPlan& plan, const Model& m
   validate_written(*compiled);
   const Json json = read_json_file(files, compiled->file, kMaxConfigBytes, JsonDialect::kPython);
   if (plan.role == kModels[1]) {
-    if (const Json* draft = find_key(json, kDraftConfig)) validate_same_model(*draft, compiled->file, model);
+    if (const Json* draft = find_key(json, kDraftConfig)) validate_same_model(*draft, compiled->file, model, plan.role);
     return;
   }
   if (joined_model(*compiled, plan.role) != nullptr) return;
-  validate_same_model(json, compiled->file, model);
+  validate_same_model(json, compiled->file, model, "model");
   const auto refuse = [&](const std::string& problem, const std::string& hint) {
     throw Error(ErrorKind::kBadInput, "belongs to a model that was compiled for " + problem)
         .in(compiled->file)
