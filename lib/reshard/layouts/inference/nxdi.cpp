@@ -483,6 +483,32 @@ bool find_degrees(const ShardedCheckpoint& shards, const Model& model, OptionVal
   return false;
 }
 
+/// Sets the padding of the head that the files show by its bias, which has an element for each row of the padded head
+/// or, if ranks split it, of the rank's part. Several multiples result in the same files: sets the smallest.
+void find_head_padding(const ShardedCheckpoint& shards, const Model& model, OptionValues& form) {
+  if (form.has(kHeadMultiple.name)) return;
+  std::unordered_map<std::string_view, std::uint64_t> rows;
+  for (const TensorEntry& tensor : shards.files.front().front().tensors)
+    if (!tensor.shape.empty()) rows.emplace(tensor.name, tensor.shape.front());
+  constexpr std::uint64_t kProbe = 4093;  // a prime: hardly a vocabulary needs no padding
+  const Scheme scheme = scheme_of(model, with_setting(form, kHeadMultiple, kProbe));
+  for (const Scheme::Entry& entry : scheme.entries) {
+    if (entry.multiple != kProbe || entry.constants.empty()) continue;
+    const auto head = rows.find(entry.names.front()), bias = rows.find(entry.constants.front().names.front());
+    const auto parameter = std::find_if(model.parameters.begin(), model.parameters.end(), [&](const auto& one) {
+      return one.name == prefix_of(model) + entry.parameters.front();
+    });
+    if (head == rows.end() || bias == rows.end() || parameter == model.parameters.end()) continue;
+    const std::uint64_t padded = head->second * shards.tp, padding = padded - parameter->shape.front();
+    for (std::uint64_t multiple = padding + 1; multiple <= kMaxParallelDegree; ++multiple) {
+      if (padded % multiple != 0) continue;
+      form.set_number(kHeadMultiple.name, multiple);
+      form.set_flag(kSplitHeadBias.name, shards.tp > 1 && bias->second == head->second);
+      break;
+    }
+  }
+}
+
 /// Returns the form of the files: what their names show, with degrees that are declared, or else shown by the shapes.
 OptionValues form_of(const ShardedCheckpoint& shards, const Model& model, const OptionValues& declared,
                      const HoldsName& holds) {
@@ -654,6 +680,7 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
   OptionValues declared =
       declared_options(files, checkpoint, options.choice(kFusedModel), shards.record.has_value(), options);
   erase_usual_degree(declared, shards.tp);
+  find_head_padding(shards, model, declared);
   validate_padded_split(shards, checkpoint);
   std::set<std::string> held;
   for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);
