@@ -166,6 +166,13 @@ TEST_CASE("A note names the options that do not change the files") {
              Says("without effect on the files of this quantised llama model: mlp"));
 }
 
+TEST_CASE("Scales of a quantised model are not among the float32 tensors that `dtype` casts") {
+  const TempDir temp;
+  const fs::path golden = compiled_case("quant-int8-per_channel-llama-tp2");
+  const auto job = plan_convert(convert_request(golden / "quantized", temp / "out", {.config = golden / "original"}));
+  CHECK_THAT(joined_notes(*job), Says("4 tensors are float32"));
+}
+
 TEST_CASE("Errors about a draft say so") {
   const TempDir temp;
   const fs::path golden = compiled_case("spec-fused-llama-tp2");

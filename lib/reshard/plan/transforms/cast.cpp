@@ -195,7 +195,7 @@ void note_config_dtype(Files& files, Draft& draft) {
     return;
   }
   const auto count = std::count_if(draft.wanted.begin(), draft.wanted.end(), [&](const LogicalTensor& tensor) {
-    return tensor.dtype == DType::kF32 && tensor.dtype != wanted;
+    return tensor.dtype == DType::kF32 && tensor.dtype != wanted && !keeps_dtype(source, tensor.name);
   });
   if (!wanted || count == 0) return;
   const auto others = std::count_if(draft.wanted.begin(), draft.wanted.end(), [](const LogicalTensor& tensor) {
