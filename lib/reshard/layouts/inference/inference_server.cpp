@@ -51,7 +51,7 @@ void note_padding(TargetPlan& plan) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
   if (names.empty()) return;
-  plan.notes.push_back("padded, because the ranks do not divide their sizes: " + list_names(names));
+  plan.notes.push_back("padded with zeros: " + list_names(names));
 }
 
 }  // namespace
