@@ -166,6 +166,17 @@ TEST_CASE("A note names the options that do not change the files") {
              Says("without effect on the files of this quantised llama model: mlp"));
 }
 
+TEST_CASE("Parameters whose entry has an empty name are left out, with a note") {
+  const TempDir temp;
+  const json family = {{"like", "llama"},
+                       {"model_type", "llama"},
+                       {"nxd_inference", {{"entries", {{{"entry", ""}, {"parameters", "model.norm.weight"}}}}}}};
+  write_file(temp / "spec.json", family.dump());
+  const auto job = plan_shard(shard_request(compiled_case("spec-fused-llama-tp2") / "original", temp / "out",
+                                            {.layout = "nxdi", .tp = 2, .family = read_family(temp / "spec.json")}));
+  CHECK_THAT(joined_notes(*job), Says("left out, because the files have no place for them: model.norm.weight"));
+}
+
 TEST_CASE("Scales of a quantised model are not among the float32 tensors that `dtype` casts") {
   const TempDir temp;
   const fs::path golden = compiled_case("quant-int8-per_channel-llama-tp2");

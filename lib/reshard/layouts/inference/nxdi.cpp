@@ -391,7 +391,7 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& g
     if (holds(parameter.name) && without_entry.count(with_stars(parameter.name)) > 0)
       unstored.push_back(parameter.name);
   if (!unstored.empty())
-    plan.notes.push_back("left out, because the compiled model has none with these settings: " + list_names(unstored));
+    plan.notes.push_back("left out, because the files have no place for them: " + list_names(unstored));
   plan.without_place.insert(plan.without_place.end(), unstored.begin(), unstored.end());
   std::vector<PartitionRule> rules = nxdi_rules(model, tp, values, holds, float_dtype(context.logical));
   validate_held(values, model, rules);
