@@ -45,7 +45,7 @@ TEST_CASE("A tensor's name that only one system has names the system and what to
       {"decoder.layers.3.mlp.linear_fc1.weight", "Megatron-LM", "export", {"embedding.weight"}},
       {"fc.weight", eagle, "shard it with its target", {"layers.0.mlp.up_proj.weight"}},
       {"layers.0.hidden_norm.weight", eagle, "shard it with its target", {"layers.0.mlp.up_proj.weight"}},
-      {"layers.0.mlp.up_proj.scale", "NxD's own quantisation", "quantization_config", {"layers.0.mlp.up_proj.weight"}}};
+      {"layers.0.mlp.up_proj.scale", "NxD's own quantisation", "set `config`", {"layers.0.mlp.up_proj.weight"}}};
   for (const Case& each : cases) {
     INFO(each.tensor);
     Names names = each.others;

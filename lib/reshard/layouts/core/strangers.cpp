@@ -20,6 +20,7 @@ struct Stranger {
   const char* sibling = nullptr;  // condition: a tensor exists whose name ends in this instead
   const char* never = nullptr;    // condition: no name matches this pattern
   const char* needs = nullptr;    // condition: some name matches this pattern
+  const char* problem = "such checkpoints are not supported";
 
   bool is_guess() const { return sibling != nullptr || never != nullptr || needs != nullptr; }
 };
@@ -48,8 +49,9 @@ constexpr Stranger kStrangers[] = {
      "given; its layer must be called layers.0, not midlayer",
      nullptr, R"((^|\.)layers\.[1-9])", R"((^|\.)(layers\.0|midlayer)\.)"},
     {R"(\.scale$)", "NxD's own quantisation, which stores scales next to the weights as .scale",
-     "use the model from before it was quantised, or quantise it with a program that writes quantization_config",
-     ".weight", R"((^|\.)rank_util\.rank$)"},
+     "set `config` to the model's config.json, or use the model from before it was quantised", ".weight",
+     R"((^|\.)rank_util\.rank$)", nullptr,
+     "without config.json, and in rank files of other programs, such checkpoints are not supported"},
 };
 
 /// Patterns of files that one system writes: NAME or FOLDER/NAME.
@@ -81,7 +83,7 @@ bool holds(const Stranger& row, std::string_view name, const std::unordered_set<
 }
 
 Error error_for(const Stranger& row, const char* verb) {
-  Error error(ErrorKind::kUnsupported, std::string(verb) + row.system + "; such checkpoints are not supported");
+  Error error(ErrorKind::kUnsupported, std::string(verb) + row.system + "; " + row.problem);
   error.hint(row.hint);
   return error;
 }
