@@ -129,13 +129,14 @@ inline constexpr LayoutOption kHeadMultiple{
         "Pad the output head to a multiple of N, with a bias that rules out the padding, for NxD Inference's "
         "lm_head_pad: N is TP x lm_head_pad_alignment_size x logical_nc_config",
     .of_source = true,
-    .source_help = "Multiple that the output head is padded to (default: from neuron_config.json)"};
+    .source_help = "Multiple that the output head is padded to (default: from neuron_config.json or the shapes)"};
 inline constexpr LayoutOption kSplitHeadBias{
     .name = "split-lm-head-bias",
     .type = LayoutOption::Type::kFlag,
     .help = "Split the bias of lm-head-multiple over the ranks, for NxD Inference's on_device_sampling_config",
     .of_source = true,
-    .source_help = "The bias of the output head is split over the ranks (default: from neuron_config.json)"};
+    .source_help =
+        "The bias of the output head is split over the ranks (default: from neuron_config.json or the shapes)"};
 inline constexpr LayoutOption kFusedMoe{
     "moe-fused-nki", LayoutOption::Type::kFlag,
     "Store the router a second time, transposed, for NxD Inference's moe_fused_nki_kernel_enabled"};
