@@ -2,10 +2,12 @@
 // the methods.
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "reshard/tensor/cast/numeric.h"
 #include "support/checkpoints.h"
 #include "support/input.h"
 #include "support/local_files.h"
@@ -474,6 +476,70 @@ TEST_CASE("NxD Inference's scale next to a weight that is not quantised is refus
   fs::copy_file(golden / "original/config.json", temp / "model/config.json");
   check_refused([&] { shard(temp / "model", temp / "out", {.layout = "nxdi", .tp = 2}); },
                 {.kind = ErrorKind::kBadInput, .tensor = "model.layers.0.mlp.up_proj.weight", .says = "has a scale"});
+}
+
+/// The values of the weights that have scales, which belong to blocks of 16 x 16 or to the whole weight.
+TensorMap dequantized(const TensorMap& quantized) {
+  TensorMap plain;
+  for (const auto& [name, tensor] : quantized) {
+    if (tensor.dtype != DType::kF8E4M3) continue;
+    const bool is_inverse = quantized.count(name + "_scale_inv") > 0;
+    const TensorData& scales = quantized.at(name + (is_inverse ? "_scale_inv" : "_scale"));
+    const std::uint64_t columns = tensor.shape[1], blocks = (columns + 15) / 16;
+    std::vector<float> values;
+    for (std::uint64_t i = 0; i < tensor.bytes.size(); ++i) {
+      const std::uint64_t block = scales.shape.empty() ? 0 : i / columns / 16 * blocks + i % columns / 16;
+      float scale = 0;
+      std::memcpy(&scale, scales.bytes.data() + block * sizeof(scale), sizeof(scale));
+      const double code = small_float_value(tensor.dtype, static_cast<std::uint8_t>(tensor.bytes[i]));
+      values.push_back(static_cast<float>(code) * scale);
+    }
+    plain[name] = floats(tensor.shape, values);
+  }
+  return plain;
+}
+
+TEST_CASE("A dtype dequantises fp8, also for ranks that would part its blocks") {
+  const std::string name = GENERATE("fp8 blocks", "fp8 of a tensor", "AutoFP8");
+  CAPTURE(name);
+  Method method = method_of(name);
+  method.parts[1].dtype = DType::kF32;
+  Input input = quantized(method, {}, 136);
+  for (auto& [tensor_name, tensor] : input.tensors) {
+    if (tensor.dtype == DType::kF8E4M3)  // no NaN, which has many bit patterns
+      std::replace_if(
+          tensor.bytes.begin(), tensor.bytes.end(), [](char byte) { return (byte & 0x7F) == 0x7F; }, '\1');
+    if (tensor.dtype != DType::kF32) continue;
+    std::vector<float> scales(tensor.bytes.size() / sizeof(float));
+    for (float& scale : scales) scale = static_cast<float>(1 + input.random() % 1000) / 7;
+    tensor = floats(tensor.shape, scales);
+  }
+  write_safetensors(input / "model/model.safetensors", input.tensors);
+  const TensorMap plain = dequantized(input.tensors);
+  const auto check = [&](TensorMap result) {
+    CHECK(result.size() == plain.size() + 7);  // with norms, embedding and head
+    std::erase_if(result, [&](const auto& item) { return plain.count(item.first) == 0; });
+    CHECK((result == plain));
+  };
+  check(converted(input / "model", input / "plain", {.dtype = DType::kF32}));
+  CHECK_FALSE(json::parse(read_file(input / "plain/config.json")).contains("quantization_config"));
+  shard(input / "model", input / "out", {.layout = "nxd", .tp = 4, .dtype = DType::kF32});
+  check(consolidated(input / "out", input / "whole"));
+}
+
+TEST_CASE("A dtype refuses scales of weights that it does not find") {
+  const Input input = quantized(method_of("fp8 blocks"));
+  const std::string module = "model.layers.1.mlp.down_proj.";
+  Request request = convert_request(input / "model", input / "plain");
+  request.dtype = DType::kBF16;
+  request.names.drop.emplace_back("drop", module + "weight$");
+  check_refused(
+      [&] { plan_convert(request); },
+      {.kind = ErrorKind::kUnsupported, .tensor = module + "weight_scale_inv", .says = "`dtype` does not dequantise"});
+  request.names.drop.clear();
+  request.names.renames.push_back(parse_rename("rename", module + "weight_scale_inv=scales"));
+  check_refused([&] { plan_convert(request); },
+                {.kind = ErrorKind::kUnsupported, .tensor = module + "weight", .says = "is quantised"});
 }
 
 /// What bitsandbytes stores, in 4 bits or in 8.

@@ -24,6 +24,7 @@
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/layouts/training/trainer.h"
 #include "reshard/specs/model/language_model.h"
+#include "reshard/specs/model/quantization.h"
 #include "reshard/specs/parallel/head_slots.h"
 #include "reshard/specs/stages/stage_plan.h"
 
@@ -105,7 +106,9 @@ void validate_named(const Model& model) {
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("layout nxdi has no place for the scales of linears that are quantised by {}",
                             printable(model.quant_method)))
-        .hint("dequantise the model first, or choose an inference layout that keeps the checkpoint's names");
+        .hint(fmt::format("{}, or choose an inference layout that keeps the checkpoint's names",
+                          is_dequantized(model.quant_method) ? "set `dtype` to bfloat16, which dequantises the model"
+                                                             : "dequantise the model first"));
 }
 
 Scheme scheme_of(const Model& model, const OptionValues& form) {

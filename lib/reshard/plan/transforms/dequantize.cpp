@@ -13,6 +13,8 @@
 #include "reshard/base/json.h"
 #include "reshard/plan/transforms/config_dtype.h"
 #include "reshard/specs/model/language_model.h"
+#include "reshard/specs/model/quantization.h"
+#include "reshard/tensor/recipes/block_scaled.h"
 #include "reshard/tensor/recipes/mxfp4.h"
 
 namespace reshard {
@@ -21,15 +23,45 @@ namespace {
 // Names of Transformers (integrations/mxfp4.py).
 constexpr std::string_view kBlocks = "_blocks", kScales = "_scales";
 
+constexpr std::string_view kQuantized = ".quantized";  // after the name of a weight whose values have its name
+
+/// The values of a quantised weight, computed from it and its scales, and the names of the linear's tensors that have no
+/// meaning without quantisation.
+struct Values {
+  LogicalTensor tensor;
+  std::vector<std::string> others;
+};
+
 /// Returns the values of `blocks`, if it is a tensor of MXFP4 blocks next to their scales; std::nullopt otherwise.
-std::optional<LogicalTensor> values_of(const SourceMap& source, const LogicalTensor& blocks) {
+std::optional<Values> values_of_blocks(const SourceMap& source, const LogicalTensor& blocks) {
   if (!blocks.name.ends_with(kBlocks) || blocks.dtype != DType::kU8) return std::nullopt;
   const std::string name = blocks.name.substr(0, blocks.name.size() - kBlocks.size());
   const std::string scales = name + std::string(kScales);
   const auto shape = mxfp4_values_shape(blocks.shape);
   if (!shape || !source.find_logical(scales) || source.find_logical(name)) return std::nullopt;
   auto computed = std::make_shared<const Computed>(Computed{mxfp4_recipe(), {blocks.name, scales}});
-  return LogicalTensor{name, DType::kBF16, *shape, std::move(computed)};
+  return Values{{name, DType::kBF16, *shape, std::move(computed)}, {}};
+}
+
+/// Returns the values of `weight`, if scales of its linear multiply it; std::nullopt otherwise.
+std::optional<Values> scaled_values(const SourceMap& source, Quantization& quantization, const LogicalTensor& weight) {
+  const auto holds = [&](const std::string& name) { return source.find_logical(name).has_value(); };
+  auto scaled = quantization.scaled(weight.name, weight.shape, holds);
+  if (!scaled) return std::nullopt;
+  auto computed = std::make_shared<const Computed>(Computed{block_scaled_recipe(scaled->rows, scaled->columns),
+                                                            {weight.name + std::string(kQuantized), scaled->scales}});
+  return Values{{weight.name, DType::kF32, weight.shape, std::move(computed)}, std::move(scaled->others)};
+}
+
+/// Adds the values to the source. A weight whose name they have gets another one.
+void add_values(SourceMap& source, const std::vector<Values>& all) {
+  std::vector<std::string> names;
+  for (const LogicalTensor& tensor : source.logical) names.push_back(tensor.name);
+  for (const Values& values : all)
+    if (const auto weight = source.find_logical(values.tensor.name))
+      names[*weight] = values.tensor.computed->inputs.front();
+  source.rename_logical(names);
+  for (const Values& values : all) source.add_logical(values.tensor, {});
 }
 
 /// Rejects wanted blocks whose scales have another new name, and blocks and scales without a counterpart next to others
@@ -54,6 +86,16 @@ void validate_no_part(const Draft& draft, bool dequantizes) {
   }
 }
 
+/// Rejects wanted scales next to weights that are dequantised: their own weights are not among these.
+void validate_no_scales(const Draft& draft, const std::string& stacked_suffix) {
+  for (const LogicalTensor& tensor : draft.wanted)
+    if (is_quantized_tensor(tensor.name) || (!stacked_suffix.empty() && tensor.name.ends_with(stacked_suffix)))
+      throw Error(ErrorKind::kUnsupported, "belongs to a quantised weight that `dtype` does not dequantise")
+          .in(draft.source.path)
+          .tensor(tensor.name)
+          .hint("keep the weight and its scales together under their names, or leave out `dtype`");
+}
+
 /// Sets the model that has the tensors of `draft.wanted`.
 void set_plain_model(Draft& draft) {
   if (!draft.model || !draft.source.language_model.family) return;
@@ -71,23 +113,33 @@ void set_plain_model(Draft& draft) {
 void dequantize(Draft& draft, const Request& request) {
   if (!request.dtype) return;
   SourceMap& source = draft.source.map;
+  const ModelConfig& config = draft.source.language_model.config;
+  auto quantization = config.json ? Quantization::read(config) : std::nullopt;
   std::vector<LogicalTensor> wanted;
-  std::unordered_set<std::string> scales;
+  std::vector<Values> all;
   for (LogicalTensor& tensor : draft.wanted) {
-    auto values = values_of(source, tensor);
+    auto values = values_of_blocks(source, tensor);
+    if (!values && quantization) values = scaled_values(source, *quantization, tensor);
     if (!values) {
       wanted.push_back(std::move(tensor));
       continue;
     }
-    scales.insert(values->computed->inputs.back());
-    source.add_logical(*values, {});
-    wanted.emplace_back(*std::move(values)).computed = nullptr;
+    wanted.emplace_back(values->tensor).computed = nullptr;
+    all.push_back(*std::move(values));
   }
-  std::erase_if(wanted, [&](const LogicalTensor& tensor) { return scales.count(tensor.name) > 0; });
+  if (!all.empty()) add_values(source, all);
+  std::unordered_set<std::string> replaced;
+  for (const Values& values : all) {
+    replaced.insert(values.tensor.computed->inputs.back());
+    replaced.insert(values.others.begin(), values.others.end());
+    draft.dropped.insert(draft.dropped.end(), values.others.begin(), values.others.end());
+  }
+  std::erase_if(wanted, [&](const LogicalTensor& tensor) { return replaced.count(tensor.name) > 0; });
   draft.wanted = std::move(wanted);
-  validate_no_part(draft, !scales.empty());
-  if (scales.empty()) return;
-  draft.transforms.push_back({Applied::Transform::kDequantize, scales.size()});
+  validate_no_part(draft, !all.empty());
+  if (all.empty()) return;
+  if (quantization) validate_no_scales(draft, quantization->stacked_suffix());
+  draft.transforms.push_back({Applied::Transform::kDequantize, all.size()});
   set_plain_model(draft);
 }
 

@@ -28,6 +28,7 @@ struct QuantizationScheme {
     Expression when;
     bool scalar = false;
     bool optional = false;
+    bool factor = false;
   };
   Expression when;
   std::string refused;
@@ -97,6 +98,7 @@ QuantizationScheme parse_scheme(const Json& json) {
     parameter.when = expression_at(one, "when");
     parameter.scalar = one.value("scalar", false);
     parameter.optional = one.value("optional", false);
+    parameter.factor = one.value("factor", false);
   }
   return scheme;
 }
@@ -366,6 +368,7 @@ const std::vector<Quantization::Part>& Quantization::parts_of(Applied& applied, 
       part.is_weight = parameter.name == "weight" && !parameter.has_shape;
       part.scalar = parameter.scalar;
       part.optional = parameter.optional;
+      part.factor = parameter.factor;
       part.any_shape = !parameter.has_shape && !part.is_weight && !part.scalar;
       for (const Expression& size : parameter.shape) part.shape.push_back(size.size(lookup));
       if (part.scalar) part.shape = {1};
@@ -450,6 +453,37 @@ void Quantization::add_stacked(const ModelParameter& weight, const HoldsName& ho
     parameters.push_back(std::move(part));
     return;
   }
+}
+
+std::optional<Quantization::Scaled> Quantization::scaled(const std::string& weight, const Dims& shape,
+                                                         const HoldsName& holds) {
+  if (shape.size() != 2 && shape.size() != 3) return std::nullopt;
+  const bool is_stack = shape.size() == 3;
+  const std::string module = weight.substr(0, weight.rfind('.') + 1);
+  if (!is_stack && weight != module + "weight") return std::nullopt;
+  const std::uint64_t outputs = shape[shape.size() - 2], inputs = shape.back();
+  for (Applied& applied : schemes_) {
+    const auto& [scheme, config, parts] = applied;
+    if (is_stack ? scheme->stacked_suffix.empty() || !holds(weight + scheme->stacked_suffix)
+                 : !holds(module + scheme->marker))
+      continue;
+    Scaled scaled;
+    for (const Part& part : parts_of(applied, outputs, inputs)) {
+      if (part.factor)
+        scaled = {is_stack ? weight + scheme->stacked_suffix : module + part.leaf,
+                  part.scalar        ? 0
+                  : part.out_dim < 0 ? outputs
+                                     : part.per_out,
+                  part.scalar       ? 0
+                  : part.in_dim < 0 ? inputs
+                                    : part.per_in,
+                  std::move(scaled.others)};
+      else if (!part.is_weight && !is_stack && holds(module + part.leaf))
+        scaled.others.push_back(module + part.leaf);
+    }
+    return scaled.scales.empty() ? std::nullopt : std::optional(std::move(scaled));
+  }
+  return std::nullopt;
 }
 
 std::string Quantization::stacked_suffix() const {
@@ -573,6 +607,15 @@ std::shared_ptr<const Json> QuantizationEvidence::config() const {
         if (is_known) declare(module, config);
       }
   return found;
+}
+
+bool is_dequantized(const std::string& quant_method) {
+  const auto method = methods().find(quant_method);
+  return method != methods().end() &&
+         std::any_of(method->second.schemes.begin(), method->second.schemes.end(), [](const auto& scheme) {
+           return std::any_of(scheme->parameters.begin(), scheme->parameters.end(),
+                              [](const auto& parameter) { return parameter.factor; });
+         });
 }
 
 bool casts_only_others(const std::string& quant_method) {

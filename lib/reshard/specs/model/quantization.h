@@ -34,7 +34,8 @@ struct QuantizationScheme;
 ///                   the checkpoint contains next to it. Its tensors are the "parameters": each has a name, a shape in
 ///                   terms of `outputs`, `inputs`, those keys and "define", the dims that belong to the linear's
 ///                   outputs and inputs, and how many of these one stored element covers. A "scalar" has one element,
-///                   with any number of dims. Without "shape" it is the weight itself, or has any shape.
+///                   with any number of dims. Without "shape" it is the weight itself, or has any shape. A "factor"
+///                   multiplies the weight, block by block; the scheme's other parameters then do not change it.
 ///   … "refused"     instead of all that: why this scheme cannot be partitioned
 ///   dtype_of_others   true: a requested dtype applies to the tensors that are not quantised, and to no scales
 ///   undeclared      the program that quantises writes no quantization_config. Which key of it follows from the dtype of
@@ -58,6 +59,15 @@ class Quantization {
   /// Same as add_linear for a weight that stacks experts.
   void add_stacked(const ModelParameter& weight, const HoldsName& holds, std::vector<ModelParameter>& parameters);
 
+  /// How the values of a quantised weight follow from the stored tensors.
+  struct Scaled {
+    std::string scales;               // name of the tensor that multiplies the weight, block by block
+    std::uint64_t rows, columns;      // of a block; 0: one scale for the whole weight
+    std::vector<std::string> others;  // names of tensors that only the quantised linear has, such as input_scale
+  };
+  /// Returns std::nullopt if `weight` is not quantised, or if its scheme has no "factor".
+  std::optional<Scaled> scaled(const std::string& weight, const Dims& shape, const HoldsName& holds);
+
   /// Names of parameters that only quantised linears have.
   std::vector<std::string> markers() const;
   /// The marker of the linears added so far, or the expected one.
@@ -78,6 +88,7 @@ class Quantization {
     bool scalar = false;
     bool optional = false;
     bool any_shape = false;
+    bool factor = false;
     Dims shape;
     int out_dim = -1, in_dim = -1;          // dims that belong to the weight's outputs and inputs
     std::uint64_t per_out = 1, per_in = 1;  // number of outputs and inputs per element
@@ -117,6 +128,9 @@ class QuantizationEvidence {
 
 /// Whether a requested dtype applies only to the tensors that are not quantised, with this method.
 bool casts_only_others(const std::string& quant_method);
+
+/// Whether a requested dtype dequantises weights in one of the method's schemes.
+bool is_dequantized(const std::string& quant_method);
 
 /// Whether a tensor name implies that its linear is quantised by one of the methods. Excludes "scale", which other
 /// modules have, too.
