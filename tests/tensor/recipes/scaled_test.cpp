@@ -27,6 +27,23 @@ TEST_CASE("A product is computed in single precision and rounded once to nearest
   CHECK(scaled_bf16(many, 0.5) == std::vector<std::uint16_t>(many.size(), 0x3f80));
 }
 
+TEST_CASE("Factors of columns are those of the box, and products are rounded once to the dtype") {
+  const Box box{{4, 1}, {2, 2}}, columns = column_scaled_recipe()->input_box(1, box);
+  CHECK(columns.begin == Dims{1});
+  CHECK(columns.size == Dims{2});
+  const std::vector<std::uint16_t> values{0x3f81, 0x4000, 0x3f83, 0x8000}, factors{0x3fc0, 0x4040};  // 1.5 and 3
+  const std::vector<InputBox> inputs{{box, DType::kBF16, std::as_bytes(std::span(values))},
+                                     {columns, DType::kBF16, std::as_bytes(std::span(factors))}};
+  std::vector<std::uint16_t> result(4);
+  Findings findings;
+  column_scaled_recipe()->apply(inputs, box, std::as_writable_bytes(std::span(result)), findings);
+  CHECK(result == std::vector<std::uint16_t>{0x3fc2, 0x40c0, 0x3fc4, 0x8000});
+  const std::vector<Operand> operands{{"w", DType::kBF16, {4, 2}}, {"g", DType::kF32, {2}}};
+  const Error error = error_of([&] { column_scaled_recipe()->validate(operands, operands.front()); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.message() == "is BF16, and cannot be multiplied by g, which is F32");
+}
+
 TEST_CASE("Only floats are multiplied") {
   const Operand input{"a", DType::kI32, {2}};
   const std::vector<Operand> inputs{input};

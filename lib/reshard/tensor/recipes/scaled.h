@@ -10,4 +10,8 @@ namespace reshard {
 /// double), with the factor rounded to it, and rounded once to the tensor's dtype.
 std::shared_ptr<const Recipe> scaled_recipe(double factor);
 
+/// A float tensor (..., columns), the first input, times the factors (columns) of the same dtype, the second: products
+/// like those of scaled_recipe.
+std::shared_ptr<const Recipe> column_scaled_recipe();
+
 }  // namespace reshard
