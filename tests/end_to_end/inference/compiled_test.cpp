@@ -76,6 +76,31 @@ TEST_CASE("Degrees that do not divide ranks or experts, and two sets for one pur
   refused({"shard-on-intermediate", "moe-fused-nki"}, {.kind = ErrorKind::kUnsupported, .says = "is not supported"});
 }
 
+TEST_CASE("Products with the weights of a norm, and dtypes of modules, are refused where they are unknown") {
+  const fs::path golden = testdata("golden/nxdi_kernels/skip_gamma-llama-tp2");
+  const TempDir temp;
+  const auto refused = [&](const std::vector<std::string>& options, const char* says) {
+    check_refused(
+        [&] {
+          plan_shard(shard_request(golden / "original", temp / "out", {.layout = "nxdi", .tp = 2, .options = options}));
+        },
+        {.kind = ErrorKind::kUnsupported, .says = says});
+  };
+  refused({"skip-gamma", "kernels=mlp", "mlp-cp-degree=2"}, "`skip-gamma` together with two sets of matrices");
+  refused({"declared-dtypes"}, "form of llama with cast_type as-declared is unknown");
+  const std::string settings = read_file(golden / "neuron_config.json");
+  fs::create_directories(temp / "compiled");
+  for (const auto& [on, off, says] :
+       {std::tuple(R"("qkv_kernel_enabled": true)", R"("qkv_kernel_enabled": false)", "qkv_nki_kernel_enabled alone"),
+        std::tuple(R"("fused_qkv": true)", R"("fused_qkv": false)", "qkv_kernel_enabled and without fused_qkv")}) {
+    write_file(temp / "compiled/neuron_config.json", std::regex_replace(settings, std::regex(on), off));
+    TargetRequest request;
+    check_refused(
+        [&] { complete_for(all_files(), temp / "compiled", request, false); },
+        {.kind = ErrorKind::kUnsupported, .path = temp / "compiled/neuron_config.json", .says = {"skip_gamma", says}});
+  }
+}
+
 TEST_CASE("A second set of matrices is refused where its names are unknown") {
   const TempDir temp;
   check_refused(

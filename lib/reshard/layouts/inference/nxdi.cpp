@@ -27,6 +27,7 @@
 #include "reshard/specs/model/quantization.h"
 #include "reshard/specs/parallel/head_slots.h"
 #include "reshard/specs/stages/stage_plan.h"
+#include "reshard/tensor/recipes/scaled.h"
 
 namespace reshard {
 namespace {
@@ -182,6 +183,13 @@ bool has_effect(const Model& model, const OptionValues& form, const LayoutOption
   };
   for (const auto& [key, setting] : model.family->inference->padded_sizes)
     if (nxdi_option(setting) == &option) return true;
+  if (&option == &kSkipGamma) {
+    const std::vector<Scheme::Altered> factors = scheme_of(model, form).factors;
+    const Kernels kernels = kernels_of(form).value_or(Kernels{});
+    return std::any_of(factors.begin(), factors.end(),
+                       [&](const Scheme::Altered& factor) { return kernels.count(factor.kernel) > 0; });
+  }
+  if (&option == &kDeclaredDtypes) return !scheme_of(model, form).float32.empty();
   const bool is_padding =
       &option == &kShardOnIntermediate ||
       (&option == &kMoeTensorDegree && form.flag(kShardOnIntermediate.name) && degree_in(form, kMoeExpertDegree) == 1);
@@ -270,15 +278,22 @@ void validate_settings(const OptionValues& values, const Model& model, std::uint
     throw Error(ErrorKind::kUnsupported, fmt::format("`{}` together with `{}` or hybrid sharding is not supported",
                                                      kShardOnIntermediate.name, kFusedMoe.name))
         .hint("let NxD Inference shard these weights (save_sharded_checkpoint)");
+  if (values.flag(kSkipGamma.name) &&
+      (degree_in(values, kContextDegree) > 1 || degree_in(values, kMlpContextDegree) > 1 ||
+       degree_in(values, kAttentionDataDegree) > 1))
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("`{}` together with two sets of matrices is not supported", kSkipGamma.name))
+        .hint("let NxD Inference shard these weights (save_sharded_checkpoint)");
   const std::uint32_t groups = degree_in(values, kMoeExpertDegree);
   if (groups > 1 && given(kMoeTensorDegree) && degree_in(values, kMoeTensorDegree) * groups != tp)
     fail_degree(fmt::format("`{}` {} times `{}` {} is not `tp` {}", kMoeTensorDegree.name,
                             degree_in(values, kMoeTensorDegree), kMoeExpertDegree.name, groups, tp),
                 fmt::format("leave out `{}`", kMoeTensorDegree.name));
   const bool has_both = degree_in(values, kContextDegree) > 1 && degree_in(values, kAttentionDataDegree) > 1;
-  for (const auto& [option, what] : {std::pair(&kPaddedHidden, "a padded hidden size"),
-                                     std::pair(&kPaddedIntermediate, "a padded intermediate size"),
-                                     std::pair(&kPromptExpertDegree, "hybrid sharding")})
+  for (const auto& [option, what] :
+       {std::pair(&kPaddedHidden, "a padded hidden size"),
+        std::pair(&kPaddedIntermediate, "a padded intermediate size"),
+        std::pair(&kPromptExpertDegree, "hybrid sharding"), std::pair(&kDeclaredDtypes, "cast_type as-declared")})
     if (given(*option) && !has_effect(model, values, *option))
       throw Error(ErrorKind::kUnsupported,
                   fmt::format("NxD Inference's form of {} with {} is unknown", model.family->model_type, what))
@@ -336,6 +351,41 @@ std::string settle_quantization(const Model& model, std::span<const LogicalTenso
             "quantized_checkpoints_path (NxD Inference's save_quantized_state_dict writes it), with `config` for the "
             "model's config.json; otherwise the model itself");
   return wanted;
+}
+
+/// Replaces parameters that NxD Inference multiplies by the weights of a norm with the products, in `rules` and in
+/// `tensors`.
+void multiply_by_norms(TargetPlan& plan, const Model& model, const OptionValues& form,
+                       std::vector<PartitionRule>& rules, std::vector<LogicalTensor>& tensors) {
+  const Kernels kernels = kernels_of(form).value_or(Kernels{});
+  std::unordered_map<std::string, std::string> products;
+  for (const Scheme::Altered& altered : scheme_of(model, form).factors)
+    for (LogicalTensor& tensor : tensors)
+      for (const std::string& parameter : altered.parameters) {
+        if (kernels.count(altered.kernel) == 0 || !names_match(parameter, with_stars(tensor.name))) continue;
+        const std::string layer = tensor.name.substr(0, tensor.name.size() - (parameter.size() - 2));
+        LogicalTensor product = tensor;
+        product.name += ".scaled";
+        products.emplace(tensor.name, product.name);
+        product.computed =
+            std::make_shared<const Computed>(Computed{column_scaled_recipe(), {tensor.name, layer + altered.factor}});
+        plan.computed.push_back(product);
+        tensor.name = product.name;
+        break;
+      }
+  for (PartitionRule& rule : rules)
+    for (PartitionRule::Part& part : rule.parts)
+      if (const auto product = products.find(part.logical_name); product != products.end())
+        part.logical_name = product->second;
+}
+
+/// Sets the dtypes that NxD Inference's modules declare.
+void declare_dtypes(const Model& model, const OptionValues& form, std::vector<LogicalTensor>& tensors) {
+  for (const Scheme::Altered& altered : scheme_of(model, form).float32)
+    for (LogicalTensor& tensor : tensors)
+      if (std::any_of(altered.parameters.begin(), altered.parameters.end(),
+                      [&](const std::string& parameter) { return names_match(parameter, with_stars(tensor.name)); }))
+        tensor.dtype = DType::kF32;
 }
 
 void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& given, const TargetContext& context) {
@@ -422,7 +472,10 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& g
   if (served) wrap_rules(rules, *served, scheme.wrapper);
   if (const auto prefix = scheme.models.find(plan.role); prefix != scheme.models.end())
     for (PartitionRule& rule : rules) rule.stored_name.insert(0, prefix->second);
-  plan.map = sharded_target_map(rules, tp, context.logical, target);
+  std::vector<LogicalTensor> tensors(context.logical.begin(), context.logical.end());
+  if (values.flag(kDeclaredDtypes.name)) declare_dtypes(model, values, tensors);
+  if (values.flag(kSkipGamma.name)) multiply_by_norms(plan, model, values, rules, tensors);
+  plan.map = sharded_target_map(rules, tp, tensors, target);
   if (model.heads != 0) plan.attention = inference_report(model, tp, values.flag(kFuseQkv.name));
 }
 
@@ -435,6 +488,13 @@ OptionValues declared_options(Files& files, const Checkpoint& checkpoint, const 
     if (const auto compiled = read_compiled_model(files, directory)) {
       const CompiledModel* model = role == kModels[0] ? &*compiled : joined_model(*compiled, role);
       if (model == nullptr) break;
+      if (model->options.flag(kSkipGamma.name))
+        throw Error(
+            ErrorKind::kUnsupported,
+            "has fused_rmsnorm_skip_gamma: the weights were multiplied by norm weights and rounded, which cannot "
+            "be undone")
+            .in(model->file)
+            .hint("compile the model without fused_rmsnorm_skip_gamma, or use the model that it was compiled from");
       for (const auto& [name, value] : model->options.all()) {
         const bool is_recorded = has_record && name == kKernels.name;
         if (given.has(name) && given.all().at(name) != value && !is_recorded)

@@ -43,11 +43,12 @@ constexpr NxdiSetting kSettings[] = {
     {&kPaddedIntermediate, "padded_intermediate_size", 0},
     {&kHeadMultiple, "lm_head_multiple", 0},
     {&kSplitHeadBias, "on_device_sampling_config", 0},
+    {&kDeclaredDtypes, "cast_type", 0},
+    {&kSkipGamma, "fused_rmsnorm_skip_gamma", 0},
     {&kEagleInputNorm, "enable_eagle_draft_input_norm", 0},
 };
 
-/// Refuses experts in tiles of MXFP4, and weights that NxD Inference has multiplied by the weights of the preceding norm
-/// and rounded, which cannot be undone.
+/// Refuses experts in tiles of MXFP4, and quantised weights that are padded on each rank.
 void validate_plain_values(const Json& settings, const fs::path& path) {
   const auto has = [&](std::string_view flag) { return neuron_flag(settings, flag, path); };
   if (has("is_mxfp4_compute"))
@@ -62,13 +63,13 @@ void validate_plain_values(const Json& settings, const fs::path& path) {
         .hint(
             "compile the model without quantized_mlp_kernel_enabled, or use the directory of "
             "quantized_checkpoints_path");
-  if (!has("fused_rmsnorm_skip_gamma") || has("sequence_parallel_enabled")) return;
-  if (!has("mlp_kernel_enabled") && !has("mlp_tkg_nki_kernel_enabled") && !has("qkv_kernel_enabled")) return;
-  throw Error(
-      ErrorKind::kUnsupported,
-      "has fused_rmsnorm_skip_gamma: the weights were multiplied by norm weights and rounded, which cannot be undone")
-      .in(path)
-      .hint("compile the model without fused_rmsnorm_skip_gamma, or use the model that it was compiled from");
+}
+
+/// Whether the compiled model takes weights that NxD Inference has multiplied by those of a norm.
+bool skips_gamma(const Json& settings, const fs::path& path) {
+  const auto has = [&](std::string_view flag) { return neuron_flag(settings, flag, path); };
+  return has("fused_rmsnorm_skip_gamma") && !has("sequence_parallel_enabled") &&
+         (has("mlp_kernel_enabled") || has("mlp_tkg_nki_kernel_enabled") || has("qkv_kernel_enabled"));
 }
 
 constexpr std::string_view kScale = ".scale";  // of quantised weights
@@ -83,12 +84,17 @@ struct EagleVariant {
 constexpr EagleVariant kEagleVariants[] = {{"is_eagle3", "_eagle3"}, {"is_eagle_draft", "_eagle"}};
 
 /// Returns what `settings` need that is not written; empty if nothing.
-std::string unwritten(const Json& settings) {
+std::string unwritten(const Json& settings, const fs::path& path) {
+  const auto has = [&](std::string_view flag) { return neuron_flag(settings, flag, path); };
+  // The product depends on one of the kernel's two flags, also where the projections are not fused.
+  if (skips_gamma(settings, path) &&
+      (has("fused_qkv") ? has("qkv_nki_kernel_enabled") && !has("qkv_kernel_enabled") : has("qkv_kernel_enabled")))
+    return fmt::format("fused_rmsnorm_skip_gamma with {}: weights of attention in another form",
+                       has("fused_qkv") ? "qkv_nki_kernel_enabled alone" : "qkv_kernel_enabled and without fused_qkv");
   const Json* stages = find_key(settings, "pp_degree");
   if (stages != nullptr && stages->is_number_unsigned() && *stages > 1)
     return fmt::format("pp_degree {}: the weights of pipeline-parallel ranks", stages->get<std::uint64_t>());
-  const Json* cast = find_key(settings, "cast_type");
-  return cast != nullptr && *cast == "as-declared" ? "cast_type as-declared: dtypes that differ among the tensors" : "";
+  return {};
 }
 
 /// Returns what a compiled model with these settings loads instead of rank files from 0 to tp_degree; empty if nothing.
@@ -193,7 +199,7 @@ namespace {
 
 CompiledModel compiled_of(const Json& settings, const fs::path& path) {
   validate_plain_values(settings, path);
-  CompiledModel compiled{path, {}, {}, {}, unwritten(settings)};
+  CompiledModel compiled{path, {}, {}, {}, unwritten(settings, path)};
   const auto number = [&](const char* key) -> std::optional<std::uint64_t> {
     const Json* value = find_key(settings, key);
     if (value == nullptr || !value->is_number_unsigned()) return std::nullopt;
@@ -202,11 +208,13 @@ CompiledModel compiled_of(const Json& settings, const fs::path& path) {
   for (const NxdiSetting& setting : kSettings) {
     if (setting.option->type == LayoutOption::Type::kFlag) {
       const Json* value = find_key(settings, setting.key);
-      compiled.options.set_flag(setting.option->name, value != nullptr && (*value == true || value->is_object()));
+      compiled.options.set_flag(setting.option->name,
+                                value != nullptr && (*value == true || *value == "as-declared" || value->is_object()));
     } else if (const auto degree = number(setting.key); degree && *degree > setting.absent) {
       compiled.options.set_number(setting.option->name, *degree);
     }
   }
+  compiled.options.set_flag(kSkipGamma.name, skips_gamma(settings, path));
   // lm_head_pad is not a number, and nothing else depends on where sampling runs.
   const Json* head = find_key(settings, "lm_head_pad");
   if (head != nullptr && *head == true)
@@ -356,7 +364,8 @@ std::string missing_cast(const CompiledModel& compiled, const TargetPlan& plan) 
     const DTypeRow& row = describe(tensor.dtype);
     const bool is_scale = tensor.dtype == DType::kF32 && tensor.name.find(kScale) != std::string::npos;
     return compiled.dtype && row.kind == DTypeClass::kFloat && row.bits >= 16 && tensor.dtype != *compiled.dtype &&
-           !is_scale && !is_of_joined(tensor.name);
+           !is_scale && !is_of_joined(tensor.name) &&
+           !(plan.form.flag(kDeclaredDtypes.name) && tensor.dtype == DType::kF32);
   });
   return other == tensors.end() ? "" : fmt::format("with `dtype` {}", describe(*compiled.dtype).torch_name);
 }

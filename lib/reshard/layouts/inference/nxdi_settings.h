@@ -137,6 +137,12 @@ inline constexpr LayoutOption kSplitHeadBias{
     .of_source = true,
     .source_help =
         "The bias of the output head is split over the ranks (default: from neuron_config.json or the shapes)"};
+inline constexpr LayoutOption kDeclaredDtypes{
+    "declared-dtypes", LayoutOption::Type::kFlag,
+    "Store norms, router and output head in float32, for NxD Inference's cast_type as-declared"};
+inline constexpr LayoutOption kSkipGamma{
+    "skip-gamma", LayoutOption::Type::kFlag,
+    "Multiply the weights of the kernels mlp and qkv by those of a norm, for NxD Inference's fused_rmsnorm_skip_gamma"};
 inline constexpr LayoutOption kFusedMoe{
     "moe-fused-nki", LayoutOption::Type::kFlag,
     "Store the router a second time, transposed, for NxD Inference's moe_fused_nki_kernel_enabled"};

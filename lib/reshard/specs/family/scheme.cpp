@@ -395,6 +395,8 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
   Scheme own = scheme;
   own.entries.clear();
   std::erase_if(own.refusals, [&](const Scheme::Refusal& refusal) { return !is_for_type(refusal); });
+  for (auto* altered : {&own.float32, &own.factors})
+    std::erase_if(*altered, [&](const Scheme::Altered& one) { return !is_for_type(one); });
   std::map<std::string, const Scheme::Entry*, std::less<>> by_name, by_parameter;
   const auto is_taken = [&](const std::string& parameter) {
     return std::any_of(own.entries.begin(), own.entries.end(), [&](const Scheme::Entry& other) {
@@ -443,7 +445,7 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
 
 Scheme parse_scheme(const JsonObject& object) {
   object.validate_keys({"program", "versions", "families", "of_ranks", "keeps_others", "prefix", "options", "models",
-                        "wrapper", "left_out", "states", "entries", "refusals", "define"});
+                        "wrapper", "left_out", "states", "entries", "refusals", "float32", "factors", "define"});
   Scheme scheme;
   scheme.program = object.string_at("program");
   if (scheme.program.empty()) object.fail("program", "a name");
@@ -478,6 +480,11 @@ Scheme parse_scheme(const JsonObject& object) {
     for (const auto& item : definitions.items())
       scheme.definitions.emplace(item.key(), expression_at(definitions, item.key()));
   }
+  for (const auto& [key, altered] : {std::pair("float32", &scheme.float32), std::pair("factors", &scheme.factors)})
+    for (const JsonObject& one : object.has(key) ? object.objects_at(key) : std::vector<JsonObject>())
+      altered->push_back({one.strings_at("parameters"), one.strings_at("families"),
+                          one.has("factor") ? one.string_at("factor") : "",
+                          one.has("kernel") ? one.string_at("kernel") : ""});
   if (!object.has("refusals")) return scheme;
   for (const JsonObject& refusal : object.objects_at("refusals")) {
     refusal.validate_keys({"parameter", "families", "when", "reason", "hint"});

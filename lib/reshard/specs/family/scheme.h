@@ -89,11 +89,21 @@ struct Scheme {
     std::string hint;    // what to try; may be empty
   };
 
+  /// Parameters that a setting of the program alters.
+  struct Altered {
+    std::vector<std::string> parameters;  // like Refusal::parameter
+    std::vector<std::string> families;    // like Entry::families
+    std::string factor;  // parameter that multiplies the columns: its name after what "**" stands for in `parameters`
+    std::string kernel;  // like Entry::kernel: the one that needs the product
+  };
+
   std::string program;                // "torchtitan"
   std::vector<std::string> versions;  // labels of versions whose names differ, newest first; may be empty
   std::vector<std::string> families;  // model_types of built-in families; empty if the scheme is in a family's own file
   std::vector<Entry> entries;
   std::vector<Refusal> refusals;
+  std::vector<Altered> float32;  // in float32, whatever the model's dtype, if modules keep their own dtypes
+  std::vector<Altered> factors;  // multiplied by the weights of the preceding norm
   std::map<std::string, Expression, std::less<>> definitions;  // names for conditions on settings
   std::vector<std::string> options;                            // flags of the layout that the program's modules imply
   bool is_of_ranks = false;   // entries are in rank files, with the rank's slices of the parameters
