@@ -96,7 +96,8 @@ void validate_no_scales(const Draft& draft, const std::string& stacked_suffix) {
           .hint("keep the weight and its scales together under their names, or leave out `dtype`");
 }
 
-/// Sets the model that has the tensors of `draft.wanted`.
+/// Sets the model that has the tensors of `draft.wanted`, and drops those that only the quantised model has, such as
+/// scales of the key/value cache.
 void set_plain_model(Draft& draft) {
   if (!draft.model || !draft.source.language_model.family) return;
   LanguageModel plain = draft.source.language_model;
@@ -105,7 +106,15 @@ void set_plain_model(Draft& draft) {
   plain.config.json = std::make_shared<const Json>(std::move(config));
   std::unordered_set<std::string_view> names;
   for (const LogicalTensor& tensor : draft.wanted) names.insert(tensor.name);
-  draft.model = instantiate(plain, names);
+  const Model quantized = *std::exchange(draft.model, instantiate(plain, names));
+  std::unordered_set<std::string_view> left_out;
+  for (const ModelParameter& parameter : quantized.parameters) left_out.insert(parameter.name);
+  for (const ModelParameter& parameter : draft.model->parameters) left_out.erase(parameter.name);
+  std::erase_if(draft.wanted, [&](const LogicalTensor& tensor) {
+    const bool is_left_out = left_out.count(tensor.name) > 0;
+    if (is_left_out) draft.dropped.push_back(tensor.name);
+    return is_left_out;
+  });
 }
 
 }  // namespace
