@@ -35,8 +35,8 @@ class Planning {
     add("671B experts: convert", {"convert", experts_, output_, "--dry-run"});
     add("671B experts: convert -f pytorch", {"convert", experts_, output_, "-f", "pytorch", "--dry-run"});
     add("671B experts: shard --tp 8", {"shard", experts_, output_, "--tp", "8", "--dry-run"});
-    add("671B experts: shard --layout nxdi --tp 64",
-        {"shard", experts_, output_, "--layout", "nxdi", "--tp", "64", "--moe-ep-degree", "16", "--dry-run"});
+    add("671B experts: shard --layout nxdi --tp 64", {"shard", experts_, output_, "--layout", "nxdi", "--tp", "64",
+                                                      "--moe-ep-degree", "16", "--dtype", "bfloat16", "--dry-run"});
     add("671B experts: inspect", {"inspect", experts_});
     add("10 000 layers: shard --tp 8", {"shard", layers_, output_, "--tp", "8", "--dry-run"}, kNoBarSeconds);
     add("10 000 layers: consolidate", {"consolidate", layers_ + "-safetensors", output_, "--dry-run"}, kNoBarSeconds);
