@@ -171,8 +171,7 @@ bool is_bf16(double value) {
 bool compare(Files& files, const StatePart& part, const SourceMap& model) {
   const StoredTensor& weight = model.stored[part.local];
   const TensorEntry& master = *part.tensor;
-  const bool in_order = weight.is_c_order() && master.strides.empty();
-  if (!in_order || !is_comparable(weight.dtype) || !is_comparable(master.dtype)) return false;
+  if (!master.strides.empty() || !is_comparable(weight.dtype) || !is_comparable(master.dtype)) return false;
   const std::uint64_t size = bits(weight.dtype) / 8, elems = weight.size_bytes() / size;
   const Dims in_file = weight.file_shape();
   const std::uint64_t begin = in_file.empty() || in_file[0] == 0 ? 0 : part.begin_row * (elems / in_file[0]);

@@ -22,9 +22,6 @@ constexpr const char* kOptimizer = "optimizer";
 constexpr const char* kOptimizers = "optimizer_states";
 constexpr const char* kDpRank = "dp_rank";
 constexpr const char* kTpRank = "tp_rank";
-constexpr const char* kGroupOffset = "ep_param_group_offset";
-constexpr const char* kStateOffset = "ep_base_state_offset";
-constexpr const char* kShapeOffset = "ep_shape_info_offset";
 constexpr std::size_t kMaxStates = 64;  // per parameter; an optimizer has two or three
 
 class OptimizerReader {

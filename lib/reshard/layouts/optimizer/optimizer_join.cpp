@@ -164,7 +164,8 @@ class StateParts {
   void validate_shape(const TensorEntry& tensor, std::uint32_t pp_rank, std::uint32_t rank, std::uint32_t entry,
                       std::uint32_t local, const ShareOfRows& share) const {
     const StoredTensor& stored = locals_.model().stored[local];
-    const Dims in_model = stored.file_shape();
+    const auto uncut = optimizer_.uncut.find(stored.name);
+    const Dims in_model = uncut == optimizer_.uncut.end() ? stored.file_shape() : uncut->second;
     const OptimizerStage& stage = optimizer_.files.stages[pp_rank];
     const OptimizerEntry& own = stage.entries[entry];
     const bool is_master = &tensor == own.master.of_rank(rank);
@@ -192,8 +193,10 @@ std::uint32_t add_part(SourceMap& map, const StatePart& part) {
   return index;
 }
 
-/// Adds tensors that are shared by rows to `map`. `state` converts the model's logical tensors to those of the state.
-void add_shared(SourceMap& map, const SourceMap& model, const std::vector<StatePart>& parts, const fs::path& folder,
+/// Adds tensors that are shared by rows to `map`, without rows that the model's map leaves out. `state` converts the
+/// model's logical tensors to those of the state.
+void add_shared(SourceMap& map, const SourceMap& model, const std::vector<StatePart>& parts,
+                const ShardedOptimizer& optimizer,
                 const std::function<LogicalTensor(const LogicalTensor&, DType)>& state,
                 TensorRole role = TensorRole::kState) {
   std::map<DType, std::vector<std::vector<RowShard>>> by_dtype;
@@ -201,7 +204,13 @@ void add_shared(SourceMap& map, const SourceMap& model, const std::vector<StateP
     if (part.tensor->shape.empty()) continue;
     auto& shards = by_dtype[part.tensor->dtype];
     shards.resize(model.stored.size());
-    shards[part.local].push_back({add_part(map, part), part.begin_row});
+    const StoredTensor& local = model.stored[part.local];
+    const std::uint32_t index = add_part(map, part);
+    if (optimizer.uncut.count(local.name) > 0) {
+      const std::uint64_t rows = local.file_shape()[0], begin = std::min(rows, part.begin_row);
+      map.stored[index].shape[0] = std::min(map.stored[index].shape[0], rows - begin);
+    }
+    shards[part.local].push_back({index, part.begin_row});
   }
   for (auto& [dtype, shards] : by_dtype) {
     const DType own = dtype;
@@ -212,7 +221,7 @@ void add_shared(SourceMap& map, const SourceMap& model, const std::vector<StateP
       add_row_shards(
           map, model, shards, [&](const LogicalTensor& local) { return state(local, own); }, role);
     } catch (Error& error) {
-      if (error.path().empty()) error.in(folder);
+      if (error.path().empty()) error.in(optimizer.files.folder);
       throw;
     }
   }
@@ -303,7 +312,7 @@ class StatesMaker {
   void add_state(const std::string& state, const std::vector<StatePart>& parts) {
     const auto path = static_cast<std::uint32_t>(states_.paths.size());
     states_.paths.push_back({"optimizer", "state", std::string(1, kParameterMark), state});
-    add_shared(states_.map, model_, parts, optimizer_.files.folder, [&](const LogicalTensor& local, DType dtype) {
+    add_shared(states_.map, model_, parts, optimizer_, [&](const LogicalTensor& local, DType dtype) {
       return LogicalTensor{name_of(local.name, state), dtype, {}, {}, TensorRole::kState};
     });
     for (const StatePart& part : parts)
@@ -373,16 +382,20 @@ class StatesMaker {
     std::unordered_map<std::string, std::size_t> group_of;
     const auto& groups = optimizer_.files.stages.front().groups;
     for (std::size_t g = 0; g < groups.size(); ++g) {
-      OptimizerGroup& group = states_.groups.emplace_back();
-      group.values = groups[g].values;
+      // NxD splits each group into one of experts and one of all else.
+      const std::uint32_t dense = optimizer_.files.stages.front().first_expert_group;
+      const bool is_split = g >= dense && groups.size() == 2 * dense && groups[g].values == groups[g - dense].values;
+      const std::size_t number = is_split ? g - dense : states_.groups.size();
+      if (!is_split) states_.groups.emplace_back().values = groups[g].values;
+      OptimizerGroup& group = states_.groups[number];
       for (std::uint32_t pp_rank = 0; pp_rank < optimizer_.files.pp; ++pp_rank) {
         const OptimizerStage& file = optimizer_.files.stages[pp_rank];
         const std::uint32_t first = file.groups[g].first;
         for (std::uint32_t e = first; e < first + file.groups[g].count; ++e)
           for (std::string& parameter : parameters_of(pp_rank, e)) {
-            const auto [found, is_new] = group_of.emplace(parameter, g);
-            if (!is_new && found->second != g)
-              throw Error(ErrorKind::kBadInput, fmt::format("is in parameter groups {} and {}", found->second, g))
+            const auto [found, is_new] = group_of.emplace(parameter, number);
+            if (!is_new && found->second != number)
+              throw Error(ErrorKind::kBadInput, fmt::format("is in parameter groups {} and {}", found->second, number))
                   .in(file.path)
                   .tensor(parameter);
             if (is_new) group.parameters.push_back(std::move(parameter));
@@ -436,7 +449,14 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
         const bool is_buffer = untrained.count(tensor.name) > 0 || tensor.name.ends_with(".inv_freq") ||
                                describe(tensor.dtype).kind != DTypeClass::kFloat;
         if (found == own.end() || is_buffer || tied.count(tensor.name)) continue;
-        of_rank.push_back({tensor.name, tensor.shape, found->second->expert_parallel});
+        if (!tensor.strides.empty())
+          throw Error(ErrorKind::kUnsupported, "is not stored in C order: the order of its states is unknown")
+              .in(checkpoint.map.files[found->second->file].path)
+              .tensor(tensor.name)
+              .hint("convert the model without its optimizer, or save contiguous weights");
+        const auto uncut = shards.uncut.find(tensor.name);
+        of_rank.push_back(
+            {tensor.name, uncut == shards.uncut.end() ? tensor.shape : uncut->second, found->second->expert_parallel});
       }
     }
   }
@@ -460,7 +480,7 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
     throw Error(ErrorKind::kBadInput, "contains no optimizer files")
         .in(checkpoint.path)
         .hint("the directory was copied without its folder optim, or the run was saved without its optimizer");
-  ShardedOptimizer optimizer{*std::move(read), 0, {}};
+  ShardedOptimizer optimizer{*std::move(read), 0, {}, shards.uncut};
   for (const std::string& note : optimizer.files.notes) checkpoint.notes.push_back(note);
   if (const std::set<std::string>& others = optimizer.files.others; !others.empty())
     checkpoint.notes.push_back(
@@ -527,7 +547,7 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, SourceMap& mo
         .tensor(model.logical[l].name);
   }
   add_shared(
-      model, local, parts, optimizer.files.folder,
+      model, local, parts, optimizer,
       [&](const LogicalTensor& logical, DType) { return model.logical[*model.find_logical(logical.name)]; },
       TensorRole::kParameter);
   used.resize(model.stored.size(), true);

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,6 +24,7 @@ struct ShardedOptimizer {
   OptimizerFiles files;
   std::uint32_t first_file = 0;                 // index of OptimizerFiles::files in the map of the model
   std::vector<std::vector<std::string>> names;  // see names_of_entries
+  std::map<std::string, Dims> uncut;            // see ShardedCheckpoint
 
   /// The names of the entries in the file of a rank, as in the model's files.
   const std::vector<std::string>& names_of(std::uint32_t pp_rank, std::uint32_t ep_rank) const {

@@ -40,10 +40,12 @@ using NameOfState = std::function<LogicalTensor(const LogicalTensor& local)>;
 /// contains it whole. Shards get the label and the flags (replicated, tied, expert_parallel) of their local tensor, and
 /// padding has `role`. If `shards[s]` is empty, tensor s is in no shard.
 ///
-/// Requires stored tensors that are in `map`, C-ordered in both maps, with the local tensor's dims except the first,
-/// and with the dtype that `state` returns. Gaps between shards are detected when the map is used.
+/// Requires stored tensors that are in `map`, C-ordered in both files, with the dims of the local tensor's file except
+/// the first, and with the dtype that `state` returns. A shard gets the view of its local tensor, whose rows in the file
+/// need not be the view's. Gaps between shards are detected when the map is used.
 /// O(n) in the resulting pieces.
-/// \throws Error kBadInput like TensorMap::add_logical.
+/// \throws Error kBadInput like TensorMap::add_logical; kUnsupported for a view that does not go through the rows in
+/// order.
 void add_row_shards(TensorMap& map, const TensorMap& local, std::span<const std::vector<RowShard>> shards,
                     const NameOfState& state, TensorRole role = TensorRole::kState);
 

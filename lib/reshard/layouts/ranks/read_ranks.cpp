@@ -392,12 +392,6 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
   }
   if (checkpoint.model) checkpoint.partition = chosen_partition(checkpoint, shards.metadata, inferred);
   if (inferred) checkpoint.map.inferred_partition_hint = format.hint_for_replicas;
-  const bool has_own_modules = inferred && !shards.rules.empty();
-  if (format.optimizer && has_own_modules && context.reads_states())
-    throw Error(ErrorKind::kUnsupported,
-                "states of the optimizer are not read for modules with names of their own, such as experts")
-        .in(checkpoint.path)
-        .hint("leave out `with-optimizer`");
   if (format.optimizer)
     format.optimizer->read(files, *format.optimizer_in(shards.folder.path), shards, context, checkpoint);
   if (planned)

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,6 +39,7 @@ struct ShardedCheckpoint {
   std::vector<std::string> not_saved;         // parameters that the metadata lists but no file contains
   bool allows_extra = false;                  // tensors that the model does not have are whole on every rank
   bool lacks_weights = false;                 // only the optimizer's files contain the weights; `files` have no bytes
+  std::map<std::string, Dims> uncut;          // shapes in the files of tensors whose last rows are not read
   std::uint64_t other_stages = 0;             // tensors that were ignored (remove_other_stages), over all files
   std::vector<std::string> warnings;          // whole sentences
 };

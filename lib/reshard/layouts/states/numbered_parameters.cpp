@@ -193,12 +193,14 @@ void NumberedParameters::take_states(NumberedParameter& parameter, const Parts& 
 std::vector<NumberedParameter> NumberedParameters::of_stage(std::span<const std::uint32_t> stored,
                                                             std::span<const StagePlan> stages, std::uint32_t pp_rank) {
   std::unordered_map<std::string_view, std::size_t> position;
+  std::unordered_set<std::string_view> experts;
   std::vector<std::pair<std::string, Parts>> all;  // over all tensor-parallel ranks, as one may have only padding
   for (const std::uint32_t s : stored) {
     if (local_.stored[s].tied) continue;
     const std::string& name = local_.stored[s].name.text();
     const auto [found, is_new] = position.emplace(name, all.size());
     if (is_new) all.emplace_back(name, Parts{});
+    if (local_.stored[s].expert_parallel) experts.insert(name);
     Parts& parts = all[found->second].second;
     parts.insert(parts.end(), parts_[s].begin(), parts_[s].end());
   }
@@ -216,7 +218,7 @@ std::vector<NumberedParameter> NumberedParameters::of_stage(std::span<const std:
     NumberedParameter& parameter = parameters.emplace_back();
     parameter.name = second == second_names.end() ? name : second->second;
     parameter.stored_name = name;
-    parameter.group = *group;
+    parameter.group = *group + (experts.count(name) > 0 ? static_cast<std::uint32_t>(of_optimizer_.size()) : 0);
     take_states(parameter, parts);
   }
   std::stable_sort(parameters.begin(), parameters.end(),

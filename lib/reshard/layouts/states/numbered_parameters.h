@@ -29,7 +29,7 @@ struct NumberedState {
 struct NumberedParameter {
   std::string name;         // name in the optimizer
   std::string stored_name;  // name in the model's files; differs if the parameter is tied to another stage's
-  std::uint32_t group = 0;
+  std::uint32_t group = 0;  // experts that are distributed over ranks: the number of groups more
   std::uint32_t id = 0;
   std::vector<NumberedState> states;  // without master weights; unsplit states come first
   DType master_dtype = DType::kF32;

@@ -150,6 +150,20 @@ std::vector<PartitionRule> ModuleRules::rules(const Mesh& mesh) const {
   return rules;
 }
 
+/// Orders the rules of each layer as the scheme lists its entries: the optimizer numbers parameters in this order.
+void ModuleRules::order_like_module(std::vector<PartitionRule>& rules) const {
+  const auto entry_of = [&](const PartitionRule& rule) { return names_.find(rule.parts.front().logical_name).entry; };
+  for (auto first = rules.begin(); first != rules.end();) {
+    const auto last = std::find_if(first, rules.end(), [&](const PartitionRule& rule) {
+      return numbers_in(rule.stored_name) != numbers_in(first->stored_name);
+    });
+    std::stable_sort(first, last, [&](const PartitionRule& a, const PartitionRule& b) {
+      return entry_of(a)->rule < entry_of(b)->rule;
+    });
+    first = last;
+  }
+}
+
 void ModuleRules::replace_in(std::vector<StageRules>& stages, const Mesh& mesh) const {
   std::vector<PartitionRule> all = rules(mesh);
   std::unordered_multimap<std::string, std::size_t> by_parameter;
@@ -180,6 +194,7 @@ void ModuleRules::replace_in(std::vector<StageRules>& stages, const Mesh& mesh) 
       for (const std::size_t i : replacements)
         if (added.insert(i).second) rules.push_back(all[i]);
     }
+    if (names_all()) order_like_module(rules);
     stage.rules = std::move(rules);
   }
 }
@@ -440,8 +455,10 @@ void cut_padding(ShardedCheckpoint& shards, PartitionRule& rule) {
     std::erase_if(taken, [&](std::uint32_t chunk) { return chunk >= cut->units; });
   const auto cut_file = [&](Container& file, std::uint32_t rank) {
     for (TensorEntry& tensor : file.tensors)
-      if (tensor.name == rule.stored_name && !tensor.shape.empty())
+      if (tensor.name == rule.stored_name && !tensor.shape.empty()) {
+        shards.uncut.emplace(tensor.name, tensor.shape);
         tensor.shape[0] = std::min(tensor.shape[0], cut->of(rank).size() * cut->unit_elems.value_or(1));
+      }
   };
   for (std::vector<Container>& stage : shards.files)
     for (std::uint32_t rank = 0; rank < stage.size(); ++rank) cut_file(stage[rank], rank);

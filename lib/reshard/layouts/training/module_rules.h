@@ -59,6 +59,7 @@ class ModuleRules {
   /// Returns the heads of all ranks.
   /// \throws Error kUsage if the ranks cannot share them.
   HeadSlots head_slots(const HeadCounts& heads, std::uint32_t tp) const;
+  void order_like_module(std::vector<PartitionRule>& rules) const;
 
   const Model& model_;
   ModuleForm form_;

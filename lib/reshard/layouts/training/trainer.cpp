@@ -177,20 +177,29 @@ std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const Target
 
 void add_optimizer(const Layout& layout, TargetPlan& plan, const TargetRequest& request, const TargetContext& context,
                    const std::vector<StagePlan>& stages) {
-  if (plan.mesh.ep > 1)
-    throw Error(ErrorKind::kUnsupported,
-                fmt::format("states of the optimizer are not written for {} expert-parallel ranks", plan.mesh.ep))
-        .hint("set `ep` 1, or leave out `with-optimizer`");
+  if (plan.mesh.ep > 1 && format_of(request) == Format::kXser)
+    throw Error(ErrorKind::kUnsupported, fmt::format("how NxD stores states of {} expert-parallel ranks in xser is "
+                                                     "unknown",
+                                                     plan.mesh.ep))
+        .hint("set `ep` 1 or `format` pytorch, or leave out `with-optimizer`");
   const auto dp = request.options.number(kDataParallel);
-  plan.mesh.dp = dp ? static_cast<std::uint32_t>(*dp) : context.source_dp.value_or(1);
+  plan.mesh.dp = dp ? static_cast<std::uint32_t>(*dp) : context.source_dp.value_or(plan.mesh.ep);
+  if (*plan.mesh.dp % plan.mesh.ep != 0)
+    throw Error(ErrorKind::kUsage, fmt::format("`dp`: {} data-parallel ranks cannot share {} expert-parallel ranks",
+                                               *plan.mesh.dp, plan.mesh.ep))
+        .hint("choose a `dp` that `ep` divides");
   const std::filesystem::path shards = rank_path(layout, format_of(request), {}).parent_path().parent_path();
   const std::filesystem::path folder = layout.ranks()->optimizer_in(shards).value();
   const std::vector<OptimizerGroup> groups = groups_of(request, context, plan);
-  if (!context.states->has_names() && !has_masters(*context.states))
+  if (plan.mesh.ep > 1)
+    plan.notes.push_back(
+        "NxD's optimizer of expert-parallel ranks saves no master weights: it is loaded before the model, and updates "
+        "the weights that the model has at that time");
+  else if (!context.states->has_names() && !has_masters(*context.states))
     plan.notes.push_back(
         "as in the source, there are no master weights: NxD loads the optimizer before the model, and updates the "
         "weights that the model has at that time");
-  add_optimizer_files(plan, *context.states, stages, {folder, format_of(request), *plan.mesh.dp, groups});
+  add_optimizer_files(plan, *context.states, stages, {folder, format_of(request), *plan.mesh.dp, plan.mesh.ep, groups});
   if (!lies_inside(folder, layout.traits().folder)) plan.whole_folders.push_back(folder);
   for (TextFile& marker : marker_files(folder.parent_path()))
     if (std::none_of(plan.text_files.begin(), plan.text_files.end(),
@@ -313,10 +322,6 @@ TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const Tar
   else if (modules)
     plan.attention = modules->attention(plan.mesh.tp);
   if (trainer.text_files != nullptr) plan.text_files = trainer.text_files(request, plan, stages);
-  if (context.states != nullptr && modules)
-    throw Error(ErrorKind::kUnsupported,
-                "states of the optimizer are not written for modules with names of their own, such as experts")
-        .hint("leave out `with-optimizer`");
   if (context.states != nullptr) add_optimizer(layout, plan, request, context, stages);
   if (chooses_attention(model) && !names_attention)
     note_attention(model, options, trainer.attention_settings(*plan.attention, plan.mesh.tp), plan);
