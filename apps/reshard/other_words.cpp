@@ -75,6 +75,7 @@ constexpr Advice kAdvice[] = {
     {"--qkv-nki-kernel-enabled", "--kernels", "--kernels qkv"},
     {"--mlp-kernel-enabled", "--kernels", "--kernels mlp"},
     {"--mlp-tkg-nki-kernel-enabled", "--kernels", "--kernels mlp"},
+    {"--quantized-mlp-kernel-enabled", "--kernels", "--kernels mlp,quantized-mlp"},
     {"--out-proj-kernel-enabled", "--kernels", "--kernels out-proj"},
     {"--attn-block-tkg-nki-kernel-enabled", "--kernels", "--kernels out-proj"},
     {"--attn-tkg-nki-kernel-enabled", "--kernels", "--kernels out-proj"},

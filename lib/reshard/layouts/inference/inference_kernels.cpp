@@ -21,8 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kQkv = "qkv";
 constexpr std::string_view kOutProj = "out-proj";
-constexpr std::string_view kMlp = "mlp";
-constexpr std::string_view kAll[] = {kQkv, kOutProj, kMlp};
+constexpr std::string_view kAll[] = {kQkv, kOutProj, kMlpKernel, kQuantizedMlpKernel};
 constexpr const char* kNone = "none";
 
 /// A flag of neuron_config.json that enables a kernel, under its current or an older name.
@@ -37,8 +36,9 @@ constexpr KernelFlag kFlags[] = {
     {kOutProj, "attn_block_tkg_nki_kernel_enabled"},
     {kOutProj, "attn_tkg_nki_kernel_enabled"},
     {kOutProj, "attn_tkg_builtin_kernel_enabled"},
-    {kMlp, "mlp_kernel_enabled"},
-    {kMlp, "mlp_tkg_nki_kernel_enabled"},
+    {kMlpKernel, "mlp_kernel_enabled"},
+    {kMlpKernel, "mlp_tkg_nki_kernel_enabled"},
+    {kQuantizedMlpKernel, "quantized_mlp_kernel_enabled"},
 };
 
 /// Returns the flags of a kernel, for messages.
@@ -156,7 +156,10 @@ Kernels enabled_kernels(const Json& settings, const fs::path& path) {
 
 Kernels idle_kernels(const std::vector<PartitionRule>& rules) {
   Kernels kernels(std::begin(kAll), std::end(kAll));
-  for (const PartitionRule& rule : rules) kernels.erase(rule.kernel);
+  for (const PartitionRule& rule : rules) {
+    kernels.erase(rule.kernel);
+    if (rule.kernel == kQuantizedMlpKernel) kernels.erase(std::string(kMlpKernel));  // which it is a form of
+  }
   return kernels;
 }
 
@@ -207,7 +210,7 @@ Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<Part
           .tensor(by_shape.square->name)
           .hint(
               "copy neuron_config.json of the compiled model next to the folder with the weights, or set "
-              "`from-kernels` to its kernels: none, or a list of qkv, out-proj, mlp");
+              "`from-kernels` to its kernels: none, or a list of qkv, out-proj, mlp, quantized-mlp");
     if (by_shape.transposed.value_or(is_declared)) kernels.emplace(kernel);
   }
   return kernels;

@@ -15,18 +15,23 @@
 
 namespace reshard {
 
-/// The kernels of NxD Inference for which the model's matrices are stored transposed: "qkv", "out-proj", "mlp".
+/// Kernels of the MLP; the second one is that of quantised matrices.
+inline constexpr std::string_view kMlpKernel = "mlp", kQuantizedMlpKernel = "quantized-mlp";
+
+/// The kernels of NxD Inference for which the model's matrices are stored transposed: "qkv", "out-proj", "mlp",
+/// "quantized-mlp".
 using Kernels = std::set<std::string, std::less<>>;
 
 inline constexpr LayoutOption kKernels{
     "kernels",
     LayoutOption::Type::kText,
-    "Store weights transposed for a model compiled with NxD Inference's kernels: a list of qkv, out-proj, mlp",
+    "Store weights transposed for a model compiled with NxD Inference's kernels: a list of qkv, out-proj, mlp, "
+    "quantized-mlp",
     {},
     "",
     true,
-    "Weights stored transposed for NxD Inference's kernels: none, or a list of qkv, out-proj, mlp (default: from "
-    "neuron_config.json or the shapes)"};
+    "Weights stored transposed for NxD Inference's kernels: none, or a list of qkv, out-proj, mlp, quantized-mlp "
+    "(default: from neuron_config.json or the shapes)"};
 
 /// Returns the kernels that `values` names; std::nullopt if the option was not given.
 /// \param prefix  Precedes the option's name in errors.

@@ -232,7 +232,7 @@ std::vector<PartitionRule> nxdi_rules(const Model& model, std::uint32_t tp, cons
   const HoldsName holds_own = [&](const std::string& name) { return holds(name) || holds(prefix + name); };
   std::vector<PartitionRule> rules = RankRules(served, names, shares, tp).run(prefix.empty() ? holds : holds_own);
   validate_quantized_rules(served, rules);
-  keep_quantized_order(rules, served);
+  set_quantized_kernels(rules, served, kernels_of(form).value_or(Kernels{}));
   for (PartitionRule& rule : rules)
     for (PartitionRule::Part& part : rule.parts) {
       if (prefix.empty()) continue;
@@ -586,6 +586,10 @@ OptionValues form_of(const ShardedCheckpoint& shards, const Model& model, const 
   std::stable_partition(options.begin(), options.end(),
                         [&](const LayoutOption* option) { return declared.has(option->name); });
   OptionValues form;
+  if (declared.has(kKernels.name))
+    form.set(kKernels.name, declared.text(kKernels));
+  else if (has_quantized_mlp_kernel(shards.files.front().front().tensors))
+    form.set(kKernels.name, std::string(kQuantizedMlpKernel));
   constexpr std::uint64_t kAnyDegree = 2;
   for (int round = 0; round < 2; ++round)  // the names of one setting may depend on another
     for (const LayoutOption* option : options)
@@ -761,6 +765,7 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
         "fused_rmsnorm_skip_gamma changed their values");
   transpose_rules(rules, kernels);
   checkpoint.form = form;
+  checkpoint.form.erase(kKernels.name);
   if (!kernels.empty()) checkpoint.form.set(kKernels.name, kernels_text(kernels));
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <unordered_set>
 
 #include "reshard/base/error.h"
@@ -20,6 +21,8 @@ constexpr const char* kType = "quantization_type";
 constexpr const char* kDType = "quantization_dtype";
 constexpr const char* kFloatModules = "modules_to_not_convert";
 constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kScaleEnding = ".scale";
+constexpr std::uint64_t kKernelRows = 128;  // the kernel of quantised MLPs works on a multiple of them
 
 /// A value of kQuantization.
 struct QuantizationWords {
@@ -66,7 +69,6 @@ std::optional<Scheme::Entry> scale_entry(Scheme::Entry entry, const std::string&
       if (name.empty()) return std::nullopt;
     }
   entry.constants.clear();
-  entry.kernel.clear();
   std::vector<Scheme::Entry> copies;
   for (Scheme::Entry& copy : entry.copies)
     if (auto one = scale_entry(std::move(copy), marker)) copies.push_back(std::move(*one));
@@ -74,10 +76,47 @@ std::optional<Scheme::Entry> scale_entry(Scheme::Entry entry, const std::string&
   return entry;
 }
 
+/// Returns the chunks of ranks with zeros at the end of each rank's, to a multiple of kKernelRows.
+/// \throws Error kUnsupported if a rank has padding already.
+std::shared_ptr<const Placement> padded_on_ranks(const Placement& own, const std::string& parameter) {
+  const std::uint64_t size = own.unit_elems.value_or(1), unit = std::gcd(size, kKernelRows), count = kKernelRows / unit;
+  Placement padded{own.units * (size / unit), unit, {}};
+  for (const std::vector<std::uint32_t>& chunks : own.taken) {
+    std::vector<std::uint32_t>& taken = padded.taken.emplace_back();
+    for (const std::uint32_t chunk : chunks) {
+      if (chunk >= own.units)
+        throw Error(ErrorKind::kUnsupported,
+                    "NxD Inference's kernel of quantised MLPs needs an intermediate_size that the ranks divide")
+            .tensor(parameter)
+            .hint("choose a `tp` that divides the intermediate_size");
+      for (std::uint64_t i = 0; i < size / unit; ++i)
+        taken.push_back(static_cast<std::uint32_t>(chunk * (size / unit) + i));
+    }
+    taken.resize((taken.size() + count - 1) / count * count, static_cast<std::uint32_t>(padded.units));
+  }
+  return std::make_shared<const Placement>(std::move(padded));
+}
+
+/// Returns the linears that are stored for the kernel of quantised MLPs, as their scales show.
+std::set<std::string> linears_of_kernel(const std::vector<TensorEntry>& tensors) {
+  std::set<std::string> linears;
+  for (const TensorEntry& tensor : tensors)
+    if (tensor.name.ends_with(kScaleEnding) && tensor.shape.size() == 2 && tensor.shape[0] == kKernelRows &&
+        tensor.shape[1] != 1)
+      linears.insert(tensor.name.substr(0, tensor.name.rfind('.')));
+  return linears;
+}
+
 QuantizationEvidence evidence_in(const ShardedCheckpoint& shards) {
   QuantizationEvidence evidence;
-  for (const TensorEntry& tensor : shards.files.front().front().tensors)
-    evidence.add(tensor.name, tensor.dtype, tensor.shape);
+  const std::vector<TensorEntry>& tensors = shards.files.front().front().tensors;
+  const std::set<std::string> transposed = linears_of_kernel(tensors);
+  for (const TensorEntry& tensor : tensors) {
+    Dims shape = tensor.shape;
+    if (transposed.count(tensor.name.substr(0, tensor.name.rfind('.'))) > 0 && shape.size() == 2)
+      shape = {shape[1], tensor.name.ends_with(kScaleEnding) ? 1 : shape[0]};
+    evidence.add(tensor.name, tensor.dtype, shape);
+  }
   return evidence;
 }
 
@@ -202,13 +241,34 @@ void add_scale_entries(Scheme& scheme, const std::string& marker) {
   std::move(scales.begin(), scales.end(), std::back_inserter(scheme.entries));
 }
 
-void keep_quantized_order(std::vector<PartitionRule>& rules, const Model& model) {
+void set_quantized_kernels(std::vector<PartitionRule>& rules, const Model& model, const Kernels& kernels) {
   const std::set<std::string> modules = quantized_modules(model);
+  std::set<std::string> scalars;
+  for (const ModelParameter& parameter : model.parameters)
+    if (parameter.scalar) scalars.insert(parameter.name);
   for (PartitionRule& rule : rules) {
     if (rule.kernel.empty() || rule.parts.empty()) continue;
-    const std::string& name = rule.parts.front().logical_name;
-    if (modules.count(name.substr(0, name.rfind('.'))) > 0) rule.kernel.clear();
+    const std::string name = rule.parts.front().logical_name;
+    if (modules.count(name.substr(0, name.rfind('.'))) == 0) continue;
+    if (rule.kernel != kMlpKernel || kernels.count(kQuantizedMlpKernel) == 0) {
+      rule.kernel.clear();
+      continue;
+    }
+    if (scalars.count(name) > 0)
+      throw Error(ErrorKind::kUnsupported, "NxD Inference's kernel of quantised MLPs needs one scale per row")
+          .tensor(name)
+          .hint("quantise the model with per_channel_symmetric, or leave out the kernel");
+    rule.kernel = kQuantizedMlpKernel;
+    for (PartitionRule::PlacedDim& along : rule.parts.front().placed)
+      along.placement = padded_on_ranks(*along.placement, name);
+    if (!name.ends_with(kScaleEnding)) continue;
+    rule.parts.resize(kKernelRows, PartitionRule::Part(rule.parts.front()));
+    rule.stack_dim = 1;
   }
+}
+
+bool has_quantized_mlp_kernel(const std::vector<TensorEntry>& tensors) {
+  return !linears_of_kernel(tensors).empty();
 }
 
 void recognise_rank_quantization(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {

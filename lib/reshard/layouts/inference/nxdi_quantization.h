@@ -8,6 +8,7 @@
 #include "reshard/base/json_fwd.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/inference/inference_kernels.h"
 #include "reshard/layouts/map/partition.h"
 #include "reshard/layouts/names/written_names.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
@@ -49,8 +50,13 @@ void validate_quantized_rules(const Model& model, const std::vector<PartitionRul
 /// \param marker  the last part of a scale's name.
 void add_scale_entries(Scheme& scheme, const std::string& marker);
 
-/// Removes the kernels from the rules of quantised weights, which no kernel has transposed.
-void keep_quantized_order(std::vector<PartitionRule>& rules, const Model& model);
+/// Gives the rules of quantised linears and their scales the kernel that stores them, one of `kernels`: none, or that of
+/// quantised MLPs, which pads each rank's part, and repeats the scales.
+/// \throws Error kUnsupported for one scale per tensor with that kernel.
+void set_quantized_kernels(std::vector<PartitionRule>& rules, const Model& model, const Kernels& kernels);
+
+/// Whether tensors of a rank are stored for the kernel of quantised MLPs.
+bool has_quantized_mlp_kernel(const std::vector<TensorEntry>& tensors);
 
 /// Replaces the quantisation of the model, as config.json has it, by the one that the tensors of rank files show.
 void recognise_rank_quantization(const ShardedCheckpoint& shards, Checkpoint& checkpoint);

@@ -48,21 +48,13 @@ constexpr NxdiSetting kSettings[] = {
     {&kEagleInputNorm, "enable_eagle_draft_input_norm", 0},
 };
 
-/// Refuses experts in tiles of MXFP4, and quantised weights that are padded on each rank.
+/// Refuses experts in tiles of MXFP4.
 void validate_plain_values(const Json& settings, const fs::path& path) {
   const auto has = [&](std::string_view flag) { return neuron_flag(settings, flag, path); };
   if (has("is_mxfp4_compute"))
     throw Error(ErrorKind::kUnsupported, "has is_mxfp4_compute: the experts are in tiles of MXFP4 for the hardware")
         .in(path)
         .hint("compile the model without is_mxfp4_compute, or use the model that it was compiled from");
-  if (has("quantized_mlp_kernel_enabled"))
-    throw Error(ErrorKind::kUnsupported,
-                "has quantized_mlp_kernel_enabled: the quantised weights of MLPs are transposed, and padded to a "
-                "multiple of 128 on each rank, which is not supported")
-        .in(path)
-        .hint(
-            "compile the model without quantized_mlp_kernel_enabled, or use the directory of "
-            "quantized_checkpoints_path");
 }
 
 /// Whether the compiled model takes weights that NxD Inference has multiplied by those of a norm.
