@@ -178,7 +178,16 @@ TargetRequest completed(TargetRequest request, const Checkpoint& source) {
   if (!request.pp && request.pipeline_cuts.empty() && from_ranks && traits.has_stages()) request.pp = source.mesh.pp;
   if (!source.adapters.empty()) return request;
   if (!request.ep && from_ranks && traits.has_experts()) request.ep = source.mesh.ep;
-  if (!request.format && source.layout == request.layout) request.format = source.format;
+  if (source.layout != request.layout) return request;
+  if (!request.format) request.format = source.format;
+  if (!traits.writes_states()) return request;
+  // A run continues with the form in which it was saved; sizes are those of its ranks.
+  for (const LayoutOption* option : request.layout->options()) {
+    const auto own = source.form.all().find(option->name);
+    const bool is_kept = option->type != LayoutOption::Type::kCount || request.tp == source.mesh.tp;
+    if (is_kept && own != source.form.all().end() && !request.options.has(option->name))
+      request.options.set(option->name, own->second);
+  }
   return request;
 }
 
