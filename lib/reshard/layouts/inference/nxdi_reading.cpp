@@ -129,8 +129,8 @@ OptionValues form_of(const ShardedCheckpoint& shards, const Model& model, const 
   std::stable_partition(options.begin(), options.end(),
                         [&](const LayoutOption* option) { return declared.has(option->name); });
   OptionValues form;
-  if (declared.has(kKernels.name))
-    form.set(kKernels.name, declared.text(kKernels));
+  if (const auto kernels = kernels_of(declared, "from-"))
+    form.set(kKernels.name, kernels_text(*kernels));
   else if (has_quantized_mlp_kernel(shards.files.front().front().tensors))
     form.set(kKernels.name, std::string(kQuantizedMlpKernel));
   constexpr std::uint64_t kAnyDegree = 2;
