@@ -6,6 +6,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/engine/move/buffer.h"
 #include "reshard/plan/job/interleave.h"
 #include "reshard/plan/proof/manifest.h"
 
@@ -86,8 +87,7 @@ void BlockQueue::append(const std::vector<Part>& parts) {
     const DType dtype = transfer_of(last).tensor(maps_).dtype;
     bytes_before_.push_back(bytes_before_.back() + num_bytes(dtype, box_of(last).size).value_or(0));
   }
-  is_joined_.resize(parts_.size());
-  if (sizes_.joined_bytes == 0) return;
+  joined_.resize(parts_.size());
   for (std::size_t first = before, end = first; first < parts_.size(); first = end) {
     for (end = first + 1; end < parts_.size() && may_join(end); ++end) continue;
     if (end > first + 1) join(first, end);
@@ -102,27 +102,46 @@ bool BlockQueue::may_join(std::size_t part) const {
   const Transfer& before = transfer_of(part - 1);
   const Transfer& transfer = transfer_of(part);
   return parts_[part].unit == parts_[part - 1].unit && is_moved(before) && is_moved(transfer) &&
-         interleave(maps_, before, transfer) && order_of(before) == order_of(transfer);
+         interleave(maps_, before, transfer);
 }
 
-/// Joins parts if they have the same number of blocks, which fit together.
+/// Joins parts, if they fit: in blocks of as many pieces of whole rows as fit together, if all have the same number of
+/// pieces, or else whole. Leaves are joined if each part is one.
 void BlockQueue::join(std::size_t first, std::size_t end) {
-  constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 38;  // so that products with a limit do not overflow
-  if (bytes_before_[end] - bytes_before_[first] > kMostBytes) return;
-  const std::vector<BlockGrid> grids = grids_of(first, end);
-  std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < grids.size(); ++i) {
-    if (grids[i].count() != grids.front().count()) return;
-    const Transfer& transfer = transfer_of(first + i);
-    bytes += grids[i].block_bytes() * bits(transfer.result(maps_)->dtype) / bits(transfer.tensor(maps_).dtype);
+  const auto pieces_of = [&](std::size_t part) -> std::uint64_t {
+    const std::uint64_t rows = whole_rows(maps_, transfer_of(part));
+    return rows == 0 || box_of(part).size.front() % rows != 0 ? 1 : box_of(part).size.front() / rows;
+  };
+  std::uint64_t pieces = pieces_of(first);
+  for (std::size_t part = first; part < end; ++part)
+    if (pieces_of(part) != pieces) pieces = 1;
+  std::uint64_t together = pieces;
+  while (together > 0 && !fit_together(first, end, pieces, together)) together = leaves_ ? 0 : together / 2;
+  if (together == 0) return;
+  for (std::size_t part = first; part < end; ++part)
+    joined_[part] = {part > first, (bytes_before_[part + 1] - bytes_before_[part]) / pieces * together};
+}
+
+/// Whether blocks of `together` of the `pieces` pieces of each part fit in memory.
+bool BlockQueue::fit_together(std::size_t first, std::size_t end, std::uint64_t pieces, std::uint64_t together) const {
+  std::uint64_t largest = 0, read = 0, written = 0;
+  for (std::size_t part = first; part < end; ++part) {
+    const Transfer& transfer = transfer_of(part);
+    const std::uint64_t bytes = bytes_before_[part + 1] - bytes_before_[part];
+    if (leaves_ && bytes > block_bytes_of(part)) return false;
+    const std::uint64_t block = bytes / pieces * together;
+    const std::uint64_t from = bits(transfer.tensor(maps_).dtype), to = bits(transfer.result(maps_)->dtype);
+    largest = std::max(largest, to > from ? block * to / from : block);
+    read += block;
+    written += written_bytes(maps_, transfer) / pieces * together + kLineBytes * transfer.writes(maps_).size();
   }
-  if (bytes <= sizes_.joined_bytes) std::fill_n(&is_joined_[first + 1], end - first - 1, char{true});
+  return read <= kStridedBlockBytes && kPlainBuffers * largest + written <= sizes_.joined_bytes;
 }
 
 /// Returns the part after `part` and those joined to it.
 std::size_t BlockQueue::end_of(std::size_t part) const {
   do ++part;
-  while (part < parts_.size() && is_joined_[part]);
+  while (part < parts_.size() && joined_[part].follows);
   return part;
 }
 
@@ -133,12 +152,25 @@ void BlockQueue::add(unsigned worker, const std::vector<Part>& parts) {
   stretches_[worker].end = {parts_.size(), 0};
 }
 
-std::uint64_t BlockQueue::block_bytes_of(const Transfer& transfer) const {
-  const Dims order = order_of(transfer);
+/// Returns the order of a part's blocks: that of the file, or C order if a block has room for a piece of whole rows.
+Dims BlockQueue::order_of(std::size_t part) const {
+  const Transfer& transfer = transfer_of(part);
+  if (leaves_ || joined_[part].block_bytes > 0) return {};
+  const std::uint64_t rows = whole_rows(maps_, transfer);
+  if (rows == 0) return transfer.order(maps_);
+  const Dims& shape = transfer.tensor(maps_).shape;
+  const std::uint64_t row_bits = volume(whole(shape)) / shape.front() *
+                                 std::max(bits(transfer.tensor(maps_).dtype), bits(transfer.result(maps_)->dtype));
+  return rows * row_bits / 8 <= sizes_.strided_bytes ? Dims() : transfer.order(maps_);
+}
+
+std::uint64_t BlockQueue::block_bytes_of(std::size_t part) const {
+  const Transfer& transfer = transfer_of(part);
+  const Dims order = order_of(part);
   const bool is_read_strided =
       (has_views_ || !order.empty()) && ((transfer.source && is_strided(*maps_.source, *transfer.source, order)) ||
                                          (transfer.against && is_strided(*maps_.against, *transfer.against, order)));
-  const bool strided = is_read_strided || transfer.whole_rows(maps_) > 0;
+  const bool strided = is_read_strided || whole_rows(maps_, transfer) > 0;
   std::uint64_t bytes = strided ? sizes_.strided_bytes : sizes_.bytes;
   // The block must also fit after a cast.
   const DType dtype = transfer.tensor(maps_).dtype;
@@ -155,19 +187,14 @@ Box BlockQueue::box_of(std::size_t part) const {
   return parts_[part].box(transfer_of(part).tensor(maps_));
 }
 
-/// Returns the grids of one part, or of several that have a block's size together.
+/// Returns the grids of one part, or of several that are joined.
 std::vector<BlockGrid> BlockQueue::grids_of(std::size_t first, std::size_t end) const {
-  std::uint64_t most = sizes_.joined_bytes;
-  for (std::size_t part = first; part < end; ++part) most = std::min(most, block_bytes_of(transfer_of(part)));
-  const std::uint64_t all = bytes_before_[end] - bytes_before_[first];
   std::vector<BlockGrid> grids;
   for (std::size_t part = first; part < end; ++part) {
     const Transfer& transfer = transfer_of(part);
-    const bool is_divided = end - first > 1 && !leaves_ && all > 0;
-    grids.emplace_back(
-        transfer.tensor(maps_).dtype, permuted(box_of(part).size, order_of(transfer)),
-        is_divided ? most * (bytes_before_[part + 1] - bytes_before_[part]) / all : block_bytes_of(transfer),
-        leaves_ ? 1 : transfer.whole_rows(maps_));
+    const std::uint64_t bytes = joined_[part].block_bytes > 0 ? joined_[part].block_bytes : block_bytes_of(part);
+    grids.emplace_back(transfer.tensor(maps_).dtype, permuted(box_of(part).size, order_of(part)), bytes,
+                       order_of(part).empty() && !leaves_ ? whole_rows(maps_, transfer) : 0);
   }
   return grids;
 }
@@ -177,7 +204,7 @@ BlockQueue::Place BlockQueue::place_at(std::uint64_t bytes) const {
   const auto after = std::upper_bound(bytes_before_.begin(), bytes_before_.end() - 1, bytes);
   if (after == bytes_before_.begin()) return {0, 0};
   auto part = static_cast<std::size_t>(after - bytes_before_.begin()) - 1;
-  while (is_joined_[part]) --part;
+  while (joined_[part].follows) --part;
   const std::size_t end = end_of(part);
   const std::vector<BlockGrid> grids = grids_of(part, end);
   const std::uint64_t of_blocks = bytes_of_blocks(grids);
@@ -217,7 +244,7 @@ bool BlockQueue::steal(Stretch& stretch) {
 
 void BlockQueue::validate_size(std::size_t part, const BlockGrid& grid) const {
   const Transfer& transfer = transfer_of(part);
-  if (grid.block_bytes() <= std::max(block_bytes_of(transfer), kBlockBytes)) return;
+  if (grid.block_bytes() <= std::max(block_bytes_of(part), kBlockBytes)) return;
   throw Error(ErrorKind::kUnsupported,
               fmt::format("its rows are not whole bytes, and eight rows take {}, too much to keep in memory at once",
                           format_bytes(grid.block_bytes())))
@@ -241,7 +268,7 @@ bool BlockQueue::next(unsigned worker, std::vector<Item>& items) {
     stretch.begin = block + 1 >= count ? Place{end, 0} : Place{first, block + 1};
     if (count == 0) continue;  // no elements
     for (std::size_t part = first; part < end; ++part) {
-      Dims order = order_of(transfer_of(part));
+      Dims order = order_of(part);
       Box box = stretch.grids[part - first].block(block);
       box = {unpermuted(std::move(box.begin), order), unpermuted(std::move(box.size), order)};
       const Dims begin = box_of(part).begin;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -24,8 +23,9 @@ struct BlockSizes {
   std::uint64_t strided_bytes = kStridedBlockBytes;  // if a tensor is stored in another dim order
   /// Limit for kPlainBuffers blocks of a computed tensor plus the blocks of its inputs.
   std::uint64_t computed_bytes = UINT64_MAX;
-  /// Limit for the sum of blocks that are written together.
-  std::uint64_t joined_bytes = kStridedBlockBytes;
+  /// Limit for the memory of blocks that are written together: kPlainBuffers blocks of the largest, and all that they
+  /// write.
+  std::uint64_t joined_bytes = 3 * kStridedBlockBytes;
 };
 
 /// Number of buffers per thread: the block, up to two for staging, one for a replica or the result of a cast.
@@ -80,12 +80,13 @@ class BlockQueue {
     std::size_t grids_of = SIZE_MAX;
   };
 
-  std::uint64_t block_bytes_of(const Transfer& transfer) const;
+  std::uint64_t block_bytes_of(std::size_t part) const;
   const Transfer& transfer_of(std::size_t part) const { return program_.transfers[parts_[part].transfer]; }
   Box box_of(std::size_t part) const;
-  Dims order_of(const Transfer& transfer) const { return leaves_ ? Dims() : transfer.order(maps_); }
+  Dims order_of(std::size_t part) const;
   bool may_join(std::size_t part) const;
   void join(std::size_t first, std::size_t end);
+  bool fit_together(std::size_t first, std::size_t end, std::uint64_t pieces, std::uint64_t together) const;
   std::size_t end_of(std::size_t part) const;
   std::vector<BlockGrid> grids_of(std::size_t first, std::size_t end) const;
   void validate_size(std::size_t part, const BlockGrid& grid) const;
@@ -100,7 +101,11 @@ class BlockQueue {
   bool leaves_;
   bool has_views_;  // whether a source has tensors in another shape or order than the file
   std::vector<Part> parts_;
-  std::vector<char> is_joined_;              // by part: whether its blocks are given with those of the part before it
+  struct Joined {
+    bool follows = false;           // whether its blocks are given with those of the part before it
+    std::uint64_t block_bytes = 0;  // the size of its blocks, also for the first part of several; 0: block_bytes_of
+  };
+  std::vector<Joined> joined_;               // by part
   std::vector<std::uint64_t> bytes_before_;  // total size before each part; then the total
   std::mutex mutex_;
   std::vector<Stretch> stretches_;  // of each worker

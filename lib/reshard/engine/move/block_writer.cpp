@@ -97,7 +97,7 @@ std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const 
   return stored_bytes;
 }
 
-void BlockWriter::join(std::span<const std::vector<Group>> blocks) {
+void BlockWriter::join(std::span<const std::vector<Group>> blocks, std::uint64_t max_bytes) {
   joined_.clear();
   for (const std::vector<Group>& groups : blocks)
     for (const Group& group : groups) {
@@ -106,9 +106,14 @@ void BlockWriter::join(std::span<const std::vector<Group>> blocks) {
       range.end_bytes = std::max(range.end_bytes, group.end_bytes);
       range.total_bytes += group.total_bytes;
     }
-  std::erase_if(joined_, [](const auto& joined) { return !joined.second.range.dense(); });
   std::uint64_t bytes = 0;
-  for (const auto& [stored, joined] : joined_) bytes += joined.range.total_bytes + kLineBytes;
+  std::erase_if(joined_, [&](const auto& joined) {
+    const Group& range = joined.second.range;
+    const std::uint64_t more = range.total_bytes + kLineBytes;
+    if (!range.dense() || bytes + more > max_bytes) return true;
+    bytes += more;
+    return false;
+  });
   buffers_.joined.make_room(bytes);
   std::byte* next = buffers_.joined.data();
   for (auto& [stored, joined] : joined_) {

@@ -29,7 +29,8 @@ class BlockWriter {
   /// Begins to join blocks whose bytes interleave in the files: until write_joined, `store` collects the bytes of stored
   /// tensors in which the blocks together form one range.
   /// \param blocks  the groups of each block.
-  void join(std::span<const std::vector<Group>> blocks);
+  /// \param max_bytes  memory for what is collected. Ranges that do not fit are not joined.
+  void join(std::span<const std::vector<Group>> blocks, std::uint64_t max_bytes);
   bool is_joining() const { return !joined_.empty(); }
   /// Writes what was collected.
   /// \throws Error kNoSpace or kIo.

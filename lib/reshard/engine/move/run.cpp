@@ -58,12 +58,23 @@ class Mover {
   void process(const std::vector<BlockQueue::Item>& items) {
     std::vector<std::vector<Group>> targets;
     for (const BlockQueue::Item& item : items) targets.push_back(targets_of(item));
-    if (items.size() > 1) writer_.join(targets);
+    if (items.size() > 1) writer_.join(targets, joined_bytes_of(items));
     for (std::size_t i = 0; i < items.size(); ++i) {
       const std::uint64_t done = process(items[i], targets[i]);
       if (i + 1 == items.size()) writer_.write_joined();
       note(items[i], done);
     }
+  }
+
+  /// Memory that is left for what joined blocks write.
+  std::uint64_t joined_bytes_of(const std::vector<BlockQueue::Item>& items) const {
+    std::uint64_t largest = 0;
+    for (const BlockQueue::Item& item : items) {
+      const Transfer& transfer = shared_.program.transfers[item.transfer];
+      for (const DType dtype : {transfer.tensor(shared_.maps).dtype, transfer.result(shared_.maps)->dtype})
+        largest = std::max(largest, num_bytes(dtype, item.at.box.size).value_or(0));
+    }
+    return shared_.joined_bytes - std::min(shared_.joined_bytes, kPlainBuffers * largest);
   }
 
   std::vector<Group> targets_of(const BlockQueue::Item& item) const {
@@ -270,12 +281,10 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
       thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));
   const std::uint64_t per_thread = options.max_memory_bytes / threads - kReadAheadBytes - kept;
   const std::uint64_t most = per_thread / plain_buffers;
-  // Blocks that are joined are also in Buffers::joined: four fifths of `most`, so that the largest fits next to it.
-  BlockSizes blocks{std::min(kBlockBytes, most), std::min(kStridedBlockBytes, most), per_thread,
-                    std::min(kStridedBlockBytes, most / 5 * 4)};
+  BlockSizes blocks{std::min(kBlockBytes, most), std::min(kStridedBlockBytes, most), per_thread, per_thread};
   if (visit_block_bytes)
     blocks = {visit_block_bytes, visit_block_bytes, UINT64_MAX,
-              visitor ? 0 : per_thread + kept - std::min(per_thread + kept, visited_bytes)};
+              visitor ? 0 : per_thread - std::min(per_thread, inputs)};
   RunState shared(maps, program, parts, target_root, options, visitor, threads, blocks);
   // If fewer threads are available, one runs several workers in turn; the later ones find their work done.
   for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i)); });

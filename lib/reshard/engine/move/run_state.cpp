@@ -26,6 +26,7 @@ RunState::RunState(const ProgramMaps& the_maps, const Program& the_program, cons
       options(run_options),
       visitor(block_visitor),
       threads(thread_count),
+      joined_bytes(blocks.joined_bytes),
       queue(the_maps, the_program, parts, blocks, thread_count, run_options.digests),
       sources(open_files()),
       others(open_files()),

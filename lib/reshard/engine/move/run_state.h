@@ -91,6 +91,7 @@ struct RunState {
   const RunOptions& options;
   const BlockVisitor& visitor;
   unsigned threads;
+  std::uint64_t joined_bytes;  // see BlockSizes
   BlockQueue queue;
   std::atomic<bool> failed{false};   // or interrupted: all threads stop
   std::atomic<bool> spoiled{false};  // failed for a reason other than a signal
@@ -115,8 +116,8 @@ struct RunState {
 /// Bytes read at once for single elements that are close to each other in a file.
 inline constexpr std::uint64_t kReadAheadBytes = std::uint64_t{256} << 10;
 
-/// One thread's memory. Each buffer is at most one block; `staging` at most two. `joined` has the bytes of several
-/// blocks, which together are as large as one (BlockSizes::joined_bytes).
+/// One thread's memory. Each buffer is at most one block; `staging` at most two. `joined` has what several blocks write;
+/// BlockSizes::joined_bytes limits all of them.
 struct Buffers {
   Buffer block;
   Buffer staging;

@@ -13,7 +13,8 @@ namespace {
 /// Part that is all of a transfer's tensor.
 Part whole_part(const ProgramMaps& maps, const Program& program, std::size_t transfer) {
   const Dims& shape = program.transfers[transfer].tensor(maps).shape;
-  const Dims order = program.transfers[transfer].order(maps);
+  const Dims order =
+      whole_rows(maps, program.transfers[transfer]) > 0 ? Dims() : program.transfers[transfer].order(maps);
   for (std::uint32_t d = 0; d < shape.size(); ++d) {
     const auto dim = static_cast<std::uint32_t>(order.empty() ? d : order[d]);
     if (shape[dim] != 1) return {transfer, 0, shape[dim], 0, dim};
@@ -37,14 +38,14 @@ std::vector<std::uint64_t> costs_before(const ProgramMaps& maps, const Program& 
 /// Returns the last row of `part`, the whole tensor, before which the cost is at most `cost` of `all`. For a sub-byte
 /// dtype, a multiple of eight rows, which are whole bytes.
 /// \param leaves  the dtype of leaves that must stay whole; std::nullopt if they may be divided.
-/// \param whole_rows  rows that are best moved together (Transfer::whole_rows).
+/// \param piece_rows  rows that are best moved together; 0 if none.
 std::uint64_t row_at(const LogicalTensor& tensor, const Part& part, std::uint64_t cost, std::uint64_t all,
-                     std::optional<DType> leaves, std::uint64_t whole_rows) {
+                     std::optional<DType> leaves, std::uint64_t piece_rows) {
   const std::uint64_t rows = part.end_row;
   const std::uint64_t per_row = std::max<std::uint64_t>(1, all / std::max<std::uint64_t>(1, rows));
   std::uint64_t row = std::min(cost / per_row, rows);
   if (bits(tensor.dtype) % 8 != 0 && row < rows) row = row / 8 * 8;
-  if (whole_rows > 0 && part.dim == 0 && row < rows) row = row / whole_rows * whole_rows;
+  if (piece_rows > 0 && part.dim == 0 && row < rows) row = row / piece_rows * piece_rows;
   if (leaves && !tensor.shape.empty() && row < rows) {
     const std::uint64_t between = BlockGrid(*leaves, tensor.shape, kLeafBytes).rows_between(part.dim);
     row = row / between * between;
@@ -153,13 +154,12 @@ Units::Units(const ProgramMaps& maps, const Program& program, std::uint32_t coun
     const LogicalTensor& tensor = program.transfers[transfer].tensor(maps);
     const LogicalTensor* result = program.transfers[transfer].result(maps);
     const std::uint64_t all = before[transfer + 1] - before[transfer];
-    const std::uint64_t whole_rows = program.transfers[transfer].whole_rows(maps);
-    // Leaves are in C order. Parts of them in another order would lie all over the file.
-    const bool is_cut = !whole_leaves || (whole_rows == 0 && program.transfers[transfer].order(maps).empty());
+    const bool is_cut = !whole_leaves || program.transfers[transfer].order(maps).empty();  // leaves are in C order
     const std::uint64_t row =
         !is_cut ? 0
                 : row_at(tensor, whole_[transfer], cost - before[transfer], all,
-                         whole_leaves ? std::optional((result ? result : &tensor)->dtype) : std::nullopt, whole_rows);
+                         whole_leaves ? std::optional((result ? result : &tensor)->dtype) : std::nullopt,
+                         whole_rows(maps, program.transfers[transfer]));
     if (row >= whole_[transfer].end_row)
       return {transfer + 1, 0, before[transfer + 1], static_cast<bool>(ends[transfer + 1])};
     return {transfer, row, before[transfer] + all / whole_[transfer].end_row * row, row == 0 && ends[transfer]};

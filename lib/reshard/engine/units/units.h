@@ -15,7 +15,7 @@ struct Part {
   std::uint64_t begin_row = 0;
   std::uint64_t end_row = 0;
   std::uint32_t unit = 0;
-  std::uint32_t dim = 0;  // the first dim in Transfer::order whose size is not 1; 0 if none
+  std::uint32_t dim = 0;  // the first dim in Transfer::order, or in C order with whole_rows, whose size is not 1; or 0
 
   /// \param tensor  of the transfer.
   Box box(const LogicalTensor& tensor) const;

@@ -34,16 +34,40 @@ Span span_of(const StoredTensor& stored, const Piece& piece) {
 /// The first piece of a transfer, if it is written in short runs with bytes of other tensors between them.
 std::optional<Span> interleaving_span(const ProgramMaps& maps, const Transfer& transfer) {
   constexpr std::uint64_t kShortRunBytes = 4096;
+  // Units are not divided between tensors that interleave, so these are small.
+  constexpr std::uint64_t kMostBytes = std::uint64_t{64} << 20;
   const auto pieces = transfer.writes(maps);
   if (pieces.empty() || volume(pieces.front().box) == 0) return std::nullopt;
   const StoredTensor& stored = maps.target->stored[pieces.front().stored];
   const Span span = span_of(stored, pieces.front());
-  if (span.end - span.begin == volume(pieces.front().box) || span.run * bits(stored.dtype) / 8 >= kShortRunBytes)
+  if (span.end - span.begin == volume(pieces.front().box) || span.run * bits(stored.dtype) / 8 >= kShortRunBytes ||
+      written_bytes(maps, transfer) > kMostBytes)
     return std::nullopt;
   return span;
 }
 
 }  // namespace
+
+std::uint64_t written_bytes(const ProgramMaps& maps, const Transfer& transfer) {
+  std::uint64_t elems = 0;
+  for (const Piece& piece : transfer.writes(maps)) elems += volume(piece.box);
+  return elems * bits(transfer.result(maps)->dtype) / 8;
+}
+
+std::uint64_t whole_rows(const ProgramMaps& maps, const Transfer& transfer) {
+  constexpr std::uint64_t kMostBytes = std::uint64_t{16} << 20;
+  const auto pieces = transfer.writes(maps);
+  if (pieces.empty()) return 0;
+  const StoredTensor& stored = maps.target->stored[pieces.front().stored];
+  const Dims& size = pieces.front().box.size;
+  const LogicalTensor &read = transfer.tensor(maps), &written = *transfer.result(maps);
+  const bool is_rows = !size.empty() && std::equal(size.begin() + 1, size.end(), written.shape.begin() + 1);
+  if (!is_rows || stored.is_c_order() || bits(read.dtype) % 8 != 0 || bits(written.dtype) % 8 != 0) return 0;
+  const std::uint64_t elems = volume(pieces.front().box);
+  if (elems == 0 || elems * std::max(bits(read.dtype), bits(written.dtype)) / 8 > kMostBytes) return 0;
+  const Span span = span_of(stored, pieces.front());
+  return span.end - span.begin == elems || interleaving_span(maps, transfer) ? size[0] : 0;
+}
 
 bool interleave(const ProgramMaps& maps, const Transfer& a, const Transfer& b) {
   const auto span_of_a = interleaving_span(maps, a), span_of_b = interleaving_span(maps, b);

@@ -327,21 +327,9 @@ std::span<const Piece> Transfer::writes(const ProgramMaps& maps) const {
 
 Dims Transfer::order(const ProgramMaps& maps) const {
   const auto pieces = writes(maps);
-  if (pieces.empty() || whole_rows(maps) > 0 || (source && !is_elementwise(*maps.source, *source))) return {};
+  if (pieces.empty() || (source && !is_elementwise(*maps.source, *source))) return {};
   const StoredTensor& stored = maps.target->stored[pieces.front().stored];
   return stored.is_c_order() ? Dims() : dims_by_stride(stored.strides());
-}
-
-std::uint64_t Transfer::whole_rows(const ProgramMaps& maps) const {
-  constexpr std::uint64_t kMostBytes = std::uint64_t{16} << 20;
-  const auto pieces = writes(maps);
-  if (pieces.empty()) return 0;
-  const Box& box = pieces.front().box;
-  const LogicalTensor& written = *result(maps);
-  const bool is_rows = !box.size.empty() && std::equal(box.size.begin() + 1, box.size.end(), written.shape.begin() + 1);
-  const bool has_whole_bytes = bits(written.dtype) % 8 == 0 && bits(tensor(maps).dtype) % 8 == 0;
-  if (!is_rows || !has_whole_bytes || bytes_of(pieces.front(), written.dtype) > kMostBytes) return 0;
-  return maps.target->stored[pieces.front().stored].is_c_order() ? 0 : box.size[0];
 }
 
 std::uint64_t Transfer::moved_bytes(const ProgramMaps& maps) const {

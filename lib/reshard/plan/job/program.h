@@ -45,13 +45,9 @@ struct Transfer {
   const LogicalTensor* result(const ProgramMaps& maps) const;
   /// Returns its pieces in the target, grouped by `stored`, borrowed from `maps` or from this; empty if it has none.
   std::span<const Piece> writes(const ProgramMaps& maps) const;
-  /// Returns the dims from the outermost to the innermost in the order in which blocks are moved: that of the target's
-  /// file, or of the first of several files. Empty for C order, if nothing is written, with whole_rows, and if the
-  /// tensor is computed by a recipe that requires C order.
+  /// Returns the dims from the outermost to the innermost in the target's file, or in the first of several files. Empty
+  /// for C order, if nothing is written, and if the tensor is computed by a recipe that requires C order.
   Dims order(const ProgramMaps& maps) const;
-  /// Returns how many rows of the first dim form a piece that is best moved whole: it consists of rows, but is stored in
-  /// another order, and is small enough to keep in memory. 0 if there are none.
-  std::uint64_t whole_rows(const ProgramMaps& maps) const;
   /// Returns the number of bytes that are read, compared and written: the cost.
   std::uint64_t moved_bytes(const ProgramMaps& maps) const;
 
@@ -80,10 +76,11 @@ struct ProgramOptions {
 
 /// Creates the program that converts `source` to `target`. Validates that both maps are tiled (validate_tiling), that
 /// every logical tensor of either map is in the other with the same shape and a dtype that it can be cast to, and that
-/// the source covers it completely. Every source byte is read once: placed, or, if it belongs to a replica or a tied
+/// the source covers it completely. Transfers are in the order of the source, but those that interleave (interleave.h)
+/// follow each other. Every source byte is read once: placed, or, if it belongs to a replica or a tied
 /// parameter, compared with the placed byte. The target may lack tensors that others are computed from.
 /// \throws Error kBadInput naming the tensor and the missing box, or the input that a recipe cannot use; kUnsupported
-/// for an unsupported cast. Transfers that interleave follow each other; otherwise they have the source's order.
+/// for an unsupported cast.
 Program make_program(const SourceMap& source, const TargetMap& target, const ProgramOptions& options = {});
 
 /// Creates the program that reads every logical tensor of `source` once and writes nothing. Replicas are read and
