@@ -562,5 +562,21 @@ TEST_CASE("A description's entries for NxD Inference name what the layout does n
   refused("when", "no_such_setting", {.says = "\"when\" reads no_such_setting", .hint = "fused_qkv"});
 }
 
+TEST_CASE("A padded head is inferred from its bias, given half of its form, and not for a larger vocabulary") {
+  const fs::path split = compiled_case("vocab-lm_head_pad-sampling-gpt_oss-tp4");
+  const TempDir temp;
+  fs::copy(split / "weights", temp / "split/weights", fs::copy_options::recursive);
+  const RequestFields half{.config = split / "original", .source_options = {"lm-head-multiple=16"}};
+  CHECK(consolidated(temp / "split", temp / "whole", half) ==
+        consolidated(temp / "split", temp / "other", {.config = split / "original"}));
+  const fs::path padded = compiled_case("vocab-lm_head_pad-llama4-tp2");
+  fs::copy(padded / "weights", temp / "padded/weights", fs::copy_options::recursive);
+  json config = json::parse(read_file(padded / "original/config.json"));
+  config["text_config"]["vocab_size"] = 33;  // the files have 32 rows
+  write_file(temp / "config.json", config.dump());
+  check_refused([&] { consolidated(temp / "padded", temp / "third", {.config = temp / "config.json"}); },
+                {.kind = ErrorKind::kBadInput, .says = "lm_head"});
+}
+
 }  // namespace
 }  // namespace reshard::test

@@ -92,7 +92,6 @@ bool find_degrees(const ShardedCheckpoint& shards, const Model& model, OptionVal
 /// Sets the padding of the head that the files show by its bias, which has an element for each row of the padded head
 /// or, if ranks split it, of the rank's part. Several multiples result in the same files: sets the smallest.
 void find_head_padding(const ShardedCheckpoint& shards, const Model& model, OptionValues& form) {
-  if (form.has(kHeadMultiple.name)) return;
   std::unordered_map<std::string_view, std::uint64_t> rows;
   for (const TensorEntry& tensor : shards.files.front().front().tensors)
     if (!tensor.shape.empty()) rows.emplace(tensor.name, tensor.shape.front());
@@ -105,13 +104,12 @@ void find_head_padding(const ShardedCheckpoint& shards, const Model& model, Opti
       return one.name == nxdi_prefix(model) + entry.parameters.front();
     });
     if (head == rows.end() || bias == rows.end() || parameter == model.parameters.end()) continue;
-    const std::uint64_t padded = head->second * shards.tp, padding = padded - parameter->shape.front();
-    for (std::uint64_t multiple = padding + 1; multiple <= kMaxParallelDegree; ++multiple) {
-      if (padded % multiple != 0) continue;
-      form.set_number(kHeadMultiple.name, multiple);
-      form.set_flag(kSplitHeadBias.name, shards.tp > 1 && bias->second == head->second);
-      break;
-    }
+    const std::uint64_t padded = head->second * shards.tp;
+    if (padded < parameter->shape.front()) continue;  // of another model
+    if (shards.tp > 1 && bias->second == head->second) form.set_flag(kSplitHeadBias.name, true);
+    for (std::uint64_t multiple = padded - parameter->shape.front() + 1;
+         multiple <= kMaxParallelDegree && !form.has(kHeadMultiple.name); ++multiple)
+      if (padded % multiple == 0) form.set_number(kHeadMultiple.name, multiple);
   }
 }
 

@@ -89,7 +89,7 @@ std::string unwritten(const Json& settings, const fs::path& path) {
   return {};
 }
 
-/// Returns what a compiled model with these settings loads instead of rank files from 0 to tp_degree; empty if nothing.
+/// Returns what a compiled model with these settings loads instead of the files of ranks below tp_degree; empty if nothing.
 std::string other_ranks(const Json& settings) {
   const Json* loads_ranks = find_key(settings, "save_sharded_checkpoint");
   if (loads_ranks != nullptr && *loads_ranks == false)

@@ -211,10 +211,12 @@ void note_config_dtype(Files& files, Draft& draft) {
 }  // namespace
 
 std::optional<DType> plain_dtype(const Draft& draft) {
-  const auto found = std::find_if(draft.wanted.begin(), draft.wanted.end(), [&](const LogicalTensor& tensor) {
-    return is_plain(tensor.dtype) && !keeps_dtype(draft.source, tensor.name);
-  });
-  return found == draft.wanted.end() ? std::nullopt : std::optional(found->dtype);
+  std::map<DType, std::size_t> counts;
+  for (const LogicalTensor& tensor : draft.wanted)
+    if (is_plain(tensor.dtype) && !keeps_dtype(draft.source, tensor.name)) ++counts[tensor.dtype];
+  const auto most =
+      std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most == counts.end() ? std::nullopt : std::optional(most->first);
 }
 
 void cast(Files& files, Draft& draft, const Request& request, std::optional<DType> base_dtype) {
