@@ -286,6 +286,30 @@ TEST_CASE("Adapters are described by neuron_config.json, its lora_config, or the
   }
 }
 
+TEST_CASE("Adapters are written to the slots with the names of their directories, in any order") {
+  const fs::path golden = compiled_case("lora-all-llama-tp2"), adapters = golden / "adapters";
+  const TempDir temp;
+  const auto request = [&](std::vector<fs::path> given) {
+    Request asked = shard_request(golden / "original", temp / "out", {.layout = "nxdi", .tp = 2, .force = true});
+    const CompiledModel compiled = complete_for(all_files(), golden, asked.target, true);
+    asked.joined.push_back({kJoinedAdapter, {}, std::move(given)});
+    complete_joined(asked, compiled);
+    return asked;
+  };
+  shard(request({adapters / "lora1", adapters / "lora0"}));
+  for (const char* name : {"tp0_sharded_checkpoint.safetensors", "tp1_sharded_checkpoint.safetensors"})
+    CHECK((read_tensors(temp / "out/weights" / name) == read_tensors(golden / "weights" / name)));
+  fs::copy(adapters / "lora1", temp / "other");
+  fs::create_directories(temp / "again");
+  fs::copy(adapters / "lora0", temp / "again/lora0");
+  for (const auto& second : {std::pair(temp / "other", "(lora0, other)"), {temp / "again/lora0", "(lora0, lora0)"}})
+    check_refused(
+        [&] {
+          plan_shard(request({adapters / "lora0", second.first}));
+        },
+        {.kind = ErrorKind::kUsage, .says = {"(lora0, lora1)", second.second}, .hint = "`adapter`"});
+}
+
 TEST_CASE("Models that NxD Inference cannot load are refused") {
   const TempDir temp;
   const auto refused = [&](const char* type, const json& changes, std::vector<std::string> options, std::uint32_t tp,

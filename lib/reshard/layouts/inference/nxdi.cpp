@@ -203,7 +203,7 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& g
                     ? fmt::format("`adapter` needs `{}`: the form of the files depends on it", kLoraConfig.name)
                     : fmt::format("`{}` needs `adapter`: the files contain the adapters", kLoraConfig.name))
         .hint(with_adapters ? "set `for` to the directory of the compiled model, whose neuron_config.json has it"
-                            : "set `adapter` to the directory of each adapter, in the order of lora_ckpt_paths");
+                            : "set `adapter` to the directory of each adapter");
   plan.form = values;
   if (plan.role == kMedusaRoles[1])
     return plan_medusa_heads(plan, target, values, context, inference_scheme().left_out.back());

@@ -322,26 +322,30 @@ std::string name_of(const Adapter& adapter) {
   return adapter.path.parent_path().filename().string();  // of PEFT's directory
 }
 
+/// Returns the names that the adapters must have, in the order of their slots; empty if unknown.
+const std::vector<std::string>& needed_names(const ServedAdapters& served) {
+  return served.host_slots != 0 ? served.on_host : served.names;
+}
+
 /// Validates the adapters' settings and names.
 void validate_configs(const ServedAdapters& served, std::span<const Adapter> adapters) {
-  std::set<std::string> given;
+  std::vector<std::string> given;
   for (const Adapter& adapter : adapters) {
     const auto same = std::find_if(adapters.begin(), adapters.end(), [&](const Adapter& one) {
       return one.path.lexically_normal() == adapter.path.lexically_normal();
     });
     if (&*same != &adapter)
       throw Error(ErrorKind::kUsage, "is given twice").in(adapter.path).hint("set `adapter` once for each adapter");
-    given.insert(name_of(adapter));
+    given.push_back(name_of(adapter));
     if (!adapter.config.rank_pattern.empty() || !adapter.config.alpha_pattern.empty())
       throw Error(ErrorKind::kUnsupported,
                   "has rank_pattern or alpha_pattern, but NxD Inference has one scale per adapter")
           .in(adapter.config.path)
           .hint("merge the adapter into the model (merge_and_unload) and shard that");
   }
-  const bool is_other = served.host_slots != 0 ? given != served.on_host
-                                               : !served.names.empty() && adapters.size() != served.names.size();
-  const std::set<std::string>& needed = served.host_slots != 0 ? served.on_host : served.names;
-  if (is_other)
+  const std::vector<std::string>& needed = needed_names(served);
+  if (needed.empty() && served.host_slots == 0) return;
+  if (!std::is_permutation(given.begin(), given.end(), needed.begin(), needed.end()))
     throw Error(ErrorKind::kUsage,
                 fmt::format("the compiled model serves {} adapters ({}), but {} are given ({})", needed.size(),
                             fmt::join(needed, ", "), adapters.size(), fmt::join(given, ", ")))
@@ -416,9 +420,9 @@ std::optional<ServedAdapters> served_adapters(const OptionValues& values) {
     if (object.has("lora_memory_transpose")) served.transposes = object.bool_at("lora_memory_transpose");
     if (object.has("lora_shard_linear_layer")) served.splits_unsplit = object.bool_at("lora_shard_linear_layer");
     if (object.has("enable_base_model_only") && object.bool_at("enable_base_model_only")) served.first_slot = 1;
-    const auto names = [&](const char* key, std::set<std::string>& of) {
-      if (object.has(key))
-        for (std::string& name : object.strings_at(key)) of.insert(std::move(name));
+    const auto names = [&](const char* key, std::vector<std::string>& of) {
+      if (object.has(key))  // "name: path" in an array
+        for (const std::string& name : object.strings_at(key)) of.push_back(name.substr(0, name.find(':')));
     };
     names(kPathKeys[0], served.names);
     if (object.has("dynamic_multi_lora") && object.bool_at("dynamic_multi_lora")) {
@@ -450,9 +454,17 @@ void plan_served_adapters(TargetPlan& plan, const RankTarget& target, const Serv
                           const std::vector<PartitionRule>& base, const TargetContext& context) {
   validate_configs(served, context.adapters);
   const bool is_dynamic = served.host_slots != 0;
-  std::vector<std::size_t> on_device, on_host;
-  for (std::size_t i = 0; i < context.adapters.size(); ++i)
-    (is_dynamic && served.names.count(name_of(context.adapters[i])) == 0 ? on_host : on_device).push_back(i);
+  const std::vector<std::string>& names = needed_names(served);
+  const auto slot_of = [&](std::size_t i) {
+    return std::find(names.begin(), names.end(), name_of(context.adapters[i]));
+  };
+  std::vector<std::size_t> order(context.adapters.size()), on_device, on_host;
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return slot_of(a) < slot_of(b); });
+  for (const std::size_t i : order)
+    (is_dynamic && std::count(served.names.begin(), served.names.end(), name_of(context.adapters[i])) == 0 ? on_host
+                                                                                                           : on_device)
+        .push_back(i);
   AdapterStacks stacks(served, plan.mesh.tp, context, slots_with(served.slots, served.first_slot, on_device));
   for (const PartitionRule& rule : base) stacks.add(rule, true);
   std::move(stacks).finish(plan, target);

@@ -25,11 +25,12 @@ struct ServedAdapters {
   std::uint32_t first_slot = 0;  // slots before it are empty
   std::uint32_t rank = 0;        // ranks of adapters are padded with zeros to this one
   std::uint32_t batch = 1;
-  bool transposes = true;       // a slot has the columns of lora_A and lora_B as rows
-  bool splits_unsplit = true;   // ranks also share the dims that they do not share in the base
-  std::set<std::string> names;  // of adapters in the slots; empty if unknown
+  bool transposes = true;      // a slot has the columns of lora_A and lora_B as rows
+  bool splits_unsplit = true;  // ranks also share the dims that they do not share in the base
+  /// Adapters in the slots, in their order, which neuron_config.json sorts; empty if unknown.
+  std::vector<std::string> names;
   /// With dynamic_multi_lora: adapters that also have files of their own, each with the stacks of all of them.
-  std::set<std::string> on_host;
+  std::vector<std::string> on_host;
   std::uint32_t host_slots = 0;
 
   bool operator==(const ServedAdapters&) const = default;
