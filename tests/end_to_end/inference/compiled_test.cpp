@@ -286,6 +286,28 @@ TEST_CASE("Adapters are described by neuron_config.json, its lora_config, or the
   }
 }
 
+TEST_CASE("A compiled EAGLE-3 draft whose columns are in another order is refused") {
+  const fs::path golden = compiled_case("spec-eagle3-llama-tp2");
+  const TempDir temp;
+  fs::create_directories(temp / "compiled");
+  fs::copy(golden / "weights", temp / "compiled/weights");
+  write_file(temp / "compiled/neuron_config.json",
+             std::regex_replace(read_file(golden / "neuron_config.json"),
+                                std::regex(R"("is_full_model_shuffled": false)"), R"("is_full_model_shuffled": true)"));
+  const Refusal refusal{.kind = ErrorKind::kUnsupported,
+                        .path = temp / "compiled/neuron_config.json",
+                        .says = {"is_full_model_shuffled", "fc.weight"},
+                        .hint = "is_full_model_shuffled"};
+  TargetRequest request;
+  check_refused([&] { complete_for(all_files(), temp / "compiled", request, false); }, refusal);
+  check_refused(
+      [&] {
+        consolidated(temp / "compiled", temp / "whole",
+                     {.config = golden / "draft", .source_options = {"fused-model=draft"}});
+      },
+      refusal);
+}
+
 TEST_CASE("Adapters are written to the slots with the names of their directories, in any order") {
   const fs::path golden = compiled_case("lora-all-llama-tp2"), adapters = golden / "adapters";
   const TempDir temp;
@@ -589,6 +611,7 @@ TEST_CASE("A description's entries for NxD Inference name what the layout does n
 TEST_CASE("A padded head is inferred from its bias, given half of its form, and not for a larger vocabulary") {
   const fs::path split = compiled_case("vocab-lm_head_pad-sampling-gpt_oss-tp4");
   const TempDir temp;
+  for (const char* directory : {"split", "padded"}) fs::create_directories(temp / directory);
   fs::copy(split / "weights", temp / "split/weights", fs::copy_options::recursive);
   const RequestFields half{.config = split / "original", .source_options = {"lm-head-multiple=16"}};
   CHECK(consolidated(temp / "split", temp / "whole", half) ==
