@@ -308,6 +308,38 @@ TEST_CASE("A compiled EAGLE-3 draft whose columns are in another order is refuse
       refusal);
 }
 
+TEST_CASE("Served adapters without lora_alpha, or with 0, have the scale 1") {
+  const fs::path golden = compiled_case("lora-all-llama-tp2");
+  const TempDir temp;
+  const auto stacks = [&](const json& changes) {
+    for (const char* name : {"lora0", "lora1"}) {
+      fs::create_directories(temp / name);
+      fs::copy(golden / "adapters" / name / "adapter_model.safetensors", temp / name,
+               fs::copy_options::overwrite_existing);
+      json config = json::parse(read_file(golden / "adapters" / name / "adapter_config.json"));
+      config.merge_patch(changes);  // null removes a key
+      if (changes.contains("scale")) config["lora_alpha"] = config["r"];
+      write_file(temp / name / "adapter_config.json", config.dump());
+    }
+    Request request = shard_request(golden / "original", temp / "out", {.layout = "nxdi", .tp = 2, .force = true});
+    const CompiledModel compiled = complete_for(all_files(), golden, request.target, true);
+    request.joined.push_back({kJoinedAdapter, {}, {temp / "lora0", temp / "lora1"}});
+    complete_joined(request, compiled);
+    shard(request);
+    return read_tensors(temp / "out/weights/tp0_sharded_checkpoint.safetensors");
+  };
+  const TensorMap expected = stacks({{"scale", 1}});
+  CHECK((stacks({{"lora_alpha", nullptr}}) == expected));
+  CHECK((stacks({{"lora_alpha", 0}}) == expected));
+  write_safetensors(temp / "lora1/adapter_model.safetensors", {});
+  Request request = shard_request(golden / "original", temp / "out", {.tp = 2, .force = true});
+  request.adapters = {temp / "lora1"};
+  check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kBadInput,
+                                               .path = temp / "lora1/adapter_model.safetensors",
+                                               .says = "contains no tensors",
+                                               .hint = "fetch the file again"});
+}
+
 TEST_CASE("Adapters are written to the slots with the names of their directories, in any order") {
   const fs::path golden = compiled_case("lora-all-llama-tp2"), adapters = golden / "adapters";
   const TempDir temp;

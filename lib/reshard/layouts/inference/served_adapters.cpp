@@ -101,6 +101,14 @@ struct WrappedLinear {
 /// One matrix of each adapter for a linear, by adapter; nullptr if an adapter lacks it.
 using Matrices = std::vector<const LogicalTensor*>;
 
+/// Returns NxD Inference's scale of an adapter: 1 without lora_alpha, for which PEFT has 8, or if it is 0.
+double scale_of(const AdapterConfig& config) {
+  const bool has_alpha = parse_json(config.text, config.path, JsonDialect::kPython).contains("lora_alpha");
+  if (!has_alpha || config.lora_alpha == 0) return 1;
+  const double rank = static_cast<double>(config.r);
+  return config.lora_alpha / (config.use_rslora ? std::sqrt(rank) : rank);
+}
+
 /// The adapter in each slot; std::nullopt for an empty slot.
 using Slots = std::vector<std::optional<std::size_t>>;
 
@@ -250,9 +258,7 @@ class AdapterStacks {
 
   /// Returns the name of lora_A, multiplied by the scale of its adapter.
   std::string scaled(const LogicalTensor& tensor, std::size_t adapter) {
-    const AdapterConfig& config = context_.adapters[adapter].config;
-    const double rank = static_cast<double>(config.r);
-    const double factor = config.lora_alpha / (config.use_rslora ? std::sqrt(rank) : rank);
+    const double factor = scale_of(context_.adapters[adapter].config);
     LogicalTensor result = tensor;
     result.name += ".scaled";
     result.computed = std::make_shared<const Computed>(Computed{scaled_recipe(factor), {tensor.name}});

@@ -37,6 +37,10 @@ Checkpoint read_peft_adapter(Files& files, const std::string& name, const fs::pa
     if (!files.exists(directory / file)) continue;
     checkpoint.path = directory / file;
     const Container container = read_container(files, checkpoint.path, format);
+    if (container.tensors.empty())
+      throw Error(ErrorKind::kBadInput, "contains no tensors")
+          .in(checkpoint.path)
+          .hint("save the adapter again, or fetch the file again");
     for (const std::string& warning : container.warnings)
       checkpoint.notes.push_back(std::string(file) + ": " + warning);
     checkpoint.map = whole_map({container});
