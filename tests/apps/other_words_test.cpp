@@ -74,6 +74,7 @@ TEST_CASE("for options of other programs that mean something else a hint names o
            {{"--local_ranks_size", "2"}, "try: --end-rank"},
            {{"-m", "x"}, "as the first argument"},
            {{"--nxdt_yaml_config", "x.yaml"}, "try: --config, which takes the model's config.json"},
+           {{"--draft_model_path", "x"}, "try: --draft for a fused speculation; shard the draft"},
            {{"--skip-sharding"}, "then run reshard shard into"},
            {{"--quantized"}, "reshard quantises none"},
            {{"--batch_size", "1"}, "try: leave it out: it does not change the weights"},
