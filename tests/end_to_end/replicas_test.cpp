@@ -187,6 +187,16 @@ TEST_CASE("Copies that may differ are told once each, by tensor and file, and th
   }
 }
 
+TEST_CASE("Norms of layouts for inference, which no rank trained, do not drift apart") {
+  for (const char* layout : {"nxdi", "presharded", "vllm"}) {
+    CAPTURE(layout);
+    const Input input({}, {.layout = layout, .tp = 2}, 3);
+    flip_bit(input.rank_file(1), std::string(layout) == "nxdi" ? std::string(kNorm).substr(6) : kNorm);
+    check_refused([&] { input.whole(); },
+                  {.kind = ErrorKind::kBadInput, .path = input.rank_file(1), .says = "is a replica of"});
+  }
+}
+
 TEST_CASE("A norm that drifted apart between ranks is the first rank's, and told once for each replica") {
   for (const unsigned threads : {1u, 3u}) {
     DYNAMIC_SECTION("threads " << threads) {

@@ -340,6 +340,9 @@ void view_by_rule(SourceMap& map, std::uint32_t index, const PartitionRule& rule
 void add_source_rank(SourceMap& map, const Container& file, RankId rank, const ShardedCheckpoint& checkpoint,
                      const std::unordered_map<std::string, NamedRule>& rules) {
   const std::uint32_t first_file = map.add_files(file, rank);
+  // Layouts without an optimizer's files are for inference: whole models were split into them.
+  const RankFormat* format = checkpoint.folder.layout == nullptr ? nullptr : checkpoint.folder.layout->ranks();
+  const bool trains = format == nullptr || format->optimizer.has_value();
   for (const TensorEntry& tensor : file.tensors) {
     const auto found = rules.find(tensor.name);
     if (found != rules.end() && !found->second.rule->is_on(rank.ep_rank))
@@ -370,7 +373,7 @@ void add_source_rank(SourceMap& map, const Container& file, RankId rank, const S
       StoredTensor& stored = map.stored[index];
       stored.tied = rule.tied || !found->second.tied_to.empty();
       if (stored.tied) stored.label = PartitionLabel::kTied;
-      stored.replicated = rule.label == PartitionLabel::kReplicated && !stored.tied;
+      stored.replicated = trains && rule.label == PartitionLabel::kReplicated && !stored.tied;
       stored.expert_parallel = rule.expert_parallel;
       return index;
     };

@@ -64,7 +64,7 @@ bool is_count(const LogicalTensor& tensor) {
 /// come from two saves.
 bool may_differ(const SourceMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
   if (is_count(tensor) || !tensor.unconfirmed_hint.empty()) return false;
-  return map.inferred_partition_hint.empty() || (stored.replicated && stored.label == PartitionLabel::kReplicated);
+  return map.inferred_partition_hint.empty() || stored.label == PartitionLabel::kReplicated;
 }
 
 std::string hint_of(const SourceMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
