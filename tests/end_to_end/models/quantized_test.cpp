@@ -284,6 +284,17 @@ TEST_CASE("Scales of groups in another order are on every rank, which a note say
   }
 }
 
+TEST_CASE("Trainers are not said to load the ranks of a quantised model") {
+  const Input input = quantized(method_of("fp8 blocks"));
+  for (const char* layout : {"nxd", "optimum", "ranks"}) {
+    CAPTURE(layout);
+    const std::string notes = joined_notes(*plan_shard(
+        shard_request(input / "model", input / "out", {.layout = layout, .format = Format::kXser, .tp = 2})));
+    CHECK_THAT(notes, !Says("loads these files"));
+    CHECK_THAT(notes, Says("no parameters for quantised weights"));
+  }
+}
+
 TEST_CASE("A scale that is missing is noticed") {
   for (const Method& method : methods()) {
     const Input input = quantized(method);

@@ -327,7 +327,9 @@ TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const Tar
     note_attention(model, options, trainer.attention_settings(*plan.attention, plan.mesh.tp), plan);
   for (std::string& note : partition_notes(model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
   for (std::string& note : assumed_stage_notes(model, plan.mesh.pp)) plan.notes.push_back(std::move(note));
-  plan.loaded_by = trainer.loaded_by(request, plan, stages);
+  plan.loaded_by = !model.quant_method.empty()
+                       ? "only reshard reads these files: trainers have no parameters for quantised weights"
+                       : trainer.loaded_by(request, plan, stages);
   return plan;
 }
 
