@@ -651,10 +651,10 @@ TEST_CASE("A padded head is inferred from its bias, given half of its form, and 
   const fs::path padded = compiled_case("vocab-lm_head_pad-llama4-tp2");
   fs::copy(padded / "weights", temp / "padded/weights", fs::copy_options::recursive);
   json config = json::parse(read_file(padded / "original/config.json"));
-  config["text_config"]["vocab_size"] = 33;  // the files have 32 rows
+  config["text_config"]["vocab_size"] = 33;  // the padded head has 32 rows
   write_file(temp / "config.json", config.dump());
   check_refused([&] { consolidated(temp / "padded", temp / "third", {.config = temp / "config.json"}); },
-                {.kind = ErrorKind::kBadInput, .says = "lm_head"});
+                {.kind = ErrorKind::kBadInput, .says = "does not fit"});
 }
 
 }  // namespace
