@@ -15,17 +15,18 @@ namespace {
 TEST_CASE("A compiled model's configuration loses NxD Inference's keys and gets its own sizes back") {
   const TempDir dir;
   write_file(dir / kNeuronConfigFile,
-             R"({"model_type": "gpt_oss", "hidden_size": 3072, "original_hidden_size": 2880,
+             R"({"model_type": "gpt_oss", "hidden_size": 3072, "original_hidden_size": 2880, "hidden_act": "sigmoid",
     "moe_intermediate_size": 128, "moe_intermediate_pad_size": 28, "original_max_position_embeddings": 7,
     "max_position_embeddings": 64, "text_config": {"hidden_size": 5, "neuron_config": {"tp_degree": 2}}, "fused_spec_config": null, "metadata": null,
     "attribute_map": {}, "neuron_config": {"torch_dtype": "bfloat16", "quantize_clamp_bound": Infinity}})");
   const ModelConfig config = read_model_config(local_storage(), dir.path());
   CHECK(config.path == dir / kNeuronConfigFile);
   CHECK(config.model_type == "gpt_oss");
-  CHECK(*config.json == parse_json(R"({"model_type": "gpt_oss", "hidden_size": 2880, "moe_intermediate_size": 100,
+  CHECK(*config.json ==
+        parse_json(R"({"model_type": "gpt_oss", "hidden_size": 2880, "hidden_act": "silu", "moe_intermediate_size": 100,
     "original_max_position_embeddings": 7, "max_position_embeddings": 64, "text_config": {"hidden_size": 5},
     "torch_dtype": "bfloat16"})",
-                                   {}));
+                   {}));
   write_file(dir / kConfigFile, R"({"model_type": "llama"})");
   CHECK(read_model_config(local_storage(), dir.path()).model_type == "llama");
 }

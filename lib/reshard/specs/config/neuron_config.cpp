@@ -37,6 +37,9 @@ void remove_copies(Json& config) {
 
 /// Restores the original sizes, which some families store under another key.
 void restore_sizes(Json& config) {
+  // The class that stores the original hidden size replaces silu by the sigmoid in it, which its experts compute.
+  if (config.contains("original_hidden_size") && config.contains("hidden_act") && config.at("hidden_act") == "sigmoid")
+    config["hidden_act"] = "silu";
   for (const char* key : kPaddedSizes) {
     const auto original = config.find(std::string("original_") + key);
     if (original == config.end()) continue;
