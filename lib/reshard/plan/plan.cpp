@@ -107,7 +107,8 @@ fs::path output_beside(Files& files, const Checkpoint& source) {
 void validate_source(Files& files, const Request& request, Checkpoint& source) {
   if (request.target.lora_fuse && source.adapters.empty())
     throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: this is no adapter").in(source.path);
-  validate_has_states(request.source, source);
+  const std::string of_states = state_option(request.target);
+  if (request.source.with_optimizer) validate_has_states(of_states.empty() ? "with-optimizer" : of_states, source);
   validate_names(source, *request.target.layout);
   validate_has_tensors(source);
   validate_outside(files, *request.output_directory, source);

@@ -248,6 +248,7 @@ TEST_CASE("with-optimizer is refused where there is none, and where it has no pl
   };
   refused(temp / "in", to_hf, {.says = "of layout hf have no place for optimizer states"});
   refused(temp / "hf", to_dcp, {.says = "one in layout hf is not a checkpoint whose optimizer can be read"});
+  refused(temp / "hf", {.layout = "nxd", .tp = 1, .options = {"dp=2"}}, {.says = "`dp`: one in layout hf"});
   refused(temp / "hf/model.safetensors", to_dcp, {.says = "a file of tensors"});
   refused(dcp_case("llama-plain") / "sharded", to_dcp, {.kind = ErrorKind::kBadInput, .says = "but no optimizer"});
   check_refused([&] { consolidated(temp / "in", temp / "out", {.with_optimizer = true}); }, common);

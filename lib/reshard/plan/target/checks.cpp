@@ -69,10 +69,9 @@ void validate_takes_states(const SourceRequest& source, const Layout& target) {
             layout_names([](const Layout& layout) { return layout.traits().writes_states(); }));
 }
 
-void validate_has_states(const SourceRequest& request, const Checkpoint& checkpoint) {
-  if (!request.with_optimizer) return;
+void validate_has_states(const std::string& option, const Checkpoint& checkpoint) {
   if (checkpoint.layout == nullptr || !checkpoint.layout->traits().reads_states())
-    throw Error(ErrorKind::kUsage, fmt::format("`with-optimizer`: {} is not a checkpoint whose optimizer can be read",
+    throw Error(ErrorKind::kUsage, fmt::format("`{}`: {} is not a checkpoint whose optimizer can be read", option,
                                                checkpoint.layout == nullptr
                                                    ? "a file of tensors"
                                                    : fmt::format("one in layout {}", checkpoint.layout->traits().name)))
@@ -82,7 +81,7 @@ void validate_has_states(const SourceRequest& request, const Checkpoint& checkpo
   if (checkpoint.states.empty())
     throw Error(ErrorKind::kBadInput, "contains a model, but no optimizer")
         .in(checkpoint.path)
-        .hint("leave out `with-optimizer`, or give the directory that contains both");
+        .hint(fmt::format("leave out `{}`, or give the directory that contains both", option));
 }
 
 void validate_has_tensors(const Checkpoint& checkpoint) {

@@ -18,7 +18,8 @@ std::string rank_option(const TargetRequest& target);
 /// \throws Error kUsage if the target's layout cannot contain optimizer state, or if it cannot be read from the
 /// source's layout; kBadInput if the source has none.
 void validate_takes_states(const SourceRequest& source, const Layout& target);
-void validate_has_states(const SourceRequest& request, const Checkpoint& checkpoint);
+/// \param option  the option that asks for states
+void validate_has_states(const std::string& option, const Checkpoint& checkpoint);
 
 /// \throws Error kBadInput if the checkpoint has no model tensors.
 void validate_has_tensors(const Checkpoint& checkpoint);
