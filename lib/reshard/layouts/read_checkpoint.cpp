@@ -76,18 +76,34 @@ std::string hint_for_misplaced_ranks(Files& files, const fs::path& directory) {
   return {};
 }
 
+/// Returns the names of at most kMostFolders folders in `directory`.
+std::vector<std::string> folders_in(Files& files, const fs::path& directory) {
+  std::vector<std::string> names;
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (entry.kind == FileKind::kDirectory && !entry.name.starts_with('.') && names.size() < kMostFolders)
+      names.push_back(entry.name);
+  return names;
+}
+
+/// Returns the folders in `directory` that contain a checkpoint, for a message.
+std::vector<std::string> folders_with_checkpoints(Files& files, const fs::path& directory) {
+  std::vector<std::string> folders;
+  for (const std::string& name : folders_in(files, directory))
+    if (holds_checkpoint(files, directory / name)) folders.push_back(printable(name) + "/");
+  return folders;
+}
+
 /// Returns a hint for a directory that is not a checkpoint: the folders in it that contain one, or its only weights
 /// file, or a likely mistake. May be empty.
 std::string hint_for_contents(Files& files, const fs::path& directory) {
   if (const std::vector<std::string> snapshots = hub_snapshots(files, directory); !snapshots.empty())
     return fmt::format("it is a model in the cache of the Hugging Face Hub: give {} {}",
                        snapshots.size() == 1 ? "its snapshot" : "one of its snapshots,", list_names(snapshots));
-  std::vector<std::string> folders;
-  std::size_t seen = 0;
-  for (const DirectoryEntry& entry : files.list(directory))
-    if (entry.kind == FileKind::kDirectory && !entry.name.starts_with('.') && ++seen <= kMostFolders &&
-        holds_checkpoint(files, directory / entry.name))
-      folders.push_back(printable(entry.name) + "/");
+  std::vector<std::string> folders = folders_with_checkpoints(files, directory);
+  if (folders.empty())  // NxD's adapters are in lora_adapter/NAME
+    if (const std::vector<std::string> inner = folders_in(files, directory); inner.size() == 1)
+      for (const std::string& name : folders_with_checkpoints(files, directory / inner.front()))
+        folders.push_back(printable(inner.front()) + "/" + name);
   std::sort(folders.begin(), folders.end(), natural_less);
   if (folders.size() == 1) return fmt::format("{} in it contains a checkpoint: give that folder", folders.front());
   if (!folders.empty())

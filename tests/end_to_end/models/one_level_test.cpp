@@ -155,6 +155,9 @@ TEST_CASE("Ranks of NxD's older form are found in shards/, and other folders wit
   const Error one = folder_refusal(input, input / "traced");
   CHECK_THAT(one.hint(), Says("text_model/ in it contains a checkpoint"));
   CHECK(error_of([&] { read_checkpoint(input / "traced", {}); }).hint() == one.hint());
+  fs::create_directories(input / "above");
+  fs::create_symlink(input / "traced", input / "above/traced");
+  CHECK_THAT(folder_refusal(input, input / "above").hint(), Says("traced/text_model/ in it contains a checkpoint"));
   write_model(input / "traced/vision_model", input.model, input.tensors);
   CHECK_THAT(folder_refusal(input, input / "traced").hint(), Says("give one of them: text_model/, vision_model/"));
 
