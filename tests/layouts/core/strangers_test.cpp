@@ -31,7 +31,7 @@ TEST_CASE("A tensor's name that only one system has names the system and what to
   const char* const unmerged = "LoRA adapter that is not merged";
   const char* const eagle = "draft model of EAGLE";
   const Case cases[] = {
-      {"draft_model.norm.weight", "fused speculation", "two Hugging Face models", {"rank_util.rank"}},
+      {"draft_model.norm.weight", "fused speculation", "`fused-model` draft", {"rank_util.rank"}},
       {"medusa_head_0.1.weight", "Medusa heads", "without them", {"norm.weight"}},
       {"layers.0.q_proj.lora_A.weight_active",
        "multi-LoRA serving",
@@ -43,7 +43,7 @@ TEST_CASE("A tensor's name that only one system has names the system and what to
       {"layers.0.self_attn.tkg_o_proj.o_proj.weight", "context encoding", "Hugging Face model"},
       {"decoder.layers.self_attention.linear_qkv.weight", "Megatron-LM", "export"},
       {"decoder.layers.3.mlp.linear_fc1.weight", "Megatron-LM", "export", {"embedding.weight"}},
-      {"fc.weight", eagle, "shard it with its target", {"layers.0.mlp.up_proj.weight"}},
+      {"fc.weight", eagle, "`family` to llama_eagle", {"layers.0.mlp.up_proj.weight"}},
       {"layers.0.hidden_norm.weight", eagle, "shard it with its target", {"layers.0.mlp.up_proj.weight"}},
       {"layers.0.mlp.up_proj.scale", "NxD's own quantisation", "set `config`", {"layers.0.mlp.up_proj.weight"}}};
   for (const Case& each : cases) {

@@ -30,7 +30,8 @@ constexpr const char* kTakeOriginal = "use the Hugging Face model that it was co
 /// The first row that matches any name is used, so specific rows come before general ones.
 constexpr Stranger kStrangers[] = {
     {R"(^(target|draft)_model\.)", "fused speculation in NxD Inference: a target and a draft model in one file",
-     "use the two Hugging Face models that the files were converted from"},
+     "set `config` to the directory of the target, or to that of the draft, with `fused-model` draft", nullptr, nullptr,
+     nullptr, "without config.json, such checkpoints are not supported"},
     {R"((^|\.)medusa_heads?[_.])", "Medusa heads", "use the Hugging Face model without them"},
     {R"(\.lora_[AB]\.weight_active$)", "NxD Inference's multi-LoRA serving",
      "use the Hugging Face model and the adapters that the files were converted from"},
@@ -44,10 +45,11 @@ constexpr Stranger kStrangers[] = {
      "a checkpoint of Megatron-LM",
      "export the model from Megatron-LM with Hugging Face's names, for instance with Megatron Bridge"},
     {R"((^|\.)(fc|hidden_norm)\.weight$|(^|\.)midlayer\.)", "a draft model of EAGLE",
-     "shard it with its target for NxD Inference: `draft`, with `draft-family` llama_eagle or llama_eagle3 unless "
-     "`for` is "
-     "given; its layer must be called layers.0, not midlayer",
-     nullptr, R"((^|\.)layers\.[1-9])", R"((^|\.)(layers\.0|midlayer)\.)"},
+     "to read rank files, set `family` to llama_eagle or llama_eagle3; to write them, shard it with its target for NxD "
+     "Inference: `draft`, with `draft-family` llama_eagle or llama_eagle3 unless `for` is given; its layer must be "
+     "called layers.0, not midlayer",
+     nullptr, R"((^|\.)layers\.[1-9])", R"((^|\.)(layers\.0|midlayer)\.)",
+     "with the family of its config.json, such checkpoints are not supported"},
     {R"(\.scale$)", "NxD's own quantisation, which stores scales next to the weights as .scale",
      "set `config` to the model's config.json, or use the model from before it was quantised", ".weight",
      R"((^|\.)rank_util\.rank$)", nullptr,
