@@ -567,9 +567,8 @@ void add_lora_fuse(Command command, std::string& how) {
   command
       .add_option("--lora-fuse", how,
                   "lora_A of fused linears: mean (as optimum-neuron does), exact (stacked), or same, which "
-                  "accepts only equal ones (as NxD needs)")
-      .type_name("HOW")
-      .capture_default_str();
+                  "accepts only equal ones (as NxD needs) (default: mean; for NxD: same)")
+      .type_name("HOW");
 }
 
 LoraFuse parse_lora_fuse(const std::string& text) {

@@ -112,7 +112,9 @@ void add_options(Command command, ConvertArguments& arguments) {
   add_selection(command, arguments.selection);
   add_lora_fuse(command, arguments.lora_fuse);
   command.option("--lora-fuse")
-      .description("lora_A of fused linears, where an adapter is sharded for the model of --config: mean or exact");
+      .description(
+          "lora_A of fused linears, where an adapter is sharded for the model of --config: mean, exact or same "
+          "(default: mean; for NxD: same)");
 }
 
 }  // namespace

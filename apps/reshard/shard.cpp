@@ -147,8 +147,8 @@ void add_shard(Command app, Together& together) {
   command
       .add_option(
           "--adapter", arguments->adapters,
-          std::string(
-              "Directory of a LoRA adapter saved by PEFT, or of several. Only adapters are written, in layout ") +
+          std::string("Directory of a LoRA adapter saved by PEFT, or of several; once per directory. Only adapters are "
+                      "written, in layout ") +
               layout_names([](const Layout& layout) { return layout.traits().holds_adapters(); }) +
               " (default: the first); MODEL_DIR needs only config.json. Layout " +
               layout_names([](const Layout& layout) { return layout.joined_roles().count(kJoinedAdapter) > 0; }) +
