@@ -85,6 +85,24 @@ TEST_CASE("Ranks that become others of the same layout without their form are to
   CHECK_THAT(notes({"fuse-qkv", "kernels=none"}), !Says("the source was written"));
 }
 
+TEST_CASE("Weights next to the neuron_config.json of another model get advice that helps") {
+  const TempDir temp;
+  const fs::path none = testdata("golden/nxdi_kernels/none-square-llama-tp4"),
+                 all = testdata("golden/nxdi_kernels/all-square-llama-tp4");
+  fs::create_directories(temp / "files");
+  fs::copy(none / "weights", temp / "files/weights");
+  fs::copy_file(all / "neuron_config.json", temp / "files/neuron_config.json");
+  const char* const hint =
+      "leave out `from-kernels`; or, if neuron_config.json belongs to another compiled model, remove it and set "
+      "`config`";
+  check_refused([&] { consolidated(temp / "files", temp / "whole"); }, {.says = "not transposed", .hint = hint});
+  check_refused([&] { consolidated(temp / "files", temp / "whole", {.source_options = {"kernels=none"}}); },
+                {.kind = ErrorKind::kUsage, .says = "contradicts the compiled model", .hint = hint});
+  fs::remove(temp / "files/neuron_config.json");
+  CHECK_NOTHROW(
+      consolidated(temp / "files", temp / "whole", {.config = none / "original", .source_options = {"kernels=none"}}));
+}
+
 TEST_CASE("Kernels that contradict the shapes, the compiled model or the options are errors") {
   const fs::path golden_case = testdata("golden/nxdi_kernels/mlp-out-bias-llama-tp2");
   const TempDir temp;

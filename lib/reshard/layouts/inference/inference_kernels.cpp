@@ -192,7 +192,9 @@ Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<Part
               given ? "neuron_config.json or `from-kernels`" : "the metadata of the file", is_declared ? "" : " not"))
           .in(file.path)
           .tensor(by_shape.decides->name)
-          .hint("neuron_config.json belongs to another compiled model; `from-kernels` takes precedence over it");
+          .hint(
+              "leave out `from-kernels`; or, if neuron_config.json belongs to another compiled model, remove it and "
+              "set `config`");
     const bool has_matrices = by_shape.decides != nullptr || by_shape.square != nullptr;
     if (has_matrices && recorded && is_declared != (recorded->count(kernel) > 0))
       throw Error(ErrorKind::kBadInput,

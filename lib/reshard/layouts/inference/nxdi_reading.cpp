@@ -44,7 +44,9 @@ OptionValues declared_options(Files& files, const Checkpoint& checkpoint, const 
           throw Error(ErrorKind::kUsage, fmt::format("`from-{}` {} contradicts the compiled model, which has {}", name,
                                                      given.all().at(name), value))
               .in(model->file)
-              .hint(fmt::format("leave out `from-{}`", name));
+              .hint(fmt::format("leave out `from-{}`; or, if neuron_config.json belongs to another compiled model, "
+                                "remove it and set `config`",
+                                name));
         if (!given.has(name)) given.set(name, value);
       }
       break;
