@@ -141,6 +141,31 @@ TEST_CASE("A draft is read with a configuration of its own alone") {
                 {.kind = ErrorKind::kUsage, .says = "the draft has a configuration of its own", .hint = "`config`"});
 }
 
+TEST_CASE("Errors about files without neuron_config.json say what is in it") {
+  const TempDir temp;
+  const auto refused = [&](const std::string& name, const char* config, const std::vector<std::string>& options,
+                           const Refusal& refusal) {
+    CAPTURE(name);
+    RequestFields fields{.source_options = options};
+    if (*config != '\0') fields.config = compiled_case(name) / config;
+    const fs::path files = temp / name;
+    fs::create_directories(files);
+    if (!fs::exists(files / "weights")) fs::copy(compiled_case(name) / "weights", files / "weights");
+    check_refused([&] { consolidated(files, temp / "whole", fields); }, refusal);
+  };
+  refused("moe-gpt_oss-padded-tp2", "original", {},
+          {.tensor = "embed_tokens.weight",
+           .says = "its shape [30, 32]",
+           .hint = "weights or set `from-padded-hidden-size` or set `from-padded-intermediate-size`"});
+  refused(
+      "moe-qwen3_moe-shard_on_i-tp2", "original", {},
+      {.tensor = "layers.0.mlp.expert_mlps.mlp_op.gate_up_proj.weight", .hint = "copy its neuron_config.json next to"});
+  refused("spec-fused-llama-tp2", "", {"fused-model=draft"},
+          {.kind = ErrorKind::kUnsupported, .says = "without config.json", .hint = "`config`"});
+  refused("spec-eagle-llama-tp2", "draft", {"fused-model=draft"},
+          {.kind = ErrorKind::kUnsupported, .tensor = "fc.weight", .hint = "set `family` to llama_eagle"});
+}
+
 TEST_CASE("A compiled model's settings are completed, and must not be contradicted") {
   const fs::path compiled = compiled_case("moe-qwen3_moe-ep2-tp4");
   TargetRequest request;

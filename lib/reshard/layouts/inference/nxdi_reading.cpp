@@ -60,23 +60,29 @@ std::vector<PartitionRule> read_rules(const ShardedCheckpoint& shards, const Mod
   return nxdi_rules(model, shards.tp, form, holds, float_dtype(shards.files.front().front().tensors));
 }
 
-/// Whether the tensors of the first rank have the shapes that `form` results in.
-bool fits_form(const ShardedCheckpoint& shards, const Model& model, const OptionValues& form, const HoldsName& holds) {
+/// Returns the first stored tensor for which the first rank has none of the size that `rules` result in.
+std::optional<std::string> first_misfit(const ShardedCheckpoint& shards, const Model& model,
+                                        const std::vector<PartitionRule>& rules) {
   std::unordered_map<std::string_view, const Dims*> shapes;
   for (const ModelParameter& parameter : model.parameters) shapes.emplace(parameter.name, &parameter.shape);
   std::unordered_map<std::string, const TensorEntry*> stored;
   for (const TensorEntry& tensor : shards.files.front().front().tensors) stored.emplace(tensor.name, &tensor);
-  for (const PartitionRule& rule : read_rules(shards, model, form, holds)) {
+  for (const PartitionRule& rule : rules) {
     std::vector<Dims> parts;
     for (const PartitionRule::Part& part : rule.parts)
       parts.push_back(part.changed ? part.changed->change.shape_of(*shapes.at(part.changed->parameter))
                                    : *shapes.at(part.logical_name));
     const auto shape = stored_shape(rule, 0, parts);
     const auto tensor = stored.find(rule.stored_name);
-    if (!shape || tensor == stored.end()) return false;
-    if (num_elems(file_shape(rule, 0, *shape)) != num_elems(tensor->second->shape)) return false;
+    if (!shape || tensor == stored.end() || num_elems(file_shape(rule, 0, *shape)) != num_elems(tensor->second->shape))
+      return rule.stored_name;
   }
-  return true;
+  return std::nullopt;
+}
+
+/// Whether the tensors of the first rank have the shapes that `form` results in.
+bool fits_form(const ShardedCheckpoint& shards, const Model& model, const OptionValues& form, const HoldsName& holds) {
+  return !first_misfit(shards, model, read_rules(shards, model, form, holds));
 }
 
 /// Sets the degrees from index `first` on that `degrees` lists without a value, so that the shapes fit.
@@ -165,6 +171,32 @@ OptionValues form_of(const ShardedCheckpoint& shards, const Model& model, const 
     }
   find_degrees(shards, model, form, holds, unknown);  // if none fits, the error names a tensor
   return form;
+}
+
+/// Validates the sizes of the first rank's tensors, if the model may have padding that only neuron_config.json shows.
+void validate_unpadded(const ShardedCheckpoint& shards, const Model& model, const OptionValues& form,
+                       const std::vector<PartitionRule>& rules) {
+  bool may_be_padded = false;
+  std::string options;
+  for (const LayoutOption* option : {&kPaddedHidden, &kPaddedIntermediate, &kShardOnIntermediate}) {
+    const OptionValues padded = with_setting(form, *option, tried_degree(form, *option));
+    if (form.has(option->name) || !has_effect(model, padded, *option)) continue;
+    may_be_padded = true;
+    if (option->of_source) options += fmt::format(" or set `from-{}`", option->name);
+  }
+  const Container& file = shards.files.front().front();
+  const auto name = may_be_padded ? first_misfit(shards, model, rules) : std::nullopt;
+  const auto tensor =
+      std::find_if(file.tensors.begin(), file.tensors.end(), [&](const TensorEntry& one) { return one.name == name; });
+  if (tensor == file.tensors.end()) return;
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("its shape {} does not fit its partition over {} ranks", to_string(tensor->shape), shards.tp))
+      .in(file.path)
+      .tensor(tensor->name)
+      .hint(
+          "the last ranks are missing, config.json belongs to another model, or the model was padded: copy its "
+          "neuron_config.json next to the folder with the weights" +
+          options);
 }
 
 /// Removes `wrapper` from the name of a tensor in a wrapped module.
@@ -301,6 +333,7 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
   const std::set<std::string> left_out = add_scales_in_files(shards, checkpoint, nxdi_names(model, form), declared);
   std::vector<PartitionRule>& rules = shards.rules.emplace_back(read_rules(shards, model, form, holds));
   std::erase_if(rules, [&](const PartitionRule& rule) { return left_out.count(rule.stored_name) > 0; });
+  validate_unpadded(shards, model, form, rules);
   note_rounded(rules, checkpoint);
   const std::optional<Kernels> given = kernels_of(declared, "from-");
   const Kernels kernels = kernels_in_files(shards, rules, model, given);
