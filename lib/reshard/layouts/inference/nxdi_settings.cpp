@@ -54,12 +54,15 @@ void validate_plain_values(const Json& settings, const fs::path& path) {
   if (has("is_mxfp4_compute"))
     throw Error(ErrorKind::kUnsupported, "has is_mxfp4_compute: the experts are in tiles of MXFP4 for the hardware")
         .in(path)
-        .hint("compile the model without is_mxfp4_compute, or use the model that it was compiled from");
+        .hint(
+            "compile the model without is_mxfp4_compute; to read its weights, use the model that it was compiled from");
   if (has("is_full_model_shuffled") && has("is_eagle_draft") && has("is_eagle3"))
     throw Error(ErrorKind::kUnsupported,
                 "has is_full_model_shuffled: the columns of the EAGLE-3 draft's fc.weight are in another order")
         .in(path)
-        .hint("compile the draft without is_full_model_shuffled, or use the draft that it was compiled from");
+        .hint(
+            "compile the draft without is_full_model_shuffled; to read its weights, use the draft that it was compiled "
+            "from");
 }
 
 /// Whether the compiled model takes weights that NxD Inference has multiplied by those of a norm.
