@@ -315,7 +315,7 @@ TEST_CASE("Adapters are described by neuron_config.json, its lora_config, or the
           {.kind = ErrorKind::kBadInput,
            .path = golden / "neuron_config.json",
            .says = "weights in another format",
-           .hint = "with `lora-config`"});
+           .hint = "with `lora-config` '{"});
   refused(R"({"neuron_config": {"lora_config": null}})", false,
           {.kind = ErrorKind::kUsage, .says = "compiled without adapters"});
   try {

@@ -103,6 +103,14 @@ TEST_CASE("Weights next to the neuron_config.json of another model get advice th
       consolidated(temp / "files", temp / "whole", {.config = none / "original", .source_options = {"kernels=none"}}));
 }
 
+TEST_CASE("All kernels of a compiled model are named at once, also that of the fused projection") {
+  const TempDir temp;
+  const fs::path golden_case = testdata("golden/nxdi_kernels/all-square-llama-tp4");
+  fs::copy_file(golden_case / "neuron_config.json", temp / "neuron_config.json");
+  check_refused([&] { plan_shard(shard_request(golden_case / "original", temp.path(), {.layout = "nxdi", .tp = 4})); },
+                {.path = temp / "neuron_config.json", .hint = "with `fuse-qkv` and with `kernels` mlp,out-proj,qkv"});
+}
+
 TEST_CASE("Kernels that contradict the shapes, the compiled model or the options are errors") {
   const fs::path golden_case = testdata("golden/nxdi_kernels/mlp-out-bias-llama-tp2");
   const TempDir temp;

@@ -312,13 +312,18 @@ std::vector<std::string> missing_options(CompiledModel compiled, const TargetPla
     const auto value_in = [&](const OptionValues& form) { return form.has(option) ? form.all().at(option) : ""; };
     if (plan.idle.count(option) || value_in(compiled.options) == value_in(plan.form)) continue;
     const std::string value = value_in(compiled.options);
+    const char* quote = value.find('"') == std::string::npos ? "" : "'";  // for the shell
     needed.push_back(value.empty()     ? fmt::format("without `{}`", option)
                      : value == "true" ? fmt::format("with `{}`", option)
-                                       : fmt::format("with `{}` {}", option, value));
+                                       : fmt::format("with `{}` {}{}{}", option, quote, value, quote));
   }
+  // The kernel of the fused projection is idle only because the plan does not fuse.
+  const bool will_fuse = compiled.options.flag(kFuseQkv.name) && !plan.form.flag(kFuseQkv.name);
   const auto used = [&](const OptionValues& form) {
     Kernels kernels = kernels_of(form).value_or(Kernels{});
-    std::erase_if(kernels, [&](const std::string& kernel) { return plan.idle.count(kernel) > 0; });
+    std::erase_if(kernels, [&](const std::string& kernel) {
+      return plan.idle.count(kernel) > 0 && !(will_fuse && kernel == "qkv");
+    });
     return kernels;
   };
   const Kernels kernels = used(compiled.options);
