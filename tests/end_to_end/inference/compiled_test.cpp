@@ -182,6 +182,12 @@ TEST_CASE("Settings of weights that are not written say so to those who write an
   }
 }
 
+TEST_CASE("Padding that NxD Inference always has may be asked for with a compiled model's settings") {
+  TargetRequest request;
+  request.options.set_flag("pad", true);
+  CHECK_NOTHROW(complete_for(all_files(), compiled_case("spec-fused-llama-tp2"), request, false));
+}
+
 TEST_CASE("A compiled model's settings are completed, and must not be contradicted") {
   const fs::path compiled = compiled_case("moe-qwen3_moe-ep2-tp4");
   TargetRequest request;

@@ -229,9 +229,12 @@ CompiledModel complete_for(Files& files, const std::filesystem::path& path, Targ
         return std::any_of(options.begin(), options.end(),
                            [&](const LayoutOption* option) { return name == option->name && option->type == type; });
       };
+      const bool may_be_idle = std::any_of(options.begin(), options.end(), [&](const LayoutOption* option) {
+        return name == option->name && option->why_idle != nullptr;
+      });
       const auto needed = settings.find(name);
       const std::string asked = request.options.all().at(name);
-      if (needed == settings.end() && !has_type(LayoutOption::Type::kRank))
+      if (needed == settings.end() && !may_be_idle && !has_type(LayoutOption::Type::kRank))
         refuse(name, asked == "true" ? "(given)" : asked, "no such setting");
       if (has_type(LayoutOption::Type::kText) || needed == settings.end()) continue;  // one text in several spellings
       if (needed->second != asked) refuse(name, asked, needed->second);
