@@ -188,6 +188,16 @@ TEST_CASE("Padding that NxD Inference always has may be asked for with a compile
   CHECK_NOTHROW(complete_for(all_files(), compiled_case("spec-fused-llama-tp2"), request, false));
 }
 
+TEST_CASE("An error about the settings of a compiled model of another family names both families") {
+  const TempDir temp;
+  Request request = shard_request(compiled_case("moe-mixtral-tp4") / "original", temp / "out",
+                                  {.layout = "nxdi", .tp = 4, .options = {"fuse-qkv"}});
+  request.target.compiled = testdata("golden/nxdi_kernels/all-square-llama-tp4");
+  check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUnsupported,
+                                               .says = "fused_qkv",
+                                               .hint = "was compiled for a llama model, not for a mixtral model"});
+}
+
 TEST_CASE("A compiled model's settings are completed, and must not be contradicted") {
   const fs::path compiled = compiled_case("moe-qwen3_moe-ep2-tp4");
   TargetRequest request;

@@ -191,6 +191,22 @@ TargetRequest completed(TargetRequest request, const Checkpoint& source) {
   return request;
 }
 
+namespace {
+
+/// Adds to the hint of an error that the compiled model is of another model_type, if so.
+void hint_for_compiled(Files& files, const Draft& draft, const TargetRequest& request, Error& error) {
+  const std::optional<ModelConfig>& own = draft.source.config_read;
+  if (request.compiled.empty() || !own || request.layout->joined_roles().count(request.role) > 0) return;
+  if (!find_model_config(files, request.compiled)) return;
+  const std::string compiled = read_model_config(files, request.compiled).model_type;
+  if (compiled.empty() || compiled == own->model_type) return;
+  error.hint(fmt::format("{}{}{} was compiled for a {} model, not for a {} model", error.hint(),
+                         error.hint().empty() ? "" : "; ", request.compiled.string(), printable(compiled),
+                         printable(own->model_type)));
+}
+
+}  // namespace
+
 TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request, const fs::path& output_directory,
                        std::vector<TargetPlan> joined) {
   const Checkpoint& source = draft.source;
@@ -214,6 +230,7 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
     const bool is_of_source =
         error.kind() == ErrorKind::kBadInput || (error.kind() == ErrorKind::kUnsupported && !error.tensor().empty());
     if (is_of_source && error.path().empty()) error.in(source.layout == nullptr ? source.path : source.directory);
+    hint_for_compiled(files, draft, request, error);
     throw;
   }
   plan.format = format_of(request);
