@@ -187,6 +187,12 @@ TEST_CASE("Planning for an illegal degree is refused with the degrees that work"
   const Error prime = check_refused([] { plan({.vocab = 131}, 2); },
                                     {.kind = ErrorKind::kUsage, .tensor = "model.embed_tokens.weight"});
   CHECK(prime.hint() == "TP degrees that work for this model: 1");
+  Model quantized = model_of({.intermediate = 97});
+  quantized.quant_method = "mxfp4";
+  for (ModelParameter& parameter : quantized.parameters)
+    if (parameter.name.find(".mlp.") != std::string::npos) parameter.experts = 1;
+  check_refused([&] { validate_split(quantized, 2, {}); },
+                {.kind = ErrorKind::kUsage, .hint = "1; for more, set `dtype` to bfloat16, which dequantises"});
 }
 
 TEST_CASE("A grouped-query spec has the sizes of one rank") {

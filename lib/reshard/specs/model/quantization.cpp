@@ -611,7 +611,8 @@ std::shared_ptr<const Json> QuantizationEvidence::config() const {
 
 bool is_dequantized(const std::string& quant_method) {
   const auto method = methods().find(quant_method);
-  return method != methods().end() &&
+  if (method == methods().end()) return false;
+  return !method->second.only_family.empty() ||
          std::any_of(method->second.schemes.begin(), method->second.schemes.end(), [](const auto& scheme) {
            return std::any_of(scheme->parameters.begin(), scheme->parameters.end(),
                               [](const auto& parameter) { return parameter.factor; });

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "reshard/base/strings.h"
+#include "reshard/specs/model/quantization.h"
 
 namespace reshard {
 namespace {
@@ -510,7 +511,12 @@ void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions
   auto problem = tensor_parallel_problem(model, tp, options);
   if (!problem && more) problem = more(tp);
   if (!problem) return;
-  const std::string degrees = degrees_hint(legal_tp_degrees(model, options, more));
+  std::string degrees = degrees_hint(legal_tp_degrees(model, options, more));
+  const auto quantized = std::find_if(model.parameters.begin(), model.parameters.end(), [&](const auto& parameter) {
+    return parameter.name == problem->tensor() && (parameter.experts != 0 || parameter.linear_size != 0);
+  });
+  if (quantized != model.parameters.end() && is_dequantized(model.quant_method))
+    degrees += "; for more, set `dtype` to bfloat16, which dequantises the model first";
   throw problem->hint(problem->hint().empty() ? degrees : problem->hint() + "; " + degrees);
 }
 
