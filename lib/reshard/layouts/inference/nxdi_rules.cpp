@@ -108,14 +108,9 @@ OptionValues with_setting(OptionValues form, const LayoutOption& option, std::ui
   return form;
 }
 
-namespace {
-
-/// Returns the degree to try a setting with: its own, or 2.
 std::uint64_t tried_degree(const OptionValues& form, const LayoutOption& option) {
   return option.type == LayoutOption::Type::kFlag ? 0 : std::max(degree_in(form, option), 2u);
 }
-
-}  // namespace
 
 std::set<std::string> names_with(const Model& model, const OptionValues& form, const LayoutOption& option) {
   OptionValues off = form;

@@ -31,6 +31,9 @@ std::set<std::string> unstored_parameters(const Model& model, const OptionValues
 /// Returns `form` with a setting turned on.
 OptionValues with_setting(OptionValues form, const LayoutOption& option, std::uint64_t degree);
 
+/// Returns the degree to try a setting with: its own, or 2.
+std::uint64_t tried_degree(const OptionValues& form, const LayoutOption& option);
+
 /// Returns the names of entries that checkpoints have only with this setting.
 std::set<std::string> names_with(const Model& model, const OptionValues& form, const LayoutOption& option);
 
