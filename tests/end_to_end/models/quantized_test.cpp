@@ -474,6 +474,8 @@ TEST_CASE("A layout without a place for scales refuses quantised models before i
                       {.kind = ErrorKind::kUnsupported, .says = "has no place for the scales of linears"});
     CHECK_THAT(error.hint(), !Says("TP degrees"));
   }
+  check_refused([&] { shard(input / "model", input / "out", {.layout = "vllm", .tp = 1}); },
+                {.kind = ErrorKind::kUnsupported, .says = "quantised (fp8)", .hint = "set `dtype` to bfloat16"});
 }
 
 TEST_CASE("NxD Inference's scale next to a weight that is not quantised is refused") {

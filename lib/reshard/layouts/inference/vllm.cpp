@@ -20,6 +20,7 @@
 #include "reshard/layouts/ranks/read_ranks.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/layouts/training/trainer.h"
+#include "reshard/specs/model/quantization.h"
 
 namespace reshard {
 namespace {
@@ -114,7 +115,8 @@ void validate_model(const Model& model, const Form& form) {
   if (!model.quant_method.empty())
     refuse(fmt::format("the model is quantised ({}), and vLLM stores quantised weights in its own formats",
                        printable(model.quant_method)),
-           "vLLM loads the Hugging Face directory of a quantised model itself");
+           fmt::format("vLLM loads the Hugging Face directory of a quantised model itself{}",
+                       is_dequantized(model.quant_method) ? "; or dequantise it: set `dtype` to bfloat16" : ""));
   if (is_sglang(form.version) && !architecture.in_sglang)
     refuse(fmt::format("SGLang's tensors of {} are unknown", model.family->model_type), kWhole);
   if (is_sglang(form.version) && form.expert_parallel)
