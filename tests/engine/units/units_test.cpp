@@ -109,6 +109,65 @@ TEST_CASE("Each element of a program is in one share, and in one block of it, wh
     CHECK(std::all_of(of_tensor.begin(), of_tensor.end(), [](unsigned times) { return times == 1; }));
 }
 
+/// Has the program write to one tensor per rank, whose rows have columns of all tensors: pieces of `rows[t]` rows of
+/// tensor t, and a last one with the rest.
+reshard::TargetMap columns_of(Tensors& tensors, const std::vector<std::uint64_t>& rows, std::uint64_t height) {
+  reshard::TargetMap target;
+  target.logical = tensors.map.logical;
+  target.pieces.resize(tensors.map.logical.size());
+  target.files.resize(1);
+  for (std::uint32_t rank = 0, is_last = 0; is_last == 0; ++rank) {
+    std::uint64_t columns = 0;
+    is_last = 1;
+    for (std::uint32_t t = 0; t < target.logical.size(); ++t) {
+      const std::uint64_t all = target.logical[t].shape[0], begin = std::min(all, rank * rows[t]);
+      const std::uint64_t count = std::min(rows[t], all - begin);
+      tensors.program.transfers[t].target = t;
+      if (count > 0) target.pieces[t].push_back({rank, {{begin, 0}, {count, height}}, {columns, 0}});
+      if (begin + count < all) is_last = 0;
+      columns += count;
+    }
+    StoredTensor stored{"t", DType::kBF16, {columns, height}};
+    stored.set_view(View::of({height, columns}).transposed());
+    target.add_stored(std::move(stored));
+  }
+  return target;
+}
+
+TEST_CASE("Each element of tensors that interleave is in one block, whatever their pieces and the memory") {
+  const std::uint64_t seed = GENERATE(from_range(seeds(300)));
+  INFO("RESHARD_TEST_SEED=" << seed);
+  Random random(seed);
+  const std::uint64_t height = pick(random, 2, 6);
+  std::vector<LogicalTensor> list(pick(random, 1, 4));
+  std::vector<std::uint64_t> rows;
+  const std::uint64_t usual = pick(random, 1, 4), pieces = pick(random, 1, 6);
+  for (LogicalTensor& tensor : list) {
+    rows.push_back(random() % 2 ? usual : pick(random, 1, 4));
+    tensor = {"t", DType::kBF16, {random() % 2 ? rows.back() * pieces : pick(random, 1, 20), height}};
+  }
+  Tensors tensors(list);
+  const reshard::TargetMap target = columns_of(tensors, rows, height);
+  const ProgramMaps maps{&tensors.map, &target};
+  const auto count = static_cast<std::uint32_t>(pick(random, 1, 4));
+  const bool whole_leaves = random() % 2;
+  const Units units(maps, tensors.program, count, whole_leaves);
+  std::vector<std::vector<unsigned>> counts;
+  for (const LogicalTensor& tensor : list) counts.emplace_back(num_elems(tensor.shape).value());
+  for (std::uint32_t index = 0; index < count; ++index) {
+    BlockSizes sizes{pick(random, 1, 100), pick(random, 1, 400)};
+    sizes.joined_bytes = pick(random, 0, 4000);
+    BlockQueue queue(maps, tensors.program, parts_of(units, index), sizes, 2, whole_leaves);
+    std::vector<BlockQueue::Item> items;
+    for (unsigned worker = 0; worker < 2; ++worker)
+      while (queue.next(worker, items))
+        for (const BlockQueue::Item& item : items)
+          count_elements(counts[item.transfer], list[item.transfer].shape, item.at.box);
+  }
+  for (const auto& of_tensor : counts)
+    CHECK(std::all_of(of_tensor.begin(), of_tensor.end(), [](unsigned times) { return times == 1; }));
+}
+
 TEST_CASE("Shares are about equally large, but for rows that are not cut") {
   const std::uint64_t seed = GENERATE(from_range(seeds(200)));
   INFO("RESHARD_TEST_SEED=" << seed);

@@ -192,9 +192,14 @@ std::vector<BlockGrid> BlockQueue::grids_of(std::size_t first, std::size_t end) 
   std::vector<BlockGrid> grids;
   for (std::size_t part = first; part < end; ++part) {
     const Transfer& transfer = transfer_of(part);
-    const std::uint64_t bytes = joined_[part].block_bytes > 0 ? joined_[part].block_bytes : block_bytes_of(part);
-    grids.emplace_back(transfer.tensor(maps_).dtype, permuted(box_of(part).size, order_of(part)), bytes,
-                       order_of(part).empty() && !leaves_ ? whole_rows(maps_, transfer) : 0);
+    const std::uint64_t joined_bytes = joined_[part].block_bytes;
+    const bool in_pieces = joined_bytes == 0 && !leaves_ && order_of(part).empty();
+    grids.emplace_back(transfer.tensor(maps_).dtype, permuted(box_of(part).size, order_of(part)),
+                       joined_bytes > 0 ? joined_bytes : block_bytes_of(part),
+                       in_pieces ? whole_rows(maps_, transfer) : 0);
+    if (grids.back().count() != grids.front().count())
+      throw Error(ErrorKind::kInternal, "has not as many blocks as the tensor that it is written with")
+          .tensor(transfer.tensor(maps_).name);
   }
   return grids;
 }

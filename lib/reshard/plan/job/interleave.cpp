@@ -89,7 +89,7 @@ void join_interleaving(std::vector<Transfer>& transfers, const ProgramMaps& maps
   std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
     return std::tie(a.stored, a.span.begin) < std::tie(b.stored, b.span.begin);
   });
-  std::vector<std::size_t> first(transfers.size());  // of those that each transfer interleaves with
+  std::vector<std::size_t> first(transfers.size());  // for each, the first transfer that interleaves with it
   std::iota(first.begin(), first.end(), std::size_t{0});
   for (std::size_t i = 0, end = 0; i < places.size(); i = end) {
     std::uint64_t reach = places[i].span.end;
