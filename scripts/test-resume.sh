@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Kills the program of BUILD (a folder such as build/release) at random moments, with SIGKILL, and has it go on with
-# --resume until it is done: the outputs have to be those of a run that nobody disturbed. Then with SIGTERM, which leaves
+# --resume until it is done: the outputs have to be those of an undisturbed run. Then with SIGTERM, which leaves
 # a journal, and without --resume nothing; and while --force replaces outputs.
 #
 #   scripts/test-resume.sh BUILD           10 runs that are killed
@@ -44,7 +44,7 @@ commands=("shard $work/model OUT --tp 4" "shard $work/model OUT --tp 2 --pp 2 --
   "consolidate $work/shards OUT --manifest")
 "$reshard" shard "$work/model" "$work/shards" --tp 4 --quiet
 killed=0 late=0 went_on=0 resumed=0
-# Of a few kills, all may come before the first journal, or after the last byte.
+# A few kills may all come before the first journal, or after the last byte.
 for ((i = 0; killed < kills || (kills > 0 && went_on == 0 && killed < kills + 30); ++i)); do
   command=${commands[i % ${#commands[@]}]}
   whole=$work/whole-$((i % ${#commands[@]}))

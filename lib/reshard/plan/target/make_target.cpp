@@ -193,7 +193,7 @@ TargetRequest completed(TargetRequest request, const Checkpoint& source) {
 
 namespace {
 
-/// Adds to the hint of an error that the compiled model is of another model_type, if so.
+/// Adds to the hint of an error that the compiled model has another model_type, if so.
 void hint_for_compiled(Files& files, const Draft& draft, const TargetRequest& request, Error& error) {
   const std::optional<ModelConfig>& own = draft.source.config_read;
   if (request.compiled.empty() || !own || request.layout->joined_roles().count(request.role) > 0) return;

@@ -17,8 +17,8 @@ namespace reshard {
 /// is invalid.
 void cast(Files& files, Draft& draft, const Request& request, std::optional<DType> base_dtype = {});
 
-/// Returns the dtype of 16 or 32 bits that most of the wanted tensors have which belong to no quantised linear;
-/// std::nullopt if there is none.
+/// Returns the most frequent dtype of 16 or 32 bits among the wanted tensors that belong to no quantised linear, or
+/// std::nullopt.
 std::optional<DType> plain_dtype(const Draft& draft);
 
 }  // namespace reshard

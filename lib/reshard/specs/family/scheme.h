@@ -93,7 +93,7 @@ struct Scheme {
   struct Altered {
     std::vector<std::string> parameters;  // like Refusal::parameter
     std::vector<std::string> families;    // like Entry::families
-    std::string factor;  // parameter that multiplies the columns: its name after what "**" stands for in `parameters`
+    std::string factor;  // parameter that multiplies the columns: its name after what "**" matches in `parameters`
     std::string kernel;  // like Entry::kernel: the one that needs the product
   };
 

@@ -62,7 +62,7 @@ class Quantization {
   /// How the values of a quantised weight follow from the stored tensors.
   struct Scaled {
     std::string scales;               // name of the tensor that multiplies the weight, block by block
-    std::uint64_t rows, columns;      // of a block; 0: one scale for the whole weight
+    std::uint64_t rows, columns;      // size of a block; 0: one scale for the whole weight
     std::vector<std::string> others;  // names of tensors that only the quantised linear has, such as input_scale
   };
   /// Returns std::nullopt if `weight` is not quantised, or if its scheme has no "factor".
