@@ -168,16 +168,40 @@ TEST_CASE("Errors about files without neuron_config.json say what is in it") {
 
 TEST_CASE("Settings of weights that are not written say so to those who write and to those who read") {
   const TempDir temp;
-  const std::string settings = read_file(compiled_case("moe-gpt_oss-tp2") / "neuron_config.json");
-  const std::string flag = "is_mxfp4_compute";
+  const std::string settings = read_file(compiled_case("moe-gpt_oss-mxfp4-tp2") / "neuron_config.json");
   write_file(temp / "neuron_config.json",
-             std::regex_replace(settings, std::regex("\"" + flag + "\": false"), "\"" + flag + "\": true"));
+             std::regex_replace(settings, std::regex("\"hidden_act_bias\": 0.0"), "\"hidden_act_bias\": 0.5"));
   TargetRequest request;
-  check_refused([&] { complete_for(all_files(), temp.path(), request, false); },
-                {.kind = ErrorKind::kUnsupported,
-                 .path = temp / "neuron_config.json",
-                 .says = flag,
-                 .hint = "compile the model without " + flag + "; to read its weights"});
+  const Refusal refusal{.kind = ErrorKind::kUnsupported,
+                        .path = temp / "neuron_config.json",
+                        .says = "is_mxfp4_compute and hidden_act_bias 0.5",
+                        .hint = "only biases 0 and 1"};
+  check_refused([&] { complete_for(all_files(), temp.path(), request, false); }, refusal);
+  fs::copy(compiled_case("moe-gpt_oss-mxfp4-tp2") / "weights", temp / "weights");
+  check_refused([&] { consolidated(temp.path(), temp / "whole", {}); }, refusal);
+}
+
+TEST_CASE("Experts for MXFP4 compute must be in MXFP4, and divide into the kernel's tiles") {
+  const TempDir temp;
+  const fs::path original = compiled_case("moe-gpt_oss-mxfp4-tp2") / "original";
+  const auto refused = [&](const fs::path& model, std::uint32_t tp, const Refusal& refusal) {
+    check_refused(
+        [&] {
+          plan_shard(shard_request(model, temp / "out", {.layout = "nxdi", .tp = tp, .options = {"mxfp4-compute"}}));
+        },
+        refusal);
+  };
+  refused(original, 4,
+          {.kind = ErrorKind::kUsage,
+           .tensor = "model.layers.0.mlp.experts.down_proj_blocks",
+           .says = "dim 2 has 2 elements, which 4 does not divide",
+           .hint = "pad the model's sizes"});
+  refused(compiled_case("moe-gpt_oss-tp2") / "original", 2,
+          {.kind = ErrorKind::kUsage, .says = "dim 2 has 1 elements, which 16 does not divide"});
+  Request plain = shard_request(original, temp / "plain", {.layout = "ranks", .tp = 1});
+  plain.dtype = DType::kBF16;
+  shard(plain);
+  refused(temp / "plain", 2, {.kind = ErrorKind::kUnsupported, .says = "experts that are not in MXFP4"});
 }
 
 TEST_CASE("Padding that NxD Inference always has may be asked for with a compiled model's settings") {

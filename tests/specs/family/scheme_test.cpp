@@ -105,7 +105,9 @@ TEST_CASE("Changes say how an entry follows from its parameters") {
   const Scheme scheme = scheme_for(read(R"(["[0::2]", "[1::2] + 1 / parts"])"), "mine", {"w"},
                                    [](const std::string&) { return std::uint64_t{3}; });
   const Scheme::Entry& entry = scheme.entries.front();
-  CHECK(entry.changes == std::vector<ValueChange>{{0, 2, 0, 1}, {1, 2, 1, 0}});
+  const ValueChange &even = entry.changes.at(0).values, &odd = entry.changes.at(1).values;
+  CHECK((even.first == 0 && even.step == 2 && even.plus == 0 && even.divisor == 1));
+  CHECK((odd.first == 1 && odd.step == 2 && odd.plus == 1 && odd.divisor == 0));
   CHECK(entry.multiple == 24);
   for (const std::string changes : {R"(["[2::2]", "+ 1"])", R"(["[0::2]"])", R"(["+ 0", "+ 1"])", R"(["/ 2", "+ 1"])",
                                     R"(["1 + 1", "+ 1"])", R"(["+ 1 [0::2]", "+ 1"])"})

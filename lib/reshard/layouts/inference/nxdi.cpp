@@ -48,6 +48,7 @@ LayoutTraits nxdi_traits() {
   LayoutTraits traits{"nxdi", "nxdi", "NxD Inference", kServedFolder, kNxdiFormats};
   traits.axes = {MeshAxis::kTensor};
   traits.casts_to_config_dtype = true;
+  traits.keeps_quantized = &kMxfp4Compute;
   return traits;
 }
 

@@ -279,6 +279,11 @@ void recognise_rank_quantization(const ShardedCheckpoint& shards, Checkpoint& ch
   } catch (Error& error) {
     throw error.in(shards.files.front().front().path);
   }
+  // is_mxfp4_compute: four values in MXFP4 are one element of U16.
+  const std::vector<TensorEntry>& tensors = shards.files.front().front().tensors;
+  if (std::any_of(tensors.begin(), tensors.end(),
+                  [](const TensorEntry& tensor) { return tensor.dtype == DType::kU16; }))
+    found = std::make_shared<const Json>(Json{{"quant_method", "mxfp4"}});
   if (found == nullptr && checkpoint.model->quant_method.empty()) return;
   set_quantization(checkpoint, found == nullptr ? Json() : *found);
   create_model(checkpoint, {});

@@ -283,8 +283,12 @@ void select_model(const OptionValues& options, ShardedCheckpoint& shards, Checkp
 void note_rounded(const std::vector<PartitionRule>& rules, Checkpoint& checkpoint) {
   std::set<std::string> names;
   for (const PartitionRule& rule : rules)
-    for (const PartitionRule::Part& part : rule.parts)
-      if (part.changed && part.changed->change.rounds()) names.insert(with_stars(part.logical_name));
+    for (const PartitionRule::Part& part : rule.parts) {
+      if (!part.changed || !part.changed->change.rounds()) continue;
+      ValueChange change = part.changed->change;
+      change.arrangement = nullptr;
+      names.insert(with_stars(change.name_of(part.changed->parameter)));
+    }
   if (!names.empty())
     checkpoint.notes.push_back(
         "the files contain sums and quotients that NxD Inference rounded, so that parameters have lost digits that "
@@ -330,6 +334,11 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
   for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);
   const auto holds = [&](const std::string& name) { return held.count(name) > 0; };
   const OptionValues form = form_of(shards, model, declared, holds);
+  if (form.flag(kMxfp4Compute.name) && !declared.flag(kMxfp4Compute.name))
+    throw Error(ErrorKind::kBadInput,
+                "has experts in MXFP4, but the files do not show what else is shuffled, and what is added to biases")
+        .in(checkpoint.path)
+        .hint("copy the neuron_config.json of the compiled model next to the folder with the weights");
   const std::set<std::string> left_out = add_scales_in_files(shards, checkpoint, nxdi_names(model, form), declared);
   std::vector<PartitionRule>& rules = shards.rules.emplace_back(read_rules(shards, model, form, holds));
   std::erase_if(rules, [&](const PartitionRule& rule) { return left_out.count(rule.stored_name) > 0; });

@@ -131,11 +131,14 @@ bool has_effect(const Model& model, const OptionValues& form, const LayoutOption
   off.erase(option.name);
   const auto forms = [&](const OptionValues& of) {
     using Values = std::set<std::pair<std::string, Scheme::Constant::Value>>;
-    std::multiset<std::tuple<std::string, std::optional<std::uint32_t>, std::uint64_t, Values>> all;
+    using Changes = std::vector<std::string>;
+    std::multiset<std::tuple<std::string, std::optional<std::uint32_t>, std::uint64_t, Values, Changes>> all;
     for (const Scheme::Entry& entry : nxdi_scheme(model, of).entries) {
       Values values;
       for (const Scheme::Constant& constant : entry.constants) values.emplace(constant.names.front(), constant.value);
-      all.emplace(entry.names.front(), entry.split, entry.multiple, std::move(values));
+      Changes changes;
+      for (const Scheme::Change& change : entry.changes) changes.push_back(change.text);
+      all.emplace(entry.names.front(), entry.split, entry.multiple, std::move(values), std::move(changes));
     }
     return all;
   };

@@ -46,16 +46,19 @@ constexpr NxdiSetting kSettings[] = {
     {&kDeclaredDtypes, "cast_type", 0},
     {&kSkipGamma, "fused_rmsnorm_skip_gamma", 0},
     {&kEagleInputNorm, "enable_eagle_draft_input_norm", 0},
+    {&kMxfp4Compute, "is_mxfp4_compute", 0},
+    {&kShuffleModel, "is_full_model_shuffled", 0},
+    {&kHiddenActBias, "hidden_act_bias", 0},
 };
 
-/// Refuses experts in tiles of MXFP4, and columns in another order.
+/// Refuses sums with other numbers than 1, and columns in another order.
 void validate_plain_values(const Json& settings, const fs::path& path) {
   const auto has = [&](std::string_view flag) { return neuron_flag(settings, flag, path); };
-  if (has("is_mxfp4_compute"))
-    throw Error(ErrorKind::kUnsupported, "has is_mxfp4_compute: the experts are in tiles of MXFP4 for the hardware")
+  const Json* bias = find_key(settings, "hidden_act_bias");
+  if (has("is_mxfp4_compute") && bias != nullptr && !bias->is_null() && *bias != 0 && *bias != 1)
+    throw Error(ErrorKind::kUnsupported, fmt::format("has is_mxfp4_compute and hidden_act_bias {}", json_text(*bias)))
         .in(path)
-        .hint(
-            "compile the model without is_mxfp4_compute; to read its weights, use the model that it was compiled from");
+        .hint("only biases 0 and 1 are supported; to read its weights, use the model that it was compiled from");
   if (has("is_full_model_shuffled") && has("is_eagle_draft") && has("is_eagle3"))
     throw Error(ErrorKind::kUnsupported,
                 "has is_full_model_shuffled: the columns of the EAGLE-3 draft's fc.weight are in another order")
@@ -208,8 +211,9 @@ CompiledModel compiled_of(const Json& settings, const fs::path& path) {
   for (const NxdiSetting& setting : kSettings) {
     if (setting.option->type == LayoutOption::Type::kFlag) {
       const Json* value = find_key(settings, setting.key);
-      compiled.options.set_flag(setting.option->name,
-                                value != nullptr && (*value == true || *value == "as-declared" || value->is_object()));
+      compiled.options.set_flag(
+          setting.option->name,
+          value != nullptr && (*value == true || *value == 1 || *value == "as-declared" || value->is_object()));
     } else if (const auto degree = number(setting.key); degree && *degree > setting.absent) {
       compiled.options.set_number(setting.option->name, *degree);
     }
@@ -223,7 +227,7 @@ CompiledModel compiled_of(const Json& settings, const fs::path& path) {
                                                         number("lm_head_pad_alignment_size").value_or(1));
   else
     compiled.options.erase(kSplitHeadBias.name);
-  if (auto quantization = declared_quantization(settings))
+  if (auto quantization = declared_quantization(settings); quantization && !compiled.options.flag(kMxfp4Compute.name))
     compiled.options.set(kQuantization.name, std::move(*quantization));
   compiled.options.set(kKernels.name, kernels_text(enabled_kernels(settings, path)));
   if (const auto tp = number("tp_degree"))

@@ -143,6 +143,15 @@ inline constexpr LayoutOption kDeclaredDtypes{
 inline constexpr LayoutOption kSkipGamma{
     "skip-gamma", LayoutOption::Type::kFlag,
     "Multiply the weights of the kernels mlp and qkv by those of a norm, for NxD Inference's fused_rmsnorm_skip_gamma"};
+inline constexpr LayoutOption kMxfp4Compute{
+    "mxfp4-compute", LayoutOption::Type::kFlag,
+    "Keep experts in MXFP4, in the order of NxD Inference's is_mxfp4_compute, and shuffle what surrounds them"};
+inline constexpr LayoutOption kShuffleModel{
+    "full-model-shuffled", LayoutOption::Type::kFlag,
+    "With mxfp4-compute: shuffle the hidden dim of the whole model, for NxD Inference's is_full_model_shuffled"};
+inline constexpr LayoutOption kHiddenActBias{
+    "hidden-act-bias", LayoutOption::Type::kFlag,
+    "With mxfp4-compute: add 1 to the biases of the up projections, for NxD Inference's hidden_act_bias"};
 inline constexpr LayoutOption kFusedMoe{
     "moe-fused-nki", LayoutOption::Type::kFlag,
     "Store the router a second time, transposed, for NxD Inference's moe_fused_nki_kernel_enabled"};

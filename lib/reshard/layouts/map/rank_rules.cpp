@@ -121,9 +121,17 @@ const ModelParameter& RankRules::tensor(const WrittenNames::Entry& entry, std::s
   const ModelParameter& own = parameter(entry.tensors[index]);
   const Scheme::Entry& rule = *entry.rule;
   if (rule.changes.empty()) return own;
-  ValueChange change = rule.changes[index % rule.changes.size()];
-  if (change.divisor == 0)
-    change.divisor = has_experts(rule) ? found_share(shares_.experts, rule).parts : share_of(entry).parts;
+  const Scheme::Change& listed = rule.changes[index % rule.changes.size()];
+  ValueChange change = listed.values;
+  const std::uint32_t parts = has_experts(rule) ? found_share(shares_.experts, rule).parts : share_of(entry).parts;
+  if (change.divisor == 0) change.divisor = parts;
+  if (listed.order) {
+    try {
+      change.arrangement = listed.order->arrangement(own.shape, padded_shape(own, padded_shapes(rule)), parts);
+    } catch (Error& error) {
+      throw error.tensor(own.name);
+    }
+  }
   const std::string name = change.name_of(own.name);
   if (const auto known = by_name_.find(name); known != by_name_.end()) return *known->second;
   if (own.shape.empty() || own.shape.back() % change.step != 0)
@@ -146,8 +154,8 @@ const PaddedShapes& RankRules::padded_shapes(const Scheme::Entry& rule) const {
 }
 
 Dims RankRules::padded_shape(const ModelParameter& tensor, const PaddedShapes& shapes) const {
-  if (shapes == nullptr) return tensor.shape;
   const auto change = changes_.find(tensor.name);
+  if (shapes == nullptr || (change != changes_.end() && change->second->change.arrangement)) return tensor.shape;
   const auto found = shapes->find(change == changes_.end() ? tensor.name : change->second->parameter);
   if (found == shapes->end()) return tensor.shape;
   return change == changes_.end() ? found->second : change->second->change.shape_of(found->second);
@@ -323,7 +331,7 @@ void RankRules::add_heads(const WrittenNames::Entry& entry) {
   Parts parts;
   std::uint32_t stack_dim = 0;
   for (std::size_t t = 0; t < entry.tensors.size(); ++t) {
-    const ModelParameter& one = parameter(entry.tensors[t]);
+    const ModelParameter& one = tensor(entry, t);
     const auto dim = entry.rule->split ? entry.rule->split : one.split_dim;
     parts.push_back({one.name});
     if (!dim) continue;
@@ -464,7 +472,7 @@ void RankRules::add_experts(const WrittenNames::Entry& entry) {
       else if (dim || !is_dim)
         part.placed.push_back({dim.value_or(stack_dim), table_of(one, dim.value_or(stack_dim), !dim, expert)});
     }
-  const std::uint32_t dim = first.split_dim.value_or(0);
+  const std::uint32_t dim = (rule.split ? rule.split : first.split_dim).value_or(0);
   const PartitionLabel label = each > 1                     ? PartitionLabel::kFused
                                : first.split_dim || !is_dim ? label_of(dim)
                                                             : PartitionLabel::kReplicated;

@@ -275,8 +275,9 @@ std::set<std::string> add_changed(TargetMap& map, const std::vector<StageRules>&
       LogicalTensor tensor = parameter;
       tensor.name = part->logical_name;
       tensor.shape = part->changed->change.shape_of(parameter.shape);
+      tensor.dtype = part->changed->change.dtype_of(parameter.dtype);
       tensor.computed = std::make_shared<const Computed>(
-          Computed{change_recipe(part->changed->change, parameter.dtype), {parameter.name}});
+          Computed{change_recipe(part->changed->change, tensor.dtype), {parameter.name}});
       map.add_logical(tensor, {});
       changed.insert(parameter.name);
     }
@@ -475,7 +476,13 @@ void add_restored(SourceMap& map, const std::vector<std::vector<PartitionRule>>&
     LogicalTensor tensor = map.logical[*map.find_logical(inputs.names.front())];
     tensor.name = name;
     tensor.role = TensorRole::kParameter;
-    tensor.shape.back() *= inputs.changes.front().step;
+    const ValueChange& change = inputs.changes.front();
+    if (change.arrangement) {
+      tensor.shape = change.arrangement->from_shape();
+      if (change.arrangement->word() > 1) tensor.dtype = DType::kU8;
+    } else {
+      tensor.shape.back() *= change.step;
+    }
     tensor.computed = std::make_shared<const Computed>(Computed{restore_recipe(inputs.changes), inputs.names});
     map.add_logical(tensor, {});
   }

@@ -79,9 +79,6 @@ Json model_config_of(const Json& json) {
   restore_sizes(config);
   remove_copies(config);
   const Json& settings = neuron_settings(json);
-  // Without this setting, the weights were dequantised.
-  if (const auto quantized = settings.find("quantized"); quantized == settings.end() || *quantized != true)
-    config.erase("quantization_config");
   if (!config.contains("torch_dtype") && !config.contains("dtype") && settings.contains("torch_dtype"))
     config["torch_dtype"] = settings.at("torch_dtype");
   return config;

@@ -105,10 +105,15 @@ Value meaning_of(const SchemeWord<Value> (&words)[count], const std::string& wor
   object.fail(key, join(known, ", "));
 }
 
-/// Parses "[FIRST::STEP] + NUMBER / parts", in which each of the three may be missing.
-std::optional<ValueChange> parse_change(const std::string& text) {
-  ValueChange change;
-  const std::vector<std::string> words = split(text, ' ');
+/// Parses "[FIRST::STEP] + NUMBER / parts as ORDER", in which each of the four may be missing.
+std::optional<Scheme::Change> parse_change(const std::string& text) {
+  constexpr std::string_view kAs = "as ";
+  const std::size_t as = text.starts_with(kAs) ? 0 : text.find(" as ") + 1;  // 0 also if there is none
+  const bool has_order = text.substr(as).starts_with(kAs);
+  Scheme::Change parsed{text, {}, has_order ? AxisOrder::parse(text.substr(as + kAs.size())) : std::nullopt};
+  if (has_order && !parsed.order) return std::nullopt;
+  ValueChange& change = parsed.values;
+  const std::vector<std::string> words = split(has_order ? text.substr(0, as == 0 ? 0 : as - 1) : text, ' ');
   std::size_t at = 0;
   const auto word = [&] { return at < words.size() ? std::string_view(words[at]) : std::string_view(); };
   const auto number = [](std::string_view digits) { return parse_unsigned(digits, UINT16_MAX).value_or(0); };
@@ -131,7 +136,8 @@ std::optional<ValueChange> parse_change(const std::string& text) {
     change.divisor = 0;
     ++at;
   }
-  return at == words.size() ? std::optional(change) : std::nullopt;
+  const bool is_read = at == words.size() || (has_order && as == 0);
+  return is_read ? std::optional(parsed) : std::nullopt;
 }
 
 /// Reads the entries of a scheme.
@@ -231,8 +237,10 @@ class EntryReader {
   void read_changes() {
     for (const std::string& text : texts_at(object_, "changes")) {
       const auto change = parse_change(text);
-      if (!change || object_.has("heads"))
-        object_.fail("changes", "texts such as \"[1::2] + 1\" or \"/ parts\", and no \"heads\"");
+      if (!change || (object_.has("heads") && !change->order))
+        object_.fail("changes",
+                     "texts such as \"[1::2] + 1\", \"/ parts\" or \"as (a b:4) -> (b a)\", of which only the last "
+                     "may have \"heads\"");
       entry_.changes.push_back(*change);
     }
     if (entry_.changes.size() != entry_.parameters.size())
@@ -276,35 +284,22 @@ class EntryReader {
 
   /// \param marks  whether "+" may mark the axis along which the parameters are concatenated.
   DimAxes axes_of(const std::string& text, bool marks) {
-    DimAxes dims;
     std::set<std::string> seen;
     const auto fail = [&] { object_.fail("dims", "names of axes, each once, with those of one dim in parentheses"); };
-    bool is_open = false;
-    for (std::string word : split(text, ' ')) {
-      if (word.starts_with('(')) {
-        if (std::exchange(is_open, true)) fail();
-        dims.emplace_back();
-        word.erase(0, 1);
-      } else if (!is_open) {
-        dims.emplace_back();
+    auto dims = words_of_dims(text);
+    if (!dims) fail();
+    for (std::vector<std::string>& axes : *dims)
+      for (std::string& word : axes) {
+        if (word.starts_with('+')) {
+          word.erase(0, 1);
+          if (!marks || !entry_.joined.empty() || !has_axis(entry_.parameter_dims, word)) fail();
+          entry_.joined = word;
+        }
+        const bool is_name = !word.empty() && std::all_of(word.begin(), word.end(),
+                                                          [](char c) { return (c >= 'a' && c <= 'z') || c == '_'; });
+        if (!is_name || !seen.insert(word).second) fail();
       }
-      const bool closes = word.ends_with(')');
-      if (closes) {
-        if (!std::exchange(is_open, false)) fail();
-        word.pop_back();
-      }
-      if (word.starts_with('+')) {
-        word.erase(0, 1);
-        if (!marks || !entry_.joined.empty() || !has_axis(entry_.parameter_dims, word)) fail();
-        entry_.joined = word;
-      }
-      const bool is_name = !word.empty() && std::all_of(word.begin(), word.end(),
-                                                        [](char c) { return (c >= 'a' && c <= 'z') || c == '_'; });
-      if (!is_name || !seen.insert(word).second) fail();
-      dims.back().push_back(std::move(word));
-    }
-    if (is_open) fail();
-    return dims;
+    return *dims;
   }
 
   void read_sizes() {

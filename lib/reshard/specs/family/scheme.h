@@ -11,14 +11,11 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/specs/family/axis_order.h"
 #include "reshard/specs/family/expression.h"
 #include "reshard/tensor/recipes/change.h"
 
 namespace reshard {
-
-/// The axes of each dim of an array, as in einops: {{"head", "half", "pair"}, {"in"}} for "(head half pair) in". Along
-/// a dim with several axes, the index of the last axis changes fastest.
-using DimAxes = std::vector<std::vector<std::string>>;
 
 /// Names that a program uses for the parameters of models in its checkpoints, and how it packs them into entries.
 struct Scheme {
@@ -40,6 +37,13 @@ struct Scheme {
   /// Which heads a dim consists of.
   enum class Heads : std::uint8_t { kQuery, kKey, kValue };
 
+  /// How the values of a tensor follow from a parameter.
+  struct Change {
+    std::string text;
+    ValueChange values;              // a divisor of 0 is the number of parts that the parameter is shared in
+    std::optional<AxisOrder> order;  // std::nullopt: that of the parameter
+  };
+
   /// An entry of a checkpoint. Stars in its names represent numbers of layers or experts. Names that begin with "**"
   /// are a rule for every parameter whose name ends like the first of `parameters`.
   struct Entry {
@@ -60,15 +64,13 @@ struct Scheme {
     std::vector<Heads> heads;
     std::optional<std::uint32_t> split;  // dim of the parameter that ranks split, unless it is that of its plan
     std::string share;                   // which of the layout's ways to share parameters; empty: the usual one
-    /// How the entry's values follow from each parameter; empty: they are the parameters'. A divisor of 0 is the number of
-    /// parts that the parameter is shared in.
-    std::vector<ValueChange> changes;
-    Expression multiple_of;      // over settings, the value of `multiple`; may be absent
-    std::uint64_t multiple = 1;  // the split dim is padded to a multiple of this
-    std::string kernel;          // choice of the layout with which the last two dims are swapped; empty: none
-    Expression when;             // settings of the program with which it has the entry; absent: all
-    std::vector<Entry> copies;   // further entries with the same parameters
-    std::string where;           // file and line of the entry, for errors
+    std::vector<Change> changes;         // one for each parameter; empty: the values are the parameters'
+    Expression multiple_of;              // over settings, the value of `multiple`; may be absent
+    std::uint64_t multiple = 1;          // the split dim is padded to a multiple of this
+    std::string kernel;                  // choice of the layout with which the last two dims are swapped; empty: none
+    Expression when;                     // settings of the program with which it has the entry; absent: all
+    std::vector<Entry> copies;           // further entries with the same parameters
+    std::string where;                   // file and line of the entry, for errors
 
     bool is_plain() const { return entry_dims.empty(); }
     const std::string& name(std::size_t version) const { return name_of(names, version); }

@@ -70,6 +70,108 @@ void validate_dtypes(const ValueChange& change, const Operand& input, const Oper
       .hint("cast the model to a dtype such as bfloat16 first (`dtype`)");
 }
 
+/// Replaces the elements of `box` that `change` computes by the results of `action`.
+template <typename Action>
+void replace_computed(const ValueChange& change, DType dtype, const Box& box, std::span<std::byte> bytes,
+                      Action&& action) {
+  const std::size_t width = width_of(dtype), each = box.size.back();
+  const std::uint64_t skipped = (change.first + change.step - box.begin.back() % change.step) % change.step;
+  if (bytes.empty() || skipped >= each) return;
+  const std::size_t count = (each - skipped + change.step - 1) / change.step;
+  std::vector<std::byte> values(count * width);
+  for (std::size_t row = 0; row < rows_of(box); ++row) {
+    std::byte* const begin = bytes.data() + (row * each + skipped) * width;
+    copy_apart(begin, change.step, values.data(), 1, count, width);
+    replace(dtype, values, action);
+    copy_apart(values.data(), 1, begin, change.step, count, width);
+  }
+}
+
+/// Computes an arranged tensor from its parameter.
+class Arrange : public Recipe {
+ public:
+  Arrange(const ValueChange& change, DType dtype) : change_(change), dtype_(dtype) {}
+
+  std::string key() const override { return fmt::format("{} {}", change_.name_of("change"), name(dtype_)); }
+
+  void validate(std::span<const Operand> inputs, const Operand& output) const override {
+    const Operand& input = inputs.front();
+    if (inputs.size() != 1 || output.dtype != dtype_ || input.shape != change_.arrangement->from_shape() ||
+        output.shape != change_.arrangement->to_shape())
+      throw Error(ErrorKind::kInternal, "does not follow from its input").tensor(std::string(output.name));
+    if (change_.arrangement->word() == 1)
+      validate_dtypes(change_, input, output);
+    else if (input.dtype == dtype_ || change_.dtype_of(input.dtype) != dtype_)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("is {}, of which pairs are not {}", name(input.dtype), name(dtype_)))
+          .tensor(std::string(input.name));
+  }
+
+  Box input_box(std::size_t, const Box& output) const override { return change_.arrangement->box_from(output); }
+
+  void apply(std::span<const InputBox> inputs, const Box& output, std::span<std::byte> result,
+             Findings&) const override {
+    const InputBox& input = inputs.front();
+    const DType dtype = change_.arrangement->word() == 1 ? dtype_ : input.dtype;
+    if (input.dtype == dtype && !computes(change_))
+      return change_.arrangement->arrange(input.box, input.bytes, output, result, width_of(dtype));
+    std::vector<std::byte> values(volume(input.box) * width_of(dtype));
+    if (input.dtype == dtype)
+      std::copy(input.bytes.begin(), input.bytes.end(), values.begin());
+    else
+      cast_elements(input.dtype, input.bytes, dtype, values, Overflow::kSaturate);
+    if (change_.plus != 0)
+      replace_computed(change_, dtype, input.box, values,
+                       [&](auto value) { return value + static_cast<decltype(value)>(change_.plus); });
+    if (change_.divisor != 1)
+      replace_computed(change_, dtype, input.box, values,
+                       [&](auto value) { return value / static_cast<decltype(value)>(change_.divisor); });
+    change_.arrangement->arrange(input.box, values, output, result, width_of(dtype));
+  }
+
+ private:
+  ValueChange change_;
+  DType dtype_;
+};
+
+/// Computes a parameter from its arranged tensor.
+class RestoreArranged : public Recipe {
+ public:
+  explicit RestoreArranged(ValueChange change) : change_(std::move(change)) {}
+
+  std::string key() const override { return "restore " + change_.name_of(""); }
+
+  void validate(std::span<const Operand> inputs, const Operand& output) const override {
+    const Operand& input = inputs.front();
+    if (inputs.size() == 1 && output.shape == change_.arrangement->from_shape() &&
+        input.shape == change_.arrangement->to_shape() && change_.dtype_of(output.dtype) == input.dtype) {
+      if (computes(change_)) validate_dtypes(change_, input, output);
+      return;
+    }
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("is {} {}, which does not fit {}, {} {}", name(input.dtype), to_string(input.shape),
+                            output.name, name(output.dtype), to_string(output.shape)))
+        .tensor(std::string(input.name));
+  }
+
+  Box input_box(std::size_t, const Box& output) const override { return change_.arrangement->box_to(output); }
+
+  void apply(std::span<const InputBox> inputs, const Box& output, std::span<std::byte> result,
+             Findings&) const override {
+    const InputBox& input = inputs.front();
+    const std::size_t width = width_of(input.dtype) / change_.arrangement->word();
+    change_.arrangement->restore(input.box, input.bytes, output, result, width);
+    if (computes(change_))
+      replace_computed(change_, input.dtype, output, result, [&](auto value) {
+        using T = decltype(value);
+        return value * static_cast<T>(change_.divisor) - static_cast<T>(change_.plus);
+      });
+  }
+
+ private:
+  ValueChange change_;
+};
+
 class Change : public Recipe {
  public:
   Change(const ValueChange& change, DType dtype) : change_(change), dtype_(dtype) {}
@@ -183,19 +285,28 @@ std::string ValueChange::name_of(const std::string& parameter) const {
   if (step != 1) text += fmt::format("[{}::{}]", first, step);
   if (plus != 0) text += fmt::format(" + {}", plus);
   if (divisor != 1) text += fmt::format(" / {}", divisor);
+  if (arrangement) text += fmt::format(" as {}", arrangement->key());
   return text;
 }
 
 Dims ValueChange::shape_of(Dims shape) const {
+  if (arrangement) return arrangement->to_shape();
   shape.back() /= step;
   return shape;
 }
 
+DType ValueChange::dtype_of(DType dtype) const {
+  const bool joins_pairs = arrangement && arrangement->word() == 2 && dtype == DType::kU8;
+  return joins_pairs ? DType::kU16 : dtype;
+}
+
 std::shared_ptr<const Recipe> change_recipe(const ValueChange& change, DType dtype) {
+  if (change.arrangement) return std::make_shared<Arrange>(change, dtype);
   return std::make_shared<Change>(change, dtype);
 }
 
 std::shared_ptr<const Recipe> restore_recipe(std::vector<ValueChange> changes) {
+  if (changes.front().arrangement) return std::make_shared<RestoreArranged>(std::move(changes.front()));
   return std::make_shared<Restore>(std::move(changes));
 }
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/tensor/recipes/recipe.h"
+#include "reshard/tensor/recipes/arrangement.h"
 
 namespace reshard {
 
@@ -16,6 +16,8 @@ struct ValueChange {
   std::uint64_t step = 1;
   std::uint64_t plus = 0;
   std::uint64_t divisor = 1;
+  /// If not null, all elements are kept, and arranged; `plus` and `divisor` still apply only to those above.
+  std::shared_ptr<const Arrangement> arrangement;
 
   /// Whether the parameter's values cannot always be recovered: a sum, or a quotient, may be rounded.
   bool rounds() const { return plus != 0 || (divisor & (divisor - 1)) != 0; }
@@ -24,16 +26,16 @@ struct ValueChange {
   /// Returns the shape of the tensor that follows from a parameter of `shape`, which must have a last dim that `step`
   /// divides.
   Dims shape_of(Dims shape) const;
-
-  friend bool operator==(const ValueChange&, const ValueChange&) = default;
+  /// Returns the dtype of the tensor that follows from a parameter of `dtype`: U16 if two elements of U8 become one.
+  DType dtype_of(DType dtype) const;
 };
 
 /// Computes the changed tensor from the parameter: cast to `dtype` first, then each operation in single precision (F64 in
-/// double), rounded to `dtype`.
+/// double), rounded to `dtype`. If an arrangement joins elements, their dtype is not changed otherwise.
 std::shared_ptr<const Recipe> change_recipe(const ValueChange& change, DType dtype);
 
-/// Computes the parameter from the changed tensors, one per remainder of the index in the last dim. Reverses
-/// change_recipe, except that what it rounded stays rounded.
+/// Computes the parameter from the changed tensors, one per remainder of the index in the last dim, or an arranged one.
+/// Reverses change_recipe, except that what it rounded stays rounded.
 std::shared_ptr<const Recipe> restore_recipe(std::vector<ValueChange> changes);
 
 }  // namespace reshard
