@@ -321,6 +321,24 @@ TEST_CASE("An option of a model that another one loads must not contradict the c
   refused("spec-fused-llama-tp2", "eagle-input-norm", "true", "no such setting");
 }
 
+TEST_CASE("An option must not contradict the compiled model itself, even if its draft has the setting") {
+  const fs::path compiled = compiled_case("spec-fused-llama-qwen3-tp2");
+  TargetRequest fused;
+  fused.options.set_flag("fuse-qkv", true);
+  check_refused([&] { complete_for(all_files(), compiled, fused, false); },
+                {.kind = ErrorKind::kUsage,
+                 .path = compiled / "neuron_config.json",
+                 .says = "`fuse-qkv` (given) contradicts the compiled model, which has no such setting",
+                 .hint = "leave out `fuse-qkv`: `draft` alone has it, and `for` takes its settings"});
+  TargetRequest with_norm;
+  with_norm.options.set_flag("eagle-input-norm", true);
+  complete_for(all_files(), compiled_case("spec-eagle-input_norm-llama-tp2"), with_norm, false);
+  CHECK(!with_norm.options.has("eagle-input-norm"));
+  TargetRequest degree;
+  degree.options.set("draft-tp", "2");
+  CHECK_NOTHROW(complete_for(all_files(), compiled_case("spec-fused-draft_tp2-kernels-llama-tp4"), degree, false));
+}
+
 TEST_CASE("Adapters are described by neuron_config.json, its lora_config, or the part that files depend on") {
   const fs::path golden = compiled_case("lora-all-llama-tp2");
   const std::string whole = read_file(golden / "neuron_config.json");

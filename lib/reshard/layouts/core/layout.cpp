@@ -208,10 +208,14 @@ CompiledModel complete_for(Files& files, const std::filesystem::path& path, Targ
     if (!compiled) continue;
     validate_written(*compiled);
     const auto refuse = [&](const std::string& name, const std::string& asked, const std::string& found) {
+      std::string hint = fmt::format("leave out `{}`", name);
+      for (const CompiledModel& one : compiled->joined)
+        if (one.options.has(name) && !compiled->options.has(name))
+          hint += fmt::format(": `{}` alone has it, and `for` takes its settings", one.role);
       throw Error(ErrorKind::kUsage,
                   fmt::format("`{}` {} contradicts the compiled model, which has {}", name, asked, found))
           .in(compiled->file)
-          .hint(fmt::format("leave out `{}`", name));
+          .hint(hint);
     };
     if (layout_given && request.layout != layout)
       refuse("layout", request.layout->traits().name, layout->traits().name);
@@ -220,10 +224,14 @@ CompiledModel complete_for(Files& files, const std::filesystem::path& path, Targ
     if (request.tp && compiled->tp && *request.tp != *compiled->tp)
       refuse("tp", std::to_string(*request.tp), std::to_string(*compiled->tp));
     if (!request.tp) request.tp = compiled->tp;
+    const auto options = layout->options();
     std::map<std::string, std::string> settings = compiled->options.all();
     for (const CompiledModel& one : compiled->joined)
-      settings.insert(one.options.all().begin(), one.options.all().end());
-    const auto options = layout->options();
+      for (const LayoutOption* option : options) {
+        if (one.role != option->role) continue;
+        settings.erase(option->name);
+        if (one.options.has(option->name)) settings[option->name] = one.options.all().at(option->name);
+      }
     for (const std::string& name : request.options.names()) {
       const auto has_type = [&](LayoutOption::Type type) {
         return std::any_of(options.begin(), options.end(),

@@ -57,6 +57,8 @@ struct LayoutOption {
   std::string (*why_idle)(const TargetPlan& plan, const Model& model) = nullptr;
   /// Returns why the option had no effect on reading `checkpoint`, likewise.
   std::string (*why_source_idle)(const Checkpoint& checkpoint) = nullptr;
+  /// Role of a further model in the same files (Layout::joined_roles), if the option applies only to that model.
+  const char* role = "";
 };
 
 /// Values of layout options as text, keyed by name; "true" for a flag. Contains only options that were given.

@@ -5,12 +5,15 @@
 #include <vector>
 
 #include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/inference/nxdi_settings.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 
 namespace reshard {
 
-inline constexpr LayoutOption kMedusaCount{"num-medusa-heads", LayoutOption::Type::kCount,
-                                           "Number of Medusa's heads (default: as many as the file contains)"};
+inline constexpr LayoutOption kMedusaCount{.name = "num-medusa-heads",
+                                           .type = LayoutOption::Type::kCount,
+                                           .help = "Number of Medusa's heads (default: as many as the file contains)",
+                                           .role = kMedusaRoles[1]};
 
 /// Plans the heads of Medusa for the model of `context`, whose `logical` are the tensors of medusa_heads.pt. A last
 /// linear is split like the model's own head; all other tensors are whole on each rank.

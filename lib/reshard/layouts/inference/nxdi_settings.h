@@ -104,9 +104,13 @@ inline constexpr LayoutOption kDraftDegree{
     .of_source = true,
     .source_help =
         "TP degree of the draft, if it was compiled with fewer ranks (default: from neuron_config.json or the "
-        "shapes)"};
-inline constexpr LayoutOption kEagleInputNorm{"eagle-input-norm", LayoutOption::Type::kFlag,
-                                              "Store the first norm of an EAGLE draft (enable_eagle_draft_input_norm)"};
+        "shapes)",
+    .role = kModels[1]};
+inline constexpr LayoutOption kEagleInputNorm{
+    .name = "eagle-input-norm",
+    .type = LayoutOption::Type::kFlag,
+    .help = "Store the first norm of an EAGLE draft (enable_eagle_draft_input_norm)",
+    .role = kModels[1]};
 inline constexpr LayoutOption kShardOnIntermediate{
     "shard-on-intermediate", LayoutOption::Type::kFlag,
     "Pad experts for NxD Inference's use_shard_on_intermediate_dynamic_while"};
