@@ -461,6 +461,29 @@ void note_unknown_model(Checkpoint& side, const Checkpoint& other) {
         "`config` to its path");
 }
 
+/// Adds the tensors of adapters and further models to checkpoints of one layout. Other layouts have none.
+/// \throws Error kUsage if the checkpoints have them on other numbers of ranks; else as Checkpoint::read_unread.
+void add_unread(Checkpoint& a, Checkpoint& b) {
+  if (a.layout != b.layout || !a.read_unread || !b.read_unread) return;
+  SourceMap of_a = a.read_unread(), of_b = b.read_unread();
+  if (of_a.logical.empty() && of_b.logical.empty()) return;
+  if (!of_a.logical.empty() && !of_b.logical.empty() && a.mesh.tp != b.mesh.tp)
+    throw Error(
+        ErrorKind::kUsage,
+        fmt::format("has {} ranks, and the other checkpoint {}: adapters, drafts and Medusa's heads are compared "
+                    "as each rank stores them",
+                    a.mesh.tp, b.mesh.tp))
+        .in(a.path)
+        .hint("set `fused-model` to target to compare the model alone");
+  for (const auto& [side, unread] : {std::pair(&a, &of_a), std::pair(&b, &of_b)}) {
+    for (const std::string& note : side->unread_notes) std::erase(side->notes, note);
+    side->notes.emplace_back(
+        "adapters, drafts and Medusa's heads are compared as each rank stores them: `fused-model` target compares the "
+        "model alone");
+    side->map.append(std::move(*unread), "");
+  }
+}
+
 int run_verify(const Command& command, const VerifyArguments& arguments, Together& together) {
   validate_arguments(arguments);
   if (arguments.manifest) return run_verify_manifest(command, arguments, together);
@@ -481,6 +504,7 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
     align_experts(a, b);
     note_unknown_model(a, b);
     note_unknown_model(b, a);
+    add_unread(a, b);
     result.other_values = compare_values(files, a, b, arguments.source_options);
     for (Checkpoint* side : {&a, &b}) note_trainer_files(files, *side);
     for (Checkpoint* side : {&a, &b}) add_states(side->map, std::move(side->states.map));
@@ -539,6 +563,10 @@ void add_verify(Command app, int& exit_code, Together& together) {
   command.option("--with-optimizer").description("Also compare the optimizer and other training state");
   command.option("--config").description("The model's config.json, or its directory, for a side that has none");
   add_source_options(command, arguments->source_options);
+  command.option("--fused-model")
+      .description(
+          "Compare only the target or only the draft of a fused speculation, without adapters and Medusa's heads")
+      .default_str("");
   add_moving(command, *arguments);
   command.add_flag("--json", arguments->json, "Print one JSON document to standard output, and nothing else");
   command.add_flag("--quiet", arguments->quiet, "Print nothing; see the exit code");

@@ -1,5 +1,7 @@
 // `reshard verify` run as a user runs it.
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -86,6 +88,60 @@ TEST_CASE("verify notes which side's config.json is not known, where names diffe
   check_run({"verify", dcp, apart}, 1, {}, dcp + ": its config.json is unknown");
   const ProgramResult given = check_run({"verify", dcp, apart, "--config", apart}, 0, "same: ");
   CHECK_THAT(given.err, !Says("is unknown"));
+}
+
+TEST_CASE("verify compares adapters, drafts and Medusa's heads in the files of two served models") {
+  struct Changed {
+    const char* golden;
+    const char* tensor;
+    const char* file = "tp1_sharded_checkpoint.safetensors";
+  };
+  const auto changed = GENERATE(Changed{"lora-all-llama-tp2", "layers.0.self_attn.qkv_proj.q_proj.lora_A.weight"},
+                                Changed{"lora-quant-llama-tp2", "layers.0.mlp.down_proj.lora_B.weight"},
+                                Changed{"lora-dynamic-llama-tp2", "layers.0.mlp.down_proj.lora_B.weight",
+                                        "lora1_tp0_sharded_lora_cpu_checkpoint.safetensors"},
+                                Changed{"spec-fused-llama-tp2", "draft_model.norm.weight"},
+                                Changed{"spec-medusa-llama-tp2", "medusa_head_1.0.linear.weight"},
+                                Changed{"quant-int8-tied-qwen3-tp2", "lm_head.weight"});
+  CAPTURE(changed.golden);
+  const TempDir dir;
+  const fs::path golden = testdata("golden/nxdi_compiled") / changed.golden;
+  for (const char* side : {"a", "b"}) {
+    fs::create_directories(dir / side);
+    fs::copy(golden / "weights", dir / side / "weights");
+    fs::copy(golden / "neuron_config.json", dir / side);
+  }
+  const std::string a = (dir / "a").string(), b = (dir / "b").string();
+  const char* note = "compared as each rank stores them: --fused-model target compares the model alone";
+  CHECK_THAT(check_run({"verify", a, b}, 0, "same: ", note).err, !Says("left out: adapters"));
+  const fs::path file = dir / "b/weights" / changed.file;
+  TensorMap tensors = read_tensors(file);
+  tensors.at(changed.tensor).bytes.back() ^= 1;
+  write_safetensors(file, tensors);
+  check_run({"verify", a, b}, 1, fmt::format("differs: {} in {}: 1 of ", changed.tensor, changed.file));
+  CHECK(run_reshard({"verify", a, b, "--quiet"}).exit_code == 1);
+  run_well({"verify", a, b, "--fused-model", "target"});
+  for (const auto& entry : fs::directory_iterator(dir / "b/weights")) {
+    tensors = read_tensors(entry.path());
+    tensors.erase(changed.tensor);
+    write_safetensors(entry.path(), tensors);
+  }
+  check_run({"verify", a, b}, 1, fmt::format("only in {}: {} in {}", a, changed.tensor, changed.file));
+}
+
+TEST_CASE("verify compares a served model with the model alone, and no adapters and drafts of other numbers of ranks") {
+  const fs::path golden = testdata("golden/nxdi_compiled");
+  const std::string two = (golden / "spec-fused-llama-tp2").string();
+  check_run({"verify", two + "/weights", two + "/original"}, 0, "same: ", "only the target model is read");
+  const TempDir dir;
+  for (const char* name : {"spec-fused-llama-tp2", "spec-fused-draft_tp2-kernels-llama-tp4"}) {
+    fs::create_directories(dir / name);
+    fs::copy(golden / name / "weights", dir / name / "weights");
+    fs::copy(golden / name / "neuron_config.json", dir / name);
+  }
+  check_fails(
+      {"verify", (dir / "spec-fused-llama-tp2").string(), (dir / "spec-fused-draft_tp2-kernels-llama-tp4").string()}, 2,
+      {"has 2 ranks, and the other checkpoint 4", "try: set --fused-model to target"});
 }
 
 TEST_CASE("verify reads ranks without a config.json with that of the other side") {

@@ -74,6 +74,10 @@ struct Checkpoint {
   std::filesystem::path index_metadata_file;                       // file that contains this metadata; may be empty
   std::vector<Adapter> adapters;   // adapters that it consists of; empty for a model or a single file
   std::vector<std::string> notes;  // what the user should know, whole sentences
+  /// Reads the tensors that `map` lacks, of adapters and further models, as each file contains them. Null if the layout
+  /// explains all tensors, or if the options choose a model.
+  std::function<SourceMap()> read_unread;
+  std::vector<std::string> unread_notes;  // those of `notes` on such tensors
 
   bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks(); }
   /// Whether its ranks form a mesh, which a target may adopt.

@@ -9,11 +9,13 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/read_container.h"
 #include "reshard/layouts/inference/inference_kernels.h"
 #include "reshard/layouts/inference/inference_server.h"
 #include "reshard/layouts/inference/nxdi_quantization.h"
 #include "reshard/layouts/inference/nxdi_rules.h"
 #include "reshard/layouts/inference/served_adapters.h"
+#include "reshard/layouts/map/whole_map.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/specs/model/language_model.h"
 
@@ -279,6 +281,27 @@ void select_model(const OptionValues& options, ShardedCheckpoint& shards, Checkp
         list_names(std::vector<std::string>(left_out.begin(), left_out.end())));
 }
 
+/// Returns the files of the ranks `all` with only the tensors that are not in `kept`.
+std::vector<Container> rest_of(std::vector<Container> all, const std::vector<Container>& kept) {
+  const auto place_of = [](const TensorEntry& tensor) { return std::pair(tensor.offset_bytes, tensor.size_bytes); };
+  for (std::size_t tp_rank = 0; tp_rank < all.size(); ++tp_rank) {
+    std::set<std::pair<std::uint64_t, std::uint64_t>> places;
+    for (const TensorEntry& tensor : kept[tp_rank].tensors) places.insert(place_of(tensor));
+    std::erase_if(all[tp_rank].tensors, [&](const TensorEntry& one) { return places.count(place_of(one)) > 0; });
+  }
+  return all;
+}
+
+/// Returns the tensors of `rest` and of files of adapters in `folder`. A tensor's name ends with its file.
+SourceMap read_unread_tensors(Files& files, const fs::path& folder, std::vector<Container> rest) {
+  for (const DirectoryEntry& entry : files.list(folder))
+    if (entry.name.ends_with(kHostFileEnding))
+      rest.push_back(read_container(files, folder / entry.name, Format::kSafetensors));
+  for (Container& file : rest)
+    for (TensorEntry& tensor : file.tensors) tensor.name += " in " + file.path.filename().string();
+  return whole_map(rest);
+}
+
 /// Notes the parameters that the files contain as results of rounded operations.
 void note_rounded(const std::vector<PartitionRule>& rules, Checkpoint& checkpoint) {
   std::set<std::string> names;
@@ -313,7 +336,10 @@ void set_prefixed_model(Checkpoint& checkpoint) {
 }  // namespace
 
 void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  const std::vector<Container> all = shards.files.front();
+  const auto noted = std::ssize(checkpoint.notes);
   select_model(options, shards, checkpoint);
+  checkpoint.unread_notes.assign(checkpoint.notes.begin() + noted, checkpoint.notes.end());
   recognise_rank_quantization(shards, checkpoint);
   set_prefixed_model(checkpoint);
   const Model& model = *checkpoint.model;
@@ -340,6 +366,10 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
         .in(checkpoint.path)
         .hint("copy the neuron_config.json of the compiled model next to the folder with the weights");
   const std::set<std::string> left_out = add_scales_in_files(shards, checkpoint, nxdi_names(model, form), declared);
+  if (!options.has(kFusedModel.name))
+    checkpoint.read_unread = [&files, folder = shards.folder.path, rest = rest_of(all, shards.files.front())] {
+      return read_unread_tensors(files, folder, rest);
+    };
   std::vector<PartitionRule>& rules = shards.rules.emplace_back(read_rules(shards, model, form, holds));
   std::erase_if(rules, [&](const PartitionRule& rule) { return left_out.count(rule.stored_name) > 0; });
   validate_unpadded(shards, model, form, rules);

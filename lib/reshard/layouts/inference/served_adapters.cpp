@@ -487,8 +487,7 @@ void plan_served_adapters(TargetPlan& plan, const RankTarget& target, const Serv
     TargetPlan own;
     std::move(all).finish(own, target);
     for (TargetFile& file : own.map.files)
-      file.path =
-          file.path.parent_path() / fmt::format("{}_tp{}_sharded_lora_cpu_checkpoint.safetensors", name, file.tp_rank);
+      file.path = file.path.parent_path() / fmt::format("{}_tp{}{}", name, file.tp_rank, kHostFileEnding);
     plan.map.append(std::move(own.map), "");
     for (LogicalTensor& tensor : own.computed)
       if (std::none_of(plan.computed.begin(), plan.computed.end(),

@@ -18,6 +18,9 @@ inline constexpr LayoutOption kLoraConfig{"lora-config", LayoutOption::Type::kTe
                                           "neuron_config.json, or of its lora_config, with at least target_modules, "
                                           "max_loras and max_lora_rank"};
 
+/// End of the names of files of adapters that the host holds; before it are the adapter's name and the rank.
+inline constexpr const char* kHostFileEnding = "_sharded_lora_cpu_checkpoint.safetensors";
+
 /// How NxD Inference stores the adapters that it serves next to their base: stacked, with one slot per adapter.
 struct ServedAdapters {
   std::set<std::string> modules;  // last parts of the names of linears that are wrapped
