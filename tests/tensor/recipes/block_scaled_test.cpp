@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "reshard/tensor/cast/numeric.h"
+#include "support/box_elements.h"
 #include "support/catch.h"
 #include "support/errors.h"
 
@@ -12,22 +13,6 @@ namespace {
 
 constexpr std::uint64_t kMatrices = 2, kRows = 11, kColumns = 2100, kBlockRows = 4, kBlockColumns = 300;
 constexpr std::uint64_t kScaleRows = 3, kScaleColumns = 7;
-
-/// The elements of a box of a tensor, in C order.
-template <typename T>
-std::vector<T> elements(const std::vector<T>& all, const Dims& shape, const Box& box) {
-  std::vector<T> part(volume(box));
-  for (std::size_t i = 0; i < part.size(); ++i) {
-    std::size_t rest = i, at = 0, stride = 1;
-    for (std::size_t d = shape.size(); d-- > 0;) {
-      at += (box.begin[d] + rest % box.size[d]) * stride;
-      rest /= box.size[d];
-      stride *= shape[d];
-    }
-    part[i] = all[at];
-  }
-  return part;
-}
 
 TEST_CASE("Weights of 8 bits times the scales of their blocks are the values of each box") {
   const Dims shape{kMatrices, kRows, kColumns}, blocks{kMatrices, kScaleRows, kScaleColumns};
@@ -44,8 +29,8 @@ TEST_CASE("Weights of 8 bits times the scales of their blocks are the values of 
   recipe->validate(operands, {"w", DType::kF32, shape});
   for (const Box& box : {whole(shape), Box{{1, 3, 299}, {1, 2, 1500}}, Box{{0, 10, 2099}, {2, 1, 1}}}) {
     const Box of_scales = recipe->input_box(1, box);
-    const auto codes = elements(weight, shape, recipe->input_box(0, box));
-    const auto factors = elements(scales, blocks, of_scales);
+    const auto codes = elements_of(weight, shape, recipe->input_box(0, box));
+    const auto factors = elements_of(scales, blocks, of_scales);
     const std::vector<InputBox> inputs{{box, DType::kF8E4M3, std::as_bytes(std::span(codes))},
                                        {of_scales, DType::kF32, std::as_bytes(std::span(factors))}};
     std::vector<float> result(volume(box));

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "support/box_elements.h"
 #include "support/catch.h"
 #include "support/errors.h"
 
@@ -40,21 +41,6 @@ Mxfp4Weights some_weights() {
   return weights;
 }
 
-/// The bytes of a box of a tensor of bytes.
-std::vector<std::byte> cut(const std::vector<std::byte>& all, const Dims& shape, const Box& box) {
-  std::vector<std::byte> part(volume(box));
-  for (std::size_t i = 0; i < part.size(); ++i) {
-    std::size_t rest = i, at = 0, stride = 1;
-    for (std::size_t d = shape.size(); d-- > 0;) {
-      at += (box.begin[d] + rest % box.size[d]) * stride;
-      rest /= box.size[d];
-      stride *= shape[d];
-    }
-    part[i] = all[at];
-  }
-  return part;
-}
-
 TEST_CASE("MXFP4 blocks are the values of each box, transposed") {
   const Mxfp4Weights weights = some_weights();
   const Dims blocks{kExperts, kOuts, kGroups, kMxfp4Bytes}, scales{kExperts, kOuts, kGroups};
@@ -64,8 +50,8 @@ TEST_CASE("MXFP4 blocks are the values of each box, transposed") {
       whole({kExperts, kGroups * kMxfp4Values, kOuts}), {{1, 31, 3}, {1, 34, 32}}, {{0, 40, 34}, {1, 1, 1}}};
   for (const Box& box : boxes) {
     const Box of_blocks = recipe->input_box(0, box), of_scales = recipe->input_box(1, box);
-    const auto block_bytes = cut(weights.blocks, blocks, of_blocks),
-               scale_bytes = cut(weights.scales, scales, of_scales);
+    const auto block_bytes = elements_of(weights.blocks, blocks, of_blocks),
+               scale_bytes = elements_of(weights.scales, scales, of_scales);
     const std::vector<InputBox> inputs{{of_blocks, DType::kU8, block_bytes}, {of_scales, DType::kU8, scale_bytes}};
     std::vector<std::uint16_t> result(volume(box));
     Findings findings;
