@@ -33,7 +33,7 @@ fs::path compiled_case(const std::string& name) {
 TensorMap without_rounded(TensorMap tensors, const Family& family) {
   for (const Scheme::Entry& entry : family.inference->entries)
     for (std::size_t p = 0; p < entry.changes.size(); ++p)
-      if (entry.changes[p].plus != 0 || entry.changes[p].divisor != 1)
+      if (entry.changes[p].values.plus != 0 || entry.changes[p].values.divisor != 1)
         std::erase_if(tensors, [&](const auto& tensor) { return with_stars(tensor.first) == entry.parameters[p]; });
   return tensors;
 }
@@ -178,7 +178,7 @@ TEST_CASE("Settings of weights that are not written say so to those who write an
                         .hint = "only biases 0 and 1"};
   check_refused([&] { complete_for(all_files(), temp.path(), request, false); }, refusal);
   fs::copy(compiled_case("moe-gpt_oss-mxfp4-tp2") / "weights", temp / "weights");
-  check_refused([&] { consolidated(temp.path(), temp / "whole", {}); }, refusal);
+  check_refused([&] { consolidated(temp.path(), temp / "whole", RequestFields{}); }, refusal);
 }
 
 TEST_CASE("Experts for MXFP4 compute must be in MXFP4, and divide into the kernel's tiles") {
@@ -198,9 +198,7 @@ TEST_CASE("Experts for MXFP4 compute must be in MXFP4, and divide into the kerne
            .hint = "pad the model's sizes"});
   refused(compiled_case("moe-gpt_oss-tp2") / "original", 2,
           {.kind = ErrorKind::kUsage, .says = "dim 2 has 1 elements, which 16 does not divide"});
-  Request plain = shard_request(original, temp / "plain", {.layout = "ranks", .tp = 1});
-  plain.dtype = DType::kBF16;
-  shard(plain);
+  convert(original, temp / "plain", {.dtype = DType::kBF16});
   refused(temp / "plain", 2, {.kind = ErrorKind::kUnsupported, .says = "experts that are not in MXFP4"});
 }
 

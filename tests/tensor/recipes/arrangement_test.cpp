@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
-#include <random>
 #include <vector>
 
 #include "support/box_elements.h"
 #include "support/catch.h"
+#include "support/random.h"
 
 namespace reshard::test {
 namespace {
@@ -19,10 +19,8 @@ struct Example {
 };
 
 /// Arranges whole tensors an element at a time.
-Example example_of(std::mt19937_64& random, std::size_t width) {
-  const auto number = [&](std::uint64_t low, std::uint64_t high) {
-    return std::uniform_int_distribution<std::uint64_t>(low, high)(random);
-  };
+Example example_of(Random& random, std::size_t width) {
+  const auto number = [&](std::uint64_t low, std::uint64_t high) { return pick(random, low, high); };
   Dims sizes;
   Arrangement::DimsOfAxes from(number(1, 3)), to(number(1, 4));
   for (auto& axes : from)
@@ -80,32 +78,31 @@ std::vector<std::byte> bytes_of(const std::vector<std::byte>& all, Dims shape, B
   return elements_of(all, shape, box);
 }
 
-Box random_box(std::mt19937_64& random, const Dims& shape) {
+Box box_within(Random& random, const Dims& shape) {
   Box box = whole(shape);
   for (std::size_t d = 0; d < shape.size(); ++d) {
-    box.begin[d] = std::uniform_int_distribution<std::uint64_t>(0, shape[d] - 1)(random);
-    box.size[d] = std::uniform_int_distribution<std::uint64_t>(1, shape[d] - box.begin[d])(random);
+    box.begin[d] = pick(random, 0, shape[d] - 1);
+    box.size[d] = pick(random, 1, shape[d] - box.begin[d]);
   }
   return box;
 }
 
 TEST_CASE("Any box is arranged, and restored, from the box that it names") {
-  const std::uint64_t seed = std::random_device{}();
-  INFO("seed " << seed);
-  std::mt19937_64 random(seed);
-  for (int round = 0; round < 300; ++round) {
-    const std::size_t width = std::size_t{1} << round % 3;
+  for (const std::uint64_t seed : seeds(1600)) {
+    CAPTURE(seed);
+    Random random(seed);
+    const std::size_t width = std::size_t{1} << seed % 3;
     const Example example = example_of(random, width);
     const Arrangement& arrangement = example.arrangement;
     INFO(arrangement.key() << " from " << to_string(arrangement.from_shape()) << ", width " << width);
     const std::size_t to_width = width * arrangement.word();
-    const Box to = random_box(random, arrangement.to_shape()), needed = arrangement.box_from(to);
+    const Box to = box_within(random, arrangement.to_shape()), needed = arrangement.box_from(to);
     REQUIRE(contains(arrangement.from_shape(), needed));
     std::vector<std::byte> arranged(volume(to) * to_width);
     arrangement.arrange(needed, bytes_of(example.from, arrangement.from_shape(), needed, width), to, arranged, width);
     CHECK(arranged == bytes_of(example.to, arrangement.to_shape(), to, to_width));
 
-    const Box from = random_box(random, arrangement.from_shape()), source = arrangement.box_to(from);
+    const Box from = box_within(random, arrangement.from_shape()), source = arrangement.box_to(from);
     REQUIRE(contains(arrangement.to_shape(), source));
     std::vector<std::byte> restored(volume(from) * width);
     arrangement.restore(source, bytes_of(example.to, arrangement.to_shape(), source, to_width), from, restored, width);

@@ -120,8 +120,9 @@ void set_plain_model(Draft& draft) {
 }  // namespace
 
 void dequantize(Draft& draft, const Request& request) {
-  const LayoutOption* const keeps = request.target.layout->traits().keeps_quantized;
-  if (!request.dtype || (keeps != nullptr && request.target.options.flag(keeps->name))) return;
+  if (!request.dtype) return;
+  const LayoutOption* const keeps = request.target.layout ? request.target.layout->traits().keeps_quantized : nullptr;
+  if (keeps != nullptr && request.target.options.flag(keeps->name)) return;
   SourceMap& source = draft.source.map;
   const ModelConfig& config = draft.source.language_model.config;
   auto quantization = config.json ? Quantization::read(config) : std::nullopt;

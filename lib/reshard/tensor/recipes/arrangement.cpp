@@ -48,8 +48,8 @@ Box box_in(const Box& box, const DimsOfAxes& dims, const Dims& sizes, const Dims
   return result;
 }
 
-/// Copies the elements of `box` of a tensor with dims `to` from the box `from_box` of one with dims `from`, of which
-/// only those within `shape` are stored. Others stay zero.
+/// Copies the elements of `box` of a tensor with dims `to` from the box `from_box` of one with dims `from` and of `shape`.
+/// Elements beyond `shape` are padding, and stay zero.
 template <typename Element>
 void gather(const DimsOfAxes& from, const Dims& shape, const Box& from_box, std::span<const std::byte> source,
             const DimsOfAxes& to, const Dims& sizes, const Box& box, std::span<std::byte> result) {

@@ -33,11 +33,11 @@ class Arrangement {
   Box box_from(const Box& box) const;
   /// Returns a box of the arranged tensor that contains the elements of `box` of the tensor.
   Box box_to(const Box& box) const;
-  /// Fills `box` of the arranged tensor. `from` are the elements of box_from(box), or a larger one.
+  /// Fills `box` of the arranged tensor. `from` are the elements of box_from(box), or of a larger box.
   /// \param width  bytes of an element of the tensor: 1, 2, 4 or 8, and at most 8 / word().
   void arrange(const Box& from_box, std::span<const std::byte> from, const Box& box, std::span<std::byte> result,
                std::size_t width) const;
-  /// Fills `box` of the tensor. `to` are the elements of box_to(box), or a larger one. \param width  as for arrange.
+  /// Fills `box` of the tensor. `to` are the elements of box_to(box), or of a larger box. \param width  as for arrange.
   void restore(const Box& to_box, std::span<const std::byte> to, const Box& box, std::span<std::byte> result,
                std::size_t width) const;
 
