@@ -58,17 +58,25 @@ void gather(const DimsOfAxes& from, const Dims& shape, const Box& from_box, std:
   std::vector<Contributions> indices;
   for (std::size_t d = 0; d < ndim; ++d)
     indices.push_back(contributions(to[d], sizes, from, box.begin[d], box.size[d]));
-  std::vector<std::size_t> padded;  // dims of `from` that may have an index beyond their stored elements
-  for (std::size_t o = 0; o < from.size(); ++o) {
-    std::uint64_t size = 1;
-    for (const std::size_t axis : from[o]) size *= sizes[axis];
-    if (size > shape[o]) padded.push_back(o);
-  }
   // The dim whose neighbours are close in the source. With the last one, it spans tiles that fit in the cache.
   const auto fastest = std::find_if(from.rbegin(), from.rend(), [](const auto& axes) { return !axes.empty(); });
   std::size_t near = last;
   for (std::size_t d = 0; d < ndim && fastest != from.rend(); ++d)
     if (std::find(to[d].begin(), to[d].end(), fastest->back()) != to[d].end()) near = d;
+  // Dims of `from` that may have an index beyond their stored elements, by the dim along which that depends on the tile's
+  // index: `last`, `near`, or both.
+  std::vector<std::size_t> padded, by_last, by_near, by_both;
+  const auto varies = [&](std::size_t d, std::size_t o) {
+    return std::any_of(indices[d][o].begin(), indices[d][o].end(), [&](auto i) { return i != indices[d][o].front(); });
+  };
+  for (std::size_t o = 0; o < from.size(); ++o) {
+    std::uint64_t size = 1;
+    for (const std::size_t axis : from[o]) size *= sizes[axis];
+    if (size <= shape[o]) continue;
+    padded.push_back(o);
+    const bool is_near = near != last && varies(near, o);
+    (!is_near ? by_last : varies(last, o) ? by_both : by_near).push_back(o);
+  }
   std::vector<Dims> offsets(ndim);  // in the source, in elements; of `from_box`
   for (std::size_t d = 0; d < ndim; ++d) {
     offsets[d].resize(box.size[d]);
@@ -81,7 +89,10 @@ void gather(const DimsOfAxes& from, const Dims& shape, const Box& from_box, std:
   Dims outer = box.size;
   outer[last] = outer[near] = 1;
   constexpr std::uint64_t kTile = 32;
-  const std::uint64_t nears = near == last ? 1 : box.size[near];
+  const Dims none{0};
+  const Dims &last_offsets = offsets[last], &near_offsets = near == last ? none : offsets[near];
+  const std::uint64_t nears = near_offsets.size(), near_stride = near == last ? 0 : to_strides[near];
+  std::vector<std::uint8_t> is_stored(box.size[last]);  // by index along the last dim
   Dims at(ndim), position(from.size());
   for (std::uint64_t count = num_elems(outer).value_or(0); count > 0; --count) {
     std::uint64_t source_at = 0, result_at = 0;
@@ -92,21 +103,23 @@ void gather(const DimsOfAxes& from, const Dims& shape, const Box& from_box, std:
       result_at += at[d] * to_strides[d];
       for (const std::size_t o : padded) position[o] += indices[d][o][at[d]];
     }
-    const auto is_stored = [&](std::uint64_t n, std::uint64_t l) {
-      return std::all_of(padded.begin(), padded.end(), [&](std::size_t o) {
+    const auto is_within = [&](const std::vector<std::size_t>& dims, std::uint64_t n, std::uint64_t l) {
+      return std::all_of(dims.begin(), dims.end(), [&](std::size_t o) {
         return position[o] + indices[last][o][l] + (near == last ? 0 : indices[near][o][n]) < shape[o];
       });
     };
+    for (std::uint64_t l = 0; l < is_stored.size(); ++l) is_stored[l] = is_within(by_last, 0, l);
     for (std::uint64_t n0 = 0; n0 < nears; n0 += kTile)
       for (std::uint64_t l0 = 0; l0 < box.size[last]; l0 += kTile)
-        for (std::uint64_t n = n0; n < std::min(n0 + kTile, nears); ++n)
-          for (std::uint64_t l = l0; l < std::min(l0 + kTile, box.size[last]); ++l) {
-            if (!is_stored(n, l)) continue;
-            const std::uint64_t own = offsets[last][l] + (near == last ? 0 : offsets[near][n]);
-            const std::uint64_t place = result_at + l + (near == last ? 0 : n * to_strides[near]);
-            std::memcpy(result.data() + place * sizeof(Element),
-                        source.data() + (source_at + own - base) * sizeof(Element), sizeof(Element));
-          }
+        for (std::uint64_t n = n0; n < std::min(n0 + kTile, nears); ++n) {
+          if (!is_within(by_near, n, 0)) continue;
+          const std::uint64_t row = source_at + near_offsets[n] - base;  // modulo 2^64
+          std::byte* const to_row = result.data() + (result_at + n * near_stride) * sizeof(Element);
+          for (std::uint64_t l = l0; l < std::min(l0 + kTile, box.size[last]); ++l)
+            if (is_stored[l] && (by_both.empty() || is_within(by_both, n, l)))
+              std::memcpy(to_row + l * sizeof(Element), source.data() + (row + last_offsets[l]) * sizeof(Element),
+                          sizeof(Element));
+        }
     for (std::size_t d = ndim; d-- > 0;) {
       if (++at[d] < outer[d]) break;
       at[d] = 0;
