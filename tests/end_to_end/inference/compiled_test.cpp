@@ -202,6 +202,51 @@ TEST_CASE("Experts for MXFP4 compute must be in MXFP4, and divide into the kerne
   refused(temp / "plain", 2, {.kind = ErrorKind::kUnsupported, .says = "experts that are not in MXFP4"});
 }
 
+TEST_CASE("Only gpt_oss in MXFP4 is kept for MXFP4 compute") {
+  const TempDir temp;
+  Request request = shard_request(compiled_case("moe-qwen3_moe-fp8-tp2") / "original", temp / "out",
+                                  {.layout = "nxdi", .tp = 2, .options = {"mxfp4-compute"}, .dtype = DType::kBF16});
+  check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUnsupported,
+                                               .says = "form of qwen3_moe with is_mxfp4_compute is unknown",
+                                               .hint = "leave out `mxfp4-compute`"});
+  const std::string settings = read_file(compiled_case("moe-gpt_oss-mxfp4-tp2") / "neuron_config.json");
+  for (const std::string other : {"int8", "f8e4m3"}) {
+    write_file(temp / "neuron_config.json", std::regex_replace(settings, std::regex("f4e2m1fn_x4"), other));
+    TargetRequest target;
+    check_refused([&] { complete_for(all_files(), temp.path(), target, false); },
+                  {.kind = ErrorKind::kUnsupported, .says = "quantization_dtype f4e2m1fn_x4"});
+  }
+}
+
+TEST_CASE("A model that is dequantised from ranks in MXFP4 does not say that it is quantised") {
+  const TempDir temp;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    fs::remove_all(temp / "whole");
+    fs::remove_all(temp / "ranks");
+    fs::create_directory(temp / "ranks");
+    for (const char* name : {"weights", "neuron_config.json"})
+      fs::copy(compiled_case("moe-gpt_oss-mxfp4-tp2") / name, temp / "ranks" / name);
+    convert(temp / "ranks", temp / "whole", {.dtype = dtype});
+    CHECK_FALSE(json::parse(read_file(temp / "whole/config.json")).contains("quantization_config"));
+  }
+}
+
+TEST_CASE("Values that do not fit the dtype are found in tensors of another order, too") {
+  const TempDir temp;
+  const fs::path original = compiled_case("moe-gpt_oss-mxfp4-tp2") / "original";
+  fs::copy(original, temp / "model");
+  TensorMap tensors = read_model(original);
+  tensors.at("model.norm.weight").bytes[1] = '\x7F';  // above 1e38 in bfloat16
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  Request request = shard_request(
+      temp / "model", temp / "out",
+      {.layout = "nxdi", .tp = 1, .options = {"mxfp4-compute", "full-model-shuffled"}, .dtype = DType::kF16});
+  RunOptions options = unsynced();
+  options.overflow = Overflow::kError;
+  check_refused([&] { shard(request, options); },
+                {.kind = ErrorKind::kBadInput, .tensor = "model.norm.weight as [512]", .says = "does not fit F16"});
+}
+
 TEST_CASE("Padding that NxD Inference always has may be asked for with a compiled model's settings") {
   TargetRequest request;
   request.options.set_flag("pad", true);

@@ -40,7 +40,8 @@ TEST_CASE("Axes that do not divide a dim are errors that name it") {
 
 TEST_CASE("Texts that are no order of axes are not parsed") {
   for (const char* text : {"a b", "a -> b", "a -> (a", "a b -> a", "a -> a a", "a:0 -> a", "(a b) -> (b a)", "a:x -> a",
-                           "(a<=2 b<=2) -> (b a)", ":2 -> a", "a -> a b", "(a (b c) -> a", "a:70000 -> a"})
+                           "(a<=2 b<=2) -> (b a)", ":2 -> a", "a -> a b", "(a (b c) -> a", "a:70000 -> a",
+                           "(a pair:4) -> a", "(a pair) -> a"})
     CHECK_FALSE(AxisOrder::parse(text));
 }
 

@@ -87,6 +87,16 @@ Box box_within(Random& random, const Dims& shape) {
   return box;
 }
 
+TEST_CASE("Neighbours that need elements far apart need the same box, and no more than their tile") {
+  // rows of 2 tiles, of which each has 8 rows of 4 lanes; columns of 3 blocks of 4
+  const Arrangement arrangement({2, 8, 4, 3, 4}, {{0, 1, 2}, {3, 4}}, {{4}, {3}, {0, 2, 1}}, {60, 12}, 1);
+  CHECK(arrangement.box_from({{0, 0, 0}, {1, 3, 64}}) == whole({60, 12}));
+  CHECK(arrangement.box_from({{2, 0, 0}, {1, 3, 64}}) == whole({60, 12}));
+  CHECK(arrangement.box_from({{0, 1, 0}, {4, 1, 64}}) == Box{{0, 4}, {60, 4}});
+  CHECK(arrangement.box_from({{0, 0, 32}, {4, 3, 8}}) == Box{{32, 0}, {28, 12}});
+  CHECK(arrangement.box_to({{5, 0}, {3, 12}}) == Box{{0, 0, 0}, {4, 3, 32}});
+}
+
 TEST_CASE("Any box is arranged, and restored, from the box that it names") {
   for (const std::uint64_t seed : seeds(1600)) {
     CAPTURE(seed);

@@ -210,11 +210,20 @@ std::span<const std::byte> Evaluator::compute(const SourceMap& map, FilePool<Sou
     const LogicalTensor& from = map.logical[input.logical];
     const bool is_kept = recipe.access(i) == Recipe::Access::kWhole;
     boxes.push_back(is_kept ? whole(from.shape) : recipe.input_box(i, at.box));
-    if (used_ == buffers_.inputs.size()) buffers_.inputs.emplace_back();
-    inputs.push_back(
-        {boxes.back(), from.dtype,
-         is_kept ? kept(map, files, input)
-                 : evaluate(map, files, input, from, Block(boxes.back(), at.order), buffers_.inputs[used_++])});
+    if (is_kept) {
+      inputs.push_back({boxes.back(), from.dtype, kept(map, files, input)});
+      continue;
+    }
+    const std::size_t own = used_++;
+    if (own == buffers_.inputs.size()) buffers_.inputs.emplace_back();
+    if (own >= last_.size()) last_.resize(own + 1);
+    const bool is_there = last_[own].reading == &input && last_[own].box == boxes.back() && at.order.empty();
+    if (!is_there) {
+      last_[own].reading = nullptr;
+      const auto bytes = evaluate(map, files, input, from, Block(boxes.back(), at.order), buffers_.inputs[own]);
+      last_[own] = {at.order.empty() ? &input : nullptr, boxes.back(), bytes};
+    }
+    inputs.push_back({boxes.back(), from.dtype, last_[own].bytes});
   }
   const auto result = buffer.make_room(*num_bytes(tensor.dtype, at.box.size), {{}, written_to_bytes});
   try {

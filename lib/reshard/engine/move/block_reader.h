@@ -60,12 +60,17 @@ class Evaluator {
                                       const LogicalTensor& tensor, const Block& at, Buffer& buffer,
                                       std::optional<std::uint64_t> written_to_bytes = {});
 
-  /// What recipes found since the last call.
+  /// What recipes have found since the last call of take_findings.
+  const Findings& findings() const { return findings_; }
+  /// Returns and forgets them.
   Findings take_findings() { return std::exchange(findings_, {}); }
   /// Replicas found to differ since the last call, for a UnitLedger.
   std::vector<Divergence> take_noted() { return reader_.take_noted(); }
   /// Forgets the inputs that are kept for the tensor before.
-  void begin_tensor() { kept_.clear(); }
+  void begin_tensor() {
+    kept_.clear();
+    last_.clear();
+  }
 
  private:
   std::span<const std::byte> compute(const SourceMap& map, FilePool<Source>& files, const Reading& reading,
@@ -79,6 +84,13 @@ class Evaluator {
   std::size_t used_ = 0;  // number of Buffers::inputs in use
   std::vector<std::pair<const Reading*, std::shared_ptr<KeptInput>>> kept_;
   Findings findings_;
+  /// The box of an input that is in Buffers::inputs of the same index. Blocks next to each other may need the same one.
+  struct LastInput {
+    const Reading* reading = nullptr;
+    Box box;
+    std::span<const std::byte> bytes;
+  };
+  std::vector<LastInput> last_;
 };
 
 /// Bytes of the inputs that are kept whole while a tensor is computed.

@@ -100,6 +100,8 @@ class Mover {
       std::span<const std::byte> block =
           evaluator_.evaluate(*maps.source, shared_.sources, transfer.source ? *transfer.source : kNone,
                               transfer.tensor(maps), item.at, buffers_.block, written_to_bytes);
+      if (evaluator_.findings().overflows && shared_.options.overflow == Overflow::kError)
+        fail_overflow(transfer, "has an element that", transfer.tensor(maps).dtype);
       if (transfer.target) {
         block = cast(transfer, item.at, block, written_to_bytes);
         hash(item, block);
@@ -192,19 +194,21 @@ class Mover {
   /// Returns the block in the output dtype.
   std::span<const std::byte> cast(const Transfer& transfer, const Block& at, std::span<const std::byte> block,
                                   std::optional<std::uint64_t> written_to_bytes) {
-    const SourceMap& source = *shared_.maps.source;
     const LogicalTensor& tensor = transfer.tensor(shared_.maps);
     const DType to = shared_.maps.target->logical[*transfer.target].dtype;
     if (tensor.dtype == to) return block;
     const auto result = buffers_.other.make_room(*num_bytes(to, at.box.size), {{}, written_to_bytes});
     const auto overflowed = cast_elements(tensor.dtype, block, to, result, shared_.options.overflow);
-    if (overflowed)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("its element {} does not fit {}", to_string(at.index_of(*overflowed)), name(to)))
-          .in(source.files[source.stored[first_read(*transfer.source).stored].file].path)
-          .tensor(tensor.name)
-          .hint("choose a wider dtype, or saturate out-of-range values (`overflow` saturate)");
+    if (overflowed) fail_overflow(transfer, "its element " + to_string(at.index_of(*overflowed)), to);
     return result;
+  }
+
+  [[noreturn]] void fail_overflow(const Transfer& transfer, const std::string& what, DType to) {
+    const SourceMap& source = *shared_.maps.source;
+    throw Error(ErrorKind::kBadInput, fmt::format("{} does not fit {}", what, name(to)))
+        .in(source.files[source.stored[first_read(*transfer.source).stored].file].path)
+        .tensor(transfer.tensor(shared_.maps).name)
+        .hint("choose a wider dtype, or saturate out-of-range values (`overflow` saturate)");
   }
 
   RunState& shared_;

@@ -121,8 +121,8 @@ struct LayoutTraits {
   EnumSet<Contents> reads{}, writes{};  // contents other than weights
   bool whole_folder = false;            // runs replace the folder as a whole
   bool casts_to_config_dtype = false;   // casts float tensors to the dtype in config.json
-  /// Flag with which quantised weights stay as they are, whatever the dtype of others; null if there is none.
-  const LayoutOption* keeps_quantized = nullptr;
+  /// Flag with which weights in MXFP4 stay as they are, whatever the dtype of others; null if there is none.
+  const LayoutOption* keeps_mxfp4 = nullptr;
 
   bool has_ranks() const { return !axes.empty(); }
   bool has_stages() const { return axes.has(MeshAxis::kPipeline); }

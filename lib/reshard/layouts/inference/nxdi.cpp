@@ -48,7 +48,7 @@ LayoutTraits nxdi_traits() {
   LayoutTraits traits{"nxdi", "nxdi", "NxD Inference", kServedFolder, kNxdiFormats};
   traits.axes = {MeshAxis::kTensor};
   traits.casts_to_config_dtype = true;
-  traits.keeps_quantized = &kMxfp4Compute;
+  traits.keeps_mxfp4 = &kMxfp4Compute;
   return traits;
 }
 
@@ -92,7 +92,8 @@ void validate_settings(const OptionValues& values, const Model& model, std::uint
   for (const auto& [option, what] :
        {std::pair(&kPaddedHidden, "a padded hidden size"),
         std::pair(&kPaddedIntermediate, "a padded intermediate size"),
-        std::pair(&kPromptExpertDegree, "hybrid sharding"), std::pair(&kDeclaredDtypes, "cast_type as-declared")})
+        std::pair(&kPromptExpertDegree, "hybrid sharding"), std::pair(&kDeclaredDtypes, "cast_type as-declared"),
+        std::pair(&kMxfp4Compute, "is_mxfp4_compute")})
     if (given(*option) && !has_effect(model, values, *option))
       throw Error(ErrorKind::kUnsupported,
                   fmt::format("NxD Inference's form of {} with {} is unknown", model.family->model_type, what))

@@ -107,6 +107,17 @@ std::set<std::string> linears_of_kernel(const std::vector<TensorEntry>& tensors)
   return linears;
 }
 
+/// Whether there are weights for is_mxfp4_compute: four values are one element of U16, next to the scales.
+bool has_mxfp4_words(const std::vector<TensorEntry>& tensors) {
+  std::set<std::string> scales;
+  for (const TensorEntry& tensor : tensors)
+    if (tensor.dtype == DType::kU8 && tensor.name.ends_with(kScaleEnding)) scales.insert(tensor.name);
+  return std::any_of(tensors.begin(), tensors.end(), [&](const TensorEntry& tensor) {
+    return tensor.dtype == DType::kU16 &&
+           scales.count(tensor.name.substr(0, tensor.name.rfind('.')) + std::string(kScaleEnding)) > 0;
+  });
+}
+
 QuantizationEvidence evidence_in(const ShardedCheckpoint& shards) {
   QuantizationEvidence evidence;
   const std::vector<TensorEntry>& tensors = shards.files.front().front().tensors;
@@ -279,11 +290,11 @@ void recognise_rank_quantization(const ShardedCheckpoint& shards, Checkpoint& ch
   } catch (Error& error) {
     throw error.in(shards.files.front().front().path);
   }
-  // is_mxfp4_compute: four values in MXFP4 are one element of U16.
-  const std::vector<TensorEntry>& tensors = shards.files.front().front().tensors;
-  if (std::any_of(tensors.begin(), tensors.end(),
-                  [](const TensorEntry& tensor) { return tensor.dtype == DType::kU16; }))
-    found = std::make_shared<const Json>(Json{{"quant_method", "mxfp4"}});
+  if (has_mxfp4_words(shards.files.front().front().tensors)) {
+    constexpr const char* kMethod = "mxfp4";
+    if (checkpoint.model->quant_method == kMethod) return;
+    found = std::make_shared<const Json>(Json{{"quant_method", kMethod}});
+  }
   if (found == nullptr && checkpoint.model->quant_method.empty()) return;
   set_quantization(checkpoint, found == nullptr ? Json() : *found);
   create_model(checkpoint, {});

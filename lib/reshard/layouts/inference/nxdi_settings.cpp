@@ -54,6 +54,11 @@ constexpr NxdiSetting kSettings[] = {
 /// Refuses sums with other numbers than 1, and columns in another order.
 void validate_plain_values(const Json& settings, const fs::path& path) {
   const auto has = [&](std::string_view flag) { return neuron_flag(settings, flag, path); };
+  const Json* dtype = find_key(settings, "quantization_dtype");
+  if (has("is_mxfp4_compute") && !(has("quantized") && dtype != nullptr && *dtype == "f4e2m1fn_x4"))
+    throw Error(ErrorKind::kUnsupported, "has is_mxfp4_compute without quantized and quantization_dtype f4e2m1fn_x4")
+        .in(path)
+        .hint("compile the model with both");
   const Json* bias = find_key(settings, "hidden_act_bias");
   if (has("is_mxfp4_compute") && bias != nullptr && !bias->is_null() && *bias != 0 && *bias != 1)
     throw Error(ErrorKind::kUnsupported, fmt::format("has is_mxfp4_compute and hidden_act_bias {}", json_text(*bias)))

@@ -133,7 +133,13 @@ const ModelParameter& RankRules::tensor(const WrittenNames::Entry& entry, std::s
     }
   }
   const std::string name = change.name_of(own.name);
-  if (const auto known = by_name_.find(name); known != by_name_.end()) return *known->second;
+  if (const auto known = by_name_.find(name); known != by_name_.end()) {
+    const auto other = changes_.find(name);
+    if (other != changes_.end() && change.arrangement &&
+        other->second->change.arrangement->key() != change.arrangement->key())
+      throw Error(ErrorKind::kBadInput, fmt::format("has two orders with one shape ({})", rule.where)).tensor(own.name);
+    return *known->second;
+  }
   if (own.shape.empty() || own.shape.back() % change.step != 0)
     throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, which has no {} ({})", to_string(own.shape),
                                                   change.name_of(""), rule.where))
@@ -209,14 +215,18 @@ const RankShare& RankRules::share_of(const WrittenNames::Entry& entry) const {
 
 void RankRules::add(const WrittenNames::Entry& entry) {
   const Scheme::Entry& rule = *entry.rule;
+  for (std::size_t t = 0; t < entry.tensors.size(); ++t) {
+    const ModelParameter& one = tensor(entry, t);
+    const auto split = rule.split ? rule.split : one.split_dim;
+    if (split && *split >= one.shape.size())
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("has {} dims, and \"split\" is {} ({})", one.shape.size(), *split, rule.where))
+          .tensor(one.name);
+  }
   if (has_experts(rule)) return add_experts(entry);
   if (!rule.heads.empty()) return add_heads(entry);
   const ModelParameter& first = tensor(entry, 0);
   const auto dim = rule.split ? rule.split : first.split_dim;
-  if (dim && *dim >= first.shape.size())
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("has {} dims, and \"split\" is {} ({})", first.shape.size(), *dim, rule.where))
-        .tensor(first.name);
   if (dim) {
     size_ = first.shape[*dim];
     padded_ = padded_size(rule, first, *dim);

@@ -160,7 +160,7 @@ void carry_config(Carrier& carrier) {
     is_new = true;
     draft.note(fmt::format("the config.json that is written says \"{}\": {}", kTiedKey, *source.model->tied_by_files));
   }
-  if (source.quantization && config.is_object()) {
+  if (source.quantization && !is_plain && config.is_object()) {
     constexpr const char* kQuantization = "quantization_config";
     config.erase(kQuantization);
     if (!source.quantization->is_null()) config[kQuantization] = OrderedJson(*source.quantization);

@@ -121,15 +121,15 @@ void set_plain_model(Draft& draft) {
 
 void dequantize(Draft& draft, const Request& request) {
   if (!request.dtype) return;
-  const LayoutOption* const keeps = request.target.layout ? request.target.layout->traits().keeps_quantized : nullptr;
-  if (keeps != nullptr && request.target.options.flag(keeps->name)) return;
+  const LayoutOption* const keeps = request.target.layout ? request.target.layout->traits().keeps_mxfp4 : nullptr;
+  const bool keeps_blocks = keeps != nullptr && request.target.options.flag(keeps->name);
   SourceMap& source = draft.source.map;
   const ModelConfig& config = draft.source.language_model.config;
   auto quantization = config.json ? Quantization::read(config) : std::nullopt;
   std::vector<LogicalTensor> wanted;
   std::vector<Values> all;
   for (LogicalTensor& tensor : draft.wanted) {
-    auto values = values_of_blocks(source, tensor);
+    auto values = keeps_blocks ? std::nullopt : values_of_blocks(source, tensor);
     if (!values && quantization) values = scaled_values(source, *quantization, tensor);
     if (!values) {
       wanted.push_back(std::move(tensor));
@@ -147,7 +147,7 @@ void dequantize(Draft& draft, const Request& request) {
   }
   std::erase_if(wanted, [&](const LogicalTensor& tensor) { return replaced.count(tensor.name) > 0; });
   draft.wanted = std::move(wanted);
-  validate_no_part(draft, !all.empty());
+  if (!keeps_blocks) validate_no_part(draft, !all.empty());
   if (all.empty()) return;
   if (quantization) validate_no_scales(draft, quantization->stacked_suffix());
   draft.transforms.push_back({Applied::Transform::kDequantize, all.size()});

@@ -71,7 +71,9 @@ std::optional<AxisOrder> AxisOrder::parse(const std::string& text) {
       order.to_.back().push_back(at);
     }
   }
-  order.joins_ = !is_used.back() && order.from_.back().back().kind == Axis::Size::kNumber;
+  constexpr std::uint64_t kPair = 2;
+  order.joins_ = !is_used.back() && order.from_.back().back().kind == Axis::Size::kNumber &&
+                 order.from_.back().back().number == kPair;
   const auto unused = std::count(is_used.begin(), is_used.end(), false);
   return unused == (order.joins_ ? 1 : 0) ? std::optional(order) : std::nullopt;
 }

@@ -19,7 +19,8 @@ std::optional<DimAxes> words_of_dims(const std::string& text);
 
 /// An order of elements: "expert (part:parts tile row<=128 lane:4) (word pair:2) -> expert word (part tile lane row)".
 /// On the left are the dims of a parameter. An axis with "<=N" has the size N, or less if no more is left, and the one
-/// without a size has the rest. If the last axis is not on the right, its elements become one.
+/// without a size has the rest. If the last axis is one of 2 and not on the right, two bytes become
+/// one element of U16.
 class AxisOrder {
  public:
   /// Returns std::nullopt for an invalid text.

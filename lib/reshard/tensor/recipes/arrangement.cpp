@@ -34,17 +34,43 @@ Contributions contributions(const std::vector<std::size_t>& axes, const Dims& si
   return result;
 }
 
-/// Returns the smallest box of the tensor of `other` dims that contains the elements of `box`.
+/// Extends a range to the smallest aligned range of a dim's faster axes that contains it.
+void align(std::uint64_t& begin, std::uint64_t& size, const std::vector<std::size_t>& axes, const Dims& sizes) {
+  const std::uint64_t last = begin + size - 1;
+  std::uint64_t aligned = 1;
+  for (auto axis = axes.rbegin(); axis != axes.rend() && begin / aligned != last / aligned; ++axis)
+    aligned *= sizes[*axis];
+  begin = begin / aligned * aligned;
+  size = aligned;
+}
+
+/// Returns a box of the tensor of `other` dims that contains the elements of `box`. Where these are apart, it contains all
+/// that neighbours of `box` need as well, so that it is the same for them.
 Box box_in(const Box& box, const DimsOfAxes& dims, const Dims& sizes, const DimsOfAxes& other) {
   Box result{Dims(other.size()), Dims(other.size(), 1)};
+  Dims counts(other.size(), 1);  // of different indices
   for (std::size_t d = 0; d < dims.size(); ++d) {
-    const Contributions of_dim = contributions(dims[d], sizes, other, box.begin[d], box.size[d]);
+    Contributions of_dim = contributions(dims[d], sizes, other, box.begin[d], box.size[d]);
     for (std::size_t o = 0; o < other.size() && box.size[d] > 0; ++o) {
-      const auto [low, high] = std::minmax_element(of_dim[o].begin(), of_dim[o].end());
-      result.begin[o] += *low;
-      result.size[o] += *high - *low;
+      Dims& indices = of_dim[o];
+      std::sort(indices.begin(), indices.end());
+      result.begin[o] += indices.front();
+      result.size[o] += indices.back() - indices.front();
+      counts[o] *= static_cast<std::uint64_t>(std::unique(indices.begin(), indices.end()) - indices.begin());
     }
   }
+  std::vector<bool> is_extended(other.size());
+  for (const std::vector<std::size_t>& axes : dims) {
+    const auto shares_axis = [&](std::size_t o) {
+      return std::find_first_of(axes.begin(), axes.end(), other[o].begin(), other[o].end()) != axes.end();
+    };
+    bool is_apart = false;
+    for (std::size_t o = 0; o < other.size(); ++o)
+      is_apart = is_apart || (counts[o] < result.size[o] && shares_axis(o));
+    for (std::size_t o = 0; o < other.size() && is_apart; ++o) is_extended[o] = is_extended[o] || shares_axis(o);
+  }
+  for (std::size_t o = 0; o < other.size(); ++o)
+    if (is_extended[o]) align(result.begin[o], result.size[o], other[o], sizes);
   return result;
 }
 

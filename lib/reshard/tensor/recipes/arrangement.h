@@ -34,7 +34,7 @@ class Arrangement {
   /// Returns a box of the arranged tensor that contains the elements of `box` of the tensor.
   Box box_to(const Box& box) const;
   /// Fills `box` of the arranged tensor. `from` are the elements of box_from(box), or of a larger box.
-  /// \param width  bytes of an element of the tensor: 1, 2, 4 or 8, and at most 8 / word().
+  /// \param width  bytes of an element of the tensor: 1 to 8, a power of 2; times word(), at most 8.
   void arrange(const Box& from_box, std::span<const std::byte> from, const Box& box, std::span<std::byte> result,
                std::size_t width) const;
   /// Fills `box` of the tensor. `to` are the elements of box_to(box), or of a larger box. \param width  as for arrange.

@@ -92,7 +92,9 @@ class Arrange : public Recipe {
  public:
   Arrange(const ValueChange& change, DType dtype) : change_(change), dtype_(dtype) {}
 
-  std::string key() const override { return fmt::format("{} {}", change_.name_of("change"), name(dtype_)); }
+  std::string key() const override {
+    return fmt::format("{} {} {}", change_.name_of("change"), change_.arrangement->key(), name(dtype_));
+  }
 
   void validate(std::span<const Operand> inputs, const Operand& output) const override {
     const Operand& input = inputs.front();
@@ -110,7 +112,7 @@ class Arrange : public Recipe {
   Box input_box(std::size_t, const Box& output) const override { return change_.arrangement->box_from(output); }
 
   void apply(std::span<const InputBox> inputs, const Box& output, std::span<std::byte> result,
-             Findings&) const override {
+             Findings& findings) const override {
     const InputBox& input = inputs.front();
     const DType dtype = change_.arrangement->word() == 1 ? dtype_ : input.dtype;
     if (input.dtype == dtype && !computes(change_))
@@ -119,7 +121,7 @@ class Arrange : public Recipe {
     if (input.dtype == dtype)
       std::copy(input.bytes.begin(), input.bytes.end(), values.begin());
     else
-      cast_elements(input.dtype, input.bytes, dtype, values, Overflow::kSaturate);
+      findings.overflows |= cast_elements(input.dtype, input.bytes, dtype, values, Overflow::kError).has_value();
     if (change_.plus != 0)
       replace_computed(change_, dtype, input.box, values,
                        [&](auto value) { return value + static_cast<decltype(value)>(change_.plus); });
@@ -139,13 +141,16 @@ class RestoreArranged : public Recipe {
  public:
   explicit RestoreArranged(ValueChange change) : change_(std::move(change)) {}
 
-  std::string key() const override { return "restore " + change_.name_of(""); }
+  std::string key() const override {
+    return fmt::format("restore{} {}", change_.name_of(""), change_.arrangement->key());
+  }
 
   void validate(std::span<const Operand> inputs, const Operand& output) const override {
     const Operand& input = inputs.front();
     if (inputs.size() == 1 && output.shape == change_.arrangement->from_shape() &&
-        input.shape == change_.arrangement->to_shape() && change_.dtype_of(output.dtype) == input.dtype) {
-      if (computes(change_)) validate_dtypes(change_, input, output);
+        input.shape == change_.arrangement->to_shape() && change_.dtype_of(output.dtype) == input.dtype &&
+        (change_.arrangement->word() == 1) == (input.dtype == output.dtype)) {
+      if (change_.arrangement->word() == 1) validate_dtypes(change_, input, output);
       return;
     }
     throw Error(ErrorKind::kBadInput,
@@ -194,7 +199,7 @@ class Change : public Recipe {
   }
 
   void apply(std::span<const InputBox> inputs, const Box& output, std::span<std::byte> result,
-             Findings&) const override {
+             Findings& findings) const override {
     if (result.empty()) return;
     const InputBox& input = inputs.front();
     const std::size_t width = width_of(input.dtype), count = output.size.back();
@@ -204,7 +209,7 @@ class Change : public Recipe {
     for (std::size_t row = 0; row < rows_of(output); ++row)
       copy_apart(input.bytes.data() + (row * count * change_.step + change_.first) * width, change_.step,
                  to + row * count * width, 1, count, width);
-    if (is_cast) cast_elements(input.dtype, picked, dtype_, result, Overflow::kSaturate);
+    if (is_cast) findings.overflows |= cast_elements(input.dtype, picked, dtype_, result, Overflow::kError).has_value();
     if (change_.plus != 0)
       replace(dtype_, result, [&](auto value) { return value + static_cast<decltype(value)>(change_.plus); });
     if (change_.divisor != 1)
@@ -285,7 +290,7 @@ std::string ValueChange::name_of(const std::string& parameter) const {
   if (step != 1) text += fmt::format("[{}::{}]", first, step);
   if (plus != 0) text += fmt::format(" + {}", plus);
   if (divisor != 1) text += fmt::format(" / {}", divisor);
-  if (arrangement) text += fmt::format(" as {}", arrangement->key());
+  if (arrangement) text += fmt::format(" as {}", to_string(arrangement->to_shape()));
   return text;
 }
 

@@ -31,7 +31,7 @@ struct ValueChange {
 };
 
 /// Computes the changed tensor from the parameter: cast to `dtype` first, then each operation in single precision (F64 in
-/// double), rounded to `dtype`. If an arrangement joins elements, their dtype is not changed otherwise.
+/// double), rounded to `dtype`. Arranged pairs of U8 become U16, without a cast; `dtype` must be U16.
 std::shared_ptr<const Recipe> change_recipe(const ValueChange& change, DType dtype);
 
 /// Computes the parameter from the changed tensors, one per remainder of the index in the last dim, or an arranged one.
