@@ -2,13 +2,17 @@
 
 #include "reshard/io/local_storage.h"
 
+#include <sys/syscall.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <climits>
 #include <random>
 #include <thread>
 
 #include "support/files.h"
 #include "support/refusals.h"
+#include "support/refused_calls.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -86,6 +90,36 @@ TEST_CASE("Writes a range that lies in more parts than a system call takes") {
   REQUIRE(parts.size() > 2 * IOV_MAX);
   local_storage().create(dir / "copy", text.size() + 9)->write_gathered(9, parts);
   CHECK((test::read_file(dir / "copy") == std::string(9, '\0') + text));
+}
+
+TEST_CASE("Where the kernel refuses newer calls, files are written, and what is not supported is said") {
+  for (const int number : {ENOSYS, EINVAL, EPERM, EOPNOTSUPP, EXDEV}) {
+    const bool is_other_device = number == EXDEV;
+    with_refused_calls(
+        is_other_device    ? std::vector<long>{SYS_copy_file_range}
+        : number == ENOSYS ? kNewCalls
+                           : kFileCalls,
+        number, [&] {
+          INFO("errno " << number);
+          const test::TempDir dir;
+          test::write_file(dir / "f", "12345");
+          const auto sink = local_storage().create(dir / "copy", 5);
+          CHECK_FALSE(sink->copy_from(*local_storage().open(dir / "f"), 0, 0, 5));
+          sink->write_at(0, bytes("67890"));
+          sink->start_writeback(0, 5);
+          sink->wait_for_writeback(0, 5);
+          sink->sync();
+          CHECK(test::read_file(dir / "copy") == "67890");
+          if (is_other_device) return;
+          Directories& directories = local_storage().directories();
+          for (const RenameMode mode : {RenameMode::kNew, RenameMode::kExchange})
+            CHECK(directories.rename(dir / "copy", dir / "f", mode) == RenameResult::kUnsupported);
+          CHECK(directories.rename(dir / "copy", dir / "f", RenameMode::kReplace) == RenameResult::kDone);
+          CHECK(test::read_file(dir / "f") == "67890");
+          check_refused([&] { directories.lock(dir / "f", true); },
+                        {.kind = ErrorKind::kUnsupported, .path = dir / "f"});
+        });
+  }
 }
 
 TEST_CASE("A range is copied from file to file, or it is said that it cannot be") {

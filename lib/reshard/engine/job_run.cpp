@@ -95,8 +95,9 @@ void JobRun::prepare(std::uint32_t ranks) {
   }
   prepared_.has_lock = staging_->is_locked();
   if (options_.resume && !prepared_.has_lock)
-    note(fmt::format("the file system of {} has no locks, so an interrupted run cannot be resumed there",
-                     prepared_.root.string()));
+    note(
+        fmt::format("the file system of {}, or the kernel, has no locks, so an interrupted run cannot be resumed there",
+                    prepared_.root.string()));
   for (const CopiedFile& file : job_.copied_files) copy_file(options_, file, *staging_);
   for (const TextFile& file : job_.text_files)
     if (!file.is_last) write_text(options_, file, *staging_);

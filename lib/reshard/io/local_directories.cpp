@@ -24,11 +24,6 @@ namespace fs = std::filesystem;
 
 constexpr mode_t kPermissionBits = 0777;
 
-/// Whether the error means that the file system does not support the operation (NFS and others support no flags).
-bool is_unsupported(int errno_value) {
-  return errno_value == EINVAL || errno_value == ENOSYS || errno_value == ENOTSUP;
-}
-
 int open_directory(const fs::path& path) {
   return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
@@ -191,7 +186,9 @@ class LocalDirectories final : public Directories {
     const unsigned flags = mode == RenameMode::kNew        ? RENAME_NOREPLACE
                            : mode == RenameMode::kExchange ? RENAME_EXCHANGE
                                                            : 0;
-    if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0) return RenameResult::kDone;
+    const int result = flags == 0 ? ::rename(from.c_str(), to.c_str())
+                                  : ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags);
+    if (result == 0) return RenameResult::kDone;
     if (mode == RenameMode::kNew && errno == EEXIST) return RenameResult::kExists;
     if (flags != 0 && is_unsupported(errno)) return RenameResult::kUnsupported;
     throw system_error(errno, "cannot rename to", to);
@@ -211,7 +208,7 @@ class LocalDirectories final : public Directories {
     if (set_lock(lock.get(), shared)) return std::make_unique<LocalFileLock>(std::move(lock), file);
     if (errno == EAGAIN || errno == EACCES) return nullptr;
     if (errno == ENOLCK || is_unsupported(errno))
-      throw Error(ErrorKind::kUnsupported, "its file system has no locks").in(file);
+      throw Error(ErrorKind::kUnsupported, "its file system, or the kernel, has no locks").in(file);
     throw system_error(errno, "cannot lock", file);
   }
 
@@ -221,6 +218,10 @@ class LocalDirectories final : public Directories {
 };
 
 }  // namespace
+
+bool is_unsupported(int errno_value) {
+  return errno_value == EINVAL || errno_value == ENOSYS || errno_value == ENOTSUP || errno_value == EPERM;
+}
 
 Directories& local_directories() {
   static LocalDirectories directories;

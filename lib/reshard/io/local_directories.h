@@ -8,4 +8,8 @@ namespace reshard {
 /// to read it.
 Directories& local_directories();
 
+/// Whether a failed system call with this errno is one that the file system (NFS and others have no flags of rename), an
+/// old kernel or the filter of a container (EPERM) does not support.
+bool is_unsupported(int errno_value);
+
 }  // namespace reshard

@@ -177,7 +177,7 @@ class LocalFile final : public Source, public Sink {
     const int result = uninterrupted([&] {
       return ::sync_file_range(fd_, static_cast<off64_t>(offset_bytes), static_cast<off64_t>(size_bytes), flags);
     });
-    if (result == 0 || errno == ENOSYS || errno == EINVAL || errno == ESPIPE) return;
+    if (result == 0 || is_unsupported(errno) || errno == ESPIPE) return;
     throw system_error(errno, "cannot write back", path_);  // reported only once: sync would not report it again
   }
 
@@ -291,8 +291,7 @@ class LocalStorage final : public Storage {
     // Reserving the blocks detects a full disk or quota before the first byte is written, and makes writing faster. On
     // a file system that cannot reserve blocks, creates a sparse file of the right length instead.
     if (uninterrupted([&] { return ::fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)); }) == 0) return file;
-    if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
-      throw system_error(errno, "cannot reserve " + format_bytes(size_bytes), path);
+    if (!is_unsupported(errno)) throw system_error(errno, "cannot reserve " + format_bytes(size_bytes), path);
     if (uninterrupted([&] { return ::ftruncate(fd, static_cast<off_t>(size_bytes)); }) != 0)
       throw system_error(errno, "cannot reserve " + format_bytes(size_bytes), path);
     return file;

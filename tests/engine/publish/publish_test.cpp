@@ -2,6 +2,7 @@
 
 #include "reshard/engine/publish/publish.h"
 
+#include <cerrno>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -10,6 +11,7 @@
 #include "reshard/io/local_storage.h"
 #include "support/local_files.h"
 #include "support/refusals.h"
+#include "support/refused_calls.h"
 #include "support/requests.h"
 #include "support/temp_dir.h"
 #include "support/test_directories.h"
@@ -50,6 +52,20 @@ TEST_CASE("A file that is there is replaced with force alone") {
                                                .hint = "`force`"});
   shard(model.request(2, true));
   CHECK(read_file(model.temp / "out/config.json") == read_file(model.temp / "model/config.json"));
+}
+
+TEST_CASE("Where the kernel cannot rename without replacing, what appeared under a new output's name is still kept") {
+  with_refused_calls(kNewCalls, ENOSYS, [] {
+    const TempDir dir;
+    write_file(dir / "new", "new");
+    write_file(dir / "old", "old");
+    const auto take = [&] { rename_new(local_storage().directories(), dir / "new", dir / "old"); };
+    check_refused(take, {.kind = ErrorKind::kBadInput, .path = dir / "old"});
+    CHECK(read_file(dir / "old") == "old");
+    fs::remove(dir / "old");
+    take();
+    CHECK(read_file(dir / "old") == "new");
+  });
 }
 
 TEST_CASE("A shards folder is replaced as a whole, so that ranks of two meshes never mix") {

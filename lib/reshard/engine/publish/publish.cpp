@@ -41,14 +41,14 @@ std::string suffix_of(const fs::path& root) {
 }  // namespace
 
 void rename_new(Directories& directories, const fs::path& from, const fs::path& to) {
-  switch (directories.rename(from, to, RenameMode::kNew)) {
-    case RenameResult::kDone: return;
-    case RenameResult::kExists:
-      throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced")
-          .in(to)
-          .hint("another run may have created it");
-    case RenameResult::kUnsupported: rename_entry(directories, from, to);
-  }
+  RenameResult result = directories.rename(from, to, RenameMode::kNew);
+  if (result == RenameResult::kUnsupported && (directories.access(to) || directories.is_link(to)))
+    result = RenameResult::kExists;
+  if (result == RenameResult::kExists)
+    throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced")
+        .in(to)
+        .hint("another run may have created it");
+  if (result == RenameResult::kUnsupported) rename_entry(directories, from, to);
 }
 
 fs::path make_replaced(Directories& directories, const fs::path& root, const fs::path& relative) {
