@@ -15,6 +15,9 @@ void add_inspect(Command app, Together& together);
 void add_convert(Command app, Together& together);
 /// Sets `exit_code` to 0 or kExitDifferent.
 void add_verify(Command app, int& exit_code, Together& together);
+/// These work alone and print what is known about the program and the machine.
+void add_version(Command app);
+void add_doctor(Command app);
 
 /// Exit code of `verify` if it finds a difference.
 inline constexpr int kExitDifferent = 1;

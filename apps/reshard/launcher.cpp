@@ -104,7 +104,8 @@ bool only_prints(int argc, const char* const* argv) {
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
     const std::string_view argument = argv[i];
     if (argument == "--help" || argument == "-h" || argument == "--version" || argument == "-V" ||
-        (argument == "help" && i == 1) || argument.substr(0, argument.find('=')) == "--print-family")
+        (i == 1 && (argument == "help" || argument == "version" || argument == "doctor")) ||
+        argument.substr(0, argument.find('=')) == "--print-family")
       return true;
   }
   return false;

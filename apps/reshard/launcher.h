@@ -32,7 +32,7 @@ enum class MpiUse { kAuto, kYes, kNo };
 /// \throws Error kUsage for any other value.
 MpiUse mpi_use(int argc, const char* const* argv, const Environment& environment);
 
-/// Whether the command line only prints a text that depends on no checkpoint (--help, --version, inspect
+/// Whether the command line only prints a text that depends on no checkpoint (help, version, doctor, inspect
 /// --print-family), so that no ranks need to start.
 bool only_prints(int argc, const char* const* argv);
 

@@ -81,6 +81,8 @@ int parse_and_run(int argc, char** argv, Together& together) {
   reshard::cli::add_inspect(program, together);
   reshard::cli::add_convert(program, together);
   reshard::cli::add_verify(program, exit_code, together);
+  reshard::cli::add_doctor(program);
+  reshard::cli::add_version(program);
   reshard::cli::learn_option_names(program);
   command_line.before_command([&](const reshard::cli::Command& command) {
     reshard::cli::learn_command(command);

@@ -137,9 +137,9 @@ std::vector<Plugin> plugin_places(const Launcher& launcher, const Environment& e
 
 /// \returns the table of the plug-in at `path`, or null; then `why` explains. Never unloads it: MPI leaves threads and
 /// handlers behind.
-const ReshardMpi* open_plugin(const fs::path& path, std::string& why) {
-  // Global: some builds of Open MPI load components that look up MPI symbols in the program.
-  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+const ReshardMpi* open_plugin(const fs::path& path, std::string& why, int scope = RTLD_GLOBAL) {
+  // Global, to start it: some builds of Open MPI load components that look up MPI symbols in the program.
+  void* library = ::dlopen(path.c_str(), RTLD_NOW | scope);
   void* entry = library == nullptr ? nullptr : ::dlsym(library, "reshard_mpi");
   if (entry == nullptr) {
     const char* text = ::dlerror();
@@ -324,6 +324,20 @@ std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& l
     throw wrong;
   }
   return std::make_unique<MpiRanks>(plugin, world, limits);
+}
+
+std::vector<MpiPluginPlace> find_mpi_plugins(const Environment& environment) {
+  std::vector<MpiPluginPlace> found;
+  for (const Plugin& place : plugin_places(Launcher(), environment)) {
+    std::string why = "works";
+    std::error_code failure;
+    if (!fs::exists(place.path, failure))
+      why = "not there";
+    else
+      open_plugin(place.path, why, RTLD_LOCAL);  // several are opened, and none is started
+    found.push_back({place.path.string(), why});
+  }
+  return found;
 }
 
 std::string host_name() {

@@ -73,6 +73,14 @@ MpiLimits mpi_limits(const Environment& environment);
 /// the others (word.h).
 std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& limits, const Environment& environment);
 
+/// A path where start_mpi looks for a plug-in, and what is there: "works", "not there", or why it cannot be loaded.
+struct MpiPluginPlace {
+  std::string path;
+  std::string state;
+};
+/// Does not start MPI.
+std::vector<MpiPluginPlace> find_mpi_plugins(const Environment& environment);
+
 /// Name of this machine: "node17".
 std::string host_name();
 

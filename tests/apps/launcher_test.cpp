@@ -62,9 +62,9 @@ TEST_CASE("Help, the version and a built-in description need no ranks, whatever 
   };
   for (const Words& words : {Words{"--help"}, Words{"-h"}, Words{"--version"}, Words{"-V"}, Words{"help", "shard"},
                              Words{"shard", "a", "b", "--help"}, Words{"inspect", "--print-family", "llama"},
-                             Words{"inspect", "--print-family=llama"}})
+                             Words{"inspect", "--print-family=llama"}, Words{"version"}, Words{"doctor", "."}})
     CHECK(prints(words));
-  for (const Words& words : {Words{"inspect", "a"}, Words{"inspect", "help"}, Words{"inspect", "--", "--help"}})
+  for (const Words& words : {Words{"inspect", "a"}, Words{"inspect", "doctor"}, Words{"inspect", "--", "--help"}})
     CHECK_FALSE(prints(words));
   CHECK(rank_or_0(environment_of(kOpenMpi)) == 3);
   CHECK(rank_or_0(environment_of({{"SLURM_STEP_NUM_TASKS", "4"}})) == 0);

@@ -166,7 +166,6 @@ TEST_CASE("help and version come under their usual names") {
   CHECK(run_reshard({"help", "shard"}).out == run_reshard({"shard", "--help"}).out);
   CHECK_THAT(refused({"help", "shrad"}), Says("did you mean shard?"));
   CHECK(run_reshard({"-V"}).out == run_reshard({"--version"}).out);
-  CHECK(run_reshard({"version"}).out == run_reshard({"--version"}).out);
 }
 
 TEST_CASE("pipeline cuts are taken as Python prints them, and one by one") {

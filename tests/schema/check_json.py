@@ -192,6 +192,12 @@ class Documents(unittest.TestCase):
             with self.subTest(arguments):
                 self.assertFalse(self.check("verify", run("verify", *arguments, exit_code=1))["same"])
 
+    def test_version_and_doctor(self):
+        version = self.check("version", run("version"))
+        doctor = self.check("doctor", run("doctor", str(self.directory)))
+        self.assertEqual(doctor["build"], version["build"])
+        self.check("doctor", run("doctor", "/proc"))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -21,10 +21,11 @@ struct Target {
   std::int64_t bit;
 };
 
-std::vector<Target> vector_targets() {
+/// A lower bit is a better instruction set. Highway's scalar and emulated targets are no better than plain C++.
+std::vector<Target> vector_targets(std::int64_t bits) {
   std::vector<Target> targets;
-  // A lower bit is a better instruction set. Highway's scalar and emulated targets are no better than plain C++.
-  for (const std::int64_t bit : hwy::SupportedAndGeneratedTargets()) {
+  for (; bits != 0; bits &= bits - 1) {
+    const std::int64_t bit = bits & -bits;
     if (bit == HWY_SCALAR || bit == HWY_EMU128) continue;
     std::string name = hwy::TargetName(bit);
     for (char& c : name)
@@ -34,9 +35,16 @@ std::vector<Target> vector_targets() {
   return targets;
 }
 
+std::vector<std::string> names_of(const std::vector<Target>& targets) {
+  std::vector<std::string> names;
+  for (const Target& target : targets) names.push_back(target.name);
+  names.emplace_back(kScalar);
+  return names;
+}
+
 /// Initialized before any target is disabled, which would remove it from Highway's list.
 const std::vector<Target>& all_vector_targets() {
-  static const std::vector<Target> targets = vector_targets();
+  static const std::vector<Target> targets = vector_targets(hwy::SupportedTargets() & HWY_TARGETS);
   return targets;
 }
 
@@ -70,10 +78,16 @@ void choose_from_environment() {
 }  // namespace
 
 std::vector<std::string> simd_targets() {
-  std::vector<std::string> names;
-  for (const Target& target : all_vector_targets()) names.push_back(target.name);
-  names.emplace_back(kScalar);
-  return names;
+  return names_of(all_vector_targets());
+}
+
+std::vector<std::string> compiled_simd_targets() {
+  return names_of(vector_targets(HWY_TARGETS));
+}
+
+std::string chosen_simd_target() {
+  if (simd_is_scalar()) return std::string(kScalar);
+  return names_of(vector_targets(hwy::SupportedTargets() & HWY_TARGETS)).front();
 }
 
 void use_simd_target(std::string_view name) {

@@ -10,6 +10,13 @@ namespace reshard {
 /// ("avx2", "neon"). The last one is "scalar", which is plain C++. Results are the same with each.
 std::vector<std::string> simd_targets();
 
+/// Lists the instruction sets that this build has code for, on whatever machine; otherwise like simd_targets().
+std::vector<std::string> compiled_simd_targets();
+
+/// Returns the one of simd_targets() that kernels use.
+/// \throws as simd_is_scalar.
+std::string chosen_simd_target();
+
 /// Selects one of simd_targets() for all kernels in the process. The default is the environment variable RESHARD_SIMD,
 /// which is read once, or else the best instruction set.
 /// \throws Error kUsage for any other name.

@@ -1,0 +1,135 @@
+// `reshard version` and `reshard doctor`: what a bug report needs.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "build_facts.h"
+#include "commands.h"
+#include "json_report.h"
+#include "launcher.h"
+#include "machine_facts.h"
+#include "mpi_ranks.h"
+#include "path_facts.h"
+#include "print.h"
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "table.h"
+#include "version.h"
+
+namespace reshard::cli {
+namespace {
+
+Document mpi_facts() {
+  Document json;
+  try {
+    const auto launcher = find_launcher(::getenv);
+    json["launcher"] = launcher ? Document(launcher->name) : Document(nullptr);
+  } catch (const Error& error) {
+    json["launcher"] = error.what();
+  }
+  json["plugins"] = Document::object();
+  for (const MpiPluginPlace& place : find_mpi_plugins(::getenv)) json["plugins"][place.path] = place.state;
+  return json;
+}
+
+/// The program's own variables, and those that it shares with others.
+Document environment_facts() {
+  Document json = Document::object();
+  for (char** variable = ::environ; variable != nullptr && *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    const std::size_t end = std::min(text.find('='), text.size());
+    if (text.starts_with("RESHARD_") || text.starts_with("MALLOC_") || text.substr(0, end) == "LD_PRELOAD")
+      json[std::string(text.substr(0, end))] = text.substr(std::min(end + 1, text.size()));
+  }
+  return json;
+}
+
+std::string value_text(const std::string& key, const Document& value) {
+  if (value.is_null()) return "none";
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number())
+    return key == "free_bytes"       ? format_bytes(value.get<std::uint64_t>())
+           : key.ends_with("_bytes") ? format_memory(value.get<std::uint64_t>())
+                                     : value.dump();
+  std::string text;
+  for (const Document& one : value) text += (text.empty() ? "" : " ") + one.get<std::string>();
+  return text.empty() ? "none" : text;
+}
+
+/// The keys as labels, one line each, below a line for each object.
+void add_lines(const Document& json, std::size_t indent, std::string& text) {
+  constexpr std::size_t kLabelColumns = 26;
+  for (const auto& [key, value] : json.items()) {
+    if (key == "command") continue;
+    const bool is_name = key.find('/') != key.npos || key.find_first_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ") != key.npos;
+    std::string label = std::string(indent, ' ') + key;
+    if (!is_name && indent > 0) {
+      if (constexpr std::string_view kUnit = "_bytes"; label.ends_with(kUnit))
+        label.resize(label.size() - kUnit.size());
+      std::replace(label.begin(), label.end(), '_', ' ');
+    }
+    if (value.is_object()) {
+      if (indent == 0) text += "\n";
+      text += label + (value.empty() ? "  none" : "") + "\n";
+      add_lines(value, indent + 2, text);
+    } else if (indent > 0) {
+      label.resize(std::max(label.size() + 2, kLabelColumns), ' ');
+      text += wrap(label + value_text(key, value), kLabelColumns) + "\n";
+    }
+  }
+}
+
+void print_facts(const Document& json, bool as_json) {
+  if (as_json) return print_output(to_text(json));
+  std::string text = fmt::format("reshard {}\n", kVersion);
+  add_lines(json, 0, text);
+  print_text(text);
+}
+
+void add_json(Command command, bool& json) {
+  command.add_flag("--json", json, "Print one JSON document to standard output, and nothing else");
+}
+
+}  // namespace
+
+void add_version(Command app) {
+  auto json = std::make_shared<bool>(false);
+  Command command = app.add_subcommand("version", "Print the version, and how the program was built");
+  add_json(command, *json);
+  command.callback([json] {
+    const Document facts = {{"command", "version"}, {"version", kVersion}, {"build", build_facts()}};
+    print_facts(facts, *json);
+  });
+}
+
+void add_doctor(Command app) {
+  struct Arguments {
+    std::string path = ".";
+    bool json = false;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  Command command = app.add_subcommand(
+      "doctor", "Show what a bug report needs: build, machine, limits, MPI, and what works on a file system");
+  command.add_option("PATH", arguments->path,
+                     "Directory to examine, such as an output's parent: tries operations in a temporary subdirectory "
+                     "(default: the current directory)");
+  add_json(command, arguments->json);
+  command.callback([arguments] {
+    Document json = {{"command", "doctor"}, {"version", kVersion}, {"build", build_facts()}};
+    json["machine"] = machine_facts();
+    json["limits"] = limit_facts();
+    json["mpi"] = mpi_facts();
+    json["environment"] = environment_facts();
+    json["path"] = path_facts(arguments->path);
+    print_facts(json, arguments->json);
+  });
+}
+
+}  // namespace reshard::cli

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#include "json_report.h"
+
+namespace reshard::cli {
+
+/// Kernel, C library, CPU and the instruction set that kernels use.
+/// \throws Error kUsage if RESHARD_SIMD names none.
+Document machine_facts();
+
+/// Limits of this process: open files, file size, memory. null is unlimited.
+Document limit_facts();
+
+/// Returns the least memory limit of this process's control group and the groups that contain it (version 1 or 2);
+/// std::nullopt if there is none. Tests replace `root`, below which proc and sys are mounted.
+std::optional<std::uint64_t> memory_cgroup_bytes(const std::filesystem::path& root = "/");
+
+}  // namespace reshard::cli

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <filesystem>
+
+#include "json_report.h"
+
+namespace reshard::cli {
+
+/// The file system of a directory, or of the directory of a file, and which operations work on it. Tries them in a new
+/// subdirectory, which it deletes, if the directory is writable.
+/// \throws Error kBadInput if `path` does not exist; kIo if it cannot be examined.
+Document path_facts(const std::filesystem::path& path);
+
+}  // namespace reshard::cli
