@@ -128,6 +128,13 @@ void add_moving(Command command, MovingArguments& arguments) {
           "Share the work between the processes that mpirun or srun started: auto (if there are several), yes, or no "
           "(each process does all of it); default: RESHARD_MPI, or auto")
       .type_name("auto|yes|no");
+  command
+      .add_option(
+          "--progress", [&arguments](const std::string& text) { arguments.progress = parse_progress(text); },
+          "Progress on standard error: auto (a bar on a terminal, elsewhere lines), lines, json (an object per line) "
+          "or "
+          "none")
+      .type_name("auto|lines|json|none");
 }
 
 std::shared_ptr<const Family> named_family(const char* option, const std::string& name) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "command.h"
+#include "progress.h"
 #include "reshard/engine/move/run.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/plan/job/job.h"
@@ -21,6 +22,7 @@ struct MovingArguments {
   std::string threads;
   std::string max_memory = "256MiB";
   std::string mpi;  // handled before the command line is parsed
+  ProgressStyle progress = ProgressStyle::kAuto;
 };
 void add_moving(Command command, MovingArguments& arguments);
 

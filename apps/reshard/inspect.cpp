@@ -68,7 +68,7 @@ void read_values(Checkpoint& checkpoint, const InspectArguments& arguments, RunO
   }
   if (arguments.stats && arguments.digest) bytes *= 2;
   {
-    const ProgressBar bar(progress, bytes, !arguments.quiet);
+    const ProgressBar bar(progress, bytes, "reading", arguments.progress, arguments.quiet);
     if (arguments.stats) {
       const std::vector<ValueSummary> values = compute_stats(map, wanted, options, together);
       for (std::size_t i = 0; i < rows.size(); ++i) rows[i].values = values[i];

@@ -260,7 +260,7 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
     RunOptions read_options = options;
     read_options.progress = &reading;
     {
-      const ProgressBar bar(reading, source_bytes(job), !arguments.quiet && together.leads());
+      const ProgressBar bar(reading, source_bytes(job), "checking inputs", arguments.progress, arguments.quiet);
       job.source_digests = check_inputs(job, read_options, together, arguments.check_against.value_or(""));
     }
     const std::size_t count = job.source_digests.size();
@@ -277,7 +277,7 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
   }
   RunResult result;
   {
-    const ProgressBar bar(progress, job.program.write_bytes, !arguments.quiet && together.leads());
+    const ProgressBar bar(progress, job.program.write_bytes, "writing", arguments.progress, arguments.quiet);
     result = execute(job, options, together);
     note_done();
   }

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdint>
 #include <ctime>
@@ -22,9 +23,9 @@ struct StopSignal {
   int number;
   const char* name;
 };
-constexpr std::array kStopSignals = {StopSignal{SIGINT, "SIGINT"},   StopSignal{SIGTERM, "SIGTERM"},
-                                     StopSignal{SIGHUP, "SIGHUP"},   StopSignal{SIGQUIT, "SIGQUIT"},
-                                     StopSignal{SIGUSR1, "SIGUSR1"}, StopSignal{SIGUSR2, "SIGUSR2"}};
+constexpr std::array kStopSignals = {StopSignal{SIGINT, "SIGINT"}, StopSignal{SIGTERM, "SIGTERM"},
+                                     StopSignal{SIGHUP, "SIGHUP"}, StopSignal{SIGQUIT, "SIGQUIT"},
+                                     StopSignal{SIGUSR2, "SIGUSR2"}};
 
 // Read by the signal handler; lock-free.
 std::atomic<Progress*> running{nullptr};
@@ -32,6 +33,8 @@ std::atomic<int> done{-1};  // the exit code, once known
 std::atomic<bool> came{false};
 std::atomic<const StopSignal*> first{nullptr};  // the first signal received
 std::atomic<std::int64_t> first_ms{0};          // when the run was asked to stop; 0 before
+std::atomic<bool> has_run{false};               // whether there was a StoppableRun
+std::atomic<bool> progress_wanted{false};
 
 constexpr std::int64_t kSameSignalMs = 1000;
 constexpr std::string_view kEndedAtOnce =
@@ -46,10 +49,14 @@ std::int64_t now_ms() {
 }
 
 /// Async-signal-safe.
+void write_line(std::string_view line) {
+  if (is_muted()) return;
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+/// Async-signal-safe.
 [[noreturn]] void end_interrupted(std::string_view line) {
-  if (!is_muted()) {
-    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
-  }
+  write_line(line);
   ::_exit(describe(ErrorKind::kInterrupted).exit_code);
 }
 
@@ -83,19 +90,35 @@ void stop(int number) {
   end_interrupted(stopped_lines()[row]);
 }
 
+void report_progress(int) {
+  const int number = errno;
+  if (running.load() != nullptr)
+    progress_wanted = true;
+  else
+    write_line(has_run ? "reshard: finishing: all bytes are done\n" : "reshard: planning: no bytes are done yet\n");
+  errno = number;
+}
+
+void set_handler(int number, void (*handler)(int)) {
+  struct sigaction action {};
+  if (::sigaction(number, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) return;
+  action = {};
+  action.sa_handler = handler;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(number, &action, nullptr);
+}
+
 }  // namespace
 
 void mind_stop_signals() {
   for (std::size_t row = 0; row < kStopSignals.size(); ++row)  // in advance: a signal handler must not format
     stopped_lines()[row] = fmt::format("reshard: {}\n", named(kStoppedMessage, &kStopSignals[row]));
-  for (const auto& [number, name] : kStopSignals) {
-    struct sigaction action {};
-    if (::sigaction(number, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
-    action = {};
-    action.sa_handler = stop;
-    action.sa_flags = SA_RESTART;
-    ::sigaction(number, &action, nullptr);
-  }
+  for (const StopSignal& signal : kStopSignals) set_handler(signal.number, stop);
+  set_handler(SIGUSR1, report_progress);
+}
+
+bool take_progress_request() {
+  return progress_wanted.exchange(false);
 }
 
 std::string with_signal_name(std::string message) {
@@ -104,6 +127,7 @@ std::string with_signal_name(std::string message) {
 
 StoppableRun::StoppableRun(Progress& progress) {
   running = &progress;
+  has_run = true;
 }
 
 StoppableRun::~StoppableRun() {

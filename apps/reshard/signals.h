@@ -7,9 +7,14 @@
 
 namespace reshard::cli {
 
-/// Makes SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 stop the program: immediately, with the message and exit
-/// code of kInterrupted, while there is nothing to clean up. Signals that were ignored stay ignored, as under nohup.
+/// Makes SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGUSR2 stop the program: immediately, with the message and exit code of
+/// kInterrupted, while there is nothing to clean up. SIGUSR1 asks for a line of progress. Signals that were ignored stay
+/// ignored, as under nohup.
 void mind_stop_signals();
+
+/// Whether SIGUSR1 was received since the last call, while there was a StoppableRun. Otherwise the signal itself prints
+/// that the run has not begun, or has ended.
+bool take_progress_request();
 
 /// Adds the name of the signal that this process received, if any, to a message of kInterrupted.
 std::string with_signal_name(std::string message);

@@ -331,7 +331,7 @@ int run_verify_sums(const Command& command, const VerifyArguments& arguments, co
       bytes += all_files().size_bytes(path);
   FilesVerification result;
   {
-    const ProgressBar bar(*options.progress, bytes, !arguments.quiet);
+    const ProgressBar bar(*options.progress, bytes, "comparing", arguments.progress, arguments.quiet);
     result = verify_files(arguments.a, files, options, together);
   }
   std::vector<std::string> notes;
@@ -381,7 +381,7 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
     const bool compares_files = is_own_output(arguments);
     if (compares_files)
       for (const Manifest::File& listed : manifest.files) bytes += listed.size_bytes;
-    const ProgressBar bar(*options.progress, bytes, !arguments.quiet);
+    const ProgressBar bar(*options.progress, bytes, "comparing", arguments.progress, arguments.quiet);
     result = verify_manifest(a.map, manifest, file, options, together);
     if (compares_files) result.files = verify_manifest_files(manifest, arguments.a, options, together);
   }
@@ -521,7 +521,7 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
     std::uint64_t bytes = 0;
     for (const SourceMap* map : {&a.map, &b.map})
       for (const LogicalTensor& tensor : map->logical) bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
-    const ProgressBar bar(progress, bytes, !arguments.quiet);
+    const ProgressBar bar(progress, bytes, "comparing", arguments.progress, arguments.quiet);
     static_cast<Verification&>(result) = verify(a.map, b.map, how, options, together);
   }
   if (arguments.json)

@@ -111,7 +111,6 @@ TEST_CASE("Each signal that stops a run also stops what comes before one and aft
                                      {SIGTERM, "SIGTERM"},
                                      {SIGHUP, "SIGHUP"},
                                      {SIGQUIT, "SIGQUIT"},
-                                     {SIGUSR1, "SIGUSR1"},
                                      {SIGUSR2, "SIGUSR2"}}) {
     INFO("signal " << name);
     Started program({"inspect", kModel, "--json"});

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <sstream>
 
-#include "progress.h"
 #include "support/catch.h"
 #include "support/errors.h"
 
@@ -49,21 +48,4 @@ TEST_CASE("wrapped text keeps its leading spaces and indents what follows") {
   const std::string text = wrap("label     " + std::string(80, 'x') + " " + std::string(30, 'y'), 10);
   CHECK(text == "label     " + std::string(80, 'x') + "\n          " + std::string(30, 'y'));
   CHECK(wrap("     a b", 5) == "     a b");
-}
-
-TEST_CASE("the progress line fits every terminal") {
-  for (const int columns : {1, 10, 20, 40, 60, 80, 100, 200})
-    for (const bool flushing : {false, true})
-      CHECK(progress_line(123456789, 4970000000, 1.5, flushing, columns).size() <
-            static_cast<std::size_t>(std::max(columns, 1)));
-}
-
-TEST_CASE("the progress line says bytes, rate and time left") {
-  const std::string line = progress_line(1'000'000'000, 4'000'000'000, 2.0, false, 100);
-  CHECK_THAT(line, Says(" 25%"));
-  CHECK_THAT(line, Says("1.00 GB of 4.00 GB"));
-  CHECK_THAT(line, Says("500 MB/s"));
-  CHECK_THAT(line, Says("0:06 left"));
-  CHECK_THAT(line, Says("[======="));
-  CHECK_THAT(progress_line(0, 100, 0.0, false, 80), !Says("left"));
 }

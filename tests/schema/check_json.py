@@ -198,6 +198,17 @@ class Documents(unittest.TestCase):
         self.assertEqual(doctor["build"], version["build"])
         self.check("doctor", run("doctor", "/proc"))
 
+    def test_progress(self):
+        for command in (["shard", MODEL, self.path("out"), "--tp", "2"], ["verify", MODEL, MODEL],
+                        ["inspect", MODEL, "--stats"]):
+            with self.subTest(command):
+                result = subprocess.run([PROGRAM, *command, "--progress", "json", "--quiet"], stdin=subprocess.DEVNULL,
+                                        capture_output=True, text=True, check=True)
+                lines = result.stderr.splitlines()
+                self.assertGreaterEqual(len(lines), 2)
+                for line in lines:
+                    self.check("progress", json.loads(line))
+
 
 if __name__ == "__main__":
     unittest.main()
