@@ -195,7 +195,8 @@ bool has_anchor(const fs::path& document, const std::string& anchor) {
 
 TEST_CASE("The program prints what the documents show", "[docs][renewed]") {
   check_transcripts(kRepository / GENERATE(as<fs::path>(), "README.md", "docs/command-line.md", "docs/families.md",
-                                           "docs/migrating.md", "docs/neuron.md", "docs/troubleshooting.md"));
+                                           "docs/migrating.md", "docs/neuron.md", "docs/recipes.md",
+                                           "docs/troubleshooting.md"));
 }
 
 TEST_CASE("The C++ and JSON in the documents are those of files that tests read", "[docs][renewed]") {
