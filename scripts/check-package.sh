@@ -20,6 +20,10 @@ trap 'rm -rf "$prefix"' EXIT
 
 cmake --install "$1" --prefix "$prefix" >/dev/null
 "$prefix/bin/reshard" --version
+for file in man/man1/reshard.1 bash-completion/completions/reshard zsh/site-functions/_reshard \
+  fish/vendor_completions.d/reshard.fish; do
+  [[ -s "$prefix/share/$file" ]] || fail "share/$file is not installed"
+done
 cmake -S tests/package -B "$prefix/package-build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
 cmake --build "$prefix/package-build"
 model=testdata/golden/optimum/llama-tp2-pp2/original

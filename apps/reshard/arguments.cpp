@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "color.h"
+#include "help.h"
 #include "other_words.h"
 #include "print.h"
 #include "reshard/base/error.h"
@@ -109,32 +111,19 @@ Error usage_error(const Command& program, const std::vector<std::string>& argume
 }  // namespace
 
 void add_moving(Command command, MovingArguments& arguments) {
-  command
-      .add_option("--spec", arguments.spec,
-                  "Model family description (JSON) to use instead of the built-in one; see inspect --print-family")
-      .type_name("FILE");
-  command.add_option("--family", arguments.family, "Built-in family of the model, whatever its model_type")
-      .type_name("NAME");
-  command
-      .add_option("--threads", arguments.threads,
-                  "Number of threads that move bytes (default: number of CPUs, at most 16)")
-      .type_name("N");
-  command.add_option("--max-memory", arguments.max_memory, "Memory for buffers, such as 256MiB or 1GB")
-      .type_name("SIZE")
-      .capture_default_str();
-  command
-      .add_option(
-          "--mpi", arguments.mpi,
-          "Share the work between the processes that mpirun or srun started: auto (if there are several), yes, or no "
-          "(each process does all of it); default: RESHARD_MPI, or auto")
-      .type_name("auto|yes|no");
-  command
-      .add_option(
-          "--progress", [&arguments](const std::string& text) { arguments.progress = parse_progress(text); },
-          "Progress on standard error: auto (a bar on a terminal, elsewhere lines), lines, json (an object per line) "
-          "or "
-          "none")
-      .type_name("auto|lines|json|none");
+  add(command, "--spec", arguments.spec);
+  add(command, "--family", arguments.family);
+  add(command, "--threads", arguments.threads);
+  add(command, "--max-memory", arguments.max_memory);
+  add(command, "--mpi", arguments.mpi);
+}
+
+void add_output(Command command, OutputArguments& arguments) {
+  add(command, "--json", arguments.json);
+  add(command, "--quiet", arguments.quiet);
+  command.add_option(option_info(command, "--progress"),
+                     [&arguments](const std::string& text) { arguments.progress = parse_progress(text); });
+  add(command, "--color", arguments.color);
 }
 
 std::shared_ptr<const Family> named_family(const char* option, const std::string& name) {
@@ -156,11 +145,9 @@ std::shared_ptr<const Family> family_spec(const MovingArguments& arguments) {
 
 namespace {
 
-using Type = LayoutOption::Type;
-
 /// Returns each layout option once, with the layouts that have it.
 std::vector<std::pair<const LayoutOption*, std::vector<const Layout*>>> options_of(
-    const LayoutFilter& wanted, bool (*wanted_option)(const LayoutOption&)) {
+    LayoutFilter wanted, bool (*wanted_option)(const LayoutOption&)) {
   std::vector<std::pair<const LayoutOption*, std::vector<const Layout*>>> all;
   for (const Layout* layout : layouts()) {
     if (!wanted(*layout)) continue;
@@ -178,68 +165,42 @@ std::vector<std::pair<const LayoutOption*, std::vector<const Layout*>>> options_
   return all;
 }
 
-/// "layouts a, b".
-std::string layouts_text(const std::vector<const Layout*>& all) {
+std::vector<std::string> names_of(const std::vector<const Layout*>& all) {
   std::vector<std::string> names;
-  names.reserve(all.size());
   for (const Layout* layout : all) names.emplace_back(layout->traits().name);
-  return (names.size() == 1 ? "layout " : "layouts ") + join(names, ", ");
+  return names;
 }
 
-/// Adds the choices if the help does not explain them itself.
-std::string help_text(const LayoutOption& option) {
-  std::string help = option.help;
-  if (option.type != Type::kChoice || help.find(option.choices.front()) != help.npos) return help;
-  return fmt::format("{}: {}", help, fmt::join(option.choices, ", "));
-}
-
-void add_layout_option(Command command, OptionValues& values, const LayoutOption& option, const std::string& prefix,
-                       const std::string& help) {
+/// Adds a declared option of layouts.
+void add_layout_option(Command command, OptionValues& values, const LayoutOption& option, const OptionInfo& info) {
   const std::string name = option.name;
-  if (option.type == Type::kFlag) {
-    command.add_flag(
-        prefix + name, [&values, name] { values.set(name); }, help);
-    return;
-  }
-  const bool is_name = option.type == Type::kChoice || option.type == Type::kText;
-  const char* value = option.type == Type::kSize ? "SIZE" : is_name ? "NAME" : "N";
-  Option added = command.add_option(
-      prefix + name, [&values, name](const std::string& text) { values.set(name, text); }, help);
-  added.type_name(value);
-  if (*option.default_value != '\0') added.default_str(option.default_value);
+  if (option.type == LayoutOption::Type::kFlag)
+    command.add_option(info, [&values, name] { values.set(name); });
+  else
+    command.add_option(info, [&values, name](const std::string& text) { values.set(name, text); });
 }
 
 }  // namespace
 
-void add_layout_options(Command command, OptionValues& values, const LayoutFilter& wanted) {
-  const auto all = options_of(wanted, [](const LayoutOption& option) { return !option.only_of_source; });
+void add_layout_options(Command command, OptionValues& values, LayoutFilter wanted) {
   const auto count = static_cast<std::size_t>(
       std::count_if(layouts().begin(), layouts().end(), [&](const Layout* layout) { return wanted(*layout); }));
-  for (const auto& [option, of] : all)
-    add_layout_option(
-        command, values, *option, "--",
-        of.size() == count ? help_text(*option) : fmt::format("{} ({})", help_text(*option), layouts_text(of)));
+  for (const auto& [option, of] : options_of(wanted, [](const LayoutOption& one) { return !one.only_of_source; })) {
+    std::vector<std::string> names = of.size() == count ? std::vector<std::string>() : names_of(of);
+    add_layout_option(command, values, *option, option_info(command, *option, false, "--", std::move(names)));
+  }
 }
 
 void add_source_options(Command command, OptionValues& values, const std::string& prefix) {
-  for (const auto& [option, of] : options_of(any_layout, [](const LayoutOption& option) { return option.of_source; })) {
+  for (const auto& [option, of] : options_of(any_layout, [](const LayoutOption& one) { return one.of_source; })) {
     std::vector<const Layout*> sources;
     const LayoutOption* declared = nullptr;
     for (const Layout* layout : of)
       for (const LayoutOption* own : layout->options())
         if (own->of_source && std::string_view(own->name) == option->name) sources.push_back(layout), declared = own;
     if (declared != nullptr)
-      add_layout_option(command, values, *declared, prefix,
-                        fmt::format("{} (for a source in {})", declared->source_help, layouts_text(sources)));
+      add_layout_option(command, values, *declared, option_info(command, *declared, true, prefix, names_of(sources)));
   }
-}
-
-void add_extra_tensors(Command command, SourceArguments& arguments) {
-  command
-      .add_option("--extra-tensors", arguments.extra_tensors,
-                  "Tensors that config.json does not explain, such as buffers: keep, whole on every rank, or drop "
-                  "(default: an error where ranks are read or written, else keep)")
-      .type_name("keep|drop");
 }
 
 ExtraTensors extra_tensors_of(const SourceArguments& arguments) {
@@ -250,25 +211,9 @@ ExtraTensors extra_tensors_of(const SourceArguments& arguments) {
               fmt::format("--extra-tensors: \"{}\" is neither keep nor drop", printable(arguments.extra_tensors)));
 }
 
-void add_with_optimizer(Command command, bool& with_optimizer) {
-  const auto has_states = [](const Layout& layout) { return layout.traits().writes_states(); };
-  command.add_flag("--with-optimizer", with_optimizer,
-                   "Include the optimizer and other training state (layout " + layout_names(has_states) + ")");
-}
-
-void add_tag(Command command, SourceArguments& arguments) {
-  command
-      .add_option("--tag", arguments.tag,
-                  "Which checkpoint to read, if the directory holds several (step_3, checkpoint-10); default: the "
-                  "newest complete one")
-      .type_name("NAME");
-}
-
-void add_config(Command command, SourceArguments& arguments) {
-  command
-      .add_option("--config", arguments.config,
-                  "The model's config.json, or its directory, if it is not next to the weights")
-      .type_name("FILE");
+void add_source(Command command, SourceArguments& arguments) {
+  add(command, "--tag", arguments.tag);
+  add(command, "--config", arguments.config);
 }
 
 std::string config_of(const SourceArguments& arguments) {
@@ -277,24 +222,15 @@ std::string config_of(const SourceArguments& arguments) {
 
 void add_common(Command command, CommonArguments& arguments) {
   add_moving(command, arguments);
-  command.add_flag("--no-sync", arguments.no_sync,
-                   "Skip fsync: faster, but outputs may be lost if the machine crashes");
-  command.add_flag("--dry-run", arguments.dry_run, "Print the plan, from file headers alone, and write nothing");
-  command.add_flag("--json", arguments.json, "Print one JSON document to standard output, and nothing else");
-  command.add_flag("--manifest", arguments.manifest,
-                   "Also write SHA256SUMS and reshard.manifest.json, with a SHA-256 of each file and tensor");
-  command.add_flag("--resume", arguments.resume,
-                   "Resume an interrupted run of the same command, or start from scratch");
-  command.add_flag("--clean", arguments.clean,
-                   "First delete staging directories that killed runs left for this output");
-  command.add_flag("--check-inputs", arguments.check_inputs,
-                   "Verify input files first, against SHA256SUMS or the Hugging Face cache");
-  command
-      .add_option("--check-against", arguments.check_against,
-                  "First verify the source's files against the git-lfs pointers or SHA256SUMS in this directory")
-      .type_name("DIR");
-  command.add_flag("--force", arguments.force, "Replace existing outputs; a shards folder is replaced as a whole");
-  command.add_flag("--quiet", arguments.quiet, "No progress bar, notes or last line; errors only");
+  add(command, "--no-sync", arguments.no_sync);
+  add(command, "--dry-run", arguments.dry_run);
+  add(command, "--force", arguments.force);
+  add(command, "--resume", arguments.resume);
+  add(command, "--clean", arguments.clean);
+  add(command, "--manifest", arguments.manifest);
+  add(command, "--check-inputs", arguments.check_inputs);
+  add(command, "--check-against", arguments.check_against);
+  add_output(command, arguments);
 }
 
 std::uint32_t parse_degree(const std::string& option, const std::string& text, std::uint32_t max) {
@@ -339,15 +275,9 @@ std::uint64_t parse_bytes(const std::string& option, const std::string& text) {
 }
 
 void add_replicas(Command command, ReplicaArguments& arguments, bool may_skip) {
-  command
-      .add_option("--replicas", arguments.replicas,
-                  "If ranks differ in a replicated parameter: drift (the default) uses the first rank's values if they "
-                  "drifted apart in training, exact reports an error, first uses the first rank's values")
-      .type_name("drift|exact|first");
-  if (may_skip)
-    command.add_flag("--no-check-replicas", arguments.no_check,
-                     "Compare only tied parameters and replicas that are the only evidence for the partition");
-  command.add_flag("--allow-divergent-replicas", arguments.allow_divergent, "The same as --replicas first");
+  add(command, "--replicas", arguments.replicas);
+  if (may_skip) add(command, "--no-check-replicas", arguments.no_check);
+  add(command, "--allow-divergent-replicas", arguments.allow_divergent);
 }
 
 namespace {
@@ -389,7 +319,7 @@ std::string lower(std::string text) {
 
 /// Returns what to try instead of `text`, which is not one of the layouts `names`: a format, a folder or a program.
 std::string hint_for_layout(const std::string& option, const std::string& text, const std::vector<std::string>& names,
-                            const LayoutFilter& wanted) {
+                            LayoutFilter wanted) {
   if (format_from_name(own_format(text)))
     return fmt::format("this is a file format: --format {}; {} says which program reads the files", own_format(text),
                        option);
@@ -406,7 +336,7 @@ std::string hint_for_layout(const std::string& option, const std::string& text, 
   return (meant.empty() ? "they are " : "did you mean one of ") + join(meant.empty() ? all : meant, "; ");
 }
 
-Error unknown_layout(const std::string& option, const std::string& text, const LayoutFilter& wanted) {
+Error unknown_layout(const std::string& option, const std::string& text, LayoutFilter wanted) {
   std::vector<std::string> names;
   for (const Layout* layout : layouts())
     if (wanted(*layout)) names.emplace_back(layout->traits().name);
@@ -418,45 +348,15 @@ Error unknown_layout(const std::string& option, const std::string& text, const L
 
 }  // namespace
 
-void add_format(Command command, TargetArguments& arguments, const LayoutFilter& wanted) {
-  std::vector<std::string> names, defaults;
-  for (const FormatRow& row : kFormats) {
-    std::vector<const Layout*> first, having;
-    for (const Layout* layout : layouts()) {
-      const auto formats = layout->traits().formats;
-      if (!wanted(*layout) || std::find(formats.begin(), formats.end(), row.format) == formats.end()) continue;
-      having.push_back(layout);
-      if (formats.front() == row.format) first.push_back(layout);
-    }
-    if (having.empty()) continue;
-    names.emplace_back(row.name);
-    if (!first.empty())
-      defaults.push_back(defaults.empty() ? std::string(row.name)
-                                          : fmt::format("{} for {}", row.name, layouts_text(first)));
-  }
-  command
-      .add_option("-f,--format", arguments.format,
-                  fmt::format("File format: {} (default: {})", join(names, ", "), join(defaults, "; ")))
-      .type_name("NAME");
+void add_mesh(Command command, TargetArguments& arguments) {
+  add(command, "--tp", arguments.tp);
+  add(command, "--pp", arguments.pp);
+  add(command, "--vpp", arguments.vpp);
+  add(command, "--ep", arguments.ep);
+  add(command, "--pipeline-cuts", arguments.pipeline_cuts);
 }
 
-Option add_mesh(Command command, TargetArguments& arguments) {
-  const Option tp = command.add_option("--tp", arguments.tp, "Tensor-parallel ranks").type_name("N");
-  command.add_option("--pp", arguments.pp, "Pipeline-parallel ranks (default: 1)").type_name("N");
-  command.add_option("--vpp", arguments.vpp, "Virtual pipeline stages per rank, interleaved")
-      .type_name("N")
-      .capture_default_str();
-  command.add_option("--ep", arguments.ep, "Expert-parallel ranks to distribute each layer's experts over (default: 1)")
-      .type_name("N");
-  command
-      .add_option("--pipeline-cuts", arguments.pipeline_cuts,
-                  "Last layer of each stage but the last, such as model.layers.3,model.layers.7")
-      .type_name("NAMES")
-      .one_value_per_use();
-  return tp;
-}
-
-TargetRequest target_request(const TargetArguments& arguments, const std::string& option, const LayoutFilter& wanted) {
+TargetRequest target_request(const TargetArguments& arguments, const std::string& option, LayoutFilter wanted) {
   TargetRequest request;
   request.layout = layout_named(arguments.layout);
   if (request.layout == nullptr || !wanted(*request.layout)) throw unknown_layout(option, arguments.layout, wanted);
@@ -472,17 +372,10 @@ TargetRequest target_request(const TargetArguments& arguments, const std::string
 }
 
 void add_selection(Command command, SelectionArguments& arguments) {
-  command.add_option("--rename", arguments.renames, "Replace what matches in names, in order; $1 … $9 are groups")
-      .type_name("REGEX=TEXT")
-      .one_value_per_use();
-  command.add_option("--drop", arguments.drop, "Leave out tensors whose name matches")
-      .type_name("REGEX")
-      .one_value_per_use();
-  command.add_option("--keep", arguments.keep, "Take only tensors whose name matches")
-      .type_name("REGEX")
-      .one_value_per_use();
-  command.add_flag("--allow-missing", arguments.allow_missing,
-                   "Write a model that lacks tensors which config.json asks for, and list them in a note");
+  add(command, "--rename", arguments.renames);
+  add(command, "--drop", arguments.drop);
+  add(command, "--keep", arguments.keep);
+  add(command, "--allow-missing", arguments.allow_missing);
 }
 
 NameRules name_rules(const SelectionArguments& arguments) {
@@ -494,18 +387,9 @@ NameRules name_rules(const SelectionArguments& arguments) {
 }
 
 void add_cast(Command command, CastArguments& arguments) {
-  command
-      .add_option("--dtype", arguments.dtype,
-                  "Cast floating tensors: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, float64. Rounds to "
-                  "nearest, ties to even")
-      .type_name("NAME");
-  command
-      .add_option("--overflow", arguments.overflow,
-                  "With --dtype, or a layout that casts: saturate replaces out-of-range values by the largest finite "
-                  "ones, and infinities where the dtype has none (float8_e4m3fn); error stops at the first")
-      .type_name("NAME")
-      .capture_default_str();
-  command.add_flag("--cast-all", arguments.all, "With --dtype: cast integers and booleans too");
+  add(command, "--dtype", arguments.dtype);
+  add(command, "--overflow", arguments.overflow);
+  add(command, "--cast-all", arguments.all);
 }
 
 void validate_cast(const CastArguments& arguments, bool casts_anyway) {
@@ -570,14 +454,6 @@ Overflow overflow_of(const CastArguments& arguments) {
               fmt::format("--overflow: \"{}\" is neither saturate nor error", printable(arguments.overflow)));
 }
 
-void add_lora_fuse(Command command, std::string& how) {
-  command
-      .add_option("--lora-fuse", how,
-                  "lora_A of fused linears: mean (as optimum-neuron does), exact (stacked), or same, which "
-                  "accepts only equal ones (as NxD needs) (default: mean; for NxD: same)")
-      .type_name("HOW");
-}
-
 LoraFuse parse_lora_fuse(const std::string& text) {
   if (text == "mean") return LoraFuse::kMean;
   if (text == "exact") return LoraFuse::kExact;
@@ -585,7 +461,7 @@ LoraFuse parse_lora_fuse(const std::string& text) {
   throw Error(ErrorKind::kUsage, "--lora-fuse: \"" + printable(text) + "\" is not one of mean, exact, same");
 }
 
-Format parse_format(const std::string& option, const std::string& text, const LayoutFilter& wanted) {
+Format parse_format(const std::string& option, const std::string& text, LayoutFilter wanted) {
   if (const auto format = format_from_name(text)) return *format;
   std::vector<std::string> names;
   for (const FormatRow& row : kFormats)
@@ -615,8 +491,10 @@ RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments&
 
 bool parse_and_run(CommandLine& command_line, int argc, const char* const* argv) {
   const Command program = command_line.program();
-  const std::vector<std::string> arguments =
-      in_own_words(program, std::vector<std::string>(argv + std::min(argc, 1), argv + argc));
+  const std::vector<std::string> given(argv + std::min(argc, 1), argv + argc);
+  set_color(given);
+  if (const auto help = requested_help(program, given)) return print_output(help_text(program, *help)), false;
+  const std::vector<std::string> arguments = in_own_words(program, given);
   try {
     const auto text = command_line.parse(arguments);
     if (text) print_output(*text);

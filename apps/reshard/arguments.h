@@ -1,13 +1,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "command.h"
+#include "option_table.h"
 #include "progress.h"
 #include "reshard/engine/move/run.h"
 #include "reshard/layouts/core/layout.h"
@@ -22,7 +22,6 @@ struct MovingArguments {
   std::string threads;
   std::string max_memory = "256MiB";
   std::string mpi;  // handled before the command line is parsed
-  ProgressStyle progress = ProgressStyle::kAuto;
 };
 void add_moving(Command command, MovingArguments& arguments);
 
@@ -34,21 +33,18 @@ std::shared_ptr<const Family> named_family(const char* option, const std::string
 /// \throws Error kBadInput with the line and the key of an error in the specification.
 std::shared_ptr<const Family> family_spec(const MovingArguments& arguments);
 
-/// Selects layouts.
-using LayoutFilter = std::function<bool(const Layout&)>;
-inline bool any_layout(const Layout&) {
-  return true;
-}
-inline bool is_written(const Layout& layout) {
-  return layout.traits().is_written();
-}
-inline bool is_of_ranks(const Layout& layout) {
-  return layout.traits().has_ranks() && is_written(layout);
-}
+/// How results are printed.
+struct OutputArguments {
+  bool json = false;
+  bool quiet = false;
+  ProgressStyle progress = ProgressStyle::kAuto;
+  std::string color;  // handled before the command line is parsed
+};
+void add_output(Command command, OutputArguments& arguments);
 
 /// Adds the options of the layouts that `wanted` accepts. Stores their values in `values`, which must outlive
 /// `command`.
-void add_layout_options(Command command, OptionValues& values, const LayoutFilter& wanted);
+void add_layout_options(Command command, OptionValues& values, LayoutFilter wanted);
 /// Adds options that describe how a checkpoint to read was written. Their names begin with `prefix`: "--" or "--from-".
 void add_source_options(Command command, OptionValues& values, const std::string& prefix = "--");
 
@@ -59,23 +55,19 @@ struct SourceArguments {
   bool with_optimizer = false;
   std::string extra_tensors;
 };
-void add_extra_tensors(Command command, SourceArguments& arguments);
+/// Adds --tag and --config.
+void add_source(Command command, SourceArguments& arguments);
 /// \throws Error kUsage.
 ExtraTensors extra_tensors_of(const SourceArguments& arguments);
-void add_with_optimizer(Command command, bool& with_optimizer);
-void add_tag(Command command, SourceArguments& arguments);
-void add_config(Command command, SourceArguments& arguments);
 /// Returns the value of --config; empty if it was not given.
 /// \throws Error kUsage for an empty value: an unset variable of a script must not mean the default.
 std::string config_of(const SourceArguments& arguments);
 
 /// Options of the commands that write.
-struct CommonArguments : MovingArguments {
+struct CommonArguments : MovingArguments, OutputArguments {
   bool no_sync = false;
   bool dry_run = false;
-  bool json = false;
   bool force = false;
-  bool quiet = false;
   bool manifest = false;
   bool resume = false;
   bool clean = false;
@@ -104,13 +96,11 @@ struct TargetArguments {
   std::vector<std::string> pipeline_cuts;  // one list per entry, as parse_names takes it
   OptionValues options;                    // options of the layout
 };
-/// Adds -f,--format.
-void add_format(Command command, TargetArguments& arguments, const LayoutFilter& wanted);
-/// Adds the options of the mesh. \returns --tp, which some commands require.
-Option add_mesh(Command command, TargetArguments& arguments);
+/// Adds the options of the mesh.
+void add_mesh(Command command, TargetArguments& arguments);
 /// Returns the request for the target. `option` names the layout, which `wanted` must accept.
 /// \throws Error kUsage.
-TargetRequest target_request(const TargetArguments& arguments, const std::string& option, const LayoutFilter& wanted);
+TargetRequest target_request(const TargetArguments& arguments, const std::string& option, LayoutFilter wanted);
 
 /// Selection and renaming of tensors.
 struct SelectionArguments {
@@ -142,14 +132,12 @@ std::optional<DType> dtype_of(const CastArguments& arguments);
 /// \throws Error kUsage.
 Overflow overflow_of(const CastArguments& arguments);
 
-/// Adds --lora-fuse.
-void add_lora_fuse(Command command, std::string& how);
 /// \throws Error kUsage.
 LoraFuse parse_lora_fuse(const std::string& text);
 
 /// Returns a format that one of the `wanted` layouts has; the error lists these formats.
 /// \throws Error kUsage.
-Format parse_format(const std::string& option, const std::string& text, const LayoutFilter& wanted);
+Format parse_format(const std::string& option, const std::string& text, LayoutFilter wanted);
 
 /// \throws Error kUsage, naming the option, for anything that is not a whole number from 1 to `max`.
 std::uint32_t parse_degree(const std::string& option, const std::string& text, std::uint32_t max);

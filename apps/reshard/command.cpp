@@ -1,44 +1,45 @@
 #include "command.h"
 
 #include <CLI/CLI.hpp>
+#include <deque>
 #include <sstream>
 #include <utility>
 
 #include "reshard/base/strings.h"
-#include "table.h"
 
 namespace reshard::cli {
+class CommandNode : public CLI::App {
+ public:
+  CommandNode(const std::string& description, const std::string& name) : CLI::App(description, name) {
+    set_help_flag();
+    CLI::Option* help = add_flag("-h,--help");  // requested_help answers it before the command line is parsed
+    declared.emplace_back(
+        help, OptionInfo{"-h,--help", "[TOPIC]", "Print help on all options, a layout, a group or an option"});
+  }
+
+  std::deque<std::pair<CLI::Option*, OptionInfo>> declared;  // stable addresses
+};
+
 namespace {
 
-/// Formats help to the width of the terminal.
-class HelpFormatter : public CLI::Formatter {
- public:
-  HelpFormatter() { column_width(kNameColumns); }
+/// Adds a declared option. `add` registers it with CLI11 under its names.
+template <typename Add>
+Option declare(CommandNode& node, const OptionInfo& info, const Add& add) {
+  std::string names = info.names;
+  const bool may_be_missing = names.starts_with('[');
+  if (may_be_missing) names = names.substr(1, names.size() - 2);
+  CLI::Option* option = add(names);
+  if (info.is_argument() && !may_be_missing) option->required();
+  auto& [known, declared] = node.declared.emplace_back(option, info);
+  declared.names = names;
+  return Option(*option, declared);
+}
 
-  std::string make_description(const CLI::App* app) const override { return wrap(app->get_description(), 0) + "\n"; }
-  std::string make_subcommand(const CLI::App* command) const override {
-    std::ostringstream out;
-    CLI::detail::format_help(out, command->get_name(), beside_names(command->get_description()), kNameColumns);
-    return out.str();
-  }
-  std::string make_option_desc(const CLI::Option* option) const override {
-    return beside_names(option->get_description());
-  }
-  /// Shows defaults as "=DEFAULT". Some versions of CLI11 put them in brackets with a trailing space.
-  std::string make_option_opts(const CLI::Option* option) const override {
-    std::string text = CLI::Formatter::make_option_opts(option);
-    const std::string bracketed = " [" + option->get_default_str() + "]";
-    if (const auto at = text.find(bracketed); at != std::string::npos && !option->get_default_str().empty())
-      text.replace(at, bracketed.size(), "=" + option->get_default_str());
-    return text.substr(0, text.find_last_not_of(' ') + 1);
-  }
-
- private:
-  /// Wraps text to the column of descriptions.
-  static std::string beside_names(const std::string& text) { return wrap(text, 0, table_columns() - kNameColumns); }
-
-  static constexpr std::size_t kNameColumns = 30;
-};
+/// Returns the declaration with the option's initial value as its default.
+OptionInfo with_default(OptionInfo info, const std::string& value) {
+  if (info.default_value.empty()) info.default_value = value;
+  return info;
+}
 
 /// Returns the error message in this program's words.
 std::string text_of(const CLI::ParseError& error, const CLI::App& app) {
@@ -53,42 +54,16 @@ std::string text_of(const CLI::ParseError& error, const CLI::App& app) {
 
 }  // namespace
 
-Option& Option::required() {
-  option_->required();
-  return *this;
-}
-
-Option& Option::type_name(const std::string& name) {
-  option_->type_name(name);
-  return *this;
-}
-
-Option& Option::description(const std::string& text) {
-  option_->description(text);
-  return *this;
-}
-
-Option& Option::default_str(const std::string& text) {
-  option_->default_str(text);
-  return *this;
-}
-
-Option& Option::capture_default_str() {
-  option_->capture_default_str();
-  return *this;
-}
-
-Option& Option::one_value_per_use() {
-  option_->allow_extra_args(false);
-  return *this;
-}
-
 std::size_t Option::count() const {
   return option_->count();
 }
 
 bool Option::is_switch() const {
   return option_->get_items_expected_max() == 0;
+}
+
+bool Option::is_required() const {
+  return option_->get_required();
 }
 
 std::vector<std::string> Option::long_names() const {
@@ -104,64 +79,75 @@ std::vector<std::string> Option::values() const {
 }
 
 Command Command::add_subcommand(const std::string& name, const std::string& help) {
-  return Command(*app_->add_subcommand(name, help));
+  auto node = std::make_shared<CommandNode>(help, name);
+  node_->add_subcommand(node);
+  return Command(*node);
 }
 
-Option Command::add_option(const std::string& names, std::string& value, const std::string& help) {
-  return Option(*app_->add_option(names, value, help));
+Option Command::add_option(const OptionInfo& info, std::string& value) {
+  return declare(*node_, with_default(info, value),
+                 [&](const std::string& names) { return node_->add_option(names, value); });
 }
 
-Option Command::add_option(const std::string& names, std::optional<std::string>& value, const std::string& help) {
-  return Option(*app_->add_option(names, value, help));
+Option Command::add_option(const OptionInfo& info, std::optional<std::string>& value) {
+  return declare(*node_, info, [&](const std::string& names) { return node_->add_option(names, value); });
 }
 
-Option Command::add_option(const std::string& names, std::vector<std::string>& values, const std::string& help) {
-  return Option(*app_->add_option(names, values, help));
+Option Command::add_option(const OptionInfo& info, std::vector<std::string>& values) {
+  OptionInfo list = info;
+  list.is_list = true;
+  return declare(*node_, list,
+                 [&](const std::string& names) { return node_->add_option(names, values)->allow_extra_args(false); });
 }
 
-Option Command::add_option(const std::string& names, std::function<void(const std::string&)> take,
-                           const std::string& help) {
-  return Option(*app_->add_option_function<std::string>(names, std::move(take), help));
+Option Command::add_option(const OptionInfo& info, std::function<void(const std::string&)> take) {
+  return declare(*node_, info, [&](const std::string& names) {
+    return node_->add_option_function<std::string>(names, std::move(take));
+  });
 }
 
-Option Command::add_flag(const std::string& names, bool& value, const std::string& help) {
-  return Option(*app_->add_flag(names, value, help));
+Option Command::add_option(const OptionInfo& info, bool& value) {
+  return declare(*node_, info, [&](const std::string& names) { return node_->add_flag(names, value); });
 }
 
-Option Command::add_flag(const std::string& names, std::function<void()> set, const std::string& help) {
-  return Option(*app_->add_flag_callback(names, std::move(set), help));
+Option Command::add_option(const OptionInfo& info, std::function<void()> set) {
+  return declare(*node_, info,
+                 [&](const std::string& names) { return node_->add_flag_callback(names, std::move(set)); });
 }
 
 void Command::callback(std::function<void()> run) {
-  app_->callback(std::move(run));
+  node_->callback(std::move(run));
 }
 
 std::string Command::name() const {
-  return app_->get_name();
+  return node_->get_name();
+}
+
+std::string Command::description() const {
+  return node_->get_description();
 }
 
 std::vector<Option> Command::options() const {
   std::vector<Option> all;
-  for (CLI::Option* option : app_->get_options()) all.emplace_back(*option);
+  for (auto& [option, info] : node_->declared) all.emplace_back(*option, info);
   return all;
 }
 
 std::optional<Option> Command::find_option(const std::string& name) const {
-  CLI::Option* found = app_->get_option_no_throw(name);
-  return found == nullptr ? std::nullopt : std::optional(Option(*found));
-}
-
-Option Command::option(const std::string& name) const {
-  return Option(*app_->get_option(name));
+  const CLI::Option* found = node_->get_option_no_throw(name);
+  for (auto& [option, info] : node_->declared)
+    if (option == found) return Option(*option, info);
+  return std::nullopt;
 }
 
 std::size_t Command::count(const std::string& name) const {
-  return app_->count(name);
+  return node_->count(name);
 }
 
 std::vector<Command> Command::subcommands() const {
   std::vector<Command> all;
-  for (CLI::App* command : app_->get_subcommands([](CLI::App*) { return true; })) all.emplace_back(*command);
+  for (CLI::App* command : node_->get_subcommands([](CLI::App*) { return true; }))
+    all.emplace_back(static_cast<CommandNode&>(*command));
   return all;
 }
 
@@ -172,39 +158,39 @@ std::optional<Command> Command::find_subcommand(const std::string& name) const {
 }
 
 std::optional<Command> Command::parent() const {
-  CLI::App* parent = app_->get_parent();
-  return parent == nullptr ? std::nullopt : std::optional(Command(*parent));
+  CLI::App* parent = node_->get_parent();
+  return parent == nullptr ? std::nullopt : std::optional(Command(static_cast<CommandNode&>(*parent)));
 }
 
-CommandLine::CommandLine(const std::string& name, const std::string& description, const std::string& version,
-                         const std::string& footer)
-    : app_(std::make_unique<CLI::App>(description, name)) {
-  app_->require_subcommand(1);
-  app_->set_version_flag("-V,--version", version);
-  app_->formatter(std::make_shared<HelpFormatter>());
-  app_->footer(footer);
+CommandLine::CommandLine(const std::string& name, const std::string& description, const std::string& version)
+    : node_(std::make_unique<CommandNode>(description, name)) {
+  node_->require_subcommand(1);
+  CLI::Option* flag = node_->set_version_flag("-V,--version", version);
+  node_->declared.emplace_back(flag, OptionInfo{"-V,--version", "", "Print the version"});
 }
 
 CommandLine::~CommandLine() = default;
 
 Command CommandLine::program() {
-  return Command(*app_);
+  return Command(*node_);
 }
 
 void CommandLine::before_command(std::function<void(const Command& command)> run) {
-  app_->parse_complete_callback([this, run = std::move(run)] { run(Command(*app_->get_subcommands().at(0))); });
+  node_->parse_complete_callback(
+      [this, run = std::move(run)] { run(Command(static_cast<CommandNode&>(*node_->get_subcommands().at(0)))); });
 }
 
 std::optional<std::string> CommandLine::parse(const std::vector<std::string>& arguments) {
   try {
-    app_->parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // App::parse takes them from the back
+    node_->parse(
+        std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // App::parse takes them from the back
     return std::nullopt;
-  } catch (const CLI::Success& success) {  // help and version
+  } catch (const CLI::Success& success) {  // version
     std::ostringstream text;
-    app_->exit(success, text, text);
+    node_->exit(success, text, text);
     return text.str();
   } catch (const CLI::ParseError& error) {
-    throw ParseError(text_of(error, *app_));
+    throw ParseError(text_of(error, *node_));
   }
 }
 

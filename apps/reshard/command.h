@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -8,29 +9,50 @@
 #include <vector>
 
 namespace CLI {
-class App;
 class Option;
 }  // namespace CLI
 
 namespace reshard::cli {
 
-/// An option or argument of a Command. A cheap reference; setters return the option itself.
+/// Heading of the help under which an option is listed, in the order of the help.
+enum class OptionGroup : std::uint8_t {
+  kMesh,
+  kLayout,
+  kSelection,
+  kValues,
+  kOutput,
+  kPerformance,
+  kDiagnostics,
+};
+
+/// What a shell offers as the value of an option.
+enum class Completion : std::uint8_t { kNone, kDirectory, kFile, kWords };
+
+/// Declaration of an option or argument, from which parsing, help, man page and shell completion are derived.
+struct OptionInfo {
+  std::string names;    // one name, "-s,--long", or "NAME" for an argument; "[NAME]" if the argument may be left out
+  std::string value{};  // word for the value in the help, such as "N"; empty for a switch
+  std::string help{};   // without a full stop
+  OptionGroup group = OptionGroup::kDiagnostics;
+  Completion completion = Completion::kNone;
+  std::vector<std::string> words{};    // for kWords
+  std::string default_value{};         // in the help
+  std::vector<std::string> layouts{};  // layouts that have the option; empty: it does not depend on the layout
+  bool of_source = false;              // describes how a source in one of `layouts` was written
+  bool is_list = false;                // may be given several times
+
+  bool is_argument() const { return !names.starts_with('-'); }
+};
+
+/// An option or argument of a Command. A cheap reference.
 class Option {
  public:
-  explicit Option(CLI::Option& option) : option_(&option) {}
+  Option(CLI::Option& option, const OptionInfo& info) : option_(&option), info_(&info) {}
 
-  Option& required();
-  /// Name of the value in the help, such as "N".
-  Option& type_name(const std::string& name);
-  Option& description(const std::string& text);
-  /// Default value in the help; capture_default_str takes it from the variable.
-  Option& default_str(const std::string& text);
-  Option& capture_default_str();
-  /// For a list: each use of the option takes one value.
-  Option& one_value_per_use();
-
+  const OptionInfo& info() const { return *info_; }
   std::size_t count() const;
   bool is_switch() const;  // takes no value
+  bool is_required() const;
   /// Without hyphens; empty for an argument.
   std::vector<std::string> long_names() const;
   std::vector<std::string> short_names() const;
@@ -39,30 +61,37 @@ class Option {
 
  private:
   CLI::Option* option_;
+  const OptionInfo* info_;
 };
+
+/// A CLI::App with the declarations of its options.
+class CommandNode;
 
 /// The program or one of its subcommands. A cheap reference to a part of a CommandLine. Hides CLI11, whose header takes
 /// longer to compile than everything else in most files that use it.
 class Command {
  public:
-  explicit Command(CLI::App& app) : app_(&app) {}
+  explicit Command(CommandNode& node) : node_(&node) {}
 
+  /// `help` is one line of the help of the program.
   Command add_subcommand(const std::string& name, const std::string& help);
-  /// `names` is one name, "-s,--long", or "NAME" for an argument. `value` must outlive the command.
-  Option add_option(const std::string& names, std::string& value, const std::string& help);
-  Option add_option(const std::string& names, std::optional<std::string>& value, const std::string& help);
-  Option add_option(const std::string& names, std::vector<std::string>& values, const std::string& help);
+  /// `value` must outlive the command. A value that is not empty is the default in the help.
+  Option add_option(const OptionInfo& info, std::string& value);
+  Option add_option(const OptionInfo& info, std::optional<std::string>& value);
+  /// Each use of the option takes one value.
+  Option add_option(const OptionInfo& info, std::vector<std::string>& values);
   /// Calls `take` with the value.
-  Option add_option(const std::string& names, std::function<void(const std::string&)> take, const std::string& help);
-  Option add_flag(const std::string& names, bool& value, const std::string& help);
-  Option add_flag(const std::string& names, std::function<void()> set, const std::string& help);
+  Option add_option(const OptionInfo& info, std::function<void(const std::string&)> take);
+  /// Adds a switch.
+  Option add_option(const OptionInfo& info, bool& value);
+  Option add_option(const OptionInfo& info, std::function<void()> set);
   /// Sets the function to call when the command has been parsed.
   void callback(std::function<void()> run);
 
   std::string name() const;
+  std::string description() const;
   std::vector<Option> options() const;
   std::optional<Option> find_option(const std::string& name) const;  // with hyphens
-  Option option(const std::string& name) const;                      // must exist
   std::size_t count(const std::string& name) const;
   std::vector<Command> subcommands() const;
   std::optional<Command> find_subcommand(const std::string& name) const;
@@ -70,7 +99,7 @@ class Command {
   bool operator==(const Command&) const = default;
 
  private:
-  CLI::App* app_;
+  CommandNode* node_;
 };
 
 /// An error that CLI11 found in a command line.
@@ -81,20 +110,19 @@ struct ParseError : std::runtime_error {
 /// The command line of a program with subcommands. Exactly one must be given.
 class CommandLine {
  public:
-  /// `version` is what --version prints, `footer` the end of the help.
-  CommandLine(const std::string& name, const std::string& description, const std::string& version,
-              const std::string& footer);
+  /// `version` is what --version prints.
+  CommandLine(const std::string& name, const std::string& description, const std::string& version);
   ~CommandLine();
 
   Command program();
   /// Sets the function to call after parsing, before the callback of the given subcommand.
   void before_command(std::function<void(const Command& command)> run);
-  /// Parses and runs the command line. \returns the text of help or version, if requested.
+  /// Parses and runs the command line. \returns the version, if requested.
   /// \throws ParseError, and what callbacks throw.
   std::optional<std::string> parse(const std::vector<std::string>& arguments);
 
  private:
-  std::unique_ptr<CLI::App> app_;
+  std::unique_ptr<CommandNode> node_;
 };
 
 }  // namespace reshard::cli

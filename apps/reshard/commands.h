@@ -13,6 +13,8 @@ void add_shard(Command app, Together& together);
 void add_consolidate(Command app, Together& together);
 void add_inspect(Command app, Together& together);
 void add_convert(Command app, Together& together);
+/// Adds completion, man and help. Call it last: help completes the names of the others.
+void add_help_commands(Command app);
 /// Sets `exit_code` to 0 or kExitDifferent.
 void add_verify(Command app, int& exit_code, Together& together);
 /// These work alone and print what is known about the program and the machine.

@@ -20,11 +20,6 @@ struct ConsolidateArguments : CommonArguments {
   ReplicaArguments replicas;
 };
 
-/// Accepts the layout that consolidation writes.
-bool is_whole(const Layout& layout) {
-  return &layout == &whole_layout();
-}
-
 Request request_of(const ConsolidateArguments& arguments) {
   if (arguments.checkpoint_directory.empty()) throw Error(ErrorKind::kUsage, "CHECKPOINT_DIR is empty");
   validate_is_directory_name("OUT_DIR", arguments.output_directory);
@@ -50,25 +45,16 @@ Request request_of(const ConsolidateArguments& arguments) {
 void add_consolidate(Command app, Together& together) {
   auto arguments = std::make_shared<ConsolidateArguments>();
   arguments->target.layout = whole_layout().traits().name;
-  Command command = app.add_subcommand("consolidate", "Consolidate a sharded checkpoint into a Hugging Face directory");
-  command
-      .add_option(
-          "CHECKPOINT_DIR", arguments->checkpoint_directory,
-          "Directory with a shards folder or adapter_NAME/ folders, or such a folder itself; or a training run's "
-          "directory, see --tag; or a file that contains all weights")
-      .required();
-  Option output =
-      command.add_option("OUT_DIR", arguments->output_directory,
-                         "Directory to write to (default: the one with the shards folder, if the layout has such a "
-                         "folder)");
-  add_format(command, arguments->target, is_whole);
+  Command command = add_command(app, "consolidate");
+  add(command, "CHECKPOINT_DIR", arguments->checkpoint_directory);
+  const Option output = add(command, "OUT_DIR", arguments->output_directory);
+  add(command, "--format", arguments->target.format);
   add_layout_options(command, arguments->target.options, is_whole);
-  add_tag(command, arguments->source);
-  add_config(command, arguments->source);
-  add_extra_tensors(command, arguments->source);
+  add_source(command, arguments->source);
   add_source_options(command, arguments->source_options);
   add_cast(command, arguments->cast);
   add_selection(command, arguments->selection);
+  add(command, "--extra-tensors", arguments->source.extra_tensors);
   add_replicas(command, arguments->replicas);
   add_common(command, *arguments);
   command.callback([arguments, command, output, &together] {

@@ -22,7 +22,7 @@ struct ConvertArguments : CommonArguments {
   SourceArguments from;
   CastArguments cast;
   SelectionArguments selection;
-  std::string lora_fuse = "mean";
+  std::string lora_fuse;
   bool lora_fuse_given = false;
   ReplicaArguments replicas;
 };
@@ -86,35 +86,19 @@ Request request_of(const ConvertArguments& arguments) {
 }
 
 void add_options(Command command, ConvertArguments& arguments) {
-  command
-      .add_option("SRC", arguments.source,
-                  "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter")
-      .required();
-  command.add_option("DST", arguments.output_directory, "Directory to write to").required();
-  command
-      .add_option(
-          "--to", arguments.target.layout,
-          fmt::format(
-              "Layout to make: {} (default: {}, or that of a sharded SRC with --with-optimizer or options of ranks)",
-              layout_names(is_written), whole_layout().traits().name))
-      .type_name("NAME");
-  add_format(command, arguments.target, is_written);
-  add_tag(command, arguments.from);
-  add_config(command, arguments.from);
-  add_extra_tensors(command, arguments.from);
-  add_with_optimizer(command, arguments.from.with_optimizer);
+  add(command, "SRC", arguments.source);
+  add(command, "DST", arguments.output_directory);
+  add(command, "--to", arguments.target.layout);
+  add_mesh(command, arguments.target);
+  add(command, "--format", arguments.target.format);
+  add_source(command, arguments.from);
+  add(command, "--with-optimizer", arguments.from.with_optimizer);
   add_source_options(command, arguments.source_options, "--from-");
-  add_mesh(command, arguments.target).description("Tensor-parallel ranks (default: those of a sharded SRC)");
-  command.option("--pp").description("Pipeline-parallel ranks (default: those of a sharded SRC, or 1)");
-  command.option("--ep").description("Expert-parallel ranks (default: those of a sharded SRC, or 1)");
   add_layout_options(command, arguments.target.options, is_written);
   add_cast(command, arguments.cast);
   add_selection(command, arguments.selection);
-  add_lora_fuse(command, arguments.lora_fuse);
-  command.option("--lora-fuse")
-      .description(
-          "lora_A of fused linears, where an adapter is sharded for the model of --config: mean, exact or same "
-          "(default: mean; for NxD: same)");
+  add(command, "--extra-tensors", arguments.from.extra_tensors);
+  add(command, "--lora-fuse", arguments.lora_fuse);
 }
 
 }  // namespace
@@ -122,7 +106,7 @@ void add_options(Command command, ConvertArguments& arguments) {
 void add_convert(Command app, Together& together) {
   auto arguments = std::make_shared<ConvertArguments>();
   arguments->target.layout = whole_layout().traits().name;
-  Command command = app.add_subcommand("convert", "Convert a checkpoint to another layout, mesh, file format or dtype");
+  Command command = add_command(app, "convert");
   add_options(command, *arguments);
   add_replicas(command, arguments->replicas);
   add_common(command, *arguments);

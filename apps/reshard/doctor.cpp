@@ -15,6 +15,7 @@
 #include "launcher.h"
 #include "machine_facts.h"
 #include "mpi_ranks.h"
+#include "option_table.h"
 #include "path_facts.h"
 #include "print.h"
 #include "reshard/base/error.h"
@@ -93,16 +94,12 @@ void print_facts(const Document& json, bool as_json) {
   print_text(text);
 }
 
-void add_json(Command command, bool& json) {
-  command.add_flag("--json", json, "Print one JSON document to standard output, and nothing else");
-}
-
 }  // namespace
 
 void add_version(Command app) {
   auto json = std::make_shared<bool>(false);
   Command command = app.add_subcommand("version", "Print the version, and how the program was built");
-  add_json(command, *json);
+  add(command, "--json", *json);
   command.callback([json] {
     const Document facts = {{"command", "version"}, {"version", kVersion}, {"build", build_facts()}};
     print_facts(facts, *json);
@@ -117,10 +114,8 @@ void add_doctor(Command app) {
   auto arguments = std::make_shared<Arguments>();
   Command command = app.add_subcommand(
       "doctor", "Show what a bug report needs: build, machine, limits, MPI, and what works on a file system");
-  command.add_option("PATH", arguments->path,
-                     "Directory to examine, such as an output's parent: tries operations in a temporary subdirectory "
-                     "(default: the current directory)");
-  add_json(command, arguments->json);
+  add(command, "PATH", arguments->path);
+  add(command, "--json", arguments->json);
   command.callback([arguments] {
     Document json = {{"command", "doctor"}, {"version", kVersion}, {"build", build_facts()}};
     json["machine"] = machine_facts();

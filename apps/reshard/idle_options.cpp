@@ -101,7 +101,7 @@ std::vector<std::string> idle_replica_options(const Command& command, std::initi
 }
 
 void validate_alone(const Command& command, std::initializer_list<const char*> allowed, const std::string& with) {
-  constexpr std::string_view kAlways[] = {"threads", "max-memory", "mpi", "json", "quiet", "progress"};
+  constexpr std::string_view kAlways[] = {"threads", "max-memory", "mpi", "json", "quiet", "progress", "color"};
   for (const Option& option : command.options()) {
     if (option.count() == 0 || option.long_names().empty()) continue;
     const std::string name = option.long_names().front();

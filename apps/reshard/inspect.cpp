@@ -26,7 +26,7 @@
 namespace reshard::cli {
 namespace {
 
-struct InspectArguments : MovingArguments {
+struct InspectArguments : MovingArguments, OutputArguments {
   std::string path;
   std::string print_family;
   bool print_spec = false;
@@ -36,8 +36,8 @@ struct InspectArguments : MovingArguments {
   bool tensors = false;
   bool stats = false;
   bool digest = false;
-  bool json = false;
-  bool quiet = false;
+  std::string sort;
+  std::string limit;
 };
 
 std::vector<std::uint32_t> matching_tensors(const SourceMap& map, const std::string& filter) {
@@ -50,6 +50,21 @@ std::vector<std::uint32_t> matching_tensors(const SourceMap& map, const std::str
   const NamePattern pattern("--filter", filter);
   std::erase_if(wanted, [&](std::uint32_t index) { return !pattern.matches(map.logical[index].name); });
   return wanted;
+}
+
+TensorOrder order_of(const std::string& text) {
+  if (text.empty()) return TensorOrder::kStored;
+  if (text == "size") return TensorOrder::kSize;
+  if (text == "name") return TensorOrder::kName;
+  if (text == "layer") return TensorOrder::kLayer;
+  throw Error(ErrorKind::kUsage, fmt::format("--sort: \"{}\" is not one of size, name, layer", printable(text)));
+}
+
+/// --digest prints one line per tensor.
+TensorView view_of(const InspectArguments& arguments) {
+  TensorView view{arguments.tensors || arguments.digest, order_of(arguments.sort)};
+  if (!arguments.limit.empty()) view.limit = parse_degree("--limit", arguments.limit, UINT32_MAX);
+  return view;
 }
 
 /// Reads the tensors' values for --stats and --digest.
@@ -114,7 +129,7 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
                 "--print-family prints a built-in description and reads no PATH, such as " + printable(arguments.path))
         .hint("leave out one of the two");
   if (!arguments.print_family.empty()) validate_alone(command, {"print-family"}, "--print-family");
-  for (const char* option : {"tensors", "filter", "stats", "digest"})
+  for (const char* option : {"tensors", "filter", "sort", "limit", "stats", "digest"})
     if (arguments.print_spec && command.count(fmt::format("--{}", option)) > 0)
       throw Error(ErrorKind::kUsage, fmt::format("--{} has no effect with --print-spec", option))
           .hint("leave out one of the two");
@@ -126,11 +141,13 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
   if (!arguments.filter.empty()) NamePattern("filter", arguments.filter);  // reports a wrong one before reading
   validate_source_options(arguments.source_options);
   const RunOptions options = run_options(arguments);
+  const TensorView view = view_of(arguments);
   ListedFiles files(all_files());
   const FoundCheckpoint found = find_checkpoint(files, arguments.path, arguments.source.tag);
   const std::string path = arguments.path == found.path ? arguments.path : found.path.string();
   const bool one_wanted = arguments.print_spec || arguments.tensors || arguments.stats || arguments.digest ||
-                          !arguments.filter.empty() || arguments.source.config;
+                          !arguments.filter.empty() || !arguments.sort.empty() || !arguments.limit.empty() ||
+                          arguments.source.config;
   if (const auto adapters = one_wanted ? std::vector<AdapterFolder>() : adapters_to_read(files, found.path);
       adapters.size() > 1)
     return inspect_adapters(files, path, adapters, found, arguments);
@@ -146,6 +163,9 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
     return print_output(description_of(inspection));
   }
   std::vector<TensorRow> rows = tensor_rows(inspection, matching_tensors(inspection.map, arguments.filter));
+  sort_rows(inspection.map, rows, view.order);
+  if ((view.each || arguments.json) && rows.size() > view.limit)
+    rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(view.limit), rows.end());
   if (rows.empty() && !arguments.filter.empty()) inspection.notes.emplace_back("--filter matches no tensor");
   if (arguments.stats || arguments.digest) read_values(inspection, arguments, options, rows, together);
   if (arguments.json) {
@@ -153,33 +173,27 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
     return;
   }
   if (!arguments.quiet) print_notes(inspection.notes);
-  print_text(inspect_text(path, inspection, rows, arguments.tensors || arguments.digest));
+  print_text(inspect_text(path, inspection, rows, view));
 }
 
 }  // namespace
 
 void add_inspect(Command app, Together& together) {
   auto arguments = std::make_shared<InspectArguments>();
-  Command command = app.add_subcommand(
-      "inspect", "Show what a file, a Hugging Face directory, a sharded checkpoint or an adapter contains");
-  command.add_option("PATH", arguments->path, "File or directory");
-  command
-      .add_option("--print-family", arguments->print_family,
-                  "Print the description of a built-in family, in the format of --spec")
-      .type_name("FAMILY");
-  command.add_flag("--print-spec", arguments->print_spec,
-                   "Print the model's description for --spec, from the ranks' metadata if they have any");
-  command.add_flag("--tensors", arguments->tensors, "One line per tensor, instead of one for all layers");
-  command.add_option("--filter", arguments->filter, "Only tensors whose name matches").type_name("REGEX");
-  command.add_flag("--stats", arguments->stats, "Read the values: minimum, maximum, mean, NaN and infinity counts");
-  command.add_flag("--digest", arguments->digest,
-                   "Read the values: a SHA-256 of each tensor, the same whatever the layout, format or ranks");
-  add_tag(command, arguments->source);
-  add_config(command, arguments->source);
+  Command command = add_command(app, "inspect");
+  add(command, "PATH", arguments->path);
+  add(command, "--tensors", arguments->tensors);
+  add(command, "--filter", arguments->filter);
+  add(command, "--sort", arguments->sort);
+  add(command, "--limit", arguments->limit);
+  add(command, "--stats", arguments->stats);
+  add(command, "--digest", arguments->digest);
+  add(command, "--print-family", arguments->print_family);
+  add(command, "--print-spec", arguments->print_spec);
+  add_source(command, arguments->source);
   add_source_options(command, arguments->source_options);
   add_moving(command, *arguments);
-  command.add_flag("--json", arguments->json, "Print one JSON document to standard output, and nothing else");
-  command.add_flag("--quiet", arguments->quiet, "No progress bar or notes");
+  add_output(command, *arguments);
   command.callback([arguments, command, &together] { inspect(command, *arguments, together); });
 }
 

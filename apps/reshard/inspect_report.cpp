@@ -147,18 +147,30 @@ Line make_line(const SourceMap& map, const std::vector<TensorRow>& rows, const F
   return line;
 }
 
-std::vector<Line> make_lines(const SourceMap& map, const std::vector<TensorRow>& rows, bool each) {
+/// Returns the lines of the table, in the order of the view. Does not apply its limit.
+std::vector<Line> make_lines(const SourceMap& map, const std::vector<TensorRow>& rows, const TensorView& view) {
   std::vector<Foldable> items;
   for (const TensorRow& row : rows) {
     const LogicalTensor& tensor = map.logical[row.logical];
-    const std::string key = each ? std::to_string(row.logical)
-                                 : fmt::format("{} {} {}", name(tensor.dtype), to_string(tensor.shape),
-                                               layout_text(row, without_numbers(row.stored_as)));
+    const std::string key = view.each ? std::to_string(row.logical)
+                                      : fmt::format("{} {} {}", name(tensor.dtype), to_string(tensor.shape),
+                                                    layout_text(row, without_numbers(row.stored_as)));
     items.push_back({tensor.name, key});
   }
   std::vector<Line> lines;
   for (const Folded& folded : fold(items)) lines.push_back(make_line(map, rows, folded));
+  if (view.order == TensorOrder::kSize)
+    std::stable_sort(lines.begin(), lines.end(),
+                     [](const Line& a, const Line& b) { return a.totals.bytes > b.totals.bytes; });
   return lines;
+}
+
+/// Applies the limit of the view. \returns the line that stands for the others, or nothing.
+std::string cut(std::vector<Line>& lines, const TensorView& view) {
+  if (lines.size() <= view.limit) return {};
+  const std::size_t left = lines.size() - view.limit;
+  lines.erase(lines.begin() + static_cast<std::ptrdiff_t>(view.limit), lines.end());
+  return fmt::format("… and {} more line{}\n", left, left == 1 ? "" : "s");
 }
 
 /// Returns the table of tensors. `full` adds columns that may not fit a narrow terminal.
@@ -203,16 +215,18 @@ std::string joined_text(const SourceMap& map, const std::vector<TensorRow>& rows
 
 /// Returns the full table if it fits. Otherwise omits a dtype that all tensors share (it is shown above the table), and
 /// then the tensors' names on the ranks.
-std::string fitting_tensor_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows, bool each) {
-  const std::vector<Line> lines = make_lines(inspection.map, rows, each);
+std::string fitting_tensor_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows,
+                                 const TensorView& view) {
+  std::vector<Line> lines = make_lines(inspection.map, rows, view);
+  const std::string rest = cut(lines, view);
   const Table full = tensor_table(inspection, lines, true);
   const bool one_dtype = totals_by_dtype(inspection.map, rows).size() == 1;
-  if (full.fits() || !one_dtype) return full.text();
-  return tensor_table(inspection, lines, false).text() +
+  if (full.fits() || !one_dtype) return full.text() + rest;
+  return tensor_table(inspection, lines, false).text() + rest +
          (inspection.has_mesh() ? joined_text(inspection.map, rows) : std::string());
 }
 
-std::string stats_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows, bool each) {
+std::string stats_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows, const TensorView& view) {
   Table table({{"tensor", Align::kLeft},
                {"dtype", Align::kLeft},
                {"min", Align::kRight},
@@ -220,7 +234,9 @@ std::string stats_table(const Checkpoint& inspection, const std::vector<TensorRo
                {"mean", Align::kRight},
                {"nan", Align::kRight},
                {"inf", Align::kRight}});
-  for (const Line& line : make_lines(inspection.map, rows, each)) {
+  std::vector<Line> lines = make_lines(inspection.map, rows, view);
+  const std::string rest = cut(lines, view);
+  for (const Line& line : lines) {
     const LogicalTensor& tensor = inspection.map.logical[line.first->logical];
     const ValueSummary& v = *line.values;
     const bool any = v.count > v.nan_count;
@@ -228,14 +244,12 @@ std::string stats_table(const Checkpoint& inspection, const std::vector<TensorRo
                any ? number_text(v.max) : "-", v.finite_count ? number_text(v.mean()) : "-",
                std::to_string(v.nan_count), std::to_string(v.inf_count)});
   }
-  return table.text();
+  return table.text() + rest;
 }
 
-/// Sorted by name, so that `diff` can compare two of these tables.
-std::string digest_table(const Checkpoint& inspection, std::vector<TensorRow> rows) {
-  std::sort(rows.begin(), rows.end(), [&](const TensorRow& a, const TensorRow& b) {
-    return natural_less(inspection.map.logical[a.logical].name, inspection.map.logical[b.logical].name);
-  });
+/// Sorted by name unless the view has another order, so that `diff` can compare two of these tables.
+std::string digest_table(const Checkpoint& inspection, std::vector<TensorRow> rows, const TensorView& view) {
+  if (view.order == TensorOrder::kStored) sort_rows(inspection.map, rows, TensorOrder::kName);
   std::string text;
   for (const TensorRow& row : rows) {
     const LogicalTensor& tensor = inspection.map.logical[row.logical];
@@ -300,9 +314,9 @@ std::string adapters_text(const std::string& path, const std::vector<Checkpoint>
 }
 
 std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows,
-                         bool each) {
+                         const TensorView& view) {
   // Without other output, so that the digests of two checkpoints can be compared with diff.
-  if (!rows.empty() && rows.front().digest && !rows.front().values) return digest_table(inspection, rows);
+  if (!rows.empty() && rows.front().digest && !rows.front().values) return digest_table(inspection, rows, view);
   const Totals totals = totals_of(inspection.map, rows);
   std::string text = fmt::format("{}: {}\n", printable(path), what_text(inspection));
   text += fmt::format(
@@ -322,10 +336,10 @@ std::string inspect_text(const std::string& path, const Checkpoint& inspection, 
     text += wrap("the optimizer cannot be read: " + with_options(inspection.beside_model->unreadable), 2) + "\n";
   for (const auto& [key, value] : inspection.file_metadata)
     text += wrap(fmt::format("  metadata {}: {}", printable(key), printable(value)), 4) + "\n";
-  if (!rows.empty() && rows.front().digest) text += "\n" + digest_table(inspection, rows);
+  if (!rows.empty() && rows.front().digest) text += "\n" + digest_table(inspection, rows, view);
   if (!rows.empty() && (rows.front().values || !rows.front().digest))
     text += "\n" +
-            (rows.front().values ? stats_table(inspection, rows, each) : fitting_tensor_table(inspection, rows, each));
+            (rows.front().values ? stats_table(inspection, rows, view) : fitting_tensor_table(inspection, rows, view));
   if (inspection.has_mesh()) text += "\n" + ranks_table(inspection);
   return text;
 }

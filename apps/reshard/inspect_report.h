@@ -7,10 +7,10 @@
 
 namespace reshard::cli {
 
-/// Returns the report for people: the kind of checkpoint, its tensors (names folded over layers unless `each`), its
-/// ranks and their balance.
+/// Returns the report for people: the kind of checkpoint, its tensors (names folded over layers unless `view.each`), its
+/// ranks and their balance. `rows` are in the order of the view.
 std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows,
-                         bool each);
+                         const TensorView& view);
 
 /// Returns one line for each of several sharded adapters in a directory.
 std::string adapters_text(const std::string& path, const std::vector<Checkpoint>& adapters);

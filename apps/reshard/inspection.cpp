@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "reshard/base/strings.h"
 #include "reshard/specs/model/model.h"
 #include "reshard/tensor/values/shape.h"
 
@@ -50,7 +51,28 @@ PartitionLabel label_of(const StoredTensor& stored, const ModelParameter* parame
   return stored.label;
 }
 
+/// Returns the first number between dots in a name; std::nullopt if there is none.
+std::optional<std::uint64_t> layer_of(const std::string& name) {
+  for (const std::string& part : split(name, '.'))
+    if (const auto number = parse_unsigned(part)) return number;
+  return std::nullopt;
+}
+
 }  // namespace
+
+void sort_rows(const SourceMap& map, std::vector<TensorRow>& rows, TensorOrder order) {
+  const auto tensor = [&](const TensorRow& row) -> const LogicalTensor& { return map.logical[row.logical]; };
+  const auto bytes = [&](const TensorRow& row) { return num_bytes(tensor(row).dtype, tensor(row).shape).value_or(0); };
+  std::stable_sort(rows.begin(), rows.end(), [&](const TensorRow& a, const TensorRow& b) {
+    switch (order) {
+      case TensorOrder::kStored: return false;
+      case TensorOrder::kSize: return bytes(a) > bytes(b);
+      case TensorOrder::kName: return natural_less(tensor(a).name, tensor(b).name);
+      case TensorOrder::kLayer: return layer_of(tensor(a).name) < layer_of(tensor(b).name);
+    }
+    return false;
+  });
+}
 
 void Totals::add(const LogicalTensor& tensor) {
   ++tensors;

@@ -25,6 +25,23 @@ struct TensorRow {
 /// Returns a row for each logical tensor in `wanted` (indices into the checkpoint's map).
 std::vector<TensorRow> tensor_rows(const Checkpoint& checkpoint, const std::vector<std::uint32_t>& wanted);
 
+/// Order of tensors in a report (--sort).
+enum class TensorOrder : std::uint8_t {
+  kStored,
+  kSize,   // largest first
+  kName,   // numbers in names by value
+  kLayer,  // by the first number in the name; tensors without one come first
+};
+/// Sorts rows; equal rows keep their order.
+void sort_rows(const SourceMap& map, std::vector<TensorRow>& rows, TensorOrder order);
+
+/// Which tensors a report shows, and how.
+struct TensorView {
+  bool each = false;  // one line per tensor, instead of one for all layers
+  TensorOrder order = TensorOrder::kStored;
+  std::size_t limit = SIZE_MAX;  // maximum number of lines
+};
+
 /// Sums over tensors.
 struct Totals {
   std::uint64_t tensors = 0;

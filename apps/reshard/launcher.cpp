@@ -103,8 +103,10 @@ MpiUse mpi_use(int argc, const char* const* argv, const Environment& environment
 bool only_prints(int argc, const char* const* argv) {
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
     const std::string_view argument = argv[i];
-    if (argument == "--help" || argument == "-h" || argument == "--version" || argument == "-V" ||
-        (i == 1 && (argument == "help" || argument == "version" || argument == "doctor")) ||
+    constexpr std::string_view kPrinting[] = {"help", "version", "doctor", "man", "completion"};
+    if (argument.substr(0, argument.find('=')) == "--help" || argument == "-h" || argument == "--version" ||
+        argument == "-V" ||
+        (i == 1 && std::find(std::begin(kPrinting), std::end(kPrinting), argument) != std::end(kPrinting)) ||
         argument.substr(0, argument.find('=')) == "--print-family")
       return true;
   }

@@ -35,14 +35,6 @@ using reshard::Error;
 using reshard::ErrorKind;
 using reshard::Together;
 
-std::string footer() {
-  std::string text =
-      fmt::format("Exit codes:\n    0 done\n  {:>3} verify: the checkpoints differ", reshard::cli::kExitDifferent);
-  for (const reshard::ErrorKindRow& row : reshard::kErrorKinds)
-    text += fmt::format("\n  {:>3} {}", row.exit_code, row.meaning);
-  return text + "\n  141 the reader of standard output closed the pipe";
-}
-
 int report(const Error& error) {
   std::string text = error.what();
   if (error.kind() == ErrorKind::kInterrupted) text = reshard::cli::with_signal_name(std::move(text));
@@ -74,7 +66,7 @@ int parse_and_run(int argc, char** argv, Together& together) {
       "reshard",
       "Converts large-model checkpoints between the sharded files of trainers and servers and Hugging Face "
       "directories.",
-      std::string("reshard ") + reshard::cli::kVersion, footer());
+      std::string("reshard ") + reshard::cli::kVersion);
   const reshard::cli::Command program = command_line.program();
   reshard::cli::add_shard(program, together);
   reshard::cli::add_consolidate(program, together);
@@ -83,6 +75,7 @@ int parse_and_run(int argc, char** argv, Together& together) {
   reshard::cli::add_verify(program, exit_code, together);
   reshard::cli::add_doctor(program);
   reshard::cli::add_version(program);
+  reshard::cli::add_help_commands(program);
   reshard::cli::learn_option_names(program);
   command_line.before_command([&](const reshard::cli::Command& command) {
     reshard::cli::learn_command(command);

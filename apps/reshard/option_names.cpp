@@ -64,8 +64,8 @@ void validate_values(const Command& command) {
 }
 
 std::map<std::string, std::string> given_options(const Command& command) {
-  constexpr std::array<std::string_view, 9> kOfOneRank = {"threads",  "max-memory", "mpi",   "json", "quiet",
-                                                          "progress", "resume",     "clean", "help"};
+  constexpr std::array<std::string_view, 10> kOfOneRank = {"threads",  "max-memory", "mpi",    "json",  "quiet",
+                                                           "progress", "color",      "resume", "clean", "help"};
   std::map<std::string, std::string> given = {{"the command", command.name()}};
   for (const Option& option : command.options()) {
     if (option.count() == 0 || option.long_names().empty()) continue;

@@ -241,9 +241,7 @@ std::optional<std::string> advice_on(const Command& command, const std::string& 
 
 std::vector<std::string> in_own_words(const Command& program, std::vector<std::string> arguments) {
   if (!arguments.empty() && arguments.front() == "help") {
-    if (arguments.size() < 2 || arguments[1] == "help") return {"--help"};
-    if (!program.find_subcommand(arguments[1])) return {arguments[1]};  // reports an error
-    return {arguments[1], "--help"};
+    if (arguments.size() > 1 && !program.find_subcommand(arguments[1])) return {arguments[1]};  // reports an error
   }
   const auto command = arguments.empty() ? std::nullopt : program.find_subcommand(arguments.front());
   if (!command) return arguments;

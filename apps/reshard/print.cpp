@@ -6,8 +6,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "color.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "table.h"
@@ -16,6 +19,10 @@ namespace reshard::cli {
 namespace {
 
 std::atomic<bool> muted{false};
+
+/// Styles of the beginnings of messages; the first that fits applies.
+constexpr std::pair<const char*, Style> kStyles[] = {
+    {"reshard: note:", Style::kYellow}, {"reshard:", Style::kRed}, {"  try:", Style::kGreen}};
 
 }  // namespace
 
@@ -42,7 +49,13 @@ void print_text(const std::string& text) {
 
 void print_message(const std::string& line) {
   constexpr std::size_t kIndent = 2;
-  print_error((::isatty(STDERR_FILENO) ? wrap(line, kIndent, table_columns(STDERR_FILENO)) : escaped(line)) + "\n");
+  std::string text = ::isatty(STDERR_FILENO) ? wrap(line, kIndent, table_columns(STDERR_FILENO)) : escaped(line);
+  for (const auto& [begin, style] : kStyles)
+    if (text.starts_with(begin)) {
+      text = styled(begin, style, STDERR_FILENO) + text.substr(std::string_view(begin).size());
+      break;
+    }
+  print_error(text + "\n");
 }
 
 void print_error(const std::string& text) {

@@ -21,7 +21,7 @@ struct ShardArguments : CommonArguments {
   std::optional<std::string> draft;
   std::optional<std::string> draft_family;
   std::optional<std::string> medusa_heads;
-  std::string lora_fuse = "mean";
+  std::string lora_fuse;
   bool lora_fuse_given = false;
   CastArguments cast;
   SelectionArguments selection;
@@ -116,59 +116,24 @@ Request request_of(const ShardArguments& arguments, bool layout_given) {
 void add_shard(Command app, Together& together) {
   auto arguments = std::make_shared<ShardArguments>();
   arguments->target.layout = default_rank_layout().traits().name;
-  Command command =
-      app.add_subcommand("shard", "Shard a Hugging Face checkpoint, or LoRA adapters, into one file per rank");
-  command
-      .add_option(
-          "MODEL_DIR", arguments->model_directory,
-          "Directory with config.json and the weights, or of a training checkpoint that is read as whole tensors; or a "
-          "file that contains all weights")
-      .required();
-  command.add_option("OUT_DIR", arguments->output_directory, "Directory to write the shards folder into").required();
-  add_mesh(command, arguments->target)
-      .description("Tensor-parallel ranks; required, but for layout " + layout_names([](const Layout& layout) {
-                     return layout.traits().is_written() && layout.traits().needs_no_mesh();
-                   }));
-  command.add_option("--layout", arguments->target.layout, "Layout of the shards: " + layout_names(is_of_ranks))
-      .type_name("NAME")
-      .capture_default_str();
-  command
-      .add_option("--for", arguments->compiled,
-                  "Directory of a compiled model (neuron_config.json): take its ranks, dtype and layout options")
-      .type_name("DIR");
-  add_format(command, arguments->target, is_of_ranks);
+  Command command = add_command(app, "shard");
+  add(command, "MODEL_DIR", arguments->model_directory);
+  add(command, "OUT_DIR", arguments->output_directory);
+  add_mesh(command, arguments->target);
+  add(command, "--layout", arguments->target.layout);
+  add(command, "--for", arguments->compiled);
+  add(command, "--format", arguments->target.format);
   add_layout_options(command, arguments->target.options, is_of_ranks);
   add_cast(command, arguments->cast);
+  add_source(command, arguments->source);
+  add(command, "--with-optimizer", arguments->source.with_optimizer);
   add_selection(command, arguments->selection);
-  add_tag(command, arguments->source);
-  add_config(command, arguments->source);
-  add_extra_tensors(command, arguments->source);
-  add_with_optimizer(command, arguments->source.with_optimizer);
-  command
-      .add_option(
-          "--adapter", arguments->adapters,
-          std::string("Directory of a LoRA adapter saved by PEFT, or of several; once per directory. Only adapters are "
-                      "written, in layout ") +
-              layout_names([](const Layout& layout) { return layout.traits().holds_adapters(); }) +
-              " (default: the first); MODEL_DIR needs only config.json. Layout " +
-              layout_names([](const Layout& layout) { return layout.joined_roles().count(kJoinedAdapter) > 0; }) +
-              " contains them with their model")
-      .type_name("DIR")
-      .one_value_per_use();
-  add_lora_fuse(command, arguments->lora_fuse);
-  command
-      .add_option("--draft", arguments->draft,
-                  "Directory of the draft model of a speculation, for files that contain both: layout " +
-                      layout_names([](const Layout& layout) { return layout.joined_roles().count("draft") > 0; }))
-      .type_name("DIR");
-  command
-      .add_option("--draft-family", arguments->draft_family,
-                  "Built-in family of the draft, such as llama_eagle (default: from --for, else from its config.json)")
-      .type_name("NAME");
-  command
-      .add_option("--medusa-heads", arguments->medusa_heads,
-                  "File with Medusa's heads (medusa_heads.pt), for a model that was compiled with them")
-      .type_name("FILE");
+  add(command, "--extra-tensors", arguments->source.extra_tensors);
+  add(command, "--adapter", arguments->adapters);
+  add(command, "--lora-fuse", arguments->lora_fuse);
+  add(command, "--draft", arguments->draft);
+  add(command, "--draft-family", arguments->draft_family);
+  add(command, "--medusa-heads", arguments->medusa_heads);
   add_common(command, *arguments);
   command.callback([arguments, command, &together] {
     arguments->lora_fuse_given = command.count("--lora-fuse") > 0;

@@ -38,8 +38,8 @@ std::string padded(const std::string& text, std::size_t width, Table::Align alig
 
 }  // namespace
 
-bool is_terminal() {
-  return !no_terminal && ::isatty(STDOUT_FILENO) != 0;
+bool is_terminal(int fd) {
+  return !no_terminal && ::isatty(fd) != 0;
 }
 
 void set_no_terminal() {

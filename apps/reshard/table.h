@@ -5,8 +5,8 @@
 
 namespace reshard::cli {
 
-/// Whether standard output is a terminal.
-bool is_terminal();
+/// Whether standard output (or `fd`) is a terminal.
+bool is_terminal(int fd = 1);
 /// Treats standard output and error as if they were not terminals: Open MPI's mpirun gives rank 0 a terminal, and its
 /// output may still go into a file.
 void set_no_terminal();

@@ -41,7 +41,7 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kShown = 10;  // differences of each kind; --json lists all
 
-struct VerifyArguments : MovingArguments {
+struct VerifyArguments : MovingArguments, OutputArguments {
   std::string a;
   std::string b;
   std::string rtol;  // empty: not given
@@ -50,8 +50,6 @@ struct VerifyArguments : MovingArguments {
   OptionValues source_options;
   ReplicaArguments replicas;
   SourceArguments source;
-  bool json = false;
-  bool quiet = false;
 };
 
 double parse_tolerance(const std::string& option, const std::string& text) {
@@ -536,40 +534,18 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
 
 void add_verify(Command app, int& exit_code, Together& together) {
   auto arguments = std::make_shared<VerifyArguments>();
-  Command command = app.add_subcommand("verify",
-                                       "Compare two checkpoints, whatever their layouts and file formats. Exit code "
-                                       "0: same, 1: different, else an error");
-  command
-      .add_option("A", arguments->a, "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter")
-      .required();
-  command.add_option("B", arguments->b, "The other checkpoint");
-  command
-      .add_option("--manifest", arguments->manifest,
-                  "Verify A against a reshard.manifest.json (its tensors) or a SHA256SUMS (its files) instead of B")
-      .type_name("FILE");
-  command
-      .add_option(
-          "--rtol", arguments->rtol,
-          "Relative tolerance: |a - b| may be ATOL + RTOL * |b|. With either option, also with 0, values are compared "
-          "and not bytes: dtypes may differ, -0 equals 0, NaN equals NaN")
-      .type_name("X");
-  command.add_option("--atol", arguments->atol, "Absolute tolerance; see --rtol").type_name("X");
+  Command command = add_command(app, "verify");
+  add(command, "A", arguments->a);
+  add(command, "B", arguments->b);
+  add(command, "--manifest", arguments->manifest);
+  add(command, "--rtol", arguments->rtol);
+  add(command, "--atol", arguments->atol);
+  add_source(command, arguments->source);
+  add(command, "--with-optimizer", arguments->source.with_optimizer);
   add_replicas(command, arguments->replicas, false);
-  add_tag(command, arguments->source);
-  command.option("--tag").description(
-      "Which checkpoint to read, if A or B holds several (step_3, checkpoint-10); default: the newest complete one");
-  add_config(command, arguments->source);
-  add_with_optimizer(command, arguments->source.with_optimizer);
-  command.option("--with-optimizer").description("Also compare the optimizer and other training state");
-  command.option("--config").description("The model's config.json, or its directory, for a side that has none");
   add_source_options(command, arguments->source_options);
-  command.option("--fused-model")
-      .description(
-          "Compare only the target or only the draft of a fused speculation, without adapters and Medusa's heads")
-      .default_str("");
   add_moving(command, *arguments);
-  command.add_flag("--json", arguments->json, "Print one JSON document to standard output, and nothing else");
-  command.add_flag("--quiet", arguments->quiet, "Print nothing; see the exit code");
+  add_output(command, *arguments);
   command.callback(
       [arguments, command, &exit_code, &together] { exit_code = run_verify(command, *arguments, together); });
 }

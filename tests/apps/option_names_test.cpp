@@ -10,12 +10,12 @@ namespace reshard::cli {
 namespace {
 
 TEST_CASE("Parameters that are options are printed as such, all else stays") {
-  CommandLine command_line("", "", "", "");
+  CommandLine command_line("", "", "");
   Command command = command_line.program().add_subcommand("shard", "");
   std::string tp;
   bool force = false;
-  command.add_option("--tp", tp, "");
-  command.add_flag("-f,--force", force, "");
+  command.add_option({"--tp"}, tp);
+  command.add_option({"-f,--force"}, force);
   learn_option_names(command_line.program());
   const auto [text, expected] = GENERATE(table<std::string, std::string>({
       {"choose a smaller `tp`", "choose a smaller --tp"},
@@ -31,12 +31,12 @@ TEST_CASE("Parameters that are options are printed as such, all else stays") {
 }
 
 TEST_CASE("Parameters get the names that the command which was parsed has for them") {
-  CommandLine command_line("", "", "", "");
+  CommandLine command_line("", "", "");
   std::string value;
   Command read = command_line.program().add_subcommand("read-part", "");
-  for (const char* option : {"--part", "--both"}) read.add_option(option, value, "");
+  for (const char* option : {"--part", "--both"}) read.add_option({option}, value);
   Command change = command_line.program().add_subcommand("change-part", "");
-  for (const char* option : {"--from-part", "--both", "--from-both"}) change.add_option(option, value, "");
+  for (const char* option : {"--from-part", "--both", "--from-both"}) change.add_option({option}, value);
   learn_option_names(command_line.program());
   CHECK(with_options("`part`, `both`, `from-both`") == "--part, --both, --from-both");
   learn_command(change);
@@ -46,18 +46,18 @@ TEST_CASE("Parameters get the names that the command which was parsed has for th
 }
 
 TEST_CASE("What a command was given are its options with their values, without those of one rank alone") {
-  CommandLine command_line("", "", "", "");
+  CommandLine command_line("", "", "");
   Command command = command_line.program().add_subcommand("shard", "");
   std::string in, tp, format, threads;
   std::vector<std::string> drop;
   bool force = false, quiet = false;
-  command.add_option("IN", in, "");
-  command.add_option("--tp", tp, "");
-  command.add_option("--format", format, "");
-  command.add_option("--threads", threads, "");
-  command.add_option("--drop", drop, "");
-  command.add_flag("-f,--force", force, "");
-  command.add_flag("--quiet", quiet, "");
+  command.add_option({"IN"}, in);
+  command.add_option({"--tp"}, tp);
+  command.add_option({"--format"}, format);
+  command.add_option({"--threads"}, threads);
+  command.add_option({"--drop"}, drop);
+  command.add_option({"-f,--force"}, force);
+  command.add_option({"--quiet"}, quiet);
   command_line.parse({"shard", "model", "--tp", "4", "--threads", "2", "-f", "--quiet", "--drop", "a", "--drop", "b"});
   CHECK(given_options(command) == std::map<std::string, std::string>{
                                       {"the command", "shard"}, {"--tp", "4"}, {"--force", ""}, {"--drop", "a b"}});

@@ -88,8 +88,8 @@ std::string output_of(const std::string& command, const fs::path& directory) {
   const TempDir captured;
   const std::string errors = (captured / "err").string();
   const std::string program_folder = fs::path(RESHARD_PROGRAM).parent_path().string();
-  const std::string script =
-      "cd '" + directory.string() + "' && PATH='" + program_folder + "':$PATH && export PATH && " + command;
+  const std::string script = "cd '" + directory.string() + "' && PATH='" + program_folder +
+                             "':$PATH NO_COLOR=1 && export PATH NO_COLOR && " + command;
   Terminal terminal;
   const pid_t child = ::fork();
   if (child < 0) throw std::runtime_error("cannot fork");

@@ -1,0 +1,432 @@
+// The table of subcommands and the table of options. Parsing, help, man page, shell completion and the documents are
+// derived from them, and from the options that layouts declare.
+
+#include "option_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "help.h"
+#include "reshard/base/strings.h"
+#include "reshard/specs/family/family.h"
+#include "reshard/tensor/cast/cast.h"
+
+namespace reshard::cli {
+namespace {
+
+bool writes_without_mesh(const Layout& layout) {
+  return layout.traits().is_written() && layout.traits().needs_no_mesh();
+}
+
+constexpr const char* kShardMain[] = {"--tp", "--layout", "--dtype", "--dry-run", "--force"};
+constexpr const char* kConsolidateMain[] = {"--config", "--tag", "--dtype", "--dry-run", "--force"};
+constexpr const char* kConvertMain[] = {"--to", "--tp", "--dtype", "--dry-run", "--force"};
+constexpr const char* kVerifyMain[] = {"--manifest", "--rtol", "--atol", "--with-optimizer", "--config"};
+constexpr const char* kInspectMain[] = {"--tensors", "--filter", "--sort", "--limit", "--stats"};
+
+constexpr Example kShardExamples[] = {
+    {"shard MODEL OUT --tp 8 --dry-run", "what would be written"},
+    {"shard MODEL OUT --layout {} --fsdp 8", "for FSDP", writes_without_mesh},
+    {"shard MODEL OUT --for COMPILED", "a compiled model of NxD Inference"},
+};
+constexpr Example kConsolidateExamples[] = {
+    {"consolidate RANKS OUT", "RANKS has a config.json"},
+    {"consolidate RUN OUT --config MODEL", "the newest checkpoint of a run"},
+};
+constexpr Example kConvertExamples[] = {
+    {"convert RANKS OUT --tp 4 --pp 1 --with-optimizer", "another mesh"},
+    {"convert MODEL OUT --dtype bfloat16", "another dtype"},
+    {"convert MODEL OUT --max-shard-size 50GB", "fewer, larger files"},
+};
+constexpr Example kVerifyExamples[] = {
+    {"verify MODEL RANKS", "any two layouts"},
+    {"verify MODEL RANKS --rtol 1e-3", "after a cast"},
+    {"verify OUT --manifest OUT/SHA256SUMS", "after a copy"},
+};
+constexpr Example kInspectExamples[] = {
+    {"inspect DIR", "layout, model, mesh and tensors"},
+    {"inspect DIR --tensors --sort size --limit 10", "the ten largest"},
+    {"inspect DIR --stats --filter norm", "values of some tensors"},
+};
+
+constexpr CommandRow kCommandRows[] = {
+    {"inspect", "Show what a file or directory contains; start here",
+     "Reads headers only, unless --stats or --digest is given", nullptr, kInspectMain, kInspectExamples},
+    {"shard", "Hugging Face model (or LoRA adapters) to one file per rank",
+     "For a trainer or server that loads rank files", is_of_ranks, kShardMain, kShardExamples},
+    {"consolidate", "Rank files of any trainer to a Hugging Face directory",
+     "For Transformers, vLLM, SGLang, or to publish a model", is_whole, kConsolidateMain, kConsolidateExamples},
+    {"convert", "Anything to anything: another mesh, layout, file format or dtype",
+     "Also for another mesh of a training run, optimizer included", is_written, kConvertMain, kConvertExamples},
+    {"verify", "Compare two checkpoints of any layouts, or one with its manifest",
+     "Exits with 0 if they are the same, 1 if they differ", nullptr, kVerifyMain, kVerifyExamples},
+};
+
+/// What completes the value of an option of the table. All but kDirectory and kFile also fill "{}" in its help.
+enum class Values : std::uint8_t {
+  kNone,
+  kDirectory,
+  kFile,
+  kLayouts,
+  kFormats,
+  kDtypes,
+  kFamilies,
+  kCommands,
+  kTopics,   // of the help of convert, which has options of all layouts
+  kChoices,  // those in the word for its value: "keep|drop"
+};
+
+struct OptionRow {
+  const char* names;  // as OptionInfo::names
+  const char* value;  // as OptionInfo::value
+  OptionGroup group;
+  Values values;
+  const char* help;                // "{}" is replaced by layouts, formats or dtypes
+  const char* command = "";        // the only command that the row applies to; takes precedence
+  LayoutFilter layouts = nullptr;  // layouts for "{}"; null: those that the command writes
+};
+
+bool writes_states(const Layout& layout) {
+  return layout.traits().writes_states();
+}
+bool holds_adapters(const Layout& layout) {
+  return layout.traits().holds_adapters();
+}
+bool holds_drafts(const Layout& layout) {
+  return layout.joined_roles().count("draft") > 0;
+}
+
+using Group = OptionGroup;
+
+constexpr OptionRow kOptions[] = {
+    // Arguments
+    {"[PATH]", "", Group::kSelection, Values::kFile,
+     "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter"},
+    {"[PATH]", "", Group::kSelection, Values::kDirectory,
+     "Directory to examine, such as an output's parent: tries operations in a temporary subdirectory", "doctor"},
+    {"MODEL_DIR", "", Group::kSelection, Values::kDirectory,
+     "Directory with config.json and weights, a training checkpoint of whole tensors, or a file of all weights"},
+    {"OUT_DIR", "", Group::kSelection, Values::kDirectory, "Directory to write the shards folder into", "shard"},
+    {"CHECKPOINT_DIR", "", Group::kSelection, Values::kDirectory,
+     "Directory with a shards folder or adapter_NAME/ folders, or such a folder; a training run, see --tag; or a file "
+     "of all weights"},
+    {"[OUT_DIR]", "", Group::kSelection, Values::kDirectory, "Output directory (default: that of the shards folder)",
+     "consolidate"},
+    {"SRC", "", Group::kSelection, Values::kFile,
+     "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter"},
+    {"DST", "", Group::kSelection, Values::kDirectory, "Directory to write to"},
+    {"A", "", Group::kSelection, Values::kFile,
+     "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter"},
+    {"[B]", "", Group::kSelection, Values::kFile, "The other checkpoint"},
+    {"[COMMAND]", "", Group::kOutput, Values::kCommands, "A subcommand, or a layout"},
+    {"[TOPIC]", "", Group::kOutput, Values::kTopics, "all, a group of options such as mesh, a layout, or an option"},
+    {"SHELL", "bash|zsh|fish", Group::kOutput, Values::kChoices, "bash, zsh or fish"},
+
+    // Mesh
+    {"--tp", "N", Group::kMesh, Values::kNone, "Tensor-parallel ranks; required, but for layout {}", "shard",
+     writes_without_mesh},
+    {"--tp", "N", Group::kMesh, Values::kNone, "Tensor-parallel ranks (default: those of a sharded SRC)"},
+    {"--pp", "N", Group::kMesh, Values::kNone, "Pipeline-parallel ranks (default: 1)"},
+    {"--pp", "N", Group::kMesh, Values::kNone, "Pipeline-parallel ranks (default: those of a sharded SRC, or 1)",
+     "convert"},
+    {"--vpp", "N", Group::kMesh, Values::kNone, "Virtual pipeline stages per rank, interleaved"},
+    {"--ep", "N", Group::kMesh, Values::kNone,
+     "Expert-parallel ranks to distribute each layer's experts over (default: 1)"},
+    {"--ep", "N", Group::kMesh, Values::kNone, "Expert-parallel ranks (default: those of a sharded SRC, or 1)",
+     "convert"},
+    {"--pipeline-cuts", "NAMES", Group::kMesh, Values::kNone,
+     "Last layer of each stage but the last, such as model.layers.3,model.layers.7"},
+
+    // Layout
+    {"--layout", "NAME", Group::kLayout, Values::kLayouts, "Layout of the shards: {}"},
+    {"--to", "NAME", Group::kLayout, Values::kLayouts,
+     "Layout to write: {}; that of a sharded SRC with --with-optimizer or options of ranks"},
+    {"--for", "DIR", Group::kLayout, Values::kDirectory,
+     "Directory of a compiled model (neuron_config.json): take its ranks, dtype and layout options"},
+    {"-f,--format", "NAME", Group::kLayout, Values::kFormats, "File format: {}"},
+    {"--fused-model", "NAME", Group::kLayout, Values::kNone,
+     "Compare only the target or only the draft of a fused speculation, without adapters and Medusa's heads", "verify"},
+
+    // Selection
+    {"--tag", "NAME", Group::kSelection, Values::kNone,
+     "Which checkpoint to read, if the directory holds several (step_3, checkpoint-10); default: the newest complete "
+     "one"},
+    {"--tag", "NAME", Group::kSelection, Values::kNone,
+     "Which checkpoint to read, if A or B holds several (step_3, checkpoint-10); default: the newest complete one",
+     "verify"},
+    {"--config", "FILE", Group::kSelection, Values::kFile,
+     "The model's config.json, or its directory, if it is not next to the weights"},
+    {"--config", "FILE", Group::kSelection, Values::kFile,
+     "The model's config.json, or its directory, for a side that has none", "verify"},
+    {"--with-optimizer", "", Group::kSelection, Values::kNone,
+     "Include the optimizer and other training state (layout {})", "", writes_states},
+    {"--with-optimizer", "", Group::kSelection, Values::kNone, "Also compare the optimizer and other training state",
+     "verify"},
+    {"--rename", "REGEX=TEXT", Group::kSelection, Values::kNone,
+     "Replace what matches in names, in order; $1 … $9 are groups"},
+    {"--drop", "REGEX", Group::kSelection, Values::kNone, "Leave out tensors whose name matches"},
+    {"--keep", "REGEX", Group::kSelection, Values::kNone, "Take only tensors whose name matches"},
+    {"--filter", "REGEX", Group::kSelection, Values::kNone, "Only tensors whose name matches"},
+    {"--allow-missing", "", Group::kSelection, Values::kNone,
+     "Write a model that lacks tensors which config.json asks for, and list them in a note"},
+    {"--extra-tensors", "keep|drop", Group::kSelection, Values::kChoices,
+     "Tensors that config.json does not explain, such as buffers: keep, whole on every rank, or drop (default: an "
+     "error "
+     "where ranks are read or written, else keep)"},
+    {"--family", "NAME", Group::kSelection, Values::kFamilies, "Built-in family of the model, whatever its model_type"},
+    {"--spec", "FILE", Group::kSelection, Values::kFile,
+     "Model family description (JSON) to use instead of the built-in one; see inspect --print-family"},
+    {"--adapter", "DIR", Group::kSelection, Values::kDirectory,
+     "Directory of a LoRA adapter saved by PEFT, or of several; once per directory. In layout {} (default: the first) "
+     "only adapters are written, and MODEL_DIR needs only config.json; others contain them with their model",
+     "", holds_adapters},
+    {"--draft", "DIR", Group::kSelection, Values::kDirectory,
+     "Directory of the draft model of a speculation, for files that contain both: layout {}", "", holds_drafts},
+    {"--draft-family", "NAME", Group::kSelection, Values::kFamilies,
+     "Built-in family of the draft, such as llama_eagle (default: from --for, else from its config.json)"},
+    {"--medusa-heads", "FILE", Group::kSelection, Values::kFile,
+     "File with Medusa's heads (medusa_heads.pt), for a model that was compiled with them"},
+
+    // Values
+    {"--dtype", "NAME", Group::kValues, Values::kDtypes, "Cast floating tensors (to nearest even): {}"},
+    {"--overflow", "saturate|error", Group::kValues, Values::kChoices,
+     "With --dtype, or a layout that casts: saturate replaces out-of-range values by the largest finite ones, and "
+     "infinities where the dtype has none (float8_e4m3fn); error stops at the first"},
+    {"--cast-all", "", Group::kValues, Values::kNone, "With --dtype: cast integers and booleans too"},
+    {"--lora-fuse", "mean|exact|same", Group::kValues, Values::kChoices,
+     "lora_A of fused linears: mean (as optimum-neuron does), exact (stacked), or same, which accepts only equal ones "
+     "(as NxD needs) (default: mean; for NxD: same)"},
+    {"--lora-fuse", "mean|exact|same", Group::kValues, Values::kChoices,
+     "lora_A of fused linears, where an adapter is sharded for the model of --config (default: mean; for NxD: same)",
+     "convert"},
+    {"--rtol", "X", Group::kValues, Values::kNone,
+     "Compare values, not bytes: |a - b| may be ATOL + RTOL * |b|. Dtypes may differ, -0 equals 0, NaN equals NaN, "
+     "also "
+     "if the tolerance is 0"},
+    {"--atol", "X", Group::kValues, Values::kNone, "Absolute tolerance; see --rtol"},
+    {"--stats", "", Group::kValues, Values::kNone, "Read the values: minimum, maximum, mean, NaN and infinity counts"},
+    {"--digest", "", Group::kValues, Values::kNone,
+     "Read the values: a SHA-256 of each tensor, the same whatever the layout, format or ranks"},
+
+    // Output
+    {"--dry-run", "", Group::kOutput, Values::kNone, "Print the plan and write nothing"},
+    {"--force", "", Group::kOutput, Values::kNone, "Replace existing outputs (a shards folder as a whole)"},
+    {"--manifest", "", Group::kOutput, Values::kNone,
+     "Also write SHA256SUMS and reshard.manifest.json, with a SHA-256 of each file and tensor"},
+    {"--manifest", "FILE", Group::kSelection, Values::kFile,
+     "Verify A against a reshard.manifest.json (its tensors) or a SHA256SUMS (its files) instead of B", "verify"},
+    {"--resume", "", Group::kOutput, Values::kNone,
+     "Resume an interrupted run of the same command, or start from scratch"},
+    {"--clean", "", Group::kOutput, Values::kNone,
+     "First delete staging directories that killed runs left for this output"},
+    {"--tensors", "", Group::kOutput, Values::kNone, "One line per tensor, instead of one for all layers"},
+    {"--sort", "size|name|layer", Group::kOutput, Values::kChoices,
+     "Order of tensors: largest first, by name, or by layer number (default: as stored)"},
+    {"--limit", "N", Group::kOutput, Values::kNone, "Show only the first N tensors, or lines that fold layers"},
+    {"--print-family", "FAMILY", Group::kOutput, Values::kFamilies,
+     "Print the description of a built-in family, in the format of --spec"},
+    {"--print-spec", "", Group::kOutput, Values::kNone,
+     "Print the model's description for --spec, from the ranks' metadata if they have any"},
+    {"--json", "", Group::kOutput, Values::kNone, "Print one JSON document to standard output, and nothing else"},
+    {"--quiet", "", Group::kOutput, Values::kNone, "No progress, notes or last line; errors only"},
+    {"--quiet", "", Group::kOutput, Values::kNone, "No progress or notes", "inspect"},
+    {"--quiet", "", Group::kOutput, Values::kNone, "Print nothing; see the exit code", "verify"},
+    {"--progress", "auto|lines|json|none", Group::kOutput, Values::kChoices,
+     "Progress on standard error: auto (a bar on a terminal, elsewhere lines), lines, json (an object per line) or "
+     "none"},
+    {"--color", "auto|always|never", Group::kOutput, Values::kChoices,
+     "Colour: auto, on a terminal unless NO_COLOR is set (the default), always or never"},
+
+    // Performance
+    {"--threads", "N", Group::kPerformance, Values::kNone,
+     "Number of threads that move bytes (default: number of CPUs, at most 16)"},
+    {"--max-memory", "SIZE", Group::kPerformance, Values::kNone, "Memory for buffers, such as 256MiB or 1GB"},
+    {"--mpi", "auto|yes|no", Group::kPerformance, Values::kChoices,
+     "Share the work between the processes that mpirun or srun started: auto (if there are several), yes, or no (each "
+     "process does all of it); default: RESHARD_MPI, or auto"},
+    {"--no-sync", "", Group::kPerformance, Values::kNone,
+     "Skip fsync: faster, but outputs may be lost if the machine crashes"},
+
+    // Diagnostics
+    {"--check-inputs", "", Group::kDiagnostics, Values::kNone,
+     "Verify input files first, against SHA256SUMS or the Hugging Face cache"},
+    {"--check-against", "DIR", Group::kDiagnostics, Values::kDirectory,
+     "First verify the source's files against the git-lfs pointers or SHA256SUMS in this directory"},
+    {"--replicas", "drift|exact|first", Group::kDiagnostics, Values::kChoices,
+     "If ranks differ in a replicated parameter: drift (the default) uses the first rank's values if they drifted "
+     "apart "
+     "in training, exact reports an error, first uses the first rank's values"},
+    {"--no-check-replicas", "", Group::kDiagnostics, Values::kNone,
+     "Compare only tied parameters and replicas that are the only evidence for the partition"},
+    {"--allow-divergent-replicas", "", Group::kDiagnostics, Values::kNone, "The same as --replicas first"},
+};
+
+bool has_name(const OptionRow& row, std::string_view name) {
+  const std::string_view names = row.names;
+  return names == name || (names.starts_with('[') && names.substr(1, names.size() - 2) == name) ||
+         (names.ends_with(name) && names[names.size() - name.size() - 1] == ',');
+}
+
+/// Returns nullptr if the table has no such option of the command.
+const OptionRow* row_of(const std::string& command, std::string_view name) {
+  const OptionRow* found = nullptr;
+  for (const OptionRow& row : kOptions) {
+    if (!has_name(row, name)) continue;
+    if (row.command == command) return &row;
+    if (*row.command == '\0') found = &row;
+  }
+  return found;
+}
+
+std::vector<std::string> names_of_layouts(LayoutFilter wanted) {
+  std::vector<std::string> names;
+  for (const Layout* layout : layouts())
+    if (wanted(*layout)) names.emplace_back(layout->traits().name);
+  return names;
+}
+
+bool has_format(const Layout& layout, Format format) {
+  const auto formats = layout.traits().formats;
+  return std::find(formats.begin(), formats.end(), format) != formats.end();
+}
+
+/// Returns the formats of the layouts: those that are some layout's default first.
+std::vector<std::string> names_of_formats(LayoutFilter wanted) {
+  std::vector<std::string> names;
+  for (const FormatRow& row : kFormats)
+    if (!layout_names([&](const Layout& layout) { return wanted(layout) && has_format(layout, row.format); }).empty())
+      names.emplace_back(row.name);
+  return names;
+}
+
+/// "safetensors, pytorch (default: safetensors; pytorch for layouts …)"
+std::string formats_text(LayoutFilter wanted) {
+  std::vector<std::string> defaults;
+  for (const FormatRow& row : kFormats) {
+    std::vector<std::string> first;
+    for (const Layout* layout : layouts())
+      if (wanted(*layout) && layout->traits().formats.front() == row.format) first.emplace_back(layout->traits().name);
+    if (first.empty()) continue;
+    defaults.push_back(defaults.empty() ? row.name : fmt::format("{} for {}", row.name, layouts_text(first)));
+  }
+  return fmt::format("{} (default: {})", join(names_of_formats(wanted), ", "), join(defaults, "; "));
+}
+
+std::vector<std::string> names_of_dtypes() {
+  std::vector<std::string> names;
+  for (const DTypeRow& row : kDTypes)
+    if (can_cast(DType::kF32, row.dtype)) names.emplace_back(row.torch_name);
+  std::reverse(names.begin(), names.end());  // the widest first
+  return names;
+}
+
+std::vector<std::string> names_of_commands(const Command& command) {
+  std::vector<std::string> names;
+  for (const Command& other : command.parent()->subcommands()) names.push_back(other.name());
+  return names;
+}
+
+/// Sets what completes the value, and fills "{}" in the help.
+void fill(OptionInfo& info, const OptionRow& row, const Command& command) {
+  const CommandRow* of = command_row(command.name());
+  const LayoutFilter written = of == nullptr ? nullptr : of->writes;
+  const LayoutFilter wanted = row.layouts != nullptr ? row.layouts : written != nullptr ? written : any_layout;
+  info.completion = Completion::kWords;
+  switch (row.values) {
+    case Values::kNone: info.completion = Completion::kNone; break;
+    case Values::kDirectory: info.completion = Completion::kDirectory; break;
+    case Values::kFile: info.completion = Completion::kFile; break;
+    case Values::kLayouts: info.words = names_of_layouts(wanted); break;
+    case Values::kFormats: info.words = names_of_formats(wanted); break;
+    case Values::kDtypes: info.words = names_of_dtypes(); break;
+    case Values::kFamilies: info.words = known_model_types(); break;
+    case Values::kCommands: info.words = names_of_commands(command); break;
+    case Values::kTopics: info.words = topics_of(command.parent()->find_subcommand("convert").value()); break;
+    case Values::kChoices: info.words = split(row.value, '|'); break;
+  }
+  const std::size_t at = info.help.find("{}");
+  if (at == info.help.npos) return;
+  const std::string text = row.values == Values::kFormats  ? formats_text(wanted)
+                           : row.values == Values::kDtypes ? join(info.words, ", ")
+                                                           : join(names_of_layouts(wanted), ", ");
+  info.help.replace(at, 2, text);
+}
+
+}  // namespace
+
+std::string Example::text() const {
+  return layout == nullptr ? command : fmt::format(fmt::runtime(command), names_of_layouts(layout).front());
+}
+
+std::span<const CommandRow> command_rows() {
+  return kCommandRows;
+}
+
+const CommandRow* command_row(std::string_view name) {
+  const auto row = std::find_if(std::begin(kCommandRows), std::end(kCommandRows),
+                                [&](const CommandRow& one) { return one.name == name; });
+  return row == std::end(kCommandRows) ? nullptr : row;
+}
+
+Command add_command(Command program, std::string_view name) {
+  const CommandRow& row = *command_row(name);
+  return program.add_subcommand(row.name, row.summary);
+}
+
+std::span<const OptionGroup> option_groups() {
+  static constexpr OptionGroup kGroups[] = {Group::kMesh,   Group::kLayout,      Group::kSelection,  Group::kValues,
+                                            Group::kOutput, Group::kPerformance, Group::kDiagnostics};
+  return kGroups;
+}
+
+const char* heading_of(OptionGroup group) {
+  switch (group) {
+    case Group::kMesh: return "Mesh";
+    case Group::kLayout: return "Layout";
+    case Group::kSelection: return "Selection";
+    case Group::kValues: return "Values";
+    case Group::kOutput: return "Output";
+    case Group::kPerformance: return "Performance";
+    case Group::kDiagnostics: return "Diagnostics";
+  }
+  return "";
+}
+
+OptionInfo option_info(const Command& command, std::string_view name) {
+  const OptionRow* row = row_of(command.name(), name);
+  if (row == nullptr) throw std::logic_error(fmt::format("{} is not in the table of options", name));
+  OptionInfo info{row->names, row->value, row->help, row->group};
+  fill(info, *row, command);
+  return info;
+}
+
+OptionInfo option_info(const Command& command, const LayoutOption& option, bool of_source, const std::string& prefix,
+                       std::vector<std::string> layouts) {
+  using Type = LayoutOption::Type;
+  OptionInfo info{prefix + option.name, "", of_source ? option.source_help : option.help, Group::kLayout};
+  if (option.type == Type::kChoice || option.type == Type::kText) info.value = "NAME";
+  if (option.type == Type::kSize) info.value = "SIZE";
+  if (option.type == Type::kCount || option.type == Type::kRank) info.value = "N";
+  info.default_value = option.default_value;
+  if (option.type == Type::kChoice) {
+    info.completion = Completion::kWords;
+    info.words.assign(option.choices.begin(), option.choices.end());
+    if (!of_source && info.help.find(option.choices.front()) == info.help.npos)
+      info.help += ": " + join(info.words, ", ");
+  }
+  info.layouts = std::move(layouts);
+  info.of_source = of_source;
+  if (const OptionRow* row = row_of(command.name(), info.names)) {
+    info.help = row->help;
+    info.default_value.clear();
+  }
+  return info;
+}
+
+std::string layouts_text(const std::vector<std::string>& names) {
+  return (names.size() == 1 ? "layout " : "layouts ") + join(names, ", ");
+}
+
+}  // namespace reshard::cli
