@@ -8,7 +8,7 @@ set -euo pipefail
 
 packages=(
   g++ cmake ninja-build pkgconf
-  libcli11-dev libfmt-dev libhwy-dev libisal-dev libre2-dev libssl-dev libxxhash-dev libzstd-dev nlohmann-json3-dev zlib1g-dev
+  libcli11-dev libdeflate-dev libfmt-dev libhwy-dev libre2-dev libssl-dev libxxhash-dev libzstd-dev nlohmann-json3-dev zlib1g-dev
   catch2 libxtensor-dev # tests only
 )
 testers=(clang lld) # compile and link the tests

@@ -1,6 +1,6 @@
 #include "reshard/base/crc32.h"
 
-#include <isa-l/crc.h>
+#include <libdeflate.h>
 #include <zlib.h>
 
 #include <cassert>
@@ -10,7 +10,8 @@ namespace reshard {
 static_assert(sizeof(z_off_t) == sizeof(std::uint64_t), "zlib must count the bytes of large files");
 
 std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before) {
-  return ::crc32_gzip_refl(before, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  if (bytes.empty()) return before;  // libdeflate returns 0 for a null pointer
+  return ::libdeflate_crc32(before, bytes.data(), bytes.size());
 }
 
 std::uint32_t crc32_contribution(std::uint32_t crc, std::uint64_t bytes_after) {
