@@ -1,30 +1,16 @@
 #include "reshard/base/sha256.h"
 
-#include <openssl/evp.h>
-
-#include "reshard/base/error.h"
+// The plain functions are deprecated in favour of EVP, which reads openssl.cnf and loads modules: a static program must
+// not depend on those of the machine where it runs.
+#define OPENSSL_SUPPRESS_DEPRECATED
+#include <openssl/sha.h>
 
 namespace reshard {
-namespace {
-
-const EVP_MD* algorithm() {
-  static const EVP_MD* const kSha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);  // cached: the lookup is slow
-  return kSha256;
-}
-
-void check(int result) {
-  if (result != 1) throw Error(ErrorKind::kInternal, "OpenSSL has no SHA-256");
-}
-
-}  // namespace
 
 struct Sha256::Context {
-  EVP_MD_CTX* evp = EVP_MD_CTX_new();
+  SHA256_CTX state;
 
-  Context() { check(evp != nullptr && EVP_DigestInit_ex(evp, algorithm(), nullptr)); }
-  Context(const Context&) = delete;
-  Context& operator=(const Context&) = delete;
-  ~Context() { EVP_MD_CTX_free(evp); }
+  Context() { ::SHA256_Init(&state); }
 };
 
 Sha256::Sha256() : context_(std::make_unique<Context>()) {}
@@ -33,13 +19,13 @@ Sha256& Sha256::operator=(Sha256&&) noexcept = default;
 Sha256::~Sha256() = default;
 
 void Sha256::update(std::span<const std::byte> bytes) {
-  check(EVP_DigestUpdate(context_->evp, bytes.data(), bytes.size()));
+  ::SHA256_Update(&context_->state, bytes.data(), bytes.size());
 }
 
 Sha256Digest Sha256::finish() {
   Sha256Digest digest;
-  check(EVP_DigestFinal_ex(context_->evp, reinterpret_cast<unsigned char*>(digest.data()), nullptr));
-  check(EVP_DigestInit_ex(context_->evp, algorithm(), nullptr));
+  ::SHA256_Final(reinterpret_cast<unsigned char*>(digest.data()), &context_->state);
+  ::SHA256_Init(&context_->state);
   return digest;
 }
 
