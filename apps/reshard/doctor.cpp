@@ -35,7 +35,9 @@ Document mpi_facts() {
     json["launcher"] = error.what();
   }
   json["plugins"] = Document::object();
-  for (const MpiPluginPlace& place : find_mpi_plugins(::getenv)) json["plugins"][place.path] = place.state;
+  if (mpi_opener != nullptr)
+    for (const MpiPluginPlace& place : find_mpi_plugins(::getenv, mpi_opener))
+      json["plugins"][place.path] = place.state;
   return json;
 }
 

@@ -35,6 +35,15 @@ using reshard::Error;
 using reshard::ErrorKind;
 using reshard::Together;
 
+// main.cpp is compiled again for the static program, which cannot load plug-ins.
+#ifdef RESHARD_WITHOUT_MPI
+constexpr bool kHasMpi = false;
+constexpr reshard::cli::OpenPlugin* kOpenPlugin = nullptr;
+#else
+constexpr bool kHasMpi = true;
+constexpr reshard::cli::OpenPlugin* kOpenPlugin = reshard::cli::open_plugin;
+#endif
+
 int report(const Error& error) {
   std::string text = error.what();
   if (error.kind() == ErrorKind::kInterrupted) text = reshard::cli::with_signal_name(std::move(text));
@@ -146,7 +155,7 @@ int run_with_others(int argc, char** argv, std::exception_ptr wrong, const resha
   }
   std::unique_ptr<reshard::cli::MpiRanks> ranks;
   try {
-    ranks = reshard::cli::start_mpi(launcher, limits, ::getenv);
+    ranks = reshard::cli::start_mpi(launcher, limits, ::getenv, kOpenPlugin);
   } catch (...) {
     return report_apart(reshard::as_error(wrong ? wrong : std::current_exception()), launcher);
   }
@@ -173,6 +182,7 @@ int run_with_others(int argc, char** argv, std::exception_ptr wrong, const resha
 }  // namespace
 
 int main(int argc, char** argv) {
+  reshard::cli::mpi_opener = kOpenPlugin;
   reshard::cli::mind_stop_signals();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error, and must not kill the program half-way
   std::signal(SIGXFSZ, SIG_IGN);  // likewise a file size limit
@@ -193,6 +203,7 @@ int main(int argc, char** argv) {
     }
     std::optional<reshard::cli::Launcher> launcher;
     try {
+      if (!kHasMpi && use == reshard::cli::MpiUse::kYes) throw reshard::cli::no_mpi("--mpi yes");
       launcher = reshard::cli::launcher_to_join(use, ::getenv);
     } catch (...) {
       return report_apart(reshard::as_error(wrong ? wrong : std::current_exception()), {});

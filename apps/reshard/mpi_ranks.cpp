@@ -135,23 +135,6 @@ std::vector<Plugin> plugin_places(const Launcher& launcher, const Environment& e
   return places;
 }
 
-/// \returns the table of the plug-in at `path`, or null; then `why` explains. Never unloads it: MPI leaves threads and
-/// handlers behind.
-const ReshardMpi* open_plugin(const fs::path& path, std::string& why, int scope = RTLD_GLOBAL) {
-  // Global, to start it: some builds of Open MPI load components that look up MPI symbols in the program.
-  void* library = ::dlopen(path.c_str(), RTLD_NOW | scope);
-  void* entry = library == nullptr ? nullptr : ::dlsym(library, "reshard_mpi");
-  if (entry == nullptr) {
-    const char* text = ::dlerror();
-    why = text == nullptr ? "it cannot be loaded" : printable(text);
-    return nullptr;
-  }
-  const ReshardMpi* plugin = reinterpret_cast<ReshardMpiEntry>(entry)();
-  if (plugin != nullptr && plugin->abi == kReshardMpiAbi) return plugin;
-  why = fmt::format("{} belongs to another version of reshard", printable(path.string()));
-  return nullptr;
-}
-
 std::string started(const Launcher& launcher) {
   if (launcher.size == 0) return fmt::format("{} started this process, perhaps with others", launcher.name);
   return fmt::format("{} started {} processes", launcher.name, launcher.size);
@@ -291,7 +274,14 @@ MpiLimits mpi_limits(const Environment& environment) {
           seconds_of(environment, "RESHARD_MPI_TIMEOUT", usual.gather_s)};
 }
 
-std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& limits, const Environment& environment) {
+Error no_mpi(const std::string& why_asked) {
+  return Error(ErrorKind::kUsage, why_asked + ", but this build of reshard is static and has no MPI")
+      .hint(fmt::format("use the archive whose name ends in -mpi, or a build from source; {}", kSeparateRuns));
+}
+
+std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& limits, const Environment& environment,
+                                    OpenPlugin* open) {
+  if (open == nullptr) throw no_mpi(started(launcher));
   const std::vector<Plugin> places = plugin_places(launcher, environment);
   std::vector<std::string> failures;
   const ReshardMpi* plugin = nullptr;
@@ -299,7 +289,7 @@ std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& l
     std::error_code failure;
     if (!fs::exists(place.path, failure)) continue;
     std::string why;
-    plugin = open_plugin(place.path, why);
+    plugin = open(place.path, why, RTLD_GLOBAL);
     if (plugin != nullptr) break;
     failures.push_back(std::move(why));
   }
@@ -326,7 +316,7 @@ std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& l
   return std::make_unique<MpiRanks>(plugin, world, limits);
 }
 
-std::vector<MpiPluginPlace> find_mpi_plugins(const Environment& environment) {
+std::vector<MpiPluginPlace> find_mpi_plugins(const Environment& environment, OpenPlugin* open) {
   std::vector<MpiPluginPlace> found;
   for (const Plugin& place : plugin_places(Launcher(), environment)) {
     std::string why = "works";
@@ -334,7 +324,7 @@ std::vector<MpiPluginPlace> find_mpi_plugins(const Environment& environment) {
     if (!fs::exists(place.path, failure))
       why = "not there";
     else
-      open_plugin(place.path, why, RTLD_LOCAL);  // several are opened, and none is started
+      open(place.path, why, RTLD_LOCAL);  // several are opened, and none is started
     found.push_back({place.path.string(), why});
   }
   return found;

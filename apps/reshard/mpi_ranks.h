@@ -1,12 +1,14 @@
 #pragma once
 
 #include <atomic>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "launcher.h"
 #include "mpi/mpi_plugin.h"
+#include "reshard/base/error.h"
 #include "reshard/engine/ranks/peers.h"
 
 namespace reshard::cli {
@@ -63,15 +65,26 @@ class MpiRanks : public Peers {
 /// \throws Error kUsage if one is not a positive number.
 MpiLimits mpi_limits(const Environment& environment);
 
+/// \returns the table of the plug-in at `path`, or null; then `why` explains. Never unloads it: MPI leaves threads and
+/// handlers behind.
+/// \param scope  RTLD_GLOBAL to start it: some builds of Open MPI load components that look up MPI symbols in the program.
+using OpenPlugin = const ReshardMpi*(const std::filesystem::path& path, std::string& why, int scope);
+/// By dlopen. In a source of its own, which the static program does not link.
+OpenPlugin open_plugin;
+
+/// The error of a build without MPI; `why_asked` begins the message.
+Error no_mpi(const std::string& why_asked);
+
 /// Joins the processes of `launcher`, through the plug-in in RESHARD_MPI_PLUGIN, or else one next to the program or in
-/// CMAKE_INSTALL_LIBDIR/reshard, preferably of the launcher's family.
+/// CMAKE_INSTALL_LIBDIR/reshard, preferably of the launcher's family. `open` is null in a build without MPI.
 ///
 /// Ends the process with a message and the exit code of kUsage if the others do not arrive in time. Without this limit,
 /// a process would wait forever if a script runs reshard in only one of the launcher's processes.
 /// \throws Error kUsage if there is no plug-in, or if its MPI is not the launcher's: it sees another number of
 /// processes, or only one if the launcher may have started several. Usually all processes throw this, and none can ask
 /// the others (word.h).
-std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& limits, const Environment& environment);
+std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& limits, const Environment& environment,
+                                    OpenPlugin* open = open_plugin);
 
 /// A path where start_mpi looks for a plug-in, and what is there: "works", "not there", or why it cannot be loaded.
 struct MpiPluginPlace {
@@ -79,7 +92,9 @@ struct MpiPluginPlace {
   std::string state;
 };
 /// Does not start MPI.
-std::vector<MpiPluginPlace> find_mpi_plugins(const Environment& environment);
+std::vector<MpiPluginPlace> find_mpi_plugins(const Environment& environment, OpenPlugin* open);
+/// The program's own; null in a build without MPI. Set by main.
+inline OpenPlugin* mpi_opener = nullptr;
 
 /// Name of this machine: "node17".
 std::string host_name();

@@ -150,6 +150,13 @@ TEST_CASE("A file that is no plug-in is refused with the loader's reason") {
                 {.kind = ErrorKind::kUsage, .says = "no plug-in for MPI can be loaded: " + path + ": "});
 }
 
+TEST_CASE("A static program says that it has no MPI, and who asked for one") {
+  check_refused([&] { start_mpi(kLauncher, {}, plugin_at("none.so"), nullptr); },
+                {.kind = ErrorKind::kUsage,
+                 .what = "Open MPI's mpirun started 4 processes, but this build of reshard is static and has no MPI",
+                 .hint = {"-mpi", "--mpi no"}});
+}
+
 TEST_CASE("A time limit that is no number is an error that names its variable") {
   for (const std::string name : {"RESHARD_MPI_TIMEOUT", "RESHARD_MPI_START_TIMEOUT"}) {
     const Environment environment = [&](const char* asked) { return name == asked ? "soon" : nullptr; };
