@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs what the build and the tests need, on Debian 12 and 13 and their relatives. Does nothing where all is there.
 #
-#   scripts/install-packages.sh          compiler, build tools, libraries
-#   scripts/install-packages.sh --tests  the same and what scripts/test.sh builds with
-#   scripts/install-packages.sh --ci     the same and what .ci/run checks with
+#   scripts/install-packages.sh            compiler, build tools, libraries
+#   scripts/install-packages.sh --tests    the same and what scripts/test.sh builds with
+#   scripts/install-packages.sh --ci       the same and what .ci/run checks with
+#   scripts/install-packages.sh --release  compiler, build tools, libraries and what scripts/release.sh needs
 set -euo pipefail
 
 packages=(
@@ -20,12 +21,18 @@ checkers=(
   openmpi-bin libopenmpi-dev mpich libmpich-dev               # scripts/test-mpi.sh: both plug-ins of lib/mpi
   slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins # scripts/test-mpi.sh: ranks started by srun
 )
+releasers=(
+  dpkg-dev debootstrap curl                     # sources of packages, roots
+  skopeo umoci                                  # the image
+  openmpi-bin libopenmpi-dev mpich libmpich-dev # plug-ins
+)
 
 case "${1:-}" in
   "") ;;
   --tests | --ci) packages+=("${testers[@]}") ;;
+  --release) packages+=("${releasers[@]}") ;;
   *)
-    echo "usage: scripts/install-packages.sh [--tests|--ci]" >&2
+    echo "usage: scripts/install-packages.sh [--tests|--ci|--release]" >&2
     exit 2
     ;;
 esac
@@ -35,8 +42,10 @@ if ! command -v apt-get >/dev/null; then
   exit 0
 fi
 
+architecture=$(dpkg --print-architecture) # packages of another may be installed, too, to cross-compile
 is_installed() {
-  [[ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]
+  dpkg-query --show --showformat='${Architecture} ${db:Status-Status}\n' "$1" 2>/dev/null |
+    grep -qE "^($architecture|all) installed$"
 }
 
 is_available() {

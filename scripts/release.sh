@@ -1,0 +1,267 @@
+#!/usr/bin/env bash
+# Makes what is released into dist/, from a clean clone of HEAD, and tests each artefact in a root directory of its own.
+#
+#   scripts/release.sh           builds twice, in two directories, which must give the same bytes
+#   scripts/release.sh --once    builds once
+#
+# Needs root (chroot, debootstrap), the network (packages of the distributions) and 6 GB under ${TMPDIR:-/tmp}.
+# The version is that of project(…) in CMakeLists.txt; the time of all files is that of the commit.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+umask 022
+
+glibc=2.34 # what the program that is not static may need
+# Static: any glibc that pip can name, and musl.
+tags=py3-none-manylinux1_x86_64.manylinux_2_5_x86_64.musllinux_1_1_x86_64
+
+fail() {
+  echo "release.sh: $*" >&2
+  exit 1
+}
+
+step() {
+  printf '\n== %s (%d s so far)\n' "$*" "$SECONDS"
+}
+
+if [[ $# -gt 1 || "${1:---once}" != --once ]]; then
+  echo "usage: scripts/release.sh [--once]" >&2
+  exit 2
+fi
+[[ $EUID -eq 0 ]] || fail "the tests need root, for chroot"
+[[ $(uname -m) == x86_64 ]] || fail "this makes artefacts for x86_64 and runs them; this machine is $(uname -m)"
+version=$(sed -n 's/^project(reshard VERSION \([0-9.]*\) .*/\1/p' CMakeLists.txt)
+summary=$(sed -n 's/^ *DESCRIPTION "\(.*\)")$/\1/p' CMakeLists.txt)
+seconds=$(git log -1 --format=%ct)
+[[ -n "$version" && -n "$summary" ]] || fail "CMakeLists.txt has no project(reshard VERSION … DESCRIPTION …)"
+[[ -z "$(git status --porcelain)" ]] || echo "release.sh: the clone has what is committed, not what else is in this tree" >&2
+
+work=$(mktemp --directory --tmpdir reshard-release-XXXXXX)
+trap 'rm -rf --one-file-system "$work"' EXIT
+model=testdata/golden/optimum/qwen3-tp4-pp3-gqa/original
+
+build() { # DIRECTORY
+  git clone --quiet . "$1"
+  "$1/scripts/build-static-packages.sh"
+  (
+    cd "$1"
+    cmake --preset dist
+    cmake --build --preset dist
+  ) >"$work/build.log" 2>&1 || { cat "$work/build.log" >&2 && fail "the build failed"; }
+}
+
+# The copyright files of all packages of which the program has headers or libraries.
+add_licenses() { # SOURCE TREE
+  local folder=$2/share/doc/reshard build=$1/build/dist packages
+  mkdir -p "$folder/licenses"
+  cp "$1/LICENSE" "$1/CHANGELOG.md" "$folder"
+  mapfile -t packages < <({
+    {
+      ninja -C "$build" -t deps
+      ninja -C "$build" -t commands reshard_static | tail -n 1 | tr ' ' '\n' | grep '\.a$'
+      for library in libstdc++.a libgcc.a libc.a; do g++ -print-file-name="$library"; done
+    } | grep -oP '^ *\K/usr/\S+' | sort -u | xargs realpath --no-symlinks | sort -u | xargs dpkg -S | sed 's/:.*//'
+    printf '%s\n' libfmt-dev libhwy-dev # built by build-static-packages.sh
+  } | sort -u)
+  for package in "${packages[@]}"; do
+    cp --dereference "/usr/share/doc/$package/copyright" "$folder/licenses/$package"
+    dpkg-query --show --showformat='${Architecture} ${Package} ${Version}, of the source ${source:Package} ${source:Version}\n' \
+      "$package" | sed -n -E 's/^(amd64|all) //p'
+  done >"$folder/licenses/VERSIONS"
+}
+
+# A directory tree of PROGRAM, as below /usr.
+stage() { # SOURCE TREE PROGRAM
+  local program=$2/bin/reshard shell
+  local -A completion=([bash]=bash-completion/completions/reshard [zsh]=zsh/site-functions/_reshard
+    [fish]=fish/vendor_completions.d/reshard.fish)
+  install -D "$1/build/dist/apps/reshard/$3" "$program"
+  strip --strip-all "$program"
+  add_licenses "$1" "$2"
+  if "$program" man >"$work/man" 2>/dev/null; then
+    install -D -m 644 "$work/man" "$2/share/man/man1/reshard.1"
+  fi
+  for shell in "${!completion[@]}"; do
+    if "$program" completion "$shell" >"$work/completion" 2>/dev/null; then
+      install -D -m 644 "$work/completion" "$2/share/${completion[$shell]}"
+    fi
+  done
+}
+
+pack() { # SOURCE OUT
+  local trees=$2-trees plugin
+  mkdir -p "$2"
+  stage "$1" "$trees/static" reshard_static
+  stage "$1" "$trees/mpi" reshard
+  for plugin in "$1"/build/dist/apps/reshard/libreshard_mpi_*.so; do
+    install -D "$plugin" "$trees/mpi/lib/reshard/${plugin##*/}"
+    strip --strip-unneeded "$trees/mpi/lib/reshard/${plugin##*/}"
+  done
+  pack_one tarball "$trees/static" "$2/reshard-$version-linux-x86_64.tar.gz"
+  pack_one tarball "$trees/mpi" "$2/reshard-$version-linux-x86_64-mpi.tar.gz"
+  pack_one wheel "$trees/static" "$2/reshard-$version-$tags.whl" --tags "$tags"
+  pack_one image "$trees/static" "$2/reshard-$version-oci.tar"
+}
+
+pack_one() { # KIND TREE FILE OPTIONS…
+  scripts/pack.py "$@" --version "$version" --time "$seconds" --summary "$summary"
+}
+
+# Runs `$@ ARGUMENTS…` in the root directory $root, which gets a model: there and back.
+exercise() {
+  rm -rf "$root/model" "$root/tp2" "$root/whole"
+  cp -r "$model" "$root/model"
+  [[ "$("$@" --version)" == "reshard $version" ]] || fail "$*: --version is not $version"
+  "$@" shard /model /tp2 --tp 2 --quiet
+  "$@" verify /model /tp2 >"$work/log"
+  "$@" consolidate /tp2 /whole --quiet
+  cmp "$root/model/model.safetensors" "$root/whole/model.safetensors" || fail "$*: another model came back"
+}
+
+says() { # TEXT COMMAND…: it fails with this text
+  ! "${@:2}" >"$work/log" 2>&1 || fail "did not fail: ${*:2}"
+  grep -qF -- "$1" "$work/log" || { cat "$work/log" >&2 && fail "${*:2}: does not say: $1"; }
+}
+
+declare -A tested=()
+# Notes that the artefact of this name passed there.
+passed() { # FILE WHERE
+  tested[$1]+="${tested[$1]:+; }$2"
+  echo "$1: $2"
+}
+
+fresh_root() { # NAME: an empty root, or one of a distribution, as $root
+  root=$work/root
+  rm -rf --one-file-system "$root"
+  if [[ $1 == empty ]]; then mkdir "$root"; else cp -a "$work/base/$1" "$root"; fi
+}
+
+in_root() { # COMMAND…: without network
+  unshare --net chroot "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=/root LC_ALL=C.UTF-8 "$@"
+}
+
+test_static_tarball() { # WHERE
+  local name=reshard-$version-linux-x86_64.tar.gz program=/reshard-$version/bin/reshard
+  fresh_root "$1"
+  tar --extract --file "dist/$name" --directory "$root"
+  exercise unshare --net chroot "$root" "$program"
+  says "this build of reshard is static and has no MPI" chroot "$root" "$program" inspect /model --mpi yes
+  OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 \
+    says "started 2 processes, but this build of reshard is static" chroot "$root" "$program" inspect /model
+  passed "$name" "$2"
+}
+
+test_mpi_tarball() { # WHERE
+  local name=reshard-$version-linux-x86_64-mpi.tar.gz
+  fresh_root "$1"
+  tar --extract --file "dist/$name" --directory "$root"
+  exercise in_root "/reshard-$version/bin/reshard"
+  passed "$name" "$2"
+}
+
+# Two ranks write what one process writes. On this machine, which has both MPIs.
+test_ranks() {
+  local name=reshard-$version-linux-x86_64-mpi.tar.gz family program
+  fresh_root empty
+  tar --extract --file "dist/$name" --directory "$root"
+  program=$root/reshard-$version/bin/reshard
+  "$program" shard "$model" "$root/one" --tp 4 --quiet
+  for family in openmpi mpich; do
+    local launcher=("mpirun.$family" -n 2)
+    [[ $family == mpich ]] || launcher+=(--allow-run-as-root --oversubscribe)
+    command -v "${launcher[0]}" >/dev/null || continue
+    "${launcher[@]}" "$program" shard "$model" "$root/$family" --tp 4 --mpi yes --quiet >"$work/log" 2>&1 ||
+      { cat "$work/log" >&2 && fail "${launcher[*]} fails"; }
+    diff -r "$root/one" "$root/$family" || fail "${launcher[*]}: two ranks write something else than one"
+    passed "$name" "${launcher[0]} -n 2"
+  done
+}
+
+test_wheel() { # WHERE
+  local name=reshard-$version-$tags.whl
+  fresh_root "$1"
+  cp "dist/$name" "$root"
+  in_root python3 -m venv /venv
+  local list=(find "$root/venv" -not -path '*__pycache__*' -not -name '*.pyc')
+  "${list[@]}" | sort >"$work/before"
+  in_root /venv/bin/pip --disable-pip-version-check install --quiet --no-index "/$name"
+  exercise in_root /venv/bin/reshard
+  [[ "$(in_root /venv/bin/python -m reshard --version)" == "reshard $version" ]] || fail "$name: python -m reshard fails"
+  in_root /venv/bin/pip --disable-pip-version-check uninstall --quiet --yes reshard
+  "${list[@]}" | sort | diff "$work/before" - || fail "$name: pip uninstall leaves something"
+  [[ -z "$(find "$root/venv" -iname '*reshard*')" ]] || fail "$name: pip uninstall leaves something"
+  passed "$name" "$2, $(in_root /venv/bin/pip --version | cut -d ' ' -f 1,2) of $(in_root python3 --version)"
+}
+
+test_image() {
+  local name=reshard-$version-oci.tar entry
+  skopeo inspect --config "oci-archive:dist/$name" >"$work/config.json"
+  entry=$(sed -n '/"Entrypoint"/,/]/p' "$work/config.json" | tr -d ' \n')
+  [[ $entry == '"Entrypoint":["reshard"],'* || $entry == '"Entrypoint":["reshard"]'* ]] || fail "$name: entry point: $entry"
+  # skopeo checks digests and sizes of what it copies, umoci unpacks it.
+  rm -rf "$work/oci" "$work/bundle"
+  skopeo copy --quiet "oci-archive:dist/$name" "oci:$work/oci:image"
+  umoci unpack --image "$work/oci:image" "$work/bundle" >"$work/log" 2>&1 || { cat "$work/log" >&2 && fail "$name: umoci fails"; }
+  root=$work/bundle/rootfs
+  exercise unshare --net chroot "$root" /usr/bin/reshard
+  passed "$name" "skopeo, umoci and chroot"
+}
+
+base_root() { # NAME SUITE MIRROR PACKAGES OPTIONS…
+  command -v debootstrap >/dev/null || return 1
+  debootstrap --variant=minbase --include="$4" "${@:5}" "$2" "$work/base/$1" "$3" >"$work/debootstrap.log" 2>&1 ||
+    { tail -n 3 "$work/debootstrap.log" >&2 && rm -rf --one-file-system "$work/base/$1" && return 1; }
+}
+
+# The keys of Ubuntu's archive are in no package of Debian 12.
+ubuntu_keyring() {
+  local url=https://archive.ubuntu.com/ubuntu/pool/main/u/ubuntu-keyring/ubuntu-keyring_2018.09.18.1~18.04.2_all.deb
+  local digest=5d8609563fb3074026b254d7d5248f90d393c7dbafcac48916f333bf3c90fed9
+  curl --silent --show-error --fail --output "$work/keyring.deb" "$url" &&
+    sha256sum --quiet --check <<<"$digest  $work/keyring.deb" && dpkg-deb -x "$work/keyring.deb" "$work/keyring"
+}
+
+step "Packages"
+scripts/install-packages.sh --release
+
+step "Build"
+build "$work/reshard"
+scripts/check-symbols.sh "$work/reshard/build/dist/apps/reshard/reshard" "$glibc"
+scripts/check-symbols.sh "$work/reshard/build/dist/apps/reshard/reshard_static" static
+pack "$work/reshard" "$work/dist"
+(cd "$work/dist" && sha256sum -- *) >"$work/SHA256SUMS"
+if [[ "${1:-}" != --once ]]; then
+  step "Build again, elsewhere"
+  build "$work/another/place"
+  pack "$work/another/place" "$work/again"
+  (cd "$work/again" && sha256sum -- *) | diff "$work/SHA256SUMS" - || fail "two builds differ"
+  echo "Both builds have the same bytes"
+fi
+rm -rf dist
+cp -r "$work/dist" dist
+cp "$work/SHA256SUMS" dist
+
+step "Tests in fresh roots"
+test_static_tarball empty "an empty root"
+test_image
+test_ranks
+ubuntu_keyring || echo "release.sh: there are no keys of Ubuntu's archive" >&2
+while IFS='|' read -r name suite mirror where options; do
+  read -r -a options <<<"$options"
+  if ! base_root "$name" "$suite" "$mirror" python3-venv "${options[@]}"; then
+    echo "release.sh: NOT TESTED in $where: debootstrap fails" >&2
+    continue
+  fi
+  test_static_tarball "$name" "$where"
+  test_wheel "$name" "$where"
+  [[ $name == ubuntu18 ]] || test_mpi_tarball "$name" "$where" # its glibc is older
+  rm -rf --one-file-system "$work/base/$name"
+done <<END
+debian12|bookworm|${DEBIAN_MIRROR:-http://deb.debian.org/debian}|Debian 12|
+debian13|trixie|${DEBIAN_MIRROR:-http://deb.debian.org/debian}|Debian 13|
+ubuntu18|bionic|http://archive.ubuntu.com/ubuntu|Ubuntu 18.04|--components=main,universe --keyring=$work/keyring/usr/share/keyrings/ubuntu-archive-keyring.gpg
+END
+
+step "dist/"
+for file in dist/*; do
+  printf '%s  %s\n    %s\n' "$(du --human-readable --apparent-size "$file" | cut -f 1)" "${file#dist/}" "${tested[${file#dist/}]:-}"
+done
