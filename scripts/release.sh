@@ -39,8 +39,9 @@ work=$(mktemp --directory --tmpdir reshard-release-XXXXXX)
 trap 'rm -rf --one-file-system "$work"' EXIT
 model=testdata/golden/optimum/qwen3-tp4-pp3-gqa/original
 
-build() { # DIRECTORY
-  git clone --quiet . "$1"
+build() { # REPOSITORY DIRECTORY
+  git clone --quiet "$1" "$2"
+  shift
   "$1/scripts/build-static-packages.sh"
   (
     cd "$1"
@@ -224,14 +225,14 @@ step "Packages"
 scripts/install-packages.sh --release
 
 step "Build"
-build "$work/reshard"
+build . "$work/reshard"
 scripts/check-symbols.sh "$work/reshard/build/dist/apps/reshard/reshard" "$glibc"
 scripts/check-symbols.sh "$work/reshard/build/dist/apps/reshard/reshard_static" static
 pack "$work/reshard" "$work/dist"
 (cd "$work/dist" && sha256sum -- *) >"$work/SHA256SUMS"
 if [[ "${1:-}" != --once ]]; then
   step "Build again, elsewhere"
-  build "$work/another/place"
+  build "$work/reshard" "$work/another/place" # the same commit, whatever was committed meanwhile
   pack "$work/another/place" "$work/again"
   (cd "$work/again" && sha256sum -- *) | diff "$work/SHA256SUMS" - || fail "two builds differ"
   echo "Both builds have the same bytes"
