@@ -11,6 +11,7 @@
 #   ranks    runs under mpirun and srun, and of runs that are killed and resumed: a hundred and three hundred kills
 #   same     outputs of all golden cases, compared with those of the last release, or of the commit of a week ago; and how
 #            long two checkpoints of thousands of files take to plan. What differs on purpose is in CHANGELOG.md
+#   dist     what is released, built twice and each artefact run in its own fresh root; needs root
 #
 #   scripts/nightly.sh                     all of it
 #   scripts/nightly.sh tsan fuzz           some of it
@@ -19,10 +20,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 parts=("$@")
-((${#parts[@]})) || parts=(release asan tsan fuzz tidy trixie ranks same)
+((${#parts[@]})) || parts=(release asan tsan fuzz tidy trixie ranks same dist)
 for part in "${parts[@]}"; do
-  if [[ ! "$part" =~ ^(release|asan|tsan|fuzz|tidy|trixie|ranks|same)$ ]]; then
-    echo "usage: scripts/nightly.sh [release] [asan] [tsan] [fuzz] [tidy] [trixie] [ranks] [same]" >&2
+  if [[ ! "$part" =~ ^(release|asan|tsan|fuzz|tidy|trixie|ranks|same|dist)$ ]]; then
+    echo "usage: scripts/nightly.sh [release] [asan] [tsan] [fuzz] [tidy] [trixie] [ranks] [same] [dist]" >&2
     exit 2
   fi
 done
@@ -120,6 +121,11 @@ run_same() {
   cmake --build build/same --target make_model make_training
   scripts/same-output.sh "$tree/old/build/same/apps/reshard/reshard" build/same/apps/reshard/reshard --no-texts \
     --giants "$tree/giants" --tools build/same/apps/tools
+}
+
+run_dist() {
+  step "What is released"
+  scripts/release.sh
 }
 
 failed=()
