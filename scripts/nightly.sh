@@ -12,6 +12,7 @@
 #   same     outputs of all golden cases, compared with those of the last release, or of the commit of a week ago; and how
 #            long two checkpoints of thousands of files take to plan. What differs on purpose is in CHANGELOG.md
 #   dist     what is released, built twice and each artefact run in its own fresh root; needs root
+#   aarch64  the floors that read files, and a model, on arm64 by qemu
 #
 #   scripts/nightly.sh                     all of it
 #   scripts/nightly.sh tsan fuzz           some of it
@@ -20,10 +21,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 parts=("$@")
-((${#parts[@]})) || parts=(release asan tsan fuzz tidy trixie ranks same dist)
+((${#parts[@]})) || parts=(release asan tsan fuzz tidy trixie ranks same dist aarch64)
 for part in "${parts[@]}"; do
-  if [[ ! "$part" =~ ^(release|asan|tsan|fuzz|tidy|trixie|ranks|same|dist)$ ]]; then
-    echo "usage: scripts/nightly.sh [release] [asan] [tsan] [fuzz] [tidy] [trixie] [ranks] [same] [dist]" >&2
+  if [[ ! "$part" =~ ^(release|asan|tsan|fuzz|tidy|trixie|ranks|same|dist|aarch64)$ ]]; then
+    echo "usage: scripts/nightly.sh [release] [asan] [tsan] [fuzz] [tidy] [trixie] [ranks] [same] [dist] [aarch64]" >&2
     exit 2
   fi
 done
@@ -121,6 +122,11 @@ run_same() {
   cmake --build build/same --target make_model make_training
   scripts/same-output.sh "$tree/old/build/same/apps/reshard/reshard" build/same/apps/reshard/reshard --no-texts \
     --giants "$tree/giants" --tools build/same/apps/tools
+}
+
+run_aarch64() {
+  step "arm64"
+  scripts/test-aarch64.sh
 }
 
 run_dist() {
