@@ -51,7 +51,7 @@ PartitionLabel label_of(const StoredTensor& stored, const ModelParameter* parame
   return stored.label;
 }
 
-/// Returns the first number between dots in a name; std::nullopt if there is none.
+/// Returns the first number between dots in a name; std::nullopt if the name has no such number.
 std::optional<std::uint64_t> layer_of(const std::string& name) {
   for (const std::string& part : split(name, '.'))
     if (const auto number = parse_unsigned(part)) return number;

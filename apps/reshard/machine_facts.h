@@ -16,7 +16,7 @@ Document machine_facts();
 Document limit_facts();
 
 /// Returns the least memory limit of this process's control group and the groups that contain it (version 1 or 2);
-/// std::nullopt if there is none. Tests replace `root`, below which proc and sys are mounted.
+/// std::nullopt if no group has a limit. Tests replace `root`, below which proc and sys are mounted.
 std::optional<std::uint64_t> memory_cgroup_bytes(const std::filesystem::path& root = "/");
 
 }  // namespace reshard::cli

@@ -47,7 +47,7 @@ struct CommandRow {
 
 /// All subcommands that have more help than one line, in the order of the program's help.
 std::span<const CommandRow> command_rows();
-/// Returns nullptr if there is none.
+/// Returns nullptr if no row has this name.
 const CommandRow* command_row(std::string_view name);
 /// Adds a subcommand of the table.
 Command add_command(Command program, std::string_view name);

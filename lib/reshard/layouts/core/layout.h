@@ -121,7 +121,7 @@ struct LayoutTraits {
   EnumSet<Contents> reads{}, writes{};  // contents other than weights
   bool whole_folder = false;            // runs replace the folder as a whole
   bool casts_to_config_dtype = false;   // casts float tensors to the dtype in config.json
-  /// Flag with which weights in MXFP4 stay as they are, whatever the dtype of others; null if there is none.
+  /// Flag with which weights in MXFP4 stay as they are, whatever the dtype of others; may be null.
   const LayoutOption* keeps_mxfp4 = nullptr;
 
   bool has_ranks() const { return !axes.empty(); }

@@ -108,7 +108,7 @@ Value meaning_of(const SchemeWord<Value> (&words)[count], const std::string& wor
 /// Parses "[FIRST::STEP] + NUMBER / parts as ORDER", in which each of the four may be missing.
 std::optional<Scheme::Change> parse_change(const std::string& text) {
   constexpr std::string_view kAs = "as ";
-  const std::size_t as = text.starts_with(kAs) ? 0 : text.find(" as ") + 1;  // 0 also if there is none
+  const std::size_t as = text.starts_with(kAs) ? 0 : text.find(" as ") + 1;  // 0 also if the text has no " as "
   const bool has_order = text.substr(as).starts_with(kAs);
   Scheme::Change parsed{text, {}, has_order ? AxisOrder::parse(text.substr(as + kAs.size())) : std::nullopt};
   if (has_order && !parsed.order) return std::nullopt;
