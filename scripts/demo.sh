@@ -6,8 +6,8 @@
 #   TP=8 PP=1 scripts/demo.sh MODEL_DIR      a Hugging Face checkpoint of your own
 #   BUILD=dev scripts/demo.sh                with what is built in build/dev
 #
-# Installs what is missing and builds first. Works in a temporary directory under ${TMPDIR:-/tmp} that needs twice the
-# model's size and goes away at the end.
+# Installs what is missing and builds first, about three minutes on two cores. Works in a temporary directory under
+# ${TMPDIR:-/tmp} that needs twice the model's size and goes away at the end.
 set -euo pipefail
 caller_dir=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,6 +15,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 fail() {
   echo "demo.sh: $*" >&2
   exit 1
+}
+
+step() {
+  printf '\n== %s (%d s so far)\n' "$*" "$SECONDS"
 }
 
 if [[ $# -gt 1 || "${1:-}" == -* ]]; then
@@ -49,13 +53,12 @@ fi
 
 if [[ -z "${BUILD:-}" ]]; then
   BUILD=release
+  step "Packages, by apt: a minute or two if any is missing"
   scripts/install-packages.sh
-  echo "Building into build/release; this takes a few minutes"
-  if ! { cmake --preset release && cmake --build --preset release --target reshard compare_checkpoints; } \
-    >"$work/build.log" 2>&1; then
-    cat "$work/build.log" >&2
+  step "Building into build/release: about 3 minutes on 2 cores; what is built already is not built again"
+  cmake --preset release >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log" >&2 && fail "CMake failed"; }
+  NINJA_STATUS='[%f of %t, %e s] ' cmake --build --preset release --target reshard compare_checkpoints ||
     fail "the build failed"
-  fi
 fi
 PATH=$PWD/build/$BUILD/apps/reshard:$PWD/build/$BUILD/apps/tools:$PATH
 command -v reshard compare_checkpoints >/dev/null || fail "build/$BUILD holds no reshard and compare_checkpoints"
@@ -83,6 +86,9 @@ if [[ -f $model/model.safetensors ]]; then
   one_file=(--max-shard-size "$model_bytes") # again, however large
 fi
 
+lasts="a second"
+((model_bytes < 100000000)) || lasts="as long as copying $((model_bytes / 1000000)) MB twice and comparing them twice"
+step "Into TP $tp x PP $pp shards and back: $lasts"
 run reshard inspect "$model"
 run reshard shard "$model" "$work/sharded" --tp "$tp" --pp "$pp"
 run reshard inspect "$work/sharded"
@@ -94,10 +100,11 @@ done
 check_same "$work/whole"
 rm -r "$work/whole" # room for the next
 
+step "Into torch's files and back: as long again"
 run reshard convert "$work/sharded" "$work/pytorch" --format pytorch
 rm -r "$work/sharded"
 run reshard verify "$model" "$work/pytorch" || fail "torch's files do not hold the model"
 run reshard convert "$work/pytorch" "$work/again" "${one_file[@]}"
 check_same "$work/again"
 echo
-echo "Demo passed: $model went into TP $tp x PP $pp shards and came back, and into torch's files and back; $verdict."
+echo "Demo passed: $model went into TP $tp x PP $pp shards and came back, and into torch's files and back; $verdict. It took $SECONDS s."

@@ -2,7 +2,7 @@
 # Installs what the build and the tests need, on Debian 12 and 13 and their relatives. Does nothing where all is there.
 #
 #   scripts/install-packages.sh            compiler, build tools, libraries
-#   scripts/install-packages.sh --tests    the same and what scripts/test.sh builds with
+#   scripts/install-packages.sh --tests    the same and what scripts/test.sh ci builds with
 #   scripts/install-packages.sh --ci       the same and what .ci/run checks with
 #   scripts/install-packages.sh --release  compiler, build tools, libraries and what scripts/release.sh needs
 set -euo pipefail

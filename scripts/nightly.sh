@@ -39,8 +39,11 @@ run_release() {
   cmake --preset release -DRESHARD_BUILD_TESTS=OFF && cmake --build --preset release
   scripts/check-package.sh build/release
   scripts/demo.sh
-  step "Each source by itself; all tests of what is optimised"
-  cmake --preset release -DRESHARD_BUILD_TESTS=ON -DRESHARD_WARNINGS_AS_ERRORS=ON -DCMAKE_UNITY_BUILD=OFF
+  step "Tests of what is installed, as README has them"
+  scripts/test.sh
+  step "Each source by itself; all random models"
+  cmake --preset release -DRESHARD_BUILD_TESTS=ON -DRESHARD_WARNINGS_AS_ERRORS=ON -DCMAKE_UNITY_BUILD=OFF \
+    -DRESHARD_PRECOMPILE_HEADERS=OFF -DRESHARD_TEST_FLAGS=
   cmake --build --preset release
   ctest --preset release --parallel "$(nproc)"
 }
