@@ -3,6 +3,7 @@
 #pragma once
 
 #include "command.h"
+#include "mpi_ranks.h"
 #include "reshard/engine/ranks/together.h"
 
 namespace reshard::cli {
@@ -19,7 +20,8 @@ void add_help_commands(Command app);
 void add_verify(Command app, int& exit_code, Together& together);
 /// These work alone and print what is known about the program and the machine.
 void add_version(Command app);
-void add_doctor(Command app);
+/// `open` is null in a build without MPI.
+void add_doctor(Command app, OpenPlugin* open);
 
 /// Exit code of `verify` if it finds a difference.
 inline constexpr int kExitDifferent = 1;

@@ -14,7 +14,6 @@
 #include "json_report.h"
 #include "launcher.h"
 #include "machine_facts.h"
-#include "mpi_ranks.h"
 #include "option_table.h"
 #include "path_facts.h"
 #include "print.h"
@@ -26,7 +25,7 @@
 namespace reshard::cli {
 namespace {
 
-Document mpi_facts() {
+Document mpi_facts(OpenPlugin* open) {
   Document json;
   try {
     const auto launcher = find_launcher(::getenv);
@@ -35,9 +34,8 @@ Document mpi_facts() {
     json["launcher"] = error.what();
   }
   json["plugins"] = Document::object();
-  if (mpi_opener != nullptr)
-    for (const MpiPluginPlace& place : find_mpi_plugins(::getenv, mpi_opener))
-      json["plugins"][place.path] = place.state;
+  if (open != nullptr)
+    for (const MpiPluginPlace& place : find_mpi_plugins(::getenv, open)) json["plugins"][place.path] = place.state;
   return json;
 }
 
@@ -108,7 +106,7 @@ void add_version(Command app) {
   });
 }
 
-void add_doctor(Command app) {
+void add_doctor(Command app, OpenPlugin* open) {
   struct Arguments {
     std::string path = ".";
     bool json = false;
@@ -118,11 +116,11 @@ void add_doctor(Command app) {
       "doctor", "Show what a bug report needs: build, machine, limits, MPI, and what works on a file system");
   add(command, "PATH", arguments->path);
   add(command, "--json", arguments->json);
-  command.callback([arguments] {
+  command.callback([arguments, open] {
     Document json = {{"command", "doctor"}, {"version", kVersion}, {"build", build_facts()}};
     json["machine"] = machine_facts();
     json["limits"] = limit_facts();
-    json["mpi"] = mpi_facts();
+    json["mpi"] = mpi_facts(open);
     json["environment"] = environment_facts();
     json["path"] = path_facts(arguments->path);
     print_facts(json, arguments->json);

@@ -19,7 +19,6 @@
 #include "command.h"
 #include "commands.h"
 #include "launcher.h"
-#include "mpi_ranks.h"
 #include "option_names.h"
 #include "print.h"
 #include "reshard/base/error.h"
@@ -82,7 +81,7 @@ int parse_and_run(int argc, char** argv, Together& together) {
   reshard::cli::add_inspect(program, together);
   reshard::cli::add_convert(program, together);
   reshard::cli::add_verify(program, exit_code, together);
-  reshard::cli::add_doctor(program);
+  reshard::cli::add_doctor(program, kOpenPlugin);
   reshard::cli::add_version(program);
   reshard::cli::add_help_commands(program);
   reshard::cli::learn_option_names(program);
@@ -182,7 +181,6 @@ int run_with_others(int argc, char** argv, std::exception_ptr wrong, const resha
 }  // namespace
 
 int main(int argc, char** argv) {
-  reshard::cli::mpi_opener = kOpenPlugin;
   reshard::cli::mind_stop_signals();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error, and must not kill the program half-way
   std::signal(SIGXFSZ, SIG_IGN);  // likewise a file size limit

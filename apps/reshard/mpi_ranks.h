@@ -93,8 +93,6 @@ struct MpiPluginPlace {
 };
 /// Does not start MPI.
 std::vector<MpiPluginPlace> find_mpi_plugins(const Environment& environment, OpenPlugin* open);
-/// The program's own; null in a build without MPI. Set by main.
-inline OpenPlugin* mpi_opener = nullptr;
 
 /// Name of this machine: "node17".
 std::string host_name();
