@@ -146,6 +146,7 @@ test_static_tarball() { # WHERE
   tar --extract --file "dist/$name" --directory "$root"
   exercise unshare --net chroot "$root" "$program"
   says "this build of reshard is static and has no MPI" chroot "$root" "$program" inspect /model --mpi yes
+  chroot "$root" "$program" doctor | grep -F "this build of reshard is static and has no MPI" >/dev/null
   OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 \
     says "started 2 processes, but this build of reshard is static" chroot "$root" "$program" inspect /model
   passed "$name" "$2"

@@ -12,32 +12,16 @@
 #include "build_facts.h"
 #include "commands.h"
 #include "json_report.h"
-#include "launcher.h"
 #include "machine_facts.h"
 #include "option_table.h"
 #include "path_facts.h"
 #include "print.h"
-#include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "table.h"
 #include "version.h"
 
 namespace reshard::cli {
 namespace {
-
-Document mpi_facts(OpenPlugin* open) {
-  Document json;
-  try {
-    const auto launcher = find_launcher(::getenv);
-    json["launcher"] = launcher ? Document(launcher->name) : Document(nullptr);
-  } catch (const Error& error) {
-    json["launcher"] = error.what();
-  }
-  json["plugins"] = Document::object();
-  if (open != nullptr)
-    for (const MpiPluginPlace& place : find_mpi_plugins(::getenv, open)) json["plugins"][place.path] = place.state;
-  return json;
-}
 
 /// The program's own variables, and those that it shares with others.
 Document environment_facts() {
@@ -120,7 +104,7 @@ void add_doctor(Command app, OpenPlugin* open) {
     Document json = {{"command", "doctor"}, {"version", kVersion}, {"build", build_facts()}};
     json["machine"] = machine_facts();
     json["limits"] = limit_facts();
-    json["mpi"] = mpi_facts(open);
+    json["mpi"] = mpi_facts(::getenv, open);
     json["environment"] = environment_facts();
     json["path"] = path_facts(arguments->path);
     print_facts(json, arguments->json);

@@ -94,6 +94,22 @@ Document limit_facts() {
   return json;
 }
 
+Document mpi_facts(const Environment& environment, OpenPlugin* open) {
+  Document json;
+  try {
+    const auto launcher = find_launcher(environment);
+    json["launcher"] = launcher ? Document(launcher->name) : Document(nullptr);
+  } catch (const Error& error) {
+    json["launcher"] = error.what();
+  }
+  json["plugins"] = Document::object();
+  if (open == nullptr)
+    json["note"] = fmt::format("{}: {}", kNoMpi, kBuildsWithMpi);
+  else
+    for (const MpiPluginPlace& place : find_mpi_plugins(environment, open)) json["plugins"][place.path] = place.state;
+  return json;
+}
+
 std::optional<std::uint64_t> memory_cgroup_bytes(const fs::path& root) {
   const fs::path mounted = root / "sys/fs/cgroup";
   std::ifstream in(root / "proc/self/cgroup");

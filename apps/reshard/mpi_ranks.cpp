@@ -275,8 +275,8 @@ MpiLimits mpi_limits(const Environment& environment) {
 }
 
 Error no_mpi(const std::string& why_asked) {
-  return Error(ErrorKind::kUsage, why_asked + ", but this build of reshard is static and has no MPI")
-      .hint(fmt::format("use the archive whose name ends in -mpi, or a build from source; {}", kSeparateRuns));
+  return Error(ErrorKind::kUsage, fmt::format("{}, but {}", why_asked, kNoMpi))
+      .hint(fmt::format("{}; {}", kBuildsWithMpi, kSeparateRuns));
 }
 
 std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& limits, const Environment& environment,

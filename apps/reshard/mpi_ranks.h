@@ -72,6 +72,8 @@ using OpenPlugin = const ReshardMpi*(const std::filesystem::path& path, std::str
 /// By dlopen. In a source of its own, which the static program does not link.
 OpenPlugin open_plugin;
 
+inline constexpr const char* kNoMpi = "this build of reshard is static and has no MPI";
+inline constexpr const char* kBuildsWithMpi = "use the archive whose name ends in -mpi, or a build from source";
 /// The error of a build without MPI; `why_asked` begins the message.
 Error no_mpi(const std::string& why_asked);
 

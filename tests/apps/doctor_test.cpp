@@ -83,6 +83,12 @@ TEST_CASE("doctor lists where a plug-in for MPI is looked for, and whether it ca
   CHECK_THAT(plugins(path)[path].get<std::string>(), Says("plugin.so"));
 }
 
+TEST_CASE("doctor of a static program says why there is no plug-in, and which build has MPI") {
+  const auto facts = cli::mpi_facts([](const char*) { return nullptr; }, nullptr);
+  CHECK(facts["plugins"].empty());
+  CHECK_THAT(facts["note"].get<std::string>(), Says("static and has no MPI") && Says("ends in -mpi"));
+}
+
 TEST_CASE("The least memory limit of a control group and those that contain it counts") {
   const TempDir root;
   CHECK_FALSE(cli::memory_cgroup_bytes(root.path()));
