@@ -429,12 +429,9 @@ bool names_few_bits(const std::string& word) {
 std::optional<DType> dtype_of(const CastArguments& arguments) {
   if (arguments.dtype.empty()) return std::nullopt;
   const std::string own = own_dtype(arguments.dtype);
-  std::vector<std::string> names;
-  for (const DTypeRow& row : kDTypes) {
-    if (!can_cast(DType::kF32, row.dtype)) continue;
-    if (own == row.torch_name) return row.dtype;
-    names.emplace_back(row.torch_name);
-  }
+  const std::vector<std::string> names = names_of_dtypes();
+  for (const DTypeRow& row : kDTypes)
+    if (own == row.torch_name && std::find(names.begin(), names.end(), own) != names.end()) return row.dtype;
   Error error(ErrorKind::kUsage,
               fmt::format("--dtype: \"{}\" is not one of {}", printable(arguments.dtype), join(names, ", ")));
   if (names_few_bits(own))
@@ -463,13 +460,7 @@ LoraFuse parse_lora_fuse(const std::string& text) {
 
 Format parse_format(const std::string& option, const std::string& text, LayoutFilter wanted) {
   if (const auto format = format_from_name(text)) return *format;
-  std::vector<std::string> names;
-  for (const FormatRow& row : kFormats)
-    if (std::any_of(layouts().begin(), layouts().end(), [&](const Layout* layout) {
-          const auto formats = layout->traits().formats;
-          return wanted(*layout) && std::find(formats.begin(), formats.end(), row.format) != formats.end();
-        }))
-      names.emplace_back(row.name);
+  const std::vector<std::string> names = names_of_formats(wanted);
   Error error(ErrorKind::kUsage,
               fmt::format("{}: \"{}\" is not one of {}", option, printable(text), join(names, ", ")));
   const std::string own = own_format(text);

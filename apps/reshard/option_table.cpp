@@ -292,15 +292,6 @@ bool has_format(const Layout& layout, Format format) {
   return std::find(formats.begin(), formats.end(), format) != formats.end();
 }
 
-/// Returns the formats of the layouts: those that are some layout's default first.
-std::vector<std::string> names_of_formats(LayoutFilter wanted) {
-  std::vector<std::string> names;
-  for (const FormatRow& row : kFormats)
-    if (!layout_names([&](const Layout& layout) { return wanted(layout) && has_format(layout, row.format); }).empty())
-      names.emplace_back(row.name);
-  return names;
-}
-
 /// "safetensors, pytorch (default: safetensors; pytorch for layouts …)"
 std::string formats_text(LayoutFilter wanted) {
   std::vector<std::string> defaults;
@@ -312,14 +303,6 @@ std::string formats_text(LayoutFilter wanted) {
     defaults.push_back(defaults.empty() ? row.name : fmt::format("{} for {}", row.name, layouts_text(first)));
   }
   return fmt::format("{} (default: {})", join(names_of_formats(wanted), ", "), join(defaults, "; "));
-}
-
-std::vector<std::string> names_of_dtypes() {
-  std::vector<std::string> names;
-  for (const DTypeRow& row : kDTypes)
-    if (can_cast(DType::kF32, row.dtype)) names.emplace_back(row.torch_name);
-  std::reverse(names.begin(), names.end());  // the widest first
-  return names;
 }
 
 std::vector<std::string> names_of_commands(const Command& command) {
@@ -423,6 +406,22 @@ OptionInfo option_info(const Command& command, const LayoutOption& option, bool 
     info.default_value.clear();
   }
   return info;
+}
+
+std::vector<std::string> names_of_dtypes() {
+  std::vector<std::string> names;
+  for (const DTypeRow& row : kDTypes)
+    if (can_cast(DType::kF32, row.dtype)) names.emplace_back(row.torch_name);
+  std::reverse(names.begin(), names.end());  // the widest first
+  return names;
+}
+
+std::vector<std::string> names_of_formats(LayoutFilter wanted) {
+  std::vector<std::string> names;
+  for (const FormatRow& row : kFormats)
+    if (!layout_names([&](const Layout& layout) { return wanted(layout) && has_format(layout, row.format); }).empty())
+      names.emplace_back(row.name);
+  return names;
 }
 
 std::string layouts_text(const std::vector<std::string>& names) {

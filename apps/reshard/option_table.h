@@ -68,6 +68,11 @@ Option add(Command command, std::string_view name, Value& value) {
   return command.add_option(option_info(command, name), value);
 }
 
+/// Names of the dtypes that tensors can be cast to, the widest first.
+std::vector<std::string> names_of_dtypes();
+/// Names of the formats that any of the layouts has.
+std::vector<std::string> names_of_formats(LayoutFilter wanted);
+
 /// Formats "layout a" or "layouts a, b".
 std::string layouts_text(const std::vector<std::string>& names);
 
