@@ -205,10 +205,7 @@ void add_source_options(Command command, OptionValues& values, const std::string
 
 ExtraTensors extra_tensors_of(const SourceArguments& arguments) {
   if (arguments.extra_tensors.empty()) return ExtraTensors::kRefuse;
-  if (arguments.extra_tensors == "keep") return ExtraTensors::kKeep;
-  if (arguments.extra_tensors == "drop") return ExtraTensors::kDrop;
-  throw Error(ErrorKind::kUsage,
-              fmt::format("--extra-tensors: \"{}\" is neither keep nor drop", printable(arguments.extra_tensors)));
+  return arguments.extra_tensors == "keep" ? ExtraTensors::kKeep : ExtraTensors::kDrop;
 }
 
 void add_source(Command command, SourceArguments& arguments) {
@@ -291,10 +288,7 @@ Replicas replicas_of(const ReplicaArguments& arguments) {
                                        printable(arguments.replicas))
         .hint("leave out one of the two");
   if (arguments.allow_divergent || arguments.replicas == "first") return Replicas::kFirst;
-  if (arguments.replicas == "exact") return Replicas::kExact;
-  if (arguments.replicas.empty() || arguments.replicas == "drift") return Replicas::kDrift;
-  throw Error(ErrorKind::kUsage,
-              fmt::format("--replicas: \"{}\" is not one of drift, exact, first", printable(arguments.replicas)));
+  return arguments.replicas == "exact" ? Replicas::kExact : Replicas::kDrift;
 }
 
 }  // namespace
@@ -445,17 +439,12 @@ std::optional<DType> dtype_of(const CastArguments& arguments) {
 }
 
 Overflow overflow_of(const CastArguments& arguments) {
-  if (arguments.overflow == "saturate") return Overflow::kSaturate;
-  if (arguments.overflow == "error") return Overflow::kError;
-  throw Error(ErrorKind::kUsage,
-              fmt::format("--overflow: \"{}\" is neither saturate nor error", printable(arguments.overflow)));
+  return arguments.overflow == "error" ? Overflow::kError : Overflow::kSaturate;
 }
 
 LoraFuse parse_lora_fuse(const std::string& text) {
-  if (text == "mean") return LoraFuse::kMean;
   if (text == "exact") return LoraFuse::kExact;
-  if (text == "same") return LoraFuse::kSame;
-  throw Error(ErrorKind::kUsage, "--lora-fuse: \"" + printable(text) + "\" is not one of mean, exact, same");
+  return text == "same" ? LoraFuse::kSame : LoraFuse::kMean;
 }
 
 Format parse_format(const std::string& option, const std::string& text, LayoutFilter wanted) {

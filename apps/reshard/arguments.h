@@ -57,7 +57,6 @@ struct SourceArguments {
 };
 /// Adds --tag and --config.
 void add_source(Command command, SourceArguments& arguments);
-/// \throws Error kUsage.
 ExtraTensors extra_tensors_of(const SourceArguments& arguments);
 /// Returns the value of --config; empty if it was not given.
 /// \throws Error kUsage for an empty value: an unset variable of a script must not mean the default.
@@ -129,10 +128,8 @@ void validate_cast(const CastArguments& arguments, bool casts_anyway);
 /// \returns std::nullopt without --dtype.
 /// \throws Error kUsage.
 std::optional<DType> dtype_of(const CastArguments& arguments);
-/// \throws Error kUsage.
 Overflow overflow_of(const CastArguments& arguments);
 
-/// \throws Error kUsage.
 LoraFuse parse_lora_fuse(const std::string& text);
 
 /// Returns a format that one of the `wanted` layouts has; the error lists these formats.

@@ -5,8 +5,6 @@
 
 #include <cstdlib>
 
-#include "reshard/base/error.h"
-#include "reshard/base/strings.h"
 #include "table.h"
 
 namespace reshard::cli {
@@ -39,14 +37,7 @@ const char* code_of(Style style) {
 }  // namespace
 
 void set_color(std::string_view use) {
-  if (use == "auto")
-    color_use = ColorUse::kAuto;
-  else if (use == "always")
-    color_use = ColorUse::kAlways;
-  else if (use == "never")
-    color_use = ColorUse::kNever;
-  else
-    throw Error(ErrorKind::kUsage, fmt::format("--color: \"{}\" is not one of auto, always, never", printable(use)));
+  color_use = use == "always" ? ColorUse::kAlways : use == "never" ? ColorUse::kNever : ColorUse::kAuto;
 }
 
 void set_color(const std::vector<std::string>& arguments) {

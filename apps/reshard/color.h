@@ -8,11 +8,9 @@ namespace reshard::cli {
 
 enum class Style : unsigned char { kBold, kRed, kGreen, kYellow };
 
-/// Sets whether output has colours: "auto" (on a terminal, unless NO_COLOR is set or TERM is dumb), "always" or "never".
-/// \throws Error kUsage for anything else.
+/// Sets whether output has colours: "auto" (on a terminal, unless NO_COLOR is set or TERM is dumb), "always" or "never"; other text is "auto".
 void set_color(std::string_view use);
 /// Applies the last --color in a command line, which also holds for errors in it.
-/// \throws as set_color.
 void set_color(const std::vector<std::string>& arguments);
 
 /// Returns `text` in a style if `fd`, to which it will be written, has colours. Does not escape it.

@@ -6,7 +6,6 @@
 #include <map>
 
 #include "help.h"
-#include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 
 namespace reshard::cli {
@@ -229,8 +228,7 @@ std::string fish_script(const Command& program) {
 std::string completion_script(const Command& program, const std::string& shell) {
   if (shell == "bash") return bash_script(program);
   if (shell == "zsh") return zsh_script(program);
-  if (shell == "fish") return fish_script(program);
-  throw Error(ErrorKind::kUsage, fmt::format("SHELL: \"{}\" is not one of bash, zsh, fish", printable(shell)));
+  return fish_script(program);
 }
 
 }  // namespace reshard::cli

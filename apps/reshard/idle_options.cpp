@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "option_names.h"
 #include "reshard/base/error.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/specs/config/model_config.h"
@@ -101,12 +102,11 @@ std::vector<std::string> idle_replica_options(const Command& command, std::initi
 }
 
 void validate_alone(const Command& command, std::initializer_list<const char*> allowed, const std::string& with) {
-  constexpr std::string_view kAlways[] = {"threads", "max-memory", "mpi", "json", "quiet", "progress", "color"};
   for (const Option& option : command.options()) {
     if (option.count() == 0 || option.long_names().empty()) continue;
     const std::string name = option.long_names().front();
     const auto is_it = [&](std::string_view other) { return name == other; };
-    if (std::any_of(std::begin(kAlways), std::end(kAlways), is_it) ||
+    if (std::any_of(std::begin(kOptionsOfRuns), std::end(kOptionsOfRuns), is_it) ||
         std::any_of(allowed.begin(), allowed.end(), is_it))
       continue;
     throw Error(ErrorKind::kUsage, fmt::format("--{} has no effect with {}", name, with))

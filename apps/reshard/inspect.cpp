@@ -53,11 +53,9 @@ std::vector<std::uint32_t> matching_tensors(const SourceMap& map, const std::str
 }
 
 TensorOrder order_of(const std::string& text) {
-  if (text.empty()) return TensorOrder::kStored;
   if (text == "size") return TensorOrder::kSize;
   if (text == "name") return TensorOrder::kName;
-  if (text == "layer") return TensorOrder::kLayer;
-  throw Error(ErrorKind::kUsage, fmt::format("--sort: \"{}\" is not one of size, name, layer", printable(text)));
+  return text == "layer" ? TensorOrder::kLayer : TensorOrder::kStored;
 }
 
 /// --digest prints one line per tensor.

@@ -1,9 +1,10 @@
 #include "option_names.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
+#include <iterator>
 #include <set>
-#include <string_view>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -55,22 +56,32 @@ void learn_command(const Command& command) {
 }
 
 void validate_values(const Command& command) {
-  for (const Option& option : command.options())
-    if (!option.long_names().empty() && !option.is_switch())
-      for (const std::string& value : option.values())
-        if (value.empty())
-          throw Error(ErrorKind::kUsage, "--" + option.long_names().front() + ": the value is empty")
-              .hint("give a value, or leave out the option");
+  for (const Option& option : command.options()) {
+    if (option.is_switch()) continue;
+    const OptionInfo& info = option.info();
+    const std::string name = info.is_argument() ? info.names : "--" + option.long_names().front();
+    const bool is_choice = !info.words.empty() && info.value == join(info.words, "|");
+    for (const std::string& value : option.values()) {
+      if (value.empty() && !info.is_argument())
+        throw Error(ErrorKind::kUsage, name + ": the value is empty").hint("give a value, or leave out the option");
+      if (!is_choice || std::find(info.words.begin(), info.words.end(), value) != info.words.end()) continue;
+      Error error(ErrorKind::kUsage,
+                  fmt::format("{}: \"{}\" is not one of {}", name, printable(value), join(info.words, ", ")));
+      if (const std::string guess = nearest(value, info.words); !guess.empty())
+        error.hint("did you mean " + guess + "?");
+      throw error;
+    }
+  }
 }
 
 std::map<std::string, std::string> given_options(const Command& command) {
-  constexpr std::array<std::string_view, 10> kOfOneRank = {"threads",  "max-memory", "mpi",    "json",  "quiet",
-                                                           "progress", "color",      "resume", "clean", "help"};
+  std::set<std::string_view> of_one_rank = {"resume", "clean", "help"};
+  of_one_rank.insert(std::begin(kOptionsOfRuns), std::end(kOptionsOfRuns));
   std::map<std::string, std::string> given = {{"the command", command.name()}};
   for (const Option& option : command.options()) {
     if (option.count() == 0 || option.long_names().empty()) continue;
     const std::string name = option.long_names().front();
-    if (std::find(kOfOneRank.begin(), kOfOneRank.end(), name) != kOfOneRank.end()) continue;
+    if (of_one_rank.contains(name)) continue;
     given["--" + name] = option.is_switch() ? std::string() : join(option.values(), " ");
   }
   return given;

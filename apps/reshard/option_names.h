@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "command.h"
@@ -14,9 +15,14 @@ void learn_option_names(const Command& program);
 /// Records the parsed command, whose option names with_options prefers.
 void learn_command(const Command& command);
 
-/// Validates that no option of a parsed command has an empty value, which a shell passes for an unset variable.
+/// Validates that no option of a parsed command has an empty value, which a shell passes for an unset variable, and that
+/// values in the form "keep|drop" are among their choices.
 /// \throws Error kUsage.
 void validate_values(const Command& command);
+
+/// Options that change how a run works and reports, and nothing of what it writes.
+inline constexpr std::string_view kOptionsOfRuns[] = {"threads", "max-memory", "mpi",  "json",
+                                                      "quiet",   "progress",   "color"};
 
 /// Returns the options given to a parsed command, by name, with their values; empty for a switch. Omits options that
 /// may differ between the ranks of a run (threads, memory and the like) and those for which rank 0's value counts.

@@ -18,7 +18,6 @@
 #include <utility>
 
 #include "print.h"
-#include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 
@@ -67,7 +66,7 @@ ProgressStyle parse_progress(const std::string& text) {
                                     {"json", ProgressStyle::kJson},
                                     {"none", ProgressStyle::kNone}})
     if (text == name) return style;
-  throw Error(ErrorKind::kUsage, fmt::format("--progress: \"{}\" is not auto, lines, json or none", printable(text)));
+  return ProgressStyle::kAuto;
 }
 
 double ProgressFacts::rate() const {

@@ -20,7 +20,7 @@ enum class ProgressStyle : std::uint8_t {
   kNone,   // only what SIGUSR1 asks for
 };
 
-/// \throws Error kUsage for other text than auto, lines, json and none.
+/// Returns kAuto for unknown text, which validate_values refuses.
 ProgressStyle parse_progress(const std::string& text);
 
 /// The state of a run at one time.

@@ -61,6 +61,17 @@ std::vector<DeadOutput> dead_outputs(const TempDir& dir) {
 
 }  // namespace
 
+TEST_CASE("A value that is none of an option's choices is an error that names all of them") {
+  const auto [command, option, choices] =
+      GENERATE(table<std::string, std::string, std::string>({{"convert", "--overflow", "saturate, error"},
+                                                             {"convert", "--lora-fuse", "mean, exact, same"},
+                                                             {"convert", "--extra-tensors", "keep, drop"},
+                                                             {"verify", "--replicas", "drift, exact, first"},
+                                                             {"verify", "--progress", "auto, lines, json, none"}}));
+  check_fails({command, "a", "b", option, "x"}, 2, {option + ": \"x\" is not one of " + choices});
+  check_fails({"verify", "a", "b", "--replicas", "exat"}, 2, {"did you mean exact?"});
+}
+
 TEST_CASE("an unknown option or subcommand is an error with the nearest match") {
   check_fails({"shard", kModel, "o", "--tpp", "2"}, 2, {"--tpp", "did you mean --tp?"});
   check_fails({"consolidate", "x", "--max-shard-sise", "5GB"}, 2, {"did you mean --max-shard-size?"});

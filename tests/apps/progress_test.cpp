@@ -139,5 +139,5 @@ TEST_CASE("A short run prints two lines with --progress json, at its beginning a
   CHECK(last["phase"] == "publishing");
   CHECK(last["done_bytes"] == last["total_bytes"]);
   check_fails({"verify", model, model, "--progress", "dots"}, 2,
-              {"--progress: \"dots\" is not auto, lines, json or none"});
+              {"--progress: \"dots\" is not one of auto, lines, json, none"});
 }
