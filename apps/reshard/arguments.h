@@ -39,6 +39,9 @@ struct OutputArguments {
   bool quiet = false;
   ProgressStyle progress = ProgressStyle::kAuto;
   std::string color;  // handled before the command line is parsed
+
+  /// Whether notes and results are printed for people.
+  bool talks() const { return !quiet && !json; }
 };
 void add_output(Command command, OutputArguments& arguments);
 

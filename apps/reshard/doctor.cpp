@@ -9,11 +9,11 @@
 #include <string>
 #include <string_view>
 
+#include "arguments.h"
 #include "build_facts.h"
 #include "commands.h"
 #include "json_report.h"
 #include "machine_facts.h"
-#include "option_table.h"
 #include "path_facts.h"
 #include "print.h"
 #include "reshard/base/strings.h"
@@ -81,25 +81,24 @@ void print_facts(const Document& json, bool as_json) {
 }  // namespace
 
 void add_version(Command app) {
-  auto json = std::make_shared<bool>(false);
+  auto arguments = std::make_shared<OutputArguments>();
   Command command = app.add_subcommand("version", "Print the version, and how the program was built");
-  add(command, "--json", *json);
-  command.callback([json] {
+  add_output(command, *arguments);
+  command.callback([arguments] {
     const Document facts = {{"command", "version"}, {"version", kVersion}, {"build", build_facts()}};
-    print_facts(facts, *json);
+    print_facts(facts, arguments->json);
   });
 }
 
 void add_doctor(Command app, OpenPlugin* open) {
-  struct Arguments {
+  struct Arguments : OutputArguments {
     std::string path = ".";
-    bool json = false;
   };
   auto arguments = std::make_shared<Arguments>();
   Command command = app.add_subcommand(
       "doctor", "Show what a bug report needs: build, machine, limits, MPI, and what works on a file system");
   add(command, "PATH", arguments->path);
-  add(command, "--json", arguments->json);
+  add_output(command, *arguments);
   command.callback([arguments, open] {
     Document json = {{"command", "doctor"}, {"version", kVersion}, {"build", build_facts()}};
     json["machine"] = machine_facts();

@@ -100,10 +100,12 @@ bool holds_drafts(const Layout& layout) {
 
 using Group = OptionGroup;
 
+constexpr const char* kAnyCheckpoint =
+    "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter";
+
 constexpr OptionRow kOptions[] = {
     // Arguments
-    {"[PATH]", "", Group::kSelection, Values::kFile,
-     "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter"},
+    {"[PATH]", "", Group::kSelection, Values::kFile, kAnyCheckpoint},
     {"[PATH]", "", Group::kSelection, Values::kDirectory,
      "Directory to examine, such as an output's parent: tries operations in a temporary subdirectory", "doctor"},
     {"MODEL_DIR", "", Group::kSelection, Values::kDirectory,
@@ -114,11 +116,9 @@ constexpr OptionRow kOptions[] = {
      "of all weights"},
     {"[OUT_DIR]", "", Group::kSelection, Values::kDirectory, "Output directory (default: that of the shards folder)",
      "consolidate"},
-    {"SRC", "", Group::kSelection, Values::kFile,
-     "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter"},
+    {"SRC", "", Group::kSelection, Values::kFile, kAnyCheckpoint},
     {"DST", "", Group::kSelection, Values::kDirectory, "Directory to write to"},
-    {"A", "", Group::kSelection, Values::kFile,
-     "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter"},
+    {"A", "", Group::kSelection, Values::kFile, kAnyCheckpoint},
     {"[B]", "", Group::kSelection, Values::kFile, "The other checkpoint"},
     {"[COMMAND]", "", Group::kOutput, Values::kCommands, "A subcommand, or a layout"},
     {"[TOPIC]", "", Group::kOutput, Values::kTopics, "all, a group of options such as mesh, a layout, or an option"},
@@ -230,8 +230,7 @@ constexpr OptionRow kOptions[] = {
     {"--print-spec", "", Group::kOutput, Values::kNone,
      "Print the model's description for --spec, from the ranks' metadata if they have any"},
     {"--json", "", Group::kOutput, Values::kNone, "Print one JSON document to standard output, and nothing else"},
-    {"--quiet", "", Group::kOutput, Values::kNone, "No progress, notes or last line; errors only"},
-    {"--quiet", "", Group::kOutput, Values::kNone, "No progress or notes", "inspect"},
+    {"--quiet", "", Group::kOutput, Values::kNone, "No progress, notes or last line"},
     {"--quiet", "", Group::kOutput, Values::kNone, "Print nothing; see the exit code", "verify"},
     {"--progress", "auto|lines|json|none", Group::kOutput, Values::kChoices,
      "Progress on standard error: auto (a bar on a terminal, elsewhere lines), lines, json (an object per line) or "

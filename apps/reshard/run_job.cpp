@@ -60,9 +60,9 @@ std::string last_line(const Job& job, const RunResult& result, const Together& t
 void print_report(const Job& job, const CommonArguments& arguments, const OutputSpace& space, const RunResult& result,
                   const Together& together) {
   try {
-    if (!arguments.quiet && !arguments.json) print_notes(divergent_notes(result.divergent));
-    if (!arguments.quiet && !arguments.json) print_notes(mean_notes(job, &result));
-    if (!arguments.quiet && !arguments.json) print_notes(result.notes);
+    if (arguments.talks()) print_notes(divergent_notes(result.divergent));
+    if (arguments.talks()) print_notes(mean_notes(job, &result));
+    if (arguments.talks()) print_notes(result.notes);
     if (arguments.json)
       print_output(to_text(job_document(job, space, &result)));
     else if (!arguments.quiet)
@@ -243,14 +243,14 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
       refused = std::current_exception();
     }
   });
-  if (!arguments.quiet && !arguments.json) print_notes(job.notes);
+  if (arguments.talks()) print_notes(job.notes);
   together.step("look for earlier runs", progress, [&] {
     if (!together.leads()) return;
     for (const std::string& note : look_for_earlier_runs(job, arguments, options.stores.target())) tell(note);
   });
   options.on_note = tell;
   if (arguments.dry_run) {
-    if (!arguments.quiet && !arguments.json) print_notes(mean_notes(job, nullptr));
+    if (arguments.talks()) print_notes(mean_notes(job, nullptr));
     if (together.leads()) dry_run(job, arguments, options.stores.target(), refused);
     return;
   }

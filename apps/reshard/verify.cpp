@@ -334,7 +334,7 @@ int run_verify_sums(const Command& command, const VerifyArguments& arguments, co
   }
   std::vector<std::string> notes;
   if (!result.unlisted.empty()) notes.push_back(unlisted_note(file, result));
-  if (!arguments.quiet && !arguments.json) print_notes(notes);
+  if (arguments.talks()) print_notes(notes);
   return report(arguments, result, {}, notes);
 }
 
@@ -371,7 +371,7 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
     for (std::string& note : idle_replica_options(command, {&a.map})) a.notes.push_back(std::move(note));
     for (std::string& note : idle_config(arguments, {&a})) a.notes.push_back(std::move(note));
   });
-  if (!arguments.quiet && !arguments.json) print_notes(a.notes);
+  if (arguments.talks()) print_notes(a.notes);
   ManifestVerification result;
   {
     std::uint64_t bytes = 0;
@@ -386,7 +386,7 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
   std::vector<std::string> notes = a.notes;
   if (result.states_left > 0) notes.push_back(states_left_note(result.states_left, a));
   if (result.files && !result.files->unlisted.empty()) notes.push_back(unlisted_note(file, *result.files));
-  if (!arguments.quiet && !arguments.json) print_notes({notes.begin() + std::ssize(a.notes), notes.end()});
+  if (arguments.talks()) print_notes({notes.begin() + std::ssize(a.notes), notes.end()});
   return report(arguments, result, divergent, notes);
 }
 
@@ -511,7 +511,7 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
   std::vector<std::string> notes = notes_of(arguments, a, b);
   for (std::string& note : idle_replica_options(command, {&a.map, &b.map})) notes.push_back(std::move(note));
   for (std::string& note : idle_config(arguments, {&a, &b})) notes.push_back(std::move(note));
-  if (!arguments.quiet && !arguments.json) print_notes(notes);
+  if (arguments.talks()) print_notes(notes);
   options.progress = &progress;
   std::vector<Divergence> divergent;
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
@@ -526,7 +526,7 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
     print_output(to_text(document_of(result, arguments, divergent, notes)));
   else if (!arguments.quiet)
     print_notes(divergent_notes(divergent));
-  if (!arguments.json && !arguments.quiet) print_text(report_text(result, arguments));
+  if (arguments.talks()) print_text(report_text(result, arguments));
   return result.same() ? 0 : kExitDifferent;
 }
 

@@ -114,7 +114,14 @@ TEST_CASE("Help on all has every option, the usual help all but those of layouts
     CHECK(std::includes(all.begin(), all.end(), of_layout.begin(), of_layout.end()));
     for (const std::string& option : of_layout) CHECK_FALSE(usual.contains(option));
   }
-  for (const char* option : {"--json", "--quiet", "--color", "--threads", "--help"}) CHECK(usual.contains(option));
+  for (const char* option : {"--threads", "--help"}) CHECK(usual.contains(option));
+}
+
+TEST_CASE("All commands that report have the same output flags") {
+  for (const std::string command : {"inspect", "shard", "consolidate", "convert", "verify", "doctor", "version"})
+    for (const char* option : {"--json", "--quiet", "--progress", "--color"})
+      CHECK(options_in(run_well({command, "--help"}).out).contains(option));
+  CHECK(run_well({"version", "--quiet", "--progress", "none", "--color", "never"}).out == run_well({"version"}).out);
 }
 
 TEST_CASE("The help of a layout has its options for the target, and for a source that has it") {
