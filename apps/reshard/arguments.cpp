@@ -105,7 +105,11 @@ Error usage_error(const Command& program, const std::vector<std::string>& argume
   }
   const Command command = program.find_subcommand(*first).value();
   if (const auto unknown = unknown_option(command, {first + 1, arguments.end()})) return *unknown;
-  return Error(ErrorKind::kUsage, parse_error.what()).hint("see reshard " + *first + " --help");
+  Error error(ErrorKind::kUsage, parse_error.what());
+  for (const Option& option : command.options())
+    if (option.is_required() && option.count() == 0 && !option.info().words.empty())
+      return error.hint("give one of " + join(option.info().words, ", "));
+  return error.hint("see reshard " + *first + " --help");
 }
 
 }  // namespace

@@ -151,10 +151,14 @@ Error no_plugin(const Launcher& launcher, const std::vector<Plugin>& places, con
   std::string message = fmt::format("{}, but there is no plug-in for MPI in {}", started(launcher), join(where, ", "));
   if (!failures.empty())
     message = fmt::format("{}, but no plug-in for MPI can be loaded: {}", started(launcher), join(failures, "; "));
-  return Error(ErrorKind::kUsage, message)
-      .hint(fmt::format("a plug-in is built where CMake finds an MPI (its option RESHARD_MPI), and RESHARD_MPI_PLUGIN "
-                        "names one elsewhere; {}",
-                        kSeparateRuns));
+  const char* what =
+      places.front().family.empty()
+          ? "RESHARD_MPI_PLUGIN names this path: set that of a libreshard_mpi_*.so, or unset it; reshard doctor then "
+            "lists "
+            "where one is looked for"
+          : "a plug-in is built where CMake finds an MPI (its option RESHARD_MPI), and RESHARD_MPI_PLUGIN "
+            "names one elsewhere";
+  return Error(ErrorKind::kUsage, message).hint(fmt::format("{}; {}", what, kSeparateRuns));
 }
 
 /// "Open MPI v4.1.4": omits what follows a comma, such as the package date.

@@ -61,6 +61,10 @@ std::vector<DeadOutput> dead_outputs(const TempDir& dir) {
 
 }  // namespace
 
+TEST_CASE("A missing argument that has few choices is an error that names them") {
+  check_fails({"completion"}, 2, {"SHELL is required", "give one of bash, zsh, fish"});
+}
+
 TEST_CASE("A value that is none of an option's choices is an error that names all of them") {
   const auto [command, option, choices] =
       GENERATE(table<std::string, std::string, std::string>({{"convert", "--overflow", "saturate, error"},
@@ -305,11 +309,11 @@ TEST_CASE(
   const std::string shard = "shard " + kModel + " " + out + " --tp 2 --dry-run";
   for (const DeadOutput& output : dead_outputs(dir))
     // Short and long output, by lines and as one document.
-    for (const std::string& words :
-         Arguments{"inspect " + kModel, "inspect " + kModel + " --tensors", "inspect " + kModel + " --json --stats",
-                   shard + " --json", shard, "verify " + kModel + " " + kModel,
-                   "verify " + kModel + " " + kModel + " --json", "--help", "shard --help", "--version", "help verify",
-                   "inspect --print-family llama", "inspect " + kModel + " --digest"}) {
+    for (const std::string& words : Arguments{
+             "inspect " + kModel, "inspect " + kModel + " --tensors", "inspect " + kModel + " --json --stats",
+             shard + " --json", shard, "verify " + kModel + " " + kModel, "verify " + kModel + " " + kModel + " --json",
+             "--help", "shard --help", "--version", "help verify", "man", "completion bash", "version --json",
+             "doctor --json", "inspect --print-family llama", "inspect " + kModel + " --digest"}) {
       INFO(words << output.redirection);
       CHECK(run_in_shell(words + output.redirection, err, output.setup) == output.exit_code);
       const std::string text = read_file(err);

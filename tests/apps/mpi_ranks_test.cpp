@@ -136,10 +136,11 @@ TEST_CASE(
   const auto [launcher, says] =
       GENERATE(table<Launcher, std::string>({{kLauncher, "Open MPI's mpirun started 4 processes"},
                                              {{"PALS", 1, 0, ""}, "PALS started this process, perhaps with others"}}));
-  check_refused([&, launcher = launcher] { start_mpi(launcher, {}, plugin_at(path)); },
-                {.kind = ErrorKind::kUsage,
-                 .what = says + ", but there is no plug-in for MPI in " + path,
-                 .hint = {"RESHARD_MPI", "--mpi no"}});
+  check_refused(
+      [&, launcher = launcher] { start_mpi(launcher, {}, plugin_at(path)); },
+      {.kind = ErrorKind::kUsage,
+       .what = says + ", but there is no plug-in for MPI in " + path,
+       .hint = {"RESHARD_MPI_PLUGIN names this path: set that of a libreshard_mpi_*.so, or unset it", "--mpi no"}});
 }
 
 TEST_CASE("A file that is no plug-in is refused with the loader's reason") {
