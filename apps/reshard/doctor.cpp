@@ -82,7 +82,7 @@ void print_facts(const Document& json, bool as_json) {
 
 void add_version(Command app) {
   auto arguments = std::make_shared<OutputArguments>();
-  Command command = app.add_subcommand("version", "Print the version, and how the program was built");
+  Command command = add_command(app, "version");
   add_output(command, *arguments);
   command.callback([arguments] {
     const Document facts = {{"command", "version"}, {"version", kVersion}, {"build", build_facts()}};
@@ -95,8 +95,7 @@ void add_doctor(Command app, OpenPlugin* open) {
     std::string path = ".";
   };
   auto arguments = std::make_shared<Arguments>();
-  Command command = app.add_subcommand(
-      "doctor", "Show what a bug report needs: build, machine, limits, MPI, and what works on a file system");
+  Command command = add_command(app, "doctor");
   add(command, "PATH", arguments->path);
   add_output(command, *arguments);
   command.callback([arguments, open] {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "color.h"
 #include "commands.h"
@@ -93,11 +94,11 @@ std::string examples_text(const CommandRow& row) {
 
 /// Returns the help of a command; `all` includes the options of layouts.
 std::string command_text(const Command& command, bool all) {
-  const CommandRow* row = command_row(command.name());
-  std::string text = wrap(command.description() + (row == nullptr ? "" : fmt::format(". {}.", row->when)), 0) + "\n";
+  const CommandRow& row = *command_row(command.name());
+  std::string text = wrap(fmt::format("{}. {}.", row.summary, row.when), 0) + "\n";
   text += fmt::format("\n{} reshard {}\n", styled("Usage:", Style::kBold, STDOUT_FILENO), usage_of(command));
   text += entries(arguments_of(command));
-  if (row != nullptr) text += examples_text(*row);
+  text += examples_text(row);
   std::set<std::string> shown;
   for (OptionSection& section : sections_of(command)) {
     const bool is_layouts = section.heading == heading_of(OptionGroup::kLayout);
@@ -116,7 +117,7 @@ std::string command_text(const Command& command, bool all) {
     }
   }
   text += exit_codes_text();
-  if (!all && row != nullptr)
+  if (!all && !row.main.empty())
     text += "\n" +
             wrap(fmt::format("More: reshard {} --help all, or a layout, a group (mesh, layout …) or an option",
                              command.name()),
@@ -130,13 +131,20 @@ std::string program_text(const Command& program) {
   text += fmt::format("\n{} reshard COMMAND [OPTIONS] …\n", styled("Usage:", Style::kBold, STDOUT_FILENO));
   text += heading_text("Commands");
   constexpr std::size_t kCommandColumns = 15;
-  for (const CommandRow& row : command_rows())
-    if (const auto command = program.find_subcommand(row.name))
-      text += entry(row.name, command->description(), kCommandColumns);
-  text += "\n";
-  for (const Command& command : program.subcommands())
-    if (command_row(command.name()) == nullptr) text += entry(command.name(), command.description(), kCommandColumns);
+  bool is_main = true;
+  for (const CommandRow& row : command_rows()) {
+    if (std::exchange(is_main, !row.main.empty()) != is_main) text += "\n";
+    text += entry(row.name, row.summary, kCommandColumns);
+  }
   return text + heading_text("Options") + entries(program.options()) + exit_codes_text();
+}
+
+std::vector<Option> options_of(const Command& command, OptionGroup group) {
+  std::vector<Option> options = command.options();
+  std::erase_if(options, [&](const Option& option) {
+    return option.info().group != group || !option.info().layouts.empty() || option.info().is_argument();
+  });
+  return options;
 }
 
 /// Returns the text about a layout; std::nullopt if the command has no options of it.
@@ -163,12 +171,9 @@ std::string lower_case(std::string text) {
 std::optional<std::string> group_text(const Command& command, const std::string& name) {
   for (const OptionGroup group : option_groups()) {
     if (name != lower_case(heading_of(group))) continue;
-    std::vector<Option> options;
-    for (const Option& option : command.options())
-      if (option.info().group == group && option.info().layouts.empty() && !option.info().is_argument())
-        options.push_back(option);
-    return section_text({heading_of(group), options, ""}).substr(1) +
-           (group == OptionGroup::kLayout ? layouts_overview(command) : "");
+    const std::string text =
+        entries(options_of(command, group)) + (group == OptionGroup::kLayout ? layouts_overview(command) : "");
+    if (!text.empty()) return heading_text(heading_of(group)).substr(1) + text;
   }
   return std::nullopt;
 }
@@ -249,7 +254,8 @@ std::vector<OptionSection> sections_of(const Command& command) {
 
 std::vector<std::string> topics_of(const Command& command) {
   std::vector<std::string> topics{"all"};
-  for (const OptionGroup group : option_groups()) topics.push_back(lower_case(heading_of(group)));
+  for (const OptionGroup group : option_groups())
+    if (const std::string topic = lower_case(heading_of(group)); group_text(command, topic)) topics.push_back(topic);
   for (const auto& [layout, count] : layouts_of(command)) topics.emplace_back(layout->traits().name);
   return topics;
 }
@@ -259,7 +265,7 @@ std::optional<HelpRequest> requested_help(const Command& program, const std::vec
   const auto is_command = [&](const std::string& name) { return program.find_subcommand(name).has_value(); };
   if (word(0) == "help") {
     const std::string about = word(1);
-    if (about.empty() || about == "help" || about.starts_with('-')) return HelpRequest{};
+    if (about.empty() || about.starts_with('-')) return HelpRequest{};
     if (is_command(about)) return HelpRequest{about, word(2)};
     if (layout_named(about) != nullptr) return HelpRequest{"convert", about};
     return std::nullopt;

@@ -15,13 +15,13 @@ namespace reshard::cli {
 void add_help_commands(Command app) {
   const Command program = app;
   auto shell = std::make_shared<std::string>();
-  Command completion = app.add_subcommand("completion", "Print a script that completes command lines in a shell");
+  Command completion = add_command(app, "completion");
   add(completion, "SHELL", *shell);
   completion.callback([program, shell] { print_output(completion_script(program, *shell)); });
-  Command man = app.add_subcommand("man", "Print the manual page");
+  Command man = add_command(app, "man");
   man.callback([program] { print_output(man_page(program, kVersion)); });
   auto request = std::make_shared<HelpRequest>();
-  Command help = app.add_subcommand("help", "Print help on a subcommand, a layout or an option");
+  Command help = add_command(app, "help");
   add(help, "COMMAND", request->command);
   add(help, "TOPIC", request->topic);
   help.callback([program, request] { print_output(help_text(program, *request)); });

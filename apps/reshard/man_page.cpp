@@ -31,9 +31,9 @@ std::string tagged(const std::string& tag, const std::string& text) {
 }
 
 std::string command_page(const Command& command) {
-  const CommandRow* row = command_row(command.name());
-  std::string text = fmt::format(".SS reshard {}\n{}.\n", troff(usage_of(command)), troff(command.description()));
-  if (row != nullptr) text += troff(row->when) + ".\n";
+  const CommandRow& row = *command_row(command.name());
+  std::string text =
+      fmt::format(".SS reshard {}\n{}.\n{}.\n", troff(usage_of(command)), troff(row.summary), troff(row.when));
   for (const Option& argument : arguments_of(command)) text += tagged(spelling_of(argument), description_of(argument));
   std::set<std::string> shown;
   for (const OptionSection& section : sections_of(command)) {

@@ -51,6 +51,20 @@ constexpr Example kInspectExamples[] = {
     {"inspect DIR --stats --filter norm", "values of some tensors"},
 };
 
+constexpr Example kDoctorExamples[] = {{"doctor", "the current directory"}, {"doctor DIR", "another file system"}};
+constexpr Example kVersionExamples[] = {{"version", "with the build"}, {"version --json", "for programs"}};
+constexpr Example kCompletionExamples[] = {
+    {"completion bash", "in ~/.bashrc: source <(reshard completion bash)"},
+    {"completion zsh", "likewise in ~/.zshrc, after compinit"},
+    {"completion fish", "into ~/.config/fish/completions/reshard.fish"},
+};
+constexpr Example kManExamples[] = {{"man", "to read it: reshard man | man -l -"}};
+constexpr Example kHelpExamples[] = {
+    {"help shard", "a subcommand"},
+    {"help convert mesh", "a group of options"},
+    {"help nxdi", "a layout"},
+};
+
 constexpr CommandRow kCommandRows[] = {
     {"inspect", "Show what a file or directory contains; start here",
      "Reads headers only, unless --stats or --digest is given", nullptr, kInspectMain, kInspectExamples},
@@ -62,6 +76,31 @@ constexpr CommandRow kCommandRows[] = {
      "Also for another mesh of a training run, optimizer included", is_written, kConvertMain, kConvertExamples},
     {"verify", "Compare two checkpoints of any layouts, or one with its manifest",
      "Exits with 0 if they are the same, 1 if they differ", nullptr, kVerifyMain, kVerifyExamples},
+    {"doctor",
+     "Show facts for a bug report: build, machine, limits, file system",
+     "Also whether plug-ins for MPI load, and which operations of a file system work",
+     nullptr,
+     {},
+     kDoctorExamples},
+    {"version",
+     "Print the version, and how the program was built",
+     "reshard --version prints the version alone",
+     nullptr,
+     {},
+     kVersionExamples},
+    {"completion",
+     "Print a script that completes command lines in a shell",
+     "Completes options, layouts, formats, families and paths",
+     nullptr,
+     {},
+     kCompletionExamples},
+    {"man", "Print the manual page", "In the format of man", nullptr, {}, kManExamples},
+    {"help",
+     "Print help on a subcommand, a layout or an option",
+     "The same as --help after a subcommand",
+     nullptr,
+     {},
+     kHelpExamples},
 };
 
 /// What completes the value of an option of the table. All but kDirectory and kFile also fill "{}" in its help.

@@ -41,13 +41,13 @@ struct CommandRow {
   const char* summary;                // one line of the program's help
   const char* when;                   // when to use it, a clause
   LayoutFilter writes;                // layouts that it writes; null if it writes no checkpoint
-  std::span<const char* const> main;  // the options that everybody needs
+  std::span<const char* const> main;  // the options that everybody needs; empty if the command reads no checkpoints
   std::span<const Example> examples;
 };
 
-/// All subcommands that have more help than one line, in the order of the program's help.
+/// All subcommands, in the order of the program's help.
 std::span<const CommandRow> command_rows();
-/// Returns nullptr if no row has this name.
+/// Returns nullptr if no row has this name, as for the program.
 const CommandRow* command_row(std::string_view name);
 /// Adds a subcommand of the table.
 Command add_command(Command program, std::string_view name);

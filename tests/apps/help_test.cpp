@@ -142,6 +142,10 @@ TEST_CASE("Help is found wherever it is asked for, on a group and on one option 
                                                            {"shard", "--help", "a", "b"}})
     CHECK(run_well(arguments).out == shard);
   check_run({"shard", "--help", "mesh"}, 0, {"Mesh:", "--tp N", "--pipeline-cuts"});
+  CHECK(options_in(run_well({"inspect", "--help", "output"}).out) ==
+        std::set<std::string>{"--tensors", "--sort", "--limit", "--print-family", "--print-spec", "--json", "--quiet",
+                              "--progress", "--color"});
+  check_fails({"inspect", "--help", "mesh"}, 2, {"reshard inspect has no help on mesh"});
   CHECK(options_in("\n" + run_well({"shard", "--help", "dtype"}).out) == std::set<std::string>{"--dtype"});
   CHECK(run_well({"shard", "--help", "tp_size"}).out == run_well({"shard", "--help", "tp"}).out);
   check_fails({"shard", "--help", "dtyp"}, 2, {"reshard shard has no help on dtyp", "did you mean dtype?"});
@@ -154,6 +158,8 @@ TEST_CASE("The program's help has a line for each command") {
   for (const cli::CommandRow& row : cli::command_rows())
     CHECK_THAT(help, Says(std::string(row.name)) && Says(std::string(row.summary)));
   for (const std::string& line : on_terminal("reshard --help")) CHECK(columns_of(line) <= 80);
+  for (const cli::CommandRow& row : cli::command_rows())
+    CHECK(run_well({"help", row.name}).out.find("\nExamples:\n  reshard ") != std::string::npos);
 }
 
 TEST_CASE("The examples of the help are commands that work") {
@@ -171,6 +177,11 @@ TEST_CASE("The examples of the help are commands that work") {
         {"RUN", golden("zero1/nxd-llama-dp2-tp2/checkpoint")},
         {"MODEL", golden("zero1/nxd-llama-dp2-tp2/original")}}},
       {"convert", {{"RANKS", golden("zero1/optimum-llama-dp1-tp4-m2-fused/checkpoint")}, {"MODEL", small}}},
+      {"doctor", {{"DIR", temp.path().string()}}},
+      {"version", {}},
+      {"completion", {}},
+      {"man", {}},
+      {"help", {}},
       {"verify", {{"MODEL", small}, {"RANKS", golden("optimum/llama-tp2-pp2/sharded")}, {"OUT", copy}}}};
   const std::map<std::string, std::string> for_compiled = {{"MODEL", golden("nxdi_compiled/moe-mixtral-tp4/original")},
                                                            {"COMPILED", golden("nxdi_compiled/moe-mixtral-tp4")}};
