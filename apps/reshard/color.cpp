@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <iterator>
 
 #include "table.h"
 
@@ -24,15 +25,8 @@ bool has_color(int fd) {
          std::string_view(std::getenv("TERM")) != "dumb";
 }
 
-const char* code_of(Style style) {
-  switch (style) {
-    case Style::kBold: return "1";
-    case Style::kRed: return "1;31";
-    case Style::kGreen: return "1;32";
-    case Style::kYellow: return "1;33";
-  }
-  return "";
-}
+/// Escape codes by Style, and the end of all.
+constexpr std::string_view kCodes[] = {"\x1b[1m", "\x1b[1;31m", "\x1b[1;32m", "\x1b[1;33m", "\x1b[0m"};
 
 }  // namespace
 
@@ -50,7 +44,14 @@ void set_color(const std::vector<std::string>& arguments) {
 }
 
 std::string styled(const std::string& text, Style style, int fd) {
-  return has_color(fd) && !text.empty() ? fmt::format("\x1b[{}m{}\x1b[0m", code_of(style), text) : text;
+  if (!has_color(fd) || text.empty()) return text;
+  return fmt::format("{}{}{}", kCodes[static_cast<std::size_t>(style)], text, *std::rbegin(kCodes));
+}
+
+std::size_t style_bytes(std::string_view text, int fd) {
+  for (const std::string_view code : kCodes)
+    if (text.starts_with(code) && has_color(fd)) return code.size();
+  return 0;
 }
 
 }  // namespace reshard::cli

@@ -11,6 +11,7 @@
 
 #include "arguments.h"
 #include "build_facts.h"
+#include "color.h"
 #include "commands.h"
 #include "json_report.h"
 #include "machine_facts.h"
@@ -49,7 +50,7 @@ std::string value_text(const std::string& key, const Document& value) {
 }
 
 /// The keys as labels, one line each, below a line for each object.
-void add_lines(const Document& json, std::size_t indent, std::string& text) {
+void add_lines(const Document& json, std::size_t indent, std::string& text, std::string_view of = {}) {
   constexpr std::size_t kLabelColumns = 26;
   for (const auto& [key, value] : json.items()) {
     if (key == "command") continue;
@@ -63,10 +64,17 @@ void add_lines(const Document& json, std::size_t indent, std::string& text) {
     if (value.is_object()) {
       if (indent == 0) text += "\n";
       text += label + (value.empty() ? "  none" : "") + "\n";
-      add_lines(value, indent + 2, text);
+      add_lines(value, indent + 2, text, key);
     } else if (indent > 0) {
       label.resize(std::max(label.size() + 2, kLabelColumns), ' ');
-      text += wrap(label + value_text(key, value), kLabelColumns) + "\n";
+      const std::string line = wrap(label + value_text(key, value), kLabelColumns);
+      label = wrap(label, kLabelColumns);
+      const bool works = value == "works" || (key == "writable" && value == true);
+      const bool is_verdict = works || of == "operations" || key == "writable";
+      text += is_verdict && line.starts_with(label)
+                  ? label + styled(line.substr(label.size()), works ? Style::kGreen : Style::kYellow, STDOUT_FILENO)
+                  : line;
+      text += "\n";
     }
   }
 }

@@ -24,6 +24,18 @@ std::atomic<bool> muted{false};
 constexpr std::pair<const char*, Style> kStyles[] = {
     {"reshard: note:", Style::kYellow}, {"reshard:", Style::kRed}, {"  try:", Style::kGreen}};
 
+/// Escapes all but the codes of styled().
+std::string escaped_unless_styled(const std::string& line) {
+  std::string text;
+  std::size_t done = 0;
+  for (std::size_t at = line.find('\x1b'); at != line.npos; at = line.find('\x1b', at + 1))
+    if (const std::size_t bytes = style_bytes(std::string_view(line).substr(at), STDOUT_FILENO); bytes > 0) {
+      text += escaped(line.substr(done, at - done)) + line.substr(at, bytes);
+      done = at + bytes;
+    }
+  return text + escaped(line.substr(done));
+}
+
 }  // namespace
 
 void set_muted(bool is) {
@@ -43,7 +55,7 @@ void print_output(const std::string& text) {
 
 void print_text(const std::string& text) {
   std::vector<std::string> lines = split(text, '\n');
-  for (std::string& line : lines) line = escaped(line);
+  for (std::string& line : lines) line = escaped_unless_styled(line);
   print_output(join(lines, "\n"));
 }
 

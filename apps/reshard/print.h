@@ -15,7 +15,8 @@ bool is_muted();
 /// \throws Error kIo if it cannot be written; ReaderGone.
 void print_output(const std::string& text);
 
-/// Writes a report for people to standard output. Escapes characters that hide or move text, except newlines.
+/// Writes a report for people to standard output. Escapes characters that hide or move text, except newlines and
+/// the codes of styled().
 /// \throws as print_output.
 void print_text(const std::string& text);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "color.h"
 #include "reshard/base/strings.h"
 
 namespace reshard::cli {
@@ -129,17 +130,17 @@ std::string Table::text(bool may_shorten) const {
   const std::size_t room = all > others + kLeastFirstColumn ? all - others : kLeastFirstColumn;
   if (may_shorten) widths[0] = std::min(widths[0], room);
   std::string out;
-  const auto add_line = [&](const std::vector<std::string>& cells) {
+  const auto line_of = [&](const std::vector<std::string>& cells) {
     std::string line;
     for (std::size_t c = 0; c < cells.size(); ++c)
       line += (c ? std::string(kGap, ' ') : "") + padded(shorten(cells[c], widths[c]), widths[c], columns_[c].second);
     while (!line.empty() && line.back() == ' ') line.pop_back();
-    out += line + "\n";
+    return line;
   };
   std::vector<std::string> heads;
   for (const auto& column : columns_) heads.push_back(column.first);
-  add_line(heads);
-  for (const auto& row : rows_) add_line(row);
+  out += styled(line_of(heads), Style::kBold, STDOUT_FILENO) + "\n";
+  for (const auto& row : rows_) out += line_of(row) + "\n";
   return out;
 }
 

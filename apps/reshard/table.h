@@ -21,6 +21,7 @@ class Table {
 
   /// Escapes unprintable characters in cells as \xNN.
   void add(std::vector<std::string> cells);
+  /// For standard output: the header may be bold.
   std::string text(bool may_shorten = is_terminal()) const;
   /// Whether all cells fit into table_columns() without shortening.
   bool fits() const;

@@ -1,6 +1,7 @@
 #include "reshard/engine/check/verify.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -11,6 +12,7 @@
 #include <tuple>
 
 #include "arguments.h"
+#include "color.h"
 #include "commands.h"
 #include "idle_options.h"
 #include "json_report.h"
@@ -81,13 +83,18 @@ struct Comparison : Verification {
   bool same() const { return Verification::same() && other_values.empty(); }
 };
 
+std::string verdict(bool same) {
+  return same ? styled("same:", Style::kGreen, STDOUT_FILENO) : styled("different:", Style::kRed, STDOUT_FILENO);
+}
+
 /// "different: 3 of 40 tensors, 2 values"
 std::string summary_of(const Comparison& result) {
   if (result.same())
-    return fmt::format("same: {} tensors, {}\n", result.compared_tensors, format_bytes(result.compared_bytes));
+    return fmt::format("{} {} tensors, {}\n", verdict(true), result.compared_tensors,
+                       format_bytes(result.compared_bytes));
   const std::size_t alone = result.only_a.size() + result.only_b.size() + result.other_form.size();
   const std::size_t wrong = alone + result.different.size(), values = result.other_values.size();
-  std::string text = "different:";
+  std::string text = verdict(false);
   if (wrong > 0) text += fmt::format(" {} of {} tensors", wrong, result.compared_tensors + alone);
   if (values > 0)
     text += fmt::format("{} {} value{} of the optimizer", wrong > 0 ? "," : "", values, values == 1 ? "" : "s");
@@ -232,9 +239,9 @@ std::string report_text(const ManifestVerification& result) {
     files = fmt::format(", {} file{}", count, count == 1 ? "" : "s");
   }
   if (result.same())
-    return text +
-           fmt::format("same: {} tensors, {}{}\n", result.compared_tensors, format_bytes(result.compared_bytes), files);
-  return text + fmt::format("different: {} tensor{}{}\n", tensors, tensors == 1 ? "" : "s", files);
+    return text + fmt::format("{} {} tensors, {}{}\n", verdict(true), result.compared_tensors,
+                              format_bytes(result.compared_bytes), files);
+  return text + fmt::format("{} {} tensor{}{}\n", verdict(false), tensors, tensors == 1 ? "" : "s", files);
 }
 
 /// Without the bytes.
@@ -275,8 +282,9 @@ std::string states_left_note(std::uint64_t count, const Checkpoint& checkpoint) 
 std::string report_text(const FilesVerification& result) {
   std::string text = names_text(result.missing, "missing") + names_text(result.different, "differs");
   if (result.same())
-    return text + fmt::format("same: {} files, {}\n", result.compared_files, format_bytes(result.compared_bytes));
-  return text + fmt::format("different: {} of {} files\n", result.missing.size() + result.different.size(),
+    return text +
+           fmt::format("{} {} files, {}\n", verdict(true), result.compared_files, format_bytes(result.compared_bytes));
+  return text + fmt::format("{} {} of {} files\n", verdict(false), result.missing.size() + result.different.size(),
                             result.missing.size() + result.compared_files);
 }
 

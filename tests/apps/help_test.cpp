@@ -284,6 +284,31 @@ TEST_CASE("The man page has every command and option, and is valid") {
   CHECK(output_of_shell("sh", "groff -man -Kutf8 -Tutf8 -ww -z '" + (temp / "reshard.1").string() + "'\n").empty());
 }
 
+TEST_CASE("Headers of tables are bold and verdicts coloured, where nothing else changes") {
+  const std::string model = testdata("golden/optimum/llama-tp8-gqa/original").string();
+  const TempDir temp;
+  const std::string out = (temp / "out").string(), half = (temp / "half").string();
+  run_well({"convert", model, out, "--manifest", "--quiet"});
+  run_well({"convert", model, half, "--dtype", "float8_e5m2", "--keep", ".", "--quiet"});
+  const auto check_styled = [](const Arguments& arguments, const std::string& styled) {
+    const std::string plain = run_reshard(arguments).out;
+    const std::string text = run_reshard(joined(arguments, {"--color", "always"})).out;
+    CHECK_THAT(text, Says(styled));
+    CHECK(std::regex_replace(text, std::regex("\x1b\\[[0-9;]*m"), "") == plain);
+  };
+  check_styled({"inspect", model}, "\x1b[1mtensor ");
+  check_styled({"shard", model, (temp / "ranks").string(), "--tp", "8", "--dry-run"}, "\x1b[1mfile ");
+  check_styled({"verify", model, model}, "\x1b[1;32msame:\x1b[0m ");
+  check_styled({"verify", model, half}, "\n\x1b[1;31mdifferent:\x1b[0m ");
+  check_styled({"verify", out, "--manifest", out + "/SHA256SUMS"}, "\x1b[1;32msame:\x1b[0m ");
+  check_styled({"verify", model, "--manifest", out + "/reshard.manifest.json"}, "\x1b[1;32msame:\x1b[0m ");
+  CHECK_THAT(run_well({"doctor", out, "--color", "always"}).out,
+             Says("writable") && Says("  \x1b[1;32mworks\x1b[0m\n"));
+  CHECK_THAT(run_well({"doctor", "/proc", "--color", "always"}).out, Says("\x1b[1;33mno\x1b[0m\n"));
+  for (const Arguments& arguments : std::vector<Arguments>{{"inspect", model}, {"verify", model, model}, {"doctor"}})
+    CHECK_THAT(run_well(joined(arguments, {"--json", "--color", "always"})).out, !Says("\x1b"));
+}
+
 TEST_CASE("Output has colours on a terminal only, unless --color or NO_COLOR says otherwise") {
   const auto is_colored = [](const std::string& text) { return text.find("\x1b[") != std::string::npos; };
   const auto shows = [&](const std::string& command) { return is_colored(replay("$ " + command + "\n", false)); };
