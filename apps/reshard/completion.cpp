@@ -32,6 +32,13 @@ Offer offer_of(const Command& command, const Option& option) {
   return {option.info().completion, join(option.info().words, " ")};
 }
 
+/// Returns what to offer for any of several arguments, since options may be between them.
+Offer joined(const Offer& a, const Offer& b) {
+  if (a.kind != Completion::kWords || a.kind != b.kind) return std::max(a, b);
+  return {a.kind, a.words + " " + b.words};
+}
+
+/// Also true of --help, which may be given without its value.
 bool takes_value(const Option& option) {
   return !option.info().is_argument() && !option.info().value.empty();
 }
@@ -67,7 +74,7 @@ std::string bash_command(const Command& command) {
   Offer argument;
   for (const Option& option : command.options()) {
     const std::vector<std::string> names = hyphened_names(option);
-    if (option.info().is_argument()) argument = std::max(argument, offer_of(command, option));
+    if (option.info().is_argument()) argument = joined(argument, offer_of(command, option));
     options.insert(options.end(), names.begin(), names.begin() + (names.empty() ? 0 : 1));
     if (!takes_value(option)) continue;
     std::vector<std::string>& same = by_offer[offer_of(command, option)];
@@ -90,6 +97,7 @@ std::string bash_script(const Command& program) {
   }
   return fmt::format(R"(# Completion of reshard for bash: source <(reshard completion bash)
 _reshard() {{
+  [[ $COMP_CWORD -gt 1 && ${{COMP_WORDS[1]}} == --help ]] && COMP_WORDS[1]=help
   local word=${{COMP_WORDS[COMP_CWORD]}} option=${{COMP_WORDS[COMP_CWORD - 1]}}
   local options='--help --version' words='' files='' is_argument=''
   # bash makes three words of --option=value
@@ -141,14 +149,15 @@ std::string zsh_command(const Command& command) {
       specs.push_back(fmt::format("'{}:{}:{}'", option.is_required() ? "" : ":", info.names, action));
       continue;
     }
-    const bool has_value = takes_value(option) && !option.is_switch();
+    const bool has_value = takes_value(option), may_lack_value = option.is_switch();
     for (const std::string& name : hyphened_names(option))
-      specs.push_back(fmt::format("'{}{}{}[{}]{}'", info.is_list ? "*" : "", name,
-                                  !has_value               ? ""
-                                  : name.starts_with("--") ? "="
-                                                           : "+",
-                                  zsh_quoted(short_description(option)),
-                                  has_value ? fmt::format(":{}:{}", zsh_quoted(info.value), action) : ""));
+      specs.push_back(fmt::format(
+          "'{}{}{}[{}]{}'", info.is_list ? "*" : "", name,
+          !has_value || may_lack_value ? ""
+          : name.starts_with("--")     ? "="
+                                       : "+",
+          zsh_quoted(short_description(option)),
+          has_value ? fmt::format("{}:{}:{}", may_lack_value ? ":" : "", zsh_quoted(info.value), action) : ""));
   }
   return fmt::format("        {})\n          _arguments -s \\\n            {} ;;\n", command.name(),
                      join(specs, " \\\n            "));
@@ -165,7 +174,8 @@ std::string zsh_script(const Command& program) {
 _reshard() {{
   local curcontext="$curcontext" state state_descr line
   typeset -A opt_args
-  _arguments -C '(- *)--version[Print the version]' '1:command:->command' '*::argument:->arguments'
+  _arguments -C -A '-*' '(- *)'{{-V,--version}}'[Print the version]' '(- *)'{{-h,--help}}'[Print help]:command:->command' \
+    '1:command:->command' '*::argument:->arguments'
   case $state in
     command)
       local -a commands
@@ -192,32 +202,41 @@ std::string fish_quoted(const std::string& text) {
 
 std::string fish_offer(const Offer& offer) {
   switch (offer.kind) {
-    case Completion::kNone: return " -x";
-    case Completion::kDirectory: return " -x -a '(__fish_complete_directories)'";
-    case Completion::kFile: return " -r -F";
-    case Completion::kWords: return " -x -a " + fish_quoted(offer.words);
+    case Completion::kNone: return "";
+    case Completion::kDirectory: return " -a '(__fish_complete_directories)'";
+    case Completion::kFile: return " -F";
+    case Completion::kWords: return " -a " + fish_quoted(offer.words);
   }
   return "";
 }
 
 std::string fish_script(const Command& program) {
-  std::string text = "# Completion of reshard for fish: reshard completion fish | source\ncomplete -c reshard -f\n";
+  std::string text = R"(# Completion of reshard for fish: reshard completion fish | source
+function __reshard_command
+  set -l words (commandline -opc)
+  test "$words[2]" = $argv[1]
+end
+complete -c reshard -f
+complete -c reshard -n __fish_use_subcommand -s V -l version -d 'Print the version'
+complete -c reshard -n __fish_use_subcommand -s h -l help -d 'Print help'
+)";
   for (const Command& command : program.subcommands())
     text += fmt::format("complete -c reshard -n __fish_use_subcommand -a {} -d {}\n", command.name(),
                         fish_quoted(command.description()));
   for (const Command& command : program.subcommands()) {
-    const std::string begin = fmt::format("complete -c reshard -n '__fish_seen_subcommand_from {}'", command.name());
+    const std::string begin = fmt::format("complete -c reshard -n '__reshard_command {}'", command.name());
     for (const Option& option : command.options()) {
       const Offer offer = offer_of(command, option);
       std::string names;
       for (const std::string& name : option.long_names()) names += " -l " + name;
       for (const std::string& name : option.short_names()) names += " -s " + name;
       if (option.info().is_argument())
-        text += begin + (offer.kind == Completion::kWords ? " -a " + fish_quoted(offer.words) : " -F") + "\n";
+        text += begin + fish_offer(offer) + "\n";
       else
-        text += fmt::format("{}{}{} -d {}\n", begin, names,
-                            takes_value(option) && !option.is_switch() ? fish_offer(offer) : "",
-                            fish_quoted(short_description(option)));
+        text += fmt::format(
+            "{}{}{} -d {}\n", begin, names,
+            !takes_value(option) ? "" : (offer.kind == Completion::kFile ? " -r" : " -x") + fish_offer(offer),
+            fish_quoted(short_description(option)));
     }
   }
   return text;

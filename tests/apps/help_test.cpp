@@ -224,6 +224,8 @@ TEST_CASE("bash completes subcommands, options and their values") {
   CHECK(completed("reshard shard --help nxdi") == "nxdi");
   CHECK(completed("reshard completion z") == "zsh");
   CHECK(completed("reshard help sh") == "shard");
+  CHECK(completed("reshard --help sh") == "shard");
+  CHECK(completed("reshard help convert me") == "mesh");
   CHECK(completed("reshard verify --from").empty());
 }
 
@@ -255,6 +257,14 @@ TEST_CASE("The scripts for zsh and fish are understood by these shells and have 
     const std::string load = "source " + (temp / "script").string() + "\n";
     CHECK_THAT(output_of_shell("fish", load + "complete -C 'reshard shard --layout nx'"), Says("nxdi"));
     CHECK_THAT(output_of_shell("fish", load + "complete -C 'reshard sh'"), Says("shard"));
+    CHECK_THAT(output_of_shell("fish", load + "complete -C 'reshard --'"), Says("--help") && Says("--version"));
+    CHECK_THAT(output_of_shell("fish", load + "complete -C 'reshard convert --help me'"), Says("mesh"));
+    CHECK_THAT(output_of_shell("fish", load + "complete -C 'reshard inspect verify --'"), !Says("--rtol"));
+    fs::create_directories(temp / "a model");
+    write_file(temp / "a file", "");
+    const std::string offered =
+        output_of_shell("fish", load + "cd " + temp.path().string() + "\ncomplete -C 'reshard shard '");
+    CHECK_THAT(offered, Says("a model/") && !Says("a file"));
   } else {
     output_of_shell("zsh", "autoload -Uz compinit\ncompinit -D -u\nsource " + (temp / "script").string() +
                                "\n[[ $_comps[reshard] == _reshard ]]\n");
