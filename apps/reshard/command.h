@@ -24,6 +24,10 @@ enum class OptionGroup : std::uint8_t {
   kPerformance,
   kDiagnostics,
 };
+inline constexpr OptionGroup kOptionGroups[] = {
+    OptionGroup::kMesh,   OptionGroup::kLayout,      OptionGroup::kSelection,   OptionGroup::kValues,
+    OptionGroup::kOutput, OptionGroup::kPerformance, OptionGroup::kDiagnostics,
+};
 
 /// What a shell offers as the value of an option.
 enum class Completion : std::uint8_t { kNone, kDirectory, kFile, kWords };

@@ -169,7 +169,7 @@ std::string lower_case(std::string text) {
 }
 
 std::optional<std::string> group_text(const Command& command, const std::string& name) {
-  for (const OptionGroup group : option_groups()) {
+  for (const OptionGroup group : kOptionGroups) {
     if (name != lower_case(heading_of(group))) continue;
     const std::string text =
         entries(options_of(command, group)) + (group == OptionGroup::kLayout ? layouts_overview(command) : "");
@@ -231,7 +231,7 @@ std::vector<OptionSection> sections_of(const Command& command) {
       if (const auto option = command.find_option(name)) main.options.push_back(*option);
     sections.push_back(std::move(main));
   }
-  for (const OptionGroup group : option_groups()) {
+  for (const OptionGroup group : kOptionGroups) {
     const auto in_group = [&](const Option& option) {
       return option.info().group == group && option.info().layouts.empty() && !is_main(option, row);
     };
@@ -254,7 +254,7 @@ std::vector<OptionSection> sections_of(const Command& command) {
 
 std::vector<std::string> topics_of(const Command& command) {
   std::vector<std::string> topics{"all"};
-  for (const OptionGroup group : option_groups())
+  for (const OptionGroup group : kOptionGroups)
     if (const std::string topic = lower_case(heading_of(group)); group_text(command, topic)) topics.push_back(topic);
   for (const auto& [layout, count] : layouts_of(command)) topics.emplace_back(layout->traits().name);
   return topics;

@@ -67,63 +67,43 @@ constexpr Example kHelpExamples[] = {
 
 constexpr CommandRow kCommandRows[] = {
     {"inspect", "Show what a file or directory contains; start here",
-     "Reads headers only, unless --stats or --digest is given", nullptr, kInspectMain, kInspectExamples},
+     "Reads headers only, unless --stats or --digest is given", kInspectExamples, kInspectMain},
     {"shard", "Hugging Face model (or LoRA adapters) to one file per rank",
-     "For a trainer or server that loads rank files", is_of_ranks, kShardMain, kShardExamples},
+     "For a trainer or server that loads rank files", kShardExamples, kShardMain, is_of_ranks},
     {"consolidate", "Rank files of any trainer to a Hugging Face directory",
-     "For Transformers, vLLM, SGLang, or to publish a model", is_whole, kConsolidateMain, kConsolidateExamples},
+     "For Transformers, vLLM, SGLang, or to publish a model", kConsolidateExamples, kConsolidateMain, is_whole},
     {"convert", "Anything to anything: another mesh, layout, file format or dtype",
-     "Also for another mesh of a training run, optimizer included", is_written, kConvertMain, kConvertExamples},
+     "Also for another mesh of a training run, optimizer included", kConvertExamples, kConvertMain, is_written},
     {"verify", "Compare two checkpoints of any layouts, or one with its manifest",
-     "Exits with 0 if they are the same, 1 if they differ", nullptr, kVerifyMain, kVerifyExamples},
-    {"doctor",
-     "Show facts for a bug report: build, machine, limits, file system",
-     "Also whether plug-ins for MPI load, and which operations of a file system work",
-     nullptr,
-     {},
-     kDoctorExamples},
-    {"version",
-     "Print the version, and how the program was built",
-     "reshard --version prints the version alone",
-     nullptr,
-     {},
+     "Exits with 0 if they are the same, 1 if they differ", kVerifyExamples, kVerifyMain},
+    {"doctor", "Show facts for a bug report: build, machine, limits, file system",
+     "Also whether plug-ins for MPI load, and which operations of a file system work", kDoctorExamples},
+    {"version", "Print the version, and how the program was built", "reshard --version prints the version alone",
      kVersionExamples},
-    {"completion",
-     "Print a script that completes command lines in a shell",
-     "Completes options, layouts, formats, families and paths",
-     nullptr,
-     {},
-     kCompletionExamples},
-    {"man", "Print the manual page", "In the format of man", nullptr, {}, kManExamples},
-    {"help",
-     "Print help on a subcommand, a layout or an option",
-     "The same as --help after a subcommand",
-     nullptr,
-     {},
+    {"completion", "Print a script that completes command lines in a shell",
+     "Completes options, layouts, formats, families and paths", kCompletionExamples},
+    {"man", "Print the manual page", "In the format of man", kManExamples},
+    {"help", "Print help on a subcommand, a layout or an option", "The same as --help after a subcommand",
      kHelpExamples},
 };
 
-/// What completes the value of an option of the table. All but kDirectory and kFile also fill "{}" in its help.
+/// What completes the value of an option of the table.
 enum class Values : std::uint8_t {
-  kNone,
-  kDirectory,
-  kFile,
+  kByWord,  // paths for DIR and FILE, and the choices of "keep|drop"
   kLayouts,
   kFormats,
   kDtypes,
   kFamilies,
   kCommands,
-  kTopics,   // of the help of convert, which has options of all layouts
-  kChoices,  // those in the word for its value: "keep|drop"
+  kTopics,  // of the help of convert, which has options of all layouts
 };
 
 struct OptionRow {
-  const char* names;  // as OptionInfo::names
-  const char* value;  // as OptionInfo::value
-  OptionGroup group;
-  Values values;
-  const char* help;                // "{}" is replaced by layouts, formats or dtypes
-  const char* command = "";        // the only command that the row applies to; takes precedence
+  const char* names;         // as OptionInfo::names
+  const char* value;         // as OptionInfo::value
+  const char* help;          // "{}" is replaced by formats or dtypes if it takes one, else by layouts
+  const char* command = "";  // the only command that the row applies to; takes precedence
+  Values values = Values::kByWord;
   LayoutFilter layouts = nullptr;  // layouts for "{}"; null: those that the command writes
 };
 
@@ -137,168 +117,164 @@ bool holds_drafts(const Layout& layout) {
   return layout.joined_roles().count("draft") > 0;
 }
 
-using Group = OptionGroup;
-
 constexpr const char* kAnyCheckpoint =
     "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter";
 
-constexpr OptionRow kOptions[] = {
-    // Arguments
-    {"[PATH]", "", Group::kSelection, Values::kFile, kAnyCheckpoint},
-    {"[PATH]", "", Group::kSelection, Values::kDirectory,
-     "Directory to examine, such as an output's parent: tries operations in a temporary subdirectory", "doctor"},
-    {"MODEL_DIR", "", Group::kSelection, Values::kDirectory,
+constexpr OptionRow kArguments[] = {
+    {"[PATH]", "FILE", kAnyCheckpoint},
+    {"[PATH]", "DIR", "Directory to examine, such as an output's parent: tries operations in a temporary subdirectory",
+     "doctor"},
+    {"MODEL_DIR", "DIR",
      "Directory with config.json and weights, a training checkpoint of whole tensors, or a file of all weights"},
-    {"OUT_DIR", "", Group::kSelection, Values::kDirectory, "Directory to write the shards folder into", "shard"},
-    {"CHECKPOINT_DIR", "", Group::kSelection, Values::kDirectory,
+    {"OUT_DIR", "DIR", "Directory to write the shards folder into", "shard"},
+    {"CHECKPOINT_DIR", "DIR",
      "Directory with a shards folder or adapter_NAME/ folders, or such a folder; a training run, see --tag; or a file "
      "of all weights"},
-    {"[OUT_DIR]", "", Group::kSelection, Values::kDirectory, "Output directory (default: that of the shards folder)",
-     "consolidate"},
-    {"SRC", "", Group::kSelection, Values::kFile, kAnyCheckpoint},
-    {"DST", "", Group::kSelection, Values::kDirectory, "Directory to write to"},
-    {"A", "", Group::kSelection, Values::kFile, kAnyCheckpoint},
-    {"[B]", "", Group::kSelection, Values::kFile, "The other checkpoint"},
-    {"[COMMAND]", "", Group::kOutput, Values::kCommands, "A subcommand, or a layout"},
-    {"[TOPIC]", "", Group::kOutput, Values::kTopics, "all, a group of options such as mesh, a layout, or an option"},
-    {"SHELL", "bash|zsh|fish", Group::kOutput, Values::kChoices, "bash, zsh or fish"},
+    {"[OUT_DIR]", "DIR", "Output directory (default: that of the shards folder)", "consolidate"},
+    {"SRC", "FILE", kAnyCheckpoint},
+    {"DST", "DIR", "Directory to write to"},
+    {"A", "FILE", kAnyCheckpoint},
+    {"[B]", "FILE", "The other checkpoint"},
+    {"[COMMAND]", "", "A subcommand, or a layout", "", Values::kCommands},
+    {"[TOPIC]", "", "all, a group of options such as mesh, a layout, or an option", "", Values::kTopics},
+    {"SHELL", "bash|zsh|fish", "bash, zsh or fish"},
+};
 
-    // Mesh
-    {"--tp", "N", Group::kMesh, Values::kNone, "Tensor-parallel ranks; required, but for layout {}", "shard",
-     writes_without_mesh},
-    {"--tp", "N", Group::kMesh, Values::kNone, "Tensor-parallel ranks (default: those of a sharded SRC)"},
-    {"--pp", "N", Group::kMesh, Values::kNone, "Pipeline-parallel ranks (default: 1)"},
-    {"--pp", "N", Group::kMesh, Values::kNone, "Pipeline-parallel ranks (default: those of a sharded SRC, or 1)",
-     "convert"},
-    {"--vpp", "N", Group::kMesh, Values::kNone, "Virtual pipeline stages per rank, interleaved"},
-    {"--ep", "N", Group::kMesh, Values::kNone,
-     "Expert-parallel ranks to distribute each layer's experts over (default: 1)"},
-    {"--ep", "N", Group::kMesh, Values::kNone, "Expert-parallel ranks (default: those of a sharded SRC, or 1)",
-     "convert"},
-    {"--pipeline-cuts", "NAMES", Group::kMesh, Values::kNone,
-     "Last layer of each stage but the last, such as model.layers.3,model.layers.7"},
+constexpr OptionRow kMeshOptions[] = {
+    {"--tp", "N", "Tensor-parallel ranks; required, but for layout {}", "shard", Values::kByWord, writes_without_mesh},
+    {"--tp", "N", "Tensor-parallel ranks (default: those of a sharded SRC)"},
+    {"--pp", "N", "Pipeline-parallel ranks (default: 1)"},
+    {"--pp", "N", "Pipeline-parallel ranks (default: those of a sharded SRC, or 1)", "convert"},
+    {"--vpp", "N", "Virtual pipeline stages per rank, interleaved"},
+    {"--ep", "N", "Expert-parallel ranks to distribute each layer's experts over (default: 1)"},
+    {"--ep", "N", "Expert-parallel ranks (default: those of a sharded SRC, or 1)", "convert"},
+    {"--pipeline-cuts", "NAMES", "Last layer of each stage but the last, such as model.layers.3,model.layers.7"},
+};
 
-    // Layout
-    {"--layout", "NAME", Group::kLayout, Values::kLayouts, "Layout of the shards: {}"},
-    {"--to", "NAME", Group::kLayout, Values::kLayouts,
-     "Layout to write: {}; that of a sharded SRC with --with-optimizer or options of ranks"},
-    {"--for", "DIR", Group::kLayout, Values::kDirectory,
-     "Directory of a compiled model (neuron_config.json): take its ranks, dtype and layout options"},
-    {"-f,--format", "NAME", Group::kLayout, Values::kFormats, "File format: {}"},
-    {"--fused-model", "NAME", Group::kLayout, Values::kNone,
+constexpr OptionRow kLayoutOptions[] = {
+    {"--layout", "NAME", "Layout of the shards: {}", "", Values::kLayouts},
+    {"--to", "NAME", "Layout to write: {}; that of a sharded SRC with --with-optimizer or options of ranks", "",
+     Values::kLayouts},
+    {"--for", "DIR", "Directory of a compiled model (neuron_config.json): take its ranks, dtype and layout options"},
+    {"-f,--format", "NAME", "File format: {}", "", Values::kFormats},
+    {"--fused-model", "NAME",
      "Compare only the target or only the draft of a fused speculation, without adapters and Medusa's heads", "verify"},
+};
 
-    // Selection
-    {"--tag", "NAME", Group::kSelection, Values::kNone,
+constexpr OptionRow kSelectionOptions[] = {
+    {"--tag", "NAME",
      "Which checkpoint to read, if the directory holds several (step_3, checkpoint-10); default: the newest complete "
      "one"},
-    {"--tag", "NAME", Group::kSelection, Values::kNone,
+    {"--tag", "NAME",
      "Which checkpoint to read, if A or B holds several (step_3, checkpoint-10); default: the newest complete one",
      "verify"},
-    {"--config", "FILE", Group::kSelection, Values::kFile,
-     "The model's config.json, or its directory, if it is not next to the weights"},
-    {"--config", "FILE", Group::kSelection, Values::kFile,
-     "The model's config.json, or its directory, for a side that has none", "verify"},
-    {"--with-optimizer", "", Group::kSelection, Values::kNone,
-     "Include the optimizer and other training state (layout {})", "", writes_states},
-    {"--with-optimizer", "", Group::kSelection, Values::kNone, "Also compare the optimizer and other training state",
-     "verify"},
-    {"--rename", "REGEX=TEXT", Group::kSelection, Values::kNone,
-     "Replace what matches in names, in order; $1 … $9 are groups"},
-    {"--drop", "REGEX", Group::kSelection, Values::kNone, "Leave out tensors whose name matches"},
-    {"--keep", "REGEX", Group::kSelection, Values::kNone, "Take only tensors whose name matches"},
-    {"--filter", "REGEX", Group::kSelection, Values::kNone, "Only tensors whose name matches"},
-    {"--allow-missing", "", Group::kSelection, Values::kNone,
-     "Write a model that lacks tensors which config.json asks for, and list them in a note"},
-    {"--extra-tensors", "keep|drop", Group::kSelection, Values::kChoices,
+    {"--config", "FILE", "The model's config.json, or its directory, if it is not next to the weights"},
+    {"--config", "FILE", "The model's config.json, or its directory, for a side that has none", "verify"},
+    {"--with-optimizer", "", "Include the optimizer and other training state (layout {})", "", Values::kByWord,
+     writes_states},
+    {"--with-optimizer", "", "Also compare the optimizer and other training state", "verify"},
+    {"--rename", "REGEX=TEXT", "Replace what matches in names, in order; $1 … $9 are groups"},
+    {"--drop", "REGEX", "Leave out tensors whose name matches"},
+    {"--keep", "REGEX", "Take only tensors whose name matches"},
+    {"--filter", "REGEX", "Only tensors whose name matches"},
+    {"--allow-missing", "", "Write a model that lacks tensors which config.json asks for, and list them in a note"},
+    {"--extra-tensors", "keep|drop",
      "Tensors that config.json does not explain, such as buffers: keep, whole on every rank, or drop (default: an "
-     "error "
-     "where ranks are read or written, else keep)"},
-    {"--family", "NAME", Group::kSelection, Values::kFamilies, "Built-in family of the model, whatever its model_type"},
-    {"--spec", "FILE", Group::kSelection, Values::kFile,
+     "error where ranks are read or written, else keep)"},
+    {"--family", "NAME", "Built-in family of the model, whatever its model_type", "", Values::kFamilies},
+    {"--spec", "FILE",
      "Model family description (JSON) to use instead of the built-in one; see inspect --print-family"},
-    {"--adapter", "DIR", Group::kSelection, Values::kDirectory,
+    {"--adapter", "DIR",
      "Directory of a LoRA adapter saved by PEFT, or of several; once per directory. In layout {} (default: the first) "
      "only adapters are written, and MODEL_DIR needs only config.json; others contain them with their model",
-     "", holds_adapters},
-    {"--draft", "DIR", Group::kSelection, Values::kDirectory,
-     "Directory of the draft model of a speculation, for files that contain both: layout {}", "", holds_drafts},
-    {"--draft-family", "NAME", Group::kSelection, Values::kFamilies,
-     "Built-in family of the draft, such as llama_eagle (default: from --for, else from its config.json)"},
-    {"--medusa-heads", "FILE", Group::kSelection, Values::kFile,
-     "File with Medusa's heads (medusa_heads.pt), for a model that was compiled with them"},
+     "", Values::kByWord, holds_adapters},
+    {"--draft", "DIR", "Directory of the draft model of a speculation, for files that contain both: layout {}", "",
+     Values::kByWord, holds_drafts},
+    {"--draft-family", "NAME",
+     "Built-in family of the draft, such as llama_eagle (default: from --for, else from its config.json)", "",
+     Values::kFamilies},
+    {"--medusa-heads", "FILE", "File with Medusa's heads (medusa_heads.pt), for a model that was compiled with them"},
+    {"--manifest", "FILE",
+     "Verify A against a reshard.manifest.json (its tensors) or a SHA256SUMS (its files) instead of B", "verify"},
+};
 
-    // Values
-    {"--dtype", "NAME", Group::kValues, Values::kDtypes, "Cast floating tensors (to nearest even): {}"},
-    {"--overflow", "saturate|error", Group::kValues, Values::kChoices,
+constexpr OptionRow kValuesOptions[] = {
+    {"--dtype", "NAME", "Cast floating tensors (to nearest even): {}", "", Values::kDtypes},
+    {"--overflow", "saturate|error",
      "With --dtype, or a layout that casts: saturate replaces out-of-range values by the largest finite ones, and "
      "infinities where the dtype has none (float8_e4m3fn); error stops at the first"},
-    {"--cast-all", "", Group::kValues, Values::kNone, "With --dtype: cast integers and booleans too"},
-    {"--lora-fuse", "mean|exact|same", Group::kValues, Values::kChoices,
+    {"--cast-all", "", "With --dtype: cast integers and booleans too"},
+    {"--lora-fuse", "mean|exact|same",
      "lora_A of fused linears: mean (as optimum-neuron does), exact (stacked), or same, which accepts only equal ones "
      "(as NxD needs) (default: mean; for NxD: same)"},
-    {"--lora-fuse", "mean|exact|same", Group::kValues, Values::kChoices,
+    {"--lora-fuse", "mean|exact|same",
      "lora_A of fused linears, where an adapter is sharded for the model of --config (default: mean; for NxD: same)",
      "convert"},
-    {"--rtol", "X", Group::kValues, Values::kNone,
+    {"--rtol", "X",
      "Compare values, not bytes: |a - b| may be ATOL + RTOL * |b|. Dtypes may differ, -0 equals 0, NaN equals NaN, "
-     "also "
-     "if the tolerance is 0"},
-    {"--atol", "X", Group::kValues, Values::kNone, "Absolute tolerance; see --rtol"},
-    {"--stats", "", Group::kValues, Values::kNone, "Read the values: minimum, maximum, mean, NaN and infinity counts"},
-    {"--digest", "", Group::kValues, Values::kNone,
-     "Read the values: a SHA-256 of each tensor, the same whatever the layout, format or ranks"},
+     "also if the tolerance is 0"},
+    {"--atol", "X", "Absolute tolerance; see --rtol"},
+    {"--stats", "", "Read the values: minimum, maximum, mean, NaN and infinity counts"},
+    {"--digest", "", "Read the values: a SHA-256 of each tensor, the same whatever the layout, format or ranks"},
+};
 
-    // Output
-    {"--dry-run", "", Group::kOutput, Values::kNone, "Print the plan and write nothing"},
-    {"--force", "", Group::kOutput, Values::kNone, "Replace existing outputs (a shards folder as a whole)"},
-    {"--manifest", "", Group::kOutput, Values::kNone,
-     "Also write SHA256SUMS and reshard.manifest.json, with a SHA-256 of each file and tensor"},
-    {"--manifest", "FILE", Group::kSelection, Values::kFile,
-     "Verify A against a reshard.manifest.json (its tensors) or a SHA256SUMS (its files) instead of B", "verify"},
-    {"--resume", "", Group::kOutput, Values::kNone,
-     "Resume an interrupted run of the same command, or start from scratch"},
-    {"--clean", "", Group::kOutput, Values::kNone,
-     "First delete staging directories that killed runs left for this output"},
-    {"--tensors", "", Group::kOutput, Values::kNone, "One line per tensor, instead of one for all layers"},
-    {"--sort", "size|name|layer", Group::kOutput, Values::kChoices,
-     "Order of tensors: largest first, by name, or by layer number (default: as stored)"},
-    {"--limit", "N", Group::kOutput, Values::kNone, "Show only the first N tensors, or lines that fold layers"},
-    {"--print-family", "FAMILY", Group::kOutput, Values::kFamilies,
-     "Print the description of a built-in family, in the format of --spec"},
-    {"--print-spec", "", Group::kOutput, Values::kNone,
-     "Print the model's description for --spec, from the ranks' metadata if they have any"},
-    {"--json", "", Group::kOutput, Values::kNone, "Print one JSON document to standard output, and nothing else"},
-    {"--quiet", "", Group::kOutput, Values::kNone, "No progress, notes or last line"},
-    {"--quiet", "", Group::kOutput, Values::kNone, "Print nothing; see the exit code", "verify"},
-    {"--progress", "auto|lines|json|none", Group::kOutput, Values::kChoices,
+constexpr OptionRow kOutputOptions[] = {
+    {"--dry-run", "", "Print the plan and write nothing"},
+    {"--force", "", "Replace existing outputs (a shards folder as a whole)"},
+    {"--manifest", "", "Also write SHA256SUMS and reshard.manifest.json, with a SHA-256 of each file and tensor"},
+    {"--resume", "", "Resume an interrupted run of the same command, or start from scratch"},
+    {"--clean", "", "First delete staging directories that killed runs left for this output"},
+    {"--tensors", "", "One line per tensor, instead of one for all layers"},
+    {"--sort", "size|name|layer", "Order of tensors: largest first, by name, or by layer number (default: as stored)"},
+    {"--limit", "N", "Show only the first N tensors, or lines that fold layers"},
+    {"--print-family", "FAMILY", "Print the description of a built-in family, in the format of --spec", "",
+     Values::kFamilies},
+    {"--print-spec", "", "Print the model's description for --spec, from the ranks' metadata if they have any"},
+    {"--json", "", "Print one JSON document to standard output, and nothing else"},
+    {"--quiet", "", "No progress, notes or last line"},
+    {"--quiet", "", "Print nothing; see the exit code", "verify"},
+    {"--progress", "auto|lines|json|none",
      "Progress on standard error: auto (a bar on a terminal, elsewhere lines), lines, json (an object per line) or "
      "none"},
-    {"--color", "auto|always|never", Group::kOutput, Values::kChoices,
+    {"--color", "auto|always|never",
      "Colour: auto, on a terminal unless NO_COLOR is set (the default), always or never"},
+};
 
-    // Performance
-    {"--threads", "N", Group::kPerformance, Values::kNone,
-     "Number of threads that move bytes (default: number of CPUs, at most 16)"},
-    {"--max-memory", "SIZE", Group::kPerformance, Values::kNone, "Memory for buffers, such as 256MiB or 1GB"},
-    {"--mpi", "auto|yes|no", Group::kPerformance, Values::kChoices,
+constexpr OptionRow kPerformanceOptions[] = {
+    {"--threads", "N", "Number of threads that move bytes (default: number of CPUs, at most 16)"},
+    {"--max-memory", "SIZE", "Memory for buffers, such as 256MiB or 1GB"},
+    {"--mpi", "auto|yes|no",
      "Share the work between the processes that mpirun or srun started: auto (if there are several), yes, or no (each "
      "process does all of it); default: RESHARD_MPI, or auto"},
-    {"--no-sync", "", Group::kPerformance, Values::kNone,
-     "Skip fsync: faster, but outputs may be lost if the machine crashes"},
+    {"--no-sync", "", "Skip fsync: faster, but outputs may be lost if the machine crashes"},
+};
 
-    // Diagnostics
-    {"--check-inputs", "", Group::kDiagnostics, Values::kNone,
-     "Verify input files first, against SHA256SUMS or the Hugging Face cache"},
-    {"--check-against", "DIR", Group::kDiagnostics, Values::kDirectory,
+constexpr OptionRow kDiagnosticsOptions[] = {
+    {"--check-inputs", "", "Verify input files first, against SHA256SUMS or the Hugging Face cache"},
+    {"--check-against", "DIR",
      "First verify the source's files against the git-lfs pointers or SHA256SUMS in this directory"},
-    {"--replicas", "drift|exact|first", Group::kDiagnostics, Values::kChoices,
+    {"--replicas", "drift|exact|first",
      "If ranks differ in a replicated parameter: drift (the default) uses the first rank's values if they drifted "
-     "apart "
-     "in training, exact reports an error, first uses the first rank's values"},
-    {"--no-check-replicas", "", Group::kDiagnostics, Values::kNone,
+     "apart in training, exact reports an error, first uses the first rank's values"},
+    {"--no-check-replicas", "",
      "Compare only tied parameters and replicas that are the only evidence for the partition"},
-    {"--allow-divergent-replicas", "", Group::kDiagnostics, Values::kNone, "The same as --replicas first"},
+    {"--allow-divergent-replicas", "", "The same as --replicas first"},
+};
+
+struct GroupRow {
+  const char* heading;
+  std::span<const OptionRow> options;
+};
+
+/// By OptionGroup.
+constexpr GroupRow kGroups[] = {
+    {"Mesh", kMeshOptions},
+    {"Layout", kLayoutOptions},
+    {"Selection", kSelectionOptions},
+    {"Values", kValuesOptions},
+    {"Output", kOutputOptions},
+    {"Performance", kPerformanceOptions},
+    {"Diagnostics", kDiagnosticsOptions},
 };
 
 bool has_name(const OptionRow& row, std::string_view name) {
@@ -307,14 +283,15 @@ bool has_name(const OptionRow& row, std::string_view name) {
          (names.ends_with(name) && names[names.size() - name.size() - 1] == ',');
 }
 
-/// Returns nullptr if the table has no such option of the command.
-const OptionRow* row_of(const std::string& command, std::string_view name) {
-  const OptionRow* found = nullptr;
-  for (const OptionRow& row : kOptions) {
-    if (!has_name(row, name)) continue;
-    if (row.command == command) return &row;
-    if (*row.command == '\0') found = &row;
-  }
+/// Returns the row of an option of the command and its group, that of arguments being any; std::nullopt if there is none.
+std::optional<std::pair<OptionRow, OptionGroup>> row_of(const std::string& command, std::string_view name) {
+  std::optional<std::pair<OptionRow, OptionGroup>> found;
+  const auto look = [&](std::span<const OptionRow> rows, OptionGroup group) {
+    for (const OptionRow& row : rows)
+      if (has_name(row, name) && (row.command == command || (*row.command == '\0' && !found))) found = {row, group};
+  };
+  look(kArguments, OptionGroup::kSelection);
+  for (const OptionGroup group : kOptionGroups) look(kGroups[static_cast<std::size_t>(group)].options, group);
   return found;
 }
 
@@ -354,19 +331,20 @@ void fill(OptionInfo& info, const OptionRow& row, const Command& command) {
   const CommandRow* of = command_row(command.name());
   const LayoutFilter written = of == nullptr ? nullptr : of->writes;
   const LayoutFilter wanted = row.layouts != nullptr ? row.layouts : written != nullptr ? written : any_layout;
-  info.completion = Completion::kWords;
   switch (row.values) {
-    case Values::kNone: info.completion = Completion::kNone; break;
-    case Values::kDirectory: info.completion = Completion::kDirectory; break;
-    case Values::kFile: info.completion = Completion::kFile; break;
+    case Values::kByWord:
+      if (info.value.find('|') != info.value.npos) info.words = split(info.value, '|');
+      if (info.value == "DIR") info.completion = Completion::kDirectory;
+      if (info.value == "FILE") info.completion = Completion::kFile;
+      break;
     case Values::kLayouts: info.words = names_of_layouts(wanted); break;
     case Values::kFormats: info.words = names_of_formats(wanted); break;
     case Values::kDtypes: info.words = names_of_dtypes(); break;
     case Values::kFamilies: info.words = known_model_types(); break;
     case Values::kCommands: info.words = names_of_commands(command); break;
     case Values::kTopics: info.words = topics_of(command.parent()->find_subcommand("convert").value()); break;
-    case Values::kChoices: info.words = split(row.value, '|'); break;
   }
+  if (!info.words.empty()) info.completion = Completion::kWords;
   const std::size_t at = info.help.find("{}");
   if (at == info.help.npos) return;
   const std::string text = row.values == Values::kFormats  ? formats_text(wanted)
@@ -396,37 +374,23 @@ Command add_command(Command program, std::string_view name) {
   return program.add_subcommand(row.name, row.summary);
 }
 
-std::span<const OptionGroup> option_groups() {
-  static constexpr OptionGroup kGroups[] = {Group::kMesh,   Group::kLayout,      Group::kSelection,  Group::kValues,
-                                            Group::kOutput, Group::kPerformance, Group::kDiagnostics};
-  return kGroups;
-}
-
 const char* heading_of(OptionGroup group) {
-  switch (group) {
-    case Group::kMesh: return "Mesh";
-    case Group::kLayout: return "Layout";
-    case Group::kSelection: return "Selection";
-    case Group::kValues: return "Values";
-    case Group::kOutput: return "Output";
-    case Group::kPerformance: return "Performance";
-    case Group::kDiagnostics: return "Diagnostics";
-  }
-  return "";
+  return kGroups[static_cast<std::size_t>(group)].heading;
 }
 
 OptionInfo option_info(const Command& command, std::string_view name) {
-  const OptionRow* row = row_of(command.name(), name);
-  if (row == nullptr) throw std::logic_error(fmt::format("{} is not in the table of options", name));
-  OptionInfo info{row->names, row->value, row->help, row->group};
-  fill(info, *row, command);
+  const auto found = row_of(command.name(), name);
+  if (!found) throw std::logic_error(fmt::format("{} is not in the table of options", name));
+  const auto& [row, group] = *found;
+  OptionInfo info{row.names, row.value, row.help, group};
+  fill(info, row, command);
   return info;
 }
 
 OptionInfo option_info(const Command& command, const LayoutOption& option, bool of_source, const std::string& prefix,
                        std::vector<std::string> layouts) {
   using Type = LayoutOption::Type;
-  OptionInfo info{prefix + option.name, "", of_source ? option.source_help : option.help, Group::kLayout};
+  OptionInfo info{prefix + option.name, "", of_source ? option.source_help : option.help, OptionGroup::kLayout};
   if (option.type == Type::kChoice || option.type == Type::kText) info.value = "NAME";
   if (option.type == Type::kSize) info.value = "SIZE";
   if (option.type == Type::kCount || option.type == Type::kRank) info.value = "N";
@@ -439,8 +403,8 @@ OptionInfo option_info(const Command& command, const LayoutOption& option, bool 
   }
   info.layouts = std::move(layouts);
   info.of_source = of_source;
-  if (const OptionRow* row = row_of(command.name(), info.names)) {
-    info.help = row->help;
+  if (const auto found = row_of(command.name(), info.names)) {
+    info.help = found->first.help;
     info.default_value.clear();
   }
   return info;

@@ -38,11 +38,11 @@ struct Example {
 /// A subcommand, as its help describes it.
 struct CommandRow {
   const char* name;
-  const char* summary;                // one line of the program's help
-  const char* when;                   // when to use it, a clause
-  LayoutFilter writes;                // layouts that it writes; null if it writes no checkpoint
-  std::span<const char* const> main;  // the options that everybody needs; empty if the command reads no checkpoints
+  const char* summary;  // one line of the program's help
+  const char* when;     // when to use it, a clause
   std::span<const Example> examples;
+  std::span<const char* const> main = {};  // the options that everybody needs; empty if it reads no checkpoints
+  LayoutFilter writes = nullptr;           // layouts that it writes; null if it writes no checkpoint
 };
 
 /// All subcommands, in the order of the program's help.
@@ -54,7 +54,6 @@ Command add_command(Command program, std::string_view name);
 
 /// Heading of a group in the help: "Mesh".
 const char* heading_of(OptionGroup group);
-std::span<const OptionGroup> option_groups();
 
 /// Returns the declaration that the table of options has of an option or argument of `command`. `name` has hyphens.
 OptionInfo option_info(const Command& command, std::string_view name);
