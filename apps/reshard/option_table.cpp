@@ -62,7 +62,7 @@ constexpr Example kManExamples[] = {{"man", "to read it: reshard man | man -l -"
 constexpr Example kHelpExamples[] = {
     {"help shard", "a subcommand"},
     {"help convert mesh", "a group of options"},
-    {"help nxdi", "a layout"},
+    {"help {}", "a layout", is_of_ranks},
 };
 
 constexpr CommandRow kCommandRows[] = {
