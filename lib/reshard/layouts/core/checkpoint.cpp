@@ -180,7 +180,7 @@ void recognise_quantization(Files& files, Checkpoint& checkpoint, std::vector<Co
     json[kKey] = *quantization;
     checkpoint.config_read->json = std::make_shared<const Json>(std::move(json));
     checkpoint.quantization = quantization;
-  } else if (quant_method(model.config) != quantization->at("quant_method")) {
+  } else if (quantization->at("quant_method") != quant_method(model.config)) {
     return;
   }
   std::unordered_set<std::string> modules;
