@@ -24,10 +24,5 @@ for file in man/man1/reshard.1 bash-completion/completions/reshard zsh/site-func
   fish/vendor_completions.d/reshard.fish; do
   [[ -s "$prefix/share/$file" ]] || fail "share/$file is not installed"
 done
-cmake -S tests/package -B "$prefix/package-build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
-cmake --build "$prefix/package-build"
-model=testdata/golden/optimum/llama-tp2-pp2/original
-[[ "$("$prefix/package-build/list_tensors" "$model" | head -n 1)" == "model.embed_tokens.weight "* ]] ||
-  fail "the consumer of the installed package does not see the tensors of $model"
-(cd "$prefix/package-build" && ./custom_model) | grep -E '^model\.layers\.0\.mlp\.gate_up_proj\.weight +\[64, 64\]$' ||
-  fail "the consumer of the installed package lays its model out otherwise"
+tests/package/check.sh testdata/golden/optimum/llama-tp2-pp2/original "$prefix/package-build" \
+  -G Ninja -DCMAKE_PREFIX_PATH="$prefix"

@@ -24,6 +24,7 @@ checkers=(
 releasers=(
   dpkg-dev debootstrap curl                     # sources of packages, roots
   skopeo umoci                                  # the image
+  lintian                                       # Debian packages
   openmpi-bin libopenmpi-dev mpich libmpich-dev # plug-ins
 )
 

@@ -27,11 +27,15 @@ if [[ $# -gt 1 || "${1:---once}" != --once ]]; then
   echo "usage: scripts/release.sh [--once]" >&2
   exit 2
 fi
+# shellcheck disable=SC1091 # the system's
+[[ $(. /etc/os-release && echo "${ID:-}${VERSION_ID:-}") == debian12 ]] || fail "this needs Debian 12, where the artefacts are compiled"
 [[ $EUID -eq 0 ]] || fail "the tests need root, for chroot"
 [[ $(uname -m) == x86_64 ]] || fail "this makes artefacts for x86_64 and runs them; this machine is $(uname -m)"
 version=$(sed -n 's/^project(reshard VERSION \([0-9.]*\) .*/\1/p' CMakeLists.txt)
 summary=$(sed -n 's/^ *DESCRIPTION "\(.*\)")$/\1/p' CMakeLists.txt)
 seconds=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH=$seconds # for cpack
+debian=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 [[ -n "$version" && -n "$summary" ]] || fail "CMakeLists.txt has no project(reshard VERSION … DESCRIPTION …)"
 [[ -z "$(git status --porcelain)" ]] || echo "release.sh: the clone has what is committed, not what else is in this tree" >&2
 
@@ -101,6 +105,35 @@ pack() { # SOURCE OUT
   pack_one tarball "$trees/mpi" "$2/reshard-$version-linux-x86_64-mpi.tar.gz"
   pack_one wheel "$trees/static" "$2/reshard-$version-$tags.whl" --tags "$tags"
   pack_one image "$trees/static" "$2/reshard-$version-oci.tar"
+  (
+    cd "$1/build/dist"
+    make_package program 1 -D "CPACK_RESHARD_LICENSES=$trees/mpi/share/doc/reshard/licenses"
+    make_package development 1~deb12
+    cp ./*.deb "$2"
+  )
+  pack_debian13 "$1" "$2"
+}
+
+make_package() { # COMPONENT RELEASE OPTIONS…: in the current directory, a build
+  cpack -G DEB -D CPACK_COMPONENTS_ALL="$1" -D CPACK_DEBIAN_PACKAGE_RELEASE="$2" "${@:3}" >"$work/log" ||
+    { cat "$work/log" >&2 && fail "cpack: no package of $1"; }
+}
+
+# libreshard-dev for Debian 13, whose fmt, Highway and RE2 are others. Built there, at the same path.
+pack_debian13() { # SOURCE OUT
+  base_root debian13 trixie "$debian" python3-venv || fail "there is no root of Debian 13 to build libreshard-dev in"
+  root=$work/builder
+  [[ -d $root ]] || cp -a "$work/base/debian13" "$root"
+  git clone --quiet "$1" "$root$1"
+  # shellcheck disable=SC2016 # expanded there
+  online bash -euc 'cd "$1"
+    scripts/install-packages.sh
+    cmake --preset dist -DRESHARD_STATIC=OFF -DRESHARD_MPI=OFF
+    cmake --build --preset dist --target reshard_engine
+    cd build/dist
+    cpack -G DEB -D CPACK_COMPONENTS_ALL=development -D CPACK_DEBIAN_PACKAGE_RELEASE=1~deb13' _ "$1" >"$work/build.log" 2>&1 ||
+    { cat "$work/build.log" >&2 && fail "the build on Debian 13 failed"; }
+  cp "$root$1"/build/dist/*.deb "$2"
 }
 
 pack_one() { # KIND TREE FILE OPTIONS…
@@ -136,8 +169,21 @@ fresh_root() { # NAME: an empty root, or one of a distribution, as $root
   if [[ $1 == empty ]]; then mkdir "$root"; else cp -a "$work/base/$1" "$root"; fi
 }
 
+clean=(/usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin HOME=/root LC_ALL=C.UTF-8)
 in_root() { # COMMAND…: without network
-  unshare --net chroot "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=/root LC_ALL=C.UTF-8 "$@"
+  unshare --net chroot "$root" "${clean[@]}" "$@"
+}
+
+online() { # COMMAND…: in the root, with network and /proc, for apt and builds
+  cp /etc/resolv.conf "$root/etc"
+  # shellcheck disable=SC2016 # expanded there
+  unshare --mount bash -euc 'mount -t proc proc "$0/proc"; exec chroot "$0" "$@"' "$root" \
+    "${clean[@]}" DEBIAN_FRONTEND=noninteractive SOURCE_DATE_EPOCH="$seconds" "$@"
+}
+
+install_there() { # PACKAGES…
+  { online apt-get update && online apt-get install --yes --no-install-recommends "$@"; } >"$work/log" 2>&1 ||
+    { cat "$work/log" >&2 && fail "apt-get install $* fails"; }
 }
 
 test_static_tarball() { # WHERE
@@ -194,6 +240,33 @@ test_wheel() { # WHERE
   passed "$name" "$2, $(in_root /venv/bin/pip --version | cut -d ' ' -f 1,2) of $(in_root python3 --version)"
 }
 
+test_debian_program() { # ROOT WHERE
+  local name=reshard_$version-1_amd64.deb
+  fresh_root "$1"
+  local list=(find "$root" -path "$root/var" -prune -o -print)
+  "${list[@]}" | sort >"$work/before"
+  cp "dist/$name" "$root/var"
+  in_root apt-get install --yes "/var/$name" >"$work/log" 2>&1 || { cat "$work/log" >&2 && fail "apt-get install $name fails"; }
+  exercise in_root reshard
+  in_root zcat /usr/share/man/man1/reshard.1.gz | grep '^\.TH RESHARD 1' >/dev/null || fail "$name: no manual page"
+  in_root reshard doctor | grep -F 'libmpi.so.40: cannot open' >/dev/null || fail "$name: the plug-in for Open MPI is not found"
+  in_root bash -n /usr/share/bash-completion/completions/reshard
+  rm -r "${root:?}"/{model,tp2,whole,"var/$name"}
+  in_root apt-get purge --yes reshard >"$work/log" 2>&1 || { cat "$work/log" >&2 && fail "apt-get purge reshard fails"; }
+  "${list[@]}" | sort | diff "$work/before" - || fail "$name: apt-get purge leaves something"
+  [[ -z "$(find "$root/var" -iname '*reshard*')" ]] || fail "$name: apt-get purge leaves something in /var"
+  passed "$name" "$2"
+}
+
+test_debian_library() { # ROOT WHERE
+  local name=libreshard-dev_$version-1~${1/debian/deb}_amd64.deb
+  fresh_root "$1"
+  cp -r tests/package testdata/golden/optimum/llama-tp2-pp2/original "dist/$name" "$root"
+  install_there "/$name" g++ cmake make
+  in_root /package/check.sh /original /build >"$work/log" 2>&1 || { cat "$work/log" >&2 && fail "$name: nothing can use it"; }
+  passed "$name" "$2"
+}
+
 test_image() {
   local name=reshard-$version-oci.tar entry
   skopeo inspect --config "oci-archive:dist/$name" >"$work/config.json"
@@ -209,6 +282,7 @@ test_image() {
 }
 
 base_root() { # NAME SUITE MIRROR PACKAGES OPTIONS…
+  [[ ! -d $work/base/$1 ]] || return 0
   command -v debootstrap >/dev/null || return 1
   debootstrap --variant=minbase --include="$4" "${@:5}" "$2" "$work/base/$1" "$3" >"$work/debootstrap.log" 2>&1 ||
     { tail -n 3 "$work/debootstrap.log" >&2 && rm -rf --one-file-system "$work/base/$1" && return 1; }
@@ -242,6 +316,11 @@ rm -rf dist
 cp -r "$work/dist" dist
 cp "$work/SHA256SUMS" dist
 
+step "Debian packages by lintian"
+# No address of the developers is known, and no archive of Debian has a bug that asks for the packages.
+lintian --allow-root --fail-on error dist/*.deb \
+  --suppress-tags bogus-mail-host,bogus-mail-host-in-debian-changelog,initial-upload-closes-no-bugs
+
 step "Tests in fresh roots"
 test_static_tarball empty "an empty root"
 test_image
@@ -255,11 +334,15 @@ while IFS='|' read -r name suite mirror where options; do
   fi
   test_static_tarball "$name" "$where"
   test_wheel "$name" "$where"
-  [[ $name == ubuntu18 ]] || test_mpi_tarball "$name" "$where" # its glibc is older
+  if [[ $name == debian* ]]; then # Ubuntu's glibc is older
+    test_mpi_tarball "$name" "$where"
+    test_debian_program "$name" "$where"
+    test_debian_library "$name" "$where"
+  fi
   rm -rf --one-file-system "$work/base/$name"
 done <<END
-debian12|bookworm|${DEBIAN_MIRROR:-http://deb.debian.org/debian}|Debian 12|
-debian13|trixie|${DEBIAN_MIRROR:-http://deb.debian.org/debian}|Debian 13|
+debian12|bookworm|$debian|Debian 12|
+debian13|trixie|$debian|Debian 13|
 ubuntu18|bionic|http://archive.ubuntu.com/ubuntu|Ubuntu 18.04|--components=main,universe --keyring=$work/keyring/usr/share/keyrings/ubuntu-archive-keyring.gpg
 END
 
