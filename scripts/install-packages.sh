@@ -23,7 +23,8 @@ checkers=(
 )
 releasers=(
   dpkg-dev debootstrap curl                     # sources of packages, roots
-  skopeo umoci                                  # the image
+  skopeo umoci buildah                          # images
+  qemu-user                                     # another CPU
   lintian                                       # Debian packages
   openmpi-bin libopenmpi-dev mpich libmpich-dev # plug-ins
 )
