@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds, from Debian's own source packages, static libraries of those that Debian ships only as shared ones, into
-# build/dist/packages, for the preset `dist`. Does nothing where they are there.
+# build/dist/packages, for the preset `dist`. Skips this if they exist.
 #
 #   scripts/build-static-packages.sh
 set -euo pipefail
@@ -33,7 +33,7 @@ quietly() {
   fi
 }
 
-# Of the version that is installed, whose headers and licences they share.
+# Takes the version that is installed, whose headers and licences they share.
 build() { # PACKAGE SOURCE OPTIONS…
   local version
   version=$(dpkg-query --show --showformat='${source:Version}\n' "$1" | sort -u)

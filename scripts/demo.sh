@@ -43,7 +43,7 @@ work=$(mktemp --directory --tmpdir reshard-demo-XXXXXX)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
-# The model twice at any time, once as shards, where replicated tensors stand in several files.
+# The model twice at any time, once as shards, in which several files contain the replicated tensors.
 need_bytes=$((model_bytes * 22 / 10 + 100000000))
 free_bytes=$(df --output=avail --block-size=1 "$work" | tail -n 1)
 if ((free_bytes < need_bytes)); then
@@ -70,7 +70,7 @@ run() {
   "$@"
 }
 
-# Whether the directory $1 holds the model that went in; compare_checkpoints shares no code with reshard.
+# Whether the directory $1 contains the model that went in; compare_checkpoints shares no code with reshard.
 check_same() {
   if [[ -f $model/model.safetensors ]] && cmp --silent "$model/model.safetensors" "$1/model.safetensors"; then
     verdict="the file is the same, byte for byte"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the build and the tests need, on Debian 12 and 13 and their relatives. Does nothing where all is there.
+# Installs what the build and the tests need, on Debian 12 and 13 and their relatives. Skips what is installed.
 #
 #   scripts/install-packages.sh            compiler, build tools, libraries
 #   scripts/install-packages.sh --tests    the same and what scripts/test.sh ci builds with

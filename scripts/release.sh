@@ -52,7 +52,7 @@ build() { # REPOSITORY DIRECTORY
   )
 }
 
-# The copyright files of all packages of which the program has headers or libraries.
+# The copyright files of all packages whose headers or libraries were compiled into the program.
 add_licenses() { # SOURCE TREE
   local folder=$2/share/doc/reshard build=$1/build/dist packages
   mkdir -p "$folder/licenses"
