@@ -100,7 +100,7 @@ pack_debian13() { # SOURCE
   [[ -d $root ]] || cp -a "$ROOTS/debian13" "$root"
   git clone --quiet "$1" "$root$1"
   # shellcheck disable=SC2016 # expanded there
-  quietly online bash -euc 'cd "$1"
+  quietly online env SOURCE_DATE_EPOCH="$seconds" bash -euc 'cd "$1"
     scripts/install-packages.sh
     cmake --preset dist -DRESHARD_STATIC=OFF -DRESHARD_MPI=OFF
     cmake --build --preset dist --target reshard_engine

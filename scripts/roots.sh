@@ -27,7 +27,7 @@ online() { # COMMAND…: in the root, with network and /proc, for apt and builds
   cp /etc/resolv.conf "$root/etc"
   # shellcheck disable=SC2016 # expanded there
   unshare --mount bash -euc 'mount -t proc proc "$0/proc"; exec chroot "$0" "$@"' "$root" \
-    "${clean[@]}" DEBIAN_FRONTEND=noninteractive ${SOURCE_DATE_EPOCH:+SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH"} "$@"
+    "${clean[@]}" DEBIAN_FRONTEND=noninteractive "$@"
 }
 
 quietly() { # COMMAND…: what it prints, only if it fails
