@@ -5,6 +5,11 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+fail() {
+  echo "test-aarch64.sh: $*" >&2
+  exit 1
+}
+
 scripts/install-packages.sh --tests
 libraries=(libdeflate-dev libfmt-dev libhwy-dev libre2-dev libssl-dev libxxhash-dev libzstd-dev zlib1g-dev)
 if ! dpkg-query --show "${libraries[@]/%/:arm64}" g++-aarch64-linux-gnu qemu-user >/dev/null 2>&1; then
@@ -14,14 +19,11 @@ if ! dpkg-query --show "${libraries[@]/%/:arm64}" g++-aarch64-linux-gnu qemu-use
     g++-aarch64-linux-gnu qemu-user "${libraries[@]/%/:arm64}"
 fi
 
-unset LDFLAGS # of the native linker
+unset LDFLAGS # is for the native linker
 cmake --preset aarch64
 floors=(base io tensor formats)
 cmake --build --preset aarch64 --target reshard "${floors[@]/#/test_}"
-aarch64-linux-gnu-readelf -h build/aarch64/apps/reshard/reshard | grep -q AArch64 || {
-  echo "test-aarch64.sh: the program is not one for arm64" >&2
-  exit 1
-}
+aarch64-linux-gnu-readelf -h build/aarch64/apps/reshard/reshard | grep -q AArch64 || fail "the program is not one for arm64"
 # Without the one that filters system calls, which the emulator does not do.
 ctest --preset aarch64 --parallel "$(nproc)" --tests-regex "^($(IFS='|' && echo "${floors[*]}")):" \
   --exclude-regex 'Where the kernel refuses newer calls'
@@ -35,4 +37,11 @@ model=testdata/golden/optimum/qwen3-tp4-pp3-gqa/original
 "${reshard[@]}" verify "$model" "$work/whole"
 "${reshard[@]}" shard "$model" "$work/float16" --tp 2 --dtype float16 --format pytorch
 "${reshard[@]}" inspect "$work/float16" >/dev/null
+# Both kinds of SIMD give the same values.
+for cpu in cortex-a57:neon max:sve; do
+  emulated=(qemu-aarch64 -cpu "${cpu%:*}" "${reshard[1]}")
+  "${emulated[@]}" doctor | grep -q "instruction set  *${cpu#*:}" || fail "${cpu%:*}: doctor names another instruction set"
+  "${emulated[@]}" shard "$model" "$work/${cpu%:*}" --tp 2 --dtype float16 --format pytorch --quiet
+  diff -r "$work/float16" "$work/${cpu%:*}" || fail "${cpu%:*}: other values"
+done
 echo "Passed on arm64, under qemu"
