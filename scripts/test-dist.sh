@@ -199,6 +199,25 @@ ubuntu_keyring() {
     sha256sum --quiet --check <<<"$digest  $work/keyring.deb" && dpkg-deb -x "$work/keyring.deb" "$work/keyring"
 }
 
+missing=() # distributions
+
+test_distribution() { # NAME SUITE MIRROR WHERE OPTIONS…
+  if ! base_root "$1" "$2" "$3" "${@:5}"; then
+    echo "test-dist.sh: NOT TESTED in $4: debootstrap fails" >&2
+    missing+=("$4")
+    return
+  fi
+  test_static_tarball "$1" "$4"
+  test_wheel "$1" "$4"
+  if [[ $1 == debian* ]]; then # Ubuntu's glibc is older
+    test_mpi_tarball "$1" "$4"
+    test_debian_program "$1" "$4"
+    test_debian_library "$1" "$4"
+  fi
+  [[ $1 != debian12 ]] || test_containers
+  rm -rf --one-file-system "${ROOTS:?}/$1"
+}
+
 step "Debian packages by lintian"
 # No address of the developers is known, and no archive of Debian has a bug that asks for the packages.
 lintian --allow-root --fail-on error dist/*.deb \
@@ -209,32 +228,16 @@ test_static_tarball empty "an empty root"
 test_cpus
 test_image
 test_ranks
+test_distribution debian12 bookworm "$DEBIAN_MIRROR" "Debian 12"
+test_distribution debian13 trixie "$DEBIAN_MIRROR" "Debian 13"
 ubuntu_keyring || echo "test-dist.sh: there are no keys of Ubuntu's archive" >&2
-missing=()
-while IFS='|' read -r name suite mirror where options; do
-  read -r -a options <<<"$options"
-  if ! base_root "$name" "$suite" "$mirror" "${options[@]}"; then
-    echo "test-dist.sh: NOT TESTED in $where: debootstrap fails" >&2
-    missing+=("$where")
-    continue
-  fi
-  test_static_tarball "$name" "$where"
-  test_wheel "$name" "$where"
-  if [[ $name == debian* ]]; then # Ubuntu's glibc is older
-    test_mpi_tarball "$name" "$where"
-    test_debian_program "$name" "$where"
-    test_debian_library "$name" "$where"
-  fi
-  [[ $name != debian12 ]] || test_containers
-  rm -rf --one-file-system "${ROOTS:?}/$name"
-done <<END
-debian12|bookworm|$DEBIAN_MIRROR|Debian 12|
-debian13|trixie|$DEBIAN_MIRROR|Debian 13|
-ubuntu16|xenial|http://archive.ubuntu.com/ubuntu|Ubuntu 16.04|--components=main,universe --keyring=$work/keyring/usr/share/keyrings/ubuntu-archive-keyring.gpg
-END
+test_distribution ubuntu16 xenial http://archive.ubuntu.com/ubuntu "Ubuntu 16.04" --components=main,universe \
+  --keyring="$work/keyring/usr/share/keyrings/ubuntu-archive-keyring.gpg"
 
 step "dist/"
-for file in dist/*; do
+for file in dist/reshard* dist/libreshard*; do
   printf '%s  %s\n    %s\n' "$(du --human-readable --apparent-size "$file" | cut -f 1)" "${file#dist/}" "${tested[${file#dist/}]:-}"
+  [[ -n "${tested[${file#dist/}]:-}" ]] || missing+=("${file#dist/}")
 done
-((${#missing[@]} == 0)) || fail "not tested in $(IFS=, && echo "${missing[*]}")"
+(cd dist && sha256sum --check --quiet SHA256SUMS)
+((${#missing[@]} == 0)) || fail "not tested: ${missing[*]}"
