@@ -24,6 +24,7 @@ checkers=(
 releasers=(
   dpkg-dev debootstrap curl                     # sources of packages, roots
   skopeo umoci buildah                          # images
+  pipx                                          # the wheel
   qemu-user                                     # another CPU
   lintian                                       # Debian packages
   openmpi-bin libopenmpi-dev mpich libmpich-dev # plug-ins

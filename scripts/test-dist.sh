@@ -109,6 +109,17 @@ test_wheel() { # WHERE
   passed "$name" "$2, $(in_root /venv/bin/pip --version | cut -d ' ' -f 1,2) of $(in_root python3 --version)"
 }
 
+test_pipx() { # on this machine
+  local wheel
+  wheel=$(basename "dist/reshard-$version"-*.whl)
+  export PIPX_HOME=$work/pipx PIPX_BIN_DIR=$work/pipx/bin
+  quietly unshare --net pipx install --pip-args=--no-index "dist/$wheel"
+  [[ "$("$PIPX_BIN_DIR/reshard" --version)" == "reshard $version" ]] || fail "$wheel: pipx installs something else"
+  quietly pipx uninstall reshard
+  [[ ! -e $PIPX_BIN_DIR/reshard ]] || fail "$wheel: pipx uninstall leaves the command"
+  passed "$wheel" "pipx"
+}
+
 test_debian_program() { # ROOT WHERE
   local name=reshard_$version-1_amd64.deb
   fresh_root "$1"
@@ -228,6 +239,7 @@ test_static_tarball empty "an empty root"
 test_cpus
 test_image
 test_ranks
+test_pipx
 test_distribution debian12 bookworm "$DEBIAN_MIRROR" "Debian 12"
 test_distribution debian13 trixie "$DEBIAN_MIRROR" "Debian 13"
 ubuntu_keyring || echo "test-dist.sh: there are no keys of Ubuntu's archive" >&2
