@@ -3,7 +3,8 @@
 #   cpack -G DEB -D CPACK_COMPONENTS_ALL=program        reshard: program, plug-ins for MPI, manual page, completions
 #   cpack -G DEB -D CPACK_COMPONENTS_ALL=development    libreshard-dev: static libraries, headers, CMake package
 #
-# scripts/release.sh runs it with the preset `dist`; the dependencies of `reshard` are those of that build.
+# scripts/release.sh runs it with the preset `dist`, whose program needs no other library than libc. That of another build
+# depends on the libraries that it links, those of MPI included.
 set(CPACK_PACKAGE_CONTACT "reshard developers <reshard@localhost>")  # as in SECURITY.md, no address is known
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
@@ -18,7 +19,11 @@ set(CPACK_PRE_BUILD_SCRIPTS ${CMAKE_CURRENT_LIST_DIR}/finish_packages.cmake)
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "")  # the first line of each description
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_NAME reshard)
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_SECTION science)
-set(CPACK_DEBIAN_PROGRAM_PACKAGE_DEPENDS "libc6 (>= 2.34), libgcc-s1 (>= 4.2)")
+if(RESHARD_STATIC)
+  set(CPACK_DEBIAN_PROGRAM_PACKAGE_DEPENDS "libc6 (>= 2.34), libgcc-s1 (>= 4.2)")  # plug-ins need an MPI, if one is used
+else()
+  set(CPACK_DEBIAN_PROGRAM_PACKAGE_SHLIBDEPS ON)
+endif()
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_SUGGESTS "openmpi-bin | mpich")
 set(CPACK_DEBIAN_PROGRAM_DESCRIPTION "converter for sharded and whole checkpoints of large models
 Reads and writes the sharded files of trainers and servers, one per
