@@ -92,6 +92,38 @@ std::string examples_text(const CommandRow& row) {
   return text;
 }
 
+std::vector<Option> options_of(const Command& command, OptionGroup group) {
+  std::vector<Option> options = command.options();
+  std::erase_if(options, [&](const Option& option) {
+    return option.info().group != group || !option.info().layouts.empty() || option.info().is_argument();
+  });
+  return options;
+}
+
+std::string lower_case(std::string text) {
+  for (char& c : text)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c | 0x20);
+  return text;
+}
+
+std::optional<std::string> group_text(const Command& command, const std::string& name) {
+  for (const OptionGroup group : kOptionGroups) {
+    if (name != lower_case(heading_of(group))) continue;
+    const std::string text =
+        entries(options_of(command, group)) + (group == OptionGroup::kLayout ? layouts_overview(command) : "");
+    if (!text.empty()) return heading_text(heading_of(group)).substr(1) + text;
+  }
+  return std::nullopt;
+}
+
+/// Returns the groups of options that a command has, as topics.
+std::vector<std::string> groups_of(const Command& command) {
+  std::vector<std::string> groups;
+  for (const OptionGroup group : kOptionGroups)
+    if (std::string topic = lower_case(heading_of(group)); group_text(command, topic)) groups.push_back(topic);
+  return groups;
+}
+
 /// Returns the help of a command; `all` includes the options of layouts.
 std::string command_text(const Command& command, bool all) {
   const CommandRow& row = *command_row(command.name());
@@ -119,8 +151,8 @@ std::string command_text(const Command& command, bool all) {
   text += exit_codes_text();
   if (!all && !row.main.empty())
     text += "\n" +
-            wrap(fmt::format("More: reshard {} --help all, or a layout, a group (mesh, layout …) or an option",
-                             command.name()),
+            wrap(fmt::format("More: reshard {} --help all, a layout, an option, or a group ({})", command.name(),
+                             join(groups_of(command), ", ")),
                  0) +
             "\n";
   return text;
@@ -139,42 +171,23 @@ std::string program_text(const Command& program) {
   return text + heading_text("Options") + entries(program.options()) + exit_codes_text();
 }
 
-std::vector<Option> options_of(const Command& command, OptionGroup group) {
-  std::vector<Option> options = command.options();
-  std::erase_if(options, [&](const Option& option) {
-    return option.info().group != group || !option.info().layouts.empty() || option.info().is_argument();
-  });
-  return options;
-}
-
-/// Returns the text about a layout; std::nullopt if the command has no options of it.
 std::optional<std::string> layout_text(const Command& command, const std::string& name) {
   const Layout* layout = layout_named(name);
   if (layout == nullptr) return std::nullopt;
-  std::string text = wrap(layout->traits().meaning, 0) + "\n";
-  bool found = false;
-  for (const OptionSection& section : sections_of(command)) {
-    if (section.layout != name) continue;
-    text += section_text(section);
-    found = true;
-  }
-  if (found) return text;
-  return std::nullopt;
+  std::string options;
+  for (const OptionSection& section : sections_of(command))
+    if (section.layout == name) options += section_text(section);
+  if (options.empty()) options = fmt::format("reshard {} has no options of layout {} alone.\n", command.name(), name);
+  return wrap(layout->traits().meaning, 0) + "\n" + options;
 }
 
-std::string lower_case(std::string text) {
-  for (char& c : text)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c | 0x20);
-  return text;
-}
-
-std::optional<std::string> group_text(const Command& command, const std::string& name) {
-  for (const OptionGroup group : kOptionGroups) {
-    if (name != lower_case(heading_of(group))) continue;
-    const std::string text =
-        entries(options_of(command, group)) + (group == OptionGroup::kLayout ? layouts_overview(command) : "");
-    if (!text.empty()) return heading_text(heading_of(group)).substr(1) + text;
-  }
+/// Returns the help on a group, a layout or an option; std::nullopt if the command has none of this name.
+std::optional<std::string> topic_text(const Command& command, const std::string& topic) {
+  if (auto text = group_text(command, lower_case(topic))) return text;
+  if (auto text = layout_text(command, lower_case(topic))) return text;
+  for (const std::string& name : {topic, "--" + topic, own_option("--" + topic)})
+    if (const auto option = command.find_option(name); option && !option->info().is_argument())
+      return entries({*option});
   return std::nullopt;
 }
 
@@ -253,9 +266,8 @@ std::vector<OptionSection> sections_of(const Command& command) {
 }
 
 std::vector<std::string> topics_of(const Command& command) {
-  std::vector<std::string> topics{"all"};
-  for (const OptionGroup group : kOptionGroups)
-    if (const std::string topic = lower_case(heading_of(group)); group_text(command, topic)) topics.push_back(topic);
+  std::vector<std::string> topics = groups_of(command);
+  topics.insert(topics.begin(), "all");
   for (const auto& [layout, count] : layouts_of(command)) topics.emplace_back(layout->traits().name);
   return topics;
 }
@@ -263,13 +275,16 @@ std::vector<std::string> topics_of(const Command& command) {
 std::optional<HelpRequest> requested_help(const Command& program, const std::vector<std::string>& arguments) {
   const auto word = [&](std::size_t at) { return at < arguments.size() ? arguments[at] : std::string(); };
   const auto is_command = [&](const std::string& name) { return program.find_subcommand(name).has_value(); };
-  if (word(0) == "help") {
-    const std::string about = word(1);
-    if (about.empty() || about.starts_with('-')) return HelpRequest{};
-    if (is_command(about)) return HelpRequest{about, word(2)};
-    if (layout_named(about) != nullptr) return HelpRequest{"convert", about};
+  // What stands alone is a subcommand, or a topic of convert, which has all of them.
+  const auto about = [&](std::size_t at) -> std::optional<HelpRequest> {
+    if (word(at).empty() || word(at).starts_with('-')) return HelpRequest{};
+    if (is_command(word(at)) && word(at + 2).empty()) return HelpRequest{word(at), word(at + 1)};
+    const std::string every = "convert";
+    const bool is_topic = word(at) == "all" || topic_text(program.find_subcommand(every).value(), word(at));
+    if (word(at + 1).empty() && (is_topic || word(0) != "help")) return HelpRequest{every, word(at)};
     return std::nullopt;
-  }
+  };
+  if (word(0) == "help" || word(0) == "--help" || word(0) == "-h") return about(1);
   for (std::size_t i = 0; i < arguments.size() && arguments[i] != "--"; ++i) {
     const std::size_t end = std::min(arguments[i].find('='), arguments[i].size());
     const std::string name = arguments[i].substr(0, end);
@@ -281,7 +296,7 @@ std::optional<HelpRequest> requested_help(const Command& program, const std::vec
       return HelpRequest{arguments.front(), is_argument || topic.starts_with('-') ? std::string() : topic};
     }
     if (is_command(topic)) return HelpRequest{topic, word(i + 2)};
-    if (i == 0 || arguments.front().starts_with('-')) return HelpRequest{};
+    if (arguments.front().starts_with('-')) return HelpRequest{};
     return std::nullopt;
   }
   return std::nullopt;
@@ -291,11 +306,7 @@ std::string help_text(const Command& program, const HelpRequest& request) {
   if (request.command.empty()) return program_text(program);
   const Command command = program.find_subcommand(request.command).value();
   if (request.topic.empty() || request.topic == "all") return command_text(command, !request.topic.empty());
-  if (const auto text = group_text(command, request.topic)) return *text;
-  if (const auto text = layout_text(command, request.topic)) return *text;
-  for (const std::string& name : {request.topic, "--" + request.topic, own_option("--" + request.topic)})
-    if (const auto option = command.find_option(name); option && !option->info().is_argument())
-      return entries({*option});
+  if (const auto text = topic_text(command, request.topic)) return *text;
   const std::vector<std::string> topics = topics_of(command);
   std::vector<std::string> names = topics;
   for (const Option& option : command.options())

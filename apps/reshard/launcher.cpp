@@ -6,6 +6,7 @@
 #include <exception>
 #include <string_view>
 
+#include "option_table.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 
@@ -103,10 +104,9 @@ MpiUse mpi_use(int argc, const char* const* argv, const Environment& environment
 bool only_prints(int argc, const char* const* argv) {
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
     const std::string_view argument = argv[i];
-    constexpr std::string_view kPrinting[] = {"help", "version", "doctor", "man", "completion"};
+    const CommandRow* command = i == 1 ? command_row(argument) : nullptr;
     if (argument.substr(0, argument.find('=')) == "--help" || argument == "-h" || argument == "--version" ||
-        argument == "-V" ||
-        (i == 1 && std::find(std::begin(kPrinting), std::end(kPrinting), argument) != std::end(kPrinting)) ||
+        argument == "-V" || (command != nullptr && command->main.empty()) ||
         argument.substr(0, argument.find('=')) == "--print-family")
       return true;
   }

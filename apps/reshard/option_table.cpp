@@ -141,7 +141,7 @@ constexpr OptionRow kArguments[] = {
 };
 
 constexpr OptionRow kMeshOptions[] = {
-    {"--tp", "N", "Tensor-parallel ranks; required, but for layout {}", "shard", Values::kByWord, writes_without_mesh},
+    {"--tp", "N", "Tensor-parallel ranks; required, but for {}", "shard", Values::kByWord, writes_without_mesh},
     {"--tp", "N", "Tensor-parallel ranks (default: those of a sharded SRC)"},
     {"--pp", "N", "Pipeline-parallel ranks (default: 1)"},
     {"--pp", "N", "Pipeline-parallel ranks (default: those of a sharded SRC, or 1)", "convert"},
@@ -170,8 +170,7 @@ constexpr OptionRow kSelectionOptions[] = {
      "verify"},
     {"--config", "FILE", "The model's config.json, or its directory, if it is not next to the weights"},
     {"--config", "FILE", "The model's config.json, or its directory, for a side that has none", "verify"},
-    {"--with-optimizer", "", "Include the optimizer and other training state (layout {})", "", Values::kByWord,
-     writes_states},
+    {"--with-optimizer", "", "Include the optimizer and other training state ({})", "", Values::kByWord, writes_states},
     {"--with-optimizer", "", "Also compare the optimizer and other training state", "verify"},
     {"--rename", "REGEX=TEXT", "Replace what matches in names, in order; $1 … $9 are groups"},
     {"--drop", "REGEX", "Leave out tensors whose name matches"},
@@ -185,10 +184,10 @@ constexpr OptionRow kSelectionOptions[] = {
     {"--spec", "FILE",
      "Model family description (JSON) to use instead of the built-in one; see inspect --print-family"},
     {"--adapter", "DIR",
-     "Directory of a LoRA adapter saved by PEFT, or of several; once per directory. In layout {} (default: the first) "
+     "Directory of a LoRA adapter saved by PEFT, or of several; once per directory. In {} (default: the first) "
      "only adapters are written, and MODEL_DIR needs only config.json; others contain them with their model",
      "", Values::kByWord, holds_adapters},
-    {"--draft", "DIR", "Directory of the draft model of a speculation, for files that contain both: layout {}", "",
+    {"--draft", "DIR", "Directory of the draft model of a speculation, for files that contain both: {}", "",
      Values::kByWord, holds_drafts},
     {"--draft-family", "NAME",
      "Built-in family of the draft, such as llama_eagle (default: from --for, else from its config.json)", "",
@@ -348,8 +347,8 @@ void fill(OptionInfo& info, const OptionRow& row, const Command& command) {
   const std::size_t at = info.help.find("{}");
   if (at == info.help.npos) return;
   const std::string text = row.values == Values::kFormats  ? formats_text(wanted)
-                           : row.values == Values::kDtypes ? join(info.words, ", ")
-                                                           : join(names_of_layouts(wanted), ", ");
+                           : row.values == Values::kByWord ? layouts_text(names_of_layouts(wanted))
+                                                           : join(info.words, ", ");
   info.help.replace(at, 2, text);
 }
 

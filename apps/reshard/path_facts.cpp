@@ -12,6 +12,7 @@
 #include <fstream>
 #include <string>
 #include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -31,18 +32,28 @@ class Trial {
     std::string name = (directory / ".reshard-doctor-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw system_error(errno, "cannot create a directory", directory);
     path_ = name;
-    for (const char* file : {"a", "b"}) std::ofstream(path_ / file) << std::string(8192, 'x');
-    a_ = ::open((path_ / "a").c_str(), O_RDWR | O_CLOEXEC);
-    b_ = ::open((path_ / "b").c_str(), O_RDWR | O_CLOEXEC);
+    a_ = ::open((path_ / "a").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    b_ = ::open((path_ / "b").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   }
   Trial(const Trial&) = delete;
   Trial& operator=(const Trial&) = delete;
   ~Trial() {
-    for (const int fd : {a_, b_}) ::close(fd);
+    for (const int fd : {a_, b_})
+      if (fd >= 0) ::close(fd);
     std::error_code ignored;
     fs::remove_all(path_, ignored);
   }
 
+  /// \throws Error kIo, such as for a full disk.
+  void fill() const {
+    const std::string bytes(8192, 'x');
+    for (const int fd : {a_, b_})
+      for (std::size_t done = 0; done < bytes.size();) {
+        const ssize_t count = ::write(fd, bytes.data() + done, bytes.size() - done);
+        if (count < 0) throw system_error(errno, "cannot write files", path_.parent_path());
+        done += static_cast<std::size_t>(count);
+      }
+  }
   bool exchange() const { return rename("a", "b", RENAME_EXCHANGE); }
   bool no_replace() const { return rename("a", "c", RENAME_NOREPLACE) && rename("c", "a", 0); }
   bool copy_range() const {
@@ -54,7 +65,10 @@ class Trial {
   bool flush() const {
     const int fd = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const bool works = fd >= 0 && ::fsync(fd) == 0;
-    return close_after(fd, works);
+    const int number = errno;
+    if (fd >= 0) ::close(fd);
+    errno = number;
+    return works;
   }
   bool lock() const {
     struct flock range {};
@@ -62,21 +76,10 @@ class Trial {
     range.l_whence = SEEK_SET;
     return ::fcntl(a_, F_OFD_SETLK, &range) == 0;
   }
-  bool direct() const {
-    const int fd = ::open((path_ / "b").c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
-    return close_after(fd, fd >= 0);
-  }
 
  private:
   bool rename(const char* from, const char* to, unsigned flags) const {
     return ::renameat2(AT_FDCWD, (path_ / from).c_str(), AT_FDCWD, (path_ / to).c_str(), flags) == 0;
-  }
-  /// Closes the file and keeps errno.
-  static bool close_after(int fd, bool works) {
-    const int number = errno;
-    if (fd >= 0) ::close(fd);
-    errno = number;
-    return works;
   }
 
   fs::path path_;
@@ -96,12 +99,12 @@ constexpr Operation kOperations[] = {
     {"fallocate", &Trial::reserve, "a full disk is noticed while outputs are written, not before"},
     {"copy_file_range", &Trial::copy_range, "bytes are read and written"},
     {"sync_file_range", &Trial::write_back, "outputs are flushed at the end"},
-    {"fsync_of_directories", &Trial::flush, "names of outputs may be lost if the machine crashes"},
-    {"direct_io", &Trial::direct, "nothing: reshard does not use it"}};
+    {"fsync_of_directories", &Trial::flush, "names of outputs may be lost if the machine crashes"}};
 
 Document operations_in(const fs::path& directory) {
   Document json = Document::object();
   const Trial trial(directory);
+  trial.fill();
   for (const Operation& operation : kOperations) {
     errno = 0;
     json[operation.name] = (trial.*operation.works)()
@@ -111,9 +114,9 @@ Document operations_in(const fs::path& directory) {
   return json;
 }
 
-/// Mount point and type of the file system, from the longest mount point that contains `path`; empty if unknown.
+/// Mount point and type of the file system, from the longest mount point that contains `path`; "unknown" without /proc.
 std::pair<std::string, std::string> mount_of(const fs::path& path) {
-  std::pair<std::string, std::string> found;
+  std::pair<std::string, std::string> found{"", "unknown"};
   std::ifstream in("/proc/self/mountinfo");
   for (std::string line; std::getline(in, line);) {
     const std::vector<std::string> words = split(line, ' ');
@@ -129,26 +132,27 @@ std::pair<std::string, std::string> mount_of(const fs::path& path) {
 }  // namespace
 
 Document path_facts(const fs::path& path) {
-  Files& files = all_files();
-  if (files.kind_of(path) == FileKind::kNone) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
-  fs::path directory = files.resolve(path);
-  if (!files.is_directory(directory)) directory = directory.parent_path();
-  const auto [mount_point, type] = mount_of(directory);
   Document json;
   json["path"] = path.string();
-  json["directory"] = directory.string();
-  json["file_system"] = type;
-  json["mount_point"] = mount_point;
-  struct statvfs status {};
-  if (::statvfs(directory.c_str(), &status) != 0) throw system_error(errno, "cannot query the free space", directory);
-  json["free_bytes"] = static_cast<std::uint64_t>(status.f_bavail) * status.f_frsize;
-  json["writable"] = true;
+  Document operations = Document::object();
+  std::string wrong;
   try {
-    json["operations"] = operations_in(directory);
-  } catch (const Error&) {
-    json["writable"] = false;
-    json["operations"] = Document::object();
+    Files& files = all_files();
+    if (files.kind_of(path) == FileKind::kNone) throw system_error(ENOENT, "cannot find it", path);
+    fs::path directory = files.resolve(path);
+    if (!files.is_directory(directory)) directory = directory.parent_path();
+    json["directory"] = directory.string();
+    std::tie(json["mount_point"], json["file_system"]) = mount_of(directory);
+    struct statvfs status {};
+    if (::statvfs(directory.c_str(), &status) != 0) throw system_error(errno, "cannot query the free space", directory);
+    json["free_bytes"] = static_cast<std::uint64_t>(status.f_bavail) * status.f_frsize;
+    operations = operations_in(directory);
+  } catch (const Error& error) {
+    wrong = error.what();
   }
+  json["writable"] = wrong.empty();
+  if (!wrong.empty()) json["error"] = wrong;
+  json["operations"] = std::move(operations);
   return json;
 }
 

@@ -7,8 +7,7 @@
 namespace reshard::cli {
 
 /// The file system of a directory, or of the directory of a file, and which operations work on it. Tries them in a new
-/// subdirectory, which it deletes, if the directory is writable.
-/// \throws Error kBadInput if `path` does not exist; kIo if it cannot be examined.
+/// subdirectory, which it deletes. "error" says why the path cannot be examined or written to.
 Document path_facts(const std::filesystem::path& path);
 
 }  // namespace reshard::cli

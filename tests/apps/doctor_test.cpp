@@ -31,7 +31,7 @@ TEST_CASE("doctor shows build, machine, limits, MPI and what works on a file sys
   const json found = json_of({"doctor", dir.path().string()});
   CHECK(found["path"]["directory"] == fs::canonical(dir.path()).string());
   CHECK(found["path"]["writable"] == true);
-  CHECK(found["path"]["operations"].size() == 8);
+  CHECK(found["path"]["operations"].size() == 7);
   CHECK(found["build"]["static"] == false);
   const auto sets = found["build"]["instruction_sets"].get<std::vector<std::string>>();
   CHECK(std::count(sets.begin(), sets.end(), found["machine"]["instruction_set"]) == 1);
@@ -47,7 +47,7 @@ TEST_CASE("version shows the version and the build") {
   CHECK(found["build"] == json_of({"doctor"})["build"]);
 }
 
-TEST_CASE("doctor takes a file for its directory, does not need to write there, and refuses what does not exist") {
+TEST_CASE("doctor takes a file for its directory, and says why it cannot write there") {
   const TempDir dir;
   write_file(dir / "file", "text");
   CHECK(json_of({"doctor", (dir / "file").string()})["path"]["directory"] == fs::canonical(dir.path()).string());
@@ -55,7 +55,12 @@ TEST_CASE("doctor takes a file for its directory, does not need to write there, 
   CHECK(unwritable["path"]["file_system"] == "proc");
   CHECK(unwritable["path"]["writable"] == false);
   CHECK(unwritable["path"]["operations"].empty());
-  check_fails({"doctor", (dir / "none").string()}, 3, {"none: no such file or directory"});
+  CHECK_THAT(unwritable["path"]["error"].get<std::string>(), Says("/proc: cannot create a directory"));
+  const json missing = json_of({"doctor", (dir / "none").string()});
+  CHECK_THAT(missing["path"]["error"].get<std::string>(), Says("none: cannot find it: No such file or directory"));
+  CHECK(missing["machine"]["cpus"] >= 1);
+  const ProgramResult full = run_reshard({"doctor", dir.path().string(), "--json"}, "ulimit -f 4;");  // 2 or 4 KiB
+  CHECK_THAT(json::parse(full.out)["path"]["error"].get<std::string>(), Says("cannot write files: File too large"));
 }
 
 TEST_CASE("doctor names each call that the kernel refuses, and what runs do instead") {

@@ -197,6 +197,7 @@ class Documents(unittest.TestCase):
         doctor = self.check("doctor", run("doctor", str(self.directory)))
         self.assertEqual(doctor["build"], version["build"])
         self.check("doctor", run("doctor", "/proc"))
+        self.check("doctor", run("doctor", str(self.directory / "none")))
 
     def test_progress(self):
         for command in (["shard", MODEL, self.path("out"), "--tp", "2"], ["verify", MODEL, MODEL],
