@@ -78,7 +78,8 @@ pack() { # SOURCE OUT
   quietly cmake --install "$build" --component program --strip --prefix "$trees/mpi"
   add_licenses "$1" "$trees/mpi"
   cp -r "$trees/mpi" "$trees/static"
-  rm -r "$trees/static/lib" # plug-ins
+  rm -r "$trees/static"/{lib,share/doc/reshard/licenses/lib*mpi*-dev} # plug-ins
+  sed -i "/^lib[a-z]*mpi[a-z]*-dev /d" "$trees/static/share/doc/reshard/licenses/VERSIONS"
   strip --strip-all -o "$trees/static/bin/reshard" "$build/apps/reshard/reshard_static"
   pack_one tarball "$trees/static" "$2/reshard-$version-linux-x86_64.tar.gz"
   pack_one tarball "$trees/mpi" "$2/reshard-$version-linux-x86_64-mpi.tar.gz"
