@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <stdexcept>
 
 #include "help.h"
 #include "reshard/base/strings.h"
@@ -247,7 +248,8 @@ complete -c reshard -n __fish_use_subcommand -s h -l help -d 'Print help'
 std::string completion_script(const Command& program, const std::string& shell) {
   if (shell == "bash") return bash_script(program);
   if (shell == "zsh") return zsh_script(program);
-  return fish_script(program);
+  if (shell == "fish") return fish_script(program);
+  throw std::logic_error("no completion for " + shell);
 }
 
 }  // namespace reshard::cli

@@ -70,11 +70,8 @@ void allow_many_open_files() {
 
 int parse_and_run(int argc, char** argv, Together& together) {
   int exit_code = 0;
-  reshard::cli::CommandLine command_line(
-      "reshard",
-      "Converts large-model checkpoints between the sharded files of trainers and servers and Hugging Face "
-      "directories.",
-      std::string("reshard ") + reshard::cli::kVersion);
+  reshard::cli::CommandLine command_line("reshard", std::string(reshard::cli::kDescription) + ".",
+                                         std::string("reshard ") + reshard::cli::kVersion);
   const reshard::cli::Command program = command_line.program();
   reshard::cli::add_shard(program, together);
   reshard::cli::add_consolidate(program, together);
