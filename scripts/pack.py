@@ -63,7 +63,7 @@ def compress(data):
 
 
 def tarball(arguments):
-    root = f"reshard-{arguments.version}"
+    root = arguments.out.name.removesuffix(".tar.gz").replace("-linux-x86_64", "")
     files = [(f"{root}/{name}", data, mode) for name, data, mode in files_of(arguments.tree)]
     return compress(tar(files, arguments.time))
 

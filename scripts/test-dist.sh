@@ -72,7 +72,7 @@ test_mpi_tarball() { # WHERE
   local name=reshard-$version-linux-x86_64-mpi.tar.gz
   fresh_root "$1"
   tar --extract --file "dist/$name" --directory "$root"
-  exercise in_root "/reshard-$version/bin/reshard"
+  exercise in_root "/reshard-$version-mpi/bin/reshard"
   passed "$name" "$2"
 }
 
@@ -81,7 +81,7 @@ test_ranks() {
   local name=reshard-$version-linux-x86_64-mpi.tar.gz family program
   fresh_root empty
   tar --extract --file "dist/$name" --directory "$root"
-  program=$root/reshard-$version/bin/reshard
+  program=$root/reshard-$version-mpi/bin/reshard
   "$program" shard "$model" "$root/one" --tp 4 --quiet
   for family in openmpi mpich; do
     local launcher=("mpirun.$family" -n 2)

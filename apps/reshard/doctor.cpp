@@ -63,7 +63,8 @@ void add_lines(const Document& json, std::size_t indent, std::string& text, std:
     }
     if (value.is_object()) {
       if (indent == 0) text += "\n";
-      text += label + (value.empty() ? "  none" : "") + "\n";
+      if (value.empty()) label.resize(std::max(label.size() + 2, kLabelColumns), ' ');
+      text += label + (value.empty() ? "none" : "") + "\n";
       add_lines(value, indent + 2, text, key);
     } else if (indent > 0) {
       label.resize(std::max(label.size() + 2, kLabelColumns), ' ');

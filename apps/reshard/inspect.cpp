@@ -162,12 +162,13 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
   }
   std::vector<TensorRow> rows = tensor_rows(inspection, matching_tensors(inspection.map, arguments.filter));
   sort_rows(inspection.map, rows, view.order);
+  const std::vector<TensorRow> all = rows;
   if ((view.each || arguments.json) && rows.size() > view.limit)
     rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(view.limit), rows.end());
   if (rows.empty() && !arguments.filter.empty()) inspection.notes.emplace_back("--filter matches no tensor");
   if (arguments.stats || arguments.digest) read_values(inspection, arguments, options, rows, together);
   if (arguments.json) {
-    print_output(to_text(inspect_document(path, inspection, rows)));
+    print_output(to_text(inspect_document(path, inspection, all, rows)));
     return;
   }
   if (!arguments.quiet) print_notes(inspection.notes);

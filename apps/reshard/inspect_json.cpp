@@ -124,8 +124,9 @@ Document adapters_document(const std::string& path, const std::vector<Checkpoint
   return json;
 }
 
-Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows) {
-  const Totals totals = totals_of(inspection.map, rows);
+Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& all,
+                          const std::vector<TensorRow>& shown) {
+  const Totals totals = totals_of(inspection.map, all);
   Document json;
   json["command"] = "inspect";
   json["path"] = path;
@@ -139,7 +140,7 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
   json["parameters"] = totals.elems;
   json["bytes"] = totals.bytes;
   json["dtypes"] = Document::object();
-  for (const auto& [dtype, part] : totals_by_dtype(inspection.map, rows))
+  for (const auto& [dtype, part] : totals_by_dtype(inspection.map, all))
     json["dtypes"][std::string(name(dtype))] = {
         {"tensors", part.tensors}, {"parameters", part.elems}, {"bytes", part.bytes}};
   json["metadata"] = Document::object();
@@ -168,7 +169,7 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
   for (const SourceFile& file : inspection.map.files)
     json["files"].push_back({{"path", file.path.string()}, {"bytes", file.size_bytes}});
   json["tensors"] = Document::array();
-  for (const TensorRow& row : rows) json["tensors"].push_back(tensor_document(inspection.map, row));
+  for (const TensorRow& row : shown) json["tensors"].push_back(tensor_document(inspection.map, row));
   json["notes"] = with_options(inspection.notes);
   return json;
 }

@@ -8,8 +8,9 @@
 
 namespace reshard::cli {
 
-/// Returns the JSON document. Always lists every tensor of `rows`.
-Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows);
+/// Returns the JSON document, with the totals of `all` and one entry for each of `shown`.
+Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& all,
+                          const std::vector<TensorRow>& shown);
 
 /// Returns the document for a directory with several sharded adapters.
 Document adapters_document(const std::string& path, const std::vector<Checkpoint>& adapters);

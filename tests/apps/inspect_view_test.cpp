@@ -38,6 +38,10 @@ TEST_CASE("inspect limits the tensors, or the lines that stand for them") {
   const std::string folded = run_well({"inspect", kModel, "--limit", "1"}).out;
   CHECK_THAT(folded, Says("more lines\n"));
   CHECK_THAT(run_well({"inspect", kModel}).out, !Says("more lines"));
+  nlohmann::json whole = json_of({"inspect", kModel}), limited = json_of({"inspect", kModel, "--limit", "1"});
+  CHECK(limited["tensors"].size() == 1);
+  for (nlohmann::json* one : {&whole, &limited}) one->erase("tensors");
+  CHECK(limited == whole);
   CHECK_THAT(run_well({"inspect", kModel, "--stats", "--limit", "1"}).out, Says("more lines\n"));
   check_fails({"inspect", kModel, "--limit", "0"}, 2, {"--limit: \"0\" is not a whole number from 1"});
   check_fails({"inspect", kModel, "--print-spec", "--limit", "3"}, 2, {"--limit has no effect with --print-spec"});
