@@ -34,7 +34,7 @@ TEST_CASE("doctor shows build, machine, limits, MPI and what works on a file sys
   CHECK(found["path"]["operations"].size() == 7);
   CHECK(found["build"]["static"] == false);
   const auto sets = found["build"]["instruction_sets"].get<std::vector<std::string>>();
-  CHECK(std::count(sets.begin(), sets.end(), found["machine"]["instruction_set"]) == 1);
+  CHECK(std::count(sets.begin(), sets.end(), found["machine"]["instruction_set"].get<std::string>()) == 1);
   CHECK(fs::is_empty(dir.path()));
   CHECK(json::parse(run_reshard({"doctor", "--json"}, "RESHARD_SIMD=scalar").out)["machine"]["instruction_set"] ==
         "scalar");

@@ -1,9 +1,9 @@
 #include "reshard/plan/transforms/dequantize.h"
 
-#include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
 #include "reshard/tensor/recipes/mxfp4.h"
+#include "support/catch.h"
 #include "support/refusals.h"
 
 namespace reshard::test {

@@ -1,9 +1,8 @@
 #include "reshard/plan/transforms/select.h"
 
-#include <catch2/catch.hpp>
-
 #include "reshard/plan/transforms/against_model.h"
 #include "reshard/plan/transforms/extra_tensors.h"
+#include "support/catch.h"
 #include "support/layouts.h"
 #include "support/refusals.h"
 
