@@ -275,7 +275,7 @@ std::vector<std::string> topics_of(const Command& command) {
 std::optional<HelpRequest> requested_help(const Command& program, const std::vector<std::string>& arguments) {
   const auto word = [&](std::size_t at) { return at < arguments.size() ? arguments[at] : std::string(); };
   const auto is_command = [&](const std::string& name) { return program.find_subcommand(name).has_value(); };
-  // What stands alone is a subcommand, or a topic of convert, which has all of them.
+  // The first word is a subcommand, or a topic of convert, which has every topic.
   const auto about = [&](std::size_t at) -> std::optional<HelpRequest> {
     if (word(at).empty() || word(at).starts_with('-')) return HelpRequest{};
     if (is_command(word(at)) && word(at + 2).empty()) return HelpRequest{word(at), word(at + 1)};

@@ -20,7 +20,7 @@ void learn_command(const Command& command);
 /// \throws Error kUsage.
 void validate_values(const Command& command);
 
-/// Options that change how a run works and reports, and nothing of what it writes.
+/// Options that change how a run works and reports, but not what it writes.
 inline constexpr std::string_view kOptionsOfRuns[] = {"threads", "max-memory", "mpi",  "json",
                                                       "quiet",   "progress",   "color"};
 

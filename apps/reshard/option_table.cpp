@@ -282,7 +282,7 @@ bool has_name(const OptionRow& row, std::string_view name) {
          (names.ends_with(name) && names[names.size() - name.size() - 1] == ',');
 }
 
-/// Returns the row of an option of the command and its group, that of arguments being any; std::nullopt if there is none.
+/// Returns the row of a command's option and its group (any for arguments); std::nullopt if no row has this name.
 std::optional<std::pair<OptionRow, OptionGroup>> row_of(const std::string& command, std::string_view name) {
   std::optional<std::pair<OptionRow, OptionGroup>> found;
   const auto look = [&](std::span<const OptionRow> rows, OptionGroup group) {
