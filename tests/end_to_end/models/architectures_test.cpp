@@ -82,6 +82,16 @@ TEST_CASE("Checkpoints of every architecture are sharded over meshes and consoli
   }
 }
 
+TEST_CASE("Adapters that are part of a model, with names, survive files of ranks without metadata") {
+  const std::string layout = GENERATE("nxd", "presharded");
+  const TempDir temp;
+  const Architecture of = architecture("phi4mm");
+  const TensorMap tensors = write_architecture(of, temp / "model");
+  REQUIRE(tensors.count("model.layers.0.mlp.down_proj.lora_A.speech.weight") == 1);
+  REQUIRE(shard_to(temp / "model", temp / "out", {layout.c_str(), 2, 1}, largest_tp(of)));
+  CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+}
+
 /// A name with stars for its numbers.
 std::string starred(const std::string& name) {
   std::string out;

@@ -156,13 +156,20 @@ void validate_not_gathered(Files& files, const SourceMap& map) {
   }
 }
 
+/// Whether a tensor in the files of ranks belongs to a trainer's adapter. An adapter with a name, as in
+/// "lora_A.speech.weight", is part of the model.
+bool is_of_adapter(const TensorEntry& tensor) {
+  const auto name = lora_name(tensor.name);
+  return name && name->rest.find('.') == std::string::npos;
+}
+
 }  // namespace
 
 void choose_lora_part(Files& files, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   bool has_adapter = false, has_base = false;
   for (const auto& stage : shards.files)
     for (const TensorEntry& tensor : stage.front().tensors) {
-      has_adapter = has_adapter || lora_name(tensor.name);
+      has_adapter = has_adapter || is_of_adapter(tensor);
       has_base = has_base || tensor.name.find(std::string(kBaseLayer) + ".weight") != std::string::npos;
     }
   const bool wants_adapter = options.choice(kLoraPart, "from-") == kLoraParts[1];
@@ -176,7 +183,7 @@ void choose_lora_part(Files& files, const OptionValues& options, ShardedCheckpoi
     checkpoint.notes.emplace_back(
         "the files also contain a LoRA adapter, which is left out: `from-lora` adapter reads it instead");
     return change_tensors(shards, [](std::vector<TensorEntry>& tensors) {
-      std::erase_if(tensors, [](const TensorEntry& tensor) { return lora_name(tensor.name).has_value(); });
+      std::erase_if(tensors, is_of_adapter);
       for (TensorEntry& tensor : tensors) tensor.name = without_base_layer(std::move(tensor.name));
     });
   }
@@ -189,7 +196,7 @@ void choose_lora_part(Files& files, const OptionValues& options, ShardedCheckpoi
   checkpoint.notes.emplace_back("the base model in the same files is left out: `from-lora` base reads it instead");
   change_tensors(shards, [is_added = added_tensors(adapter.config)](std::vector<TensorEntry>& tensors) {
     std::erase_if(tensors,
-                  [&](const TensorEntry& tensor) { return !lora_name(tensor.name) && !is_added(tensor.name); });
+                  [&](const TensorEntry& tensor) { return !is_of_adapter(tensor) && !is_added(tensor.name); });
   });
 }
 

@@ -41,12 +41,16 @@ class Derivation {
     for (const PartitionRule& rule : rules) explained.insert(rule.stored_name);
     for (const TensorEntry& tensor : file_.tensors) {
       if (explained.count(tensor.name) > 0) continue;
+      // Some models have adapters of their own: the whole name counts first.
+      const auto own = by_name_.find(tensor.name);
       const std::string name = without_base_layer(tensor.name);
-      const auto whole = by_name_.find(name);
-      if (const auto lora = lora_name(tensor.name))
+      const auto base = by_name_.find(name);
+      if (own != by_name_.end())
+        add_own(tensor, *own->second);
+      else if (const auto lora = lora_name(tensor.name))
         add_lora(tensor, *lora);
-      else if (whole != by_name_.end())
-        add_own(tensor, *whole->second);
+      else if (base != by_name_.end())
+        add_own(tensor, *base->second);
       else if (const auto fused = fused_.find(name); fused != fused_.end())
         add_fused(tensor, fused->second);
       else if (allows_extra_)
