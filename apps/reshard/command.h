@@ -44,6 +44,7 @@ struct OptionInfo {
   std::vector<std::string> layouts{};  // layouts that have the option; empty: it does not depend on the layout
   bool of_source = false;              // describes how a source in one of `layouts` was written
   bool is_list = false;                // may be given several times
+  bool of_run = false;                 // changes how a run works and reports, and nothing of what it writes
 
   bool is_argument() const { return !names.starts_with('-'); }
 };

@@ -103,12 +103,10 @@ std::vector<std::string> idle_replica_options(const Command& command, std::initi
 
 void validate_alone(const Command& command, std::initializer_list<const char*> allowed, const std::string& with) {
   for (const Option& option : command.options()) {
-    if (option.count() == 0 || option.long_names().empty()) continue;
+    if (option.count() == 0 || option.long_names().empty() || option.info().of_run) continue;
     const std::string name = option.long_names().front();
     const auto is_it = [&](std::string_view other) { return name == other; };
-    if (std::any_of(std::begin(kOptionsOfRuns), std::end(kOptionsOfRuns), is_it) ||
-        std::any_of(allowed.begin(), allowed.end(), is_it))
-      continue;
+    if (std::any_of(allowed.begin(), allowed.end(), is_it)) continue;
     throw Error(ErrorKind::kUsage, fmt::format("--{} has no effect with {}", name, with))
         .hint("leave out one of the two");
   }

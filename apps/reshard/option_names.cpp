@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 
 #include "reshard/base/error.h"
@@ -75,11 +74,10 @@ void validate_values(const Command& command) {
 }
 
 std::map<std::string, std::string> given_options(const Command& command) {
-  std::set<std::string_view> of_one_rank = {"resume", "clean", "help"};
-  of_one_rank.insert(std::begin(kOptionsOfRuns), std::end(kOptionsOfRuns));
+  const std::set<std::string_view> of_one_rank = {"resume", "clean", "help"};
   std::map<std::string, std::string> given = {{"the command", command.name()}};
   for (const Option& option : command.options()) {
-    if (option.count() == 0 || option.long_names().empty()) continue;
+    if (option.count() == 0 || option.long_names().empty() || option.info().of_run) continue;
     const std::string name = option.long_names().front();
     if (of_one_rank.contains(name)) continue;
     given["--" + name] = option.is_switch() ? std::string() : join(option.values(), " ");

@@ -20,10 +20,6 @@ void learn_command(const Command& command);
 /// \throws Error kUsage.
 void validate_values(const Command& command);
 
-/// Options that change how a run works and reports, but not what it writes.
-inline constexpr std::string_view kOptionsOfRuns[] = {"threads", "max-memory", "mpi",  "json",
-                                                      "quiet",   "progress",   "color"};
-
 /// Returns the options given to a parsed command, by name, with their values; empty for a switch. Omits options that
 /// may differ between the ranks of a run (threads, memory and the like) and those for which rank 0's value counts.
 std::map<std::string, std::string> given_options(const Command& command);

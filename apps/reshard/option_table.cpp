@@ -105,6 +105,7 @@ struct OptionRow {
   const char* command = "";  // the only command that the row applies to; takes precedence
   Values values = Values::kByWord;
   LayoutFilter layouts = nullptr;  // layouts for "{}"; null: those that the command writes
+  bool of_run = false;             // as OptionInfo::of_run
 };
 
 bool writes_states(const Layout& layout) {
@@ -229,22 +230,27 @@ constexpr OptionRow kOutputOptions[] = {
     {"--print-family", "FAMILY", "Print the description of a built-in family, in the format of --spec", "",
      Values::kFamilies},
     {"--print-spec", "", "Print the model's description for --spec, from the ranks' metadata if they have any"},
-    {"--json", "", "Print one JSON document to standard output, and nothing else"},
-    {"--quiet", "", "No progress, notes or last line"},
-    {"--quiet", "", "Print nothing; see the exit code", "verify"},
+    {"--json", "", "Print one JSON document to standard output, and nothing else", "", Values::kByWord, nullptr, true},
+    {"--quiet", "", "No progress, notes or last line, if the command prints any", "", Values::kByWord, nullptr, true},
+    {"--quiet", "", "Print nothing; see the exit code", "verify", Values::kByWord, nullptr, true},
     {"--progress", "auto|lines|json|none",
-     "Progress on standard error: auto (a bar on a terminal, elsewhere lines), lines, json (an object per line) or "
-     "none"},
+     "Progress of long runs on standard error: auto (a bar on a terminal, elsewhere lines), lines, json (an object per "
+     "line) or "
+     "none",
+     "", Values::kByWord, nullptr, true},
     {"--color", "auto|always|never",
-     "Colour: auto, on a terminal unless NO_COLOR is set (the default), always or never"},
+     "Colour: auto, on a terminal unless NO_COLOR is set (the default), always or never", "", Values::kByWord, nullptr,
+     true},
 };
 
 constexpr OptionRow kPerformanceOptions[] = {
-    {"--threads", "N", "Number of threads that move bytes (default: number of CPUs, at most 16)"},
-    {"--max-memory", "SIZE", "Memory for buffers, such as 256MiB or 1GB"},
+    {"--threads", "N", "Number of threads that move bytes (default: number of CPUs, at most 16)", "", Values::kByWord,
+     nullptr, true},
+    {"--max-memory", "SIZE", "Memory for buffers, such as 256MiB or 1GB", "", Values::kByWord, nullptr, true},
     {"--mpi", "auto|yes|no",
      "Share the work between the processes that mpirun or srun started: auto (if there are several), yes, or no (each "
-     "process does all of it); default: RESHARD_MPI, or auto"},
+     "process does all of it); default: RESHARD_MPI, or auto",
+     "", Values::kByWord, nullptr, true},
     {"--no-sync", "", "Skip fsync: faster, but outputs may be lost if the machine crashes"},
 };
 
@@ -382,6 +388,7 @@ OptionInfo option_info(const Command& command, std::string_view name) {
   if (!found) throw std::logic_error(fmt::format("{} is not in the table of options", name));
   const auto& [row, group] = *found;
   OptionInfo info{row.names, row.value, row.help, group};
+  info.of_run = row.of_run;
   fill(info, row, command);
   return info;
 }

@@ -54,10 +54,10 @@ TEST_CASE("What a command was given are its options with their values, without t
   command.add_option({"IN"}, in);
   command.add_option({"--tp"}, tp);
   command.add_option({"--format"}, format);
-  command.add_option({"--threads"}, threads);
+  command.add_option({.names = "--threads", .of_run = true}, threads);
   command.add_option({"--drop"}, drop);
   command.add_option({"-f,--force"}, force);
-  command.add_option({"--quiet"}, quiet);
+  command.add_option({.names = "--quiet", .of_run = true}, quiet);
   command_line.parse({"shard", "model", "--tp", "4", "--threads", "2", "-f", "--quiet", "--drop", "a", "--drop", "b"});
   CHECK(given_options(command) == std::map<std::string, std::string>{
                                       {"the command", "shard"}, {"--tp", "4"}, {"--force", ""}, {"--drop", "a b"}});
