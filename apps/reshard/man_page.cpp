@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <cctype>
 #include <set>
+#include <string>
 
+#include "environment.h"
 #include "help.h"
 #include "option_table.h"
 #include "reshard/base/strings.h"
@@ -28,6 +31,14 @@ std::string troff(const std::string& text) {
 /// A paragraph with a tag.
 std::string tagged(const std::string& tag, const std::string& text) {
   return fmt::format(".TP\n.B {}\n{}\n", troff(tag), troff(text));
+}
+
+std::string variable_entry(const Variable& variable) {
+  std::string text = variable.effect;
+  if (*variable.fallback) text += fmt::format(" (default: {})", variable.fallback);
+  std::erase(text, '`');
+  text.front() = static_cast<char>(std::toupper(text.front()));
+  return tagged(variable.name, text);
 }
 
 std::string command_page(const Command& command) {
@@ -57,6 +68,8 @@ std::string man_page(const Command& program, const std::string& version) {
   for (const Command& command : program.subcommands()) text += command_page(command);
   text += ".SH EXIT STATUS\n";
   for (const auto& [code, meaning] : exit_codes()) text += tagged(std::to_string(code), meaning);
+  text += ".SH ENVIRONMENT\n";
+  for (const Variable& variable : kVariables) text += variable_entry(variable);
   text += ".SH EXAMPLES\n";
   for (const CommandRow& row : command_rows())
     for (const Example& example : row.examples) text += tagged(fmt::format("reshard {}", example.text()), example.what);

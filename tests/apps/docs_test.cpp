@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 
+#include "environment.h"
 #include "reshard/base/json.h"
 #include "reshard/layouts/core/layout.h"
 #include "support/files.h"
@@ -115,6 +116,14 @@ std::string families_table() {
   return table;
 }
 
+std::string variables_table() {
+  std::string table = "| variable | effect | default |\n|---|---|---|\n";
+  for (const cli::Variable& variable : cli::kVariables)
+    table += std::string("| `") + variable.name + "` | " + variable.effect + " | " + variable.fallback +
+             (*variable.fallback ? " |\n" : "|\n");
+  return table;
+}
+
 /// The string literals of the library's and the program's sources, a line each; adjacent ones are joined.
 std::string messages_in_sources() {
   std::string all;
@@ -203,7 +212,7 @@ TEST_CASE("The C++ and JSON in the documents are those of files that tests read"
   check_renewed(kRepository / GENERATE(as<fs::path>(), "docs/library.md", "docs/families.md"), with_sources);
 }
 
-TEST_CASE("The tables of layouts, of their options and of the built-in families are the program's own",
+TEST_CASE("The tables of layouts, their options, the built-in families and the variables are the program's own",
           "[docs][renewed]") {
   check_renewed(kRepository / "docs/layouts.md", [](const std::string& text) {
     return with_table(with_table(text, "<!-- traits of the layouts -->", traits_table()),
@@ -211,6 +220,9 @@ TEST_CASE("The tables of layouts, of their options and of the built-in families 
   });
   check_renewed(kRepository / "docs/families.md", [](const std::string& text) {
     return with_table(text, "<!-- the built-in families -->", families_table());
+  });
+  check_renewed(kRepository / "docs/environment.md", [](const std::string& text) {
+    return with_table(text, "<!-- variables of the program -->", variables_table());
   });
 }
 
