@@ -108,6 +108,11 @@ struct OptionRow {
   bool of_run = false;             // as OptionInfo::of_run
 };
 
+constexpr OptionRow of_run(OptionRow row) {
+  row.of_run = true;
+  return row;
+}
+
 bool writes_states(const Layout& layout) {
   return layout.traits().writes_states();
 }
@@ -230,27 +235,22 @@ constexpr OptionRow kOutputOptions[] = {
     {"--print-family", "FAMILY", "Print the description of a built-in family, in the format of --spec", "",
      Values::kFamilies},
     {"--print-spec", "", "Print the model's description for --spec, from the ranks' metadata if they have any"},
-    {"--json", "", "Print one JSON document to standard output, and nothing else", "", Values::kByWord, nullptr, true},
-    {"--quiet", "", "No progress, notes or last line, if the command prints any", "", Values::kByWord, nullptr, true},
-    {"--quiet", "", "Print nothing; see the exit code", "verify", Values::kByWord, nullptr, true},
-    {"--progress", "auto|lines|json|none",
-     "Progress of long runs on standard error: auto (a bar on a terminal, elsewhere lines), lines, json (an object per "
-     "line) or "
-     "none",
-     "", Values::kByWord, nullptr, true},
-    {"--color", "auto|always|never",
-     "Colour: auto, on a terminal unless NO_COLOR is set (the default), always or never", "", Values::kByWord, nullptr,
-     true},
+    of_run({"--json", "", "Print one JSON document to standard output, and nothing else"}),
+    of_run({"--quiet", "", "No progress, notes or last line"}),
+    of_run({"--quiet", "", "Print nothing; see the exit code", "verify"}),
+    of_run({"--progress", "auto|lines|json|none",
+            "Progress of long runs on standard error: auto (a bar on a terminal, elsewhere lines), lines, json (an "
+            "object per line) or none"}),
+    of_run({"--color", "auto|always|never",
+            "Colour: auto, on a terminal unless NO_COLOR is set (the default), always or never"}),
 };
 
 constexpr OptionRow kPerformanceOptions[] = {
-    {"--threads", "N", "Number of threads that move bytes (default: number of CPUs, at most 16)", "", Values::kByWord,
-     nullptr, true},
-    {"--max-memory", "SIZE", "Memory for buffers, such as 256MiB or 1GB", "", Values::kByWord, nullptr, true},
-    {"--mpi", "auto|yes|no",
-     "Share the work between the processes that mpirun or srun started: auto (if there are several), yes, or no (each "
-     "process does all of it); default: RESHARD_MPI, or auto",
-     "", Values::kByWord, nullptr, true},
+    of_run({"--threads", "N", "Number of threads that move bytes (default: number of CPUs, at most 16)"}),
+    of_run({"--max-memory", "SIZE", "Memory for buffers, such as 256MiB or 1GB"}),
+    of_run({"--mpi", "auto|yes|no",
+            "Share the work between the processes that mpirun or srun started: auto (if there are several), yes, or no "
+            "(each process does all of it); default: RESHARD_MPI, or auto"}),
     {"--no-sync", "", "Skip fsync: faster, but outputs may be lost if the machine crashes"},
 };
 
