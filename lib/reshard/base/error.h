@@ -15,7 +15,7 @@ namespace reshard {
 /// Classifies errors by what a caller can do about them. `kErrorKinds` below maps each kind to an exit code.
 enum class ErrorKind {
   kUsage,        // the request is invalid
-  kBadInput,     // a file or checkpoint is damaged or contradicts itself
+  kBadInput,     // a file or checkpoint is missing or damaged, or contradicts itself; or an output exists
   kUnsupported,  // valid, but not supported by this version
   kNoSpace,      // the outputs do not fit the file system
   kIo,           // the operating system reported an error
@@ -33,7 +33,7 @@ struct ErrorKindRow {
 };
 inline constexpr ErrorKindRow kErrorKinds[] = {
     {ErrorKind::kUsage, "usage", 2, "the command line is invalid"},
-    {ErrorKind::kBadInput, "bad input", 3, "an input is damaged or inconsistent"},
+    {ErrorKind::kBadInput, "bad input", 3, "an input is missing, damaged or inconsistent, or an output exists"},
     {ErrorKind::kUnsupported, "unsupported", 4, "understood, but not supported"},
     {ErrorKind::kNoSpace, "no space", 5, "not enough space for the outputs"},
     {ErrorKind::kIo, "I/O", 6, "the operating system refused to read or write"},

@@ -163,6 +163,35 @@ TEST_CASE("A damaged journal, or one of another version, does not hide a good on
   CHECK(execute(*stopped.job, resuming()).resumed_bytes > 0);
 }
 
+TEST_CASE("A run with resume first deletes what no run can continue from, whose space it may need") {
+  Stopped stopped;
+  for (const std::string& name : journal_files(local_storage(), stopped.root)) fs::remove(stopped.root / name);
+  FaultStorage storage;
+  bool is_left = false;
+  storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
+    if (operation == FaultStorage::Operation::kWrite) is_left = is_left || fs::exists(stopped.root);
+  };
+  std::vector<std::string> notes;
+  RunOptions options = resuming(storage);
+  options.on_note = [&](const std::string& note) { notes.push_back(note); };
+  CHECK(execute(*stopped.job, options).resumed_bytes == 0);
+  CHECK_FALSE(is_left);
+  REQUIRE(notes.size() == 2);
+  CHECK_THAT(notes[0], Says(stopped.root.string() + ": deleted"));
+  CHECK_THAT(notes[1], Says("starting from scratch: "));
+}
+
+TEST_CASE("A signal without resume leaves nothing, and says how a run keeps its progress") {
+  const Jobs jobs;
+  Progress progress;
+  progress.stop = true;
+  RunOptions options = journalled(local_storage());
+  options.progress = &progress;
+  const auto job = jobs.plan();
+  check_error(error_of([&] { execute(*job, options); }), {.kind = ErrorKind::kInterrupted, .hint = "`resume` keeps"});
+  CHECK_FALSE(staging_in(jobs.temp.path()));
+}
+
 TEST_CASE("A signal to any rank of a run with resume leaves its outputs, and says so") {
   const std::uint32_t signalled = GENERATE(0u, 1u, 2u);  // of two: both
   CAPTURE(signalled);

@@ -95,7 +95,7 @@ struct RunOptions {
 unsigned thread_count(const RunOptions& options);
 
 /// The message of kInterrupted.
-inline constexpr const char* kStoppedMessage = "stopped by a signal; nothing was written under a final name";
+inline constexpr const char* kStoppedMessage = "stopped by a signal";
 
 /// Throws if Progress::stop is set.
 /// \throws Error kInterrupted.

@@ -295,7 +295,7 @@ std::vector<std::string> clean(Storage& storage, const Job& job) {
   return notes;
 }
 
-std::vector<std::string> clean_after_resume(Storage& storage, const Job& job) {
+std::vector<std::string> clean_unresumable(Storage& storage, const Job& job) {
   std::vector<std::string> notes;
   for (const fs::path& root : stale_stagings(storage, job)) {
     if (job.shares_directory && !has_mark_of(storage, root, job)) continue;

@@ -120,7 +120,7 @@ void validate_no_leftovers(Files& files, const TargetPlan& plan, const fs::path&
               fmt::format("contains {} that would not be replaced, and that loaders would mix with the new files: {}",
                           what, list_names(leftover)))
       .in(directory)
-      .hint("move them away or choose another output directory");
+      .hint("choose another output directory, or move them away");
 }
 
 const Layout* layout_named(std::string_view name) {

@@ -198,7 +198,7 @@ class DcpLayout final : public Layout {
   /// Files of another checkpoint would be misleading in the directory, though torch reads only files in `.metadata`.
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
     const auto is_ours = [](const std::string& name) { return is_dcp_metadata_name(name) || is_dcp_items_name(name); };
-    validate_no_leftovers(files, plan, output_directory, is_ours, "files of another checkpoint");
+    validate_no_leftovers(files, plan, output_directory, is_ours, "other checkpoint files");
   }
 
   bool owns(Files&, const fs::path&, const std::string& name) const override {

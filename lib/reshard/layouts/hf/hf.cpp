@@ -221,7 +221,7 @@ class HfLayout final : public Layout {
 
   /// Refuses weight files that would not be replaced, since loaders would mix them with the new files.
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
-    validate_no_leftovers(files, plan, output_directory, is_hf_weights_name, "weights of another checkpoint");
+    validate_no_leftovers(files, plan, output_directory, is_hf_weights_name, "other weights");
   }
 };
 
