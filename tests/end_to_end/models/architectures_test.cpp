@@ -82,7 +82,7 @@ TEST_CASE("Checkpoints of every architecture are sharded over meshes and consoli
   }
 }
 
-TEST_CASE("Adapters that are part of a model, with names, survive files of ranks without metadata") {
+TEST_CASE("A model that has adapters of its own is read from ranks without metadata") {
   const std::string layout = GENERATE("nxd", "presharded");
   const TempDir temp;
   const Architecture of = architecture("phi4mm");

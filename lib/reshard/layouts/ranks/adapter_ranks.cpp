@@ -19,6 +19,7 @@
 #include "reshard/layouts/ranks/read_ranks.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/specs/config/model_config.h"
+#include "reshard/specs/model/language_model.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 #include "reshard/specs/peft/lora_config.h"
 
@@ -156,24 +157,26 @@ void validate_not_gathered(Files& files, const SourceMap& map) {
   }
 }
 
-/// Whether a tensor in the files of ranks belongs to a trainer's adapter. An adapter with a name, as in
-/// "lora_A.speech.weight", is part of the model.
-bool is_of_adapter(const TensorEntry& tensor) {
-  const auto name = lora_name(tensor.name);
-  return name && name->rest.find('.') == std::string::npos;
+/// Whether the model itself has adapters, as phi4mm has.
+bool has_own_adapters(Files& files, Checkpoint& checkpoint, const FamilySpec& spec) {
+  if (checkpoint.config.empty()) return false;
+  const auto family = find_language_model(read_config(files, checkpoint), spec).family;
+  return family && std::any_of(family->modules.begin(), family->modules.end(),
+                               [](const Family::Module& module) { return lora_name(module.name).has_value(); });
 }
 
 }  // namespace
 
-void choose_lora_part(Files& files, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+void choose_lora_part(Files& files, const ReadContext& context, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   bool has_adapter = false, has_base = false;
   for (const auto& stage : shards.files)
     for (const TensorEntry& tensor : stage.front().tensors) {
-      has_adapter = has_adapter || is_of_adapter(tensor);
+      has_adapter = has_adapter || lora_name(tensor.name);
       has_base = has_base || tensor.name.find(std::string(kBaseLayer) + ".weight") != std::string::npos;
     }
-  const bool wants_adapter = options.choice(kLoraPart, "from-") == kLoraParts[1];
-  if (options.has(kLoraPart.name) && !(wants_adapter ? has_adapter : has_base || !has_adapter))
+  has_adapter = has_adapter && !has_own_adapters(files, checkpoint, context.family);
+  const bool wants_adapter = context.options.choice(kLoraPart, "from-") == kLoraParts[1];
+  if (context.options.has(kLoraPart.name) && !(wants_adapter ? has_adapter : has_base || !has_adapter))
     throw Error(ErrorKind::kBadInput, wants_adapter ? "contains no LoRA adapter, or one that is merged into the weights"
                                                     : "contains a LoRA adapter without its base model")
         .in(checkpoint.path)
@@ -183,7 +186,7 @@ void choose_lora_part(Files& files, const OptionValues& options, ShardedCheckpoi
     checkpoint.notes.emplace_back(
         "the files also contain a LoRA adapter, which is left out: `from-lora` adapter reads it instead");
     return change_tensors(shards, [](std::vector<TensorEntry>& tensors) {
-      std::erase_if(tensors, is_of_adapter);
+      std::erase_if(tensors, [](const TensorEntry& tensor) { return lora_name(tensor.name).has_value(); });
       for (TensorEntry& tensor : tensors) tensor.name = without_base_layer(std::move(tensor.name));
     });
   }
@@ -196,7 +199,7 @@ void choose_lora_part(Files& files, const OptionValues& options, ShardedCheckpoi
   checkpoint.notes.emplace_back("the base model in the same files is left out: `from-lora` base reads it instead");
   change_tensors(shards, [is_added = added_tensors(adapter.config)](std::vector<TensorEntry>& tensors) {
     std::erase_if(tensors,
-                  [&](const TensorEntry& tensor) { return !is_of_adapter(tensor) && !is_added(tensor.name); });
+                  [&](const TensorEntry& tensor) { return !lora_name(tensor.name) && !is_added(tensor.name); });
   });
 }
 

@@ -21,11 +21,11 @@ inline constexpr LayoutOption kLoraPart{
     .source_help = "What to read from rank files with a LoRA adapter and its base model: base or adapter",
     .only_of_source = true};
 
-/// Leaves the part of `shards`, which have no metadata, that `options` choose: the base model, with its own names, or
-/// the adapter, for which `checkpoint` then contains an Adapter with its settings. Files that contain an adapter alone
-/// need no choice. No-op for shards without adapters.
+/// Leaves the part of `shards`, which have no metadata, that the options in `context` choose: the base model, with its
+/// own names, or the adapter, for which `checkpoint` then contains an Adapter with its settings. Files that contain an
+/// adapter alone need no choice. No-op for shards without adapters, and for models that have adapters of their own.
 /// \throws Error kBadInput if the chosen part or the settings are missing.
-void choose_lora_part(Files& files, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint);
+void choose_lora_part(Files& files, const ReadContext& context, ShardedCheckpoint& shards, Checkpoint& checkpoint);
 
 /// Completes `checkpoint` with the only adapter that choose_lora_part left in it, whose shards are now explained.
 void finish_lora(Files& files, const ShardedCheckpoint& shards, Checkpoint& checkpoint);

@@ -353,8 +353,7 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
   if (!checkpoint.index_metadata.empty())
     checkpoint.index_metadata_file = checkpoint.directory / kKeptIndexMetadataFile;
   const bool inferred = shards.metadata.empty();
-  if (inferred && checkpoint.layout->traits().holds_adapters())
-    choose_lora_part(files, context.options, shards, checkpoint);
+  if (inferred && checkpoint.layout->traits().holds_adapters()) choose_lora_part(files, context, shards, checkpoint);
   const bool is_adapter = !checkpoint.adapters.empty();
   std::unordered_set<std::string_view> names;
   for (const auto& ranks : shards.files)
