@@ -126,7 +126,8 @@ bool ListedFiles::is_searchable(const std::string& key, Listing& listing) {
   if (!listing.searchable) {
     try {
       listing.searchable = files_.kind_of(fs::path(key) / ".") == FileKind::kDirectory;
-    } catch (const Error&) {
+    } catch (const Error& error) {
+      if (error.code() != std::errc::permission_denied) throw;
       listing.searchable = false;  // the lookup of an entry reports the reason
     }
   }
