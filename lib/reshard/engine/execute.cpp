@@ -99,7 +99,7 @@ RunResult execute(const Job& job, RunOptions options, Together& together) {
     if (run.keep(error.kind()))
       error.hint((error.hint().empty() ? "" : error.hint() + "; ") + "the data written so far stays in " +
                  run.prepared().root.string() + ", and `resume` continues from there");
-    else if (error.kind() == ErrorKind::kInterrupted && !options.resume)
+    else if (error.kind() == ErrorKind::kInterrupted && !options.resume && options.sync)
       error.hint("nothing is left of this run; one that is started with `resume` keeps its progress");
     throw;
   } catch (...) {

@@ -80,10 +80,8 @@ void JobRun::prepare(std::uint32_t ranks) {
   if (earlier) {
     take_over(std::move(*earlier));
   } else {
-    // No run can continue from what is left, and its space may be needed.
-    const std::vector<std::string> deleted =
-        options_.resume ? clean_unresumable(storage, job_) : std::vector<std::string>();
-    for (const std::string& text : deleted) note(text);
+    if (options_.resume)  // first: the space may be needed
+      for (std::string& text : clean_without_journal(storage, job_)) note(std::move(text));
     try {
       OutputSpace space = output_space(storage, job_);
       if (ranks > 1) space.needed_bytes += deal(ranks, true).pages.size_bytes();  // which are written twice
@@ -93,11 +91,7 @@ void JobRun::prepare(std::uint32_t ranks) {
       throw;
     }
     staging_.emplace(job_, options_.stores);
-    if (options_.resume)
-      note(deleted.empty()
-               ? "nothing to resume: starting from scratch"
-               : "starting from scratch: a run that was killed in its first seconds, or that had `no-sync`, "
-                 "cannot be continued");
+    if (options_.resume) note("nothing to resume: starting from scratch");
     prepared_.root = staging_->root();
     create_files();
   }
@@ -428,7 +422,8 @@ RunResult JobRun::publish(ShareReport report) {
   staging_.reset();  // also deletes replaced outputs
   // Otherwise a job that is killed and restarted repeatedly fills the disk with unusable directories.
   if (options_.resume)
-    for (std::string& text : clean_unresumable(options_.stores.target(), job_)) result.notes.push_back(std::move(text));
+    for (std::string& text : clean_after_resume(options_.stores.target(), job_))
+      result.notes.push_back(std::move(text));
   return result;
 }
 

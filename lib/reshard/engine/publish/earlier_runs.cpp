@@ -126,6 +126,11 @@ void finish_swap(Storage& storage, const fs::path& root, const fs::path& output,
   directories.remove_tree(root / kSwapFile);
 }
 
+/// Whether a run that writes other ranks into the same directory left `root`.
+bool is_of_other_ranks(Storage& storage, const fs::path& root, const Job& job) {
+  return job.shares_directory && !has_mark_of(storage, root, job);
+}
+
 std::string removed_text(const EarlierRun& run) {
   return fmt::format("{}: deleted, left by a killed run ({})", run.root.string(), format_bytes(run.size_bytes));
 }
@@ -295,10 +300,20 @@ std::vector<std::string> clean(Storage& storage, const Job& job) {
   return notes;
 }
 
-std::vector<std::string> clean_unresumable(Storage& storage, const Job& job) {
+std::vector<std::string> clean_without_journal(Storage& storage, const Job& job) {
+  std::vector<std::string> notes;
+  for (const EarlierRun& run : earlier_runs(storage, job)) {
+    const bool is_useless = run.state == EarlierRun::State::kDead && run.journal == JournalFound::kNone;
+    if (is_useless && !is_of_other_ranks(storage, run.root, job) && remove_run(storage, run.root))
+      notes.push_back(removed_text(run) + " without a journal");
+  }
+  return notes;
+}
+
+std::vector<std::string> clean_after_resume(Storage& storage, const Job& job) {
   std::vector<std::string> notes;
   for (const fs::path& root : stale_stagings(storage, job)) {
-    if (job.shares_directory && !has_mark_of(storage, root, job)) continue;
+    if (is_of_other_ranks(storage, root, job)) continue;
     if (const auto run = remove_run(storage, root)) notes.push_back(removed_text(*run));
   }
   return notes;
@@ -324,8 +339,7 @@ std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const 
         auto journal = read_journal(storage, root / name);
         if (!journal) continue;  // torn
         if (journal->header != header) {
-          // Other runs write other ranks into the same directory.
-          if (job.shares_directory && journal->header.sources == header.sources) continue;
+          if (is_of_other_ranks(storage, root, job) && journal->header.sources == header.sources) continue;
           if (!why_not) why_not = mismatch(root, journal->header, header);
           continue;
         }

@@ -55,9 +55,12 @@ std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job);
 
 /// Does the same. \returns a note, a whole sentence, on each staging directory.
 std::vector<std::string> clean(Storage& storage, const Job& job);
-/// Does the same in a run with `resume`, when no run of the job can continue from them: if find_resumable found none, and
-/// after the run has published. Keeps those of runs that write other files of the same checkpoint.
-std::vector<std::string> clean_unresumable(Storage& storage, const Job& job);
+/// Does the same for directories without a usable journal, from which no run can continue. Keeps those of runs that write
+/// other files of the same checkpoint.
+std::vector<std::string> clean_without_journal(Storage& storage, const Job& job);
+/// Does the same for all directories after a run with `resume` has published, since no run of the job can use them any
+/// more. Keeps those of runs that write other files of the same checkpoint.
+std::vector<std::string> clean_after_resume(Storage& storage, const Job& job);
 
 /// Mentions the directories of dead runs in an error's hint, since they may be its cause.
 void hint_at_dead_runs(Error& error, Storage& storage, const Job& job);
