@@ -172,7 +172,7 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
     return;
   }
   if (!arguments.quiet) print_notes(inspection.notes);
-  print_text(inspect_text(path, inspection, rows, view));
+  print_text(inspect_text(path, inspection, all, rows, view));
 }
 
 }  // namespace

@@ -165,12 +165,17 @@ std::vector<Line> make_lines(const SourceMap& map, const std::vector<TensorRow>&
   return lines;
 }
 
+/// Returns the line that stands for those that a limit leaves out.
+std::string more_lines(std::size_t count) {
+  return fmt::format("… and {} more line{}\n", count, count == 1 ? "" : "s");
+}
+
 /// Applies the limit of the view. \returns the line that stands for the others, or nothing.
 std::string cut(std::vector<Line>& lines, const TensorView& view) {
   if (lines.size() <= view.limit) return {};
   const std::size_t left = lines.size() - view.limit;
   lines.erase(lines.begin() + static_cast<std::ptrdiff_t>(view.limit), lines.end());
-  return fmt::format("… and {} more line{}\n", left, left == 1 ? "" : "s");
+  return more_lines(left);
 }
 
 /// Returns the table of tensors. `full` adds columns that may not fit a narrow terminal.
@@ -313,17 +318,17 @@ std::string adapters_text(const std::string& path, const std::vector<Checkpoint>
          table.text();
 }
 
-std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows,
-                         const TensorView& view) {
+std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& all,
+                         const std::vector<TensorRow>& rows, const TensorView& view) {
   // Without other output, so that the digests of two checkpoints can be compared with diff.
   if (!rows.empty() && rows.front().digest && !rows.front().values) return digest_table(inspection, rows, view);
-  const Totals totals = totals_of(inspection.map, rows);
+  const Totals totals = totals_of(inspection.map, all);
   std::string text = fmt::format("{}: {}\n", printable(path), what_text(inspection));
   text += fmt::format(
       "{} tensor{}{}, {} parameters, {}\n", totals.tensors, totals.tensors == 1 ? "" : "s",
-      rows.size() == inspection.map.tensor_count() ? "" : fmt::format(" of {}", inspection.map.tensor_count()),
+      all.size() == inspection.map.tensor_count() ? "" : fmt::format(" of {}", inspection.map.tensor_count()),
       format_count(totals.elems), format_bytes(totals.bytes));
-  for (const auto& [dtype, part] : totals_by_dtype(inspection.map, rows))
+  for (const auto& [dtype, part] : totals_by_dtype(inspection.map, all))
     text += fmt::format("  {:<12} {:>7} tensor{}  {:>8} parameters  {:>8}\n", name(dtype), part.tensors,
                         part.tensors == 1 ? " " : "s", format_count(part.elems), format_bytes(part.bytes));
   if (inspection.beside_model && !inspection.beside_model->empty())
@@ -340,6 +345,7 @@ std::string inspect_text(const std::string& path, const Checkpoint& inspection, 
   if (!rows.empty() && (rows.front().values || !rows.front().digest))
     text += "\n" +
             (rows.front().values ? stats_table(inspection, rows, view) : fitting_tensor_table(inspection, rows, view));
+  if (all.size() > rows.size()) text += more_lines(all.size() - rows.size());
   if (inspection.has_mesh()) text += "\n" + ranks_table(inspection);
   return text;
 }
