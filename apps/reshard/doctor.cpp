@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "build_facts.h"
 #include "color.h"
 #include "commands.h"
+#include "environment.h"
 #include "json_report.h"
 #include "machine_facts.h"
 #include "path_facts.h"
@@ -30,7 +32,9 @@ Document environment_facts() {
   for (char** variable = ::environ; variable != nullptr && *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
     const std::size_t end = std::min(text.find('='), text.size());
-    if (text.starts_with("RESHARD_") || text.starts_with("MALLOC_") || text.substr(0, end) == "LD_PRELOAD")
+    const bool is_own = std::any_of(std::begin(kVariables), std::end(kVariables),
+                                    [&](const Variable& one) { return text.substr(0, end) == one.name; });
+    if (is_own || text.starts_with("RESHARD_") || text.starts_with("MALLOC_") || text.substr(0, end) == "LD_PRELOAD")
       json[std::string(text.substr(0, end))] = text.substr(std::min(end + 1, text.size()));
   }
   return json;

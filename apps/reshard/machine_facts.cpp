@@ -16,6 +16,7 @@
 
 #include "build_facts.h"
 #include "cpu_features.h"
+#include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/tensor/values/simd.h"
 
@@ -65,6 +66,15 @@ std::optional<std::uint64_t> least_limit(const fs::path& top, fs::path group, co
   }
 }
 
+/// Returns the chosen instruction set, or why there is none.
+std::string instruction_set() {
+  try {
+    return chosen_simd_target();
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 }  // namespace
 
 Document machine_facts() {
@@ -78,7 +88,7 @@ Document machine_facts() {
   json["cpus"] = ::sysconf(_SC_NPROCESSORS_ONLN);
   json["usable_cpus"] = usable_cpus();
   json["cpu_features"] = names_of(cpu_features());
-  json["instruction_set"] = chosen_simd_target();
+  json["instruction_set"] = instruction_set();
   json["memory_bytes"] = meminfo_bytes("MemTotal");
   json["available_memory_bytes"] = meminfo_bytes("MemAvailable");
   return json;

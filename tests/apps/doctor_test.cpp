@@ -125,19 +125,13 @@ TEST_CASE("A CPU without the instructions that the program was compiled for is n
   CHECK(describe(ErrorKind::kUnsupported).exit_code == 4);  // of cpu_check.cpp
 }
 
-TEST_CASE("The oldest CPU of x86-64 writes the same bytes, where there is qemu to be one") {
-  if (std::system("command -v qemu-x86_64 >/dev/null") != 0) return;
-  const TempDir dir;
-  const std::string model = testdata("golden/optimum/llama-tp8-gqa/original").string();
-  const auto shard = [&](const char* out, const std::string& setup) {
-    const ProgramResult result =
-        run_reshard({"shard", model, (dir / out).string(), "--tp", "8", "--dtype", "float16"}, setup);
-    INFO(result.err);
-    CHECK(result.exit_code == 0);
-  };
-  shard("native", "");
-  shard("emulated", "qemu-x86_64 -cpu qemu64");
-  CHECK(snapshot(dir / "native") == snapshot(dir / "emulated"));
+TEST_CASE("doctor reports a variable with a value that runs refuse, and goes on") {
+  const ProgramResult result = run_reshard({"doctor", "--json"}, "env RESHARD_SIMD=bogus NO_COLOR=1");
+  REQUIRE(result.exit_code == 0);
+  const json facts = json::parse(result.out);
+  CHECK_THAT(facts.at("machine").at("instruction_set").get<std::string>(), Says("of this machine: \"bogus\""));
+  CHECK(facts.at("environment").at("RESHARD_SIMD").get<std::string>() == "bogus");
+  CHECK(facts.at("environment").at("NO_COLOR").get<std::string>() == "1");
 }
 
 }  // namespace
