@@ -277,10 +277,11 @@ std::optional<HelpRequest> requested_help(const Command& program, const std::vec
   const auto is_command = [&](const std::string& name) { return program.find_subcommand(name).has_value(); };
   // The first word is a subcommand, or a topic of convert, which has every topic.
   const auto about = [&](std::size_t at) -> std::optional<HelpRequest> {
-    if (word(at).empty() || word(at).starts_with('-')) return HelpRequest{};
+    if (word(at) == "all" && word(at + 1).empty()) return HelpRequest{"", "all"};
+    if (word(at).empty() || (word(at).starts_with('-') && word(0) != "help")) return HelpRequest{};
     if (is_command(word(at)) && word(at + 2).empty()) return HelpRequest{word(at), word(at + 1)};
     const std::string every = "convert";
-    const bool is_topic = word(at) == "all" || topic_text(program.find_subcommand(every).value(), word(at));
+    const bool is_topic = topic_text(program.find_subcommand(every).value(), word(at)).has_value();
     if (word(at + 1).empty() && (is_topic || word(0) != "help")) return HelpRequest{every, word(at)};
     return std::nullopt;
   };
@@ -303,7 +304,12 @@ std::optional<HelpRequest> requested_help(const Command& program, const std::vec
 }
 
 std::string help_text(const Command& program, const HelpRequest& request) {
-  if (request.command.empty()) return program_text(program);
+  if (request.command.empty()) {
+    std::string text = program_text(program);
+    for (const Command& command : program.subcommands())
+      if (!request.topic.empty()) text += "\n" + command_text(command, true);
+    return text;
+  }
   const Command command = program.find_subcommand(request.command).value();
   if (request.topic.empty() || request.topic == "all") return command_text(command, !request.topic.empty());
   if (const auto text = topic_text(command, request.topic)) return *text;

@@ -130,10 +130,10 @@ constexpr OptionRow kArguments[] = {
     {"[PATH]", "FILE", kAnyCheckpoint},
     {"[PATH]", "DIR", "Directory to examine, such as an output's parent: tries operations in a temporary subdirectory",
      "doctor"},
-    {"MODEL_DIR", "DIR",
+    {"MODEL_DIR", "FILE",
      "Directory with config.json and weights, a training checkpoint of whole tensors, or a file of all weights"},
     {"OUT_DIR", "DIR", "Directory to write the shards folder into", "shard"},
-    {"CHECKPOINT_DIR", "DIR",
+    {"CHECKPOINT_DIR", "FILE",
      "Directory with a shards folder or adapter_NAME/ folders, or such a folder; a training run, see --tag; or a file "
      "of all weights"},
     {"[OUT_DIR]", "DIR", "Output directory (default: that of the shards folder)", "consolidate"},

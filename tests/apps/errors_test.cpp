@@ -81,7 +81,8 @@ TEST_CASE("an unknown option or subcommand is an error with the nearest match") 
   check_fails({"consolidate", "x", "--max-shard-sise", "5GB"}, 2, {"did you mean --max-shard-size?"});
   check_fails({"inspect", "x", "--jsn=1"}, 2, {"did you mean --json?"});
   check_fails({"--versoin"}, 2, {"did you mean --version?"});
-  check_fails({"-v"}, 2, {"try: --version"});
+  check_fails({"-v"}, 2, {"try: reshard --version"});
+  check_fails({"inspect", kModel, "--version"}, 2, {"try: reshard --version"});
   check_fails({"shard", kModel, "o", "-q"}, 2, {"try: --quiet"});
   check_fails({"shrad"}, 2, {"there is no subcommand shrad", "did you mean shard?"});
 }

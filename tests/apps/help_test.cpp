@@ -153,7 +153,11 @@ TEST_CASE("Help is found wherever it is asked for, on a group and on one option 
   check_fails({"shrad", "--help"}, 2, {"did you mean shard?"});
   CHECK(run_well({"help", "mesh"}).out == run_well({"convert", "--help", "Mesh"}).out);
   CHECK(run_well({"--help", "dtype"}).out == run_well({"convert", "--help", "dtype"}).out);
-  CHECK(run_well({"help", "all"}).out == run_well({"convert", "--help", "all"}).out);
+  const std::string everything = run_well({"help", "all"}).out;
+  CHECK(run_well({"--help", "all"}).out == everything);
+  for (const char* command : {"inspect", "shard", "consolidate", "convert", "verify"})
+    CHECK_THAT(everything, Says(run_well({command, "--help", "all"}).out));
+  CHECK(run_well({"help", "--tp"}).out == run_well({"help", "tp"}).out);
   check_fails({"help", "bogus"}, 2, {"bogus"});
   check_fails({"--help", "bogus"}, 2, {"bogus"});
   check_fails({"help", "shard", "mesh", "layout"}, 2, {"layout"});
@@ -254,10 +258,12 @@ TEST_CASE("bash completes directories and files, names with spaces too") {
   fs::create_directories(temp / "a model");
   write_file(temp / "a file", "");
   const std::string begin = "'" + (temp / "a").string();
-  CHECK(completed("reshard shard " + begin + "'") == (temp / "a model").string());
+  CHECK(completed("reshard doctor " + begin + "'") == (temp / "a model").string());
   CHECK(completed("reshard shard x y --for " + begin + "'") == (temp / "a model").string());
-  const std::string both = completed("reshard inspect " + begin + "'");
-  CHECK_THAT(both, Says((temp / "a model").string()) && Says((temp / "a file").string()));
+  for (const std::string command : {"inspect", "shard", "consolidate"}) {  // which read files, too
+    const std::string both = completed("reshard " + command + " " + begin + "'");
+    CHECK_THAT(both, Says((temp / "a model").string()) && Says((temp / "a file").string()));
+  }
 }
 
 TEST_CASE("The scripts for zsh and fish are understood by these shells and have all options") {
@@ -283,7 +289,7 @@ TEST_CASE("The scripts for zsh and fish are understood by these shells and have 
     fs::create_directories(temp / "a model");
     write_file(temp / "a file", "");
     const std::string offered =
-        output_of_shell("fish", load + "cd " + temp.path().string() + "\ncomplete -C 'reshard shard '");
+        output_of_shell("fish", load + "cd " + temp.path().string() + "\ncomplete -C 'reshard doctor '");
     CHECK_THAT(offered, Says("a model/") && !Says("a file"));
   } else {
     output_of_shell("zsh", "autoload -Uz compinit\ncompinit -D -u\nsource " + (temp / "script").string() +

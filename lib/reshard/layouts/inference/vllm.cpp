@@ -296,7 +296,7 @@ void note_served(TargetPlan& plan, const Sizes& sizes, const Form& form) {
     plan.notes.push_back("left out, as vLLM computes them: " + list_names(plan.without_place));
   for (const auto& [size, name] : sizes.vocabularies)
     if (padded_vocabulary(size) != size)
-      plan.notes.push_back(fmt::format("the vocabulary of {} is padded with zeros to {}, as vLLM has it", size,
+      plan.notes.push_back(fmt::format("padded the vocabulary from {} to {} with zeros, as vLLM requires", size,
                                        padded_vocabulary(size)));
   const std::string version = versions()[form.version];
   plan.notes.push_back(fmt::format(
