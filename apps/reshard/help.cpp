@@ -282,7 +282,10 @@ std::optional<HelpRequest> requested_help(const Command& program, const std::vec
     if (is_command(word(at)) && word(at + 2).empty()) return HelpRequest{word(at), word(at + 1)};
     const std::string every = "convert";
     const bool is_topic = topic_text(program.find_subcommand(every).value(), word(at)).has_value();
-    if (word(at + 1).empty() && (is_topic || word(0) != "help")) return HelpRequest{every, word(at)};
+    std::vector<std::string> commands;
+    for (const Command& command : program.subcommands()) commands.push_back(command.name());
+    const bool is_near_command = word(0) == "help" && !nearest(word(at), commands).empty();
+    if (word(at + 1).empty() && (is_topic || !is_near_command)) return HelpRequest{every, word(at)};
     return std::nullopt;
   };
   if (word(0) == "help" || word(0) == "--help" || word(0) == "-h") return about(1);

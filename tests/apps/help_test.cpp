@@ -158,7 +158,8 @@ TEST_CASE("Help is found wherever it is asked for, on a group and on one option 
   for (const char* command : {"inspect", "shard", "consolidate", "convert", "verify"})
     CHECK_THAT(everything, Says(run_well({command, "--help", "all"}).out));
   CHECK(run_well({"help", "--tp"}).out == run_well({"help", "tp"}).out);
-  check_fails({"help", "bogus"}, 2, {"bogus"});
+  check_fails({"help", "bogus"}, 2, {"no help on bogus", "the topics are all, mesh"});
+  check_fails({"help", "shrad"}, 2, {"did you mean shard?"});
   check_fails({"--help", "bogus"}, 2, {"bogus"});
   check_fails({"help", "shard", "mesh", "layout"}, 2, {"layout"});
 }
