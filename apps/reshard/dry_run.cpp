@@ -287,11 +287,14 @@ std::string dry_run_text(const Job& job, const OutputSpace& space) {
   if (const std::size_t states = state_count(job.source); states > 0)
     text += line(
         "", fmt::format("with {} of the training run", states == 1 ? "1 entry" : fmt::format("{} entries", states)));
+  const bool has_ranks = job.layout->traits().has_ranks();
+  const std::string mesh = line("mesh", mesh_text(job.mesh));  // of the source if the target has whole tensors
+  if (!has_ranks && job.mesh.tp * job.mesh.pp * job.mesh.ep > 1) text += mesh;
   for (const Applied& one : job.transforms)
     text += line(name(one.transform),
                  plural(one.tensors, "tensor") + (one.dtype ? fmt::format(" to {}", name(*one.dtype)) : ""));
   text += line("to", job.output_directory.string());
-  text += line("mesh", mesh_text(job.mesh));
+  if (has_ranks) text += mesh;
   if (job.partition) text += stages_text(job);
   if (job.attention) text += heads_text(job);
   text += "\n";
