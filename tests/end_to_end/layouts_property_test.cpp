@@ -276,8 +276,8 @@ void check_other_plan(Request request, const LayoutTraits& source, bool has_stat
     refusal.hint = "the run was saved without its optimizer";
   } else {
     refusal.kind = ErrorKind::kUnsupported;
-    refusal.says = fmt::format("are not written for {} expert-parallel ranks", *request.target.ep);
-    refusal.hint = "set `ep` 1, or leave out `with-optimizer`";
+    refusal.says = fmt::format(" {} expert-parallel ranks", *request.target.ep);
+    refusal.hint = ", or leave out `with-optimizer`";
   }
   check_refused([&] { plan(request); }, refusal);
 }

@@ -406,17 +406,22 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
   }
   Votes votes;
   bool is_base = false;  // the names belong to a model without a head
-  for (const auto& names : {known, base_names(known)}) {
-    votes = vote(bare, names);
+  bool has_modules = true;
+  for (const bool base : {false, true}) {
+    const Names names = base ? base_names(known) : known;
+    Votes of_these = vote(bare, names);
     Votes others = vote(without_module, names);
-    if (most(others) > most(votes)) {
-      votes = std::move(others);
-      bare.swap(without_module);
-      wrappers.emplace(kModuleWrapper);
-    }
-    if (!votes.empty()) break;
-    is_base = true;
+    const bool swaps = most(others) > most(of_these);
+    if (swaps) of_these = std::move(others);
+    // If the family is unknown, a few names may match by chance.
+    if (most(of_these) <= most(votes)) continue;
+    is_base = base;
+    votes = std::move(of_these);
+    if (!swaps) continue;
+    bare.swap(without_module);
+    has_modules = !has_modules;
   }
+  if (!has_modules) wrappers.emplace(kModuleWrapper);
   std::string as_good;  // another program with as many matching names
   for (const auto& [program, names] : other_programs) {
     Votes others = vote(bare, names);
