@@ -123,7 +123,7 @@ void JobRun::take_over(Resumable earlier) {
       throw Error(ErrorKind::kBadInput,
                   fmt::format("is not the file of {} bytes that the interrupted run created", file.size_bytes))
           .in(path)
-          .hint("delete the staging directory with `clean`, and start from scratch");
+          .hint("start from scratch once with `clean` instead of `resume`");
   }
   staging_.emplace(job_, options_.stores, earlier.root, std::move(earlier.lock));
   prepared_.root = staging_->root();

@@ -171,7 +171,7 @@ std::vector<std::uint32_t> write_fragments(Storage& storage, const fs::path& roo
       if (!holds)
         throw Error(ErrorKind::kBadInput, "contains no fragments of this run")
             .in(root / name)
-            .hint("delete the staging directory with `clean`, and start from scratch");
+            .hint("start from scratch once with `clean` instead of `resume`");
     };
     validate(body.has_value());
     std::vector<Fragment> fragments;

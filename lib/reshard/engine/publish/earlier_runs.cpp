@@ -157,10 +157,10 @@ std::string other_request(const JournalHeader& theirs, const JournalHeader& ours
 /// Returns the error that explains why a run cannot resume from another's journal.
 Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalHeader& ours) {
   const auto refuse = [&](ErrorKind kind, const std::string& text) {
-    return std::move(
-        Error(kind, "the run that left this " + text)
-            .in(root)
-            .hint("repeat the same command with the same files, or delete the staging directory with `clean`"));
+    return std::move(Error(kind, "the run that left this " + text)
+                         .in(root)
+                         .hint("repeat the same command with the same files, or start from scratch once with `clean` "
+                               "instead of `resume`"));
   };
   const auto [a, b] =
       std::mismatch(theirs.sources.begin(), theirs.sources.end(), ours.sources.begin(), ours.sources.end());
@@ -351,7 +351,7 @@ std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const 
           if (known.insert(unit.unit).second) found.units.push_back(std::move(unit));
       } catch (Error& error) {
         error.in(root / name);
-        if (error.hint().empty()) error.hint("delete the staging directory with `clean`, and start from scratch");
+        if (error.hint().empty()) error.hint("start from scratch once with `clean` instead of `resume`");
         if (!why_not) why_not = error;
       }
     }

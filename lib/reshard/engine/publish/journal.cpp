@@ -76,7 +76,7 @@ std::optional<Journal> parse_journal(std::string_view text) {
   if (!whole || !whole->starts_with(kFamily)) return std::nullopt;
   if (!whole->starts_with(kJournalLine))
     throw Error(ErrorKind::kUnsupported, "is the journal of another version of reshard")
-        .hint("continue with that version, or delete the staging directory with `clean`");
+        .hint("continue with that version, or start from scratch once with `clean` instead of `resume`");
   auto journal = WireReader(whole->substr(kJournalLine.size())).read<Journal>();
   for (const std::string& file : journal.fragment_files)
     if (!is_fragments_file(file) || file.find('/') != std::string::npos)
