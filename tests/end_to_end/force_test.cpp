@@ -181,5 +181,17 @@ TEST_CASE("Whole weights that ranks join are told, since they stay and are what 
   CHECK(notes_of(own).empty());
 }
 
+TEST_CASE("Other ranks that stay in the output directory are noted once, with the paths of both") {
+  const Forced forced;
+  const std::string out = (forced / "out").string();
+  execute(*plan_convert(local_storage(), forced.request("nxdi", Format::kSafetensors, 2)), unsynced());
+  const auto notes = plan_convert(local_storage(), forced.request("ranks", Format::kSafetensors, 2))->notes;
+  const std::string expected = fmt::format(
+      "{0} contains another sharded checkpoint, which is kept: commands need the path of one of them, "
+      "{0}/weights or {0}/tensor_parallel_shards",
+      out);
+  CHECK(std::count(notes.begin(), notes.end(), expected) == 1);
+}
+
 }  // namespace
 }  // namespace reshard::test

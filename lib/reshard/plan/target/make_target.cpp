@@ -68,8 +68,10 @@ bool is_output_itself(const Layout& layout) {
 }
 
 /// Validates that neither the old ranks nor the new ones are in the output directory itself, since no path would
-/// address one of them alone. Whole weights may be written next to ranks of a model: they are the same model.
-void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, const fs::path& output_directory) {
+/// address one of them alone. Whole weights may be written next to ranks of a model: they are the same model. Notes other
+/// ranks that stay.
+void validate_alone(Files& files, Draft& draft, const Layout& target, const TargetPlan& plan,
+                    const fs::path& output_directory) {
   const auto replaces = [&](const fs::path& folder) {
     return folder != output_directory &&
            std::any_of(plan.map.files.begin(), plan.map.files.end(),
@@ -77,12 +79,14 @@ void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, 
   };
   if (!files.is_directory(output_directory)) return;
   const bool is_itself = target.traits().has_ranks() && is_output_itself(target);
+  std::set<fs::path> noted;
   try {
     for (const Layout* layout : layouts()) {
       const LayoutTraits& traits = layout->traits();
       if (layout == &target || !traits.has_ranks()) continue;
-      for (const FoundLayout& found : layout->recognise(files, output_directory))
-        if ((is_itself || found.path == output_directory) && !found.is_empty && !replaces(weights_folder_of(found)) &&
+      for (const FoundLayout& found : layout->recognise(files, output_directory)) {
+        if (found.is_empty || replaces(weights_folder_of(found))) continue;
+        if ((is_itself || found.path == output_directory) &&
             (target.traits().has_ranks() || !is_model_alone(files, found)))
           throw Error(
               ErrorKind::kBadInput,
@@ -90,6 +94,12 @@ void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, 
                           traits.name))
               .in(output_directory)
               .hint("move its files away or choose another output directory");
+        if (target.traits().has_ranks() && noted.insert(found.path).second)  // several layouts may recognise it
+          draft.note(fmt::format("{} contains another sharded checkpoint, which is kept: commands need the path of one "
+                                 "of them, {} or {}",
+                                 output_directory.string(), found.path.string(),
+                                 (output_directory / target.traits().folder).string()));
+      }
     }
   } catch (const Error& error) {
     if (error.code() != std::errc::permission_denied) throw;  // a writable directory need not be readable
@@ -240,7 +250,7 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
   if (has_ids) validate_same_ranks(source.map, plan.map);
   if (!is_model) validate_beside_adapters(files, plan, output_directory);
   if (is_model && is_first) {
-    validate_alone(files, *request.layout, plan, output_directory);
+    validate_alone(files, draft, *request.layout, plan, output_directory);
     request.layout->validate_beside(files, plan, output_directory);
   }
   if (is_model && draft.model) {
