@@ -17,7 +17,8 @@ inline constexpr Variable kVariables[] = {
     {"RESHARD_MPI_START_TIMEOUT", "seconds to wait for the other processes at the start, and at the end", "60"},
     {"RESHARD_MPI_TIMEOUT", "seconds to wait for a process that does not answer", "600"},
     {"RESHARD_JOURNAL_INTERVAL",
-     "seconds between journals, from which `--resume` continues; in long runs, a fiftieth of the time so far if that is "
+     "seconds between journals, from which `--resume` continues; in long runs, a fiftieth of the time so far if that "
+     "is "
      "more",
      "10"},
     {"RESHARD_SIMD",

@@ -95,10 +95,10 @@ void validate_alone(Files& files, Draft& draft, const Layout& target, const Targ
               .in(output_directory)
               .hint("move its files away or choose another output directory");
         if (target.traits().has_ranks() && noted.insert(found.path).second)  // several layouts may recognise it
-          draft.note(fmt::format("{} contains another sharded checkpoint, which is kept: commands need the path of one "
-                                 "of them, {} or {}",
-                                 output_directory.string(), found.path.string(),
-                                 (output_directory / target.traits().folder).string()));
+          draft.note(fmt::format(
+              "{} contains another sharded checkpoint, which is kept: commands need the path of one "
+              "of them, {} or {}",
+              output_directory.string(), found.path.string(), (output_directory / target.traits().folder).string()));
       }
     }
   } catch (const Error& error) {
