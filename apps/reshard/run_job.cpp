@@ -62,6 +62,7 @@ void print_report(const Job& job, const CommonArguments& arguments, const Output
   try {
     if (arguments.talks()) print_notes(divergent_notes(result.divergent));
     if (arguments.talks()) print_notes(mean_notes(job, &result));
+    if (arguments.talks()) print_notes(overflow_notes(result));
     if (arguments.talks()) print_notes(result.notes);
     if (arguments.json)
       print_output(to_text(job_document(job, space, &result)));
@@ -209,6 +210,23 @@ std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
                       : one             ? "gets the mean of its lora_A, which changes the adapter unless they are equal"
                             : "get the mean of their lora_A, which changes the adapter unless they are equal",
                       list_names(linears))};
+}
+
+std::vector<std::string> overflow_notes(const RunResult& result) {
+  if (result.saturated.empty()) return {};
+  std::uint64_t values = 0;
+  std::vector<std::string> tensors;
+  for (const auto& [tensor, count] : result.saturated) {
+    values += count;
+    tensors.push_back(tensor);
+  }
+  return {
+      fmt::format("{} of {} {} beyond the range of the new dtype and replaced by its largest finite value: {}. "
+                  "--overflow error stops "
+                  "at the first one",
+                  values == 1 ? "1 value" : fmt::format("{} values", values),
+                  tensors.size() == 1 ? "1 tensor" : fmt::format("{} tensors", tensors.size()),
+                  values == 1 ? "was" : "were", list_names(tensors))};
 }
 
 void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>& plan,

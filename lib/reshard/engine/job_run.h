@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "reshard/engine/move/page_fragments.h"
@@ -27,6 +28,8 @@ struct RunResult {
   std::vector<std::string> notes;     // further notes for the user, whole sentences
   /// Target tensors that are the mean of differing tensors, in the program's order.
   std::vector<std::string> inexact;
+  /// Target tensors with values beyond the range of their dtype, and the number of these values, likewise.
+  std::vector<std::pair<std::string, std::uint64_t>> saturated;
   std::uint64_t written_bytes = 0;  // over all files
   std::uint64_t resumed_bytes = 0;  // the part of written_bytes that an earlier run wrote
   double seconds = 0;               // from prepare to the end of publish

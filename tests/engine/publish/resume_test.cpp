@@ -288,7 +288,7 @@ TEST_CASE("A journal that is torn is as good as none, and one of another version
   edited[last.size() / 2] ^= 1;
   CHECK_FALSE(parse_journal(edited));
   CHECK(earlier_runs(local_storage(), *stopped.job).at(0).journal == JournalFound::kWhole);
-  for (const std::string& name : stopped.journals()) write_file(stopped.root / name, "reshard journal 2\nnonsense");
+  for (const std::string& name : stopped.journals()) write_file(stopped.root / name, "reshard journal 3\nnonsense");
   CHECK(earlier_runs(local_storage(), *stopped.job).at(0).journal == JournalFound::kNone);
   RunOptions options = resuming();
   std::vector<std::string> notes;
@@ -348,6 +348,7 @@ TEST_CASE("Journals, swap records and marks have the bytes that earlier versions
   unit.files = {0, 2};
   unit.leaves = {{5, 1 << 20, sha256({})}};
   unit.inexact = {9};
+  unit.saturated = {{9, 2}};
   unit.divergent = {{"t", "differs", true, 0.5, -0.25, 3, UINT32_MAX}};
   journal.units = {unit, {}};
   const auto digest = [](const std::string& text) { return to_hex(sha256(std::as_bytes(std::span(text)))); };
@@ -366,10 +367,11 @@ TEST_CASE("A journal with units that are none of the run's is refused before any
   const auto files = stopped.journals();
   Journal spoilt = read_journal(local_storage(), stopped.root / files.at(0)).value();
   UnitReport& unit = spoilt.units.at(0);
-  const auto spoil = GENERATE(0, 1, 2, 3);
+  const auto spoil = GENERATE(0, 1, 2, 3, 4);
   if (spoil == 0) unit.inexact = {std::size_t{1} << 40};
   if (spoil == 1) unit.files = {UINT32_MAX};
   if (spoil == 2) unit.crcs = {{UINT32_MAX, 1}};
+  if (spoil == 4) unit.saturated = {{std::size_t{1} << 40, 1}};
   if (spoil == 3) unit.leaves = {{0, UINT64_MAX, {}}};
   write_file(stopped.root / files.front(), journal_text(spoilt));
   for (std::size_t i = 1; i < files.size(); ++i) fs::remove(stopped.root / files[i]);

@@ -410,6 +410,7 @@ TEST_CASE("A report is the same after it was sent, and any part of its bytes is 
   ShareReport report = run.run({1, 3});
   report.divergent.push_back({"t", "differs", true, 0.5, 0.25, 3, 4});
   report.inexact = {2, 5};
+  report.saturated = {{2, 7}};
   report.hashing_seconds = 0.5;
   const std::string whole = report_bytes(report);
   const ShareReport sent = read_report(whole, job->target);
@@ -419,6 +420,7 @@ TEST_CASE("A report is the same after it was sent, and any part of its bytes is 
   CHECK(sent.crcs == report.crcs);
   CHECK(sent.written_files == report.written_files);
   CHECK(sent.inexact == report.inexact);
+  CHECK(sent.saturated.at(0).values == 7);
   CHECK(sent.divergent.at(0).text == "differs");
   const auto check_bad = [](std::string_view bytes, const reshard::TargetMap& target) {
     CHECK(error_of([&] { read_report(bytes, target); }).kind() == ErrorKind::kBadInput);

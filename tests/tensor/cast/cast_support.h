@@ -33,11 +33,15 @@ inline std::uint64_t code_at(DType dtype, const Bytes& bytes, std::size_t index)
 struct CastResult {
   Bytes out;
   std::optional<std::size_t> first_overflow;
+  std::uint64_t overflows = 0;
 };
 
 inline CastResult cast(DType from, const Bytes& in, DType to, Overflow overflow) {
   CastResult result{Bytes(in.size() / (bits(from) / 8) * (bits(to) / 8)), std::nullopt};
-  result.first_overflow = cast_elements(from, in, to, result.out, overflow);
+  if (const auto overflowed = cast_elements(from, in, to, result.out, overflow)) {
+    result.first_overflow = overflowed->first;
+    result.overflows = overflowed->count;
+  }
   return result;
 }
 
@@ -53,9 +57,10 @@ inline void check_casts(DType from, const Codes& codes, DType to) {
   const Bytes in = pack(from, codes);
   Codes expected;
   std::optional<std::size_t> first_overflow;
+  std::uint64_t overflows = 0;
   for (const std::uint64_t code : codes) {
     const Expected one = from == to ? Expected{code, false} : oracle.cast(code);
-    if (one.overflow && !first_overflow) first_overflow = expected.size();
+    if (one.overflow && overflows++ == 0) first_overflow = expected.size();
     expected.push_back(one.code);
   }
   const Bytes expected_bytes = pack(to, expected);
@@ -66,6 +71,7 @@ inline void check_casts(DType from, const Codes& codes, DType to) {
     for (const Overflow overflow : {Overflow::kSaturate, Overflow::kError}) {
       const CastResult result = cast(from, in, to, overflow);
       CHECK(result.first_overflow == (overflow == Overflow::kError ? first_overflow : std::nullopt));
+      CHECK(result.overflows == (overflow == Overflow::kError ? overflows : 0));
       if (result.out == expected_bytes) continue;
       for (std::size_t i = 0; i < codes.size(); ++i) {
         INFO("source bits 0x" << std::hex << codes[i]);

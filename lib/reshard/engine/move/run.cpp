@@ -100,7 +100,7 @@ class Mover {
       std::span<const std::byte> block =
           evaluator_.evaluate(*maps.source, shared_.sources, transfer.source ? *transfer.source : kNone,
                               transfer.tensor(maps), item.at, buffers_.block, written_to_bytes);
-      if (evaluator_.findings().overflows && shared_.options.overflow == Overflow::kError)
+      if (evaluator_.findings().overflows > 0 && shared_.options.overflow == Overflow::kError)
         fail_overflow(transfer, "has an element that", transfer.tensor(maps).dtype);
       if (transfer.target) {
         block = cast(transfer, item.at, block, written_to_bytes);
@@ -126,25 +126,28 @@ class Mover {
     if (shared_.options.progress) shared_.options.progress->done_bytes += done;
     const LogicalTensor& tensor = shared_.program.transfers[item.transfer].tensor(shared_.maps);
     const std::uint64_t block_bytes = num_bytes(tensor.dtype, item.at.box.size).value_or(0);
-    const bool is_inexact = evaluator_.take_findings().inexact;
-    if (is_inexact) {
+    const Findings findings = evaluator_.take_findings();
+    const std::uint64_t saturated = std::exchange(saturated_, 0) + findings.overflows;
+    if (findings.inexact || saturated > 0) {
       const std::lock_guard lock(shared_.failure_mutex);
-      shared_.inexact.insert(item.transfer);
+      if (findings.inexact) shared_.inexact.insert(item.transfer);
+      if (saturated > 0) shared_.saturated[item.transfer] += saturated;
     }
-    if (shared_.ledger) note_block(item, block_bytes, done, is_inexact);
+    if (shared_.ledger) note_block(item, block_bytes, done, findings.inexact, saturated);
     if (shared_.options.lots) shared_.options.lots->did(block_bytes);
   }
 
   /// Reports a block to the ledger.
   /// \param block_bytes  size in the tensor's input dtype.
-  void note_block(const BlockQueue::Item& item, std::uint64_t block_bytes, std::uint64_t written_bytes,
-                  bool is_inexact) {
+  void note_block(const BlockQueue::Item& item, std::uint64_t block_bytes, std::uint64_t written_bytes, bool is_inexact,
+                  std::uint64_t saturated) {
     UnitReport block = writer_.take_noted();
     block.unit = item.unit;
     block.written_bytes = written_bytes;
     block.divergent = evaluator_.take_noted();
     if (leaf_) block.leaves.push_back(*std::exchange(leaf_, std::nullopt));
     if (is_inexact && written_bytes > 0) block.inexact.push_back(item.transfer);
+    if (saturated > 0) block.saturated.push_back({item.transfer, saturated});
     shared_.ledger->add(block, block_bytes);
   }
 
@@ -198,8 +201,10 @@ class Mover {
     const DType to = shared_.maps.target->logical[*transfer.target].dtype;
     if (tensor.dtype == to) return block;
     const auto result = buffers_.other.make_room(*num_bytes(to, at.box.size), {{}, written_to_bytes});
-    const auto overflowed = cast_elements(tensor.dtype, block, to, result, shared_.options.overflow);
-    if (overflowed) fail_overflow(transfer, "its element " + to_string(at.index_of(*overflowed)), to);
+    const auto overflowed = cast_elements(tensor.dtype, block, to, result, Overflow::kError);
+    if (overflowed && shared_.options.overflow == Overflow::kError)
+      fail_overflow(transfer, "its element " + to_string(at.index_of(overflowed->first)), to);
+    if (overflowed) saturated_ += overflowed->count;
     return result;
   }
 
@@ -218,6 +223,7 @@ class Mover {
   BlockWriter writer_;
   Sha256 hash_;
   std::optional<UnitReport::Leaf> leaf_;  // leaf of the current block
+  std::uint64_t saturated_ = 0;           // values of the current block that its cast saturated
   const Transfer* transfer_ = nullptr;    // transfer of the last block
 };
 
@@ -307,6 +313,7 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
   for (std::uint32_t file = 0; file < shared.written.size(); ++file)
     if (shared.written[file]) report.written_files.push_back(file);
   report.inexact.assign(shared.inexact.begin(), shared.inexact.end());
+  for (const auto& [transfer, values] : shared.saturated) report.saturated.push_back({transfer, values});
   return report;
 }
 

@@ -27,6 +27,17 @@ struct Divergence {
   }
 };
 
+/// Values of a transfer that are beyond the range of the target's dtype, and were replaced by its largest finite values.
+struct Saturated {
+  std::size_t transfer = 0;
+  std::uint64_t values = 0;
+
+  static auto fields(auto& self) { return std::tie(self.transfer, self.values); }
+};
+
+/// Adds `more` to `all`. Each transfer occurs once in the result, in ascending order.
+void add_saturated(std::vector<Saturated>& all, const std::vector<Saturated>& more);
+
 /// Result of a share of a program, or the merged results of several. Does not depend on the order of the shares.
 struct ShareReport {
   /// The share's contribution to the CRC-32 of each stored tensor of the target whose file needs it, indexed like
@@ -40,6 +51,7 @@ struct ShareReport {
   std::vector<LeafDigests> digests;
   double hashing_seconds = 0;        // total over all threads
   std::vector<std::size_t> inexact;  // transfers with Findings::inexact, ascending
+  std::vector<Saturated> saturated;  // likewise
   /// Files in the staging directory with bytes that the target's files lack so far (page_fragments.h).
   std::vector<std::string> fragment_files;
 };

@@ -7,8 +7,8 @@
 
 namespace reshard {
 
-std::optional<std::size_t> cast_elements(DType from, std::span<const std::byte> in, DType to, std::span<std::byte> out,
-                                         Overflow overflow) {
+std::optional<Overflowed> cast_elements(DType from, std::span<const std::byte> in, DType to, std::span<std::byte> out,
+                                        Overflow overflow) {
   assert(can_cast(from, to, Integers::kAllow));
   if (from == to) {
     assert(in.size() == out.size());
@@ -20,10 +20,10 @@ std::optional<std::size_t> cast_elements(DType from, std::span<const std::byte> 
   assert(in.size() == count * from_bytes && out.size() == count * (bits(to) / 8));
   const CastKernel kernel = simd_cast_kernel(from, to);
   if (kernel && (!kernel(in.data(), count, out.data()) || overflow == Overflow::kSaturate)) return std::nullopt;
-  // After an overflow in a vector, finds the element; writes the same bytes again.
-  const std::size_t first = cast_scalar(from, in.data(), count, to, out.data());
-  if (overflow == Overflow::kSaturate || first == count) return std::nullopt;
-  return first;
+  // After an overflow in a vector, finds and counts the elements; writes the same bytes again.
+  const Overflowed found = cast_scalar(from, in.data(), count, to, out.data());
+  if (overflow == Overflow::kSaturate || found.count == 0) return std::nullopt;
+  return found;
 }
 
 }  // namespace reshard

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 
@@ -12,6 +13,12 @@ namespace reshard {
 enum class Overflow : std::uint8_t {
   kSaturate,  // use the largest finite value of the same sign
   kError,     // report it to the caller
+};
+
+/// Values of a cast that overflowed.
+struct Overflowed {
+  std::size_t first = 0;    // index of the first one
+  std::uint64_t count = 0;  // at least 1
 };
 
 /// Whether integers and BOOL may be cast.
@@ -37,11 +44,10 @@ constexpr bool can_cast(DType from, DType to, Integers integers = Integers::kRef
 /// \param from, to  can_cast(from, to, Integers::kAllow) must be true.
 /// \param in        any alignment.
 /// \param out       any alignment, as many elements as `in`; must not overlap `in`.
-/// \returns the index of the first overflowing value with kError, if any; otherwise std::nullopt. `out` is the same as
-///          with kSaturate.
+/// \returns the values that overflowed with kError, if any; otherwise std::nullopt. `out` is the same as with kSaturate.
 /// \throws Error kUsage if RESHARD_SIMD names an instruction set that this machine lacks (simd.h).
 /// Returns the same result on every machine, given the default rounding mode. Does not allocate.
-std::optional<std::size_t> cast_elements(DType from, std::span<const std::byte> in, DType to, std::span<std::byte> out,
-                                         Overflow overflow);
+std::optional<Overflowed> cast_elements(DType from, std::span<const std::byte> in, DType to, std::span<std::byte> out,
+                                        Overflow overflow);
 
 }  // namespace reshard

@@ -8,7 +8,7 @@
 namespace reshard {
 namespace {
 
-using ScalarCast = std::size_t (*)(const std::byte* in, std::size_t count, std::byte* out);
+using ScalarCast = Overflowed (*)(const std::byte* in, std::size_t count, std::byte* out);
 
 /// number_of(kFrom, code), with the format of a float as a constant.
 template <DType kFrom>
@@ -19,19 +19,19 @@ Number number_of_code(std::uint64_t code) {
 }
 
 template <DType kFrom, DType kTo>
-std::size_t cast_all(const std::byte* in, std::size_t count, std::byte* out) {
+Overflowed cast_all(const std::byte* in, std::size_t count, std::byte* out) {
   constexpr std::size_t kFromBytes = bits(kFrom) / 8;
   constexpr std::size_t kToBytes = bits(kTo) / 8;
   constexpr FloatFormat kFormat = *float_format(kTo);
-  std::size_t first_overflow = count;
+  Overflowed found;
   for (std::size_t i = 0; i < count; ++i) {
     bool overflowed = false;
     const std::uint64_t code =
         float_code(kFormat, number_of_code<kFrom>(load_code<kFromBytes>(in + i * kFromBytes)), overflowed);
     std::memcpy(out + i * kToBytes, &code, kToBytes);
-    if (overflowed && first_overflow == count) first_overflow = i;
+    if (overflowed && found.count++ == 0) found.first = i;
   }
-  return first_overflow;
+  return found;
 }
 
 template <DType kFrom, DType kTo>
@@ -52,7 +52,7 @@ constexpr auto kCasts = all_casts(std::make_index_sequence<kCount * kCount>());
 
 }  // namespace
 
-std::size_t cast_scalar(DType from, const std::byte* in, std::size_t count, DType to, std::byte* out) {
+Overflowed cast_scalar(DType from, const std::byte* in, std::size_t count, DType to, std::byte* out) {
   return kCasts[static_cast<std::size_t>(from) * kCount + static_cast<std::size_t>(to)](in, count, out);
 }
 

@@ -53,6 +53,12 @@ void replace(DType dtype, std::span<std::byte> bytes, Action&& action) {
     replace_as<float>(DType::kF32, dtype, bytes, action);
 }
 
+/// Casts, and counts the values that overflow.
+void cast_counted(DType from, std::span<const std::byte> in, DType to, std::span<std::byte> out, Findings& findings) {
+  if (const auto overflowed = cast_elements(from, in, to, out, Overflow::kError))
+    findings.overflows += overflowed->count;
+}
+
 bool computes(const ValueChange& change) {
   return change.plus != 0 || change.divisor != 1;
 }
@@ -121,7 +127,7 @@ class Arrange : public Recipe {
     if (input.dtype == dtype)
       std::copy(input.bytes.begin(), input.bytes.end(), values.begin());
     else
-      findings.overflows |= cast_elements(input.dtype, input.bytes, dtype, values, Overflow::kError).has_value();
+      cast_counted(input.dtype, input.bytes, dtype, values, findings);
     if (change_.plus != 0)
       replace_computed(change_, dtype, input.box, values,
                        [&](auto value) { return value + static_cast<decltype(value)>(change_.plus); });
@@ -209,7 +215,7 @@ class Change : public Recipe {
     for (std::size_t row = 0; row < rows_of(output); ++row)
       copy_apart(input.bytes.data() + (row * count * change_.step + change_.first) * width, change_.step,
                  to + row * count * width, 1, count, width);
-    if (is_cast) findings.overflows |= cast_elements(input.dtype, picked, dtype_, result, Overflow::kError).has_value();
+    if (is_cast) cast_counted(input.dtype, picked, dtype_, result, findings);
     if (change_.plus != 0)
       replace(dtype_, result, [&](auto value) { return value + static_cast<decltype(value)>(change_.plus); });
     if (change_.divisor != 1)

@@ -28,8 +28,8 @@ struct InputBox {
 
 /// Observations of a recipe about the values of a box.
 struct Findings {
-  bool inexact = false;    // the inputs cannot be recovered from the result; reported for means
-  bool overflows = false;  // a finite value was beyond the largest of the result's dtype, and was saturated
+  bool inexact = false;         // the inputs cannot be recovered from the result; reported for means
+  std::uint64_t overflows = 0;  // finite values beyond the largest one of the result's dtype, which were saturated
 };
 
 /// Computes boxes of one tensor from boxes of others. Stateless and thread-safe. Results depend only on the inputs, not
