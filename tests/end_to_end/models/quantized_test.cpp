@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/tensor/cast/numeric.h"
+#include "support/architectures.h"
 #include "support/checkpoints.h"
 #include "support/input.h"
 #include "support/local_files.h"
@@ -654,6 +655,36 @@ TEST_CASE("Configurations that are not supported, or make no sense, are refused 
        {"a number for a method", with({{"quant_method", 4}}), {.says = "\"quant_method\" is 4, expected a string"}},
        {"a text", with("gptq"), {.says = "\"quantization_config\" is \"gptq\", expected an object"}},
        {"a list", with(json::array()), {.says = "\"quantization_config\" is [], expected an object"}}});
+}
+
+TEST_CASE("Experts in MXFP4 are recognised without a quantization_config, and all layouts read them back") {
+  const TempDir temp;
+  json config = architecture("gpt_oss").facts.at("config");
+  config["quantization_config"] = {{"quant_method", "mxfp4"}};
+  Random random(61);
+  TensorMap tensors = write_configured(config, temp / "model", random);
+  for (auto& [name, tensor] : tensors)
+    if (name.ends_with("_blocks") || name.ends_with("_scales"))
+      tensor = random_tensor(random, DType::kU8, tensor.shape);
+  REQUIRE(tensors.count("model.layers.0.mlp.experts.down_proj_blocks") == 1);
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  config.erase("quantization_config");
+  write_file(temp / "model/config.json", config.dump());
+  const auto job = plan_convert(convert_request(temp / "model", temp / "out"));
+  execute(*job, unsynced());
+  CHECK((read_whole(temp / "out") == tensors));
+  CHECK(json::parse(read_file(temp / "out/config.json"))["quantization_config"]["quant_method"] == "mxfp4");
+  for (const std::string layout : {"vllm", "ranks", "sglang"}) {
+    INFO(layout);
+    fs::remove_all(temp / "ranks");
+    try {
+      shard(temp / "model", temp / "ranks", {.layout = layout, .tp = 2});
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::kUnsupported);
+      continue;
+    }
+    CHECK((consolidated(temp / "ranks", temp / "whole") == tensors));
+  }
 }
 
 }  // namespace

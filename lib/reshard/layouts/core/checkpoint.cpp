@@ -165,15 +165,16 @@ void recognise_quantization(Files& files, Checkpoint& checkpoint, std::vector<Co
   QuantizationEvidence evidence;
   for (const Container& file : containers)
     for (const TensorEntry& tensor : file.tensors) evidence.add(tensor.name, tensor.dtype, tensor.shape);
+  if (!evidence.may_be_quantized()) return;
+  const LanguageModel model =
+      checkpoint.config.empty() ? LanguageModel() : trained_language_model(files, checkpoint, context);
   std::shared_ptr<const Json> quantization;
   try {
-    quantization = evidence.config();
+    quantization = evidence.config(model.family ? model.family->model_type : std::string());
   } catch (Error& error) {
     throw error.in(checkpoint.path);
   }
-  if (quantization == nullptr || checkpoint.config.empty()) return;
-  const LanguageModel model = trained_language_model(files, checkpoint, context);
-  if (!model.family) return;
+  if (quantization == nullptr || !model.family) return;
   const Json* declared = find_key(*model.config.json, kKey);
   if (declared == nullptr || declared->is_null()) {
     Json json = *checkpoint.config_read->json;

@@ -58,7 +58,10 @@ struct Method {
   std::vector<std::shared_ptr<const QuantizationScheme>> schemes;
   std::string only_family;  // family whose description covers this method; it has no schemes
   bool dtype_of_others = false;
-  Json undeclared;  // key of quantization_config → dtype of weights → value
+  std::vector<std::string> kept;           // last parts of names
+  std::string kept_beside;                 // last part of another name; may be empty
+  std::vector<std::string> recognised_by;  // two suffixes, or empty
+  Json undeclared;                         // key of quantization_config → dtype of weights → value
 };
 
 Expression expression_at(const Json& object, const char* key) {
@@ -113,6 +116,9 @@ const std::map<std::string, Method>& methods() {
       method.defaults = std::make_shared<const Json>(json.value("defaults", Json::object()));
       method.only_family = json.value("only_family", "");
       method.dtype_of_others = json.value("dtype_of_others", false);
+      method.kept = json.value("kept", std::vector<std::string>());
+      method.kept_beside = json.value("kept_beside", "");
+      method.recognised_by = json.value("recognised_by", std::vector<std::string>());
       method.undeclared = json.value("undeclared", Json::object());
       for (const Json& scheme : json.at("schemes"))
         method.schemes.push_back(std::make_shared<const QuantizationScheme>(parse_scheme(scheme)));
@@ -562,6 +568,9 @@ void QuantizationEvidence::add(std::string_view name, DType dtype, const Dims& s
         if (!scheme->undeclared.is_null()) markers.insert(scheme->marker);
     return markers;
   }();
+  for (const auto& [method, known] : methods())
+    for (const std::string& suffix : known.recognised_by)
+      if (name.ends_with(suffix) && dtype == DType::kU8) pairs_.emplace(name);
   const std::size_t dot = name.rfind('.');
   if (dot == name.npos) return;
   if (name.substr(dot + 1) == "weight" && bits(dtype) <= 8 && shape.size() == 2)
@@ -570,7 +579,14 @@ void QuantizationEvidence::add(std::string_view name, DType dtype, const Dims& s
     scales_.emplace(name, shape);
 }
 
-std::shared_ptr<const Json> QuantizationEvidence::config() const {
+std::shared_ptr<const Json> QuantizationEvidence::config(const std::string& model_type) const {
+  for (const auto& [name, method] : methods()) {
+    if (method.only_family != model_type || method.recognised_by.empty()) continue;
+    const std::string &first = method.recognised_by[0], &second = method.recognised_by[1];
+    for (const std::string& tensor : pairs_)
+      if (tensor.ends_with(first) && pairs_.count(tensor.substr(0, tensor.size() - first.size()) + second) > 0)
+        return std::make_shared<const Json>(Json{{"quant_method", name}});
+  }
   std::shared_ptr<Json> found;
   const auto declare = [&](const std::string& module, const Json& config) {
     if (found != nullptr && *found != config)
@@ -622,6 +638,15 @@ bool is_dequantized(const std::string& quant_method) {
 bool casts_only_others(const std::string& quant_method) {
   const auto method = methods().find(quant_method);
   return method != methods().end() && method->second.dtype_of_others;
+}
+
+bool keeps_stored_dtype(std::string_view name, const HoldsName& holds) {
+  const std::size_t last = name.rfind('.') + 1;  // 0 if it has no dot
+  return std::any_of(methods().begin(), methods().end(), [&](const auto& known) {
+    const Method& method = known.second;
+    return std::find(method.kept.begin(), method.kept.end(), name.substr(last)) != method.kept.end() &&
+           (method.kept_beside.empty() || holds(std::string(name.substr(0, last)) + method.kept_beside));
+  });
 }
 
 std::string quant_method(const ModelConfig& config) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -37,6 +38,9 @@ struct QuantizationScheme;
 ///                   with any number of dims. Without "shape" it is the weight itself, or has any shape. A "factor"
 ///                   multiplies the weight, block by block; the scheme's other parameters then do not change it.
 ///   … "refused"     instead of all that: why this scheme cannot be partitioned
+///   kept            last parts of the names of tensors that keep their dtype, such as scales; with "kept_beside", only next to
+///                   a tensor whose name ends with that part
+///   recognised_by   suffixes of the names of two tensors, the first of U8, that show an undeclared "only_family"
 ///   dtype_of_others   true: a requested dtype applies to the tensors that are not quantised, and to no scales
 ///   undeclared      the program that quantises writes no quantization_config. Which key of it follows from the dtype of
 ///                   the quantised weights, with its values; in a scheme, its other keys
@@ -115,19 +119,25 @@ class Quantization {
 class QuantizationEvidence {
  public:
   void add(std::string_view name, DType dtype, const Dims& shape);
-  /// Returns the quantization_config that the tensors show; null if they show none.
+  /// Returns the quantization_config that the tensors of a model of this family show; null if they show none.
   /// \throws Error kUnsupported, naming a tensor, if linears are quantised in different ways.
-  std::shared_ptr<const Json> config() const;
+  std::shared_ptr<const Json> config(const std::string& model_type = {}) const;
+  /// Whether any tensor may belong to a quantised linear.
+  bool may_be_quantized() const { return !scales_.empty() || !pairs_.empty(); }
   /// Whether a weight of this module has at most 8 bits.
   bool has_small_weight(std::string_view module) const { return weights_.find(module) != weights_.end(); }
 
  private:
   std::map<std::string, std::pair<DType, Dims>, std::less<>> weights_;  // of few bits, by module
   std::map<std::string, Dims, std::less<>> scales_;                     // by name
+  std::set<std::string, std::less<>> pairs_;                            // names with a suffix of "recognised_by"
 };
 
 /// Whether a requested dtype applies only to the tensors that are not quantised, with this method.
 bool casts_only_others(const std::string& quant_method);
+
+/// Whether the tensor belongs to a quantised weight whose method keeps its dtype, whatever dtype is requested.
+bool keeps_stored_dtype(std::string_view name, const HoldsName& holds);
 
 /// Whether a requested dtype dequantises weights in one of the method's schemes.
 bool is_dequantized(const std::string& quant_method);
