@@ -66,8 +66,6 @@ struct Row {
 constexpr Row kRows[] = {
     {"--dtype", "no tensor is cast", has_dtype_already},
     {"--overflow", "no tensor is cast", [](const Job& job) { return !casts_any(job); }},
-    {"--cast-all", "no tensor of integers or booleans is cast",
-     [](const Job& job) { return !casts(job, [](DType dtype) { return !float_format(dtype); }); }},
 };
 
 bool is_given(const Command& command, const char* name) {

@@ -62,7 +62,7 @@ TEST_CASE("An option that the checkpoint leaves nothing to do gets a note that s
            {{"shard", c.model, c.out, "--tp", "2", "--layout", "nxdi", "--overflow", "error"}, "--overflow" + no_cast},
            {{"consolidate", c.ranks, c.out, "--dtype", "bfloat16"}, "--dtype" + no_cast},
            {{"convert", c.model, c.out, "--dtype", "float32", "--cast-all"},
-            "--cast-all has no effect: no tensor of integers or booleans is cast"},
+            "--cast-all has no effect: no tensor of integers or booleans is cast, and none that"},
            {{"convert", c.model, c.out, "--replicas", "first"}, "--replicas" + no_replicas},
            {{"convert", c.model, c.out, "--no-check-replicas"}, "--no-check-replicas" + no_replicas},
            {{"convert", c.adapter, c.out, "--allow-divergent-replicas"}, "--allow-divergent-replicas" + no_replicas},

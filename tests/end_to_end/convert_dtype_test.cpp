@@ -4,7 +4,10 @@
 #include <cstring>
 #include <limits>
 
+#include "reshard/base/strings.h"
+#include "reshard/engine/job_run.h"
 #include "reshard/tensor/cast/cast.h"
+#include "support/architectures.h"
 #include "support/checkpoints.h"
 #include "support/fault_storage.h"
 #include "support/input.h"
@@ -135,15 +138,132 @@ TEST_CASE("A value that does not fit is an error with its tensor and index where
     }
   }
   SECTION("saturated") {
-    options.threads = 5;
     options.overflow = Overflow::kSaturate;
-    convert(request, options);
+    options.threads = GENERATE(1u, 5u);
+    const RunResult result = convert(request, options);
+    CHECK((result.saturated == std::vector{std::pair(std::string("big"), std::uint64_t{1})}));
     const TensorMap whole = read_model(temp / "out");
     CHECK((whole.at("big") == cast_whole({DType::kF32, shape, floats(values)}, DType::kF16)));
     std::uint16_t largest = 0;
     std::memcpy(&largest, &whole.at("big").bytes[2 * (2 * 700 * 800 + 345 * 800 + 678)], 2);
     CHECK(largest == 0x7BFF);
   }
+}
+
+/// A model of random numbers: some tensors in float32, some or all others in BF16.
+TensorMap write_mixed(const Architecture& of, const fs::path& directory, Random& random) {
+  TensorMap tensors = write_architecture(of, directory);
+  const std::uint64_t in_float32 = one_of(random, {1, 2, 4});  // one of so many
+  for (auto& [name, tensor] : tensors)
+    if (is_float(tensor.dtype) && bits(tensor.dtype) >= 16)
+      tensor = random_tensor(random, random() % in_float32 == 0 ? DType::kF32 : DType::kBF16, tensor.shape);
+  write_safetensors(directory / "model.safetensors", tensors);
+  return tensors;
+}
+
+TEST_CASE(
+    "What a model needs in float32 stays as it is stored, and no float32 next to smaller ones shrinks in silence") {
+  const std::vector<std::string> names = architecture_names();
+  const std::uint64_t seed = GENERATE(from_range(seeds(60)));
+  INFO("RESHARD_TEST_SEED=" << seed);
+  Random random(seed);
+  const Architecture of = architecture(names[random() % names.size()]);
+  INFO(of.name);
+  const TempDir temp;
+  const TensorMap originals = write_mixed(of, temp / "model", random);
+  Request request = convert_request(temp / "model", temp / "out", {.dtype = random() % 2 ? DType::kBF16 : DType::kF16});
+  request.target.options.set("experts", "separate");
+  request.cast_all = random() % 4 == 0;
+  std::unique_ptr<Job> job;
+  try {
+    job = plan_convert(request);
+  } catch (const Error& error) {  // quantised
+    CHECK((error.kind() == ErrorKind::kUnsupported || error.kind() == ErrorKind::kUsage));
+    return;
+  }
+  const std::string notes = joined_notes(*job);
+  execute(*job, unsynced());
+  std::size_t float32 = 0;
+  for (const auto& [name, tensor] : originals) float32 += tensor.dtype == DType::kF32 ? 1 : 0;
+  const bool is_mixed = 2 * float32 < originals.size();
+  for (const auto& [name, tensor] : read_whole(temp / "out")) {
+    const auto original = originals.find(name);
+    if (original == originals.end() || !is_float(tensor.dtype)) continue;  // packed in another way, or dequantised
+    INFO(name << ", notes: " << notes);
+    const bool changed = tensor.dtype != original->second.dtype;
+    if (!changed) CHECK((tensor == original->second));
+    if (changed) CHECK((tensor == cast_whole(original->second, *request.dtype)));
+    const bool is_bias = name.ends_with("e_score_correction_bias") || name.ends_with(".A_log");
+    if (is_bias && tensor.dtype == *request.dtype && changed) CHECK(request.cast_all);
+    const bool is_named = notes.find(with_stars(name)) != notes.npos || notes.find("more") != notes.npos;
+    if (original->second.dtype == DType::kF32 && changed && is_mixed) CHECK(is_named);
+    if (!changed && tensor.dtype != *request.dtype && tensor.dtype != DType::kF64 && bits(tensor.dtype) > 8)
+      CHECK(is_named);
+  }
+}
+
+TEST_CASE(
+    "The router's bias stays in float32 from all that are cast, and is cast with the rest where that is asked for") {
+  const TempDir temp;
+  const std::string bias = "model.layers.1.mlp.gate.e_score_correction_bias";
+  TensorMap tensors = write_architecture(architecture("deepseek_v3"), temp / "model");
+  REQUIRE(tensors.count(bias) == 1);
+  for (auto& [name, tensor] : tensors) tensor = cast_whole(tensor, name == bias ? DType::kF32 : DType::kBF16);
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  const auto cast = [&](bool all) {
+    Request request = convert_request(temp / "model", temp / "out", {.dtype = DType::kF16, .force = true});
+    request.cast_all = all;
+    const auto job = plan_convert(request);
+    CHECK((joined_notes(*job).find("stays as stored, because the model computes with it in float32: "
+                                   "model.layers.*.mlp.gate.e_score_correction_bias; `cast-all`") !=
+           std::string::npos) == !all);
+    execute(*job, unsynced());
+    return read_whole(temp / "out").at(bias);
+  };
+  CHECK((cast(false) == tensors.at(bias)));
+  CHECK((cast(true) == cast_whole(tensors.at(bias), DType::kF16)));
+  SECTION("a model of an unknown family keeps it next to smaller tensors only") {
+    write_file(temp / "model/config.json", R"({"model_type": "unheard_of"})");
+    CHECK((cast(false) == tensors.at(bias)));
+    for (auto& [name, tensor] : tensors) tensor = cast_whole(tensor, DType::kF32);
+    write_safetensors(temp / "model/model.safetensors", tensors);
+    CHECK(converted(temp / "model", temp / "out", {.dtype = DType::kBF16}).at(bias).dtype == DType::kBF16);
+  }
+}
+
+TEST_CASE("A dtype casts no scales of hqq") {
+  const TempDir temp;
+  const TensorMap tensors{{"l.W_q", four(DType::kU8)},
+                          {"l.scale", four(DType::kF32)},
+                          {"l.zero", four(DType::kF32)},
+                          {"n.scale", four(DType::kF32)}};
+  write_safetensors(temp / "in/model.safetensors", tensors);
+  write_file(temp / "in/config.json", R"({"model_type": "x", "quantization_config": {"quant_method": "hqq"}})");
+  const TensorMap cast = converted(temp / "in", temp / "out", {.dtype = DType::kF16});
+  for (const char* name : {"l.W_q", "l.scale", "l.zero"}) CHECK((cast.at(name) == tensors.at(name)));
+  CHECK(cast.at("n.scale").dtype == DType::kF16);
+}
+
+TEST_CASE("Shares and resumed runs count the values that do not fit as one run does") {
+  const TempDir temp;
+  std::vector<float> values(3 * 700 * 800, 1.5f);
+  for (std::size_t i = 0; i < values.size(); i += 1000) values[i] = -1e30f;
+  write_safetensors(temp / "in/model.safetensors",
+                    {{"big", {DType::kF32, {3, 700, 800}, floats(values)}}, {"fits", floats({2}, {1, -2})}});
+  const auto job = plan_convert(convert_request(temp / "in", temp / "out", {.dtype = DType::kF16}));
+  const std::vector expected{std::pair(std::string("big"), std::uint64_t{1680})};
+  CHECK((execute(*job, unsynced()).saturated == expected));
+  const std::uint32_t count = GENERATE(2u, 5u);
+  const auto parts = plan_convert(convert_request(temp / "in", temp / "parts", {.dtype = DType::kF16}));
+  JobRun run(*parts, unsynced());
+  run.prepare();
+  ShareReport merged;
+  for (std::uint32_t index = count; index-- > 0;) {
+    ShareReport report = run.run({index, count});
+    run.finish(report);
+    merge(merged, read_report(report_bytes(report), parts->target));
+  }
+  CHECK((run.publish(std::move(merged)).saturated == expected));
 }
 
 TEST_CASE("A dtype that cannot be cast is unsupported by name, unless it is left out or has that dtype already") {

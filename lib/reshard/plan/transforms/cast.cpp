@@ -21,12 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Whether bitsandbytes stores the tensor in float32 next to a weight of 4 or 8 bits: the largest values, and a table.
-bool is_of_bitsandbytes(std::string_view name) {
-  constexpr std::string_view kEndings[] = {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".SCB"};
-  return std::any_of(std::begin(kEndings), std::end(kEndings), [&](auto ending) { return name.ends_with(ending); });
-}
-
 DType dtype_after(const LogicalTensor& tensor, const Request& request) {
   const Integers integers = request.cast_all ? Integers::kAllow : Integers::kRefuse;
   if (can_cast(tensor.dtype, *request.dtype, integers)) return *request.dtype;
@@ -39,10 +33,57 @@ DType dtype_after(const LogicalTensor& tensor, const Request& request) {
 
 /// Whether the tensor belongs to a quantised linear of a model whose `dtype` is that of the others.
 bool keeps_dtype(const Checkpoint& source, const std::string& name) {
-  if (is_of_bitsandbytes(name)) return true;
+  const auto holds = [&](const std::string& other) { return source.map.find_logical(other).has_value(); };
+  if (keeps_stored_dtype(name, holds)) return true;
   if (!source.model || !source.model->quantized || !casts_only_others(source.model->quant_method)) return false;
   const std::string scale = name.substr(0, name.rfind('.') + 1) + source.model->quantization_marker;
   return source.map.find_logical(scale).has_value() && (name == scale || name.ends_with(".weight"));
+}
+
+/// Whether no file contains the tensor, as with the values of a quantised weight.
+bool is_computed(const SourceMap& source, const std::string& name) {
+  const auto number = source.find_logical(name);
+  return number && source.logical[*number].computed;
+}
+
+/// Number of floating-point tensors of a model by whether they are stored in float32. Computed tensors have no dtype of
+/// their own in the files.
+struct Widths {
+  std::size_t float32 = 0, others = 0;
+
+  /// Whether the model has float32 for some of its tensors only.
+  bool is_mixed() const { return float32 < others; }
+};
+
+Widths widths_of(const Draft& draft) {
+  Widths widths;
+  for (const LogicalTensor& tensor : draft.wanted) {
+    if (describe(tensor.dtype).kind != DTypeClass::kFloat || is_computed(draft.source.map, tensor.name)) continue;
+    ++(tensor.dtype == DType::kF32 ? widths.float32 : widths.others);
+  }
+  return widths;
+}
+
+/// Whether a tensor stays as it is stored when others are cast to `dtype`, because the model computes with it in float32
+/// (Family::float32). In a model of an unknown family, if it has the name of such a parameter, and is stored in float32
+/// next to smaller tensors.
+bool stays_float32(const Draft& draft, const LogicalTensor& tensor, DType dtype, const Widths& widths) {
+  if (bits(dtype) >= bits(DType::kF32) || !draft.source.adapters.empty()) return false;
+  const auto number = draft.source.map.find_logical(tensor.name);
+  const std::string& name = number && *number < draft.old_names.size() ? draft.old_names[*number] : tensor.name;
+  if (const auto& family = draft.source.language_model.family)
+    return has_part(name, family->float32) || (dtype == DType::kF16 && has_part(name, family->float32_in_float16));
+  const std::string parameter = name.substr(name.rfind('.') + 1);
+  return tensor.dtype == DType::kF32 && widths.is_mixed() && has_part(parameter, float32_parts());
+}
+
+/// Lists names, of all layers as one.
+std::string list_of(const std::vector<std::string>& names) {
+  std::vector<std::string> patterns;
+  for (const std::string& name : names)
+    if (std::string pattern = with_stars(name); std::find(patterns.begin(), patterns.end(), pattern) == patterns.end())
+      patterns.push_back(std::move(pattern));
+  return list_names(patterns);
 }
 
 bool is_scale(const std::string& name) {
@@ -100,22 +141,55 @@ void validate_float8(Draft& draft, const std::vector<std::string>& cast, const R
                   cast.size(), cast.size() == 1 ? " is" : "s are", dtype));
 }
 
+/// Notes the tensors that a requested dtype leaves as they are stored, and those that it casts although most others were
+/// smaller.
+void note_float32(Draft& draft, const std::vector<std::string>& kept, const std::vector<std::string>& cast) {
+  const auto are = [](const std::vector<std::string>& tensors, const char* one, const char* several) {
+    return fmt::format("{} tensor{}", tensors.size(), tensors.size() == 1 ? one : several);
+  };
+  if (!kept.empty())
+    draft.note(fmt::format("{} as stored, because the model computes with {} in float32: {}; `cast-all` casts {}",
+                           are(kept, " stays", "s stay"), kept.size() == 1 ? "it" : "them", list_of(kept),
+                           kept.size() == 1 ? "it" : "them"));
+  if (!cast.empty())
+    draft.note(fmt::format("{} float32 next to smaller tensors, and `dtype` casts {}: {}", are(cast, " was", "s were"),
+                           cast.size() == 1 ? "it" : "them", list_of(cast)));
+}
+
 /// Casts to the requested dtype.
 void cast_to_request(Draft& draft, const Request& request, const OrderedJson& config) {
-  bool scaled = false, kept = false;
-  std::vector<std::string> to_float8;
+  const DType wanted = *request.dtype;
+  const bool casts_float32 = request.cast_all || request.target.layout->traits().casts_to_config_dtype;
+  const Widths widths = widths_of(draft);
+  bool scaled = false, kept = false, needs_cast_all = false;
+  std::vector<std::string> to_float8, stay, shrink;
   for (LogicalTensor& tensor : draft.wanted) {
     if (keeps_dtype(draft.source, tensor.name)) {
       kept = true;
       continue;
     }
+    const bool stays = tensor.dtype != wanted && stays_float32(draft, tensor, wanted, widths);
+    if (stays && !casts_float32) {
+      stay.push_back(tensor.name);
+      continue;
+    }
     const DType dtype = dtype_after(tensor, request);
     validate_not_quantized(draft.source.map, tensor.name, tensor.dtype, dtype, config);
-    scaled = scaled || (dtype != tensor.dtype && is_scale(tensor.name));
+    const bool is_number = describe(tensor.dtype).kind != DTypeClass::kFloat;
+    needs_cast_all = needs_cast_all || stays || (is_number && dtype != tensor.dtype);
+    const bool is_scaled = dtype != tensor.dtype && is_scale(tensor.name);
+    scaled = scaled || is_scaled;
     if (dtype != tensor.dtype && is_float8(dtype)) to_float8.push_back(tensor.name);
+    const bool shrinks = tensor.dtype == DType::kF32 && bits(dtype) < bits(DType::kF32) && widths.is_mixed();
+    if (shrinks && !is_scaled && !is_computed(draft.source.map, tensor.name)) shrink.push_back(tensor.name);
     tensor.dtype = dtype;
   }
   validate_float8(draft, to_float8, request, config);
+  note_float32(draft, stay, shrink);
+  if (request.cast_all && !needs_cast_all)
+    draft.note(
+        "`cast-all` has no effect: no tensor of integers or booleans is cast, and none that the model needs in "
+        "float32");
   if (kept) draft.note("the model is quantised: `dtype` casts what is not quantised, and no scales");
   if (scaled)
     draft.note(
@@ -194,14 +268,17 @@ void note_config_dtype(Files& files, Draft& draft) {
     draft.note(fmt::format("{}; `dtype` corrects it", error.what()));
     return;
   }
+  if (!wanted) return;
+  const Widths widths = widths_of(draft);
   const auto count = std::count_if(draft.wanted.begin(), draft.wanted.end(), [&](const LogicalTensor& tensor) {
-    return tensor.dtype == DType::kF32 && tensor.dtype != wanted && !keeps_dtype(source, tensor.name);
+    return tensor.dtype == DType::kF32 && tensor.dtype != wanted && !keeps_dtype(source, tensor.name) &&
+           !stays_float32(draft, tensor, *wanted, widths);
   });
-  if (!wanted || count == 0) return;
+  if (count == 0) return;
   const auto others = std::count_if(draft.wanted.begin(), draft.wanted.end(), [](const LogicalTensor& tensor) {
     return tensor.dtype != DType::kF32 && describe(tensor.dtype).kind == DTypeClass::kFloat;
   });
-  // A model may have a few parameters in float32.
+  // A model of an unknown family may have a few parameters in float32.
   if (source.beside_model ? count < others : others > 0) return;
   draft.note(fmt::format("{} tensor{} float32{}, although config.json has {}: `dtype` {} casts {}", count,
                          count == 1 ? " is" : "s are", source.beside_model ? ", as in training" : "",

@@ -137,6 +137,23 @@ std::map<std::string, std::size_t> families_like() {
   return counts;
 }
 
+bool has_part(std::string_view name, const std::vector<std::string>& parts) {
+  const std::string dotted = "." + std::string(name) + ".";
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](const std::string& part) { return dotted.find("." + part + ".") != dotted.npos; });
+}
+
+const std::vector<std::string>& float32_parts() {
+  static const std::vector<std::string> kParts = [] {
+    std::set<std::string> parts;
+    for (const BuiltinFile& file : kBuiltinFamilies)
+      if (const Json json = Json::parse(file.json); json.contains("float32"))
+        for (const Json& part : json.at("float32")) parts.insert(part.get<std::string>());
+    return std::vector<std::string>(parts.begin(), parts.end());
+  }();
+  return kParts;
+}
+
 bool describes_model(const std::shared_ptr<const Family>& spec) {
   return spec && !spec->file.empty() && !spec->modules.empty();
 }

@@ -152,6 +152,11 @@ struct Family {
   /// Modules outside the layers ("mtp") that checkpoints may have, with any tensors. Every rank of the last stage has
   /// all of them.
   std::vector<std::string> whole;
+  /// Parts of names, between dots, of the parameters that the model computes with in float32, whatever its dtype: they
+  /// stay as they are stored when the others are cast to a smaller dtype.
+  std::vector<std::string> float32;
+  /// Likewise, but only if the others are cast to float16, whose range is too small for them.
+  std::vector<std::string> float32_in_float16;
   /// How NxD Inference stores the family.
   struct Inference {
     std::vector<Scheme::Entry> entries;  // those that differ from its built-in scheme's
@@ -197,6 +202,11 @@ std::vector<std::string> known_model_types();
 
 /// Whether a built-in family is only a second name of another one.
 bool is_second_name(std::string_view model_type);
+
+/// Whether `name` has one of `parts` between dots.
+bool has_part(std::string_view name, const std::vector<std::string>& parts);
+/// Returns the parts of names that any built-in family keeps in float32 (Family::float32).
+const std::vector<std::string>& float32_parts();
 
 /// Number of built-in families that are derived from each family.
 std::map<std::string, std::size_t> families_like();

@@ -358,6 +358,8 @@ Family parse(const Json& json, const JsonFile& file) {
   if (object.has("attention")) family.attention = attention_at(object);
   if (object.has("fused")) read_fused(object, family);
   if (object.has("whole")) family.whole = object.strings_at("whole");
+  if (object.has("float32")) family.float32 = object.strings_at("float32");
+  if (object.has("float32_in_float16")) family.float32_in_float16 = object.strings_at("float32_in_float16");
   if (object.has("nxd_inference")) family.inference = inference_at(object);
   validate_family(family, file);
   if (object.has("other_names")) family.schemes = schemes_at(object, family);

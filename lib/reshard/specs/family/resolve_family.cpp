@@ -361,10 +361,13 @@ void write_line(const OrderedJson& value, std::string& text) {
 
 const std::vector<FamilyKey>& family_keys() {
   static const std::vector<FamilyKey> kKeys = {
-      {"model_type", Inherit::kNever}, {"layers", Inherit::kReplace},        {"num_layers", Inherit::kReplace},
-      {"defaults", Inherit::kMerge},   {"class_defaults", Inherit::kNever},  {"define", Inherit::kMerge},
-      {"modules", Inherit::kModules},  {"attention", Inherit::kMerge, true}, {"fused", Inherit::kReplace},
-      {"whole", Inherit::kReplace},    {"nxd_inference", Inherit::kNever},   {"other_names", Inherit::kNever},
+      {"model_type", Inherit::kNever},     {"layers", Inherit::kReplace},
+      {"num_layers", Inherit::kReplace},   {"defaults", Inherit::kMerge},
+      {"class_defaults", Inherit::kNever}, {"define", Inherit::kMerge},
+      {"modules", Inherit::kModules},      {"attention", Inherit::kMerge, true},
+      {"fused", Inherit::kReplace},        {"whole", Inherit::kReplace},
+      {"float32", Inherit::kReplace},      {"float32_in_float16", Inherit::kReplace},
+      {"nxd_inference", Inherit::kNever},  {"other_names", Inherit::kNever},
   };
   return kKeys;
 }
