@@ -43,7 +43,8 @@ void put_tensor(Pickler& pickler, const TensorEntry& tensor, std::size_t key) {
 void validate_storable(TensorEntry& tensor) {
   const auto size = num_bytes(tensor.dtype, tensor.shape);
   if (bits(tensor.dtype) % 8 != 0)
-    throw Error(ErrorKind::kUnsupported, "torch files cannot contain tensors of " + std::string(name(tensor.dtype)))
+    throw Error(ErrorKind::kUnsupported, "has elements of less than a byte (" + std::string(name(tensor.dtype)) +
+                                             "), which reshard does not write to torch files")
         .tensor(tensor.name)
         .hint("write safetensors");
   if (!size) throw Error(ErrorKind::kInternal, "a tensor to write is not a whole number of bytes").tensor(tensor.name);

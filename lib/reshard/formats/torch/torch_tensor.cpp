@@ -103,8 +103,8 @@ Rebuild TensorReader::unwrap(PickleRef node) const {
 
 DType TensorReader::dtype_of(std::string_view torch_name) const {
   if (const auto dtype = dtype_from_torch_name(torch_name)) return *dtype;
-  throw unsupported("has the dtype " + printable(torch_name) + ", which safetensors does not store in torch's format")
-      .hint("convert it to a dtype that safetensors has, or leave it out of the state dict");
+  throw unsupported("has the dtype " + printable(torch_name) + ", which reshard does not read from torch files")
+      .hint("save the state dict with safetensors, convert the tensor to another dtype, or leave it out");
 }
 
 std::string_view TensorReader::dtype_name(PickleRef node) const {
