@@ -174,6 +174,7 @@ Checkpoint read_file(Files& files, const fs::path& path, const ReadContext& cont
   checkpoint.directory = files.absolute(path).parent_path();
   find_config(files, checkpoint, context.config);
   checkpoint.format = format_of_file(files, path);
+  checkpoint.weights_stem = diffusers_stem(path.filename().string());
   std::vector<Container> containers{read_lone_file(files, path, checkpoint.format)};
   if (!read_record(containers.front())) take_out_wrappers(containers, checkpoint.notes);
   recognise_quantization(files, checkpoint, containers, context);

@@ -36,8 +36,10 @@ constexpr NumberedNames kPytorchNames{"pytorch_model", ".bin"};
 constexpr NumberedNames kDiffusersNames[] = {{"diffusion_pytorch_model", ".safetensors"},
                                              {"diffusion_pytorch_model", ".bin"}};
 
-constexpr const NumberedNames* kAllNames[] = {&kSafetensorsNames, &kPytorchNames, &kDiffusersNames[0],
-                                              &kDiffusersNames[1]};
+constexpr NumberedNames kDiffusersLoraNames[] = {{kDiffusersLoraStem, ".safetensors"}, {kDiffusersLoraStem, ".bin"}};
+
+constexpr const NumberedNames* kAllNames[] = {&kSafetensorsNames,  &kPytorchNames,          &kDiffusersNames[0],
+                                              &kDiffusersNames[1], &kDiffusersLoraNames[0], &kDiffusersLoraNames[1]};
 
 /// Returns the middle of a weight file's name: "-00001-of-00003", ".fp16-00001-of-00003".
 std::optional<std::string_view> middle_of(std::string_view name, const NumberedNames& names) {
@@ -158,10 +160,10 @@ std::string kept_index_metadata_text(const std::string& metadata) {
   return json_text(parse_json(metadata, kKeptIndexMetadataFile, JsonDialect::kPython), 2, true) + "\n";
 }
 
-std::string hf_file_name(Format format, std::size_t number, std::size_t count) {
-  const bool pytorch = format == Format::kPytorch;
-  if (count == 1) return pytorch ? kPytorchFile : kSafetensorsFile;
-  const NumberedNames& names = pytorch ? kPytorchNames : kSafetensorsNames;
+std::string hf_file_name(Format format, std::size_t number, std::size_t count, const std::string& stem) {
+  NumberedNames names = format == Format::kPytorch ? kPytorchNames : kSafetensorsNames;
+  if (!stem.empty()) names.stem = stem;
+  if (count == 1) return whole_name(names);
   return fmt::format("{}{}{}", names.stem, kFileNumber.print({{"number", number}, {"count", count}}), names.ending);
 }
 
@@ -221,8 +223,17 @@ bool is_hf_weights_name(std::string_view name) {
   return kSafetensorsNames.match(name) || kPytorchNames.match(name);
 }
 
-std::string hf_index_name(Format format) {
-  return format == Format::kPytorch ? kPytorchIndexFile : kSafetensorsIndexFile;
+std::string hf_index_name(Format format, const std::string& stem) {
+  return hf_file_name(format, 1, 1, stem) + kIndexEnding;
+}
+
+std::string diffusers_stem(std::string_view file_name) {
+  for (const NumberedNames* names : kAllNames) {
+    if (names->stem == kSafetensorsNames.stem || names->stem == kPytorchNames.stem) continue;
+    const auto middle = middle_of(file_name, *names);
+    if (middle && parts_of(*middle)) return std::string(names->stem);
+  }
+  return {};
 }
 
 }  // namespace reshard

@@ -17,9 +17,11 @@ inline constexpr const char* kSafetensorsFile = "model.safetensors";
 inline constexpr const char* kSafetensorsIndexFile = "model.safetensors.index.json";
 inline constexpr const char* kPytorchFile = "pytorch_model.bin";
 inline constexpr const char* kPytorchIndexFile = "pytorch_model.bin.index.json";
-/// The files of diffusers; read-only.
+/// The files of diffusers.
 inline constexpr const char* kDiffusersSafetensorsFile = "diffusion_pytorch_model.safetensors";
 inline constexpr const char* kDiffusersPytorchFile = "diffusion_pytorch_model.bin";
+/// Stem of the files in which diffusers looks for LoRA adapters.
+inline constexpr const char* kDiffusersLoraStem = "pytorch_lora_weights";
 /// Suffix of an index: appended to the name of the file that would contain the whole model.
 inline constexpr const char* kIndexEnding = ".index.json";
 /// Written by reshard next to shards: the metadata of the source model's index, except for total_size.
@@ -60,7 +62,8 @@ std::string kept_index_metadata_text(const std::string& metadata);
 /// Returns the name of file `number` (from 1) of `count`: "model-00001-of-00003.safetensors" or
 /// "pytorch_model-00001-of-00003.bin"; "model.safetensors" if `count` is 1. `format` must not be xser, which Hugging
 /// Face lacks.
-std::string hf_file_name(Format format, std::size_t number, std::size_t count);
+/// \param stem  replaces "model" and "pytorch_model"; may be empty.
+std::string hf_file_name(Format format, std::size_t number, std::size_t count, const std::string& stem = {});
 /// Number of a weight file and the number of files, from its name.
 struct HfFileNumber {
   std::string whole;  // name of the same model in a single file, with its variant: "model.fp16.safetensors"
@@ -89,7 +92,11 @@ std::string hf_variant_index_name(const HfVariant& variant);
 /// Whether weight files or indexes of Hugging Face checkpoints have names of this form, with any numbers:
 /// "pytorch_model-….bin".
 bool is_hf_weights_name(std::string_view name);
-/// Returns "model.safetensors.index.json" or "pytorch_model.bin.index.json".
-std::string hf_index_name(Format format);
+/// Returns "model.safetensors.index.json" or "pytorch_model.bin.index.json", with another stem unless it is empty.
+std::string hf_index_name(Format format, const std::string& stem = {});
+
+/// Returns the stem of a weights file that diffusers looks for, "diffusion_pytorch_model" or kDiffusersLoraStem; empty
+/// for other names.
+std::string diffusers_stem(std::string_view file_name);
 
 }  // namespace reshard

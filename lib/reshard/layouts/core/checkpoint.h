@@ -70,10 +70,12 @@ struct Checkpoint {
       model_elsewhere;  // folder of the model if only its optimizer was given; empty if this folder is unknown
   std::optional<BesideModel> beside_model;                         // set by layouts that training programs write
   std::vector<std::pair<std::string, std::string>> file_metadata;  // metadata of a single file
-  std::string index_metadata;                                      // HfIndex::metadata
-  std::filesystem::path index_metadata_file;                       // file that contains this metadata; may be empty
-  std::vector<Adapter> adapters;   // adapters that it consists of; empty for a model or a single file
-  std::vector<std::string> notes;  // what the user should know, whole sentences
+  /// Name of the weights file without its ending if its program looks for that name, as Diffusers does; else empty.
+  std::string weights_stem{};
+  std::string index_metadata;                 // HfIndex::metadata
+  std::filesystem::path index_metadata_file;  // file that contains this metadata; may be empty
+  std::vector<Adapter> adapters;              // adapters that it consists of; empty for a model or a single file
+  std::vector<std::string> notes;             // what the user should know, whole sentences
   /// Reads the tensors that `map` lacks, of adapters and further models, as each file contains them. Null if the layout
   /// explains all tensors, or if the options choose a model.
   std::function<SourceMap()> read_unread;

@@ -218,6 +218,9 @@ struct TargetContext {
   /// How the source's ranks are partitioned; the defaults if it has whole tensors. Training layouts keep this unless
   /// their trainers cannot load it or an option overrides it.
   PartitionOptions source_partition{};
+  /// Metadata of the source's file that contains each of `logical`, likewise numbered; empty if no file has any.
+  std::span<const std::shared_ptr<const FileMetadata>> metadata{};
+  std::string weights_stem{};           // Checkpoint::weights_stem
   std::span<const Adapter> adapters{};  // adapters whose tensors are `logical`; `model` is then their base model
 };
 

@@ -6,13 +6,18 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/common/container.h"
 #include "reshard/formats/read_container.h"
@@ -112,6 +117,62 @@ std::vector<WholeEntry> entries_for(const TargetRequest& request, const TargetCo
   return entries_of(context.logical);
 }
 
+/// Returns null for a text that is not JSON.
+Json json_or_null(const std::string& text) {
+  try {
+    return parse_json(text, {});
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+/// The metadata of several files as that of one. Lists are united; other keys with two values are left out.
+class JoinedMetadata {
+ public:
+  void add(const FileMetadata& more) {
+    for (const auto& [key, value] : more) {
+      const auto [found, is_new] = values_.emplace(key, value);
+      if (is_new)
+        keys_.push_back(key);
+      else if (found->second && *found->second != value)
+        found->second = united(*found->second, value);
+    }
+  }
+
+  FileMetadata take() {
+    FileMetadata all;
+    for (const std::string& key : keys_)
+      if (auto& value = values_.at(key)) all.emplace_back(key, std::move(*value));
+    return all;
+  }
+
+ private:
+  /// Returns std::nullopt unless both are JSON arrays.
+  static std::optional<std::string> united(const std::string& a, const std::string& b) {
+    Json all = json_or_null(a);
+    const Json more = json_or_null(b);
+    if (!all.is_array() || !more.is_array()) return std::nullopt;
+    std::set<Json> known(all.begin(), all.end());
+    for (const Json& item : more)
+      if (known.insert(item).second) all.push_back(item);
+    return json_text(all);
+  }
+
+  std::vector<std::string> keys_;  // in the order of the files
+  std::unordered_map<std::string, std::optional<std::string>> values_;
+};
+
+/// Returns the metadata of the files that contain the tensors of `entries`. \param metadata  TargetContext::metadata.
+FileMetadata joined_metadata(const std::vector<const WholeEntry*>& entries,
+                             std::span<const std::shared_ptr<const FileMetadata>> metadata) {
+  JoinedMetadata all;
+  std::set<const FileMetadata*> joined;
+  for (const WholeEntry* entry : entries)
+    for (const std::uint32_t l : entry->logical)
+      if (metadata[l] && joined.insert(metadata[l].get()).second) all.add(*metadata[l]);
+  return all.take();
+}
+
 /// Returns the built-in families that match the files in `directory`. Ignores errors in the files, which are reported
 /// later.
 std::vector<std::string> fitting_families(Files& files, const fs::path& directory, const ModelConfig& config) {
@@ -173,6 +234,7 @@ class HfLayout final : public Layout {
     const bool is_described = !checkpoint.config.empty() || describes_model(context.family);
     const bool is_adapter = files.exists(found.path / kAdapterConfigFile);
     const auto lone = names || is_adapter || !is_described ? std::nullopt : only_weights_file(files, found.path);
+    if (const auto name = names ? std::optional(names->whole) : lone) checkpoint.weights_stem = diffusers_stem(*name);
     checkpoint.format = lone ? format_of_file(files, found.path / *lone) : names ? names->format : Format::kSafetensors;
     HfIndexReport report;
     std::vector<Container> containers;
@@ -199,7 +261,9 @@ class HfLayout final : public Layout {
     const Format format = format_of(request);
     TargetPlan plan;
     const std::vector<WholeEntry> entries = entries_for(request, context);
-    plan.map = hf_target_map(context.logical, entries, request.options.number(kMaxShardSize).value(), format);
+    const std::string& stem = context.weights_stem;
+    plan.map = hf_target_map(context.logical, entries, request.options.number(kMaxShardSize).value(), format, stem,
+                             context.metadata);
     if (entries.size() < context.logical.size())
       plan.notes.emplace_back(
           "all experts of a layer are written in one tensor, as in the memory of Transformers 5: Transformers 4 does "
@@ -207,7 +271,7 @@ class HfLayout final : public Layout {
     if (plan.map.files.size() > 1) {
       HfIndex index = index_of(plan.map);
       index.metadata = context.index_metadata;
-      plan.text_files.push_back({hf_index_name(format), hf_index_text(index), context.index_metadata_file});
+      plan.text_files.push_back({hf_index_name(format, stem), hf_index_text(index), context.index_metadata_file});
     }
     return plan;
   }
@@ -228,7 +292,8 @@ class HfLayout final : public Layout {
 }  // namespace
 
 TargetMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
-                        std::uint64_t max_file_bytes, Format format) {
+                        std::uint64_t max_file_bytes, Format format, const std::string& stem,
+                        std::span<const std::shared_ptr<const FileMetadata>> metadata) {
   std::vector<std::vector<const WholeEntry*>> files;
   std::vector<const WholeEntry*> open;
   std::uint64_t open_bytes = 0;
@@ -251,7 +316,8 @@ TargetMap hf_target_map(std::span<const LogicalTensor> logical, const std::vecto
   map.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
   for (std::size_t f = 0; f < files.size(); ++f) {
-    TargetContainer container{format, hf_file_name(format, f + 1, files.size())};
+    TargetContainer container{format, hf_file_name(format, f + 1, files.size(), stem)};
+    if (!metadata.empty() && format == Format::kSafetensors) container.metadata = joined_metadata(files[f], metadata);
     for (const WholeEntry* entry : files[f]) {
       const LogicalTensor& first = logical[entry->logical.front()];
       PlacedTensor tensor{{entry->name, first.dtype, entry->shape}, {}};

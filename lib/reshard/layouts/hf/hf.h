@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,8 +32,12 @@ inline constexpr std::uint64_t kMaxShardBytes = 5'000'000'000;
 /// at most `max_file_bytes` of tensors, or a single larger tensor, as in huggingface_hub's
 /// split_torch_state_dict_into_shards. Paths are file names.
 /// \param format  Any format except xser.
+/// \param stem    see hf_file_name.
+/// \param metadata  TargetContext::metadata: each safetensors file gets the keys of the files that its tensors are from.
 TargetMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
-                        std::uint64_t max_file_bytes, Format format = Format::kSafetensors);
+                        std::uint64_t max_file_bytes, Format format = Format::kSafetensors,
+                        const std::string& stem = {},
+                        std::span<const std::shared_ptr<const FileMetadata>> metadata = {});
 TargetMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes,
                         Format format = Format::kSafetensors);
 

@@ -77,6 +77,10 @@ std::vector<WholeNames> names_of_variant(const std::string& variant) {
        {std::pair(Format::kSafetensors, kSafetensorsFile), std::pair(Format::kPytorch, kPytorchFile),
         std::pair(Format::kSafetensors, kDiffusersSafetensorsFile), std::pair(Format::kPytorch, kDiffusersPytorchFile)})
     all.push_back({format, hf_variant_name({whole, variant}), hf_variant_index_name({whole, variant}), variant});
+  for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
+    const HfVariant lora{hf_file_name(format, 1, 1, kDiffusersLoraStem), variant};
+    all.push_back({format, hf_variant_name(lora), hf_variant_index_name(lora), variant});
+  }
   return all;
 }
 

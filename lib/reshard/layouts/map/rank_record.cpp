@@ -126,6 +126,13 @@ std::optional<RankRecord> read_record(const Container& file) {
   return record;
 }
 
+FileMetadata further_metadata(const Container& file) {
+  FileMetadata further;
+  for (const auto& [key, value] : file.metadata)
+    if (key != "format" && !key.starts_with("reshard.")) further.emplace_back(key, value);
+  return further;
+}
+
 std::string describe_rank(const RankRecord& record) {
   std::vector<std::string> parts;
   const auto add = [&](const char* kind, std::uint32_t rank, std::uint32_t degree) {

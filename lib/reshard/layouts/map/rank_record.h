@@ -38,6 +38,9 @@ FileMetadata record_metadata(const RankRecord& record);
 /// \throws Error kBadInput if the record is not valid.
 std::optional<RankRecord> read_record(const Container& file);
 
+/// Returns the keys of a file's metadata that are neither part of a record nor written by every program.
+FileMetadata further_metadata(const Container& file);
+
 /// Describes the ranks that a file records, for each kind with a degree above 1: "tensor-parallel rank 0 of 2, pipeline
 /// rank 1 of 2". Empty for the only rank of a checkpoint.
 std::string describe_rank(const RankRecord& record);

@@ -26,7 +26,8 @@ std::string archive_name(const std::filesystem::path& path) {
 
 ContainerPlan plan_file(const TargetFile& file, std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs) {
   const std::string archive = archive_name(file.path);
-  const FileMetadata metadata = file.record ? record_metadata(*file.record) : FileMetadata();
+  FileMetadata metadata = file.record ? record_metadata(*file.record) : FileMetadata();
+  metadata.insert(metadata.end(), file.metadata.begin(), file.metadata.end());
   switch (file.encoding) {
     case TargetFile::Encoding::kSafetensors: return plan_safetensors(std::move(tensors), metadata);
     case TargetFile::Encoding::kTorch:
@@ -105,6 +106,7 @@ std::vector<std::uint32_t> add_target_container(TargetMap& map, TargetContainer 
   file.pp_rank = container.pp_rank;
   file.ep_rank = container.ep_rank;
   file.record = std::move(container.record);
+  file.metadata = std::move(container.metadata);
   switch (container.format) {
     case Format::kXser: return add_xser(map, container, file);
     case Format::kSafetensors: file.encoding = TargetFile::Encoding::kSafetensors; break;

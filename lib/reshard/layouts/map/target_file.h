@@ -40,6 +40,7 @@ struct TargetContainer {
   std::vector<std::string> objects;  // with as_items: the objects after the tensors, as torch.save writes them
   bool has_info = true;              // with kXser: PATH.info.pt is written
   bool shares_tensors = false;       // with kXser: what expert-parallel ranks share is in files of the first alone
+  FileMetadata metadata;             // with kSafetensors: TargetFile::metadata
   bool as_items = false;             // with kPytorch: saves each tensor separately, like torch.distributed.checkpoint
 };
 

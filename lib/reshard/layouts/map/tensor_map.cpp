@@ -228,6 +228,8 @@ std::uint32_t SourceMap::add_file(const ContainerFile& file, RankId rank) {
 std::uint32_t SourceMap::add_files(const Container& container, RankId rank) {
   const auto first = static_cast<std::uint32_t>(files.size());
   for (const ContainerFile& file : container.files) add_file(file, rank);
+  if (FileMetadata kept = further_metadata(container); !kept.empty())
+    files[first].metadata = std::make_shared<const FileMetadata>(std::move(kept));
   return first;
 }
 

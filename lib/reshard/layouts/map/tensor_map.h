@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "reshard/formats/common/container.h"
+#include "reshard/formats/common/container_keys.h"
 #include "reshard/formats/common/tensor_role.h"
 #include "reshard/formats/torch/torch_plan.h"
 #include "reshard/io/zstd_source.h"
@@ -74,6 +75,8 @@ struct SourceFile : MapFile {
     std::uint64_t size_bytes = 0;
   };
   std::vector<Archive> archives{};
+  /// Keys of the file's metadata that readers of its tensors may need, without those that any writer adds; null if none.
+  std::shared_ptr<const FileMetadata> metadata{};
 };
 
 /// A file of a target. `path` is relative to the output directory.
@@ -87,6 +90,7 @@ struct TargetFile : MapFile {
   std::vector<TensorAlias> aliases{};
   std::shared_ptr<const SavedValue> structure{};  // the object that contains the tensors; null: a state dict
   std::vector<std::string> objects{};             // with kDcpItems: written after the tensors
+  FileMetadata metadata{};                        // with kSafetensors: further keys of its metadata
 };
 
 /// A small output file whose content is known before the run.

@@ -16,6 +16,7 @@
 #include "reshard/layouts/optimizer/optimizer_ids.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/training/adapter_target.h"
+#include "reshard/plan/target/file_metadata.h"
 #include "reshard/plan/target/joined_models.h"
 #include "reshard/plan/transforms/average.h"
 #include "reshard/tensor/recipes/mean.h"
@@ -230,9 +231,17 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
         .hint("choose the rule by which parameters were grouped, or use the source's own layout");
   if (source.layout == request.layout) note_other_form(draft, request.options);
   const bool is_model = source.adapters.empty();
-  const TargetContext context{draft.model_or_null(),           draft.wanted,   source.index_metadata,
-                              source.index_metadata_file,      states,         source.mesh.dp,
-                              kept_partition(source, request), source.adapters};
+  const std::vector<std::shared_ptr<const FileMetadata>> metadata = wanted_metadata(draft);
+  const TargetContext context{.model = draft.model_or_null(),
+                              .logical = draft.wanted,
+                              .index_metadata = source.index_metadata,
+                              .index_metadata_file = source.index_metadata_file,
+                              .states = states,
+                              .source_dp = source.mesh.dp,
+                              .source_partition = kept_partition(source, request),
+                              .metadata = metadata,
+                              .weights_stem = source.weights_stem,
+                              .adapters = source.adapters};
   TargetPlan plan;
   try {
     plan = is_model ? request.layout->plan(request, context) : plan_adapters(request, context);
@@ -245,6 +254,7 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
   }
   plan.format = format_of(request);
   plan.role = request.role;
+  validate_metadata(draft, traits, plan, metadata);
   join_plans(plan, std::move(joined));
   const bool is_first = request.layout->joined_roles().count(request.role) == 0;
   if (has_ids) validate_same_ranks(source.map, plan.map);
