@@ -208,7 +208,7 @@ constexpr OptionRow kValuesOptions[] = {
     {"--overflow", "saturate|error",
      "With --dtype, or a layout that casts: saturate replaces out-of-range values by the largest finite ones, and "
      "infinities where the dtype has none (float8_e4m3fn); error stops at the first"},
-    {"--cast-all", "", "With --dtype: cast all tensors, also integers, booleans and what the model needs in float32"},
+    {"--cast-all", "", "With --dtype: also cast integers, booleans and parameters that the model needs in float32"},
     {"--lora-fuse", "mean|exact|same",
      "lora_A of fused linears: mean (as optimum-neuron does), exact (stacked), or same, which accepts only equal ones "
      "(as NxD needs) (default: mean; for NxD: same)"},

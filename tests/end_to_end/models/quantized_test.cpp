@@ -674,7 +674,7 @@ TEST_CASE("Experts in MXFP4 are recognised without a quantization_config, and al
   execute(*job, unsynced());
   CHECK((read_whole(temp / "out") == tensors));
   CHECK(json::parse(read_file(temp / "out/config.json"))["quantization_config"]["quant_method"] == "mxfp4");
-  for (const std::string layout : {"vllm", "ranks", "sglang"}) {
+  for (const std::string layout : {"vllm", "ranks"}) {
     INFO(layout);
     fs::remove_all(temp / "ranks");
     try {

@@ -1,7 +1,12 @@
-// What the headers of safetensors files say of their tensors.
+// Metadata in the headers of safetensors files.
 
+#include "reshard/plan/target/file_metadata.h"
+
+#include <cstring>
 #include <nlohmann/json.hpp>
+#include <set>
 
+#include "reshard/formats/safetensors/hf_index.h"
 #include "support/checkpoints.h"
 #include "support/input.h"
 #include "support/layouts.h"
@@ -83,12 +88,11 @@ TEST_CASE("Metadata of several files is joined, and a key with two values is lef
         json{{"format", "pt"}, {"tensor_names", R"(["a","b"])"}, {"a", "of a"}, {"b", "of b"}, {"by", "me"}});
 }
 
-TEST_CASE("Metadata without which nobody can use the tensors is refused where it cannot be carried") {
+TEST_CASE("A key without which no program can use the tensors is an error where it cannot be carried") {
   const TempDir temp;
   write_with_metadata(temp / "ao/model.safetensors", kAoTensors, kAo);
   write_with_metadata(temp / "lora/pytorch_lora_weights.safetensors", kLora, kLoraMetadata);
-  for (const auto& [file, key] : {std::pair("ao/model.safetensors", "tensor_names"),
-                                  std::pair("lora/pytorch_lora_weights.safetensors", "lora_adapter_metadata")}) {
+  const auto check = [&](const std::string& file, const std::string& key) {
     INFO(file);
     const Refusal refusal{.kind = ErrorKind::kUnsupported, .path = temp / file, .says = {key, "cannot carry it"}};
     check_refused([&] { convert(temp / file, temp / "out", {.format = Format::kPytorch}); }, refusal);
@@ -98,7 +102,9 @@ TEST_CASE("Metadata without which nobody can use the tensors is refused where it
     check_refused(
         [&] { plan_convert(request); },
         {.kind = ErrorKind::kUnsupported, .path = temp / file, .says = {key, "under other names"}, .hint = "`rename`"});
-  }
+  };
+  check("ao/model.safetensors", "tensor_names");
+  check("lora/pytorch_lora_weights.safetensors", "lora_adapter_metadata");
   TensorMap wide = kAoTensors;
   wide["c"] = floats({2}, {1, 2});
   write_with_metadata(temp / "wide/model.safetensors", wide, kAo);

@@ -92,7 +92,7 @@ void validate_metadata(Draft& draft, const LayoutTraits& target, const TargetPla
                 fmt::format("its metadata has \"{}\", {}: files of layout {} in {} cannot carry it", key,
                             needed->meaning, target.name, name(plan.format)))
         .in(file_with(draft.source.map, key).path)
-        .hint("convert it to layout hf in safetensors");
+        .hint(fmt::format("convert it to layout {} in safetensors", whole_layout().traits().name));
   }
   const bool is_renamed = draft.was(Applied::Transform::kRename), is_cast = draft.was(Applied::Transform::kCast);
   const std::set<std::shared_ptr<const FileMetadata>> files(metadata.begin(), metadata.end());
