@@ -3,6 +3,7 @@
 #include <string>
 
 #include "reshard/formats/common/magic.h"
+#include "reshard/formats/common/open_weights.h"
 #include "reshard/formats/safetensors/safetensors.h"
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/formats/torch/xser.h"
@@ -19,8 +20,8 @@ Container read_container(Files& files, const std::filesystem::path& path, Format
   const FileStamp stamp = files.stamp(path);
   Container container;
   switch (format) {
-    case Format::kSafetensors: container = read_safetensors(*files.open(path), path); break;
-    case Format::kPytorch: container = read_torch(*files.open(path), path); break;
+    case Format::kSafetensors: container = read_safetensors(*open_weights(files, path), path); break;
+    case Format::kPytorch: container = read_torch(*open_weights(files, path), path); break;
     case Format::kXser: return read_xser(files, path);  // stamps its files itself
   }
   container.files.front().stamp = stamp;

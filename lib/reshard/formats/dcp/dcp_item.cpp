@@ -10,6 +10,7 @@
 #include "reshard/base/checked.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/common/magic.h"
+#include "reshard/formats/common/open_weights.h"
 #include "reshard/formats/dcp/dcp_shards.h"
 #include "reshard/formats/safetensors/safetensors.h"
 #include "reshard/formats/torch/torch_file.h"
@@ -104,7 +105,7 @@ DcpFile::DcpFile(Files& files, std::filesystem::path path) : path_(std::move(pat
     throw Error(ErrorKind::kBadInput, "is missing, though .metadata lists tensors in it")
         .in(path_)
         .hint("a rank file was not copied, or the save is incomplete");
-  source_ = files.open(path_);
+  source_ = open_weights(files, path_);
   std::array<char, kBucketStartBytes> start{};
   if (source_->size_bytes() < start.size()) return;
   source_->read_at(0, std::as_writable_bytes(std::span(start)));

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "reshard/base/error.h"
+#include "reshard/formats/common/open_weights.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/formats/torch/state_dict.h"
 #include "reshard/formats/torch/torch_file.h"
@@ -42,7 +43,7 @@ Container read_split_folder(Files& files, const fs::path& path) {
           .tensor(name)
           .hint("the copy or download of the folder is incomplete; fetch it again");
     const FileStamp file_stamp = files.stamp(file_path);
-    const TorchFile file = read_torch_file(*files.open(file_path), file_path);
+    const TorchFile file = read_torch_file(*open_weights(files, file_path), file_path);
     if (!file.is_tensor(file.pickle().root()))
       throw Error(ErrorKind::kBadInput, "contains " + file.pickle().describe(file.pickle().root()) + ", not a tensor")
           .in(file_path)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "reshard/base/strings.h"
+#include "reshard/formats/common/open_weights.h"
 #include "reshard/formats/torch/state_dict.h"
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/formats/torch/xser_tensors.h"
@@ -27,7 +28,7 @@ enum class Reading : std::uint8_t { kFiles, kOwnFiles, kDescriptions };
 
 Container read_container_of(Files& files, const fs::path& path, Reading reading) {
   const FileStamp stamp = files.stamp(path);
-  const TorchFile file = read_torch_file(*files.open(path), path);
+  const TorchFile file = read_torch_file(*open_weights(files, path), path);
   const Pickle& pickle = file.pickle();
   StateDict state_dict =
       find_state_dict(file, [&](PickleRef node) { return is_xser_reference(pickle, node) || file.is_tensor(node); });

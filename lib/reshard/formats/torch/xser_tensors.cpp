@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "reshard/base/strings.h"
+#include "reshard/formats/common/open_weights.h"
 #include "reshard/formats/pickle/pickle_values.h"
 #include "reshard/formats/torch/state_dict.h"
 #include "reshard/formats/torch/xser.h"
@@ -33,7 +34,7 @@ class XserInfo {
   /// Empty if the file does not exist: older versions did not write it.
   XserInfo(Files& files, const fs::path& path) {
     if (!files.exists(path)) return;
-    file_.emplace(read_torch_file(*files.open(path), path));
+    file_.emplace(read_torch_file(*open_weights(files, path), path));
     const Pickle& pickle = file_->pickle();
     if (pickle.kind(pickle.root()) != PickleKind::kDict)
       throw Error(ErrorKind::kBadInput, "contains " + pickle.describe(pickle.root()) + ", not a dict").in(path);
@@ -161,7 +162,7 @@ TensorEntry XserTensors::open(std::uint64_t tid, const std::string& name) {
         .tensor(name)
         .hint("the copy or download of the folder is incomplete; fetch it again");
   const FileStamp stamp = files_.stamp(path);
-  const TorchFile file = read_torch_file(*files_.open(path), path);
+  const TorchFile file = read_torch_file(*open_weights(files_, path), path);
   if (file.metadata() != file_.metadata())
     throw Error(ErrorKind::kBadInput, "its metadata names another rank than that of " +
                                           file_.path().filename().string() + ", which refers to it")

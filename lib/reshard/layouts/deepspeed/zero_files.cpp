@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "reshard/base/strings.h"
+#include "reshard/formats/common/open_weights.h"
 #include "reshard/formats/pickle/pickle_values.h"
 #include "reshard/formats/torch/torch_file.h"
 
@@ -18,7 +19,7 @@ class ZeroReader {
  public:
   ZeroReader(Files& files, const fs::path& path)
       : stamp_(files.stamp(path)),
-        file_(read_torch_file(*files.open(path), path)),
+        file_(read_torch_file(*open_weights(files, path), path)),
         pickle_(file_.pickle()),
         path_(path) {}
 

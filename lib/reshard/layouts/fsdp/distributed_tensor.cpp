@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "reshard/base/strings.h"
+#include "reshard/formats/common/open_weights.h"
 #include "reshard/formats/pickle/pickle_values.h"
 #include "reshard/formats/torch/state_dict.h"
 #include "reshard/formats/torch/torch_file.h"
@@ -273,7 +274,7 @@ void TensorParts::validate(const DistributedTensor& tensor) const {
 
 RankTensors read_rank_tensors(Files& files, const fs::path& path, std::uint64_t rank) {
   const FileStamp stamp = files.stamp(path);
-  const TorchFile file = read_torch_file(*files.open(path), path);
+  const TorchFile file = read_torch_file(*open_weights(files, path), path);
   StateDict state_dict = find_state_dict(file, [&](PickleRef node) { return file.is_tensor(node); });
   RankTensors result{{path, file.size_bytes(), stamp}, {}, std::move(state_dict.warnings)};
   result.tensors.reserve(state_dict.values.size());

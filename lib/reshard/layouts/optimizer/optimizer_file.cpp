@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "reshard/base/strings.h"
+#include "reshard/formats/common/open_weights.h"
 #include "reshard/formats/pickle/pickle_values.h"
 #include "reshard/formats/torch/state_dict.h"
 #include "reshard/formats/torch/xser.h"
@@ -29,7 +30,7 @@ class OptimizerReader {
   OptimizerReader(Files& files, const fs::path& path)
       : path_(path),
         stamp_(files.stamp(path)),
-        torch_(read_torch_file(*files.open(path), path)),
+        torch_(read_torch_file(*open_weights(files, path), path)),
         pickle_(torch_.pickle()),
         tensors_(files, torch_, {path, torch_.size_bytes(), stamp_}) {
     file_.path = path;
@@ -296,7 +297,7 @@ std::string name_of_entry(const OptimizerStage& stage, std::uint32_t number) {
 }
 
 bool holds_optimizer(Files& files, const fs::path& path) {
-  const TorchFile file = read_torch_file(*files.open(path), path);
+  const TorchFile file = read_torch_file(*open_weights(files, path), path);
   const Pickle& pickle = file.pickle();
   const auto root = mapping_items(pickle, pickle.root());
   if (value_of(pickle, root, kOptimizer, path) != kNoNode) return true;

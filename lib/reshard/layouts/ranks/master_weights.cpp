@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/formats/common/open_weights.h"
 #include "reshard/formats/torch/state_dict.h"
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/formats/torch/xser.h"
@@ -44,7 +45,7 @@ std::vector<fs::path> optimizer_files(Files& files, const fs::path& folder) {
 template <typename IsSo>
 bool holds(Files& files, const fs::path& file, IsSo&& is_so) {
   try {
-    const TorchFile torch = read_torch_file(*files.open(file), file);
+    const TorchFile torch = read_torch_file(*open_weights(files, file), file);
     return is_so(torch.pickle());
   } catch (const Error& error) {
     if (is_disk_fault(error)) throw;
