@@ -139,8 +139,6 @@ TEST_CASE("Files that are newer than .metadata by more than a copy of them takes
   CHECK(notes_on_times(temp / "dcp").empty());
   set_times(-60, 42);  // the second of two ranks was written by a later save
   refused("__1_0.distcp", "was written 42 seconds after .metadata, which a save writes last: a later save");
-  set_times(130, 120);  // both were
-  refused("__1_0.distcp", "was written 2 minutes after .metadata");
   set_times(3, 90);  // the clocks of two machines differ for one, and the other was written by a later save
   refused("__1_0.distcp", "was written 90 seconds after .metadata");
   set_times(3, 8);  // a copy
@@ -150,15 +148,32 @@ TEST_CASE("Files that are newer than .metadata by more than a copy of them takes
                   "directory was interrupted, the output mixes two steps"));
   fs::resize_file(temp / "dcp/__0_0.distcp", std::uintmax_t{4} << 30);  // at 32 MiB/s, 128 seconds
   fs::resize_file(temp / "dcp/__1_0.distcp", std::uintmax_t{4} << 30);
-  set_times(125, 250);
-  CHECK_THAT(notes_on_times(temp / "dcp"), Says("2 files were written up to 4 minutes after the metadata"));
-  set_times(125, 260);
-  refused("__1_0.distcp", "was written 4 minutes after .metadata");
-  set_times(140, 250);
-  refused("__0_0.distcp", "was written 2 minutes after .metadata");
-  fs::resize_file(temp / "dcp/__0_0.distcp", std::uintmax_t{1} << 40);
-  set_times(301, 1000);
-  refused("__0_0.distcp", "was written 5 minutes after .metadata");
+  set_times(5, 130);
+  CHECK_THAT(notes_on_times(temp / "dcp"), Says("1 file was written up to 2 minutes after the metadata"));
+  set_times(5, 140);
+  refused("__1_0.distcp", "was written 2 minutes after .metadata");
+  fs::resize_file(temp / "dcp/__1_0.distcp", std::uintmax_t{1} << 40);
+  set_times(5, 310);
+  refused("__1_0.distcp", "was written 5 minutes after .metadata");
+}
+
+TEST_CASE("Files that are all newer than .metadata are those of a download, however long it took") {
+  const TempDir temp;
+  dcp::write(temp / "dcp", {kTwoBytes});
+  write_ranks(temp / "ranks", 2);
+  const auto saved = fs::last_write_time(temp / "dcp/.metadata");
+  const auto check_noted = [&](const std::string& directory, int first_seconds, int second_seconds) {
+    set_time(temp / directory / "__0_0.distcp", saved, first_seconds);
+    set_time(temp / directory / "__1_0.distcp", saved, second_seconds);
+    CHECK_THAT(notes_on_times(temp / directory),
+               Says("every file was written after the metadata, which a save writes last: a download has this effect"));
+  };
+  check_noted("dcp", 6, 7200);
+  check_noted("dcp", 36000, 600);
+  for (const char* name : {"__0.metadata", "__1.metadata"}) set_time(temp / "ranks" / name, saved, 0);
+  check_noted("ranks", 600, 1200);
+  set_time(temp / "ranks/__1.metadata", saved, 700);  // of a later save than the other
+  CHECK(error_of([&] { read(temp / "ranks"); }).kind() == ErrorKind::kBadInput);
 }
 
 TEST_CASE("What is not read takes its time in a copy, and is no reason to refuse what is") {

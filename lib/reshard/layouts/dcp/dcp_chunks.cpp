@@ -109,8 +109,10 @@ void validate_newer(const fs::path& metadata, std::int64_t saved_ns, const std::
                               "interrupted, and its files may belong to two steps",
                               duration(file->at_ns - saved_ns), metadata.filename().string()))
           .in(*file->path)
-          .hint("use another checkpoint; only if it is a copy that did not preserve times: `touch " +
-                metadata.string() + "`");
+          .hint(
+              fmt::format("use another checkpoint; only if it is a copy that did not preserve times: `touch {0}`, or, "
+                          "to leave it as it is, copy {1} and link the other files into a new directory",
+                          metadata.string(), metadata.filename().string()));
     before_ns = file->at_ns;
     if (!file->is_read || file->at_ns - saved_ns <= kNotableNs) continue;
     if (newer.count++ == 0) newer.first = file->path;
@@ -134,12 +136,27 @@ void validate_ranks(const std::vector<Written>& all) {
   }
 }
 
+/// Whether every file is newer than all metadata, beyond the tolerance of clocks. A download starts with the small
+/// metadata and may take hours. If a later save caused this instead, it rewrote every file, so no steps are mixed.
+bool are_all_newer(Files& files, const std::map<fs::path, std::vector<Written>>& by_metadata) {
+  for (const auto& [metadata, written] : by_metadata) {
+    const auto saved_ns = files.modified_ns(metadata);
+    if (!saved_ns) return false;
+    for (const auto& [other, later] : by_metadata)
+      if (std::any_of(later.begin(), later.end(),
+                      [&](const Written& file) { return file.at_ns - *saved_ns <= kNotableNs; }))
+        return false;
+  }
+  return true;
+}
+
 /// Validates modification times to detect an interrupted save. torch rewrites files in place and writes metadata last,
 /// so an interrupted save leaves files that are newer than their metadata, and torch itself would read a mixture of two
 /// steps. A copy that does not preserve times also has newer files, but starts each file as soon as the previous one is
 /// complete. Each newer file may therefore be later than the previous file only by the time to copy its bytes. If each
-/// rank has its own metadata, this limit applies to the files of all ranks. `notes` receives a note if newer files may
-/// be due to either cause. No-op if the storage does not record times.
+/// rank has its own metadata, this limit applies to the files of all ranks. No limit applies if all files are newer
+/// (are_all_newer). `notes` receives a note if newer files may be due to either cause. No-op if the storage does not
+/// record times.
 /// \throws Error kBadInput for a file that is later than this; kIo.
 void validate_dcp_times(Files& files, std::span<const DcpSavedFile> saved, std::vector<std::string>& notes) {
   std::map<fs::path, std::vector<Written>> by_metadata;
@@ -149,6 +166,12 @@ void validate_dcp_times(Files& files, std::span<const DcpSavedFile> saved, std::
   const auto by_time = [](const Written& a, const Written& b) {
     return std::tie(a.at_ns, *a.path) < std::tie(b.at_ns, *b.path);
   };
+  if (!by_metadata.empty() && are_all_newer(files, by_metadata)) {
+    notes.emplace_back(
+        "every file was written after the metadata, which a save writes last: a download has this effect; if instead a "
+        "later save was interrupted before it wrote the metadata, the values are those of that save");
+    return;
+  }
   Newer newer;
   std::vector<Written> all;
   for (auto& [metadata, written] : by_metadata) {
