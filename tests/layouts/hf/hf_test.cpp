@@ -7,6 +7,7 @@
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/hf/hf_files.h"
+#include "reshard/layouts/map/whole_map.h"
 #include "support/files.h"
 #include "support/local_files.h"
 #include "support/refusals.h"
@@ -122,13 +123,10 @@ TEST_CASE("Files and indexes that contradict each other are refused, with the fi
       {"a tensor in a file without it",
        entry("d", kSecond),
        {.tensor = "d", .says = "the index assigns it to " + kSecond + ", which does not contain it"}},
-      {"a tensor in the wrong file", entry("b", kSecond), {.path = Directory() / kFirst, .tensor = "b"}},
+      {"a tensor in the wrong file", entry("b", kSecond), {.tensor = "b"}},
       {"a tensor that is not listed",
        [](const Directory&, Json& index) { index["weight_map"].erase("b"); },
        {.path = Directory() / kFirst, .tensor = "b", .says = "does not list it there"}},
-      {"a tensor in two files",
-       file(kSecond, {{"c", {DType::kU8, {3}, "ccc"}}, {"a", {DType::kU8, {4}, "AAAA"}}}),
-       {.path = Directory() / kSecond, .tensor = "a"}},
       {"a damaged file",
        [](const Directory& dir, Json&) {
          dir.files.write(dir / kSecond, read_text_file(dir.files, dir / kSecond, 1 << 20) + "x");
@@ -162,6 +160,31 @@ TEST_CASE("Files and indexes that contradict each other are refused, with the fi
         read_hf_checkpoint(dir.files, dir.path());
       },
       {.path = index_path}, rows);
+}
+
+TEST_CASE("Of a tensor in several files the one that the index names is read, and a note names the others") {
+  const Directory dir;
+  nlohmann::json index = valid_index();
+  write_checkpoint(dir);
+  const std::string overlay = "model-overlay-00001.safetensors";
+  dir.files.write(dir / overlay, safetensors_bytes({{"a", {DType::kU8, {4}, "AAAA"}}}));
+  index["weight_map"]["a"] = overlay;
+  write_index(dir, index);
+  HfIndexReport report;
+  const SourceMap map = whole_map(read_hf_checkpoint(dir.files, dir.path(), &report));
+  CHECK(map.logical.size() == 3);
+  CHECK(map.files[map.stored[map.pieces[map.find_logical("a").value()].front().stored].file].path == dir / overlay);
+  CHECK(report.notes == std::vector<std::string>{
+                            "read 1 tensor from the file that model.safetensors.index.json names, and not from another "
+                            "file that also contains it: left out a of " +
+                            kFirst});
+  SECTION("An index that is also wrong about another tensor is not to be moved away") {
+    index["weight_map"]["c"] = overlay;
+    write_index(dir, index);
+    const Error error = error_of([&] { read_hf_checkpoint(dir.files, dir.path()); });
+    CHECK_THAT(error.hint(), Says("correct its \"weight_map\""));
+    CHECK(error.hint().find("move the index away") == std::string::npos);
+  }
 }
 
 TEST_CASE("A file name too long for the file system is refused as bad input") {

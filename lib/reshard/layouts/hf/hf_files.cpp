@@ -183,7 +183,8 @@ struct IndexedFiles {
   const fs::path& directory;
   const WholeNames& names_of;
   HfIndex index;
-  std::map<std::string, std::vector<std::string>> names_by_file;  // file → tensors
+  std::map<std::string, std::vector<std::string>> names_by_file{};  // file → tensors
+  std::unordered_set<std::string_view> listed{};                    // all tensors of the index
 
   std::string hint() const;
 };
@@ -201,13 +202,14 @@ std::string IndexedFiles::hint() const {
   }
   const std::vector<std::string> alone = files_without_index(files, directory, names_of);
   std::unordered_set<std::string> contained, contained_alone;
+  bool has_several = false;  // several files contain a tensor of one name, and only the index says which is right
   auto containers = read_containers(files, paths_in(directory, present), names_of.format);
   auto next = containers.begin();
   std::erase_if(present, [&](const std::string& file) {
     try {
       const bool is_alone = std::find(alone.begin(), alone.end(), file) != alone.end();
       for (const TensorEntry& tensor : (next++)->get().tensors) {
-        contained.insert(tensor.name);
+        has_several = !contained.insert(tensor.name).second || has_several;
         if (is_alone) contained_alone.insert(tensor.name);
       }
       return false;
@@ -222,7 +224,7 @@ std::string IndexedFiles::hint() const {
   if (present.empty() || (!has_all && !has_unlisted)) return "the download did not finish; fetch the model again";
   std::sort(present.begin(), present.end(), natural_less);
   const std::string contain = list_names(present) + (present.size() == 1 ? " contains" : " contain");
-  const bool is_needed = contained_alone.size() < contained.size();
+  const bool is_needed = has_several || contained_alone.size() < contained.size();
   constexpr const char* kMove = "move the index away: the files are read without it, and convert writes a new one";
   const char* const repair = is_needed ? "correct its \"weight_map\"" : kMove;
   if (found == 0)
@@ -240,9 +242,11 @@ std::string IndexedFiles::hint() const {
       is_needed ? std::string() : fmt::format(", or {}", kMove));
 }
 
-/// Validates that a file contains exactly the tensors that the index lists for it.
-void validate_against_index(const Container& file, const std::vector<std::string>& listed, const fs::path& index_path,
-                            const IndexedFiles& indexed) {
+/// Validates that a file contains the tensors that the index lists for it, and no others except those that the index
+/// lists in another file, such as an overlay with newer values. Removes these from `file`, and adds them to
+/// `superseded`.
+void validate_against_index(Container& file, const std::vector<std::string>& listed, const fs::path& index_path,
+                            const IndexedFiles& indexed, std::vector<std::string>& superseded) {
   std::unordered_map<std::string, bool> held;  // name → also listed
   for (const TensorEntry& tensor : file.tensors) held.emplace(tensor.name, false);
   const std::string file_name = file.path.filename().string();
@@ -256,26 +260,34 @@ void validate_against_index(const Container& file, const std::vector<std::string
           .hint(indexed.hint());
     found->second = true;
   }
-  for (const TensorEntry& tensor : file.tensors)
-    if (!held[tensor.name])
+  std::erase_if(file.tensors, [&](const TensorEntry& tensor) {
+    if (held[tensor.name]) return false;
+    if (indexed.listed.count(tensor.name) == 0)
       throw Error(ErrorKind::kBadInput,
                   "the file contains it, but " + index_path.filename().string() + " does not list it there")
           .in(file.path)
           .tensor(tensor.name)
           .hint(indexed.hint());
+    superseded.push_back(fmt::format("{} of {}", printable(tensor.name), printable(file_name)));
+    return true;
+  });
 }
 
 std::vector<Container> read_indexed(Files& files, const fs::path& directory, const WholeNames& names_of,
                                     HfIndexReport& report) {
   const fs::path index_path = directory / names_of.index;
-  IndexedFiles indexed{files, directory, names_of, read_hf_index(files, index_path), {}};
+  IndexedFiles indexed{files, directory, names_of, read_hf_index(files, index_path)};
   report.metadata = indexed.index.metadata;
-  for (const auto& [name, file] : indexed.index.weight_map) indexed.names_by_file[file].push_back(name);
+  for (const auto& [name, file] : indexed.index.weight_map) {
+    indexed.names_by_file[file].push_back(name);
+    indexed.listed.insert(name);
+  }
   std::vector<fs::path> paths;
   for (const auto& [file, names] : indexed.names_by_file) paths.push_back(directory / file);
   auto reads = read_containers(files, paths, names_of.format);
   auto next = reads.begin();
   std::vector<Container> containers;
+  std::vector<std::string> superseded;
   std::uint64_t total_bytes = 0;
   for (const auto& [file, names] : indexed.names_by_file) {
     if (!files.exists(directory / file))
@@ -284,7 +296,7 @@ std::vector<Container> read_indexed(Files& files, const fs::path& directory, con
           .in(index_path)
           .hint(indexed.hint());
     containers.push_back((next++)->get());
-    validate_against_index(containers.back(), names, index_path, indexed);
+    validate_against_index(containers.back(), names, index_path, indexed, superseded);
     for (const TensorEntry& tensor : containers.back().tensors) total_bytes += tensor.size_bytes;
   }
   const std::string index_name = index_path.filename().string();
@@ -292,6 +304,11 @@ std::vector<Container> read_indexed(Files& files, const fs::path& directory, con
   if (!containers.empty() && recorded_bytes != 0 && recorded_bytes != total_bytes)
     report.notes.push_back(
         fmt::format("{} has total_size {}, but the tensors have {} bytes", index_name, recorded_bytes, total_bytes));
+  if (!superseded.empty())
+    report.notes.push_back(fmt::format(
+        "read {} tensor{} from the file that {} names, and not from another file that also contains {}: left out {}",
+        superseded.size(), superseded.size() == 1 ? "" : "s", index_name, superseded.size() == 1 ? "it" : "them",
+        list_names(superseded)));
   report.unlisted = unlisted_files(files, directory, names_of.format, indexed.names_by_file);
   return containers;
 }
