@@ -179,6 +179,11 @@ TEST_CASE("What wraps a tensor is taken off it") {
                 "not a tensor"}});
 }
 
+TEST_CASE("A tensor of the meta device is not advised to be moved to the CPU, which it cannot be") {
+  const Error error = error_of([] { read_one(call("torch._utils", "_rebuild_meta_tensor_no_storage", {kNone})); });
+  CHECK_THAT(error.hint(), Says("load the whole model on one device") && !Says(".cpu()"));
+}
+
 TEST_CASE("A view that is conjugated or negated when it is loaded is refused") {
   const auto with_metadata = [](const std::string& metadata) {
     return call(

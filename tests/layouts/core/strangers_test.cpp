@@ -94,7 +94,15 @@ TEST_CASE("Files that only one system writes name the system") {
            {"model-Q4_K_M.gguf", "llama.cpp"},
            {"model.onnx", "ONNX"},
            {"tf_model.h5", "TensorFlow"},
-           {"flax_model.msgpack", "Flax"}}) {
+           {"flax_model.msgpack", "Flax"},
+           {"bert_model.ckpt.data-00000-of-00001", "TensorFlow"},
+           {"pytorch_model-00003-TP-000.safetensors", "split for SGLang's tensor-parallel ranks, such as grok-2"},
+           {"model0-mp8.safetensors", "DeepSeek's inference code"},
+           {"manifest.ocdbt", "Orbax"},
+           {"items/manifest.ocdbt", "Orbax"},
+           {"model_state.pdparams", "PaddlePaddle"},
+           {"llama.nemo", "NeMo"},
+           {"weights.npz", "MLX"}}) {
     INFO(file);
     MemoryFiles files;
     files.write("run" / file, "{}");

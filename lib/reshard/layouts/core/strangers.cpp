@@ -72,6 +72,21 @@ constexpr Stranger kStrangeFiles[] = {
     {R"(^[^/]+\.onnx$)", "an exported ONNX graph", kTakeOriginal},
     {R"(^(tf_model\.h5|flax_model\.msgpack)$)", "a TensorFlow or Flax model",
      "load it in Transformers with from_tf or from_flax, and save it with save_pretrained"},
+    {R"(\.ckpt(-\d+)?\.(index|data-\d+-of-\d+)$)", "a TensorFlow checkpoint",
+     "load it in Transformers with from_tf, and save it with save_pretrained"},
+    {R"(-TP-(common|\d+)\.safetensors$)", "a model that is split for SGLang's tensor-parallel ranks, such as grok-2",
+     "use the model with whole tensors; an index would not help, since each file contains a part of each tensor"},
+    {R"(^model\d+-mp\d+\.safetensors$)", "a model that DeepSeek's inference code has split over ranks",
+     "use the Hugging Face model that it was converted from; an index would not help, since each file contains a part "
+     "of "
+     "each tensor"},
+    {R"(^([^/]+/)?(manifest\.ocdbt|_CHECKPOINT_METADATA|orbax\.checkpoint)$)", "an Orbax checkpoint (JAX, MaxText)",
+     "export the model with the program that trained it, as MaxText does to Hugging Face's format"},
+    {R"(\.(pdparams|pdiparams|pdopt)(\.index\.json)?$)", "a PaddlePaddle model",
+     "save it with PaddleNLP's or PaddleFormers' export to Hugging Face's format"},
+    {R"(^[^/]+\.nemo$)", "NeMo", "export the model with NeMo to Hugging Face's format"},
+    {R"(^[^/]+\.npz$)", "NumPy, such as the weights of an MLX model",
+     "save the arrays as model.safetensors, as mlx.core.save_safetensors does"},
 };
 
 bool holds(const Stranger& row, std::string_view name, const std::unordered_set<std::string_view>& all) {
