@@ -258,6 +258,15 @@ void note_misfits(Checkpoint& checkpoint) {
   }
 }
 
+/// Notes empty parameters, which are errors in other commands, of adapters and of tensors that no model explains.
+void note_emptied(Checkpoint& checkpoint) {
+  if (checkpoint.model && checkpoint.adapters.empty()) return;  // note_misfits does
+  const auto emptied = emptied_parameters(checkpoint.map.logical, nullptr);
+  if (emptied.empty()) return;
+  const Error error = emptied_error(emptied);
+  checkpoint.notes.push_back(fmt::format("{}: {}", error.what(), error.hint()));
+}
+
 /// Notes which other system the names belong to, if no model explains them.
 void note_strangers(Checkpoint& checkpoint) {
   if (checkpoint.model || checkpoint.has_mesh()) return;
@@ -439,7 +448,9 @@ Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext
 }
 
 Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext& context) {
-  return read_unless_swapping(files, path, [&] { return checkpoint_at(files, path, context); });
+  Checkpoint checkpoint = read_unless_swapping(files, path, [&] { return checkpoint_at(files, path, context); });
+  if (context.use == ConfigUse::kLenient) note_emptied(checkpoint);
+  return checkpoint;
 }
 
 }  // namespace reshard

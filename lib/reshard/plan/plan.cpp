@@ -111,6 +111,7 @@ void validate_source(Files& files, const Request& request, Checkpoint& source) {
   if (request.source.with_optimizer) validate_has_states(of_states.empty() ? "with-optimizer" : of_states, source);
   validate_names(source, *request.target.layout);
   validate_has_tensors(source);
+  validate_not_emptied(source, request.names);
   validate_outside(files, *request.output_directory, source);
   if (!source.adapters.empty()) validate_adapters(request, source);
 }

@@ -216,7 +216,40 @@ bool has_shape(const LogicalTensor& tensor, const ModelParameter& expected) {
   return expected.any_shape || tensor.shape == expected.shape;
 }
 
+bool is_emptied(const LogicalTensor& tensor) {
+  return tensor.shape == Dims{0} && !tensor.constant() && tensor.role == TensorRole::kParameter;
+}
+
 }  // namespace
+
+std::vector<std::string> emptied_parameters(std::span<const LogicalTensor> tensors, const Model* model) {
+  std::vector<std::string> names;
+  if (std::none_of(tensors.begin(), tensors.end(), is_emptied)) return names;
+  const bool all = std::all_of(tensors.begin(), tensors.end(), is_emptied);
+  std::unordered_map<std::string_view, const ModelParameter*> expected;
+  if (model != nullptr && !model->by_config_plan)  // the parameters of such a plan are those of the files
+    for (const ModelParameter& parameter : model->parameters)
+      if (!parameter.any_shape) expected.emplace(parameter.name, &parameter);
+  for (const LogicalTensor& tensor : tensors) {
+    if (!is_emptied(tensor)) continue;
+    const auto found = expected.find(tensor.name);
+    const bool is_parameter = tensor.name.ends_with(".weight") || tensor.name.ends_with(".bias");
+    if (found != expected.end() ? num_elems(found->second->shape) != 0u : all || is_parameter)
+      names.push_back(tensor.name);
+  }
+  return names;
+}
+
+Error emptied_error(const std::vector<std::string>& names) {
+  constexpr const char* kEmpty = "empty, as ZeRO 3 leaves them if it does not gather the parameters before it saves";
+  Error error(ErrorKind::kBadInput,
+              names.size() == 1 ? fmt::format("a tensor is {}: {}", kEmpty, list_names(names))
+                                : fmt::format("{} tensors are {}: {}", names.size(), kEmpty, list_names(names)));
+  error.hint(
+      "the values are in the run's own checkpoint, such as global_stepN/: give that; or save the model again with "
+      "stage3_gather_16bit_weights_on_model_save");
+  return error;
+}
 
 Misfits find_misfits(std::span<const LogicalTensor> tensors, const Model& model) {
   std::unordered_map<std::string_view, const ModelParameter*> expected;
@@ -284,6 +317,8 @@ void validate_head(std::span<const LogicalTensor> tensors, const Model& model, c
 /// \param trained  Whether extra tensors are allowed.
 void validate(std::span<const LogicalTensor> tensors, const Model& model, const Misfits& misfits, bool trained,
               const std::filesystem::path& where, const std::string& hint) {
+  if (const auto emptied = emptied_parameters(tensors, &model); !emptied.empty())
+    throw emptied_error(emptied).in(where);
   const bool fits = misfits.shapes.empty() && misfits.missing.empty() && (trained || misfits.unlisted.empty());
   // A description with other programs' names is intended for such tensors.
   const bool knows_strangers = model.family_from == FamilyFrom::kSpec && !model.family->schemes.empty();

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/base/error.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "reshard/specs/model/model.h"
@@ -22,6 +23,14 @@ struct Misfits {
   std::vector<std::string> missing;            // names of required parameters that the checkpoint lacks
   bool empty() const { return shapes.empty() && unlisted.empty() && missing.empty(); }
 };
+
+/// Returns the parameters that were left empty, with the shape [0], as by ZeRO 3 if it does not gather them before it
+/// saves a model. A tensor that config.json itself makes empty is not among them, nor is an empty buffer. Without a
+/// model, the names of tensors distinguish parameters from buffers.
+/// \param model  May be null.
+std::vector<std::string> emptied_parameters(std::span<const LogicalTensor> tensors, const Model* model);
+/// Returns the error for the result of emptied_parameters, which must not be empty.
+Error emptied_error(const std::vector<std::string>& names);
 
 Misfits find_misfits(std::span<const LogicalTensor> tensors, const Model& model);
 

@@ -8,8 +8,10 @@
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/core/misfits.h"
 #include "reshard/layouts/training/adapter_target.h"
 #include "reshard/plan/source/metadata_model.h"
+#include "reshard/plan/transforms/select.h"
 #include "reshard/specs/family/family_parser.h"
 
 namespace reshard {
@@ -94,6 +96,13 @@ void validate_has_tensors(const Checkpoint& checkpoint) {
       .in(checkpoint.path)
       .hint(model.empty() ? "give the directory that contains the model"
                           : fmt::format("give the parent directory, or the model's: {}", model));
+}
+
+void validate_not_emptied(const Checkpoint& checkpoint, const NameRules& rules) {
+  std::vector<std::string> names =
+      emptied_parameters(checkpoint.map.logical, checkpoint.model ? &*checkpoint.model : nullptr);
+  std::erase_if(names, [&](const std::string& name) { return is_dropped(rules, name); });
+  if (!names.empty()) throw emptied_error(names).in(checkpoint.path);
 }
 
 void validate_names(const Checkpoint& checkpoint, const Layout& target) {

@@ -24,6 +24,9 @@ void validate_has_states(const std::string& option, const Checkpoint& checkpoint
 /// \throws Error kBadInput if the checkpoint has no model tensors.
 void validate_has_tensors(const Checkpoint& checkpoint);
 
+/// \throws Error kBadInput if a trainer left parameters empty (emptied_parameters), unless `rules` leave them out.
+void validate_not_emptied(const Checkpoint& checkpoint, const NameRules& rules);
+
 /// \throws Error kBadInput if the source's tensors have another program's names and the target needs the model's.
 void validate_names(const Checkpoint& checkpoint, const Layout& target);
 
