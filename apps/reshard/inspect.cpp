@@ -100,8 +100,9 @@ void inspect_adapters(Files& files, const std::string& path, const std::vector<A
   validate_not_swapping(files, found.path);
   std::vector<Checkpoint> adapters;
   adapters.reserve(folders.size());
+  AdapterMetadataReader metadata(files);
   for (const AdapterFolder& folder : folders)
-    adapters.push_back(read_sharded_adapter(files, folder, {ConfigUse::kLenient, {}, {}, {}}));
+    adapters.push_back(read_sharded_adapter(files, folder, {ConfigUse::kLenient, {}, {}, {}}, metadata));
   adapters.front().notes.insert(adapters.front().notes.begin(), found.notes.begin(), found.notes.end());
   if (arguments.json) return print_output(to_text(adapters_document(path, adapters)));
   for (const Checkpoint& adapter : adapters)

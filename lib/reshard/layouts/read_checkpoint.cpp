@@ -303,11 +303,12 @@ Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& conte
 Checkpoint read_adapters(Files& files, const fs::path& path, const std::vector<AdapterFolder>& folders, bool alone,
                          const ReadContext& context) {
   std::vector<Checkpoint> adapters;
+  AdapterMetadataReader metadata(files);
   for (const AdapterFolder& folder : folders) {
     if (!alone && (folder.name.empty() || folder.name == "." || folder.name == ".."))
       throw Error(ErrorKind::kBadInput, "is not called adapter_NAME with a name that a folder can have")
           .in(folder.shards.directory);
-    adapters.push_back(read_sharded_adapter(files, folder, context));
+    adapters.push_back(read_sharded_adapter(files, folder, context, metadata));
     validate_no_outside_links(files, adapters.back());
   }
   Checkpoint checkpoint = alone ? std::move(adapters.front()) : join_adapters(path, std::move(adapters));

@@ -58,7 +58,7 @@ bool holds_stacked(Files& files, const ShardedCheckpoint& stacked) {
 }
 
 /// Returns the adapter's name in the metadata: that of its folder, or the only one.
-std::string name_in_metadata(Files& files, const AdapterFolder& adapter) {
+std::string name_in_metadata(Files& files, const AdapterFolder& adapter, AdapterMetadataReader& metadata) {
   std::set<std::string> names;
   for (const DirectoryEntry& entry : files.list(adapter.shards.path)) {
     if (!metadata_pp_rank(entry.name)) continue;
@@ -67,7 +67,8 @@ std::string name_in_metadata(Files& files, const AdapterFolder& adapter) {
       throw Error(ErrorKind::kUnsupported,
                   "is metadata of an older version, which does not record how adapters are fused")
           .in(path);
-    for (const std::string& name : adapter_names(read_metadata(files, path))) names.insert(name);
+    const std::set<std::string>& listed = metadata.read(path).names();
+    names.insert(listed.begin(), listed.end());
   }
   if (names.count(adapter.name)) return adapter.name;
   if (names.size() == 1) return *names.begin();
@@ -128,7 +129,8 @@ fs::path config_of(Files& files, const AdapterFolder& adapter, ShardedCheckpoint
 
 }  // namespace
 
-Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const ReadContext& context) {
+Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const ReadContext& context,
+                                AdapterMetadataReader& metadata) {
   Checkpoint checkpoint;
   checkpoint.layout = folder.shards.layout;
   checkpoint.path = folder.shards.path;
@@ -138,8 +140,8 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
   if (checkpoint.config_given && context.use == ConfigUse::kLenient)
     checkpoint.notes.push_back(checkpoint.config.string() +
                                " is ignored: the metadata of an adapter defines its partition");
-  const std::string name = name_in_metadata(files, folder);
-  ShardedCheckpoint shards = read_sharded_checkpoint(files, folder.shards, name);
+  const std::string name = name_in_metadata(files, folder, metadata);
+  ShardedCheckpoint shards = read_sharded_checkpoint(files, folder.shards, name, &metadata);
   const std::vector<FusedLayer> fused = adapted_layers(shards);
   Adapter adapter{folder.name.empty() ? name : folder.name, {}, checkpoint.path, {}, {}, {}, {}, {}};
   adapter.config.path = config_of(files, folder, shards, fused, checkpoint.notes);

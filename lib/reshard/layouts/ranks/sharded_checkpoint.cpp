@@ -178,7 +178,8 @@ void refuse_adapters(const StageMetadata& metadata, const fs::path& path) {
 }
 
 /// Reads the metadata of every stage. Older files depend on the weights and are read after those.
-void read_all_metadata(Files& files, const Listing& listing, ShardedCheckpoint& checkpoint) {
+void read_all_metadata(AdapterMetadataReader& of_adapters, Files& files, const Listing& listing,
+                       ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     const auto found = listing.metadata.find(pp_rank);
     if (found == listing.metadata.end())
@@ -189,11 +190,9 @@ void read_all_metadata(Files& files, const Listing& listing, ShardedCheckpoint& 
     checkpoint.metadata.emplace_back();
     checkpoint.described_in.push_back(found->second);
     if (is_stage_pt(found->second)) continue;
-    checkpoint.metadata.back() = read_metadata(files, found->second);
-    if (checkpoint.adapter)
-      checkpoint.metadata.back() = adapter_metadata(checkpoint.metadata.back(), *checkpoint.adapter);
-    else
-      refuse_adapters(checkpoint.metadata.back(), found->second);
+    checkpoint.metadata.back() = checkpoint.adapter ? of_adapters.read(found->second).of(*checkpoint.adapter)
+                                                    : read_metadata(files, found->second);
+    if (!checkpoint.adapter) refuse_adapters(checkpoint.metadata.back(), found->second);
     checkpoint.tp = validate_metadata(checkpoint.metadata.back(), found->second, checkpoint.tp);
   }
 }
@@ -344,7 +343,7 @@ fs::path metadata_path(const ShardedCheckpoint& checkpoint, std::uint32_t pp_ran
 }
 
 ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folder,
-                                          const std::optional<std::string>& adapter) {
+                                          const std::optional<std::string>& adapter, AdapterMetadataReader* metadata) {
   const Listing listing = list_folder(files, folder);
   ShardedCheckpoint checkpoint;
   checkpoint.folder = folder;
@@ -359,7 +358,9 @@ ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folde
   checkpoint.lacks_weights = lacks_weights(files, folder, listing);
   if (checkpoint.lacks_weights) checkpoint.format = Format::kXser;
   std::optional<Container> first_file = take_recorded_mesh(files, listing, checkpoint);
-  if (!listing.metadata.empty()) read_all_metadata(files, listing, checkpoint);
+  AdapterMetadataReader own_metadata(files);
+  if (!listing.metadata.empty())
+    read_all_metadata(metadata != nullptr ? *metadata : own_metadata, files, listing, checkpoint);
   validate_experts(checkpoint, listing);
   validate_all_ranks_present(folder, listing, checkpoint);
   read_all_files(files, listing, std::move(first_file), checkpoint);

@@ -12,6 +12,7 @@
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "reshard/specs/parallel/mesh.h"
+#include "reshard/specs/peft/adapter_metadata.h"
 #include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
@@ -49,10 +50,12 @@ std::filesystem::path metadata_path(const ShardedCheckpoint& checkpoint, std::ui
 
 /// Reads all headers and metadata and validates that every rank exists, that the ranks of a stage agree in names,
 /// shapes and dtypes, and that the metadata, if any, matches these files. With `adapter`, the shards belong to the
-/// adapter of that name, and the result contains only the adapter's metadata (adapter_metadata).
+/// adapter of that name, and the result contains only the adapter's metadata (adapter_metadata), read by `metadata` if
+/// that is not null.
 /// \throws Error kBadInput; kUnsupported for expert-parallel ranks whose metadata does not define the distribution of
 /// experts, and for adapters that are read as a model.
 ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folder,
-                                          const std::optional<std::string>& adapter = {});
+                                          const std::optional<std::string>& adapter = {},
+                                          AdapterMetadataReader* metadata = nullptr);
 
 }  // namespace reshard

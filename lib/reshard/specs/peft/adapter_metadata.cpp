@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
+
+#include "reshard/io/text_file.h"
+#include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {
 namespace {
@@ -35,10 +39,9 @@ std::optional<std::string> name_in_files(const LoraName& name, const std::string
 std::optional<std::string> saved_name(const std::string& name, std::size_t at, const std::string& adapter,
                                       const std::set<std::string>& adapters) {
   const std::string rest = name.substr(at + kModulesToSave.size());
-  std::string owner = adapter;
-  for (const std::string& other : adapters)
-    if (other.size() > owner.size() && rest.starts_with(other + ".")) owner = other;
-  if (owner != adapter || !rest.starts_with(adapter + ".")) return std::nullopt;
+  if (!rest.starts_with(adapter + ".")) return std::nullopt;
+  for (std::size_t dot = rest.find('.', adapter.size() + 1); dot != rest.npos; dot = rest.find('.', dot + 1))
+    if (adapters.count(rest.substr(0, dot)) > 0) return std::nullopt;
   return name.substr(0, at) + rest.substr(adapter.size());
 }
 
@@ -72,21 +75,55 @@ std::set<std::string> adapter_names(const StageMetadata& metadata) {
   return names;
 }
 
-StageMetadata adapter_metadata(const StageMetadata& metadata, const std::string& adapter) {
-  const std::set<std::string> adapters = adapter_names(metadata);
+AdapterMetadata::AdapterMetadata(StageMetadata metadata)
+    : metadata_(std::move(metadata)), names_(adapter_names(metadata_)) {
+  for (std::size_t i = 0; i < metadata_.parameters.size(); ++i) {
+    const std::string& name = metadata_.parameters[i].name;
+    std::string rest;
+    if (const auto lora = lora_name(name))
+      rest = lora->rest;
+    else if (const auto at = name.find(kModulesToSave); at != std::string::npos)
+      rest = name.substr(at + kModulesToSave.size());
+    by_adapter_[rest].push_back(i);
+    for (std::size_t dot = rest.find('.'); dot != rest.npos; dot = rest.find('.', dot + 1))
+      by_adapter_[rest.substr(0, dot)].push_back(i);
+  }
+}
+
+StageMetadata AdapterMetadata::of(const std::string& adapter) const {
   StageMetadata own;
-  own.modules = metadata.modules;
-  for (const ParallelParameter& parameter : metadata.parameters) {
+  own.modules = metadata_.modules;
+  std::vector<std::size_t> indices;
+  for (const std::string& key : {std::string(), adapter})
+    if (const auto found = by_adapter_.find(key); found != by_adapter_.end())
+      indices.insert(indices.end(), found->second.begin(), found->second.end());
+  std::sort(indices.begin(), indices.end());
+  indices.erase(std::unique(indices.begin(), indices.end()), indices.end());
+  for (const std::size_t i : indices) {
+    const ParallelParameter& parameter = metadata_.parameters[i];
     std::optional<std::string> name = parameter.name;
     if (const auto lora = lora_name(parameter.name))
       name = name_in_files(*lora, adapter);
     else if (const auto at = parameter.name.find(kModulesToSave); at != std::string::npos)
-      name = saved_name(parameter.name, at, adapter, adapters);
+      name = saved_name(parameter.name, at, adapter, names_);
     if (!name) continue;
     own.parameters.push_back(parameter);
     own.parameters.back().name = *name;
   }
   return own;
+}
+
+StageMetadata adapter_metadata(const StageMetadata& metadata, const std::string& adapter) {
+  return AdapterMetadata(metadata).of(adapter);
+}
+
+const AdapterMetadata& AdapterMetadataReader::read(const std::filesystem::path& path) {
+  constexpr std::size_t kMost = 64;  // the files of one adapter: one per pipeline rank
+  std::string text = read_text_file(files_, path, kMaxMetadataBytes);
+  if (const auto found = by_text_.find(text); found != by_text_.end()) return found->second;
+  AdapterMetadata metadata(read_metadata(files_, path));
+  if (by_text_.size() >= kMost) by_text_.clear();
+  return by_text_.emplace(std::move(text), std::move(metadata)).first->second;
 }
 
 }  // namespace reshard

@@ -1,10 +1,15 @@
 #pragma once
 
+#include <cstddef>
+#include <filesystem>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "reshard/io/files.h"
 #include "reshard/specs/parallel/transformation_specs.h"
 
 namespace reshard {
@@ -34,5 +39,35 @@ std::set<std::string> adapter_names(const StageMetadata& metadata);
 /// adapter ("m.lora_A.NAME.weight" becomes "m.lora_A.weight", "m.modules_to_save.NAME.weight" becomes "m.weight").
 /// Omits other adapters. Matches `adapter` literally.
 StageMetadata adapter_metadata(const StageMetadata& metadata, const std::string& adapter);
+
+/// The metadata of several adapters, divided by adapter once.
+class AdapterMetadata {
+ public:
+  explicit AdapterMetadata(StageMetadata metadata);
+  const std::set<std::string>& names() const { return names_; }
+  /// Same as adapter_metadata, in time proportional to the result.
+  StageMetadata of(const std::string& adapter) const;
+
+ private:
+  StageMetadata metadata_;
+  std::set<std::string> names_;
+  /// Indices of the parameters that may belong to an adapter, by its name. Those of all adapters have the empty name.
+  std::map<std::string, std::vector<std::size_t>> by_adapter_;
+};
+
+/// Reads the metadata files of adapters. The folder of each adapter contains a copy of the same file, which describes
+/// all of them: equal files are parsed once.
+class AdapterMetadataReader {
+ public:
+  /// Borrows `files`.
+  explicit AdapterMetadataReader(Files& files) : files_(files) {}
+  /// Returns a reference that is valid until the next call.
+  /// \throws Error as read_metadata.
+  const AdapterMetadata& read(const std::filesystem::path& path);
+
+ private:
+  Files& files_;
+  std::map<std::string, AdapterMetadata> by_text_;
+};
 
 }  // namespace reshard

@@ -19,8 +19,6 @@ namespace fs = std::filesystem;
 
 constexpr NumberedName kStageJsonName("mp_metadata_pp_rank_{pp}.json", kMaxParallelDegree - 1);
 constexpr NumberedName kStagePtName("mp_metadata_pp_rank_{pp}.pt", kMaxParallelDegree - 1);
-constexpr std::uint64_t kMaxMetadataBytes = std::uint64_t{64}
-                                            << 20;  // 200 000 parameters; parsed it takes 20 times that
 
 constexpr std::uint64_t kMaxDims = 8;
 constexpr std::uint64_t kMaxPackedChunks = 1 << 16;

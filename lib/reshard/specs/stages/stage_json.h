@@ -21,6 +21,9 @@ std::optional<std::uint32_t> metadata_pp_rank(std::string_view file_name);
 /// \throws Error kBadInput.
 const std::string& validate_name(const std::string& name, const std::filesystem::path& path);
 
+/// 200 000 parameters; parsed, such a file takes 20 times the memory.
+inline constexpr std::uint64_t kMaxMetadataBytes = std::uint64_t{64} << 20;
+
 /// Reads a metadata file; parameters are sorted by name.
 /// \throws Error kBadInput if it is not a valid metadata file or a spec is inconsistent; kUnsupported for an unknown
 ///         kind of spec or adapter.
