@@ -131,7 +131,9 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
   json["command"] = "inspect";
   json["path"] = path;
   json["kind"] = what_name(inspection);
-  if (!inspection.adapters.empty()) json["adapter"] = inspection.adapters.front().name;
+  if (inspection.adapters.size() == 1) json["adapter"] = inspection.adapters.front().name;
+  if (inspection.adapters.size() > 1)
+    for (const Adapter& adapter : inspection.adapters) json["adapters"].push_back(adapter.name);
   json["format"] = name(inspection.format);
   json["model_type"] = inspection.model_type.empty() ? Document(nullptr) : Document(inspection.model_type);
   if (inspection.model && !inspection.model->quant_method.empty())

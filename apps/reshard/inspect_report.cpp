@@ -30,6 +30,13 @@ std::string shape_text(const Dims& shape) {
   return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, "×"));
 }
 
+/// "2 adapters of PEFT (default, other)"
+std::string adapters_found(const std::vector<Adapter>& adapters) {
+  std::vector<std::string> names;
+  for (const Adapter& adapter : adapters) names.push_back(adapter.name);
+  return fmt::format("{} adapters of PEFT ({})", names.size(), list_names(names, SIZE_MAX));
+}
+
 std::string what_text(const Checkpoint& inspection) {
   std::set<std::string> paths;  // a file may occur several times, once per compressed item
   for (const SourceFile& file : inspection.map.files) paths.insert(file.path.string());
@@ -43,6 +50,8 @@ std::string what_text(const Checkpoint& inspection) {
     if (file.record && !inspection.has_ranks())
       return fmt::format("{} of a sharded checkpoint{}, {} {} file{}", describe_rank(*file.record), model, files,
                          format, files == 1 ? "" : "s");
+  if (inspection.layout == nullptr && inspection.adapters.size() > 1)
+    return fmt::format("{}, {} {} files", adapters_found(inspection.adapters), files, format);
   if (inspection.layout == nullptr) return fmt::format("{} file", format);
   if (!inspection.has_ranks())
     return fmt::format("Hugging Face checkpoint{}, {} {} file{}", model, files, format, files == 1 ? "" : "s");

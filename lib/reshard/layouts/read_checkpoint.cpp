@@ -211,19 +211,34 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
   }
 }
 
-/// Reads an adapter of PEFT, and notes other adapters, which PEFT saves in folders next to the first.
-Checkpoint read_adapter_file(Files& files, const fs::path& directory, const fs::path& file,
-                             const ReadContext& context) {
-  Checkpoint checkpoint = read_any_file(files, file, context);
-  std::vector<std::string> others;
-  for (const DirectoryEntry& entry : files.list(directory))
+/// Names in the directory of an adapter that PEFT saved.
+struct PeftNames {
+  std::optional<fs::path> own;       // the weights file of its own adapter
+  std::vector<std::string> folders;  // folders with adapters, in which PEFT saves all but the first
+  std::vector<std::string> steps;    // folders with earlier steps of a training run
+};
+
+PeftNames peft_names_in(Files& files, const fs::path& directory) {
+  const auto file_in = [&](const fs::path& folder) -> std::optional<fs::path> {
     for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
-      if (entry.kind == FileKind::kDirectory && files.exists(directory / entry.name / name))
-        others.push_back(entry.name);
-  if (!others.empty())
-    checkpoint.notes.push_back("this is about " + file.string() +
-                               " alone; the adapters in its folders are not looked at: " + list_names(others));
-  describe_peft_adapter(checkpoint, kDefaultAdapter, directory);
+      if (files.exists(folder / name)) return folder / name;
+    return std::nullopt;
+  };
+  PeftNames names{file_in(directory), {}, {}};
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (entry.kind == FileKind::kDirectory && !entry.name.starts_with('.') && file_in(directory / entry.name))
+      (entry.name.starts_with(kStepPrefix) ? names.steps : names.folders).push_back(entry.name);
+  return names;
+}
+
+/// Reads the adapters that PEFT saved in a directory: its own, and those in its folders.
+Checkpoint read_peft_directory(Files& files, const fs::path& directory, const PeftNames& names,
+                               const ReadContext& context) {
+  const bool alone = names.folders.empty();
+  Checkpoint checkpoint =
+      alone ? read_any_file(files, names.own.value(), context) : read_peft_adapters(files, {directory});
+  if (alone) describe_peft_adapter(checkpoint, kDefaultAdapter, directory);
+  if (alone && !names.steps.empty()) checkpoint.notes.push_back(note_on_steps(names.steps));
   note_idle_options(checkpoint, context.options);
   return checkpoint;
 }
@@ -421,8 +436,9 @@ Checkpoint checkpoint_at(Files& files, const fs::path& path, const ReadContext& 
   const auto shards = find_shards(files, path);
   if (shards && (!whole || whole->is_empty)) return read(files, *shards, context);
   if (!shards && !whole) {
-    for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
-      if (files.exists(path / name)) return read_adapter_file(files, path, path / name, context);
+    const PeftNames names = peft_names_in(files, path);
+    if (names.own || (!names.folders.empty() && folders_with_checkpoints(files, path).empty()))
+      return read_peft_directory(files, path, names, context);
   }
   Checkpoint checkpoint = whole_at(files, path, context);
   if (shards && !shards->is_empty) note_shards_beside(checkpoint, *shards);

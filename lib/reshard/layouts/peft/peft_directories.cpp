@@ -1,7 +1,7 @@
 // Reads PEFT's directories as a checkpoint of adapters.
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -53,16 +53,21 @@ Checkpoint read_peft_adapter(Files& files, const std::string& name, const fs::pa
 }
 
 /// Returns the name and directory of each adapter in `directory`: its own, named `own_name`, and those in its folders
-/// without shards.
+/// without shards. Earlier steps of a training run are left out with a note, unless there are only steps.
 std::vector<std::pair<std::string, fs::path>> peft_directories(Files& files, const fs::path& directory,
-                                                               const std::string& own_name) {
-  std::vector<std::pair<std::string, fs::path>> found;
+                                                               const std::string& own_name,
+                                                               std::vector<std::string>& notes) {
+  std::vector<std::pair<std::string, fs::path>> found, steps;
   if (is_peft_directory(files, directory)) found.emplace_back(own_name, directory);
   if (files.is_directory(directory))
     for (const DirectoryEntry& entry : files.list(directory))
       if (!entry.name.starts_with(".") && is_peft_directory(files, directory / entry.name) &&
           !files.is_directory(directory / entry.name / kAdapterShardsFolder))
-        found.emplace_back(entry.name, directory / entry.name);
+        (entry.name.starts_with(kStepPrefix) ? steps : found).emplace_back(entry.name, directory / entry.name);
+  if (found.empty()) found = std::move(steps);
+  std::vector<std::string> names;
+  for (const auto& [name, path] : steps) names.push_back(name);
+  if (!names.empty()) notes.push_back(note_on_steps(names));
   if (found.empty() && files.is_directory(directory) && !find_adapter_folders(files, directory).empty())
     throw Error(ErrorKind::kUsage, "contains sharded adapters, and not those that PEFT saved")
         .in(directory)
@@ -78,13 +83,18 @@ std::vector<std::pair<std::string, fs::path>> peft_directories(Files& files, con
 
 }  // namespace
 
+std::string note_on_steps(const std::vector<std::string>& folders) {
+  return "left out the adapters of earlier steps: " + list_names(folders, SIZE_MAX);
+}
+
 Checkpoint read_peft_adapters(Files& files, const std::vector<fs::path>& directories) {
   std::vector<Checkpoint> adapters;
+  std::vector<std::string> notes;
   std::map<std::string, fs::path> seen;
   for (const fs::path& directory : directories) {
     const bool is_first = adapters.empty();
     const std::string own_name = is_first ? kDefaultAdapter : files.resolve(directory).filename().string();
-    for (const auto& [name, path] : peft_directories(files, directory, own_name)) {
+    for (const auto& [name, path] : peft_directories(files, directory, own_name, notes)) {
       const auto [other, is_new] = seen.emplace(name, path);
       if (!is_new)
         throw Error(ErrorKind::kUsage, fmt::format("is the second adapter called \"{}\", after {}", printable(name),
@@ -94,7 +104,9 @@ Checkpoint read_peft_adapters(Files& files, const std::vector<fs::path>& directo
       adapters.push_back(read_peft_adapter(files, name, path));
     }
   }
-  return join_adapters(directories.front(), std::move(adapters));
+  Checkpoint joint = join_adapters(directories.front(), std::move(adapters));
+  joint.notes.insert(joint.notes.begin(), notes.begin(), notes.end());
+  return joint;
 }
 
 }  // namespace reshard

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reshard/layouts/core/checkpoint.h"
@@ -20,6 +21,10 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
 
 /// Adds the description of the adapter in `directory` to `checkpoint`, which was read from PEFT's single file.
 void describe_peft_adapter(Checkpoint& checkpoint, const std::string& name, const std::filesystem::path& directory);
+
+/// Folders with this prefix contain earlier steps of a training run, not further adapters.
+inline constexpr std::string_view kStepPrefix = "checkpoint-";
+std::string note_on_steps(const std::vector<std::string>& folders);
 
 /// Reads the headers of the adapters that PEFT saved in `directories`. The first directory's own adapter is named
 /// "default", the others are named after their directories, and adapters in folders after these folders.
