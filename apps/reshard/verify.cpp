@@ -159,6 +159,7 @@ Checkpoint read_side(Files& files, const std::string& path, const fs::path& conf
   Checkpoint side = read_checkpoint(files, found.path,
                                     {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, config,
                                      arguments.source.with_optimizer ? read : Beside::kCount});
+  if (side.unexplained) throw Error(*side.unexplained);
   used.with_optimizer = used.with_optimizer || !side.states.empty();
   side.notes.insert(side.notes.begin(), found.notes.begin(), found.notes.end());
   return side;

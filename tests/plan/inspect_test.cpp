@@ -90,12 +90,57 @@ TEST_CASE("A config.json that cannot be used is noted and does not keep one from
   CHECK_THAT(inspection.notes[0], Says("config.json"));
 }
 
-TEST_CASE("A directory of PEFT is inspected as its one file, and shards of an adapter as a sharded checkpoint") {
+TEST_CASE("Adapters of earlier steps next to one are not read, with a note, and adapters in folders alone are") {
+  MemoryFiles files;
+  const std::string weights = safetensors_bytes({{"base_model.model.q.lora_A.weight", {DType::kU8, {1, 1}, "x"}}});
+  const auto add = [&](const fs::path& directory) {
+    files.write(directory / "adapter_model.safetensors", weights);
+    files.write(directory / "adapter_config.json", R"({"peft_type": "LORA", "r": 1})");
+  };
+  add("run");
+  add("run/checkpoint-5");
+  const Checkpoint run = read_checkpoint(files, "run", {ConfigUse::kLenient});
+  CHECK(run.adapters.size() == 1);
+  CHECK(run.notes == std::vector<std::string>{"left out the adapters of earlier steps: checkpoint-5"});
+  add("run/other");
+  const Checkpoint two = read_checkpoint(files, "run", {ConfigUse::kLenient});
+  CHECK(two.adapters.size() == 2);
+  CHECK(two.notes == run.notes);
+  add("both/a");
+  add("both/b");
+  CHECK(read_checkpoint(files, "both", {ConfigUse::kLenient}).adapters.size() == 2);
+}
+
+TEST_CASE("Ranks that nothing explains are inspected as they are stored, and not compared or converted") {
+  const Inspected model;
+  fs::remove(model / "out/config.json");
+  for (const auto& entry : fs::recursive_directory_iterator(model / "out"))
+    if (entry.path().filename().string().starts_with("mp_metadata")) fs::remove(entry.path());
+  const auto inspection = model.inspect("out");
+  CHECK(inspection.mesh.tp == 4);
+  CHECK(inspection.mesh.pp == 2);
+  REQUIRE(inspection.unexplained);
+  CHECK_THAT(inspection.unexplained->what(), Says("no config.json of a known family"));
+  REQUIRE(inspection.map.find_logical("pp.0.tp.3.model.layers.0.mlp.down_proj.weight"));
+  const LogicalTensor& tensor =
+      inspection.map.logical[*inspection.map.find_logical("pp.0.tp.3.model.layers.0.mlp.down_proj.weight")];
+  CHECK(tensor.shape == Dims{16, 6});
+  const auto says = [](const std::string& note) { return note.find("shown as they are stored") != note.npos; };
+  CHECK(std::count_if(inspection.notes.begin(), inspection.notes.end(), says) == 1);
+  check_refused([&] { read_checkpoint(model / "out", {ConfigUse::kStrict}); }, {.says = "its partition is unknown"});
+}
+
+TEST_CASE("A directory of PEFT is inspected with all of its adapters, and shards of one as a sharded checkpoint") {
   const TempDir temp;
   const fs::path golden = testdata("golden/lora/llama-tp2-two-adapters");
-  const Checkpoint adapter = read_checkpoint(golden / "original", {ConfigUse::kLenient});
-  CHECK(adapter.layout == nullptr);
-  CHECK(adapter.path == golden / "original/adapter_model.safetensors");
+  const Checkpoint both = read_checkpoint(golden / "original", {ConfigUse::kLenient});
+  CHECK(both.layout == nullptr);
+  CHECK(both.path == golden / "original");
+  REQUIRE(both.adapters.size() == 2);
+  CHECK(both.adapters[1].prefix == "test/");
+  CHECK(both.map.logical.size() == 112);
+  const Checkpoint adapter = read_checkpoint(golden / "original/test", {ConfigUse::kLenient});
+  CHECK(adapter.path == golden / "original/test/adapter_model.safetensors");
   CHECK(adapter.map.logical.size() == 56);
   const auto* path = GENERATE("sharded/adapter_test", "sharded/adapter_test/adapter_shards");
   const Checkpoint sharded = read_checkpoint(golden / path, {ConfigUse::kLenient});

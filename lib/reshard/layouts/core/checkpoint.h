@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "reshard/base/error.h"
 #include "reshard/formats/common/container.h"
 #include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
@@ -76,6 +77,9 @@ struct Checkpoint {
   std::filesystem::path index_metadata_file;  // file that contains this metadata; may be empty
   std::vector<Adapter> adapters;              // adapters that it consists of; empty for a model or a single file
   std::vector<std::string> notes;             // what the user should know, whole sentences
+  /// Why the partition of its ranks is unknown. Only with ConfigUse::kLenient: `map` then has the tensors of each rank as
+  /// they are stored, which suffices to show them.
+  std::optional<Error> unexplained;
   /// Reads the tensors that `map` lacks, of adapters and further models, as each file contains them. Null if the layout
   /// explains all tensors, or if the options choose a model.
   std::function<SourceMap()> read_unread;

@@ -25,7 +25,8 @@ enum class PartitionLabel : std::uint8_t {
   kFused,
   kGroupedQuery,
   kTied,
-  kConstant
+  kConstant,
+  kUnknown  // of a rank's tensor that nothing explains
 };
 
 constexpr const char* name(PartitionLabel label) {
@@ -38,6 +39,7 @@ constexpr const char* name(PartitionLabel label) {
     case PartitionLabel::kGroupedQuery: return "grouped query";
     case PartitionLabel::kTied: return "tied";
     case PartitionLabel::kConstant: return "constant";
+    case PartitionLabel::kUnknown: return "unknown";
   }
   return "";
 }

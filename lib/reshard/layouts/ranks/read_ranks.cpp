@@ -318,6 +318,38 @@ void read_lora(Files& files, ShardedCheckpoint& shards, const ReadContext& conte
   checkpoint.map.inferred_partition_hint = format.hint_for_replicas;
 }
 
+/// Fills the map with each rank's tensors as they are stored, since nothing explains how they are split.
+void read_as_stored(const ShardedCheckpoint& shards, const Error& why, Checkpoint& checkpoint) {
+  for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank)
+    for (std::size_t i = 0; i < shards.files[pp_rank].size(); ++i) {
+      const Container& file = shards.files[pp_rank][i];
+      const auto tp_rank = static_cast<std::uint32_t>(i % shards.tp),
+                 ep_rank = static_cast<std::uint32_t>(i / shards.tp);
+      const std::uint32_t first =
+          checkpoint.map.add_files(file, {.tp_rank = tp_rank, .pp_rank = pp_rank, .ep_rank = ep_rank});
+      const std::string prefix =
+          fmt::format("pp.{}.{}tp.{}.", pp_rank, shards.ep > 1 ? fmt::format("ep.{}.", ep_rank) : "", tp_rank);
+      for (const TensorEntry& tensor : file.tensors)
+        checkpoint.map.add_whole(checkpoint.map.add_stored(tensor, first, PartitionLabel::kUnknown),
+                                 prefix + tensor.name);
+    }
+  checkpoint.notes.push_back(fmt::format(
+      "{}: the tensors of each rank are shown as they are stored, with the rank before the name; to convert "
+      "them: {}",
+      why.what(), why.hint()));
+  checkpoint.unexplained = why;
+}
+
+/// Returns why ranks without metadata cannot be explained; std::nullopt if their model is known.
+std::optional<Error> why_unexplained(const Checkpoint& checkpoint) {
+  if (checkpoint.model) return std::nullopt;
+  return Error(ErrorKind::kBadInput,
+               "has no metadata files (mp_metadata_pp_rank_Y.json) and no config.json of a known family, so its "
+               "partition is unknown")
+      .in(checkpoint.path)
+      .hint(hint_for_model(checkpoint));
+}
+
 }  // namespace
 
 PartitionOptions chosen_partition(const Checkpoint& checkpoint, const std::vector<StageMetadata>& stages,
@@ -367,12 +399,11 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
   shards.allows_extra = context.extra != ExtraTensors::kRefuse;
   if (inferred && !is_adapter && (!checkpoint.model || checkpoint.model->by_config_plan || shards.allows_extra))
     refuse_strangers_in(shards, checkpoint.model);
-  if (inferred && !checkpoint.model)
-    throw Error(ErrorKind::kBadInput,
-                "has no metadata files (mp_metadata_pp_rank_Y.json) and no config.json of a known family, so its "
-                "partition is unknown")
-        .in(checkpoint.path)
-        .hint(hint_for_model(checkpoint));
+  if (const auto why = inferred ? why_unexplained(checkpoint) : std::nullopt) {
+    if (context.use != ConfigUse::kLenient) throw Error(*why);
+    read_as_stored(shards, *why, checkpoint);
+    return checkpoint;
+  }
   if (is_adapter) {
     read_lora(files, shards, context, checkpoint);
     return checkpoint;
