@@ -228,10 +228,16 @@ void add_common(Command command, CommonArguments& arguments) {
   add(command, "--force", arguments.force);
   add(command, "--resume", arguments.resume);
   add(command, "--clean", arguments.clean);
+  add(command, "--companions", arguments.companions);
   add(command, "--manifest", arguments.manifest);
   add(command, "--check-inputs", arguments.check_inputs);
   add(command, "--check-against", arguments.check_against);
   add_output(command, arguments);
+}
+
+CompanionFiles companions_of(const CommonArguments& arguments) {
+  if (arguments.companions == "all") return CompanionFiles::kAll;
+  return arguments.companions == "none" ? CompanionFiles::kNone : CompanionFiles::kModel;
 }
 
 std::uint32_t parse_degree(const std::string& option, const std::string& text, std::uint32_t max) {

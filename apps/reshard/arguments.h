@@ -12,6 +12,7 @@
 #include "reshard/engine/move/run.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/plan/job/job.h"
+#include "reshard/plan/job/request.h"
 
 namespace reshard::cli {
 
@@ -71,12 +72,14 @@ struct CommonArguments : MovingArguments, OutputArguments {
   bool dry_run = false;
   bool force = false;
   bool manifest = false;
+  std::string companions;
   bool resume = false;
   bool clean = false;
   bool check_inputs = false;
   std::optional<std::string> check_against;
 };
 void add_common(Command command, CommonArguments& arguments);
+CompanionFiles companions_of(const CommonArguments& arguments);
 
 /// How replicas in a sharded source are checked.
 struct ReplicaArguments {

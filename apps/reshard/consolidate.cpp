@@ -36,6 +36,7 @@ Request request_of(const ConsolidateArguments& arguments) {
   request.cast_all = arguments.cast.all;
   request.names = name_rules(arguments.selection);
   request.allow_missing = arguments.selection.allow_missing;
+  request.companions = companions_of(arguments);
   request.force = arguments.force;
   return request;
 }

@@ -81,6 +81,7 @@ Request request_of(const ConvertArguments& arguments) {
   if (arguments.lora_fuse_given) request.target.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
   request.allow_missing = arguments.selection.allow_missing;
   request.check_replicas = !arguments.replicas.no_check;
+  request.companions = companions_of(arguments);
   request.force = arguments.force;
   return request;
 }

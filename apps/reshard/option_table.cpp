@@ -226,6 +226,9 @@ constexpr OptionRow kValuesOptions[] = {
 constexpr OptionRow kOutputOptions[] = {
     {"--dry-run", "", "Print the plan and write nothing"},
     {"--force", "", "Replace existing outputs (a shards folder as a whole)"},
+    {"--companions", "all|model|none",
+     "Which files next to the weights to copy: all, those of the model (tokenizer, processor, chat template, code that "
+     "its config names, README, licence), or none but config.json (default: model)"},
     {"--manifest", "", "Also write SHA256SUMS and reshard.manifest.json, with a SHA-256 of each file and tensor"},
     {"--resume", "",
      "Resume an interrupted run of the same command, or start from scratch; long runs should have it from the start"},

@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 struct Model : Input {
   Model() : Input({.tied = true}, {}, 8) {
-    write_file(temp / "model/sub/tokenizer.json", "{}");
+    write_file(temp / "model/tokenizer/tokenizer.json", "{}");
     request = shard_request(temp / "model", output, 2, 2);
     before = snapshot(temp.path());
   }
@@ -21,7 +21,7 @@ struct Model : Input {
     shard(shard_request(temp / "model", output, 1));
     write_file(output / "config.json", "old");
     write_file(output / "foreign.txt", "mine");
-    fs::remove_all(output / "sub");
+    fs::remove_all(output / "tokenizer");
     request.force = true;
     before = snapshot(temp.path());
   }
@@ -134,7 +134,7 @@ TEST_CASE("A stop during the last flush ends the run before anything is publishe
 }
 
 TEST_CASE("What appears in the output directory while the outputs are written is not replaced without force") {
-  for (const std::string name : {"config.json", "sub/tokenizer.json", "tensor_parallel_shards/mine.txt", "mine.txt"}) {
+  for (const std::string name : {"config.json", "tokenizer/tokenizer.json", "tensor_parallel_shards/mine.txt", "mine.txt"}) {
     DYNAMIC_SECTION(name) {
       Model model;
       if (name != "mine.txt") fs::create_directories(model.output);  // else that appears with it

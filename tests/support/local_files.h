@@ -102,9 +102,8 @@ inline std::vector<Tag> list_tags(const std::filesystem::path& directory) {
 inline bool is_checkpoint(const std::filesystem::path& directory, SourceKind content = SourceKind::kAny) {
   return is_checkpoint(local_storage(), directory, content);
 }
-inline Companions companion_files(const std::filesystem::path& directory,
-                                  const std::vector<std::filesystem::path>& left_out = {}) {
-  return companion_files(local_storage(), directory, left_out);
+inline Companions companion_files(const std::filesystem::path& directory) {
+  return companion_files(local_storage(), directory, CompanionFiles::kAll);
 }
 
 }  // namespace reshard

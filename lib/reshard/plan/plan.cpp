@@ -227,7 +227,8 @@ std::unique_ptr<Job> plan_any(Files& files, Request request) {
   }
   TargetPlan target = make_target(files, draft, request.target, *request.output_directory, std::move(joined));
   for (std::size_t i = 0; i < drafts.size(); ++i) join_draft(draft, std::move(drafts[i]), request.joined[i].role);
-  CarriedFiles carried = carry_files(files, draft, *request.target.layout, target, *request.output_directory);
+  CarriedFiles carried =
+      carry_files(files, draft, *request.target.layout, target, *request.output_directory, request.companions);
   add_states(draft.source.map, std::move(draft.source.states.map), target.map.same);
   const ProgramOptions options{request.check_replicas, draft.dropped, target.is_partial};
   auto job = make_job(request, std::move(draft), std::move(target), std::move(carried));

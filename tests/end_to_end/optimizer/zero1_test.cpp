@@ -255,11 +255,11 @@ TEST_CASE("The state of the trainer that goes along is the step's own, and not w
   const fs::path step = temp / "run" / tag;
   fs::copy(kCase / "original/config.json", temp / "run");
   write_file(temp / "run/trainer_state.json", "{\"global_step\": 9}");
-  for (const char* file : {"notes.txt", "both.txt", "logs/run.log"}) write_file(temp / "run" / file, "of the run");
-  for (const char* file : {"both.txt", "logs/step.log"}) write_file(step / file, "of the step");
+  for (const char* file : {"README.md", "vocab.txt", "scheduler/run.json"}) write_file(temp / "run" / file, "of the run");
+  for (const char* file : {"vocab.txt", "scheduler/step.json"}) write_file(step / file, "of the step");
   convert(step, temp / "out", {.layout = "dcp", .with_optimizer = true});
-  for (const char* file : {"notes.txt", "logs/run.log"}) CHECK(read_file(temp / "out" / file) == "of the run");
-  for (const char* file : {"both.txt", "logs/step.log"}) CHECK(read_file(temp / "out" / file) == "of the step");
+  for (const char* file : {"README.md", "scheduler/run.json"}) CHECK(read_file(temp / "out" / file) == "of the run");
+  for (const char* file : {"vocab.txt", "scheduler/step.json"}) CHECK(read_file(temp / "out" / file) == "of the step");
   CHECK_FALSE(fs::exists(temp / "out/trainer_state.json"));
   CHECK(read_file(temp / "out/scheduler.pt") == read_file(step / "scheduler.pt"));
   write_file(step / "trainer_state.json", "{\"global_step\": 3}");

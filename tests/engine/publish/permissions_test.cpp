@@ -48,7 +48,7 @@ struct Model {
     Random random(8);
     tensors = random_tensors(model, random);
     write_model(temp / "model", model, tensors, files);
-    write_file(temp / "model/sub/vocab.txt", "words");
+    write_file(temp / "model/tokenizer/vocab.txt", "words");
   }
   /// Gives these to all weights and to the model's directory.
   void restrict(unsigned directory, unsigned weights) const {
@@ -90,7 +90,7 @@ TEST_CASE("New outputs have no more permissions than the inputs, and than the um
   for (const auto& entry : fs::recursive_directory_iterator(output)) {
     const fs::path path = entry.path().lexically_relative(output);
     INFO(path);
-    const bool copied = path == "config.json" || *path.begin() == "sub";
+    const bool copied = path == "config.json" || *path.begin() == "tokenizer";
     const unsigned made = entry.is_directory() ? one.made_directory : one.made_weights;
     const unsigned copy = (entry.is_directory() ? one.made_directory & 0755 : 0644) & ~one.mask;
     CHECK(mode_of(entry.path()) == (copied ? copy : made));
@@ -139,9 +139,9 @@ TEST_CASE("A directory that is there keeps its mode, and shows no one what the i
   fs::permissions(out, mode(one.output));
   shard(model.request());
   CHECK(mode_of(out) == one.output);
-  for (const fs::path& folder : {fs::path("sub"), kRank}) CHECK(mode_of(out / folder) == one.folder);
+  for (const fs::path& folder : {fs::path("tokenizer"), kRank}) CHECK(mode_of(out / folder) == one.folder);
   CHECK(mode_of(out / kRank / "model.safetensors") == one.weights);
-  for (const char* copied : {"config.json", "sub/vocab.txt"}) CHECK(mode_of(out / copied) == one.copy);
+  for (const char* copied : {"config.json", "tokenizer/vocab.txt"}) CHECK(mode_of(out / copied) == one.copy);
 }
 
 TEST_CASE("One private file among the weights makes all outputs private, and so does a private folder of shards") {
@@ -285,13 +285,13 @@ TEST_CASE("Outputs of another group than the inputs' are closed to it, and those
   const Model model;
   const gid_t group = other_group();
   const auto give = [&](const fs::path& path) { REQUIRE(::chown(path.c_str(), static_cast<uid_t>(-1), group) == 0); };
-  for (const char* name : {"model", "model/model.safetensors", "model/sub/vocab.txt"}) give(model.temp / name);
+  for (const char* name : {"model", "model/model.safetensors", "model/tokenizer/vocab.txt"}) give(model.temp / name);
   model.restrict(0750, 0640);
-  fs::permissions(model.temp / "model/sub/vocab.txt", mode(0640));
+  fs::permissions(model.temp / "model/tokenizer/vocab.txt", mode(0640));
   const auto check = [&](const fs::path& output, unsigned folders, unsigned files) {
     shard(shard_request(model.temp / "model", output, 2));
-    for (const fs::path& folder : {fs::path(), fs::path("sub"), kRank}) CHECK(mode_of(output / folder) == folders);
-    for (const fs::path& file : {kRank / "model.safetensors", fs::path("sub/vocab.txt")})
+    for (const fs::path& folder : {fs::path(), fs::path("tokenizer"), kRank}) CHECK(mode_of(output / folder) == folders);
+    for (const fs::path& file : {kRank / "model.safetensors", fs::path("tokenizer/vocab.txt")})
       CHECK(mode_of(output / file) == files);
   };
   check(model.temp / "out", 0700, 0600);

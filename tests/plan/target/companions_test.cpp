@@ -21,7 +21,7 @@ Paths names_of(const Companions& found) {
   return names;
 }
 
-TEST_CASE("Everything that belongs to a model comes along, in sorted order, but no weights, checkpoints and marks") {
+TEST_CASE("All that lies next to a model comes along if asked for, but no weights, checkpoints and marks") {
   struct Row {
     const char* what;
     Paths come, stay;
@@ -97,7 +97,7 @@ TEST_CASE("Everything that belongs to a model comes along, in sorted order, but 
       files.make_directory("m/empty");
       for (const Paths& names : {row.come, row.stay})
         for (const std::string& name : names) files.write(fs::path("m") / name, name);
-      const Companions found = companion_files(files, "m");
+      const Companions found = companion_files(files, "m", CompanionFiles::kAll);
       CHECK(names_of(found) == row.come);
       CHECK(found.notes == row.notes);
       for (const CopiedFile& file : found.files) {
@@ -107,12 +107,95 @@ TEST_CASE("Everything that belongs to a model comes along, in sorted order, but 
     }
 }
 
+TEST_CASE("What belongs to a model comes along, and what else lies next to it is named") {
+  struct Row {
+    const char* what;
+    Paths come, stay;
+    Paths left;
+  };
+  const Row rows[] = {
+      {"tokenizers and their settings, of any program",
+       {"added_tokens.json",
+        "additional_chat_templates/tool_use.jinja",
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "ice_text.model",
+        "merges.txt",
+        "preprocessor_config.json",
+        "processor_config.json",
+        "qwen.tiktoken",
+        "source.spm",
+        "special_tokens_map.json",
+        "spiece.model",
+        "tekken.json",
+        "tokenizer.json",
+        "tokenizer.model.v3",
+        "tokenizer_config.json",
+        "video_preprocessor_config.json",
+        "vocab.json",
+        "vocab.txt"},
+       {},
+       {}},
+      {"settings of quantisation, of Sentence-Transformers and of the model's task",
+       {"1_Pooling/config.json", "config_sentence_transformers.json", "configuration.json", "hf_quant_config.json",
+        "modules.json", "normalizer.json", "quantize_config.json", "sentence_bert_config.json"},
+       {},
+       {}},
+      {"what people read",
+       {"LICENSE", "LICENSES/MIT.txt", "MODEL_LICENSE", "NOTICE", "Notice.txt", "README.md", "README_zh-CN.md",
+        "USE_POLICY.md", "license.txt", "model_card.md"},
+       {},
+       {}},
+      {"what a trainer saves with a step", {"trainer_state.json", "training_args.bin"}, {}, {}},
+      {"keys, programs, logs, pictures and videos",
+       {"config.json"},
+       {"all_results.json", "assets/demo.mp4", "assets/demo.png", "ds_config.json", "id_rsa", "license_key.pem",
+        "runs/Nov01/events.out.tfevents.1", "train.log", "train.py", "wandb/config.yaml"},
+       {"all_results.json", "assets/", "ds_config.json", "id_rsa", "license_key.pem", "runs/", "train.log", "train.py",
+        "wandb/"}},
+      {"of a folder with both, the files that stay", {"1_Pooling/config.json"}, {"1_Pooling/note"}, {"1_Pooling/note"}},
+      {"settings of an adapter without its weights", {}, {"adapter_config.json"}, {"adapter_config.json"}}};
+  for (const Row& row : rows) DYNAMIC_SECTION(row.what) {
+      MemoryFiles files;
+      for (const Paths& names : {row.come, row.stay})
+        for (const std::string& name : names) files.write(fs::path("m") / name, "{}");
+      const Companions found = companion_files(files, "m", CompanionFiles::kModel);
+      CHECK(names_of(found) == row.come);
+      CHECK(found.left == row.left);
+    }
+}
+
+TEST_CASE("Code that configs name comes along, with the modules that it imports relatively") {
+  MemoryFiles files;
+  files.write("m/config.json", R"({"auto_map": {"AutoConfig": "configuration_x.XConfig", "AutoModel": "modeling_x.X",
+                                  "AutoTokenizer": ["own--tokenization_y.Y", null]},
+                                  "custom_pipelines": {"sum": {"impl": "pipelines.sums.Sum"}}, "type": "other.Thing"})");
+  files.write("m/tokenizer_config.json", R"({"auto_map": {"AutoTokenizer": ["tokenization_x.X", null]}})");
+  files.write("m/modules.json",
+              R"([{"type": "custom_st.Pooling"}, {"type": "/etc/x.y"}, {"type": "..up.x"}, {"type": ""}])");
+  files.write("m/modeling_x.py",
+              "import torch\nfrom .attention import Attention\n  from . import (rope as r, mlp)\n"
+              "from .layers.norm import Norm\nfrom transformers import top\n");
+  files.write("m/layers/norm.py", "from ..shared import *\nfrom .modeling_x import Y\nfrom ...outside import z\n");
+  files.write("outside.py", "");
+  for (const char* name : {"configuration_x", "tokenization_x", "tokenization_y", "custom_st", "attention", "rope",
+                           "mlp", "shared", "top", "other", "layers/__init__", "layers/unused", "pipelines/sums"})
+    files.write(fs::path("m") / (std::string(name) + ".py"), "x = 1\n");
+  const Companions found = companion_files(files, "m", CompanionFiles::kModel);
+  CHECK(names_of(found) == Paths{"attention.py", "config.json", "configuration_x.py", "custom_st.py",
+                                 "layers/__init__.py", "layers/norm.py", "mlp.py", "modeling_x.py", "modules.json",
+                                 "pipelines/sums.py", "rope.py", "shared.py", "tokenization_x.py",
+                                 "tokenizer_config.json"});
+  CHECK(found.left == Paths{"layers/unused.py", "other.py", "tokenization_y.py", "top.py"});
+}
+
 TEST_CASE("The checkpoint that is read and the one that is written stay behind without a note") {
   MemoryFiles files;
   for (const std::string& name : {std::string("config.json"), "step_9/" + kRank, std::string("step_9/done"),
                                   std::string("out/half/config.json"), std::string("out/half/model.safetensors")})
     files.write(fs::path("m") / name, name);
-  const Companions found = companion_files(files, "m", {"m/step_9/model", "m/out/half"});
+  const Companions found = companion_files(files, "m", CompanionFiles::kAll, {"m/step_9/model", "m/out/half"});
   CHECK(names_of(found) == Paths{"config.json"});
   CHECK(found.notes.empty());
 }
@@ -188,10 +271,10 @@ TEST_CASE("A file that is no weights is copied whole, however large, and an empt
   std::string large(3'000'001, '\0');
   for (char& byte : large) byte = static_cast<char>(random());
   write_file(temp / "model/tokenizer.model", large);
-  write_file(temp / "model/empty.txt", "");
+  write_file(temp / "model/LICENSE", "");
   shard(shard_request(temp / "model", temp / "out"));
   CHECK((read_file(temp / "out/tokenizer.model") == large));
-  CHECK(fs::file_size(temp / "out/empty.txt") == 0);
+  CHECK(fs::file_size(temp / "out/LICENSE") == 0);
 }
 
 }  // namespace

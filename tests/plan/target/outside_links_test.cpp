@@ -34,42 +34,42 @@ TEST_CASE("A companion that is a link to outside of the model is left out, and n
   fs::create_symlink(model / "secret", model / "model/vocab.txt");
   CHECK_THAT(joined_notes(*plan_convert(model.request())),
              Says("a link to a file outside the model is left out: vocab.txt\n"));
-  fs::create_directories(model / "model/sub");
-  fs::create_symlink("../../secret", model / "model/sub/merges.txt");
+  fs::create_directories(model / "model/tokenizer");
+  fs::create_symlink("../../secret", model / "model/tokenizer/merges.txt");
   for (const char* kind : {"hf", "ranks", "dcp"}) {
     INFO(kind);
     const auto job = plan_convert(model.request(kind, kind));
-    CHECK_THAT(joined_notes(*job), Says("links to files outside the model are left out: sub/merges.txt, vocab.txt\n"));
+    CHECK_THAT(joined_notes(*job), Says("links to files outside the model are left out: tokenizer/merges.txt, vocab.txt\n"));
     execute(*job, unsynced());
     CHECK(fs::exists(model / kind / "config.json"));
-    for (const char* name : {"vocab.txt", "sub/merges.txt"}) CHECK_FALSE(fs::exists(model / kind / name));
+    for (const char* name : {"vocab.txt", "tokenizer/merges.txt"}) CHECK_FALSE(fs::exists(model / kind / name));
   }
   CHECK_THAT(joined_notes(*plan_shard(shard_request(model / "model", model / "shards", 2))),
-             Says("links to files outside the model are left out: sub/merges.txt, vocab.txt\n"));
+             Says("links to files outside the model are left out: tokenizer/merges.txt, vocab.txt\n"));
 }
 
 TEST_CASE("Links inside the model and into the blobs of the hub's cache are followed") {
   const LinkedModel model;
   const fs::path cache = model / "models--org--name", snapshot = cache / "snapshots/0a1b";
-  fs::create_directories(snapshot / "sub");
+  fs::create_directories(snapshot / "tokenizer");
   fs::rename(model / "model", cache / "blobs");
-  write_file(cache / "blobs/tokens", "tokens");
+  write_file(cache / "blobs/vocab.txt", "tokens");
   for (const char* name : {"config.json", "model.safetensors"})
     fs::create_symlink(fs::path("../../blobs") / name, snapshot / name);
-  fs::create_symlink("../../../blobs/tokens", snapshot / "sub/tokenizer.json");
-  write_file(snapshot / "own.txt", "own");
-  fs::create_symlink("own.txt", snapshot / "link.txt");
+  fs::create_symlink("../../../blobs/vocab.txt", snapshot / "tokenizer/tokenizer.json");
+  write_file(snapshot / "README.md", "own");
+  fs::create_symlink("README.md", snapshot / "LICENSE");
   // A directory that huggingface_hub before 0.23 filled with links into its cache.
   fs::create_directories(model / "local");
-  for (const char* name : {"config.json", "model.safetensors", "tokens"})
+  for (const char* name : {"config.json", "model.safetensors", "vocab.txt"})
     fs::create_symlink(cache / "blobs" / name, model / "local" / name);
   fs::create_directory_symlink(snapshot, model / "linked");
   for (const fs::path& source : {snapshot, model / "linked", model / "local"}) {
     INFO(source.string());
     CHECK((converted(source, model / "out") == model.tensors));
     const bool local = source == model / "local";
-    for (const char* name : {"sub/tokenizer.json", "link.txt"}) CHECK(fs::exists(model / "out" / name) != local);
-    if (local) CHECK(read_file(model / "out/tokens") == "tokens");
+    for (const char* name : {"tokenizer/tokenizer.json", "LICENSE"}) CHECK(fs::exists(model / "out" / name) != local);
+    if (local) CHECK(read_file(model / "out/vocab.txt") == "tokens");
   }
 }
 

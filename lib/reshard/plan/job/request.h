@@ -19,6 +19,13 @@ enum class SourceKind : std::uint8_t {
   kWhole,   // only whole tensors, with the config.json of a model, or shards that are read as such
 };
 
+/// Which files next to a checkpoint's weights are copied.
+enum class CompanionFiles : std::uint8_t {
+  kModel,  // those that belong to the model; a note names the others
+  kAll,
+  kNone,  // only config.json, and a trainer's files next to an optimizer
+};
+
 /// A checkpoint to be read.
 struct SourceRequest {
   std::filesystem::path path;      // a checkpoint for read_checkpoint, or a directory of tags
@@ -61,6 +68,7 @@ struct Request {
   std::vector<std::filesystem::path> adapters;
   std::vector<JoinedModel> joined;  // the layout must have their roles
   bool check_replicas = true;
+  CompanionFiles companions = CompanionFiles::kModel;
   bool force = false;
 };
 

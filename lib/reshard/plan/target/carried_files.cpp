@@ -15,6 +15,7 @@
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/plan/target/companions.h"
+#include "reshard/plan/target/model_files.h"
 #include "reshard/plan/target/trainer_files.h"
 #include "reshard/plan/transforms/config_dtype.h"
 #include "reshard/specs/config/model_config.h"
@@ -32,16 +33,18 @@ void replace_copy(std::vector<CopiedFile>& copies, CopiedFile file) {
 }
 
 /// Returns the other files of the checkpoint's directory and, for a step of a run, of the step itself.
-Companions companions_of(Files& files, const Checkpoint& source, std::vector<fs::path> left_out) {
-  Companions found = companion_files(files, source.directory, left_out);
+Companions companions_of(Files& files, const Checkpoint& source, CompanionFiles wanted,
+                         std::vector<fs::path> left_out) {
+  Companions found = companion_files(files, source.directory, wanted, left_out);
   if (!is_step_of_run(files, source)) return found;
   std::erase_if(found.files, [](const CopiedFile& copied) { return is_trainer_file(copied.path); });
   left_out.push_back(source.directory);  // it may be a folder of the step
-  Companions own = companion_files(files, source.path, left_out);
+  Companions own = companion_files(files, source.path, wanted, left_out);
   for (CopiedFile& file : own.files)
     if (!is_trainer_file(file.path)) replace_copy(found.files, std::move(file));
   std::move(own.notes.begin(), own.notes.end(), std::back_inserter(found.notes));
   std::move(own.weights.begin(), own.weights.end(), std::back_inserter(found.weights));
+  std::move(own.left.begin(), own.left.end(), std::back_inserter(found.left));
   return found;
 }
 
@@ -70,6 +73,15 @@ void note_weights_left(Carrier& carrier, const std::vector<fs::path>& weights) {
   if (!left.empty())
     draft.note(fmt::format("left out, as {} not among the model's weights: {}", left.size() == 1 ? "it is" : "they are",
                            list_names(left, SIZE_MAX)));
+}
+
+/// Notes the files next to the weights that do not belong to the model.
+void note_others_left(Draft& draft, const std::vector<std::string>& left) {
+  constexpr std::size_t kMost = 12;
+  if (left.empty()) return;
+  const bool one = left.size() == 1;
+  draft.note(fmt::format("left out, as {} not belong to the model: {}; `companions` all copies {}",
+                         one ? "it does" : "they do", list_names(left, kMost), one ? "it" : "them"));
 }
 
 /// Notes the tokenizer files in the output directory that the job does not replace: they may belong to another model.
@@ -117,6 +129,17 @@ void carry_tokenizer(Carrier& carrier) {
     }
   }
   note_old_tokenizer(carrier, directories);
+}
+
+/// Copies the code that the config.json that the user gave names.
+void carry_code(Carrier& carrier) {
+  auto& [files, draft, output_directory, carried] = carrier;
+  const Checkpoint& source = draft.source;
+  if (!source.config_given || source.config.filename() != kConfigFile) return;
+  const fs::path directory = source.config.parent_path();
+  if (files.is_same(directory, source.directory) || files.is_same(directory, output_directory)) return;
+  for (const fs::path& file : model_code(files, directory))
+    replace_copy(carried.copied_files, {directory / file, file, files.size_bytes(directory / file)});
 }
 
 /// A trainer that resumes from the output would read files that another save left there.
@@ -168,8 +191,10 @@ void carry_config(Carrier& carrier) {
     draft.note(fmt::format("the config.json that is written says how the weights are quantised: {}",
                            source.quantization->is_null() ? "not at all" : source.quantization->dump()));
   }
-  if (!is_new && !source.config_given) return;
-  std::erase_if(carried.copied_files, [](const CopiedFile& file) { return file.path == kConfigFile; });
+  const auto is_config = [](const CopiedFile& file) { return file.path == kConfigFile; };
+  const bool is_copied = std::any_of(carried.copied_files.begin(), carried.copied_files.end(), is_config);
+  if (!is_new && !source.config_given && is_copied) return;
+  std::erase_if(carried.copied_files, is_config);
   if (is_new)
     carried.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", source.config});
   else
@@ -223,7 +248,7 @@ CarriedFiles carry_adapter_files(Files& files, const Draft& draft, const Layout&
 }  // namespace
 
 CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const TargetPlan& target,
-                         const fs::path& output_directory) {
+                         const fs::path& output_directory, CompanionFiles wanted) {
   if (!draft.source.adapters.empty()) return carry_adapter_files(files, draft, layout, target, output_directory);
   Carrier carrier{files, draft, output_directory};
   const Checkpoint& source = draft.source;
@@ -232,18 +257,22 @@ CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const
   const bool is_models = find_model_config(files, source.directory).has_value();
   const bool in_place = files.resolve(output_directory) == files.resolve(source.directory);
   std::vector<fs::path> weights;  // weights that may be left out
-  if (is_models && !in_place) {
+  if (is_models && !in_place && wanted != CompanionFiles::kNone) {
     std::set<fs::path> left_out{output_directory, source.path};  // the checkpoint itself needs no note
     for (const SourceFile& file : source.map.files) left_out.insert(file.path.parent_path());
-    Companions companions = companions_of(files, source, {left_out.begin(), left_out.end()});
+    Companions companions = companions_of(files, source, wanted, {left_out.begin(), left_out.end()});
     carried.copied_files = std::move(companions.files);
     for (std::string& note : companions.notes) draft.note(std::move(note));
     weights = std::move(companions.weights);
+    note_others_left(draft, companions.left);
   } else if (!in_place && source.layout != nullptr) {
     weights = weights_in(files, source.directory);
   }
   carry_config(carrier);
-  carry_tokenizer(carrier);
+  if (wanted != CompanionFiles::kNone) {
+    carry_tokenizer(carrier);
+    carry_code(carrier);
+  }
   if (!source.states.empty() && layout.traits().writes_states())
     for (CopiedFile& file : trainer_files(files, source)) replace_copy(carried.copied_files, std::move(file));
   if (!source.states.empty() && layout.traits().writes_groups_alone()) validate_no_trainer_files(carrier);

@@ -20,6 +20,7 @@
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/plan/proof/manifest.h"
 #include "reshard/plan/source/tags.h"
+#include "reshard/plan/target/model_files.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/peft/adapter_config.h"
 
@@ -42,16 +43,6 @@ bool has_tensors_ending(std::string_view file_name) {
 /// belongs to the run.
 bool holds_tensors(std::string_view file_name) {
   return file_name != "training_args.bin" && has_tensors_ending(file_name);
-}
-
-constexpr std::array kTokenizerStarts = {"tokenizer", "vocab.", "merges.", "spiece.", "sentencepiece."};
-/// Files that are copied with a tokenizer: its special tokens, its chat template, the generation defaults.
-constexpr std::array kTokenizerSiblings = {"special_tokens_map.", "added_tokens.", "chat_template",
-                                           "processor_conf",      "preprocessor_", "generation_config."};
-
-template <std::size_t kCount>
-bool starts_with_any(const std::string& file_name, const std::array<const char*, kCount>& starts) {
-  return std::any_of(starts.begin(), starts.end(), [&](const char* start) { return file_name.starts_with(start); });
 }
 
 bool is_tensor_index(std::string_view file_name) {
@@ -145,9 +136,28 @@ bool holds_unless_denied(Check&& check) {
   }
 }
 
+/// Returns the paths, with one entry for each folder of which no file is copied.
+std::vector<std::string> fold_folders(const std::vector<fs::path>& paths, const std::vector<CopiedFile>& copied) {
+  std::set<fs::path> of_copies;
+  for (const CopiedFile& file : copied)
+    for (fs::path folder = file.path.parent_path(); !folder.empty(); folder = folder.parent_path())
+      of_copies.insert(folder);
+  std::vector<std::string> folded;
+  for (const fs::path& path : paths) {
+    std::string shown = path.string();
+    for (fs::path folder = path.parent_path(); !folder.empty(); folder = folder.parent_path())
+      if (of_copies.count(folder) == 0) shown = folder.string() + "/";
+    if (folded.empty() || folded.back() != shown) folded.push_back(std::move(shown));
+  }
+  return folded;
+}
+
 class Collector {
  public:
-  Collector(Files& files, const std::vector<fs::path>& left_out) : files_(files), left_out_(left_out) {}
+  /// \param code  Result of model_code; not used for CompanionFiles::kAll.
+  Collector(Files& files, CompanionFiles wanted, const std::vector<fs::path>& code,
+            const std::vector<fs::path>& left_out)
+      : files_(files), wanted_(wanted), code_(code.begin(), code.end()), left_out_(left_out) {}
 
   void collect(const fs::path& directory, const fs::path& relative, const Entries& entries) {
     for (const auto& [name, kind, is_link] : entries) {
@@ -170,6 +180,7 @@ class Collector {
   }
 
   Companions take() && {
+    found_.left = fold_folders(unwanted_, found_.files);
     const auto note = [&](const std::vector<std::string>& folders, const char* one, const char* several) {
       if (!folders.empty())
         found_.notes.push_back(
@@ -185,6 +196,10 @@ class Collector {
 
  private:
   void add(const fs::path& file, const fs::path& relative) {
+    if (wanted_ != CompanionFiles::kAll && code_.count(relative) == 0 && !belongs_to_model(relative.string())) {
+      if (relative != kKeptIndexMetadataFile) unwanted_.push_back(relative);  // that is read with the shards
+      return;
+    }
     try {
       found_.files.push_back({file, relative, files_.size_bytes(file)});
     } catch (const Error& error) {
@@ -194,7 +209,7 @@ class Collector {
 
   /// A folder that is denied half-way is left out as a whole.
   void try_folder(const fs::path& folder, const fs::path& relative) {
-    const auto files = found_.files.size(), weights = found_.weights.size();
+    const auto files = found_.files.size(), weights = found_.weights.size(), unwanted = unwanted_.size();
     std::vector<std::size_t> sizes;
     for (const auto* names : kinds_of_left_out()) sizes.push_back(names->size());
     try {
@@ -203,6 +218,7 @@ class Collector {
       if (!is_denied(error)) throw;
       found_.files.resize(files);
       found_.weights.resize(weights);
+      unwanted_.resize(unwanted);
       auto size = sizes.begin();
       for (auto* names : kinds_of_left_out()) names->resize(*size++);
       denied_.push_back(relative.string());
@@ -226,8 +242,11 @@ class Collector {
   }
 
   Files& files_;
+  const CompanionFiles wanted_;
+  const std::set<fs::path> code_;
   const std::vector<fs::path>& left_out_;
   Companions found_;
+  std::vector<fs::path> unwanted_;
   std::vector<std::string> checkpoints_, denied_, linked_folders_, broken_links_, others_;  // left out, by kind
 };
 
@@ -237,8 +256,11 @@ bool has_weights_ending(std::string_view file_name) {
   return file_name.ends_with(kGraphExtension) || has_tensors_ending(file_name);
 }
 
-Companions companion_files(Files& files, const fs::path& directory, const std::vector<fs::path>& left_out) {
-  Collector collector(files, left_out);
+Companions companion_files(Files& files, const fs::path& directory, CompanionFiles wanted,
+                           const std::vector<fs::path>& left_out) {
+  const std::vector<fs::path> code =
+      wanted == CompanionFiles::kAll ? std::vector<fs::path>{} : model_code(files, directory);
+  Collector collector(files, wanted, code, left_out);
   collector.collect(directory, {}, files.list(directory));
   return std::move(collector).take();
 }
@@ -264,15 +286,11 @@ std::vector<fs::path> weights_in(Files& files, const fs::path& directory) {
   return found;
 }
 
-bool is_tokenizer(const std::string& file_name) {
-  return file_name.ends_with(".tiktoken") || (starts_with_any(file_name, kTokenizerStarts) && !is_weights(file_name));
-}
-
 std::vector<CopiedFile> tokenizer_files(Files& files, const fs::path& directory) {
   std::vector<CopiedFile> found;
   bool has_tokenizer = false;
   for (const auto& [name, kind, is_link] : list_if_allowed(files, directory)) {
-    if (kind != FileKind::kFile || (!is_tokenizer(name) && !starts_with_any(name, kTokenizerSiblings))) continue;
+    if (kind != FileKind::kFile || (!is_tokenizer(name) && !is_tokenizer_setting(name))) continue;
     has_tokenizer = has_tokenizer || is_tokenizer(name);
     found.push_back({directory / name, name, files.size_bytes(directory / name)});
   }

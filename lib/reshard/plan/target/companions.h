@@ -7,6 +7,7 @@
 
 #include "reshard/io/files.h"
 #include "reshard/plan/job/job.h"
+#include "reshard/plan/job/request.h"
 #include "reshard/plan/transforms/draft.h"
 
 namespace reshard {
@@ -19,21 +20,21 @@ struct Companions {
   std::vector<CopiedFile> files;
   std::vector<std::string> notes;                // on the folders and entries that were left out, as whole sentences
   std::vector<std::filesystem::path> weights{};  // files that were left out because they are named like weights
+  std::vector<std::string> left{};  // files that do not belong to the model; "folder/" if none in a folder does
 };
 
-/// Returns everything under `directory` except: weights and their indices, hidden files, files that describe its
-/// shards, manifests, signatures of these or of weights, and markers of a training run's checkpoints. Leaves out, with
-/// a note: folders that are checkpoints themselves, linked folders, subfolders that may not be read, broken links, and
-/// pipes, sockets and devices. Leaves out the folders `left_out` without a note.
+/// Returns the files under `directory` that belong to the model (model_files.h), or all with CompanionFiles::kAll,
+/// except: weights and their indices, hidden files, files that describe its shards, manifests, signatures of these or of
+/// weights, and markers of a training run's checkpoints. Leaves out, with a note: folders that are checkpoints
+/// themselves, linked folders, subfolders that may not be read, broken links, and pipes, sockets and devices. Leaves out
+/// the folders `left_out` without a note.
+/// \param wanted  kModel or kAll.
 /// \throws Error kIo if `directory` itself cannot be read.
-Companions companion_files(Files& files, const std::filesystem::path& directory,
+Companions companion_files(Files& files, const std::filesystem::path& directory, CompanionFiles wanted,
                            const std::vector<std::filesystem::path>& left_out = {});
 
 /// Returns the files directly in `directory` that are named like weights, sorted; empty if it may not be read.
 std::vector<std::filesystem::path> weights_in(Files& files, const std::filesystem::path& directory);
-
-/// Whether a file of this name is a tokenizer or its vocabulary.
-bool is_tokenizer(const std::string& file_name);
 
 /// Returns the files directly in `directory` that are named like a tokenizer or its settings, sorted; empty if there is
 /// no tokenizer or `directory` may not be read.
@@ -45,10 +46,11 @@ struct CarriedFiles {
   std::vector<CopiedFile> copied_files;
 };
 
-/// Returns the companion files of the checkpoint's directory, unless that is the output directory, and its config.json
-/// from any place, with the draft's dtype. Omits files that `target` writes itself. Adds notes to the draft.
+/// Returns the companion files of the checkpoint's directory that are `wanted`, unless that is the output directory,
+/// and its config.json from any place, with the draft's dtype. Omits files that `target` writes itself. Adds notes to
+/// the draft.
 /// \throws Error kBadInput if a trainer would read files of another save next to the new optimizer state; kIo.
 CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const TargetPlan& target,
-                         const std::filesystem::path& output_directory);
+                         const std::filesystem::path& output_directory, CompanionFiles wanted);
 
 }  // namespace reshard
