@@ -297,6 +297,84 @@ bool is_training_state(std::string_view entry, const OptimizerEntries& optimizer
   return optimizer.has(entry) || is_one_of(entry.substr(0, entry.find('.')), kOtherRoots);
 }
 
+/// The entries' names without wrappers; empty for training states.
+struct BareNames {
+  std::vector<std::string> names;
+  std::vector<std::string> without_module;  // without kModuleWrapper, too
+};
+
+/// Adds the wrappers that it removes to `wrappers`.
+BareNames bare_names(std::span<const std::string> entries, const OptimizerEntries& optimizer,
+                     std::set<std::string>& wrappers) {
+  BareNames bare{std::vector<std::string>(entries.size()), std::vector<std::string>(entries.size())};
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (is_training_state(entries[i], optimizer)) continue;
+    bare.names[i] = without_parts(entries[i], [&](std::string_view part) {
+      const bool is_wrapper = is_one_of(part, kWrappers);
+      if (is_wrapper) wrappers.emplace(part);
+      return is_wrapper;
+    });
+    bare.without_module[i] = without_module_parts(bare.names[i]);
+  }
+  return bare;
+}
+
+/// A way to read the names.
+struct Candidate {
+  std::string program;          // the program that they belong to; empty: the model's own
+  bool is_base = false;         // they belong to a model without a head
+  bool without_module = false;  // read without kModuleWrapper
+  Names known{};                // all names of the model, in that program
+  Votes votes{};
+
+  std::size_t matches() const { return most(votes); }
+  std::string prefix() const { return chosen_prefix(votes); }
+};
+
+/// Returns the better way to read the entries as the model's own names.
+Candidate best_own_candidate(const BareNames& bare, const Names& known) {
+  Candidate best;
+  for (const bool is_base : {false, true})
+    for (const bool without_module : {best.without_module, !best.without_module}) {
+      Candidate other{"", is_base, without_module, is_base ? base_names(known) : known};
+      other.votes = vote(without_module ? bare.without_module : bare.names, other.known);
+      if (other.matches() > best.matches()) best = std::move(other);
+    }
+  return best;
+}
+
+/// \throws Error kUnsupported if the names are as likely those of another program.
+Candidate best_candidate(const BareNames& bare, const Family* family) {
+  Names known;
+  std::map<std::string, Names> other_programs;
+  for (const std::string& model_type : family == nullptr ? known_model_types() : std::vector<std::string>{""}) {
+    const Family& one = family == nullptr ? *builtin_family(model_type) : *family;
+    known.merge(parameter_names(one));
+    add_other_names(one, family != nullptr, other_programs);
+  }
+  Candidate best = best_own_candidate(bare, known);
+  const std::vector<std::string>& names = best.without_module ? bare.without_module : bare.names;
+  std::string as_good;  // another program with as many matching names
+  for (auto& [program, names_there] : other_programs) {
+    Candidate other{program, false, best.without_module, std::move(names_there)};
+    other.votes = vote(names, other.known);
+    // If the family is unknown, a few names may match by chance.
+    if (family == nullptr && !fits_most(names, other.votes)) continue;
+    if (other.matches() == best.matches() && best.matches() > 0 && family != nullptr &&
+        (!best.program.empty() || has_meaning_of_its_own(*family, program, names, other.prefix())))
+      as_good = program;
+    if (other.matches() <= best.matches()) continue;
+    best = std::move(other);
+    as_good.clear();
+  }
+  if (!as_good.empty())
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("its tensors may have the names of {} or of {}: equally many match either",
+                            best.program.empty() ? "the model itself" : best.program, as_good))
+        .hint("remove one of the programs from `other_names` in the `spec` description");
+  return best;
+}
+
 /// Whether a model's names may begin after "model.".
 bool may_be_wrapped(const std::string& name) {
   if (!name.starts_with(kModelPrefix)) return false;
@@ -382,81 +460,33 @@ std::string without_wrappers(std::string_view name, const StateNames& names) {
 
 StateNames find_state_names(std::span<const std::string> entries, const KnownModel& model,
                             std::span<const std::string> beside) {
-  const Family* family = model.family;
   StateNames found;
   found.optimizer = OptimizerEntries(entries, beside);
-  std::vector<std::string> bare(entries.size());  // without wrappers; empty for training states
-  std::vector<std::string> without_module(entries.size());
   std::set<std::string> wrappers;
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (is_training_state(entries[i], found.optimizer)) continue;
-    bare[i] = without_parts(entries[i], [&](std::string_view part) {
-      const bool is_wrapper = is_one_of(part, kWrappers);
-      if (is_wrapper) wrappers.emplace(part);
-      return is_wrapper;
-    });
-    without_module[i] = without_module_parts(bare[i]);
+  BareNames bare = bare_names(entries, found.optimizer, wrappers);
+  const Candidate best = best_candidate(bare, model.family);
+  if (best.without_module) {
+    bare.names.swap(bare.without_module);
+    wrappers.emplace(kModuleWrapper);
   }
-  Names known;
-  std::map<std::string, Names> other_programs;
-  for (const std::string& model_type : family == nullptr ? known_model_types() : std::vector<std::string>{""}) {
-    const Family& one = family == nullptr ? *builtin_family(model_type) : *family;
-    known.merge(parameter_names(one));
-    add_other_names(one, family != nullptr, other_programs);
-  }
-  Votes votes;
-  bool is_base = false;  // the names belong to a model without a head
-  bool has_modules = true;
-  for (const bool base : {false, true}) {
-    const Names names = base ? base_names(known) : known;
-    Votes of_these = vote(bare, names);
-    Votes others = vote(without_module, names);
-    const bool swaps = most(others) > most(of_these);
-    if (swaps) of_these = std::move(others);
-    // If the family is unknown, a few names may match by chance.
-    if (most(of_these) <= most(votes)) continue;
-    is_base = base;
-    votes = std::move(of_these);
-    if (!swaps) continue;
-    bare.swap(without_module);
-    has_modules = !has_modules;
-  }
-  if (!has_modules) wrappers.emplace(kModuleWrapper);
-  std::string as_good;  // another program with as many matching names
-  for (const auto& [program, names] : other_programs) {
-    Votes others = vote(bare, names);
-    // If the family is unknown, a few names may match by chance.
-    if (family == nullptr && !fits_most(bare, others)) continue;
-    if (most(others) == most(votes) && !votes.empty() && family != nullptr &&
-        (!found.program.empty() || has_meaning_of_its_own(*family, program, bare, chosen_prefix(others))))
-      as_good = program;
-    if (most(others) <= most(votes)) continue;
-    votes = std::move(others);
-    found.program = program;
-    as_good.clear();
-    is_base = false;
-  }
-  if (!as_good.empty())
-    throw Error(ErrorKind::kUnsupported,
-                fmt::format("its tensors may have the names of {} or of {}: equally many match either",
-                            found.program.empty() ? "the model itself" : found.program, as_good))
-        .hint("remove one of the programs from `other_names` in the `spec` description");
-  found.fits = !votes.empty();
-  found.prefix = chosen_prefix(votes);
+  const std::vector<std::string>& names = bare.names;
+  found.wrappers.assign(wrappers.begin(), wrappers.end());
+  found.program = best.program;
+  found.fits = !best.votes.empty();
+  found.prefix = best.prefix();
   const bool is_part =
       has_part_of_larger(found.prefix) ||
-      ((is_base || (model.is_part && !is_usual_prefix(found.prefix))) && !have_prefix(bare, found.prefix));
+      ((best.is_base || (model.is_part && !is_usual_prefix(found.prefix))) && !have_prefix(names, found.prefix));
   const std::string prefix_of_family = found.prefix;
-  if (is_part) found.prefix = container_prefix(bare, found.prefix);
-  found.wrappers.assign(wrappers.begin(), wrappers.end());
-  if (!found.fits) infer_prefix_from_optimizer(entries, beside, bare, found);
+  if (is_part) found.prefix = container_prefix(names, found.prefix);
+  if (!found.fits) infer_prefix_from_optimizer(entries, beside, names, found);
   found.names.resize(entries.size());
   found.packed.resize(entries.size());
   for (std::size_t i = 0; i < entries.size(); ++i)
-    if (bare[i].size() > found.prefix.size() && bare[i].starts_with(found.prefix))
-      found.names[i] = bare[i].substr(found.prefix.size());
-  if (family != nullptr && !found.program.empty())
-    rename(*family, prefix_of_family.substr(std::min(found.prefix.size(), prefix_of_family.size())), found);
+    if (names[i].size() > found.prefix.size() && names[i].starts_with(found.prefix))
+      found.names[i] = names[i].substr(found.prefix.size());
+  if (model.family != nullptr && !found.program.empty())
+    rename(*model.family, prefix_of_family.substr(std::min(found.prefix.size(), prefix_of_family.size())), found);
   validate_unique(entries, found.names, found.packed);
   return found;
 }
