@@ -193,7 +193,7 @@ expect_outputs() {
   done
   cp -r "$work/shard" "$work/changed"
   local file
-  file=$(find "$work/changed" -name '*.safetensors' | sort | tail -n 1)
+  file=$(find "$work/changed" -name checkpoint.pt | sort | tail -n 1)
   printf 'x' | dd of="$file" bs=1 seek="$(($(stat -c %s "$file") / 2))" conv=notrunc status=none
 }
 

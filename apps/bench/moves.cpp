@@ -23,7 +23,7 @@ struct MeshRow {
 constexpr MeshRow kMeshes[] = {
     {"tp8", "8", "1"}, {"tp8 pp2", "8", "2"}, {"tp32", "32", "1"},  // each of 8 key/value heads is on four ranks
 };
-constexpr const char* kFormats[] = {"safetensors", "pytorch", "xser"};
+constexpr const char* kFormats[] = {"pytorch", "safetensors", "xser"};  // the first is the default of shard
 constexpr double kSmallGb = 0.02;
 /// Disk space for --dcp, in multiples of the model: the model, its training checkpoint in both forms, and an output;
 /// or, for torch's tool, an output with all states but without the first form.
@@ -117,7 +117,7 @@ class Moves {
       }
       const std::string ranks = fmt::format("{} ranks of {}", options_.ranks, launcher);
       rows.push_back({by_ranks(launcher, fmt::format("a small model, {}", ranks), work_ / "small")});
-      rows.push_back({by_ranks(launcher, fmt::format("shard tp8 safetensors fsync, {}", ranks), model_), 1.05});
+      rows.push_back({by_ranks(launcher, fmt::format("shard tp8 {} fsync, {}", kFormats[0], ranks), model_), 1.05});
     }
     return rows;
   }
@@ -225,7 +225,7 @@ class Moves {
                        "--threads",
                        threads};
     };
-    Row row{fmt::format("shard tp8 safetensors fsync, {} threads, a journal every second", threads),
+    Row row{fmt::format("shard tp8 {} fsync, {} threads, a journal every second", kFormats[0], threads),
             options_.threads.back(),
             0,
             with_interval("1"),
@@ -332,7 +332,7 @@ class Moves {
     Table table{title, options_.cold, {}};
     for (const MeshRow& mesh : meshes)
       for (const std::string format : kFormats)
-        if (disk == Disk::kNotAwaited || format == "safetensors") add(table, disk, mesh, format, threads);
+        if (disk == Disk::kNotAwaited || format == kFormats[0]) add(table, disk, mesh, format, threads);
     return table;
   }
 

@@ -50,7 +50,7 @@ TEST_CASE("An option that the checkpoint leaves nothing to do gets a note that s
            {{"shard", c.model, c.out, "--tp", "2", "--vpp", "2"}, "--vpp has no effect: the only pipeline rank"},
            {{"convert", c.ranks, c.out, "--to", "optimum", "--vpp", "2"},
             "--vpp has no effect: the only pipeline rank"},
-           {{"shard", c.model, c.out, "--tp", "2", "--fuse-linears"},
+           {{"shard", c.model, c.out, "--tp", "2", "--format", "safetensors", "--fuse-linears"},
             "--fuse-linears has no effect: in safetensors they are always fused"},
            {{"shard", c.model, c.out, "--tp", "2", "--layout", "nxd", "--kv-replication", "adjacent"},
             "--kv-replication has no effect: key/value heads are not replicated"},

@@ -164,5 +164,5 @@ TEST_CASE("A signal that comes once the outputs stand does not make a failure of
   program.insist();
   CHECK(program.exit_code() == 0);
   CHECK(program.err().empty());
-  CHECK(fs::exists(dir / "o/tensor_parallel_shards/tp_rank_07_pp_rank_00/model.safetensors"));
+  CHECK(fs::exists(dir / "o/tensor_parallel_shards/tp_rank_07_pp_rank_00/checkpoint.pt"));
 }

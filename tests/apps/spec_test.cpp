@@ -75,7 +75,8 @@ TEST_CASE("A model with a description of its own is sharded, shown, compared and
   const std::string spec = mine.path("mine.json");
   check_fails({"shard", mine.path("model"), mine.path("shards"), "--tp", "2"}, 4, "--spec");
 
-  run_well({"shard", mine.path("model"), mine.path("shards"), "--tp", "2", "--pp", "2", "--spec", spec});
+  run_well({"shard", mine.path("model"), mine.path("shards"), "--tp", "2", "--pp", "2", "--format", "safetensors",
+            "--spec", spec});
   const reshard::test::TensorMap rank =
       read_tensors(mine.dir / "shards/tensor_parallel_shards/tp_rank_01_pp_rank_01/model.safetensors");
   CHECK(rank.at("decoder.blocks.1.up.weight").bytes == mine.tensors.at("decoder.blocks.1.up.weight").bytes.substr(64));

@@ -44,7 +44,7 @@ struct Shards {
   TempDir dir;
   std::string out = (dir / "out").string(), manifest = out + "/reshard.manifest.json";
 
-  Shards() { run_well({"shard", kModel, out, "--tp", "2", "--manifest", "--quiet"}); }
+  Shards() { run_well({"shard", kModel, out, "--tp", "2", "--format", "safetensors", "--manifest", "--quiet"}); }
   /// Inverts these bits of the first `bytes` bytes of tensors of rank 1.
   std::string change(const std::vector<std::string>& names, char bits, std::size_t bytes) const {
     const std::string rank = out + "/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";

@@ -37,7 +37,8 @@ TEST_CASE("Adjacent copies: a head's are on neighbours, the queries in their own
   check_refused([&] { consolidated(temp / "out", temp / "whole"); }, {.hint = "`from-kv-replication`"});
   const std::vector<std::string> adjacent{"kv-replication=adjacent"};
   CHECK((consolidated(temp / "out", temp / "whole", {.source_options = adjacent}) == tensors));
-  convert(temp / "out", temp / "ranks", {.layout = "ranks", .source_options = adjacent});
+  convert(temp / "out", temp / "ranks",
+          {.layout = "ranks", .format = Format::kSafetensors, .source_options = adjacent});
   shard(shard_request(model, temp / "direct", 8));
   CHECK((read_shards(temp / "ranks") == read_shards(temp / "direct")));
 }

@@ -7,6 +7,7 @@
 #include "support/checkpoints.h"
 #include "support/families.h"
 #include "support/input.h"
+#include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/refusals.h"
 #include "support/spoilers.h"
@@ -442,7 +443,7 @@ TEST_CASE("contributing-custom-models line 31: a custom model goes to another tp
         DYNAMIC_SECTION(source << " to " << target.layout << " tp " << target.tp
                                << (keeps_config ? "" : ", no config.json")) {
           RequestFields to{.layout = target.layout, .tp = target.tp};
-          if (to.layout == "optimum") to.format = Format::kPytorch;
+          to.format = usual_format(*layout(to.layout));
           convert(input.path(), input / "converted", to);
           shard(input / "model", input / "expected", to);
           const auto got = snapshot(input / "converted");

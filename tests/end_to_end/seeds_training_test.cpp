@@ -88,8 +88,10 @@ TEST_CASE("pipeline-parallelism lines 24 to 62 and 239: stages by even parts, by
   };
   for (const Pipeline& one : cases) {
     CAPTURE(one.layers, one.pp, one.vpp, one.cuts);
-    const Input input({.layers = one.layers},
-                      {.layout = "ranks", .tp = 1, .pp = one.pp, .vpp = one.vpp, .cuts = one.cuts}, 12);
+    const Input input(
+        {.layers = one.layers},
+        {.layout = "ranks", .format = Format::kSafetensors, .tp = 1, .pp = one.pp, .vpp = one.vpp, .cuts = one.cuts},
+        12);
     CHECK(layers_by_rank(input.path()) == one.expected);
     // line 62: the embedding is in the first, norm and head are in the last
     const auto ranks = read_ranks(input.path());

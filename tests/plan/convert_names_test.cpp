@@ -151,7 +151,8 @@ TEST_CASE("A checkpoint of other names is sharded once they are renamed to the f
   for (const auto& [name, tensor] : originals) prefixed["language_" + name] = tensor;
   prefixed["vision.w"] = random_tensor(random, DType::kF32, {3});
   write_model(temp / "in", model, prefixed);
-  Request request = convert_request(temp / "in", temp / "out", {.layout = "ranks", .tp = 2});
+  Request request =
+      convert_request(temp / "in", temp / "out", {.layout = "ranks", .format = Format::kSafetensors, .tp = 2});
   CHECK(error_of([&] { plan_convert(request); }).kind() == ErrorKind::kBadInput);
   add_rename(request, "^language_=");
   request.names.drop.emplace_back("drop", "^vision");

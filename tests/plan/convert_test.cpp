@@ -19,7 +19,8 @@ namespace fs = std::filesystem;
 /// A model, and shards of it in both layouts: model/, ranks/ and optimum/.
 struct Checkpoints : Input {
   explicit Checkpoints(const TinyModel& of = {}) : Input(of, {}, 7) {
-    for (const char* name : kLayouts) convert(temp / "model", temp / name, {.layout = name, .tp = 2});
+    for (const char* name : kLayouts)
+      convert(temp / "model", temp / name, {.layout = name, .format = usual_format(*layout(name)), .tp = 2});
   }
 
   static constexpr const char* kLayouts[] = {"ranks", "optimum"};
@@ -80,7 +81,7 @@ TEST_CASE("Shards need a model of a known family, or the metadata of ranks") {
           {.path = all / source, .says = "of a known family", .hint = "the unknown model_type \"unheard_of\""});
     } else {
       fs::remove_all(all / "out");
-      convert(all / source, all / "out", {.layout = "ranks", .tp = 1});
+      convert(all / source, all / "out", {.layout = "ranks", .format = Format::kSafetensors, .tp = 1});
       CHECK(read_ranks(all / "out").size() == 1);
       CHECK((converted(all / "out", all / "whole") == all.tensors));
     }

@@ -44,6 +44,7 @@ TensorMap consolidated(const fs::path& checkpoint, const fs::path& output, std::
 Request deployed_request(const Layout* kind, const fs::path& model, const fs::path& output, std::uint32_t tp) {
   Request request = shard_request(model, output, tp);
   request.target.layout = kind;
+  request.target.format = usual_format(*kind);
   return request;
 }
 

@@ -42,7 +42,7 @@ void Input::write_as_asked() const {
 
 fs::path Input::rank_file(std::uint32_t tp_rank, std::uint32_t pp_rank) const {
   const Layout& kind = *layout(to.layout);
-  return path() / rank_path(kind, to.format.value_or(kind.traits().formats.front()), {tp_rank, pp_rank});
+  return path() / rank_path(kind, to.format.value_or(*usual_format(kind)), {tp_rank, pp_rank});
 }
 
 Error Input::refusal() const {

@@ -148,11 +148,17 @@ RunResult consolidate(const Request& request, const RunOptions& options) {
   return execute(*plan_consolidate(request), options);
 }
 
+std::optional<Format> usual_format(const Layout& layout) {
+  if (layout.traits().formats.empty()) return std::nullopt;
+  return layout.traits().name == std::string_view("ranks") ? Format::kSafetensors : layout.traits().formats.front();
+}
+
 Request shard_request(const fs::path& model, const fs::path& output, std::uint32_t tp, std::uint32_t pp) {
   Request request;
   request.source.path = model;
   request.output_directory = output;
   request.target.layout = layout("ranks");
+  request.target.format = usual_format(*request.target.layout);
   request.target.tp = tp;
   request.target.pp = pp;
   return request;

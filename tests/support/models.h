@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,10 @@ RunOptions unsynced();
 /// plan_shard or plan_consolidate, and execute.
 RunResult shard(const Request& request, const RunOptions& options = unsynced());
 RunResult consolidate(const Request& request, const RunOptions& options = unsynced());
+
+/// The format in which tests shard if they name none: safetensors for layout ranks, since tests read and patch its files;
+/// else the default of the layout, if that is written.
+std::optional<Format> usual_format(const Layout& layout);
 
 /// A request without the many defaults.
 Request shard_request(const std::filesystem::path& model, const std::filesystem::path& output, std::uint32_t tp = 1,

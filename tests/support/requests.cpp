@@ -50,6 +50,7 @@ Request request_of(const fs::path& source, const fs::path& output, const Request
 Request shard_request(const fs::path& model, const fs::path& output, const RequestFields& fields) {
   auto request = request_of(model, output, fields);
   if (request.target.layout == nullptr) request.target.layout = layout("ranks");
+  if (!request.target.format) request.target.format = usual_format(*request.target.layout);
   return request;
 }
 

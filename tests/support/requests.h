@@ -31,7 +31,7 @@ struct RequestFields {
   bool force = false;
 };
 
-/// Shards to layout ranks if no other is given.
+/// Shards to layout ranks if no other is given, and in usual_format if no format is.
 Request shard_request(const std::filesystem::path& model, const std::filesystem::path& output,
                       const RequestFields& fields);
 Request convert_request(const std::filesystem::path& source, const std::filesystem::path& output,

@@ -50,7 +50,7 @@ TEST_CASE("Heads and packed matrices do not keep a model from being pre-sharded"
   const TempDir temp;
   shard(kModel, temp / "eight", {.layout = "presharded", .tp = 8});
   CHECK((consolidated(temp / "eight/weights", temp / "whole") == read_model(kModel)));
-  convert(temp / "eight", temp / "ranks", {.layout = "ranks", .tp = 2});
+  convert(temp / "eight", temp / "ranks", {.layout = "ranks", .format = Format::kSafetensors, .tp = 2});
   shard(kModel, temp / "direct", {.tp = 2});
   CHECK((read_ranks(temp / "ranks") == read_ranks(temp / "direct")));
 }

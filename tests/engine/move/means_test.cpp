@@ -42,6 +42,7 @@ struct Fused {
   std::unique_ptr<Job> plan(const fs::path& output) const {
     Request request = shard_request(temp / "model", output, 2);
     request.target.layout = layout("optimum");
+    request.target.format = usual_format(*request.target.layout);
     request.adapters = {temp / "peft"};
     return plan_shard(request);
   }

@@ -27,7 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kRanksFolder = "tensor_parallel_shards";
-constexpr Format kRankFormats[] = {Format::kSafetensors, Format::kPytorch, Format::kXser};
+constexpr Format kRankFormats[] = {Format::kPytorch, Format::kSafetensors, Format::kXser};
 
 constexpr LayoutTraits kRanksTraits = [] {
   LayoutTraits traits{"ranks", "ranks", "optimum-neuron's shards, and NxD's older ones", kRanksFolder, kRankFormats};
