@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# What takes too long for every change. Goes on after a part that fails, and fails at the end.
+# What takes too long for every change. Goes on after a part that fails, and fails at the end. Prints the time of each part.
 #
-#   release  what README says of installing, with the demo; each source compiled by itself, without precompiled headers,
-#            warnings are errors; all tests of what is optimised
+#   install  what README says of installing, with the demo and the tests
+#   release  each source compiled by itself, without precompiled headers, warnings are errors; all tests of what is optimised,
+#            with all random models
 #   asan     all tests, with all random models, under AddressSanitizer and UndefinedBehaviorSanitizer
-#   tsan     the engine, and a part of end_to_end, under ThreadSanitizer
+#   tsan     the engine, and a tenth of the random models of end_to_end, under ThreadSanitizer
 #   fuzz     all fuzzers for an hour
 #   tidy     clang-tidy over all lines; says what it finds
 #   trixie   build and tests on Debian 13 with its torch, in a directory of its own, a sixteenth of the random models; needs root
@@ -14,17 +15,49 @@
 #   dist     what is released, built twice and each artefact run in its own fresh root; needs root
 #   aarch64  the floors that read files, and a model, on arm64 by qemu
 #
+# Parts that take longer than an hour on two cores are divided. release, asan and tsan stand for a build and shares of the
+# tests, such as asan-build, asan-1 … asan-6; fuzz stands for fuzz-1 and fuzz-2, of half the time each, of which the
+# second begins with what the first has found. A share builds what it needs, which takes no time after the build's own part.
+#
 #   scripts/nightly.sh                     all of it
 #   scripts/nightly.sh tsan fuzz           some of it
+#   scripts/nightly.sh asan-build asan-1   the first sixth of one part
+#   scripts/nightly.sh --list              the names of all parts
 #   FUZZ_SECONDS=600 TEST_SHARE=10 scripts/nightly.sh asan fuzz     less of it: a tenth of the random models
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-parts=("$@")
-((${#parts[@]})) || parts=(release asan tsan fuzz tidy trixie ranks same dist aarch64)
+# Shares of the tests of each part that is divided.
+declare -A shares=([release]=4 [asan]=6 [tsan]=4 [fuzz]=2)
+
+# divided PART: the parts that it stands for.
+divided() {
+  local count=${shares[$1]:-0}
+  if ((count == 0)); then
+    echo "$1"
+    return
+  fi
+  [[ $1 == fuzz ]] || echo "$1-build"
+  seq --format "$1-%.0f" "$count"
+}
+
+all=()
+for part in install release asan tsan fuzz tidy trixie ranks same dist aarch64; do
+  mapfile -t -O "${#all[@]}" all < <(divided "$part")
+done
+if [[ ${1:-} == --list ]]; then
+  printf '%s\n' "${all[@]}"
+  exit 0
+fi
+parts=()
+for part in "$@"; do
+  mapfile -t -O "${#parts[@]}" parts < <(divided "$part")
+done
+((${#parts[@]})) || parts=("${all[@]}")
 for part in "${parts[@]}"; do
-  if [[ ! "$part" =~ ^(release|asan|tsan|fuzz|tidy|trixie|ranks|same|dist|aarch64)$ ]]; then
-    echo "usage: scripts/nightly.sh [release] [asan] [tsan] [fuzz] [tidy] [trixie] [ranks] [same] [dist] [aarch64]" >&2
+  if [[ " ${all[*]} " != *" $part "* ]]; then
+    echo "usage: scripts/nightly.sh [install] [release] [asan] [tsan] [fuzz] [tidy] [trixie] [ranks] [same] [dist] [aarch64]" >&2
+    echo "       scripts/nightly.sh --list" >&2
     exit 2
   fi
 done
@@ -33,7 +66,15 @@ step() {
   printf '\n== %s (%d s so far)\n' "$*" "$SECONDS"
 }
 
-run_release() {
+# run_share PRESET PART K [ARGUMENT...]: share K of the tests that CTest has with these arguments.
+run_share() {
+  local preset=$1 part=$2 share=$3
+  shift 3
+  step "Share $share of ${shares[$part]} of the tests of $part"
+  ctest --preset "$preset" --parallel "$(nproc)" --tests-information "$share,,${shares[$part]}" "$@"
+}
+
+run_install() {
   step "Install and demo, as README has them"
   scripts/install-packages.sh
   cmake --preset release -DRESHARD_BUILD_TESTS=OFF && cmake --build --preset release
@@ -41,32 +82,34 @@ run_release() {
   scripts/demo.sh
   step "Tests of what is installed, as README has them"
   scripts/test.sh
-  step "Each source by itself; all random models"
+}
+
+run_release() {
+  step "Each source by itself"
   cmake --preset release -DRESHARD_BUILD_TESTS=ON -DRESHARD_WARNINGS_AS_ERRORS=ON -DCMAKE_UNITY_BUILD=OFF \
     -DRESHARD_PRECOMPILE_HEADERS=OFF -DRESHARD_TEST_FLAGS=
   cmake --build --preset release
-  ctest --preset release --parallel "$(nproc)"
+  [[ $1 == build ]] || run_share release release "$1"
 }
 
 run_asan() {
-  step "All tests under AddressSanitizer and UndefinedBehaviorSanitizer"
+  step "AddressSanitizer and UndefinedBehaviorSanitizer"
   cmake --preset asan-ubsan
   cmake --build --preset asan-ubsan
-  ${TEST_SHARE:+env RESHARD_TEST_SHARE="$TEST_SHARE"} ctest --preset asan-ubsan --parallel "$(nproc)"
+  [[ $1 == build ]] || RESHARD_TEST_SHARE="${TEST_SHARE:-1}" run_share asan-ubsan asan "$1"
 }
 
 run_tsan() {
-  step "The engine under ThreadSanitizer"
+  step "ThreadSanitizer"
   cmake --preset tsan
   cmake --build --preset tsan --target test_engine test_end_to_end
-  local tests=build/tsan/tests
-  TSAN_OPTIONS=halt_on_error=1 "$tests/test_engine"
-  RESHARD_TEST_SHARE="${TEST_SHARE:-10}" TSAN_OPTIONS=halt_on_error=1 "$tests/test_end_to_end"
+  [[ $1 == build ]] || RESHARD_TEST_SHARE="${TEST_SHARE:-10}" TSAN_OPTIONS=halt_on_error=1 \
+    run_share tsan tsan "$1" --tests-regex '^(engine|end_to_end):'
 }
 
 run_fuzz() {
-  step "Fuzzing"
-  scripts/fuzz.sh "${FUZZ_SECONDS:-3600}"
+  step "Fuzzing, share $1 of ${shares[fuzz]}"
+  scripts/fuzz.sh "$((${FUZZ_SECONDS:-3600} / shares[fuzz]))"
 }
 
 run_tidy() {
@@ -139,12 +182,14 @@ run_dist() {
 
 failed=()
 for part in "${parts[@]}"; do
+  began=$SECONDS
   # In a shell of its own, which ends at the first command that fails, even here.
   set +e
-  (set -e && "run_$part")
+  (set -e && "run_${part%-*}" "${part##*-}")
   status=$?
   set -e
   ((status == 0)) || failed+=("$part")
+  printf '\n-- %s: %d min %d s, exit code %d\n' "$part" $(((SECONDS - began) / 60)) $(((SECONDS - began) % 60)) "$status"
 done
 if ((${#failed[@]})); then
   step "Failed: ${failed[*]}"
