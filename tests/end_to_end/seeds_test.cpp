@@ -476,11 +476,46 @@ TEST_CASE("contributing-custom-models line 31: stages of a custom model stay whe
                 {.says = {"metadata of one pipeline stage", "lm_head.weight"}});
 }
 
+/// Checks that `directory` has the ranks of `expected`, whose metadata may be in another order.
+void check_same_ranks(const fs::path& directory, const fs::path& expected) {
+  const auto got = snapshot(directory);
+  for (const auto& [path, content] : snapshot(expected)) {
+    if (path == "config.json") continue;
+    CAPTURE(path);
+    REQUIRE(got.count(path) == 1);
+    if (path.find("mp_metadata") != std::string::npos)
+      CHECK((nlohmann::json::parse(got.at(path)) == nlohmann::json::parse(content)));
+    else
+      CHECK((got.at(path) == content));
+  }
+}
+
+TEST_CASE("contributing-custom-models line 237: more ranks than a custom model has key/value heads replicate these") {
+  for (const bool biased : {false, true})
+    for (const std::uint32_t tp : {2, 8}) DYNAMIC_SECTION((biased ? "biased, " : "") << "tp " << tp) {
+        const Input input({.hidden = 32, .heads = 8, .attention_bias = biased}, {.layout = "ranks", .tp = 1}, 33);
+        hide_model(input.path(), true);
+        convert(input.path(), input / "converted", {.layout = "ranks", .tp = tp});
+        shard(input / "model", input / "expected", {.layout = "ranks", .tp = tp});
+        check_same_ranks(input / "converted", input / "expected");
+        write_file(input / "spec.json", description_of_metadata(read_checkpoint(input.path(), ReadContext{})));
+        shard(input / "model", input / "again",
+              {.layout = "ranks", .tp = tp, .family = read_family(input / "spec.json")});
+        check_same_ranks(input / "again", input / "expected");
+      }
+}
+
 TEST_CASE("contributing-custom-models line 237: heads that metadata does not record are those of config.json") {
   const Input input({}, {.layout = "ranks", .tp = 2}, 33);
   hide_model(input.path(), true);
+  merge_json(input.path() / "config.json", {{"num_attention_heads", 8}});  // the head sizes differ
   check_refused([&] { convert(input.path(), input / "converted", {.layout = "ranks", .tp = 4}); },
-                {.kind = ErrorKind::kUsage, .says = "has 2 groups of heads, which 4 ranks do not divide"});
+                {.kind = ErrorKind::kUsage,
+                 .says = "has 2 groups of heads, which 4 ranks do not divide",
+                 .hint = "\"attention\" (docs/families.md)"});
+  hide_model(input.path(), false);
+  const auto job = plan_convert(convert_request(input.path(), input / "converted", {.layout = "ranks", .tp = 4}));
+  CHECK_THAT(joined_notes(*job), Says("of a config.json (`config`)"));
 }
 
 }  // namespace

@@ -25,6 +25,10 @@ namespace {
 using Layers = std::set<std::uint64_t>;
 
 constexpr const char* kEmbeddingModule = "model.embed_tokens";  // tied to the head if no family defines it otherwise
+constexpr const char* kQuery = "q_proj";
+constexpr const char* kKey = "k_proj";
+constexpr const char* kValue = "v_proj";
+constexpr const char* kFusedProjections = "qkv_proj";  // as in optimum-neuron's models
 
 /// How a logical tensor is split.
 struct Split {
@@ -235,10 +239,9 @@ class Describer {
 
   /// Returns the number of heads of a projection, if config.json contains it and no spec does.
   std::optional<std::uint64_t> heads_of(const Group& group) const {
-    const std::string linear = group.module.substr(group.module.rfind('.') + 1);
-    const bool is_query = linear == "q_proj";
-    if (attention_ || group.split.dim != 0u || (!is_query && linear != "k_proj" && linear != "v_proj"))
-      return std::nullopt;
+    const std::string name = group.module.substr(group.module.rfind('.') + 1);
+    const bool is_query = name == kQuery;
+    if (attention_ || group.split.dim != 0u || (!is_query && name != kKey && name != kValue)) return std::nullopt;
     for (const char* key : {is_query ? "num_attention_heads" : "num_key_value_heads", "num_attention_heads"}) {
       const auto found = config_.json->find(key);
       if (found == config_.json->end() || !found->is_number_unsigned()) continue;
@@ -332,6 +335,15 @@ class Describer {
           }
   }
 
+  /// Whether a spec fuses the query projection of `module`, a pattern.
+  bool is_fused(const std::string& module) const {
+    bool found = false;
+    for_each_spec<FusedLinearsSpec>([&](const FusedLinearsSpec& spec, const std::string&, const std::string& pattern) {
+      found = found || (pattern == module && std::count(spec.linear_names.begin(), spec.linear_names.end(), kQuery));
+    });
+    return found;
+  }
+
   /// Validates that a spec exists in each layer that has its linear. `named` are the modules that have the spec.
   void validate_everywhere(const std::string& pattern, const std::string& linear,
                            const std::set<std::string>& named) const {
@@ -342,6 +354,66 @@ class Describer {
       if (named.count(module) == 0)
         throw cannot_describe(tensor.name, "a transformation spec fuses it only in other layers");
     }
+  }
+
+  void define_heads(std::uint64_t heads, std::uint64_t kv_heads, std::uint64_t head_dim) {
+    define_["num_attention_heads"] = heads;
+    define_["num_key_value_heads"] = kv_heads;
+    define_["head_dim"] = head_dim;
+  }
+
+  /// Returns the weight of a linear; nullptr if there is none, or if layers split it differently.
+  const Group* linear(const std::string& module) const {
+    const auto found = groups_by_name_.find({module, "weight"});
+    return found == groups_by_name_.end() || found->second.size() != 1 ? nullptr : &groups_[found->second.front()];
+  }
+
+  /// Returns the only linear next to `query` that takes its outputs, split in the same way; nullptr if not found.
+  const Group* output_of(const Group& query, const std::string& module) const {
+    const Group* output = nullptr;
+    for (const Group& group : groups_) {
+      if (group.module.substr(0, group.module.rfind('.')) != module || linear(group.module) != &group) continue;
+      if (group.shape.size() != 2 || group.shape.back() != query.shape.front() || group.split != Split{1, 1, {}} ||
+          group.layers != query.layers)
+        continue;
+      if (output != nullptr) return nullptr;
+      output = &group;
+    }
+    return output;
+  }
+
+  /// Describes query, key, value and output projections that are stored separately in one module, so that more ranks
+  /// than key/value heads can replicate these heads; null if config.json lacks the numbers of heads, or if the
+  /// projections do not match them.
+  OrderedJson separate_attention_json() {
+    OrderedJson attention = nullptr;
+    for (const Group& query : groups_) {
+      const std::size_t dot = query.module.rfind('.');
+      if (dot == std::string::npos || query.module.substr(dot + 1) != kQuery || linear(query.module) != &query)
+        continue;
+      const std::string module = query.module.substr(0, dot);
+      const Group* key = linear(module + "." + kKey);
+      const Group* output = output_of(query, module);
+      const auto heads = heads_of(query), kv_heads = key == nullptr ? std::nullopt : heads_of(*key);
+      if (output == nullptr || !heads || !kv_heads || *heads % *kv_heads != 0) continue;
+      const auto is_projection = [&](const Group* one, std::uint64_t count) {
+        return one != nullptr && one->shape.size() == 2 && one->split == Split{0, 1, {}} &&
+               one->layers == query.layers && one->has_bias == query.has_bias &&
+               one->bias_layers == query.bias_layers && one->shape.front() / count * *heads == query.shape.front();
+      };
+      if (!is_projection(&query, *heads) || !is_projection(key, *kv_heads) ||
+          !is_projection(linear(module + "." + kValue), *kv_heads) || is_fused(module))
+        continue;
+      if (!attention.is_null()) return nullptr;  // a description has one
+      define_heads(*heads, *kv_heads, query.shape.front() / *heads);
+      attention = {{"module", module},
+                   {"query", kQuery},
+                   {"key", kKey},
+                   {"value", kValue},
+                   {"output", output->module.substr(dot + 1)},
+                   {"fused", kFusedProjections}};
+    }
+    return attention;
   }
 
   OrderedJson attention_json() {
@@ -357,13 +429,12 @@ class Describer {
           pattern = its_pattern;
           named.insert(name);
         });
-    if (!attention_) return nullptr;
+    if (!attention_) return separate_attention_json();
     const GQAQKVColumnParallelLinearSpec& spec = *attention_;
     validate_everywhere(pattern, spec.query_projection_name, named);
     const std::uint64_t rows = std::uint64_t{spec.slots_per_rank()} * spec.heads_per_slot();
-    define_["num_attention_heads"] = spec.num_attention_heads;
-    define_["num_key_value_heads"] = spec.num_key_value_heads;
-    define_["head_dim"] = spec.q_output_size_per_partition / std::max<std::uint64_t>(rows, 1);
+    define_heads(spec.num_attention_heads, spec.num_key_value_heads,
+                 spec.q_output_size_per_partition / std::max<std::uint64_t>(rows, 1));
     OrderedJson attention = {{"module", pattern},
                              {"query", spec.query_projection_name},
                              {"key", spec.key_projection_name},

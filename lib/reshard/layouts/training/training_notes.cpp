@@ -78,7 +78,10 @@ std::optional<std::string> unchecked_heads_note(const Model& model, std::uint64_
   if (!splits_linears) return std::nullopt;
   const std::string unchecked = fmt::format("it was not checked whether `tp` {} splits attention heads", tp);
   if (described)
-    return fmt::format("the description has neither \"attention\" nor a module with \"heads\", so {}", unchecked);
+    return fmt::format(
+        "the description has neither \"attention\" nor a module with \"heads\", so {}; ranks with metadata "
+        "take both from the num_attention_heads and num_key_value_heads of a config.json (`config`)",
+        unchecked);
   if (model.heads == 0)
     return fmt::format("config.json has no num_attention_heads, so {}; add num_attention_heads and num_key_value_heads",
                        unchecked);

@@ -433,6 +433,10 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
     error.tensor(parameter.name);
     if (model.by_config_plan && parameter.heads % tp != 0)
       error.hint("heads are not replicated for a model that only the plan in its config.json describes");
+    else if (!model.family->attention && !options.separate && parameter.heads != 0 && parameter.heads % tp != 0)
+      error.hint(
+          "ranks replicate heads only if the model's description has \"attention\" (docs/families.md): add it to "
+          "the output of `print-spec`, and give the file with `spec`");
     return error;
   }
   return std::nullopt;
