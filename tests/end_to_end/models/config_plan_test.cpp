@@ -72,6 +72,25 @@ TEST_CASE("Shards of a planned model without metadata are read by its plan") {
   CHECK((input.whole() == input.tensors));
 }
 
+TEST_CASE("By an empty plan, every rank has all tensors whole") {
+  json config = json::parse(kPlannedConfig);
+  config["base_model_tp_plan"] = json::object();
+  config.erase("_tp_plan");
+  for (const std::string prefix : {"model.", ""}) {
+    CAPTURE(prefix);
+    const std::vector<Planned> all = tensors_of(prefix, true);
+    const Input input({.layout = "ranks", .format = Format::kSafetensors, .tp = 2, .pp = 2},
+                      [&](const fs::path& model) { return write_planned(model, all, config); });
+    TensorMap held;
+    for (const auto& [folder, tensors] : read_ranks(input.path())) held.insert(tensors.begin(), tensors.end());
+    CHECK((held == input.tensors));
+    CHECK((input.whole() == input.tensors));
+    for (const char* name : {"mp_metadata_pp_rank_0.json", "mp_metadata_pp_rank_1.json"})
+      fs::remove(input / "out/tensor_parallel_shards" / name);
+    CHECK((input.whole() == input.tensors));
+  }
+}
+
 TEST_CASE("Without metadata, a whole tensor of ranks that differ in it is refused") {
   const Input input = planned({.layout = "ranks", .tp = 2});
   fs::remove(input / "out/tensor_parallel_shards/mp_metadata_pp_rank_0.json");

@@ -54,7 +54,7 @@ bool comes_before(const ModelParameter& a, const ModelParameter& b) {
 
 bool has_config_plan(const ModelConfig& config) {
   const auto plan = config.json->find(kPlanKey);
-  return plan != config.json->end() && !plan->is_null() && !(plan->is_object() && plan->empty());
+  return plan != config.json->end() && !plan->is_null();
 }
 
 ConfigPlan::ConfigPlan(const ModelConfig& config, const std::vector<std::string>& names) : config_(config) {
@@ -158,6 +158,7 @@ void ConfigPlan::find_base(const std::vector<std::string>& names) {
       at = dot + 1;
     }
   }
+  if (planned.empty() && plans_.empty()) return;  // every rank has all tensors whole
   if (planned.empty())
     throw Error(ErrorKind::kBadInput, fmt::format("{} names no tensor of this checkpoint", kPlanKey))
         .in(config_.path)
