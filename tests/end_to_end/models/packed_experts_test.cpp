@@ -333,6 +333,30 @@ TEST_CASE("What cannot be packed or taken apart is refused with its name") {
         {.kind = ErrorKind::kUnsupported, .tensor = layer0 + "mlp.experts.gate_up_proj"}}});
 }
 
+TEST_CASE("Experts that Transformers 4 or 5 saved packed are taken apart to the same tensors") {
+  const fs::path model = golden_model("qwen3_vl_moe");  // (E, H, 2 I) as Transformers 4 saved it, (E, 2 I, H) as 5 does
+  const TempDir temp;
+  TensorMap turned = read_model(model / "original");
+  const TensorMap apart = in_form(model / "original", temp / "four", "separate");
+  CHECK(apart.size() > turned.size());
+  for (auto& [name, tensor] : turned) {
+    if (!name.ends_with("experts.gate_up_proj") && !name.ends_with("experts.down_proj")) continue;
+    const Dims shape = tensor.shape;
+    std::string bytes = tensor.bytes;
+    const std::uint64_t size = bytes.size() / num_elems(shape).value();
+    for (std::uint64_t e = 0; e < shape[0]; ++e)
+      for (std::uint64_t r = 0; r < shape[1]; ++r)
+        for (std::uint64_t c = 0; c < shape[2]; ++c)
+          bytes.replace(((e * shape[2] + c) * shape[1] + r) * size, size,
+                        tensor.bytes.substr(((e * shape[1] + r) * shape[2] + c) * size, size));
+    tensor = {tensor.dtype, {shape[0], shape[2], shape[1]}, bytes};
+  }
+  fs::copy(model / "original", temp / "model");
+  write_safetensors(temp / "model/model.safetensors", turned);
+  CHECK((in_form(temp / "model", temp / "five", "separate") == apart));
+  CHECK((in_form(temp / "five", temp / "packed", "auto") == turned));
+}
+
 TEST_CASE("Stacks in two orders, and packing where no family has packed experts, are refused") {
   const Input input;
   check_refused([&] { in_form(input / "model", input / "out", "packed"); },

@@ -119,6 +119,19 @@ bool take_apart(Checkpoint& checkpoint, const Stacks& stacks, ConfigUse use) {
   return are_apart;
 }
 
+/// Swaps the last two dims of each stack.
+void turn_stacks(SourceMap& map, const Stacks& stacks) {
+  for (std::size_t l = 0; l < map.logical.size(); ++l) {
+    if (!stacks.find(map.logical[l])) continue;
+    std::swap(map.logical[l].shape[1], map.logical[l].shape[2]);
+    for (Piece& piece : map.pieces[l]) {
+      for (Dims* dims : {&piece.box.begin, &piece.box.size, &piece.stored_begin}) std::swap((*dims)[1], (*dims)[2]);
+      StoredTensor& stored = map.stored[piece.stored];
+      stored.set_view(stored.view().transposed());
+    }
+  }
+}
+
 }  // namespace
 
 void unpack_experts(Checkpoint& checkpoint, const ReadContext& context) {
@@ -149,15 +162,17 @@ void separate_experts(Checkpoint& checkpoint) {
   const auto first = std::find_if(parameters.begin(), parameters.end(), is_own_stack);
   if (first == parameters.end()) return;
   const Stacks stacks(*checkpoint.model);
-  if (first_stack(checkpoint.map, stacks) != nullptr && !stacks.names.stay_packed())
-    take_apart(checkpoint, stacks, ConfigUse::kStrict);
-  else
+  if (first_stack(checkpoint.map, stacks) == nullptr)
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("`experts` separate: models of {} have all experts of a layer in one tensor",
                             printable(checkpoint.model->family->model_type)))
         .in(checkpoint.path)
         .tensor(first->name)
         .hint("leave out `experts`");
+  const bool are_turned =
+      stacks.names.stay_packed() && are_models_own(checkpoint.map, stacks, *checkpoint.model, checkpoint.path);
+  if (are_turned) turn_stacks(checkpoint.map, stacks);
+  take_apart(checkpoint, stacks, ConfigUse::kStrict);
 }
 
 void align_experts(Checkpoint& a, Checkpoint& b) {
