@@ -780,6 +780,17 @@ TEST_CASE("A description's entries for NxD Inference name what the layout does n
   refused("when", "no_such_setting", {.says = "\"when\" reads no_such_setting", .hint = "fused_qkv"});
 }
 
+TEST_CASE("Settings whose product pads the output head beyond all vocabularies are refused") {
+  const TempDir temp;
+  for (const std::uint64_t alignment : {std::uint64_t{1} << 62, std::uint64_t{1} << 40}) {
+    const json settings{{"tp_degree", 8}, {"lm_head_pad", true}, {"lm_head_pad_alignment_size", alignment}};
+    write_file(temp / "neuron_config.json", json{{"neuron_config", settings}}.dump());
+    TargetRequest request{.layout = layout_named("nxdi")};
+    check_refused([&] { complete_for(local_storage(), temp.path(), request, true); },
+                  {.path = temp / "neuron_config.json", .says = "lm_head_pad_alignment_size"});
+  }
+}
+
 TEST_CASE("A padded head is inferred from its bias, given half of its form, and not for a larger vocabulary") {
   const fs::path split = compiled_case("vocab-lm_head_pad-sampling-gpt_oss-tp4");
   const TempDir temp;

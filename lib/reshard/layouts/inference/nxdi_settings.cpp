@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
@@ -23,6 +24,8 @@ namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::uint64_t kMostHeadRows = std::uint64_t{1} << 32;  // more than any vocabulary
 
 /// Has an effect on other models than in layouts of training.
 constexpr LayoutOption kOwnFuseQkv{.name = kFuseQkv.name, .type = LayoutOption::Type::kFlag, .help = kFuseQkv.help};
@@ -226,12 +229,20 @@ CompiledModel compiled_of(const Json& settings, const fs::path& path) {
   compiled.options.set_flag(kSkipGamma.name, skips_gamma(settings, path));
   // lm_head_pad is not a number, and nothing else depends on where sampling runs.
   const Json* head = find_key(settings, "lm_head_pad");
-  if (head != nullptr && *head == true)
-    compiled.options.set_number(kHeadMultiple.name, number("tp_degree").value_or(1) *
-                                                        number("logical_nc_config").value_or(1) *
-                                                        number("lm_head_pad_alignment_size").value_or(1));
-  else
+  if (head != nullptr && *head == true) {
+    std::optional<std::uint64_t> multiple = 1;
+    for (const char* key : {"tp_degree", "logical_nc_config", "lm_head_pad_alignment_size"})
+      if (multiple) multiple = checked_mul(*multiple, number(key).value_or(1));
+    if (!multiple || *multiple == 0 || *multiple > kMostHeadRows)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("tp_degree x logical_nc_config x lm_head_pad_alignment_size pad the output head to a "
+                              "multiple of more than {} rows, or of none",
+                              kMostHeadRows))
+          .in(path);
+    compiled.options.set_number(kHeadMultiple.name, *multiple);
+  } else {
     compiled.options.erase(kSplitHeadBias.name);
+  }
   if (auto quantization = declared_quantization(settings); quantization && !compiled.options.flag(kMxfp4Compute.name))
     compiled.options.set(kQuantization.name, std::move(*quantization));
   compiled.options.set(kKernels.name, kernels_text(enabled_kernels(settings, path)));

@@ -18,6 +18,8 @@ using Heads = Scheme::Heads;
 constexpr const char* kExpertAxis = "expert";
 constexpr std::uint64_t kOneF32 = 0x3F80'0000;
 
+constexpr std::uint64_t kMostRows = std::uint64_t{1} << 32;  // bounds multiples, so that rounding cannot overflow
+
 std::uint64_t rounded_up(std::uint64_t number, std::uint64_t step) {
   return (number + step - 1) / step * step;
 }
@@ -174,6 +176,9 @@ std::uint64_t RankRules::padded_size(const Scheme::Entry& rule, const ModelParam
   sized.shape = padded_shape(tensor, share.padded_shapes);
   const std::uint64_t size =
       dim == tensor.split_dim ? shares_.padded(sized, share.parts) : rounded_up(sized.shape[dim], share.parts);
+  if (rule.multiple > kMostRows)
+    throw Error(ErrorKind::kUsage, fmt::format("a multiple of {} rows is more than any matrix has", rule.multiple))
+        .tensor(tensor.name);
   return rule.multiple == 1 ? size : rounded_up(size, std::lcm(rule.multiple, std::uint64_t{share.parts}));
 }
 
