@@ -33,6 +33,19 @@ TEST_CASE("Ranks are pre-sharded by several runs into one directory, and are the
   check_refused([&] { consolidated(temp / "several", temp / "whole"); }, {.says = "tp1_sharded_checkpoint"});
 }
 
+TEST_CASE(
+    "Files in serialize_path itself are read as those in weights/ are, with a config.json next to them or elsewhere") {
+  const TempDir temp;
+  const auto job = plan_shard(shard_request(kModel, temp / "out", presharded()));
+  CHECK(job->notes.back().find("the files in weights/ like those of its shard_checkpoint") != std::string::npos);
+  execute(*job, unsynced());
+  fs::copy(temp / "out/weights", temp / "serialize_path");
+  CHECK((consolidated(temp / "serialize_path", temp / "one", {.config = kModel}) == read_model(kModel)));
+  fs::copy(kModel / "config.json", temp / "serialize_path/config.json");
+  CHECK((consolidated(temp / "serialize_path", temp / "two") == read_model(kModel)));
+  CHECK((converted(temp / "serialize_path", temp / "three") == read_model(kModel)));
+}
+
 TEST_CASE("Of a part of the ranks, the bytes that are said to be read are those of the rows that they have") {
   std::uint64_t expected = 0;
   for (const auto& [name, tensor] : read_model(kModel)) {

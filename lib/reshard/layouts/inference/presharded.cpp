@@ -92,7 +92,9 @@ const Layout& presharded_layout() {
        .options = {&kStartRank, &kEndRank, &kPad},
        .ranks = served_ranks(explain_presharded, nullptr, true),
        .padding = &kPad,
-       .loaded_by = "NxD 0.9.0 and later loads these files like those of its shard_checkpoint",
+       .loaded_by =
+           "NxD 0.9.0 and later loads the files in weights/ like those of its shard_checkpoint, which writes them "
+           "into serialize_path itself",
        .validate_model = [](const Model& model) { validate_no_inference_scales(model, kPresharded); },
        .plan_ranks = plan_presharded,
        .validate_compiled = refuse_compiled});
