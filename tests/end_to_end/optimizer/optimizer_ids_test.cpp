@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "reshard/layouts/core/checkpoint.h"
@@ -16,6 +17,7 @@
 #include "support/refusals.h"
 #include "support/requests.h"
 #include "support/saved_trees.h"
+#include "support/spoilers.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
 
@@ -219,6 +221,9 @@ TEST_CASE("Buffers that a family says are not trained have no number, though the
         return parameters;
       };
       CHECK(trained(temp / "back") == trained(temp / "dcp"));
+      CHECK(trained(temp / "nxd").size() == run.states.at("exp_avg").size());
+      merge_json(temp / "nxd/config.json",  // a plan does not say which tensors are buffers
+                 {{"model_type", "unknown"}, {"base_model_tp_plan", nlohmann::json::object()}});
       CHECK(trained(temp / "nxd").size() == run.states.at("exp_avg").size());
     }
   }

@@ -20,6 +20,7 @@
 #include "reshard/layouts/optimizer/row_shards.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/layouts/states/optimizer_keys.h"
+#include "reshard/specs/model/language_model.h"
 #include "reshard/tensor/cast/cast.h"
 
 namespace reshard {
@@ -418,6 +419,15 @@ bool is_of_earlier_stage(const SourceMap& model, const std::string& name, std::u
   });
 }
 
+/// Whether a tensor is a buffer. Plans, and checkpoints without a model, do not declare it. Masks of attention have four
+/// dims, [1, 1, n, n].
+bool is_buffer(const TensorEntry& tensor) {
+  const std::string& name = tensor.name;
+  const bool is_mask = tensor.shape.size() == 4 && (name.ends_with(".attn.bias") || name.ends_with(".attention.bias"));
+  return is_mask || is_attention_buffer(name) || name.ends_with(".inv_freq") ||
+         describe(tensor.dtype).kind != DTypeClass::kFloat;
+}
+
 }  // namespace
 
 std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, const ShardedCheckpoint& shards,
@@ -445,10 +455,8 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
       std::vector<LocalParameter>& of_rank = parameters.emplace_back();
       for (const TensorEntry& tensor : shards.files[pp_rank][std::size_t{ep_rank} * shards.tp].tensors) {
         const auto found = own.find(tensor.name);
-        // Plans, and checkpoints without a model, do not say which tensors are buffers.
-        const bool is_buffer = untrained.count(tensor.name) > 0 || tensor.name.ends_with(".inv_freq") ||
-                               describe(tensor.dtype).kind != DTypeClass::kFloat;
-        if (found == own.end() || is_buffer || tied.count(tensor.name)) continue;
+        if (found == own.end() || untrained.count(tensor.name) || is_buffer(tensor) || tied.count(tensor.name))
+          continue;
         if (!tensor.strides.empty())
           throw Error(ErrorKind::kUnsupported, "is not stored in C order: the order of its states is unknown")
               .in(checkpoint.map.files[found->second->file].path)

@@ -196,11 +196,6 @@ std::optional<std::uint64_t> layer_of(std::string_view name, const std::string& 
   return layer && *layer < count ? layer : std::nullopt;
 }
 
-/// Buffers of rotary embeddings, which old exports of any family contain.
-bool is_buffer(std::string_view name) {
-  return name.ends_with(".rotary_emb.inv_freq");
-}
-
 /// Scales of the key/value cache, for attention modules of quantised models.
 bool is_cache_scale(std::string_view name) {
   return name.ends_with("_attn.k_scale") || name.ends_with("_attn.v_scale") || name.ends_with("_attn.q_scale") ||
@@ -221,7 +216,7 @@ void add_unlisted(Model& model, const std::unordered_set<std::string_view>& name
   };
   // Most models have no such name, and are done here.
   const auto may_be = [&](std::string_view name) {
-    return is_buffer(name) || (model.quantized && is_cache_scale(name)) || is_whole(name) ||
+    return is_attention_buffer(name) || (model.quantized && is_cache_scale(name)) || is_whole(name) ||
            (other_parts && !name.starts_with(layers));
   };
   std::vector<std::string> unlisted;
@@ -241,10 +236,10 @@ void add_unlisted(Model& model, const std::unordered_set<std::string_view>& name
     parameter.optional = true;
     parameter.scalar = is_cache_scale(name);
     parameter.any_shape = !parameter.scalar;
-    parameter.trained = !is_buffer(name) && !parameter.scalar;
+    parameter.trained = !is_attention_buffer(name) && !parameter.scalar;
     const bool in_layers = name.starts_with(layers);
     std::vector<ModelParameter>* list = nullptr;
-    if (is_buffer(name) || (model.quantized && in_layers && is_cache_scale(name))) {
+    if (is_attention_buffer(name) || (model.quantized && in_layers && is_cache_scale(name))) {
       if (in_layers) parameter.layer = layer_of(name, layers, model.layers);
       if (!in_layers || parameter.layer) list = &buffers;
     } else if (is_whole(name)) {
@@ -383,6 +378,10 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
       if (const auto heads = prefixes_before(module.name + "." + module.parameter, names); heads.size() == 1)
         head = heads.front();
   return with_prefixes(*family, base, own, head);
+}
+
+bool is_attention_buffer(std::string_view name) {
+  return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".masked_bias");
 }
 
 Model instantiate(const ModelConfig& config, const HoldsName& holds) {

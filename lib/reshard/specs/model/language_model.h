@@ -48,6 +48,10 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
 /// The family has Family::inference.
 LanguageModel with_inference_prefix(LanguageModel found);
 
+/// Whether any family's tensor of this name is a buffer of attention, which is not trained: "….rotary_emb.inv_freq",
+/// "….attn.masked_bias".
+bool is_attention_buffer(std::string_view name);
+
 /// Returns the model of a config.json whose model_type is known.
 /// \throws also unknown_model_type.
 Model instantiate(const ModelConfig& config, const HoldsName& holds = {});
