@@ -16,6 +16,7 @@
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/core/misfits.h"
 #include "reshard/layouts/core/model_bounds.h"
+#include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/hf/hf_files.h"
 #include "reshard/layouts/interrupted_swap.h"
@@ -176,7 +177,9 @@ Checkpoint read_file(Files& files, const fs::path& path, const ReadContext& cont
   checkpoint.format = format_of_file(files, path);
   checkpoint.weights_stem = diffusers_stem(path.filename().string());
   std::vector<Container> containers{read_lone_file(files, path, checkpoint.format)};
-  if (!read_record(containers.front())) take_out_wrappers(containers, checkpoint.notes);
+  LanguageModel described;
+  const KnownModel known = known_model(files, checkpoint, context, described);
+  if (!read_record(containers.front())) checkpoint.old_names = take_out_wrappers(containers, known, checkpoint.notes);
   recognise_quantization(files, checkpoint, containers, context);
   return read_whole_files(files, std::move(checkpoint), containers, context);
 }

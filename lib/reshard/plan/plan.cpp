@@ -72,7 +72,10 @@ ReadContext context_of(const Request& request, const Layout* target) {
           request.source.options,
           {request.source.config},
           request.source.with_optimizer ? read : Beside::kCount,
-          request.source.extra};
+          request.source.extra,
+          request.names.renames.empty() ? Rename() : [&rules = request.names](const std::string& name) {
+            return renamed(rules, name);
+          }};
 }
 
 Checkpoint read_source(Files& files, const Request& request) {

@@ -63,6 +63,7 @@ struct Checkpoint {
   /// The program whose names and row order the tensors keep because the model's own are unknown; empty if the tensors
   /// have the model's.
   std::string names_of;
+  OldNames old_names;  // of tensors that ReadContext::rename renamed; empty if it was not applied
   Mesh mesh;
   PartitionOptions partition;           // optional choices in how ranks are partitioned
   OptionValues form;                    // layout options that the files were written with, if known

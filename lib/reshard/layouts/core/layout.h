@@ -20,6 +20,7 @@
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/attention_report.h"
 #include "reshard/layouts/map/tensor_map.h"
+#include "reshard/layouts/names/renames.h"
 #include "reshard/layouts/states/training_states.h"
 #include "reshard/specs/family/family.h"
 #include "reshard/specs/parallel/mesh.h"
@@ -186,6 +187,9 @@ struct ReadContext {
   ConfigChoice config;
   Beside beside = Beside::kCount;
   ExtraTensors extra = ExtraTensors::kRefuse;
+  /// Applied while reading if it reveals the model (reveals_model), before names are compared with the model's.
+  /// Checkpoint::old_names then lists the renamed tensors; otherwise the caller renames them.
+  Rename rename{};
 
   bool reads_states() const { return beside >= Beside::kRead; }
 };

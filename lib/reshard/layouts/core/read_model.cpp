@@ -69,6 +69,13 @@ LanguageModel trained_language_model(Files& files, Checkpoint& checkpoint, const
   return model;
 }
 
+KnownModel known_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, LanguageModel& described) {
+  described = trained_language_model(files, checkpoint, context);
+  KnownModel known(described.family.get(), described.is_part);
+  known.rename = context.rename;
+  return known;
+}
+
 StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
                           const std::vector<std::string>& beside, const fs::path& where,
                           std::vector<std::string>& notes) {
@@ -117,9 +124,9 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
     notes.push_back(left_out_text(others.size(), "in addition to the model") + ": " + list_names(others));
 }
 
-StateNames trained_names(const std::vector<StateEntry>& entries, const LanguageModel& model, Checkpoint& checkpoint) {
-  StateNames names =
-      names_in_model(entries, {model.family.get(), model.is_part}, {}, checkpoint.path, checkpoint.notes);
+StateNames trained_names(const std::vector<StateEntry>& entries, const KnownModel& model, Checkpoint& checkpoint) {
+  StateNames names = names_in_model(entries, model, {}, checkpoint.path, checkpoint.notes);
+  checkpoint.old_names = std::move(names.old_names);
   if (!names.are_replaced) checkpoint.names_of = names.program;
   leave_out_others(entries, names, checkpoint.beside_model.emplace(), checkpoint.notes);
   return names;

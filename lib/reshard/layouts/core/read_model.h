@@ -26,6 +26,10 @@ std::filesystem::path trained_directory(Files& files, const std::filesystem::pat
 /// `context`; if config.json is invalid, returns no family, and read_model reports the error.
 LanguageModel trained_language_model(Files& files, Checkpoint& checkpoint, const ReadContext& context);
 
+/// Returns what `context` and the checkpoint's config.json say of the model, for take_out_wrappers. Borrows `described`,
+/// which receives the family.
+KnownModel known_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, LanguageModel& described);
+
 /// A stored tensor of a training checkpoint.
 struct StateEntry {
   std::string name;
@@ -54,9 +58,9 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
                       std::vector<std::string>& notes);
 
 /// Returns the model's names for a checkpoint whose entries are all tensors, and leaves out entries without a name.
-/// Sets `names_of` and `beside_model`.
+/// Sets `names_of`, `old_names` and `beside_model`.
 /// \throws Error kBadInput as names_in_model.
-StateNames trained_names(const std::vector<StateEntry>& entries, const LanguageModel& model, Checkpoint& checkpoint);
+StateNames trained_names(const std::vector<StateEntry>& entries, const KnownModel& model, Checkpoint& checkpoint);
 
 /// Reads the model of `checkpoint` after find_config, creates its map and splits packed entries. All tensors of the
 /// model must exist. Extra tensors, such as buffers or another head, are noted.

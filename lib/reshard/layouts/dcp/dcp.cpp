@@ -137,8 +137,9 @@ class DcpLayout final : public Layout {
     checkpoint.index_metadata = read_kept_index_metadata(files, checkpoint.directory);
     if (!checkpoint.index_metadata.empty())
       checkpoint.index_metadata_file = checkpoint.directory / kKeptIndexMetadataFile;
-    const LanguageModel described = trained_language_model(files, checkpoint, context);
-    const KnownModel known(described.family.get(), described.is_part);
+    LanguageModel described;
+    KnownModel known = known_model(files, checkpoint, context, described);
+    if (context.reads_states()) known.rename = nullptr;  // states have their parameters' names: both are renamed later
     const auto content = context.reads_states() ? DcpContent::kRun : DcpContent::kModel;
     const fs::path optimizer = optimizer_beside(files, found.path);
     const bool has_items = found.is_empty || holds_dcp_metadata(files, found.path);
@@ -150,6 +151,7 @@ class DcpLayout final : public Layout {
     checkpoint.notes = std::move(source.notes);
     checkpoint.beside_model = source.beside;
     checkpoint.names_of = std::move(source.program);
+    checkpoint.old_names = std::move(source.old_names);
     Container tensors;
     for (const ChunkedTensor& tensor : source.tensors)
       tensors.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});

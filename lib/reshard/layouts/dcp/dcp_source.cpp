@@ -190,7 +190,8 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownMo
   for (const DcpBytes& object : metadata.bytes) beside.push_back(object.name);
   for (const DcpTensor& tensor : optimizer.all.tensors) beside.push_back(tensor.name);
   for (const DcpBytes& object : optimizer.all.bytes) beside.push_back(object.name);
-  const StateNames names = names_in_model(entries, model, beside, source.where, source.notes);
+  StateNames names = names_in_model(entries, model, beside, source.where, source.notes);
+  source.old_names = std::move(names.old_names);
   if (!names.are_replaced) source.program = names.program;
   source.packed = packed_entries(entries, names, source.where);
   DcpChunkFinder finder(files, directory, read, source.files, source.notes);
@@ -254,6 +255,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownMo
     entries.push_back({tensor.entry, tensor.dtype, tensor.shape});
   }
   StateNames names = names_in_model(entries, model, {}, source.where, source.notes);
+  source.old_names = std::move(names.old_names);
   if (!names.are_replaced) source.program = names.program;
   leave_out_others(entries, names, source.beside, source.notes);
   source.packed = packed_entries(entries, names, source.where);

@@ -27,6 +27,7 @@ struct DcpSource {
   std::vector<DcpPath> paths;         // TrainingStates::paths
   std::string prefix;                 // TrainingStates::prefix
   std::string program;                // Checkpoint::names_of
+  OldNames old_names;                 // Checkpoint::old_names
   BesideModel beside;                 // summary of left-out entries
   std::vector<std::string> notes;     // left-out entries and warnings, whole sentences
 };

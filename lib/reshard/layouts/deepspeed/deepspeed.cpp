@@ -199,8 +199,8 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   ZeroCheckpoint zero = read_zero_checkpoint(files, found.path, master ? ZeroWeights::kMaster : ZeroWeights::kModel);
   std::vector<StateEntry> entries;
   for (const ZeroTensor& tensor : zero.tensors) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
-  const LanguageModel described = trained_language_model(files, checkpoint, context);
-  const StateNames names = trained_names(entries, described, checkpoint);
+  LanguageModel described;
+  const StateNames names = trained_names(entries, known_model(files, checkpoint, context, described), checkpoint);
   const PackedEntries packed = packed_entries(entries, names, found.path);
   rename(zero, names.names);
   read_trained_model(files, checkpoint, context, container_of(zero), packed, [&](const std::optional<Model>& model) {

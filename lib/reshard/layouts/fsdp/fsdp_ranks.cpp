@@ -334,8 +334,8 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
     for (const DistributedTensor& tensor : ranks.back().tensors)
       if (seen.insert(tensor.name).second) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
   }
-  const LanguageModel described = trained_language_model(files, checkpoint, context);
-  const StateNames in_model = trained_names(entries, described, checkpoint);
+  LanguageModel described;
+  const StateNames in_model = trained_names(entries, known_model(files, checkpoint, context, described), checkpoint);
   Container whole_tensors;
   std::unordered_map<std::string, std::string> names;
   const PackedEntries packed = packed_entries(entries, in_model, found.path);

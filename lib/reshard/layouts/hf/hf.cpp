@@ -25,6 +25,7 @@
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/core/misfits.h"
+#include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/hf/hf_files.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/map/whole_map.h"
@@ -236,16 +237,19 @@ class HfLayout final : public Layout {
     const auto lone = names || is_adapter || !is_described ? std::nullopt : only_weights_file(files, found.path);
     if (const auto name = names ? std::optional(names->whole) : lone) checkpoint.weights_stem = diffusers_stem(*name);
     checkpoint.format = lone ? format_of_file(files, found.path / *lone) : names ? names->format : Format::kSafetensors;
+    LanguageModel described;
+    const KnownModel known = known_model(files, checkpoint, context, described);
     HfIndexReport report;
     std::vector<Container> containers;
     if (lone) {
       containers.push_back(read_container(files, found.path / *lone, checkpoint.format));
-      take_out_wrappers(containers, report.notes);
+      report.old_names = take_out_wrappers(containers, known, report.notes);
       report.notes.push_back(fmt::format("reading {}, the only weights file", printable(*lone)));
     } else {
-      containers = read_hf_checkpoint(files, found.path, &report);
+      containers = read_hf_checkpoint(files, found.path, &report, known);
     }
     checkpoint.index_metadata = std::move(report.metadata);
+    checkpoint.old_names = std::move(report.old_names);
     std::move(report.notes.begin(), report.notes.end(), std::back_inserter(checkpoint.notes));
     // When files are copied, the note on skipped files also names these.
     if (context.use == ConfigUse::kLenient && !report.unlisted.empty())

@@ -359,7 +359,8 @@ std::optional<Format> hf_format(Files& files, const fs::path& directory) {
   return names ? std::optional(names->format) : std::nullopt;
 }
 
-std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& directory, HfIndexReport* report) {
+std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& directory, HfIndexReport* report,
+                                          const KnownModel& model) {
   const auto names = hf_names_in(files, directory);
   if (!names) throw no_weights(files, directory);
   const fs::path index_path = directory / names->index;
@@ -396,7 +397,7 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
   if (both) containers.front().warnings.push_back("ignored the PyTorch weights next to it, as transformers does");
   if (!names->variant.empty())
     filled.notes.push_back(fmt::format("read the variant {} of the model, the only one", names->variant));
-  take_out_wrappers(containers, filled.notes);
+  filled.old_names = take_out_wrappers(containers, model, filled.notes);
   return containers;
 }
 

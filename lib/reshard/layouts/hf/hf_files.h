@@ -9,6 +9,7 @@
 #include "reshard/formats/common/format.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/names/state_names.h"
 
 /// Finds the weight files of a Hugging Face directory: one file, the files of an index, or a numbered set.
 namespace reshard {
@@ -38,15 +39,17 @@ struct HfIndexReport {
   std::string metadata;               // HfIndex::metadata
   std::vector<std::string> notes;     // harmless irregularities, whole sentences
   std::vector<std::string> unlisted;  // files with names of weights that the index does not list
+  OldNames old_names;                 // Checkpoint::old_names
 };
 
 /// Reads the headers of the weight files in `directory`, and validates them against the index: every listed file exists
 /// and contains exactly the tensors listed for it. Without an index, numbered files must be a complete set. Harmless
 /// irregularities are added to Container::warnings.
 /// \param report  Receives the index's metadata and notes; may be null.
+/// \param model   See take_out_wrappers.
 /// \throws Error kBadInput; kUnsupported.
 std::vector<Container> read_hf_checkpoint(Files& files, const std::filesystem::path& directory,
-                                          HfIndexReport* report = nullptr);
+                                          HfIndexReport* report = nullptr, const KnownModel& model = {nullptr});
 
 /// Returns the only file in `directory` whose name may be that of a whole model; std::nullopt if there is not exactly
 /// one.

@@ -36,6 +36,8 @@ constexpr std::string_view kStartsOfModels[] = {"model.", "lm_head.", "transform
 /// Prefixes of names of a whole model, or of a part of a larger one, that do not occur under a model's "model.".
 constexpr std::string_view kStartsOfWhole[] = {"model.", "lm_head."};
 
+constexpr std::string_view kExtraState = "_extra_state";  // saved by TransformerEngine's modules
+
 /// Prefixes under which training programs store entries that belong neither to the model nor to the optimizer.
 constexpr std::string_view kOtherRoots[] = {"lr_scheduler", "lr_schedulers", "scheduler", "schedulers",
                                             "train_state",  "dataloader",    "rng_state", "grad_scaler"};
@@ -382,14 +384,6 @@ bool may_be_wrapped(const std::string& name) {
   return begins_model(rest) || is_one_of(rest.substr(0, rest.find('.')), kOuterWords);
 }
 
-using NamesByFile = std::vector<std::vector<std::string>>;
-
-void replace_names(NamesByFile& by_file, std::vector<std::string>& names) {
-  auto name = names.begin();
-  for (std::vector<std::string>& of_file : by_file)
-    for (std::string& one : of_file) one = std::move(*name++);
-}
-
 /// Returns the words of `prefix` ("state_dict" and "model" for "state_dict.model.") if trainers put each of them around
 /// models.
 std::vector<std::string> outer_words(const std::string& prefix) {
@@ -410,11 +404,9 @@ bool is_adapter(const std::vector<std::string>& names) {
   return has(".lora_A.") && !has(".base_layer.");
 }
 
-/// Removes from the names, by file, the words that trainers put before all names of a model, and "module" anywhere if
-/// more names then belong to a known family. Adds the removed words to `wrappers`.
-void take_out_words(NamesByFile& by_file, std::set<std::string>& wrappers) {
-  std::vector<std::string> names;
-  for (const std::vector<std::string>& of_file : by_file) names.insert(names.end(), of_file.begin(), of_file.end());
+/// Removes from the names the words that trainers put before all names of a model, and "module" anywhere if more names
+/// then belong to a known family. Adds the removed words to `wrappers`.
+void take_out_words(std::vector<std::string>& names, std::set<std::string>& wrappers) {
   if (names.empty() || is_adapter(names)) return;
   const bool has_module = std::any_of(
       names.begin(), names.end(), [](const std::string& name) { return is_one_of(kModuleWrapper, split(name, '.')); });
@@ -446,7 +438,47 @@ void take_out_words(NamesByFile& by_file, std::set<std::string>& wrappers) {
     for (std::string& name : names) name.erase(0, prefix.size());
     wrappers.insert(words.begin(), words.end());
   }
-  replace_names(by_file, names);
+}
+
+bool is_extra_state(const TensorEntry& tensor) {
+  return std::string_view(tensor.name).substr(tensor.name.rfind('.') + 1) == kExtraState;
+}
+
+/// Gives the tensors of a file other names, in the same order.
+/// \throws Error kBadInput if two tensors would get the same name.
+void change_names(Container& file, std::vector<std::string> names) {
+  std::vector<std::string> entries;
+  for (const TensorEntry& tensor : file.tensors) entries.push_back(tensor.name);
+  try {
+    validate_unique(entries, names, std::vector<std::shared_ptr<const PackedNames>>(entries.size()));
+  } catch (Error& error) {
+    throw error.in(file.path).hint(
+        "it is stored both with and without the name of a wrapper: keep one of the two in the file");
+  }
+  for (std::size_t t = 0; t < names.size(); ++t) file.tensors[t].name = std::move(names[t]);
+}
+
+void note_removed(const std::set<std::string>& wrappers, std::size_t extra_states, std::vector<std::string>& notes) {
+  if (!wrappers.empty())
+    notes.push_back("names of tensors are read without " + list_names(std::vector(wrappers.begin(), wrappers.end())));
+  if (extra_states > 0) notes.push_back(fmt::format("left out {}, which is not a weight", kExtraState));
+}
+
+/// Returns the names of the model's entries in `entries` as the caller renames them, if that reveals the model; empty
+/// otherwise. Entries of the training state keep their names.
+std::vector<std::string> renamed_entries(std::span<const std::string> entries, const KnownModel& model,
+                                         const OptimizerEntries& optimizer) {
+  if (model.rename == nullptr) return {};
+  std::vector<std::string> bare;
+  for (const std::string& entry : entries)
+    if (!is_training_state(entry, optimizer))
+      bare.push_back(without_parts(entry, [](std::string_view part) { return is_one_of(part, kWrappers); }));
+  if (!reveals_model(bare, model.rename, model.family)) return {};
+  std::vector<std::string> renamed;
+  auto name = bare.begin();
+  for (const std::string& entry : entries)
+    renamed.push_back(is_training_state(entry, optimizer) ? entry : model.rename(*name++));
+  return renamed;
 }
 
 }  // namespace
@@ -458,10 +490,12 @@ std::string without_wrappers(std::string_view name, const StateNames& names) {
   });
 }
 
-StateNames find_state_names(std::span<const std::string> entries, const KnownModel& model,
+StateNames find_state_names(std::span<const std::string> stored, const KnownModel& model,
                             std::span<const std::string> beside) {
   StateNames found;
-  found.optimizer = OptimizerEntries(entries, beside);
+  found.optimizer = OptimizerEntries(stored, beside);
+  const std::vector<std::string> renamed = renamed_entries(stored, model, found.optimizer);
+  const std::span<const std::string> entries = renamed.empty() ? stored : std::span(renamed);
   std::set<std::string> wrappers;
   BareNames bare = bare_names(entries, found.optimizer, wrappers);
   const Candidate best = best_candidate(bare, model.family);
@@ -488,6 +522,8 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
   if (model.family != nullptr && !found.program.empty())
     rename(*model.family, prefix_of_family.substr(std::min(found.prefix.size(), prefix_of_family.size())), found);
   validate_unique(entries, found.names, found.packed);
+  for (std::size_t i = 0; i < renamed.size(); ++i)
+    if (!found.names[i].empty() && renamed[i] != stored[i]) found.old_names.emplace(found.names[i], stored[i]);
   return found;
 }
 
@@ -501,42 +537,51 @@ std::string_view StateNames::state_of(std::string_view entry) const {
   return entry.substr(0, entry.find('.'));
 }
 
-void take_out_wrappers(std::span<Container> containers, std::vector<std::string>& notes) {
-  constexpr std::string_view kExtraState = "_extra_state";
+OldNames take_out_wrappers(std::span<Container* const> containers, const KnownModel& model,
+                           std::vector<std::string>& notes, std::span<std::string* const> further) {
   std::set<std::string> wrappers;
-  std::size_t extra_states = 0;
-  std::vector<std::vector<std::string>> names(containers.size());
-  for (std::size_t i = 0; i < containers.size(); ++i) {
-    extra_states += std::erase_if(containers[i].tensors, [&](const TensorEntry& tensor) {
-      return std::string_view(tensor.name).substr(tensor.name.rfind('.') + 1) == kExtraState;
+  const auto without_words = [&](const std::string& name) {
+    std::string rest = without_parts(name, [&](std::string_view part) {
+      const bool is_wrapper = is_one_of(part, kWrappers);
+      if (is_wrapper) wrappers.emplace(part);
+      return is_wrapper;
     });
-    for (const TensorEntry& tensor : containers[i].tensors) {
-      const std::string& name = names[i].emplace_back(without_parts(tensor.name, [&](std::string_view part) {
-        const bool is_wrapper = is_one_of(part, kWrappers);
-        if (is_wrapper) wrappers.emplace(part);
-        return is_wrapper;
-      }));
-      if (name.empty()) names[i].back() = tensor.name;
-    }
-  }
-  take_out_words(names, wrappers);
-  for (std::size_t i = 0; i < containers.size() && !wrappers.empty(); ++i) {
-    std::vector<std::string> entries;
-    for (TensorEntry& tensor : containers[i].tensors) entries.push_back(tensor.name);
-    try {
-      validate_unique(entries, names[i], std::vector<std::shared_ptr<const PackedNames>>(entries.size()));
-    } catch (Error& error) {
-      throw error.in(containers[i].path)
-          .hint("it is stored both with and without the name of a wrapper: keep one of the two in the file");
-    }
-    for (std::size_t t = 0; t < entries.size(); ++t) containers[i].tensors[t].name = std::move(names[i][t]);
-  }
-  const auto add_note = [&](std::string note) {
-    if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
+    return rest.empty() ? name : rest;
   };
-  if (!wrappers.empty())
-    add_note("names of tensors are read without " + list_names(std::vector(wrappers.begin(), wrappers.end())));
-  if (extra_states > 0) add_note(fmt::format("left out {}, which is not a weight", kExtraState));
+  std::size_t extra_states = 0;
+  std::vector<std::string> old;
+  for (Container* file : containers) {
+    extra_states += std::erase_if(file->tensors, is_extra_state);
+    for (const TensorEntry& tensor : file->tensors) old.push_back(without_words(tensor.name));
+  }
+  const std::size_t tensors = old.size();
+  for (const std::string* name : further) old.push_back(without_words(*name));
+  const bool renames = reveals_model(std::span(old).first(tensors), model.rename, model.family);
+  std::vector<std::string> names = old;
+  if (renames)
+    for (std::string& name : names) name = model.rename(name);
+  take_out_words(names, wrappers);
+  if (!renames && wrappers.empty()) {
+    note_removed(wrappers, extra_states, notes);
+    return {};
+  }
+  OldNames old_names;
+  for (std::size_t i = 0; i < tensors && renames; ++i)
+    if (names[i] != old[i]) old_names.emplace(names[i], old[i]);
+  auto name = names.begin();
+  for (Container* file : containers) {
+    change_names(*file, {name, name + static_cast<std::ptrdiff_t>(file->tensors.size())});
+    name += static_cast<std::ptrdiff_t>(file->tensors.size());
+  }
+  for (std::string* one : further) *one = std::move(*name++);
+  note_removed(wrappers, extra_states, notes);
+  return old_names;
+}
+
+OldNames take_out_wrappers(std::span<Container> containers, const KnownModel& model, std::vector<std::string>& notes) {
+  std::vector<Container*> files;
+  for (Container& file : containers) files.push_back(&file);
+  return take_out_wrappers(files, model, notes);
 }
 
 std::string state_names_note(const StateNames& names) {

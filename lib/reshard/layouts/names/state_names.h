@@ -9,6 +9,7 @@
 #include "reshard/formats/common/container.h"
 #include "reshard/layouts/names/optimizer_entries.h"
 #include "reshard/layouts/names/packed_names.h"
+#include "reshard/layouts/names/renames.h"
 #include "reshard/specs/family/family.h"
 
 namespace reshard {
@@ -29,6 +30,7 @@ struct StateNames {
   std::vector<std::string> wrappers;  // the parts that were removed from names, sorted: "_orig_mod"
   bool fits = false;                  // some of the names belong to a known family
   OptimizerEntries optimizer;         // the optimizers' entries
+  OldNames old_names;                 // of entries that KnownModel::rename renamed
 
   /// Whether an entry that is not the model's belongs to an optimizer.
   bool is_of_optimizer(std::string_view entry) const;
@@ -40,6 +42,7 @@ struct StateNames {
 struct KnownModel {
   const Family* family = nullptr;  // the language model's family; null if unknown
   bool is_part = false;            // the model has other tensors next to those of the family
+  Rename rename{};                 // applied to the model's entries if it reveals the model (reveals_model)
 
   KnownModel(const Family* known, bool part = false) : family(known), is_part(part) {}
 };
@@ -60,11 +63,15 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
 std::string without_wrappers(std::string_view name, const StateNames& names);
 
 /// Removes wrappers from the tensor names in `containers`, the files of one state dict: "_orig_mod." anywhere,
-/// "module." if more names then belong to a known family, and prefixes such as "state_dict." before all names. Drops
-/// `_extra_state`, which TransformerEngine modules save with their weights. Adds a note on each to `notes`, unless
-/// `notes` already contains it.
+/// "module." if more names then belong to a known family, and prefixes such as "state_dict." before all names. Applies
+/// `model.rename` if it reveals the model. Drops `_extra_state`, which TransformerEngine modules save with their
+/// weights. Adds a note on removed words and on dropped tensors to `notes`.
+/// \param further  Names of tensors or modules outside of the files, such as those in metadata, which change likewise.
+/// \returns the old names of renamed tensors.
 /// \throws Error kBadInput, naming the tensor, if two tensors of a file would get the same name.
-void take_out_wrappers(std::span<Container> containers, std::vector<std::string>& notes);
+OldNames take_out_wrappers(std::span<Container* const> containers, const KnownModel& model,
+                           std::vector<std::string>& notes, std::span<std::string* const> further = {});
+OldNames take_out_wrappers(std::span<Container> containers, const KnownModel& model, std::vector<std::string>& notes);
 
 /// Returns a note that names are read without a prefix or wrappers; empty if they have none.
 std::string state_names_note(const StateNames& names);

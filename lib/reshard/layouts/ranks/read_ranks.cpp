@@ -18,6 +18,7 @@
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/config_model.h"
 #include "reshard/layouts/core/misfits.h"
+#include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/core/tied_tensors.h"
 #include "reshard/layouts/map/whole_map.h"
@@ -375,7 +376,10 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
   checkpoint.path = found.path;
   checkpoint.directory = found.directory;
   find_config(files, checkpoint, context.config);
-  ShardedCheckpoint shards = read_sharded_checkpoint(files, found);
+  LanguageModel described;
+  ShardedCheckpoint shards =
+      read_sharded_checkpoint(files, found, {}, nullptr, known_model(files, checkpoint, context, described));
+  checkpoint.old_names = std::move(shards.old_names);
   checkpoint.layout = &fitting_layout(files, shards);
   const RankFormat& format = *checkpoint.layout->ranks();
   checkpoint.format = shards.format;

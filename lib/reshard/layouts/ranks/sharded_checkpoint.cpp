@@ -327,12 +327,33 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
   }
 }
 
-/// Without metadata or a record, the model identifies the tensors by their names.
-void take_out_wrappers(ShardedCheckpoint& checkpoint) {
+/// Whether renamed parameters stay in the modules that specs refer to.
+bool keeps_modules(const std::vector<StageMetadata>& stages, const Rename& rename) {
+  for (const StageMetadata& stage : stages)
+    for (const ModuleSpecs& module : stage.modules) {
+      const std::string& name = module.module_fully_qualified_name;
+      for (const ParallelParameter& parameter : stage.parameters)
+        if (parameter.name.starts_with(name + ".") &&
+            rename(parameter.name) != rename(name) + parameter.name.substr(name.size()))
+          return false;
+    }
+  return true;
+}
+
+/// Removes wrappers from the names in files and metadata. Files with a record have the names that reshard wrote.
+void take_out_wrappers(KnownModel model, ShardedCheckpoint& checkpoint) {
+  if (checkpoint.record) return;
+  std::vector<Container*> files;
   for (std::vector<Container>& stage : checkpoint.files)
-    for (Container& file : stage) reshard::take_out_wrappers({&file, 1}, checkpoint.warnings);
-  for (ShardedCheckpoint::Copy& copy : checkpoint.copies)
-    reshard::take_out_wrappers({&copy.file, 1}, checkpoint.warnings);
+    for (Container& file : stage) files.push_back(&file);
+  for (ShardedCheckpoint::Copy& copy : checkpoint.copies) files.push_back(&copy.file);
+  std::vector<std::string*> names;
+  for (StageMetadata& stage : checkpoint.metadata) {
+    for (ParallelParameter& parameter : stage.parameters) names.push_back(&parameter.name);
+    for (ModuleSpecs& module : stage.modules) names.push_back(&module.module_fully_qualified_name);
+  }
+  if (model.rename != nullptr && !keeps_modules(checkpoint.metadata, model.rename)) model.rename = nullptr;
+  checkpoint.old_names = reshard::take_out_wrappers(files, model, checkpoint.warnings, names);
 }
 
 }  // namespace
@@ -343,7 +364,8 @@ fs::path metadata_path(const ShardedCheckpoint& checkpoint, std::uint32_t pp_ran
 }
 
 ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folder,
-                                          const std::optional<std::string>& adapter, AdapterMetadataReader* metadata) {
+                                          const std::optional<std::string>& adapter, AdapterMetadataReader* metadata,
+                                          KnownModel model) {
   const Listing listing = list_folder(files, folder);
   ShardedCheckpoint checkpoint;
   checkpoint.folder = folder;
@@ -366,7 +388,7 @@ ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folde
   read_all_files(files, listing, std::move(first_file), checkpoint);
   read_old_metadata(files, checkpoint);
   if (checkpoint.metadata.empty()) read_metadata_of_ranks(files, checkpoint);
-  if (checkpoint.metadata.empty() && !checkpoint.record) take_out_wrappers(checkpoint);
+  take_out_wrappers(std::move(model), checkpoint);
   checkpoint.other_stages = remove_other_stages(checkpoint);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
     const Container& of_stage = checkpoint.files[pp_rank].front();

@@ -11,6 +11,7 @@
 #include "reshard/layouts/map/partition.h"
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/layouts/map/tensor_map.h"
+#include "reshard/layouts/names/state_names.h"
 #include "reshard/specs/parallel/mesh.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 #include "reshard/specs/stages/stage_plan.h"
@@ -41,6 +42,7 @@ struct ShardedCheckpoint {
   bool allows_extra = false;                  // tensors that the model does not have are whole on every rank
   bool lacks_weights = false;                 // only the optimizer's files contain the weights; `files` have no bytes
   std::map<std::string, Dims> uncut;          // shapes in the files of tensors whose last rows are not read
+  OldNames old_names;                         // Checkpoint::old_names
   std::uint64_t other_stages = 0;             // tensors that were ignored (remove_other_stages), over all files
   std::vector<std::string> warnings;          // whole sentences
 };
@@ -51,11 +53,12 @@ std::filesystem::path metadata_path(const ShardedCheckpoint& checkpoint, std::ui
 /// Reads all headers and metadata and validates that every rank exists, that the ranks of a stage agree in names,
 /// shapes and dtypes, and that the metadata, if any, matches these files. With `adapter`, the shards belong to the
 /// adapter of that name, and the result contains only the adapter's metadata (adapter_metadata), read by `metadata` if
-/// that is not null.
+/// that is not null. Removes wrappers from the names in files and metadata, except in files that record their ranks.
+/// \param model  See take_out_wrappers.
 /// \throws Error kBadInput; kUnsupported for expert-parallel ranks whose metadata does not define the distribution of
 /// experts, and for adapters that are read as a model.
 ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folder,
                                           const std::optional<std::string>& adapter = {},
-                                          AdapterMetadataReader* metadata = nullptr);
+                                          AdapterMetadataReader* metadata = nullptr, KnownModel model = {nullptr});
 
 }  // namespace reshard

@@ -21,6 +21,12 @@ Pattern parse(const std::string& parameter, const std::string& text) {
 NamePattern::NamePattern(const std::string& parameter, const std::string& text)
     : text_(text), pattern_(parse(parameter, text)) {}
 
+std::string renamed(const NameRules& rules, std::string name) {
+  for (const auto& [pattern, replacement] : rules.renames)
+    if (pattern.matches(name)) name = pattern.replace(name, replacement);
+  return name;
+}
+
 std::pair<NamePattern, std::string> parse_rename(const std::string& parameter, const std::string& text) {
   const std::size_t equals = text.rfind('=');
   if (equals == std::string::npos || equals == 0)

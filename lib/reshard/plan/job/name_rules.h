@@ -36,6 +36,9 @@ struct NameRules {
   bool empty() const { return renames.empty() && drop.empty() && keep.empty(); }
 };
 
+/// Returns `name` after all renames of `rules`.
+std::string renamed(const NameRules& rules, std::string name);
+
 /// Parses "REGEX=REPLACEMENT", split at the last "=".
 /// \throws Error kUsage.
 std::pair<NamePattern, std::string> parse_rename(const std::string& parameter, const std::string& text);

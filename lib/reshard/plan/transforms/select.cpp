@@ -16,14 +16,39 @@
 namespace reshard {
 namespace {
 
-void note_useless_rules(Draft& draft, const NameRules& rules) {
+/// Returns the names that patterns apply to: those in the source, also of tensors that were renamed while it was read.
+std::vector<std::string> names_in_source(const Draft& draft) {
+  std::vector<std::string> names = draft.old_names;
+  for (std::string& name : names)
+    if (const auto old = draft.source.old_names.find(name); old != draft.source.old_names.end()) name = old->second;
+  return names;
+}
+
+void note_useless_rules(Draft& draft, const NameRules& rules, const std::vector<std::string>& names) {
   const auto check = [&](const char* parameter, const NamePattern& pattern) {
-    const std::vector<std::string>& names = draft.old_names;
     if (std::none_of(names.begin(), names.end(), [&](const std::string& name) { return pattern.matches(name); }))
       draft.note(fmt::format("{} {} matches no tensor", parameter, printable(pattern.text())));
   };
   for (const NamePattern& pattern : rules.drop) check("`drop`", pattern);
   for (const NamePattern& pattern : rules.keep) check("`keep`", pattern);
+}
+
+void note_useless_renames(Draft& draft, const NameRules& rules, const std::vector<bool>& matched) {
+  for (std::size_t r = 0; r < matched.size(); ++r)
+    if (!matched[r]) draft.note(fmt::format("`rename` {} matches no tensor", printable(rules.renames[r].first.text())));
+}
+
+/// Notes the renames that had no effect while the source was read.
+void note_useless_renames(Draft& draft, const NameRules& rules, std::vector<std::string> names) {
+  std::vector<bool> matched(rules.renames.size());
+  for (std::string& name : names)
+    for (std::size_t r = 0; r < matched.size(); ++r) {
+      const auto& [pattern, replacement] = rules.renames[r];
+      if (!pattern.matches(name)) continue;
+      matched[r] = true;
+      name = pattern.replace(name, replacement);
+    }
+  note_useless_renames(draft, rules, matched);
 }
 
 /// A dropped tensor yields its name to a renamed one.
@@ -56,8 +81,7 @@ void rename(Draft& draft, const NameRules& rules, const std::vector<bool>& dropp
     if (map.logical[i].constant() || !dropped[i]) continue;
     while (!old_names.emplace(new_names[i], draft.old_names[i]).second) new_names[i] += " (left out)";
   }
-  for (std::size_t r = 0; r < matched.size(); ++r)
-    if (!matched[r]) draft.note(fmt::format("`rename` {} matches no tensor", printable(rules.renames[r].first.text())));
+  note_useless_renames(draft, rules, matched);
   map.rename_logical(new_names);
 }
 
@@ -95,10 +119,14 @@ bool is_dropped(const NameRules& rules, const std::string& name) {
 void select(Draft& draft, const NameRules& rules) {
   const SourceMap& map = draft.source.map;
   for (const LogicalTensor& tensor : map.logical) draft.old_names.push_back(tensor.name);
-  note_useless_rules(draft, rules);
+  const std::vector<std::string> in_source = names_in_source(draft);
+  note_useless_rules(draft, rules, in_source);
   std::vector<bool> dropped;
-  for (const std::string& name : draft.old_names) dropped.push_back(is_dropped(rules, name));
-  rename(draft, rules, dropped);
+  for (const std::string& name : in_source) dropped.push_back(is_dropped(rules, name));
+  if (draft.source.old_names.empty())
+    rename(draft, rules, dropped);
+  else
+    note_useless_renames(draft, rules, in_source);
   std::size_t renamed = 0;
   for (std::size_t i = 0; i < map.logical.size(); ++i) {
     const LogicalTensor& tensor = map.logical[i];
@@ -107,7 +135,7 @@ void select(Draft& draft, const NameRules& rules) {
       draft.dropped.push_back(tensor.name);
     else
       draft.wanted.emplace_back(tensor).computed = nullptr;
-    if (!dropped[i] && tensor.name != draft.old_names[i]) ++renamed;
+    if (!dropped[i] && tensor.name != in_source[i]) ++renamed;
   }
   if (draft.wanted.empty()) throw Error(ErrorKind::kUsage, "`drop` and `keep` leave no tensor");
   if (renamed > 0) draft.transforms.push_back({Applied::Transform::kRename, renamed});
